@@ -1,4 +1,4 @@
-"""AE-DPFL: clients vote on public inputs, the server learns from the noised answers."""
+"""AE-DPFL: clients vote on public inputs, the server trains on the noised labels."""
 
 from typing import Annotated, Any, NamedTuple
 
@@ -24,18 +24,18 @@ from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Aggregator, bound_of
 from fedjax_dp.server.mean import scaled_sum
 
-# Public inputs that a client classifies at once; it bounds memory alone.
+# Public inputs that a client classifies at once; affects memory only.
 _BLOCK = 256
 UNANSWERED = -1
 
 
 class ServerState(NamedTuple):
-    """The models, and the answers so far.
+    """The models, and the labels so far.
 
     Attributes:
       params: the server's model.
       start: the initial model of every client's training.
-      labels: the answer to each public input, `[queries]`, int32; -1 where there is none.
+      labels: the label of each public input, `[queries]`, int32; -1 if unlabelled.
     """
 
     params: PyTree
@@ -57,10 +57,10 @@ def ae_dpfl(
 ) -> FederatedAlgorithm:
     """Declares AE-DPFL: agents vote with their own classifiers on unlabelled public data.
 
-    A round is about the next block of public inputs. Every client of the cohort trains from the
+    A round labels the next block of public inputs. Every client of the cohort trains from the
     common start, votes for a class of each input, and sends its one-hot votes; their noised sum
     gives the labels. The server then trains further on all labelled inputs. No model leaves a
-    client, so that neither the size of the model nor clipping matters.
+    client, so neither the model's size nor clipping matters.
 
     Guarantee: that of the aggregator. A client's votes of a round are one vector whose L2 norm is
     scaled to the aggregator's bound: Gaussian noise of `noise_multiplier` z is noise of z·√queries
@@ -76,10 +76,10 @@ def ae_dpfl(
       public_x: public inputs without labels, `[queries, ...]`, from the distribution of the task.
       num_rounds: the number of rounds that share the queries.
       server_learning_rate: step size of the server's SGD.
-      server_batch_size: public examples a step; a run may take fewer, not more.
-      server_epochs: passes over the answered inputs in a round.
-      aggregator: sums the votes, such as `gaussian_mean` with any clip norm; an exact sum if not
-        given.
+      server_batch_size: public examples a step; a run may use fewer, not more.
+      server_epochs: passes over the labelled inputs in a round.
+      aggregator: sums the votes, such as `gaussian_mean` with any clip norm; an exact sum by
+        default.
 
     Returns:
       The algorithm. An input whose classes all have the same count stays unlabelled.
@@ -125,9 +125,9 @@ def ae_dpfl(
         scale = scale_of(aggregator, votes_shape, hyper.aggregator)
         queries, is_query = queries_of(client.round)
         votes = votes_of(result.params, queries) * is_query[:, None] * (client.size > 0)
-        # Votes of a model that is not finite are finite, and the engine must see that it is not.
+        # Votes of a model that is not finite are finite, so the engine could not notice it.
         votes = jnp.where(trees.is_finite(result.params), scale * votes, jnp.nan)
-        # The norm of the votes, which are clipped; the update is not sent.
+        # The norm of the votes, which are what is clipped; the update is not sent.
         metrics = result.metrics._replace(update_norm=trees.l2_norm(votes), form=None)
         return ClientOutput(votes, result.weight, own, metrics)
 
@@ -187,6 +187,6 @@ def _voter(model: Model, x: jax.Array, block: int, num_classes: int):
 
 
 def scale_of(aggregator: Aggregator | None, votes: PyTree, numbers: Any) -> Any:
-    """Finds the size of a vote for which a round's votes have the norm of a given bound."""
+    """Finds the size of a vote for which a round's votes have the norm of the bound."""
     bound = 1.0 if aggregator is None else bound_of(aggregator, votes, numbers)
     return bound / votes.shape[0] ** 0.5

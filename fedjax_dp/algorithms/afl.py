@@ -25,9 +25,9 @@ def afl(
 
     In each round clients send their loss at the model that they received, and train it; the server
     moves λ along the losses, projects it onto the simplex, and averages updates by the new λ. It is
-    made for full participation: λ of an absent client does not rise.
+    meant for full participation: λ of an absent client does not rise.
 
-    Guarantee: none. Weights follow exact losses, so that private training is refused.
+    Guarantee: none. Weights depend on exact losses, so private training is refused.
 
     Args:
       model: what is trained.
@@ -43,10 +43,10 @@ def afl(
       ValueError: for a private trainer, or a number out of its range.
 
     Source: Mohri, Sivek, Suresh 2019, "Agnostic Federated Learning", algorithm 1, with local
-    training in place of one gradient, the last model in place of the mean of all, and the order of
-    the authors of PropFair: λ is moved before it is used.
+    training in place of one gradient, the last model in place of the mean of all, and, as in
+    PropFair's code, λ updated before it is used.
     """
-    trainer.require_open("clients are weighted by exact losses, whose release no noise covers")
+    trainer.require_open("clients are weighted by exact losses, which no noise covers")
     algorithm: Any = fedavg(
         model,
         trainer,

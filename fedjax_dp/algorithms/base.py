@@ -21,7 +21,7 @@ from fedjax_dp.server.base import Aggregator
 
 
 class Hyper(NamedTuple):
-    """All numbers of a run that fix no shape: an argument of each round, so that they can be swept.
+    """All numbers of a run that fix no shape, an argument of each round, so they can be swept.
 
     Attributes:
       local: the numbers of local training, scalars or `[num_clients]`; scalars for one client.
@@ -50,8 +50,8 @@ class Round:
     """The place of a round in a run.
 
     Attributes:
-      index: rounds done before it, int32.
-      stage: its stage, int32; 0 where there is one stage.
+      index: rounds completed before it, int32.
+      stage: its stage, int32; 0 if there is only one.
     """
 
     index: jax.Array
@@ -63,9 +63,9 @@ class ClientOutput(NamedTuple):
 
     Attributes:
       update: what the client sends; the aggregator reads it.
-      weight: the client's weight, float32; not negative.
-      state: the client's state for its next round; what `ClientState` declares.
-      training: metrics of local training, or None where nothing is trained.
+      weight: the client's weight, float32, at least 0.
+      state: the client's state for its next round, as `ClientState` declares it.
+      training: metrics of local training, or None if nothing is trained.
       info: further metrics by name, scalars or arrays; exact, not private. Means over the cohort
         are reported, without clients of weight 0.
     """
@@ -89,15 +89,15 @@ class ClientOutput(NamedTuple):
 
 
 class SharedModel(NamedTuple):
-    """The place of the model for the whole population in a state.
+    """The location of the shared model in a state.
 
     Attributes:
       read: `(state) -> params`.
-      write: `(state, params) -> state` with another model in its place.
+      write: `(state, params) -> state` with another model.
       is_start: whether the next round starts from it; wrappers that extrapolate refuse an average
         over rounds.
-      is_whole: whether it can be used as it is. It cannot where a part of it stays with clients and
-        its counterpart at the server is never trained.
+      is_whole: whether it is usable by itself; not if a part of it stays with clients and its
+        counterpart at the server is never trained.
     """
 
     read: Callable[[PyTree], PyTree]
@@ -116,18 +116,18 @@ def field(name: str, *, is_whole: bool = True) -> SharedModel:
 
 
 class PersonalModel(Protocol):
-    """The model that one client would use."""
+    """The model of one client."""
 
     def __call__(self, server: PyTree, own: PyTree, client: Any) -> PyTree:
-        """Reads it; `Sparse` where the client's mask decides which weights it has."""
+        """Reads it; `Sparse` if the client's mask determines which weights it has."""
 
 
 class Views(NamedTuple):
     """The models that an algorithm trains, as evaluation and export read them.
 
     Attributes:
-      shared: the model for the whole population; None where there is none.
-      personal: the model of one client; None where it is the shared one.
+      shared: the model for the whole population; None if absent.
+      personal: the model of one client; None if it is the shared one.
     """
 
     shared: SharedModel | None = None
@@ -141,7 +141,7 @@ class Recipient:
     Attributes:
       index: the client's index in the population, int32.
       size: its number of records, int32; taken as public.
-      round: rounds done before this one, int32.
+      round: rounds completed before this one, int32.
       stage: the stage of the round, int32.
       known: the part of the client's state that the server has from its uploads, as
         `ClientState.known` declares; None for nothing.
@@ -155,11 +155,11 @@ class Recipient:
 
 
 class Iterate(NamedTuple):
-    """The place of the point that a round maps to its next, in a client's state.
+    """The location, in a client's state, of the point that a round maps to its next.
 
     Attributes:
       read: `(state) -> point`.
-      write: `(state, point) -> state` with another point in its place.
+      write: `(state, point) -> state` with another point.
       weigh: `(sizes) -> weights` of the clients in the mean of a round and in the norm of their
         points, on the host, both `[num_clients]`.
     """
@@ -183,7 +183,7 @@ class Finish(NamedTuple):
 
 
 class FinishForAll(Finish):
-    """The same for every client of the population, also for those that did not participate."""
+    """The same for every client of the population, including absent ones."""
 
     __slots__ = ()
 
@@ -193,10 +193,9 @@ class ClientState(NamedTuple):
 
     Attributes:
       init: `(server) -> own`, one client's state before its first round.
-      finish: what changes in it at the end of a round, `Finish` or `FinishForAll`; None for
-        nothing.
-      iterate: where in it the point is that a round maps to its next, for wrappers that
-        extrapolate the points of all clients; None where there is none.
+      finish: its change at the end of a round, `Finish` or `FinishForAll`; None for nothing.
+      iterate: the location in it of the point that a round maps to its next, for wrappers that
+        extrapolate the points of all clients; None if absent.
       known: `(own) -> part`, the part that the server has from the client's uploads, which
         `FederatedAlgorithm.broadcast` may read; None for nothing.
     """
@@ -208,7 +207,7 @@ class ClientState(NamedTuple):
 
 
 class ClientStates(Protocol):
-    """The states of all clients, as work on the host reads them: NumPy arrays, wherever stored."""
+    """The states of all clients for work on the host: NumPy arrays, wherever they are stored."""
 
     def of_all(self, select: Callable[[PyTree], PyTree]) -> PyTree:
         """Reads a part `(own) -> part` of every client's state, `[num_clients, ...]`."""
@@ -227,15 +226,15 @@ class HostStep(NamedTuple):
     returns and every checkpoint includes it.
 
     Attributes:
-      after: how many rounds are done when it runs, at least 1.
+      after: the number of completed rounds when it runs, at least 1.
       step: `(server, clients, hyper, key) -> server` on NumPy arrays, of unchanged structure,
-        shapes and types, and a function of its arguments alone; the key is used for nothing else.
-        What it reads must be private already: no event is charged.
+        shapes and types, and a function of its arguments alone; the key is used nowhere else.
+        Everything that it reads must be private already: no event is charged.
       reads_clients: whether it gets the clients' states, as `ClientStates`, which are private for
-        records where training is, and never private for clients; `clients` is None where not.
-      score: `(own, validation) -> scalar`, compiled, how good a client's state, its own or
-        another's, is on the second split of a client's data, for `ClientStates.scores`. It is
-        exact, and refused where privacy is claimed for records. None where it is not used.
+        records if training is, and never private for clients; else `clients` is None.
+      score: `(own, validation) -> scalar`, compiled, the quality of a client's state, its own or
+        another's, on the second split of a client's data, for `ClientStates.scores`. It is exact,
+        and refused if privacy is claimed for records. None if unused.
     """
 
     after: int
@@ -268,7 +267,7 @@ class Stages(NamedTuple):
 
 
 class Training(NamedTuple):
-    """What a declaration takes over from local training; `training_of` makes it.
+    """The part of a declaration that local training determines, made by `training_of`.
 
     Attributes:
       config: the numbers of local training that a run starts with.
@@ -298,7 +297,7 @@ class Numbers(NamedTuple):
       ranges: of these numbers, see `core.ranges`.
       check: `(values, prefix)` raises a ValueError for numbers that are in their ranges and do not
         fit together; the prefix comes before a number's name.
-      num_clients: the population that they were chosen for; None where they serve any.
+      num_clients: the population that they were chosen for; None for any.
     """
 
     values: Mapping[str, Any] = {}
@@ -312,10 +311,10 @@ class Needs(NamedTuple):
 
     Attributes:
       steps: the local steps it can use: "any"; "plain", those of SGD without momentum; "moving",
-        plain ones at learning rates above 0; or "none", where there are no local steps.
+        plain ones at learning rates above 0; or "none", without local steps.
       transforms: declarations of the update transforms that it adds at the clients.
-      option_for_bound: the option that must be given where no aggregator bounds an update; empty
-        for none.
+      option_for_bound: the option that is required if no aggregator bounds an update; empty for
+        none.
     """
 
     steps: Literal["any", "plain", "moving", "none"] = "any"
@@ -324,14 +323,14 @@ class Needs(NamedTuple):
 
 
 class Init(Protocol):
-    """Makes the server's state: models, optimiser states, whatever the server needs."""
+    """Makes the server's state: models, optimiser states, anything else that the server needs."""
 
     def __call__(self, key: PRNGKey) -> PyTree:
         """Makes the server's state."""
 
 
 class Broadcast(Protocol):
-    """What the server sends one client."""
+    """The server's message to one client."""
 
     def __call__(self, server: PyTree, client: Recipient) -> PyTree:
         """Makes the message: arrays, or parts of them in the forms of `core.messages`."""
@@ -343,10 +342,10 @@ class ClientRound(Protocol):
     def __call__(
         self, message: PyTree, own: PyTree, client: Any, hyper: Hyper, key: PRNGKey
     ) -> ClientOutput:
-        """Runs it; `own` is the client's state, None where there is none.
+        """Runs it; `own` is the client's state, or None.
 
-        Where privacy is claimed for records, `client` is a `PublicClient`, which a trainer and a
-        choice can open and the algorithm cannot; a `ClientData` elsewhere.
+        If privacy is claimed for records, `client` is a `PublicClient`, whose records a trainer and
+        a choice can read and the algorithm cannot; else a `ClientData`.
         """
 
 
@@ -366,15 +365,15 @@ class FederatedAlgorithm(NamedTuple):
       name: the algorithm's name in reports.
       init: makes the server's state.
       broadcast: makes the message to one client.
-      client: one client's round. It sees the message, as `core.messages.received` gives it, and
+      client: one client's round. It sees the message, as `core.messages.received` returns it, and
         nothing else of the server.
-      aggregator: how the cohort's updates become one aggregate.
+      aggregator: combines the cohort's updates into one aggregate.
       server_step: the server's step along it.
       training: numbers, steps and claim of local training.
       numbers: the algorithm's own numbers.
       views: the models that it trains.
       client_state: the clients' state between rounds; None for nothing.
-      stages: the kinds of round, where there are several.
+      stages: the kinds of round, if there are several.
     """
 
     name: str
@@ -421,7 +420,7 @@ class FederatedAlgorithm(NamedTuple):
         )
 
     def with_hyper(self, hyper: Hyper) -> "FederatedAlgorithm":
-        """Starts from other numbers, which are checked when the algorithm is bound to data.
+        """Replaces the initial numbers, which are checked when the algorithm is bound to data.
 
         Args:
           hyper: numbers of the same names.
@@ -459,7 +458,7 @@ class FederatedAlgorithm(NamedTuple):
         Args:
           values: by name.
           ranges_: of these numbers.
-          check: in place of `Numbers.check` if given.
+          check: replaces `Numbers.check` if given.
 
         Returns:
           The algorithm; the numbers are checked.
@@ -482,7 +481,7 @@ class FederatedAlgorithm(NamedTuple):
 
         Args:
           hyper: the numbers of a run.
-          num_clients: the population that algorithm and arrays must match, where it is known.
+          num_clients: the population that algorithm and arrays must match, if known.
 
         Raises:
           ValueError: naming the number, its range and its value.
@@ -507,15 +506,15 @@ def training_of(
     sends_models: bool = True,
     reads_validation: bool = False,
 ) -> Training:
-    """Takes over what local training declares.
+    """Collects what local training declares.
 
     Args:
       trainer: local training.
-      num_steps: `(size, config) -> steps` of a client; the trainer's if not given.
-      record: the claim for records, where a round is more than one run of the trainer; its
-        own claim if not given.
-      sent: which parameters leave the client, a tree of bools; all if not given.
-      sends_models: whether an update is one of a model, so that noise on it moves parameters.
+      num_steps: `(size, config) -> steps` of a client; the trainer's by default.
+      record: the claim for records, if a round is more than one run of the trainer; the trainer's
+        own by default.
+      sent: which parameters leave the client, a tree of bools; all by default.
+      sends_models: whether an update is that of a model, so that noise on it moves parameters.
       reads_validation: whether clients read a second split of their data in a round.
 
     Returns:

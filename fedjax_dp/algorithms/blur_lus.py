@@ -55,14 +55,14 @@ def blur_lus(
       trainer: local training; with plain SGD `strength` times the learning rate must be below 1.
       strength: λ of BLUR.
       sparsity: c of LUS, the share of each layer's entries to drop.
-      radius: S of BLUR; the aggregator's own bound on an update if not given, at the start of the
-        run where that bound adapts.
+      radius: S of BLUR; by default the aggregator's bound on an update, at the start of the run if
+        that bound adapts.
       score: the order in which LUS drops entries, see `sparsify`; "cost", which reads records
         without noise, is refused with a private trainer.
       server: the algorithm of the server's step, "fedavg", "fedavgm", "fedadam", "fedyogi" or
         "fedadagrad".
       server_options: options of that algorithm, such as its learning rate.
-      aggregator: how updates are combined; `gaussian_mean` makes this the paper's algorithm.
+      aggregator: combines updates; `gaussian_mean` makes this the paper's algorithm.
 
     Returns:
       The algorithm.
@@ -82,7 +82,7 @@ def blur_lus(
     base = SERVERS[server](model, trainer, aggregator=aggregator, **server_options)
     if strength and radius is None:
         bounds = aggregator is not None and isinstance(aggregator.claim, ClientClaim)
-        checks.require(bounds, "radius", "be given where no aggregator bounds an update", radius)
+        checks.require(bounds, "radius", "be given if no aggregator bounds an update", radius)
     numbers = {"strength": strength} | ({} if radius is None else {"radius": radius})
 
     def client(message, own, client, hyper, key):
@@ -102,7 +102,7 @@ def blur_lus(
 
 
 def needs_of_blur_lus(options: Mapping[str, Any]) -> Needs:
-    """Declares the transform of LUS, and the radius where no aggregator has a bound."""
+    """Declares the transform of LUS, and the radius if no aggregator has a bound."""
     transform = declared_sparsification(options["sparsity"], options["score"])
     needs_radius = options["strength"] and options["radius"] is None
     return Needs(transforms=(transform,), option_for_bound="radius" if needs_radius else "")

@@ -20,7 +20,7 @@ def pool(data: FederatedData) -> FederatedData:
 
     Returns:
       A store of one client that owns every example; the arrays are not copied. Under record-level
-      privacy the unit stays a record, and the one budget is that of the pool.
+      privacy the unit is still a record, and the pool has one budget.
     """
     return FederatedData(data.examples, np.array([0, data.num_examples]), ("all",))
 

@@ -44,16 +44,16 @@ def ditto(
     server_learning_rate: Positive = 1.0,
     aggregator: Aggregator | None = None,
 ) -> FederatedAlgorithm:
-    """Declares Ditto: FedAvg, where a client also minimises `f_k(v) + strength/2 ‖v − θ‖²`.
+    """Declares Ditto: FedAvg whose clients also minimise `f_k(v) + strength/2 ‖v − θ‖²`.
 
-    θ is the model that the client received in this round, so that nothing of its personal model v
-    is sent. At strength 0 that is trained locally; as strength grows it becomes the shared one, but
-    plain SGD diverges where the learning rate times the strength is above 2. A personal model that
-    is not finite is reset to that of before the round.
+    θ is the model received in this round, so nothing of the personal model v is sent. At strength
+    0, v is trained locally; as strength grows it becomes the shared model, but plain SGD diverges
+    if the learning rate times the strength is above 2. A personal model that is not finite is reset
+    to the one before the round.
 
-    Guarantee: to records that of the trainer, twice a round: both trainings read the data. That of
-    the aggregator to clients covers the shared model; the personal one stays with its client, and
-    is not covered.
+    Guarantee: for records that of the trainer, twice a round, since both trainings read the data.
+    That of the aggregator for clients covers the shared model; the personal one stays with its
+    client, and is not covered.
 
     Args:
       model: what is trained.
@@ -63,21 +63,21 @@ def ditto(
         steps on one batch, as the authors' code does. Since θ is fixed, the order of the steps
         itself changes nothing. Private training must be sequential: two gradients of one batch
         would have to be analysed together.
-      personal_epochs: passes over the data for the personal model, at least 0; as many steps as
-        for the shared one if not given.
-      personal_learning_rate: at least 0; that of the shared one if not given.
+      personal_epochs: passes over the data for the personal model, at least 0; by default as many
+        steps as for the shared one.
+      personal_learning_rate: at least 0; that of the shared one by default.
       strengths: values of λ, in place of `strength`, from which a client chooses in each round by
         the accuracy on its validation data, the first of equal ones. The choice is exact, so
-        that private training is refused.
+        private training is refused.
       server_learning_rate: the server's step size.
-      aggregator: how deltas are combined; the mean weighted by client size where it is None.
+      aggregator: combines deltas; the mean weighted by client size if None.
 
     Returns:
       The algorithm; a client's state is its own model.
 
     Raises:
       ValueError: for a number out of its range; interleaved or chosen strengths with a private
-        trainer; a choice of strengths by a model that has no accuracy.
+        trainer; a choice of strengths for a model without accuracy.
 
     Source: Li and others 2021 (Ditto), algorithm 1; `personalization` section 2.
     """

@@ -13,7 +13,7 @@ from fedjax_dp.server.base import Aggregator
 def dp_fedavg(model: Model, trainer: LocalTrainer, *, aggregator: Aggregator) -> FederatedAlgorithm:
     """Declares DP-FedAvg: clipped deltas, noise on their sum, a public divisor.
 
-    With a private trainer both units are protected at once, and both are accounted.
+    With a private trainer both units are protected and accounted.
 
     Guarantee: that of the aggregator, with one client as the unit. Of `gaussian_mean`: L2
     sensitivity of the sum is its clip norm under zero-out, the number of clients being public;
@@ -33,6 +33,6 @@ def dp_fedavg(model: Model, trainer: LocalTrainer, *, aggregator: Aggregator) ->
 
     Source: McMahan and others 2018, algorithm 1; `user_level_dp` section 2.
     """
-    rule = "bound and noise what clients contribute, as gaussian_mean does"
+    rule = "bound contributions and add noise, as gaussian_mean does"
     checks.require(aggregator.claim is not None, "aggregator", rule, "one that does not")
     return fedavg(model, trainer, aggregator=aggregator, name="dp_fedavg")

@@ -22,7 +22,7 @@ def dp_sgd(
     weight_of: Callable[[ClientData, LocalConfig], jax.Array] | None = None,
     **options: Any,
 ) -> FederatedAlgorithm:
-    """Declares FedAvg whose clients run DP-SGD, each to its own budget.
+    """Declares FedAvg whose clients run DP-SGD, each within its own budget.
 
     The server is not trusted: the noise is in every local step, so that an update is private before
     it leaves the client, and averaging is post-processing. Client sizes, by which the mean is
@@ -34,8 +34,8 @@ def dp_sgd(
     Args:
       model: what is trained.
       trainer: a private trainer, such as `dp_sgd_trainer` builds.
-      weight_of: `(client, config) -> weight`, at least 0, of a client that has examples, in place
-        of its size.
+      weight_of: `(client, config) -> weight`, at least 0, of a client with examples, instead of its
+        size.
       **options: further options of `fedavg`.
 
     Returns:
@@ -46,7 +46,7 @@ def dp_sgd(
 
     Source: Abadi and others 2016, algorithm 1; `heterogeneous_dp` section 2.
     """
-    trainer.private_claim()  # Refuses one that claims nothing.
+    trainer.private_claim()  # Refuses a trainer that is not private.
     algorithm = fedavg(model, trainer, name="dp_sgd", **options)
     if weight_of is None:
         return algorithm

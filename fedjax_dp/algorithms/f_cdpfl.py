@@ -1,4 +1,4 @@
-"""f-CDPFL: IFCA with DP-SGD at the clients, which choose their cluster by their own data."""
+"""f-CDPFL: IFCA with DP-SGD at the clients, which choose their cluster on their own data."""
 
 from typing import Literal, NamedTuple
 
@@ -56,7 +56,7 @@ def f_cdpfl(
 
     Clients choose among the server's models by their own training data, train the chosen one by
     DP-SGD, and each model moves by the mean of its clients' updates. Private choices are made in
-    the first rounds only, after which clients keep their model; exact ones in every round.
+    the first rounds only, after which each client's model is fixed; exact ones in every round.
 
     Guarantee: unit of privacy is one record of one client; training and private choices are
     composed jointly. With `selection="exact"` the choices are not covered, and the declaration says
@@ -69,8 +69,8 @@ def f_cdpfl(
       num_models: number of clusters (M), at least 1.
       selection: "private" by the exponential mechanism, or "exact" by loss.
       selection_epsilon: ε of one private choice, above 0; the authors take 0.03 of the total.
-      num_selections: rounds with a choice; if not given ⌊E/10⌋, or all if choices are exact.
-      score: what a private choice is made by, "accuracy" or "loss".
+      num_selections: rounds with a choice; by default ⌊E/10⌋, or all if choices are exact.
+      score: the criterion of a private choice, "accuracy" or "loss".
       loss_bound: the largest loss of one example that counts.
       is_weighted: weight clients by their number of examples within a cluster.
       is_identical_start: start from one model for all clusters, so that the first choices are
@@ -85,7 +85,7 @@ def f_cdpfl(
     Source: Ghosh and others 2020, algorithm 1; f-CDPFL of "Mitigating Disparate Impact of
       Differential Privacy in Federated Learning through Robust Clustering".
     """
-    trainer.private_claim()  # Refuses one that claims nothing.
+    trainer.private_claim()  # Refuses a trainer that is not private.
     choice = make_choice(model, selection, score)
     is_exact = choice.event is None
     if num_selections is None:
@@ -104,13 +104,13 @@ def f_cdpfl(
         return jnp.where(is_choosing, _SELECT, _FROZEN).astype(jnp.int32)
 
     def broadcast(server, client):
-        """Sends all models where clients choose; elsewhere the one that the client chose last."""
+        """Sends all models if clients choose; else the one that the client chose last."""
         is_choosing = client.stage == _SELECT
         return Choices(server.models, jnp.int32(num_models), is_choosing, client.known)
 
     def client(message, own, client, hyper, key):
         own_key = fold(key, Purpose.SELECTION)
-        # All clients are at the same stage, so that vmapped ones skip a choice that is not made.
+        # All clients are at the same stage, so the choice is skipped under vmap too.
         chosen = jax.lax.cond(
             client.stage == _SELECT,
             lambda: choice.of(own_key, message.offered(), client, is_offered, hyper.algorithm),

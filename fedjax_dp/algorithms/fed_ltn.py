@@ -1,4 +1,4 @@
-"""FedLTN: tickets by pruning after training, batch norm kept local, a server with momentum."""
+"""FedLTN: tickets by pruning after training, local batch norm, a server with momentum."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ RANGES = {
 
 
 class Pruning(NamedTuple):
-    """The options of `fed_ltn`, which `jump_start` has too."""
+    """The options that `fed_ltn` and `jump_start` share."""
 
     prune_rate: Any
     target: Any
@@ -70,7 +70,7 @@ class Pruning(NamedTuple):
 
 
 def check_momentum(options: Mapping[str, Any], prefix: str) -> None:
-    """Requires momentum under which the server converges while tickets stay the same."""
+    """Requires momentum with which the server converges under constant tickets."""
     mixing, momentum = options["mixing"], options["momentum"]
     if any(isinstance(x, jax.core.Tracer) for x in (mixing, momentum)):
         return
@@ -100,9 +100,9 @@ class ServerState(NamedTuple):
     """The shared model and its last step.
 
     Attributes:
-      params: the model's parameters; of the local ones, those that clients start with.
-      change: Δ, minus the last step of what is shared, or that step where it brakes.
-      start: the parameters that tickets are rewound to; None where they are not.
+      params: the model's parameters; for local ones, their initial values.
+      change: Δ, minus the last step of shared parameters, or that step if it brakes.
+      start: the parameters that tickets are rewound to; None without rewinding.
     """
 
     params: PyTree
@@ -118,7 +118,7 @@ class Own(NamedTuple):
 
 
 class Ticket(NamedTuple):
-    """The end of a client's update; `accuracy` is the one that decided whether to prune."""
+    """The result of a client's update; `accuracy` determined whether to prune."""
 
     params: PyTree
     mask: PyTree
@@ -128,13 +128,13 @@ class Ticket(NamedTuple):
 
 @dataclass(frozen=True)
 class Scheme:
-    """The work of a client, in FedLTN and in the first stage of Jump-Start.
+    """A client's work in FedLTN and in the first stage of Jump-Start.
 
     Attributes:
       model: what is trained.
       trainer: local training.
       options: those of `fed_ltn`.
-      home: which parameters stay with the client.
+      home: which parameters are local.
       weights: shapes of the weights that may be pruned.
       is_weight: which parameters are not buffers.
     """
@@ -168,7 +168,7 @@ class Scheme:
     ) -> Ticket:
         """Trains from `params`, prunes if that is due, and trains the rest again.
 
-        `start` is the shared part of what tickets are rewound to, None where they are not.
+        `start` is the shared part of the parameters that tickets are rewound to, or None.
         """
         mask, strength = masks.unpacked(own.mask, self.weights), hyper.algorithm["strength"]
         squared = self.options.distance == "squared"
@@ -178,7 +178,7 @@ class Scheme:
         rewound = None if start is None else self.home.joined(start, params)
 
         def pruned(params):
-            """Prunes if due, and rewinds what is left."""
+            """Prunes if due, and rewinds the remaining weights."""
             assert client.validation is not None  # Held by `reads_validation`.
             accuracy = accuracy_of(self.model, params, client.validation)
             left = self._pruned(params, mask, client, accuracy, hyper, target)
@@ -214,7 +214,7 @@ class Scheme:
         )
 
     def output(self, found: Ticket, client: ClientData) -> ClientOutput:
-        """Sends a ticket but for what stays with the client."""
+        """Sends a ticket except its local parameters."""
         own = Own(masks.packed(found.mask), self.home.own(found.params))
         info = {"pruned_share": pruned_share(found.mask), "validation_accuracy": found.accuracy}
         update = Sparse(self.home.sent(found.params), self.home.sent(found.mask))
@@ -243,37 +243,38 @@ def fed_ltn(
 ) -> FederatedAlgorithm:
     """Declares FedLTN.
 
-    A client trains its ticket with a pull back to its start. If it is then accurate enough on its
-    validation data it prunes the smallest weights and trains the rest once more. It sends the
-    ticket without batch norm, which stays local. The server mixes the mean of tickets with a
-    look-ahead: `θ ← τ a + (1 − τ)(θ − λ Δ)`, `Δ ← −(new θ − old θ)`. Batch norm that is shared is
-    averaged as it is.
+    A client trains its ticket with a pull towards its start. If it is then accurate enough on the
+    validation data, the client prunes the smallest weights and trains the rest once more. It sends
+    the ticket without batch norm, which stays local. The server mixes the mean of tickets with a
+    look-ahead: `θ ← τ a + (1 − τ)(θ − λ Δ)`, `Δ ← −(new θ − old θ)`. Shared batch norm is plainly
+    averaged.
 
     Guarantee: none; every upload is exact.
 
     Args:
-      model: what is trained; it has an accuracy.
-      trainer: local training, not a private one; pruned weights stay 0, whatever the optimiser.
-      prune_rate: share of the weights alive that one pruning takes, in [0, 1).
-      target: pruned share that is never exceeded, in [0, 1). It is reached as far as `prune`
-        counts, unless fewer than 1 / prune_rate weights of a tensor are left before that, of which
-        the rate takes none.
+      model: what is trained, a model with accuracy.
+      trainer: local training, not a private one; pruned weights stay 0 under any optimiser.
+      prune_rate: share of the remaining weights that one pruning removes, in [0, 1).
+      target: pruned share that is never exceeded, in [0, 1). It is reached up to rounding in
+        `prune`, unless fewer than 1 / prune_rate weights of a tensor are left before that, of which
+        the rate removes none.
       accuracy_threshold: accuracy above which a client prunes, in (0, 1).
-      strength: β of the pull back to the start, at least 0; the source gives no value.
-      mixing: τ, in (0, 1]; 1 takes the mean of tickets as it is.
+      strength: β of the pull towards the start, at least 0; the source gives no value.
+      mixing: τ, in (0, 1]; 1 is the plain mean of tickets.
       momentum: λ, at least 0 and below 1 / (1 − τ), above which the recursion diverges; the source
         gives no value.
-      looks_ahead: give Δ the sign of the listing, with which the server continues in the direction
-        of its last step; with that of the text, `Δ ← new θ − old θ`, it brakes, and λ must be below
-        (1 + 1 / (1 − τ)) / 2.
-      home: the parameters that stay local, as for `fedbn`.
-      rewinds: put the weights that are left after pruning back to the initial ones, as LotteryFL
-        does, and local parameters to those of the start of the round; the tables' rewind.
-      prunes: "after" training, as the listing does, or "before" it, as LotteryFL does: then the
-        received ticket is evaluated, and there is one training.
+      looks_ahead: whether Δ has the sign of the listing, so that the server continues in the
+        direction of its last step; with that of the text, `Δ ← new θ − old θ`, it brakes, and λ
+        must be below (1 + 1 / (1 − τ)) / 2.
+      home: the local parameters, as for `fedbn`.
+      rewinds: reset the weights that remain after pruning to their initial values, as LotteryFL
+        does, and local parameters to those of the start of the round; "rewind" in the paper's
+        tables.
+      prunes: "after" training, as the listing does, or "before" it, as LotteryFL does, which
+        evaluates the received ticket and trains once.
       is_masked_mean: average each weight over the clients that keep it; False for the listing's
         plain mean, which shrinks the weights that some have pruned.
-      distance: "norm" for `β ‖x − x₀‖`, as it is printed, or "squared" for `β/2 ‖x − x₀‖²`.
+      distance: "norm" for `β ‖x − x₀‖`, as printed, or "squared" for `β/2 ‖x − x₀‖²`.
       scope: as for `prune`.
       prunable: the weights that may be pruned, as for `weights_of`.
 
@@ -283,7 +284,7 @@ def fed_ltn(
 
     Raises:
       ValueError: for a number out of its range, a private trainer, one with update transforms, a
-        pattern that matches nothing, or a model that has nothing to prune or no accuracy.
+        pattern that matches nothing, or a model without prunable weights or without accuracy.
 
     Source: Mugunthan 2022, chapter 4, algorithm 1 (FedLTN, ECCV 2022); `personalization` section 6.
     """
@@ -293,7 +294,7 @@ def fed_ltn(
 
 
 def scheme_of(model: Model, trainer: LocalTrainer, options: Pruning) -> Scheme:
-    """Checks model and trainer, and finds which parameters are pruned and which stay local."""
+    """Checks model and trainer, and finds which parameters are prunable and which are local."""
     trainer.require_open(UNPROTECTED)
     trainer.require_untransformed(AS_TICKETS)
     require_accuracy(model)
@@ -305,7 +306,7 @@ def scheme_of(model: Model, trainer: LocalTrainer, options: Pruning) -> Scheme:
 
 
 def on_tickets(scheme: Scheme) -> FederatedAlgorithm:
-    """Declares FedLTN of a scheme."""
+    """Declares FedLTN for a scheme."""
     model, options, home = scheme.model, scheme.options, scheme.home
     looks_ahead = options.looks_ahead
 
@@ -315,7 +316,7 @@ def on_tickets(scheme: Scheme) -> FederatedAlgorithm:
         return ServerState(params, change, params if options.rewinds else None)
 
     def broadcast(server, client):
-        # The initial model, where tickets are rewound to it, was received first.
+        # If tickets are rewound to the initial model, it was received first.
         mask = home.sent(masks.unpacked(client.known, scheme.weights))
         ticket = Sparse(home.sent(server.params), mask, is_known=True)
         return Message(ticket, Known(server.start))
@@ -329,7 +330,7 @@ def on_tickets(scheme: Scheme) -> FederatedAlgorithm:
         mixing, momentum = hyper.algorithm["mixing"], hyper.algorithm["momentum"]
 
         def mixed(kept, mean, old, change, is_norm):
-            # A variance that continues in the direction of its last step may end below 0.
+            # A variance that continues in the direction of its last step may become negative.
             new = mean if is_norm else mixing * mean + (1 - mixing) * (old - momentum * change)
             return jnp.where(kept, new, old).astype(old.dtype)
 

@@ -30,9 +30,9 @@ def fedavg(
       model: what is trained.
       trainer: local training; a private one makes this DP-SGD at the clients.
       server_learning_rate: the server's step size.
-      server_optimizer: an Optax factory that takes the server's learning rate, or a ready
-        optimiser, which then ignores it; it reads the mean delta as a negative gradient.
-      aggregator: how deltas are combined; the mean weighted by client size if not given.
+      server_optimizer: an Optax factory that takes the server's learning rate, or an optimiser,
+        which ignores it; it reads the mean delta as a negative gradient.
+      aggregator: combines deltas; by default the mean weighted by client size.
       name: the name in reports.
 
     Returns:

@@ -1,4 +1,4 @@
-"""FedBN, FedPer and FedRep: some parameters stay local, the others are averaged."""
+"""FedBN, FedPer and FedRep: some parameters are local, the others are averaged."""
 
 import jax
 import optax
@@ -26,24 +26,25 @@ def fedbn(
     aggregator: Aggregator | None = None,
     name: str = "fedbn",
 ) -> FederatedAlgorithm:
-    """Declares FedAvg of all parameters but some, which stay with their clients.
+    """Declares FedAvg with some parameters local to their clients.
 
     Local parameters are neither sent nor averaged nor received: a client trains the server's
-    parameters and its own together, and is evaluated with both. One that joins late begins with the
-    initial ones. Without local parameters, as where a model has no batch norm, this is FedAvg.
+    parameters and its own together, and is evaluated with both. A client that joins late begins
+    with the initial ones. Without local parameters, as in a model without batch norm, this is
+    FedAvg.
 
-    Guarantee: that of the trainer to records, once, for all that the client computes. That of the
-    aggregator to clients covers the shared parameters; local ones never leave their client, and
+    Guarantee: that of the trainer for records, once, for all that the client computes. That of the
+    aggregator for clients covers the shared parameters; local ones never leave their client, and
     are not covered.
 
     Args:
       model: what is trained.
       trainer: local training.
-      home: the parameters that stay local: "batch_norm", the scales, shifts and statistics of batch
-        norm whose statistics are not frozen; a path such as "params/Dense_1", a pattern, several of
-        all these, an empty list for nothing, or `(path, leaf) -> bool`.
+      home: the local parameters: "batch_norm", the scales, shifts and statistics of batch norm
+        whose statistics are not frozen; a path such as "params/Dense_1", a pattern, a list of
+        these, empty for none, or `(path, leaf) -> bool`.
       server_learning_rate: the server's step size.
-      aggregator: how deltas are combined; the mean weighted by client size if not given.
+      aggregator: combines deltas; by default the mean weighted by client size.
       name: the name in reports.
 
     Returns:
@@ -83,7 +84,7 @@ def fedper(
     Args:
       model: what is trained.
       trainer: local training.
-      head: the layers that stay local, as for `fedbn`, such as "params/Dense_1".
+      head: the local layers, as for `fedbn`, such as "params/Dense_1".
       server_learning_rate: the server's step size.
       aggregator: as for `fedbn`.
 
@@ -118,15 +119,15 @@ def fedrep(
 ) -> FederatedAlgorithm:
     """Declares FedRep: a client first fits its head to the shared body, then the body to its head.
 
-    Guarantee: that of the trainer to records, twice a round: once for each of both fits. To
-    clients as `fedbn`.
+    Guarantee: that of the trainer for records, twice a round, once for each fit. For clients as
+    `fedbn`.
 
     Args:
       model: what is trained.
-      trainer: local training of the body; the head is trained by the same, for `head_epochs`.
-      head: the layers that stay local, as for `fedbn`.
-      head_epochs: passes over the client's data that fit the head, at least 0; the authors take
-        more of them than for the body.
+      trainer: local training of the body; the head is trained in the same way, for `head_epochs`.
+      head: the local layers, as for `fedbn`.
+      head_epochs: passes over the client's data that fit the head, at least 0; the authors use more
+        than for the body.
       server_learning_rate: the server's step size.
       aggregator: as for `fedbn`.
 
@@ -150,7 +151,7 @@ def fedrep(
         fitted = trainer.train(
             start, client, of_head(hyper), fold(key, Purpose.PERSONAL), mask=is_head
         )
-        # The body was not trained: its statistics of this fit are discarded.
+        # The body was not trained, so its statistics of this fit are discarded.
         start = home.joined(start, home.own(fitted.params))
         result = trainer.train(start, client, hyper.local, key, mask=is_body)
         metrics = trees.add(fitted.metrics, result.metrics)

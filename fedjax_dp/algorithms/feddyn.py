@@ -1,4 +1,4 @@
-"""FedDyn: local objectives are corrected until their minima agree with the global one."""
+"""FedDyn: local objectives are corrected so that their minima agree with the global one."""
 
 from typing import NamedTuple
 
@@ -49,7 +49,7 @@ def feddyn(
     moves to the mean of the participants' models, minus `h / α`.
 
     Args:
-      model: what is trained; buffers, such as the statistics of batch norm, are averaged alone.
+      model: what is trained; buffers, such as the statistics of batch norm, are only averaged.
       trainer: local training; with a private one all corrections come from noised gradients.
       num_clients: the population, over which the server's correction is a mean.
       alpha: α, the strength of the dynamic regulariser, above 0.
@@ -64,11 +64,11 @@ def feddyn(
     """
 
     def correction_of(params):
-        # Corrections are sums over many rounds: float32 whatever the model computes in.
+        # Corrections are sums over many rounds, so they are float32 for any model.
         return jax.tree.map(lambda p: trees.zeros_like(trees.at_least_float32(p)), params)
 
     def moved(correction, delta, alpha):
-        """Takes α · delta from a correction; buffers, which no gradient reaches, have none."""
+        """Subtracts α · delta from a correction; buffers, which have no gradient, have none."""
 
         def of_leaf(c, d, is_buffer):
             return c if is_buffer else c - alpha * d

@@ -33,8 +33,8 @@ def adaptive(
 ) -> optax.GradientTransformation:
     """Builds the server optimiser of FedAdam, FedYogi and FedAdagrad from `(v, squared) -> v`.
 
-    It differs from Optax's own in three points of the paper: no bias correction, a second moment
-    that starts at `adaptivity**2`, and `adaptivity` outside the root.
+    It differs from Optax's in three points of the paper: no bias correction, a second moment that
+    starts at `adaptivity**2`, and `adaptivity` outside the root.
 
     Source: Reddi and others 2021, algorithm 2.
     """
@@ -70,8 +70,8 @@ def fedavgm(
       model: what is trained.
       trainer: local training.
       server_learning_rate: the server's step size.
-      momentum: the share of the last step that is added to the next.
-      aggregator: how deltas are combined; the mean weighted by client size if not given.
+      momentum: the share of the last step to add to the next.
+      aggregator: combines deltas; by default the mean weighted by client size.
 
     Returns:
       The algorithm.
@@ -141,7 +141,7 @@ def fedadam(
       b1: decay of the first moment.
       b2: decay of the second moment.
       adaptivity: the paper's τ.
-      aggregator: how deltas are combined; the mean weighted by client size if not given.
+      aggregator: combines deltas; by default the mean weighted by client size.
 
     Returns:
       The algorithm.
@@ -184,7 +184,7 @@ def fedyogi(
       b1: decay of the first moment.
       b2: decay of the second moment.
       adaptivity: the paper's τ.
-      aggregator: how deltas are combined; the mean weighted by client size if not given.
+      aggregator: combines deltas; by default the mean weighted by client size.
 
     Returns:
       The algorithm.
@@ -225,7 +225,7 @@ def fedadagrad(
       server_learning_rate: the server's step size.
       b1: decay of the first moment.
       adaptivity: the paper's τ.
-      aggregator: how deltas are combined; the mean weighted by client size if not given.
+      aggregator: combines deltas; by default the mean weighted by client size.
 
     Returns:
       The algorithm.

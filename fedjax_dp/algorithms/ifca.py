@@ -41,8 +41,8 @@ def ifca(
     """Declares IFCA with averaging of models.
 
     Every client computes its training loss under each server model, trains the best one and sends
-    its delta to that model's mean. The choice reads the client's data without noise: a private
-    trainer would not cover the choice, and is refused.
+    its delta to that model's mean. The choice reads the client's data without noise, which a
+    private trainer would not cover, so private trainers are refused.
 
     Args:
       model: what is trained.

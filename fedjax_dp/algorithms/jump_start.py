@@ -1,4 +1,4 @@
-"""Jump-Start: clients train alone at first; then FedLTN starts from the best of their tickets."""
+"""Jump-Start: clients first train alone; then FedLTN starts from their best ticket."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -74,7 +74,7 @@ class _Stages:
         return Jumping(first, server.inner.params, jnp.float32(-1), jnp.bool_(False))
 
     def mask_of(self, server, mask, has_jumped):
-        """Takes over the shared mask in a client's first round after the jump."""
+        """Adopts the shared mask in a client's first round after the jump."""
         if not self.inherits_mask:
             return mask
         return trees.where(server.has_jumped & ~has_jumped, server.mask, mask)
@@ -96,8 +96,8 @@ class _Stages:
         start = message.ticket.start
         found = scheme.update(own.inner, own.params, start, client, hyper, target, key)
         output = scheme.output(found, client)
-        # Of the final ticket, which may have been pruned and trained since it was evaluated; a
-        # client without data has found nothing that others could start from.
+        # The accuracy of the final ticket, which may have been pruned and trained since it was
+        # evaluated; a client without data has found no ticket for others.
         accuracy = accuracy_of(scheme.model, found.params, client.validation)
         accuracy = jnp.where(client.size > 0, accuracy, own.accuracy)
         state = Jumping(output.state, found.params, accuracy, own.has_jumped)
@@ -166,9 +166,9 @@ def jump_start(
     """Declares FedLTN after a Jump-Start.
 
     In the first rounds each participant updates its own ticket and sends nothing. Then the ticket
-    of the highest validation accuracy, by `score`, becomes the shared model and what is rewound to,
-    and its mask, by `inherits_mask`, that of all clients; batch norm stays local. The one-off
-    broadcast of that ticket belongs to no round.
+    of the highest validation accuracy, by `score`, becomes the shared model and the rewind target,
+    and with `inherits_mask` its mask that of all clients; batch norm stays local. The one-off
+    broadcast of that ticket is not part of any round.
 
     All clients should take part in the first rounds: `sampling.full_participation_first`.
 
@@ -180,11 +180,11 @@ def jump_start(
       jump_rounds: rounds of the first stage, at least 1.
       jump_target: pruned share that a client reaches in it, in [0, 1).
       score: the validation data that choose the best ticket: "own", those of the client that found
-        it, which needs no communication, as the text says; or "all", the mean of the accuracies at
-        all clients, as the listing has it, to each of which all tickets would have to be sent; no
-        round counts that either.
+        it, which needs no communication, as in the text; or "all", the mean of the accuracies at
+        all clients, as in the listing, to each of which all tickets would have to be sent, which is
+        not counted either.
       inherits_mask: whether all clients continue with the mask of the chosen ticket, whose pruned
-        weights are 0 in the model that they are sent; else each keeps its own mask. The source does
+        weights are 0 in the model that they receive; else each has its own mask. The source does
         not specify it.
       prune_rate: as for `fed_ltn`.
       target: as for `fed_ltn`, in the rounds after the jump.

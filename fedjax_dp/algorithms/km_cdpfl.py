@@ -49,11 +49,11 @@ def km_cdpfl(
     num_models: Count,
     num_restarts: Count = 10,
 ) -> FederatedAlgorithm:
-    """Declares myopic clustering: a round's updates decide which clients share the next model.
+    """Declares myopic clustering: a round's updates determine which clients share the next model.
 
     The new model of a cluster is the mean of its clients' models at the end of the round. A new
-    cluster takes the place of the old one with the nearest model, so that clusters keep their
-    identity as far as possible; a place that no cluster takes keeps its model.
+    cluster replaces the old one with the nearest model, so that the identity of clusters is
+    preserved as far as possible; an old cluster that none replaces retains its model.
 
     Guarantee: that of the trainer; clustering private updates is post-processing.
 
@@ -148,7 +148,7 @@ def _distances(a: PyTree, b: PyTree) -> jax.Array:
 
 
 def _nearest_places(distances: jax.Array, is_taken: jax.Array) -> jax.Array:
-    """Assigns old places to new clusters, `[models]`, one to one, the closest pair first."""
+    """Matches new clusters to old ones, `[models]`, one to one, the closest pair first."""
     num_models = distances.shape[0]
 
     def take(_, carry):

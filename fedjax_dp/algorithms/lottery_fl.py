@@ -1,4 +1,4 @@
-"""LotteryFL: every client searches a winning ticket; the server averages shared weights."""
+"""LotteryFL: every client searches for a winning ticket; the server averages shared weights."""
 
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ UNPROTECTED = "pruning waits for the exact accuracy on validation data, which no
 
 
 def joins(client: ClientData | PublicClient) -> jax.Array:
-    """Weighs a client 1, and 0 if it has no data to find a ticket by."""
+    """Returns weight 1 for a client, 0 if it has no data to find a ticket with."""
     return jnp.float32(client.size > 0)
 
 
@@ -70,8 +70,8 @@ def lottery_fl(
     Guarantee: none; every upload is exact.
 
     Args:
-      model: what is trained; it has an accuracy.
-      trainer: local training, not a private one; pruned weights stay 0, whatever the optimiser.
+      model: what is trained, a model with accuracy.
+      trainer: local training, not a private one; pruned weights stay 0 under any optimiser.
       prune_rate: share of the remaining weights that one pruning removes, in [0, 1).
       target: pruned share at which a client stops pruning, in [0, 1); the last pruning may exceed
         it, as in the authors' code.
@@ -84,7 +84,7 @@ def lottery_fl(
 
     Raises:
       ValueError: for a number out of its range, a private trainer, one with update transforms, or a
-        model that has nothing to prune or no accuracy.
+        model without prunable weights or without accuracy.
 
     Source: Li and others 2021 (LotteryFL), algorithm 1; `personalization` section 5.
     """
@@ -119,7 +119,7 @@ def lottery_fl(
             lambda: prune(before, ticket, numbers["prune_rate"], scope=scope),
             lambda: before,
         )
-        # Too few may be left for the rate to remove one.
+        # Too few weights may be left for the rate to remove one.
         has_pruned = masks.num_alive(mask) < masks.num_alive(before)
         start = trees.where(has_pruned, masks.applied(mask, message.start), ticket)
         result = trainer.train(start, client, hyper.local, key, mask=mask)

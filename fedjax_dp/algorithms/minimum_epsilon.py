@@ -16,7 +16,7 @@ from fedjax_dp.models.base import Model
 def minimum_epsilon(
     model: Model, trainer: LocalTrainer, *, num_clients: Count, is_weighted: bool = True
 ) -> FederatedAlgorithm:
-    """Declares DPFedAvg for clients that were all calibrated to the smallest budget.
+    """Declares DPFedAvg for clients that are all calibrated to the smallest budget.
 
     This is `record_dp_fedavg` with a trainer whose noise is calibrated to `smallest_budget`.
 
@@ -26,7 +26,7 @@ def minimum_epsilon(
       model: what is trained.
       trainer: a private trainer, each client's noise multiplier calibrated to the smallest budget.
       num_clients: the population, at least 1.
-      is_weighted: weigh clients by their number of examples N_i instead of equally.
+      is_weighted: weight clients by their number of examples N_i instead of equally.
 
     Returns:
       The algorithm.
@@ -48,7 +48,7 @@ def smallest_budget(epsilon: ArrayLike) -> np.ndarray:
       epsilon: budgets, above 0, `[clients]`.
 
     Returns:
-      What clients are calibrated to, `[clients]`.
+      The budgets to calibrate clients to, `[clients]`.
     """
     checks.positive("epsilon", epsilon)
     return np.full(np.shape(epsilon), np.min(epsilon))

@@ -43,8 +43,8 @@ def mr_mtl(
 
     A client minimises its own loss plus `strength/2 ‖θ_i − θ̄‖²` from its last model. The pull
     towards the mean is added to the gradient after clipping and noise: it reads earlier uploads
-    alone and costs no privacy. Without it this is local training. Steps of plain SGD
-    diverge where the learning rate times the strength is above 2.
+    only and costs no privacy. Without it this is local training. Plain SGD diverges if the learning
+    rate times the strength is above 2.
 
     Guarantee: that of the trainer.
 
@@ -54,7 +54,7 @@ def mr_mtl(
       num_clients: the population, at least 1.
       strength: λ.
       is_pull_clipped: add the pull to the gradient of every example before it is clipped, as the
-        authors do, which leaves less of the clip norm to the examples.
+        authors do, which leaves less of the clip norm for the examples.
 
     Returns:
       The algorithm; a client's state is its own model.

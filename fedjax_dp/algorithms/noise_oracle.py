@@ -10,7 +10,7 @@ from fedjax_dp.core.ranges import Count
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.noise_aware import weighted_by_client
 
-# Keeps the weight of a client without noise, or with a learning rate of 0, finite.
+# Bounds the weight of a client without noise, or with a learning rate of 0.
 _SMALLEST = 1e-20
 
 
@@ -18,7 +18,7 @@ _SMALLEST = 1e-20
 def noise_oracle(model: Model, trainer: LocalTrainer, *, num_clients: Count) -> FederatedAlgorithm:
     """Declares DP-SGD at the clients and a mean with weights `w_i ∝ 1/σ_i²`.
 
-    σ_i² is the variance that a client's own noise gives its update, `steps η² c² z² / b²` for each
+    σ_i² is the variance of a client's update due to its own noise, `steps η² c² z² / b²` for each
     parameter. It is optimal for a server that knows every client's numbers; a real one does not.
 
     Guarantee: as `dp_sgd`.

@@ -42,7 +42,7 @@ def o_dpcfl(
 ) -> FederatedAlgorithm:
     """Declares one federation for each true cluster, the reference for all clustered methods.
 
-    There are no choices to spend budget on: with a private trainer all of it is for training.
+    No budget is spent on choices: with a private trainer all of it is for training.
 
     Args:
       model: what is trained.

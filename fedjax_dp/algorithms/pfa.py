@@ -33,21 +33,21 @@ def pfa(
 ) -> FederatedAlgorithm:
     """Declares DP-SGD at the clients, a projection by the server, and weights by budget.
 
-    The declared budgets decide once which clients are public. In each round the leading principal
-    components of the public clients' updates span a subspace; updates of the others are replaced by
-    their projections into it; all are averaged with `w_i = ε_i / Σ ε_j`.
+    The declared budgets determine once which clients are public. In each round the leading
+    principal components of the public clients' updates span a subspace; updates of the others are
+    replaced by their projections into it; all are averaged with `w_i = ε_i / Σ ε_j`.
 
-    Guarantee: as `dp_sgd`, whatever is declared.
+    Guarantee: as `dp_sgd`, for any declared budgets.
 
     Args:
       model: what is trained.
       trainer: a private trainer, each client with its own noise multiplier.
       num_clients: the population, at least 1.
       declared_epsilon: the budgets that clients declare, above 0, `[num_clients]`; a run by
-        configuration takes the true ones if not given.
+        configuration uses the true ones by default.
       split: how public clients are found, see `public_clients`.
       num_components: dimensions of the subspace, at least 1.
-      is_standardized: whether coordinates are standardised before the components are sought.
+      is_standardized: whether coordinates are standardised before the components are computed.
 
     Returns:
       The algorithm.
@@ -56,8 +56,8 @@ def pfa(
       ValueError: if the trainer is not private, budgets are missing, not positive or too few, or an
         option is not valid.
 
-    Source: Malekmohammadi and others 2024, section 3.6; Liu and others 2021. Its authors take the
-    tenth of the clients with the largest budgets for public and do not standardise.
+    Source: Malekmohammadi and others 2024, section 3.6; Liu and others 2021. Its authors treat the
+    tenth of the clients with the largest budgets as public and do not standardise.
     """
     declared = checks.positive_for_each_client("declared_epsilon", declared_epsilon, num_clients)
     epsilon = jnp.asarray(declared)
@@ -86,7 +86,7 @@ def public_clients(epsilon: ArrayLike, split: Split = "mixture") -> np.ndarray:
         "top_tenth" takes a tenth of the clients, those of the largest budgets, and at least one.
 
     Returns:
-      Whether a client is public, bool, `[clients]`; all are where all budgets are the same.
+      Whether a client is public, bool, `[clients]`; all true if all budgets are equal.
 
     Raises:
       ValueError: for an unknown split, or budgets that are not positive.
@@ -98,7 +98,7 @@ def public_clients(epsilon: ArrayLike, split: Split = "mixture") -> np.ndarray:
     if np.ptp(budgets) == 0:
         return np.ones(len(budgets), bool)
     if split == "top_tenth":
-        # A stable sort of the negatives: of equal budgets the first clients are taken.
+        # A stable sort of the negatives: the first clients of equal budgets are taken.
         first = np.argsort(-budgets, kind="stable")[: max(1, round(len(budgets) / 10))]
         return np.isin(np.arange(len(budgets)), first)
     scaled = ((budgets - budgets.min()) / np.ptp(budgets))[:, None]
@@ -111,7 +111,7 @@ def public_clients(epsilon: ArrayLike, split: Split = "mixture") -> np.ndarray:
         "agglomerative": lambda: AgglomerativeClustering(2),
     }[split]()
     with warnings.catch_warnings():
-        # A fit warns of few distinct budgets, which are no mistake.
+        # The fit warns about few distinct budgets, which are valid.
         warnings.simplefilter("ignore")
         group = model.fit_predict(scaled)
     if len(np.unique(group)) < 2:

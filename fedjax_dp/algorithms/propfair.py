@@ -28,21 +28,21 @@ def propfair(
 ) -> FederatedAlgorithm:
     """Declares PropFair: FedAvg on `−Σ p_i ln(1 − f_i / M)`.
 
-    Each step follows the objective of its batch's mean loss, which scales the gradient by
+    Each step descends the objective of its batch's mean loss, which scales the gradient by
     `1 / (M − ℓ)`. Above M − ε the objective continues as a straight line, and the metric
     `share_beyond` is the share of clients with such a mean loss. With a private trainer it is that
     of clients whose mean objective is above the one at M − ε; it is left out for the "released"
     objective, which falls there.
 
-    Guarantee: that of trainer and aggregator. With a private trainer the objective is taken of each
-    record's loss, before its gradient is clipped, at no further cost; reported losses are then
+    Guarantee: that of trainer and aggregator. With a private trainer the objective is applied to
+    each record's loss, before its gradient is clipped, at no further cost; reported losses are then
     those of the objective.
 
     Args:
       model: what is trained.
       trainer: local training, any.
-      baseline: M, above all losses that should count differently; the paper takes 2 to 5.
-      margin: ε, the distance from M at which the logarithm ends, below M.
+      baseline: M, above all losses that should count differently; the paper uses 2 to 5.
+      margin: ε, the distance below M at which the logarithm ends, less than M.
       extension: the objective beyond M − ε, "smooth", or "released" or "released_huber" as in the
         authors' program.
       server_learning_rate: the server's step size.

@@ -1,4 +1,4 @@
-"""q-FFL: clients are weighted by a power of their loss, with a step by bounds on curvature."""
+"""q-FFL: clients are weighted by a power of their loss; step sizes are from curvature bounds."""
 
 from typing import Annotated, NamedTuple
 
@@ -22,9 +22,9 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.mean import per_part, scaled_sum
 
-# Powers of losses up to 80 are floats.
+# Powers of losses up to 80 do not overflow.
 Q = Annotated[float, Ge(0), Le(20)]
-# Keeps a loss of 0 from being divided by.
+# Prevents division by a loss of 0.
 _SMALLEST_LOSS = 1e-10
 
 
@@ -40,28 +40,28 @@ def q_ffl(
 ) -> FederatedAlgorithm:
     """Declares q-FedAvg, which minimises `Σ p_i f_i^{q+1} / (q + 1)`.
 
-    With L = 1 / learning rate, f the loss at the model θ that a client receives and θ_i the
-    trained one, the client sends `Δ_i = f^q (θ − θ_i)` and a bound on the curvature of its
-    objective, `h_i = q f^{q−1} L ‖θ − θ_i‖² + f^q`, both 1/L of the paper's; the server steps by
-    `− Σ Δ_i / Σ h_i`. With q = 0 this is FedAvg with equal weights; the larger q, the more
-    weight have clients with large losses, and the shorter is the step.
+    With L = 1 / learning rate, f the loss at the model θ that a client receives and θ_i the trained
+    one, the client sends `Δ_i = f^q (θ − θ_i)` and a bound on the curvature of its objective,
+    `h_i = q f^{q−1} L ‖θ − θ_i‖² + f^q`, both 1/L of the paper's; the server steps by
+    `− Σ Δ_i / Σ h_i`. With q = 0 this is FedAvg with equal weights; the larger q, the more weight
+    clients with large losses have, and the shorter the step.
 
     Losses must be at least 0: with q above 0 the update of a client with a negative one counts as
-    not finite, and so does one whose `f^q` is beyond floats. Where all powers vanish, as for losses
-    of 0.001 and q = 20, the step is 0, and so is `step_size`.
+    not finite, and so does one whose `f^q` overflows. If all powers vanish, as for losses of 0.001
+    and q = 20, the step is 0, and so is `step_size`.
 
-    Guarantee: none. Updates are scaled by exact losses, so that private training is refused.
+    Guarantee: none. Updates are scaled by exact losses, so private training is refused.
 
     Args:
       model: what is trained.
       trainer: local training with `optax.sgd`, not a private one, at learning rates above 0: an
         update divided by them is read as a gradient.
-      q: from 0, the plain mean, to 20; the paper takes 0.1 to 5.
+      q: from 0, the plain mean, to 20; the paper uses 0.1 to 5.
       is_weighted: make p_i proportional to the clients' sizes; the paper draws clients by size
-        instead, and weighs them equally.
+        instead, with equal weights.
 
     Returns:
-      The algorithm; its info has `step_size`, `Σ f_i^q / Σ h_i`: 1 where q is 0, less above.
+      The algorithm; its info has `step_size`, `Σ f_i^q / Σ h_i`: 1 if q is 0, else less.
 
     Raises:
       ValueError: for a private trainer, one that does not take plain SGD steps, a learning rate of
@@ -69,7 +69,7 @@ def q_ffl(
 
     Source: Li and others 2020, "Fair Resource Allocation in Federated Learning", algorithm 2.
     """
-    trainer.require_open("updates are scaled by exact losses, whose release no noise covers")
+    trainer.require_open("updates are scaled by exact losses, which no noise covers")
     trainer.require_plain_sgd("the curvature is bounded by its steps over the learning rate")
     slowest = float(np.min(np.asarray(trainer.config.learning_rate)))
     checks.require(

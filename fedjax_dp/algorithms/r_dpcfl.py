@@ -1,4 +1,4 @@
-"""R-DPCFL: clusters from one round of little noise, drawn softly, then chosen privately."""
+"""R-DPCFL: clusters from one round with little noise, drawn softly, then chosen privately."""
 
 import enum
 from collections.abc import Callable, Mapping
@@ -69,8 +69,8 @@ class Stage(enum.IntEnum):
     Attributes:
       FIRST: one step on the whole data, whose updates are clustered and then discarded.
       SOFT: clients draw their cluster from the mixture.
-      SELECT: clients choose their cluster by their own data.
-      FROZEN: clients stay in the cluster that they chose last.
+      SELECT: clients choose their cluster on their own data.
+      FROZEN: clients remain in the cluster that they chose last.
     """
 
     FIRST = 0
@@ -80,14 +80,14 @@ class Stage(enum.IntEnum):
 
 
 class Message(NamedTuple):
-    """The models that a client may train, and its chances `[models]`; zeros where it draws none."""
+    """The models a client may train, and its probabilities `[models]`; zeros if it draws none."""
 
     models: Choices
     chances: Sparse
 
 
 class ServerState(NamedTuple):
-    """The models of all clusters, and the mixture that the first round's updates are fitted by.
+    """The models of all clusters, and the mixture fitted to the first round's updates.
 
     Attributes:
       models: parameters, `[models, ...]`; those beyond `num_models` are never trained.
@@ -95,10 +95,10 @@ class ServerState(NamedTuple):
       features: of those updates, `[clients, features]`.
       means: of the mixture's components, `[models, features]`.
       radii: of the mixture's components, `[models]`.
-      responsibilities: chance of each client to belong to each cluster, `[clients, models]`.
+      responsibilities: probability of each client to belong to each cluster, `[clients, models]`.
       separation: the smallest separation score of two clusters (MSS), float32.
       overlap: the largest overlap of two clusters (MPO), float32.
-      num_models: how many clusters there are (M), int32.
+      num_models: number of clusters (M), int32.
       soft_rounds: the last round of soft clustering (E_c), rounds counting from 1, int32.
     """
 
@@ -141,9 +141,9 @@ def r_dpcfl(
 
     In the first round every client takes each step on all of its data, which makes the noise in its
     update small enough to cluster by. A mixture of Gaussians on the updates' principal components
-    gives the chance of each client to belong to each cluster; until round E_c clients draw their
-    cluster from it. Then they choose by their own training data, in a tenth of all rounds, and stay
-    where they are. The less the clusters overlap, the larger E_c.
+    gives each client's probability to belong to each cluster; until round E_c clients draw their
+    cluster from it. Then they choose on their own training data, in a tenth of all rounds, and
+    remain there. The less the clusters overlap, the larger E_c.
 
     Guarantee: unit of privacy is one record of one client; the relation is that of the trainer's
     event, and private choices hold under both. A round is charged by its stage, so that
@@ -156,21 +156,21 @@ def r_dpcfl(
         used, and its micro-batches are as large as in all others.
       num_clients: the population, at least 1.
       num_rounds: rounds of the whole run (E), at least 1.
-      num_models: number of clusters (M); None for the one whose mixture is separated best.
-      max_models: the largest M that is tried where M is not given.
+      num_models: number of clusters (M); None for the number with the best separated mixture.
+      max_models: the largest M to try if M is not given.
       selection: "private" by the exponential mechanism, or "exact".
       selection_epsilon: ε of one private choice, above 0; the authors take 0.03 of the total.
       num_selections: rounds with a choice; None for ⌊E/10⌋.
-      score: what a private choice is made by, "accuracy" or "loss".
+      score: the criterion of a private choice, "accuracy" or "loss".
       loss_bound: the largest loss of one example that counts.
       num_components: principal components that are clustered.
       features: "centred", or "authors" for the published code's projection.
       soft_rounds: E_c, the last round of soft clusters; None for what the mixture implies.
       is_weighted: weight clients by their number of examples within a cluster.
-      num_copies: how often each record counts in the first round: itself, and perturbed copies of
-        it. A record's gradient is then the mean of its copies' clipped gradients.
+      num_copies: instances of each record in the first round: itself, and perturbed copies of it. A
+        record's gradient is then the mean of its copies' clipped gradients.
       copy_stddev: the standard deviation of Gaussian noise on the inputs of copies, above 0.
-      perturb: makes a copy otherwise, `(example, key) -> example` of one record.
+      perturb: makes a copy in another way, `(example, key) -> example` of one record.
       name: the name in reports.
 
     Returns:
@@ -181,7 +181,7 @@ def r_dpcfl(
 
     Source: "Differentially Private Clustered Federated Learning", algorithm 1.
     """
-    trainer.private_claim()  # Refuses one that claims nothing.
+    trainer.private_claim()  # Refuses a trainer that is not private.
     trainer = _reading_whole(trainer, num_copies, copy_stddev, perturb)
     capacity = max_models if num_models is None else num_models
     checks.whole("num_models", capacity)
@@ -268,7 +268,7 @@ def _at_stage(config: LocalConfig, is_first: jax.Array) -> LocalConfig:
 
 
 def _broadcast(server: ServerState, client: Recipient) -> Message:
-    """Sends all models where a client chooses or draws, else its last; and its chances."""
+    """Sends all models if a client chooses or draws, else its last; and its probabilities."""
     is_soft = client.stage == Stage.SOFT
     sends_all = is_soft | (client.stage == Stage.SELECT)
     chances = server.responsibilities[client.index]
@@ -281,11 +281,11 @@ def _broadcast(server: ServerState, client: Recipient) -> Message:
 def _choose(
     choice: Choice, message: Message, own: jax.Array, client: Any, hyper: Hyper, key: Any
 ) -> jax.Array:
-    """Stays with the last model, draws one, or chooses one, by stage."""
+    """Returns the last model, draws one, or chooses one, by stage."""
     models = message.models
     chances = jnp.log(message.chances.values)
     is_offered = jnp.arange(len(chances)) < models.num_offered
-    # All clients are at the same stage, so that vmapped ones compute the chosen branch alone.
+    # All clients are at the same stage, so only one branch is computed under vmap too.
     chosen = jax.lax.switch(
         client.stage,
         [
@@ -299,7 +299,7 @@ def _choose(
 
 
 def _server_step(server, aggregate: ClusterAggregate, hyper, round, key):
-    """Moves the models; the first round's updates give their similarity alone."""
+    """Moves the models; the first round's updates determine only the similarity."""
     is_first = round.stage == Stage.FIRST
     moved = optax.apply_updates(server.models, aggregate.mean)
     return server._replace(
@@ -309,7 +309,7 @@ def _server_step(server, aggregate: ClusterAggregate, hyper, round, key):
 
 
 def _mixture_of(seen: np.ndarray, num_models: int | None, max_models: int, key: Any) -> Mixture:
-    """Fits the mixture to features `[clients, features]`, of the best M where none is given."""
+    """Fits the mixture to features `[clients, features]`, with the best M if none is given."""
     seed = int(np.asarray(jax.random.bits(key, (), jnp.uint32)))
     if num_models is not None:
         return fit_mixture(seen, min(num_models, len(seen)), seed)
@@ -352,7 +352,7 @@ def _events(trainer: LocalTrainer, choice: Choice) -> tuple[Callable[..., DpEven
 def _reading_whole(
     trainer: LocalTrainer, num_copies: int, stddev: float | None, perturb: Perturb | None
 ) -> LocalTrainer:
-    """Makes the trainer that can read whole batches, of copies where these are wanted."""
+    """Makes the trainer that can read whole batches, with copies if requested."""
     if trainer.reading_whole is None:
         raise ValueError(
             "trainer must offer whole batches, as `local_trainer` does, got one that does not"
@@ -362,8 +362,8 @@ def _reading_whole(
         if stddev is None:
             return trainer.reading_whole(WholeBatches())
         return trainer.reading_whole(gaussian_copies(num_copies, stddev))
-    checks.require(stddev is None, "copy_stddev", "be None beside `perturb`", stddev)
-    rule = "be at least 2 where copies are perturbed"
+    checks.require(stddev is None, "copy_stddev", "be None if `perturb` is given", stddev)
+    rule = "be at least 2 if copies are perturbed"
     checks.require(num_copies >= 2, "num_copies", rule, num_copies)
     return trainer.reading_whole(WholeBatches(num_copies, perturb))
 

@@ -27,11 +27,11 @@ def rc_dpfl(
 ) -> FederatedAlgorithm:
     """Declares RC-DPFL: a mixture on the first round's updates, then exact choices by loss.
 
-    Other than in R-DPCFL, the number of clusters is given, soft clusters end after a fixed share of
-    the rounds, clients choose the model of smallest exact training loss in every later round, and a
+    Unlike in R-DPCFL, the number of clusters is given, soft clusters end after a fixed share of the
+    rounds, clients choose the model of smallest exact training loss in every later round, and a
     cluster's mean is weighted by size.
 
-    Guarantee: that of DP-SGD for the updates alone. The choices read the data without noise and are
+    Guarantee: that of DP-SGD for the updates only. The choices read the data without noise and are
     not covered; the declaration says so.
 
     Args:

@@ -17,8 +17,8 @@ def record_dp_fedavg(
 ) -> FederatedAlgorithm:
     """Declares DP-SGD at the clients with a mean that does not depend on their budgets.
 
-    The model is that of `dp_sgd`; each client's weight is in the round's info, as the other methods
-    of the comparison report it.
+    The model is that of `dp_sgd`; each client's weight is in the round's info, as for the other
+    methods of the comparison.
 
     Guarantee: as `dp_sgd`.
 
@@ -26,7 +26,7 @@ def record_dp_fedavg(
       model: what is trained.
       trainer: a private trainer, each client with its own noise multiplier.
       num_clients: the population, at least 1.
-      is_weighted: weigh clients by their number of examples N_i instead of equally.
+      is_weighted: weight clients by their number of examples N_i instead of equally.
 
     Returns:
       The algorithm.

@@ -1,4 +1,4 @@
-"""All algorithms by name, for configurations and for tests that must cover each of them."""
+"""All algorithms by name, for configurations and for tests that cover each of them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -29,11 +29,11 @@ class Problem(NamedTuple):
     Attributes:
       num_clients: the population.
       num_rounds: rounds of the whole run.
-      aggregator: how updates are combined: the private mean where clients are protected, else the
-        aggregator that was asked for; None for the algorithm's own.
-      declared_epsilon: the budgets that clients declare, `[num_clients]`; None where records have
-        no budgets.
-      public_x: public inputs without labels, `[queries, ...]`; None where there are none.
+      aggregator: combines updates: the private mean if clients are protected, else the configured
+        aggregator; None for the algorithm's own.
+      declared_epsilon: the budgets that clients declare, `[num_clients]`; None if records have no
+        budgets.
+      public_x: public inputs without labels, `[queries, ...]`; None if absent.
     """
 
     num_clients: int
@@ -44,23 +44,23 @@ class Problem(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What a configuration needs of an algorithm before data are read.
+    """The facts of an algorithm that a configuration needs before data are read.
 
     Attributes:
       factory: `(model, trainer, *, facts…, options…) -> FederatedAlgorithm`.
       units: the possible units of privacy, of "none", "record", "client", "both".
-      given: fields of `Problem` that are passed by these names; they are no options.
-      stand_in: fields of `Problem` that are passed where the option of that name is left out, with
-        the type of the option.
+      given: fields of `Problem` that are passed by these names; they are not options.
+      stand_in: fields of `Problem` that are passed if the option of that name is missing, with the
+        type of the option.
       for_code: keywords that no configuration can hold, such as functions.
-      budgets: from the clients' budgets of ε, `[clients]`, to those that the noise on their records
-        is calibrated to; None where these are the same.
+      budgets: maps the clients' budgets of ε, `[clients]`, to those that the noise on their records
+        is calibrated to; None if these are the same.
       pools_clients: whether the data of all clients are pooled before a run.
       sends_model: whether an update has the structure of the model, as discrete and correlated
         noise require.
-      reason: why there are no other units; empty where the type of algorithm implies it.
+      reason: why there are no other units; empty if the type of algorithm implies it.
       needs: `(options) -> Needs`, of all options; a ValueError that begins with an option's name
-        refuses options that do not go together.
+        refuses incompatible options.
     """
 
     factory: Callable[..., FederatedAlgorithm]
@@ -81,7 +81,7 @@ class Entry(NamedTuple):
 
     @property
     def asks_public_inputs(self) -> bool:
-        """Whether clients are asked about public inputs."""
+        """Whether clients are queried on public inputs."""
         return "public_x" in self.given
 
     @property
@@ -92,15 +92,15 @@ class Entry(NamedTuple):
 
 _ANY = ("none", "record", "client", "both")
 _RECORD, _OPEN, _UNPROTECTED = ("record",), ("none", "record"), ("none",)
-_BY_LOSS = "which weighs clients by exact losses, and no noise covers those"
-_BY_ACCURACY = "whose pruning waits for exact accuracies, and no noise covers those"
+_BY_LOSS = "which weights clients by exact losses, which no noise covers"
+_BY_ACCURACY = "whose pruning depends on exact accuracies, which no noise covers"
 _MEAN, _CLIENTS = ("aggregator",), ("num_clients",)
 _BOTH_COUNTS = ("num_clients", "num_rounds")
 _BUDGETS: Mapping[str, Any] = {"declared_epsilon": Sequence[Positive] | None}
 
 
 def _in(module: str, units: tuple[str, ...], *names: str, **fields: Any) -> dict[str, Entry]:
-    """Makes the entries of functions in one file, of the file's name where no other is given."""
+    """Makes the entries of functions in one file, named after the file by default."""
     loaded = import_module(f"{__package__}.{module}")
     return {name: Entry(getattr(loaded, name), units, **fields) for name in names or (module,)}
 
@@ -188,8 +188,8 @@ def build(
       name: a key of `ALGORITHMS`.
       model: what is trained.
       trainer: local training; private exactly if the unit is "record" or "both".
-      problem: the facts that algorithms can be given.
-      unit: what is to be protected: "none", "record", "client" or "both".
+      problem: the facts that algorithms may need.
+      unit: the unit of privacy: "none", "record", "client" or "both".
       options: options of the algorithm, see `options_of`.
 
     Returns:
@@ -204,7 +204,7 @@ def build(
     rule = ", ".join(filter(None, (f"be one of {entry.units} for {name}", entry.reason)))
     checks.require(unit in entry.units, "privacy.unit", rule, unit)
     if entry.asks_public_inputs:
-        rule = f"be given for {name}, which asks about public inputs"
+        rule = f"be given for {name}, which queries clients on public inputs"
         checks.require(problem.public_x is not None, "data.public_examples", rule, None)
     facts = {fact: getattr(problem, fact) for fact in (*entry.stand_in, *entry.given)}
     return entry.factory(model, trainer, **{**facts, **options})

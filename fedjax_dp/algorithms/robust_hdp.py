@@ -31,9 +31,9 @@ def robust_hdp(
 ) -> FederatedAlgorithm:
     """Declares Robust-HDP: local DP-SGD, robust PCA of the updates, weights `w_i ∝ 1/‖S_i‖²`.
 
-    The matrix of the round's updates is split into a low-rank part, what the clients have in
-    common, and a rest S, whose rows hold each client's own noise. The server reads no budget, so
-    that none can be falsified.
+    The matrix of the round's updates is split into a low-rank part, which the clients share, and a
+    remainder S, whose rows hold each client's noise. The server reads no declared budget, so none
+    can be falsified.
 
     Guarantee: as `dp_sgd`; robust PCA is post-processing.
 
@@ -42,23 +42,23 @@ def robust_hdp(
       trainer: a private trainer, each client with its own noise multiplier.
       num_clients: the population, at least 1.
       reestimate: "first" keeps the levels of a client's first round, as the authors' program does;
-        "every" estimates in each round, as algorithm 1 is written; a number k in every k-th round.
+        "every" estimates in each round, as algorithm 1 is written; a number k every k-th round.
       block_size: p', parameters that are decomposed together, at least 1.
-      num_blocks: Q, blocks that are read, at least 1; all if not given.
+      num_blocks: Q, blocks that are read, at least 1; all by default.
       mode: "inexact" is fast, "fixed" follows the paper's pursuit; see
         `principal_component_pursuit`.
       tolerance: relative residual at which the pursuit stops, above 0.
       max_iterations: the pursuit's largest number of iterations, at least 1.
 
     Returns:
-      The algorithm; weights, noise levels and facts of the pursuit are in each round's info.
+      The algorithm; weights, noise levels and diagnostics of the pursuit are in each round's info.
 
     Raises:
       ValueError: if the trainer is not private or an option is not valid.
 
     Source: Malekmohammadi and others 2024, algorithms 1 and 2.
     """
-    # Refuses blocks that the model does not have.
+    # Refuses more blocks than the model has.
     structure = jax.eval_shape(model.init, jax.random.key(0))
     blocks_of(trees.num_parameters(structure), block_size, num_blocks)
     aggregator = noise_aware_mean(

@@ -54,29 +54,29 @@ def scaffold(
     """Declares SCAFFOLD.
 
     A client adds `c − c_i` to every gradient. Afterwards its control variate becomes the mean
-    gradient of its steps, `c_i − c + (x − y_i) / (K · learning rate)`, which holds under plain SGD
-    alone (option II); or, for one more pass over its data, their gradient at x (option I), under
-    any optimiser.
+    gradient of its steps, `c_i − c + (x − y_i) / (K · learning rate)`, which is valid for plain SGD
+    only (option II); or, at the cost of one more pass over its data, their gradient at x (option
+    I), for any optimiser.
 
     Args:
       model: what is trained.
-      trainer: local training; with `control="steps"` by plain `optax.sgd`, whose learning rate the
-        control variate needs, else by any optimiser, such as one with momentum, and not private.
+      trainer: local training; with `control="steps"` plain `optax.sgd`, whose learning rate the
+        control variate needs, else any optimiser, such as one with momentum, but not private.
       num_clients: the population; the server's control variate is the mean over all of it.
       server_learning_rate: the server's step size.
-      is_weighted: weight deltas by client size; the paper weights all clients the same.
+      is_weighted: weight deltas by client size; the paper weights all clients equally.
       control: what a client's control variate becomes: "steps", the mean gradient of its steps, or
         "gradient", the mean gradient over all of its data at the model that it received, exact.
-      aggregator: how deltas are combined, a summed one, in place of their mean; `gradient_mask()`
-        weighs them by size unless configured otherwise. Control variates are averaged in any case.
-        Its numbers are those of the part "params", as `hyper.aggregator["params"]["threshold"]`.
+      aggregator: a summed aggregator of deltas, instead of their mean; `gradient_mask()` weights
+        them by size unless configured otherwise. Control variates are always averaged. Its numbers
+        are those of the part "params", as `hyper.aggregator["params"]["threshold"]`.
 
     Returns:
       The algorithm; a client's state is its control variate.
 
     Raises:
-      ValueError: for a number out of its range, weights beside an aggregator, or a trainer that
-        does not take plain SGD steps, or is private, where control variates need it otherwise.
+      ValueError: for a number out of its range, weights together with an aggregator, or a trainer
+        that is private or takes other steps than plain SGD if control variates do not allow it.
 
     Source: Karimireddy and others 2020, algorithm 1.
     """
@@ -84,12 +84,12 @@ def scaffold(
         trainer.require_plain_sgd("control variates are computed from both")
     else:
         trainer.require_open("control variates are gradients of all records, which no noise covers")
-    rule = "be False beside an aggregator, which weighs in its own way"
+    rule = "be False with an aggregator, which has its own weights"
     checks.require(aggregator is None or not is_weighted, "is_weighted", rule, is_weighted)
 
     def init(key):
         params = model.init(key)
-        # Control variates are sums over many rounds: float32 whatever the model computes in.
+        # Control variates are sums over many rounds, so they are float32 for any model.
         control = jax.tree.map(lambda p: trees.zeros_like(trees.at_least_float32(p)), params)
         return ServerState(params, control)
 
@@ -147,7 +147,7 @@ def scaffold(
 
 
 def needs_of_scaffold(options: Mapping[str, Any]) -> Needs:
-    """Declares plain steps, or a control variate for which records are read."""
+    """Declares plain steps, or a control variate that reads records."""
     if options["control"] == "steps":
         return Needs("plain")
     name, instead = "control=gradient", "take control=steps"

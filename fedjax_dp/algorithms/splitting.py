@@ -47,7 +47,7 @@ from fedjax_dp.server.mean import per_part, weighted_mean
 
 # In [0, 2]: 1 is a projection or a proximal step, 2 the reflection at it.
 Relaxation = Annotated[float, Ge(0), Le(2)]
-# One number, or one for each round, of which the last holds for all later rounds.
+# One number, or one for each round, the last of which applies to all later rounds.
 Relaxations = Relaxation | Sequence[Relaxation]
 Fractions = Fraction | Sequence[Fraction]
 _RANGES: Mapping[str, Any] = {
@@ -75,9 +75,9 @@ class ServerState(NamedTuple):
 
     Attributes:
       params: z̄, the model.
-      average: the ergodic average; None where there is none.
-      round: rounds done, int32, in the centralised form, whose points move at the end of a round;
-        None in the decentralised form.
+      average: the ergodic average; None if absent.
+      round: completed rounds, int32, in the centralised form, whose points move at the end of a
+        round; None in the decentralised form.
     """
 
     params: PyTree
@@ -86,7 +86,7 @@ class ServerState(NamedTuple):
 
 
 class Closing(NamedTuple):
-    """The message at the end of a round of the centralised form: z̄, rounds done, any clients."""
+    """The message at the end of a centralised round: z̄, completed rounds, any clients."""
 
     params: PyTree
     round: Any
@@ -112,7 +112,7 @@ class Held:
 
 @flax.struct.dataclass
 class OwnState:
-    """The state of one client; `quadratic` is its loss where proximal steps are exact."""
+    """The state of one client; `quadratic` is its loss if proximal steps are exact."""
 
     of_point: Own | Held
     has_joined: jax.Array
@@ -161,51 +161,51 @@ def splitting(
     | (2, 1, 1) | FedRP | |
     | (1, 2, 1) | reflected FedProx | reflected FedAvg |
 
-    z̄ is the mean over the clients that take part; a round without any changes nothing. All begin
-    at the same θ0, and an absent client holds its last z_i, which is θ0 before its first round. In
-    the centralised form its u_i moves in every round; in the decentralised form it moves once, by
-    the newest z̄, when the client takes part again: a late client begins at
-    (1 − γ β) θ0 + γ β z̄. The forms agree where all take part, or γ is 1 and β does not change.
+    z̄ is the mean over the clients that take part; an empty round changes nothing. All begin at the
+    same θ0, and an absent client retains its last z_i, which is θ0 before its first round. In the
+    centralised form its u_i moves in every round; in the decentralised form it moves once, by the
+    newest z̄, when the client takes part again: a late client begins at (1 − γ β) θ0 + γ β z̄. The
+    forms agree if all take part, or γ is 1 and β does not change.
 
     Guarantee: that of the trainer; all else is post-processing of updates.
 
     Args:
-      model: what is trained; buffers, such as the statistics of batch norm, are averaged alone.
-      trainer: local training: Φ itself, or what minimises the proximal objective from the server's
-        model on; a private one is record-level privacy inside Φ.
+      model: what is trained; buffers, such as the statistics of batch norm, are only averaged.
+      trainer: local training: Φ itself, or minimisation of the proximal objective from the server's
+        model; a private one is record-level privacy inside Φ.
       alpha: α, the relaxation of a client's Φ, in [0, 2]; or α_t, a list with one number a round,
-        the last of which is for all later rounds.
+        the last of which applies to all later rounds.
       beta: β, the relaxation of the step to the mean, in [0, 2]; or a list as for `alpha`.
       gamma: γ, the share of the new point in the next, in [0, 1]; or a list as for `alpha`.
       client_map: Φ, a proximal step or local training.
-      step_size: η of the proximal step in the first round, 1 if not given; FedProx's μ is 1/η.
-        Local training as Φ has its learning rate instead.
-      schedule: how η, or the learning rate, shrinks over rounds, see `clients.step_sizes`.
-      period: rounds between two halvings under the schedule "exponential", for it alone.
-      solver: how a proximal step is found: by local training, or exactly, for a model whose loss is
-        quadratic; the client's state then has the decomposition of its Hessian.
+      step_size: η of the proximal step in the first round, 1 by default; FedProx's μ is 1/η. Local
+        training as Φ has its learning rate instead.
+      schedule: the decay of η, or of the learning rate, over rounds, see `clients.step_sizes`.
+      period: rounds between two halvings, for the schedule "exponential" only.
+      solver: the solver of proximal steps: local training, or exact for a model with a quadratic
+        loss, whose decomposed Hessian is then in the client's state.
       tolerance: norm of the proximal objective's gradient at which local training stops early.
-      smoothness: L of the clients' losses if known, else 0; steps of plain SGD must be below
-        2 / (L + 1/η). They shrink with η, so that they stay stable.
+      smoothness: L of the clients' losses if known, else 0; steps of plain SGD must be below 2 / (L
+        + 1/η). They shrink with η to remain stable.
       inner_memory: τ of Anderson acceleration of the steps to a proximal point, at each client; no
-        acceleration if not given. For plain SGD without noise; made for whole batches.
-      form: where u is stored: each client its own, or the server all of them.
-      is_averaged: make the average of all models, weighted by step size, the model.
-      is_weighted: make π proportional to numbers of examples; else clients with examples are equal.
+        acceleration by default. For plain SGD without noise; meant for whole batches.
+      form: where u is stored: at each client, or all at the server.
+      is_averaged: use the average of all models, weighted by step size, as the model.
+      is_weighted: make π proportional to numbers of examples; else equal for clients with examples.
       dual_weight: the share of its dual variable, u_i − z̄, that a client adds to the model for a
         personal model: 1 gives the point u_i that its next round starts from, −1 the point on the
-        other side, which at FedPi's limit is one step −η ∇f_i from the model. No personal models if
-        not given.
+        other side, which at FedPi's limit is one step −η ∇f_i from the model. No personal models by
+        default.
       name: the name in reports.
 
     Returns:
-      The algorithm. Its info holds `moved`, how far the model went.
+      The algorithm. Its info holds `moved`, the distance that the model moved.
 
     Raises:
       ValueError: for a number out of its range, a schedule without its period, an inner step that
         is too long, an exact step of a model that is not quadratic or under a private trainer,
-        accelerated inner steps of another trainer than plain SGD without noise, or a dual weight
-        where all points are the model.
+        accelerated inner steps with a trainer other than plain SGD without noise, or a dual weight
+        if all points equal the model.
 
     Source: Malekmohammadi and others 2021 ("An Operator Splitting View of Federated Learning"),
     equations 2.15 to 2.17; (2.12) and (2.13) for the reflected methods, section 2.4.4 for the dual
@@ -226,7 +226,7 @@ def splitting(
     if is_prox and not is_exact and trainer.is_plain_sgd:
         _check_inner_step(trainer.config.learning_rate, step_size, smoothness)
     if _is_always(numbers, alpha=2, beta=2, gamma=1) and schedule != "constant":
-        warnings.warn("FedSplit has no guarantee where its step changes over rounds", stacklevel=2)
+        warnings.warn("FedSplit has no guarantee if its step changes over rounds", stacklevel=2)
     if dual_weight is not None:
         _check_dual_weight(dual_weight, numbers)
     if not is_prox:
@@ -268,7 +268,7 @@ _Map = Callable[..., tuple[PyTree, Any]]
 
 @dataclass(frozen=True)
 class _Scheme:
-    """The functions of the declaration, by the options of `splitting`."""
+    """The functions of the declaration, given the options of `splitting`."""
 
     model: Model
     mapped: _Map
@@ -301,7 +301,7 @@ class _Scheme:
         return OwnState(of_point, jnp.bool_(False), quadratic)
 
     def broadcast(self, server, client):
-        # In the centralised form all clients received the model when the last round was over.
+        # In the centralised form all clients received the model at the end of the last round.
         return Known(server.params) if self.is_central else server.params
 
     def client(self, newest, own, client, hyper, key):
@@ -394,13 +394,13 @@ class _Scheme:
 def _check_map(
     model: Model, trainer: LocalTrainer, is_prox: bool, is_exact: bool, of_prox: Mapping[str, Any]
 ) -> None:
-    """Requires options that fit the way a client's Φ is found."""
+    """Requires options that fit Φ and its solver."""
     if not is_prox:
         for option, value in of_prox.items():
-            rule = "be left out where Φ is local training, whose step is its learning rate"
+            rule = "be left out if Φ is local training, whose step is its learning rate"
             checks.require(value is None, option, rule, value)
         solver = "exact" if is_exact else "local"
-        checks.require(not is_exact, "solver", "be 'local' where Φ is local training", solver)
+        checks.require(not is_exact, "solver", "be 'local' if Φ is local training", solver)
     if is_exact:
         rule = "be one whose loss is quadratic in its parameters for an exact proximal step"
         checks.require(model.is_quadratic, "model", rule, model.name)
@@ -410,7 +410,7 @@ def _check_map(
             value = of_prox[option]
             checks.require(value is None, option, "be left out for exact steps", value)
     if of_prox["inner_memory"] is not None:
-        trainer.require_plain_sgd("accelerated steps lead where plain ones would not")
+        trainer.require_plain_sgd("accelerated steps reach points that plain ones would not")
         trainer.require_open("accelerated steps would amplify the noise of gradients")
 
 
@@ -450,7 +450,8 @@ def _trained_prox(
         local, own = hyper.local, hyper.algorithm
         step = own["step_size"] * step_factor(schedule, client.round, own.get("period"))
         stiffer = 1 / step - 1 / own["step_size"]
-        # A stable rate stays so: r (L + 1/η) goes to 1 as 1/η grows, where one step is enough.
+        # A stable rate remains stable: r (L + 1/η) tends to 1 as 1/η grows, where one step is
+        # enough.
         rate = local.learning_rate / (1 + local.learning_rate * stiffer)
         pull = towards(trees.cast_like(u, newest), 1 / step)
         if stops_early:
@@ -493,7 +494,7 @@ def _check_by_round(numbers: Mapping[str, Any], prefix: str) -> None:
 
 
 def _of_round(numbers: Mapping[str, Any], index: Any) -> list[jax.Array]:
-    """Reads α, β and γ of a round; those before the first are the first round's."""
+    """Reads α, β and γ of a round; before the first, those of the first."""
 
     def one(number):
         number = jnp.asarray(number)
@@ -521,7 +522,7 @@ def _read_once(model: Model, own: OwnState, client: Any, params: PyTree) -> Quad
     """Reads a client's loss from its records in its first round."""
     assert own.quadratic is not None
     is_new = ~own.quadratic.is_ready
-    # Vmapped clients read together, so that none of them reads again.
+    # Clients under vmap read together, so that none of them reads again.
     reads = client.widest(is_new.astype(jnp.int32)) > 0
     found = jax.lax.cond(reads, lambda: factorise(model, client, params), lambda: own.quadratic)
     return trees.where(is_new, found, own.quadratic)
@@ -539,7 +540,7 @@ def _check_inner_step(rate: Any, step_size: Any, smoothness: float) -> None:
 def _check_dual_weight(weight: float, numbers: Mapping[str, Any]) -> None:
     rule = f"be 0 or of a size that float32 can represent, {SMALLEST:.2g} to {LARGEST:.2g}"
     checks.require(fits_float32(weight), "dual_weight", rule, weight)
-    rule = "be left out where beta and gamma are 1: the point of each client is the model"
+    rule = "be left out if beta and gamma are 1: the point of each client is the model"
     checks.require(not _is_always(numbers, beta=1, gamma=1), "dual_weight", rule, weight)
 
 
@@ -562,27 +563,27 @@ def fedsplit(
     """Declares FedSplit: reflections at the proximal steps of clients, then at their mean.
 
     (α, β, γ) = (2, 2, 1) of `splitting`. It reaches the minimum of the mean loss with a constant
-    step, where that loss is strongly convex.
+    step, if that loss is strongly convex.
 
     Guarantee: that of the trainer; all else is post-processing of updates.
 
     Args:
-      model: what is trained; buffers are averaged alone.
+      model: what is trained; buffers are only averaged.
       trainer: local training, which minimises the proximal objective.
-      step_size: η of the proximal step in the first round, 1 if not given.
-      schedule: how η shrinks over rounds, see `clients.step_sizes`.
-      period: rounds between two halvings under the schedule "exponential", for it alone.
-      solver: how a proximal step is found: by local training, or exactly for a quadratic loss.
+      step_size: η of the proximal step in the first round, 1 by default.
+      schedule: the decay of η over rounds, see `clients.step_sizes`.
+      period: rounds between two halvings, for the schedule "exponential" only.
+      solver: the solver of proximal steps: local training, or exact for a quadratic loss.
       tolerance: norm of the proximal objective's gradient at which local training stops early.
-      smoothness: L of the losses where it is known; steps of plain SGD are below 2 / (L + 1/η).
-      inner_memory: τ of Anderson acceleration of the steps to a proximal point; none if not given.
-      form: where u is stored: each client its own, or the server all of them.
-      is_averaged: make the average of all models, weighted by step size, the model.
-      is_weighted: weight clients by number of examples, not all the same.
-      dual_weight: what of u_i − z̄ a client adds to the model for a personal model, see `splitting`.
+      smoothness: L of the losses if known; steps of plain SGD are below 2 / (L + 1/η).
+      inner_memory: τ of Anderson acceleration of the steps to a proximal point; none by default.
+      form: where u is stored: at each client, or all at the server.
+      is_averaged: use the average of all models, weighted by step size, as the model.
+      is_weighted: weight clients by number of examples instead of equally.
+      dual_weight: share of u_i − z̄ that a client adds for its personal model, see `splitting`.
 
     Returns:
-      The algorithm, as `splitting` gives it; it raises what that raises.
+      The algorithm; it raises the errors of `splitting`.
 
     Source: Malekmohammadi and others 2021, section 2.4.
     """
@@ -605,30 +606,30 @@ def fedpi(
     is_weighted: bool = False,
     dual_weight: float | None = None,
 ) -> FederatedAlgorithm:
-    """Declares FedPi: half the way of FedSplit, which is ADMM with a dual variable by client.
+    """Declares FedPi: half of FedSplit's step, which is ADMM with a dual variable for each client.
 
     (α, β, γ) = (2, 2, ½) of `splitting`. It reaches the minimum of the mean loss with a constant
-    step; convex losses are enough.
+    step, if losses are convex.
 
     Guarantee: that of the trainer; all else is post-processing of updates.
 
     Args:
-      model: what is trained; buffers are averaged alone.
+      model: what is trained; buffers are only averaged.
       trainer: local training, which minimises the proximal objective.
-      step_size: η of the proximal step in the first round, 1 if not given.
-      schedule: how η shrinks over rounds, see `clients.step_sizes`.
-      period: rounds between two halvings under the schedule "exponential", for it alone.
-      solver: how a proximal step is found: by local training, or exactly for a quadratic loss.
+      step_size: η of the proximal step in the first round, 1 by default.
+      schedule: the decay of η over rounds, see `clients.step_sizes`.
+      period: rounds between two halvings, for the schedule "exponential" only.
+      solver: the solver of proximal steps: local training, or exact for a quadratic loss.
       tolerance: norm of the proximal objective's gradient at which local training stops early.
-      smoothness: L of the losses where it is known; steps of plain SGD are below 2 / (L + 1/η).
-      inner_memory: τ of Anderson acceleration of the steps to a proximal point; none if not given.
-      form: where u is stored: each client its own, or the server all of them.
-      is_averaged: make the average of all models, weighted by step size, the model.
-      is_weighted: weight clients by number of examples, not all the same.
-      dual_weight: what of u_i − z̄ a client adds to the model for a personal model, see `splitting`.
+      smoothness: L of the losses if known; steps of plain SGD are below 2 / (L + 1/η).
+      inner_memory: τ of Anderson acceleration of the steps to a proximal point; none by default.
+      form: where u is stored: at each client, or all at the server.
+      is_averaged: use the average of all models, weighted by step size, as the model.
+      is_weighted: weight clients by number of examples instead of equally.
+      dual_weight: share of u_i − z̄ that a client adds for its personal model, see `splitting`.
 
     Returns:
-      The algorithm, as `splitting` gives it; it raises what that raises.
+      The algorithm; it raises the errors of `splitting`.
 
     Source: Malekmohammadi and others 2021, section 2.4.
     """
@@ -652,27 +653,27 @@ def fedrp(
 ) -> FederatedAlgorithm:
     """Declares FedRP: reflections at the proximal steps of clients, then their mean.
 
-    (α, β, γ) = (2, 1, 1) of `splitting`. It goes where FedProx goes, in half the rounds; it is not
-    the random-projection method of the same name.
+    (α, β, γ) = (2, 1, 1) of `splitting`. It reaches the point of FedProx in half the rounds; it is
+    not the random-projection method of the same name.
 
     Guarantee: that of the trainer; all else is post-processing of updates.
 
     Args:
-      model: what is trained; buffers are averaged alone.
+      model: what is trained; buffers are only averaged.
       trainer: local training, which minimises the proximal objective.
-      step_size: η of the proximal step in the first round, 1 if not given.
-      schedule: how η shrinks over rounds, see `clients.step_sizes`.
-      period: rounds between two halvings under the schedule "exponential", for it alone.
-      solver: how a proximal step is found: by local training, or exactly for a quadratic loss.
+      step_size: η of the proximal step in the first round, 1 by default.
+      schedule: the decay of η over rounds, see `clients.step_sizes`.
+      period: rounds between two halvings, for the schedule "exponential" only.
+      solver: the solver of proximal steps: local training, or exact for a quadratic loss.
       tolerance: norm of the proximal objective's gradient at which local training stops early.
-      smoothness: L of the losses where it is known; steps of plain SGD are below 2 / (L + 1/η).
-      inner_memory: τ of Anderson acceleration of the steps to a proximal point; none if not given.
-      form: where u is stored: each client its own, or the server all of them.
-      is_averaged: make the average of all models, weighted by step size, the model.
-      is_weighted: weight clients by number of examples, not all the same.
+      smoothness: L of the losses if known; steps of plain SGD are below 2 / (L + 1/η).
+      inner_memory: τ of Anderson acceleration of the steps to a proximal point; none by default.
+      form: where u is stored: at each client, or all at the server.
+      is_averaged: use the average of all models, weighted by step size, as the model.
+      is_weighted: weight clients by number of examples instead of equally.
 
     Returns:
-      The algorithm, as `splitting` gives it; it raises what that raises.
+      The algorithm; it raises the errors of `splitting`.
 
     Source: Malekmohammadi and others 2021, section 2.4.5.
     """
@@ -690,25 +691,25 @@ def reflected_fedavg(
     is_weighted: bool = False,
     dual_weight: float | None = None,
 ) -> FederatedAlgorithm:
-    """Declares FedAvg with a reflection at the mean of the clients' models in its place.
+    """Declares FedAvg with a reflection at the mean of the clients' models instead of that mean.
 
-    (α, β, γ) = (1, 2, 1) of `splitting` on local training. With one gradient step it goes to the
+    (α, β, γ) = (1, 2, 1) of `splitting` on local training. With one gradient step it reaches the
     point of FedProx with η replaced by −η/2.
 
     Guarantee: that of the trainer; all else is post-processing of updates.
 
     Args:
-      model: what is trained; buffers are averaged alone.
+      model: what is trained; buffers are only averaged.
       trainer: local training, Φ itself.
-      schedule: how the learning rate shrinks over rounds, see `clients.step_sizes`.
-      period: rounds between two halvings under the schedule "exponential", for it alone.
-      form: where u is stored: each client its own, or the server all of them.
-      is_averaged: make the average of all models, weighted by step size, the model.
-      is_weighted: weight clients by number of examples, not all the same.
-      dual_weight: what of u_i − z̄ a client adds to the model for a personal model, see `splitting`.
+      schedule: the decay of the learning rate over rounds, see `clients.step_sizes`.
+      period: rounds between two halvings, for the schedule "exponential" only.
+      form: where u is stored: at each client, or all at the server.
+      is_averaged: use the average of all models, weighted by step size, as the model.
+      is_weighted: weight clients by number of examples instead of equally.
+      dual_weight: share of u_i − z̄ that a client adds for its personal model, see `splitting`.
 
     Returns:
-      The algorithm, as `splitting` gives it; it raises what that raises.
+      The algorithm; it raises the errors of `splitting`.
 
     Source: Malekmohammadi and others 2021, equation 2.12.
     """
@@ -731,29 +732,29 @@ def reflected_fedprox(
     is_weighted: bool = False,
     dual_weight: float | None = None,
 ) -> FederatedAlgorithm:
-    """Declares FedProx with a reflection at the mean of the clients' models in its place.
+    """Declares FedProx with a reflection at the mean of the clients' models instead of that mean.
 
-    (α, β, γ) = (1, 2, 1) of `splitting`. It goes to the point of FedProx with η halved.
+    (α, β, γ) = (1, 2, 1) of `splitting`. It reaches the point of FedProx with η halved.
 
     Guarantee: that of the trainer; all else is post-processing of updates.
 
     Args:
-      model: what is trained; buffers are averaged alone.
+      model: what is trained; buffers are only averaged.
       trainer: local training, which minimises the proximal objective.
-      step_size: η of the proximal step in the first round, 1 if not given.
-      schedule: how η shrinks over rounds, see `clients.step_sizes`.
-      period: rounds between two halvings under the schedule "exponential", for it alone.
-      solver: how a proximal step is found: by local training, or exactly for a quadratic loss.
+      step_size: η of the proximal step in the first round, 1 by default.
+      schedule: the decay of η over rounds, see `clients.step_sizes`.
+      period: rounds between two halvings, for the schedule "exponential" only.
+      solver: the solver of proximal steps: local training, or exact for a quadratic loss.
       tolerance: norm of the proximal objective's gradient at which local training stops early.
-      smoothness: L of the losses where it is known; steps of plain SGD are below 2 / (L + 1/η).
-      inner_memory: τ of Anderson acceleration of the steps to a proximal point; none if not given.
-      form: where u is stored: each client its own, or the server all of them.
-      is_averaged: make the average of all models, weighted by step size, the model.
-      is_weighted: weight clients by number of examples, not all the same.
-      dual_weight: what of u_i − z̄ a client adds to the model for a personal model, see `splitting`.
+      smoothness: L of the losses if known; steps of plain SGD are below 2 / (L + 1/η).
+      inner_memory: τ of Anderson acceleration of the steps to a proximal point; none by default.
+      form: where u is stored: at each client, or all at the server.
+      is_averaged: use the average of all models, weighted by step size, as the model.
+      is_weighted: weight clients by number of examples instead of equally.
+      dual_weight: share of u_i − z̄ that a client adds for its personal model, see `splitting`.
 
     Returns:
-      The algorithm, as `splitting` gives it; it raises what that raises.
+      The algorithm; it raises the errors of `splitting`.
 
     Source: Malekmohammadi and others 2021, equation 2.13.
     """

@@ -23,16 +23,16 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.mean import per_part, scaled_sum
 
-# Beyond it one client has all the weight, whatever the losses.
+# Beyond it, one client has all the weight for any losses.
 Tilt = Annotated[float, Ge(-1000), Le(1000)]
-# e^60 clients' worth of weight can be summed in float32; a tilt below the second has no curvature.
+# Weights up to e^60 can be summed in float32; a tilt below the second has no curvature.
 _LARGEST, _SMALLEST_TILT = 60.0, 1e-3
-# Of a smaller mean weight most is due to exponents that were clipped from below.
+# Most of a smaller mean weight is due to exponents that were clipped from below.
 _LOST = math.exp(-50.0)
 
 
 class ServerState(NamedTuple):
-    """The model, and R of the last round as near as it is known, the origin of exponents."""
+    """The model, and the best estimate of R of the last round, the origin of exponents."""
 
     params: PyTree
     risk: Any
@@ -52,15 +52,15 @@ def term(
     It minimises `R = (1/t) ln Σ p_i e^{t f_i}`: a client has the weight `p_i e^{t f_i}` for its
     loss f_i at the received model, and weights are normalised. A tilt near 0 is FedAvg, and from
     -1e-3 to 1e-3 R is the plain mean; a large one minimises the largest loss, a negative one
-    ignores clients that fit badly.
+    reduces the weight of clients with large losses.
 
     Exponents are relative to R of the round before, which changes no weight and keeps `e^{t (f −
     R)}` below 1/p_i. They are clipped at 60, which only occurs in a first round or where losses
-    change by more than 60/t: these clients weigh the same. `num_limited` counts them, and all
+    change by more than 60/t: these clients have equal weight. `num_limited` counts them, and all
     clients where every exponent is clipped at -60. R is then estimated, between the mean loss and
     the largest one, or the smallest for a negative tilt, which it reaches within few rounds.
 
-    Guarantee: none. Weights follow exact losses, so that private training is refused.
+    Guarantee: none. Weights depend on exact losses, so private training is refused.
 
     Args:
       model: what is trained.
@@ -70,16 +70,16 @@ def term(
       server_learning_rate: the server's step size.
 
     Returns:
-      The algorithm; its info has `num_limited` and `tilted_loss`, which is R of the round where
+      The algorithm; its info has `num_limited` and `tilted_loss`, which is R of the round if
       `num_limited` is 0, else its estimate.
 
     Raises:
       ValueError: for a private trainer, or a number out of its range.
 
-    Source: Li and others 2021, "Tilted Empirical Risk Minimization", algorithm 4, with weights that
-    are normalised in each round.
+    Source: Li and others 2021, "Tilted Empirical Risk Minimization", algorithm 4, with weights
+    normalised in each round.
     """
-    trainer.require_open("clients are weighted by exact losses, whose release no noise covers")
+    trainer.require_open("clients are weighted by exact losses, which no noise covers")
 
     def init(key):
         return ServerState(model.init(key), jnp.float32(0))

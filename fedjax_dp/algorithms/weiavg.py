@@ -23,7 +23,7 @@ def weiavg(
 ) -> FederatedAlgorithm:
     """Declares DP-SGD at the clients and a mean with weights `w_i = ε_i / Σ ε_j`.
 
-    Guarantee: as `dp_sgd`, whatever is declared: the noise depends on the trainer, the weights
+    Guarantee: as `dp_sgd`, for any declared budgets: the noise depends on the trainer, the weights
     on the declared budgets, which are public here and can mislead the server.
 
     Args:
@@ -31,7 +31,7 @@ def weiavg(
       trainer: a private trainer, each client with its own noise multiplier.
       num_clients: the population, at least 1.
       declared_epsilon: the budgets that clients declare, above 0, `[num_clients]`; a run by
-        configuration takes the true ones if not given.
+        configuration uses the true ones by default.
 
     Returns:
       The algorithm.

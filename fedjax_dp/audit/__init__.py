@@ -1,4 +1,4 @@
-"""Audits: lower bounds on ε from attacks on the engine's rounds, beside the claimed ε."""
+"""Audits: lower bounds on ε from attacks on the engine's rounds, compared with the claimed ε."""
 
 from fedjax_dp.audit.choices import check_choice
 from fedjax_dp.audit.clients import plant_clients

@@ -19,7 +19,7 @@ from fedjax_dp.engine.record import RoundInfo, RoundRecord
 MARK = "canary"
 # A canary's contribution before clipping, in units of the parameters: far beyond any clip norm.
 STRENGTH = 1e6
-# The name under which the algorithm's info reports what an attacker sees of canaries.
+# The key of the attacker's observations of canaries in the algorithm's info.
 SEEN = "seen_of_canaries"
 
 
@@ -32,8 +32,8 @@ class Planted(NamedTuple):
     data: FederatedData  # The population, with all of the canaries' records.
     participation: Participation
     owners: np.ndarray  # [canaries]: the client that each canary is, or that holds it.
-    # [canaries], or [observations, canaries], of one round or of several, higher where a canary
-    # was likelier included.
+    # [canaries], or [observations, canaries], of one round or of several, higher if a canary was
+    # more likely included.
     scores: Callable[[RoundRecord, RoundInfo], jax.Array]
     sends_votes: bool = False  # Distances between votes have no meaning.
 
@@ -45,7 +45,7 @@ class Planted(NamedTuple):
 
 
 def read_mark(mark: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns whether a mark is a canary's, whether that is included, and which it is."""
+    """Returns whether a mark is a canary's, whether that is included, and its index."""
     return mark != -1, mark >= 0, jnp.where(mark >= 0, mark, jnp.maximum(-2 - mark, 0))
 
 
@@ -62,6 +62,6 @@ def draw_coordinates(
     """Draws distinct entries of the parameters, counted as in `flat`, one for each canary."""
     (entries,) = np.nonzero(is_open)
     checks.whole("num_canaries", num_canaries)
-    rule = f"be at most {entries.size}, an entry of the update for each"
+    rule = f"be at most {entries.size}, one for each entry of the update"
     checks.require(num_canaries <= entries.size, "num_canaries", rule, num_canaries)
     return rng.choice(entries, num_canaries, replace=False).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Grey-box check of a private choice: how often each answer is given, on neighbouring data."""
+"""Grey-box check of a private choice: frequencies of its outcomes on neighbouring data."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +19,7 @@ from fedjax_dp.data.federated import flat, nested
 from fedjax_dp.engine.cohort import Examples
 from fedjax_dp.privacy.mechanisms.selection import BoundedRangeDpEvent
 
-# How sure every limit on a frequency is; there are some hundreds of them.
+# Confidence of each limit on a frequency; there are some hundreds of them.
 _CONFIDENCE = 1 - 1e-6
 
 
@@ -33,7 +33,7 @@ def check_choice(
     *,
     num_draws: int = 20_000,
 ) -> list[StepCheck]:
-    """Compares how often a choice falls on each model, with one record exchanged or left out.
+    """Compares how often each model is chosen, with one record exchanged or left out.
 
     A few records are the sharpest test, since each moves the score of a model most. The first is
     exchanged for everything that `extreme_records` lists; the last is left out.
@@ -41,15 +41,15 @@ def check_choice(
     Args:
       choice: the choice, such as `FederatedAlgorithm.choice`, or None.
       numbers: its numbers, such as `Hyper.algorithm`.
-      models: parameters of the models that are offered, `[models, ...]`, unlike one another.
-      batch: the client's records, named arrays `[examples, ...]`, or trees of dicts of them, two at
-        least.
+      models: parameters of the offered models, `[models, ...]`, all different.
+      batch: the client's records, named arrays `[examples, ...]`, or trees of dicts of them, at
+        least two.
       key: root of all draws.
       num_draws: choices on each client, at least 1,000.
 
     Returns:
-      One check: the largest log-ratio that is proven beside ε. Empty for none, and
-      for a choice that claims nothing.
+      One check: the largest proven log-ratio, compared with ε. Empty without a choice, and for one
+      that claims nothing.
 
     Raises:
       ValueError: if the batch or the number of draws is too small.
@@ -58,7 +58,7 @@ def check_choice(
         return []
     batch = {name: np.asarray(array) for name, array in flat(batch).items()}
     size = len(next(iter(batch.values())))
-    checks.require(size >= 2, "batch", "hold two examples at least", size)
+    checks.require(size >= 2, "batch", "hold at least two examples", size)
     checks.whole("num_draws", num_draws, at_least=1000)
     event, choose = choice.event(numbers), choice.of
     assert isinstance(event, BoundedRangeDpEvent)

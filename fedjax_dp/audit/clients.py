@@ -41,7 +41,7 @@ def plant_clients(
 ) -> Planted:
     """Adds clients whose update is one entry of the parameters, far above the clip norm.
 
-    No two canaries share an entry, so that each has its own place in the released aggregate. Under
+    No two canaries share an entry, so that each has its own entry in the released aggregate. Under
     zero-out a canary that is not included sends an update that is not finite, which contributes
     zero; under replace-one it sends the opposite update.
 
@@ -49,8 +49,8 @@ def plant_clients(
       algorithm: an algorithm that claims privacy for clients; its aggregate, under a mask the
         mean, has the structure of an update.
       data: the clients' examples; every canary gets a copy of the first one.
-      participation: who joins a round; the sampler and, as nearly as whole cohorts allow, the
-        sampling rate are kept.
+      participation: how clients are drawn for a round; the sampler and, up to rounding of cohorts,
+        the sampling rate are preserved.
       num_canaries: at least 1, at most the number of parameters.
       rng: draws the entries.
       relation: which data are neighbours, "zero_out" or "replace_one".
@@ -75,7 +75,7 @@ def plant_clients(
 
     def client(message, own, client, hyper, key):
         output = algorithm.client(message, own, client, hyper, key)
-        # The mark is the auditor's own, and no client's: to read it costs nothing.
+        # The mark belongs to the auditor, not to a client, so reading it costs no privacy.
         marked = client.read_by("the audit", lambda size, config: dp_accounting.NoOpDpEvent())
         first = jnp.clip(marked.start, 0, marked.examples[MARK].shape[0] - 1)
         is_canary, is_included, index = read_mark(marked.examples[MARK][first])
@@ -142,7 +142,7 @@ def _aggregate_structure(
     checks.require(
         [x.shape for x in update] == [x.shape for x in aggregate],
         "algorithm",
-        "aggregate updates to something of their own shapes",
+        "have an aggregate with the shapes of an update",
         [x.shape for x in aggregate],
     )
     return aggregate
@@ -163,7 +163,7 @@ def _regrown(participation: Participation, num_clients: int) -> Participation:
 
 
 def _unit_vector(tree: PyTree, coordinate: jax.Array, value: jax.Array) -> PyTree:
-    """Zeroes the float leaves of a tree except for one entry, counted as in `flat`."""
+    """Sets the float leaves of a tree to zero except one entry, counted as in `flat`."""
     leaves, structure = jax.tree.flatten(tree)
     built, first = [], 0
     for leaf in leaves:

@@ -1,4 +1,4 @@
-"""Extreme records and updates, on which a private step must hold what it states."""
+"""Extreme records and updates, on which a private step must satisfy its stated bounds."""
 
 from collections.abc import Iterator, Mapping
 
@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_dp.core.trees import PyTree
 
 _VALUES = (0.0, 1e-30, 1e30, -1e30, np.nan, np.inf, -np.inf)
-# Rows that nearly cancel: how large they are, and what share of that is left of their sum.
+# Rows that nearly cancel: their size, and the relative size of their sum.
 _SIZES = (1.0, 1e3, 1e6)
 _SHARES = (0.0, 1e-4, 3e-4, 5e-4, 7e-4, 1e-3, 1.5e-3, 2e-3, 3e-3)
 
@@ -19,8 +19,8 @@ def extreme_records(
 ) -> Iterator[dict[str, np.ndarray]]:
     """Lists extreme records, whose clipped gradients must respect the bound.
 
-    The record itself; one value from 0 to 1e30, NaN and infinities; rows that nearly cancel, on
-    which norms that are not computed from the gradient fail. Integers are 0 or the largest.
+    The record itself; one value from 0 to 1e30, NaN and infinities; rows that nearly cancel, for
+    which norms that are not computed from the gradient are wrong. Integers are 0 or the largest.
     """
     yield {name: np.asarray(array) for name, array in record.items()}
     for value in _VALUES:

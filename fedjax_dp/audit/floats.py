@@ -1,4 +1,4 @@
-"""A search for floats that break a bound: records that move a clipped sum, updates that escape.
+"""Searches for floats that break a bound: records that move a clipped sum, long updates.
 
 Arrays of many short axes are searched too, whose norms a compiler may add up in one long chain.
 """
@@ -19,17 +19,17 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import flat, nested
 from fedjax_dp.privacy.mechanisms.clipping import clip_by_global_norm, clip_by_l1_norm
 
-# What rounding may add to a bound (docs/privacy.md, "Clipping in floating point").
+# Allowed rounding above a bound (docs/privacy.md, "Clipping in floating point").
 MARGIN = 1e-3
 
-# Ranks and lengths of axes that norms are tried at, and how many entries an array may have.
+# Ranks and axis lengths of the arrays, and the most entries of one.
 RANKS, LENGTHS = range(1, 25), range(1, 9)
 _MOST_ENTRIES = 2**20
 # How many shapes are compiled together.
 _SHAPES = 8
 
 _LARGEST_EXPONENT, _SMALLEST_EXPONENT = 127, -149
-# Exponents at which something changes: squares vanish or overflow, sums absorb, floats end.
+# Critical exponents: squares vanish or overflow, sums absorb, floats end.
 _EDGES = (-149, -126, -75, -63, -30, -12, 0, 12, 23, 43, 60, 63, 64, 100, 127)
 
 
@@ -38,7 +38,7 @@ class Worst(NamedTuple):
 
     ratio: float  # The largest distance over its bound; inf where a sum was not finite.
     tried: int  # The number of records or updates.
-    family: str  # How the worst was made.
+    family: str  # The construction of the worst.
 
 
 def search_sums(
@@ -51,10 +51,10 @@ def search_sums(
 ) -> Worst:
     """Searches for a record that moves a clipped sum further than its bound.
 
-    Each record is put somewhere into a batch whose other members were made in the same way, so
-    that it meets what was built to lose it and what it may wipe out. The sum is compared with that
-    of the batch where its place is empty, and, where it is the only one, with zero. Half of the
-    records are the worst so far with some entries drawn again.
+    Each record is put at a random place of a batch whose other members were made in the same way,
+    so that they may absorb it, or it may absorb them. The sum is compared with that of the batch
+    without it and, if it is alone, with zero. Half of the records are the worst so far with some
+    entries redrawn.
     """
     checks.whole("batch_size", batch_size, at_least=2)
     checks.whole("num_records", num_records)
@@ -143,7 +143,7 @@ def check_records(
 ) -> StepCheck:
     """Searches records of any floats for one that moves a clipped sum past its bound.
 
-    `batch` gives shapes and labels; the rule's bound and a thousandth of it are allowed.
+    `batch` provides shapes and labels; 1.001 times the rule's bound is allowed.
     """
     if rule.bound is None:
         raise ValueError("rule must state a bound, got one that claims no privacy")
@@ -192,10 +192,10 @@ def search_norms(
     arrays_per_shape: int = 8,
     most_entries: int = _MOST_ENTRIES,
 ) -> Worst:
-    """Searches for an array of some rank whose clipped norm is above its bound.
+    """Searches for an array whose clipped norm is above its bound.
 
     Arrays have axes of 1 to 8 and hold numbers at which a sum in one chain stops growing, or rounds
-    in one direction. They are clipped side by side, several shapes in one compiled program.
+    in one direction. Several shapes are clipped in one compiled program.
     """
     side_by_side = jax.jit(lambda trees: [jax.vmap(clip)(tree) for tree in trees])
     shapes = [many_axes(r, rng, most_entries) for r in ranks for _ in range(shapes_per_rank)]
@@ -259,11 +259,13 @@ def _for_norms(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[np.nda
     """Draws numbers whose sums of squares, or of absolute values, in one chain are inaccurate."""
     kind = rng.choice(["one number", "one large", "any"], p=[0.4, 0.5, 0.1])
     if kind == "one number":
-        # Chains of one number round in one direction for as long as the sum keeps its exponent.
+        # Chains of one number round in one direction as long as the exponent of the sum is
+        # unchanged.
         return np.full(shape, 1 + rng.random(), np.float32), kind
     if kind == "any":
         return hostile(shape, rng)
-    # What is a little below half a unit in the last place of a large first entry is lost beside it.
+    # Entries a little below half a unit in the last place of a large first entry are absorbed by
+    # it.
     power = rng.choice([1, 2])
     small = 2.0 ** (-(24 + rng.uniform(0.1, 2)) / power)
     values = np.full(int(np.prod(shape)), small, np.float32)

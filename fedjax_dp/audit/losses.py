@@ -1,4 +1,4 @@
-"""Canary records with a loss of their own: real inputs, a wrong label, the model's own loss."""
+"""Mislabelled canary records: real inputs, a wrong label, the model's own loss."""
 
 from collections.abc import Callable
 
@@ -51,9 +51,9 @@ def plant_losses(
     Args:
       make_algorithm: `(model) -> algorithm` that claims privacy for records.
       model: what is trained.
-      data: the clients' examples; canaries go to clients that have some, in turn. Integers
-        under "y", one for each example, are labels; others stay as they are.
-      participation: who joins a round.
+      data: the clients' examples; canaries go to clients that have some, in turn. Integers under
+        "y", one for each example, are labels; other targets are unchanged.
+      participation: how clients are drawn for a round.
       num_canaries: at least 1.
       rng: draws which record of its client a canary is a copy of.
       relation: which data are neighbours, "zero_out" or "replace_one".
@@ -62,8 +62,8 @@ def plant_losses(
       The planted population; canaries are the last records of their clients.
 
     Raises:
-      ValueError: if the algorithm claims nothing for records or sends no update, or data have no
-        labels that a wrong one could be drawn from under replace-one.
+      ValueError: if the algorithm claims nothing for records or sends no update, or, under
+        replace-one, data have no labels to draw a wrong one from.
     """
     require_public_sizes(relation)
     is_exchanged = relation == "replace_one"
@@ -88,7 +88,7 @@ def plant_losses(
     _choose_records(examples, planted, rng)
     labels = examples.get("y")
     has_labels = labels is not None and labels.shape == mark.shape and _are_labels(labels)
-    rule = "hold whole labels, of two kinds at least, under 'y' where a record is exchanged"
+    rule = "hold integer labels of at least two classes under 'y' if a record is exchanged"
     checks.require(has_labels or not is_exchanged, "data", rule, sorted(examples))
     if has_labels and labels is not None:
         known = np.unique(labels)
@@ -118,7 +118,7 @@ def _choose_records(
 
 
 def _are_labels(labels: np.ndarray) -> bool:
-    """Checks whether an array holds integers of two kinds at least, and not too many."""
+    """Checks whether an array holds integers of at least two classes, and not too many."""
     if labels.dtype.kind not in "iuf" or not np.all(np.mod(labels, 1) == 0):
         return False
     return 2 <= len(np.unique(labels)) <= max(2, len(labels) // 2)
@@ -189,7 +189,7 @@ def _along(
 def _rightness(
     model: Model, models: PyTree, chosen: jax.Array, records: PyTree, canaries: jax.Array
 ) -> jax.Array:
-    """How much likelier the chosen model is right on a canary than all are, `[canaries]`."""
+    """The correctness of the chosen model on each canary minus the mean of all, `[canaries]`."""
 
     def one(index):
         single = _single(records, index)

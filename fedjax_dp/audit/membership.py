@@ -24,14 +24,14 @@ _SMALLEST_LOSS = 1e-6
 
 
 class MembershipResult(NamedTuple):
-    """How well an attacker distinguished members from others, on examples held out from it.
+    """The success of an attacker on examples that it was not trained on.
 
     Attributes:
       accuracy: share of right answers; 1/2 is guessing.
-      accuracy_interval: where the attacker's true accuracy lies with 95 % confidence.
+      accuracy_interval: the 95 % confidence interval of the true accuracy.
       auc: area under the ROC curve; 1/2 is guessing.
-      true_positive_rate: share of members that are found where 1 % of the others are accused.
-      num_examples: how many examples the attacker was tried on, half of them members.
+      true_positive_rate: share of members that are found at 1 % false positives.
+      num_examples: number of test examples, half of them members.
     """
 
     accuracy: float
@@ -45,16 +45,16 @@ class MembershipResult(NamedTuple):
 def membership_attack(
     members: ArrayLike, others: ArrayLike, rng: np.random.Generator
 ) -> MembershipResult:
-    """Trains a logistic attacker on half of the examples and tries it on the other half.
+    """Trains a logistic attacker on half of the examples and tests it on the other half.
 
     Args:
       members: features of examples that were trained on, `[members, features]`.
-      others: features of examples that were not, `[others, features]`; of the larger side as many
-        are drawn as the smaller one has.
+      others: features of examples that were not, `[others, features]`; the larger side is
+        subsampled to the size of the smaller.
       rng: draws the examples and the halves.
 
     Returns:
-      The result. It bounds no ε: members were not chosen by coins.
+      The result. It bounds no ε, since members were not chosen at random.
 
     Raises:
       ValueError: if a side has fewer than four examples, or features are not finite.
@@ -90,7 +90,7 @@ def attack_features(model: Model, params: PyTree, examples: Mapping[str, Any]) -
     """Computes the attacker's features of examples, `[examples, features]`.
 
     The loss, its logarithm, in which memorised examples stand apart, and the outputs in descending
-    order where an example has a vector of them; values that are not finite are cut off.
+    order where an example has a vector of them; values that are not finite are clipped.
     """
 
     @jax.jit

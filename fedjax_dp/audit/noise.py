@@ -20,9 +20,9 @@ from fedjax_dp.privacy.mechanisms.distributed import (
 )
 from fedjax_dp.privacy.mechanisms.scalar_noise import EntrywiseDpEvent
 
-# Sums and norms are float32: this share of a bound is rounding and no leak.
+# Sums and norms are float32: this share of a bound is rounding, not a leak.
 ROUNDING = 1e-4
-# Measured noise may differ from stated noise by this share, and by so many standard errors.
+# Allowed difference of measured from stated noise: a share, and a number of standard errors.
 _TOLERANCE = 0.02
 _STANDARD_ERRORS = 5.0
 
@@ -32,7 +32,7 @@ class StepCheck(NamedTuple):
 
     Attributes:
       name: what was compared.
-      measured: the largest value that was seen; inf where something was not finite.
+      measured: the largest measured value; inf if something was not finite.
       allowed: the largest value that the stated sensitivity and noise allow.
     """
 
@@ -71,7 +71,7 @@ class ReleaseNoise(NamedTuple):
             terms = [_ratio(float(np.abs(gap).sum()), s / math.sqrt(2)) for gap, s in units]
             measured = sum(terms)
         elif isinstance(event, EntrywiseDpEvent) and event.noise_multiplier > 0:
-            # Entries are bounded one by one: the one that moves farthest decides.
+            # Entries are bounded one by one, so the one that moves farthest is compared.
             multiplier, units = event.entry_stddev, zip(gaps, self.stddevs, strict=True)
             terms = [_ratio(float(np.abs(gap).max(initial=0)), s) for gap, s in units]
             measured = max(terms)
@@ -127,7 +127,7 @@ class ReleaseNoise(NamedTuple):
 
 
 def stated_multiplier(event: DpEvent) -> float | None:
-    """Reads the noise multiplier, for L2 norms, off an event; None or 0 for other kinds."""
+    """Returns the noise multiplier, for L2 norms, of an event; None or 0 for other kinds."""
     if isinstance(event, DistributedDiscreteGaussianDpEvent):
         return math.sqrt(event.num_shares) * event.noise_scale / event.l2_norm
     if isinstance(event, SkellamDpEvent):
@@ -155,9 +155,9 @@ def mean_release(
 ) -> PyTree:
     """Averages releases of the same value under different keys.
 
-    Two such averages under the same keys differ by the effect of the value on a release. Where
-    noise is only added, one key would do; where the noised value is transformed further, such as a
-    clip norm that follows a noised count, the difference under one key depends on its noise.
+    Two such averages under the same keys differ by the effect of the value on a release. If noise
+    is only added, one key suffices; if the noised value is transformed further, such as a clip norm
+    that adapts to a noised count, the difference under one key depends on its noise.
     """
     keys = jax.random.split(key, num_draws)
     sums, _ = _moments(release, arguments, keys)
@@ -194,7 +194,7 @@ def _gaps(a: PyTree, b: PyTree) -> list[np.ndarray]:
 
 
 def _standard_error(count: int) -> float:
-    """Relative error of a standard deviation that was measured from so many deviations."""
+    """The relative error of a standard deviation estimated from `count` deviations."""
     return 1 / math.sqrt(2 * count)
 
 

@@ -30,7 +30,7 @@ from fedjax_dp.models.base import Model
 
 
 class CanaryReader(Protocol):
-    """What an attacker reads of a client's canaries."""
+    """An attacker's observation of a client's canaries."""
 
     def __call__(
         self,
@@ -41,7 +41,7 @@ class CanaryReader(Protocol):
         canaries: jax.Array,
         /,
     ) -> jax.Array:
-        """Returns `[..., canaries]`, higher where a canary was likelier included."""
+        """Returns `[..., canaries]`, higher if a canary was more likely included."""
         ...
 
 
@@ -60,7 +60,7 @@ def plant_records(
 
     The model is wrapped: for a canary the loss is a multiple of one parameter, and its prediction
     is correct where it is included; other records are unchanged. The attacker observes what leaves
-    the client, or, where nothing does, the client's own model. Under zero-out a canary that is not
+    the client or, if nothing does, the client's own model. Under zero-out a canary that is not
     included has gradient zero, and the client's size, which is public, does not change; under
     replace-one it has the opposite gradient.
 
@@ -68,7 +68,7 @@ def plant_records(
       make_algorithm: `(model) -> algorithm` that claims privacy for records.
       model: what is trained.
       data: the clients' examples; canaries go to clients that have some, in turn.
-      participation: who joins a round.
+      participation: how clients are drawn for a round.
       num_canaries: at least 1, at most the number of trained parameters.
       rng: draws the entries.
       relation: which data are neighbours, "zero_out" or "replace_one".
@@ -112,7 +112,7 @@ def watch_records(
     read: CanaryReader,
     relation: str,
 ) -> Planted:
-    """Gives canaries to clients in turn and reports what is read of each in the round's info.
+    """Assigns canaries to clients in turn and reports the observation of each in the round's info.
 
     Each canary is a marked copy of its client's first record, after all of the client's records.
     """
@@ -125,7 +125,7 @@ def watch_records(
     table[owners, np.arange(num_canaries) // hosts.size] = np.arange(num_canaries)
 
     def broadcast(server, client):
-        # The auditor sees what the server holds, beside what a client is sent.
+        # The auditor sees the server's state besides the message to a client.
         return server, algorithm.broadcast(server, client)
 
     def client(seen, own, client, hyper, key):
@@ -197,7 +197,7 @@ def released(
     checks.require(
         bool(sent or after),
         "algorithm",
-        "send or hold something of the model's shape",
+        "send or store something with the model's structure",
         output.update,
     )
     kept = trees.subtract(after[0], before[0]) if before and after else None
@@ -210,7 +210,7 @@ def models_in(tree: PyTree, params: PyTree) -> list[PyTree]:
     own_leaves, structure = jax.tree.flatten(params, is_leaf=_is_none)
 
     def is_model(tree: Any) -> bool:
-        """Checks whether it is a model, whole or without parameters that are not sent."""
+        """Checks whether a tree is a model, possibly without parameters that are not sent."""
         leaves = jax.tree.leaves(tree, is_leaf=_is_none)
         its_own: Any = jax.tree.structure(tree, is_leaf=_is_none)
         if its_own != structure or not any(x is not None for x in leaves):
@@ -219,7 +219,7 @@ def models_in(tree: PyTree, params: PyTree) -> list[PyTree]:
         return all(x is None or (p is not None and jnp.shape(x) == p.shape) for x, p in pairs)
 
     def whole(tree: Any) -> PyTree:
-        """Puts zeros for parameters that are not sent."""
+        """Fills parameters that are not sent with zeros."""
         return jax.tree.map(
             lambda x, p: jnp.zeros_like(p) if x is None and p is not None else x,
             tree,

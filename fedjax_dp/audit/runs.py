@@ -1,4 +1,4 @@
-"""Audits: attacks through canaries, and the ε that they prove beside the claimed ε."""
+"""Audits: attacks through canaries, and the ε that they prove, compared with the claimed ε."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from fedjax_dp.privacy.reports.auditing import LowerBound
 
 # A thousand runs suffice at a large δ; the ledger's claim holds at every δ.
 _LARGE_DELTA = 0.1
-# With fewer runs no threshold proves anything.
+# With fewer runs, no threshold proves anything.
 _FEWEST_RUNS = 40
 
 
@@ -38,7 +38,7 @@ class AuditRuns(NamedTuple):
     Attributes:
       planted: what was attacked.
       seen: what an attacker saw of each canary in each round, `[runs, rounds, canaries]`; several
-        numbers a round count as so many rounds.
+        numbers a round count as several rounds.
       is_included: the auditor's coins, `[runs, canaries]`, bool.
       record: of every round, `[runs, rounds, ...]`, on the host.
       federation: what was run.
@@ -52,17 +52,17 @@ class AuditRuns(NamedTuple):
 
 
 class AuditResult(NamedTuple):
-    """A lower bound that was measured beside the upper bound that is claimed.
+    """A measured lower bound, and the claimed upper bound.
 
     Attributes:
-      unit: whose privacy was attacked, "client" or "record".
+      unit: the attacked unit of privacy, "client" or "record".
       method: "one_run", "threshold" or "gaussian", see `fedjax_dp.privacy.reports.auditing`.
       dp_delta: δ of both bounds.
-      epsilon_lower: what the attack proves.
-      epsilon_claimed: what the ledger says of the canary that was exposed most.
-      confidence: how often, at least, such a lower bound is right.
-      num_runs: runs that it was made from.
-      num_canaries: canaries that it was made from.
+      epsilon_lower: the ε that the attack proves.
+      epsilon_claimed: the ε that the ledger reports for the most exposed canary.
+      confidence: the least probability that such a lower bound is right.
+      num_runs: the number of runs that it was computed from.
+      num_canaries: the number of canaries that it was computed from.
     """
 
     unit: str
@@ -101,10 +101,10 @@ def run_audit(
       key: root of all draws.
       num_runs: at least 1.
       num_rounds: rounds of each run, at least 1.
-      runs_at_once: runs that are computed side by side; memory follows it.
+      runs_at_once: runs that are computed together; memory grows with it.
       execution: how the rounds are laid out, on one device that holds all examples.
-      running: runs in place of `planted.algorithm`, with whose claims bounds are still compared;
-        the same algorithm with less noise shows what an audit can find.
+      running: the algorithm to run instead of `planted.algorithm`, whose claims still apply; the
+        same algorithm with less noise shows what an audit can find.
 
     Returns:
       Observations and coins, on the host.
@@ -136,7 +136,7 @@ def run_audit(
                 return state, (planted.scores(record, info), record)
 
             state, left = jax.lax.scan(one_round, own[0] if own else states, None, num_rounds)
-            # The states of all runs side by side are returned only where they are needed.
+            # The states of all runs are returned only if they are needed.
             return (None if is_last else state), left
 
         has_own = jnp.ndim(states.round) > 0
@@ -158,7 +158,7 @@ def run_audit(
             states = _after_host_steps(states, steps, bound.hyper, keys)
     seen, record = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *parts)
     if running is not None:
-        # The claimed numbers are charged, and not those that these rounds ran with.
+        # The claimed numbers are charged, not those that the rounds ran with.
         record = record._replace(digest=None)
     seen = seen.astype(np.float64).reshape(num_runs, -1, seen.shape[-1])
     return AuditRuns(planted, seen, np.asarray(is_included), record, claimed.federation)
@@ -196,15 +196,15 @@ def audit(
     confidence: float = 0.95,
     audited_run: int = 0,
 ) -> list[AuditResult]:
-    """Computes what the runs prove, by every method that is valid for them.
+    """Computes the lower bounds that the runs prove, by every valid method.
 
     One run's canaries together are audited in one run; the first canary over all runs by a
-    threshold on its score, at the δ given and at 0.1, and, where the ledger holds nothing but
-    Gaussian releases without sampling, as a Gaussian mechanism. How rounds are added up to a score
-    is learned from other runs than those that prove something, where there are enough.
+    threshold on its score, at the δ given and at 0.1, and, if the ledger holds only Gaussian
+    releases without sampling, as a Gaussian mechanism. The weights of rounds in a score are learned
+    from other runs than those that are counted, if there are enough.
 
-    Guarantee: where nothing is wrong, any of the bounds exceeds its claim in at most
-    `1 − confidence` of all audits; the bounds share what may go wrong.
+    Guarantee: for a correct program, some bound exceeds its claim in at most `1 − confidence` of
+    all audits; the bounds share this error probability.
 
     Args:
       runs: what `run_audit` returned.
@@ -219,11 +219,11 @@ def audit(
     Raises:
       ValueError: if an argument is not valid.
     """
-    checks.require(0 < confidence < 1, "confidence", "lie in (0, 1)", confidence)
-    checks.require(0 < dp_delta < 1, "dp_delta", "lie in (0, 1)", dp_delta)
+    checks.require(0 < confidence < 1, "confidence", "be in (0, 1)", confidence)
+    checks.require(0 < dp_delta < 1, "dp_delta", "be in (0, 1)", dp_delta)
     num_runs, _, num_canaries = runs.seen.shape
     checks.require(
-        0 <= audited_run < num_runs, "audited_run", f"lie in [0, {num_runs})", audited_run
+        0 <= audited_run < num_runs, "audited_run", f"be in [0, {num_runs})", audited_run
     )
     claims: list[tuple[list[Ledger], np.ndarray]] = []
     plans: list[tuple[str, float, int]] = []
@@ -255,7 +255,7 @@ def audit(
 
 
 def _direction(runs: AuditRuns, learned: np.ndarray) -> np.ndarray:
-    """Learns from all canaries of some runs how rounds add up to a score."""
+    """Learns the weights of rounds in a score from all canaries of some runs."""
     by_canary = np.moveaxis(runs.seen[learned], 1, 2)
     included = runs.is_included[learned]
     return auditing.linear_direction(by_canary[included], by_canary[~included])
@@ -276,7 +276,7 @@ def _many_runs_bound(
     bound = {"threshold": auditing.threshold_bound, "gaussian": auditing.gaussian_bound}[method]
     included = runs.is_included[:, 0]
     (inside,), (outside,) = np.nonzero(included), np.nonzero(~included)
-    # The bound chooses its threshold on every second run of a kind: on these it may learn too.
+    # The bound chooses its threshold on every second run of a kind, so it may learn from these too.
     learned = np.concatenate([inside[::2], outside[::2]])
     scores = runs.seen[:, :, 0] @ _direction(runs, learned)
     return bound(scores[inside], scores[outside], dp_delta, confidence=confidence)

@@ -37,7 +37,7 @@ from fedjax_dp.server.base import Close, Fate, Roster, Sender, Stacked
 from fedjax_dp.server.masking import noised_parts
 
 _COHORT = 4
-# Updates and records of hostile floats that a check tries.
+# The number of updates and records of hostile floats in a check.
 _UPDATES, _RECORDS = 60, 200
 _ROUND = "round with and without a client"
 
@@ -54,13 +54,13 @@ def check_gradient_rule(
 ) -> list[StepCheck]:
     """Compares sums and releases of a gradient rule on batches that differ in one record.
 
-    The first record of the batch is present or not, or is exchanged for another, or lies in the
-    padding; it is itself, and every record that `extreme_records` lists.
+    The first record of the batch is present or not, or is exchanged for another, or is in the
+    padding; it is the record itself, and then every record that `extreme_records` lists.
 
     Args:
       rule: a rule that claims privacy.
       params: the parameters at which gradients are taken.
-      batch: named arrays `[examples, ...]`, or trees of dicts of them, two examples at least.
+      batch: named arrays `[examples, ...]`, or trees of dicts of them, at least two examples.
       config: the numbers of one client, scalars.
       key: root of all draws.
       num_draws: releases from which the noise is measured, at least 2.
@@ -75,7 +75,7 @@ def check_gradient_rule(
         raise ValueError("rule must state a bound and an event, got one that claims no privacy")
     batch = {name: np.asarray(array) for name, array in flat(batch).items()}
     size = len(next(iter(batch.values())))
-    checks.require(size >= 2, "batch", "hold two examples at least", size)
+    checks.require(size >= 2, "batch", "hold at least two examples", size)
     contribution, event = float(rule.bound(config).contribution), rule.event(config)
     all_real, others = np.ones(size, bool), np.arange(size) > 0
 
@@ -136,13 +136,13 @@ def check_cohort(
 ) -> list[StepCheck]:
     """Compares the engine's round on cohorts that differ in one client.
 
-    A few clients take part, all where clients share the noise; of these the last sends the updates
+    A few clients take part, or all if clients share the noise; the last of them sends the updates
     and weights that `extreme_updates` lists, or NaN, which contributes zero, while the others send
     ones. All that a round releases is compared: the aggregate and the aggregator's next state.
 
     Args:
       algorithm: an algorithm that claims privacy for clients, with the numbers to be checked.
-      data: a population of two clients at least.
+      data: a population of at least two clients.
       state: a state of the algorithm on this population.
       key: root of all draws.
       num_draws: rounds from which the noise is measured, at least 2.
@@ -157,7 +157,7 @@ def check_cohort(
     if claim is None:
         raise ValueError("algorithm must claim privacy for clients, got one that does not")
     numbers = algorithm.hyper.aggregator
-    checks.require(data.num_clients >= 2, "data", "hold two clients at least", data.num_clients)
+    checks.require(data.num_clients >= 2, "data", "hold at least two clients", data.num_clients)
     event, sensitivity = claim.event(numbers), claim.sensitivity(state.aggregator, numbers)
     bound = float(np.asarray(sensitivity.contribution)) * (1 + ROUNDING)
     structure = Facts(algorithm, population_of(data)).update
@@ -210,7 +210,7 @@ def check_cohort(
     if stddev is not None:
         # Rounding adds to discrete noise; the first of tied rounds carries more than later ones.
         may_exceed = aggregator.encode is not None or claim.min_separation > 1
-        # Noise is added to floats alone; a seed may be released beside them.
+        # Noise is added to floats only; a seed may be released besides.
         leaves = [
             i
             for i, x in enumerate(jax.tree.leaves(without[0]))

@@ -1,4 +1,4 @@
-"""Canary records behind votes: public inputs of the auditor's making that show one parameter."""
+"""Canary records behind votes: public inputs made by the auditor that reveal one parameter."""
 
 from collections.abc import Callable
 
@@ -20,11 +20,11 @@ from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.accounts.privacy_accounting import require_public_sizes
 from fedjax_dp.models.base import Model
 
-# How far a parameter moved is asked at these distances and at their negatives, and at 0: whatever
-# the step size is, some of them are near what noise and a canary do to it.
+# Queried distances of a parameter, with their negatives and 0: at any step size, some of them are
+# near the effects of noise and of a canary.
 _DISTANCES = 2.0 ** np.arange(-15, 5.5, 0.5)
 LEVELS = np.concatenate([-_DISTANCES[::-1], [0.0], _DISTANCES])
-# The first entry of an input that shows a parameter is this number or less; data are above it.
+# The first entry of an auditor's input is this number or less; data are above it.
 _FIRST = -(2**20)
 # Integers beyond are not exact in float32.
 _MOST_INPUTS = 2**23
@@ -42,13 +42,13 @@ def plant_votes(
     *,
     relation: str = "zero_out",
 ) -> Planted:
-    """Adds records that pull at one parameter each, and asks clients to vote on where it is.
+    """Adds records that move one parameter each, and queries clients for votes on its value.
 
     Privacy must hold for every model and every public input, so both are the auditor's. On inputs
-    that no data hold, the wrapped model answers how far one parameter has moved from 0, where it
-    starts. A canary's record is such an input, with a loss far above the clip norm; the public
-    inputs of every round ask of every canary's parameter whether it has moved further than each of
-    `LEVELS`. The votes are all that is observed.
+    that occur in no data, the wrapped model reveals how far one parameter has moved from 0, where
+    it starts. A canary's record is such an input, with a loss far above the clip norm; the public
+    inputs of every round ask, for every canary's parameter, whether it has moved further than each
+    of `LEVELS`. Only the votes are observed.
 
     Args:
       make_algorithm: `(model, public_x) -> algorithm` that claims privacy for records and whose
@@ -56,9 +56,10 @@ def plant_votes(
       model: what is trained; inputs are one array `[examples, ...]`, outputs are logits
         `[examples, classes]` or log-odds `[examples]`.
       data: the clients' examples; canaries go to clients that have some, in turn.
-      participation: who joins a round.
+      participation: how clients are drawn for a round.
       num_canaries: at least 1, at most the number of trained parameters.
-      num_rounds: into how many rounds the algorithm divides its public inputs, at least 1.
+      num_rounds: the number of rounds among which the algorithm divides its public inputs, at least
+        1.
       rng: draws the parameters.
       relation: which data are neighbours, "zero_out" or "replace_one".
 
@@ -73,7 +74,7 @@ def plant_votes(
     require_public_sizes(relation)
     coordinates = draw_trained(model, num_canaries, rng)
     num_queries = num_canaries * LEVELS.size
-    rule = f"be at most {_MOST_INPUTS // LEVELS.size}, since each asks {LEVELS.size} questions"
+    rule = f"be at most {_MOST_INPUTS // LEVELS.size}, since each takes {LEVELS.size} queries"
     checks.require(num_queries + num_canaries <= _MOST_INPUTS, "num_canaries", rule, num_canaries)
     x = data.examples["x"]
     lowest = float(np.min(np.asarray(x), initial=0))
@@ -86,10 +87,10 @@ def plant_votes(
     algorithm = make_algorithm(wrapped, queries)
 
     def read(server, output: ClientOutput, own: PyTree, client: PublicClient, canaries: jax.Array):
-        """The highest level of those that the parameter is said to have passed."""
+        """The highest level that, by the votes, the parameter has passed."""
         del server, own, client
         asked = jnp.shape(output.update)[:1]
-        rule = f"be such that a round asks {num_queries} inputs"
+        rule = f"be such that a round queries {num_queries} inputs"
         checks.require(asked == (num_queries,), "num_rounds", rule, asked)
         votes = output.update.reshape(num_canaries, LEVELS.size, -1)[canaries]
         is_passed = votes[..., 1] > votes[..., 0]
@@ -113,7 +114,7 @@ def _wide(dtype: np.dtype) -> np.dtype:
 
 
 def _inputs(numbers: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Writes numbers of the auditor's inputs into their first entries, `[numbers, ...]`."""
+    """Writes the numbers of the auditor's inputs into their first entries, `[numbers, ...]`."""
     inputs = np.zeros((len(numbers), *x.shape[1:]), _wide(x.dtype))
     inputs.reshape(len(numbers), -1)[:, 0] = _FIRST - numbers
     return inputs

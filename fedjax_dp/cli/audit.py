@@ -62,7 +62,7 @@ def command(
     if canaries is not None:
         checks.whole("--canaries", canaries)
     checks.whole("--runs", runs)
-    checks.require(0 < confidence < 1, "--confidence", "lie in (0, 1)", confidence)
+    checks.require(0 < confidence < 1, "--confidence", "be in (0, 1)", confidence)
     if rounds is not None:
         checks.whole("--rounds", rounds)
     checks.positive("--noise-share", noise_share)

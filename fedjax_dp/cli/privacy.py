@@ -29,7 +29,7 @@ _Relation = Annotated[str, typer.Option(help="add_remove, zero_out or replace_on
 def _check(sampling_rate: float, steps: int, delta: float) -> None:
     checks.probability("--sampling-rate", sampling_rate)
     checks.whole("--steps", steps, is_sized=False)
-    checks.require(0 < delta < 1, "--delta", "lie in (0, 1)", delta)
+    checks.require(0 < delta < 1, "--delta", "be in (0, 1)", delta)
 
 
 def _by(asked: str, gave: str) -> str:

@@ -13,9 +13,9 @@ from fedjax_dp.cli.output import Output, print_document
 from fedjax_dp.core.decimals import rounded_up
 from fedjax_dp.experiment.running.run import Watcher
 
-# Share of padding in a round that is worth showing.
+# Share of padding in a round above which it is shown.
 _MUCH_PADDING = 0.5
-# At most one line in so many seconds, and in so large a part of the time so far.
+# The least time between two lines: in seconds, and as a share of the elapsed time.
 _SECONDS, _PART = 5.0, 0.02
 
 
@@ -116,7 +116,7 @@ def duration(seconds: float) -> str:
 
 
 def end_process(out: Output, command: str, text: str, status: int) -> NoReturn:
-    """Ends the process at once, whatever still runs in it."""
+    """Ends the process at once, even if threads are running."""
     print(text, file=sys.stderr)
     if out.as_json:
         content = {"error": text.removeprefix("error: ")}

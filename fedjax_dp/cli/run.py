@@ -62,7 +62,7 @@ def command(
         return _keys([*([] if file is None else [file]), *words])
     if resume is not None:
         others = [str(word) for word in (file, output) if word is not None]
-        rule = "be used without a config file or --output, which the resumed run has already"
+        rule = "not be combined with a config file or --output, which the resumed run already has"
         checks.require(not others, "--resume", rule, others)
         found = files.kind_of(resume / CONFIG_FILE, "--resume") == "file"
         rule = f"name a run folder with a {CONFIG_FILE}"

@@ -1,4 +1,4 @@
-"""Exact, non-private evaluation: loss, accuracy, and how evenly clients are served."""
+"""Exact, non-private evaluation: loss, accuracy, other metrics, fairness over clients."""
 
 from fedjax_dp.evaluation.evaluate import Evaluation, personal_evaluator, shared_evaluator
 from fedjax_dp.evaluation.fairness import summarize

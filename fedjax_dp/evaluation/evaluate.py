@@ -1,4 +1,4 @@
-"""Exact loss and accuracy of one model, or of each client's own, in compiled batches."""
+"""Exact loss and accuracy of one model, or of each client's model, in compiled batches."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from fedjax_dp.data.federated import FederatedData, nested
 from fedjax_dp.evaluation.metrics import Metric
 from fedjax_dp.models.base import Model
 
-# Examples that are on the device together; more of them come in parts.
+# The most examples on the device at once; larger data are evaluated in parts.
 _PART_BYTES = 2**28
 
 
@@ -24,11 +24,11 @@ class Evaluation(NamedTuple):
 
     Attributes:
       loss: mean loss over all examples.
-      accuracy: share of correct predictions over all examples; NaN where the model has none.
+      accuracy: share of correct predictions over all examples; NaN if the model has no accuracy.
       client_loss: mean loss of each client, `[num_clients]`; NaN for a client without examples.
       client_accuracy: accuracy of each client, `[num_clients]`; NaN likewise.
       client_sizes: examples of each client, `[num_clients]`.
-      metrics: other figures over all examples, by name.
+      metrics: other metrics over all examples, by name.
       client_metrics: the same of each client, `[num_clients]`, by name.
     """
 
@@ -42,7 +42,7 @@ class Evaluation(NamedTuple):
 
 
 class _PerExample(NamedTuple):
-    """Losses, correct predictions, weights, what metrics add; of each example or summed."""
+    """Losses, correct predictions, weights and terms of metrics; by example or summed."""
 
     loss: Any
     correct: Any
@@ -63,7 +63,7 @@ def _per_example(
     for name, each in more.items():
         fits = each.ndim == 2 and each.shape[0] == losses.shape[0]
         rule = f"have a row for each of {losses.shape[0]} examples"
-        checks.require(fits, f"what metric {name} adds", rule, each.shape)
+        checks.require(fits, f"the terms of metric {name}", rule, each.shape)
 
     def real(value):
         flags = jnp.reshape(is_real, jnp.shape(is_real) + (1,) * (value.ndim - jnp.ndim(is_real)))
@@ -109,10 +109,10 @@ def shared_evaluator(
 
     Args:
       model: the model.
-      data: examples by client; a store of one client evaluates on a whole. Larger ones than fit
-        on a device beside a model are copied to it in parts.
-      block_size: examples that are computed at once; bounds memory, changes nothing else.
-      metrics: figures beside loss and accuracy, by name.
+      data: examples by client; one client holds all examples of a common test set. Data too large
+        for the device are copied to it in parts.
+      block_size: examples computed at once; affects memory only.
+      metrics: metrics besides loss and accuracy, by name.
 
     Returns:
       `(params) -> Evaluation`.
@@ -135,7 +135,7 @@ def shared_evaluator(
             return _per_example(model, metrics, params, batch, True)
 
         def body(i, values):
-            # The last block starts early enough to be full; what it sees again stays the same.
+            # The last block starts early enough to be full; repeated examples get the same values.
             first = jnp.minimum(i * block, part - block)
             return jax.tree.map(
                 lambda all_, v: jax.lax.dynamic_update_slice_in_dim(all_, v, first, 0),
@@ -197,12 +197,12 @@ def personal_evaluator(
     Args:
       model: the model.
       data: examples by client.
-      params_of: `(client_index, *arguments) -> params`, the model that a client would use.
-      block_size: examples that are computed at once; bounds memory, changes nothing else.
-      in_parts: `(*arguments) -> (clients, arguments) …`, which neighbouring clients are evaluated
-        together and the arguments of `params_of` for them, each client at least once; all together
-        with the arguments themselves where it is None.
-      metrics: figures beside loss and accuracy, by name.
+      params_of: `(client_index, *arguments) -> params`, the model of a client.
+      block_size: examples computed at once; affects memory only.
+      in_parts: `(*arguments) -> (clients, arguments) …`, groups of consecutive clients to evaluate
+        together, each with its arguments of `params_of`; every client occurs at least once. None
+        for all clients at once.
+      metrics: metrics besides loss and accuracy, by name.
 
     Returns:
       `(*arguments) -> Evaluation`, of the arguments of `params_of`.

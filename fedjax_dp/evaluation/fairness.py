@@ -1,4 +1,4 @@
-"""How evenly a model serves the clients: worst client, disparity, quantiles."""
+"""Fairness over clients: worst client, disparity, quantiles."""
 
 from collections.abc import Sequence
 
@@ -15,18 +15,18 @@ def summarize(
 ) -> dict[str, float]:
     """Summarises accuracy and loss over clients, each client counting once.
 
-    Clients without held-out examples are left out; one whose loss is not finite is not. The numbers
-    are exact and not private.
+    Clients without held-out examples are left out; those with a loss that is not finite are not.
+    The numbers are exact and not private.
 
     Args:
       evaluation: results by client.
-      quantiles: which quantiles of client accuracy to report, each in [0, 1].
+      quantiles: the quantiles of client accuracy to report, each in [0, 1].
 
     Returns:
-      `worst_client_accuracy`, `worst_tenth_accuracy` (the mean of the tenth of the clients, rounded
-      up, that is worst off), `best_client_accuracy`, `accuracy_disparity` (best minus worst),
-      `mean_client_accuracy`, `std_client_accuracy`, `worst_client_loss`, and
-      `client_accuracy_qNN` for each quantile; empty where no client has an accuracy.
+      `worst_client_accuracy`, `worst_tenth_accuracy` (the mean over the worst tenth of the clients,
+      rounded up), `best_client_accuracy`, `accuracy_disparity` (best minus worst),
+      `mean_client_accuracy`, `std_client_accuracy`, `worst_client_loss`, and `client_accuracy_qNN`
+      for each quantile; empty if no client has an accuracy.
 
     Source: `clustered_dp` section 9 (min_acc, acc_disparity).
     """

@@ -15,12 +15,12 @@ from fedjax_dp.models.base import Model
 
 
 class Heterogeneity(NamedTuple):
-    """The mean over clients of ‖∇f_i(θ*)‖², in the two conventions that are printed.
+    """The mean over clients of ‖∇f_i(θ*)‖², in two published conventions.
 
     Attributes:
-      value: as it is defined, with the gradient of each client's mean loss.
-      doubled: 4 times that, with twice the gradient, as the chapter's figures print it: its losses
-        carry a factor ½ that its gradients do not.
+      value: as defined, with the gradient of each client's mean loss.
+      doubled: 4 times that, with twice the gradient, as in the chapter's figures: its losses have a
+        factor ½ that its gradients lack.
       by_client: each client's term of `value`, `[num_clients]`.
     """
 
@@ -33,17 +33,17 @@ class Heterogeneity(NamedTuple):
 def heterogeneity(
     model: Model, data: FederatedData, params: PyTree, *, block_size: Count = 1024
 ) -> Heterogeneity:
-    """Measures heterogeneity; it is exact, and so not private.
+    """Measures heterogeneity exactly, so the result is not private.
 
     Args:
-      model: gives the loss f_i of a client, the mean over its examples; `least_squares` with the
+      model: defines the loss f_i of a client, the mean over its examples; `least_squares` with the
         clients' size as its scale makes it the sum.
       data: the clients' examples; those without any have the gradient zero.
-      params: θ*, a minimiser of the mean over clients; elsewhere H says how they disagree there.
+      params: θ*, a minimiser of the mean over clients; elsewhere H measures the disagreement there.
       block_size: examples that are computed at once; bounds memory.
 
     Returns:
-      H, 0 where one model is best for every client.
+      H, 0 if one model is best for every client.
 
     Raises:
       ValueError: for a block without examples, or a population without any.

@@ -1,4 +1,4 @@
-"""Confidence intervals of shares that are counted on few examples."""
+"""Confidence intervals of proportions from few examples."""
 
 import numpy as np
 import scipy.special
@@ -15,15 +15,15 @@ def wilson_interval(
     """Bounds a success rate from the share of successes among independent trials.
 
     Unlike a share ± a multiple of its standard error, the interval stays within [0, 1] and has a
-    width where all trials succeeded: one success in one trial gives 0.21 to 1.
+    width if all trials succeeded: for one success in one trial it is 0.21 to 1.
 
     Args:
-      shares: successes over trials, in [0, 1]; NaN where there were none.
+      shares: successes over trials, in [0, 1]; NaN without trials.
       counts: the number of trials, of the same shape or one for all.
-      confidence: how often the interval holds the rate, about, in (0, 1).
+      confidence: approximate coverage, in (0, 1).
 
     Returns:
-      Lower and upper ends; NaN where there were no trials.
+      Lower and upper ends; NaN without trials.
 
     Raises:
       ValueError: for a share outside [0, 1], a count that is negative or not a number, shapes that
@@ -31,11 +31,11 @@ def wilson_interval(
 
     Source: Wilson 1927.
     """
-    checks.require(0 < confidence < 1, "confidence", "lie in (0, 1)", confidence)
+    checks.require(0 < confidence < 1, "confidence", "be in (0, 1)", confidence)
     p, n = np.asarray(shares, np.float64), np.asarray(counts, np.float64)
     checks.require(bool(np.all(n >= 0)), "counts", "be at least 0", counts)
     is_share = np.isnan(p) | ((p >= 0) & (p <= 1))
-    checks.require(bool(np.all(is_share)), "shares", "lie in [0, 1], or be NaN", shares)
+    checks.require(bool(np.all(is_share)), "shares", "be in [0, 1] or NaN", shares)
     rule = f"be a number or of shape {p.shape}, as shares"
     checks.require(n.shape in ((), p.shape), "counts", rule, n.shape)
     square = float(scipy.special.ndtri((1 + confidence) / 2)) ** 2

@@ -1,4 +1,4 @@
-"""Metrics of held-out data beside loss and accuracy: sums over examples, and their results."""
+"""Metrics besides loss and accuracy, computed from sums over held-out examples."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,8 +19,8 @@ class Metric(NamedTuple):
     """A metric that is computed from sums over examples.
 
     Attributes:
-      contribute: `(outputs, batch) -> [examples, k]`, what each example adds, float32.
-      finish: `(sums [..., k]) -> values [...]`, NumPy in float64; NaN where nothing was added.
+      contribute: `(outputs, batch) -> [examples, k]`, the terms of each example, float32.
+      finish: `(sums [..., k]) -> values [...]`, NumPy in float64; NaN without examples.
     """
 
     contribute: Callable[[Any, Batch], jax.Array]
@@ -49,8 +49,8 @@ def f1() -> Metric:
     """Computes the harmonic mean of precision and recall, averaged over the classes that occur.
 
     Returns:
-      The metric, for models whose outputs are logits `[examples, ..., classes]`; a class occurs
-      where it is a target or a prediction.
+      The metric, for models whose outputs are logits `[examples, ..., classes]`; a class occurs if
+      it is a target or a prediction.
 
     Source: macro-averaged F1, as in scikit-learn's `f1_score(average="macro")`.
     """
@@ -92,7 +92,7 @@ def mcc() -> Metric:
 
 
 def calibration_error() -> Metric:
-    """Computes how far confidence is from accuracy, over 15 bins of confidence.
+    """Computes the distance between confidence and accuracy over 15 bins of confidence.
 
     Returns:
       The metric, for models whose outputs are logits `[examples, ..., classes]`: the mean distance
@@ -120,7 +120,7 @@ def calibration_error() -> Metric:
 def _adopted(own: Any) -> Callable[[], Metric]:
     """Accepts a user's metric: a `Metric`, or a function that returns one."""
     made = own() if callable(own) and not isinstance(own, Metric) else own
-    checks.require(isinstance(made, Metric), "metric", "be a Metric, or a function of none", own)
+    checks.require(isinstance(made, Metric), "metric", "be a Metric, or return one if called", own)
     return lambda: made
 
 
@@ -130,7 +130,7 @@ METRICS: Registry[Callable[[], Metric]] = Registry(
 
 
 def _is_class(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    rule = f"have shape {logits.shape[:-1]} for this metric, as classes of logits do"
+    rule = f"have shape {logits.shape[:-1]} for this metric, one class for each vector of logits"
     checks.require(labels.shape == logits.shape[:-1], "targets", rule, labels.shape)
     return (labels >= 0) & (labels < logits.shape[-1])
 
@@ -144,7 +144,7 @@ def _counts_by_class(outputs: jax.Array, labels: jax.Array) -> tuple[jax.Array, 
 
 
 def _by_example(*parts: jax.Array) -> jax.Array:
-    """Adds up what lies between the axis of examples and the last, and puts parts side by side."""
+    """Sums over the axes between the first and the last, and concatenates the parts."""
     rows = [part.reshape(part.shape[0], -1, part.shape[-1]) for part in parts]
     return jnp.concatenate([jnp.sum(r, axis=1, dtype=jnp.float32) for r in rows], axis=-1)
 

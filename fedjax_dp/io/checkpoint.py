@@ -28,7 +28,7 @@ from fedjax_dp.io.disk import require_space
 ROOT_FILE = "root.key"
 # The digests of each checkpoint, by round.
 _DIGESTS = "digests"
-# How many of the newest checkpoints are kept.
+# The number of newest checkpoints to keep.
 KEPT = 2
 # Without a target: Orbax would cast to its types.
 _AS_SAVED = ocp.args.StandardRestore()

@@ -53,9 +53,9 @@ def client_accuracies(
       ValueError: if lengths differ.
     """
     is_paired = np.ndim(accuracies) == 1 and np.shape(accuracies) == np.shape(sizes)
-    checks.require(is_paired, "accuracies", "be one for each of sizes", np.shape(accuracies))
+    checks.require(is_paired, "accuracies", "have one value for each size", np.shape(accuracies))
     is_paired = np.shape(test_sizes) == np.shape(sizes)
-    checks.require(is_paired, "test_sizes", "be one for each of sizes", np.shape(test_sizes))
+    checks.require(is_paired, "test_sizes", "have one value for each size", np.shape(test_sizes))
     called = _called(names, len(sizes))
     is_known = np.isfinite(accuracies) & (test_sizes > 0)
     known, unknown = np.flatnonzero(is_known), np.flatnonzero(~is_known)

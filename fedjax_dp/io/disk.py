@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 # A full file system, a quota of a user, and a limit of a process (`ulimit -f`).
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# What a file system needs beside the bytes of a file.
+# Overhead of the file system, besides the bytes of a file.
 _MARGIN = 2**18
 
 
@@ -17,7 +17,7 @@ class DiskFull(OSError):
 
 
 def require_space(folder: pathlib.Path, num_bytes: int) -> None:
-    """Raises DiskFull if a folder's disk has no space for so many bytes."""
+    """Raises DiskFull if the disk of a folder has less free space."""
     free = shutil.disk_usage(folder).free
     if free < num_bytes + _MARGIN:
         raise DiskFull(

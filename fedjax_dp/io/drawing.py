@@ -34,7 +34,7 @@ _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2))
 _WIDTHS = (4.0, 2.8, 2.0, 1.4, 1.2)
 _MARKS_ON_A_CURVE = 8
 _LONGEST_NAME = 24
-# How many letters fit on an inch: of titles, of labels, of names of clients.
+# Letters per inch: of titles, labels, and names of clients.
 _TITLE, _LABEL, _NAME = 8, 9, 16
 
 

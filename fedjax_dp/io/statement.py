@@ -11,14 +11,14 @@ from fedjax_dp.io.logbook import write_json, write_text
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.reports.statement import in_words, statement
 
-# What a mark of a file means.
+# The meaning of each mark of a file.
 _WORDS = {
     "public": "yes: it holds no figure of the data",
     "covered": "yes: it holds what ε covers, and public facts",
     "exact": "no: it holds exact figures of the data, which no ε covers",
     "secret": "no: it allows removing the noise",
 }
-# Columns that a table has where clients differ.
+# Columns of a table, each present if clients differ.
 _BY_UNIT = {
     "δ": "dp_delta_per_unit",
     "noise multiplier": "noise_multiplier_per_unit",
@@ -59,7 +59,7 @@ def write_statement(
 
 
 def _listing(marks: Mapping[str, str]) -> str:
-    """Lists whether each file may be published."""
+    """Lists which files may be published."""
     rows = [("file", "may be published"), *((f"`{n}`", _WORDS[mark]) for n, mark in marks.items())]
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     lines.insert(1, "|---|---|")

@@ -401,7 +401,7 @@ def test_gaussian_copies_have_the_scale_that_is_asked_for():
         ({"perturb": turned}, "num_copies must be at least 2 where copies are perturbed"),
         (
             {"perturb": turned, "num_copies": 2, "copy_stddev": 1.0},
-            "copy_stddev must be None beside `perturb`",
+            "copy_stddev must be None if `perturb` is given",
         ),
     ],
 )

@@ -117,7 +117,7 @@ def test_canaries_are_copies_with_a_wrong_label():
 
 def test_what_has_no_labels_is_not_exchanged():
     data = FederatedData({"x": np.ones((4, 3), np.float32)}, np.array([0, 2, 4]))
-    with pytest.raises(ValueError, match="data must hold whole labels, of two kinds at least"):
+    with pytest.raises(ValueError, match="data must hold integer labels of at least two classes"):
         make = functools.partial(cases.build, "dp_sgd", unit="record")
         cases.plant_in(plant_losses, make, store=data, relation="replace_one")
 

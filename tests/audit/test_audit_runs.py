@@ -353,7 +353,7 @@ FAR = FederatedData({"x": np.full((2, 60), -(2.0**21))}, np.array([0, 2]))
         ),
         (
             lambda: run(cases.plant_in(plant_votes, voters, NUM_ROUNDS - 1), 1),
-            "num_rounds must be such that a round asks 83 inputs",
+            "num_rounds must be such that a round queries 83 inputs",
         ),
         (lambda: run(cases.plant("dp_sgd", "record", 1), 0, 1), "num_runs must be an integer"),
     ],

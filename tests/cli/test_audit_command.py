@@ -195,7 +195,7 @@ def test_records_behind_votes_are_attacked_through_the_votes():
     [
         ("--canaries=0", "--canaries must be an integer of at least 1"),
         ("--canaries=100000", "num_canaries must be at most 650, the number of parameters"),
-        ("--confidence=1", "--confidence must lie in"),
+        ("--confidence=1", "--confidence must be in"),
         ("--run.round=3", "did you mean 'run.rounds'"),
     ],
 )

@@ -145,7 +145,7 @@ def test_calibrate_finds_the_smallest_noise_within_a_budget(fedjax_dp):
         ({"--noise-multiplier": 0}, "--noise-multiplier must be above 0"),
         ({"--sampling-rate": 0}, "--sampling-rate must be in"),
         ({"--steps": 0}, "--steps must be an integer of"),
-        ({"--delta": 1}, "--delta must lie in (0, 1)"),
+        ({"--delta": 1}, "--delta must be in (0, 1)"),
         ({"--accountant": "rpd"}, "did you mean 'rdp'?"),
     ],
 )

@@ -281,7 +281,7 @@ def test_the_last_step_of_a_trainer_is_what_transforms_are_shown():
 
 def test_the_radius_is_the_bound_of_the_aggregator_unless_given():
     model = make_model()
-    with pytest.raises(ValueError, match="radius must be given where no aggregator bounds"):
+    with pytest.raises(ValueError, match="radius must be given if no aggregator bounds"):
         blur_lus(model, plain_trainer(model))
     blur_lus(model, plain_trainer(model), radius=0.1)
     blur_lus(model, plain_trainer(model), strength=0.0)

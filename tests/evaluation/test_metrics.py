@@ -131,5 +131,5 @@ def test_shared_and_personal_evaluations_agree_with_the_outputs():
 def test_what_a_metric_adds_must_have_a_row_for_each_example():
     model, data = MODEL, clients_of([3, 2])
     broken = perplexity()._replace(contribute=lambda outputs, batch: outputs.sum())
-    with pytest.raises(ValueError, match="what metric odd adds must have a row for each of"):
+    with pytest.raises(ValueError, match="the terms of metric odd must have a row for each of"):
         shared_evaluator(model, data, metrics={"odd": broken})(model.init(jax.random.key(0)))

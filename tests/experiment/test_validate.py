@@ -118,7 +118,7 @@ def test_blur_needs_a_radius_where_no_aggregator_bounds_an_update(words, is_boun
     if is_bounded:
         validated(*LUS[:1], *words)
     else:
-        with pytest.raises(ValueError, match=r"algorithm\.options\.radius must be given where"):
+        with pytest.raises(ValueError, match=r"algorithm\.options\.radius must be given if"):
             validated(*LUS[:1], *words)
 
 
@@ -365,7 +365,7 @@ def test_resuming_takes_no_other_options(fedjax_dp, tmp_path, no_data):
     for other in (["--output", "elsewhere"], ["other.toml"]):
         status, _, error = fedjax_dp("run", *other, "--resume", tmp_path)
         assert status == 2 and other[-1] in error
-        assert "--resume must be used without a config file or --output" in error
+        assert "--resume must not be combined with a config file or --output" in error
 
 
 def test_output_must_be_free(fedjax_dp, tmp_path, no_data):

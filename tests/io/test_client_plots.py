@@ -104,8 +104,8 @@ def test_no_client_may_have_test_data():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"accuracies": np.ones(2)}, "accuracies must be one for each of sizes"),
-        ({"test_sizes": np.ones(2)}, "test_sizes must be one for each of sizes"),
+        ({"accuracies": np.ones(2)}, "accuracies must have one value for each size"),
+        ({"test_sizes": np.ones(2)}, "test_sizes must have one value for each size"),
         ({"names": ["a"]}, "names must be 3 strings, got 1"),
     ],
 )

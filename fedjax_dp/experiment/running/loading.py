@@ -84,7 +84,7 @@ class Run(NamedTuple):
         """
         train = self.experiment.population.train
         is_there = 0 <= client < train.num_clients
-        checks.require(is_there, "client", f"lie in [0, {train.num_clients})", client)
+        checks.require(is_there, "client", f"be in [0, {train.num_clients})", client)
         personal = self.experiment.simulation.federation.personal
         if personal is None:
             return self.params
