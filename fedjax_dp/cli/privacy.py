@@ -32,9 +32,9 @@ def _check(sampling_rate: float, steps: int, delta: float) -> None:
     checks.require(0 < delta < 1, "--delta", "be in (0, 1)", delta)
 
 
-def _by(asked: str, gave: str) -> str:
+def _by(requested: str, used: str) -> str:
     """Names the accountant, and the one that the number is from if it differs."""
-    return asked if asked == gave else f"{asked}, by {gave}"
+    return requested if requested == used else f"{requested}, by {used}"
 
 
 @answering(app)
@@ -53,9 +53,9 @@ def epsilon(
     spent = bound_of_poisson(
         noise_multiplier, sampling_rate, steps, delta, accountant=accountant, relation=relation
     )
-    value, gave = float(spent.value), str(spent.accountant)
-    facts = {"dp_delta": delta, "accountant": accountant, "by": gave, "relation": relation}
-    words = f"ε = {rounded_up(value, 6)} at δ = {delta:g} ({_by(accountant, gave)}, {relation})"
+    value, used = float(spent.value), str(spent.accountant)
+    facts = {"dp_delta": delta, "accountant": accountant, "by": used, "relation": relation}
+    words = f"ε = {rounded_up(value, 6)} at δ = {delta:g} ({_by(accountant, used)}, {relation})"
     return Answer({"epsilon": value, **facts}, lambda out: out.say(words), rounded_up(value, 6))
 
 
@@ -79,10 +79,10 @@ def calibrate(
     spent = bound_of_poisson(
         value, sampling_rate, steps, delta, accountant=accountant, relation=relation
     )
-    gave, asked = str(spent.accountant), {"accountant": accountant, "relation": relation}
-    facts = {"epsilon": epsilon, "dp_delta": delta, "by": gave, **asked}
+    used, options = str(spent.accountant), {"accountant": accountant, "relation": relation}
+    facts = {"epsilon": epsilon, "dp_delta": delta, "by": used, **options}
     words = f"noise multiplier = {rounded_up(value, 6)} for ε = {epsilon:g} at δ = {delta:g} "
-    words += f"({_by(accountant, gave)})"
+    words += f"({_by(accountant, used)})"
     document = {"noise_multiplier": value, **facts}
     return Answer(document, lambda out: out.say(words), rounded_up(value, 6))
 

@@ -398,7 +398,7 @@ def test_gaussian_copies_have_the_scale_that_is_asked_for():
     [
         ({"num_copies": 3}, "copy_stddev must be given where num_copies is above 1"),
         ({"copy_stddev": 0.1}, "copy_stddev must be given where num_copies is above 1"),
-        ({"perturb": turned}, "num_copies must be at least 2 where copies are perturbed"),
+        ({"perturb": turned}, "num_copies must be at least 2 if copies are perturbed"),
         (
             {"perturb": turned, "num_copies": 2, "copy_stddev": 1.0},
             "copy_stddev must be None if `perturb` is given",

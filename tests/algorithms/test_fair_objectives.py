@@ -332,11 +332,11 @@ MASKED = "--algorithm.aggregator=gradient_mask"
         ),
         (
             (OPEN, "--algorithm.name=q_ffl", "--training.optimizer=adam"),
-            "training.optimizer must be sgd for q_ffl, which reads gradients off updates",
+            "training.optimizer must be sgd for q_ffl, which reads gradients from updates",
         ),
         (
             (OPEN, "--algorithm.name=scaffold", "--training.optimizer_options.momentum=0.9"),
-            "training.optimizer_options must be empty for scaffold, which reads gradients off",
+            "training.optimizer_options must be empty for scaffold, which reads gradients from",
         ),
         (
             (
@@ -349,7 +349,7 @@ MASKED = "--algorithm.aggregator=gradient_mask"
         ),
         (
             (OPEN, MASKED, "--algorithm.name=scaffold", "--algorithm.options.is_weighted=true"),
-            "algorithm.options.is_weighted must be false beside an algorithm.aggregator",
+            "algorithm.options.is_weighted must be false with an algorithm.aggregator",
         ),
     ],
 )

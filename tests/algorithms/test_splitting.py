@@ -444,23 +444,23 @@ REFUSED = {
     "alpha must be": {"alpha": [1.0, 2.5]},
     "gamma must be a number in [0, 1] or a sequence": {"gamma": [1.5]},
     "beta must be one number, or a list with one for each round": {"beta": []},
-    "dual_weight must be left out where beta and gamma are 1": {"dual_weight": 1.0},
+    "dual_weight must be left out if beta and gamma are 1": {"dual_weight": 1.0},
     "dual_weight must be 0 or of a size that float32 can": {
         "beta": 2.0,
         "dual_weight": 1e39,
     },
-    "inner_memory must be left out where Φ is local training": {
+    "inner_memory must be left out if Φ is local training": {
         "client_map": "gradient",
         "inner_memory": 2,
     },
     "inner_memory must be left out for exact steps": {"solver": "exact", "inner_memory": 2},
     "learning_rate must be below 2 / (L + 1/step_size) = 0.02": {"step_size": 0.01},
     "learning_rate must be below 2 / (L + 1/step_size) = 0.00": {"smoothness": 400.0},
-    "step_size must be left out where Φ is local training": {
+    "step_size must be left out if Φ is local training": {
         "client_map": "gradient",
         "step_size": 1.0,
     },
-    "solver must be 'local' where Φ is local training": {
+    "solver must be 'local' if Φ is local training": {
         "client_map": "gradient",
         "solver": "exact",
     },

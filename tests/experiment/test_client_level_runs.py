@@ -122,7 +122,7 @@ def test_a_realised_denominator_runs_without_any_claim(tmp_path):
         ),
         (
             ("--data.public_examples=9",),
-            "public_examples must be 0 for dp_fedavg, which asks about no public inputs",
+            "public_examples must be 0 for dp_fedavg, which queries no public inputs",
         ),
         (("--algorithm.name=ae_dpfl",), "public_examples must be at least 1 for ae_dpfl"),
     ],

@@ -141,11 +141,11 @@ def dataset(train, test=(0, 1), task="classification"):
     ("data", "message"),
     [
         (dataset([0, 1, 3]), "the labels of mine, train part, must be integers from 0 to 2.*"),
-        (dataset([0, 1, -2]), "got '-2 in row 2, 1 such in all'"),
-        (dataset([0, 1], [7, 8]), "test part, .*got '7 in row 0, 2 such in all'"),
+        (dataset([0, 1, -2]), "got '-2 in row 2, 1 in all'"),
+        (dataset([0, 1], [7, 8]), "test part, .*got '7 in row 0, 2 in all'"),
         (dataset([-1, -1]), "include at least one class"),
         (dataset([0.0, 1.0]), "got dtype"),
-        (dataset([[0, 1], [2, 9]], [[0, 1]], "next_token"), "got '9 in row 1, 1 such in all'"),
+        (dataset([[0, 1], [2, 9]], [[0, 1]], "next_token"), "got '9 in row 1, 1 in all'"),
     ],
 )
 def test_labels_that_no_class_has_are_named(data, message):

@@ -43,12 +43,12 @@ def configured(unit, participation, mechanism, batches, promise):
     privacy = config.PrivacySection(
         unit=unit, relation=relation, accountant=accountant, **of_clients
     )
-    return analysis.Asked(privacy, participation, config.TrainingSection(sampler=batches))
+    return analysis.Sections(privacy, participation, config.TrainingSection(sampler=batches))
 
 
-def refusal(asked):
+def refusal(sections):
     try:
-        analysis.require_analysis(asked, SIZES)
+        analysis.require_analysis(sections, SIZES)
     except UnsupportedEvent as error:
         return error
     return None
@@ -68,23 +68,23 @@ def test_what_is_analysed_without_numbers_is_what_a_mechanism_claims(mechanism):
 def test_following_the_advice_of_a_refusal_is_accepted(combinations):
     refused = 0
     for combination in combinations:
-        asked = configured(*combination)
-        error = refusal(asked)
+        sections = configured(*combination)
+        error = refusal(sections)
         if error is not None:
             refused += 1
             assert error.advice is not None and any(error.advice), combination
             assert str(error.advice) in str(error)
             assert error.advice.relation != "add_remove"
-            assert refusal(analysis.follow(asked, error.advice)) is None, combination
+            assert refusal(analysis.follow(sections, error.advice)) is None, combination
     # Some are refused and some are not.
     assert len(combinations) / 4 < refused < len(combinations)
 
 
 def test_advice_for_one_unit_is_no_refusal_of_the_other():
-    asked = configured(
+    sections = configured(
         "both", PARTICIPATION[3], config.GaussianLevel, "poisson", ("replace_one", "rdp")
     )
-    error = refusal(asked)
+    error = refusal(sections)
     # By "pld" alone cohorts of a fixed size would be refused, by "rdp" batches are.
     assert error.advice.accountant == "pld" and error.advice.sampler == "poisson"
 
@@ -94,11 +94,11 @@ def test_what_is_accepted_is_assembled():
     """A whole experiment is built, noise calibrated, for what every refusal of one unit advises."""
     seen = set()
     for combination in ONE_UNIT:
-        asked = configured(*combination)
-        error = refusal(asked)
+        sections = configured(*combination)
+        error = refusal(sections)
         if error is None:
             continue
-        privacy, participation, training = analysis.follow(asked, error.advice)
+        privacy, participation, training = analysis.follow(sections, error.advice)
         if "client" in privacy.units:
             client = privacy.client.model_copy(update={"epsilon": 50.0})
             privacy = privacy.model_copy(update={"client": client})

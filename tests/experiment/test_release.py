@@ -303,7 +303,7 @@ PRIVATE = ("--run.release=private", "--run.secret=true")
         (PRIVATE[:1], r"run\.secret must be true where run\.release is 'private': the seed is in"),
         (
             (*PRIVATE, "--privacy.unit=none", "--algorithm.name=fedavg"),
-            r"run\.release must be left out where privacy\.unit is none",
+            r"run\.release must be left out if privacy\.unit is none",
         ),
         (
             (*PRIVATE, "--privacy.record.noise_multiplier=0", "--privacy.record.epsilon=none"),

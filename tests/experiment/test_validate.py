@@ -148,15 +148,15 @@ def test_options_of_other_choices_are_checked_too(tmp_path, no_data, words, opti
         ),
         (
             (*DP_FEDAVG, "--algorithm.aggregator=trimmed_mean"),
-            "algorithm.aggregator must be none where clients are protected",
+            "algorithm.aggregator must be none if clients are protected",
         ),
         (
             (*FEDAVG[:1], "--algorithm.name=feddyn", "--algorithm.aggregator=weighted_mean"),
-            "algorithm.aggregator must be none for feddyn, which combines updates in a way of",
+            "algorithm.aggregator must be none for feddyn, which has its own aggregation",
         ),
         (
             (*FEDAVG, "--algorithm.aggregator_options.trimmed_share=0.1"),
-            "algorithm.aggregator_options must be empty where no algorithm.aggregator is given",
+            "algorithm.aggregator_options must be empty if no algorithm.aggregator is given",
         ),
         (("--execution.devices=4096",), "devices must be at most"),
     ],
@@ -334,7 +334,7 @@ def test_every_held_out_example_of_a_client_is_checked(tmp_path, monkeypatch, no
 
 
 def test_a_natural_partition_needs_clients_in_the_data(tmp_path, no_training):
-    with pytest.raises(ValueError, match=r"data\.partition must be another than natural, since"):
+    with pytest.raises(ValueError, match=r"data\.partition must not be natural, since"):
         execute(tmp_path / "run", "--data.partition=natural")
 
 

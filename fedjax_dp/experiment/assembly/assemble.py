@@ -1,4 +1,4 @@
-"""Assembles an experiment from its configuration, and checks all of it before any work."""
+"""Assembles an experiment from its configuration, and checks everything before any work."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -32,7 +32,7 @@ from fedjax_dp.experiment.components.numbers_by_client import (
     with_client_numbers,
 )
 from fedjax_dp.experiment.components.participation import participation_of
-from fedjax_dp.experiment.reading.analysis import Asked, require_analysis
+from fedjax_dp.experiment.reading.analysis import Sections, require_analysis
 from fedjax_dp.experiment.reading.validate import check_clients, known_clients, validate
 from fedjax_dp.experiment.schema.config import (
     AccelerationSection,
@@ -54,8 +54,8 @@ def assemble(config: Config) -> Experiment:
       The parts of the experiment.
 
     Raises:
-      ValueError: if a choice does not exist, does not fit the data, or claims a privacy that it
-        would not have.
+      ValueError: if a choice does not exist, does not fit the data, or claims privacy that it would
+        not have.
     """
     config = with_named_lists(with_client_numbers(config))
     validate(listed(config, None))
@@ -67,7 +67,7 @@ def assemble(config: Config) -> Experiment:
     _require_client_test(config.evaluation, population)
     if known_clients(config) is None:
         check_clients(config, train.num_clients)
-    require_analysis(Asked(privacy, config.participation, config.training), train.sizes)
+    require_analysis(Sections(privacy, config.participation, config.training), train.sizes)
     model = build_model(config.model, population, config.run.seed)
     participation = participation_of(config.participation, train.num_clients)
     trainer = build_trainer(config.training, record_level(privacy), model, train.sizes)
@@ -124,7 +124,7 @@ def acceleration_of(
 
 
 def execution_of(section: ExecutionSection, run: RunSection) -> ExecutionConfig:
-    """Returns the checked layout; no call runs past an evaluation or a checkpoint."""
+    """Returns the checked layout; no compiled call runs past an evaluation or a checkpoint."""
     stops = min(run.evaluate_every, run.checkpoint_every)
     execution = ExecutionConfig(
         clients_per_chunk=section.clients_per_chunk,
@@ -174,7 +174,7 @@ def _evaluator(
 
 
 def _settled(section: ExecutionSection, compiled: Simulation) -> ExecutionSection:
-    """Records the layout that was found, so that a resumed run uses the same."""
+    """Records the chosen layout, so that a resumed run uses the same."""
     found: dict[str, Any] = {"devices": compiled.layout.num_devices}
     if section.clients_per_chunk == "tuned":
         found["clients_per_chunk"] = compiled.layout.chunk

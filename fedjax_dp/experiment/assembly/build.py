@@ -52,7 +52,7 @@ def record_level(privacy: PrivacySection) -> RecordLevel | None:
 def build_trainer(
     section: TrainingSection, level: RecordLevel | None, model: Model, sizes: np.ndarray
 ) -> LocalTrainer:
-    """Builds local training; a noise multiplier that is to be calibrated is 1 until then."""
+    """Builds local training; a noise multiplier to be calibrated is 1 until then."""
     numbers = LocalConfig(
         learning_rate=_numbers(section.learning_rate),
         batch_size=_numbers(section.batch_size),
@@ -84,7 +84,7 @@ def _numbers(value: Any) -> Any:
 def build_problem(
     section: AlgorithmSection, privacy: PrivacySection, setting: Setting, population: Population
 ) -> Problem:
-    """Collects the facts that an algorithm may ask for, with the private mean calibrated."""
+    """Collects the facts that an algorithm may need, with the private mean calibrated."""
     num_clients, units = setting.participation.num_clients, privacy.units
     epsilon = privacy.record.epsilon if "record" in units else None
     declared = None
@@ -126,7 +126,7 @@ def calibrated(
     budgets = algorithms.ALGORITHMS[name].budgets
     target = np.broadcast_to(np.asarray(level.epsilon, dtype=np.float64), np.shape(sizes))
     target = target if budgets is None else budgets(target)
-    # With several stages all rounds are charged: a client may be drawn in the most costly.
+    # With several stages all rounds are charged, since a client may be drawn in the costliest.
     is_uniform = algorithm.claims.record is not None and len(algorithm.claims.record.events) == 1
     rounds = setting.charged if is_uniform else setting.num_rounds
     deltas = np.asarray(level.dp_delta, dtype=np.float64)

@@ -14,7 +14,7 @@ def offer_devices(devices: int | str) -> None:
     checks.whole("devices", count)
     if count == 1 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
-    # Once a backend runs the number is fixed; the layout then reports missing devices.
+    # Once a backend runs, the number is fixed; the layout then reports missing devices.
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", count)
 

@@ -17,7 +17,7 @@ from fedjax_dp.models.losses import IGNORE_LABEL
 
 # Purposes of the draws from a seed; those of partitions are 0 and 2.
 _SPLIT, _PUBLIC, _VALIDATION = 1, 3, 4
-# How many clients a note names.
+# The most clients that a note names.
 _SHOWN = 5
 
 
@@ -34,7 +34,7 @@ def build_population(section: DataSection, seed: int) -> Population:
     else:
         made = _checked_spread(section.partition, made, len(data.train["y"]))
     num_made = made.train.num_clients if entry.changes_examples else len(made)
-    rule = f"make the {section.num_clients} clients that data.num_clients asks for"
+    rule = f"make the {section.num_clients} clients of data.num_clients"
     fits = not entry.counts_clients or num_made == section.num_clients
     checks.require(fits, f"the partition {section.partition}", rule, num_made)
     test: FederatedData | None = None
@@ -100,7 +100,7 @@ def _checked_rows(clients: Any, size: int) -> list[np.ndarray]:
 
 
 def _checked_spread(name: str, made: Any, size: int) -> Spread:
-    """Requires that a partition that changes examples names the records they are made of."""
+    """Requires a partition that changes examples to name their source records."""
     what = f"the partition {name}"
     rule = "return a Spread, which names the rows of the pool that each client has"
     checks.require(isinstance(made, Spread), what, rule, type(made).__name__)
@@ -110,7 +110,7 @@ def _checked_spread(name: str, made: Any, size: int) -> Spread:
         len(rows) == len(sizes), f"rows of {what}", f"name {len(sizes)} clients", len(rows)
     )
     for i, own in enumerate(rows):
-        # A record in several examples of one client would be charged for one of them.
+        # A record in several examples of one client would be charged for only one of them.
         rule = f"hold one row for each of the {sizes[i]} training examples of the client, each once"
         place = f"rows of {what}[{i}]"
         checks.require(len(own) == sizes[i], place, rule, f"{len(own)} rows")
@@ -133,7 +133,7 @@ def _check_labels(data: datasets.Dataset) -> None:
         if len(wrong):
             row = int(wrong[0] // max(1, labels[0].size))
             value = int(labels.ravel()[wrong[0]])
-            checks.require(False, what, rule, f"{value} in row {row}, {len(wrong)} such in all")
+            checks.require(False, what, rule, f"{value} in row {row}, {len(wrong)} in all")
         rule = "include at least one class"
         checks.require(not labels.size or bool(np.any(labels >= 0)), what, rule, IGNORE_LABEL)
 

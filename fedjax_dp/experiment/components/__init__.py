@@ -1,1 +1,1 @@
-"""The components that a configuration names, and the options of each."""
+"""The components that a configuration can name, and the options of each."""

@@ -1,4 +1,4 @@
-"""Published lists of budgets and batch sizes, where a configuration names one."""
+"""Published lists of budgets and batch sizes that a configuration can name."""
 
 from fedjax_dp.core import checks
 from fedjax_dp.experiment.schema.config import Config, RecordLevel, TrainingSection
@@ -37,5 +37,5 @@ def _batch_sizes(section: TrainingSection, count: int) -> TrainingSection:
 
 
 def _require_list(key: str, name: str, count: int) -> None:
-    rule = f"be one of {', '.join(map(str, NUM_CLIENTS))} where {key} is {name}"
+    rule = f"be one of {', '.join(map(str, NUM_CLIENTS))} if {key} is {name}"
     checks.require(count in NUM_CLIENTS, "data.num_clients", rule, count)

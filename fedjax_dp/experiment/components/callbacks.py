@@ -1,4 +1,4 @@
-"""Callbacks after each evaluation: to stop early, to evaluate more, to log elsewhere."""
+"""Callbacks after each evaluation: early stopping, further evaluations, other logs."""
 
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from fedjax_dp.experiment.components.experiment import Experiment
 
 
 class Progress(NamedTuple):
-    """What a callback sees after an evaluation; the last of the `rows` of metrics is evaluated."""
+    """The input of a callback after an evaluation; the last of `rows` holds its metrics."""
 
     rows: Sequence[Mapping[str, Any]]
     state: SimulationState
@@ -25,13 +25,13 @@ class Progress(NamedTuple):
 class Callback(NamedTuple):
     """A function that is called after each evaluation.
 
-    A run that is resumed calls it again for the rounds that are run again: whatever it decides
-    should follow from `Progress.rows` alone, so that a resumed run decides alike.
+    A resumed run calls it again for the rounds that are run again, so its decision should depend on
+    `Progress.rows` alone.
 
     Attributes:
       call: `(progress) -> bool | None`; true stops the run.
-      is_private: whether what it decides follows from released models and public facts alone. If it
-        does not, and stops a run, the statement says that ε does not cover when the run ended.
+      is_private: whether its decision depends on released models and public facts alone. If not,
+        and it stops a run, the statement declares that ε does not cover when the run ended.
     """
 
     call: Callable[[Progress], bool | None]
@@ -45,13 +45,13 @@ def early_stopping(
     patience: Count = 5,
     min_change: NonNegative = 0.0,
 ) -> Callback:
-    """Stops a run whose metric has not become better for some evaluations.
+    """Stops a run whose metric has not improved for some evaluations.
 
     Args:
       metric: a name in `metrics.jsonl`.
       goal: whether "smaller" or "larger" is better.
       patience: evaluations without a better value, at least 1.
-      min_change: what a better value is better by, at least 0.
+      min_change: the least improvement, at least 0.
 
     Returns:
       The callback. It is not private: held-out data are read exactly.
@@ -72,10 +72,10 @@ def early_stopping(
 
 
 def _adopted(own: Any) -> Callable[..., Callback]:
-    """Adopts a user's part: a `Callback`, or a function of its options that returns one."""
+    """Adopts a user's callback: a `Callback`, or a function of its options that returns one."""
     if isinstance(own, Callback):
         return lambda: own
-    checks.require(callable(own), "callback", "be a Callback, or a function that gives one", own)
+    checks.require(callable(own), "callback", "be a Callback, or a function that returns one", own)
     return own
 
 

@@ -1,4 +1,4 @@
-"""The parts that a configuration names, and the options of each."""
+"""The parts that a configuration can name, and the options of each."""
 
 import functools
 from collections.abc import Callable, Collection, Mapping
@@ -25,7 +25,7 @@ class Choice(NamedTuple):
 
     Attributes:
       options: the key of the part's options.
-      names: what there is, and whatever can be imported.
+      names: the known names; any importable name is allowed too.
       fields: `(name) -> options of that part`.
     """
 
@@ -60,7 +60,7 @@ def _aggregator(name: str) -> Fields:
 
 def _optimizer(name: str) -> Fields:
     factory, kinds = OPTIMIZERS[name], optimizers.KINDS.get(name, {})
-    # Of Optax's optimisers, whatever has no kind here has Optax's default.
+    # Options of Optax's optimisers without a kind here have Optax's defaults.
     of_optax = [option for option in options_of(factory) if option not in kinds]
     return fields_of(name, factory, given=of_optax if kinds else ("learning_rate",), kinds=kinds)
 
@@ -112,7 +112,7 @@ def read_parts(config: Config, origin: Callable[[str], str]) -> Config:
         name, options = (_at(config, k) for k in (key, choice.options))
         if name is None:
             if options:
-                rule = f"{choice.options} must be empty where no {key} is given, got {options!r}"
+                rule = f"{choice.options} must be empty if no {key} is given, got {options!r}"
                 raise ConfigError(f"{origin(choice.options)}: {rule}")
             continue
         fields = _fields_of(choice, key, name, origin)

@@ -25,11 +25,11 @@ class Population(NamedTuple):
       public_x: public inputs without labels, `[queries, ...]`, or None.
       num_classes: number of classes or tokens.
       has_class_labels: whether `y` holds the class of each example.
-      validation: examples of each client that its rounds may read beside the training ones, or
+      validation: examples of each client that its rounds may read besides the training ones, or
         None.
-      exact_statistics: exact figures of the training part that entered every example, in words.
-      notes: what of the data a user may not have meant, in words.
-      sharing: training records that lie with several clients.
+      exact_statistics: descriptions of exact statistics of the training part that entered examples.
+      notes: descriptions of properties of the data that may be unintended.
+      sharing: training records that several clients hold.
     """
 
     train: FederatedData
@@ -58,12 +58,12 @@ class Experiment(NamedTuple):
     """All parts of an experiment, ready to run.
 
     Attributes:
-      config: what was asked for, with one number for each client in the clients' order.
+      config: the configuration, with one number for each client in the clients' order.
       population: the data of the clients.
       model: what is trained.
       simulation: the compiled rounds.
       evaluator: the compiled evaluations.
-      client_clip_norm: bound on one client's update, or None where clients are not protected.
+      client_clip_norm: bound on one client's update, or None if clients are not protected.
       dp_delta: δ by unit; of records, one number or one for each client.
       budget: ε by unit that must not be exceeded.
       num_parameters: size of what is trained and sent.
@@ -81,5 +81,5 @@ class Experiment(NamedTuple):
 
     @property
     def written(self) -> Config:
-        """The configuration as a run folder keeps it: numbers by client under their names."""
+        """The configuration as stored in a run folder: numbers by client under their names."""
         return named(self.config, self.population.train)

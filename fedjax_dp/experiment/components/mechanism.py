@@ -1,4 +1,4 @@
-"""The mechanism on clients' updates that a configuration asks for, calibrated to its budget."""
+"""The configured mechanism on clients' updates, calibrated to its budget."""
 
 import math
 from collections.abc import Callable
@@ -48,7 +48,7 @@ Build = Callable[[float], Summed]
 
 
 class Setting(NamedTuple):
-    """What a mechanism on updates depends on beside its own numbers."""
+    """The facts that a mechanism on updates depends on besides its numbers."""
 
     participation: Participation
     structure: PyTree
@@ -62,12 +62,12 @@ class Setting(NamedTuple):
 
     @property
     def charged(self) -> int:
-        """The rounds that a client pays for."""
+        """The rounds that a client is charged for."""
         return charged_rounds(self.num_rounds, self.participation)
 
 
 def client_aggregator(level: ClientLevel, setting: Setting) -> Summed:
-    """Builds the private aggregator, with the noise that is given or that spends the budget."""
+    """Builds the private aggregator, with the given noise or that which spends the budget."""
     build = _builder(level, setting)
     if level.noise_multiplier is None:
         return build(_calibrated(level, build, setting))
@@ -76,7 +76,7 @@ def client_aggregator(level: ClientLevel, setting: Setting) -> Summed:
 
 
 def with_share_of_noise(level: ClientLevel, setting: Setting, share: float) -> ClientLevel:
-    """Replaces the budget by a share of the noise it asks for; audits use it."""
+    """Replaces the budget by a share of its noise, for audits."""
     noise = level.noise_multiplier
     if noise is None:
         noise = _calibrated(level, _builder(level, setting), setting)
@@ -84,7 +84,7 @@ def with_share_of_noise(level: ClientLevel, setting: Setting, share: float) -> C
 
 
 def _calibrated(level: ClientLevel, build: Build, setting: Setting) -> float:
-    # The search tries multipliers below the smallest that can be drawn, which costs less.
+    # The search would try multipliers below the smallest that can be drawn, which costs less.
     least, most = 0.0, math.inf
     if isinstance(level, StaircaseLevel):
         least, most = SMALLEST_STAIRCASE_MULTIPLIER, LARGEST_STAIRCASE_MULTIPLIER
@@ -124,8 +124,8 @@ def _builder(level: ClientLevel, setting: Setting) -> Build:
 
 def _adaptive(level: GaussianLevel, cohort: float) -> Build:
     def build(z: float) -> Summed:
-        # The paper's choice for large cohorts; in small ones the count gets as much noise as
-        # leaves the updates three quarters of what the round may cost.
+        # The paper's choice for large cohorts; in small ones the noise of the count leaves the
+        # updates three quarters of the round's cost.
         rule = make_adaptive_clipping(
             cohort,
             initial_clip_norm=level.clip_norm,
@@ -138,7 +138,7 @@ def _adaptive(level: GaussianLevel, cohort: float) -> Build:
 
 
 def _bounded_laplace(level: BoundedLaplaceLevel, setting: Setting) -> Build:
-    # Half of δ goes into what is cut off, in equal parts; the other half is left for ε.
+    # Half of δ covers the truncation, in equal parts; the other half is left for ε.
     parts = 2 * trees.num_parameters(setting.structure) * setting.charged
     is_exchanged = setting.promise["relation"] == "replace_one"
 
@@ -155,12 +155,12 @@ def _bounded_laplace(level: BoundedLaplaceLevel, setting: Setting) -> Build:
 def _discrete(level: DiscreteGaussianLevel, setting: Setting) -> Build:
     structure, participation = setting.structure, setting.participation
     size, varies = trees.num_parameters(structure), participation.sampler.varies
-    # A share from each client; the lattice has room for as many contributions.
+    # A share from each client; the lattice is sized for as many contributions.
     cohort = setting.cohort
     count = num_shares(participation.num_clients, cohort) if varies else int(cohort)
     bits = level.bits
     if bits == "auto":
-        # Before the noise is known, that of an ordinary run.
+        # Before the noise is known, the noise of an ordinary run.
         usual = level.noise_multiplier or 1.0
         bits = choose_bits(
             size,

@@ -1,4 +1,4 @@
-"""Numbers by client: as tables of names, from a file too, and as lists in the clients' order."""
+"""Numbers by client: tables by name, files, and lists in the clients' order."""
 
 import csv
 import math
@@ -30,7 +30,7 @@ def names_of(data: FederatedData) -> tuple[str, ...]:
 
 
 def with_client_numbers(config: Config) -> Config:
-    """Replaces the file of numbers by client, where one is named, by tables of its numbers."""
+    """Replaces the file of numbers by client, if any, by tables of its numbers."""
     file = config.data.client_numbers
     if file is None:
         return config
@@ -50,7 +50,7 @@ def with_client_numbers(config: Config) -> Config:
 
 
 class _Column(dict[str, float]):
-    """Numbers by client as a file has them, and the line of each."""
+    """Numbers by client from a file, with the line of each."""
 
     def __init__(self, file: str):
         super().__init__()
@@ -62,7 +62,7 @@ class _Column(dict[str, float]):
 
 
 def listed(config: Config, names: Sequence[str] | None) -> Config:
-    """Converts tables by name to lists in the order of `names`, or in their own if that is None."""
+    """Converts tables by name to lists in the order of `names`, or in their own order if None."""
 
     def ordered(key: str, value: Any) -> Any:
         if not isinstance(value, Mapping):
@@ -73,7 +73,7 @@ def listed(config: Config, names: Sequence[str] | None) -> Config:
 
 
 def named(config: Config, data: FederatedData) -> Config:
-    """Replaces lists by tables by name, for people, where all names are known and different."""
+    """Replaces lists by tables by name, for readers, if all names are known and different."""
     names = data.client_names
     if not names or len(set(names)) < len(names):
         return config
@@ -128,7 +128,7 @@ def _columns(file: str) -> dict[str, _Column]:
     header = [cell.strip() for cell in next(csv.reader([lines[0][1]]))]
     place = files.at_line(file, lines[0][0])
     checks.require(header[0] == _NAME, place, f"begin with the column {_NAME!r}", header[0])
-    rule = f"name a key beside {_NAME!r}, such as {KEYS[0]}"
+    rule = f"name a key besides {_NAME!r}, such as {KEYS[0]}"
     checks.require(len(header) > 1, place, rule, header)
     for key in header[1:]:
         checks.one_of(f"a column of {place}", key, KEYS)
@@ -139,7 +139,7 @@ def _columns(file: str) -> dict[str, _Column]:
     for number, line in lines[1:]:
         place = files.at_line(file, number)
         name, *cells = [cell.strip() for cell in next(csv.reader([line]))]
-        checks.require(name not in seen, place, "name a client that no line before names", name)
+        checks.require(name not in seen, place, "name each client once", name)
         fits = len(cells) == len(found)
         checks.require(fits, place, f"have {len(header)} cells", len(cells) + 1)
         seen.add(name)

@@ -1,4 +1,4 @@
-"""The local optimisers that a configuration can name, with the options that it can hold."""
+"""The local optimisers that a configuration can name, with their options."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -20,10 +20,10 @@ def sgd(
     """Takes steps along the gradient, with a penalty that Optax's SGD does not have.
 
     Args:
-      momentum: what is kept of earlier steps, in [0, 1); none takes plain steps.
+      momentum: the share of earlier steps to retain, in [0, 1); none takes plain steps.
       nesterov: look ahead along the momentum.
       weight_decay: strength of a squared penalty on the parameters, whose gradient is added to that
-        of the loss, ahead of momentum, at least 0; none adds nothing.
+        of the loss before momentum, at least 0; none adds nothing.
     """
     steps = optax.sgd(learning_rate, momentum=momentum, nesterov=nesterov)
     if weight_decay is None:
@@ -48,16 +48,16 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     },
     "yogi": _MOMENTS,
 }
-# A user's part is a function `(learning_rate, *, options…) -> GradientTransformation` as well.
+# A user's optimiser is a function `(learning_rate, *, options…) -> GradientTransformation` too.
 OPTIMIZERS: Registry[Callable[..., optax.GradientTransformation]] = Registry(
     {"sgd": sgd} | {name: getattr(optax, name) for name in KINDS}
 )
 
 
 def local_optimizer(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
-    """Returns `(learning_rate, **numbers) -> optimiser`, with what is no number of the options."""
+    """Returns `(learning_rate, **numbers) -> optimiser`, with the other options bound."""
     if name == "sgd" and not options:
-        # Trainers know plain steps by this very function.
+        # Trainers recognise plain steps by this function.
         return optax.sgd
     switches = {k: v for k, v in options.items() if k not in optimizer_numbers(options)}
     return functools.partial(OPTIMIZERS[name], **switches)

@@ -1,4 +1,4 @@
-"""Who joins a round, and how batches are drawn, as a configuration names it."""
+"""How a configuration draws the clients of a round, and the batches of a client."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -60,7 +60,7 @@ def batches_of(section: TrainingSection, *, is_private: bool) -> sampling.Sample
 
 
 def charged_rounds(num_rounds: int, participation: participants.Participation) -> int:
-    """Counts the rounds that the client which takes part most often pays for."""
+    """Counts the rounds charged to the client that takes part most often."""
     if participation.sampler.charges_all:
         return num_rounds
     return -(-num_rounds // participation.separation)

@@ -1,4 +1,4 @@
-"""The ways in which a configuration can spread a data set over clients."""
+"""The partitions of a data set that a configuration can name."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -17,10 +17,10 @@ _TRAIN, _TEST = 0, 2
 
 
 class Facts:
-    """What a partition may ask of the pool and of the configuration."""
+    """The facts of the pool and of the configuration that a partition may use."""
 
     def __init__(self, pool: Dataset, num_clients: int, seed: int):
-        """Holds the data set, the number of clients and the seed that facts are read off."""
+        """Stores the data set, the number of clients and the seed."""
         self.pool, self.num_clients, self.seed = pool, num_clients, seed
 
     @property
@@ -30,12 +30,12 @@ class Facts:
 
     @property
     def labels(self) -> np.ndarray:
-        """The class of each example, where there are classes."""
+        """The class of each example, if there are classes."""
         labels = self.pool.train["y"]
         checks.require(
             labels.ndim == 1 and self.pool.task == "classification",
             "data.partition",
-            f"not read labels, since those of {self.pool.name} are no classes of examples",
+            f"not read labels, since those of {self.pool.name} are not classes of examples",
             self.pool.task,
         )
         return labels
@@ -47,9 +47,9 @@ class Facts:
 
     @property
     def client_ids(self) -> np.ndarray:
-        """The client of each example, where the data name clients."""
+        """The client of each example, if the data name clients."""
         ids = self.pool.train_clients
-        rule = f"be another than natural, since {self.pool.name} names no clients"
+        rule = f"not be natural, since {self.pool.name} names no clients"
         checks.require(ids is not None, "data.partition", rule, "natural")
         return np.asarray(ids)
 
@@ -60,11 +60,11 @@ class Facts:
 
 
 class Spread(NamedTuple):
-    """Clients that got changed copies of examples, or parts of several pools.
+    """Clients with changed copies of examples, or with parts of several pools.
 
     Attributes:
       train: training data.
-      validation: what its rounds may read beside them, or None.
+      validation: data that rounds may read besides them, or None.
       client_test: held-out data, or None.
       rows: for each client the rows of the training pool that its training data are made of, one
         for each of its examples, each once: several clients may have copies of a record.
@@ -80,14 +80,14 @@ class Partition(NamedTuple):
     """A way to spread examples over clients.
 
     Attributes:
-      factory: `(facts…, options…) -> rows of each client`; or, where it changes examples, a
-        `Spread` or a `Splits`.
-      given: the facts that it is given, under their names.
-      defaults: defaults of options in a configuration, where they are not the factory's.
-      kinds: annotations of options in a configuration, where they are not the factory's.
-      counts_clients: whether it makes as many clients as are asked for.
+      factory: `(facts…, options…) -> rows of each client`; or, if it changes examples, a `Spread`
+        or a `Splits`.
+      given: the names of the facts that are passed to it.
+      defaults: defaults of options in a configuration that differ from the factory's.
+      kinds: annotations of options in a configuration that differ from the factory's.
+      counts_clients: whether it makes the configured number of clients.
       changes_examples: whether clients get changed copies of examples, held-out ones among them.
-      num_clients_of: `(options) -> number of clients`, where the options alone say how many.
+      num_clients_of: `(options) -> number of clients`, if the options alone determine it.
     """
 
     factory: Callable[..., Any]
@@ -114,13 +114,13 @@ def shifted_clusters(
     samples_per_client: Count | None = None,
     test_samples_per_client: Count | None = None,
 ) -> Spread:
-    """Draws overlapping clients in hidden clusters, each with a draw of its own for testing.
+    """Draws overlapping clients in hidden clusters, each with a separate draw for testing.
 
     Args:
-      shift: what sets clusters apart: "rotation" of images, or "label" for other labels.
+      shift: how clusters differ: "rotation" of images, or "label" for other labels.
       cluster_sizes: clients of each cluster.
-      samples_per_client: training examples that a client draws; a sixth of all where none.
-      test_samples_per_client: held-out examples that a client draws; a sixth of all where none.
+      samples_per_client: training examples that a client draws; a sixth of all if none.
+      test_samples_per_client: held-out examples that a client draws; a sixth of all if none.
     """
     is_image_task = pool.task == "classification" and pool.train["x"].ndim == 4
     checks.require(is_image_task, "data.name", "hold labelled images", pool.name)
@@ -156,7 +156,7 @@ _PARTS = {"validation_per_client": Count, "test_per_client": Count}
 
 
 def _adopted(own: Any) -> Partition:
-    """Adopts a user's part: a `Partition`, or a function of pool, number and generator."""
+    """Adopts a user's partition: a `Partition`, or a function of pool, number and generator."""
     if isinstance(own, Partition):
         return own
     checks.require(callable(own), "data.partition", "name a function or a Partition", own)

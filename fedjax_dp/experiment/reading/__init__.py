@@ -1,1 +1,1 @@
-"""Reads configurations, compares them, and checks them before any work."""
+"""Reads, compares and checks configurations before any work."""

@@ -23,8 +23,8 @@ from fedjax_dp.privacy.events import Advice, DpEvent, UnsupportedEvent
 from fedjax_dp.privacy.mechanisms.distributed import DistributedDiscreteGaussianDpEvent
 from fedjax_dp.privacy.mechanisms.scalar_noise import BoundedLaplaceDpEvent, StaircaseDpEvent
 
-# What each mechanism claims, without its numbers, on which no analysis depends: to build one would
-# start JAX, before the devices of a run are made.
+# The event of each mechanism, with arbitrary numbers, on which no analysis depends: building a
+# mechanism would start JAX before the devices of a run are made.
 EVENTS: dict[str, DpEvent] = {
     "gaussian": dp_accounting.GaussianDpEvent(1.0),
     "correlated_gaussian": dp_accounting.GaussianDpEvent(1.0),
@@ -37,7 +37,7 @@ EVENTS: dict[str, DpEvent] = {
 _DRAWN = ("poisson", "fixed_size", "shuffled", "shuffled_whole")
 
 
-class Asked(NamedTuple):
+class Sections(NamedTuple):
     """The sections that an analysis depends on."""
 
     privacy: PrivacySection
@@ -45,31 +45,31 @@ class Asked(NamedTuple):
     training: TrainingSection
 
 
-def require_analysis(asked: Asked, sizes: np.ndarray) -> None:
+def require_analysis(sections: Sections, sizes: np.ndarray) -> None:
     """Requires an analysis of all units for clients of these sizes; an error advises a change."""
-    checks.one_for_each("training.batch_size", asked.training.batch_size, len(sizes))
+    checks.one_for_each("training.batch_size", sections.training.batch_size, len(sizes))
     try:
-        _require(asked, sizes)
+        _require(sections, sizes)
     except ValueError as error:
         reason = str(error).split("; nearest valid choice")[0].split("; the nearest valid")[0]
-        raise UnsupportedEvent(reason, _nearest(asked, sizes)) from None
+        raise UnsupportedEvent(reason, _nearest(sections, sizes)) from None
 
 
-def require_possible_analysis(asked: Asked, num_clients: int) -> None:
+def require_possible_analysis(sections: Sections, num_clients: int) -> None:
     """Requires an analysis for clients of some size, before sizes are known."""
     try:
-        require_analysis(asked, np.full(num_clients, checks.COUNT_LIMIT))
+        require_analysis(sections, np.full(num_clients, checks.COUNT_LIMIT))
     except UnsupportedEvent as error:
-        # A batch that holds all of a client is not sampled, and may have an analysis.
+        # A batch of all records of a client is not sampled, and may have an analysis.
         with contextlib.suppress(UnsupportedEvent):
-            require_analysis(asked, np.ones(num_clients, np.int64))
+            require_analysis(sections, np.ones(num_clients, np.int64))
             return
         raise error from None
 
 
-def follow(asked: Asked, advice: Advice) -> Asked:
-    """Changes sections as advised; another sampler replaces those that draw by chance."""
-    privacy, participation, training = asked
+def follow(sections: Sections, advice: Advice) -> Sections:
+    """Changes sections as advised; another sampler replaces random ones."""
+    privacy, participation, training = sections
     changes: dict[str, Any] = {"accountant": advice.accountant, "relation": advice.relation}
     changes = {key: value for key, value in changes.items() if value is not None}
     if advice.mechanism is not None:
@@ -81,7 +81,7 @@ def follow(asked: Asked, advice: Advice) -> Asked:
             )
         if training.sampler in _DRAWN:
             training = training.model_copy(update={"sampler": advice.sampler})
-    return Asked(privacy.model_copy(update=changes), participation, training)
+    return Sections(privacy.model_copy(update=changes), participation, training)
 
 
 def _switched(section: Section, union: Any, tag: str, word: str) -> Any:
@@ -89,37 +89,37 @@ def _switched(section: Section, union: Any, tag: str, word: str) -> Any:
     kinds = typing.get_args(typing.get_args(union)[0])
     (kind,) = (k for k in kinds if k.model_fields[tag].default == word)
     if isinstance(section, kind):
-        # Followed advice is the plain form of a sampler: truncation has no further analysis.
+        # Advice is the plain form of a sampler: truncation has no analysis.
         kept = {k: v for k, v in section if k != "capacity"}
     else:
         kept = {k: v for k, v in section if k in kind.model_fields and k != tag}
     return kind(**kept)
 
 
-def _require(asked: Asked, sizes: np.ndarray) -> None:
+def _require(sections: Sections, sizes: np.ndarray) -> None:
     """Requires an analysis of the kinds of event of a run, without advice for the configuration."""
-    privacy = asked.privacy
+    privacy = sections.privacy
     events: list[DpEvent] = []
     if "client" in privacy.units and not privacy.client.is_realised:
         base = EVENTS[privacy.client.mechanism]
-        events.append(participation_of(asked.participation, len(sizes)).event(base))
+        events.append(participation_of(sections.participation, len(sizes)).event(base))
     if "record" in privacy.units:
-        batches = np.broadcast_to(np.asarray(asked.training.batch_size, float), sizes.shape)
-        sampler, gaussian = batches_of(asked.training, is_private=True), EVENTS["gaussian"]
+        batches = np.broadcast_to(np.asarray(sections.training.batch_size, float), sizes.shape)
+        sampler, gaussian = batches_of(sections.training, is_private=True), EVENTS["gaussian"]
         for size, batch in sorted(set(zip(sizes.tolist(), batches.tolist(), strict=True))):
             if size > 0:
                 events.append(sampler.event(gaussian, size, batch))
     dp_accounting_adapter.require_analysis(events, privacy.relation, privacy.accountant)
 
 
-def _nearest(asked: Asked, sizes: np.ndarray) -> Advice | None:
+def _nearest(sections: Sections, sizes: np.ndarray) -> Advice | None:
     """Finds the smallest change after which everything has an analysis."""
     found: list[Advice] = []
-    privacy = asked.privacy
+    privacy = sections.privacy
     for values in itertools.product(*dp_accounting_adapter.CHOICES.values()):
         mechanism, sampler, relation, accountant = values
         if relation == "add_remove":
-            # No run claims it.
+            # No run claims such a unit.
             continue
         choice = Advice(
             None if accountant == privacy.accountant else accountant,
@@ -127,7 +127,7 @@ def _nearest(asked: Asked, sizes: np.ndarray) -> Advice | None:
             sampler,
             mechanism,
         )
-        followed = follow(asked, choice)
+        followed = follow(sections, choice)
         try:
             _require(followed, sizes)
         except ValueError:
@@ -137,9 +137,9 @@ def _nearest(asked: Asked, sizes: np.ndarray) -> Advice | None:
     return min(found, key=dp_accounting_adapter.distance, default=None)
 
 
-def _keeps_distance(asked: Asked, num_clients: int) -> bool:
-    """Whether participations are as far apart as correlated noise needs."""
-    client = asked.privacy.client
-    if "client" not in asked.privacy.units or not isinstance(client, CorrelatedGaussianLevel):
+def _keeps_distance(sections: Sections, num_clients: int) -> bool:
+    """Checks whether participations are as far apart as correlated noise requires."""
+    client = sections.privacy.client
+    if "client" not in sections.privacy.units or not isinstance(client, CorrelatedGaussianLevel):
         return True
-    return participation_of(asked.participation, num_clients).separation >= client.bands
+    return participation_of(sections.participation, num_clients).separation >= client.bands

@@ -1,4 +1,4 @@
-"""Comparing the settings of experiments."""
+"""Compares the settings of experiments."""
 
 import pathlib
 import tomllib
@@ -45,7 +45,7 @@ def differences(
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether values agree; a table by name equals a list in the clients' order."""
+    """Checks whether values agree; a table by name equals a list in the clients' order."""
     if isinstance(one, Mapping) != isinstance(other, Mapping):
         one, other = (list(x.values()) if isinstance(x, Mapping) else x for x in (one, other))
     return one == other
@@ -56,6 +56,6 @@ def require_same(path: pathlib.Path, found: Mapping[str, Any], wanted: Mapping[s
     lines = differences(found, wanted)
     if lines:
         raise ConfigError(
-            f"{path} holds another setting; give another --output. There and here:\n"
+            f"{path} holds results of other settings; choose another --output. There and here:\n"
             + "\n".join(lines)
         )

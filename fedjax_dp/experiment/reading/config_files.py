@@ -1,4 +1,4 @@
-"""Reads a configuration from a file and a command line; errors name the mistake and its place."""
+"""Reads a configuration from a file and a command line; errors name the mistake and its origin."""
 
 import functools
 import pathlib
@@ -24,9 +24,9 @@ from fedjax_dp.experiment.schema.constraints import (
 )
 
 _COMMAND_LINE = "command line"
-# Options of the command itself, which a misspelt key may have meant.
+# Options of the command itself, suggested for misspelt keys.
 _COMMAND_OPTIONS = ["output", "resume", "keys", "json", "quiet", "log-level"]
-# How much of a value an error shows.
+# The most characters of a value in an error.
 _SHOWN = 200
 ROOT = FieldInfo(annotation=Config)
 
@@ -35,18 +35,18 @@ def load_config(path: str | pathlib.Path | None, overrides: Sequence[str] = ()) 
     """Reads a configuration: defaults, then a TOML file, then overrides.
 
     Args:
-      path: a TOML file; the defaults alone where it is None.
+      path: a TOML file; None for the defaults alone.
       overrides: words of a command line, `--section.key value` or `--section.key=value`. A table
-        given as a whole, such as `--model.options={}`, replaces that of the file; where another
-        part is named, the file's options of the old one are dropped.
+        given as a whole, such as `--model.options={}`, replaces that of the file; if another part
+        is named, the file's options of the old one are dropped.
 
     Returns:
-      The configuration; every value is of its kind and in its range, every named part exists, and
-      its options are such as it takes.
+      The configuration; every value is of its type and in its range, every named part exists, and
+      accepts its options.
 
     Raises:
       ConfigError: naming file or command line, key, rule, value and the nearest valid one; for a
-        table that overrides give as a whole and in parts too.
+        table that overrides give both as a whole and in parts.
     """
     tables = {} if path is None else _read(path)
     return _made(tables, "defaults" if path is None else str(path), _pairs(overrides))
@@ -94,7 +94,7 @@ def to_toml(config: Config) -> str:
     """Writes every value that is not None; `load_config` reads an equal configuration back."""
     tables, privacy = _tables(config), config.privacy
     for unit in {"record", "client"} - set(privacy.units):
-        # Of a mechanism that does not run only what was said is repeated.
+        # Of an inactive mechanism, only given values are written.
         if unit not in privacy.model_fields_set:
             del tables["privacy"][unit]
     if "learning_rate" not in config.training.model_fields_set and _has_no_steps(config):
@@ -105,7 +105,7 @@ def to_toml(config: Config) -> str:
 
 
 def _has_no_steps(config: Config) -> bool:
-    """Whether local steps are not taken, so that a learning rate is refused."""
+    """Checks whether no local steps are taken, so that a learning rate is refused."""
     name, given = config.algorithm.name, config.algorithm.options
     return ALGORITHMS[name].needs(options_of(name) | given).steps == "none"
 
@@ -117,7 +117,7 @@ def sections_of(field: FieldInfo) -> tuple[type[Section], ...]:
 
 
 def default_section(field: FieldInfo) -> type[Section]:
-    """Returns the section that a field holds where its tag is not given."""
+    """Returns the section that a field holds by default."""
     made = field.default_factory
     return made if isinstance(made, type) else sections_of(field)[0]
 
@@ -138,7 +138,7 @@ def _tables(section: Section) -> dict[str, Any]:
         elif value is not None:
             tables[name] = value
         elif field.get_default(call_default_factory=True) is not None:
-            # TOML has no null: a value that was taken away is written as the word.
+            # TOML has no null: a removed value is written as a word.
             tables[name] = "none"
     return tables
 
@@ -207,7 +207,7 @@ def _put(changes: dict[str, Any], key: str, text: str) -> None:
         rule = "hold no brackets nested hundreds deep, and no number of thousands of digits"
         shown = checks.shown(text, _SHOWN)
         raise ConfigError(f"{_COMMAND_LINE}: {key} must {rule}, got {shown}") from None
-    # A name such as 2024-05-01 is a text where a text belongs, quoted or not.
+    # A name such as 2024-05-01 is a string if a string is required, quoted or not.
     is_text = any(str in map(bare, kinds_of(field.annotation)) for field in fields)
     table[last] = text if is_text and not isinstance(value, str) else value
 
@@ -243,7 +243,7 @@ def _walk(field: FieldInfo = ROOT, prefix: str = "") -> Iterator[tuple[str, Fiel
 
 
 def all_keys() -> list[str]:
-    """Lists the dotted names of all keys that hold a value, whatever is chosen."""
+    """Lists the dotted names of all keys that hold a value, for any choices."""
     return list(dict.fromkeys(key for key, field in _walk() if not sections_of(field)))
 
 
@@ -272,7 +272,7 @@ def _unknown(key: str, origin: str, *, is_section: bool = False) -> ConfigError:
 def _section(
     field: FieldInfo, table: Any, path: tuple[str, ...], origin: Callable[[str], str]
 ) -> Any:
-    """Makes a section of its table."""
+    """Makes a section from its table."""
     here = ".".join(path)
     if not isinstance(table, Mapping):
         raise ConfigError(f"{origin(here)}: {here} must be a section, got {table!r}")

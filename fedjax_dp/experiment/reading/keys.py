@@ -1,4 +1,4 @@
-"""Lists every key of a configuration, and the options of every part that one can name."""
+"""Lists every key of a configuration, and the options of every part."""
 
 from typing import Any
 

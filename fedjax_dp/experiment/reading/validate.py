@@ -17,7 +17,7 @@ from fedjax_dp.data.datasets.tabular import EXACT_SCALINGS
 from fedjax_dp.engine.accounts.privacy_accounting import require_public_sizes
 from fedjax_dp.experiment.components.participation import batches_of, participation_of
 from fedjax_dp.experiment.components.partitions import PARTITIONS
-from fedjax_dp.experiment.reading.analysis import Asked, require_possible_analysis
+from fedjax_dp.experiment.reading.analysis import Sections, require_possible_analysis
 from fedjax_dp.experiment.schema.config import (
     AccelerationSection,
     AlgorithmSection,
@@ -38,7 +38,7 @@ _BY_CLIENT = ("declared_epsilon", "clusters")
 
 
 def validate(config: Config) -> None:
-    """Checks all that can be known before data are read; named lists are resolved."""
+    """Checks everything that is known before data are read, with named lists resolved."""
     name, privacy = config.algorithm.name, config.privacy
     entry = algorithms.ALGORITHMS[name]
     _check_public_examples(name, entry, config.data.public_examples)
@@ -51,7 +51,7 @@ def validate(config: Config) -> None:
     options = algorithms.options_of(name) | config.algorithm.options
     needs = _needs_of(entry, options)
     if config.algorithm.aggregator is not None and "aggregator" in entry.given:
-        rule = "be false beside an algorithm.aggregator, which weighs in its own way"
+        rule = "be false with an algorithm.aggregator, which has its own weights"
         is_weighted = options.get("is_weighted", False)
         checks.require(not is_weighted, "algorithm.options.is_weighted", rule, is_weighted)
     _check_steps(name, needs.steps, config.training)
@@ -69,7 +69,7 @@ def validate(config: Config) -> None:
 
 
 def check_clients(config: Config, num_clients: int) -> None:
-    """Checks all that can be known once the clients that train are counted."""
+    """Checks everything that is known once the training clients are counted."""
     privacy, options = config.privacy, config.algorithm.options
     for key in ("learning_rate", "batch_size", "num_epochs", "num_steps"):
         checks.one_for_each(f"training.{key}", getattr(config.training, key), num_clients)
@@ -82,11 +82,11 @@ def check_clients(config: Config, num_clients: int) -> None:
     num_models, rule = options.get("num_models", 1), f"be at most the {num_clients} clients"
     checks.require(num_models <= num_clients, "algorithm.options.num_models", rule, num_models)
     participation_of(config.participation, num_clients)
-    require_possible_analysis(Asked(privacy, config.participation, config.training), num_clients)
+    require_possible_analysis(Sections(privacy, config.participation, config.training), num_clients)
 
 
 def known_clients(config: Config) -> int | None:
-    """Counts the clients that train; None where the number follows from the data alone."""
+    """Counts the clients that train; None if the number depends on the data."""
     if algorithms.ALGORITHMS[config.algorithm.name].pools_clients:
         return 1
     data, partition = config.data, PARTITIONS[config.data.partition]
@@ -97,7 +97,7 @@ def known_clients(config: Config) -> int | None:
 
 
 def _needs_of(entry: Entry, options: Mapping[str, Any]) -> Needs:
-    """Returns what an algorithm needs; refuses options that do not go together."""
+    """Returns what an algorithm needs; refuses incompatible options."""
     try:
         return entry.needs(options)
     except ValueError as error:
@@ -106,8 +106,8 @@ def _needs_of(entry: Entry, options: Mapping[str, Any]) -> Needs:
 
 def _check_public_examples(name: str, entry: Entry, count: int) -> None:
     asks = entry.asks_public_inputs
-    wanted, asked = ("at least 1", "public inputs") if asks else ("0", "no public inputs")
-    rule = f"be {wanted} for {name}, which asks about {asked}"
+    wanted, queried = ("at least 1", "public inputs") if asks else ("0", "no public inputs")
+    rule = f"be {wanted} for {name}, which queries {queried}"
     checks.require((count > 0) == asks, "data.public_examples", rule, count)
 
 
@@ -122,7 +122,7 @@ def _check_unit(name: str, entry: Entry, privacy: PrivacySection) -> None:
 
 
 def _check_scaling(data: DataSection, privacy: PrivacySection) -> None:
-    """Refuses exact scaling of private data that was not asked for by its name."""
+    """Refuses exact scaling of private data unless it is configured explicitly."""
     usual = datasets.options(data.name).get("scaling")
     if not privacy.units or "scaling" in data.options or usual not in EXACT_SCALINGS:
         return
@@ -138,23 +138,23 @@ def _check_release(config: Config) -> None:
     section, privacy, name = config.run, config.privacy, "run.release"
     if section.release is None:
         return
-    rule = "be left out where privacy.unit is none: no ε covers anything"
+    rule = "be left out if privacy.unit is none: no ε covers anything"
     checks.require(bool(privacy.units), name, rule, section.release)
     rule = (
-        "be true where run.release is 'private': the seed is in the configuration, and the noise "
+        "be true if run.release is 'private': the seed is in the configuration, and the noise "
         "that is drawn from it could be taken away"
     )
     checks.require(section.secret, "run.secret", rule, section.secret)
     for unit in privacy.units:
         noise = getattr(privacy, unit).noise_multiplier
         is_noised = noise is None or bool(np.all(np.asarray(noise) > 0))
-        rule = "be above 0 where run.release is 'private'"
+        rule = "be above 0 if run.release is 'private'"
         checks.require(is_noised, f"privacy.{unit}.noise_multiplier", rule, noise)
     scaling = config.data.options.get("scaling")
-    rule = "be 0 where run.release is 'private': these training records are read without noise"
+    rule = "be 0 if run.release is 'private': these training records are read without noise"
     count = config.data.public_examples
     checks.require(count == 0, "data.public_examples", rule, count)
-    rule = "be 'range' where run.release is 'private': no ε covers exact means and deviations"
+    rule = "be 'range' if run.release is 'private': no ε covers exact means and deviations"
     checks.require(scaling not in EXACT_SCALINGS, "data.options.scaling", rule, scaling)
 
 
@@ -190,9 +190,9 @@ def _check_aggregator(section: AlgorithmSection, entry: Entry, privacy: PrivacyS
     is_around = section.aggregator in AROUND
     is_client = "client" in privacy.units and not is_around
     if is_client:
-        rule = "be none where clients are protected, whose mechanism combines their updates"
+        rule = "be none if clients are protected, since their mechanism combines updates"
     else:
-        rule = f"be none for {section.name}, which combines updates in a way of its own"
+        rule = f"be none for {section.name}, which has its own aggregation"
     is_open = entry.takes_aggregator and not is_client
     fits = section.aggregator is None or is_open
     checks.require(fits, "algorithm.aggregator", rule, section.aggregator)
@@ -200,7 +200,7 @@ def _check_aggregator(section: AlgorithmSection, entry: Entry, privacy: PrivacyS
         level = privacy.client
         fits = isinstance(level, GaussianLevel) and not level.per_layer and not level.is_realised
         rule = (
-            f"be gaussian, clip updates whole and divide by what is expected for "
+            f"be gaussian, clip whole updates and divide by the expected size for "
             f"{section.aggregator}, whose votes share the bound of the update"
         )
         checks.require(fits, "privacy.client.mechanism", rule, level.mechanism)
@@ -214,10 +214,10 @@ def _check_steps(name: str, steps: str, section: TrainingSection) -> None:
         is_given = "learning_rate" in section.model_fields_set
         checks.require(not is_given, "training.learning_rate", rule, section.learning_rate)
         return
-    rule = f"be sgd for {name}, which reads gradients off updates"
+    rule = f"be sgd for {name}, which reads gradients from updates"
     checks.require(section.optimizer == "sgd", "training.optimizer", rule, section.optimizer)
     options = section.optimizer_options
-    rule = f"be empty for {name}, which reads gradients off updates of plain steps"
+    rule = f"be empty for {name}, which reads gradients from updates of plain steps"
     checks.require(not options, "training.optimizer_options", rule, options)
     moves = steps == "plain" or bool(np.all(np.asarray(section.learning_rate) > 0))
     rule = f"be above 0 for {name}, which divides by it"
@@ -225,15 +225,15 @@ def _check_steps(name: str, steps: str, section: TrainingSection) -> None:
 
 
 def _check_bound(option: str, aggregator: str | None, privacy: PrivacySection) -> None:
-    """Requires an option where no aggregator bounds an update; an own one is asked when built."""
+    """Requires an option if no aggregator bounds an update; a user's is checked when built."""
     is_bounded = "client" in privacy.units and not privacy.client.is_realised
     is_open = not option or is_bounded or (aggregator is not None and is_own(aggregator))
-    rule = "be given where no aggregator bounds an update"
+    rule = "be given if no aggregator bounds an update"
     checks.require(is_open, f"algorithm.options.{option}", rule, None)
 
 
 def _check_batches(section: TrainingSection, *, is_private: bool) -> None:
-    """Requires integers where so many examples or steps are drawn."""
+    """Requires integers for samplers that draw a fixed number of examples or steps."""
     sampler = batches_of(section, is_private=is_private)
     for name in ("num_steps",) if sampler.varies else ("num_steps", "batch_size"):
         value = getattr(section, name)
@@ -243,7 +243,7 @@ def _check_batches(section: TrainingSection, *, is_private: bool) -> None:
 
 
 def _check_paths(config: Config) -> None:
-    """Requires files that can be read, and folders where folders can be."""
+    """Requires readable files, and folders that can be made."""
     if config.data.data_dir is not None:
         files.require_folder(os.path.expanduser(config.data.data_dir), "data.data_dir")
     if config.model.pretrained is not None:
@@ -267,7 +267,7 @@ def _check_client(level: ClientLevel, name: str, entry: Entry) -> None:
     key = "privacy.client"
     _check_budget(level, key)
     fits_votes = isinstance(level, GaussianLevel | LaplaceLevel)
-    rule = f"be gaussian or laplace for {name}, whose updates are no models"
+    rule = f"be gaussian or laplace for {name}, whose updates are not models"
     checks.require(entry.sends_model or fits_votes, f"{key}.mechanism", rule, level.mechanism)
     is_claimed = level.epsilon is not None or level.noise_multiplier is None
     rule = (

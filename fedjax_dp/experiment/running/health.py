@@ -9,9 +9,9 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.core.decimals import rounded_up
 from fedjax_dp.experiment.schema.config import TrainingSection
 
-# Above it an ε means nothing: odds may change by e^50.
+# Above it an ε is meaningless: odds may change by e^50.
 _WEAK = 50.0
-# Share of padding in a round that is worth a warning.
+# Share of padding in a round above which a warning is given.
 _MUCH_PADDING = 0.75
 
 

@@ -50,7 +50,7 @@ _WITH_SEED = (CONFIG_FILE, "privacy.json", "privacy.md")
 PARTITION_COUNTS = (
     "the counts of examples and labels by client in `partition.txt` and `plots/partition.png`"
 )
-# Summary entries that follow from the configuration, public sizes and what ε covers. All others
+# Summary entries that depend only on the configuration, public sizes and what ε covers. All others
 # are exact.
 _OPEN = {
     "name",
@@ -70,7 +70,7 @@ _OPEN = {
 
 
 def exact_keys(summary: Mapping[str, Any], *, is_length_public: bool = True) -> list[str]:
-    """Lists the summary entries that ε does not cover: all that are not known to be public."""
+    """Lists the summary entries that ε does not cover: all not known to be public."""
     known = _OPEN if is_length_public else _OPEN - {"rounds"}
     return sorted(key for key in summary if key not in known and not key.startswith("epsilon"))
 
@@ -81,7 +81,7 @@ def marks_of(folder: pathlib.Path, *, is_secret: bool) -> dict[str, Mark]:
     known: dict[str, Mark] = dict(_MARKS)
     if not is_secret:
         known |= dict.fromkeys(_WITH_SEED, "secret")
-    # These are written next.
+    # These are written later.
     names = {path.name for path in folder.iterdir()} | {*_STATED}
     return {name: known.get(name, "exact") for name in sorted(names)}
 
@@ -116,7 +116,7 @@ def require_publishable(experiment: Experiment, callbacks: Mapping[str, Callback
 
 
 def read_exactly(experiment: Experiment) -> list[str]:
-    """Lists what training reads exactly of the data beyond what every run reads."""
+    """Lists what training reads exactly of the data in addition to every run."""
     found = list(experiment.population.exact_statistics)
     count = experiment.config.data.public_examples
     if count:
@@ -194,7 +194,7 @@ def public_config(experiment: Experiment) -> str:
 
 
 def _without_places(value: Any) -> Any:
-    """Cuts every string that looks like a path down to its last part."""
+    """Shortens every string that looks like a path to its last part."""
     if isinstance(value, Mapping):
         return {_without_places(key): _without_places(each) for key, each in value.items()}
     if isinstance(value, list):

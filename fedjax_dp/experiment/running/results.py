@@ -79,7 +79,7 @@ def write_results(
     *,
     is_finished: bool = True,
 ) -> dict[str, Any]:
-    """Writes summary, statement and plots into the run folder, and the release if it is due."""
+    """Writes summary, statement and plots into the run folder, and the release if configured."""
     folder, accounting = start.folder, start.accounting
     section = experiment.config.run
     rows, accountant = read_metrics(folder), experiment.config.privacy.accountant
@@ -236,14 +236,14 @@ def has_personal_models(experiment: Experiment) -> bool:
     if clients is None or algorithm.views.personal is None:
         return False
     own = experiment.simulation.federation.facts.own
-    # An index of a server model is no part of a model.
+    # An index of a server model is not part of a model.
     return any(jnp.issubdtype(x.dtype, jnp.floating) for x in jax.tree.leaves(own))
 
 
 def facts_of(
     experiment: Experiment, hyper: Hyper, also_not_private: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Returns by unit what the statement says besides the ledger, from the numbers that ran."""
+    """Returns by unit the facts of the statement besides the ledger, from the numbers that ran."""
     num_clients = experiment.population.train.num_clients
 
     def by_client(value: Any) -> np.ndarray:

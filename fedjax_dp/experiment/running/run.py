@@ -32,7 +32,7 @@ from fedjax_dp.io.logbook import Logbook, read_metrics, to_json, write_json
 
 # Sent by a terminal and by a scheduler to end a run.
 _STOPS = (signal.SIGINT, signal.SIGTERM)
-# Signals within so many seconds count once: some senders signal a process and its group.
+# Signals within this many seconds count once: some senders signal a process and its group.
 _TOGETHER = 1.0
 # Seconds until a run that was interrupted twice is ended from outside.
 _PATIENCE = 2.0
@@ -43,7 +43,7 @@ _INTERRUPTED, _OVER_BUDGET = "an interruption", "the budget"
 class Watcher:
     """Receives the progress of a run; this one ignores it.
 
-    A subclass overrides what it wants to show.
+    Subclasses override methods to show it.
     """
 
     def phase(self, name: str) -> None:
@@ -291,7 +291,7 @@ def _rounds(
         progress = Progress(list(history), state, experiment, start.folder)
         return next((name for name, each in callbacks.items() if each.call(progress)), None)
 
-    # Asked again once used up: if fewer clients were drawn than allowed for, there is more.
+    # Computed again once used up: if fewer clients were drawn than allowed for, there is more.
     allowed = affordable()
     watcher.done(done, {})
     # A callback that ended the run before ends it again.
@@ -333,7 +333,7 @@ def _rows(
     shown, sent = as_metrics(record, info), start.traffic.count(record, info)
     for i in range(len(record.stage)):
         start.accounting.charge(jax.tree.map(lambda x, i=i: x[i : i + 1], record))
-        # Distributions of privacy losses are slow to compose: asked once a checkpoint.
+        # Privacy loss distributions are slow to compose: computed once per checkpoint.
         is_asked = accountant != "pld" or (
             (done + i + 1) % experiment.config.run.checkpoint_every == 0
         )

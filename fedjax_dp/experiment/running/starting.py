@@ -80,7 +80,7 @@ def accounting_of(experiment: Experiment, hyper: Hyper) -> PrivacyAccounting:
 
 
 def _byte_totals(experiment: Experiment) -> ByteTotals:
-    """Makes byte totals of zero."""
+    """Makes byte totals that start at zero."""
     return ByteTotals(experiment.simulation.federation, experiment.config.communication.encoding)
 
 
@@ -98,7 +98,7 @@ def fresh(experiment: Experiment, folder: pathlib.Path | None) -> tuple[Simulati
     _require_space(experiment, state)
     checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, is_secret=section.secret)
     if section.secret:
-        # Saved before the first round, so that no round is released with two noises.
+        # Saved before the first round, so that no round is released with two draws of noise.
         checkpoints.write_root(jax.random.key_data(key))
     write_text(folder / CONFIG_FILE, config_files.to_toml(experiment.written))
     traffic = _byte_totals(experiment)
@@ -140,7 +140,7 @@ def restored(
 def _require_one_round(
     experiment: Experiment, state: SimulationState, key: PRNGKey, accounting: PrivacyAccounting
 ) -> None:
-    """Requires a budget that affords the first round."""
+    """Requires a budget that suffices for the first round."""
     budget, deltas = experiment.budget, experiment.dp_delta
     accountant, hyper = experiment.config.privacy.accountant, experiment.simulation.hyper
     for unit, epsilon in budget.items():
@@ -160,7 +160,7 @@ def _require_space(experiment: Experiment, state: SimulationState) -> None:
     section, simulation = experiment.config.run, experiment.simulation
     most_drawn, file = simulation.participation.most_drawn, state.clients.file
     again = most_drawn(min(section.rounds, section.checkpoint_every))
-    # The newest states, those that only checkpoints still use, and those of one cohort.
+    # The newest states, those that only checkpoints refer to, and those of one cohort.
     num_rows = most_drawn(section.rounds) + KEPT * again + most_drawn(1)
     file.require_space(num_rows - file.num_allocated(), name="--output")
 
@@ -190,7 +190,7 @@ def _require_same(config: Config, saved: str) -> None:
     same = (before == "disk") == (after == "disk")
     rule = f"not change between memory and disk when a run resumes, and it was {before!r}"
     checks.require(same, "execution.placement", rule, after)
-    # A release can be decided on when the run is over.
+    # A release can be requested after the run.
     for tables in (then, now):
         tables["run"].pop("release", None)
     if now["run"]["rounds"] > then["run"]["rounds"]:
@@ -213,7 +213,7 @@ def _require_extensible(config: Config, planned: int) -> None:
         is_free = level.noise_multiplier is not None
         # The former ties rounds together; the latter spends δ of all rounds on its range.
         is_free &= not isinstance(level, CorrelatedGaussianLevel | BoundedLaplaceLevel)
-        rule = f"be {planned}: the noise was calibrated for so many rounds"
+        rule = f"be {planned}: the noise was calibrated for that many rounds"
         checks.require(is_free, "run.rounds", rule, config.run.rounds)
     rule = f"be {planned}, the number of rounds that {name} was built for"
     is_planned = "num_rounds" in ALGORITHMS[name].given

@@ -34,7 +34,7 @@ ByName = Annotated[dict[str, _T], MinLen(1)]
 Positives = Positive | Each[Positive] | ByName[Positive]
 NonNegatives = NonNegative | Each[NonNegative] | ByName[NonNegative]
 Amounts = Amount | Each[Amount] | ByName[Amount]
-# Names a folder too, and never leads out of its own.
+# Also names a folder, and cannot lead out of its parent.
 Name = Annotated[
     str,
     Pattern(
@@ -74,7 +74,7 @@ class RunSection(Section):
     checkpoint_every: Count = _setting(10, "rounds between two checkpoints")
     metrics: list[str] = Field(
         default_factory=list,
-        description="metrics beside loss and accuracy: perplexity, f1, mcc, calibration_error, or "
+        description="metrics besides loss and accuracy: perplexity, f1, mcc, calibration_error, or "
         "your own as package.module:name",
     )
     callbacks: Options = _table(
@@ -84,12 +84,12 @@ class RunSection(Section):
 
 
 class DataSection(Section):
-    """Which examples, and how they are spread over clients."""
+    """The examples, and their partition into clients."""
 
     name: str = _setting("digits", "a data set, see `fedjax-dp data list`")
     data_dir: str | None = _setting(None, "folder of data files; else FEDJAX_DP_DATA, else a cache")
     options: Options = _table("options of the data set's loader; `run --keys data.name=NAME`")
-    partition: str = _setting("label_and_quantity_skew", "how examples are spread over clients")
+    partition: str = _setting("label_and_quantity_skew", "partition of examples into clients")
     num_clients: Count = _setting(10, "number of clients; natural clients come with the data")
     partition_options: Options = _table(
         "options of the partition; `run --keys data.partition=NAME`"
@@ -144,10 +144,10 @@ class AccelerationSection(Section):
     """Anderson acceleration: a round starts from a mix of the results of earlier ones."""
 
     memory: Count | None = _setting(
-        None, "earlier rounds that are mixed; no acceleration if not given"
+        None, "number of earlier rounds to mix; no acceleration if not given"
     )
     of: Literal["shared", "clients"] = _setting(
-        "shared", "what is mixed: the server's model, or the points of all clients"
+        "shared", "what to mix: the server's model, or the points of all clients"
     )
     weights: Literal["federation", "equal"] | Each[NonNegative] | None = _setting(
         None,
@@ -178,7 +178,7 @@ class TrainingSection(Section):
     sampler: Batches = _setting(
         "auto",
         "how batches are drawn; auto is poisson under record-level privacy, else shuffled; "
-        "shuffled_whole leaves out a last one that is not whole",
+        "shuffled_whole drops an incomplete last one",
     )
     micro_batch_size: Count | None = _setting(None, "examples computed at once; bounds memory")
 
@@ -323,7 +323,7 @@ class CorrelatedGaussianLevel(_DividedLevel):
 
     mechanism: Literal["correlated_gaussian"] = _setting("correlated_gaussian", _ABOUT)
     per_layer: bool = _setting(False, "clip layer by layer")
-    bands: Count = _setting(1, "rounds whose noise is correlated")
+    bands: Count = _setting(1, "number of rounds whose noise is correlated")
 
 
 ClientLevel = Annotated[
@@ -339,7 +339,7 @@ ClientLevel = Annotated[
 
 
 class PrivacySection(Section):
-    """What is protected, and how it is accounted."""
+    """The unit of privacy, its mechanisms and its accounting."""
 
     unit: Literal["none", "record", "client", "both"] = _setting("record", "unit of privacy")
     relation: Literal["zero_out", "add_remove", "replace_one"] = _setting(
@@ -356,7 +356,7 @@ class PrivacySection(Section):
 
     @property
     def promise(self) -> dict[str, str]:
-        """What every ε is computed under: the accountant and the relation."""
+        """The accountant and the relation of every ε."""
         return {"accountant": self.accountant, "relation": self.relation}
 
 
@@ -390,7 +390,7 @@ class CommunicationSection(Section):
 
 
 class EvaluationSection(Section):
-    """What is evaluated, exactly and for the experimenter; training does not depend on it."""
+    """The evaluations, exact and for the experimenter; training does not depend on them."""
 
     personal: Literal["received", "after_local"] = _setting(
         "received",
@@ -417,5 +417,5 @@ class Config(Section):
 
     @property
     def title(self) -> str:
-        """The name of the run; that of its data where it has none."""
+        """The name of the run, or else that of its data."""
         return self.run.name or self.data.name.rpartition(":")[2]

@@ -1,4 +1,4 @@
-"""What a configuration may hold: sections, and values that fit their annotations."""
+"""The contents of a configuration: sections, and values that fit their annotations."""
 
 import functools
 import math
@@ -15,16 +15,16 @@ from fedjax_dp.core import argument_checks, checks
 from fedjax_dp.core.argument_checks import Rule
 from fedjax_dp.core.ranges import LARGEST, SMALLEST, fits_float32
 
-# Up to here a float is the integer that was written.
+# Floats up to this represent integers exactly.
 _EXACT = 2**53
 
 
 class ConfigError(ValueError):
-    """A key or value that a configuration may not have."""
+    """An invalid key or value of a configuration."""
 
 
 class Section(BaseModel):
-    """A part of a configuration: frozen, of known keys."""
+    """A part of a configuration: frozen, with known keys."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -41,7 +41,7 @@ def bare(kind: Any) -> Any:
 
 
 def annotation_of(field: FieldInfo) -> Any:
-    """Returns the whole annotation of a field, its range with it."""
+    """Returns the whole annotation of a field, including its range."""
     return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
 
 
@@ -51,7 +51,7 @@ def may_be_none(kind: Any) -> bool:
 
 
 def rule_of(kind: Any) -> Rule:
-    """Reads what a value in a file must be."""
+    """Returns the rule for a value in a file."""
     found = argument_checks.rule_of(kind, in_file=True)
     assert found is not None
     return found
@@ -81,7 +81,7 @@ def _as_asked(kind: Any, value: Any) -> Any:
 
 
 def with_floats(kind: Any, value: Any) -> Any:
-    """Turns integers into floats, alone or by client, where a kind asks for such."""
+    """Converts integers to floats, alone or by client, if the kind is a float."""
     kinds = [bare(one) for one in kinds_of(kind)]
     if isinstance(value, list):
         return [with_floats(kind, one) for one in value]
@@ -92,7 +92,7 @@ def with_floats(kind: Any, value: Any) -> Any:
 
 
 def _require_float32(origin: str, key: str, value: Any) -> None:
-    """Requires numbers, alone or in lists and tables, of a size that float32 has; δ is float64."""
+    """Requires numbers, alone or in lists and tables, that float32 can represent; δ is float64."""
     if isinstance(value, list | Mapping):
         for one in value.values() if isinstance(value, Mapping) else value:
             _require_float32(origin, key, one)
@@ -121,7 +121,7 @@ def is_plain(kind: Any) -> bool:
 
 
 def in_a_file(kind: Any) -> Any:
-    """Leaves out of a union what no file can hold, such as functions, if anything is left."""
+    """Removes from a union what no file can hold, such as functions, if anything is left."""
     alternatives = kinds_of(kind)
     plain = tuple(one for one in alternatives if is_plain(one))
     return functools.reduce(operator.or_, plain) if 0 < len(plain) < len(alternatives) else kind

@@ -1,4 +1,4 @@
-"""The options of a part, typed and described, as they are read off its factory."""
+"""The options of a part, with types and descriptions from its factory."""
 
 import inspect
 import re
@@ -30,10 +30,10 @@ def fields_of(
     kinds: Mapping[str, Any] = {},
     defaults: Mapping[str, Any] = {},
 ) -> Fields:
-    """Reads kinds, defaults and descriptions of a part's options off its factory.
+    """Reads kinds, defaults and descriptions of a part's options from its factory.
 
-    `kinds` and `defaults` are taken in place of the factory's own. An option that no file can hold,
-    or, in this package, without a description, is a TypeError.
+    `kinds` and `defaults` replace those of the factory. An option that no file can hold, or, in
+    this package, without a description, is a TypeError.
     """
     options, hints, about = options_of(factory, given), dict(kinds), described(factory)
     if not options.keys() <= kinds.keys():
@@ -55,7 +55,7 @@ def fields_of(
 
 
 def described(factory: Callable[..., Any]) -> dict[str, str]:
-    """Reads the description of each parameter off the `Args:` of a docstring."""
+    """Reads the description of each parameter from the `Args:` of a docstring."""
     text = inspect.getdoc(factory) or ""
     _, _, rest = text.partition("\nArgs:\n")
     found: dict[str, str] = {}

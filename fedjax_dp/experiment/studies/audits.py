@@ -50,7 +50,7 @@ from fedjax_dp.models.base import Model
 _CANARIES = 100
 # Records in a batch whose gradients are compared.
 _BATCH = 4
-# Most clients whose personal models are attacked, if the server has no model.
+# The most clients whose personal models are attacked, if the server has no model.
 _MOST_CLIENTS = 20
 
 
@@ -100,7 +100,7 @@ def audit_experiment(
       records: "made" canary records, whose gradient is a single entry, or "mislabelled" copies of
         records, which are learned by the model's own loss.
       noise_share: share of the claimed noise in the attacked runs, above 0; a share below 1 shows
-        what an audit of this size can find, and only canaries are tried.
+        what an audit of this size can find, and runs canaries only.
 
     Returns:
       Bounds, comparisons on neighbouring data, and the membership attack.
@@ -112,7 +112,7 @@ def audit_experiment(
     if num_canaries is None:
         num_canaries = min(_CANARIES, most)
     checks.whole("num_canaries", num_canaries)
-    rule = f"be at most {most}, the number of parameters, each of which carries one"
+    rule = f"be at most {most}, the number of parameters, one for each"
     checks.require(num_canaries <= most, "num_canaries", rule, num_canaries)
     num_rounds = config.run.rounds if num_rounds is None else num_rounds
     bounds: list[AuditResult] = []
@@ -138,7 +138,7 @@ def audit_experiment(
         )
         bounds += audit(
             seen,
-            # If clients have different δ, the one at which most can be proven.
+            # If clients have different δ, the one at which the most can be proven.
             float(np.max(experiment.dp_delta[unit])),
             accountant=config.privacy.accountant,
             confidence=confidence,

@@ -1,4 +1,4 @@
-"""Runs a grid of experiments, each in its own run folder, and resumes where it stopped."""
+"""Runs a grid of experiments, each in its own run folder, and resumes interrupted ones."""
 
 import itertools
 import pathlib
@@ -138,7 +138,7 @@ def sweep(
         report(f"{label}: {shown} in {time.perf_counter() - begun:.0f} s")
         for text in summary.get("warnings", ()):
             report(f"{label}: warning: {text}")
-        # The programs of one point are useless to the next, and there may be hundreds.
+        # Compiled programs of one point are useless to the next, and there may be hundreds.
         jax.clear_caches()
 
 

@@ -131,7 +131,7 @@ def settings(
     if scale == "clients":
         return [(execution, {"num_clients": n}) for n in (50, 200, 800, 2000)]
     if scale == "cohort":
-        # The population stays, so that memory that grows would be the cohort's.
+        # The population is constant, so that any growth of memory is due to the cohort.
         most = WORKLOADS[name].num_clients
         return [(execution, {"cohort": n}) for n in (50, 200, 800, 2000) if n <= most]
     if scale == "chunk":

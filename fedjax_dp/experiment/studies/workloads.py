@@ -127,7 +127,7 @@ WORKLOADS: Mapping[str, Workload] = {
     "W4fedsplit": _W4._replace(about=f"{_W4.about}; FedSplit", algorithm="fedsplit", base="W4"),
     "W1anderson": _W1._replace(about=f"{_W1.about}; accelerated, τ = 10", memory=10, base="W1"),
     "W1fedbn": _W1._replace(
-        about=f"{_W1.about}; FedBN of a head at home",
+        about=f"{_W1.about}; FedBN with a local head",
         algorithm="fedbn",
         options={"home": "params/Dense_1"},
         base="W1",
@@ -157,7 +157,7 @@ WORKLOADS: Mapping[str, Workload] = {
 
 
 class Prepared(NamedTuple):
-    """The parts of a workload; `wrapper` and `validation` are None where it has none."""
+    """The parts of a workload; `wrapper` and `validation` may be None."""
 
     data: FederatedData
     model: Model
