@@ -28,7 +28,7 @@ from fedjax_dp.models.kinds import Where
 from fedjax_dp.server.sparse_mean import sparse_mean
 
 AS_TICKETS = "clients send the weights that are left, unchanged"
-UNPROTECTED = "pruning waits for the exact accuracy on validation data, which no noise covers"
+UNPROTECTED = "pruning depends on the exact accuracy on validation data, which no noise covers"
 
 
 def joins(client: ClientData | PublicClient) -> jax.Array:

@@ -616,7 +616,7 @@ REFUSED = [
     ),
     ("fed_ltn", trainer_of, {"prunable": ["w", "v"]}, "name weights of the model, got 'v'"),
     ("fed_ltn", cast_trainer, W, TRANSFORMED),
-    ("fed_ltn", private, W, "must be non-private: pruning waits for the exact accuracy"),
+    ("fed_ltn", private, W, "must be non-private: pruning depends on the exact accuracy"),
     ("lottery_fl", trainer_of, {}, "prunable must name weights of logistic"),
     ("lottery_fl", cast_trainer, W, TRANSFORMED),
     ("mr_mtl", cast_trainer, {"num_clients": 6}, TRANSFORMED),

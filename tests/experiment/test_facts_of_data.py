@@ -216,7 +216,7 @@ def test_a_table_holds_numbers_in_their_range():
     [
         (("name,training.batch_size", "a,1"), (), r"line 1 must begin with the column 'client'"),
         (("client,training.batchsize", "a,1"), (), r"line 1.*training\.batch_size"),
-        (("client,training.batch_size", "a,1", "a,2"), (), r"line 3 must name a client that no"),
+        (("client,training.batch_size", "a,1", "a,2"), (), r"line 3 must name each client once"),
         (("client,training.batch_size", "a,x"), (), r"line 2, column training.batch_size must hol"),
         (("client,training.batch_size", "a"), (), r"line 2 must have 2 cells, got 1"),
         (("client", "a", "b"), (), r"line 1 must name a key besides 'client', .*got \['client'\]"),

@@ -300,18 +300,18 @@ PRIVATE = ("--run.release=private", "--run.secret=true")
 @pytest.mark.parametrize(
     "words, message",
     [
-        (PRIVATE[:1], r"run\.secret must be true where run\.release is 'private': the seed is in"),
+        (PRIVATE[:1], r"run\.secret must be true if run\.release is 'private': the seed is in"),
         (
             (*PRIVATE, "--privacy.unit=none", "--algorithm.name=fedavg"),
             r"run\.release must be left out if privacy\.unit is none",
         ),
         (
             (*PRIVATE, "--privacy.record.noise_multiplier=0", "--privacy.record.epsilon=none"),
-            r"privacy\.record\.noise_multiplier must be above 0 where run\.release",
+            r"privacy\.record\.noise_multiplier must be above 0 if run\.release",
         ),
         (
             (*PRIVATE, "--data.name=adult", "--data.options.scaling=standard"),
-            r"data\.options\.scaling must be 'range' where run\.release",
+            r"data\.options\.scaling must be 'range' if run\.release",
         ),
     ],
 )

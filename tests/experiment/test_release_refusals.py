@@ -146,7 +146,7 @@ def test_the_epsilon_of_a_release_is_that_of_a_record_as_a_whole(shared):
 def test_records_that_were_taken_for_public_inputs_are_in_no_release():
     ae_dpfl = ("--privacy.unit=client", "--algorithm.name=ae_dpfl", "--data.public_examples=5")
     config = load_config(None, (*SMALL, *ae_dpfl, *RELEASED))
-    message = r"data\.public_examples must be 0 where run\.release is 'private': .* without noise"
+    message = r"data\.public_examples must be 0 if run\.release is 'private': .* without noise"
     with pytest.raises(ValueError, match=message):
         validation.validate(config)
     experiment = built(*RELEASED)

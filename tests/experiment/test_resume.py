@@ -633,7 +633,7 @@ def test_a_run_may_go_on_for_longer_than_was_planned(tmp_path):
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("--run.rounds=9", "run.rounds must be 8: the noise was calibrated for so many"),
+        ("--run.rounds=9", "run.rounds must be 8: the noise was calibrated for that many"),
         ("--run.rounds=7", "config.toml must be as it was when the run started"),
         ("--run.seed=1", "config.toml must be as it was when the run started"),
         ("--training.learning_rate=1", "config.toml must be as it was when the run started"),

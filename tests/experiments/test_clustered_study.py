@@ -96,7 +96,7 @@ def test_results_hold_their_setting_and_are_not_run_again(tmp_path, monkeypatch,
     ],
 )
 def test_results_of_another_setting_are_not_taken_for_these(folder, words, message):
-    with pytest.raises(SystemExit, match="holds another setting") as refused:
+    with pytest.raises(SystemExit, match="holds results of other settings") as refused:
         run(folder, "--epsilons", "4", *words)
     assert message in str(refused.value)
 
@@ -112,7 +112,9 @@ def test_references_of_other_data_are_refused(folder):
     [point] = grid.points(
         folder.parent / "small.toml", ["Global"], [4], [0], ["--data.partition_options.shift=label"]
     )
-    with pytest.raises(ConfigError, match=r"reference,seed=0\.json holds another setting"):
+    with pytest.raises(
+        ConfigError, match=r"reference,seed=0\.json holds results of other settings"
+    ):
         study.reference_of(point, None, None, arguments)
     arguments.reference_epochs = 2
     [point] = grid.points(folder.parent / "small.toml", ["Global"], [4], [0])
