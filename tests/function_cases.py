@@ -45,7 +45,7 @@ Communication AuditResult AuditRuns MembershipResult StepCheck LocalResult Draw
 DatasetStatus TrainingInfo Evaluation ClusterAggregate Clusters Decomposition Mixture
 NoiseEstimate ConfigError FetchError MissingDataError UnsupportedEvent BoundedLaplaceDpEvent
 BoundedRangeDpEvent DistributedDiscreteGaussianDpEvent PureDpEvent SkellamDpEvent
-StaircaseDpEvent
+StaircaseDpEvent GammaShares GammaSharesDpEvent
 """
 HOLD = set(_NAMES.split())
 
@@ -497,6 +497,13 @@ SPECIAL: dict[str, Case] = {
     "calibrate_noise_multiplier": case(privacy.calibrate_noise_multiplier, epsilon=3.0),
     "calibrate_poisson": case(privacy.calibrate_poisson, epsilon=3.0),
     "max_poisson_steps": case(privacy.max_poisson_steps, epsilon=3.0),
+    "gamma_shares": case(
+        privacy.gamma_shares,
+        num_parties=3,
+        sensitivity=lambda: privacy.sensitivity_of_sum(1.0),
+    ),
+    "minimizer_sensitivity": case(privacy.minimizer_sensitivity, smallest=10, regularizer=0.1),
+    "draw_shares": case(privacy.draw_shares, shape=(3,), share_shape=0.5),
     "choose_bits": case(privacy.choose_bits, num_clients=3),
     "make_plan": case(privacy.make_plan, num_clients=3),
     **{

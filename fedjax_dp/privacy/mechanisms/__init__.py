@@ -17,6 +17,13 @@ from fedjax_dp.privacy.mechanisms.distributed import (
     make_central_plan,
     make_plan,
 )
+from fedjax_dp.privacy.mechanisms.gamma_shares import (
+    GammaShares,
+    GammaSharesDpEvent,
+    draw_shares,
+    gamma_shares,
+    minimizer_sensitivity,
+)
 from fedjax_dp.privacy.mechanisms.mechanism import (
     Mechanism,
     bounded_laplace,
@@ -47,6 +54,8 @@ __all__ = [
     "BoundedRangeDpEvent",
     "DiscreteMechanism",
     "DistributedDiscreteGaussianDpEvent",
+    "GammaShares",
+    "GammaSharesDpEvent",
     "Mechanism",
     "Plan",
     "PureDpEvent",
@@ -63,11 +72,14 @@ __all__ = [
     "clip_by_l1_norm",
     "clip_per_layer",
     "discrete_mechanism",
+    "draw_shares",
+    "gamma_shares",
     "gaussian",
     "laplace",
     "make_adaptive_clipping",
     "make_central_plan",
     "make_plan",
+    "minimizer_sensitivity",
     "score_units",
     "select",
     "selection_event",

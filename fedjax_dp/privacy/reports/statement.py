@@ -17,6 +17,7 @@ from fedjax_dp.privacy.mechanisms.distributed import (
     DistributedDiscreteGaussianDpEvent,
     SkellamDpEvent,
 )
+from fedjax_dp.privacy.mechanisms.gamma_shares import GammaSharesDpEvent
 from fedjax_dp.privacy.mechanisms.scalar_noise import (
     BoundedLaplaceDpEvent,
     EntrywiseDpEvent,
@@ -49,6 +50,14 @@ _TRUST = {
         "were accounted, one by every client and, where cohorts vary, the missing ones by the "
         "party that sums, which knows them: a single message carries too little noise to protect "
         "anyone."
+    ),
+    "gamma_shares": (
+        "Every party is trusted to add its shares of the noise and to keep to itself the shares "
+        "that it knows, and the server to follow the protocol, in which it sees masked messages "
+        "alone. Covered are all who see only the sums. Not covered is a coalition of parties, "
+        "which can subtract the shares that its members know, nor a server that fakes parties (a "
+        "Sybil attack) and knows how it permuted the shares: that would take a secure shuffle, "
+        "which is not implemented."
     ),
 }
 _ROOTS = {
@@ -86,6 +95,7 @@ _MECHANISMS = {
     PureDpEvent: "mechanisms that are ε-DP",
     BoundedRangeDpEvent: "private selection by the exponential mechanism",
     StaircaseDpEvent: "staircase noise",
+    GammaSharesDpEvent: "Laplace noise in gamma shares",
     BoundedLaplaceDpEvent: "bounded Laplace noise",
 }
 
@@ -171,9 +181,10 @@ def statement(
     """Collects what a ledger's run may claim, as plain data that `json` can write.
 
     Sampler, mechanism and noise are read off the events that were charged, so that the statement
-    cannot differ from what ran. By default the server is trusted under a claim for clients, and
-    only the client under one for records. `not_covered` and `also_not_private` name what no ε
-    covers, `num_shared` counts records that several clients have, at most `most_holders` each.
+    cannot differ from what ran. By default the server is trusted under a claim for clients, only
+    the client under one for records, and parties and server where noise came in gamma shares.
+    `not_covered` and `also_not_private` name what no ε covers, `num_shared` counts records that
+    several clients have, at most `most_holders` each.
     `facts` are added as they are; the text has `clip_norm`, `batch_size_per_unit`,
     `initial_clip_norm`, `seed` and `versions` of them. Figures that differ by unit are given as the
     smallest and the largest, None where there are none, and an infinite ε as "inf".
@@ -181,8 +192,6 @@ def statement(
     deltas = np.asarray(dp_delta, float)
     inside = bool(np.all((deltas > 0) & (deltas < 1)))
     checks.require(inside, "dp_delta", "lie in (0, 1)", dp_delta)
-    trusted = trust or {"client": "server", "record": "client"}[ledger.unit]
-    checks.one_of("trust", trusted, _TRUST)
     checks.one_of("noise_root", noise_root, _ROOTS)
     epsilon = ledger.epsilon(dp_delta, accountant)
     histories = ledger.histories()
@@ -192,6 +201,11 @@ def statement(
     for _, history in histories:
         for part, _ in ev.flatten(history):
             _describe(part, samplers, mechanisms, noise)
+    default = {"client": "server", "record": "client"}[ledger.unit]
+    if _MECHANISMS[GammaSharesDpEvent] in mechanisms:
+        default = "gamma_shares"
+    trusted = trust or default
+    checks.one_of("trust", trusted, _TRUST)
     data = {
         "unit": ledger.unit,
         "relation": ledger.relation,
@@ -268,7 +282,7 @@ def _describe(
         # What is called a multiplier is a standard deviation for Gaussian noise alone.
         if isinstance(part, EntrywiseDpEvent):
             noise["entry_stddev"].append(part.entry_stddev)
-        elif isinstance(part, dpa.LaplaceDpEvent):
+        elif isinstance(part, dpa.LaplaceDpEvent | GammaSharesDpEvent):
             noise["laplace_scale"].append(float(part.noise_multiplier))
         elif hasattr(part, "noise_multiplier"):
             noise["noise_multiplier"].append(float(part.noise_multiplier))
