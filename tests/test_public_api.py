@@ -267,5 +267,5 @@ def test_what_breaks_the_form_is_found(value, message):
     assert message in problem
 
 
-def test_what_keeps_the_form_passes():
+def test_valid_forms_pass():
     assert not problems_of(documented(GOOD), "good")

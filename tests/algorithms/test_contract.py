@@ -314,7 +314,7 @@ def test_who_sends_what_no_sum_would_hold_contributes_zero():
 
 
 @pytest.mark.parametrize("name", kinds_first(CASES))
-def test_state_keeps_its_types_under_a_model_in_bfloat16(name):
+def test_state_types_are_preserved_under_a_model_in_bfloat16(name):
     case = CASES[name]
     algorithm = case.make(make_model(jnp.bfloat16))
     data = case.data()

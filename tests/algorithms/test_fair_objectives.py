@@ -41,7 +41,7 @@ def params_of(*arguments, **options):
 # A model whose loss is a number of the client's own, and whose gradient is 1.
 
 
-def told_losses(*losses):
+def given_losses(*losses):
     """Clients with one record each; client i has loss f_i at w = 0, and its update is -1."""
     model = Model.from_functions(
         lambda key: jnp.zeros(()),
@@ -89,7 +89,7 @@ def test_points_far_from_the_simplex_are_projected_onto_it(y, expected):
 
 @pytest.mark.parametrize("losses, expected", [((1e28, 1.0), (1, 0)), ((1e28, 1e28), (0.5, 0.5))])
 def test_large_losses_leave_weights_on_the_simplex(losses, expected):
-    model, trainer, data = told_losses(*losses)
+    model, trainer, data = given_losses(*losses)
     state, info = run(afl(model, trainer, num_clients=2, step_size=10.0), 2, data)
     np.testing.assert_array_equal(state.aggregator, expected)
     np.testing.assert_array_equal(info.aggregator["weights"], [expected] * 2)
@@ -98,14 +98,14 @@ def test_large_losses_leave_weights_on_the_simplex(losses, expected):
 @telling
 def test_afl_uses_weights_that_have_just_climbed():
     """λ = 1/2 each, losses 0 and 1, γ = 0.2: (0.5, 0.7) projects to (0.4, 0.6)."""
-    model, trainer, data = told_losses(0.0, 1.0)
+    model, trainer, data = given_losses(0.0, 1.0)
     _, info = run(afl(model, trainer, num_clients=2, step_size=0.2), 1, data)
     np.testing.assert_allclose(info.aggregator["weights"][0], [0.4, 0.6], atol=1e-6)
 
 
 @telling
 def test_afl_comes_to_train_for_the_worst_client_alone():
-    model, trainer, data = told_losses(0.0, 5.0, 1.0)
+    model, trainer, data = given_losses(0.0, 5.0, 1.0)
     _, info = run(afl(model, trainer, num_clients=3, step_size=0.2), 10, data)
     np.testing.assert_allclose(info.aggregator["weights"][-1], [0, 1, 0], atol=1e-6)
 
@@ -123,7 +123,7 @@ def test_afl_without_steps_is_the_plain_mean():
 
 def test_oracle_11_two_clients_tilted():
     """Updates are equal, so that weights are read off R and off an update of one client alone."""
-    model, trainer, data = told_losses(0.0, 1.0)
+    model, trainer, data = given_losses(0.0, 1.0)
     # The second client moves ten times as far.
     config = trainer.config._replace(learning_rate=np.array([1.0, 10.0]))
     tilted = term(model, local_trainer(model, config), tilt=1.0)
@@ -153,7 +153,7 @@ def test_oracle_9_objectives_near_their_limit_are_fedavg():
 @pytest.mark.parametrize("tilt, kept", [(800.0, 1), (-800.0, 0)])
 def test_a_tilt_beyond_floats_is_cut_off_and_said(tilt, kept):
     """e^800 is beyond floats. Losses move along, and later rounds count from where they are."""
-    model, trainer, data = told_losses(1.0, 2.0)
+    model, trainer, data = given_losses(1.0, 2.0)
     config = trainer.config._replace(learning_rate=np.array([1e-4, 1e-3]))
     state, info = run(term(model, local_trainer(model, config), tilt=tilt), 12, data)
     assert np.isfinite(float(state.server.params))
@@ -174,7 +174,7 @@ def test_a_tilt_beyond_floats_is_cut_off_and_said(tilt, kept):
 )
 def test_a_large_tilt_is_on_its_way_after_a_round(tilt, losses, risk):
     """Losses stay where they are; the clients that count are alone from the second round on."""
-    model, _, data = told_losses(*losses)
+    model, _, data = given_losses(*losses)
     rates = 1e-6 * (1 + np.arange(len(losses)))
     trainer = local_trainer(model, LocalConfig(learning_rate=rates, batch_size=1, num_steps=1))
     sim = simulation(term(model, trainer, tilt=tilt), data, joins(len(losses)))
@@ -212,7 +212,7 @@ def test_tilts_of_either_sign_serve_the_worst_or_the_rest():
 @telling
 def test_q_ffl_steps_by_the_curvature_that_it_bounds():
     """L = 1, f = (1, 4), updates of 1: Δ = Σ f^q = 5, h = Σ q f^(q-1) + f^q = 7 for q = 1."""
-    model, trainer, data = told_losses(1.0, 4.0)
+    model, trainer, data = given_losses(1.0, 4.0)
     state, info = run(q_ffl(model, trainer, q=1.0), 1, data)
     assert float(state.server.params) == pytest.approx(-5 / 7, rel=1e-5)
     assert float(info.server["step_size"][0]) == pytest.approx(5 / 7, rel=1e-5)
@@ -220,7 +220,7 @@ def test_q_ffl_steps_by_the_curvature_that_it_bounds():
 
 @pytest.mark.parametrize(("losses", "q"), [((1.0, -1.0), 0.5), ((1.0, -1.0), 2.0), ((1.0, 90), 20)])
 def test_a_loss_without_a_power_counts_as_not_finite(losses, q):
-    model, trainer, data = told_losses(*losses)
+    model, trainer, data = given_losses(*losses)
     sim = simulation(q_ffl(model, trainer, q=float(q)), data, joins(2))
     key = jax.random.key(0)
     state, record, _ = sim.run(sim.init(key), key, 1)
@@ -230,14 +230,14 @@ def test_a_loss_without_a_power_counts_as_not_finite(losses, q):
 
 
 def test_without_an_exponent_any_loss_is_fine():
-    model, trainer, data = told_losses(1.0, -1.0)
+    model, trainer, data = given_losses(1.0, -1.0)
     state, _ = run(q_ffl(model, trainer, q=0.0), 1, data)
     assert float(state.server.params) == pytest.approx(-1.0, rel=1e-6)
 
 
 @pytest.mark.parametrize("q", [0.0, 0.1, 5.0])
-def test_a_loss_of_nothing_keeps_q_ffl_finite(q):
-    model, trainer, data = told_losses(0.0, 0.0)
+def test_q_ffl_is_finite_at_a_loss_of_zero(q):
+    model, trainer, data = given_losses(0.0, 0.0)
     state, _ = run(q_ffl(model, trainer, q=q), 1, data)
     assert np.isfinite(float(state.server.params))
 
@@ -265,7 +265,7 @@ def test_the_objective_of_propfair(extension):
 
 
 def test_a_loss_above_the_baseline_is_said():
-    model, trainer, data = told_losses(1.0, 9.0)
+    model, trainer, data = given_losses(1.0, 9.0)
     state, info = run(propfair(model, trainer, baseline=3.0, margin=0.5), 1, data)
     assert float(info.clients["share_beyond"][0]) == 0.5
     # Slopes 1/(3 - 1) and 1/0.5, averaged.
@@ -276,7 +276,7 @@ def test_a_loss_above_the_baseline_is_said():
 @pytest.mark.parametrize("extension", ["smooth", "released_huber", "released"])
 def test_behind_privacy_a_loss_above_the_baseline_is_said_where_it_can_be(extension):
     """The objective is reported; the released one falls at M - ε, from 1.8 to 0.8."""
-    model, trainer, data = told_losses(2.4, 2.6, 9.0, 0.0)
+    model, trainer, data = given_losses(2.4, 2.6, 9.0, 0.0)
     config = trainer.config._replace(clip_norm=1.0, noise_multiplier=1e-3)
     private = dp_sgd_trainer(model, config, sampler=sampling.full_participation())
     algorithm = propfair(model, private, baseline=3.0, margin=0.5, extension=extension)

@@ -197,7 +197,7 @@ def mean_of(updates, is_masked=True):
     return aggregator.combine((), {}, total, closed())[1]
 
 
-def test_the_mean_of_tickets_is_that_of_those_who_keep_a_weight():
+def test_the_mean_of_tickets_is_over_clients_that_keep_a_weight():
     updates = [
         Sparse({"w": jnp.array([2.0, 0.0, 0.0])}, {"w": jnp.array([True, False, False])}),
         Sparse({"w": jnp.array([4.0, 6.0, 0.0])}, {"w": jnp.array([True, True, False])}),

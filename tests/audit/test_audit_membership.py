@@ -30,7 +30,7 @@ def fitted(model, examples, num_steps=300):
     return jax.lax.scan(step, model.init(jax.random.key(0)), None, length=num_steps)[0]
 
 
-def test_a_model_that_learned_by_heart_gives_its_members_away():
+def test_a_memorising_model_reveals_its_members():
     # Eight weights an example: members get margins that others get by three standard deviations.
     wide = 400
     model = Model.from_functions(
@@ -46,7 +46,7 @@ def test_a_model_that_learned_by_heart_gives_its_members_away():
     assert 0.6 < low < result.accuracy < high
 
 
-def test_a_model_of_other_records_gives_no_member_away():
+def test_a_model_of_other_records_reveals_no_members():
     model = cases.model()
     params = fitted(model, records(50, 2))
     result = attack_model(model, params, records(800, 0), records(800, 1), np.random.default_rng(0))

@@ -283,7 +283,7 @@ def test_without_noise_votes_name_the_level_below_what_a_canary_did(dtype):
 
 
 @telling
-def test_an_ordinary_run_of_the_engine_gives_the_same_scores():
+def test_an_ordinary_run_of_the_engine_has_the_same_scores():
     runs = runs_of("dp_sgd", "record", 40, 200)
     planted = runs.planted
     _, init_key, run_key = jax.random.split(jax.random.key(0), 3)

@@ -42,7 +42,7 @@ def test_fetching_what_is_built_in_does_nothing(fedjax_dp, tmp_path):
     assert status == 0 and "nothing to fetch: all files of digits are here" in output
 
 
-def test_without_a_network_fetch_says_where_it_looked_and_what_to_put_where(
+def test_without_a_network_fetch_names_the_places_tried_and_the_files_needed(
     fedjax_dp, tmp_path, monkeypatch
 ):
     asked = []

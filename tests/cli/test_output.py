@@ -172,7 +172,7 @@ def test_the_document_of_a_run_is_all_that_the_output_stream_gets(fedjax_dp, fin
         ("--quiet", {"a thing is odd", "a complaint"}),
     ],
 )
-def test_the_error_stream_gets_what_its_level_says(fedjax_dp, finished, word, seen):
+def test_the_error_stream_follows_its_level(fedjax_dp, finished, word, seen):
     before = logging.getLogger().handlers[:], logging.getLogger().level
     _, output, errors = fedjax_dp("run", word)
     assert before == (logging.getLogger().handlers, logging.getLogger().level)
@@ -225,7 +225,7 @@ def test_a_reader_that_has_enough_is_no_error():
 
 
 @pytest.mark.parametrize("words", [("--json",), ()])
-def test_a_run_that_is_ended_at_once_says_why(fedjax_dp, monkeypatch, capsys, words):
+def test_a_run_that_is_ended_at_once_states_the_reason(fedjax_dp, monkeypatch, capsys, words):
     def full(*given):
         raise DiskFull("the disk is full")
 

@@ -47,7 +47,7 @@ def test_importing_a_name_imports_no_other_room():
 
 
 @pytest.mark.parametrize("name", main.COMMANDS)
-def test_what_stands_in_for_a_command_says_what_it_says(name):
+def test_the_placeholder_of_a_command_has_its_help(name):
     listed = get_command(main.app).commands[name].help
     own = main.command(name).help
     assert listed == own.splitlines()[0]
@@ -82,7 +82,7 @@ def test_a_document_may_be_asked_for_before_the_command(fedjax_dp):
         RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes"),
     ],
 )
-def test_out_of_memory_says_what_to_change(monkeypatch, capsys, error):
+def test_out_of_memory_names_what_to_change(monkeypatch, capsys, error):
     def fails(**options):
         raise error
 

@@ -135,7 +135,7 @@ DELTA = {
 
 @telling
 @pytest.mark.parametrize("sparsity", later([0.1, 0.3, 0.5, 0.7, 0.9], but=[0.3]))
-def test_lus_keeps_the_costliest_of_every_layer_and_exactly_so_many(sparsity):
+def test_lus_retains_exactly_the_costliest_entries_of_every_layer(sparsity):
     sparse = lus(quadratic(), sparsity)(DELTA, context())
     costs = {
         "w": np.abs(CURVATURE * (np.asarray(PARAMS["w"], np.float64) - TARGET) * DELTA["w"]),
@@ -181,7 +181,7 @@ def test_lus_without_sparsity_is_the_identity_bit_for_bit():
     jax.tree.map(np.testing.assert_array_equal, sparse, DELTA)
 
 
-def test_lus_of_costs_that_are_no_numbers_still_keeps_the_number():
+def test_lus_retains_the_same_number_if_costs_are_not_numbers():
     bad = context()._replace(gradient={"w": jnp.full((3, 4), jnp.nan), "v": jnp.zeros(3)})
     sparse = lus(quadratic(), 0.5, score="cost_of_last_step")(DELTA, bad)
     assert np.all(np.isfinite(flat(sparse)))

@@ -54,7 +54,7 @@ def test_client_noise_has_its_scale():
 
 
 @pytest.mark.parametrize("share, kept", [(1.0, 4), (0.5, 2), (0.25, 1), (0.01, 1)])
-def test_keep_largest_keeps_that_many_in_each_layer(share, kept):
+def test_keep_largest_retains_that_many_in_each_layer(share, kept):
     sparse = np.asarray(keep_largest(share)(DELTA, CONTEXT)["a"]).ravel()
     order = np.argsort(-np.abs(np.asarray(DELTA["a"]).ravel()))
     expected = np.zeros(4)
@@ -68,7 +68,7 @@ def test_keep_largest_fills_up_with_the_first_of_those_that_tie_for_the_last_pla
     np.testing.assert_array_equal(sparse, [2.0, -3.0, 2.0, 0.0, 0.0, 0.0])
 
 
-def test_cast_rounds_and_keeps_the_type():
+def test_cast_rounds_and_preserves_the_type():
     out = cast(jnp.bfloat16)({"a": jnp.array([1.0 + 2**-12, 2.0])}, CONTEXT)["a"]
     assert out.dtype == jnp.float32
     np.testing.assert_array_equal(out, [1.0, 2.0])
@@ -216,7 +216,7 @@ def test_what_reads_records_behind_their_noise_is_refused_wherever_it_is_given(t
 
 
 @telling
-def test_what_reads_none_goes_behind_their_noise():
+def test_transforms_that_read_no_records_run_after_the_noise():
     quiet = [make() for name, make in BUILT_IN.items() if name not in READERS]
     trainer = private_trainer(MODEL, update_transforms=quiet)
     assert trainer.is_private

@@ -50,7 +50,7 @@ def test_what_has_no_mask_is_sent_as_it_is(encoding):
         ("smallest", {"bool": 3, "float16": 6, "float32": 8}),
     ],
 )
-def test_a_mask_keeps_three_of_twenty(encoding, expected):
+def test_a_mask_with_three_of_twenty_entries(encoding, expected):
     mask = jnp.arange(20) % 7 == 1
     message = Sparse(
         {"bias": jnp.ones(2), "w": jnp.ones(20, jnp.float16)}, {"bias": None, "w": mask}
@@ -72,7 +72,7 @@ def test_a_mask_that_the_receiver_has_is_not_sent(encoding, expected):
     assert measured(message, encoding) == expected
 
 
-def test_values_that_are_zero_under_a_mask_that_keeps_them_are_sent():
+def test_zeros_within_a_mask_are_sent():
     message = Sparse(jnp.zeros(8), jnp.ones(8, bool))
     assert measured(message, "values") == {"float32": 32}
 

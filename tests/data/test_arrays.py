@@ -184,7 +184,7 @@ def test_nothing_hidden_is_nothing_lost():
     assert FederatedData.from_client_ids({"x": X}, ids).client_names == ("1", "3")
 
 
-def test_types_of_64_bits_are_those_that_jax_keeps_without_a_warning():
+def test_types_of_64_bits_are_those_that_jax_accepts_without_a_warning():
     tokens = FederatedData({"x": {"ids": Y, "size": X.astype(float)}, "y": Y}, np.array([0, 4]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -120,7 +120,7 @@ def test_saving_beside_files_of_others_is_refused(tmp_path):
         FederatedData({"offsets": np.zeros(2)}, np.array([0, 2])).save(tmp_path / "other")
 
 
-def test_opening_what_is_no_store_says_what_is_missing(tmp_path):
+def test_opening_a_folder_that_is_not_a_store_names_what_is_missing(tmp_path):
     with pytest.raises(ValueError, match=r"directory must hold a file offsets\.npy"):
         FederatedData.open(tmp_path)
     np.save(tmp_path / "offsets.npy", np.array([0, 2]))

@@ -405,7 +405,7 @@ def test_majority_classes_hold_the_share_that_was_asked_for(num_clients):
     assert majority_of.max() - majority_of.min() <= (0 if num_clients % 10 == 0 else 2)
 
 
-def test_labels_are_as_skewed_as_alpha_says():
+def test_label_skew_follows_alpha():
     # With balanced classes a client's label shares are Dirichlet(alpha, ..., alpha) before the pool
     # is used up: the mean squared share is (alpha + 1) / (classes alpha + 1).
     labels = np.repeat(np.arange(10), 20_000)

@@ -131,7 +131,7 @@ def test_a_rate_of_one_draws_all_clients_and_is_accounted_so(batch_size):
     assert sampler.event(base, 10, float(batch_size)) == base
 
 
-def test_truncation_keeps_a_part_of_the_exact_draw_and_counts_the_rest():
+def test_truncation_returns_a_part_of_the_exact_draw_and_counts_the_rest():
     exact, _ = memberships(sampling.poisson(), 20, 5, 20)
     cut, overflow = memberships(sampling.poisson(capacity=4), 20, 5, 20)
     counts = exact.sum(axis=1)
@@ -142,7 +142,7 @@ def test_truncation_keeps_a_part_of_the_exact_draw_and_counts_the_rest():
 
 
 @pytest.mark.parametrize("count", [5, 6, 7])
-def test_truncation_keeps_a_uniform_subset(count):
+def test_truncation_returns_a_uniform_subset(count):
     """Of `count` drawn members each is kept with chance 4 / count, wherever it lies."""
     exact, _ = memberships(sampling.poisson(), 20, 5, 20)
     cut, _ = memberships(sampling.poisson(capacity=4), 20, 5, 20)
@@ -529,7 +529,7 @@ def test_much_larger_populations_and_batches_beside_this_one_change_no_draw(name
 
 
 @pytest.mark.parametrize("name", ["poisson", "fixed_size", "shuffled"])
-def test_draws_from_many_look_at_few(name):
+def test_draws_from_many_inspect_few(name):
     """No array of a draw, or between draws, is as large as the population."""
     sampler, limit = SAMPLERS[name], 1_000_000
     capacity = sampler.capacity(limit, 64)

@@ -59,7 +59,7 @@ def test_a_fixed_range_lets_a_record_change_its_own_row_alone(tmp_path, name, wr
     assert len(data.feature_names) == data.train["x"].shape[1]
 
 
-def test_exact_scaling_lets_a_record_change_every_row_and_says_what_it_is(tmp_path):
+def test_exact_scaling_lets_a_record_change_every_row_and_declares_its_statistics(tmp_path):
     moved, data = changed_rows("heart_disease", "standard", tmp_path, write_heart, first_age=90)
     assert moved > 20
     (said,) = data.exact_statistics

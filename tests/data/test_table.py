@@ -65,7 +65,7 @@ def test_columns_by_name_without_any_option(write):
 
 
 @pytest.mark.parametrize("ending", ["parquet", "arrow", "stream.arrow", "csv.gz", "tsv"])
-def test_every_format_gives_the_same(write, tmp_path, ending):
+def test_every_format_has_the_same_result(write, tmp_path, ending):
     write(CSV)
     options = {"client": "hospital", "missing": "mean"}
     expected = load(**options)

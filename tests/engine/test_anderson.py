@@ -175,7 +175,7 @@ def test_mixed_rounds_of_the_engine_are_as_many_as_recorded():
 
 
 @slow
-def test_the_limit_stays_and_comes_sooner_in_32_bits():
+def test_the_limit_is_unchanged_and_reached_sooner_in_32_bits():
     # The recorded 9, 9, 42 at this step hang on the last digits of 64-bit products.
     problem, eta = chapter(), 1e-5
     for name, plain in zip(METHODS, PLAIN_ROUNDS[eta], strict=True):
@@ -333,7 +333,7 @@ def test_numbers_are_swept_and_damping_of_1_is_no_acceleration():
 
 
 @telling
-def test_a_run_goes_on_from_where_it_was_left():
+def test_a_run_resumes_from_its_state():
     sim = compile_federation(_fedavg(), make_data())
     whole, _, _ = sim.run(sim.init(KEY), KEY, 7)
     whole = sim.portable(whole)

@@ -127,7 +127,7 @@ def own_zeros(client, *shape):
 # The costs that the papers print.
 
 
-def test_a_dense_model_of_the_published_size_costs_what_the_paper_says():
+def test_a_dense_model_of_the_published_size_costs_as_published():
     algorithm = sending(lambda own, client: (own_zeros(client, 1115, 10_000), own), 5)
     meter = meter_of(compiled(algorithm, 5).federation)
     played = record_of([[Fate.CONTRIBUTED] * 5] * 50)
@@ -162,7 +162,7 @@ def test_a_dense_resnet_18_of_ours_costs_its_own_size(options, size):
 
 
 @pytest.mark.parametrize("size", [11_150, pytest.param(PUBLISHED, marks=slow)])
-def test_the_ideal_schedule_of_pruning_costs_what_the_paper_says(size):
+def test_the_ideal_schedule_of_pruning_costs_as_published(size):
     """Of what is left, a tenth goes with each of 25 participations, until 90 % are gone."""
 
     def message(own, client):
@@ -558,7 +558,7 @@ def test_what_a_transform_drops_or_rounds_is_not_sent(transforms, alive, width, 
 
 
 @telling
-def test_an_update_that_is_scaled_after_it_was_rounded_goes_in_its_own_type():
+def test_an_update_that_is_scaled_after_rounding_is_sent_in_its_own_type():
     sent = transformed(cast("bfloat16"), make=algorithms.term)
     assert set(sent.by_type("up")) == {"float32"}
 

@@ -504,7 +504,7 @@ def test_work_is_shared_out_longest_first():
 
 
 @telling
-def test_every_client_goes_to_the_device_of_its_state():
+def test_every_client_runs_on_the_device_of_its_state():
     owned = one_step_algorithm()._replace(client_state=ClientState(lambda server: ()))
     ids, device = _cohort_of(owned)
     np.testing.assert_array_equal(device, ids // -(-MANY // WIDE.num_devices))

@@ -112,7 +112,7 @@ def test_an_algorithm_runs_from_its_name_alone(tmp_path, name):
         ("r_dpcfl", "record", None),
     ],
 )
-def test_a_statement_says_what_covers_personal_models(tmp_path, name, unit, said):
+def test_a_statement_names_what_covers_personal_models(tmp_path, name, unit, said):
     """A choice among the server's models is no personal model."""
     words = [word for word in words_of(name) if not word.startswith("--privacy.unit")]
     status, _ = execute(tmp_path / "run", *words, f"--privacy.unit={unit}")

@@ -109,7 +109,7 @@ def test_an_experiment_holds_the_layout_that_was_found():
 
 
 @telling
-def test_a_mask_goes_around_the_mechanism_and_costs_what_that_costs():
+def test_a_mask_wraps_the_mechanism_at_no_further_cost():
     words = ("--privacy.unit=client", "--algorithm.name=dp_fedavg")
     plain = assembled(*words).simulation.algorithm
     masked = assembled(*words, "--algorithm.aggregator=gradient_mask").simulation.algorithm

@@ -160,7 +160,7 @@ def test_public_examples_must_leave_something():
         population_of(load_config(None, (*SMALL, "--data.public_examples=100000")))
 
 
-def test_the_curve_over_cohorts_keeps_the_population():
+def test_the_curve_over_cohorts_has_a_constant_population():
     settings = timing.settings("users", "auto", 1, "cohort")
     assert [changes for _, changes in settings] == [{"cohort": n} for n in (50, 200, 800, 2000)]
     parts = prepare(WORKLOADS["users"]._replace(cohort=50, num_clients=60))

@@ -306,7 +306,7 @@ def test_every_key_is_described():
     assert all(rule and about for _, rule, _, about in rows)
 
 
-def test_a_key_of_some_choices_alone_says_of_which():
+def test_a_key_of_some_choices_only_names_them():
     about = {row[0]: row[3] for row in describe()}
     assert about["privacy.client.bits"].endswith("; if discrete_gaussian")
     assert about["participation.capacity"].endswith("; if poisson")

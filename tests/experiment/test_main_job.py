@@ -98,7 +98,7 @@ def test_every_client_epsilon_agrees_with_dp_accounting(folder):
     assert read_json(folder, "summary.json")["epsilon"] == claim["epsilon"]
 
 
-def test_the_statement_says_what_it_must(folder):
+def test_the_statement_is_complete(folder):
     claims = read_json(folder, "privacy.json")["claims"]
     assert [claim["unit"] for claim in claims] == ["record"]
     claim = claims[0]

@@ -39,7 +39,7 @@ def _registered(monkeypatch):
     monkeypatch.setitem(ALGORITHMS, "newcomer", Entry(newcomer, ("none",), ("num_clients",)))
 
 
-def test_its_options_are_listed_and_what_the_run_gives_is_none_of_them(fedjax_dp):
+def test_its_options_are_listed_without_the_facts_of_the_run(fedjax_dp):
     _, output, _ = fedjax_dp("run", "--keys", "algorithm.name=newcomer")
     lines = output.splitlines()
     assert [line.split("\t") for line in lines[1:]] == [

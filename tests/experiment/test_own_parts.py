@@ -242,7 +242,7 @@ def test_an_own_metric_is_computed_by_client_and_whole():
 
 
 @telling
-def test_an_own_callback_ends_a_run_which_the_statement_says(tmp_path):
+def test_a_user_callback_ends_a_run_and_the_statement_declares_it(tmp_path):
     looks = imported(f"{PARTS}:looks")
     looks.clear()
     name = f"{PARTS}:stop_after"
@@ -327,7 +327,7 @@ def test_options_of_an_own_part_are_listed(fedjax_dp):
     assert row.split("\t")[:3] == ["algorithm.options.pull", "a number of at least 0", "0.5"]
 
 
-def test_the_optimiser_of_the_test_is_what_it_says():
+def test_the_optimiser_of_the_test_is_as_described():
     made = imported(f"{PARTS}:signs")(0.1, scale=2.0)
     updates, _ = made.update(np.array([3.0, -4.0]), made.init(np.zeros(2)))
     np.testing.assert_allclose(optax.apply_updates(np.zeros(2), updates), [-0.2, 0.2], rtol=1e-6)

@@ -269,7 +269,7 @@ DITTO = ("ditto", "--training.num_steps=1")
         ),
     ],
 )
-def test_a_summary_says_whose_models_are_measured_and_which_are_covered(
+def test_a_summary_names_the_models_that_are_measured_and_those_that_are_covered(
     unit, words, whose, covered
 ):
     name, *rest = words

@@ -238,7 +238,7 @@ def of_partition(monkeypatch):
         ),
     ],
 )
-def test_a_partition_that_changes_examples_says_whose_records_they_are(of_partition, rows, message):
+def test_a_partition_that_changes_examples_names_their_source_records(of_partition, rows, message):
     with pytest.raises(ValueError, match=message):
         of_partition(rows)
 
@@ -247,7 +247,7 @@ def test_copies_of_a_user_defined_partition_are_counted(of_partition):
     assert of_partition([[0, 1, 2], [0, 1, 3]]).sharing == (2, 2)
 
 
-def test_a_folder_for_publication_goes_where_its_run_goes_on(tmp_path):
+def test_the_release_folder_is_removed_when_its_run_resumes(tmp_path):
     """It would be of fewer rounds than the statement beside it."""
     _, start = fresh(built(*RELEASED), tmp_path / "run")
     start.lock.release()

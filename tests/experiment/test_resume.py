@@ -216,7 +216,7 @@ def test_a_wish_to_stop_ends_a_run_after_the_rounds_under_way(
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_was_done(uninterrupted, tmp_path, compilation_cache):
+def test_ctrl_c_saves_completed_rounds(uninterrupted, tmp_path, compilation_cache):
     folder = tmp_path / "run"
     stall = _STALL.replace("== {round}:", "== {round} and not os.path.exists({flag!r}):")
     flag = tmp_path / "go on"
@@ -293,7 +293,7 @@ def test_a_run_with_a_frozen_base_is_resumed_to_the_same_bits(tmp_path):
 
 
 @telling
-def test_the_statement_of_a_run_says_that_its_seed_gives_its_noise(uninterrupted):
+def test_the_statement_of_a_run_declares_that_its_seed_determines_its_noise(uninterrupted):
     text = (uninterrupted / "privacy.md").read_text("utf-8")
     assert "`run.seed` in `config.toml`" in text and "publishing two of them may cancel" in text
     claims = read_json(uninterrupted, "privacy.json")["claims"]
@@ -639,7 +639,7 @@ def test_a_run_may_go_on_for_longer_than_was_planned(tmp_path):
         ("--training.learning_rate=1", "config.toml must be as it was when the run started"),
     ],
 )
-def test_a_run_goes_on_as_what_it_is(finished, word, message):
+def test_a_resumed_run_cannot_change_its_configuration(finished, word, message):
     before = (finished / "config.toml").read_bytes()
     with pytest.raises(ValueError, match=message):
         execute(finished, word, resume=True)

@@ -119,7 +119,7 @@ def leave_free(monkeypatch, num_bytes):
 
 
 @telling
-def test_a_run_that_goes_on_has_room_as_one_that_begins(tmp_path, monkeypatch):
+def test_a_resumed_run_requires_the_space_of_a_new_one(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     run_until_death(folder, 2, *DISK)
     with monkeypatch.context() as patched:

@@ -55,7 +55,7 @@ def root_file(folder):
     return folder / "checkpoint" / "root.key"
 
 
-def test_the_root_lies_in_the_checkpoint_for_its_owner_alone(uninterrupted):
+def test_the_root_is_in_the_checkpoint_readable_by_its_owner_alone(uninterrupted):
     words = np.frombuffer(ROOT, np.uint32)
     assert json.loads(root_file(uninterrupted).read_text("utf-8"))["root"] == words.tolist()
     assert stat.S_IMODE(root_file(uninterrupted).stat().st_mode) == 0o600
@@ -72,7 +72,7 @@ def test_the_root_lies_in_the_checkpoint_for_its_owner_alone(uninterrupted):
         assert not any(shape.lower() in text for shape in shapes), path
 
 
-def test_the_statement_says_where_the_root_is_and_what_must_stay_hidden(uninterrupted):
+def test_the_statement_names_the_place_of_the_root_and_what_must_stay_hidden(uninterrupted):
     text = (uninterrupted / "privacy.md").read_text("utf-8")
     for claim in read_json(uninterrupted, "privacy.json")["claims"]:
         assert claim["relation"] == "zero_out" and claim["noise_root"] == "secret"

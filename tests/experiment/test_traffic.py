@@ -37,7 +37,7 @@ def test_a_run_counts_the_model_down_and_up_again_with_its_weight(folder):
 
 
 @telling
-def test_a_run_that_goes_on_adds_to_what_it_had_counted(folder):
+def test_a_resumed_run_continues_the_byte_count(folder):
     assert execute(folder, "--run.rounds=3", resume=True)[0] == 0
     rows = metrics(folder)
     assert [row["bytes_up"] for row in rows] == [3 * (MODEL + 4)] * 3

@@ -78,9 +78,7 @@ def test_a_score_that_reads_records_behind_their_noise_is_refused_before_data_ar
         ("--privacy.unit=record", "--algorithm.options.sparsity=0"),
     ],
 )
-def test_a_score_that_reads_nothing_or_beside_no_claim_goes_on_to_the_data(
-    tmp_path, no_data, words
-):
+def test_a_score_without_reads_or_claims_passes_until_data_are_read(tmp_path, no_data, words):
     with pytest.raises(TouchedError, match="data"):
         execute(tmp_path / "run", *SMALL, *LUS, *words)
 

@@ -161,7 +161,7 @@ def test_figure_37_shows_the_precision_of_each_block_size(tmp_path, monkeypatch,
     np.testing.assert_allclose(drawn, [[30, 0.58], [200, 0.75]])
 
 
-def test_the_liar_of_figure_36_has_the_budget_that_the_paper_gives_it():
+def test_the_falsifying_client_of_figure_36_has_its_published_budget():
     study = sweep.STUDIES["falsified"]
     true = budgets.published_budgets("Dist5", 20)
     assert true[sweep.LIAR] == 0.95 == sweep.TRUE_BUDGET

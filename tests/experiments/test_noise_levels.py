@@ -74,7 +74,7 @@ def test_table_of_noise_variances_is_recomputed_from_our_own_parts(name, method)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_oracle_comes_before_all_and_the_printed_estimates_are_close_to_it(name):
+def test_the_oracle_is_best_and_the_printed_estimates_are_close_to_it(name):
     table = table_34()
     ours = {method: normalised_variance(name, method) for method in METHODS}
     assert ours["oracle"] == min(ours.values())

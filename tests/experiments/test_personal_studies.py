@@ -66,7 +66,7 @@ def test_bytes_are_counted_until_fedavg_is_reached():
     assert tables.until_fedavg({"Ditto": runs["Ditto"]}, "Ditto") is None
 
 
-def test_a_table_keeps_rows_of_methods_that_did_not_run_now():
+def test_a_table_retains_rows_of_methods_that_were_not_rerun():
     study = STUDIES["two_classes"]
     new = tables.as_markdown(study, {"Ditto": [run(0, [0.4])]})
     earlier = "| method | seeds |\n|---|---|\n| FedAvg | 3 |\n| Ditto | 1 |\n"

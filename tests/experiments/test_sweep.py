@@ -73,7 +73,7 @@ def calls(monkeypatch):
 
 
 @pytest.mark.parametrize("is_secret", [False, True])
-def test_what_was_started_goes_on_and_never_starts_over(tmp_path, calls, is_secret):
+def test_a_started_run_is_resumed_and_never_restarted(tmp_path, calls, is_secret):
     """The first run has written its configuration, and perhaps no checkpoint yet."""
     words = (f"--run.secret={str(is_secret).lower()}",)
     grid = sweep.grid_points(STUDY, {}, words)

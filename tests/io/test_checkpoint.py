@@ -153,7 +153,7 @@ def test_numbers_of_another_simulation_are_refused(tmp_path, hyper, message):
 
 
 @telling
-def test_a_run_goes_on_with_its_state_and_its_numbers(tmp_path):
+def test_a_run_resumes_with_its_state_and_its_numbers(tmp_path):
     """Resumed from disk, bit for bit; with the numbers that it began with it would go elsewhere."""
     model, data = make_model(), make_data()
     trainer = local_trainer(model, LocalConfig(0.2, 3))

@@ -39,7 +39,7 @@ def intervals(axes):
 @telling
 @pytest.mark.parametrize("number", [3, 40, 400])
 @pytest.mark.parametrize("is_named", [True, False])
-def test_nothing_lies_on_anything_else(number, is_named):
+def test_nothing_overlaps(number, is_named):
     names = names_of(number) if is_named else ()
     accuracies, sizes, tested = clients(number)
     figure = client_accuracies(accuracies, sizes, tested, "a title", names=names)

@@ -104,7 +104,7 @@ def pictures():
     }
 
 
-def test_no_text_lies_on_another_and_no_legend_on_a_curve():
+def test_no_texts_overlap_and_no_legend_covers_a_curve():
     for name, figure in pictures().items():
         assert flaws(figure) == [], name
 

@@ -88,7 +88,7 @@ def test_an_infinite_epsilon_is_written(tmp_path):
     assert "not differentially private" in text and "| 1 | inf | 1 |" in text
 
 
-def test_a_statement_says_what_a_paper_needs(tmp_path, ledgers):
+def test_a_statement_has_what_a_paper_needs(tmp_path, ledgers):
     common = {"seed": 3, "versions": {"jax": "0.9"}, "also_not_private": ["when it ended"]}
     facts = {
         "client": FACTS["client"] | common,

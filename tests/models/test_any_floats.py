@@ -168,7 +168,7 @@ def test_squares_that_vanish_are_no_way_around_the_bound():
 
 @telling
 @pytest.mark.parametrize("per_layer", later([False, True], but=[True]))
-def test_linear_regression_of_the_zoo_keeps_its_bound(per_layer):
+def test_linear_regression_of_the_zoo_respects_its_bound(per_layer):
     shapes = {"x": jax.ShapeDtypeStruct((10_000,), jnp.float32)}
     model = registry.build("linear_regression", shapes, 1)
     rule = clipped(model, per_layer=per_layer)

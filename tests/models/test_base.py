@@ -177,7 +177,7 @@ def test_batch_norm_with_a_mask_equals_batch_norm_on_the_real_rows(model, filler
 
 @telling
 @pytest.mark.parametrize("model", NORMS)
-def test_a_batch_of_padding_alone_keeps_the_buffers_and_stays_finite(model):
+def test_a_batch_of_padding_alone_leaves_buffers_unchanged_and_finite(model):
     params = model.init(jax.random.key(1))
     batch = {"x": np.full_like(X, np.nan), "y": BATCH["y"]}
     losses, refreshed, gradient = gradients(model, params, batch, jnp.zeros(6, bool))

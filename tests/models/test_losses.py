@@ -59,7 +59,7 @@ def test_cross_entropy_equals_numpy_for_classes_and_for_sequences():
 
 
 @pytest.mark.parametrize("label", [-1, -7, 5, 2**31 - 1, -(2**31)])
-def test_a_label_out_of_range_gives_zero_loss_gradient_and_weight(label):
+def test_a_label_out_of_range_has_zero_loss_gradient_and_weight(label):
     logits = jnp.asarray(RNG.normal(size=(2, 5)), jnp.float32)
     labels = jnp.array([label, 3])
     values, gradient = jax.value_and_grad(
@@ -138,7 +138,7 @@ def test_accuracy_counts_each_example_once_and_only_valid_tokens():
     assert correct.tolist() == [1, 0, 0] and weight.tolist() == [1, 1, 0]
 
 
-def test_resolve_names_the_nearest_loss_and_keeps_functions():
+def test_resolve_suggests_the_nearest_loss_and_passes_functions_through():
     with pytest.raises(ValueError, match="softmax_cross_entropy"):
         losses.resolve("softmax_cros_entropy")
 

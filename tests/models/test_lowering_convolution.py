@@ -211,7 +211,7 @@ def test_narrow_inputs_are_accumulated_in_float32(dtype):
 
 @telling
 @pytest.mark.parametrize("groups", [1, 4])
-def test_narrow_gradients_keep_their_type_and_match(groups):
+def test_narrow_gradients_preserve_their_type_and_match(groups):
     x, w = normal(0, (2, 6, 6, 8)), normal(1, (3, 3, 8 // groups, 8))
     cotangent = normal(2, (2, 4, 4, 8))
     grouped = functools.partial(conv, feature_group_count=groups)

@@ -141,7 +141,7 @@ def objective(fn):
 @pytest.mark.parametrize(
     "name", later(FUNCTIONS, but=["remat", "scan", "cond", "custom vjp"], mark=telling)
 )
-def test_structure_keeps_its_value_and_gradients(name):
+def test_structured_primitives_preserve_value_and_gradients(name):
     plain = FUNCTIONS[name]
 
     def evaluate(fn, x, w):
@@ -170,7 +170,7 @@ def test_a_loop_of_unknown_length_is_rewritten():
     assert not REPLACED & primitives(lower(iterate), X, W, jnp.int32(4))
 
 
-def test_functions_that_hold_nothing_to_replace_keep_their_structure():
+def test_functions_without_replaceable_primitives_are_unchanged():
     def plain(x):
         inner = jax.jit(lambda x: jax.nn.relu(jnp.tanh(x)))
         return lax.scan(lambda c, _: (inner(c), None), x, length=2)[0]

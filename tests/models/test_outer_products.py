@@ -86,7 +86,7 @@ def test_factors_of_floats_at_the_edges():
 
 
 @pytest.mark.parametrize(("num_rows", "largest"), [(1, 85), (16, 10), (64, 4), (500, 1), (600, 0)])
-def test_blocks_keep_the_order_of_a_sum_within_a_thousandth(num_rows, largest):
+def test_the_order_of_a_sum_in_blocks_matters_by_less_than_a_thousandth(num_rows, largest):
     def error(size):
         return 6e-8 * size * num_rows * np.sqrt(num_rows) * (2 * size - 1)
 

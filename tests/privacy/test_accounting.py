@@ -126,7 +126,7 @@ def test_fifty_random_settings_match_dp_accounting_by_pld(sampler, relation):
         np.testing.assert_allclose(got, expected, rtol=1e-3, atol=2e-4)
 
 
-def test_one_gaussian_release_costs_what_the_closed_form_says():
+def test_one_gaussian_release_costs_as_much_as_the_closed_form():
     # user_level_dp.md §10 (2): σ=1, δ=1e-5 gives 4.729 by RDP, and the exact value is below.
     got = spent(gaussian(1.0))
     assert got == pytest.approx(4.729, abs=1e-3)
@@ -396,7 +396,7 @@ def test_events_survive_the_way_through_json(event):
     assert ev.from_dict(json.loads(text)) == event
 
 
-def test_a_restored_ledger_goes_on_as_if_never_saved():
+def test_a_restored_ledger_continues_as_if_never_saved():
     ledger = Ledger("record", num_units=5)
     ledger.charge(poisson(0.1, 1.1), count=10)
     ledger.charge(poisson(np.float32(0.25), np.float64(1.5)), units=[1, 4], count=np.array([2, 3]))

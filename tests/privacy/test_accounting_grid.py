@@ -192,7 +192,7 @@ def two_steps(q, z, epsilon):
 @pytest.mark.parametrize(
     "q,z", [(0.01, 1.0), (0.3, 2.0), pytest.param(0.7, 0.6, marks=pytest.mark.slow)]
 )
-def test_two_sampled_steps_cost_what_the_integral_says(q, z, dp_delta):
+def test_two_sampled_steps_cost_as_much_as_the_integral(q, z, dp_delta):
     with mp.workdps(25):
         got = stated(poisson(q, z), 2, dp_delta, "pld")
         assert two_steps(q, z, mp.mpf(got)) <= dp_delta * (1 + 1e-9)

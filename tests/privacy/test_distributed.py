@@ -101,7 +101,7 @@ def test_rounding_gives_up_towards_zero_where_nothing_else_is_short_enough():
 
 @telling
 @pytest.mark.parametrize("num_shares", later([1, None], but=[None]))
-def test_without_noise_and_on_a_fine_lattice_the_sum_comes_back(num_shares):
+def test_without_noise_and_on_a_fine_lattice_the_sum_is_recovered(num_shares):
     plan = dist.make_plan(187, 1.0, 0.0, num_clients=10, num_shares=num_shares, bits=28)
     trees = updates(10, 0.01)
     got, _ = total_of(dist.discrete_mechanism(TREE, plan), trees)
@@ -175,7 +175,7 @@ def test_bits_that_are_out_of_reach_are_refused():
 
 
 @telling
-def test_no_update_makes_a_contribution_longer_than_the_plan_says():
+def test_no_update_makes_a_contribution_longer_than_planned():
     plan = dist.make_plan(187, 1.0, 0.0, num_clients=3, bits=14)
     mechanism = dist.discrete_mechanism(TREE, plan)
     spike = jax.tree.map(jnp.zeros_like, TREE)

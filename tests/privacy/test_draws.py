@@ -84,7 +84,7 @@ def outermost(further):
     )
 
 
-def test_the_outermost_cell_goes_on_with_the_conditional_tail():
+def test_the_outermost_cell_continues_with_the_conditional_tail():
     rng = np.random.default_rng(0)
     # Random bits behind none to seven words of zeros.
     for zeros in range(8):

@@ -217,7 +217,7 @@ def true_delta(epsilon, multiplier, entry_delta, num_releases):
 
 
 @pytest.mark.parametrize("num_releases", [1, 4])
-def test_the_ledger_never_claims_more_than_bounded_laplace_gives(num_releases):
+def test_the_ledger_never_claims_more_than_bounded_laplace_provides(num_releases):
     multiplier, entry_delta = 1.5, 1e-3
     ledger = Ledger(unit="client")
     ledger.charge(bounded(multiplier, 1, entry_delta).event(), count=num_releases)
@@ -254,7 +254,7 @@ def test_sampling_thins_the_delta_and_exchanging_a_unit_costs_two():
     assert ev.slack_of(dp_accounting.GaussianDpEvent(1.0), "add_remove") == 0
 
 
-def test_an_account_beside_one_with_lost_delta_keeps_all_of_its_own():
+def test_an_account_is_unaffected_by_the_lost_delta_of_another():
     ledger, alone = Ledger(num_units=2), Ledger()
     gaussian = dp_accounting.GaussianDpEvent(2.0)
     ledger.charge(gaussian)

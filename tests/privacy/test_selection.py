@@ -131,7 +131,7 @@ def test_losses_dominate_choices_between_neighbouring_scores():
 
 
 @pytest.mark.parametrize("count", [1, 2, 8])
-def test_choices_that_follow_on_each_other_cost_no_more_than_the_ledger_says(count):
+def test_successive_choices_cost_no_more_than_the_ledger_charges(count):
     """The adversary picks the worst randomised response after every answer: dynamic programming."""
     epsilon, steps = 0.3, 30
     grid = np.arange(-2 * count * steps, 2 * count * steps + 1)

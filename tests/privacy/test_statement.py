@@ -43,7 +43,7 @@ def test_epsilon_can_be_recomputed_from_the_statement_alone(ledger):
 
 
 @pytest.mark.parametrize("rate", [None, 0.2])
-def test_events_of_this_package_are_recomputed_as_the_documentation_says(rate):
+def test_events_of_this_package_are_recomputed_as_documented(rate):
     """Through a ledger, and by hand from curve and slack; dp-accounting alone refuses them."""
     event = BoundedLaplaceDpEvent(4.0, 2, 1e-8)
     if rate is not None:
@@ -148,7 +148,7 @@ def test_words_name_unit_relation_numbers_and_trust(unit, relation, trust, phras
         ("secret", ["operating system", "destroyed or kept", "64", "not crypto"], "run.seed"),
     ],
 )
-def test_the_statement_says_what_the_noise_was_drawn_from(ledger, noise_root, said, unsaid):
+def test_the_statement_names_the_source_of_the_noise(ledger, noise_root, said, unsaid):
     data = json.loads(json.dumps(st.statement(ledger, 1e-5, noise_root=noise_root)))
     words = st.in_words(data)
     assert data["noise_root"] == noise_root

@@ -170,7 +170,7 @@ def test_oracle_2_a_threshold_of_zero_is_averaging_to_the_bit(name):
 
 
 @telling
-def test_oracle_7_scaffold_begins_as_fedavg_and_keeps_the_mean_of_its_controls():
+def test_oracle_7_scaffold_begins_as_fedavg_and_preserves_the_mean_of_its_controls():
     data, model = make_data((7, 4, 12, 5, 9, 3)), make_model()
     mask = gradient_mask(is_weighted=False)
     first, _ = run(MAKERS["scaffold"](model, plain_trainer(model), aggregator=mask), 1, data)
@@ -361,7 +361,7 @@ def test_without_noise_the_mask_is_that_of_the_votes():
 
 
 @telling
-def test_noise_on_an_agreement_is_what_the_docstring_says():
+def test_noise_on_an_agreement_is_as_documented():
     """z √p / (share · N), read off the votes of no clients."""
     multiplier, share, expected, size = 0.01, 0.5, 4.0, 40_000
     aggregator = private_mask(multiplier, share, expected=expected)

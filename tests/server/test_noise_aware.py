@@ -136,7 +136,7 @@ def test_first_estimates_are_kept():
     assert state.rounds == 3 and np.all(state.is_known)
 
 
-def test_a_client_that_comes_later_is_estimated_when_it_comes():
+def test_a_late_client_is_estimated_when_it_joins():
     state, seen = levels_over_rounds("first", [range(3), (0, 1, 4), range(3)])
     assert np.all(seen[0][0][3:] == 0) and np.all(seen[0][1][3:] == 0)
     np.testing.assert_array_equal(seen[1][0][:3], seen[0][0][:3])

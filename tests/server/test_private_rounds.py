@@ -233,7 +233,7 @@ def _divergence(rate, stddev, epsilon):
     return max(added, removed)
 
 
-def test_who_knows_how_many_take_part_learns_what_the_documentation_says():
+def test_the_leak_of_a_known_cohort_size_is_as_documented():
     """N = 20, q = 0.1, z = 0.7, ε = 2: once with the count, once without, as the ledger has it."""
     num_clients, rate, stddev, epsilon = 20, 0.1, 0.7, 2.0
     known = sum(
@@ -252,7 +252,7 @@ def test_who_knows_how_many_take_part_learns_what_the_documentation_says():
 
 
 @pytest.mark.parametrize("num_clients, cohort", [(20, 2), (1000, 20), (1000, 50), (10_000, 1000)])
-def test_shares_are_so_many_that_a_round_in_ten_thousand_is_lost(num_clients, cohort):
+def test_with_this_many_shares_one_round_in_ten_thousand_is_lost(num_clients, cohort):
     shares = num_shares(num_clients, cohort)
     rate = cohort / num_clients
     # Summed term by term in exact logarithms, not by the function under test.
@@ -304,7 +304,7 @@ def test_central_discrete_noise_needs_no_fixed_cohort(targets, sampler, cohort):
 
 
 @telling
-def test_a_central_release_lies_on_its_lattice_and_a_client_moves_it_by_whole_steps(targets):
+def test_a_central_release_is_on_its_lattice_and_a_client_moves_it_by_integer_steps(targets):
     plan = make_central_plan(DIMENSION, 1.5, 2.0)
     aggregator = central_discrete_mean(STRUCTURE, 1.5, 2.0, 1.0)
     released = []

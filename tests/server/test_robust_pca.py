@@ -152,7 +152,7 @@ def test_clients_in_another_order_have_the_same_levels():
 
 
 @telling
-def test_nothing_gives_zeros():
+def test_empty_input_has_zeros():
     found = principal_component_pursuit(jnp.zeros((3, 5)))
     assert found.num_iterations == 0 and found.residual == 0
     assert not np.any(found.low_rank) and not np.any(found.sparse)

@@ -97,7 +97,7 @@ def test_masks_of_pairs_leave_the_plain_sum(third, kind):
     assert np.any(masked != plain) == (third in (Fate.DROPPED, Fate.LATE))
 
 
-def test_a_message_says_nothing_of_its_update():
+def test_a_message_reveals_nothing_about_its_update():
     """One client's message is its update behind a mask that is uniform for fixed others."""
     alone = [Fate.CONTRIBUTED] + [Fate.DROPPED] + [Fate.EMPTY] * 6
     total, masked = played(alone)

@@ -26,7 +26,7 @@ def test_state_is_carried():
 
 
 @pytest.mark.parametrize("optimizer", [optax.sgd(1.0), optax.adam(0.1)])
-def test_parameters_keep_their_type(optimizer):
+def test_parameter_types_are_preserved(optimizer):
     params = {"w": PARAMS["w"].astype(jnp.bfloat16)}
     _, after = apply_aggregate(optimizer, optimizer.init(params), params, AGGREGATE)
     assert after["w"].dtype == jnp.bfloat16
