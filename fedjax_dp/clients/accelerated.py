@@ -15,7 +15,7 @@ from fedjax_dp.core.trees import PyTree
 
 
 class Steps(NamedTuple):
-    """The last τ + 1 steps in a ring: images are where plain steps led, `[τ + 1, ...]`, float32."""
+    """The last τ + 1 steps in a ring: images are where plain steps end, `[τ + 1, ...]`, float32."""
 
     inner: PyTree
     num_steps: jax.Array
@@ -33,11 +33,11 @@ def accelerated(
     ridge: NonNegative = 1e-8,
     is_buffer: Callable[[PyTree], PyTree] | None = None,
 ) -> optax.GradientTransformation:
-    """Accelerates gradient descent: each step leads to a mix of where the last `memory + 1` led.
+    """Accelerates gradient descent: each step is a mix of the last `memory + 1` plain steps.
 
     A plain step maps x to T(x) = x − r g(x). With weights of sum 1 under which the mix of the last
-    gradients is shortest, the next point is the same mix of the T(x). The transform gives the
-    gradient whose plain step leads there, so `optax.sgd(r)` must follow it. Where there is no
+    gradients is shortest, the next point is the same mix of the T(x). The transform returns the
+    gradient whose plain step leads there, so `optax.sgd(r)` must follow it. If there is no
     solution, or its mix is not shorter than the newest gradient, the step is plain; buffers always
     take plain steps.
 

@@ -37,15 +37,15 @@ class LocalConfig(NamedTuple):
 
     Attributes:
       learning_rate: step size, at least 0; given to the optimiser factory.
-      batch_size: examples a step (the expected number under Poisson sampling), at least 1; where a
+      batch_size: examples a step (the expected number under Poisson sampling), at least 1; if the
         sampler draws a fixed number, a fraction is refused when training is built, and rounded down
-        where it is swept.
-      num_epochs: passes over the client's data, at least 0; used where `num_steps` is None.
+        in a sweep.
+      num_epochs: passes over the client's data, at least 0; used if `num_steps` is None.
       num_steps: local steps a round, at least 0, whatever the client's size.
       clip_norm: bound on each example's gradient under record-level privacy, above 0; infinity
-        bounds nothing, and goes with a noise multiplier of 0 alone.
+        means no bound, and requires a noise multiplier of 0.
       noise_multiplier: noise standard deviation over `clip_norm`, at least 0.
-      optimizer: further numbers that the optimiser factory takes, such as `{"momentum": 0.9}`.
+      optimizer: further numbers for the optimiser factory, such as `{"momentum": 0.9}`.
     """
 
     learning_rate: Any = 0.1
@@ -60,7 +60,7 @@ class LocalConfig(NamedTuple):
         """Checks every number on the host, except traced ones.
 
         Args:
-          num_clients: the population that the arrays must match, where it is known.
+          num_clients: the population that the arrays must match, if known.
 
         Raises:
           ValueError: naming the field, the rule and the value.
@@ -69,7 +69,7 @@ class LocalConfig(NamedTuple):
         bound, noise = self.clip_norm, self.noise_multiplier
         if not any(x is None or isinstance(x, jax.core.Tracer) for x in (bound, noise)):
             is_endless = bool(np.any(np.isinf(bound) & (np.asarray(noise) > 0)))
-            rule = "be finite where noise is to be in proportion to it"
+            rule = "be finite if noise is proportional to it"
             checks.require(not is_endless, "clip_norm", rule, bound)
         if num_clients is None:
             return
@@ -91,23 +91,23 @@ class LocalConfig(NamedTuple):
         return jax.tree.map(lambda x: x if jnp.ndim(x) == 0 else jnp.asarray(x)[client], self)
 
     def max_batch_size(self) -> int:
-        """Finds the largest batch that any client may ask for, on the host."""
+        """Finds the largest batch of any client, on the host."""
         return int(np.ceil(np.max(np.asarray(self.batch_size))))
 
 
 class TrainingMetrics(NamedTuple):
     """Metrics of local training, computed exactly and therefore not private.
 
-    Each is a scalar, `Exact` where an algorithm claims privacy for records.
+    Each is a scalar, `Exact` if an algorithm claims privacy for records.
 
     Attributes:
       loss_sum: sum of the losses of all examples read, float32.
       num_read: examples read, with repetition, int32.
       num_clipped: of these, how many had their gradient clipped, float32.
-      num_computed: examples that were computed, padding included, int32.
-      num_overflow: examples that were drawn and found no slot, int32.
+      num_computed: examples computed, padding included, int32.
+      num_overflow: examples drawn that found no slot, int32.
       update_norm: L2 norm of what is sent, float32.
-      form: the form in which the update leaves, as update transforms declare, or None; static.
+      form: the form in which the update is sent, as update transforms declare, or None; static.
     """
 
     loss_sum: Any
@@ -123,7 +123,7 @@ class TrainingMetrics(NamedTuple):
         return self if self.form is None else self._replace(form=self.form.of_type(None))
 
     def reported_by(self, client: ClientData | PublicClient) -> "TrainingMetrics":
-        """Returns the metrics, each `Exact` if the client's records are read by opener alone."""
+        """Returns the metrics, each `Exact` if only an opener gives the client's records."""
         if isinstance(client, ClientData):
             return self
         exact: dict[str, Any] = {
@@ -140,7 +140,7 @@ class LocalResult(NamedTuple):
       params: the local parameters at the end.
       weight: the client's number of examples, float32.
       num_steps: optimiser steps taken, int32.
-      metrics: for people.
+      metrics: for reporting.
     """
 
     delta: PyTree
@@ -174,16 +174,16 @@ class Train(Protocol):
           client: the client.
           config: the client's own numbers, scalars.
           key: a key of the round and the client.
-          gradient_transform: gets every gradient before the optimiser does, noised where training
-            is private.
-          update_transform: comes after those of the trainer, and is refused as they are.
+          gradient_transform: applied to every gradient before the optimiser, noised if training is
+            private.
+          update_transform: applied after those of the trainer, and refused under the same rules.
           penalty: `(params) -> scalar`, added to the loss of every example and clipped with it.
-          objective: `(loss) -> value`, minimised in place of the mean loss of a batch; where
-            training is private, in place of each example's loss.
-          until: `(state of the gradient transform) -> bool`, ends training early, which costs no
-            less than all its steps.
+          objective: `(loss) -> value`, minimised in place of the mean loss of a batch; if training
+            is private, in place of each example's loss.
+          until: `(state of the gradient transform) -> bool`, ends training early, which costs as
+            much as all its steps.
           mask: the entries to train, bools of the structure of the parameters, None for what is
-            trained whole; all others stay as they were, bit for bit.
+            trained whole; all others stay unchanged, bit for bit.
 
         Returns:
           The result.
@@ -194,7 +194,7 @@ class NumSteps(Protocol):
     """Counts the local steps of a client."""
 
     def __call__(self, size: Any, config: LocalConfig) -> Any:
-        """Returns the number of steps of a client with so many records."""
+        """Returns the number of steps of a client with this many records."""
 
 
 class CheckNoised(Protocol):
@@ -212,20 +212,20 @@ class ReadingWhole(Protocol):
 
 
 class LocalTrainer(NamedTuple):
-    """One client's work as a pure function, with what the accounting must know of it.
+    """One client's work as a pure function, with its declarations for the accounting.
 
     Attributes:
       train: trains one client, see `Train`.
       config: the numbers of training for the population.
       num_steps: `(size, config) -> steps` of a client of that size.
-      claim: what one run of `train` promises to a record, its numbers being a `LocalConfig`; None
-        where nothing is promised.
-      sends: "gradients" where a step is the learning rate times the gradient and the delta leaves
-        the client as it is, which control variates need; "delta" with any other optimiser;
-        "transformed" where update transforms change the delta.
-      check_noised: raises a ValueError if noise on the delta would move what training leaves alone.
-      reading_whole: `(whole_batches) -> LocalTrainer`, see `ReadingWhole`; None where that is not
-        offered.
+      claim: the guarantee of one run of `train` to a record, its numbers being a `LocalConfig`;
+        None if absent.
+      sends: "gradients" if a step is the learning rate times the gradient and the delta is sent
+        unchanged, which control variates need; "delta" with any other optimiser; "transformed" if
+        update transforms change the delta.
+      check_noised: raises a ValueError if noise on the delta would move what training leaves
+        unchanged.
+      reading_whole: `(whole_batches) -> LocalTrainer`, see `ReadingWhole`; None if not offered.
     """
 
     train: Train
@@ -250,7 +250,7 @@ class LocalTrainer(NamedTuple):
         """Refuses private training, for algorithms that read records in other ways.
 
         Args:
-          reason: how they read records, in words.
+          reason: how they read records, for the error.
 
         Raises:
           ValueError: if training is private.
@@ -261,7 +261,7 @@ class LocalTrainer(NamedTuple):
         """Refuses training from whose delta gradients cannot be computed.
 
         Args:
-          reason: what the algorithm does with gradients, in words.
+          reason: what the algorithm does with gradients, for the error.
 
         Raises:
           ValueError: if `sends` is not "gradients".
@@ -275,7 +275,7 @@ class LocalTrainer(NamedTuple):
         """Refuses update transforms, for algorithms that send no delta.
 
         Args:
-          reason: what they send, in words.
+          reason: what they send, for the error.
 
         Raises:
           ValueError: if `sends` is "transformed".
@@ -285,9 +285,9 @@ class LocalTrainer(NamedTuple):
         checks.require(is_whole, "trainer", rule, "one that transforms its delta")
 
     def private_claim(self) -> RecordClaim:
-        """Returns the claim; raises a ValueError if nothing is promised to records."""
+        """Returns the claim; raises a ValueError without one."""
         if self.claim is None:
             raise ValueError(
-                "trainer must clip and noise every record's gradient, got none that does"
+                "trainer must clip and noise every record's gradient, got one that does not"
             )
         return self.claim

@@ -1,4 +1,4 @@
-"""A client inside a compiled round: its records, or what is public of it."""
+"""A client inside a compiled round: its records, or only its public data."""
 
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from fedjax_dp.privacy.claims import RecordEvent
 
 @flax.struct.dataclass
 class Exact:
-    """A number that no noise protects: it may be reported, and nothing may be computed with it.
+    """A number that no noise protects: it may be reported, but not computed with.
 
     Under a claim for records the metrics of local training are such numbers. The engine follows
     them through the round: an update, a weight or a client state that is computed from one is
@@ -26,7 +26,7 @@ class Exact:
 
 
 class Opener(Protocol):
-    """Gives the records of a client to a reader whose price is charged, and refuses others."""
+    """Gives the records of a client to a reader whose event is charged, and refuses others."""
 
     def __call__(self, reader: str, event: RecordEvent | None) -> "ClientData":
         """Returns the client with its records, or raises a ValueError."""
@@ -44,19 +44,19 @@ class _Chunked:
 
 @flax.struct.dataclass
 class PublicClient(_Chunked):
-    """What is public of a client: its index and its size, but no records.
+    """The public data of a client: its index and its size, but no records.
 
     A part that declares to read no records gets this. So does an algorithm that claims privacy for
-    records, with an `opener` for what is charged.
+    records, with an `opener` for charged readers.
 
     Attributes:
-      size: how many records it owns, int32; 0 for a client without data; taken as public.
+      size: how many records it owns, int32; 0 for a client without data; treated as public.
       index: the client's index in the population, int32.
       limit: the largest size in the population; static.
       chunk_axis: the name of the vmapped client axis, or None where clients run one by one; static.
       round: rounds done before this one, int32.
       stage: the stage of the round, int32.
-      opener: gives the records to what is charged; None where nothing may read them; static.
+      opener: gives the records to charged readers; None if nothing may read them; static.
     """
 
     size: jax.Array
@@ -69,11 +69,11 @@ class PublicClient(_Chunked):
 
     @property
     def examples(self) -> PyTree:
-        """Raises: there are no records here."""
+        """Raises a ValueError: this client has no records."""
         raise _unread("client.examples")
 
     def gather(self, indices: jax.Array) -> PyTree:
-        """Raises: there are no records here.
+        """Raises a ValueError: this client has no records.
 
         Args:
           indices: as for `ClientData.gather`.
@@ -88,17 +88,17 @@ class PublicClient(_Chunked):
         return self.replace(opener=None)  # type: ignore[attr-defined]
 
     def read_by(self, reader: str, event: RecordEvent | None) -> "ClientData":
-        """Gives the records to a reader that states its price.
+        """Gives the records to a reader that states its event.
 
         Args:
-          reader: what is about to read, in words.
-          event: `(size, config) -> DpEvent` of what it reveals, or None where it has none.
+          reader: what is about to read, for the error.
+          event: `(size, config) -> DpEvent` of what it reveals, or None.
 
         Returns:
           The client with its records.
 
         Raises:
-          ValueError: if that is not covered by what is claimed for records.
+          ValueError: if the claim for records does not cover that.
         """
         if self.opener is None:
             raise _unread(reader)
@@ -107,8 +107,8 @@ class PublicClient(_Chunked):
 
 def _unread(what: str) -> ValueError:
     return ValueError(
-        "client must be asked for what is public where no records may be read: its size, its index "
-        f"and the round, got {what}"
+        "client must be used for its public data alone, since no records may be read: its size, "
+        f"its index and the round, got {what}"
     )
 
 
@@ -125,7 +125,7 @@ class ClientData(_Chunked):
       chunk_axis: as in `PublicClient`.
       round: as in `PublicClient`.
       stage: as in `PublicClient`.
-      validation: a second split of the client's own data, or None where the population has none.
+      validation: a second split of the client's own data, or None if the population has none.
     """
 
     examples: PyTree
@@ -155,7 +155,7 @@ class ClientData(_Chunked):
         """Removes the records.
 
         Args:
-          opener: gives the records to what is charged; None where nothing may read them.
+          opener: gives the records to charged readers; None if nothing may read them.
 
         Returns:
           The public client.
@@ -165,7 +165,7 @@ class ClientData(_Chunked):
         )
 
     def read_by(self, reader: str, event: RecordEvent | None) -> "ClientData":
-        """Opens the records, which this client holds itself.
+        """Returns the client, which holds its records.
 
         Args:
           reader: as for `PublicClient.read_by`.

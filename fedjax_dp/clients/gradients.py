@@ -1,4 +1,4 @@
-"""Gradient rules: how a micro-batch becomes a sum, and how a sum becomes a gradient."""
+"""Gradient rules: from a micro-batch to a sum, and from a sum to a gradient."""
 
 from collections.abc import Callable
 from functools import partial
@@ -49,7 +49,7 @@ class MicroBatch(Protocol):
 
 
 class Release(Protocol):
-    """Makes the gradient of a step from the sum over its batch, of `count` examples."""
+    """Builds the gradient of a step from the sum over its batch, of `count` examples."""
 
     def __call__(
         self, gradient_sum: PyTree, count: jax.Array, config: LocalConfig, key: PRNGKey
@@ -79,14 +79,14 @@ def plain(model: Model) -> GradientRule:
     """Takes the mean gradient over the real examples of a batch.
 
     Args:
-      model: the model; its buffers, where it has any, are refreshed by each micro-batch.
+      model: the model; its buffers, if any, are refreshed by each micro-batch.
 
     Returns:
       The rule, which claims no privacy.
     """
 
     def micro_batch(params, batch, is_real, key, config, *, penalty=None, objective=None):
-        rule = "be given to a private rule alone; others apply it to the mean loss of a batch"
+        rule = "be given only to a private rule; others apply it to the mean loss of a batch"
         checks.require(objective is None, "objective", rule, objective)
         del config
 
@@ -146,14 +146,14 @@ def clipped(
     Args:
       model: the model; refused where its examples influence one another.
       per_layer: clip each layer to an equal share of `clip_norm` instead of the whole gradient.
-      make_mechanism: `(clip_norm, noise_multiplier) -> Mechanism`, of traced numbers; Gaussian
-        where it is None.
+      make_mechanism: `(clip_norm, noise_multiplier) -> Mechanism`, of traced numbers; Gaussian if
+        None.
 
     Returns:
       The rule.
 
     Raises:
-      ValueError: if the model mixes examples, or `per_layer` is set beside a mechanism.
+      ValueError: if the model mixes examples, or `per_layer` is set with a mechanism.
 
     Source: Abadi and others 2016, algorithm 1; `heterogeneous_dp` (3.1).
     """
@@ -224,7 +224,7 @@ def clipped(
 
 def _factor(after: jax.Array, before: jax.Array, is_real: jax.Array) -> jax.Array:
     """Computes the factor between two norms of a leaf, 0 outside the range of floats."""
-    # A factor that is barely a float would be rounded by much of itself, and might be rounded up.
+    # A barely representable factor has a large relative rounding error, and might be rounded up.
     factor = after / jnp.where(before > 0, before, 1.0)
     return jnp.where(is_real & (before > 0) & (factor > SMALLEST_FACTOR), factor, 0.0)
 

@@ -8,9 +8,9 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.cost import cost_of
 
-# What the largest value of a pass may take so that the next operation finds it in a cache.
+# The most bytes of the largest value of a pass that the next operation still finds in a cache.
 _CACHED_BYTES = 4 * 2**20
-# Every pass reads and writes the sum of gradients: its values must be larger than that by far.
+# Every pass reads and writes the sum of gradients: its values must be far larger than that.
 _PASSES_COST = 4
 # Narrower products leave a core idle.
 _FEWEST = 4

@@ -23,7 +23,7 @@ def check_noised(
     """Requires that training moves every parameter, so that noise may be added to updates of it.
 
     Noise on a parameter that is not trained only harms: a frozen base drifts, a variance of batch
-    norm turns negative. Optimisers are tried on random gradients, with a learning rate above 0.
+    norm turns negative. Optimisers are tested on random gradients, with a learning rate above 0.
     """
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     names = trees.paths(shapes)
@@ -34,12 +34,12 @@ def check_noised(
     ]
     if buffers:
         raise ValueError(
-            f"model must have no buffers where noise is added to updates of them, got {model.name} "
+            f"model must have no buffers if noise is added to their updates, got {model.name} "
             f"with {_some(buffers)}: replace batch norm by group norm, or freeze the buffers "
-            "(Model.freeze), which then are not sent"
+            "(Model.freeze), which are then not sent"
         )
     is_moved = jax.device_get(_is_moved(make_optimizer(), shapes))
-    # What has no entries cannot be moved, nor need it be; what is not sent gets no noise.
+    # Empty arrays cannot move and need not; parameters that are not sent get no noise.
     sizes = [leaf.size for leaf in jax.tree.leaves(shapes)]
     tried = [
         (name, moved)
@@ -47,12 +47,12 @@ def check_noised(
         if size and goes
     ]
     left = [name for name, moved in tried if not moved]
-    # One that moves nothing at all is no way of freezing a part.
+    # An optimiser that moves nothing at all does not freeze a part.
     if 0 < len(left) < len(tried):
         raise ValueError(
-            "optimizer must move every parameter where noise is added to updates of them, got one "
+            "optimizer must move every parameter if noise is added to the updates, got one "
             f"that leaves {_some(left)} as it is: freeze those parameters instead (Model.freeze, "
-            "or model.frozen in a configuration), which then are not sent"
+            "or model.frozen in a configuration), which are then not sent"
         )
 
 

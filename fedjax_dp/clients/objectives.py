@@ -1,4 +1,4 @@
-"""Objectives of the loss: what a client minimises in place of its mean loss."""
+"""Functions of the loss that a client minimises in place of its mean loss."""
 
 from collections.abc import Callable
 from typing import Literal, TypeAlias

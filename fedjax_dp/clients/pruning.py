@@ -1,4 +1,4 @@
-"""Magnitude pruning: which of a client's weights are removed, an exact number, ties by index."""
+"""Magnitude pruning: removes an exact number of a client's weights, ties by index."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from fedjax_dp.models.base import Model
 from fedjax_dp.models.kinds import Home, Where
 
 Scope = Literal["tensor", "global"]
-# Of the bits of a float's magnitude, and of the places of an array.
+# Of a float's magnitude, and of the positions in an array.
 _BITS = 31
 
 
@@ -64,7 +64,7 @@ def prune(
 ) -> PyTree:
     """Prunes the weights of smallest magnitude among those that are alive.
 
-    Exactly `floor(rate * alive)` of them go, the first in order of equal ones; fewer where that
+    Exactly `floor(rate * alive)` of them are removed, the first of equal ones; fewer where that
     would prune more than `floor(target * size)` in all, or the last weight of a tensor. A mask
     never grows. Rates and targets are taken in millionths, the nearest, so that 0.13 of 900 is 117
     as on paper, whatever the float that stands for 0.13.
@@ -73,7 +73,7 @@ def prune(
       mask: bool, with None for what is never pruned; fewer than 2^30 entries.
       params: the parameters, of which the masked ones are read.
       rate: share of the weights alive, in [0, 1); may be traced.
-      target: share of all weights that may be pruned, in [0, 1); no limit where it is None.
+      target: largest share of all weights to prune, in [0, 1); no limit if None.
       scope: "tensor" compares weights within each array, "global" all of them with one another.
 
     Returns:
@@ -116,7 +116,7 @@ def _require_mask(mask: PyTree, params: PyTree) -> None:
 
 
 def _by_path(tree: PyTree) -> dict[str, Any]:
-    """Lists leaves by their paths; None, which replaces frozen ones, counts as a leaf."""
+    """Lists leaves by their paths; None, which replaces frozen leaves, counts as one."""
     leaves = jax.tree.leaves(tree, is_leaf=_is_none)
     paths = trees.paths(jax.tree.map(lambda x: 0 if x is None else x, tree, is_leaf=_is_none))
     return dict(zip(paths, leaves, strict=True))
@@ -154,7 +154,7 @@ def _smallest(among: jax.Array, key: jax.Array, count: jax.Array) -> jax.Array:
 
 
 def _limit(among: jax.Array, key: jax.Array, count: jax.Array) -> jax.Array:
-    """Finds the smallest number that so many keys, whole and from 0, do not exceed."""
+    """Finds the smallest number that `count` keys, integers from 0, do not exceed."""
 
     def halve(_, ends):
         low, high = ends

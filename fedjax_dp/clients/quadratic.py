@@ -10,7 +10,7 @@ from fedjax_dp.core import checks, sums, trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 
-# Rows that are read at once.
+# The number of rows read at once.
 _BLOCK = 1024
 # A client's state holds the square of this number.
 _MOST_PARAMETERS = 4096

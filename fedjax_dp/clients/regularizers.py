@@ -50,13 +50,13 @@ def drawn_back(
 ) -> optax.GradientTransformation:
     """Adds the gradient of `strength * ‖w − w₀‖`, of the distance from the start, not its square.
 
-    However far the parameters are, the pull is as long as `strength`; at the start it is 0. It
+    At any distance the gradient has the norm `strength`; at the start it is 0. It
     reads parameters only, as `proximal` does.
 
     Args:
       strength: the weight of the term, at least 0; 0 leaves gradients as they are.
-      is_weight: marks the parameters that count, a tree of bools; buffers, which refresh
-        themselves, should not. All where it is None.
+      is_weight: marks the parameters that count, a tree of bools; buffers, which training
+        refreshes, should not. All if None.
 
     Returns:
       The transform.
@@ -80,7 +80,7 @@ def drawn_back(
 def blur(strength: float, radius: Bound) -> optax.GradientTransformation:
     """Adds the gradient of `strength / 2 * max(0, ‖w − w₀‖² − radius²)`: BLUR.
 
-    Inside the ball around the start it does nothing, on its sphere neither; outside it pulls as
+    Inside the ball around the start and on its sphere it does nothing; outside it pulls as
     `proximal` does, so that fewer updates are longer than the clip norm. It reads parameters only:
     after clipping and noise it is post-processing and costs no privacy.
 
@@ -108,12 +108,12 @@ def blur(strength: float, radius: Bound) -> optax.GradientTransformation:
 
 @checked
 def towards(anchor: PyTree, strength: float) -> optax.GradientTransformation:
-    """Adds the gradient of `strength / 2 * ‖w − anchor‖²`, with an anchor from elsewhere.
+    """Adds the gradient of `strength / 2 * ‖w − anchor‖²`, with a given anchor.
 
     It reads parameters only, as `proximal` does.
 
     Args:
-      anchor: the structure of the parameters; traced arrays are welcome.
+      anchor: the structure of the parameters; may be traced.
       strength: the weight of the term, at least 0.
 
     Returns:
@@ -155,7 +155,7 @@ def distance_to(anchor: PyTree, strength: NonNegative) -> Callable[[PyTree], jax
     """Builds the penalty `strength / 2 * ‖w − anchor‖²` for `LocalTrainer.train`.
 
     Args:
-      anchor: the structure of the parameters; traced arrays are welcome.
+      anchor: the structure of the parameters; may be traced.
       strength: the weight of the term, at least 0.
 
     Returns:
@@ -178,7 +178,7 @@ def shift(direction: PyTree) -> optax.GradientTransformation:
     """Adds a fixed direction to every gradient, such as a control variate.
 
     Args:
-      direction: the structure of the parameters; traced arrays are welcome.
+      direction: the structure of the parameters; may be traced.
 
     Returns:
       The transform.

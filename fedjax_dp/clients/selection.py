@@ -1,4 +1,4 @@
-"""How well a model fits a client's data, for clients that choose among models."""
+"""Scores of models on a client's data, for clients that choose among models."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -53,8 +53,8 @@ def accuracy_of(
 ) -> jax.Array:
     """Computes a model's accuracy on a client's data as an evaluation does.
 
-    That is predictions that are right over all that count, of which an example may have several,
-    such as the tokens of a text, or none, such as one whose label is left out.
+    That is correct predictions over all that count, of which an example may have several, such as
+    the tokens of a text, or none, if its label is left out.
 
     Guarantee: none.
 
@@ -65,7 +65,7 @@ def accuracy_of(
       block_size: examples that are computed at once; bounds memory, changes nothing else.
 
     Returns:
-      A float32 scalar in [0, 1]; 0 where there is nothing to predict. Not private.
+      A float32 scalar in [0, 1]; 0 if there is nothing to predict. Not private.
 
     Raises:
       ValueError: for a model without an accuracy.
@@ -136,7 +136,7 @@ class Choice(NamedTuple):
       of: `(key, models, client, is_offered, numbers) -> index`; `is_offered` is `[models]`, bool.
         It opens the client's records under its event, so that an algorithm which does not charge
         that event is refused.
-      event: `(numbers) -> DpEvent` of one choice, or None where it is exact and covered by nothing.
+      event: `(numbers) -> DpEvent` of one choice, or None if it is exact, which nothing covers.
 
     Its numbers are `selection_epsilon`, ε of one choice, and `loss_bound`, the largest loss of one
     example that counts; an exact choice reads neither.
@@ -169,7 +169,7 @@ def whole_score(
     loss_bound: PositiveNumbers = 1.0,
     block_size: int = 128,
 ) -> jax.Array:
-    """Sums how well a model fits a client's examples, in whole units, for a private choice.
+    """Sums a model's scores on a client's examples, in whole units, for a private choice.
 
     Guarantee: replacing one example moves the result by at most `score_units(client.limit)`,
     exactly, whatever the number of examples: scores are summed as integers. A choice by `select`
@@ -180,7 +180,7 @@ def whole_score(
       params: its parameters.
       client: the client's data.
       score: "accuracy", or "loss" for minus the sum of clipped losses.
-      loss_bound: the largest loss that counts, above 0; not read for accuracy.
+      loss_bound: the largest loss that counts, above 0; ignored for accuracy.
       block_size: examples that are computed at once; bounds memory, changes nothing else.
 
     Returns:
@@ -209,7 +209,7 @@ def whole_score(
 
 @checked
 def exact_choice(model: Model) -> Choice:
-    """Takes the model of smallest exact training loss; nothing protects the choice.
+    """Chooses the model of smallest exact training loss; the choice is not private.
 
     Args:
       model: what is trained.
@@ -231,7 +231,7 @@ def exact_choice(model: Model) -> Choice:
 
 @checked
 def private_choice(model: Model, *, score: str = "accuracy") -> Choice:
-    """Takes a model of good training accuracy or loss by the exponential mechanism.
+    """Chooses a model of good training accuracy or loss by the exponential mechanism.
 
     Guarantee: unit of privacy is one record of the client; ε-DP and ε²/8-zCDP under add/remove,
     zero-out and replace-one, since the sensitivity `1/(n - 1)`, or `loss_bound/(n - 1)`, bounds all
@@ -258,7 +258,7 @@ def private_choice(model: Model, *, score: str = "accuracy") -> Choice:
         return selection_event(numbers["selection_epsilon"])
 
     def choose(key, models, client, is_offered, numbers):
-        # The kind of mechanism is compared with what is charged, whatever its ε.
+        # The kind of mechanism is compared with the charged one, whatever its ε.
         client = client.read_by("a private choice", lambda size, config: selection_event(1.0))
         score_of = partial(
             whole_score, model, score=score, loss_bound=numbers.get("loss_bound", 1.0)

@@ -31,7 +31,7 @@ from fedjax_dp.data import sampling
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.claims import RecordClaim
 
-# Share of padding that clients with random batches may expect, computed one by one.
+# The expected share of padding of clients with random batches, computed one by one.
 _PADDING = 0.15
 
 Optimizer: TypeAlias = optax.GradientTransformation | Callable[..., Any]
@@ -52,20 +52,20 @@ def local_trainer(
 
     A step draws a batch, sums the gradient rule over micro-batches, releases the gradient and takes
     an optimiser step. Both loops stop where the client's own work ends, so that clients with few
-    steps or small batches do not pay for others unless they are computed side by side.
+    steps or small batches do not pay for others unless they are vmapped together.
 
     Args:
       model: what is trained.
       config: the numbers of training, scalars or `[num_clients]`.
       optimizer: an Optax factory that takes the (traced) learning rate and, by name, the numbers of
         `config.optimizer`, such as `optax.sgd`; or a ready transformation, which then ignores both.
-      sampler: how a step's batch is drawn; shuffled epochs where it is None.
-      gradient_rule: `gradients.plain(model)` where it is None, or `gradients.clipped(model)`.
+      sampler: how a step's batch is drawn; shuffled epochs if None.
+      gradient_rule: `gradients.plain(model)` if None, or `gradients.clipped(model)`.
       micro_batch_size: examples that are computed at once; it bounds memory and changes nothing
-        else, but for the draws of dropout. Where it is None, as many as a processor's caches hold,
-        or the whole batch where there are none or the model is the larger part; where the number
-        drawn is random, 32 at most and fewer for small batches, so that clients computed alone
-        spend about a seventh on padding.
+        else, except the draws of dropout. If None, as many as a processor's caches hold, or the
+        whole batch if there are none or the model is the larger part; if the number drawn is
+        random, 32 at most and fewer for small batches, so that clients computed alone spend about a
+        seventh on padding.
       update_transforms: changes of the delta before it leaves, in order. Under a private rule
         each must declare that it reads no records, see `update_transform`.
 
@@ -143,7 +143,7 @@ def _declared(training: "_Training", config: LocalConfig) -> LocalTrainer:
 
 @dataclasses.dataclass(frozen=True)
 class _Training:
-    """Local training, part by part."""
+    """The parts of local training."""
 
     model: Model
     rule: gradients.GradientRule
@@ -224,7 +224,7 @@ class _Training:
         run = _Run(
             client, config, keys, steps, optimizer, penalty, objective, mask, is_whole, *parts
         )
-        # The last gradient is dead code, which costs nothing, where no transform reads it.
+        # The last gradient is dead code, which costs nothing, if no transform reads it.
         local = _Local(
             jnp.int32(0),
             start,
@@ -242,7 +242,7 @@ class _Training:
         local = jax.lax.while_loop(continues, partial(self.step, run), local)
         delta, form = trees.subtract(local.params, start), Form()
         for i, transform in enumerate(transforms):
-            # A key for each place in the chain: two noises of one client are not the same.
+            # A key for each place in the chain: no two noises of a client are the same.
             own_key = fold(key, Purpose.CLIENT_NOISE, 0, i)
             context = UpdateContext(local.params, local.gradient, client, config, own_key)
             delta, form = transform(delta, context), transform.form(form)
@@ -259,13 +259,13 @@ class _Training:
         return capacity, micro_batches.size_for(self.model, start, client, most)
 
     def step(self, run: "_Run", local: "_Local") -> "_Local":
-        """Takes one step: draws a batch, sums its gradients, releases them, moves."""
+        """Takes one step: draws a batch, sums its gradients, releases them, updates parameters."""
         i = local.step
 
         def any_of(flag):
             return run.client.widest((flag & (i < run.num_steps)).astype(jnp.int32)) > 0
 
-        # What is drawn beside a whole batch is not read, and costs least where it is small.
+        # With a whole batch the draw is not read, and costs least if it is small.
         drawn = run.config.batch_size
         if run.is_whole is not None:
             drawn = jnp.where(run.is_whole, jnp.ones_like(drawn), drawn)
@@ -285,7 +285,7 @@ class _Training:
             count = jnp.where(run.is_whole, run.client.size, count)
             overflow = jnp.where(run.is_whole, 0, overflow)
             num_copies = jnp.where(run.is_whole, self.num_copies, 1)
-        # A client that has finished waits for those beside it: it must not ask for more passes.
+        # A finished client waits for the others of its chunk: it must not request more passes.
         passes: Any = 1
         if run.is_looped:
             passes = jnp.where(i < run.num_steps, -(-count // run.micro) * num_copies, 0)
@@ -300,7 +300,7 @@ class _Training:
         updates, opt_state = run.optimizer.update(gradient, local.optimizer, summed.params)
         # Traced numbers are float32, and would widen the state of a narrow model.
         opt_state = trees.cast_like(opt_state, local.optimizer)
-        # Decay and noisy optimisers move what has no gradient.
+        # Decay and noisy optimisers move parameters without a gradient.
         updates = run.masked(_of_weights(self.model, updates))
         params = optax.apply_updates(summed.params, updates)
         read = TrainingMetrics(
@@ -377,7 +377,7 @@ class _Keys(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """What all steps of one client's training share."""
+    """The values that all steps of one client's training share."""
 
     client: ClientData
     config: LocalConfig
@@ -402,7 +402,7 @@ class _Run(NamedTuple):
         return self.num_micro > 1 or self.is_whole is not None
 
     def masked(self, tree: Any) -> Any:
-        """Sets to zero what is not to be trained."""
+        """Sets entries that are not trained to zero."""
         return tree if self.mask is None else masks.applied(self.mask, tree)
 
 
@@ -423,7 +423,7 @@ def _nothing_read() -> TrainingMetrics:
 
 
 def _of_weights(model: Model, updates: Any) -> Any:
-    """Leaves buffers out: decay and proximal terms are for weights, buffers refresh themselves."""
+    """Leaves buffers out: decay and proximal terms are for weights, training refreshes buffers."""
     if not model.buffer_keys:
         return updates
     is_buffer = model.is_buffer(updates)
@@ -431,7 +431,7 @@ def _of_weights(model: Model, updates: Any) -> Any:
 
 
 def _widest_micro_batch(batch_size: Any) -> int:
-    """Bounds how many examples of a batch of random size are computed at once."""
+    """Bounds the number of examples of a batch of random size that are computed at once."""
     # A step leaves half a micro-batch empty on average, and 1/b of the steps read one example.
     half_empty = float(np.mean(1.0 / np.asarray(batch_size, np.float64))) / 2
     size = 32
@@ -460,7 +460,7 @@ def dp_sgd_trainer(
       config: the numbers of training with `clip_norm` and `noise_multiplier`, scalars or
         `[num_clients]`.
       per_layer: clip layer by layer instead of over the whole gradient.
-      sampler: exact Poisson sampling where it is None.
+      sampler: exact Poisson sampling if None.
       **options: further options of `local_trainer`.
 
     Returns:

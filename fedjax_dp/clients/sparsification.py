@@ -26,7 +26,7 @@ def sparsify(model: Model, sparsity: Decay, *, score: Score = "cost") -> UpdateT
     The cost of an entry is `|∂f/∂w · Δw|`, what undoing it would change in the client's own loss,
     to first order. In every layer (each parameter tensor) the costliest entries stay.
 
-    The choice is never sent: noise must lie on all entries. "cost" reads records, so that training
+    The choice is never sent: noise must be on all entries. "cost" reads records, so that training
     which is private for records refuses it; the two others are post-processing of what was
     released.
 
@@ -39,8 +39,8 @@ def sparsify(model: Model, sparsity: Decay, *, score: Score = "cost") -> UpdateT
         that model, and "magnitude" ignores gradients.
 
     Returns:
-      The transform. It keeps exactly `max(1, round((1 − c) · size))` entries of each layer; of
-      equal ones the first in order.
+      The transform. It keeps exactly `max(1, round((1 − c) · size))` entries of each layer; ties by
+      index.
 
     Raises:
       ValueError: for a number or a name that is out of range.

@@ -12,7 +12,7 @@ Schedule: TypeAlias = Literal[
     "constant", "inverse", "inverse_sqrt", "inverse_log10", "inverse_log", "exponential"
 ]
 
-# Of the rounds done, t, and the period where there is one.
+# A function of the rounds done, t, and the period, if any.
 _FACTORS: Mapping[str, Callable[..., jax.Array]] = {
     "constant": lambda t, period: jnp.ones_like(t),
     "inverse": lambda t, period: 1 / (t + 1),
@@ -31,7 +31,7 @@ def check_schedule(schedule: str, period: Any) -> None:
         rule = "be given for the schedule 'exponential': the rounds between two halvings"
         checks.require(period is not None, "period", rule, period)
     else:
-        rule = f"be left out for the schedule {schedule!r}; 'exponential' alone has one"
+        rule = f"be left out for the schedule {schedule!r}; only 'exponential' has one"
         checks.require(period is None, "period", rule, period)
 
 

@@ -23,10 +23,10 @@ class UpdateContext(NamedTuple):
     """What an update transform may read besides the delta.
 
     Attributes:
-      params: the local parameters at the end of training, noised where training is private.
-      gradient: the gradient of the last step as it was released, noised where training is private;
-        zeros where no step was taken.
-      client: the client with its records; what is public of it for a transform that reads none.
+      params: the local parameters at the end of training, noised if training is private.
+      gradient: the gradient of the last step as it was released, noised if training is private;
+        zeros if no step was taken.
+      client: the client with its records; its public data alone for a transform that reads none.
       config: the client's numbers.
       key: a key of the round, the client and the transform's place in the chain.
     """
@@ -47,7 +47,7 @@ class Apply(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class UpdateTransform:
-    """A change of an update, and whether records are read for it.
+    """A change of an update, and whether it reads records.
 
     Guarantee: a transform that declares to read no records gets none.
 
@@ -64,7 +64,7 @@ class UpdateTransform:
     apply: Apply
     reads_records: bool
     name: str
-    instead: str = "declare no privacy for records, or take what reads none"
+    instead: str = "declare no privacy for records, or use a transform that reads none"
     form: Callable[[Form], Form] = lambda form: Form()
 
     def __call__(self, delta: PyTree, context: UpdateContext) -> PyTree:
@@ -86,8 +86,8 @@ def update_transform(
     Args:
       apply: `(delta, context) -> delta`, see `UpdateContext`.
       reads_records: whether it reads the client's records, `context.client.gather(...)`. The delta,
-        the parameters and the gradient are none: after private training they are noised.
-      name: its name in errors; that of the function where it is None.
+        the parameters and the gradient do not count: after private training they are noised.
+      name: its name in errors; that of the function if None.
 
     Returns:
       The transform, an `UpdateTransform`; without `apply` a decorator.
@@ -106,7 +106,7 @@ def declared(
         checks.require(
             isinstance(transform, UpdateTransform),
             argument,
-            "say whether they read records, where privacy is claimed for these: "
+            "declare whether they read records, since privacy is claimed for these: "
             "update_transform(function, reads_records=...)",
             _name_of(transform),
         )
@@ -114,7 +114,7 @@ def declared(
         checks.require(
             not transform.reads_records,
             argument,
-            "read no records without the noise of private training, whose event does not cover "
+            "read no records, since the event of private training does not cover "
             f"it; {transform.instead}",
             transform.name,
         )

@@ -67,7 +67,7 @@ def gaussian_copies(
 
     def perturb(example, key):
         has_inputs = isinstance(example, Mapping) and "x" in example
-        rule = "hold inputs under 'x', or be perturbed by a function of its own, `perturb`"
+        rule = "hold inputs under 'x', or have a custom function `perturb`"
         names = sorted(example) if isinstance(example, Mapping) else type(example).__name__
         checks.require(has_inputs, "record", rule, names)
         leaves, structure = jax.tree.flatten(example["x"])
@@ -75,7 +75,7 @@ def gaussian_copies(
         checks.require(
             all(is_float),
             "num_copies",
-            "be 1 where inputs are not floats that noise could be added to",
+            "be 1 if inputs are not floats, to which noise can be added",
             num_copies,
         )
         moved = [
@@ -91,9 +91,9 @@ def gaussian_copies(
 
 
 def check_copies(options: Mapping[str, Any], prefix: str) -> None:
-    """Requires `copy_stddev` where `num_copies` is above 1, and nowhere else."""
+    """Requires `copy_stddev` if `num_copies` is above 1, and only then."""
     copies, stddev = options["num_copies"], options["copy_stddev"]
-    rule = "be given where num_copies is above 1, and left out where it is 1"
+    rule = "be given if num_copies is above 1, and left out if it is 1"
     checks.require((stddev is not None) == (copies > 1), f"{prefix}copy_stddev", rule, stddev)
 
 

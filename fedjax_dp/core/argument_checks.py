@@ -24,7 +24,7 @@ _SHOWN = 200
 
 
 def checked(function: _F) -> _F:
-    """Refuses arguments that do not fit a function's annotations, before it runs.
+    """Refuses arguments that do not match a function's annotations, before it runs.
 
     Checked are kinds (numbers, strings, arrays, functions, parts of the package), choices, and the
     ranges of `core.ranges`, whose numbers are finite. Traced numbers pass, whatever their range.
@@ -80,7 +80,7 @@ def _rules(of: Callable[..., Any]) -> dict[str, "Rule"]:
 
 
 class Rule(NamedTuple):
-    """What a value must be; `range_of` describes what a value of the right kind must fulfil."""
+    """A rule for a value; `range_of` describes the range for a value of the right kind."""
 
     holds: Callable[[Any], bool]
     words: str
@@ -89,7 +89,7 @@ class Rule(NamedTuple):
 
 
 def refusal(name: str, rule: Rule, value: Any) -> ValueError:
-    """Makes the error for a value that breaks its rule, with the nearest of its choices."""
+    """Builds the error for a value that breaks its rule, with the nearest choice."""
     hint = checks.nearest(value, rule.choices) if isinstance(value, str) and rule.choices else None
     shown = checks.shown(value, _SHOWN) if _is_plain(value) else f"a {type(value).__name__}"
     return ValueError(
@@ -131,7 +131,7 @@ def _as_array(value: Any) -> Any:
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, jax.errors.JAXTypeError):
-        # Lists of traced numbers are arrays all the same.
+        # Lists of traced numbers count as arrays too.
         return value if any(map(_is_traced, value)) else None
     return None if array.dtype == object else array
 
@@ -156,7 +156,7 @@ def _are_numbers(value: Any) -> bool:
 
 
 def _fit_arrays(value: Any) -> bool:
-    """Whether JAX can make an array of them: it takes no integer beyond 32 bits."""
+    """Whether JAX can make an array of them: integers must fit 32 bits."""
     return _are_numbers(value) and not (isinstance(value, int) and abs(value) >= checks.COUNT_LIMIT)
 
 
@@ -180,7 +180,7 @@ def _as_float(value: Any) -> float:
 
 
 def _within(limits: Sequence[Any], is_of_kind: Callable[[Any], bool], words: str) -> Rule:
-    """The rule of a number with a range, or of an array of such numbers."""
+    """Builds the rule of a number with a range, or of an array of such numbers."""
 
     def holds(value: Any) -> bool:
         if not is_of_kind(value):
@@ -188,7 +188,7 @@ def _within(limits: Sequence[Any], is_of_kind: Callable[[Any], bool], words: str
         if _is_traced(value) or (isinstance(value, Sequence) and any(map(_is_traced, value))):
             return True
         if is_of_kind is _fit_arrays and isinstance(value, jax.Array):
-            # Computed, as traced ones are: out of range, its result is defined where it is used.
+            # Computed, like traced ones: where it is used, the result is defined out of range too.
             return True
         return ranges.inside(
             np.asarray(_as_float(value) if isinstance(value, int) else value), limits
@@ -318,18 +318,18 @@ def _of_alternatives(kinds: Sequence[Any], in_file: bool) -> Rule | None:
 
 
 def _for_each(rule: Rule, kind: Any, kinds: Sequence[Any]) -> Rule:
-    """Shortens the words of a list or table whose entries are another alternative of the kinds."""
+    """Shortens the text of a list or table whose entries are another of the alternatives."""
     base = typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind
     origin, parts = typing.get_origin(base), typing.get_args(base)
     if origin not in (list, dict) or parts[-1] not in kinds:
         return rule
     is_list = origin is list
-    words = "a list of such, one for each client" if is_list else "a table of such by client name"
+    words = "a list of these, one for each client" if is_list else "a table of these by client name"
     return rule._replace(words=words)
 
 
 def _of_entries(origin: Any, kinds: Sequence[Any], words: str, in_file: bool) -> Rule:
-    """The rule of sequences and arrays; for tuples of mixed types only that they are tuples."""
+    """Builds the rule of sequences and arrays; mixed tuples are only checked to be tuples."""
     accepted = (origin,) if origin is tuple else (Sequence, np.ndarray, jax.Array)
     same = [kind for kind in kinds if kind is not Ellipsis]
     rule = rule_of(same[0], in_file=in_file) if len(same) == 1 else None
@@ -346,7 +346,7 @@ def _of_entries(origin: Any, kinds: Sequence[Any], words: str, in_file: bool) ->
 
 
 def _of_values(rule: Rule | None = None, *, words: str) -> Rule:
-    """Mappings, whatever their keys are."""
+    """Builds the rule of mappings, whatever their keys."""
 
     def holds(value: Any) -> bool:
         is_mapping = isinstance(value, Mapping)

@@ -18,7 +18,7 @@ def require(condition: bool, argument: str, rule: str, value: Any) -> None:
         raise ValueError(f"{argument} must {rule}, got {shown(value)}")
 
 
-# Python writes no integer of more decimal digits than 4,300.
+# Python formats no integer of more than 4,300 decimal digits.
 _MOST_BITS = 8_192
 
 
@@ -45,7 +45,7 @@ def _all(values: Any, predicate: Any) -> bool:
 
 
 def numbers(argument: str, rule: str, value: Any) -> None:
-    """Requires real numbers, and no truth values, before a range is checked."""
+    """Requires real numbers, not booleans, before a range is checked."""
     try:
         array = np.asarray(value)
     except (ValueError, TypeError):
@@ -69,7 +69,7 @@ def positive_for_each_client(argument: str, values: Any, num_clients: int) -> np
 
 
 def one_for_each(key: str, value: Any, num_clients: int) -> None:
-    """Requires a list to hold as many numbers as there are clients; anything else passes."""
+    """Requires a list to hold one number for each client; anything else passes."""
     rule = f"be one number or have one for each of the {num_clients} clients"
     require(not isinstance(value, list) or len(value) == num_clients, key, rule, value)
 
@@ -80,14 +80,14 @@ def non_negative(argument: str, value: Any) -> None:
 
 
 def probability(argument: str, value: Any, *, allow_zero: bool = False) -> None:
-    """Requires numbers in (0, 1], or in [0, 1] where zero is allowed."""
+    """Requires numbers in (0, 1], or in [0, 1] if zero is allowed."""
     rule = "be in [0, 1]" if allow_zero else "be in (0, 1]"
     lower = (lambda a: a >= 0) if allow_zero else (lambda a: a > 0)
     require(_all(value, lambda a: lower(a) & (a <= 1)), argument, rule, value)
 
 
 def whole(argument: str, value: Any, *, at_least: int = 1, is_sized: bool = True) -> None:
-    """Requires an integer of at least `at_least`, and below 2^31 where it is a computed size."""
+    """Requires an integer of at least `at_least`, and below 2^31 if it is a computed size."""
     is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     require(
         is_whole and value >= at_least, argument, f"be an integer of at least {at_least}", value
@@ -107,7 +107,7 @@ def one_of(argument: str, value: str, choices: Collection[str]) -> None:
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """Finds the choice that is spelled most like a word; None where there are no choices."""
+    """Finds the choice spelled most like a word; None without choices."""
     known = list(choices)
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.0)
     return close[0] if close else None

@@ -1,4 +1,4 @@
-"""Numbers in few digits for people, rounded to the side on which a bound still holds."""
+"""Numbers in few digits for people, rounded so that bounds still hold."""
 
 import decimal
 import math
@@ -8,10 +8,10 @@ _PLAIN = (1e-4, 1e6)
 
 
 def rounded_up(value: float, digits: int = 4) -> str:
-    """Writes an upper bound, such as an ε that was spent, in few digits.
+    """Writes an upper bound, such as a spent ε, in few digits.
 
     Guarantee: read back as a float, the text is at least the bound, and above it by less than a
-    unit of the last digit. It has no zeros at its end: "7.999", "1e-09", "8", "inf".
+    unit of the last digit. It has no trailing zeros: "7.999", "1e-09", "8", "inf".
     """
     return _rounded(value, digits, decimal.ROUND_CEILING)
 

@@ -1,4 +1,4 @@
-"""Reading files: every failure names the file, the line where there is one, and the rule."""
+"""Reading files: every failure names the file, the line if any, and the rule."""
 
 import codecs
 import contextlib
@@ -26,7 +26,7 @@ def kind_of(path: Path, name: str) -> Literal["file", "folder", "other", "missin
     except FileNotFoundError:
         return "missing"
     except (OSError, ValueError) as error:
-        # Too long, a loop of links, below a file, behind a closed folder, a NUL in it.
+        # Too long, a loop of links, below a file or an unreadable folder, or with a NUL.
         reason = error.strerror if isinstance(error, OSError) else str(error)
         found = f"{checks.shown(os.fspath(path), _SHOWN)} ({reason})"
         raise ValueError(f"{name} must be a path that can be opened, got {found}") from None
@@ -37,7 +37,7 @@ def require_file(path: Path, name: str) -> None:
     """Requires a file that can be read; `name` is the key, option or argument in errors."""
     kind = kind_of(path, name)
     can_be_read = kind != "file" or os.access(path, os.R_OK)
-    found = {"folder": "a folder", "missing": "nothing there", "other": "a device or a pipe"}
+    found = {"folder": "a folder", "missing": "no such file", "other": "a device or a pipe"}
     reason = found.get(kind, "" if can_be_read else "no permission to read it")
     if reason:
         text = checks.shown(os.fspath(path), _SHOWN)
@@ -45,10 +45,10 @@ def require_file(path: Path, name: str) -> None:
 
 
 def require_folder(path: Path, name: str, *, writable: bool = False) -> None:
-    """Requires a folder, or a path where one can be made; `name` as in `require_file`."""
+    """Requires a folder, or a path for a new one; `name` as in `require_file`."""
     path = os.fspath(path)
     if not path:
-        raise ValueError(f"{name} must be a folder, or where one can be made, got an empty path")
+        raise ValueError(f"{name} must be a folder, or a path for a new one, got an empty path")
     kind = kind_of(path, name)
     if kind in ("file", "other"):
         reason = "a file" if kind == "file" else "a device or a pipe"
@@ -68,7 +68,7 @@ def require_folder(path: Path, name: str, *, writable: bool = False) -> None:
         reason = ""
     if reason:
         found = f"{checks.shown(path, _SHOWN)} ({reason})"
-        raise ValueError(f"{name} must be a folder, or where one can be made, got {found}")
+        raise ValueError(f"{name} must be a folder, or a path for a new one, got {found}")
 
 
 def parse_toml(text: str, where: Path) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def at_line(where: Path, number: int) -> str:
 
 
 def as_text(content: bytes, where: Path) -> str:
-    """Decodes UTF-8, without a byte order mark; line ends become line breaks alone."""
+    """Decodes UTF-8, without a byte order mark; CRLF becomes LF."""
     content = content.removeprefix(codecs.BOM_UTF8)
     try:
         text = content.decode("utf-8")
@@ -117,20 +117,20 @@ def as_text(content: bytes, where: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Reads a text file, as `as_text`."""
+    """Reads a text file, decoded by `as_text`."""
     with open(path, "rb") as file:
         return as_text(file.read(), path)
 
 
 def lines(text: str) -> Iterator[tuple[int, str]]:
-    """Numbers the lines that hold anything, from 1, without white space around them."""
+    """Iterates over lines that are not blank, stripped, with their numbers from 1."""
     for number, line in enumerate(text.split("\n"), 1):
         if stripped := line.strip():
             yield number, stripped
 
 
 def digest_of(parts: Iterable[Any]) -> bytes:
-    """Computes the SHA-256 of bytes, or buffers of such, one after the other."""
+    """Computes the SHA-256 of concatenated bytes or buffers."""
     found = hashlib.sha256()
     for part in parts:
         found.update(part)
@@ -144,7 +144,7 @@ def digest_of_file(path: Path) -> str:
 
 
 def parse_json(text: str, where: Path) -> Any:
-    """Parses JSON in which no name is repeated."""
+    """Parses JSON; refuses repeated names."""
     with reading(where, "be JSON", ValueError, RecursionError):
         return json.loads(text, object_pairs_hook=_once)
 
@@ -153,5 +153,5 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     names = [name for name, _ in pairs]
     twice = [name for name in found if names.count(name) > 1] if len(found) < len(pairs) else []
-    checks.require(not twice, "an object", "name everything once", twice)
+    checks.require(not twice, "an object", "have distinct names", twice)
     return found

@@ -19,7 +19,7 @@ CUSTOM_RULES = frozenset({"custom_jvp_call", "custom_vjp_call"})
 def evaluate_equation(eqn: JaxprEqn, *operands: Any) -> list[Any]:
     """Evaluates an equation as it was traced."""
     bound = eqn.primitive.get_bind_params(eqn.params)
-    # Before jax 0.9 the functions of a call came apart from the other parameters.
+    # Before jax 0.9 the functions of a call came separately from the other parameters.
     functions, params = bound if isinstance(bound, tuple) else ((), bound)
     outputs = eqn.primitive.bind(*functions, *operands, **params)
     return list(outputs) if eqn.primitive.multiple_results else [outputs]
@@ -67,7 +67,7 @@ def _run(
 
 
 def variables(eqn: JaxprEqn) -> list[Var]:
-    """Lists the inputs of an equation that are no literals."""
+    """Lists the inputs of an equation that are not literals."""
     return [v for v in eqn.invars if not isinstance(v, Literal)]
 
 

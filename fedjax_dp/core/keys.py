@@ -10,7 +10,7 @@ from chex import PRNGKey
 
 
 class Purpose(enum.IntEnum):
-    """What a random draw is for; the first thing folded into the root key."""
+    """The purpose of a random draw; the first thing folded into the root key."""
 
     INIT = 1
     PARTICIPATION = 2
@@ -34,14 +34,14 @@ class Purpose(enum.IntEnum):
 def secret_key() -> PRNGKey:
     """Draws a root key from the operating system, as many random bits as a key of JAX holds.
 
-    For `Simulation.run`, in place of `jax.random.key(seed)`: cohorts, batches and noise then follow
-    from nothing that is written down. Keep the key for as long as the run may have to be resumed to
+    For `Simulation.run`, in place of `jax.random.key(seed)`: cohorts, batches and noise then depend
+    on nothing that is written down. Keep the key for as long as the run may have to be resumed to
     the same bits, and destroy it afterwards.
 
     Guarantee: the bits come from `secrets`. JAX's own generator, threefry2x32, holds 64 of them
     (`jax.random.key_data`): an attacker who knows all but the noise of a release finds its key in
-    2^64 tries, some years of one accelerator. It is no cryptographic generator, and no shorter
-    attack is proven impossible.
+    2^64 tries, some years of one accelerator. It is not a cryptographic generator, and faster
+    attacks are not ruled out.
 
     Returns:
       The key, of the implementation that `jax.random.key` uses.

@@ -48,7 +48,7 @@ def _of_while(eqn: jaxprs.JaxprEqn, inputs: Sequence[bool]) -> list[bool]:
     carried = body.jaxpr.invars[len(of_body) :]
 
     def step(carry: list[bool]) -> list[bool]:
-        # Whether there is one more turn decides over all that is carried and changed by a turn.
+        # The condition decides every carried value that an iteration changes.
         new = _through(body.jaxpr, of_body + carry)
         (is_repeated,) = _through(cond.jaxpr, of_cond + carry)
         is_kept = [out is own for out, own in zip(body.jaxpr.outvars, carried, strict=True)]

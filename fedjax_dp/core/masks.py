@@ -1,4 +1,4 @@
-"""Masks: which entries of arrays are alive, one bit each where they are stored."""
+"""Masks: which entries of arrays are alive, stored as one bit each."""
 
 import math
 from typing import Any
@@ -12,12 +12,12 @@ from fedjax_dp.core.trees import PyTree
 
 @flax.struct.dataclass
 class Sparse:
-    """Arrays of which only those entries count that a mask keeps, as in a sparse message.
+    """Arrays of which only the entries kept by a mask count, as in a sparse message.
 
     Attributes:
-      values: arrays; 0 where the mask is.
-      mask: of their structure, bool, with None in the place of an array that is whole.
-      is_known: whether the receiver has the mask, which then need not be sent; static.
+      values: arrays; 0 where the mask is False.
+      mask: of their structure, bool, None for an array that is whole.
+      is_known: whether the receiver has the mask, so that it need not be sent; static.
     """
 
     values: PyTree

@@ -1,9 +1,9 @@
-"""Arrays that a compiled program computes once, however many read them.
+"""Arrays that a compiled program computes once, however many operations read them.
 
 A compiler fuses what only adds, multiplies, slices or pads into each of its readers, and so
-computes it once for every reader. That takes time, and it may round otherwise for one reader than
-for another: a norm would not be that of what is summed. On a CPU a barrier does not prevent it,
-since XLA removes it before fusion there. What a loop carries is never fused into its readers.
+computes it once for every reader. That takes time, and each copy may round differently: a norm
+would not be that of what is summed. On a CPU a barrier does not prevent it, since XLA removes it
+before fusion there. What a loop carries is never fused into its readers.
 """
 
 import jax
@@ -19,7 +19,7 @@ def materialize(x: jax.Array) -> jax.Array:
 
 
 def _through_a_loop(x: jax.Array) -> jax.Array:
-    """Passes an array through a loop of no steps, which the compiler cannot know."""
+    """Passes an array through a loop of no steps, a count that the compiler cannot know."""
     no_steps = lax.optimization_barrier(jnp.int32(0))
 
     def step(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

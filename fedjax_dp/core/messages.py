@@ -1,4 +1,4 @@
-"""Messages: what is sent is arrays, whole or in part, and how many bytes that takes."""
+"""Messages: arrays that are sent, whole or in part, and the bytes that they take."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ from fedjax_dp.core.trees import PyTree
 
 Encoding = Literal["smallest", "dense", "bitmap", "index", "values"]
 ENCODINGS = get_args(Encoding)
-# What can be sent as it is; "values" leaves out which entries they are, "smallest" chooses.
+# Encodings that can be sent; "values" leaves out the positions, "smallest" chooses.
 _SENDABLE = ("dense", "bitmap", "index")
 _INDEX_BYTES = 4
 
@@ -31,15 +31,15 @@ class Coded:
 
 @flax.struct.dataclass
 class Choices:
-    """Several models, of which all that are offered are sent, or one of them.
+    """Several models, of which one is sent, or all that are offered.
 
-    Which these are takes no bytes.
+    Their indices take no bytes.
 
     Attributes:
       values: arrays of all models, `[models, ...]`, or their shapes.
-      num_offered: how many are offered, the first ones, int32.
+      num_offered: the number of models offered, the first ones, int32.
       sends_all: whether all of these are sent, bool.
-      index: the one that is sent where not all are, int32.
+      index: the one that is sent if not all are, int32.
     """
 
     values: PyTree
@@ -48,14 +48,14 @@ class Choices:
     index: Any
 
     def take(self, index: jax.typing.ArrayLike) -> PyTree:
-        """Reads one model; zeros where it was not sent."""
+        """Reads one model; zeros if it was not sent."""
         is_sent = jnp.where(self.sends_all, index < self.num_offered, index == self.index)
         return jax.tree.map(
             lambda x: jnp.where(is_sent, x[index], jnp.zeros_like(x[0])), self.values
         )
 
     def offered(self) -> PyTree:
-        """Reads all models, `[models, ...]`; zeros where one was not sent."""
+        """Reads all models, `[models, ...]`; zeros for one that was not sent."""
 
         def one(x: jax.Array) -> jax.Array:
             is_sent = self.sends_all & (jnp.arange(len(x)) < self.num_offered)
@@ -73,7 +73,7 @@ class Known:
 
 @flax.struct.dataclass
 class SentIf:
-    """A part of a message that is sent where `is_sent`, a traced bool, holds."""
+    """A part of a message that is sent if `is_sent`, a traced bool, holds."""
 
     values: PyTree
     is_sent: Any
@@ -98,11 +98,11 @@ def received(message: PyTree) -> PyTree:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """In which form an update of floats leaves its client; static wherever it is carried along.
+    """The form in which an update of floats leaves its client; static.
 
     Attributes:
       is_sparse: whether entries were set to 0 so that they need not be sent.
-      dtype: the name of the type that entries were rounded to, None for their own.
+      dtype: the name of the type that entries were rounded to, None if none.
     """
 
     is_sparse: bool = False
@@ -129,9 +129,9 @@ class Form:
 
 
 class Tariff(NamedTuple):
-    """What messages of one shape take, by encoding and by type of number.
+    """The bytes of messages of one shape, by encoding and by type of number.
 
-    A message takes `fixed` bytes, and for each of its `counts` so many times `rates`.
+    A message takes `fixed` bytes, and each of its `counts` times its `rates`.
 
     Attributes:
       fixed: bytes by encoding and type.
@@ -239,7 +239,7 @@ class _Masked(NamedTuple):
 
 
 def is_part(x: Any) -> bool:
-    """Checks whether a node of a message is a part in a form of its own, not a plain array."""
+    """Checks whether a node of a message is a part in a special form, not a plain array."""
     return isinstance(x, Sparse | Coded | Choices | Known | SentIf)
 
 
@@ -259,7 +259,7 @@ def _parts(message: PyTree) -> Iterator[Any]:
 
 
 def _pairs(part: Sparse) -> list[_Masked]:
-    """Lists the arrays of a part, each with its mask, which is None where it is whole."""
+    """Lists the arrays of a part, each with its mask, None if it is whole."""
     pairs = jax.tree.map(
         lambda mask, values: _Masked(values, mask, part.is_known),
         part.mask,

@@ -12,14 +12,14 @@ def mixing_weights(
     """Computes the weights, of sum 1, that minimise the norm of the mix of residuals.
 
     Solves `(G + ridge · tr(G) I) w = 1` and divides by the sum; weights may be negative. With the
-    damping a in [0, 1] they become (1 − a) w, and the newest gains a. Not finite where there is no
+    damping a in [0, 1] they become (1 − a) w, and the newest gains a. Not finite without a
     solution.
 
     Source: Malekmohammadi and others 2021, section 2.5, the closed form under "Acceleration".
     """
     both = counts[:, None] & counts[None, :]
     products = jnp.where(both, products, 0)
-    # A scale of its own, so that small residuals do not vanish.
+    # Scaled first, so that small residuals do not vanish.
     trace = jnp.trace(products)
     scaled = products / jnp.where(trace > 0, trace, 1)
     system = scaled + jnp.diag(jnp.where(counts, ridge, 1.0).astype(scaled.dtype))

@@ -1,11 +1,11 @@
-"""Optional packages: what is missing is reported with what needs it and the extra that has it."""
+"""Optional packages: the error for a missing one names its user and the extra to install."""
 
 import contextlib
 from collections.abc import Iterator
 
 
 class MissingPackageError(ImportError):
-    """A package that is not installed; its words say what needs it and how to install it."""
+    """A package is not installed; the message says what needs it and how to install it."""
 
 
 @contextlib.contextmanager

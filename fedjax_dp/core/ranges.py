@@ -36,32 +36,32 @@ NonNegative = Annotated[float, Ge(0)]
 Fraction = Annotated[float, Ge(0), Le(1)]
 # In (0, 1].
 Probability = Annotated[float, Gt(0), Le(1)]
-# In [0, 1), such as what an average keeps of its past.
+# In [0, 1), such as the decay of a moving average.
 Decay = Annotated[float, Ge(0), Lt(1)]
 # An integer of at least 1.
 Count = Annotated[int, Ge(1), Lt(COUNT_LIMIT)]
 # An integer of at least 0.
 Index = Annotated[int, Ge(0), Lt(COUNT_LIMIT)]
-# What a generator of random numbers starts from: a key holds 32 bits of it.
+# The seed of a random number generator: a key holds 32 bits of it.
 Seed = Annotated[int, Ge(0), Lt(2**32)]
 # An expected number of members, at least 1.
 Size = Annotated[float, Ge(1), Lt(COUNT_LIMIT)]
 # Passes or steps, at least 0.
 Amount = Annotated[float, Ge(0), Lt(COUNT_LIMIT)]
-# In (0, 1), such as δ, or a share that leaves something.
+# In (0, 1), such as δ, or a share that leaves a rest.
 ProperFraction = Annotated[float, Gt(0), Lt(1)]
 # In (0, 1/2), such as the δ of noise that is bounded.
 HalfFraction = Annotated[float, Gt(0), Lt(0.5)]
-# At least 0, where infinity means that nothing is bounded.
+# At least 0; infinity means no bound.
 Bound = Annotated[float, Ge(0), Le(math.inf)]
-# The same of numbers that may be traced, or arrays of them.
+# The same for numbers that may be traced, or arrays of them.
 PositiveNumbers = Annotated[jax.typing.ArrayLike, Gt(0)]
 NonNegativeNumbers = Annotated[jax.typing.ArrayLike, Ge(0)]
 DecayNumbers = Annotated[jax.typing.ArrayLike, Ge(0), Lt(1)]
 Norms = Annotated[jax.typing.ArrayLike, Gt(0), Le(math.inf)]
 Bounds = Annotated[jax.typing.ArrayLike, Ge(0), Le(math.inf)]
 
-# Sizes of numbers that float32 holds, beside 0; below, compiled code takes numbers for 0.
+# Magnitudes that float32 holds, besides 0; compiled code flushes smaller ones to 0.
 SMALLEST, LARGEST = (float(x) for x in (np.finfo(np.float32).tiny, np.finfo(np.float32).max))
 
 _HOLDS = {
@@ -77,10 +77,10 @@ def check(numbers: Mapping[str, Any], ranges: Mapping[str, Any], prefix: str = "
     """Checks numbers against their ranges, on the host.
 
     Args:
-      numbers: by name, scalars or arrays, each entry of which must lie in the range. Traced ones
+      numbers: by name, scalars or arrays, each entry of which must be in the range. Traced ones
         pass, and so does None.
-      ranges: by name, one of the types of this module, or a mapping of the same kind where numbers
-        are grouped; numbers without a range are not checked.
+      ranges: by name, one of the types of this module, or a mapping of the same kind for grouped
+        numbers; numbers without a range are not checked.
       prefix: what an error puts before the name, such as "hyper.algorithm.".
 
     Raises:
@@ -105,7 +105,7 @@ def check(numbers: Mapping[str, Any], ranges: Mapping[str, Any], prefix: str = "
 
 
 def fits_float32(value: Any) -> bool:
-    """Whether float32 can hold numbers but for rounding; infinity passes, ranges decide on it."""
+    """Whether float32 can hold numbers up to rounding; infinity passes, ranges decide on it."""
     if isinstance(value, int):
         return abs(value) <= LARGEST
     size = np.abs(np.asarray(value, np.float64))
@@ -113,7 +113,7 @@ def fits_float32(value: Any) -> bool:
 
 
 def inside(array: np.ndarray, limits: Sequence[Any]) -> bool:
-    """Whether all numbers lie in a range; NaN never does, infinity only for "at most inf"."""
+    """Whether all numbers are in a range; NaN never does, infinity only for "at most inf"."""
     if Le(math.inf) not in limits and not np.all(np.isfinite(array)):
         return False
     return all(bool(np.all(_HOLDS[type(limit)](array, limit))) for limit in limits)

@@ -19,7 +19,7 @@ class Registry(MutableMapping[str, _T], Generic[_T]):
     """Components by name; `package.module:name` and `file.py:name` are imported."""
 
     def __init__(self, parts: Mapping[str, _T], adopt: Callable[[Any], _T] | None = None):
-        """Takes parts by name; `adopt` makes a part of what was imported, or refuses it."""
+        """Stores parts by name; `adopt` turns an imported object into a part, or refuses it."""
         self._parts, self._adopt = dict(parts), adopt
         self._own: dict[str, _T] = {}
 
@@ -99,7 +99,7 @@ def _module(place: str, name: str) -> ModuleType:
 
 def _of_file(path: pathlib.Path, name: str) -> ModuleType:
     if not path.is_file():
-        raise ValueError(f"{name!r} must name a file that is there, and {str(path)!r} is not")
+        raise ValueError(f"{name!r} must name an existing file, and {str(path)!r} does not exist")
     path = path.resolve()
     known = f"fedjax_dp_own_{path.stem}_{abs(hash(str(path))):x}"
     if known in sys.modules:

@@ -20,7 +20,7 @@ class Sum(NamedTuple):
 def add(total: PyTree, part: PyTree) -> PyTree:
     """Adds a tree of arrays to a tree of running sums; integers are added as they are.
 
-    Each addition errs by about 2^-47 of what is then held, whatever the order.
+    Each addition errs by about 2^-47 of the sum so far, whatever the order.
 
     Source: Knuth, "The Art of Computer Programming", volume 2, section 4.2.2, theorem B; Dekker
     1971, section 5.
@@ -29,7 +29,7 @@ def add(total: PyTree, part: PyTree) -> PyTree:
 
 
 def zeros_like(tree: PyTree) -> PyTree:
-    """Makes running sums of zeros, plain zeros where a leaf is no float."""
+    """Builds running sums of zeros, plain zeros if a leaf is not a float."""
 
     def zeros(x):
         none = jnp.zeros(x.shape, x.dtype)
@@ -39,7 +39,7 @@ def zeros_like(tree: PyTree) -> PyTree:
 
 
 def over_first_axis(tree: PyTree) -> PyTree:
-    """Sums arrays over their first axis, into a `Sum` where they are floats.
+    """Sums arrays over their first axis, into a `Sum` if they are floats.
 
     Up to 85 numbers are added plainly, which errs by at most 8.7e-4 of the largest of them in all,
     with one of them and without it together (2^-24 · 85 · 169), in any order; longer sums are made

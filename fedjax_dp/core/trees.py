@@ -12,7 +12,7 @@ _LARGEST_SUMMAND = 2.0**96
 
 
 def at_least_float32(x: jax.Array) -> jax.Array:
-    """Widens floats below single precision to float32 and leaves all else alone."""
+    """Widens floats below single precision to float32 and leaves the rest unchanged."""
     if jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32:
         return x.astype(jnp.float32)
     return x

@@ -8,13 +8,13 @@ import numpy as np
 
 from fedjax_dp.core import checks
 
-# Kinds of NumPy types that no model reads: objects, texts, times.
+# Kinds of NumPy types that no model reads: objects, strings, times.
 _NO_NUMBERS = "OSUmM"
 _SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
 def example_array(what: str, value: Any) -> Any:
-    """Validates `[num_examples, ...]` numbers of a type that JAX has; returns native byte order."""
+    """Validates `[num_examples, ...]` numbers of a type that JAX supports, in native byte order."""
     if isinstance(value, np.ma.MaskedArray):
         num_hidden = int(np.ma.count_masked(value))
         rule = "have no masked entries (fill them, or leave their rows out)"
@@ -85,7 +85,7 @@ def client_ids(what: str, ids: Any) -> np.ndarray:
         missing = np.flatnonzero(np.ma.getmaskarray(ids))
         _require_none_missing(what, missing)
         ids = ids.data
-    # Of a list NumPy would make texts of all that it holds.
+    # NumPy would turn everything in a mixed list into strings.
     values = np.asarray(ids) if hasattr(ids, "dtype") else np.asarray(ids, dtype=object)
     is_mixed = values.dtype == object
     rule = "be one column with the client of each example"
@@ -94,7 +94,7 @@ def client_ids(what: str, ids: Any) -> np.ndarray:
         _require_none_missing(what, np.flatnonzero([_is_missing(v) for v in values.tolist()]))
         kinds = sorted({_kind(v) for v in values.tolist()})
         checks.require(len(kinds) <= 1, what, "be all of one kind, such as text", kinds)
-        # A type of NumPy's own sorts faster, where it loses nothing, such as a NUL at the end.
+        # A NumPy type sorts faster; used if it loses nothing, such as a NUL at the end.
         packed = np.asarray(values.tolist())
         values = packed if packed.tolist() == values.tolist() else values
     if values.dtype.kind in "fcmM":
@@ -109,7 +109,7 @@ def _require_none_missing(what: str, rows: np.ndarray) -> None:
 
 
 def _is_missing(value: Any) -> bool:
-    # NaN and its kin are not themselves; pandas' missing value answers neither way.
+    # NaN and the like do not equal themselves; pandas' missing value has no truth value.
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     is_itself = value == value
@@ -151,4 +151,4 @@ def require_disjoint(what: str, clients: Sequence[np.ndarray]) -> None:
         first, second = (int(owner[order[again[0] + i]]) for i in (0, 1))
         found = f"row {int(rows[order[again[0]]])} in client {first} and in client {second}"
         rule = "give every example to one client, once"
-        checks.require(False, what, rule, f"{found}, {len(again)} such in all")
+        checks.require(False, what, rule, f"{found}, {len(again)} in all")

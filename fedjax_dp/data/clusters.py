@@ -31,11 +31,11 @@ def overlapping_draw(
     clients is not that of one client; the statement for each client's own data is not affected.
 
     Args:
-      num_examples: how many examples the pool has.
+      num_examples: the number of examples in the pool.
       rng: a NumPy generator, or a seed for one.
-      cluster_sizes: how many clients each cluster has; the default is 21 clients in 4 clusters, the
-        first of them a minority.
-      samples_per_client: examples that each client draws; None takes a sixth of the pool.
+      cluster_sizes: the number of clients of each cluster; the default is 21 clients in 4
+        clusters, the first of them a minority.
+      samples_per_client: examples that each client draws; None takes one sixth of the pool.
 
     Returns:
       The rows of each client, ascending, and the cluster of each client, `[clients]`, clients of a
@@ -65,9 +65,9 @@ def shift_clusters(
     shift: str,
     num_classes: int,
 ) -> list[dict[str, np.ndarray]]:
-    """Copies each client's examples, shifted as its cluster asks.
+    """Copies each client's examples, shifted by its cluster.
 
-    Cluster k turns its images by 90k degrees ("rotation", a covariate shift) or moves its labels to
+    Cluster k turns its images by 90k degrees ("rotation", a covariate shift) or its labels to
     (y + k) mod classes ("label", a concept shift).
 
     Args:
@@ -75,7 +75,7 @@ def shift_clusters(
       clients: the rows of each client.
       clusters: the cluster of each client, `[clients]`.
       shift: "rotation" or "label".
-      num_classes: how many classes there are.
+      num_classes: the number of classes.
 
     Returns:
       For each client its `x` and `y`, as `FederatedData.from_clients` takes them.

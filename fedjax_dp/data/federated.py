@@ -17,7 +17,7 @@ from fedjax_dp.data.tables import column_of
 
 _OFFSETS = "offsets.npy"
 _NAMES = "client_names.txt"
-# What NumPy raises for a header that is none.
+# What NumPy raises for an invalid header.
 _DAMAGE = (
     ValueError,
     TypeError,
@@ -42,7 +42,7 @@ class FederatedData:
         are targets. Inputs of several arrays may be given as a tree, such as {"x": {"ids": …,
         "mask": …}}; they are kept under their paths, such as "x/ids", and models see the tree.
       offsets: first row of each client and, last, the number of rows; `[num_clients + 1]`, int64.
-      client_names: a label for each client, or an empty tuple where they have none.
+      client_names: a label for each client, or an empty tuple.
     """
 
     examples: Mapping[str, np.ndarray]
@@ -87,7 +87,7 @@ class FederatedData:
 
     @property
     def num_clients(self) -> int:
-        """The number of clients, with those that have no examples."""
+        """The number of clients, including those without examples."""
         return len(self.offsets) - 1
 
     @property
@@ -145,7 +145,7 @@ class FederatedData:
           ValueError: if there is no such client.
         """
         checks.require(
-            0 <= index < self.num_clients, "index", f"lie in [0, {self.num_clients})", index
+            0 <= index < self.num_clients, "index", f"be in [0, {self.num_clients})", index
         )
         rows = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
         return nested({name: array[rows] for name, array in self.examples.items()})
@@ -155,7 +155,7 @@ class FederatedData:
         """Copies some clients, in the order given, into a store of their own.
 
         Args:
-          clients: client indices, `[k]`; a client may be named more than once.
+          clients: client indices, `[k]`; a client may occur more than once.
 
         Returns:
           A store of `k` clients in memory.
@@ -167,7 +167,7 @@ class FederatedData:
         checks.require(
             bool(np.all((clients >= 0) & (clients < self.num_clients))),
             "clients",
-            f"lie in [0, {self.num_clients})",
+            f"be in [0, {self.num_clients})",
             clients,
         )
         starts, sizes = self.offsets[clients], self.sizes[clients]
@@ -202,11 +202,11 @@ class FederatedData:
         """Writes the store as a folder of NumPy `.npy` files that can be memory-mapped.
 
         Args:
-          directory: the folder; made where it is missing, a store in it replaced where not.
+          directory: the folder, created if missing; a store in it is replaced.
 
         Raises:
-          ValueError: if an array is named "offsets", or the folder holds `.npy` files of others,
-            which `open` would take for arrays of this store.
+          ValueError: if an array is named "offsets", or the folder holds other `.npy` files, which
+            `open` would take for arrays of this store.
         """
         directory = pathlib.Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
@@ -228,8 +228,8 @@ class FederatedData:
         """Opens a saved store as memory maps, without reading the examples.
 
         Args:
-          directory: a folder written by `save`, or by anything that writes `.npy` files: one for
-            each array, named `NAME.npy`, in folders where names are nested, and `offsets.npy`.
+          directory: a folder written by `save`, or any `.npy` files: one for each array, named
+            `NAME.npy`, nested names in folders, and `offsets.npy`.
 
         Returns:
           A store whose arrays are read from disk when they are indexed.
@@ -359,7 +359,7 @@ class FederatedData:
           The store, clients and rows in the order given.
 
         Raises:
-          ValueError: if there are no clients, or a row is no integer or outside the pool.
+          ValueError: if there are no clients, or a row is not an integer or outside the pool.
         """
         examples = _arrays(examples)
         size = len(next(iter(examples.values())))
@@ -378,8 +378,8 @@ class FederatedData:
         Args:
           table: a `datasets.Dataset`.
           client_column: the column that names the client of each row.
-          columns: for each array of the store the column it is read from; all other columns under
-            their own names where it is None.
+          columns: for each array of the store the column it is read from; if None, all other
+            columns under their own names.
 
         Returns:
           The store, in memory; integers are int64 and others float32.

@@ -25,9 +25,9 @@ def by_preference(
 
     Args:
       labels: the class of each example, `[examples]`.
-      preferences: the share of each class that each client would like, `[clients, classes]`, at
+      preferences: the desired share of each class by client, `[clients, classes]`, at
         least 0, with a positive sum for each client; classes in the order of `np.unique(labels)`.
-      sizes: how many examples each client gets, `[clients]`; they sum to the number of examples.
+      sizes: the number of examples of each client, `[clients]`; they sum to the number of examples.
       rng: a NumPy generator, or a seed for one.
 
     Returns:
@@ -51,7 +51,7 @@ def by_preference(
         bool(np.all(preferences.sum(axis=1) > 0)),
         "preferences",
         "have a positive sum for each client",
-        "a client without",
+        "a client with sum 0",
     )
     checks.non_negative("sizes", sizes)
     checks.require(
@@ -80,13 +80,13 @@ def label_and_size_skew(
     """Skews labels and sizes, each to a separate degree.
 
     A client's label shares are drawn from Dirichlet(alpha * classes * p) with p the shares of the
-    pool, so that for balanced classes alpha means what it means in `dirichlet`; sizes follow a
+    pool, so that for balanced classes alpha has the same meaning as in `dirichlet`; sizes follow a
     power law. With `exponent=0` this is the partition of Hsu et al., whose concentration is `alpha`
     times the number of classes.
 
     Args:
       labels: the class of each example, `[examples]`.
-      num_clients: how many clients there are.
+      num_clients: the number of clients.
       rng: a NumPy generator, or a seed for one.
       alpha: the concentration of the labels, above 0; small values give few classes to a client.
       exponent: of the power law of sizes, at least 0; 0 gives equal sizes.
@@ -125,11 +125,11 @@ def majority_classes(
     """Gives each client a few majority classes, and a small share of all others.
 
     Sizes are equal. Each class is a majority class of the same number of clients (give or take
-    one), in random company, so that for balanced classes the shares come out as asked.
+    one), randomly combined, so that for balanced classes the shares are exact.
 
     Args:
       labels: the class of each example, `[examples]`.
-      num_clients: how many clients there are.
+      num_clients: the number of clients.
       rng: a NumPy generator, or a seed for one.
       num_majority: majority classes of each client, fewer than there are classes.
       majority_share: the share of a client's examples in its majority classes together, in [0, 1].
@@ -174,9 +174,9 @@ def majority_classes(
 
 
 def _fit_margins(preferences: np.ndarray, sizes: np.ndarray, totals: np.ndarray) -> np.ndarray:
-    """Scales rows and columns in turn until both sums are as asked."""
+    """Scales rows and columns in turn until both sums match."""
     shares = preferences / preferences.sum(axis=1, keepdims=True)
-    # A trace of every class everywhere: with exact zeros some pools could not be used up.
+    # A little of every class everywhere: with exact zeros some pools could not be used up.
     shares += 1e-9
     table = shares * (sizes[:, None] / shares.sum(axis=1, keepdims=True))
     for _ in range(_MAX_SWEEPS):

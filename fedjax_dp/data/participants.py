@@ -1,4 +1,4 @@
-"""Who joins a round: a sampler and the population of clients that it draws from."""
+"""Participation in rounds: a sampler and the population of clients that it draws from."""
 
 import math
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from fedjax_dp.data.sampling import Draw, Sampler
 
 
 class Participation(NamedTuple):
-    """Who joins a round: a sampler bound to a population of clients.
+    """Participation in rounds: a sampler bound to a population of clients.
 
     Attributes:
       sampler: how the cohort is drawn.
@@ -50,14 +50,13 @@ class Participation(NamedTuple):
         return self.sampler.min_drawn(self.num_clients, self.cohort_size)
 
     def most_drawn(self, num_rounds: int) -> int:
-        """Bounds how many clients some rounds draw, each counted once.
+        """Bounds the number of distinct clients that some rounds draw.
 
         Args:
-          num_rounds: how many rounds.
+          num_rounds: the number of rounds.
 
         Returns:
-          A number that is never exceeded; under Poisson sampling, but for a chance of
-          1e-9.
+          An upper bound, which under Poisson sampling holds except with probability 1e-9.
         """
         most = min(self.num_clients, num_rounds * self.capacity)
         if self.sampler.name not in ("poisson", "truncated_poisson"):
@@ -80,7 +79,7 @@ class Participation(NamedTuple):
           base: the event of the mechanism on a given cohort.
 
         Returns:
-          The event, amplified where the sampler amplifies.
+          The event, amplified if the sampler amplifies.
 
         Raises:
           ValueError: if the combination has no valid analysis.
@@ -97,15 +96,15 @@ def participation(
     Args:
       sampler: of clients, such as `poisson()`, `fixed_size()` or `full_participation()`.
       num_clients: the population.
-      cohort_size: the number of clients a round, the expected one under Poisson sampling, in
-        (0, num_clients]; all of them where it is None.
+      cohort_size: the number of clients a round, the expected one under Poisson sampling, in (0,
+        num_clients]; all of them if None.
 
     Returns:
       The participation.
 
     Raises:
-      ValueError: if the cohort is larger than the population, or than what separated draws leave,
-        or fractional where the sampler draws a fixed number.
+      ValueError: if the cohort is larger than the population, or than separated draws allow, or
+        fractional although the sampler draws a fixed number.
     """
     size = float(num_clients if cohort_size is None else cohort_size)
     checks.positive("cohort_size", size)

@@ -22,8 +22,8 @@ def iid(num_examples: Count, num_clients: Count, rng: Seed) -> list[np.ndarray]:
     """Deals examples out at random, the same number to each client (give or take one).
 
     Args:
-      num_examples: how many examples the pool has.
-      num_clients: how many clients there are, at most `num_examples`.
+      num_examples: the number of examples in the pool.
+      num_clients: the number of clients, at most `num_examples`.
       rng: a NumPy generator, or a seed for one.
 
     Returns:
@@ -48,8 +48,8 @@ def quantity_skew(
     """Deals examples out at random, in numbers that follow a power law.
 
     Args:
-      num_examples: how many examples the pool has.
-      num_clients: how many clients there are.
+      num_examples: the number of examples in the pool.
+      num_clients: the number of clients.
       rng: a NumPy generator, or a seed for one.
       exponent: as in `power_law_sizes`.
       min_size: the fewest examples of a client.
@@ -73,12 +73,12 @@ def dirichlet(
 
     The shares of the clients in each class are Dirichlet(alpha, ..., alpha), so small values of
     alpha give few classes to a client and very different sizes. Where a client falls short of
-    `min_size`, examples at random move to it from the largest clients; others redraw the whole
-    partition until it fits, which for many clients never ends.
+    `min_size`, examples at random move to it from the largest clients; redrawing the whole
+    partition until it fits, as is common, never ends for many clients.
 
     Args:
       labels: the class of each example, `[examples]`.
-      num_clients: how many clients there are.
+      num_clients: the number of clients.
       rng: a NumPy generator, or a seed for one.
       alpha: the concentration, above 0; large values approach equal shares.
       min_size: the fewest examples of a client; may be 0.
@@ -123,9 +123,9 @@ def shards(
 
     Args:
       labels: the class of each example, `[examples]`.
-      num_clients: how many clients there are.
+      num_clients: the number of clients.
       rng: a NumPy generator, or a seed for one.
-      shards_per_client: shards that each client gets, and so the most classes it can hold.
+      shards_per_client: the shards of each client, and so the most classes it can hold.
       equal_sizes: cut as in the original: equal sizes, boundaries shared.
 
     Returns:
@@ -190,23 +190,23 @@ def few_classes(
     """Gives each client a few classes, few examples of each, and a test part of the same classes.
 
     Classes are dealt so that they are used equally often. No training example is used twice. A test
-    example is used again once all of its class have been, never twice by one client.
+    example is reused once all of its class are used, never twice by one client.
 
     Args:
       labels: classes of the training pool, `[examples]`.
       test_labels: classes of the test pool, `[examples]`.
-      num_clients: how many clients to make, at least 1.
+      num_clients: the number of clients to make, at least 1.
       rng: a NumPy generator, or a seed for one.
       classes_per_client: different classes of a client, at least 1.
       train_per_class: training examples of each of a client's classes, at least 1.
-      validation_per_client: validation examples, from its classes in like numbers.
-      test_per_client: test examples, from its classes in like numbers.
+      validation_per_client: validation examples, in equal numbers from its classes.
+      test_per_client: test examples, in equal numbers from its classes.
 
     Returns:
       The rows of each client.
 
     Raises:
-      ValueError: if there are fewer classes than a client is to have, or too few examples of one.
+      ValueError: if there are fewer classes than a client needs, or too few examples of one.
 
     Source: Mugunthan 2022, section 4.4; `personalization` section 9.
     """
@@ -243,7 +243,7 @@ def class_mixtures(
     Args:
       labels: classes of the training pool, `[examples]`.
       test_labels: classes of the test pool, `[examples]`.
-      num_clients: how many clients to make, at least 1.
+      num_clients: the number of clients to make, at least 1.
       rng: a NumPy generator, or a seed for one.
       alpha: the concentration, above 0; large values approach equal shares.
       train_per_client: training examples of a client, at least 1.
@@ -322,7 +322,7 @@ def _dealt_classes(
 
 @checked
 def natural(client_ids: np.ndarray) -> list[np.ndarray]:
-    """Groups examples by the client that the data themselves name.
+    """Groups examples by the client that the data name.
 
     Args:
       client_ids: the client of each example, `[examples]`, of a type that can be sorted.
@@ -357,10 +357,10 @@ def split_clients(
       The training rows and the test rows of each client, both in the client's own order.
 
     Raises:
-      ValueError: if the share is out of range, there are no clients, or a row is no integer.
+      ValueError: if the share is out of range, there are no clients, or a row is not an integer.
     """
     rows = arrays.rows_of_clients("clients", clients, checks.COUNT_LIMIT)
-    checks.require(0 <= test_fraction < 1, "test_fraction", "lie in [0, 1)", test_fraction)
+    checks.require(0 <= test_fraction < 1, "test_fraction", "be in [0, 1)", test_fraction)
     rng = np.random.default_rng(rng)
     sizes = np.array([len(own) for own in rows])
     num_test = np.minimum(np.floor(sizes * test_fraction + 0.5), np.maximum(sizes - 1, 0))
@@ -422,7 +422,7 @@ def _raise_to_minimum(
     needed = int(lacking.sum())
     if needed == 0:
         return owner
-    # The highest level to which the largest clients can be cut and still give enough.
+    # The highest level to which the largest clients can be cut and still yield enough.
     low, high = min_size, int(sizes.max())
     while high - low > 1:
         middle = (low + high) // 2

@@ -39,13 +39,13 @@ class RecordFile:
 
     @property
     def path(self) -> pathlib.Path:
-        """The file; raises where no folder is known."""
+        """The file; raises if no folder is known."""
         if self.folder is None:
             raise ValueError("folder must be given when client state is stored on disk, got None")
         return self.folder / FILE
 
     def open(self) -> None:
-        """Opens the file for writing; an earlier owner can write no more."""
+        """Opens the file for writing; an earlier owner can no longer write."""
         owner = self.path.parent / OWNER
         if self._token is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ class RecordFile:
                 os.close(opened)
 
     def sync(self) -> None:
-        """Waits until what was written is on the disk."""
+        """Waits until all writes are on the disk."""
         if self._descriptor is not None:
             os.fsync(self._descriptor)
 
@@ -119,7 +119,7 @@ def bytes_of(array: np.ndarray) -> memoryview:
 
 
 def _sync_folder(folder: pathlib.Path) -> None:
-    """Flushes the names in a folder to the disk, where the system allows it."""
+    """Flushes the names in a folder to the disk, if the system allows it."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:

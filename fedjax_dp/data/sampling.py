@@ -22,8 +22,8 @@ class Draw(NamedTuple):
 
     Attributes:
       indices: members of the population, the drawn ones first, `[capacity]`, int32.
-      is_real: which slots hold a drawn member, `[capacity]`, bool.
-      overflow: how many drawn members found no slot, int32; 0 unless a capacity was set.
+      is_real: which slots hold a drawn member, `[capacity]`, bool. overflow: how many drawn members
+        found no slot, int32; 0 unless a capacity was set.
     """
 
     indices: jax.Array
@@ -32,10 +32,10 @@ class Draw(NamedTuple):
 
 
 class Sampler(NamedTuple):
-    """A way to draw subsets of a population, with the event that it stands for in the accounting.
+    """A way to draw subsets of a population, with its event for the accounting.
 
-    The same value draws the clients of a round (population: all clients) and the records of a local
-    step (population: the examples of one client, whose number may differ from client to client).
+    The same sampler draws the clients of a round (population: all clients) and the records of a
+    local step (population: the examples of one client, whose number may differ by client).
 
     Attributes:
       name: the term used in reports.
@@ -46,12 +46,12 @@ class Sampler(NamedTuple):
         left out.
       capacity: `(limit, max_batch_size) -> int`, the number of slots that a draw needs.
       event: `(base, size, batch_size) -> DpEvent` of one draw whose release has the base event.
-      nominal_size: `(size, batch_size) -> count`, the public number a draw is expected to hold.
+      nominal_size: `(size, batch_size) -> count`, the public expected size of a draw.
       num_steps_per_epoch: `(size, batch_size) -> steps` that read each member once on average.
       charges_all: whether a draw costs every member of the population, drawn or not, as
-        amplification by sampling has it; where false, only those drawn are charged.
+        amplification by sampling requires; if false, only those drawn are charged.
       varies: whether the number drawn is random.
-      separation: `(size, batch_size) -> steps` from one draw of a member to its next, at least.
+      separation: `(size, batch_size) -> steps`, at least, from one draw of a member to its next.
       min_drawn: `(size, batch_size) -> count`, the fewest members that a draw may hold.
     """
 
@@ -98,12 +98,12 @@ def poisson(capacity: Count | None = None) -> Sampler:
     """Draws each member independently with probability `batch_size / size`.
 
     Without a capacity the draw is exact, and compiled loops run only over slots that are filled.
-    The slots hold the whole population where that is small, and else what a draw exceeds with a
-    chance of at most 2^-100; it then costs what it draws, not what there is. With a capacity, a
-    larger draw is cut to a uniformly random subset and accounted as truncated sampling.
+    The slots hold the whole population if that is small, else a number that a draw exceeds with
+    probability at most 2^-100; its cost then follows the draw, not the population. With a capacity,
+    a larger draw is cut to a uniformly random subset and accounted as truncated sampling.
 
     Guarantee: given all others, no member is drawn at more than the accounted rate: 32-bit
-    comparisons, with rates rounded down by more than their numbers may err.
+    comparisons, with rates rounded down by more than their possible error.
 
     Args:
       capacity: the number of slots, or None for the exact draw.
@@ -263,9 +263,9 @@ def full_participation() -> Sampler:
 
 @checked
 def full_participation_first(steps: Count, then: Sampler) -> Sampler:
-    """Draws the whole population at first, and by another sampler after that.
+    """Draws the whole population at first, and uses another sampler after that.
 
-    It has no amplification analysis, so privacy for those drawn refuses it.
+    It has no amplification analysis, so privacy claims for its members refuse it.
 
     Args:
       steps: how many of the first draws hold the whole population, at least 1.
@@ -329,7 +329,7 @@ def cyclic() -> Sampler:
 
 @checked
 def min_separated(separation: Count) -> Sampler:
-    """Draws each member at most once in so many steps, `batch_size` of them at random.
+    """Draws `batch_size` members at random, each at most once in `separation` steps.
 
     The population is dealt into `separation` groups at random, once for a run; a step draws from
     the group whose turn it is.
@@ -377,13 +377,13 @@ def min_separated(separation: Count) -> Sampler:
 def shuffled(*, only_whole: bool = False) -> Sampler:
     """Reads the population in a fresh random order every epoch, in blocks of `batch_size`.
 
-    The last block of an epoch holds what is left. This is the batch rule of non-private training;
+    The last block of an epoch holds the rest. This is the batch rule of non-private training;
     it has no amplification analysis here, so that privacy accounting refuses it.
 
     Args:
-      only_whole: leave out a last block that is not whole, as batch norm asks for: the variance of
-        two examples may be next to nothing, and a gradient through it without end. A population
-        below one block is read in one.
+      only_whole: leave out an incomplete last block, as batch norm requires: the variance of two
+        examples may be nearly 0, and the gradient through it unbounded. A population below one
+        block is read in one.
 
     Returns:
       The sampler.
@@ -404,7 +404,7 @@ def shuffled(*, only_whole: bool = False) -> Sampler:
             last = jnp.uint32(0xFFFFFFFF)
             return jnp.argsort(jnp.where(jnp.arange(width) < size, bits, last)).astype(jnp.int32)
 
-        # Where clients are computed side by side, the sort runs if any of them starts an epoch:
+        # For vmapped clients the sort runs if any of them starts an epoch:
         # an unbatched condition stays a branch.
         is_start = step % steps == 0
         fresh = jax.lax.cond(any_of(is_start), reshuffle, lambda: order)

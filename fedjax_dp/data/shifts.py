@@ -58,13 +58,13 @@ def rotate_quarter_turns(images: np.ndarray, turns: int) -> np.ndarray:
 
     Args:
       images: `[examples, height, width, channels]`.
-      turns: how often; any integer.
+      turns: the number of turns; any integer.
 
     Returns:
-      Turned images; height and width change places where `turns` is odd.
+      Turned images; height and width are exchanged if `turns` is odd.
 
     Raises:
-      ValueError: if the images have no four axes.
+      ValueError: if the images do not have four axes.
     """
     images = np.asarray(images)
     _check_images(images)
@@ -78,7 +78,7 @@ def shift_labels(labels: np.ndarray, shift: int, num_classes: Count) -> np.ndarr
     Args:
       labels: `[examples]`, from 0 to `num_classes - 1`.
       shift: any integer.
-      num_classes: how many classes there are.
+      num_classes: the number of classes.
 
     Returns:
       Labels of the same type.
@@ -90,7 +90,7 @@ def shift_labels(labels: np.ndarray, shift: int, num_classes: Count) -> np.ndarr
     checks.require(
         bool(np.all((labels >= 0) & (labels < num_classes))),
         "labels",
-        f"lie in [0, {num_classes})",
+        f"be in [0, {num_classes})",
         labels[:8],
     )
     return ((labels + shift) % num_classes).astype(labels.dtype)
@@ -109,7 +109,7 @@ def color_by_label(
 
     An image of class d gets colour (d + c) mod palette size, where c is drawn from `colors` with
     equal chances. Trained with `TRAIN_COLORS` and tested with `TEST_COLORS`, a model that learned
-    colours for shapes fails: no test colour of a class is one of its training colours.
+    colours instead of shapes fails: no test colour of a class is one of its training colours.
 
     Args:
       images: grey images, `[examples, height, width, 1]`.
@@ -137,7 +137,7 @@ def color_by_label(
     fits = palette.ndim == 2 and len(palette) > 0 and palette.shape[1] == 3
     checks.require(fits, "palette", "be [colours, 3]", palette.shape)
     is_inside = bool(np.all((palette >= 0) & (palette <= 1)))
-    checks.require(is_inside, "palette", "lie in [0, 1]", palette)
+    checks.require(is_inside, "palette", "be in [0, 1]", palette)
     is_known = labels.size == 0 or (labels.min() >= 0 and labels.max() < len(palette))
     rule = f"be classes from 0 to {len(palette) - 1}"
     checks.require(bool(is_known), "labels", rule, labels.tolist()[:5])
@@ -178,7 +178,7 @@ def rotate_by_label(
     checks.require(
         bool(np.all((labels >= 0) & (labels < len(angles)))),
         "labels",
-        f"lie in [0, {len(angles)})",
+        f"be in [0, {len(angles)})",
         labels[:8],
     )
     result = np.empty_like(images)

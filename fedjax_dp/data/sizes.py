@@ -10,7 +10,7 @@ Seed = np.random.Generator | int
 
 
 def even_sizes(total: int, parts: int) -> np.ndarray:
-    """Divides an integer into equal parts, the first larger by one where it does not divide."""
+    """Divides an integer into equal parts, the first larger by one if it does not divide evenly."""
     sizes = np.full(parts, total // parts, dtype=np.int64)
     sizes[: total % parts] += 1
     return sizes

@@ -1,7 +1,7 @@
 """Draws from large populations at a cost that grows with the sample, not the population.
 
-A draw from few members visits each of them. From more than `DENSE` members these functions draw
-the gaps between members, or members until they are distinct, or places of a permutation one by one.
+A draw from few members visits each of them. From more than `DENSE` members these functions draw the
+gaps between members, or members until they are distinct, or positions of a permutation one by one.
 """
 
 import math
@@ -12,21 +12,21 @@ from chex import PRNGKey
 
 from fedjax_dp.core.keys import fold
 
-# Up to so many members, and so many times the members that are expected, all are visited.
+# Up to this many members, or this many times the expected number, all are visited.
 DENSE = 1024
 _DENSE_BATCHES = 32
-# No draw of a run is larger than its slots, but with a chance of 2^-100 each.
+# No draw of a run is larger than its slots, except with probability 2^-100 each.
 _OVERFLOW = 100 * math.log(2)
-# What digits of a gap are computed with is exact to 2^-17; the rate is lowered by more than that.
+# Digits of a gap have odds exact to 2^-17; the rate is lowered by more than that.
 _RATE_MARGIN = 1.0 - 2.0**-14
-# Gaps are drawn in pieces, each of which continues with a chance between e^-8 and e^-4.
+# Gaps are drawn in pieces, each of which continues with probability from e^-8 to e^-4.
 _LONGEST_PIECE = 4.0
 _NUM_DIGITS = 31
 _ROUNDS = 8
 
 
 def num_dense(limit: int, batch_size: float) -> int:
-    """Counts the members that draws which visit every member must have slots for."""
+    """Counts the slots that draws need which visit every member."""
     return min(limit, max(DENSE, math.ceil(_DENSE_BATCHES * batch_size)))
 
 
@@ -37,7 +37,7 @@ def is_sparse(size: jax.Array, batch_size: jax.typing.ArrayLike) -> jax.Array:
 
 
 def tail(mean: float) -> int:
-    """Bounds a count of independent events, but for a chance of 2^-100, by its mean above 0.
+    """Bounds a count of independent events of mean above 0, except with probability 2^-100.
 
     Source: Chernoff's bound, P(X ≥ c) ≤ exp(c − μ − c·ln(c / μ)).
     """
@@ -50,7 +50,7 @@ def tail(mean: float) -> int:
 
 
 def mean_of(slots: int) -> float:
-    """Finds the largest mean, to a half, whose `tail` fits some slots."""
+    """Finds the largest mean, to within 1/2, whose `tail` fits some slots."""
     low, high = 0.0, float(slots)
     while high - low > 0.5:
         middle = (low + high) / 2
@@ -61,7 +61,7 @@ def mean_of(slots: int) -> float:
 def coins(
     key: PRNGKey, size: jax.Array, rate: jax.Array, limit: int, capacity: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Draws each member independently; gives members `[capacity]`, their count, any overflow.
+    """Draws each member independently: members `[capacity]`, their count, any overflow.
 
     The gaps between drawn members are geometric, and the binary digits of such a gap independent:
     digit k is 1 with odds (1 − rate)^(2^k). `capacity` is at least `tail` of the expected count.
@@ -70,14 +70,14 @@ def coins(
     """
     odds, is_used, continues, piece = digits(rate)
     num_tokens = capacity + 1 + tail(max(1.0, 1.1 * math.exp(-_LONGEST_PIECE) * capacity))
-    # As many bits for each gap whatever the limit and the slots, which so change no draw.
+    # The bits of each gap do not depend on limit and slots, so these change no draw.
     bits = jax.random.bits(key, (num_tokens, len(odds) + 1), jnp.uint32)
     is_one = (bits[:, :-1] < odds) & is_used
     values = jnp.uint32(1) << jnp.arange(len(odds), dtype=jnp.uint32)
     gaps = jnp.minimum(jnp.sum(jnp.where(is_one, values, 0), axis=1, dtype=jnp.uint32), limit)
     is_longer = bits[:, -1] < continues
     steps = jnp.where(is_longer, jnp.minimum(piece, limit), jnp.minimum(gaps + 1, limit))
-    # What is past the last member stays there.
+    # Past the last member, sums stay there.
     ends = jax.lax.associative_scan(lambda a, b: jnp.minimum(a + b, jnp.uint32(limit)), steps)
     starts = jnp.concatenate([jnp.zeros(1, jnp.uint32), ends[:-1]])
     places = starts + gaps
@@ -88,8 +88,8 @@ def coins(
 
 
 def digits(rate: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Gives the law of a gap: a uint32 threshold for each binary digit, which digits are used, the
-    threshold for a gap that is longer than they can say, and the length of that piece."""
+    """Returns the law of a gap: uint32 thresholds for binary digits, which of them are used, the
+    threshold for a gap that is longer than they can express, and the length of that piece."""
     decay = -jnp.log1p(-rate * jnp.float32(_RATE_MARGIN))
     lengths = 2.0 ** jnp.arange(_NUM_DIGITS, dtype=jnp.float32)
     is_used = lengths * decay <= _LONGEST_PIECE
@@ -132,7 +132,7 @@ def _uniform(key: PRNGKey, size: jax.Array, count: int) -> jax.Array:
 
 
 def _upper(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Gives the upper 32 of the 64 bits of a product."""
+    """Returns the upper 32 of the 64 bits of a product."""
     low, ah, al, bh, bl = jnp.uint32(0xFFFF), a >> 16, a & 0xFFFF, b >> 16, b & 0xFFFF
     middle = ah * bl + ((al * bl) >> 16)
     other = al * bh + (middle & low)
@@ -140,12 +140,12 @@ def _upper(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def permuted(key: PRNGKey, places: jax.Array, size: jax.Array) -> jax.Array:
-    """Returns the members at some places of a random order; member 0 for places outside it.
+    """Returns the members at some positions of a random order; member 0 outside it.
 
     A Feistel network permutes the numbers of as many bits as the population of at least 2 needs; a
-    number that is no member is permuted again. No privacy claim depends on this order.
+    number that is not a member is permuted again. No privacy claim depends on this order.
 
-    Source: Luby and Rackoff 1988; Black and Rogaway 2002 for numbers that are no members.
+    Source: Luby and Rackoff 1988; Black and Rogaway 2002 for numbers that are not members.
     """
     keys = jax.random.bits(key, (_ROUNDS,), jnp.uint32)
     size = size.astype(jnp.uint32)

@@ -1,4 +1,4 @@
-"""Statistics of a partition, in numbers and in words."""
+"""Statistics of a partition, as numbers and as text."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from fedjax_dp.data.federated import FederatedData
 
 
 class Sharing(NamedTuple):
-    """How many examples of a pool belong to several clients."""
+    """The number of examples of a pool that belong to several clients."""
 
     num_shared: int = 0
     most_holders: int = 1
@@ -31,12 +31,12 @@ class PartitionStatistics:
 
     Attributes:
       sizes: examples of each client, `[clients]`.
-      label_counts: examples of each label at each client, `[clients, labels]`, or None where there
-        are no labels.
+      label_counts: examples of each label at each client, `[clients, labels]`, or None without
+        labels.
       labels: the labels that the columns count, ascending, as text.
-      num_shared: examples that belong to more than one client; 0 where clients are disjoint.
+      num_shared: examples that belong to more than one client; 0 if clients are disjoint.
       num_unused: examples of the pool that no client has.
-      client_names: a label for each client, or an empty tuple where they have none.
+      client_names: a label for each client, or an empty tuple.
     """
 
     sizes: np.ndarray
@@ -99,7 +99,7 @@ class PartitionStatistics:
         }
 
     def __str__(self) -> str:
-        """Puts the main figures into a few lines."""
+        """Summarises the main figures in a few lines."""
         quartiles = np.quantile(self.sizes, [0, 0.25, 0.5, 0.75, 1])
         lines = [
             f"{self.num_clients} clients, {int(self.sizes.sum())} examples",
@@ -140,8 +140,8 @@ def describe(
     Args:
       clients: the rows of each client.
       labels: the class of each example of the pool, `[examples]`, or None.
-      num_examples: how many examples the pool has; None takes it from `labels` or, without them,
-        from the highest row.
+      num_examples: the number of examples in the pool; None takes it from `labels` or, without
+        them, from the highest row.
 
     Returns:
       The figures.

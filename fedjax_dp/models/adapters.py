@@ -1,4 +1,4 @@
-"""Turns Linen modules, NNX modules and plain functions into one shape of `init` and `apply`."""
+"""Turns Linen modules, NNX modules and plain functions into a common `init` and `apply`."""
 
 import contextlib
 import inspect
@@ -140,7 +140,7 @@ def nnx_functions(
 
 
 def plain_apply(apply: Callable[..., Any], refreshes_buffers: bool) -> Apply:
-    """Gives a plain function the signature that `Model` documents."""
+    """Adapts a plain function to the signature that `Model` documents."""
     settings = _settings_of(apply)
 
     def wrapped(
@@ -178,7 +178,7 @@ def _masked_batch_norm(mask: jax.Array | None) -> Iterator[None]:
         yield
         return
     # Statistics over no example would be 0/0; they are computed over the padding instead, which is
-    # zero, and thrown away afterwards.
+    # zero, and discarded afterwards.
     real = mask | ~jnp.any(mask)
 
     def interceptor(next_fn: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext):

@@ -30,20 +30,20 @@ class Model(NamedTuple):
     Attributes:
       name: the name in reports.
       init: `init(key) -> params`. The parameters are everything that is trained, sent and averaged,
-        including buffers such as batch-norm statistics, but no frozen parameters.
+        including buffers such as batch-norm statistics, but not frozen parameters.
       apply: `apply(params, x, *, is_training=False, key=None, mask=None) -> (outputs, params)`.
         The outputs are `[examples, ...]`; the second result is `params` with refreshed buffers, the
-        same object where nothing is refreshed. `is_training` is a Python bool, `key` feeds dropout,
+        same object if nothing is refreshed. `is_training` is a Python bool, `key` feeds dropout,
         and `mask [examples]` says which rows are real.
       loss_fn: `loss_fn(outputs, batch) -> losses [examples]`, float32 or better.
       correct_fn: `correct_fn(outputs, batch) -> (correct, weight)`, each `[examples]`; the ratio of
-        their sums is the accuracy. None where accuracy has no meaning, as in regression.
+        their sums is the accuracy. None if accuracy has no meaning, as in regression.
       mixes_examples: whether, in training, the output of one example depends on others, as under
         batch normalisation. Per-example clipping refuses such models.
       buffer_keys: names the buffers among `params`, whose leaves no gradient reaches and training
-        refreshes, as `kinds.marked` takes it; empty where there are none.
+        refreshes, in the form of `kinds.marked`; empty if none.
       full_params: `full_params(params) -> params` with the frozen parameters, for use without the
-        `Model`; the same object where nothing is frozen.
+        `Model`; the same object if nothing is frozen.
       frozen: the frozen parameters, part by part, as `freeze` adds them.
       is_quadratic: whether the loss of every example is a quadratic function of the parameters,
         which exact proximal steps require; it cannot be checked.
@@ -68,7 +68,7 @@ class Model(NamedTuple):
     def given(self, constants: PyTree) -> AbstractContextManager[None]:
         """Reads frozen values from an argument of the function that is being traced.
 
-        Without it a compiled program holds the values that the model holds as constants.
+        Without it a compiled program contains the model's values as constants.
 
         Args:
           constants: arrays in the structure of `Model.constants`.
@@ -89,15 +89,15 @@ class Model(NamedTuple):
     ) -> tuple[jax.Array, PyTree]:
         """Computes the loss of every example.
 
-        Examples that `mask` rules out are zeroed before the model sees them, so that nothing in
+        Examples that `mask` excludes are zeroed before the model sees them, so that nothing in
         them, NaN included, reaches a loss or a gradient.
 
         Args:
           params: the model's parameters.
           batch: named arrays `[examples, ...]`, of which "x" are the inputs.
           is_training: whether dropout and batch statistics are on; a Python bool.
-          key: feeds dropout; may be None where the model draws nothing.
-          mask: which rows are real, `[examples]`, bool; None where all are.
+          key: feeds dropout; may be None if the model draws nothing.
+          mask: which rows are real, `[examples]`, bool; None if all are.
 
         Returns:
           The losses, `[examples]`, 0 in rows that are not real, and `params` with refreshed
@@ -137,7 +137,7 @@ class Model(NamedTuple):
     def freeze(
         self, where: Where, params: PyTree, *, mixes_examples: bool | None = None
     ) -> "Model":
-        """Takes parameters out of training and lets the model hold their values.
+        """Excludes parameters from training and stores their values in the model.
 
         Frozen parameters are not among the new model's parameters: they are not copied, clipped,
         noised, sent, averaged, counted or saved by client, and no gradient is computed for them.
@@ -151,12 +151,12 @@ class Model(NamedTuple):
             above them such as "params/Dense_0", several of these, or `(path, leaf) -> bool`.
           params: the values: a tree that holds the frozen parameters at least, under the same
             paths, such as `init(key)` or what was read from a file.
-          mixes_examples: whether, in training, examples still influence one another; None leaves
-            it as before. Freezing all statistics of a batch norm ends it, which cannot be checked:
-            a wrong value voids per-example clipping.
+          mixes_examples: whether, in training, examples still influence one another; None keeps the
+            value. Freezing all statistics of a batch norm ends it, which cannot be checked: a wrong
+            value voids per-example clipping.
 
         Returns:
-          The model of the remaining parameters; its `full_params` gives all parameters.
+          The model of the remaining parameters; its `full_params` returns all parameters.
 
         Raises:
           ValueError: for a pattern that matches nothing, naming the nearest path; if nothing or
@@ -186,7 +186,7 @@ class Model(NamedTuple):
         )
 
     def with_params(self, params: PyTree) -> "Model":
-        """Lets training start from given parameters, such as pretrained ones.
+        """Sets the parameters that training starts from, such as pretrained ones.
 
         Args:
           params: a tree of arrays, or arrays by path, such as "params/Dense_0/kernel", as
@@ -234,7 +234,7 @@ class Model(NamedTuple):
     ) -> "Model":
         """Wraps a Flax Linen module.
 
-        The parameters are the module's variables; collections beside "params", such as
+        The parameters are the module's variables; collections besides "params", such as
         "batch_stats", travel with them, get zero gradient and are refreshed in training. Of the
         keyword arguments `is_training`, `train`, `training`, `deterministic`,
         `use_running_average` and `mask`, the module is passed those that its `__call__` names.
@@ -247,8 +247,8 @@ class Model(NamedTuple):
           loss: a name from `losses.NAMES` or `(outputs, batch) -> losses [examples]`.
           correct_fn: `(outputs, batch) -> (correct, weight)`; None takes that of a named loss.
           name: the name in reports; None takes the name of the module's class.
-          mixes_examples: whether outputs depend on other examples in training; None means yes
-            where there are collections beside "params".
+          mixes_examples: whether outputs depend on other examples in training; None means yes if
+            there are collections besides "params".
           rng_streams: names under which the module draws random numbers in `apply`.
           lower: whether convolutions and pooling are rewritten as matrix products.
 
@@ -280,7 +280,7 @@ class Model(NamedTuple):
         mixes_examples: bool | None = None,
         lower: bool = True,
     ) -> "Model":
-        """Wraps a Flax NNX module, given as the function that builds it.
+        """Wraps a Flax NNX module, given by the function that builds it.
 
         The parameters are a dict: "params" holds every `nnx.Param`, "batch_stats" all other state
         but random streams; it gets zero gradient and is refreshed in training. Random streams are
@@ -288,13 +288,13 @@ class Model(NamedTuple):
 
         Args:
           constructor: `constructor(nnx.Rngs) -> nnx.Module`; the module is called with inputs
-            `[examples, ...]` and, where its `__call__` names them, `is_training`, `train`,
+            `[examples, ...]` and, if its `__call__` names them, `is_training`, `train`,
             `training`, `deterministic`, `use_running_average` or `mask`.
           loss: a name from `losses.NAMES` or `(outputs, batch) -> losses [examples]`.
           correct_fn: `(outputs, batch) -> (correct, weight)`; None takes that of a named loss.
           name: the name in reports; None takes the name of the module's class.
-          mixes_examples: whether outputs depend on other examples in training; None means yes
-            where there is state beside parameters and random streams.
+          mixes_examples: whether outputs depend on other examples in training; None means yes if
+            there is state besides parameters and random streams.
           lower: whether convolutions and pooling are rewritten as matrix products.
 
         Returns:

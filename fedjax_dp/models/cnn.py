@@ -62,7 +62,7 @@ def thesis_cnn(example_x: jax.ShapeDtypeStruct, num_classes: int) -> Model:
 
     Args:
       example_x: shape and type of one image of at least 4×4 pixels; integers are divided by 255.
-      num_classes: how many classes there are, at least 2.
+      num_classes: the number of classes, at least 2.
 
     Returns:
       The model; outputs are logits `[examples, classes]`.
@@ -89,7 +89,7 @@ def fedavg_cnn(example_x: jax.ShapeDtypeStruct, num_classes: int) -> Model:
 
     Args:
       example_x: shape and type of one image of at least 4×4 pixels; integers are divided by 255.
-      num_classes: how many classes there are, at least 2.
+      num_classes: the number of classes, at least 2.
 
     Returns:
       The model; outputs are logits `[examples, classes]`.
@@ -121,7 +121,7 @@ def emnist_cnn(
 
     Args:
       example_x: shape and type of one image of at least 6×6 pixels; integers are divided by 255.
-      num_classes: how many classes there are, at least 2.
+      num_classes: the number of classes, at least 2.
       dropout: shares dropped in training after the pooling and after the dense layer, each in
         [0, 1); the source has (0.25, 0.5).
 

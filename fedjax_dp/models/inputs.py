@@ -7,7 +7,7 @@ from fedjax_dp.core import checks
 
 
 def images(x: jax.Array) -> jax.Array:
-    """Gives images `[examples, height, width, channels]`, float32; integers are divided by 255."""
+    """Converts images to float32 `[examples, height, width, channels]`; divides integers by 255."""
     if x.ndim == 3:
         x = x[..., None]
     pixels = x.astype(jnp.float32)
@@ -15,13 +15,13 @@ def images(x: jax.Array) -> jax.Array:
 
 
 def features(x: jax.Array) -> jax.Array:
-    """Flattens each example into float32 features; bytes alone are divided by 255."""
+    """Flattens each example into float32 features; only bytes are divided by 255."""
     rows = x.reshape(x.shape[0], -1).astype(jnp.float32)
     return rows / 255 if x.dtype == jnp.uint8 else rows
 
 
 def tokens(x: jax.Array, vocabulary_size: int) -> jax.Array:
-    """Reads tokens outside the vocabulary as the nearest token inside it."""
+    """Clips tokens to the vocabulary."""
     return jnp.clip(x, 0, vocabulary_size - 1)
 
 
@@ -50,4 +50,4 @@ def check_tokens(example_x: jax.ShapeDtypeStruct) -> None:
 def check_dropout(argument: str, rate: float) -> None:
     """Requires a dropout rate in [0, 1)."""
     is_rate = checks.is_finite_number(rate) and 0 <= rate < 1
-    checks.require(is_rate, argument, "lie in [0, 1)", rate)
+    checks.require(is_rate, argument, "be in [0, 1)", rate)

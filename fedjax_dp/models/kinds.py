@@ -1,7 +1,7 @@
 """Kinds of parameters, chosen by path or predicate.
 
 A parameter is *trained*; or a *buffer*, which no gradient reaches and training refreshes; or
-*frozen*: then the model itself holds its value, and `init` does not return it.
+*frozen*: the model holds its value, and `init` does not return it.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
 
 Where = str | Sequence[str] | Callable[[str, Any], bool]
-# Matches the layers of batch norm, where the parameters are chosen that stay with a client.
+# Matches the layers of batch norm in the choice of parameters that stay with a client.
 BATCH_NORM = "batch_norm"
 
-# Values of frozen parameters while a function is traced that takes them as an argument.
+# Values of frozen parameters while a function that takes them as an argument is traced.
 _GIVEN: contextvars.ContextVar[Mapping[int, Sequence[Any]]] = contextvars.ContextVar("given")
-# The parts whose values were read since `reads` was entered; None outside of it.
+# The parts whose values were read since `reads` was entered; None outside.
 _READ: contextvars.ContextVar[list["Frozen"] | None] = contextvars.ContextVar("read", default=None)
 # Part of the key under which JAX caches traces, so that none with other values is reused.
 _TRACE = jax.make_user_context()
@@ -52,7 +52,7 @@ class Frozen(NamedTuple):
     values: tuple[np.ndarray | None, ...]  # None where a leaf is trained or a buffer.
 
     def without(self, full: PyTree) -> PyTree:
-        """Replaces the frozen parameters by None, which is no leaf."""
+        """Replaces the frozen parameters by None, which is not a leaf."""
         pairs = zip(jax.tree.leaves(full), self.values, strict=True)
         return jax.tree.unflatten(self.structure, [x if v is None else None for x, v in pairs])
 
@@ -193,7 +193,7 @@ def require_matches(name: str, asked: Sequence[str], paths: Sequence[str], rule:
 
 
 def batch_norm(params: PyTree, buffer_keys: Where) -> PyTree:
-    """Marks buffers and the other parameters of their layers; frozen statistics are no buffers."""
+    """Marks buffers and the other parameters of their layers; frozen statistics are not buffers."""
     paths, is_buffer = trees.paths(params), jax.tree.leaves(marked(params, buffer_keys))
     layers = {_layer(path) for path, flag in zip(paths, is_buffer, strict=True) if flag}
     layers.discard("")

@@ -42,7 +42,7 @@ def lenet5(example_x: jax.ShapeDtypeStruct, num_classes: int) -> Model:
 
     Args:
       example_x: shape and type of one image; integers are divided by 255.
-      num_classes: how many classes there are, at least 2.
+      num_classes: the number of classes, at least 2.
 
     Returns:
       The model; outputs are logits `[examples, classes]`.

@@ -33,7 +33,7 @@ def logistic_regression(
 
     Args:
       example_x: shape and type of one input, flattened to features.
-      num_classes: how many classes there are, at least 2.
+      num_classes: the number of classes, at least 2.
       single_logit: one log-odds and the binary cross entropy instead of a logit for each class;
         for 2 classes only.
 
@@ -55,13 +55,13 @@ def linear_regression(example_x: jax.ShapeDtypeStruct, *, num_outputs: Count = 1
 
     Args:
       example_x: shape and type of one input, flattened to features.
-      num_outputs: how many targets an example has, at least 1.
+      num_outputs: the number of targets of an example, at least 1.
 
     Returns:
-      The model; outputs are `[examples, outputs]`, and there is no accuracy.
+      The model, without an accuracy; outputs are `[examples, outputs]`.
 
     Raises:
-      ValueError: if there is no output.
+      ValueError: if `num_outputs` is below 1.
     """
     model = Model.from_flax(
         _Linear(num_outputs), example_x, loss="squared_error", name="linear_regression"
@@ -77,11 +77,11 @@ def least_squares(example_x: jax.ShapeDtypeStruct, *, scale: Positive = 1.0) -> 
 
     Args:
       example_x: shape and type of one input, flattened to features.
-      scale: what every loss is multiplied by, above 0; a client's number of examples makes the mean
+      scale: the factor of every loss, above 0; a client's number of examples makes the mean
         over its examples their sum, half of all squared errors.
 
     Returns:
-      The model; outputs are `[examples]`, and there is no accuracy.
+      The model, without an accuracy; outputs are `[examples]`.
 
     Raises:
       ValueError: for a scale that is not above 0.
@@ -106,7 +106,7 @@ def head(num_classes: int, single_logit: bool) -> tuple[int, str]:
     """Chooses the size of the last layer and the loss of a classifier.
 
     Args:
-      num_classes: how many classes there are, at least 2.
+      num_classes: the number of classes, at least 2.
       single_logit: whether 2 classes share one log-odds.
 
     Returns:

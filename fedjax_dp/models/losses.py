@@ -1,4 +1,4 @@
-"""Losses per example and the counts behind accuracy, in float32 or better."""
+"""Losses per example and the counts for accuracy, in float32 or better."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ class LossFn(Protocol):
 
 
 class CorrectFn(Protocol):
-    """The counts behind accuracy."""
+    """The counts for accuracy."""
 
     def __call__(self, outputs: PyTree, batch: Batch, /) -> tuple[jax.Array, jax.Array]:
         """Computes correct answers and their weights, each `[examples]`."""
@@ -53,16 +53,16 @@ def softmax_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 @checked
 def softmax_correct(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Measures the share of an example's valid labels that are the largest logit.
+    """Measures the share of an example's valid labels that have the largest logit.
 
     Args:
       logits: unnormalised log-probabilities, `[examples, ..., classes]`.
       labels: integer classes, `[examples, ...]`; values outside [0, classes) are left out.
 
     Returns:
-      The share of correct labels times the weight, `[examples]`, and the weight, `[examples]`: 1
-      where an example has a valid label, else 0. The sum of the first over the sum of the second
-      is the accuracy.
+      The share of correct labels times the weight, `[examples]`, and the weight, `[examples]`: 1 if
+      an example has a valid label, else 0. The sum of the first over the sum of the second is the
+      accuracy.
     """
     valid = _is_class(logits, labels)
     hits = (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)
@@ -152,7 +152,7 @@ NAMES = tuple(_NAMED)
 def resolve(
     loss: str | LossFn, correct_fn: CorrectFn | None = None
 ) -> tuple[LossFn, CorrectFn | None]:
-    """Returns the loss function and the counting function, None where accuracy has no meaning."""
+    """Returns the loss function and the counting function, None if accuracy has no meaning."""
     own_correct_fn = None if correct_fn is None else _checked_counts(correct_fn)
     if callable(loss):
         return _checked_loss(loss), own_correct_fn

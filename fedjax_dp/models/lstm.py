@@ -24,7 +24,7 @@ class _Lstm(nn.Module):
         )
         kernel = self.param("kernel", nn.initializers.orthogonal(), (self.num_units, width))
         bias = self.param("bias", _forget_ones, (width,))
-        # What does not wait for the previous token is one matrix product over all tokens.
+        # Whatever does not depend on the previous token is one matrix product over all tokens.
         projected = jnp.moveaxis(x @ input_kernel + bias, 1, 0)
 
         def step(carry: tuple[jax.Array, jax.Array], from_input: jax.Array):
@@ -79,14 +79,14 @@ def char_lstm(
     Args:
       example_x: shape and type of one sequence, `[tokens]`, integers; tokens outside the vocabulary
         are read as the nearest inside it.
-      num_classes: how many characters there are, at least 2.
+      num_classes: the number of characters, at least 2.
       embedding_size: size of a character's vector, at least 1.
       num_units: units of each LSTM layer, at least 1.
-      num_layers: how many LSTM layers there are, at least 1.
+      num_layers: the number of LSTM layers, at least 1.
 
     Returns:
       The model; outputs are logits of the next character at every position,
-      `[examples, tokens, classes]`, and targets are `[examples, tokens]`, -1 where there is none.
+      `[examples, tokens, classes]`, and targets are `[examples, tokens]`, -1 for none.
 
     Raises:
       ValueError: if an argument is out of its range.

@@ -43,7 +43,7 @@ def mlp(
 
     Args:
       example_x: shape and type of one input, flattened to features.
-      num_classes: how many classes there are, at least 2.
+      num_classes: the number of classes, at least 2.
       hidden_sizes: units of each hidden layer; none makes it logistic regression.
       dropout: share of hidden units dropped in training, in [0, 1).
       single_logit: one log-odds and the binary cross entropy instead of a logit for each class;

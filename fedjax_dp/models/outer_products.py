@@ -17,11 +17,11 @@ _COST_OF_AN_ENTRY = 200
 # rounding of its Gram matrix.
 _SHIFT = 1e-5
 # Inverses of Cholesky factors stay below 1/√shift, times √num_rows, unless their Gram matrix was
-# too far from positive.
+# too far from positive definite.
 _LARGEST_INVERSE = 1e5
-# A bit more than half the distance of float32 numbers from one another, relative to them.
+# A bit more than half the relative distance between float32 numbers.
 _ROUNDING = 6e-8
-# What the order of a sum may move it by, in units of the bound on one example.
+# How far the order of a sum may move it, in units of the bound on one example.
 _LARGEST_ERROR = 8.7e-4
 # Squares of float32 numbers below this vanish.
 _SMALLEST_SEEN = 2.0**-63
@@ -53,8 +53,8 @@ def total(rows: jax.Array, columns: jax.Array) -> jax.Array:
     """Sums the outer products of all examples, `[inputs, outputs]`, a block of examples at a time.
 
     Where the outer products of an example nearly keep its bound on their own (`Factors`), the order
-    in which a block is summed moves the result by at most 1e-3 of that bound. What the blocks add
-    up to is rounded once.
+    in which a block is summed moves the result by at most 1e-3 of that bound. The sum of the blocks
+    is rounded once.
     """
     num_examples, num_rows = rows.shape[:2]
     size = max(1, block_size(num_rows))
@@ -100,9 +100,9 @@ def factors(rows: jax.Array, columns: jax.Array) -> Factors:
     """Writes each example's sum of outer products as one of nearly orthogonal ones.
 
     With `columns = L Q`, where `L` is square and the rows of `Q` are nearly orthonormal, the sum is
-    `(Lᵀ rows)ᵀ Q`: its outer products do not cancel, so that no order of summation makes more of
-    them than their norm, which is read off two Gram matrices. As they come, rows may cancel in one
-    order and not in another, and lose half of the digits of such a norm.
+    `(Lᵀ rows)ᵀ Q`: its outer products do not cancel, so that no order of summation exceeds their
+    norm, which is read off two Gram matrices. Untransformed, rows may cancel in one order and not
+    in another, which loses half of the digits of such a norm.
 
     Guarantee: the norms are those of the returned factors, for any finite floats, and never too
     small: the possible error of the Gram matrices is added (a few 1e-4 for ordinary data). Not
@@ -160,7 +160,7 @@ def _squared_norms(left: jax.Array, right: jax.Array) -> tuple[jax.Array, jax.Ar
 
 
 def unseen(size: int) -> float:
-    """Bounds the norm of so many numbers whose squares all vanish in float32."""
+    """Bounds the norm of `size` numbers whose squares all vanish in float32."""
     return _SMALLEST_SEEN * math.sqrt(size)
 
 
@@ -168,7 +168,7 @@ def _cholesky(matrices: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Factors small positive definite matrices; returns the lower factors and their inverses.
 
     Written as elimination, since calls of the linear algebra library block the threads of the CPU
-    backend, inside a loop for good.
+    backend, inside a loop forever.
     """
     size = matrices.shape[-1]
     index = jnp.arange(size)
@@ -202,11 +202,11 @@ def _finite(a: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _normalized(a: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Divides each example by its norm, which is given beside it, without leaving float32."""
+    """Divides each example by its given norm, without leaving float32."""
     wide = trees.at_least_float32(a)
     limits = jnp.finfo(wide.dtype)
     peak = jnp.clip(jnp.max(jnp.abs(wide), axis=(1, 2)), limits.tiny, limits.max)
-    # XLA's CPU backend may pass over nan in a maximum; norms do not.
+    # XLA's CPU backend may ignore NaN in a maximum; norms do not.
     divisor = jnp.maximum(jax.vmap(trees.l2_norm)(wide / peak[:, None, None]), 1)
     norms = peak * divisor
     shaped = (peak[:, None, None], divisor[:, None, None])

@@ -1,9 +1,9 @@
-"""Norms and weighted sums of per-example gradients, without holding the gradients where it pays.
+"""Norms and weighted sums of per-example gradients, without storing gradients if that is cheaper.
 
 An equation of the traced loss that reads one parameter and data is a *site*. One backward pass
-gives the cotangent at every site's output; together with the site's data operands it is all that
-the gradient of any example is made of. Where that is one outer product, as in a dense layer, its
-norm is that of its factors, and the weighted sum over examples is one pullback for the batch.
+gives the cotangent at every site's output; with the site's data operands it determines the gradient
+of every example. If that is one outer product, as in a dense layer, its norm is that of its
+factors, and the weighted sum over examples is one pullback for the batch.
 """
 
 import math
@@ -25,11 +25,11 @@ _LOOPS_AND_RULES = jaxprs.CONTROL_FLOW | jaxprs.CUSTOM_RULES
 
 
 class PerExample(NamedTuple):
-    """Losses of a batch and what clipping needs of their gradients.
+    """Losses of a batch, and the parts of their gradients that clipping needs.
 
-    An example of weight 0 adds exactly nothing to `weighted_sum`, whatever its gradient holds. What
-    any other adds has a norm of at most weight times its entry of `norms`, in any order, up to 1e-3
-    of the largest such product (docs/privacy.md, "Clipping in floating point").
+    An example of weight 0 adds exactly zero to `weighted_sum`, whatever its gradient. The term of
+    any other has a norm of at most weight times its entry of `norms`, in any order, up to 1e-3 of
+    the largest such product (docs/privacy.md, "Clipping in floating point").
     """
 
     losses: jax.Array  # [examples]
@@ -50,7 +50,7 @@ class _Site(NamedTuple):
 
 
 class _Product(NamedTuple):
-    """A site that multiplies rows of data by a matrix of each parameter entry once."""
+    """A site that multiplies rows of data by a matrix with each parameter entry once."""
 
     rows_of: Callable[..., jax.Array]  # Of the data: [num_rows, inputs].
     matrix_of: Callable[[jax.Array], jax.Array]  # Of the parameter: [inputs, outputs].
@@ -60,7 +60,7 @@ class _Product(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """How a traced loss is taken apart: its equations, what only parameters feed, its sites."""
+    """A traced loss taken apart: its equations, those fed by parameters alone, its sites."""
 
     closed: ClosedJaxpr
     owner: dict[Var, int]
@@ -124,8 +124,8 @@ def _weigh(weights: jax.Array, values: jax.Array) -> jax.Array:
 def _formed(
     gradients: jax.Array, shaped: Callable[[jax.Array], jax.Array] = lambda total: total
 ) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
-    """Norms and weighted sums of gradients that are there one by one."""
-    # Computed once: were they computed again for the sum, they could be rounded otherwise.
+    """Computes norms and weighted sums of gradients that are formed one by one."""
+    # Computed once: recomputed for the sum, they could be rounded differently.
     gradients = materialize(gradients)
     norms = jax.vmap(trees.l2_norm)(gradients) + outer_products.unseen(gradients[0].size)
 
@@ -197,7 +197,7 @@ def _is_data(plan: _Plan, v: Any) -> bool:
 
 
 def _view_of(plan: _Plan, site: _Site, leaf: jax.Array) -> jax.Array:
-    """Evaluates what only this parameter feeds, up to the operand of its site."""
+    """Evaluates what depends only on this parameter, up to the operand of its site."""
     jaxpr = plan.closed.jaxpr
     wanted = jaxpr.eqns[site.equation].invars[site.position]
     return jaxprs.compute(wanted, jaxpr.eqns[: site.equation], {jaxpr.invars[site.leaf]: leaf})
@@ -225,7 +225,7 @@ def _at_site(
         return jax.vjp(lambda p: read(p, data), leaf)[1](cotangent)[0]
 
     product = _product_form(plan, site, eqn)
-    # Products of rows and the norms of few rows want float32 or better.
+    # Products of rows and the norms of few rows need float32 or better.
     is_wide = all(jnp.finfo(x.dtype).bits >= 32 for x in (leaf, cotangents))
     if product is None or not is_wide:
         return _formed(jax.vmap(pulled, in_axes=(None, 0, 0))(leaf, data, cotangents))
@@ -261,7 +261,7 @@ def _product_form(plan: _Plan, site: _Site, eqn: JaxprEqn) -> _Product | None:
         return _product_of_dot(eqn, operand, lambda x: x, view)
     if eqn.primitive.name in (narrow.NAME, winograd.NAME):
         if eqn.params.get("is_adjoint"):
-            # The transpose of a convolution multiplies its kernel in another order.
+            # The transpose of a convolution multiplies its kernel in a different order.
             return None
         kernel, padding = _shape(operand)[:-2], eqn.params["padding"]
         return _product_of_convolution(

@@ -54,7 +54,7 @@ def options(name: str) -> dict[str, Any]:
       The default of each option by name.
 
     Raises:
-      ValueError: if the model does not exist; the message names the nearest one that does.
+      ValueError: if the model does not exist; the message names the nearest that does.
     """
     checks.one_of("model", name, FACTORIES)
     return options_of(FACTORIES[name], GIVEN)
@@ -73,14 +73,14 @@ def build(
       name: one of the model names.
       example: shapes and types of one example without the axis of examples, as
         `data.example_structure` gives them; "x" is read.
-      num_classes: how many classes or tokens there are; regression does not read it.
+      num_classes: the number of classes or tokens; regression ignores it.
       **chosen: options of the model, as `options` lists them.
 
     Returns:
       The model.
 
     Raises:
-      ValueError: if the model or an option does not exist, with the nearest one that does, or if
+      ValueError: if the model or an option does not exist, with the nearest that does, or if
         an option is out of its range.
     """
     known = options(name)

@@ -97,13 +97,13 @@ def resnet18(
 
     Args:
       example_x: shape and type of one image; integers are divided by 255.
-      num_classes: how many classes there are, at least 2.
+      num_classes: the number of classes, at least 2.
       norm: "group", or "batch", whose outputs in training depend on the whole batch: such a model
         is refused under per-example clipping.
       num_groups: groups of channels that share statistics under group norm; divides 64.
-      stem: "imagenet", a 7×7 convolution of stride 2 and max-pooling of stride 2, which the
-        published count and the authors' code have; or "cifar", a 3×3 convolution of stride 1, which
-        keeps 16 times as many pixels and costs about that many times more.
+      stem: "imagenet", a 7×7 convolution of stride 2 and max-pooling of stride 2, as in the
+        published count and the authors' code; or "cifar", a 3×3 convolution of stride 1, which
+        keeps 16 times as many pixels and costs about as many times more.
 
     Returns:
       The model; outputs are logits `[examples, classes]`.
@@ -133,7 +133,7 @@ def resnet34(
 
     Args:
       example_x: shape and type of one image; integers are divided by 255.
-      num_classes: how many classes there are, at least 2.
+      num_classes: the number of classes, at least 2.
       norm: "group" or "batch", as in `resnet18`.
       num_groups: groups of channels that share statistics under group norm; divides 64.
       stem: "imagenet" or "cifar", as in `resnet18`.

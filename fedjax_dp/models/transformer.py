@@ -75,15 +75,15 @@ def char_transformer(
     Args:
       example_x: shape and type of one sequence, `[tokens]`, integers; its length is the longest
         that the model takes, and tokens outside the vocabulary are read as the nearest inside it.
-      num_classes: how many characters there are, at least 2.
+      num_classes: the number of characters, at least 2.
       width: size of a token's vector, a multiple of `num_heads`.
       num_heads: attention heads of each layer, at least 1.
-      num_layers: how many layers there are, at least 1.
+      num_layers: the number of layers, at least 1.
       dropout: share dropped in training after the embedding and inside each layer, in [0, 1).
 
     Returns:
       The model; outputs are logits of the next character at every position,
-      `[examples, tokens, classes]`, and targets are `[examples, tokens]`, -1 where there is none.
+      `[examples, tokens, classes]`, and targets are `[examples, tokens]`, -1 for none.
 
     Raises:
       ValueError: if an argument is out of its range.

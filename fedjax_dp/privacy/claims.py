@@ -1,4 +1,4 @@
-"""Claims: what a mechanism guarantees, as one value that is made where the mechanism is made.
+"""Claims: what a mechanism guarantees, as one value that is built with the mechanism.
 
 The ledger, the statement, the calibration and the audits read claims and nothing else.
 """
@@ -10,7 +10,7 @@ from dp_accounting import DpEvent
 
 from fedjax_dp.privacy.sensitivities import Sensitivity
 
-# `(size, numbers) -> DpEvent` of what one record of a client of that size pays.
+# `(size, numbers) -> DpEvent` charged to one record of a client of that size.
 RecordEvent: TypeAlias = Callable[[int, Any], DpEvent]
 
 
@@ -20,14 +20,14 @@ class ClientClaim(NamedTuple):
     Attributes:
       sensitivity: `(state, numbers) -> Sensitivity` of the sum that noise is added to.
       event: `(numbers) -> DpEvent` of one release on a given cohort.
-      min_separation: rounds that must lie between two participations of a client, from one to its
-        next; 1 for noise that is drawn afresh each round.
-      min_participants: how many clients must take part in every round, since each adds its share
+      min_separation: the fewest rounds from one participation of a client to its next; 1 for noise
+        that is drawn afresh each round.
+      min_participants: the fewest clients of every round, since each adds its share
         of the noise.
-      divisor: `(numbers) -> count`, the public number that the noised sum is divided by; None where
-        it is not divided.
-      clips_whole: whether an update is scaled by one number, and left as it is within the bound in
-        L2 norm; what shares that bound with the update is then treated as it is.
+      divisor: `(numbers) -> count`, the public number that the noised sum is divided by; None if it
+        is not divided.
+      clips_whole: whether an update is scaled by one number, and unchanged within the bound in L2
+        norm; anything that shares the bound is then scaled with the update.
     """
 
     sensitivity: Callable[[Any, Any], Sensitivity]
@@ -39,7 +39,7 @@ class ClientClaim(NamedTuple):
 
 
 class UnclaimedNoise(NamedTuple):
-    """Noise on clients' messages without a privacy claim, and the reason in words."""
+    """Noise on clients' messages without a privacy claim, and the reason."""
 
     reason: str
 
@@ -48,22 +48,22 @@ class RecordClaim(NamedTuple):
     """What is guaranteed to one record of a client that takes part.
 
     Attributes:
-      events: by stage, `(size, numbers) -> DpEvent` of what the record pays in a round; a single
-        one where rounds are all of a kind.
-      not_covered: what leaves the client without any protection, in words that a statement repeats;
-        None where the events cover everything that is sent.
+      events: by stage, `(size, numbers) -> DpEvent` charged to the record for a round; a single one
+        if all rounds are alike.
+      not_covered: what leaves the client without any protection, as text for the statement; None if
+        the events cover everything that is sent.
     """
 
     events: tuple[RecordEvent, ...]
     not_covered: str | None = None
 
     def at(self, stage: int) -> RecordEvent:
-        """The event of a stage; the only one where all rounds are alike."""
+        """The event of a stage; the only one if all rounds are alike."""
         return self.events[stage if len(self.events) > 1 else 0]
 
 
 class Claims(NamedTuple):
-    """All claims of an algorithm, by unit of privacy; None where there is none."""
+    """All claims of an algorithm, by unit of privacy; None if absent."""
 
     client: ClientClaim | None = None
     record: RecordClaim | None = None
@@ -75,5 +75,5 @@ class Claims(NamedTuple):
 
     @property
     def not_covered(self) -> str | None:
-        """What leaves clients without any protection, in words."""
+        """What leaves clients without any protection, as text."""
         return None if self.record is None else self.record.not_covered

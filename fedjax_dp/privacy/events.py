@@ -17,7 +17,7 @@ _OWN_EVENTS: dict[str, type[DpEvent]] = {}
 
 
 class Advice(NamedTuple):
-    """A valid alternative to refused settings; None for those that may stay."""
+    """A valid alternative to refused settings; None for settings that may stay."""
 
     accountant: str | None = None  # "rdp" or "pld".
     relation: str | None = None
@@ -25,32 +25,32 @@ class Advice(NamedTuple):
     mechanism: str | None = None  # "gaussian".
 
     def __str__(self) -> str:
-        """Writes the advice as words of a message."""
+        """Writes the advice as text for a message."""
         chosen = [f"{name} {value!r}" for name, value in self._asdict().items() if value]
         words = " with ".join(chosen)
         return words.replace("sampler 'poisson'", "sampler 'poisson' without a capacity")
 
 
 class UnsupportedEvent(ValueError):
-    """An event without a valid analysis for the relation and accountant that were asked for.
+    """An event without a valid analysis for the requested relation and accountant.
 
     Attributes:
-      advice: the nearest choice that has one; None where there is none.
+      advice: the nearest choice that has one; None if there is none.
     """
 
     def __init__(self, message: str, advice: Advice | None = None):
-        """Makes the error; the advice is added to the message."""
+        """Builds the error; the advice is added to the message."""
         nearest = "" if advice is None else f"; nearest valid choice: {advice}"
         super().__init__(message + nearest)
         self.advice = advice
 
 
 class CurveDpEvent(DpEvent):
-    """An event of this package that brings its own Rényi curve.
+    """An event of this package, with its own Rényi curve.
 
     Subclasses are attrs classes whose fields describe the mechanism in full, so that the curve can
-    be computed again from the stored event. `has_loss_masses` says whether a privacy loss
-    distribution is known too.
+    be recomputed from the stored event. `has_loss_masses` says whether a privacy loss distribution
+    is known too.
     """
 
     has_loss_masses: ClassVar[bool] = False
@@ -72,7 +72,7 @@ class CurveDpEvent(DpEvent):
         raise NotImplementedError
 
     def slack(self, relation: str) -> float:
-        """Computes the δ that the curve does not cover: the chance to reveal everything."""
+        """Computes the δ that the curve does not cover: the probability of revealing everything."""
         del relation
         return 0.0
 
@@ -91,7 +91,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str | bool):
         return value
     number = np.asarray(value).item()
-    # JSON has no infinity, and its writers disagree on how to pretend.
+    # JSON has no infinity, and libraries disagree on how to write it.
     return number if isinstance(number, int) or math.isfinite(number) else repr(number)
 
 
@@ -153,7 +153,7 @@ def _check_parameters(event: DpEvent) -> None:
 def slack_of(event: DpEvent, relation: str) -> float:
     """Bounds the δ that the Rényi curves of an event do not cover; it adds up over compositions.
 
-    A mechanism that is (ε, δ)-DP is, but for an event of probability δ, one that is ε-DP; under
+    A mechanism that is (ε, δ)-DP is ε-DP except on an event of probability δ; under
     Poisson sampling that event needs the unit to be drawn.
 
     Source: Murtagh and Vadhan 2016, lemma 3.2, for the decomposition.
@@ -168,9 +168,9 @@ def slack_of(event: DpEvent, relation: str) -> float:
 
 
 def concrete(argument: str, value: jax.typing.ArrayLike) -> float:
-    """Reads a number of an event, which is made on the host: a traced one is refused."""
+    """Reads a number of an event, which is built on the host: a traced one is refused."""
     is_traced = isinstance(value, jax.core.Tracer)
-    checks.require(not is_traced, argument, "be concrete where an event is asked for", value)
+    checks.require(not is_traced, argument, "be concrete when an event is built", value)
     return float(value)  # type: ignore[arg-type]
 
 
@@ -188,7 +188,7 @@ def effective_noise_multiplier(event: DpEvent) -> float | None:
     for part, count in flatten(event):
         if not isinstance(part, dpa.GaussianDpEvent):
             return None
-        # So little noise that its square is nothing is none.
+        # Noise whose square underflows counts as none.
         if part.noise_multiplier**2 == 0:
             return 0.0
         precision += count / part.noise_multiplier**2

@@ -22,8 +22,8 @@ class Sensitivity:
     Attributes:
       l2: the largest Euclidean distance between the values on neighbouring data, in units of
         the value; may be traced.
-      relation: which data are neighbours: "add_remove" (one unit is there or not), "zero_out"
-        (what it contributes is replaced by zeros, while it is counted as before) or "replace_one"
+      relation: which data are neighbours: "add_remove" (one unit is present or absent), "zero_out"
+        (its contribution is replaced by zeros, while it is counted as before) or "replace_one"
         (one unit's data are exchanged for others).
     """
 
@@ -48,13 +48,13 @@ def sensitivity_of_sum(
     max_weight: NonNegativeNumbers = 1.0,
     denominator: PositiveNumbers = 1.0,
 ) -> Sensitivity:
-    """States the sensitivity of a weighted sum of bounded contributions over a public constant.
+    """Computes the sensitivity of a weighted sum of bounded contributions over a public constant.
 
-    Adding, removing or zeroing out a unit moves `Σ_i w_i x_i / denominator` by
-    `w_i ‖x_i‖ / denominator`; replacing one can move it twice as far, since old and new may point
-    apart.
+    Adding, removing or zeroing out a unit moves `Σ_i w_i x_i / denominator` by `w_i ‖x_i‖ /
+    denominator`; replacing one can move it twice as far, since old and new may point in opposite
+    directions.
 
-    Guarantee: holds only where weights and denominator do not depend on the data of the other
+    Guarantee: holds only if weights and denominator do not depend on the data of the other
     units: no realised count, no normalisation of weights over the cohort.
 
     Args:
@@ -85,7 +85,7 @@ def noise_stddev(sensitivity: Sensitivity, noise_multiplier: NonNegativeNumbers)
       The standard deviation; 0 for multiplier 0, whatever the sensitivity.
 
     Raises:
-      ValueError: if there is no sensitivity that the noise could be made from.
+      ValueError: if no sensitivity is given.
     """
     if not isinstance(sensitivity, Sensitivity):
         raise ValueError(
@@ -99,7 +99,7 @@ def noise_stddev(sensitivity: Sensitivity, noise_multiplier: NonNegativeNumbers)
         )
     contribution = jnp.asarray(sensitivity.contribution)
     if isinstance(noise_multiplier, int):
-        # Large ones fit into no int32.
+        # Large ones do not fit into int32.
         noise_multiplier = float(noise_multiplier)
     multiplier = jnp.asarray(noise_multiplier)
     return jnp.where(multiplier == 0, 0.0, multiplier * contribution)

@@ -367,7 +367,7 @@ def test_gaussian_copies_of_what_they_are_not_made_for_are_refused():
         gaussian_copies(1, 0.5)
     perturb = gaussian_copies(3, 0.5).perturb
     for record in ({"tokens": jnp.ones(3)}, jnp.ones(3)):
-        with pytest.raises(ValueError, match="'x', or be perturbed by a function of its own"):
+        with pytest.raises(ValueError, match="'x', or have a custom function"):
             perturb(record, jax.random.key(0))
 
 
@@ -396,8 +396,8 @@ def test_gaussian_copies_have_the_scale_that_is_asked_for():
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"num_copies": 3}, "copy_stddev must be given where num_copies is above 1"),
-        ({"copy_stddev": 0.1}, "copy_stddev must be given where num_copies is above 1"),
+        ({"num_copies": 3}, "copy_stddev must be given if num_copies is above 1"),
+        ({"copy_stddev": 0.1}, "copy_stddev must be given if num_copies is above 1"),
         ({"perturb": turned}, "num_copies must be at least 2 if copies are perturbed"),
         (
             {"perturb": turned, "num_copies": 2, "copy_stddev": 1.0},

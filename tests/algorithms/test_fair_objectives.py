@@ -344,8 +344,8 @@ MASKED = "--algorithm.aggregator=gradient_mask"
                 "--algorithm.name=scaffold",
                 "--algorithm.options.control=gradient",
             ),
-            "algorithm.options must read no records without the noise of private training, whose "
-            "event does not cover it; take control=steps, got 'control=gradient'",
+            "algorithm.options must read no records, since the event of private training "
+            "does not cover it; take control=steps, got 'control=gradient'",
         ),
         (
             (OPEN, MASKED, "--algorithm.name=scaffold", "--algorithm.options.is_weighted=true"),

@@ -153,12 +153,12 @@ def test_what_promises_to_read_none_is_handed_none():
     for function in (lying, looking, summing):
         update_transform(function, reads_records=True)(DELTA, shown)
         liar = update_transform(function, reads_records=False)
-        with pytest.raises(ValueError, match="client must be asked for what is public"):
+        with pytest.raises(ValueError, match="client must be used for its public data"):
             liar(DELTA, shown)
         for trainer in (private_trainer(MODEL), local_trainer(MODEL, PLAIN)):
-            with pytest.raises(ValueError, match="client must be asked for what is public"):
+            with pytest.raises(ValueError, match="client must be used for its public data"):
                 train(trainer, liar)
-    with pytest.raises(ValueError, match="client must be asked for what is public"):
+    with pytest.raises(ValueError, match="client must be used for its public data"):
         shown.client.public().read_by("a choice", lambda size, config: NoOpDpEvent())
 
 

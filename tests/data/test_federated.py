@@ -163,9 +163,9 @@ def test_bad_arguments_are_refused(form, given, message):
 @pytest.mark.parametrize("index", [-1, 4])
 def test_clients_that_do_not_exist_are_refused(index):
     data = FederatedData.from_clients(make_clients())
-    with pytest.raises(ValueError, match=r"index must lie in \[0, 4\)"):
+    with pytest.raises(ValueError, match=r"index must be in \[0, 4\)"):
         data.client(index)
-    with pytest.raises(ValueError, match=r"clients must lie in \[0, 4\)"):
+    with pytest.raises(ValueError, match=r"clients must be in \[0, 4\)"):
         data.select([0, index])
 
 

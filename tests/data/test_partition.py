@@ -430,7 +430,7 @@ def test_label_skew_follows_alpha():
         (lambda: partition.split_clients([], 0), "clients must hold at least one client"),
         (
             lambda: partition.split_clients([np.arange(3)], 0, test_fraction=1.0),
-            r"test_fraction must lie in \[0, 1\)",
+            r"test_fraction must be in \[0, 1\)",
         ),
     ],
 )

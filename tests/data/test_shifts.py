@@ -36,7 +36,7 @@ class TestLabels:
         np.testing.assert_array_equal(shifts.shift_labels(shifted, -3, 10), labels)
 
     def test_refusal(self):
-        with pytest.raises(ValueError, match=r"labels must lie in \[0, 3\)"):
+        with pytest.raises(ValueError, match=r"labels must be in \[0, 3\)"):
             shifts.shift_labels(np.array([0, 3]), 1, 3)
 
 
@@ -76,8 +76,8 @@ class TestColors:
         "labels, palette, rule",
         [
             (np.arange(6), np.zeros((10, 4)), "palette must be \\[colours, 3\\]"),
-            (np.arange(6), np.full((10, 3), 2.0), "palette must lie in \\[0, 1\\]"),
-            (np.arange(6), np.full((10, 3), np.nan), "palette must lie in \\[0, 1\\]"),
+            (np.arange(6), np.full((10, 3), 2.0), "palette must be in \\[0, 1\\]"),
+            (np.arange(6), np.full((10, 3), np.nan), "palette must be in \\[0, 1\\]"),
             (np.arange(6) - 1, shifts.PALETTE, "labels must be classes from 0 to 9"),
             (np.arange(6) + 94, shifts.PALETTE, "labels must be classes from 0 to 9"),
         ],
@@ -130,7 +130,7 @@ class TestAngles:
         np.testing.assert_allclose(turned, exact, atol=0.5 + 1e-3)
 
     def test_a_label_without_an_angle_is_refused(self, images):
-        with pytest.raises(ValueError, match=r"labels must lie in \[0, 2\)"):
+        with pytest.raises(ValueError, match=r"labels must be in \[0, 2\)"):
             shifts.rotate_by_label(images, np.full(6, 2), angles=[0.0, 1.0])
 
 

@@ -202,7 +202,7 @@ def test_a_byte_order_mark_and_quotes(write):
 WRONG = {
     "no label": (CSV, {"label": "il"}, r"label, a column of patients.csv, must be one of .*'ill'"),
     "client": (CSV, {"client": "hospitl"}, "did you mean 'hospital'"),
-    "two roles": (CSV, {"client": "ill"}, r"each be another column, got \['ill'\]"),
+    "two roles": (CSV, {"client": "ill"}, r"be different columns, got \['ill'\]"),
     "twice": ("a,a,ill\n1,2,x\n", {}, r"patients\.csv must name every column once, got \['a'\]"),
     "ragged": ("a,ill\n1,x\n1,2,y\n", {}, r"patients\.csv must be a table.*Expected 2 columns"),
     "empty": ("", {}, r"patients\.csv must be a table"),
@@ -221,7 +221,7 @@ WRONG = {
         "row 2, column 's', must be one of train, test, got 'valid'",
     ),
     "no training": ("s,a,ill\ntest,1,x\ntest,2,y\n", {"split": "s"}, "hold training rows"),
-    "two splits": (CSV, {"split": "job", "test_fraction": 0.5}, "one alone of split, test_path"),
+    "two splits": (CSV, {"split": "job", "test_fraction": 0.5}, "only one of split, test_path"),
     "one class": ("a,ill\n1,x\n2,x\n", {}, "label 'ill' must have two classes or more"),
     "texts as numbers": (
         "a,ill\n1,x\n2,y\n",
@@ -233,9 +233,9 @@ WRONG = {
         {"categories": {"job": ["cook"]}},
         "row 1, column 'job', must be one of cook, its declared categories, got 'nurse'",
     ),
-    "declared twice": (WHOLE, {"categories": {"job": ["cook", "cook"]}}, "be different values"),
-    "fill alone": (WHOLE, {"fill": {"age": 1}}, "fill must be given only where missing is 'fill'"),
-    "ranges alone": (WHOLE, {"ranges": {"age": [0, 1]}}, "given only where scaling is 'range'"),
+    "declared twice": (WHOLE, {"categories": {"job": ["cook", "cook"]}}, "be distinct values"),
+    "fill alone": (WHOLE, {"fill": {"age": 1}}, "fill must be given only if missing is 'fill'"),
+    "ranges alone": (WHOLE, {"ranges": {"age": [0, 1]}}, "given only if scaling is 'range'"),
     "a range": (
         WHOLE,
         {"scaling": "range", "ranges": {"age": [9, 1]}},

@@ -103,13 +103,13 @@ def chosen(choice):
 def test_an_algorithm_that_claims_for_records_is_handed_none(look):
     trainer = private_trainer(model())
     algorithm = algorithms.dp_sgd(model(), trainer)
-    with pytest.raises(ValueError, match="client must be asked for what is public"):
+    with pytest.raises(ValueError, match="client must be used for its public data"):
         run(peeking(algorithm, trainer, look))
     weighed = algorithms.dp_sgd(
         model(), trainer, weight_of=lambda client, config: jnp.abs(look(None, client, None))
     )
     if look is not loss_there:
-        with pytest.raises(ValueError, match="client must be asked for what is public"):
+        with pytest.raises(ValueError, match="client must be used for its public data"):
             run(weighed)
     plain = plain_trainer(model())
     run(peeking(algorithms.fedavg(model(), plain), plain, look))
@@ -121,7 +121,7 @@ def test_whole_clients_protected_do_not_cover_their_records():
     """Under both claims the one for records still forbids what the one for clients covers."""
     trainer = private_trainer(model())
     both = algorithms.fedavg(model(), trainer, aggregator=mean())
-    with pytest.raises(ValueError, match="client must be asked for what is public"):
+    with pytest.raises(ValueError, match="client must be used for its public data"):
         run(peeking(both, trainer, first_input))
     run(peeking(both, trainer, lambda params, client, key: client.size.astype(jnp.float32)))
 
@@ -138,7 +138,7 @@ def test_what_a_transform_closes_over_inside_a_round_is_refused_too():
         result = trainer.train(message, client, hyper.local, key, update_transform=closing)
         return algorithms.ClientOutput(result.delta, result.weight, own, result.metrics)
 
-    with pytest.raises(ValueError, match="client must be asked for what is public"):
+    with pytest.raises(ValueError, match="client must be used for its public data"):
         run(algorithm._replace(client=client))
 
 
@@ -402,7 +402,7 @@ def verdict(name, unit, options):
         algorithm = build(name, unit, options, releasing_the_same(trainer))
     except ValueError as error:
         words = (
-            "read no records without the noise",
+            "read no records, since the event",
             "gradients of all records, which no noise covers",
         )
         assert any(text in str(error) for text in words)

@@ -95,10 +95,10 @@ def _allows(rule, alternatives, value, word):
         return value == "none"
     if rule.startswith("one of "):
         return f"'{value}'" in rule.removeprefix("one of ").split(", ")
-    if rule == "a list of such, one for each client":
+    if rule == "a list of these, one for each client":
         one = alternatives[alternatives.index(rule) - 1]
         return isinstance(value, list) and bool(value) and all(allows(one, v, word) for v in value)
-    if rule == "a table of such by client name":
+    if rule == "a table of these by client name":
         one = alternatives[0]
         entries = value.values() if isinstance(value, dict) else ()
         return bool(entries) and all(allows(one, v, word) for v in entries)

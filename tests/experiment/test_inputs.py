@@ -71,7 +71,7 @@ IFCA = ("--privacy.unit=none", "--algorithm.name=ifca")
         ),
         (["--data.data_dir=a\0b"], "data.data_dir must be a path that can be opened"),
         (["--data.data_dir=/dev/null"], "data.data_dir must be a folder.*a device"),
-        (["--model.pretrained=nowhere.npz"], "model.pretrained must be a file.*nothing there"),
+        (["--model.pretrained=nowhere.npz"], "model.pretrained must be a file.*no such file"),
         (["--execution.compilation_cache=/dev/null/x"], "compilation_cache must be a path that"),
         (["--data.client_numbers=nowhere.csv"], "data.client_numbers must be a file that can be"),
     ],

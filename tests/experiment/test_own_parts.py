@@ -295,7 +295,7 @@ def test_early_stopping_waits_for_something_better(losses, stop):
         (f"--model.name={PARTS}:number", "must name a function, got int"),
         (f"--algorithm.name={PARTS}:number", "name a function or an Entry, got 3"),
         (f"--data.partition={PARTS}:number", "name a function or a Partition, got 3"),
-        ("--model.name=nowhere.py:model", "must name a file that is there"),
+        ("--model.name=nowhere.py:model", "must name an existing file"),
         ("--model.name=no_such_package.part:model", "there is no module 'no_such_package'"),
         ("--model.name=:model", "must have the form package.module:name or file.py:name"),
         (f"--model.name={OWN / 'broken.py'}:model", "broken.py, line 3: RuntimeError: not today"),

@@ -32,7 +32,7 @@ def built(monkeypatch):
     ("rows", "message"),
     [
         ([[0, 1, 1], [2]], "give every example to one client, once, got .*row 1 in client 0"),
-        ([[0, 1], [1, 2]], "row 1 in client 0 and in client 1, 1 such in all"),
+        ([[0, 1], [1, 2]], "row 1 in client 0 and in client 1, 1 in all"),
         ([[0, 1], [1.5]], r"rows of the partition\[1\] must list rows as integers"),
         ([np.arange(NUM) < 3, np.arange(NUM) >= 3], r"rows of the partition\[0\] must list"),
         ([[0, 1], [6]], r"rows of the partition\[1\] must name rows in \[0, 6\), got 6"),

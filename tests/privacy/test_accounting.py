@@ -481,7 +481,7 @@ def test_every_unit_is_asked_at_its_own_delta(accountant):
     assert expected[3] == 0 < expected[0] < expected[1] < expected[2]
     with pytest.raises(ValueError, match="dp_delta must be one number or have one for each of"):
         ledger.epsilon(deltas[:3], accountant)
-    with pytest.raises(ValueError, match="dp_delta must lie in"):
+    with pytest.raises(ValueError, match="dp_delta must be in"):
         ledger.epsilon([1e-3, 1e-6, 1e-6, 1.0], accountant)
 
 

@@ -170,7 +170,7 @@ def test_chosen_bits_are_the_fewest_that_hardly_cost_anything(size, clients, tol
 
 
 def test_bits_that_are_out_of_reach_are_refused():
-    with pytest.raises(ValueError, match="tolerance must be within reach of 32 bits"):
+    with pytest.raises(ValueError, match="tolerance must be attainable with 32 bits"):
         dist.choose_bits(10, 1.0, 1.0, num_clients=5, tolerance=1e-20)
 
 

@@ -119,7 +119,7 @@ def test_noise_is_reported_in_the_measure_of_its_mechanism():
 @pytest.mark.parametrize(
     "unit,relation,trust,phrases",
     [
-        ("client", "add_remove", None, ["one client", "there or not", "server is trusted"]),
+        ("client", "add_remove", None, ["one client", "present or absent", "server is trusted"]),
         (
             "record",
             "zero_out",
@@ -138,7 +138,7 @@ def test_words_name_unit_relation_numbers_and_trust(unit, relation, trust, phras
     for phrase in [*phrases, f"ε = {data['epsilon']:.4g}", "δ = 1e-06", "`pld`", "10 releases"]:
         assert phrase in words
     assert "Not private" in words and "losses" in words
-    assert ("there or not" in words) == (relation == "add_remove")
+    assert ("present or absent" in words) == (relation == "add_remove")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_the_statement_names_the_source_of_the_noise(ledger, noise_root, said, u
     assert all(phrase in words for phrase in said) and unsaid not in words
     assert "a/root" not in words
     kept = st.in_words(st.statement(ledger, 1e-5, noise_root=noise_root, noise_root_file="a/root"))
-    assert "The root lies in `a/root` of the run folder and nowhere else." in kept
+    assert "The root is in `a/root` of the run folder and nowhere else." in kept
 
 
 @pytest.mark.parametrize(
@@ -277,9 +277,9 @@ def test_nothing_is_said_of_copies_where_there_are_none_or_clients_are_the_unit(
 
 
 def test_bad_arguments_are_named():
-    with pytest.raises(ValueError, match="dp_delta must lie in"):
+    with pytest.raises(ValueError, match="dp_delta must be in"):
         st.statement(Ledger(), 0.0)
-    with pytest.raises(ValueError, match="dp_delta must lie in"):
+    with pytest.raises(ValueError, match="dp_delta must be in"):
         st.statement(Ledger(num_units=2), [0.1, 1.0])
     with pytest.raises(ValueError, match="noise_root must be one of"):
         st.statement(Ledger(), 1e-5, noise_root="dice")

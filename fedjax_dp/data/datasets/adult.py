@@ -77,7 +77,7 @@ def load(
 ) -> Dataset:
     """Loads Adult (Kohavi 1996) with 0/1 columns for categories.
 
-    A missing workclass, occupation or country is a category of its own.
+    A missing workclass, occupation or country is a separate category.
 
     Args:
       data_dir: the data directory.

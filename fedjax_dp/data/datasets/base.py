@@ -21,22 +21,22 @@ class Dataset:
     """The training and the test part of one data set, on the host.
 
     Attributes:
-      name: the name that `load` knows it by.
+      name: the name for `load`.
       train: named arrays `[train examples, ...]`; `x` are inputs, one array or a dict of them, and
         `y` are targets.
       test: the same for the test part.
-      num_classes: how many classes or tokens `y` counts; 0 for regression.
-      task: what `y` means: one class an example, the next token at each position (-1 marks
-        positions that are no target), or a number.
+      num_classes: the number of classes or tokens of `y`; 0 for regression.
+      task: what `y` means: one class for each example, the next token at each position (-1 marks
+        positions that are not targets), or a number.
       train_clients: the natural client of each training example, `[train examples]`, ids that can
-        be sorted (integers or text), or None where the data have no natural clients.
+        be sorted (integers or text), or None without natural clients.
       test_clients: the same for the test part.
       class_names: a label for each class, or nothing.
       feature_names: a label for each input column of tabular data, or nothing.
-      origin: which of the possible sets of files it was read from.
+      origin: the set of files it was read from.
       exact_statistics: exact figures of the training part that entered every example, such as the
-        means that features were scaled by, in words that a privacy statement repeats; empty where
-        an example depends on itself and public facts alone.
+        means that features were scaled by, as text for the privacy statement; empty if an example
+        depends only on itself and public facts.
     """
 
     name: str
@@ -90,7 +90,7 @@ def stratified_split(
     # scikit-learn takes longer to import than the rest of this package does.
     from sklearn.model_selection import train_test_split
 
-    checks.require(0 < test_fraction < 1, "test_fraction", "lie in (0, 1)", test_fraction)
+    checks.require(0 < test_fraction < 1, "test_fraction", "be in (0, 1)", test_fraction)
     train, test = train_test_split(
         np.arange(len(strata)), test_size=test_fraction, random_state=seed, stratify=strata
     )

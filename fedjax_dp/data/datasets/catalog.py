@@ -18,7 +18,7 @@ class Download:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """One set of files that is enough to read a data set; its fields are those of the catalogue."""
+    """One set of files that suffices to read a data set, with the fields of the catalogue."""
 
     name: str
     files: tuple[str, ...]
@@ -29,7 +29,7 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class DatasetInfo:
-    """A data set for people and for the file search; the preferred source comes first."""
+    """The description of a data set and its sources, the preferred one first."""
 
     name: str
     summary: str

@@ -1,4 +1,4 @@
-"""Tables in CSV, Parquet and Arrow files as columns of numbers and texts."""
+"""Tables in CSV, Parquet and Arrow files as columns of numbers and strings."""
 
 import functools
 import os
@@ -13,7 +13,7 @@ from fedjax_dp.core import checks, files
 from fedjax_dp.core.packages import MissingPackageError
 from fedjax_dp.core.ranges import LARGEST, SMALLEST, fits_float32
 
-# What CSV files write where they have no value.
+# How CSV files write a missing value.
 MISSING_VALUES = ("", "NA", "N/A", "NaN", "nan", "null", "NULL")
 _CSV, _PARQUET, _ARROW = (".csv", ".tsv", ".txt"), (".parquet", ".pq"), (".arrow", ".feather")
 _ENDINGS = (*_CSV, *_PARQUET, *_ARROW)
@@ -23,7 +23,7 @@ _EXACT = 2**53
 
 
 class Column:
-    """One column of a table: which cells are missing, and the others as numbers or as texts."""
+    """One column of a table: which cells are missing, and the others as numbers or strings."""
 
     def __init__(self, name: str, chunks: Sequence[Any], table: "Table", missing: Sequence[str]):
         """Reads the Arrow arrays of one column, one for each file."""
@@ -46,19 +46,19 @@ class Column:
 
     @functools.cached_property
     def is_missing(self) -> np.ndarray:
-        """Which cells have no value, `[rows]`."""
+        """Which cells are missing, `[rows]`."""
         return np.concatenate([np.asarray(a.is_null(), bool) for a in self._arrays])
 
     @property
     def is_boolean(self) -> bool:
-        """Whether the cells are truth values, which are the numbers 0 and 1."""
+        """Whether the cells are booleans, read as the numbers 0 and 1."""
         import pyarrow as pa
 
         return all(pa.types.is_boolean(array.type) for array in self._arrays)
 
     @functools.cached_property
     def texts(self) -> np.ndarray:
-        """The cells as texts, `[rows]`, objects; None where one is missing."""
+        """The cells as strings, `[rows]`, objects; None for missing ones."""
         import pyarrow as pa
 
         found: list[Any] = []
@@ -75,7 +75,7 @@ class Column:
 
     @functools.cached_property
     def numbers(self) -> np.ndarray | None:
-        """The cells as numbers, `[rows]`, float64, NaN where one is missing; None of texts."""
+        """The cells as numbers, `[rows]`, float64, NaN for missing ones; None for strings."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -91,7 +91,7 @@ class Column:
         return np.concatenate(parts)
 
     def _require_exact(self, array: Any, numbers: np.ndarray, start: int) -> None:
-        """Refuses an integer that float64 would round, since it is an identifier in most cases."""
+        """Refuses an integer that float64 would round, since it is usually an identifier."""
         for row in np.flatnonzero(np.abs(numbers) >= _EXACT):
             text = str(array[int(row)].as_py())
             if text.lstrip("+-").isdigit():
@@ -102,7 +102,7 @@ class Column:
                 self.refuse(start + int(row), rule, text)
 
     def require_readable(self) -> None:
-        """Refuses cells that are neither numbers, texts nor truth values, such as dates."""
+        """Refuses cells that are neither numbers, strings nor booleans, such as dates."""
         rule = "hold numbers, strings or Booleans; else leave it out of features"
         for path, array in zip(self._table.files, self._arrays, strict=True):
             kind = array.type
@@ -189,7 +189,7 @@ class Table:
 
 
 def _read(path: pathlib.Path, separator: str) -> Any:
-    """Reads one file as an Arrow table; of CSV every column as text."""
+    """Reads one file as an Arrow table; all columns of CSV as strings."""
     pa = import_pyarrow(path)
     name = path.name.lower().removesuffix(".gz")
     mark = "\t" if name.endswith(".tsv") else separator
@@ -203,7 +203,7 @@ def _read(path: pathlib.Path, separator: str) -> Any:
     ((read, rule),) = [(read, rule) for endings, read, rule in readers if name.endswith(endings)]
     with files.reading(path, rule, pa.ArrowException, UnicodeDecodeError, OSError):
         table = read()
-        # Offsets and texts of a damaged file, which would be read beyond their ends.
+        # Offsets and strings of a damaged file, which would be read beyond their ends.
         table.validate(full=True)
     return table
 
@@ -229,7 +229,7 @@ def _csv(path: pathlib.Path, mark: str) -> Any:
 def _parquet(path: pathlib.Path) -> Any:
     from pyarrow import parquet
 
-    # Folders of the path are no columns, as they are to `read_table`.
+    # Unlike in `read_table`, folders of the path are not columns.
     with parquet.ParquetFile(path) as file:
         return file.read()
 

@@ -39,7 +39,7 @@ def load(
       data_dir: the data directory.
       source: "binary archive" (the published file) or "jpeg archive" (a .tar.xz of folders
         `train/CLASS/` and `test/CLASS/`, whose images may be lossy copies); None takes the first
-        that is there. The result's `origin` says which was read.
+        that exists. The result's `origin` says which was read.
       dtype: "float32" for numbers in [0, 1], or "uint8" for bytes.
 
     Returns:
@@ -116,7 +116,7 @@ def _from_images(path: pathlib.Path) -> tuple[Part, Part]:
             continue
         parts, place = pathlib.PurePosixPath(name).parts, f"{path}/{name}"
         part, class_name = parts[-3:-1] if len(parts) >= 3 else ("", "")
-        checks.require(part in decoded, place, "lie in train/CLASS/ or test/CLASS/", part)
+        checks.require(part in decoded, place, "be in train/CLASS/ or test/CLASS/", part)
         checks.one_of(f"the class folder of {place}", class_name, CLASS_NAMES)
         pixels = pixels_of(content, place, (32, 32))
         decoded[part].append((name, CLASS_NAMES.index(class_name), pixels))

@@ -23,8 +23,8 @@ def load(
 
     Args:
       data_dir: not used; every loader takes it.
-      test_fraction: the share of the images that is set aside for testing, in (0, 1).
-      seed: which images those are.
+      test_fraction: the share of the images set aside for testing, in (0, 1).
+      seed: chooses these images.
       dtype: "float32" for the level divided by 16, or "uint8" for the nearest of 0 to 255.
 
     Returns:

@@ -73,11 +73,11 @@ def load(
 
 
 def _read(located: Located, name: str) -> tuple[np.ndarray, str]:
-    """Reads an array; gives it and the place to name in errors."""
+    """Reads an array; returns it and its location for errors."""
     if located.source.name == "idx":
         return read_idx(located.paths[name]), str(located.paths[name])
     path = located.paths["gzip.zip"]
-    # A damaged entry may ask for a password or a method that there is not.
+    # A damaged entry may require a password or an unknown method.
     damage = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError)
     rule = f"be an intact zip archive that holds {name}"
     with files.reading(path, rule, *damage, KeyError), zipfile.ZipFile(path) as archive:

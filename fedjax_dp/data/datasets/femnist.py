@@ -26,16 +26,15 @@ def load(
 ) -> Dataset:
     """Loads FEMNIST (Caldas et al. 2018) from LEAF's JSON files or from the HDF5 copy of them.
 
-    Classes are digits (0 to 9), capitals (10 to 35) and small letters (36 to 61). Which writers and
-    images are for testing is as the files say: the HDF5 copy holds images of the same writers in
-    both parts, LEAF can also part the writers.
+    Classes are digits (0 to 9), capitals (10 to 35) and small letters (36 to 61). The files define
+    the test part: the HDF5 copy has the same writers in both parts, LEAF can also split by writer.
 
     Args:
       data_dir: the data directory.
-      only_digits: keep the ten digits alone.
+      only_digits: keep only the ten digits.
       inverted: return bright ink on a dark ground, as in MNIST; False keeps the dark ink on white
         of the files, which much of the literature uses.
-      source: "leaf" or "hdf5"; None takes the first that is there.
+      source: "leaf" or "hdf5"; None takes the first that exists.
       dtype: "float32" for numbers in [0, 1], or "uint8" for bytes.
 
     Returns:
@@ -104,14 +103,14 @@ def _read_leaf(folder: pathlib.Path) -> Iterator[_Writer]:
         users, data = whole.get("users"), whole.get("user_data")
         if not isinstance(users, list) or not isinstance(data, dict):
             raise ValueError(f"{path} must hold `users`, a list, and `user_data`, an object")
-        # By their text: not every JSON value can be sorted.
+        # Compared as strings: not every JSON value can be sorted.
         are_same = sorted(map(repr, users)) == sorted(map(repr, data))
         checks.require(are_same, str(path), "hold once each of `users` in `user_data`", users)
         for user in users:
             place, own = f"{path}, user {user!r},", data[user]
             has_both = isinstance(own, dict) and own.keys() >= {"x", "y"}
             checks.require(has_both, place, "hold `x` and `y`", type(own))
-            # NumPy would take a truth value for a number.
+            # NumPy would take a boolean for a number.
             are_whole = isinstance(own["y"], list) and all(type(y) is int for y in own["y"])
             checks.require(are_whole, place, "hold a list of integers in `y`", own["y"])
             yield _writer(own["x"], own["y"], user, place)

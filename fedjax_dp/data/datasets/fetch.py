@@ -28,26 +28,26 @@ def fetch(
     *,
     timeout: float = 30.0,
 ) -> list[pathlib.Path]:
-    """Downloads the files of a data set that are not there yet.
+    """Downloads the missing files of a data set.
 
-    Every file is checked against its SHA-256 before it gets its name, so that a broken download is
-    never taken for data, and a failed one leaves nothing behind. A data set whose files are all
-    there, by name, is left alone.
+    Every file is checked against its SHA-256 before it is renamed, so that a broken download is
+    never taken for data, and a failed one leaves nothing behind. If all files exist, by name,
+    nothing is downloaded.
 
     Args:
       name: a data set.
       data_dir: the folder that holds the data sets; None takes the environment variable
-        `FEDJAX_DP_DATA`, or `~/.cache/fedjax_dp` without it.
-      progress: called with the file's name, the bytes received and their total (None where the
-        server does not say), often.
-      timeout: seconds without an answer after which an address is given up.
+        `FEDJAX_DP_DATA`, or `~/.cache/fedjax_dp` if unset.
+      progress: called with the file's name, the bytes received and their total (None if unknown),
+        often.
+      timeout: seconds without a response after which an address is given up.
 
     Returns:
-      The files that were downloaded; empty where nothing was missing.
+      The files that were downloaded; empty if nothing was missing.
 
     Raises:
-      FetchError: if a file could not be had from any of its addresses; the message names each
-        address with its reason, and which file to put where by hand.
+      FetchError: if a file could not be downloaded from any of its addresses; the message names
+        each address with its reason, and which file to put where by hand.
       ValueError: if there is no such data set, or it has no public address.
     """
     described = info(name)
@@ -67,7 +67,7 @@ def fetch_source(
     *,
     timeout: float = 30.0,
 ) -> list[pathlib.Path]:
-    """Downloads one set of files into its first folder; gives those that were not there."""
+    """Downloads one set of files into its first folder; returns those that were missing."""
     folder = data_dir / source.folders[0]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ def _fetch_file(
     download: Download, folder: pathlib.Path, progress: Progress | None, timeout: float
 ) -> bool:
     """Downloads a file from the first address that has it, unless it is there already."""
-    # Slow to import, and of use here alone.
+    # Slow to import, and used only here.
     import pooch
 
     pooch.get_logger().setLevel("WARNING")
@@ -123,7 +123,7 @@ class _Bar:
         self.name, self.progress, self.total, self.done = name, progress, 0, 0
 
     def update(self, amount: int) -> None:
-        # Of the last block pooch counts all, and in the end the whole file again.
+        # pooch counts the last block in full, and the whole file again at the end.
         self.done = min(self.done + amount, self.total) if self.total else self.done + amount
         self.progress(self.name, self.done, self.total or None)
 
@@ -146,7 +146,7 @@ def _reason(error: Exception) -> str:
 
 
 def _unpack(archive: pathlib.Path, names: tuple[str, ...]) -> None:
-    """Unpacks members of an archive beside it; each gets its name when it is whole."""
+    """Unpacks members of an archive beside it; each is renamed when complete."""
     import pooch
 
     with tempfile.TemporaryDirectory(dir=archive.parent) as inside:

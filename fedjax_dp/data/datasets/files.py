@@ -23,11 +23,11 @@ class Located(NamedTuple):
 
 
 def resolve_data_dir(data_dir: str | os.PathLike[str] | None = None) -> pathlib.Path:
-    """Decides which folder holds the data sets.
+    """Finds the folder that holds the data sets.
 
     Args:
-      data_dir: the folder, or None for the one that the environment variable `FEDJAX_DP_DATA` names
-        or, without it, `~/.cache/fedjax_dp`.
+      data_dir: the folder, or None for the environment variable `FEDJAX_DP_DATA`, or
+        `~/.cache/fedjax_dp` if unset.
 
     Returns:
       The folder, which need not exist.

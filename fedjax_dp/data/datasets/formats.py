@@ -113,7 +113,7 @@ def hdf5_clients(path: pathlib.Path, *fields: str) -> Iterator[tuple[str, dict[s
 
 
 def import_h5py(path: pathlib.Path) -> Any:
-    """Imports h5py for a file, or says how to install it."""
+    """Imports h5py for a file; the error says how to install it."""
     try:
         import h5py
     except ImportError as error:

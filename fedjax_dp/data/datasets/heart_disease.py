@@ -22,7 +22,7 @@ from fedjax_dp.data.datasets.tabular import (
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 
-# Ranges are those of medical plausibility, not of these patients.
+# Ranges are medically plausible ones, not those of these patients.
 COLUMNS: tuple[Column, ...] = (
     Numeric("age", 0, 100),
     Numeric("sex", 0, 1),
@@ -60,7 +60,7 @@ def load(
       scaling: "standard" (zero mean, unit deviation over the pooled training part, missing cells
         from the same statistics) or "range" (fixed ranges, nothing learned from the data).
       test_fraction: the share of each hospital's patients set aside for testing, in (0, 1).
-      seed: which patients those are.
+      seed: chooses these patients.
 
     Returns:
       Inputs `[n, 22]`, float32, labels (1 for any degree of disease), and the hospital's name as

@@ -19,7 +19,7 @@ def pixels_of(content: bytes, place: str, size: tuple[int, int]) -> np.ndarray:
     damage = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
     with files.reading(place, "be an image", *damage):
         opened = Image.open(io.BytesIO(content))
-    # Before it is decoded, which for a damaged size could take any memory.
+    # Before decoding, which could take any amount of memory if the size is damaged.
     checks.require(opened.size == size, place, f"be {size[0]}x{size[1]} pixels", opened.size)
     with files.reading(place, "be an intact image", *damage):
         return np.asarray(opened if opened.mode == "RGB" else opened.convert("RGB"))

@@ -25,9 +25,9 @@ TEXT_COLUMNS = (1, 2, 3)
 NUM_COLUMNS = 41
 NUMBER_COLUMNS = tuple(i for i in range(NUM_COLUMNS) if i not in TEXT_COLUMNS)
 _DAY, _WORD_OF_32_BITS = 86_400, 2**32
-# Ranges by what kddcup.names says of a column: flags and rates lie in [0, 1]; `count` and
+# Ranges by what kddcup.names says of a column: flags and rates are in [0, 1]; `count` and
 # `srv_count` are connections of a window of two seconds, `dst_host_…` of the last hundred or, in
-# the files, 255; amounts have any order of magnitude. None was read off the rows.
+# the files, 255; amounts have any order of magnitude. None was derived from the rows.
 _FLAGS_AND_RATES = (6, 11, 13, 20, 21, *range(24, 31), *range(33, 41))
 _RANGES = {i: Numeric(f"column_{i}", 0, 1) for i in _FLAGS_AND_RATES} | {
     0: Numeric("column_0", 0, _DAY, is_log=True),
@@ -49,7 +49,7 @@ _RANGES = {i: Numeric(f"column_{i}", 0, 1) for i in _FLAGS_AND_RATES} | {
     31: Numeric("column_31", 0, 255),
     32: Numeric("column_32", 0, 255),
 }
-# As published; a service that is none of these has no column of its own in a fixed range.
+# As published; with fixed ranges any other service has no column.
 _SERVICES = (
     "IRC X11 Z39_50 auth bgp courier csnet_ns ctf daytime discard domain domain_u echo eco_i ecr_i "
     "efs exec finger ftp ftp_data gopher hostnames http http_443 imap4 iso_tsap klogin kshell ldap "
@@ -91,7 +91,7 @@ def load(
       target: "attack" for normal (0) against any attack (1), or "kind" for all 23 labels.
       distinct: keep one copy of equal rows.
       test_fraction: the share of the rows set aside for testing, in (0, 1).
-      seed: which rows those are.
+      seed: chooses these rows.
 
     Returns:
       Inputs `[n, 118]`, float32, and labels, without natural clients.
@@ -125,7 +125,7 @@ def load(
     published = (sorted(_PROTOCOLS), _SERVICES.split(), sorted(_FLAGS))
     for i, column in enumerate(TEXT_COLUMNS):
         values = np.asarray(published[i]) if is_fixed else np.unique(names[:, i])
-        # Values ascend; what is not among them has no place of its own.
+        # Values ascend; others have no column.
         place = np.minimum(np.searchsorted(values, names[:, i]), len(values) - 1)
         is_own = values[place] == names[:, i]
         blocks.append(np.eye(len(values), dtype=np.float32)[place] * is_own[:, None])
@@ -158,7 +158,7 @@ def _read(path: pathlib.Path, distinct: bool) -> tuple[np.ndarray, np.ndarray]:
     columns = (*TEXT_COLUMNS, NUM_COLUMNS)
     names = np.loadtxt(lines, dtype=str, delimiter=",", usecols=columns, comments=None)
     names = names.reshape(len(rows), len(columns))
-    # Services are not listed anywhere but in the file.
+    # Services are listed only in the file.
     services = tuple(str(name) for name in np.unique(names[:, 1]) if _WORD.fullmatch(name))
     known = (_PROTOCOLS, services, _FLAGS, _LABELS)
     for column, cells, values in zip(columns, names.T, known, strict=True):

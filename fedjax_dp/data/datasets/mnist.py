@@ -1,4 +1,4 @@
-"""MNIST, Fashion-MNIST, and MNIST by the person who wrote each digit."""
+"""MNIST, Fashion-MNIST, and MNIST by writer."""
 
 import pathlib
 
@@ -55,9 +55,9 @@ def load_fashion_mnist(data_dir: pathlib.Path, *, dtype: ImageDtype = "float32")
 
 
 def load_mnist_by_writer(data_dir: pathlib.Path, *, dtype: ImageDtype = "float32") -> Dataset:
-    """Loads MNIST with the people who wrote the digits as natural clients.
+    """Loads MNIST with the writers of its digits as natural clients.
 
-    QMNIST (Yadav and Bottou 2019) found out who wrote each digit. Its label files list MNIST's
+    QMNIST (Yadav and Bottou 2019) recovered the writer of each digit. Its label files list MNIST's
     images in MNIST's order; that is checked against MNIST's own labels. No writer of training
     digits wrote test digits.
 

@@ -27,7 +27,7 @@ from fedjax_dp.data.datasets.base import Dataset
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import DatasetInfo, explain_missing, find, resolve_data_dir
 
-# A user's own is a function `(data_dir, *, options…) -> Dataset` as well.
+# A user's own is also a function `(data_dir, *, options…) -> Dataset`.
 LOADERS: Registry[Callable[..., Dataset]] = Registry(
     {
         "digits": digits.load,
@@ -55,15 +55,15 @@ class DatasetStatus:
     """Whether a data set can be loaded on this computer.
 
     Attributes:
-      name: the name that `load` knows it by.
-      summary: what it holds, in a line.
+      name: the name for `load`.
+      summary: its contents, in a line.
       licence: the terms that its source states.
       is_present: whether all files are there.
-      origin: the set of files that `load` would read; empty where none is complete.
-      folder: where those files are, or where missing ones belong; None where no files are needed.
-      missing: names of missing files, of the set of files that lacks the fewest.
+      origin: the set of files that `load` would read; empty if none is complete.
+      folder: where those files are, or where missing ones belong; None if no files are needed.
+      missing: names of missing files, of the most complete set.
       can_fetch: whether `fetch` knows a public address.
-      how_to_get: what to do about missing files, several lines; empty where nothing is missing.
+      how_to_get: what to do about missing files, several lines; empty if nothing is missing.
     """
 
     name: str
@@ -96,7 +96,7 @@ def info(name: str) -> DatasetInfo:
       Its description and the files it is read from.
 
     Raises:
-      ValueError: if there is no such data set; the message holds the nearest name.
+      ValueError: if there is no such data set; the message names the nearest.
     """
     checks.one_of("name", name, CATALOG)
     return CATALOG[name]
@@ -141,7 +141,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, **choices: A
     Args:
       name: one of `available()`.
       data_dir: the folder that holds the data sets; None takes the environment variable
-        `FEDJAX_DP_DATA`, or `~/.cache/fedjax_dp` without it.
+        `FEDJAX_DP_DATA`, or `~/.cache/fedjax_dp` if unset.
       **choices: options of this data set's loader, as `options(name)` lists them.
 
     Returns:
@@ -150,14 +150,14 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, **choices: A
     Raises:
       MissingDataError: if files are missing; the message says which, which folders were searched,
         and where they are published.
-      ValueError: if the name or an option is unknown (the message holds the nearest one), or a
+      ValueError: if the name or an option is unknown (the message names the nearest), or a
         file is damaged.
     """
     known = options(name)
     for key in choices:
         checks.one_of(f"option of data set {name!r}", key, known)
     data = LOADERS[name](resolve_data_dir(data_dir), **choices)
-    checks.require(isinstance(data, Dataset), f"what {name} gives", "be a Dataset", type(data))
+    checks.require(isinstance(data, Dataset), f"the result of {name}", "be a Dataset", type(data))
     return data
 
 

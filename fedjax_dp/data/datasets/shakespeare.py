@@ -21,7 +21,7 @@ VOCABULARY = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijk
 IGNORE_LABEL = -1
 
 _SPACE = VOCABULARY.index(" ")
-# A role is a line of its own after an empty one, and ends in a colon.
+# A role is a separate line after an empty one, and ends in a colon.
 _HEADING = re.compile(r"(?:\A|(?<=\n\n))([^\n]+):\n")
 
 # For each role, in order of appearance: its name and its training and test speeches.
@@ -38,19 +38,19 @@ def load(
 ) -> Dataset:
     """Loads Shakespeare's plays with the roles as natural clients.
 
-    A role's speeches are joined by line breaks. Of the plays, the last speeches of a role are for
-    testing, as in LEAF; the HDF5 copy brings its own parts. Each part is cut into windows that
-    follow one another: `x` holds characters, `y` the character after each. The last window is
-    padded with line breaks in `x` and -1 in `y`, which marks positions that count for nothing.
-    Characters are numbered by their place in `VOCABULARY`; any other becomes a space.
+    A role's speeches are joined by line breaks. In the plays, the last speeches of a role are for
+    testing, as in LEAF; the HDF5 copy has its own split. Each part is cut into windows that follow
+    one another: `x` holds characters, `y` the character after each. The last window is padded with
+    line breaks in `x` and -1 in `y`, which marks ignored positions. Characters are numbered by
+    their position in `VOCABULARY`; any other becomes a space.
 
     Args:
       data_dir: the data directory.
       sequence_length: characters in a window.
-      test_fraction: the share of a role's speeches that is for testing, in (0, 1); at least one
+      test_fraction: the share of a role's speeches for testing, in (0, 1); at least one
         speech is for training and one for testing.
       min_speeches: roles with fewer speeches are left out; at least 2.
-      source: "plays" or "hdf5"; None takes the first that is there.
+      source: "plays" or "hdf5"; None takes the first that exists.
 
     Returns:
       Inputs and targets `[n, sequence_length]`, int32, with the role (`play|ROLE`) as client id.
@@ -82,7 +82,7 @@ def load_tiny(
     Args:
       data_dir: the data directory.
       sequence_length: characters in a window.
-      test_fraction: the share of a role's speeches that is for testing, in (0, 1).
+      test_fraction: the share of a role's speeches for testing, in (0, 1).
       min_speeches: roles with fewer speeches are left out; at least 2.
 
     Returns:
@@ -104,7 +104,7 @@ def load_tiny(
 
 
 def encode_text(text: str) -> np.ndarray:
-    """Encodes characters by their place in `VOCABULARY`, others as the space; int32."""
+    """Encodes characters by their position in `VOCABULARY`, others as the space; int32."""
     table = np.full(256, _SPACE, dtype=np.int32)
     table[np.frombuffer(VOCABULARY.encode("ascii"), np.uint8)] = np.arange(len(VOCABULARY))
     return table[np.frombuffer(text.encode("latin-1", errors="replace"), np.uint8)]
@@ -122,7 +122,7 @@ def windows(tokens: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _check(test_fraction: float, min_speeches: int) -> None:
-    checks.require(0 < test_fraction < 1, "test_fraction", "lie in (0, 1)", test_fraction)
+    checks.require(0 < test_fraction < 1, "test_fraction", "be in (0, 1)", test_fraction)
     checks.whole("min_speeches", min_speeches, at_least=2)
 
 

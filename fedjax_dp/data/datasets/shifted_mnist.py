@@ -25,15 +25,15 @@ def load_fedcmnist(
     """Loads MNIST in colours that reveal the digit in training and mislead in testing.
 
     Digit d is seen in the colours d and d + 1 of ten in training, each with probability one half.
-    No test colour of a digit is one of its training colours. Where test colours are those of other
-    digits, d gets d + 5, and a model that goes by colour is wrong almost always; where they are
-    unseen, each image gets one of ten others by chance, and such a model guesses.
+    No test colour of a digit is one of its training colours. If test colours are those of other
+    digits, d gets d + 5, and a model that relies on colour is almost always wrong; if they are
+    unseen, each image gets one of ten others at random, and such a model guesses.
 
     Args:
       data_dir: the data directory.
       dtype: "float32" for numbers in [0, 1], or "uint8" for bytes.
       test_colors: "of_others" or "unseen", see above.
-      color_seed: root of the draws of colours, at least 0.
+      color_seed: the seed of the colours, at least 0.
 
     Returns:
       Images `[n, 28, 28, 3]` and labels 0 to 9, without natural clients.

@@ -1,4 +1,4 @@
-"""A table of your own, in CSV, Parquet or Arrow files, by the names of its columns."""
+"""Your own table, in CSV, Parquet or Arrow files, read by column name."""
 
 import dataclasses
 import os
@@ -17,9 +17,9 @@ from fedjax_dp.data.datasets.cells import MISSING_VALUES, Column, Table, without
 from fedjax_dp.data.datasets.tabular import Numeric, in_range
 
 _PARTS = ("train", "test")
-# More categories than this are taken for names of records.
+# More categories than this are taken to be record names.
 _MOST_CATEGORIES = 1000
-_SIZES = f"of a size that float32 has, {SMALLEST:.2g} to {LARGEST:.2g}"
+_SIZES = f"that float32 can represent, {SMALLEST:.2g} to {LARGEST:.2g}"
 
 
 @checked
@@ -47,43 +47,42 @@ def load(
 ) -> Dataset:
     """Loads a table, one example a row.
 
-    Columns of numbers are inputs as they are or scaled; columns of texts, and those that
-    `categories` names, are coded. Nothing is guessed: a missing value, a text in a column that has
-    numbers too, a number that float32 cannot hold, or a value that is not among declared ones is
-    refused with its file, row and column.
+    Numeric columns are inputs, scaled or not; string columns, and those that `categories` names,
+    are encoded. Nothing is guessed: a missing value, a string in a numeric column, a number that
+    float32 cannot hold, or an undeclared category is an error that names file, row and column.
 
     Guarantee: with `missing` other than "mean", `scaling` other than "standard", and `categories`
-    declared for all coded columns, each example depends on its own row and on options alone, and
-    the privacy of a training is that of the training. All else that was read off the data is named
-    in `exact_statistics`, which privacy statements repeat.
+    declared for all coded columns, each example depends only on its own row and the options, and
+    the guarantee of a training holds for the table. All else computed from the data is named in
+    `exact_statistics`, which privacy statements repeat.
 
     Args:
-      data_dir: where to search for a relative path that the current folder does not have.
+      data_dir: where to search for a relative path that is not in the current folder.
       path: the file, ending in .csv, .tsv, .parquet or .arrow (.csv.gz too), or a pattern such as
         hospitals/*.csv of several with the same columns.
-      label: the column of what is to be predicted.
+      label: the column to predict.
       client: the column that names the client of each row, for the partition "natural"; without
         it a partition spreads rows over clients.
-      clients_are_files: whether each file is a client. Its name is that of the file without the
-        ending; where two would be the same, the path below the folder that the files share.
-      features: the columns that are inputs; all others where empty.
+      clients_are_files: whether each file is a client. Its name is that of the file without
+        suffixes or, if two would coincide, the path below the files' common folder.
+      features: the input columns; all others if empty.
       split: a column that holds "train" or "test".
       test_path: a file, or a pattern, of test rows.
-      test_fraction: the share of rows that is drawn for testing, in [0, 1).
-      seed: which rows those are.
-      task: "classification" codes labels; "regression" takes them as numbers.
-      missing: "refuse"; "drop" rows with a missing input; "fill" by values of your own; or "mean",
-        the exact mean (or most frequent category) of the training part.
+      test_fraction: the share of rows drawn for testing, in [0, 1).
+      seed: chooses these rows.
+      task: "classification" encodes labels; "regression" takes them as numbers.
+      missing: "refuse"; "drop" rows with a missing input; "fill" with the values in `fill`; or
+        "mean", the exact mean (or most frequent category) of the training part.
       fill: for missing="fill", the value of each column with missing cells.
-      missing_values: texts that stand for a missing value.
-      categories: the values of columns that hold categories, known without the data; a column of
-        texts, or the label, that is not named here has those that occur in the data.
-      encoding: "one_hot" gives one array of numbers; "integer" gives the array "numbers", and an
-        array of integers for each coded column, for models with embeddings.
-      scaling: of numbers: "none"; "range" maps `ranges` to [0, 1] and cuts what lies outside;
+      missing_values: strings that stand for a missing value.
+      categories: the values of categorical columns, known without the data; a string column or
+        label that is not named here has those that occur in the data.
+      encoding: "one_hot" makes one array of numbers; "integer" makes the array "numbers", and an
+        array of integers for each encoded column, for models with embeddings.
+      scaling: of numbers: "none"; "range" maps `ranges` to [0, 1] and clips values outside;
         "standard" has exact mean 0 and deviation 1 over the training part.
-      ranges: the lowest and the highest value of each column of numbers, known without the data.
-      separator: the character between the cells of a CSV file, of ASCII.
+      ranges: the lowest and the highest value of each numeric column, known without the data.
+      separator: the ASCII character between the cells of a CSV file.
 
     Returns:
       Inputs `[rows, features]`, float32, or a dict of arrays; labels, int32 for classes and float32
@@ -99,21 +98,24 @@ def load(
     paths = _found("path", path, data_dir)
     tests = _found("test_path", test_path, data_dir) if test_path is not None else []
     is_plain = len(separator) == 1 and separator.isascii() and separator not in '"\r\n'
-    rule = "be one character of ASCII, and no quote or line break"
+    rule = "be one ASCII character, not a quote or line break"
     checks.require(is_plain, "separator", rule, separator)
     table = Table([*paths, *tests], missing_values, separator)
     _check_names(table, label, client, split, features, categories, ranges, fill)
     _require_used("fill", fill, missing == "fill", "missing is 'fill'")
     _require_used("ranges", ranges, scaling == "range", "scaling is 'range'")
     ways = [split is not None, bool(tests), test_fraction > 0]
-    rule = "be one alone of split, test_path and test_fraction"
+    rule = "be only one of split, test_path and test_fraction"
     checks.require(sum(ways) <= 1, "the test part", rule, (split, test_path, test_fraction))
     checks.require(
-        client is None or not clients_are_files, "client", "be none if clients_are_files", client
+        client is None or not clients_are_files,
+        "client",
+        "be left out if clients_are_files",
+        client,
     )
     taken = {label, client, split}
     inputs = list(features) or [name for name in table.columns if name not in taken]
-    checks.require(bool(inputs), "features", "be at least one column", inputs)
+    checks.require(bool(inputs), "features", "name at least one column", inputs)
 
     for used in dict.fromkeys([*inputs, *filter(None, (label, client, split))]):
         table.columns[used].require_readable()
@@ -193,7 +195,7 @@ def _check_names(
     ranges: Mapping[str, Any],
     fill: Mapping[str, Any],
 ) -> None:
-    """Requires that options name columns that there are, each in one role."""
+    """Requires that options name existing columns, each in one role."""
     roles = {"label": label, "client": client, "split": split}
     named = {role: [name] for role, name in roles.items() if name is not None}
     named |= {"features": list(features), "categories": list(categories)}
@@ -203,11 +205,11 @@ def _check_names(
             checks.one_of(f"{option}, a column of {table.files[0]},", name, table.columns)
     used = [*(name for name in roles.values() if name is not None), *features]
     twice = sorted({name for name in used if used.count(name) > 1})
-    checks.require(not twice, "label, client, split and features", "each be another column", twice)
+    checks.require(not twice, "label, client, split and features", "be different columns", twice)
 
 
 def _require_used(option: str, value: Mapping[str, Any], is_used: bool, when: str) -> None:
-    checks.require(not value or is_used, option, f"be given only where {when}", dict(value))
+    checks.require(not value or is_used, option, f"be given only if {when}", dict(value))
 
 
 def _test_rows(
@@ -239,7 +241,7 @@ def _test_rows(
 def _client_ids(
     table: Table, client: str | None, num_training_files: int | None
 ) -> np.ndarray | None:
-    """Returns the client id of each row, integers where all are; or the name of its file."""
+    """Returns the client id of each row, integers if all are; or the name of its file."""
     if num_training_files is not None:
         files = table.files[:num_training_files], table.files[num_training_files:]
         return np.repeat(_file_names(files), np.diff(table.starts))
@@ -263,7 +265,7 @@ def _file_names(parts: Sequence[Sequence[str]]) -> list[str]:
     for part, files_of_part in zip(names, parts, strict=True):
         for i, name in enumerate(part):
             others = [files_of_part[k] for k in range(i) if part[k] == name]
-            rule = "be given only where files have names of their own, apart from their suffixes"
+            rule = "be given only if file names differ in more than their suffixes"
             found = f"{others[0]} and {files_of_part[i]}" if others else ""
             checks.require(not others, "clients_are_files", rule, found)
     return [name for part in names for name in part]
@@ -275,7 +277,7 @@ def _is_whole(text: str) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value of an option is 0, or a finite number of a size that float32 has."""
+    """Whether a value of an option is 0, or a finite number that float32 can represent."""
     is_real = isinstance(value, int | float | np.number)
     return is_real and abs(value) <= LARGEST and fits_float32(float(value))
 
@@ -314,7 +316,7 @@ class _Coder:
         return tuple(found)
 
     def _require_rule(self, column: Column) -> None:
-        """Refuses missing cells where no rule was asked for, or the rule has no value."""
+        """Refuses missing cells without a rule, or for which the rule has no value."""
         everything = np.concatenate(self.rows)
         if self.missing == "refuse":
             rule = "have a value in every row, unless missing is 'drop', 'fill' or 'mean'"
@@ -323,7 +325,7 @@ class _Coder:
             column.require_present(everything, "have a value in every row, or one in fill")
 
     def scaled(self, column: Column) -> list[np.ndarray]:
-        """Gives a column of numbers of both parts, filled and scaled, `[rows]`, float64."""
+        """Returns a numeric column of both parts, filled and scaled, `[rows]`, float64."""
         self._require_rule(column)
         assert column.numbers is not None
         parts = [column.numbers[rows] for rows in self.rows]
@@ -357,7 +359,7 @@ class _Coder:
         return Numeric(name, float(bounds[0]), float(bounds[1]))
 
     def codes(self, column: Column) -> tuple[tuple[str, ...], list[np.ndarray]]:
-        """Gives the categories of a column, and the number of each cell's in both parts, int32."""
+        """Returns the categories of a column, and the index of each cell's in both parts, int32."""
         self._require_rule(column)
         texts = column.texts
         if self.missing == "fill" and column.name in self.fill:
@@ -371,12 +373,12 @@ class _Coder:
         return self.coded(column, texts)
 
     def coded(self, column: Column, texts: np.ndarray) -> tuple[tuple[str, ...], list[np.ndarray]]:
-        """Codes texts by the declared categories of their column, or by those that occur."""
+        """Encodes strings by the declared categories of their column, or by those that occur."""
         used = np.concatenate(self.rows)
         if column.name in self.categories:
             values = tuple(map(_text, self.categories[column.name]))
             is_set = len(set(values)) == len(values) > 0
-            checks.require(is_set, f"categories.{column.name}", "be different values", values)
+            checks.require(is_set, f"categories.{column.name}", "be distinct values", values)
         else:
             found = set(texts[used].tolist())
             values = tuple(sorted(found, key=_in_order))
@@ -410,11 +412,11 @@ def _assembled(
     coded: Mapping[str, tuple[tuple[str, ...], list[np.ndarray]]],
     encoding: str,
 ) -> tuple[tuple[str, ...], list[Any]]:
-    """Puts columns side by side: their names, and the inputs of both parts."""
+    """Joins columns: their names, and the inputs of both parts."""
     if encoding == "integer":
         clash = sorted(name for name in coded if name == "numbers" or "/" in name)
         rule = "be names without '/', and not 'numbers', with encoding='integer'"
-        checks.require(not clash, "coded columns", rule, clash)
+        checks.require(not clash, "encoded columns", rule, clash)
         parts = []
         for k in range(2):
             x: dict[str, np.ndarray] = {name: codes[k] for name, (_, codes) in coded.items()}
@@ -444,7 +446,7 @@ def _labels(
     categories: Mapping[str, Any],
     coder: _Coder,
 ) -> tuple[list[np.ndarray], tuple[str, ...]]:
-    """Gives the labels of both parts, and the names of classes."""
+    """Returns the labels of both parts, and the names of classes."""
     if task == "regression":
         known = column.numbers
         if known is None:

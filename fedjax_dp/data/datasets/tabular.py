@@ -1,4 +1,4 @@
-"""Converts tables of text cells to numbers, by one of two documented scalings."""
+"""Converts tables of strings to numbers, by one of two documented scalings."""
 
 import dataclasses
 import pathlib
@@ -12,7 +12,7 @@ from fedjax_dp.core import checks, files
 
 Scaling = Literal["standard", "range"]
 SCALINGS = ("standard", "range")
-# Scalings that enter exact figures of the training part into every example.
+# Scalings that put exact figures of the training part into every example.
 EXACT_SCALINGS = ("standard",)
 
 MISSING = "?"
@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"[-+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][-+]?[0-9]+)?")
 
 @dataclasses.dataclass(frozen=True)
 class Numeric:
-    """A column of numbers with a public range, in log(1 + value - low) where `is_log`."""
+    """A column of numbers with a public range, in log(1 + value - low) if `is_log`."""
 
     name: str
     low: float
@@ -43,7 +43,7 @@ Column = Numeric | Categorical
 
 
 def exact_statistics(scaling: str) -> tuple[str, ...]:
-    """Names the exact figures that a scaling enters into every example, for privacy statements."""
+    """Names the exact figures that a scaling puts into every example, for privacy statements."""
     if scaling not in EXACT_SCALINGS:
         return ()
     return (
@@ -70,7 +70,7 @@ def encode(
 
     "standard" subtracts the mean of the known training values and divides by their standard
     deviation (1 where that is 0); a missing number becomes the mean, a missing category the most
-    frequent one of the training part. "range" maps `low` to 0 and `high` to 1, cuts what lies
+    frequent one of the training part. "range" maps `low` to 0 and `high` to 1, clips values
     outside, puts a missing number in the middle, and leaves the columns of a missing category at 0.
 
     Guarantee: "range" learns nothing from the data, so the privacy of a training on the result is
@@ -100,7 +100,7 @@ def read_table(
     numbers, rows = [], []
     for number, line in files.lines(files.read_text(path)):
         if number > 1 or not line.startswith("|"):
-            # Some write 1.0 where others write 1.
+            # Some files write 1.0 for 1.
             row = [cell.removesuffix(".0") for cell in line.split(separator)]
             is_whole = len(row) == width
             rule = f"have {width} columns, separated by {separator!r}"
@@ -122,7 +122,7 @@ def _require_cells(
     *,
     can_miss: bool = True,
 ) -> None:
-    """Requires cells that a column can hold, naming the line where there is a file."""
+    """Requires cells that a column can hold; names the line of a file."""
     if isinstance(column, Numeric):
         is_known, rule = np.vectorize(is_number, otypes=[bool])(cells), "numbers"
     else:
@@ -157,9 +157,9 @@ def _numeric(
 
 
 def in_range(column: Numeric, values: np.ndarray) -> np.ndarray:
-    """Maps the fixed range of a column to [0, 1] and cuts what lies outside; 0.5 for NaN.
+    """Maps the fixed range of a column to [0, 1] and clips values outside; 0.5 for NaN.
 
-    Guarantee: each value depends on itself and on the column's public range alone.
+    Guarantee: each value depends only on itself and on the column's public range.
     """
     above = np.clip(np.asarray(values, np.float64), column.low, column.high) - column.low
     width = column.high - column.low

@@ -32,14 +32,14 @@ def load(
 
     Args:
       data_dir: the data directory.
-      num_classes: how many classes are drawn at random; all where none. Images of others are not
+      num_classes: the number of classes drawn at random; all if None. Images of others are not
         read.
-      class_seed: which classes those are.
+      class_seed: chooses these classes.
       dtype: "float32" for numbers in [0, 1], which for all classes take 5 GB, or "uint8" for bytes.
 
     Returns:
-      Images `[n, 64, 64, 3]` and labels, the places of the drawn classes in the order of
-      `wnids.txt`; without natural clients.
+      Images `[n, 64, 64, 3]` and labels that number the drawn classes in the order of `wnids.txt`;
+      without natural clients.
 
     Source: Le, Yang, Tiny ImageNet Visual Recognition Challenge, Stanford CS231n, 2015.
     """
@@ -79,7 +79,7 @@ def _classes(path: pathlib.Path) -> list[str]:
 
 
 def _names(path: pathlib.Path, known: list[str]) -> dict[str, str]:
-    """Reads what the classes are called."""
+    """Reads the names of the classes."""
     found = {}
     for number, line in files.lines(files.read_text(path)):
         wnid, tab, name = line.partition("\t")

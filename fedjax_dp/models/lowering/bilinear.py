@@ -1,8 +1,8 @@
 """Convolutions as primitives, with separate methods for the forward and backward pass.
 
-What is fastest for a result is not, transposed, what is fastest for its gradients; a primitive says
-for each of them how it is computed. It is differentiable as often as one likes, since its gradients
-are made of what is differentiable again.
+The transpose of the fastest method for a result is not the fastest for its gradients; a primitive
+defines a method for each. It is differentiable any number of times, since its gradients are made of
+differentiable functions.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ def pad(
 
 
 def patches_of(x: jax.Array, kernel: tuple[int, ...], padding: Padding) -> jax.Array:
-    """Gathers what every output of a convolution reads, `[batch, *positions, entries * inputs]`."""
+    """Gathers the inputs of every output, `[batch, *positions, entries * inputs]`."""
     return gather_patches(pad(x, padding), window_of(kernel))
 
 

@@ -13,7 +13,7 @@ from fedjax_dp.core import trees
 from fedjax_dp.models.lowering import bilinear, narrow, winograd
 from fedjax_dp.models.lowering.patches import Window, gather_patches, scatter_patches, slices
 
-# Matrices of at least so many outputs are not transposed.
+# Matrices of at least this many outputs are not transposed.
 _WIDE = 64
 
 Dot = Callable[..., jax.Array]
@@ -134,8 +134,8 @@ def _convolve_dilated(
 ) -> jax.Array:
     """Convolves a dilated input with stride 1 without multiplying the zeros in between.
 
-    This is the transpose of a convolution whose stride is the dilation: one GEMM gives what each
-    entry of the input adds to its surroundings, and the transpose of the patches adds it up.
+    This is the transpose of a convolution whose stride is the dilation: one GEMM computes what each
+    entry of the input adds to its surroundings, and the transpose of the patches sums it.
     """
     spatial = range(len(window.kernel))
     reach = [(k - 1) * d for k, d in zip(window.kernel, window.dilation, strict=True)]
@@ -149,7 +149,7 @@ def _convolve_dilated(
 
 
 def _depthwise(x: jax.Array, w: jax.Array, window: Window, result_type: Any) -> jax.Array:
-    """Convolves every feature of a padded input on its own, elementwise tap by tap."""
+    """Convolves every feature of a padded input separately, elementwise tap by tap."""
     result_type = result_type or x.dtype
     x, w = trees.at_least_float32(x), trees.at_least_float32(w)
     taps = [x]
@@ -168,7 +168,7 @@ def _orient(matrix: jax.Array) -> tuple[jax.Array, bool]:
     narrow side comes first in its result. Where `outputs` is narrow, the matrix is transposed
     behind a barrier: its gradient then is computed transposed, and the barrier, which is its own
     transpose, keeps the compiler from undoing that. Transposing a wide matrix costs more than it
-    brings.
+    gains.
 
     Returns:
       The matrix, and whether it is transposed.

@@ -19,7 +19,7 @@ from fedjax_dp.models.lowering.bilinear import Padding
 from fedjax_dp.models.lowering.patches import Window, gather_patches, scatter_patches
 
 NAME = "narrow_convolution"
-# With more outputs, putting the kernel in another order costs more than smaller patches bring.
+# With more outputs, reordering the kernel costs more than smaller patches gain.
 _MOST_OUTPUTS = 63
 
 

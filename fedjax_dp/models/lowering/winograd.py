@@ -60,7 +60,7 @@ def _tiles(*points: float) -> _Tiles:
 
 
 def _expand(roots: Sequence[Fraction]) -> list[Fraction]:
-    """Gives the coefficients of the polynomial with these roots, the constant one first."""
+    """Returns the coefficients of the polynomial with these roots, the constant one first."""
     coefficients = [Fraction(1)]
     for root in roots:
         shifted = [Fraction(0), *coefficients]
@@ -70,7 +70,7 @@ def _expand(roots: Sequence[Fraction]) -> list[Fraction]:
 
 
 _SMALL = _tiles(0, 1, -1)
-# Of the points that were tried these round least: gradients 2 to 4 times as much as direct sums.
+# Of the points tried these round least: gradients 2 to 4 times as much as direct sums.
 _LARGE = _tiles(0, 5 / 8, -5 / 8, 3 / 2, -3 / 2)
 
 
@@ -98,7 +98,7 @@ def convolve(x: jax.Array, w: jax.Array, padding: Sequence[tuple[int, int]]) -> 
 
 
 def share_of_direct(x: Any, w: Any, *, padding: Padding, is_adjoint: bool) -> float:
-    """Counts the multiplications for each one of the direct sum, inside of tiles alone."""
+    """Counts the multiplications for each one of the direct sum, within tiles only."""
     size = _tiles_for(x.shape[0], _sizes(x, padding), w, is_adjoint).size
     return (size + 2) ** 2 / (9 * size**2)
 

@@ -1,7 +1,7 @@
 """Published budgets and batch sizes of clients that differ, by name.
 
 `budgets.csv` holds the lists that the authors of Robust-HDP drew once and released, for 20, 40 and
-60 clients; comparisons with their tables need these and no new draws.
+60 clients; comparisons with their tables need these, not new draws.
 """
 
 import csv

@@ -1,4 +1,4 @@
-"""Noise multipliers from budgets, and the steps that both allow."""
+"""Noise multipliers from budgets, and the number of steps that both allow."""
 
 import functools
 import math
@@ -15,9 +15,9 @@ from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.events import DpEvent
 from fedjax_dp.privacy.sensitivities import RELATIONS
 
-# Multipliers outside of this range have no use, so that a search that gets there has failed.
+# Multipliers outside of this range are useless: a search that gets there has failed.
 _SMALLEST, _LARGEST = 2.0**-10, 2.0**24
-# Largest logarithm of a ratio: beyond it costs count as without bound.
+# Largest logarithm of a ratio: costs beyond it count as infinite.
 _BOUND = 50.0
 _TOLERANCE = 1e-7
 
@@ -33,8 +33,8 @@ def calibrate_noise_multiplier(
 ) -> float:
     """Finds the smallest noise multiplier whose composition stays within a budget.
 
-    Guarantee: ε of the returned multiplier is at most `epsilon`; a multiplier smaller by 1e-6 of
-    itself exceeds it, as that accountant counts.
+    Guarantee: ε of the returned multiplier is at most `epsilon`; a multiplier smaller by a relative
+    1e-6 exceeds it, by that accountant.
 
     Args:
       make_event: `(noise_multiplier) → event` of the whole run; ε must fall with the multiplier.
@@ -49,7 +49,7 @@ def calibrate_noise_multiplier(
 
     Raises:
       UnsupportedEvent: if the composition has no valid analysis.
-      ValueError: if an argument is not valid, or no noise reaches the budget.
+      ValueError: if an argument is not valid, or no noise meets the budget.
     """
     _check_budget(epsilon, dp_delta)
 
@@ -62,8 +62,8 @@ def calibrate_noise_multiplier(
 
 
 def rounded_up(noise_multiplier: ArrayLike) -> np.ndarray:
-    """Rounds up to float32, so that the noise that runs is never below what was calibrated."""
-    # A Python number would be compared as float32, and never be found larger.
+    """Rounds up to float32, so that the noise of a run is never below the calibrated noise."""
+    # A Python number would be compared as float32, and never be larger.
     exact = np.asarray(noise_multiplier, dtype=np.float64)
     rounded = exact.astype(np.float32)
     return np.where(rounded >= exact, rounded, np.nextafter(rounded, np.float32(np.inf)))
@@ -82,8 +82,8 @@ def calibrate_poisson(
 ) -> np.ndarray:
     """Finds the noise multiplier of every client of Poisson-sampled Gaussian training.
 
-    Clients with the same numbers share the work, all others are searched side by side, and
-    calls with the same numbers are remembered.
+    Clients with the same numbers share one search, all others are searched at once, and results are
+    cached.
 
     Guarantee: ε of each returned multiplier is at most the client's budget.
 
@@ -101,7 +101,7 @@ def calibrate_poisson(
 
     Raises:
       UnsupportedEvent: if the combination has no valid analysis.
-      ValueError: if an argument is not valid, or no noise reaches a budget.
+      ValueError: if an argument is not valid, or no noise meets a budget.
     """
     _check_budget(epsilon, dp_delta)
     checks.one_of("relation", relation, RELATIONS)
@@ -185,18 +185,18 @@ def _unreachable(epsilon: float, dp_delta: float, accountant: str, log_spent: fl
     if accountant == "rdp-classic-64":
         hint = "this recipe cannot go below ln(1/dp_delta)/63; choose accountant 'rdp' or 'pld'"
     elif log_spent < _BOUND:
-        hint = "what does not depend on the noise multiplier spends it already"
+        hint = "events without this noise multiplier already exceed it"
     else:
         hint = (
-            "however much noise there is, no epsilon holds: what does not depend on the noise "
-            "multiplier spends it already without any noise, or with a chance above dp_delta"
+            "no epsilon holds, however much noise is added: events without this noise multiplier "
+            "release data without noise, or with a probability above dp_delta"
         )
     return f"epsilon must be reachable, got {epsilon!r} at dp_delta {dp_delta!r}: {hint}"
 
 
 @functools.lru_cache(maxsize=256)
 def _calibrated(rows: tuple[tuple[float, ...], ...], accountant: str, relation: str) -> np.ndarray:
-    """Noise multipliers of rows that begin with the budget."""
+    """Finds the noise multipliers of rows that begin with the budget."""
     table = np.asarray(rows)
     if accountant == "pld" or relation == "replace_one":
         return np.array([_calibrated_alone(row, accountant, relation) for row in table])
@@ -218,7 +218,7 @@ def _calibrated(rows: tuple[tuple[float, ...], ...], accountant: str, relation: 
 
 
 def _calibrated_alone(row: np.ndarray, accountant: str, relation: str) -> float:
-    """The noise multiplier of one row, from where a Gaussian of as much variance would be."""
+    """Finds the noise multiplier of one row, starting from a Gaussian of equal variance."""
     budget, dp_delta = float(row[0]), float(row[1])
     rates, steps = np.split(row[3:], 2)
 
@@ -259,7 +259,7 @@ def _log_ratio(spent: ArrayLike, budget: ArrayLike) -> np.ndarray:
 
 
 def _root(excess: Callable[[float], float], start: float, step: float) -> float | None:
-    """Finds the zero of a falling function from above, or None; the first probe is at `step`."""
+    """Finds the zero of a decreasing function from above, or None; the first probe is at `step`."""
     smallest, largest = math.log(_SMALLEST), math.log(_LARGEST)
     low = high = start
     reach = step
@@ -280,11 +280,11 @@ def _root(excess: Callable[[float], float], start: float, step: float) -> float 
 
 
 def _roots(excess: Callable[[np.ndarray, np.ndarray], np.ndarray], count: int) -> np.ndarray:
-    """Finds the zeros of many falling functions at once, by false position with Illinois weights.
+    """Finds the zeros of many decreasing functions, by false position with Illinois weights.
 
     `excess` maps (which, logarithms of multipliers) to values, all `[functions asked]`. Returns the
-    upper end of each bracket, where the function is known not to be above zero; nan where it is
-    above zero everywhere, and then no other is searched for.
+    upper end of each bracket, where the function is known not to be above zero; NaN if it is above
+    zero everywhere, which ends the search for all.
     """
     all_functions = np.arange(count)
     low, high = np.full(count, math.log(_SMALLEST)), np.full(count, math.log(_LARGEST))
@@ -302,7 +302,7 @@ def _roots(excess: Callable[[np.ndarray, np.ndarray], np.ndarray], count: int) -
         value = excess(open_, middle)
         is_below = value > 0
         side = np.where(is_below, -1.0, 1.0)
-        # An end that stays twice weighs half.
+        # An end that stays twice gets half the weight.
         weight = np.where(side == last_side[open_], 0.5, 1.0)
         low[open_], at_low[open_] = (
             np.where(is_below, middle, a),
@@ -322,5 +322,5 @@ def _between(
     """Chooses the next probe in brackets from a to b: by false position, or in the middle."""
     is_slow = is_halved | (np.abs(fa) > 5) | (np.abs(fb) > 5)
     middle = np.where(is_slow, a + (b - a) / 2, (a * fb - b * fa) / (fb - fa))
-    # Both ends must close in, so that no step may come closer than a part of the tolerance.
+    # Both ends must close in, so no step may come closer than a part of the tolerance.
     return np.clip(middle, a + _TOLERANCE / 4, b - _TOLERANCE / 4)

@@ -31,7 +31,7 @@ def require_accountant(accountant: str) -> None:
 
 
 class _Refusal(Exception):
-    """The reason why a rule has no analysis; an alternative is searched for."""
+    """The reason why an event has no analysis; the caller searches for an alternative."""
 
 
 def _refuse(reason: str) -> NoReturn:
@@ -41,12 +41,12 @@ def _refuse(reason: str) -> NoReturn:
 def translate(event: DpEvent, relation: str, accountant: str) -> DpEvent:
     """Writes a part of a composition as dp-accounting needs it for a relation.
 
-    Noise multipliers come in as standard deviation over the largest contribution of one unit.
-    Replacing a unit moves a sum twice that far; the PLD accountant of dp-accounting knows it, its
-    RDP accountant does not and is given half the multiplier. Zeroing a unit out moves a sum as
-    removing it does, and none of the samplers that are accounted for add/remove reads more of a
-    unit than its place. Without a valid analysis, `UnsupportedEvent` holds the reason and the
-    nearest valid choice.
+    Input noise multipliers are standard deviations over the largest contribution of one unit.
+    Replacing a unit moves a sum twice that far; the PLD accountant of dp-accounting accounts for
+    it, its RDP accountant does not and is given half the multiplier. Zeroing a unit out moves a sum
+    as removing it does, and no sampler with an add/remove analysis reads more of a unit than its
+    index. Without a valid analysis, `UnsupportedEvent` holds the reason and the nearest valid
+    choice.
     """
     checks.one_of("relation", relation, RELATIONS)
     require_accountant(accountant)
@@ -78,9 +78,9 @@ def nearest_choice(
 ) -> Advice | None:
     """Searches for the smallest change after which all events have an analysis together.
 
-    Fewer changes come first, and of as many those that leave alone what runs: the accountant, then
-    the relation, the sampler, the mechanism. With `accountant=None` any accountant will do. None
-    where no change helps.
+    Fewer changes come first, then those that leave the run as it is: the accountant, then the
+    relation, the sampler, the mechanism. With `accountant=None` any accountant will do. None if no
+    change helps.
     """
     parts = [part for event in events for part, _ in flatten(event)]
     asked = Advice(accountant, relation)
@@ -94,7 +94,7 @@ def nearest_choice(
 
 
 def distance(choice: Advice) -> tuple[int, ...]:
-    """Sorts advice: by how many things it changes, and then by what, the accountant first."""
+    """Sorts advice by the number of changes, and then by kind, the accountant first."""
     is_changed = [int(value is not None) for value in choice]
     return sum(is_changed), *reversed(is_changed)
 
@@ -128,7 +128,7 @@ def _same(event: DpEvent, relation: str, accountant: str) -> DpEvent:
 
 
 def _rdp_only(event: DpEvent, relation: str, accountant: str) -> DpEvent:
-    _refuse("only a Rényi curve is known, and it fixes no privacy loss distribution")
+    _refuse("only its Rényi curve is known, which determines no loss distribution")
 
 
 def _half_multiplier(event: Any, relation: str, accountant: str) -> DpEvent:
@@ -169,14 +169,14 @@ def _poisson_pld(event: Any, relation: str, accountant: str) -> DpEvent:
     if not flatten(event.event):
         return dpa.NoOpDpEvent()
     if not isinstance(event.event, dpa.LaplaceDpEvent):
-        _refuse("what is sampled is neither Gaussian nor Laplace")
+        _refuse("the sampled mechanism is neither Gaussian nor Laplace")
     return _add_remove_only(event, relation, accountant)
 
 
 def _fixed_size_rdp(event: Any, relation: str, accountant: str) -> DpEvent:
     if relation != "replace_one":
         _refuse(
-            "its analysis is for a unit that is exchanged for any other, which covers one that is "
+            "its analysis is for a unit that is replaced by any other, which covers one that is "
             "zeroed out, at twice the distance"
         )
     z = effective_noise_multiplier(event.event)
@@ -189,7 +189,7 @@ def _fixed_size_rdp(event: Any, relation: str, accountant: str) -> DpEvent:
 
 def _repeat_and_select(event: Any, relation: str, accountant: str) -> DpEvent:
     if any(isinstance(part, CurveDpEvent) for part, _ in flatten(event.event)):
-        _refuse("what is repeated brings a curve that dp-accounting does not know")
+        _refuse("the repeated event has a Rényi curve, which dp-accounting cannot read")
     parts = [
         dpa.SelfComposedDpEvent(_translated(part, relation, accountant), count)
         for part, count in flatten(event.event)
@@ -218,8 +218,8 @@ _RULES: dict[str, dict[type, Callable[[Any, str, str], DpEvent]]] = {
 }
 
 _NEEDS_PLD = {"rdp": "its Rényi curve is not known"}
-_NEEDS_RDP = {"pld": "only a Rényi curve is known, and it fixes no distribution"}
-_UNKNOWN = {family: "the accountant does not know it" for family in ("rdp", "pld")}
+_NEEDS_RDP = {"pld": "only its Rényi curve is known, which determines no loss distribution"}
+_UNKNOWN = {family: "the accountant does not support it" for family in ("rdp", "pld")}
 _NO_RULE: dict[type, dict[str, str]] = {
     dpa.TruncatedSubsampledGaussianDpEvent: _NEEDS_PLD,
     standard.DiscreteLaplaceDpEvent: _NEEDS_PLD,
@@ -230,7 +230,7 @@ _NO_RULE: dict[type, dict[str, str]] = {
     # dp-accounting 0.6 composes it once under PLD, however often it ran.
     dpa.RandomizedResponseDpEvent: {"pld": "repetitions would not be counted"},
 }
-# What advice may be made of; the first of each is no change.
+# The choices that advice combines; the first of each is no change.
 CHOICES: dict[str, tuple[str | None, ...]] = {
     "mechanism": (None, "gaussian"),
     "sampler": (None, "poisson"),

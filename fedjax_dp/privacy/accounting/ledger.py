@@ -36,7 +36,7 @@ class Bound(NamedTuple):
 
 
 class Ledger:
-    """Composes the events of what ran, for every unit of privacy on its own.
+    """Composes the events of what ran, for every unit of privacy separately.
 
     Noise multipliers are standard deviations over the largest contribution of one unit (the
     sensitivity, unless a unit is replaced), whatever the relation; the ledger takes replace-one's
@@ -51,8 +51,8 @@ class Ledger:
       unit: whose data are protected: "client" (all data of a client) or "record" (one record of
         one client).
       relation: "add_remove", "zero_out" or "replace_one".
-      num_units: how many units keep their own account: 1 for a population of clients that are
-        all treated alike, the number of clients for record-level training.
+      num_units: the number of units with an account: 1 for a population of clients that are all
+        treated alike, the number of clients for record-level training.
     """
 
     def __init__(self, unit: str = "client", relation: str = "add_remove", num_units: int = 1):
@@ -90,7 +90,7 @@ class Ledger:
         """Records what ran.
 
         Args:
-          event: what one run is to the accountant; compositions are taken apart.
+          event: the event of one run; compositions are flattened.
           units: `[charged]` indices of the units that took part, or None for all. A unit that
             a sampler may have drawn took part, whether it was drawn or not.
           count: how often it ran: an integer of at least 0, or one for each of `units`.
@@ -137,7 +137,7 @@ class Ledger:
 
     @checked
     def events(self, unit: int = 0) -> DpEvent:
-        """Writes one unit's whole history as an event, from which its cost can be computed again.
+        """Writes one unit's whole history as an event, from which its cost can be recomputed.
 
         Args:
           unit: the unit's index.
@@ -184,7 +184,7 @@ class Ledger:
 
     @checked
     def bound(self, dp_delta: ArrayLike, accountant: str = "rdp") -> Bound:
-        """Computes ε of every unit at its δ, and names the accountant that gave it.
+        """Computes ε of every unit at its δ, and names the accountant that computed it.
 
         Args:
           dp_delta: as for `epsilon`.
@@ -204,7 +204,7 @@ class Ledger:
         rule = f"be one number or have one for each of the {self.num_units} units"
         checks.require(delta.shape in ((), (self.num_units,)), "dp_delta", rule, dp_delta)
         inside = bool(np.all((delta >= 0) & (delta < 1)))
-        checks.require(inside, "dp_delta", "lie in [0, 1)", dp_delta)
+        checks.require(inside, "dp_delta", "be in [0, 1)", dp_delta)
         return np.broadcast_to(delta, (self.num_units,))
 
     @checked
@@ -225,10 +225,10 @@ class Ledger:
         return self._answer("delta", at, accountant).value
 
     def _answer(self, question: str, at: np.ndarray, accountant: str) -> Bound:
-        """Answers what is asked of every unit at its ε or δ, `[num_units]`."""
+        """Computes the other of ε and δ for every unit, `[num_units]`."""
         require_accountant(accountant)
         history, labels = self._histories()
-        # Units that share a history and what they are asked at share the answer.
+        # Units with one history and one given value share the answer.
         asked, labels = np.unique(np.stack([labels, at], axis=1), axis=0, return_inverse=True)
         history, at, labels = history[asked[:, 0].astype(int)], asked[:, 1], labels.reshape(-1)
         names = np.full(at.size, accountant, dtype=object)
@@ -247,17 +247,17 @@ class Ledger:
     def _by_curves(
         self, question: str, at: np.ndarray, history: scipy.sparse.csr_array, accountant: str
     ) -> np.ndarray:
-        """Answers by Rényi curves, `[histories]`; of parts that did not run none is needed."""
+        """Answers by Rényi curves, `[histories]`; parts that did not run need none."""
         parts, orders = list(self._parts[k] for k in self._counts), orders_of(accountant)
         ran = np.unique(history.indices)
         counts = history[:, ran].astype(float)
         curves = counts @ self._all_curves(accountant, ran)
         slack = counts @ np.array([ev.slack_of(parts[i], self.relation) for i in ran])
         is_classic = accountant == "rdp-classic-64"
-        # Adding up rounds once a part, and once when it is multiplied.
+        # A sum is rounded once for each part, and once where the part is multiplied.
         curves = curves * (1 + 2 * (ran.size + 1) * rdp.EPS)
         if question == "epsilon":
-            # Of the δ that is asked for, what the curves do not cover is spent already.
+            # The δ that the curves do not cover is subtracted from the target δ.
             left = np.maximum(at - slack, 0.0)
             answers = rdp.to_epsilon(curves, orders, left, is_classic=is_classic)
             return np.where(at < slack, np.inf, answers)
@@ -275,7 +275,7 @@ class Ledger:
         return ask(events, self.relation, float(at))
 
     def _other(self, question: str, at: float, history: scipy.sparse.csr_array) -> float:
-        """Answers one history by Rényi curves; inf where they have no analysis of it."""
+        """Answers one history by Rényi curves; inf if they have no analysis of it."""
         try:
             return float(self._by_curves(question, np.array([at]), history, "rdp")[0])
         except UnsupportedEvent:
@@ -351,9 +351,9 @@ class Ledger:
         """Checks whether a charge would take one of its units past a budget.
 
         Args:
-          event: what is about to run.
-          epsilon: the largest ε allowed, a scalar or `[num_units]`, at least 0, or inf, kept to
-            1e-9 of itself.
+          event: the event about to run.
+          epsilon: the largest ε allowed, a scalar or `[num_units]`, at least 0, or inf, kept to a
+            relative 1e-9.
           dp_delta: δ in [0, 1), a scalar or `[num_units]`.
           units: as for `charge`.
           count: how often it would run for each of them, at least 0.
@@ -368,7 +368,7 @@ class Ledger:
     def _concerned(
         self, units: ArrayLike | None, epsilon: ArrayLike, dp_delta: ArrayLike
     ) -> tuple["Ledger", np.ndarray, np.ndarray] | None:
-        """The accounts, ε and δ of the units that a charge concerns; None where there are none."""
+        """The accounts, ε and δ of the units that a charge concerns; None without units."""
         index, _ = self._charged(units, 1)
         index = np.unique(index)
         budget = np.asarray(epsilon, float)
@@ -405,7 +405,7 @@ class Ledger:
         """Computes how many more times an event may run within a budget.
 
         Args:
-          event: what one round is to the accountant.
+          event: the event of one round.
           epsilon: the largest ε allowed, a scalar or `[num_units]`.
           dp_delta: δ in [0, 1), a scalar or `[num_units]`.
           units: as for `charge`.
@@ -465,7 +465,7 @@ class Ledger:
           The ledger.
 
         Raises:
-          ValueError: if the text is of another format.
+          ValueError: if the text has another format.
         """
         data = json.loads(text)
         checks.require(data.get("format") == _FORMAT, "format", f"be {_FORMAT}", data.get("format"))

@@ -1,8 +1,8 @@
 """ε and δ by privacy loss distributions, for a composition of events that have them.
 
-One step's loss is rounded to a lattice (`pld_lattice`); the steps are composed and read where the
-answer lies (`pld_composition`). Here lattices are refined until they add no more than is promised,
-and the direction of the neighbours is found that costs the most.
+One step's loss is rounded to a lattice (`pld_lattice`); the steps are composed and read at the
+answer (`pld_composition`). Here lattices are refined until they add no more than promised, and the
+more costly direction of the neighbours is found.
 """
 
 import math
@@ -14,13 +14,13 @@ from fedjax_dp.privacy.accounting.pld_composition import Answer, Composition, Qu
 from fedjax_dp.privacy.accounting.pld_lattice import first_width, losses_of
 from fedjax_dp.privacy.events import DpEvent, effective_noise_multiplier, key_of
 
-# The chance that is cut off at the largest losses of all steps together, in terms of δ.
+# The probability cut off at the largest losses of all steps together, as a share of δ.
 _CUT = 2.0**-24
-# Other accountants take losses beyond 1e13 for infinite ones.
+# Other accountants treat losses beyond 1e13 as infinite.
 _LEAST_NOISE = 1e-7
-# Lattices are refined for an ε that was found down to this many standard deviations of the loss.
+# Lattices are refined for a found ε of at least this many standard deviations of the loss.
 _LEAST_FOUND = 0.01
-# What events call their noise, and their chance to draw anything.
+# The fields of events that hold their noise, and those that hold their sampling.
 _NOISES = ("noise_multiplier", "noise_parameter", "standard_deviation")
 _CHANCES = ("sampling_probability", "truncated_batch_size")
 
@@ -30,8 +30,8 @@ Parts = Sequence[tuple[DpEvent, int]]
 def epsilon(parts: Parts, relation: str, dp_delta: float) -> Answer:
     """Bounds ε of a composition of translated events at a δ in [0, 1); inf without a bound.
 
-    Guarantee: the value is at least the exact ε; tails that were cut off and what rounding may have
-    cost are in it.
+    Guarantee: the value is at least the exact ε; it includes the tails that were cut off and the
+    possible rounding error.
     """
     if dp_delta == 0:
         is_free = all(isinstance(part, dpa.NoOpDpEvent) for part, _ in parts)
@@ -40,12 +40,12 @@ def epsilon(parts: Parts, relation: str, dp_delta: float) -> Answer:
 
 
 def delta(parts: Parts, relation: str, at: float) -> Answer:
-    """Bounds δ of a composition at one ε of at least 0, as `epsilon` does; by 1 at most."""
+    """Bounds δ of a composition at one ε of at least 0, as `epsilon` does; at most 1."""
     return _answer(parts, relation, Question(epsilon=at))
 
 
 def _answer(parts: Parts, relation: str, question: Question) -> Answer:
-    """Answers in the direction of the neighbours that costs the most."""
+    """Answers in the more costly direction of the neighbours."""
     merged = _merged(parts)
     if not merged:
         return Answer(0.0, True)
@@ -56,7 +56,7 @@ def _answer(parts: Parts, relation: str, question: Question) -> Answer:
         return Answer(question.worst, False)
     costly, found = _worst(directions)
     if question.epsilon is None and _wanted(costly, found.value) < costly.width:
-        # The lattice was chosen for an ε that is far larger than what was found.
+        # The lattice was chosen for an ε far larger than the one found.
         finer = _directions(merged, relation, question, found.value)
         if finer:
             costly, found = _worst(finer)
@@ -86,9 +86,9 @@ def _worst(directions: Sequence[Composition]) -> tuple[Composition, Answer]:
 def _directions(
     merged: Parts, relation: str, question: Question, found: float = math.inf
 ) -> list[Composition]:
-    """Refines the lattice until it adds no more than its share; none where losses overflow."""
+    """Refines the lattice until it adds no more than its share; None if losses overflow."""
     counts = [count for _, count in merged]
-    # The chance to be cut off in one step; powers of 16, so that later rounds share the lattices.
+    # The probability cut off in one step; powers of 16, so that later rounds share the lattices.
     cut = 2.0 ** (4 * math.floor(math.log2(question.smallest * _CUT / sum(counts)) / 4))
     width = first_width(merged, relation, cut)
     directions: list[Composition] = []
@@ -98,7 +98,7 @@ def _directions(
         except OverflowError:
             # Losses of many hundreds, which dp-accounting has no numbers for.
             return []
-        # Weights that were found on a coarser lattice are good on a finer one.
+        # Weights from a coarser lattice are good on a finer one.
         tilts: Sequence[float | None] = [each.tilt for each in directions]
         tilts = tilts or [None] * max(map(len, lattices))
         directions = [

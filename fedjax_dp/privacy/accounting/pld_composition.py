@@ -2,9 +2,9 @@
 
 A composition is a convolution, and a transform computes it with errors of 1e-16 of its largest
 number: far more than the tail that a small δ is made of. Here the losses are weighted by `e^(θs)`
-first, for a θ that moves the bulk of the composition to the ε in question, and weighted back
-after the transform. Errors are then relative to what is asked for, and a window of a few standard
-deviations holds all that counts.
+first, for a θ that moves the bulk of the composition to the ε in question, and weighted back after
+the transform. Errors are then relative to the result, and a window of a few standard deviations
+suffices.
 """
 
 import math
@@ -17,16 +17,16 @@ from scipy import fft, signal
 from fedjax_dp.privacy.accounting.pld_lattice import Losses, power_of_two
 from fedjax_dp.privacy.accounting.rdp import EPS
 
-# What the width of the lattice may add to ε, as a share of it.
+# What the width of the lattice may add to ε, as a share of ε.
 _SHARE = 4e-4
-# What is promised: an answer that may exceed the exact curve by more is not called tight.
+# The promise: an answer that may exceed the exact curve by more is not tight.
 _TIGHT = 1e-3
 # Both are shares of ε, or of this many standard deviations of the loss where ε is less.
 _LEAST_EPSILON = 0.1
-# The chance that is cut off at each end of a window, its logarithm.
+# The logarithm of the probability cut off at each end of a window.
 _LOG_OUTSIDE = math.log(1e-10)
 _MAX_POINTS, _MAX_WINDOW = 2**17, 2**20
-# Logarithm of what a frequency may hold without being counted; far below all rounding.
+# Logarithm of the size below which a frequency is ignored; far below all rounding.
 _NEGLIGIBLE = -80.0
 # Beyond these a weight would overflow.
 _LARGEST_EXPONENT = 600.0
@@ -71,7 +71,7 @@ def convolve_weighted(
 
     Every output of a transform of n is a sum of its inputs along log2(n) additions and products,
     each rounded; the power multiplies a relative error. Sums outside of the window fold back into
-    it, which adds to the result and takes nothing off.
+    it, which can only increase the result.
 
     Args:
       log_weights: for each kind `[points]`, the logarithm of p plus θ times the loss, up to a
@@ -82,7 +82,7 @@ def convolve_weighted(
 
     Returns:
       `[size]` weighted masses of the composition, those outside of the window folded in, which sum
-      to 1 together; and what each of them may be wrong by.
+      to 1 together; and a bound on the error of each.
 
     Source: Koskela, Jälkö, Honkela 2020 (composition by transforms); Esscher 1932 (weights).
     """
@@ -191,7 +191,7 @@ class Composition:
         return at, found
 
     def _excess(self, tilt: float, found: _Cumulants) -> tuple[float, float, float]:
-        """By how much θ is too small, the slope of that, and the unit that it is measured in.
+        """Returns by how much θ is too small, the slope of that, and its unit.
 
         At the mean m of the weighted sum of deviation s, δ is about that of a Gaussian tail,
         `E·e^(−θm)` over `1 + √(2π)·θ·s` and `1 + θ + √(2π)/s`.
@@ -289,7 +289,7 @@ class Composition:
         centre = round(self._mean / self.width)
         first = max(start, min(math.floor(self._end(-1) / self.width), centre - 1))
         last = min(end, max(math.ceil(self._end(1) / self.width), centre + 1))
-        # What lies below the window folds back into it, which takes nothing off the answer.
+        # What lies below the window folds back into it, which never lowers the answer.
         return start, end, max(first, last - 4 * _MAX_WINDOW), last
 
     def answer(self) -> Answer:
@@ -332,11 +332,11 @@ class _Curve(NamedTuple):
     gaps: np.ndarray  # The fall of δ in units of 1 − e^(ε − place), below each place.
     scale: float
     infinite: float  # Added to every δ.
-    relative: float  # What rounding may have taken off, as a share.
-    is_sharp: bool  # Whether what was added for rounding makes no difference.
+    relative: float  # The share that rounding may have lost.
+    is_sharp: bool  # Whether the amount added for rounding is negligible.
 
     def epsilon(self, dp_delta: float) -> Answer:
-        """Bounds ε at one δ above 0; inf where there is no bound."""
+        """Bounds ε at one δ above 0; inf without a bound."""
         left = dp_delta * (1 - 4 * EPS) - self.infinite
         if left <= 0 or self.relative >= 0.5:
             return Answer(math.inf, False)
@@ -354,7 +354,7 @@ class _Curve(NamedTuple):
         return Answer(max(at, 0.0), is_exact or at <= 0)
 
     def delta(self, epsilon: float) -> Answer:
-        """Bounds δ at one ε of at least 0, by 1 at most."""
+        """Bounds δ at one ε of at least 0, at most 1."""
         place = epsilon - self.centre - 16 * EPS * (epsilon + abs(self.centre))
         j = int(np.searchsorted(self.places, place))
         if self.relative >= 0.5:

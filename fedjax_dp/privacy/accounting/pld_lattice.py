@@ -1,7 +1,7 @@
 """One step's privacy loss on the multiples of a width, rounded so that ε and δ are never too low.
 
 A loss between two multiples goes to both, such that the mass of either distribution is kept
-(connect the dots: Doroshenko and others 2022); what the arithmetic may have lost is moved up.
+(connect the dots: Doroshenko and others 2022); the possible error of the arithmetic is moved up.
 """
 
 import functools
@@ -179,7 +179,7 @@ def _pair_of(event: Any, relation: str) -> _GaussianPair | None:
 
 
 def _of_cut_draw(event: Any, pair: _GaussianPair, width: float, cut: float) -> tuple[Losses, ...]:
-    """Spreads the losses of a truncated Poisson draw: where it was cut, a unit is exchanged.
+    """Spreads the losses of a truncated Poisson draw: if it was cut, a unit is replaced.
 
     Source: dp-accounting, `from_truncated_subsampled_gaussian_mechanism`.
     """

@@ -1,4 +1,4 @@
-"""ε of Poisson-sampled Gaussian steps, for many clients side by side."""
+"""ε of Poisson-sampled Gaussian steps, for many clients at once."""
 
 import math
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def epsilon_of_poisson(
       num_steps: steps of each phase, the shape of `sampling_rate` or one that broadcasts to it;
         integers, except for "rdp-classic-64", whose recipe counts `epochs·N/b`.
       dp_delta: δ in (0, 1); a scalar or `[clients]`.
-      rho: zCDP cost of all else that was released, such as private selections; a scalar or
+      rho: zCDP cost of all other releases, such as private selections; a scalar or
         `[clients]`.
       accountant: "rdp", "pld" or "rdp-classic-64".
       relation: "add_remove" or "replace_one".
@@ -64,7 +64,7 @@ def bound_of_poisson(
     accountant: str = "rdp",
     relation: str = "add_remove",
 ) -> Bound:
-    """Computes what `epsilon_of_poisson` does, and says which accountant gave it."""
+    """Computes what `epsilon_of_poisson` does, and names the accountant."""
     checks.non_negative("noise_multiplier", noise_multiplier)
     rows, shape = rows_of(noise_multiplier, dp_delta, rho, sampling_rate, num_steps, accountant)
     unique, for_all = distinct(rows, shape)
@@ -72,9 +72,9 @@ def bound_of_poisson(
 
 
 def require_delta(dp_delta: ArrayLike) -> None:
-    """Requires every δ to lie inside of (0, 1)."""
+    """Requires every δ to be in (0, 1)."""
     inside = np.all((np.asarray(dp_delta) > 0) & (np.asarray(dp_delta) < 1))
-    checks.require(bool(inside), "dp_delta", "lie in (0, 1)", dp_delta)
+    checks.require(bool(inside), "dp_delta", "be in (0, 1)", dp_delta)
 
 
 def step_event(rate: float, noise_multiplier: float) -> DpEvent:

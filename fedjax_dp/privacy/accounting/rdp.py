@@ -41,8 +41,9 @@ def poisson_gaussian(
 
     Evaluates the formulas of dp-accounting for all settings and orders at once, in float64, with
     two changes. At whole orders the moment less 1 is summed, whose terms are all positive, so that
-    nothing is lost however little a step costs. At others, where the series begins with that 1 and
-    loses what is far below it, chords between whole orders are used. Infinite without noise.
+    no digits are lost however little a step costs. At others, where the series begins with that 1
+    and loses whatever is far below it, chords between whole orders are used. Infinite without
+    noise.
 
     Guarantee: no value lies below the divergence; the largest possible rounding error is added.
 
@@ -55,7 +56,7 @@ def poisson_gaussian(
     )
     alpha = np.asarray(orders, float)
     curves = np.zeros((q.size, alpha.size))
-    # So little noise that its square is nothing is none.
+    # Noise whose square underflows counts as none.
     is_noised = z**2 > 0
     (sampled,) = np.nonzero((q > 0) & (q < 1) & is_noised)
     with np.errstate(over="ignore"):
@@ -114,13 +115,13 @@ def _with_chords(
 
 def _log_moments(q: np.ndarray, z: np.ndarray, alpha: np.ndarray) -> np.ndarray:
     """Bounds the logarithms of E[ratio^α], `[settings, orders]`, for q in (0, 1) and z above 0."""
-    # Infinite where even the sum of a whole order overflows, and then no chord is drawn.
+    # Infinite if even the sum of a whole order overflows; then no chord is used.
     found = _with_chords(alpha, np.zeros(q.size), lambda end: _log_moments_whole(q, z, end))
     broken = alpha != np.floor(alpha)
     if broken.any():
         series = _log_moments_fractional(q, z, alpha[broken])
-        # But for what is small the series is that of dp-accounting, for others to recompute; like
-        # it, orders at which the series does not converge are left out.
+        # Except for small moments the series is that of dp-accounting, so that others can recompute
+        # it; orders at which it does not converge are left out there and here.
         chords = np.fmin(found[:, broken], series)
         found[:, broken] = np.where(series > _SMALL, series, chords)
     return np.where(np.isnan(found), np.inf, found)
@@ -131,8 +132,8 @@ def _log_moment(
 ) -> np.ndarray:
     """Sums `log(1 + Σ C(α,k)·q^k·(1−q)^(α−k)·cost(k))` over k from 2 to α, rounded up.
 
-    `log_costs` is `[settings, α − 1]` or `[α − 1]`; `parts` are the largest numbers that they were
-    summed from, `[settings]`.
+    `log_costs` is `[settings, α − 1]` or `[α − 1]`; `parts` are the largest of their summands,
+    `[settings]`.
     """
     q = np.asarray(sampling_probability, float)[..., None]
     k = np.arange(2.0, order + 1)
@@ -164,7 +165,7 @@ def _log_moments_whole(q: np.ndarray, z: np.ndarray, alpha: int) -> np.ndarray:
 
 
 def _log_moments_fractional(q: np.ndarray, z: np.ndarray, alpha: np.ndarray) -> np.ndarray:
-    """Bounds the series: both halves term by term, without their signs; what has converged drops.
+    """Bounds the series: both halves term by term, without signs; converged entries drop out.
 
     Above order α the signs alternate and the terms fall, so that all that is left is below the
     last term.
@@ -179,7 +180,7 @@ def _log_moments_fractional(q: np.ndarray, z: np.ndarray, alpha: np.ndarray) -> 
     active = np.arange(log_q.size)
     total = np.full(log_q.size, -np.inf)
     previous = np.full((2, log_q.size), -np.inf)
-    # What rounding may take off: of every term by the numbers that its exponent is the sum of.
+    # The possible rounding error of every term, from the numbers that its exponent is summed from.
     rounding, largest = np.zeros(log_q.size), np.zeros(log_q.size)
     for i in range(_MAX_TERMS):
         j = order - i
@@ -216,9 +217,9 @@ def to_epsilon(
     """Converts Rényi curves of a whole composition, `[..., orders]`, to the smallest ε at one δ.
 
     `is_classic` uses `ρ(α) + ln(1/δ)/(α − 1)` (Mironov 2017, Proposition 3) in place of the tighter
-    bound (Canonne, Kamath, Steinke 2020, Proposition 12). Infinite where no order gives a bound.
+    bound (Canonne, Kamath, Steinke 2020, Proposition 12). Infinite if no order yields a bound.
 
-    Guarantee: rounding never takes off; what it may cost is added.
+    Guarantee: rounding never lowers the result; its possible error is added.
     """
     rho = np.asarray(curves, float)
     alpha = np.asarray(orders, float)
@@ -237,7 +238,7 @@ def to_epsilon(
             # δ ≤ √(1 − exp(−KL)): at a divergence this small the claim holds with ε = 0.
             is_free = at**2 > -np.expm1(-rho) * (1 + 8 * EPS)
             epsilon = np.where(is_free, 0.0, np.maximum(epsilon, 0.0))
-        # Without any δ a Rényi curve promises something only where nothing was released.
+        # At δ = 0 a Rényi curve promises something only if nothing was released.
         nothing = np.where(rho == 0, 0.0, np.inf)
         return np.min(np.where(at == 0, nothing.max(axis=-1, keepdims=True), epsilon), axis=-1)
 
@@ -247,7 +248,7 @@ def to_delta(
 ) -> np.ndarray:
     """Converts Rényi curves of a whole composition, `[..., orders]`, to the smallest δ at one ε.
 
-    Guarantee: rounding never takes off; what it may cost is added.
+    Guarantee: rounding never lowers the result; its possible error is added.
     """
     rho = np.asarray(curves, float)
     alpha = np.asarray(orders, float)

@@ -1,4 +1,4 @@
-"""Rényi curves of any events: many at once, with dp-accounting's where it has them."""
+"""Rényi curves of any events: many at once, with those of dp-accounting if it has them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ DPA_RELATION = {
 
 
 def orders_of(accountant: str) -> tuple[float, ...]:
-    """Gives the Rényi orders of an accountant by "rdp" or "rdp-classic-64"."""
+    """Returns the Rényi orders of the accountant "rdp" or "rdp-classic-64"."""
     return rdp.CLASSIC_ORDERS if accountant == "rdp-classic-64" else rdp.DEFAULT_ORDERS
 
 
@@ -57,7 +57,7 @@ def _lifted(event: Any, curve: np.ndarray, orders: np.ndarray) -> np.ndarray:
         return curve * (1 + 8 * rdp.EPS)
     lost = 8 * rdp.EPS / np.minimum(orders - 1, 1.0)
     if isinstance(event, dpa.LaplaceDpEvent):
-        # Its terms are no larger than ε, and never is the whole above α·ε²/2 (ε-DP).
+        # Its terms are no larger than ε, and the whole is never above α·ε²/2 (ε-DP).
         epsilon = 1 / event.noise_multiplier
         return np.minimum(curve + lost * epsilon, orders * epsilon**2 / 2 * (1 + 8 * rdp.EPS))
     return curve * (1 + 64 * rdp.EPS) + lost

@@ -13,7 +13,7 @@ from fedjax_dp.core.ranges import Fraction, NonNegative, Positive
 from fedjax_dp.privacy.mechanisms import random_bits
 from fedjax_dp.privacy.sensitivities import Scalar
 
-# A clip norm outside of this range has run away; it is held there instead of reaching 0 or inf.
+# A clip norm outside of this range has diverged; it is held there instead of reaching 0 or inf.
 _SMALLEST, _LARGEST = 1e-12, 1e12
 
 
@@ -22,10 +22,10 @@ class AdaptiveClipping(NamedTuple):
 
     Attributes:
       initial_clip_norm: the clip norm of the first round, above 0.
-      target_quantile: the wanted share of contributions that are not clipped, in [0, 1].
-      learning_rate: how fast the logarithm of the clip norm follows, at least 0.
+      target_quantile: the target share of contributions that are not clipped, in [0, 1].
+      learning_rate: the step size of the logarithm of the clip norm, at least 0.
       count_stddev: standard deviation of the noise on the count of unclipped contributions.
-      expected_cohort_size: the public number of contributions that a round is expected to have.
+      expected_cohort_size: the public expected number of contributions of a round.
     """
 
     initial_clip_norm: float
@@ -45,7 +45,7 @@ class AdaptiveClipping(NamedTuple):
           clip_norm: the bound of this round.
 
         Returns:
-          1/2 where the contribution was not clipped, -1/2 where it was; float32. Padding must be
+          1/2 if the contribution was not clipped, -1/2 if it was; float32. Padding must be
           masked after this, before the sum.
         """
         return jnp.where(norm <= clip_norm, 0.5, -0.5).astype(jnp.float32)
@@ -82,18 +82,17 @@ def make_adaptive_clipping(
     learning_rate: NonNegative = 0.2,
     count_stddev: Positive | None = None,
 ) -> AdaptiveClipping:
-    """Builds the rule with the defaults of its paper.
+    """Builds the rule with the defaults of the paper.
 
     Guarantee: round t's clip norm depends on rounds before t only, through noised counts that
     `update_noise_multiplier` pays for.
 
     Args:
-      expected_cohort_size: the public number of contributions that a round is expected to have,
-        above 0.
+      expected_cohort_size: the public expected number of contributions of a round, above 0.
       initial_clip_norm: above 0.
       target_quantile: in [0, 1].
       learning_rate: at least 0.
-      count_stddev: above 0; `expected_cohort_size / 20` where None.
+      count_stddev: above 0; `expected_cohort_size / 20` if None.
 
     Returns:
       The rule.
@@ -113,8 +112,8 @@ def update_noise_multiplier(noise_multiplier: Positive, count_stddev: Positive) 
     """Computes the multiplier of updates that leaves the count its share of a round's.
 
     Updates and count are one Gaussian release of the same sample: `z⁻² = z_Δ⁻² + (2σ_b)⁻²`, since
-    contributions to the count are ±1/2. A round is charged with z. A count that alone would cost
-    more than the round may is refused.
+    contributions to the count are ±1/2. A round is charged with z. A count that alone costs more
+    than the round is refused.
 
     Source: Andrew, Thakkar, McMahan, Ramaswamy 2021, theorem 1.
     """

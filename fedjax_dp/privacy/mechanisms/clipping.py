@@ -16,13 +16,13 @@ from fedjax_dp.core.ranges import Norms
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.sensitivities import Scalar
 
-# Scales below this are as good as none: rounded to the next float, they could be much larger.
+# Scales below this count as 0: rounded to the next float, they could be much larger.
 SMALLEST_FACTOR = 2.0**-120
 # A bound on entries is 2^12 to 2^13 units of its lattice; float32 holds every integer up to 2^24.
 _UNITS_LOG2, _MOST_UNITS = 12, 2.0**24
-# Bounds that are not above this one have units that are too small for float32.
+# Bounds up to this one have units that are too small for float32.
 _LEAST_LATTICE_BOUND = 2.0**-100
-# A bound on entries that has a lattice; the same of numbers that may be traced, or inf.
+# A bound on entries that has a lattice; the same for numbers that may be traced, or inf.
 LatticeNorm = Annotated[float, Gt(_LEAST_LATTICE_BOUND)]
 LatticeNorms = Annotated[jax.typing.ArrayLike, Gt(_LEAST_LATTICE_BOUND), Le(math.inf)]
 # Squares of float32 entries below this vanish; see `_factor`.
@@ -30,10 +30,10 @@ _SMALLEST_SEEN = float(np.sqrt(np.finfo(np.float32).tiny))
 
 
 def _leaves_of(tree: PyTree) -> tuple[list[jax.Array], Any]:
-    """Checks a tree and takes it apart, in float32 or better.
+    """Checks a tree and flattens it, in float32 or better.
 
-    What is clipped is computed once: were it computed again for the result, it could be rounded
-    otherwise than where its norm was taken.
+    Its arrays are computed once: recomputed for the result, they could be rounded differently than
+    for the norm.
     """
     leaves, treedef = jax.tree.flatten(tree)
     leaves = [jnp.asarray(leaf) for leaf in leaves]
@@ -44,13 +44,13 @@ def _leaves_of(tree: PyTree) -> tuple[list[jax.Array], Any]:
 
 
 def _norm(leaves: list[jax.Array]) -> jax.Array:
-    """Norm in float32 or better; inf for leaves with an entry that is not finite."""
+    """Computes a norm in float32 or better; inf for leaves with an entry that is not finite."""
     norm = trees.l2_norm(leaves)
     return jnp.where(jnp.isfinite(norm), norm, jnp.inf)
 
 
 def _factor(norm: jax.Array, clip_norm: Scalar, size: int) -> jax.Array:
-    """The factor in [0, 1] that brings `norm` to at most `clip_norm`; 0 where norm is inf.
+    """Computes the factor in [0, 1] that brings `norm` to at most `clip_norm`; 0 if norm is inf.
 
     The summand below bounds the norm of what vanished when squares underflowed. It guards the
     division at zero and changes nothing at any ordinary size.
@@ -59,7 +59,7 @@ def _factor(norm: jax.Array, clip_norm: Scalar, size: int) -> jax.Array:
     bound = jnp.asarray(clip_norm, norm.dtype)
     bound = jnp.where(bound > 0, bound, 0)
     factor = jnp.minimum(1, bound / (norm + unseen))
-    # One that is barely a float would be rounded by much of itself, and might be rounded up.
+    # A barely representable factor has a large relative rounding error, and might be rounded up.
     return jnp.where(jnp.isinf(norm) | (factor < SMALLEST_FACTOR), 0, factor)
 
 
@@ -79,12 +79,12 @@ def clip_by_global_norm(tree: PyTree, clip_norm: Norms) -> tuple[PyTree, jax.Arr
 
     Args:
       tree: a tree of float arrays.
-      clip_norm: the bound, above 0; may be traced; inf means no clipping. A traced bound that
-        is nan or not positive lets nothing through.
+      clip_norm: the bound, above 0; may be traced; inf means no clipping. A traced bound that is
+        NaN or not positive makes the result zero.
 
     Returns:
       `(clipped, norm)`: the clipped tree, and the norm before clipping, a scalar in float32 or
-      better, inf where the tree was not finite. The norm is not private.
+      better, inf if the tree was not finite. The norm is not private.
     """
     leaves, treedef = _leaves_of(tree)
     norm = _norm(leaves)
@@ -120,15 +120,15 @@ def clip_by_l1_norm(tree: PyTree, clip_norm: Norms) -> tuple[PyTree, jax.Array]:
 def clip_entries(tree: PyTree, bound: Norms) -> tuple[PyTree, jax.Array]:
     """Clips every entry of a tree to a largest absolute value, in float32 or better.
 
-    Returns the largest entry before that too, inf where one is not finite, which is not private.
+    Also returns the largest entry before clipping, inf if one is not finite, which is not private.
 
     Guarantee: no entry of the result exceeds `bound` in absolute value, for any input; one entry
-    that is not finite makes the whole tree zero. A traced bound that is not above 0 lets nothing
-    through.
+    that is not finite makes the whole tree zero. A traced bound that is not above 0 makes the
+    result zero.
     """
     leaves, treedef = _leaves_of(tree)
     largest = jnp.max(jnp.stack([jnp.max(jnp.abs(x), initial=0) for x in leaves]))
-    # XLA's CPU backend passes over nan in the maximum of more than 4,096 entries.
+    # XLA's CPU backend ignores NaN in the maximum of more than 4,096 entries.
     is_finite = trees.is_finite(leaves)
     limit = jnp.asarray(bound, jnp.float32)
     limit = jnp.where(limit > 0, limit, 0)
@@ -142,15 +142,14 @@ def clip_entries_to_lattice(tree: PyTree, bound: LatticeNorms) -> tuple[PyTree, 
 
     Entries become multiples of a power of two near `bound / 4096`. A sum of such trees holds no
     rounding as long as no entry of any partial sum is beyond 2^24 of these multiples, or if it is
-    made by `core.sums`, which keeps what partial sums lose; `within_exact_sums` cuts sums off
-    there. A bound of inf means neither a bound nor rounding; a traced one that is nan or not above
-    2^-100 lets nothing through. Returns as `clip_entries`.
+    made by `core.sums`, which keeps the rounding errors of partial sums; `within_exact_sums` cuts
+    sums off there. A bound of inf means neither a bound nor rounding; a traced one that is NaN or
+    not above 2^-100 makes the result zero. Returns the same as `clip_entries`.
 
     Guarantee: no entry of the result exceeds `bound` in absolute value, for any input; one entry
     that is not finite makes the whole tree zero. One tree more or less moves an entry of
     `within_exact_sums(total, bound)` by at most `bound`, exactly, if `total` is summed as above. A
-    plain running sum that passes 2^24 multiples and comes back has rounded on its way: it is not
-    covered.
+    plain running sum that exceeds 2^24 multiples on its way has been rounded: it is not covered.
     """
     limit, unit = _lattice(bound)
     clipped, largest = clip_entries(tree, jnp.where(limit > 0, limit, 1.0))
@@ -194,8 +193,8 @@ def clip_per_layer(tree: PyTree, clip_norm: Norms) -> tuple[PyTree, jax.Array]:
       clip_norm: the bound on the whole tree, above 0; may be traced; inf means no clipping.
 
     Returns:
-      `(clipped, norm)`: the clipped tree, and the norm of the whole tree before clipping, inf
-      where it was not finite. The norm is not private.
+      `(clipped, norm)`: the clipped tree, and the norm of the whole tree before clipping, inf if it
+      was not finite. The norm is not private.
 
     Source: McMahan and others, "Learning Differentially Private Recurrent Language Models",
     ICLR 2018, section 3 ("per-layer clipping").

@@ -19,15 +19,15 @@ from fedjax_dp.privacy.mechanisms.noise import release
 
 
 class BandedNoise(NamedTuple):
-    """A run's correlated noise: what is released is `C⁻¹(C x + z)` for a banded Toeplitz C.
+    """A run's correlated noise: the release is `C⁻¹(C x + z)` for a banded Toeplitz C.
 
-    Rounds add up in the model, so that noise which partly takes back that of earlier rounds hurts
-    less than independent noise of the same privacy.
+    Rounds add up in the model, so that noise which partly cancels that of earlier rounds hurts less
+    than independent noise of the same privacy.
 
     Attributes:
       coefficients: `[bands]` first column of C, float32; Euclidean norm 1.
       sensitivity: how far one unit of contribution 1 moves C x over the whole run.
-      num_rounds: the rounds that it was made for.
+      num_rounds: the number of rounds that it was built for.
     """
 
     coefficients: np.ndarray
@@ -38,11 +38,11 @@ class BandedNoise(NamedTuple):
         """Builds the state before the first round.
 
         Args:
-          tree: what will be noised.
+          tree: the tree to be noised.
 
         Returns:
           The last noises, `[bands - 1, ...]` at every leaf, float32. It must be kept with the
-          run: noise that forgets what it added is not private.
+          run: without it, later noise is not private.
         """
         rows = len(self.coefficients) - 1
         return jax.tree.map(lambda x: jnp.zeros((rows, *jnp.shape(x)), jnp.float32), tree)
@@ -105,16 +105,16 @@ def banded_noise(
 ) -> BandedNoise:
     """Finds the best banded noise for a participation pattern.
 
-    Guarantee: holds where two participations of a unit are at least `min_separation` rounds
-    apart and there are at most `max_participations` of them; cyclic cohorts of a population keep
-    this by themselves. More than `num_rounds` rounds need new noise and another charge.
+    Guarantee: holds where two participations of a unit are at least `min_separation` rounds apart
+    and there are at most `max_participations` of them; cyclic cohorts of a population always meet
+    this. More than `num_rounds` rounds need new noise and another charge.
 
     Args:
       num_rounds: rounds of the run, at least 1.
-      bands: how many rounds are tied together, from 1 (independent noise) to `min_separation`;
+      bands: the number of correlated rounds, from 1 (independent noise) to `min_separation`;
         the state holds `bands - 1` copies of the model.
       min_separation: rounds from one participation of a unit to its next, at least 1.
-      max_participations: at least 1; as many as fit into the run where None.
+      max_participations: at least 1; as many as fit into the run if None.
 
     Returns:
       The noise.
@@ -127,7 +127,7 @@ def banded_noise(
     if max_participations is not None:
         fitting = min(fitting, max_participations)
     coefficients = best_coefficients(num_rounds, min(bands, num_rounds))
-    # Rounding to float32 happens before the sensitivity is taken, so that it is the one that runs.
+    # Rounded to float32 before the sensitivity is taken, which then is that of the noise that runs.
     coefficients = coefficients.astype(np.float32)
     norm = float(np.linalg.norm(coefficients.astype(float)))
     return BandedNoise(coefficients, math.sqrt(fitting) * norm, num_rounds)

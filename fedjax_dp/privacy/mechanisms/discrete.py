@@ -13,8 +13,8 @@ from chex import PRNGKey
 
 from fedjax_dp.core import checks
 
-# Weights are fixed-point integers of this many bits; thresholds keep 127 of them: what a draw of
-# four 32-bit words has beside its sign.
+# Weights are fixed-point integers of this many bits; thresholds keep 127 of them: what a draw of #
+# four 32-bit words has besides its sign.
 _BITS = 192
 _WORDS = 4
 _DRAWN_BITS = 32 * _WORDS - 1
@@ -26,8 +26,8 @@ MAX_STDDEV = 2.0**15
 class IntegerLaw(NamedTuple):
     """A symmetric law on the integers, as a table that a compiled draw searches.
 
-    Its total variation distance from the law that it names is below 2^-105 per draw. All of the
-    drawing is integer arithmetic: no rounding of floats can be seen in the result.
+    Its total variation distance from the named law is below 2^-105 per draw. Drawing is all integer
+    arithmetic: the result shows no rounding of floats.
     """
 
     # `[4, magnitudes]` uint32: words of the cumulative probabilities of magnitudes 0, 1, ..., most
@@ -52,7 +52,7 @@ def _law(weights: Iterator[int]) -> IntegerLaw:
         below += mass
         threshold = min((below << _DRAWN_BITS) // total, (1 << _DRAWN_BITS) - 1)
         words.append(_split(threshold))
-    # A table whose size is a power of two is searched in whole steps, and compiled for few sizes.
+    # Tables of power-of-two size are searched in whole steps, and compiled for few sizes.
     size = 1 << max(len(words) - 1, 1).bit_length()
     words += [_split((1 << _DRAWN_BITS) - 1)] * (size - len(words))
     k = np.arange(len(masses), dtype=float)
@@ -106,11 +106,11 @@ def skellam(variance: float) -> IntegerLaw:
 
     Source: Agarwal, Kairouz, Liu 2021, definition 3.1.
     """
-    checks.require(0 <= variance <= MAX_STDDEV**2, "variance", "lie in [0, 2^30]", variance)
+    checks.require(0 <= variance <= MAX_STDDEV**2, "variance", "be in [0, 2^30]", variance)
     if variance == 0:
         return discrete_gaussian(0.0)
     numerator, denominator = float(variance).as_integer_ratio()
-    # Miller's recurrence runs down, where it is stable; it forgets where it began.
+    # Miller's recurrence runs down, where it is stable; its starting values do not matter.
     start = math.ceil(15 * math.sqrt(variance)) + 200
     after, here = 0, 1 << _BITS
     values = []
@@ -134,7 +134,7 @@ def check_scale(argument: str, value: float) -> None:
 
 
 def draw(key: PRNGKey, shape: tuple[int, ...], law: IntegerLaw) -> jax.Array:
-    """Draws independent integers, int32; laws whose tables have one size share a program."""
+    """Draws independent integers, int32; laws with tables of one size share a program."""
     words = jax.random.bits(key, (_WORDS, *shape), jnp.uint32)
     magnitude = magnitude_of(words, law)
     return jnp.where(words[-1] & 1, -magnitude, magnitude)

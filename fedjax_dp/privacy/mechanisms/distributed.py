@@ -1,4 +1,4 @@
-"""Discrete noise on sums: clients round, add shares or the server adds all, integers modulo 2^B."""
+"""Discrete noise on sums of integers modulo 2^B, in shares by the clients or by the server."""
 
 import math
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from fedjax_dp.privacy.mechanisms import clipping, discrete, rotation
 
 _MAX_TRIES = 64
 # Norms of rounded vectors are summed in float32, with an error below 2^-18 for up to 2^30 entries;
-# this much is kept between the sum and the bound.
+# this margin is kept between the sum and the bound.
 _NORM_MARGIN = 1 - 2.0**-14
 
 
@@ -30,7 +30,7 @@ class DistributedDiscreteGaussianDpEvent(CurveDpEvent):
 
     Attributes:
       noise_scale: σ of one share, in units of the lattice.
-      num_shares: how many shares the sum holds at least; 1 is noise that is added centrally.
+      num_shares: the fewest shares in the sum; 1 is noise that is added centrally.
       l2_norm: largest Euclidean norm of one contribution, in units of the lattice.
       l1_norm: largest sum of absolute values of one contribution.
       dimension: number of coordinates.
@@ -50,8 +50,8 @@ class DistributedDiscreteGaussianDpEvent(CurveDpEvent):
           relation: "add_remove", "zero_out" or "replace_one".
 
         Returns:
-          `[orders]`; inf where there is no noise, or where one of several shares has a scale below
-          1/2, for which nothing is proven.
+          `[orders]`; inf without noise, or if one of several shares has a scale below 1/2, for
+          which nothing is proven.
 
         Source: Kairouz, Liu, Steinke 2021, proposition 14 and theorem 1.
         """
@@ -62,7 +62,8 @@ class DistributedDiscreteGaussianDpEvent(CurveDpEvent):
         total = math.sqrt(self.num_shares) * self.noise_scale
         s2, s1 = factor * self.l2_norm / total, factor * self.l1_norm / total
         k = np.arange(1, self.num_shares)
-        # Sums of discrete Gaussians are not quite discrete Gaussians: that costs τ a coordinate.
+        # Sums of discrete Gaussians are not quite discrete Gaussians: that costs τ for each
+        # coordinate.
         tau = 10 * np.sum(np.exp(-2 * np.pi**2 * self.noise_scale**2 * k / (k + 1)))
         d = self.dimension
         return np.minimum.reduce(
@@ -96,7 +97,7 @@ class SkellamDpEvent(CurveDpEvent):
           relation: "add_remove", "zero_out" or "replace_one".
 
         Returns:
-          `[orders]`; inf where there is no noise.
+          `[orders]`; inf without noise.
 
         Source: Agarwal, Kairouz, Liu 2021, theorem 3.5.
         """
@@ -110,16 +111,16 @@ class SkellamDpEvent(CurveDpEvent):
 
 
 class Plan(NamedTuple):
-    """The public numbers of a discrete mechanism; all that its event needs.
+    """The public numbers of a discrete mechanism, which determine its event.
 
     Attributes:
       noise: "gaussian" or "skellam".
       clip_norm: bound on the L2 norm of one update, in units of the parameters.
       granularity: width γ of the lattice, in units of the parameters.
       noise_stddev: standard deviation of the noise on the sum, in units of the parameters.
-      num_shares: how many clients' shares make up that noise; 1 is noise that is added centrally.
+      num_shares: the number of clients' shares of that noise; 1 is noise that is added centrally.
       bits: B; sums are taken modulo 2^B, at most 32.
-      dimension: number of coordinates, after padding to a power of two where they are rotated.
+      dimension: number of coordinates, after padding to a power of two if rotated.
       rounding_bias: β of the conditional rounding, in [0, 1); 0 bounds the norm by the worst case.
       is_rotated: whether updates are rotated, so that few bits hold every coordinate of the sum.
     """
@@ -141,7 +142,7 @@ class Plan(NamedTuple):
 
     @property
     def l2_norm_squared(self) -> float:
-        """Its square: the smaller of the worst case and of what conditional rounding allows.
+        """Square of `l2_norm`: the smaller of the worst case and the bound of conditional rounding.
 
         Source: Kairouz, Liu, Steinke 2021, proposition 22.
         """
@@ -165,8 +166,8 @@ class Plan(NamedTuple):
     def event(self) -> DpEvent:
         """Builds the event of one release; sampling comes on top.
 
-        Guarantee: holds if at least `num_shares` shares of noise are in the sum. That a unit is
-        zeroed out means that it sends zeros, its share of the noise staying in.
+        Guarantee: holds if at least `num_shares` shares of noise are in the sum. A zeroed-out unit
+        sends zeros, and its share of the noise stays in.
 
         Returns:
           The event.
@@ -200,13 +201,13 @@ def make_plan(
       dimension: number of parameters, at least 1; padded to a power of two.
       clip_norm: S, above 0.
       noise_multiplier: standard deviation of the noise on the sum over `clip_norm`, at least 0.
-      num_clients: n, how many contributions a sum may hold.
-      num_shares: how many shares of noise it holds at least; `num_clients` where None, 1 for
-        noise that is added centrally.
+      num_clients: n, the most contributions of a sum.
+      num_shares: the fewest shares of noise in a sum; `num_clients` if None, 1 for noise that is
+        added centrally.
       bits: B, from 2 to 32.
       noise: "gaussian" or "skellam".
       rounding_bias: β in [0, 1).
-      num_deviations: k: how many standard deviations of the sum must fit.
+      num_deviations: k, the number of standard deviations of the sum that must fit.
 
     Returns:
       The plan. Rounding makes contributions longer than `clip_norm`; calibrate with the plan's
@@ -250,17 +251,17 @@ def make_central_plan(
     """Chooses the lattice for discrete Gaussian noise that a trusted server adds.
 
     Nothing is sent, so that bits cost nothing: sums are taken modulo 2^32, which n clients cannot
-    reach while n·S/γ is below 2^31, and updates need no rotation. The lattice is as coarse as keeps
-    what rounding adds to the length of a contribution within a tolerance.
+    reach while n·S/γ is below 2^31, and updates need no rotation. The lattice is the coarsest on
+    which rounding lengthens a contribution by no more than a tolerance.
 
     Args:
       dimension: number of parameters, at least 1.
       clip_norm: S, above 0.
       noise_multiplier: standard deviation of the noise on the sum over `clip_norm`, at least 0.
       rounding_bias: β in (0, 1).
-      tolerance: by what share rounding may lengthen a contribution, in (0, 1]; more where that
-        would spread the noise over more points than its table holds, which is for z·√dimension
-        beyond 9,000. The event holds the length that it is.
+      tolerance: the share by which rounding may lengthen a contribution, in (0, 1]; larger if the
+        noise would need more points than its table holds, which is for z·√dimension beyond 9,000.
+        The event has the actual length.
 
     Returns:
       The plan. Calibrate with the plan's own `event`.
@@ -297,7 +298,7 @@ def choose_bits(
     num_deviations: Positive = 4.0,
     **options: Any,
 ) -> int:
-    """Chooses the fewest bits at which the lattice hardly costs anything.
+    """Chooses the fewest bits at which the lattice costs almost nothing.
 
     A coarse lattice costs twice: rounding makes contributions longer, which the noise has to cover,
     and adds a variance of up to γ²/4 for each client to the sum.
@@ -306,11 +307,11 @@ def choose_bits(
       dimension: number of parameters, at least 1.
       clip_norm: S, above 0.
       noise_multiplier: standard deviation of the noise on the sum over `clip_norm`, above 0.
-      num_clients: how many contributions a sum may hold.
-      tolerance: by what share the length of a contribution, and the variance of the sum, may grow;
-        above 0.
+      num_clients: the most contributions of a sum.
+      tolerance: the share by which the length of a contribution, and the variance of the sum, may
+        grow; above 0.
       num_deviations: as for `make_plan`.
-      **options: further options of `make_plan`, but for the bits.
+      **options: further options of `make_plan`, except `bits`.
 
     Returns:
       B, from 2 to 32.
@@ -320,7 +321,7 @@ def choose_bits(
 
     Source: Kairouz, Liu, Steinke 2021, section 4; `user_level_dp` section 6.
     """
-    # Fewer do not hold the rounding of so many clients.
+    # Fewer do not hold the rounding of this many clients.
     fewest = max(2, math.floor(math.log2(num_deviations) + 0.5 * math.log2(num_clients)) + 1)
     options |= {"num_clients": num_clients, "num_deviations": num_deviations}
     for bits in range(fewest, 33):
@@ -329,20 +330,20 @@ def choose_bits(
         wider = num_clients * plan.granularity**2 / 4 / plan.noise_stddev**2
         if longer <= tolerance and wider <= tolerance:
             return bits
-    raise ValueError(f"tolerance must be within reach of 32 bits, got {tolerance!r}")
+    raise ValueError(f"tolerance must be attainable with 32 bits, got {tolerance!r}")
 
 
 class DiscreteMechanism(NamedTuple):
     """A discrete mechanism on trees, in the pieces that clients and server run.
 
     Attributes:
-      plan: its numbers.
+      plan: the public numbers.
       encode: `(rotation_key, client_key, tree) → message`: clips, rotates or not, rounds, adds the
-        client's share where noise is distributed; `[dimension]` uint32 below 2^B. Messages are
-        summed as uint32, whose overflow is the modular sum.
-      add_shares: `(key, message, count) → message` with so many further shares of noise; the count
-        may be traced.
-      add_noise: `(key, message sum) → sum` where noise is added centrally; nothing otherwise.
+        client's share if noise is distributed; `[dimension]` uint32 below 2^B. Messages are summed
+        as uint32, whose overflow is the modular sum.
+      add_shares: `(key, message, count) → message` with `count` further shares of noise, which may
+        be traced.
+      add_noise: `(key, message sum) → sum`; adds noise only if it is central.
       decode: `(rotation_key, message sum) → tree`: the noised sum of updates, float32.
       event: `() → DpEvent` of one release from a given set of clients.
     """
@@ -381,7 +382,7 @@ def discrete_mechanism(structure: PyTree, plan: Plan) -> DiscreteMechanism:
     is_distributed = plan.num_shares > 1
 
     def law() -> discrete.IntegerLaw:
-        # Made where it is drawn from: calibration asks many plans for their events alone.
+        # Built only to draw: calibration needs the events of many plans alone.
         if plan.noise == "skellam":
             return discrete.skellam(plan.share_stddev**2)
         return discrete.discrete_gaussian(plan.share_stddev)
@@ -422,7 +423,7 @@ def discrete_mechanism(structure: PyTree, plan: Plan) -> DiscreteMechanism:
 
 
 def centre(total: jax.Array, bits: int) -> jax.Array:
-    """Reads integers modulo 2^bits, of which higher bits are not read, as numbers around zero."""
+    """Reads integers modulo 2^bits as numbers around zero; higher bits are ignored."""
     shift = 32 - bits
     return (total << shift).astype(jnp.int32) >> shift
 

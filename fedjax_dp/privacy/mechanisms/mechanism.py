@@ -38,7 +38,7 @@ class Mechanism(NamedTuple):
       noise_stddev: standard deviation of the noise per entry, in units of the sum.
       add_noise: `(key, total) → noised total`; the key is used once, the noise is added once.
       event: `() → DpEvent` of one release from a given set of units; sampling comes on top
-        (`Sampler.event`). Raises ValueError where its numbers are traced.
+        (`Sampler.event`). Raises ValueError if its numbers are traced.
       clips_by_leaf_norms: whether `clip` scales each leaf by a number that depends on the L2 norms
         of the leaves alone, so that it can be applied to the norms without the leaves.
       clips_whole: whether `clip` scales the tree by one number, 1 within the bound in L2 norm.
@@ -65,8 +65,8 @@ def gaussian(
 ) -> Mechanism:
     """Builds the Gaussian mechanism on a weighted sum of clipped contributions.
 
-    Guarantee: the noise has standard deviation `noise_multiplier · clip_norm · max_weight`; what
-    that buys depends on the relation, which the ledger takes into account.
+    Guarantee: the noise has standard deviation `noise_multiplier · clip_norm · max_weight`; its ε
+    depends on the relation, which the ledger takes into account.
 
     Args:
       clip_norm: bound on the L2 norm of one contribution, above 0, or inf; may be traced.
@@ -74,7 +74,7 @@ def gaussian(
         traced.
       method: "global" or "per_layer" clipping.
       relation: "add_remove", "zero_out" or "replace_one".
-      max_weight: the largest weight that a clipped contribution is multiplied with, at least 0.
+      max_weight: the largest weight of a clipped contribution, at least 0.
 
     Returns:
       The mechanism.
@@ -113,7 +113,7 @@ def laplace(
       noise_multiplier: Laplace scale (not standard deviation) over the largest contribution, at
         least 0; may be traced.
       relation: "add_remove", "zero_out" or "replace_one".
-      max_weight: the largest weight that a clipped contribution is multiplied with, at least 0.
+      max_weight: the largest weight of a clipped contribution, at least 0.
 
     Returns:
       The mechanism.
@@ -142,8 +142,8 @@ def staircase(
 ) -> Mechanism:
     """Builds the staircase mechanism on a sum of contributions whose entries are bounded.
 
-    It beats Laplace noise on single numbers with a large ε. The price of a vector is that of its
-    entries together, so that it is for models of few parameters.
+    It beats Laplace noise on single numbers with a large ε. A vector costs as much as all its
+    entries together, so it suits models of few parameters.
 
     Guarantee: one release is ε-DP with `ε = num_entries/noise_multiplier` under add/remove, and
     twice that under replace-one. Entries are rounded to a lattice, on which sums are exact
@@ -154,8 +154,8 @@ def staircase(
     Args:
       clip_norm: bound on the absolute value of every entry, above 2^-100, or inf; may be traced.
       noise_multiplier: 1/ε of one entry, from 1/16 to 65,536, or 0, which adds no noise; may be
-        traced. A traced one that is none of these releases zeros.
-      num_entries: numbers of one contribution, at least 1.
+        traced. Any other traced value releases zeros.
+      num_entries: the number of entries of one contribution, at least 1.
       relation: "add_remove", "zero_out" or "replace_one".
 
     Returns:
@@ -192,17 +192,17 @@ def bounded_laplace(
 ) -> Mechanism:
     """Builds the bounded Laplace mechanism on a sum of contributions whose entries are bounded.
 
-    No release lies farther from the truth than `scalar_noise.bounded_laplace_range`. The price of a
-    vector is that of its entries together, so that it is for models of few parameters.
+    No release is farther from the exact sum than `scalar_noise.bounded_laplace_range`. The price of
+    a vector is that of its entries together, so that it is for models of few parameters.
 
     Guarantee: one entry of one release is (1/noise_multiplier, entry_delta)-DP under add/remove;
-    its entries add up, and replace-one costs what two units in a row cost. Entries are rounded and
+    its entries add up, and replace-one costs as much as two units in a row. Entries are rounded and
     sums are cut off as in `staircase`, under the same condition on partial sums.
 
     Args:
       clip_norm: bound on the absolute value of every entry, above 2^-100, or inf; may be traced.
       noise_multiplier: 1/ε of one entry, at least 0; may be traced; 0 adds no noise.
-      num_entries: numbers of one contribution, at least 1.
+      num_entries: the number of entries of one contribution, at least 1.
       entry_delta: δ of one entry, in (0, 1/2).
       relation: "add_remove", "zero_out" or "replace_one".
 
@@ -237,7 +237,7 @@ def _by_entries(
     stddev_of: Callable[[jax.Array], jax.Array],
     event_of: Callable[[float], DpEvent],
 ) -> Mechanism:
-    """Builds a mechanism whose noise hides every entry on its own; ε of one is 1/multiplier."""
+    """Builds a mechanism that noises every entry separately; ε of one is 1/multiplier."""
     checks.whole("num_entries", num_entries)
     bound = clip_norm * math.sqrt(num_entries)
     sensitivity = sensitivities.sensitivity_of_sum(bound, relation)
@@ -245,13 +245,13 @@ def _by_entries(
     epsilon = 1 / jnp.where(multiplier > 0, multiplier, 1)
 
     def add_noise(key: PRNGKey, total: PyTree) -> PyTree:
-        rule = f"be {num_entries}, the number of entries that is paid for"
+        rule = f"be {num_entries}, the number of entries that is accounted for"
         count = trees.num_parameters(total)
         checks.require(count == num_entries, "number of entries in the sum", rule, count)
         # The largest move of an entry under add/remove.
         step = jnp.asarray(clip_norm, jnp.float32)
         noised = noise_of(key, clipping.within_exact_sums(total, step), epsilon, step)
-        # Zeros answer a traced multiplier that is not valid, as they do for other noise.
+        # A traced multiplier that is not valid releases zeros, as for other noise.
         is_valid = jnp.isfinite(multiplier) & (multiplier >= 0)
         return jax.tree.map(
             lambda a, b: jnp.where(multiplier == 0, a, jnp.where(is_valid, b, 0)), total, noised

@@ -20,7 +20,7 @@ def _check_scale(argument: str, value: Scalar) -> None:
 
 
 def release(value: jax.Array, scale: Scalar, draw: jax.Array) -> jax.Array:
-    """Adds scaled noise; zeros, never NaN, where a traced scale is negative or not finite."""
+    """Adds scaled noise; zeros, never NaN, if a traced scale is negative or not finite."""
     scale = jnp.asarray(scale, value.dtype)
     is_valid = jnp.isfinite(scale) & (scale >= 0)
     return jnp.where(is_valid, value + scale * draw, 0)
@@ -41,11 +41,12 @@ def _add(key: PRNGKey, tree: PyTree, scale: Scalar, sampler: Callable[..., jax.A
 def add_gaussian(key: PRNGKey, tree: PyTree, stddev: Scalar) -> PyTree:
     """Adds independent Gaussian noise to every entry of a tree.
 
-    Small leaves share a draw and large ones have one each (`draws.like`), in float32 or better.
+    Small leaves share a draw and large ones have one each (`random_bits.like`), in float32 or
+    better.
 
-    Guarantee: none by itself; what it buys is in the sensitivity from which `stddev` was made
-    (`sensitivities.noise_stddev`). Draws reach 20.6 standard deviations but leave gaps between the
-    values that they can take; see `discrete` for noise without gaps.
+    Guarantee: none by itself; it follows from the sensitivity from which `stddev` was computed
+    (`sensitivities.noise_stddev`). Draws reach 20.6 standard deviations but leave gaps between
+    their possible values; see `discrete` for noise without gaps.
 
     Args:
       key: used for this addition and nothing else.

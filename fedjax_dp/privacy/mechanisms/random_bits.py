@@ -1,7 +1,7 @@
 """Random numbers for noise, with tails that reach as far as the accounting needs.
 
-Noise that ends early gives a unit away: what one neighbour releases may lie where the other never
-goes. The draws of a numeric library end where its uniform numbers do, at 2^-23.
+Noise that ends early reveals a unit: one neighbour may release values that the other never does.
+The draws of numeric libraries end where their uniform numbers do, at 2^-23.
 """
 
 import math
@@ -24,13 +24,13 @@ _LARGE = 64 * _MULTIPLE
 # made with (Salmon and others 2011, table 2 and section 3.3).
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24)) * 2 + ((13, 15, 26, 6),)
 _PARITY = np.uint32(0x1BD11BDA)
-# How many 32-bit words continue the tail where all bits of a number's own are zero.
+# How many 32-bit words continue the tail if all bits of the number are zero.
 _FURTHER_WORDS = 8
 # The quantile z(p) of the upper tail, over 1 − 2p, as polynomials in w = −log(4p(1 − p)) and its
 # root: for small w about 3.25, for large w about 4.5383, up to w of the second smallest p that 63
-# bits give. Fitted to least largest relative error (6e-9 and 5e-8) on 4,000 Chebyshev nodes; in the
-# form that Giles 2012, "Approximating the erfinv function", chose for processors that compute side
-# by side.
+# bits give. Fitted to minimal maximal relative error (6e-9 and 5e-8) on 4,000 Chebyshev nodes; in
+# the form that Giles 2012, "Approximating the erfinv function", chose for processors that compute
+# side by side.
 _SPLIT = 6.5
 _CENTRES = (3.25, 4.5383251)
 _NEAR = (
@@ -64,12 +64,12 @@ _FAR = (
 def blocks(key: PRNGKey, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     """Draws 64 random bits for each entry, as two words, of fewer than 2^32 entries.
 
-    Each entry is given a whole block of the Threefry cipher. The cipher has to be run for it in any
-    case: sharing its two words among two entries, as libraries do, computes it twice or spoils the
-    one pass in which bits become numbers. `jax.random.bits`, on a CPU, runs the rounds as a loop
-    over memory, so that it compiles fast; noise is drawn where it is added, and drawing it is what
-    it costs: here all rounds are one pass. Entry i has the words of the counter (i, 0). Keys of
-    other kinds are left to `jax.random`.
+    Each entry gets a whole block of the Threefry cipher, which has to be run for it in any case:
+    sharing its two words among two entries, as libraries do, computes it twice or spoils the one
+    pass in which bits become numbers. `jax.random.bits`, on a CPU, runs the rounds as a loop over
+    memory, so that it compiles fast; here all rounds are one pass, since drawing is the main cost
+    of noise. Entry i has the words of the counter (i, 0). Keys of other kinds are left to
+    `jax.random`.
 
     Source: Salmon and others 2011, "Parallel Random Numbers: As Easy as 1, 2, 3".
     """
@@ -101,7 +101,7 @@ def _threefry(key: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
 def normal(key: PRNGKey, shape: tuple[int, ...]) -> jax.Array:
     """Draws standard normal numbers from 63 random bits each: a sign, and 62 bits of the tail.
 
-    Where all 62 are zero, which they are once in 4.6·10¹⁸ numbers, the tail continues with 248 bits
+    If all 62 are zero, as once in 4.6·10¹⁸ numbers, the tail continues with 248 bits
     more, so that the numbers reach 20.6 standard deviations. Those bits are drawn once a call: two
     numbers of one call that both need them are equal in size, which happens in a call of n numbers
     with probability n²·2^-125.
@@ -114,11 +114,10 @@ def normal_of(first: jax.Array, second: jax.Array, further: jax.Array) -> jax.Ar
     """Turns random bits into standard normal numbers by the inverse of their distribution.
 
     `first` holds the sign and the 31 most significant bits of the tail, `second` the next 31 bits,
-    its last bit is not read; `further` is `[words]` of 31 bits each, read where all before are
-    zero.
+    its last bit is not read; `further` is `[words]` of 31 bits each, read if all before are zero.
     """
     upper, lower = first & ~_SIGN, second >> 1
-    # Numbers lie close together in the tail and at zero: each end is measured from where it is.
+    # Numbers are dense in the tail and at zero: each is measured from its own end.
     tail = _fixed_point(upper, lower) * 2.0**-32
     centre = (_signed(upper ^ ~_SIGN) + 0.5) * 2.0**-31
     w = -jnp.log(4 * tail * (1 - tail))
@@ -149,7 +148,7 @@ def _beyond(words: jax.Array) -> jax.Array:
 
 
 def _fixed_point(whole: jax.Array, fraction: jax.Array) -> jax.Array:
-    """Reads two words of 31 bits as a number, in the middle of the interval that they leave."""
+    """Reads two words of 31 bits as a number, in the middle of the interval that they determine."""
     return _signed(whole) + (_signed(fraction) + 0.5) * 2.0**-31
 
 
@@ -162,7 +161,7 @@ def like(key: PRNGKey, leaves: Sequence[Any], sampler: Callable[..., jax.Array])
     """Draws float32 numbers of the shapes of some arrays.
 
     Small arrays are parts of one draw, which compiles once; large ones have a draw each, which is
-    cut only where its length divides badly.
+    cut only if its length divides badly.
     """
     shapes = [jnp.shape(leaf) for leaf in leaves]
     sizes = [math.prod(shape) for shape in shapes]

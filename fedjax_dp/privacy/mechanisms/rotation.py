@@ -13,12 +13,12 @@ from fedjax_dp.core.trees import PyTree
 
 
 class Layout(NamedTuple):
-    """How a tree is laid out as one vector."""
+    """The layout of a tree as one vector."""
 
     treedef: Any
     shapes: tuple[tuple[int, ...], ...]  # Of the leaves.
     dimension: int  # The number of scalars.
-    padded: int  # The length of the vector, a power of two where it is to be rotated.
+    padded: int  # The length of the vector, a power of two if it is to be rotated.
 
 
 def layout_of(tree: PyTree, *, is_padded: bool = True) -> Layout:

@@ -23,7 +23,7 @@ from fedjax_dp.privacy.sensitivities import Scalar
 # rounding may change the ratio of two steps' probabilities.
 SMALLEST_STAIRCASE_EPSILON, LARGEST_STAIRCASE_EPSILON = 2.0**-16, 16.0
 _RATIO_ERROR = 2.0**-18
-# A number of steps has so many binary digits, and the width of a step at most so many.
+# Binary digits of a number of steps, and the most of the width of a step.
 _NUM_DIGITS, _STEP_BITS = 23, 12
 # Positions on a step are known to this share of its width.
 _POSITION_ERROR = 2.0**-20
@@ -59,12 +59,12 @@ class PureDpEvent(CurveDpEvent):
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
 class EntrywiseDpEvent(CurveDpEvent):
-    """Noise that hides every entry of a vector on its own, entries being bounded one by one.
+    """Noise on every entry of a vector separately, with a bound on each entry.
 
     Attributes:
       noise_multiplier: the bound on an entry over ε of that entry, measured in contributions: one
         entry costs ε = 1/`noise_multiplier` under add/remove, and twice that under replace-one.
-      num_entries: numbers that one unit contributes to.
+      num_entries: the number of entries that one unit contributes to.
     """
 
     noise_multiplier: float
@@ -100,8 +100,8 @@ class BoundedLaplaceDpEvent(EntrywiseDpEvent):
     """Bounded Laplace noise on every number of a vector.
 
     Attributes:
-      entry_delta: δ of one entry under add/remove, in (0, 1/2); replace-one costs what two units in
-        a row cost.
+      entry_delta: δ of one entry under add/remove, in (0, 1/2); replace-one costs as much as two
+        units in a row.
     """
 
     entry_delta: float
@@ -147,23 +147,23 @@ def add_staircase(
 ) -> PyTree:
     """Adds staircase noise to every number of a tree.
 
-    Guarantee: each number on its own is ε-DP where `sensitivity` bounds how far one unit moves
-    it, roundings of the sum included: `mechanisms.staircase` sums on a lattice, where nothing is
+    Guarantee: each number by itself is ε-DP if `sensitivity` bounds how far one unit moves it,
+    roundings of the sum included: `mechanisms.staircase` sums on a lattice, where nothing is
     rounded. The density drops in steps, so that even a tiny move may cost all of ε: a vector of d
     numbers costs d·ε, whatever its norm. Charge `PureDpEvent(epsilon)` d times.
 
     The noise is drawn for ε − 2^-18 and a step that is up to 2^-11 wider than the sensitivity, so
     that neither the probabilities of steps nor their edges, as floats, exceed the claim. Edges are
-    exact multiples of the step: noise of many steps has its digits added one after the other, with
-    what each addition rounds away.
+    exact multiples of the step: the digits of many steps are added one after the other, with the
+    rounding error of each addition.
 
     Args:
       key: used for this addition and nothing else.
       tree: a tree of float arrays.
-      epsilon: from 2^-16 to 16; may be traced. A traced one outside releases zeros.
+      epsilon: from 2^-16 to 16; may be traced. A traced value outside releases zeros.
       sensitivity: Δ, above 0, in units of the numbers; may be traced.
       flatness: γ in (0, 1), the part of each step that lies on its higher level;
-        `1/(1 + e^(ε/2))`, which has the smallest mean absolute error, where None.
+        `1/(1 + e^(ε/2))`, which has the smallest mean absolute error, if None.
 
     Returns:
       The noised tree, float32 or better.
@@ -214,7 +214,7 @@ def _geometric(key: PRNGKey, shape: tuple[int, ...], epsilon: jax.Array) -> jax.
     """Draws numbers k of probability proportional to `e^(−kε)`, int32.
 
     The binary digits of such a number are independent, digit j being 1 with odds `e^(−2^j·ε)`:
-    rounded odds change the ratio of two probabilities by little, where the quotient of a rounded
+    rounded odds change the ratio of two probabilities by little, whereas the quotient of a rounded
     exponential number and ε would change it by much of a small ε.
     """
 
@@ -229,7 +229,7 @@ def _geometric(key: PRNGKey, shape: tuple[int, ...], epsilon: jax.Array) -> jax.
 def _is_rare(key: PRNGKey, shape: tuple[int, ...], log_odds: jax.Array) -> jax.Array:
     """Draws booleans that are true with odds `e^(−log_odds)`, exact to 3e-7 of themselves.
 
-    A fair coin decides, but for a share of `tanh(log_odds/2)` of the draws that it makes true.
+    A fair coin decides, except for a share of `tanh(log_odds/2)` of the draws, which are true.
     """
     coin_key, share_key = jax.random.split(key)
     coin = jax.random.bernoulli(coin_key, 0.5, shape)
@@ -269,8 +269,8 @@ def add_bounded_laplace(
 ) -> PyTree:
     """Adds Laplace noise that is cut off at a fixed distance to every number of a tree.
 
-    Guarantee: each number on its own is (ε, δ)-DP where `sensitivity` bounds how far one unit
-    moves it; a vector costs the composition of its numbers, see `BoundedLaplaceDpEvent`.
+    Guarantee: each number by itself is (ε, δ)-DP if `sensitivity` bounds how far one unit moves it;
+    a vector costs the composition of its numbers, see `BoundedLaplaceDpEvent`.
 
     Args:
       key: used for this addition and nothing else.

@@ -17,7 +17,7 @@ from fedjax_dp.privacy.mechanisms import random_bits
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
 class BoundedRangeDpEvent(CurveDpEvent):
-    """A choice whose privacy loss lies, for any neighbours, in some interval of length ε.
+    """A choice whose privacy loss is, for any neighbours, in some interval of length ε.
 
     The exponential mechanism is such a choice. Losses of opposite ends of the interval cannot both
     occur, so that it costs less than ε-DP mechanisms in general.
@@ -102,12 +102,12 @@ def select(
     Args:
       key: used for this choice and nothing else.
       scores: `[choices]` floats, larger is better; or integers of one sign, which are subtracted
-        without rounding (`summed_scores`). A score that is not a number is the worst.
+        without rounding (`summed_scores`). NaN counts as the worst score.
       epsilon: at least 0; may be traced. 0 chooses uniformly, inf takes the best (ties at
         random). A traced value below 0 or nan counts as 0.
       sensitivity: above 0, in units of the scores; may be traced.
       is_offered: `[choices]`, bool, which of them may be chosen; must not depend on the data. All
-        where None.
+        if None.
 
     Returns:
       The index, int32.
@@ -124,7 +124,7 @@ def select(
     if is_offered is None:
         is_offered = jnp.ones(scores.shape, bool)
     best = jnp.max(scores, where=is_offered, initial=least(scores.dtype).min)
-    # What is not offered may be better; it must not overflow.
+    # A choice that is not offered may have a larger score; it must not overflow.
     gap = (jnp.minimum(scores, best) - best).astype(jnp.float32)
     # Multiplying instead of dividing the noise keeps both ends, ε = 0 and ε = inf, defined.
     logits = jnp.where((gap == 0) | (epsilon == 0), 0.0, gap * epsilon / (2 * sensitivity))
@@ -138,7 +138,7 @@ def selection_event(epsilon: NonNegative) -> DpEvent:
 
     The mechanism has range bounded by ε, which costs ε²/8 in zCDP, a quarter of what an ε-DP
     mechanism costs in general. By "pld" it costs about ε²/6, since the worst case of each a is
-    taken, and is composed with training that has an analysis by "pld" alone.
+    taken, and composes with training that only "pld" can analyse.
 
     Args:
       epsilon: as given to `select`, at least 0.
@@ -154,7 +154,7 @@ def selection_event(epsilon: NonNegative) -> DpEvent:
 
 @checked
 def score_units(limit: Count) -> int:
-    """Chooses how many whole units the largest score of one example is worth.
+    """Chooses the number of whole units of the largest score of one example.
 
     Args:
       limit: the largest number of examples whose scores are summed, at least 1.
@@ -169,7 +169,7 @@ def score_units(limit: Count) -> int:
 def summed_scores(
     scores: jax.Array, is_real: jax.Array, largest: PositiveNumbers, units: Count
 ) -> jax.Array:
-    """Sums scores of examples as integers, each of them clipped on its own.
+    """Sums scores of examples as integers, each of them clipped separately.
 
     A float32 sum of n scores is rounded by up to n·2^-24 of the largest score, which with a million
     examples is 6 % of what one of them may change. Integers are added without rounding.
@@ -178,10 +178,10 @@ def summed_scores(
     Clipping a mean instead would leave it unbounded.
 
     Args:
-      scores: `[..., examples]`; one that is not a number counts as `largest`.
+      scores: `[..., examples]`; NaN counts as `largest`.
       is_real: bool, of the same shape or one that broadcasts to it; false for padding.
       largest: the largest score that counts, above 0; may be traced.
-      units: what `largest` is worth, of `score_units`.
+      units: the value of `largest` in whole units, by `score_units`.
 
     Returns:
       `[...]`, int32, at least 0.

@@ -14,18 +14,18 @@ from fedjax_dp.core.ranges import Decay, Fraction, ProperFraction
 
 # Beyond this no practical number of runs could prove anything.
 _LARGEST_EPSILON = 200.0
-# A test is chosen as if it had to hold with far more confidence than it will: otherwise the
-# luckiest of many thresholds wins, out in the tails, and disappoints on the other half.
+# A test is chosen at far more confidence than it needs: otherwise the luckiest of many thresholds,
+# far in the tails, wins and fails on the other half.
 _CAUTION = 0.01
 _MAX_THRESHOLDS = 512
 
 
 class LowerBound(NamedTuple):
-    """A lower bound on ε: what was attacked is not (ε', δ)-DP for any ε' below `epsilon`."""
+    """A lower bound on ε: the attacked mechanism is not (ε', δ)-DP for any ε' below `epsilon`."""
 
     epsilon: float  # At least 0.
     dp_delta: float
-    confidence: float  # How often, at least, such a bound is right.
+    confidence: float  # The probability, at least, that such a bound is right.
     method: str  # "threshold", "gaussian" or "one_run".
 
 
@@ -35,7 +35,7 @@ def rate_upper_bound(
 ) -> np.ndarray:
     """Bounds an error rate from above by Clopper and Pearson's exact limit.
 
-    The true rate lies above the bound with a chance of at most `significance`; the bound is 1 where
+    The true rate is above the bound with probability at most `significance`; the bound is 1 if
     every trial failed or there was none.
 
     Source: Clopper and Pearson 1934.
@@ -51,10 +51,10 @@ def rate_upper_bound(
 def epsilon_of_rates(
     false_positive: ArrayLike, false_negative: ArrayLike, dp_delta: float
 ) -> np.ndarray:
-    """Computes the smallest ε that a pair of error rates is possible under.
+    """Computes the smallest ε under which a pair of error rates is possible.
 
     Every test between neighbours under (ε, δ)-DP has `FPR + e^ε FNR ≥ 1 − δ` and `FNR + e^ε FPR ≥ 1
-    − δ`. It is infinite where a rate is 0 and the other one below `1 − δ`.
+    − δ`. It is infinite if one rate is 0 and the other below `1 − δ`.
 
     Source: Kairouz, Oh, Viswanath 2015, theorem 2.1.
     """
@@ -77,8 +77,8 @@ def threshold_bound(
 ) -> LowerBound:
     """Bounds ε from scores of many independent runs with and without one canary, `[runs]`.
 
-    A threshold, and on which side of it a canary is taken for included, are chosen on every second
-    run; the error rates are bounded on the others, each with half of what may go wrong.
+    A threshold, and the side of it on which a canary counts as included, are chosen on every second
+    run; the error rates are bounded on the others, each at half of the significance.
 
     Guarantee: the bound exceeds the true ε in at most `1 − confidence` of all audits, whatever the
     mechanism and the scores.
@@ -106,7 +106,7 @@ def gaussian_bound(
     The error rates bound μ of Gaussian DP, and μ fixes ε at any δ, so that few runs suffice for
     claims at a δ that no number of runs could resolve.
 
-    Guarantee: as for `threshold_bound`, but only where the privacy of what is attacked is exactly
+    Guarantee: as for `threshold_bound`, but only if the privacy of the attacked release is exactly
     that of a Gaussian mechanism: noise on a sum without sampling. Under sampling, or for other
     noise, the result is no lower bound.
 
@@ -139,9 +139,9 @@ def gaussian_epsilon(mu: float, dp_delta: float) -> float:
 def linear_direction(inside: ArrayLike, outside: ArrayLike) -> np.ndarray:
     """Learns unit weights of several observations of a canary (Fisher's discriminant).
 
-    `[samples, observations]` of canaries that were included and of others, from other runs than
-    those that a bound is made from. Fewer than twenty samples an observation on a side would teach
-    noise; then all weights are equal.
+    `[samples, observations]` of canaries that were included and of others, from runs other than
+    those of the bound. Fewer than twenty samples an observation on a side would fit noise; then all
+    weights are equal.
     """
     sides = np.asarray(inside, float), np.asarray(outside, float)
     size = sides[0].shape[1]
@@ -199,7 +199,7 @@ def _split_bound(
         [proven(choose_in, choose_out, thresholds, side, caution) for side in (True, False)]
     )
     side = int(np.argmax(found.max(axis=1)))
-    # Where scores are far apart many thresholds do; the middle one errs least on other runs.
+    # If scores are far apart many thresholds work; the middle one errs least on other runs.
     best = np.flatnonzero(found[side] == found[side].max())
     chosen = thresholds[[best[len(best) // 2]]]
     return float(proven(prove_in, prove_out, chosen, side == 0, significance)[0])
@@ -208,9 +208,9 @@ def _split_bound(
 def one_run_p_value(
     num_canaries: int, num_guesses: int, num_correct: int, epsilon: float, dp_delta: float
 ) -> float:
-    """Bounds the probability of so many right guesses about the canaries of one run.
+    """Bounds the probability of `correct` right guesses about the canaries of one run.
 
-    Under ε-DP no guesser beats coins that show the truth with probability `e^ε / (1 + e^ε)`; δ
+    Under ε-DP no guesser beats coins that are right with probability `e^ε / (1 + e^ε)`; δ
     helps it by at most the second term. Each canary is included with probability 1/2,
     independently.
 
@@ -269,11 +269,11 @@ def one_run_bound(
     confidence: ProperFraction = 0.95,
     guess_shares: Sequence[float] = (0.05, 0.2, 1.0),
 ) -> LowerBound:
-    """Bounds ε from the scores of many canaries in one run, `[canaries]`, and the coins of each.
+    """Bounds ε from the scores of many canaries in one run, `[canaries]`, and the coin of each.
 
-    The highest scores are taken for included, as many of the lowest for excluded, and on the rest
+    The highest scores count as included, equally many of the lowest as excluded, and on the rest
     the guesser abstains. Each number of guesses, a share of the canaries that is fixed before the
-    run, is an audit; what may go wrong is shared among them, and the best one counts.
+    run, is an audit; the significance is divided among them, and the best one counts.
 
     Guarantee: the bound exceeds the true ε in at most `1 − confidence` of all audits, provided that
     the auditor's coins are fair and independent of everything else. Scores need not be independent.

@@ -1,4 +1,4 @@
-"""How well clusters are separated in noise, and how much they overlap."""
+"""The separation of clusters in noise, and their overlap."""
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -10,7 +10,7 @@ from fedjax_dp.core.argument_checks import checked
 
 @checked
 def separation_scores(centres: ArrayLike, stddevs: ArrayLike) -> np.ndarray:
-    """Computes how well clusters are separated, in standard deviations of the noise.
+    """Computes the separation of clusters, in standard deviations of the noise.
 
     Half the distance between two centres over the larger of the two standard deviations *of one
     coordinate*: with noise of variance σ² summed over p coordinates that is `√p Δ/(2σ)`.
@@ -48,7 +48,7 @@ def separation_scores(centres: ArrayLike, stddevs: ArrayLike) -> np.ndarray:
 
 @checked
 def overlap(separation: ArrayLike) -> np.ndarray:
-    """Computes the overlap of two clusters, the chance to mistake one for the other.
+    """Computes the overlap of two clusters, the probability of mistaking one for the other.
 
     Args:
       separation: separation scores, at least 0 or infinite, of any shape; given the smallest one

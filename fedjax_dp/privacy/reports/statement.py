@@ -1,4 +1,4 @@
-"""The privacy statement of a run, read off its ledger: as data and in words."""
+"""The privacy statement of a run, derived from its ledger: as data and as text."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,28 +28,28 @@ from fedjax_dp.privacy.mechanisms.selection import BoundedRangeDpEvent
 
 _UNITS = {"client": "one client with all of its data", "record": "one record of one client"}
 _RELATIONS = {
-    "add_remove": "neighbouring data differ by {unit}, which is there or not",
+    "add_remove": "neighbouring data differ by {unit}, which is present or absent",
     "zero_out": (
         "neighbouring data differ by {unit}, whose contributions are replaced by zeros; it is "
-        "counted and drawn all the same, since the numbers of clients and of their records are "
+        "still counted and drawn, since the numbers of clients and of their records are "
         "public and fix rates, steps and divisors"
     ),
-    "replace_one": "neighbouring data differ by {unit}, which is exchanged for any other",
+    "replace_one": "neighbouring data differ by {unit}, which is replaced by any other",
 }
 _TRUST = {
     "server": (
         "The server is trusted: it sees every contribution, clips, adds the noise and keeps secret "
-        "who was drawn and how many. Covered are all who see only the models that it releases."
+        "who was drawn and how many. The claim holds against all who see only the released models."
     ),
     "client": (
-        "Only the client itself is trusted: its noise is added before anything leaves it. Covered "
-        "are the server and everyone else."
+        "Only the client itself is trusted: its noise is added before anything leaves it. "
+        "The claim holds against the server and everyone else."
     ),
     "secure_aggregation": (
-        "Secure aggregation is trusted, and that at least as many shares of the noise are added as "
-        "were accounted, one by every client and, where cohorts vary, the missing ones by the "
-        "party that sums, which knows them: a single message carries too little noise to protect "
-        "anyone."
+        "Secure aggregation is trusted, and it is assumed that at least the accounted number of "
+        "shares of the noise is added, one by every client and, if cohorts vary, the missing ones "
+        "by the summing party, which knows them: a single message carries too little noise to "
+        "protect anyone."
     ),
     "gamma_shares": (
         "Every party is trusted to add its shares of the noise and to keep to itself the shares "
@@ -63,13 +63,13 @@ _TRUST = {
 _ROOTS = {
     "seed": (
         "The noise is a function of the seed of the run, `run.seed` in `config.toml`: anyone who "
-        "has it can draw the same noise again and subtract it, and the claim does not hold against "
-        "them. Runs that share a seed share noise, so that publishing two of them may cancel it. "
+        "has it can reproduce the noise and subtract it, and the claim does not hold against them. "
+        "Runs that share a seed share noise, so that publishing two of them may cancel it. "
         "`run.secret = true` draws the noise from a secret root instead."
     ),
     "secret": (
-        "Cohorts, batches and noise were drawn from a secret root that the operating system gave, "
-        "and that no other run shares. It must be destroyed or kept secret, and with it what was "
+        "Cohorts, batches and noise were drawn from a secret root from the operating system, "
+        "which no other run shares. It must be destroyed or kept secret, with everything "
         "saved beside it: anyone who has the root can subtract the noise. The root has as many "
         "bits as a key of JAX, 64 by default, and JAX's generator is not cryptographic: the claim "
         "holds against those who cannot search that many keys."
@@ -104,7 +104,7 @@ _SAMPLERS = {
     dpa.SampledWithoutReplacementDpEvent: "fixed-size sampling without replacement",
     dpa.TruncatedSubsampledGaussianDpEvent: "Poisson sampling truncated to a capacity",
 }
-# What amplification by sampling takes for hidden. Without replacement the number is public.
+# What amplification by sampling assumes hidden. Without replacement the number is public.
 _WHO, _COUNT = "which units were drawn", "how many units were drawn"
 _HIDDEN = {
     "Poisson sampling": (_WHO, _COUNT),
@@ -123,9 +123,9 @@ _NOT_CONTINUOUS = {
     )
 }
 _FLOATING_POINT = (
-    "The claim is for noise of real numbers. What was added are floating-point numbers: no tail is "
-    "cut off, but they and the sums that they were added to lie on a grid, and those who see the "
-    "last bits of a release may learn more than is claimed (Mironov 2012; Haney and others 2022; "
+    "The claim is for real-valued noise. The added noise is floating-point: no tail is cut off, "
+    "but the noise and the sums that it was added to lie on a grid, and those who see the last "
+    "bits of a release may learn more than is claimed (Mironov 2012; Haney and others 2022; "
     "Casacuberta and others 2022). "
 )
 _WAY_OUT = {
@@ -139,7 +139,7 @@ _WAY_OUT = {
     ),
 }
 
-# What is measured of the noise, in words.
+# Sentences about the size of the noise.
 _NOISE = {
     "noise_multiplier": (
         "The Gaussian noise has a standard deviation of {} times the largest contribution of one "
@@ -149,15 +149,15 @@ _NOISE = {
         "The Laplace noise has a scale of {} times the largest L1 norm of one unit's contribution. "
     ),
     "entry_stddev": (
-        "Every entry has noise of its own, with a standard deviation of {} times the bound on that "
+        "Every entry has separate noise, with a standard deviation of {} times the bound on that "
         "entry. "
     ),
 }
 
 _KEPT = {
     "client": "Clients have personal models, or parts of them, which are released to the client "
-    "itself alone; no noise is in them, and no ε covers them: publishing them, or answering "
-    "questions with them, releases more than is counted.",
+    "itself alone; they contain no noise, and no ε covers them: publishing them, or answering "
+    "queries with them, releases more than is counted.",
     "record": "Clients have personal models, or parts of them, which are released to the client "
     "itself alone; they were trained within the releases that are counted, which cover "
     "them.",
@@ -178,20 +178,19 @@ def statement(
     most_holders: int = 1,
     **facts: Any,
 ) -> dict[str, Any]:
-    """Collects what a ledger's run may claim, as plain data that `json` can write.
+    """Collects the claim of a ledger's run, as plain data that `json` can write.
 
-    Sampler, mechanism and noise are read off the events that were charged, so that the statement
-    cannot differ from what ran. By default the server is trusted under a claim for clients, only
-    the client under one for records, and parties and server where noise came in gamma shares.
-    `not_covered` and `also_not_private` name what no ε covers, `num_shared` counts records that
-    several clients have, at most `most_holders` each.
-    `facts` are added as they are; the text has `clip_norm`, `batch_size_per_unit`,
-    `initial_clip_norm`, `seed` and `versions` of them. Figures that differ by unit are given as the
-    smallest and the largest, None where there are none, and an infinite ε as "inf".
+    Sampler, mechanism and noise come from the charged events, so that the statement cannot differ
+    from what ran. By default the server is trusted under a claim for clients, only the client under
+    one for records, and parties and server if noise came in gamma shares. `not_covered` and
+    `also_not_private` name what no ε covers, `num_shared` counts records that several clients have,
+    at most `most_holders` each. `facts` are added as they are; the text has `clip_norm`,
+    `batch_size_per_unit`, `initial_clip_norm`, `seed` and `versions` of them. Figures that differ
+    by unit are given as the smallest and the largest, None if absent, and an infinite ε as "inf".
     """
     deltas = np.asarray(dp_delta, float)
     inside = bool(np.all((deltas > 0) & (deltas < 1)))
-    checks.require(inside, "dp_delta", "lie in (0, 1)", dp_delta)
+    checks.require(inside, "dp_delta", "be in (0, 1)", dp_delta)
     checks.one_of("noise_root", noise_root, _ROOTS)
     epsilon = ledger.epsilon(dp_delta, accountant)
     histories = ledger.histories()
@@ -246,13 +245,13 @@ def statement(
 def _of_all_copies(
     ledger: Ledger, deltas: np.ndarray, epsilon: np.ndarray, holders: int, accountant: str
 ) -> dict[str, Any]:
-    """Bounds what is released about a record of which several clients have a copy.
+    """Bounds the privacy loss of a record of which several clients have a copy.
 
-    Clients noise independently, so that the copies compose. Where all clients have one history it
-    is composed by the accountant; else the largest ε and δ are added up, which bounds any of them.
+    Clients noise independently, so that the copies compose. If all clients have one history it is
+    composed by the accountant; else the largest ε and δ are added up, which bounds any of them.
     """
     if ledger.num_units < holders:
-        # Copies within one account change its steps together, which no event is about.
+        # Copies within one account change its steps together, which no event describes.
         return {"epsilon": None, "dp_delta": None, "by": None}
     histories = ledger.histories()
     if len(histories) == 1 and np.min(deltas) == np.max(deltas):
@@ -279,7 +278,7 @@ def _describe(
         inner = [part for part, _ in ev.flatten(event.event)]
     for part in inner:
         mechanisms.add(_MECHANISMS.get(type(part), type(part).__name__))
-        # What is called a multiplier is a standard deviation for Gaussian noise alone.
+        # The multiplier is a standard deviation for Gaussian noise only.
         if isinstance(part, EntrywiseDpEvent):
             noise["entry_stddev"].append(part.entry_stddev)
         elif isinstance(part, dpa.LaplaceDpEvent | GammaSharesDpEvent):
@@ -319,7 +318,7 @@ def in_words(data: dict[str, Any]) -> str:
             f"{data['not_covered']}. What is counted: {claim}"
         )
     file = data.get("noise_root_file")
-    root = f" The root lies in `{file}` of the run folder and nowhere else." if file else ""
+    root = f" The root is in `{file}` of the run folder and nowhere else." if file else ""
     noise = [words.format(_range(data[name])) for name, words in _NOISE.items() if data[name]]
     parts = [
         f"{claim} The unit of privacy is {unit}; {_RELATIONS[data['relation']].format(unit=unit)} "
@@ -343,21 +342,21 @@ def in_words(data: dict[str, Any]) -> str:
 
 
 def _shared(data: dict[str, Any]) -> list[str]:
-    """Writes what holds for a record that several clients have."""
+    """Writes the claim for a record that several clients have."""
     if "shared_records" not in data:
         return []
     found = data["shared_records"]
     words = (
         f"{found['num_shared']} training records are held by more than one client, one of them by "
-        f"{found['most_holders']}. The claim above is for the copy that one client has; what its "
-        "copies release together composes, and for a record as a whole "
+        f"{found['most_holders']}. The claim above is for the copy that one client has; the "
+        "releases of its copies compose, and for a record as a whole "
     )
     if found["epsilon"] is None and found["by"] is not None:
         return [
             words + f"no ε is stated: the δ of its copies add up to 1 or more, by {found['by']}."
         ]
     if found["by"] is None:
-        return [words + "no ε is stated: its copies were put together in one account."]
+        return [words + "no ε is stated: its copies share one account."]
     return [
         words
         + f"**ε = {rounded_up(found['epsilon'])}** at δ = {rounded_up(found['dp_delta'])}, by "
@@ -366,7 +365,7 @@ def _shared(data: dict[str, Any]) -> list[str]:
 
 
 def _settings(data: dict[str, Any]) -> str:
-    """Writes bound and batch, where they are known."""
+    """Writes bound and batch, if known."""
     text = ""
     clip = data.get("clip_norm_per_unit", data.get("clip_norm"))
     if clip is not None:
@@ -379,7 +378,7 @@ def _settings(data: dict[str, Any]) -> str:
 
 
 def _computed(data: dict[str, Any]) -> list[str]:
-    """Writes seed and versions, where they are known."""
+    """Writes seed and versions, if known."""
     words = [f"seed {data['seed']}"] if data.get("seed") is not None else []
     words += [f"{name} {version}" for name, version in data.get("versions", {}).items()]
     return [f"Computed with {', '.join(words)}."] if words else []
