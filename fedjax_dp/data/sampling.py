@@ -22,8 +22,8 @@ class Draw(NamedTuple):
 
     Attributes:
       indices: members of the population, the drawn ones first, `[capacity]`, int32.
-      is_real: which slots hold a drawn member, `[capacity]`, bool. overflow: how many drawn members
-        found no slot, int32; 0 unless a capacity was set.
+      is_real: which slots hold a drawn member, `[capacity]`, bool.
+      overflow: how many drawn members found no slot, int32; 0 unless a capacity was set.
     """
 
     indices: jax.Array
