@@ -53,7 +53,7 @@ class PublicClient(_Chunked):
       size: how many records it owns, int32; 0 for a client without data; treated as public.
       index: the client's index in the population, int32.
       limit: the largest size in the population; static.
-      chunk_axis: the name of the vmapped client axis, or None where clients run one by one; static.
+      chunk_axis: the name of the vmapped client axis, or None if clients run one by one; static.
       round: rounds done before this one, int32.
       stage: the stage of the round, int32.
       opener: gives the records to charged readers; None if nothing may read them; static.

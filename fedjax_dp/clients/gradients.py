@@ -144,7 +144,7 @@ def clipped(
     not finite contributes zero.
 
     Args:
-      model: the model; refused where its examples influence one another.
+      model: the model; refused if its examples influence one another.
       per_layer: clip each layer to an equal share of `clip_norm` instead of the whole gradient.
       make_mechanism: `(clip_norm, noise_multiplier) -> Mechanism`, of traced numbers; Gaussian if
         None.

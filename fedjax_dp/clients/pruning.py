@@ -64,7 +64,7 @@ def prune(
 ) -> PyTree:
     """Prunes the weights of smallest magnitude among those that are alive.
 
-    Exactly `floor(rate * alive)` of them are removed, the first of equal ones; fewer where that
+    Exactly `floor(rate * alive)` of them are removed, the first of equal ones; fewer if that
     would prune more than `floor(target * size)` in all, or the last weight of a tensor. A mask
     never grows. Rates and targets are taken in millionths, the nearest, so that 0.13 of 900 is 117
     as on paper, whatever the float that stands for 0.13.

@@ -126,7 +126,7 @@ def _declared(training: "_Training", config: LocalConfig) -> LocalTrainer:
     sends: Any = "gradients" if is_sgd else "delta"
 
     def reading_whole(whole: WholeBatches) -> LocalTrainer:
-        rule = "keep examples apart where whole batches are read by micro-batches"
+        rule = "keep examples apart if whole batches are read by micro-batches"
         checks.require(not training.model.mixes_examples, "model", rule, training.model.name)
         return _declared(dataclasses.replace(training, whole=whole), config)
 

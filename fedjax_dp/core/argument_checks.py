@@ -188,7 +188,7 @@ def _within(limits: Sequence[Any], is_of_kind: Callable[[Any], bool], words: str
         if _is_traced(value) or (isinstance(value, Sequence) and any(map(_is_traced, value))):
             return True
         if is_of_kind is _fit_arrays and isinstance(value, jax.Array):
-            # Computed, like traced ones: where it is used, the result is defined out of range too.
+            # Computed, like traced ones: its users define the result out of range too.
             return True
         return ranges.inside(
             np.asarray(_as_float(value) if isinstance(value, int) else value), limits

@@ -31,7 +31,7 @@ def parted(tree: PyTree | Sparse) -> tuple[PyTree, PyTree | None]:
 
 
 def full(shapes: PyTree) -> PyTree:
-    """Makes the mask that keeps all entries, None where `shapes` holds None."""
+    """Makes the mask that keeps all entries, None if `shapes` holds None."""
     return jax.tree.map(lambda x: jnp.ones(x.shape, bool), shapes)
 
 

@@ -24,7 +24,7 @@ class Registry(MutableMapping[str, _T], Generic[_T]):
         self._own: dict[str, _T] = {}
 
     def __getitem__(self, name: str) -> _T:
-        """Returns a part; raises a ValueError where an import fails."""
+        """Returns a part; raises a ValueError if an import fails."""
         if not is_own(name):
             return self._parts[name]
         if name not in self._own:

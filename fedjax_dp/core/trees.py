@@ -34,7 +34,7 @@ def scale(tree: PyTree, factor: jax.typing.ArrayLike) -> PyTree:
 
 
 def reciprocal(x: jax.typing.ArrayLike) -> jax.Array:
-    """Returns 1/x where x > 0, else 0."""
+    """Returns 1/x if x > 0, else 0."""
     x = jnp.asarray(x)
     return jnp.where(x > 0, 1.0 / jnp.where(x > 0, x, 1.0), 0.0)
 
@@ -81,7 +81,7 @@ def _total(tree: PyTree) -> jax.Array:
 
 
 def _flat(tree: PyTree) -> PyTree:
-    """Gives every leaf one axis, in float32 or better."""
+    """Flattens every leaf to one axis, in float32 or better."""
 
     def flat(x: jax.Array) -> jax.Array:
         # Without the barrier the compiler would sum over the original axes after all, also over

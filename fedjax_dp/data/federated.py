@@ -406,7 +406,7 @@ def example_structure(data: FederatedData) -> Any:
 
     Returns:
       For each array a `jax.ShapeDtypeStruct` without the example axis, of the type that JAX makes
-      of it, which has 32 bits where the array has 64.
+      of it, with 32 bits if the array has 64.
     """
     return nested(
         {

@@ -49,7 +49,7 @@ class Frozen(NamedTuple):
     """Frozen parameters and their places in the tree."""
 
     structure: jax.tree_util.PyTreeDef  # Of all parameters.
-    values: tuple[np.ndarray | None, ...]  # None where a leaf is trained or a buffer.
+    values: tuple[np.ndarray | None, ...]  # None for trained leaves and buffers.
 
     def without(self, full: PyTree) -> PyTree:
         """Replaces the frozen parameters by None, which is not a leaf."""

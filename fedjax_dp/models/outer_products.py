@@ -106,7 +106,7 @@ def factors(rows: jax.Array, columns: jax.Array) -> Factors:
 
     Guarantee: the norms are those of the returned factors, for any finite floats, and never too
     small: the possible error of the Gram matrices is added (a few 1e-4 for ordinary data). Not
-    finite where a factor is not, or where a product of norms is beyond float32.
+    finite if a factor is not, or if a product of norms is beyond float32.
 
     Source: shifted Cholesky QR, Fukaya and others 2020.
     """

@@ -34,7 +34,7 @@ class PerExample(NamedTuple):
 
     losses: jax.Array  # [examples]
     # Bounds on the L2 norm at each leaf, each `[examples]`, float32: the norm itself to 1e-3, for
-    # gradients beyond 1e-15; not finite where the gradient or its square is not.
+    # gradients beyond 1e-15; not finite if the gradient or its square is not.
     norms: PyTree
     # Of weights, which have the structure of `norms`: the sum over examples of weight times
     # gradient.
@@ -73,8 +73,8 @@ def per_example(
 ) -> PerExample:
     """Computes losses, gradient norms and a weighted gradient sum of a batch, for any loss.
 
-    A parameter that is read once, by an equation that reads data beside it, is handled at that
-    site; one that is read several times, or inside a loop, is differentiated for each example.
+    A parameter that is read once, by an equation that also reads data, is handled at that site; one
+    that is read several times, or inside a loop, is differentiated for each example.
 
     Source: norms of rank-one gradients from Goodfellow 2015; reuse of the backward pass from Bu and
     others 2023 (book-keeping).
@@ -115,7 +115,7 @@ def per_example(
 
 
 def _weigh(weights: jax.Array, values: jax.Array) -> jax.Array:
-    """Multiplies rows by weights; rows of weight 0 become exactly 0, even where not finite."""
+    """Multiplies rows by weights; rows of weight 0 become exactly 0, even if not finite."""
     shaped = weights.reshape(-1, *[1] * (values.ndim - 1))
     wide = trees.at_least_float32(values)
     return jnp.where(shaped != 0, shaped * wide, 0).astype(wide.dtype)

@@ -133,7 +133,7 @@ class Column:
             return
         share = np.mean(is_number)
         row = int(known[np.argmin(is_number) if share >= 0.5 else np.argmax(is_number)])
-        kind = f"numbers, as {share:.0%} of its cells do," if share >= 0.5 else "texts"
+        kind = f"numbers, as {share:.0%} of its cells do," if share >= 0.5 else "strings"
         rule = (
             f"hold {kind} throughout; list the markers of missing values in missing_values, or "
             "the values of the column in categories"
@@ -271,5 +271,5 @@ def _is_readable(kind: Any) -> bool:
 
 
 def _written(value: Any) -> str:
-    """Formats a number: integers without a decimal point where float64 is exact."""
+    """Formats a number: integers without a decimal point if float64 is exact."""
     return str(int(value)) if abs(value) < _EXACT and value == int(value) else str(value)

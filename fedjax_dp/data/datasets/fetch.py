@@ -18,7 +18,7 @@ _HEADERS = {"User-Agent": "fedjax-dp", "Accept-Encoding": "identity"}
 
 
 class FetchError(OSError):
-    """A file could not be fetched; the message gives each address with its reason."""
+    """A file could not be fetched; the message names each address with its reason."""
 
 
 def fetch(
@@ -146,7 +146,7 @@ def _reason(error: Exception) -> str:
 
 
 def _unpack(archive: pathlib.Path, names: tuple[str, ...]) -> None:
-    """Unpacks members of an archive beside it; each is renamed when complete."""
+    """Unpacks members of an archive next to it; each is renamed when complete."""
     import pooch
 
     with tempfile.TemporaryDirectory(dir=archive.parent) as inside:

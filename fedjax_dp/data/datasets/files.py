@@ -87,7 +87,7 @@ def explain_missing(
             lines.append(f"  {download.name} (SHA-256 {download.sha256})")
             lines.extend(f"    {url}" for url in download.urls)
             if download.unpack:
-                lines.append(f"    holds {', '.join(download.unpack)}; unpack them beside it")
+                lines.append(f"    holds {', '.join(download.unpack)}; unpack them next to it")
         if source.note:
             lines.append(f"  {source.note}")
     if any(source.downloads for source in sources):

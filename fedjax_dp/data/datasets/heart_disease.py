@@ -52,7 +52,7 @@ def load(
 
     The source has no test part: one is drawn with the same share of every hospital and class. The
     share is that of FLamby's Fed-Heart-Disease, which drops patients and columns with missing cells
-    where this loader keeps all 920 and fills them in, as `tabular.encode` describes. A cholesterol
+    while this loader keeps all 920 and fills them in, as `tabular.encode` describes. A cholesterol
     of 0, which stands for missing at Switzerland and VA, is left as it is in the files.
 
     Args:

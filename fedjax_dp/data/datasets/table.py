@@ -397,7 +397,7 @@ class _Coder:
 
 
 def _in_order(text: str) -> tuple[int, int, str]:
-    """Sorts integers by their size, before other texts."""
+    """Sorts integers by their size, before other strings."""
     return (0, int(text), text) if _is_whole(text) else (1, 0, text)
 
 

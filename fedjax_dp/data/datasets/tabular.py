@@ -48,7 +48,7 @@ def exact_statistics(scaling: str) -> tuple[str, ...]:
         return ()
     return (
         "the exact means and standard deviations of the training part that features were scaled "
-        "by, and its most frequent categories where cells were missing",
+        "by, and its most frequent categories for missing cells",
     )
 
 
@@ -69,7 +69,7 @@ def encode(
     """Encodes categories as 0/1 columns, scales numbers and fills in missing cells; float32.
 
     "standard" subtracts the mean of the known training values and divides by their standard
-    deviation (1 where that is 0); a missing number becomes the mean, a missing category the most
+    deviation (1 if that is 0); a missing number becomes the mean, a missing category the most
     frequent one of the training part. "range" maps `low` to 0 and `high` to 1, clips values
     outside, puts a missing number in the middle, and leaves the columns of a missing category at 0.
 

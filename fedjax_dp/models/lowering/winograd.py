@@ -1,8 +1,8 @@
 """Convolution with a 3 × 3 kernel by Winograd's minimal filtering of tiles.
 
-A tile of m × m outputs takes (m + 2)² multiplications for every pair of features where the direct
-sum takes 9m² (Lavin and Gray 2016, "Fast Algorithms for Convolutional Neural Networks", section 4).
-Larger tiles save more and round more. Forwards they are 2 × 2, and their transforms only add and
+A tile of m × m outputs takes (m + 2)² multiplications for every pair of features, the direct sum
+9m² (Lavin and Gray 2016, "Fast Algorithms for Convolutional Neural Networks", section 4). Larger
+tiles save more and round more. Forwards they are 2 × 2, and their transforms only add and
 halve: larger rounding errors would switch more of the rectifiers that follow. Gradients do not
 switch any, are linear in the cotangent, and use tiles of 4 × 4.
 """
@@ -169,7 +169,7 @@ def _adjoint_padding(padding: Padding) -> Padding:
 
 
 def _tiles_for(batch: int, sizes: Sequence[int], w: Any, is_adjoint: bool) -> _Tiles:
-    """Chooses tiles: large ones backwards, where they are enough to outweigh their kernels."""
+    """Chooses tiles: large ones backwards, if they are enough to outweigh their kernels."""
     num_tiles = batch * math.prod(-(-n // _LARGE.size) for n in sizes)
     return _LARGE if is_adjoint and num_tiles**2 >= w.shape[2] * w.shape[3] else _SMALL
 

@@ -97,7 +97,7 @@ def calibrate_poisson(
       relation: "add_remove" or "replace_one".
 
     Returns:
-      `[clients]`, or a scalar array where all arguments are scalars.
+      `[clients]`, or a scalar array if all arguments are scalars.
 
     Raises:
       UnsupportedEvent: if the combination has no valid analysis.
@@ -135,7 +135,7 @@ def max_poisson_steps(
       limit: the largest answer.
 
     Returns:
-      int64, `[clients]`, or a scalar array where all arguments are scalars.
+      int64, `[clients]`, or a scalar array if all arguments are scalars.
 
     Raises:
       UnsupportedEvent: if the combination has no valid analysis.
@@ -252,7 +252,7 @@ def _first_guess(
 
 
 def _log_ratio(spent: ArrayLike, budget: ArrayLike) -> np.ndarray:
-    """Computes log(spent / budget) in [-50, 50], above 0 where a budget is exceeded."""
+    """Computes log(spent / budget) in [-50, 50], above 0 if a budget is exceeded."""
     with np.errstate(divide="ignore"):
         ratio = np.asarray(spent, float) / np.asarray(budget, float)
         return np.clip(np.log(ratio), -_BOUND, _BOUND)

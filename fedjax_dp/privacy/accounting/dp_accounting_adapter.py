@@ -176,7 +176,7 @@ def _poisson_pld(event: Any, relation: str, accountant: str) -> DpEvent:
 def _fixed_size_rdp(event: Any, relation: str, accountant: str) -> DpEvent:
     if relation != "replace_one":
         _refuse(
-            "its analysis is for a unit that is replaced by any other, which covers one that is "
+            "its analysis is for a unit that is exchanged for any other, which covers one that is "
             "zeroed out, at twice the distance"
         )
     z = effective_noise_multiplier(event.event)

@@ -29,7 +29,7 @@ _SLACK = 1e-9
 
 
 class Bound(NamedTuple):
-    """An upper bound on ε or δ, and its accountant: "rdp" for "pld" where that is smaller."""
+    """An upper bound on ε or δ, and its accountant: "rdp" for "pld" if that is smaller."""
 
     value: np.ndarray
     accountant: np.ndarray
@@ -170,9 +170,9 @@ class Ledger:
 
         Args:
           dp_delta: δ in [0, 1), a scalar or `[num_units]`.
-          accountant: "rdp", "pld" (tighter and slower, see docs/privacy.md; where its lattice
-            cannot resolve a history, the smaller of it and "rdp"), or
-            "rdp-classic-64" (orders up to 64 and the conversion of older papers).
+          accountant: "rdp", "pld" (tighter and slower, see docs/privacy.md; if its lattice cannot
+            resolve a history, the smaller of it and "rdp"), or "rdp-classic-64" (orders up to 64
+            and the conversion of older papers).
 
         Returns:
           `[num_units]`, float64; 0 for units without a charge. `bound` names the accountant too.
@@ -254,7 +254,7 @@ class Ledger:
         curves = counts @ self._all_curves(accountant, ran)
         slack = counts @ np.array([ev.slack_of(parts[i], self.relation) for i in ran])
         is_classic = accountant == "rdp-classic-64"
-        # A sum is rounded once for each part, and once where the part is multiplied.
+        # A sum is rounded once for each part, and once when the part is multiplied.
         curves = curves * (1 + 2 * (ran.size + 1) * rdp.EPS)
         if question == "epsilon":
             # The δ that the curves do not cover is subtracted from the target δ.

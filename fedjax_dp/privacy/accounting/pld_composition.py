@@ -21,7 +21,7 @@ from fedjax_dp.privacy.accounting.rdp import EPS
 _SHARE = 4e-4
 # The promise: an answer that may exceed the exact curve by more is not tight.
 _TIGHT = 1e-3
-# Both are shares of ε, or of this many standard deviations of the loss where ε is less.
+# Both are shares of ε, or of this many standard deviations of the loss if ε is less.
 _LEAST_EPSILON = 0.1
 # The logarithm of the probability cut off at each end of a window.
 _LOG_OUTSIDE = math.log(1e-10)
@@ -130,7 +130,7 @@ class Composition:
         question: Question,
         tilt: float | None = None,
     ):
-        """Weights the kinds of step, whose search for θ begins at `tilt` where that is given."""
+        """Weights the kinds of step, whose search for θ begins at `tilt` if given."""
         self._losses, self._counts, self.width = losses, counts, width
         self._question = question
         self._places = [(each.first + np.arange(each.masses.size)) * width for each in losses]
@@ -171,7 +171,7 @@ class Composition:
         return max(math.sqrt(variance), self.width / 4)
 
     def _find_tilt(self, tilt: float | None) -> tuple[float, _Cumulants]:
-        """Finds the θ that moves the mean to the ε in question; any θ gives a valid bound."""
+        """Finds the θ that moves the mean to the ε in question; any θ yields a valid bound."""
         low, high, smallest = 0.0, math.inf, 0.0
         if tilt is None:
             deviation = self._deviation_of(self._cumulants(0.0).variance)
@@ -217,8 +217,8 @@ class Composition:
         """Finds the width at which the lattice adds no more than its share to ε, a power of 2.
 
         To second order a lattice adds (θ + 1)/2 times the variance of its rounding; higher orders
-        vanish where neither e^(θ·width) nor e^width is far from 1. `found` is ε on a coarser
-        lattice, far below the estimate where rare steps make up δ; `least` the smallest ε that the
+        vanish if neither e^(θ·width) nor e^width is far from 1. `found` is ε on a coarser
+        lattice, far below the estimate if rare steps make up δ; `least` the smallest ε that the
         share is of, in standard deviations of the loss.
         """
         if self._question.epsilon is None:

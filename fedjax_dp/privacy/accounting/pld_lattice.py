@@ -92,7 +92,7 @@ class _GaussianPair(NamedTuple):
         return self.loss(-reach - self.is_exchange), self.loss(1 + reach)
 
     def losses(self, width: float, cut: float) -> tuple[Losses, ...]:
-        """Spreads the losses over a lattice, by direction of the neighbours where they differ."""
+        """Spreads the losses over a lattice, by direction of the neighbours if they differ."""
         low, high = self.span(cut)
         first, last = math.floor(low / width), max(math.ceil(high / width), 0)
         if self.is_exchange or self.rate == 1:
@@ -196,7 +196,7 @@ def _of_cut_draw(event: Any, pair: _GaussianPair, width: float, cut: float) -> t
 
 @functools.lru_cache(maxsize=128)
 def losses_of(key: str, relation: str, width: float, cut: float) -> tuple[Losses, ...]:
-    """Spreads the losses of a step over a lattice, by direction of neighbours where they differ.
+    """Spreads the losses of a step over a lattice, by direction of neighbours if they differ.
 
     `cut` is the chance of larger losses, which count as infinite. Raises `OverflowError` for losses
     of many hundreds, which dp-accounting has no numbers for.

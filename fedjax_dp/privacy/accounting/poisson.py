@@ -33,7 +33,7 @@ def epsilon_of_poisson(
     Args:
       noise_multiplier: standard deviation over the largest contribution, at least 0; a scalar or
         `[clients]`.
-      sampling_rate: in [0, 1]; a scalar, `[clients]`, or `[clients, phases]` where the rate
+      sampling_rate: in [0, 1]; a scalar, `[clients]`, or `[clients, phases]` if the rate
         changes in the course of a run. Rate 1 is full participation.
       num_steps: steps of each phase, the shape of `sampling_rate` or one that broadcasts to it;
         integers, except for "rdp-classic-64", whose recipe counts `epochs·N/b`.
@@ -44,7 +44,7 @@ def epsilon_of_poisson(
       relation: "add_remove" or "replace_one".
 
     Returns:
-      `[clients]`, or a scalar array where all arguments are scalars.
+      `[clients]`, or a scalar array if all arguments are scalars.
 
     Raises:
       UnsupportedEvent: if the combination has no valid analysis.

@@ -105,8 +105,8 @@ def clip_by_l1_norm(tree: PyTree, clip_norm: Norms) -> tuple[PyTree, jax.Array]:
       clip_norm: the bound, above 0; may be traced; inf means no clipping.
 
     Returns:
-      `(clipped, norm)`: the clipped tree, and the L1 norm before clipping, inf where the tree was
-      not finite. The norm is not private.
+      `(clipped, norm)`: the clipped tree, and the L1 norm before clipping, inf if the tree was not
+      finite. The norm is not private.
     """
     leaves, treedef = _leaves_of(tree)
     norm = trees.l1_norm(leaves)

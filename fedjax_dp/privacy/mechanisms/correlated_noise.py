@@ -105,7 +105,7 @@ def banded_noise(
 ) -> BandedNoise:
     """Finds the best banded noise for a participation pattern.
 
-    Guarantee: holds where two participations of a unit are at least `min_separation` rounds apart
+    Guarantee: holds if two participations of a unit are at least `min_separation` rounds apart
     and there are at most `max_participations` of them; cyclic cohorts of a population always meet
     this. More than `num_rounds` rounds need new noise and another charge.
 

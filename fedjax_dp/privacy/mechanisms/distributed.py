@@ -429,7 +429,7 @@ def centre(total: jax.Array, bits: int) -> jax.Array:
 
 
 def _squared_norm(vector: jax.Array) -> jax.Array:
-    """Sums squares in pairs, which errs by log2(d) + 1 roundings, where a running sum errs by d."""
+    """Sums squares in pairs, which errs by log2(d) + 1 roundings; a running sum errs by d."""
     squares = vector * vector
     while len(squares) > 1:
         odd = len(squares) % 2

@@ -16,8 +16,8 @@ from chex import PRNGKey
 from fedjax_dp.core import keys
 
 _SIGN = np.uint32(1 << 31)
-# XLA's CPU backend divides a loop among cores and vectors where its length divides well, and is ten
-# times slower where it does not: large draws are rounded up to a multiple.
+# XLA's CPU backend divides a loop among cores and vectors if its length divides well, and is ten
+# times slower if not: large draws are rounded up to a multiple.
 _MULTIPLE = 2048
 _LARGE = 64 * _MULTIPLE
 # Threefry-2x32 of 20 rounds: how far a word is rotated in each, and what the third key word is
@@ -153,7 +153,7 @@ def _fixed_point(whole: jax.Array, fraction: jax.Array) -> jax.Array:
 
 
 def _signed(words: jax.Array) -> jax.Array:
-    """Makes numbers of words below 2^31; processors are slower where words may be larger."""
+    """Makes numbers of words below 2^31; processors are slower if words may be larger."""
     return words.astype(jnp.int32).astype(jnp.float32)
 
 

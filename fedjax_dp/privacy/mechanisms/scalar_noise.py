@@ -19,7 +19,7 @@ from fedjax_dp.privacy.mechanisms import random_bits
 from fedjax_dp.privacy.sensitivities import Scalar
 
 # The smallest ε of one entry that staircase noise is drawn for, which bounds its number of steps;
-# the largest, beyond which noise is too rare and too small to be seen beside a sum; and by how much
+# the largest, beyond which noise is too rare and too small to be seen in a sum; and by how much
 # rounding may change the ratio of two steps' probabilities.
 SMALLEST_STAIRCASE_EPSILON, LARGEST_STAIRCASE_EPSILON = 2.0**-16, 16.0
 _RATIO_ERROR = 2.0**-18
@@ -235,7 +235,7 @@ def _is_rare(key: PRNGKey, shape: tuple[int, ...], log_odds: jax.Array) -> jax.A
     coin = jax.random.bernoulli(coin_key, 0.5, shape)
     kept, lost = random_bits.complements(share_key, shape)
     most_kept, most_lost = _shares(log_odds)
-    # Either share is compared where it is small, and so exact.
+    # Whichever share is small is compared, and so exact.
     return coin & jnp.where(log_odds > 1, kept < most_kept, lost >= most_lost)
 
 

@@ -34,7 +34,7 @@ _RELATIONS = {
         "still counted and drawn, since the numbers of clients and of their records are "
         "public and fix rates, steps and divisors"
     ),
-    "replace_one": "neighbouring data differ by {unit}, which is replaced by any other",
+    "replace_one": "neighbouring data differ by {unit}, which is exchanged for any other",
 }
 _TRUST = {
     "server": (
