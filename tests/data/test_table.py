@@ -253,7 +253,7 @@ WRONG = {
     ),
     "nothing left": ("a,ill\n,x\n,y\n", {"missing": "drop"}, "have a row without missing cells"),
     "no mean": ("a,ill\n,x\n,y\n", {"missing": "mean"}, "column 'a' must have a value in the"),
-    "separator": (CSV, {"separator": "::"}, "separator must be one character"),
+    "separator": (CSV, {"separator": "::"}, "separator must be one ASCII character"),
     "a quote between cells": (CSV, {"separator": '"'}, "separator must be one .*'\"'"),
     "a range without numbers": (
         WHOLE,

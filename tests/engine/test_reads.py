@@ -205,10 +205,10 @@ def test_nothing_of_a_refused_round_is_released():
     trainer = private_trainer(model())
     algorithm = algorithms.dp_sgd(model(), trainer)
     peeks = peeking(algorithm, trainer, first_input)
-    with pytest.raises(ValueError, match="client must be asked"):
+    with pytest.raises(ValueError, match="client must be used"):
         simulation(peeks, data(), JOINING, EXECUTION)
     automatic = EXECUTION._replace(clients_per_chunk="auto")
-    with pytest.raises(ValueError, match="client must be asked"):
+    with pytest.raises(ValueError, match="client must be used"):
         simulation(peeks, data(), JOINING, automatic)
 
 
