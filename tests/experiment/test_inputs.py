@@ -144,7 +144,11 @@ def test_paths_that_nothing_can_lie_at_are_named(bad_paths):
 def test_a_file_or_a_folder_of_another_kind_is_named(tmp_path, monkeypatch):
     file = tmp_path / "file"
     file.write_text("")
-    for path, kind in ((tmp_path, "a folder"), ("/dev/null", "a device"), (tmp_path / "x", "no such")):
+    for path, kind in (
+        (tmp_path, "a folder"),
+        ("/dev/null", "a device"),
+        (tmp_path / "x", "no such"),
+    ):
         with pytest.raises(ValueError, match=f"^--here must be a file that can be read.*{kind}"):
             files.require_file(path, "--here")
     for path, kind in ((file, "a file"), ("/dev/null", "a device or a pipe")):

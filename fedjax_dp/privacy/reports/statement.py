@@ -52,12 +52,12 @@ _TRUST = {
         "protect anyone."
     ),
     "gamma_shares": (
-        "Every party is trusted to add its shares of the noise and to keep to itself the shares "
-        "that it knows, and the server to follow the protocol, in which it sees masked messages "
-        "alone. Covered are all who see only the sums. Not covered is a coalition of parties, "
-        "which can subtract the shares that its members know, nor a server that fakes parties (a "
-        "Sybil attack) and knows how it permuted the shares: that would take a secure shuffle, "
-        "which is not implemented."
+        "Every party is trusted to add its shares of the noise and to keep secret the shares that "
+        "it knows, and the server to follow the protocol, in which it sees only masked messages. "
+        "The claim holds against all who see only the sums. It does not hold against a coalition "
+        "of parties, which can subtract the shares that its members know, nor against a server "
+        "that fakes parties (a Sybil attack) and knows how it permuted the shares: that would take "
+        "a secure shuffle, which is not implemented."
     ),
 }
 _ROOTS = {
