@@ -31,6 +31,7 @@ from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.data import clusters, datasets, mixtures, partition, shifts, sizes, statistics
 from fedjax_dp.privacy.reports import auditing
+from fedjax_dp.server import oblivious
 
 # Values that declare a part, or hold what was computed: they take what they are given, and the
 # functions that take them check it.
@@ -45,7 +46,8 @@ Communication AuditResult AuditRuns MembershipResult StepCheck LocalResult Draw
 DatasetStatus TrainingInfo Evaluation ClusterAggregate Clusters Decomposition Mixture
 NoiseEstimate ConfigError FetchError MissingDataError UnsupportedEvent BoundedLaplaceDpEvent
 BoundedRangeDpEvent DistributedDiscreteGaussianDpEvent PureDpEvent SkellamDpEvent
-StaircaseDpEvent GammaShares GammaSharesDpEvent
+StaircaseDpEvent GammaShares GammaSharesDpEvent FixedPoint Played SetUp Terms Cheating
+CollusionResult
 """
 HOLD = set(_NAMES.split())
 
@@ -103,6 +105,16 @@ def joining():
 
 def mean():
     return servers.gaussian_mean(1.0, 1.0, 3)
+
+
+@functools.cache
+def shared_noise():
+    return privacy.gamma_shares(3, privacy.sensitivity_of_sum(1.0), 1.0)
+
+
+@functools.cache
+def agreed():
+    return oblivious.set_up_protocol(shared_noise(), 0)
 
 
 @functools.cache
@@ -190,6 +202,7 @@ VALUES: Mapping[str, Any] = {
     "client": lambda: one_client(),
     "plan": lambda: plan(),
     "planted": lambda: planted(),
+    "played": lambda: oblivious.play(agreed(), np.arange(6.0).reshape(3, 2), rng())[1],
     "runs": lambda: audited(),
     "evaluation": lambda: evaluated(),
     "train": lambda: store(),
@@ -537,6 +550,28 @@ SPECIAL: dict[str, Case] = {
         models=lambda: jax.tree.map(lambda x: jnp.stack([x, x + 1]), model().init(KEY)),
         num_draws=1000,
     ),
+    **{
+        of.__name__: case(of, **own)
+        for of, own in (
+            (audit.collude, {"attack": "mean", "rng": lambda: rng()}),
+            (audit.collusion, {"attack": "mean", "rng": lambda: rng()}),
+            (audit.snoop, {}),
+            (audit.expected_residual, {"attack": "mean", "noise": lambda: shared_noise()}),
+            (
+                audit.expected_r2,
+                {"attack": "mean", "noise": lambda: shared_noise(), "value_variance": 1.0},
+            ),
+            (
+                audit.leave_noise_out,
+                {
+                    "set_up": lambda: agreed(),
+                    "values": np.arange(6.0).reshape(3, 2),
+                    "rng": lambda: rng(),
+                    "coalition": np.array([True, True, False]),
+                },
+            ),
+        )
+    },
     "check_client": case(audit.check_client, state=lambda: planted_state(), num_draws=4),
     "check_cohort": case(
         audit.check_cohort, state=lambda: bound().init(KEY), num_draws=4, **_AVERAGED
@@ -559,6 +594,14 @@ SPECIAL: dict[str, Case] = {
     "estimate_noise": case(servers.estimate_noise, is_real=IS_REAL),
     "principal_component_pursuit": case(servers.principal_component_pursuit, is_real=IS_REAL),
     "wilson_interval": case(evaluation.wilson_interval, counts=np.array([4, 1])),
+    "oblivious_mean": case(servers.oblivious_mean, num_parties=3),
+    "set_up_protocol": case(oblivious.set_up_protocol, noise=lambda: shared_noise()),
+    "play": case(
+        oblivious.play,
+        set_up=lambda: agreed(),
+        values=np.arange(6.0).reshape(3, 2),
+        rng=lambda: rng(),
+    ),
     "discrete_mean": case(servers.discrete_mean, expected_cohort_size=3),
     "num_soft_rounds": case(servers.num_soft_rounds, num_rounds=9),
     # They look for files, fetch them, or run experiments, which tests of their own do.

@@ -2,6 +2,16 @@
 
 from fedjax_dp.audit.choices import check_choice
 from fedjax_dp.audit.clients import plant_clients
+from fedjax_dp.audit.collusion import (
+    Cheating,
+    CollusionResult,
+    collude,
+    collusion,
+    expected_r2,
+    expected_residual,
+    leave_noise_out,
+    snoop,
+)
 from fedjax_dp.audit.local import check_client
 from fedjax_dp.audit.losses import plant_losses
 from fedjax_dp.audit.membership import MembershipResult, attack_model, membership_attack
@@ -14,6 +24,8 @@ from fedjax_dp.audit.votes import plant_votes
 __all__ = [
     "AuditResult",
     "AuditRuns",
+    "Cheating",
+    "CollusionResult",
     "MembershipResult",
     "StepCheck",
     "attack_model",
@@ -22,10 +34,16 @@ __all__ = [
     "check_client",
     "check_cohort",
     "check_gradient_rule",
+    "collude",
+    "collusion",
+    "expected_r2",
+    "expected_residual",
+    "leave_noise_out",
     "membership_attack",
     "plant_clients",
     "plant_losses",
     "plant_records",
     "plant_votes",
     "run_audit",
+    "snoop",
 ]

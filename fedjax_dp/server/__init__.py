@@ -40,6 +40,7 @@ from fedjax_dp.server.noise_aware import (
     noise_aware_mean,
     weighted_by_client,
 )
+from fedjax_dp.server.oblivious import oblivious_mean
 from fedjax_dp.server.optimizers import apply_aggregate
 from fedjax_dp.server.private import (
     adaptive_gaussian_mean,
@@ -97,6 +98,7 @@ __all__ = [
     "mean_per_model",
     "noise_aware_mean",
     "num_soft_rounds",
+    "oblivious_mean",
     "onto_simplex",
     "per_part",
     "principal_component_pursuit",

@@ -1,0 +1,355 @@
+"""The protocol Π_PPFL, message by message, on the host.
+
+Every party makes two noise terms for every other one and hides both behind one mask. The server
+permutes the two, and the receiver adds one of them, which it cannot read, to its message. Masks of
+pairs cancel in the sum, and the masks of the noise are subtracted by those who made them.
+"""
+
+import hashlib
+from collections.abc import Callable
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from annotated_types import Ge, Le
+
+from fedjax_dp.core import checks
+from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.ranges import Count, Seed
+from fedjax_dp.privacy.mechanisms.gamma_shares import GammaShares
+
+_WORD_BITS, _SEED_BYTES = 64, 32
+Bits = Annotated[int, Ge(0), Le(62)]
+# Seeds and terms of pairs are held for all of them.
+_MOST_PARTIES = 4_096
+
+
+class FixedPoint(NamedTuple):
+    """Numbers as words of 64 bits: rounded multiples of 2^-f, modulo 2^64.
+
+    Attributes:
+      integer_bits: k; numbers are below 2^k in absolute value.
+      fraction_bits: f; rounding errs by at most 2^(−f−1).
+    """
+
+    integer_bits: int = 15
+    fraction_bits: int = 32
+
+    def check(self, num_summands: Count) -> None:
+        """Refuses numbers of bits with which a sum could wrap: 2^64 must exceed 2n·2^(k+f).
+
+        Args:
+          num_summands: n, how many numbers below 2^k are added, at least 1.
+        """
+        num_bits = self.integer_bits + self.fraction_bits
+        rule = f"leave room for sums of {num_summands} numbers in words of {_WORD_BITS} bits"
+        holds = 2 * num_summands * 2**num_bits < 2**_WORD_BITS
+        checks.require(holds, "integer_bits + fraction_bits", rule, num_bits)
+
+    def encode(self, values: np.ndarray) -> np.ndarray:
+        """Encodes numbers as words.
+
+        Args:
+          values: numbers below 2^k in absolute value, of any shape.
+
+        Returns:
+          uint64, of the same shape.
+
+        Raises:
+          ValueError: for numbers that are too large, or not finite.
+        """
+        largest = np.max(np.abs(values), initial=0.0)
+        is_inside = bool(largest < 2.0**self.integer_bits)
+        checks.require(is_inside, "values", f"be below 2^{self.integer_bits}", float(largest))
+        scaled = np.rint(np.ldexp(np.asarray(values, np.float64), self.fraction_bits))
+        return scaled.astype(np.int64).view(np.uint64)
+
+    def decode(self, words: np.ndarray) -> np.ndarray:
+        """Decodes words: those from 2^63 on are negative numbers.
+
+        Args:
+          words: uint64.
+
+        Returns:
+          float64, of the same shape.
+        """
+        signed = np.ascontiguousarray(words, np.uint64).view(np.int64)
+        return np.ldexp(signed.astype(np.float64), -self.fraction_bits)
+
+
+class SetUp(NamedTuple):
+    """What is agreed before the first iteration, and what is left of it for the next one.
+
+    Attributes:
+      noise: the numbers of the noise.
+      fixed_point: of values, noise and masks.
+      seeds: for parties i < j, in order, the seed from which both derive their next masks.
+      iteration: iterations done.
+    """
+
+    noise: GammaShares
+    fixed_point: FixedPoint
+    seeds: tuple[bytes, ...]
+    iteration: int = 0
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """The parties i < j of each seed."""
+        n = self.noise.num_parties
+        return [(i, j) for i in range(n) for j in range(i + 1, n)]
+
+    @property
+    def num_setup_messages(self) -> int:
+        """Messages before the first iteration: one from every party to every other one."""
+        return self.noise.num_parties * (self.noise.num_parties - 1)
+
+    @property
+    def num_messages(self) -> int:
+        """Messages of parties up to now: those of the set-up, and one a party and iteration."""
+        return self.num_setup_messages + self.noise.num_parties * self.iteration
+
+
+class Terms(NamedTuple):
+    """The noise terms of an iteration; index [i, j] is what party i made for party j.
+
+    Nobody knows all of it: party i has its terms and masks, the server the permutations, party j
+    the choices. `masks` of a pair without terms are 0.
+
+    Attributes:
+      terms: g⁰ and g¹, `[parties, parties, 2, weights]`, float64, as they were rounded.
+      masks: s, the same for both terms, `[parties, parties, weights]`, uint64.
+      is_swapped: whether the server exchanged the two, `[parties, parties, weights]`, bool.
+      choices: which of the two that arrived the receiver added, `[parties, parties, weights]`,
+        bool.
+    """
+
+    terms: np.ndarray
+    masks: np.ndarray
+    is_swapped: np.ndarray
+    choices: np.ndarray
+
+    def arrived(self, fixed_point: FixedPoint) -> np.ndarray:
+        """Computes the masked pairs as receivers get them.
+
+        Args:
+          fixed_point: of the run.
+
+        Returns:
+          `[parties, parties, 2, weights]`, uint64.
+        """
+        pairs = self.masks[:, :, None] + fixed_point.encode(self.terms)
+        return np.where(self.is_swapped[:, :, None], pairs[:, :, ::-1], pairs)
+
+
+class Played(NamedTuple):
+    """A recorded iteration of the protocol.
+
+    Attributes:
+      set_up: that it began with.
+      values: what parties hold, `[parties, weights]`, float64.
+      messages: y, what parties send to the server, `[parties, weights]`, uint64.
+      pads: the masks of pairs that a party added, `[parties, weights]`, uint64.
+      noise: what a party added, `[parties, weights]`, float64; where terms are made in pairs no
+        party knows its own.
+      terms: all terms, None where they were not recorded or parties drew their noise themselves.
+    """
+
+    set_up: SetUp
+    values: np.ndarray
+    messages: np.ndarray
+    pads: np.ndarray
+    noise: np.ndarray
+    terms: Terms | None
+
+    @property
+    def total(self) -> np.ndarray:
+        """The sum of values and noise, which the server decodes, `[weights]`, float64."""
+        words = np.sum(self.messages, axis=0, dtype=np.uint64)
+        return self.set_up.fixed_point.decode(np.asarray(words))
+
+    @property
+    def average(self) -> np.ndarray:
+        """The broadcast of the server, `[weights]`, float64."""
+        return self.total / len(self.values)
+
+
+def _simulated_seed(root: bytes, i: int, j: int) -> bytes:
+    pair = i.to_bytes(4, "big") + j.to_bytes(4, "big")
+    return hashlib.shake_256(root + pair).digest(_SEED_BYTES)
+
+
+@checked
+def set_up_protocol(
+    noise: GammaShares,
+    seed: Seed,
+    *,
+    integer_bits: Bits = 15,
+    fraction_bits: Bits = 32,
+    agree: Callable[[int, int], bytes] | None = None,
+) -> SetUp:
+    """Agrees on a seed for every pair of parties, once for all iterations.
+
+    Guarantee: with `agree=None` the key agreement is simulated: all seeds follow from one number,
+    which whoever runs the simulation has, by SHAKE-256.
+
+    Args:
+      noise: from `privacy.gamma_shares`.
+      seed: of the simulated agreement.
+      integer_bits: k; values and noise terms are below 2^k in absolute value.
+      fraction_bits: f; the sum of n messages errs by at most n·(m + 1)·2^(−f−1), for the m noise
+        terms that a party adds. It wraps if noise makes it exceed n·2^k.
+      agree: `(i, j) -> 32 bytes` for parties i < j, the outcome of a real agreement, such as
+        X25519 and HKDF.
+
+    Returns:
+      The state before the first iteration.
+
+    Raises:
+      ValueError: if words of 64 bits do not hold the sum, or an agreement is no 32 bytes.
+
+    Source: `secure_aggregation` sections 3 and 7, appendix A.11 and A.14 of the thesis.
+    """
+    rule = f"have at most {_MOST_PARTIES} parties, more in `oblivious_mean`"
+    checks.require(noise.num_parties <= _MOST_PARTIES, "noise", rule, noise.num_parties)
+    fixed_point = FixedPoint(integer_bits, fraction_bits)
+    fixed_point.check(noise.num_parties)
+    made = SetUp(noise, fixed_point, ())
+    root = int(seed).to_bytes(8, "big")
+    seeds = tuple(
+        _simulated_seed(root, i, j) if agree is None else agree(i, j) for i, j in made.pairs
+    )
+    is_good = all(isinstance(s, bytes) and len(s) == _SEED_BYTES for s in seeds)
+    checks.require(is_good, "agree", f"return {_SEED_BYTES} bytes", agree)
+    return made._replace(seeds=seeds)
+
+
+@checked
+def play(
+    set_up: SetUp,
+    values: np.ndarray,
+    rng: np.random.Generator,
+    *,
+    is_oblivious: bool = True,
+    records: bool = True,
+    left_out: np.ndarray | None = None,
+    unsubtracted: np.ndarray | None = None,
+    zero_sharing: bool = False,
+) -> tuple[SetUp, Played]:
+    """Plays one iteration of the protocol for a vector of weights, every message of it.
+
+    What parties draw for each other is drawn afresh in every iteration; in a deployment it can be
+    sent ahead for all of them, with the set-up. Memory grows with n²·weights where terms are
+    recorded, and with n·weights where not.
+
+    A party that cheats leaves terms out. Of an honest sender it cannot, since the sender's mask
+    then stays in the sum. Two that cheat together can, if the sender leaves the mask out of what
+    it subtracts; with `zero_sharing` it cannot either, for it adds one share that was fixed when
+    the masks were made. It still can make terms that are zero.
+
+    Args:
+      set_up: from `set_up_protocol`, or from the iteration before.
+      values: `[parties, weights]`, below 2^k in absolute value.
+      rng: draws noise, masks, permutations and choices, from a generator for each party and one
+        for the server.
+      is_oblivious: whether parties choose from pairs; if not, each draws itself what it adds, as
+        in PrivacyFL.
+      records: whether all terms are recorded.
+      left_out: `[parties, parties]`, bool; at [i, j], party j leaves the term of party i out.
+      unsubtracted: `[parties, parties]`, bool; at [i, j], party i does not subtract the mask that
+        it made for party j.
+      zero_sharing: whether a party adds the last share of a sharing of 0, in the place of
+        subtracting its masks.
+
+    Returns:
+      `(set_up, played)`: the state for the next iteration, and the record of this one.
+
+    Raises:
+      ValueError: if shapes do not fit, or values are too large for the words.
+
+    Source: `secure_aggregation` section 3, appendix A.7, A.8 and A.11 of the thesis.
+    """
+    noise, fixed_point = set_up.noise, set_up.fixed_point
+    n = noise.num_parties
+    values = np.asarray(values, np.float64)
+    fits = values.ndim == 2 and len(values) == n
+    checks.require(fits, "values", f"be [parties, weights] for {n} parties", values.shape)
+    is_in_pairs = not is_oblivious or noise.shares_per_party >= n - 1
+    checks.require(is_in_pairs, "set_up.noise", 'have the form "pairs" if is_oblivious', noise)
+    for name, pairs in (("left_out", left_out), ("unsubtracted", unsubtracted)):
+        found = np.zeros((n, n), bool) if pairs is None else np.asarray(pairs)
+        is_pairs = found.shape == (n, n) and found.dtype == bool
+        rule = f"be [{n}, {n}] of bool"
+        checks.require(is_pairs and (is_oblivious or pairs is None), name, rule, pairs)
+    is_free = unsubtracted is None or not zero_sharing
+    checks.require(is_free, "unsubtracted", "be None with zero_sharing", unsubtracted)
+    set_up_after, pads = _pads(set_up, values.shape[1])
+    messages = fixed_point.encode(values) + pads
+    *parties, server, receivers = rng.spawn(n + 2)
+    if not is_oblivious:
+        drawn = [_shares(noise, party, noise.party_shape, values.shape[1:]) for party in parties]
+        words = fixed_point.encode(np.stack(drawn))
+        added = fixed_point.decode(words)
+        return set_up_after, Played(set_up, values, messages + words, pads, added, None)
+    added = np.zeros_like(messages)
+    kept = []
+    for i, party in enumerate(parties):
+        own = _terms_of(noise, party, i, values.shape[1], fixed_point)
+        own = own._replace(
+            is_swapped=_coins(server, own.masks.shape), choices=_coins(receivers, own.masks.shape)
+        )
+        second = own.choices ^ own.is_swapped
+        chosen = fixed_point.encode(np.where(second, own.terms[:, 1], own.terms[:, 0]))
+        leaves = np.zeros(n, bool) if left_out is None else np.asarray(left_out[i], bool)
+        keeps = np.zeros(n, bool) if unsubtracted is None else np.asarray(unsubtracted[i], bool)
+        chosen[leaves] = 0
+        messages += np.where(leaves[:, None], np.uint64(0), own.masks) + chosen
+        # With zero-sharing this number is the last share of 0, dealt when the masks were made.
+        messages[i] -= np.sum(own.masks[~keeps], axis=0, dtype=np.uint64)
+        added += chosen
+        if records:
+            kept.append(own)
+    terms = Terms(*map(np.stack, zip(*kept, strict=True))) if records else None
+    return set_up_after, Played(set_up, values, messages, pads, fixed_point.decode(added), terms)
+
+
+def _pads(set_up: SetUp, num_weights: int) -> tuple[SetUp, np.ndarray]:
+    """Makes the masks of pairs, which one party adds and the other subtracts, and the next seeds.
+
+    The generator doubles: an output is the mask, the rest the seed of the next iteration.
+    """
+    pads = np.zeros((set_up.noise.num_parties, num_weights), np.uint64)
+    seeds = []
+    for (i, j), seed in zip(set_up.pairs, set_up.seeds, strict=True):
+        stream = hashlib.shake_256(seed).digest(_SEED_BYTES + 8 * num_weights)
+        seeds.append(stream[:_SEED_BYTES])
+        mask = np.frombuffer(stream, "<u8", offset=_SEED_BYTES)
+        pads[i] += mask
+        pads[j] -= mask
+    return set_up._replace(seeds=tuple(seeds), iteration=set_up.iteration + 1), pads
+
+
+def _shares(
+    noise: GammaShares, rng: np.random.Generator, a: float, shape: tuple[int, ...]
+) -> np.ndarray:
+    first, second = rng.standard_gamma(a, (2, *shape))
+    return noise.scale * (first - second)
+
+
+def _terms_of(
+    noise: GammaShares,
+    rng: np.random.Generator,
+    party: int,
+    num_weights: int,
+    fixed_point: FixedPoint,
+) -> Terms:
+    """Makes what one party sends to all others: two terms behind one mask for each of them."""
+    n = noise.num_parties
+    drawn = _shares(noise, rng, noise.share_shape, (n, 2, num_weights))
+    masks = rng.integers(0, 2**64, (n, num_weights), np.uint64)
+    if noise.shares_per_party < n:
+        drawn[party], masks[party] = 0, 0
+    nothing = np.zeros(masks.shape, bool)
+    return Terms(fixed_point.decode(fixed_point.encode(drawn)), masks, nothing, nothing)
+
+
+def _coins(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.integers(0, 2, shape, np.uint8).astype(bool)

@@ -1,0 +1,225 @@
+"""The protocol Π_PPFL adds exactly what it says, hides the rest, and has its aggregator's law."""
+
+import hashlib
+from fractions import Fraction
+
+import dp_accounting
+import jax
+import numpy as np
+import pytest
+from aggregating import closed, sent_by
+from scipy import stats
+from small_problem import NUM_CLIENTS, make_data, make_model, plain_trainer
+
+from fedjax_dp import algorithms, data, engine, privacy
+from fedjax_dp.server.oblivious import FixedPoint, oblivious_mean, play, set_up_protocol
+
+MODULUS = 2**64
+
+
+def noise_of(n, **options):
+    return privacy.gamma_shares(n, privacy.sensitivity_of_sum(1.0), 1.0, **options)
+
+
+def played_once(n, num_weights, seed=0, **options):
+    values = np.random.default_rng(seed).uniform(-4, 4, (n, num_weights))
+    set_up = set_up_protocol(noise_of(n), seed)
+    return play(set_up, values, np.random.default_rng(seed), **options)
+
+
+def rounded(values, bits):
+    """Multiples of 2^-bits, as Python integers, by rational numbers."""
+    return [round(Fraction(float(x)) * 2**bits) for x in np.ravel(values)]
+
+
+@pytest.mark.parametrize("bits", [0, 7, 32])
+def test_words_hold_numbers_to_half_a_unit(bits):
+    # secure_aggregation §11 (6).
+    form, rng = FixedPoint(15, bits), np.random.default_rng(bits)
+    values = rng.uniform(-(2.0**15), 2.0**15, 1000)
+    words = form.encode(values)
+    assert words.dtype == np.uint64
+    assert [int(w) for w in words] == [x % MODULUS for x in rounded(values, bits)]
+    assert np.abs(form.decode(words) - values).max() <= 2.0 ** (-bits - 1)
+    assert np.all(
+        np.sign(form.decode(words[np.abs(values) > 1])) == np.sign(values[np.abs(values) > 1])
+    )
+
+
+@pytest.mark.parametrize("bad", [2.0**15, -(2.0**15), np.nan, np.inf])
+def test_what_words_do_not_hold_is_refused(bad):
+    with pytest.raises(ValueError, match=r"values must be below 2\^15"):
+        FixedPoint(15, 32).encode(np.array([0.0, bad]))
+
+
+@pytest.mark.parametrize(
+    "n,num_bits,holds", [(4, 60, True), (4, 61, False), (5, 60, True), (5, 61, False)]
+)
+def test_the_modulus_exceeds_twice_the_largest_sum(n, num_bits, holds):
+    assert holds == (2 * n * 2**num_bits < 2**64)
+    if holds:
+        set_up_protocol(noise_of(n), 0, integer_bits=20, fraction_bits=num_bits - 20)
+    else:
+        with pytest.raises(ValueError, match="leave room for sums"):
+            set_up_protocol(noise_of(n), 0, integer_bits=20, fraction_bits=num_bits - 20)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+@pytest.mark.parametrize("self_noise", [True, False])
+def test_the_sum_is_that_of_values_and_chosen_terms_exactly(n, self_noise):
+    noise = noise_of(n, self_noise=self_noise)
+    set_up, rng = set_up_protocol(noise, 5), np.random.default_rng(1)
+    for iteration in range(3):
+        values = rng.normal(size=(n, 4))
+        set_up, played = play(set_up, values, rng)
+        terms = played.terms
+        expected = np.array(rounded(values, 32), object).reshape(n, 4).sum(axis=0)
+        for i in range(n):
+            for j in range(n):
+                for w in range(4):
+                    picked = terms.choices[i, j, w] ^ terms.is_swapped[i, j, w]
+                    expected[w] += int(terms.terms[i, j, int(picked), w] * 2**32)
+        words = [sum(int(y) for y in column) % MODULUS for column in played.messages.T]
+        assert words == [x % MODULUS for x in expected]
+        np.testing.assert_allclose(played.total, values.sum(0) + played.noise.sum(0), atol=1e-7)
+        np.testing.assert_array_equal(played.average, played.total / n)
+        if not self_noise:
+            assert not np.any(terms.terms[np.arange(n), np.arange(n)])
+        assert set_up.iteration == iteration + 1
+        assert set_up.num_messages == n * (n - 1) + n * (iteration + 1)
+
+
+def test_masks_of_pairs_cancel_and_follow_the_stream_of_both_ends():
+    set_up, played = played_once(4, 6, seed=3)
+    assert not np.any(np.sum(played.pads, axis=0, dtype=np.uint64))
+    own = [0] * 6
+    for (i, j), seed in zip(played.set_up.pairs, played.set_up.seeds, strict=True):
+        stream = hashlib.shake_256(seed).digest(32 + 48)
+        mask = [int.from_bytes(stream[32 + 8 * w :][:8], "little") for w in range(6)]
+        sign = (i == 1) - (j == 1)
+        own = [(a + sign * m) % MODULUS for a, m in zip(own, mask, strict=True)]
+    assert [int(w) for w in played.pads[1]] == own
+    # The next iteration has other masks and other noise.
+    _, following = play(set_up, played.values, np.random.default_rng(4))
+    assert not np.any(following.pads == played.pads)
+    assert not np.any(following.terms.terms == played.terms.terms)
+
+
+def is_uniform(words):
+    """A χ² test of the lowest and of the highest byte."""
+    counts = [np.bincount(np.ravel(b), minlength=256) for b in (words & 255, words >> 56)]
+    return min(stats.chisquare(c).pvalue for c in np.asarray(counts)) > 1e-4
+
+
+def test_messages_of_all_but_one_look_uniform():
+    # secure_aggregation §11 (2); with no noise but masks to hide behind, and equal values.
+    n, size = 4, 30_000
+    noise = noise_of(n)._replace(scale=1e-12)
+    values = np.broadcast_to(np.arange(4.0)[:, None], (n, size))
+    _, played = play(set_up_protocol(noise, 0), values, np.random.default_rng(0))
+    y = played.messages
+    seen = [y[0], y[1], y[2], y[0] + y[1], y[0] - y[1], y[0] + y[1] + y[2], y[1] ^ y[2]]
+    assert all(map(is_uniform, seen))
+    assert not is_uniform(y.sum(axis=0, dtype=np.uint64))
+    # Without the masks of pairs a message is still hidden by those of the noise, if it has any.
+    assert is_uniform(played.messages[0] - played.pads[0])
+    bare = play(played.set_up, values, np.random.default_rng(0), is_oblivious=False)[1]
+    assert is_uniform(bare.messages[0]) and not is_uniform(bare.messages[0] - bare.pads[0])
+    # What arrives at a receiver is masked, and the server's permutation hides which is which.
+    arrived = played.terms.arrived(played.set_up.fixed_point)
+    assert is_uniform(arrived[0, 1, 0]) and is_uniform(arrived[2, 3, 1])
+
+
+def test_a_choice_says_nothing_of_the_term():
+    _, played = played_once(3, 20_000)
+    terms = played.terms
+    second = terms.choices ^ terms.is_swapped
+    for x in (terms.choices, second, terms.choices ^ second):
+        assert abs(x.mean() - 0.5) < 4.5 * 0.5 / np.sqrt(x.size)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"self_noise": False}, {"form": "one"}, {"calibration": "paper"}],
+    ids=["pairs", "without own", "one", "paper"],
+)
+def test_protocol_and_aggregator_have_one_law(options):
+    n, size = 3, 30_000
+    values, rng = np.zeros((n, size)), np.random.default_rng(0)
+    noise = noise_of(n, **options)
+    is_oblivious = noise.shares_per_party > 1
+    _, played = play(
+        set_up_protocol(noise, 0), values, rng, is_oblivious=is_oblivious, records=False
+    )
+    structure = jax.ShapeDtypeStruct((size,), np.float32)
+    mean = oblivious_mean(structure, 1.0, 1.0, n, **options)
+    sent = jax.jit(
+        lambda key: mean.encode(
+            (), mean.numbers, (np.zeros(size, np.float32), 0.0), sent_by(key=key)
+        )
+    )
+    messages = np.array([sent(jax.random.key(i))[0] for i in range(n)], np.float64)
+    total = messages.sum(axis=0)
+    assert stats.ks_2samp(total, played.total).pvalue > 1e-3
+    assert stats.ks_2samp(messages[0], played.noise[0]).pvalue > 1e-3
+    # The test sees a scale that is off by 10 %, and one share more or less.
+    assert stats.ks_2samp(1.1 * total, played.total).pvalue < 1e-3
+    for shares in {1, 2, 3} - {noise.shares_per_party}:
+        parts = np.random.default_rng(1).standard_gamma(shares, (2, size)) * noise.scale
+        assert stats.ks_2samp(parts[0] - parts[1], played.total).pvalue < 1e-6
+    assert played.total.var() == pytest.approx(noise.sum_variance, rel=0.06)
+    info = mean.combine((), mean.numbers, (messages.sum(axis=0), 0.0), closed())[2]
+    assert float(info["noise_stddev"]) == pytest.approx(played.average.std(), rel=0.03)
+
+
+def averaging(**options):
+    mean = oblivious_mean({"b": np.zeros(()), "w": np.zeros(3)}, 0.5, 2.0, NUM_CLIENTS, **options)
+    model = make_model()
+    return algorithms.fedavg(model, plain_trainer(model), aggregator=mean)
+
+
+def test_a_round_clips_noises_and_is_charged():
+    joining = data.participation(data.full_participation(), NUM_CLIENTS)
+    sim = engine.simulation(averaging(), make_data(), joining)
+    key = jax.random.key(0)
+    _, record, info = sim.run(sim.init(key), key, 3)
+    # Six Laplace numbers of scale 1, over 6.
+    np.testing.assert_allclose(info.aggregator["noise_stddev"], np.sqrt(12) / 6, rtol=1e-6)
+    book = engine.PrivacyAccounting(sim.federation)
+    book.charge(record)
+    # A release has ε = √4 · 0.5 / 1; three of them are (ε, δ)-private for ε below 3.
+    expected = privacy.Ledger("client", "add_remove")
+    expected.charge(dp_accounting.LaplaceDpEvent(1.0), count=3)
+    found = book.epsilon({"client": 1e-5})["client"]
+    assert np.max(found) == pytest.approx(expected.epsilon(1e-5)[0], rel=1e-6)
+
+
+def test_cohorts_with_fewer_parties_than_shares_are_refused():
+    joining = data.participation(data.poisson(), NUM_CLIENTS, 3)
+    with pytest.raises(ValueError, match="participation must draw at least 6 clients"):
+        engine.federation(averaging(), make_data(), joining)
+
+
+@pytest.mark.parametrize(
+    "call,words",
+    [
+        (lambda s, v, r: play(s, v[:2], r), r"values must be \[parties, weights\] for 3 parties"),
+        (lambda s, v, r: play(s, v * 1e9, r), r"values must be below 2\^15"),
+        (lambda s, v, r: play(s, v, r, left_out=np.ones(3, bool)), r"left_out must be \[3, 3\]"),
+        (
+            lambda s, v, r: play(s, v, r, unsubtracted=np.eye(3, dtype=bool), zero_sharing=True),
+            "unsubtracted must be None with zero_sharing",
+        ),
+        (lambda s, v, r: play(s, v, r, is_oblivious=False, left_out=np.eye(3) > 0), "left_out"),
+        (lambda s, v, r: set_up_protocol(noise_of(5000), 0), "at most 4096 parties"),
+        (lambda s, v, r: set_up_protocol(s.noise, 0, agree=lambda i, j: b"x"), "agree must return"),
+        (lambda s, v, r: oblivious_mean(np.zeros(3), 1.0, 1.0, 1), "num_parties must be"),
+        (
+            lambda s, v, r: play(s._replace(noise=noise_of(3, form="one")), v, r),
+            'form "pairs"',
+        ),
+    ],
+)
+def test_bad_input_is_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call(set_up_protocol(noise_of(3), 0), np.ones((3, 2)), np.random.default_rng(0))
