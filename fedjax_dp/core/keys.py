@@ -29,6 +29,7 @@ class Purpose(enum.IntEnum):
     PERSONAL = 15
     COPIES = 16
     EVALUATION = 17
+    MASK = 18
 
 
 def secret_key() -> PRNGKey:

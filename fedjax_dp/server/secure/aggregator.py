@@ -1,0 +1,170 @@
+"""Any summed aggregator under masks: the server sees the sum of a cohort and no message of it."""
+
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_dp.core import checks, messages
+from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.messages import Coded
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.privacy.claims import ClientClaim
+from fedjax_dp.server.base import Close, Fate, Roster, Sender, Summed
+from fedjax_dp.server.secure import masks, words
+from fedjax_dp.server.secure.graphs import Circle, MaskGraph, arranged
+from fedjax_dp.server.secure.key_agreement import MaskKeys, simulated_keys
+from fedjax_dp.server.secure.words import FixedPoint
+
+Form = Literal["masked", "cancelled"]
+
+
+@checked
+def masked(
+    aggregator: Summed,
+    encoding: FixedPoint,
+    graph: MaskGraph,
+    *,
+    keys: MaskKeys | None = None,
+    form: str = "masked",
+) -> Summed:
+    """Sums a cohort's messages under masks that cancel.
+
+    A client's message becomes words modulo 2^32, to which it adds one mask for each neighbour and
+    one of its own. In the sum the masks of pairs cancel; those of a neighbour that dropped out, and
+    the own masks of the clients that sent, are removed as shares of their seeds allow. The wrapped
+    aggregator then combines the decoded sum. A round in which seeds cannot be recovered, or more
+    than `encoding.max_clients` clients were notified, is lost: a sum of zeros is combined.
+
+    Guarantee: against an honest but curious server and at most `graph.colluders` clients, each
+    message is uniform, and the server learns the sum over the clients that sent; with simulated
+    keys that is simulated. The wrapped aggregator's claim stays: where it bounds contributions,
+    entries are rounded toward zero, which makes no norm larger. A sampled cohort's claim counts on
+    its size being hidden, and a lost round shows that few took part: choose a graph under
+    which that is rarer than δ.
+
+    Args:
+      aggregator: any summed aggregator; leaves of its messages are floats, or integers of at most
+        32 bits.
+      encoding: from `fixed_point`; an entry out of its range is cut to it, and the client counted.
+      graph: from `all_pairs` or `random_neighbors`.
+      keys: the seeds of masks; simulated ones where None.
+      form: "masked" makes and removes all masks; "cancelled" leaves them away, which gives the same
+        sums, bit for bit, at the cost of the plain aggregator.
+
+    Returns:
+      The aggregator; its info also holds `num_out_of_range`, clients of whose message some entry
+      was cut, `num_recovered`, drop-outs whose masks were removed, and `num_lost`, 1 for a lost
+      round.
+
+    Raises:
+      ValueError: if the aggregator is not summed, or graph and encoding differ in size.
+
+    Source: Bonawitz and others 2017, figure 4; Bell and others 2020, section 3.
+    """
+    checks.require(isinstance(aggregator, Summed), "aggregator", "be Summed", type(aggregator))
+    checks.one_of("form", form, get_args(Form))
+    rule = f"hold the {graph.num_clients} clients of the graph"
+    fits = encoding.max_clients >= graph.num_clients
+    checks.require(fits, "encoding.max_clients", rule, encoding.max_clients)
+    seeds = simulated_keys() if keys is None else keys
+    is_masked = form == "masked"
+    is_bounded = isinstance(aggregator.claim, ClientClaim)
+    rounding: words.Rounding = "toward_zero" if is_bounded else "nearest"
+
+    def encode(state, numbers, contribution, sender):
+        message = contribution
+        if aggregator.encode is not None:
+            message = aggregator.encode(state, numbers, contribution, sender)
+        coded, was_cut = words.encode(encoding, message, rounding)
+        coded = coded, was_cut.astype(jnp.uint32)
+        if not is_masked:
+            return coded
+        circle = arranged(graph, sender.public_key, sender.roster)
+        place = circle.place_of(sender.index)
+        every = jnp.ones(len(circle.clients), bool)
+        vector = masks.flat(coded)
+        vector += masks.stream(seeds.of_client(sender.public_key, sender.index), len(vector))
+        vector = masks.with_pair_masks(vector, circle, place, seeds, sender.public_key, every)
+        return masks.shaped(vector, coded)
+
+    def combine(state, numbers, total, close):
+        circle = arranged(graph, close.public_key, close.roster)
+        is_there = jnp.arange(len(circle.clients)) < circle.count
+        has_sent = is_there & jnp.isin(
+            close.fates[circle.slots], jnp.array([Fate.CONTRIBUTED, Fate.NOT_FINITE])
+        )
+        if is_masked:
+            total = _unmasked(total, circle, has_sent, seeds, close)
+        is_lost = _is_lost(graph, encoding, circle, has_sent, is_there)
+        total = jax.tree.map(lambda w: jnp.where(is_lost, jnp.zeros_like(w), w), total)
+        coded, num_cut = total
+        decoded = words.decode(encoding, coded)
+        state, aggregate, info = aggregator.combine(state, numbers, decoded, close)
+        own = {
+            "num_out_of_range": num_cut.astype(jnp.int32),
+            "num_recovered": jnp.sum(is_there & ~has_sent, dtype=jnp.int32) * ~is_lost,
+            "num_lost": info.get("num_lost", 0) + is_lost.astype(jnp.int32),
+        }
+        return state, aggregate, info | own
+
+    def message(update, weight):
+        shapes = _message_shapes(aggregator, update, weight)
+        return Coded(shapes, 32), Coded(jax.ShapeDtypeStruct((), jnp.uint32), 32)
+
+    return aggregator._replace(encode=encode, combine=combine, message=message)
+
+
+def _unmasked(
+    total: PyTree, circle: Circle, has_sent: jax.Array, seeds: MaskKeys, close: Close
+) -> PyTree:
+    """Removes what is left of masks: those of senders' own, and of pairs with drop-outs."""
+
+    def one(place, vector):
+        def without_own(vector):
+            seed = seeds.of_client(close.public_key, circle.clients[place])
+            return vector - masks.stream(seed, len(vector))
+
+        def without_pairs(vector):
+            # What the drop-out would have sent for these pairs cancels what they sent for it.
+            return masks.with_pair_masks(vector, circle, place, seeds, close.public_key, has_sent)
+
+        return jax.lax.cond(has_sent[place], without_own, without_pairs, vector)
+
+    return masks.shaped(jax.lax.fori_loop(0, circle.count, one, masks.flat(total)), total)
+
+
+def _is_lost(
+    graph: MaskGraph,
+    encoding: FixedPoint,
+    circle: Circle,
+    has_sent: jax.Array,
+    is_there: jax.Array,
+) -> jax.Array:
+    """Whether some seed cannot be recovered, or sums might overflow."""
+    num_sent = jnp.sum(has_sent, dtype=jnp.int32)
+    is_complete = graph.num_neighbors is None
+    helpers = num_sent - has_sent if is_complete else circle.num_sending(has_sent)
+    has_few = jnp.any(is_there & (helpers < graph.threshold))
+    return has_few | (num_sent < graph.min_senders) | (circle.count > encoding.max_clients)
+
+
+def _message_shapes(aggregator: Summed, update: PyTree, weight: jax.Array) -> PyTree:
+    """Shapes of what the wrapped aggregator adds up, each of whose entries is sent as a word."""
+
+    def made(update, weight):
+        update = messages.received(update)
+        state = aggregator.broadcast(aggregator.init(update))
+        key, index = jax.random.key(0), jnp.zeros((), jnp.int32)
+        roster = Roster(index[None], jnp.ones(1, bool))
+        sender = Sender(index, jnp.asarray(weight, jnp.float32), key, key, roster)
+        numbers = aggregator.numbers
+        contribution = aggregator.contribute(state, numbers, update, sender)
+        if aggregator.encode is None:
+            return contribution
+        return aggregator.encode(state, numbers, contribution, sender)
+
+    def word(x):
+        return jax.ShapeDtypeStruct(x.shape, jnp.uint32)
+
+    return jax.tree.map(word, jax.eval_shape(made, update, weight))

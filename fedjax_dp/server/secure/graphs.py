@@ -1,0 +1,209 @@
+"""Which clients share masks: all pairs, or few random neighbours of each."""
+
+from typing import Annotated, NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from annotated_types import Ge, Lt
+from chex import PRNGKey
+from scipy import stats
+
+from fedjax_dp.core import checks
+from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.checks import COUNT_LIMIT
+from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.ranges import Index, ProperFraction
+from fedjax_dp.server.base import Roster
+
+Several = Annotated[int, Ge(2), Lt(COUNT_LIMIT)]
+
+
+class MaskGraph(NamedTuple):
+    """Which pairs of a round's clients share masks, and what that survives.
+
+    A round is lost where fewer than `num_clients - dropouts` clients send, or where some client has
+    fewer than `threshold` neighbours that do.
+
+    Attributes:
+      num_clients: n, how many clients are notified in a round, at least.
+      num_neighbors: k, with how many others each client shares masks; None for all others.
+      threshold: how many neighbours must give their shares of a seed to recover it.
+      colluders: t, how many clients may collude with the server.
+      dropouts: d, how many clients may drop out after masks were agreed.
+      failure: bound on the probability, over the random graph, that t colluders break the secrecy
+        or d drop-outs lose the round; 0 for all pairs.
+    """
+
+    num_clients: int
+    num_neighbors: int | None
+    threshold: int
+    colluders: int
+    dropouts: int
+    failure: float
+
+    @property
+    def min_senders(self) -> int:
+        """The fewest messages from which a sum is recovered."""
+        return self.num_clients - self.dropouts
+
+
+@checked
+def all_pairs(num_clients: Several, *, colluders: Index = 0, dropouts: Index = 0) -> MaskGraph:
+    """Builds the complete graph, in which all pairs share masks.
+
+    Guarantee: the server and any t colluders learn the sum over the other clients that send, of
+    which there are two at least, and nothing else; the round is recovered with d drop-outs.
+
+    Args:
+      num_clients: n, how many clients are notified in a round, at least 2.
+      colluders: t, at least 0.
+      dropouts: d, at least 0; t + d is at most n - 2.
+
+    Returns:
+      The graph, whose cost grows with n².
+
+    Raises:
+      ValueError: if fewer than two clients would be left.
+
+    Source: Bonawitz and others 2017, section 4.
+    """
+    _check_numbers(num_clients, colluders, dropouts)
+    return MaskGraph(num_clients, None, num_clients - 1 - dropouts, colluders, dropouts, 0.0)
+
+
+@checked
+def random_neighbors(
+    num_clients: Several,
+    *,
+    colluders: Index = 0,
+    dropouts: Index = 0,
+    failure: ProperFraction = 2.0**-40,
+    num_neighbors: int | None = None,
+) -> MaskGraph:
+    """Builds the rule for a random graph in which each client has k neighbours.
+
+    Each round, its public key puts the clients on a circle in random order, and each shares masks
+    with the k/2 clients on either side. With h the threshold of recovery, the graph fails
+
+    - if some client has h colluders or more among its neighbours: at most
+      n P[H(n-1, t, k) ≥ h], H(N, g, k) being hypergeometric, k draws of N of which g are marked;
+    - if some client has fewer than h neighbours that send: at most n P[H(n-1, d, k) > k - h];
+    - if the honest clients that send are not connected, for which k/2 clients in a row must all
+      collude or drop out: at most n P[H(n, t+d, k/2) = k/2].
+
+    The bound is the sum of these probabilities, for the threshold at which it is smallest.
+
+    Guarantee: as for `all_pairs`, but for rounds of that probability, if colluders and drop-outs do
+    not depend on the graph. Cost grows with n k.
+
+    Args:
+      num_clients: n, how many clients are notified in a round, at least 2.
+      colluders: t, at least 0.
+      dropouts: d, at least 0; t + d is at most n - 2.
+      failure: the largest probability of failure of a round, in (0, 1).
+      num_neighbors: k, even and below n; where None the fewest that keep the bound below `failure`.
+
+    Returns:
+      The graph; all pairs where no k below n - 1 suffices.
+
+    Raises:
+      ValueError: if k is odd, not below n, or too small for `failure`.
+
+    Source: Bell, Bonawitz, Gascón, Lepoint, Raykova 2020, section 3, with tails in place of their
+    closed bounds.
+    """
+    _check_numbers(num_clients, colluders, dropouts)
+    if num_neighbors is not None:
+        rule = f"be even, at least 2 and below the {num_clients} clients"
+        fits = num_neighbors % 2 == 0 and 2 <= num_neighbors < num_clients
+        checks.require(fits, "num_neighbors", rule, num_neighbors)
+        bound, threshold = failure_bound(num_clients, num_neighbors, colluders, dropouts)
+        rule = f"keep the probability of failure, {bound:.2g}, at most {failure:.2g}"
+        checks.require(bound <= failure, "num_neighbors", rule, num_neighbors)
+        return MaskGraph(num_clients, num_neighbors, threshold, colluders, dropouts, bound)
+    for k in range(2, num_clients - 1, 2):
+        bound, threshold = failure_bound(num_clients, k, colluders, dropouts)
+        if bound <= failure:
+            return MaskGraph(num_clients, k, threshold, colluders, dropouts, bound)
+    return all_pairs(num_clients, colluders=colluders, dropouts=dropouts)
+
+
+def failure_bound(
+    num_clients: int, num_neighbors: int, colluders: int, dropouts: int
+) -> tuple[float, int]:
+    """Computes the bound of `random_neighbors`, and the threshold at which it is smallest."""
+    n, k, t, d = num_clients, num_neighbors, colluders, dropouts
+    thresholds = np.arange(1, k + 1)
+    betrayed = stats.hypergeom.sf(thresholds - 1, n - 1, t, k)
+    stuck = stats.hypergeom.sf(k - thresholds, n - 1, d, k)
+    split = stats.hypergeom.pmf(k // 2, n, t + d, k // 2)
+    bounds = n * (betrayed + stuck + split)
+    # The last of equal ones: the more shares are needed, the more colluders are too few.
+    best = k - 1 - int(np.argmin(bounds[::-1]))
+    return float(min(1.0, bounds[best])), int(thresholds[best])
+
+
+def _check_numbers(num_clients: int, colluders: int, dropouts: int) -> None:
+    rule = f"be below the {num_clients} clients by 2 at least"
+    checks.require(colluders <= num_clients - 2, "colluders", rule, colluders)
+    rule = f"leave 2 of {num_clients} clients beside {colluders} colluders"
+    checks.require(dropouts + colluders <= num_clients - 2, "dropouts", rule, dropouts)
+
+
+@flax.struct.dataclass
+class Circle:
+    """The notified clients of a round in a circle; each shares masks with those within reach.
+
+    Attributes:
+      clients: by place, `[slots]`, int32; the first `count` are real.
+      slots: the slot of each, `[slots]`.
+      count: how many were notified, int32.
+      reach: to how many clients on either side edges go, int32.
+    """
+
+    clients: jax.Array
+    slots: jax.Array
+    count: jax.Array
+    reach: jax.Array
+
+    def place_of(self, client: jax.Array) -> jax.Array:
+        """Finds the place of a client."""
+        is_real = jnp.arange(len(self.clients)) < self.count
+        return jnp.argmax((self.clients == client) & is_real)
+
+    def neighbor(self, place: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Finds a neighbour's place, for steps from 0 to twice the reach, and whether there is one.
+
+        Even steps go forward and odd ones back; the opposite place is one and counts once.
+        """
+        distance, goes_back = step // 2 + 1, step % 2
+        neighbor = (place + jnp.where(goes_back, -distance, distance)) % jnp.maximum(self.count, 1)
+        return neighbor, 2 * distance + goes_back <= self.count
+
+    def num_sending(self, has_sent: jax.Array) -> jax.Array:
+        """Counts the neighbours of each place that have sent, by place, `[slots]`."""
+        places = jnp.arange(len(self.clients))
+
+        def add(step, counts):
+            neighbor, is_there = self.neighbor(places, step)
+            return counts + (has_sent[neighbor] & is_there)
+
+        return jax.lax.fori_loop(0, 2 * self.reach, add, jnp.zeros(len(places), jnp.int32))
+
+
+def arranged(graph: MaskGraph, public_key: PRNGKey, roster: Roster) -> Circle:
+    """Puts the notified clients of a round in the order that its public key gives."""
+    is_there = roster.is_announced.astype(bool)
+    count = jnp.sum(is_there, dtype=jnp.int32)
+    if graph.num_neighbors is None:
+        # All others are within half a circle, whatever the order.
+        slots = jnp.argsort(~is_there, stable=True)
+        return Circle(roster.clients[slots], slots, count, count // 2)
+    # Drawn by client, so that the graph does not depend on the order of slots.
+    key = fold(public_key, Purpose.MASK, 2)
+    draws = jax.vmap(lambda c: jax.random.bits(fold(key, c), (), jnp.uint32))(roster.clients)
+    slots = jnp.lexsort((roster.clients, draws, ~is_there))
+    reach = jnp.minimum(count // 2, graph.num_neighbors // 2)
+    return Circle(roster.clients[slots], slots, count, reach)

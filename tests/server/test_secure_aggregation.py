@@ -1,0 +1,388 @@
+"""Messages under masks: any summed aggregator gives the same sums, and messages say nothing."""
+
+import functools
+import inspect
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from marks import later
+from scipy import stats
+
+from fedjax_dp import server
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Training
+from fedjax_dp.clients.base import LocalConfig
+from fedjax_dp.core import messages, sums
+from fedjax_dp.core.masks import Sparse
+from fedjax_dp.engine import Cohort, Examples, Fate, Layout
+from fedjax_dp.engine.round import SimulationState, play_round
+from fedjax_dp.privacy.mechanisms import distributed
+from fedjax_dp.privacy.mechanisms.adaptive_clipping import AdaptiveClipping
+from fedjax_dp.privacy.mechanisms.correlated_noise import banded_noise
+from fedjax_dp.server.base import Close, Roster, Sender, Stacked, Summed
+from fedjax_dp.server.secure import all_pairs, fixed_point, masked, random_neighbors
+from fedjax_dp.server.secure.graphs import arranged, failure_bound
+
+KEY = jax.random.key(0)
+IDS = np.array([6, 2, 9, 4, 0, 7, 11, 3, 0, 0], np.int32)
+SLOTS, REAL = len(IDS), 8
+GRAPH = all_pairs(REAL, colluders=1, dropouts=5)
+SENT, LOST, NAN = Fate.CONTRIBUTED, Fate.DROPPED, Fate.NOT_FINITE
+# Multiples of 2^-10 of which sums in float32 are exact.
+ON_LATTICE = np.random.default_rng(0).integers(-900, 900, (12, 5)).astype(np.float32) / 1024
+SHAPE = {"w": jax.ShapeDtypeStruct((3,), jnp.float32), "b": jax.ShapeDtypeStruct((), jnp.float32)}
+
+
+def tree_of(row):
+    return {"w": row[:3], "b": row[3]}
+
+
+def update_of(name, row):
+    """A client's update in the form that an aggregator wants."""
+    tree = tree_of(row)
+    if name == "sparse_mean":
+        return Sparse(tree, jax.tree.map(lambda x: x > 0, tree))
+    if name == "mean_per_model":
+        return server.ModelChoice((row[4] > 0).astype(jnp.int32), tree)
+    return tree
+
+
+def discrete(**options):
+    plan = distributed.make_plan(4, 4.0, 1.0, num_clients=REAL, bits=20, num_shares=3)
+    return server.discrete_mean(SHAPE, plan, 8, **options)
+
+
+ADAPTIVE = AdaptiveClipping(
+    initial_clip_norm=4.0,
+    target_quantile=0.5,
+    learning_rate=0.2,
+    count_stddev=1.0,
+    expected_cohort_size=6.0,
+)
+SUMMED = {
+    "weighted_mean": server.weighted_mean,
+    "uniform_mean": server.uniform_mean,
+    "scaled_sum": lambda: server.scaled_sum(3.0),
+    "per_part": lambda: server.per_part({"w": server.weighted_mean(), "b": server.uniform_mean()}),
+    "mean_per_model": lambda: server.mean_per_model(2),
+    "weighted_by_client": lambda: server.weighted_by_client(12),
+    "sparse_mean": server.sparse_mean,
+    "gradient_mask": server.gradient_mask,
+    "gaussian_mean": lambda: server.gaussian_mean(4.0, 1.0, 6.0),
+    "private_mean": lambda: server.gaussian_mean(4.0, 1.0, 6.0, per_layer=True),
+    "laplace_mean": lambda: server.laplace_mean(8.0, 1.0, 6.0),
+    "staircase_mean": lambda: server.staircase_mean(SHAPE, 1.0, 1.0, 6.0),
+    "bounded_laplace_mean": lambda: server.bounded_laplace_mean(SHAPE, 1.0, 1.0, 6.0, 1e-3),
+    "adaptive_gaussian_mean": lambda: server.adaptive_gaussian_mean(ADAPTIVE, 1.0),
+    "correlated_gaussian_mean": lambda: server.correlated_gaussian_mean(
+        banded_noise(2, 8), 4.0, 1.0, 6.0
+    ),
+    "by_realised_count": lambda: server.by_realised_count(server.gaussian_mean(4.0, 1.0, 6.0)),
+    "central_discrete_mean": lambda: server.central_discrete_mean(SHAPE, 4.0, 1.0, 6.0),
+    "discrete_mean": discrete,
+}
+
+
+def test_every_summed_aggregator_of_the_package_is_tried():
+    made = {
+        name
+        for name in server.__all__
+        if inspect.isfunction(f := getattr(server, name))
+        and f.__annotations__.get("return") is Summed
+    }
+    assert len(made) > 10 and made <= set(SUMMED)
+
+
+@functools.cache
+def played(name, wraps=None, updates="lattice"):
+    """One round of an aggregator by itself, compiled: of fates, what `combine` gives.
+
+    `wraps` are the options of `masked`, None for the plain aggregator.
+    """
+    aggregator = SUMMED[name]()
+    if wraps is not None:
+        options = dict(wraps)
+        encoding = options.pop("encoding", fixed_point(SLOTS, integer_bits=8))
+        aggregator = masked(aggregator, encoding, options.pop("graph", GRAPH), **options)
+    rows = jnp.asarray(ON_LATTICE)
+    numbers = aggregator.numbers
+    state = aggregator.init(jax.eval_shape(lambda: update_of(name, rows[0])))
+
+    @jax.jit
+    def run(fates):
+        is_there = jnp.isin(fates, jnp.array([SENT, LOST, NAN, Fate.LATE]))
+        roster = Roster(jnp.asarray(IDS), is_there)
+
+        def message(client, fate):
+            key = jax.random.fold_in(KEY, client)
+            weight = 1.0 + (client % 3).astype(jnp.float32)
+            sender = Sender(client, weight, key, KEY, roster)
+            told = aggregator.broadcast(state)
+            sent = aggregator.contribute(told, numbers, update_of(name, rows[client]), sender)
+            sent = jax.tree.map(lambda x: jnp.where(fate == SENT, x, jnp.zeros_like(x)), sent)
+            if aggregator.encode is not None:
+                sent = aggregator.encode(told, numbers, sent, sender)
+            has_sent = (fate == SENT) | (fate == NAN)
+            return jax.tree.map(lambda x: jnp.where(has_sent, x, jnp.zeros_like(x)), sent)
+
+        each = jax.vmap(message)(roster.clients, fates)
+        total = sums.value(sums.over_first_axis(each))
+        close = Close(roster, fates, KEY, jax.random.fold_in(KEY, 1))
+        return aggregator.combine(state, numbers, total, close), each
+
+    return run
+
+
+def fates_of(*last):
+    """Eight clients, of which the last have these fates, and two empty slots."""
+    fates = [SENT] * (REAL - len(last)) + list(last) + [Fate.EMPTY] * 2
+    return jnp.asarray(fates, jnp.int8)
+
+
+def same(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+DROPPED = [(), (LOST,), (Fate.LATE, LOST, NAN, LOST)]
+
+
+@pytest.mark.parametrize(
+    "name", later(SUMMED, but=["uniform_mean", "gaussian_mean", "discrete_mean"])
+)
+def test_masked_cancelled_and_plain_are_bit_for_bit_alike(name):
+    forms = [played(name, (("form", form),)) for form in ("masked", "cancelled")]
+    for last in DROPPED:
+        fates = fates_of(*last)
+        plain, _ = played(name)(fates)
+        for form in forms:
+            (state, aggregate, info), _ = form(fates)
+            same((state, aggregate), plain[:2])
+            same(
+                {k: info[k] for k in plain[2] if k != "num_lost"},
+                {k: v for k, v in plain[2].items() if k != "num_lost"},
+            )
+            assert info["num_out_of_range"] == 0 and info["num_lost"] == 0
+            assert info["num_recovered"] == sum(f in (LOST, Fate.LATE) for f in last)
+
+
+# One round of the engine: what each client sends, and what the server finds.
+
+WIDTH = 4096
+ROUNDED = (np.random.default_rng(1).uniform(-3, 3, (12, WIDTH))).astype(np.float32)
+
+
+@functools.cache
+def engine_round(form, neighbors=None, chunk=2, rows=SENT, kind=Summed):
+    """A compiled round in which clients send their lines of `ROUNDED` (zeros for EMPTY)."""
+    graph = GRAPH
+    if neighbors is not None:
+        graph = random_neighbors(REAL, dropouts=2, failure=0.9, num_neighbors=neighbors)._replace(
+            threshold=1
+        )
+    encoding = fixed_point(SLOTS, integer_bits=1, fraction_bits=12)
+    aggregator = masked(server.scaled_sum(1.0), encoding, graph, form=form)
+    lines = ROUNDED if rows == SENT else np.zeros_like(ROUNDED)
+    if kind is Stacked:  # The messages themselves, as the server receives them.
+        aggregator = Stacked(
+            *aggregator[:2],
+            lambda state, numbers, total, close: (state, total, {}),
+            encode=aggregator.encode,
+            numbers=aggregator.numbers,
+        )
+
+    def client(message, own, client, hyper, key):
+        update = jnp.asarray(lines)[client.index]
+        return ClientOutput(update, jnp.float32(1), own)
+
+    algorithm = FederatedAlgorithm(
+        name="secure_sum",
+        init=lambda key: (),
+        broadcast=lambda server, client: (),
+        client=client,
+        aggregator=aggregator,
+        server_step=lambda server, total, hyper, round, key: (server, {"total": total}),
+        training=Training(LocalConfig(0.1, 1, 1), lambda size, config: jnp.int32(1)),
+    )
+    examples = Examples({}, np.zeros(SLOTS, np.int32), np.ones(SLOTS, np.int32), is_by_slot=True)
+    state = SimulationState((), (), None, jnp.int32(3))
+    return jax.jit(
+        lambda fates: play_round(
+            algorithm,
+            Layout(chunk=chunk),
+            state,
+            algorithm.hyper,
+            examples,
+            Cohort(jnp.asarray(IDS), fates, jnp.int32(0)),
+            KEY,
+        )[2]
+    )
+
+
+def summed_by_hand(fates):
+    """The sum of rounded lines in float64: 12 fraction bits, entries within 2."""
+    lines = ROUNDED[IDS[np.asarray(fates) == SENT]].astype(np.float64)
+    return np.rint(np.clip(lines, -2, 2) * 2**12).sum(axis=0) / 2**12
+
+
+@pytest.mark.parametrize(
+    ("form", "neighbors", "chunk"),
+    later([("masked", 4, 2), ("masked", None, 5), ("cancelled", None, 2)], but=[("masked", 4, 2)]),
+)
+def test_a_compiled_round_gives_the_sum_of_rounded_contributions(form, neighbors, chunk):
+    run = engine_round(form, neighbors, chunk)
+    for last in ((), (LOST,), (Fate.LATE, Fate.UNANNOUNCED)):
+        info = run(fates_of(*last))
+        np.testing.assert_array_equal(info.server["total"], summed_by_hand(fates_of(*last)))
+        # Every line of 4,096 numbers has some beyond 2.
+        assert info.aggregator["num_out_of_range"] == REAL - len(last)
+
+
+def chi_squared(words):
+    """The p-value of uniform bytes, for the lowest and for the highest byte of words."""
+    words = np.asarray(words).ravel()
+    return [
+        stats.chisquare(np.bincount(b, minlength=256)).pvalue for b in (words & 255, words >> 24)
+    ]
+
+
+def test_masks_and_all_messages_but_one_look_uniform():
+    """The messages of zeros, alone and any but one of them together, have uniform bytes."""
+    words, _ = engine_round("masked", 4, 2, Fate.EMPTY, Stacked)(fates_of()).server["total"]
+    sent = np.asarray(words.values)[:REAL]
+    values = [chi_squared(part) for part in (*sent, *(sent.sum(axis=0, dtype=np.uint32) - sent))]
+    assert (
+        np.min(values) > 1e-5
+        and np.max(np.abs(np.corrcoef(sent))[~np.eye(REAL, dtype=bool)]) < 0.08
+    )
+    # All of them hold no mask of pairs, and without their own masks no number but zero.
+    found = engine_round("masked", 4, 2, Fate.EMPTY)(fates_of())
+    np.testing.assert_array_equal(found.server["total"], np.zeros(WIDTH))
+    assert max(chi_squared(np.arange(WIDTH, dtype=np.uint32) % 255)) < 1e-5
+
+
+def test_a_lost_round_is_one_of_zeros():
+    run = played("gaussian_mean", (("form", "masked"),))
+    (_, noise, info), _ = run(fates_of(*[LOST] * 6))
+    assert info["num_lost"] == 1 and info["num_recovered"] == 0 and info["num_clipped"] == 0
+    plain = played("gaussian_mean")(jnp.full(SLOTS, Fate.EMPTY, jnp.int8))[0]
+    same(noise, plain[1])
+
+
+@functools.cache
+def neighbors_of(k):
+    """By mask of slots: an adjacency matrix by client, found by the code."""
+    graph = all_pairs(2) if k is None else random_neighbors(k + 1, failure=0.999, num_neighbors=k)
+    ids = jnp.arange(10, 20)
+
+    @jax.jit
+    def adjacency(is_there):
+        circle = arranged(graph, KEY, Roster(ids, is_there))
+        places = jnp.arange(10)
+
+        def add(step, matrix):
+            at, exists = circle.neighbor(places, step)
+            exists &= places < circle.count
+            return matrix.at[circle.slots[places], circle.slots[at]].add(exists.astype(int))
+
+        zeros = jnp.zeros((10, 10), int)
+        counts = circle.num_sending(jnp.ones(10, bool))
+        matrix = jax.lax.fori_loop(0, 2 * circle.reach, add, zeros)
+        return matrix, jnp.zeros(10, int).at[circle.slots].set(counts)
+
+    return adjacency
+
+
+@pytest.mark.parametrize("k", [None, 4])
+def test_graphs_are_symmetric_and_regular(k):
+    for count in range(11):
+        is_there = np.random.default_rng(count).permutation(10) < count
+        matrix, counts = map(np.asarray, neighbors_of(k)(jnp.asarray(is_there)))
+        assert matrix.max(initial=0) <= 1 and not np.any(np.diag(matrix))
+        np.testing.assert_array_equal(matrix, matrix.T)
+        degree = max(count - 1, 0) if k is None else min(k, max(count - 1, 0))
+        np.testing.assert_array_equal(matrix.sum(axis=1), degree * is_there)
+        np.testing.assert_array_equal(counts[is_there], degree)
+
+
+def test_the_bound_on_failure_holds_for_graphs_that_are_counted():
+    """All placements of 5 colluders and a drop-out among 16 clients, up to rotation."""
+    n, k, t, gone = 16, 6, 5, 0
+    bound, threshold = failure_bound(n, k, t, 1)
+    near = [{(i + s * o) % n for o in range(1, k // 2 + 1) for s in (1, -1)} for i in range(n)]
+    failed = []
+    for colluders in itertools.combinations(range(1, n), t):
+        honest = {*range(1, n)} - {*colluders}
+        betrayed = any(len(near[i] & {*colluders}) >= threshold for i in {gone} | honest)
+        stuck = any(len(near[i] - {gone}) < threshold for i in range(n))
+        seen, new = set(), {min(honest)}
+        while new:
+            seen |= new
+            new = set().union(*(near[i] for i in new)) & honest - seen
+        failed.append(betrayed or stuck or seen != honest)
+    assert 0 < np.mean(failed) <= bound < 1
+    # Of 1,000 clients, far fewer than all are neighbours.
+    few = random_neighbors(1000, colluders=100, dropouts=100)
+    assert few.failure <= 2**-40 and few.num_neighbors < 150
+    assert failure_bound(1000, few.num_neighbors - 2, 100, 100)[0] > 2**-40
+    # No number of neighbours is certain enough for six of eight.
+    assert random_neighbors(8, colluders=3, dropouts=3).num_neighbors is None
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: fixed_point(1), "max_clients must be an integer of at least 2"),
+        (
+            lambda: fixed_point(50, integer_bits=4, fraction_bits=22),
+            "fraction_bits must be from -4",
+        ),
+        (lambda: fixed_point(2**20, integer_bits=12), "integer_bits must be at most 10"),
+        (lambda: all_pairs(1), "num_clients must be an integer of at least 2"),
+        (lambda: all_pairs(5, colluders=5), "colluders must be below the 5 clients"),
+        (lambda: all_pairs(5, colluders=2, dropouts=2), "dropouts must leave 2 of 5 clients"),
+        (lambda: random_neighbors(9, num_neighbors=9), "num_neighbors must be even"),
+        (lambda: random_neighbors(9, num_neighbors=10), "below the 9 clients, got 10"),
+        (lambda: random_neighbors(99, colluders=30, num_neighbors=8), "keep the probability"),
+        (lambda: masked(server.trimmed_mean(), fixed_point(9), all_pairs(9)), "aggregator must be"),
+        (lambda: masked(server.uniform_mean(), fixed_point(8), all_pairs(9)), "the 9 clients"),
+        (
+            lambda: masked(server.uniform_mean(), fixed_point(9), all_pairs(9), form="hidden"),
+            "form must be one of cancelled, masked",
+        ),
+    ],
+)
+def test_bad_input_is_refused_before_any_work(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def test_words_hold_what_they_can_and_cut_off_the_rest():
+    from fedjax_dp.server.secure import words
+
+    # The largest exponent with 2 n 2^e < 2^32, found by trying.
+    for n in (2, 3, 50, 64, 65, 5000, 2**20):
+        most = max(e for e in range(31) if 2 * n * 2**e < 2**32)
+        assert fixed_point(n, integer_bits=3).fraction_bits == most - 3
+    encoding = fixed_point(4, integer_bits=2, fraction_bits=8)
+    x = np.array([-5.0, -4.0, -0.3, 0.0, 1e-9, 0.3, 4.0, 4.1, np.nan, np.inf], np.float32)
+    for rounding, by_hand in (("nearest", np.rint), ("toward_zero", np.trunc)):
+        coded, was_cut = words.encode(encoding, x, rounding)
+        expected = by_hand(np.clip(np.nan_to_num(x, nan=0.0, posinf=4), -4, 4) * 256.0) / 256
+        np.testing.assert_array_equal(words.decode(encoding, coded), expected)
+        assert was_cut
+    assert not words.encode(encoding, x[1:7], "nearest")[1]
+    small = {"i": np.array([-3, 7], np.int8), "u": np.array([250], np.uint8), "b": np.array([True])}
+    found = words.decode(encoding, words.encode(encoding, small, "nearest")[0])
+    np.testing.assert_array_equal(found["i"], [-3, 7])
+    assert found["u"] == 250 and found["b"] == 1
+
+
+def test_the_meter_counts_words():
+    aggregator = masked(server.gaussian_mean(1.0, 1.0, 8.0), fixed_point(9), all_pairs(9))
+    sent = aggregator.message(SHAPE, jnp.float32(1))
+    # Four parameters, whether the update was clipped, and whether it was cut, at 4 bytes each.
+    assert messages.tariff_of(sent).fixed["dense"] == {"uint32": 24}
