@@ -3,13 +3,10 @@
 from fedjax_dp.algorithms.ae_dpfl import ae_dpfl
 from fedjax_dp.algorithms.afl import afl
 from fedjax_dp.algorithms.base import (
-    ClientOutput,
     ClientState,
     FederatedAlgorithm,
     HostStep,
-    Hyper,
     Iterate,
-    Round,
     SharedModel,
 )
 from fedjax_dp.algorithms.blur_lus import blur_lus
@@ -51,6 +48,7 @@ from fedjax_dp.algorithms.splitting import (
     splitting,
 )
 from fedjax_dp.algorithms.term import term
+from fedjax_dp.algorithms.values import ClientOutput, Hyper, Round
 from fedjax_dp.algorithms.weiavg import weiavg
 
 __all__ = [

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, TypeAlias
 import optax
 
 from fedjax_dp.algorithms.base import (
-    ClientOutput,
     ClientState,
     FederatedAlgorithm,
     Numbers,
@@ -14,6 +13,7 @@ from fedjax_dp.algorithms.base import (
     field,
     training_of,
 )
+from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.base import LocalResult, LocalTrainer
 from fedjax_dp.core import ranges
 from fedjax_dp.core.trees import PyTree

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_dp.algorithms.base import (
-    ClientOutput,
     ClientState,
     FederatedAlgorithm,
     Stages,
@@ -16,6 +15,7 @@ from fedjax_dp.algorithms.base import (
     training_of,
 )
 from fedjax_dp.algorithms.r_dpcfl import NOT_COVERED
+from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.selection import RANGES, make_choice, trained_and_chosen
 from fedjax_dp.core import trees

@@ -6,13 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_dp.algorithms.base import (
-    ClientOutput,
-    ClientState,
-    FederatedAlgorithm,
-    Views,
-    training_of,
-)
+from fedjax_dp.algorithms.base import ClientState, FederatedAlgorithm, Views, training_of
+from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.selection import mean_loss
 from fedjax_dp.core import checks, trees

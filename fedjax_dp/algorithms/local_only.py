@@ -2,13 +2,8 @@
 
 from typing import NamedTuple
 
-from fedjax_dp.algorithms.base import (
-    ClientOutput,
-    ClientState,
-    FederatedAlgorithm,
-    Views,
-    training_of,
-)
+from fedjax_dp.algorithms.base import ClientState, FederatedAlgorithm, Views, training_of
+from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.trees import PyTree

@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_dp.algorithms.base import (
-    ClientOutput,
     ClientState,
     FederatedAlgorithm,
     Numbers,
@@ -14,6 +13,7 @@ from fedjax_dp.algorithms.base import (
     field,
     training_of,
 )
+from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.regularizers import distance_to, towards
 from fedjax_dp.core.argument_checks import checked

@@ -8,13 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_dp.algorithms.base import (
-    ClientOutput,
-    FederatedAlgorithm,
-    Numbers,
-    Views,
-    training_of,
-)
+from fedjax_dp.algorithms.base import FederatedAlgorithm, Numbers, Views, training_of
+from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked

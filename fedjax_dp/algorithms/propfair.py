@@ -6,8 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Needs
+from fedjax_dp.algorithms.base import FederatedAlgorithm, Needs
 from fedjax_dp.algorithms.fedavg import fedavg
+from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.objectives import Extension, check_margin, proportional
 from fedjax_dp.core.argument_checks import checked

@@ -11,19 +11,17 @@ import optax
 from dp_accounting import DpEvent
 
 from fedjax_dp.algorithms.base import (
-    ClientOutput,
     ClientState,
     FederatedAlgorithm,
     HostStep,
-    Hyper,
     Needs,
     Numbers,
-    Recipient,
     Stages,
     Views,
     claim_of,
     training_of,
 )
+from fedjax_dp.algorithms.values import ClientOutput, Hyper, Recipient
 from fedjax_dp.clients.base import LocalConfig, LocalTrainer
 from fedjax_dp.clients.selection import RANGES, Choice, make_choice, trained_and_chosen
 from fedjax_dp.clients.whole_batches import (

@@ -13,7 +13,6 @@ import optax
 from annotated_types import Ge, Le
 
 from fedjax_dp.algorithms.base import (
-    ClientOutput,
     ClientState,
     FederatedAlgorithm,
     FinishForAll,
@@ -24,6 +23,7 @@ from fedjax_dp.algorithms.base import (
     Views,
     training_of,
 )
+from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.accelerated import accelerated
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.quadratic import Quadratic, factorise, proximal_move, unread

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
-from fedjax_dp.algorithms.base import Hyper
+from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.audit.canaries import MARK, Planted
 from fedjax_dp.audit.noise import StepCheck, measure_noise, stated_multiplier
 from fedjax_dp.core import checks, trees

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.audit.canaries import MARK, Planted, read_mark
 from fedjax_dp.audit.records import models_in, released, watch_records
 from fedjax_dp.clients.client_data import PublicClient

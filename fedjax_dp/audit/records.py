@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.audit.canaries import (
     MARK,
     SEEN,

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
-from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.audit.extremes import extreme_records, extreme_updates
 from fedjax_dp.audit.floats import check_records, hostile_updates
 from fedjax_dp.audit.noise import (

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
-from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.audit.canaries import MARK, STRENGTH, Planted, flat, read_mark
 from fedjax_dp.audit.records import draw_trained, watch_records
 from fedjax_dp.clients.client_data import PublicClient

@@ -12,7 +12,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from numpy.typing import ArrayLike
 
-from fedjax_dp.algorithms.base import Hyper
+from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.files import digest_of

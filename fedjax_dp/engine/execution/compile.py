@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.trees import PyTree

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
-from fedjax_dp.algorithms.base import HostStep, Hyper
+from fedjax_dp.algorithms.base import HostStep
+from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.core import checks
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree

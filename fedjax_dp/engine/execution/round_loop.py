@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
-from fedjax_dp.algorithms.base import Hyper
+from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import Cohort, Examples
 from fedjax_dp.engine.execution.stream import Slabs, narrowed, stream_of

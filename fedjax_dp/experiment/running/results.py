@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.algorithms.base import Hyper
+from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.core.packages import MissingPackageError
 from fedjax_dp.core.versions import PACKAGE, libraries
 from fedjax_dp.data.statistics import PartitionStatistics

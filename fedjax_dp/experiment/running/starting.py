@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from chex import PRNGKey
 from filelock import BaseFileLock
 
-from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.algorithms.registry import ALGORITHMS
+from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.core import checks
 from fedjax_dp.core.keys import secret_key
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
