@@ -196,9 +196,9 @@ def test_full_participation_draws_all(size):
     assert sampling.full_participation().nominal_size(size, 3) == size
 
 
-def blocks(sampler, size, batch_size, limit, steps, key=0):
+def blocks(sampler, size, batch_size, limit, steps, key=0, capacity=None):
     """The members of each of consecutive steps, in order."""
-    capacity = sampler.capacity(limit, batch_size)
+    capacity = sampler.capacity(limit, batch_size) if capacity is None else capacity
     draw = jax.jit(
         lambda state, t: sampler.draw(
             state, jax.random.key(key), t, jnp.int32(size), batch_size, limit, capacity
@@ -315,38 +315,28 @@ def test_one_call_draws_for_clients_of_different_sizes(name):
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_larger_limit_changes_no_draw(name):
     """Padding: room for larger clients beside this one changes nothing."""
-    sampler = SAMPLERS[name]
-    capacity = sampler.capacity(8, 3)
-    for step in range(3):
-        results = []
-        for limit in (8, 40):
-            state = sampler.init(limit)
-            wide = limit if name in ("poisson", "full_participation") else capacity
-            for t in range(step + 1):
-                state, drawn = sampler.draw(state, jax.random.key(1), t, 8, 3, limit, wide)
-            results.append(np.asarray(drawn.indices)[np.asarray(drawn.is_real)])
-        np.testing.assert_array_equal(*results)
+    sampler, takes_all = SAMPLERS[name], name in ("poisson", "full_participation")
+    narrow, wide = (
+        blocks(sampler, 8, 3, limit, 3, 1, limit if takes_all else sampler.capacity(8, 3))
+        for limit in (8, 40)
+    )
+    assert narrow == wide
 
 
 GAUSSIAN = dp_accounting.GaussianDpEvent(1.3)
 
 
 def test_events_are_those_of_dp_accounting():
-    assert sampling.poisson().event(GAUSSIAN, 100, 5) == dp_accounting.PoissonSampledDpEvent(
-        0.05, GAUSSIAN
-    )
-    assert sampling.poisson(7).event(
-        GAUSSIAN, 100, 5
-    ) == dp_accounting.dp_event.TruncatedSubsampledGaussianDpEvent(100, 0.05, 7, 1.3)
-    assert sampling.poisson(7).event(GAUSSIAN, 7, 5) == dp_accounting.PoissonSampledDpEvent(
-        5 / 7, GAUSSIAN
-    )
-    assert sampling.fixed_size().event(
-        GAUSSIAN, 100, 5
-    ) == dp_accounting.SampledWithoutReplacementDpEvent(100, 5, GAUSSIAN)
-    assert sampling.fixed_size().event(GAUSSIAN, 5, 5) == GAUSSIAN
-    assert sampling.full_participation().event(GAUSSIAN, 100, 5) == GAUSSIAN
-    assert sampling.cyclic().event(GAUSSIAN, 100, 5) == GAUSSIAN
+    dpe, poisson = dp_accounting.dp_event, dp_accounting.PoissonSampledDpEvent
+    for sampler, size, expected in (
+        (sampling.poisson(), 100, poisson(0.05, GAUSSIAN)),
+        (sampling.poisson(7), 100, dpe.TruncatedSubsampledGaussianDpEvent(100, 0.05, 7, 1.3)),
+        (sampling.poisson(7), 7, poisson(5 / 7, GAUSSIAN)),
+        (sampling.fixed_size(), 100, dpe.SampledWithoutReplacementDpEvent(100, 5, GAUSSIAN)),
+        *((sampling.fixed_size(), 5, GAUSSIAN), (sampling.cyclic(), 100, GAUSSIAN)),
+        (sampling.full_participation(), 100, GAUSSIAN),
+    ):
+        assert sampler.event(GAUSSIAN, size, 5) == expected
 
 
 def test_what_has_no_analysis_is_refused_and_the_nearest_choice_named():
@@ -388,6 +378,14 @@ def p_of_alike(members, size):
     return stats.chisquare(counts).pvalue, stats.chisquare(hundredths, expected).pvalue
 
 
+def p_of_law(values, law, num_bins):
+    """Chi-square of values between the quantiles of a law."""
+    edges = np.unique(law.ppf(np.arange(1, num_bins) / num_bins))
+    observed = np.bincount(np.searchsorted(edges, values), minlength=len(edges) + 1)
+    cdf = np.concatenate([[0], law.cdf(edges), [1]])
+    return stats.chisquare(observed, np.diff(cdf) * len(values)).pvalue
+
+
 @telling
 def test_poisson_draws_from_many_are_those_of_coins():
     """Counts are binomial, members alike, gaps geometric; a rate that is off is found."""
@@ -395,10 +393,7 @@ def test_poisson_draws_from_many_are_those_of_coins():
     counts, rate = drawn.is_real.sum(axis=1), 50 / LARGE
 
     def p_of_counts(rate):
-        edges = np.unique(stats.binom.ppf(np.arange(1, 20) / 20, LARGE, rate))
-        observed = np.bincount(np.searchsorted(edges, counts), minlength=len(edges) + 1)
-        cdf = np.concatenate([[0], stats.binom.cdf(edges, LARGE, rate), [1]])
-        return stats.chisquare(observed, np.diff(cdf) * len(counts)).pvalue
+        return p_of_law(counts, stats.binom(LARGE, rate), 20)
 
     assert p_of_counts(rate) > RARE
     assert max(p_of_counts(1.01 * rate), p_of_counts(0.99 * rate)) < RARE
@@ -410,10 +405,7 @@ def test_poisson_draws_from_many_are_those_of_coins():
     assert gaps.min() >= 1
 
     def p_of_gaps(rate):
-        edges = np.unique(stats.geom.ppf(np.arange(1, 40) / 40, rate))
-        observed = np.bincount(np.searchsorted(edges, gaps), minlength=len(edges) + 1)
-        cdf = np.concatenate([[0], stats.geom.cdf(edges, rate), [1]])
-        return stats.chisquare(observed, np.diff(cdf) * len(gaps)).pvalue
+        return p_of_law(gaps, stats.geom(rate), 40)
 
     assert p_of_gaps(rate) > RARE > p_of_gaps(1.02 * rate)
 
@@ -484,17 +476,9 @@ def test_members_drawn_before_are_drawn_again():
 
 @pytest.mark.parametrize("size", [1025, 4096, LARGE])
 def test_an_epoch_of_many_reads_each_example_once(size):
-    sampler, batch = sampling.shuffled(), 100
-    steps, read = -(-size // batch), []
-    state = sampler.init(ROOM)
-    draw = jax.jit(
-        lambda state, t: sampler.draw(
-            state, jax.random.key(1), t, jnp.int32(size), batch, ROOM, batch
-        )
-    )
-    for t in range(2 * steps):
-        state, drawn = draw(state, t)
-        read.append(np.asarray(drawn.indices)[np.asarray(drawn.is_real)])
+    batch = 100
+    steps = -(-size // batch)
+    read = blocks(sampling.shuffled(), size, batch, ROOM, 2 * steps, 1, batch)
     for epoch in (read[:steps], read[steps:]):
         assert np.array_equal(np.sort(np.concatenate(epoch)), np.arange(size))
     assert len(read[steps - 1]) == size - (steps - 1) * batch
@@ -516,16 +500,12 @@ def test_orders_of_many_are_alike():
 @pytest.mark.parametrize("name", ["poisson", "fixed_size", "shuffled"])
 @pytest.mark.parametrize("size", [50, 5000])
 def test_much_larger_populations_and_batches_beside_this_one_change_no_draw(name, size):
-    sampler, results = SAMPLERS[name], []
-    for limit, largest in ((5000, 7), (200_000, 7), (200_000, 100)):
-        state, capacity = sampler.init(limit), sampler.capacity(limit, largest)
-        for t in range(3):
-            state, drawn = sampler.draw(
-                state, jax.random.key(1), t, jnp.int32(size), 7, limit, capacity
-            )
-        results.append(np.asarray(drawn.indices)[np.asarray(drawn.is_real)])
-    for other in results[1:]:
-        np.testing.assert_array_equal(other, results[0])
+    sampler = SAMPLERS[name]
+    first, *others = (
+        blocks(sampler, size, 7, limit, 3, 1, sampler.capacity(limit, largest))
+        for limit, largest in ((5000, 7), (200_000, 7), (200_000, 100))
+    )
+    assert others == [first, first]
 
 
 @pytest.mark.parametrize("name", ["poisson", "fixed_size", "shuffled"])

@@ -23,8 +23,10 @@ from fedjax_dp.privacy.mechanisms.scalar_noise import (
 )
 from fedjax_dp.privacy.mechanisms.selection import BoundedRangeDpEvent
 
+# As dp-accounting names our relations.
 ADD_REMOVE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = dpa.NeighboringRelation.REPLACE_ONE
+RELATIONS = {"add_remove": ADD_REMOVE, "replace_one": REPLACE}
 
 gaussian, laplace, zcdp = dpa.GaussianDpEvent, dpa.LaplaceDpEvent, dpa.ZCDpEvent
 sampled, truncated = dpa.PoissonSampledDpEvent, dpa.TruncatedSubsampledGaussianDpEvent
@@ -81,10 +83,9 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_random_settings_match_dp_accounting(name, num):
     charged, composed, relation = CASES[name]
-    dpa_relation = REPLACE if relation == "replace_one" else ADD_REMOVE
     for q, z, count, dp_delta in random_settings(1, num):
         got = spent(charged(q, z), relation, count=count, dp_delta=dp_delta)
-        expected = independent(composed(q, z), dpa_relation, count=count, dp_delta=dp_delta)
+        expected = independent(composed(q, z), RELATIONS[relation], count=count, dp_delta=dp_delta)
         np.testing.assert_allclose(got, expected, rtol=1e-6, err_msg=f"{q} {z} {count} {dp_delta}")
 
 
@@ -95,14 +96,9 @@ def test_random_fixed_size_settings_match_dp_accounting(num):
     for q, z, count, dp_delta in random_settings(2, num):
         n = int(rng.integers(50, 2000))
         m = max(1, int(q * n))
-        got = spent(
-            dpa.SampledWithoutReplacementDpEvent(n, m, gaussian(z)),
-            "replace_one",
-            count=count,
-            dp_delta=dp_delta,
-        )
-        composed = dpa.SampledWithoutReplacementDpEvent(n, m, gaussian(z / 2))
-        expected = independent(composed, REPLACE, count=count, dp_delta=dp_delta)
+        asked = {"count": count, "dp_delta": dp_delta}
+        got = spent(fixed_size(gaussian(z), n, m), "replace_one", **asked)
+        expected = independent(fixed_size(gaussian(z / 2), n, m), REPLACE, **asked)
         np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
@@ -110,7 +106,6 @@ def test_random_fixed_size_settings_match_dp_accounting(num):
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
 @pytest.mark.parametrize("sampler", ["poisson", "truncated"])
 def test_fifty_random_settings_match_dp_accounting_by_pld(sampler, relation):
-    dpa_relation = REPLACE if relation == "replace_one" else ADD_REMOVE
     rng = np.random.default_rng(3)
     for q, z, count, dp_delta in random_settings(3):
         # Little noise in many steps makes wide distributions, which take minutes.
@@ -118,10 +113,9 @@ def test_fifty_random_settings_match_dp_accounting_by_pld(sampler, relation):
         n = int(rng.integers(50, 2000))
         capacity = int(np.ceil(q * n + 2 * np.sqrt(q * n)))
         event = poisson(q, z) if sampler == "poisson" else truncated(n, q, capacity, z)
-        got = spent(event, relation, count=count, dp_delta=dp_delta, accountant="pld")
-        expected = independent(
-            event, dpa_relation, count=count, dp_delta=dp_delta, accountant="pld"
-        )
+        asked = {"count": count, "dp_delta": dp_delta, "accountant": "pld"}
+        got = spent(event, relation, **asked)
+        expected = independent(event, RELATIONS[relation], **asked)
         # Two lattices of different widths agree to what either may add.
         np.testing.assert_allclose(got, expected, rtol=1e-3, atol=2e-4)
 
@@ -149,11 +143,8 @@ def test_gap_between_relations_is_the_published_one(z, add_remove, replace_one, 
     # heterogeneous_dp.md §3: N=2400, b=32, 15,000 steps, δ=1e-4. Its PLD figures were computed on
     # a grid of 1e-3, which rounds up; the default grid of 1e-4 stays below by less than 1 %.
     event = poisson(32 / 2400, z)
-    for relation, published, dpa_relation in [
-        ("add_remove", add_remove, ADD_REMOVE),
-        ("replace_one", replace_one, REPLACE),
-    ]:
-        coarse = dpa_pld.PLDAccountant(dpa_relation, 1e-3).compose(event, 15_000)
+    for relation, published in [("add_remove", add_remove), ("replace_one", replace_one)]:
+        coarse = dpa_pld.PLDAccountant(RELATIONS[relation], 1e-3).compose(event, 15_000)
         assert coarse.get_epsilon(1e-4) == pytest.approx(published, abs=1e-3)
         got = spent(event, relation, count=15_000, dp_delta=1e-4, accountant="pld")
         assert 0.99 * published < got <= published
@@ -251,15 +242,11 @@ REFUSED = [
     # Each change alone leads to another refusal: who counts, or the relation.
     (sampled(0.1, zcdp(0.1)), "replace_one", "pld", Advice(mechanism="gaussian")),
     (
-        fixed_size(laplace(1.0)),
-        "replace_one",
-        "pld",
+        *(fixed_size(laplace(1.0)), "replace_one", "pld"),
         Advice(relation="add_remove", sampler="poisson"),
     ),
     (
-        dpa.SampledWithReplacementDpEvent(10, 5, gaussian(1.0)),
-        "replace_one",
-        "pld",
+        *(dpa.SampledWithReplacementDpEvent(10, 5, gaussian(1.0)), "replace_one", "pld"),
         Advice(sampler="poisson"),
     ),
 ]
@@ -462,19 +449,15 @@ def test_every_unit_is_asked_at_its_own_delta(accountant):
     event, deltas = poisson(0.1, 1.0), [1e-3, 1e-6, 1e-6, 1e-4]
     ledger = Ledger("record", num_units=4)
     ledger.charge(event, units=[0, 1, 2], count=[20, 20, 30])
-    orders = None
-    if accountant == "rdp-classic-64":
-        orders = [1 + x / 10 for x in range(1, 100)] + list(range(12, 65))
+    orders = [1 + x / 10 for x in range(1, 100)] + list(range(12, 65))
     expected = [0.0] * 4
     for unit, count in enumerate((20, 20, 30)):
-        if orders is None:
-            expected[unit] = independent(
-                event, ADD_REMOVE, count=count, dp_delta=deltas[unit], accountant=accountant
-            )
-        else:
+        if accountant == "rdp-classic-64":
             curve = dpa_rdp.RdpAccountant(orders).compose(event, count).rdp
-            at = curve + np.log(1 / deltas[unit]) / (np.array(orders) - 1)
-            expected[unit] = at.min()
+            expected[unit] = (curve + np.log(1 / deltas[unit]) / (np.array(orders) - 1)).min()
+        else:
+            asked = {"count": count, "dp_delta": deltas[unit], "accountant": accountant}
+            expected[unit] = independent(event, ADD_REMOVE, **asked)
     found = ledger.epsilon(deltas, accountant)
     # Two lattices of different widths agree to what either may add.
     np.testing.assert_allclose(found, expected, rtol=1e-3 if accountant == "pld" else 1e-6)
