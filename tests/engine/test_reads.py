@@ -62,6 +62,17 @@ def keeping(algorithm):
     return client
 
 
+def private():
+    """DP-SGD, and the trainer that it has."""
+    trainer = private_trainer(model())
+    return algorithms.dp_sgd(model(), trainer), trainer
+
+
+def stepping(algorithm, step, **options):
+    """The algorithm with work on the host after the first round."""
+    return algorithm._replace(stages=Stages(host_steps=(algorithms.HostStep(1, step, **options),)))
+
+
 # An algorithm's own functions.
 
 
@@ -101,8 +112,7 @@ def chosen(choice):
     "look", later([first_input, stored_input, loss_there], but=[first_input], mark=telling)
 )
 def test_an_algorithm_that_claims_for_records_is_handed_none(look):
-    trainer = private_trainer(model())
-    algorithm = algorithms.dp_sgd(model(), trainer)
+    algorithm, trainer = private()
     with pytest.raises(ValueError, match="client must be used for its public data"):
         run(peeking(algorithm, trainer, look))
     weighed = algorithms.dp_sgd(
@@ -127,8 +137,7 @@ def test_whole_clients_protected_do_not_cover_their_records():
 
 
 def test_what_a_transform_closes_over_inside_a_round_is_refused_too():
-    trainer = private_trainer(model())
-    algorithm = algorithms.dp_sgd(model(), trainer)
+    algorithm, trainer = private()
 
     def client(message, own, client, hyper, key):
         @update_transform(reads_records=False)
@@ -144,8 +153,7 @@ def test_what_a_transform_closes_over_inside_a_round_is_refused_too():
 
 @telling
 def test_exact_metrics_stay_metrics():
-    trainer = private_trainer(model())
-    algorithm = algorithms.dp_sgd(model(), trainer)
+    algorithm, _ = private()
 
     def sending(part, of):
         def client(message, own, client, hyper, key):
@@ -178,8 +186,7 @@ def test_training_without_an_event_is_refused_under_a_claim():
 
 @telling
 def test_a_choice_is_charged_or_refused():
-    trainer = private_trainer(model())
-    algorithm = algorithms.dp_sgd(model(), trainer)
+    algorithm, trainer = private()
     choice = private_choice(model())
     choosing = peeking(algorithm, trainer, chosen(choice))
     message = r"a private choice, which reads records, must be charged by dp_sgd.*BoundedRange"
@@ -191,19 +198,13 @@ def test_a_choice_is_charged_or_refused():
     exact = peeking(algorithm, trainer, chosen(exact_choice(model())))
     with pytest.raises(ValueError, match="a choice by exact loss, which reads records, must have"):
         run(exact)
-    run(
-        exact._replace(
-            training=exact.training._replace(
-                record=exact.training.record._replace(not_covered="which model was chosen")
-            )
-        )
-    )
+    said = exact.training.record._replace(not_covered="which model was chosen")
+    run(exact._replace(training=exact.training._replace(record=said)))
 
 
 def test_nothing_of_a_refused_round_is_released():
     """The refusal comes when the simulation is built, before there is any state."""
-    trainer = private_trainer(model())
-    algorithm = algorithms.dp_sgd(model(), trainer)
+    algorithm, trainer = private()
     peeks = peeking(algorithm, trainer, first_input)
     with pytest.raises(ValueError, match="client must be used"):
         simulation(peeks, data(), JOINING, EXECUTION)
@@ -225,18 +226,13 @@ def test_work_on_the_host_reads_no_client_state_under_its_privacy():
         seen.append(clients)
         return server
 
-    with pytest.raises(
-        ValueError, match=r"host_steps\.reads_clients must be false under privacy of"
-    ):
-        run(algorithm._replace(stages=Stages(host_steps=(algorithms.HostStep(1, step),))))
-    run(
-        algorithm._replace(
-            stages=Stages(host_steps=(algorithms.HostStep(1, step, reads_clients=False),))
-        )
-    )
+    rule = r"host_steps\.reads_clients must be false under privacy of"
+    with pytest.raises(ValueError, match=rule):
+        run(stepping(algorithm, step))
+    run(stepping(algorithm, step, reads_clients=False))
     assert seen == [None]
     record = algorithms.local_only(model(), private_trainer(model()))
-    state, _, _ = run(record._replace(stages=Stages(host_steps=(algorithms.HostStep(1, step),))))
+    state, _, _ = run(stepping(record, step))
     np.testing.assert_array_equal(seen[1].of_all(lambda row: row)["w"], state.clients["w"])
 
 
@@ -261,19 +257,14 @@ VALUES = {
     "schedule": ("constant",),
     "solver": ("local",),
     "form": ("decentralised", "centralised"),
-    "is_averaged": (True,),
-    "is_weighted": (False, True),
-    "is_standardized": (False, True),
-    "is_pull_clipped": (False, True),
-    "is_identical_start": (False, True),
+    **dict.fromkeys(("is_averaged", "is_masked_mean", "looks_ahead", "inherits_mask"), (True,)),
+    **dict.fromkeys(("is_weighted", "is_standardized"), (False, True)),
+    **dict.fromkeys(("is_pull_clipped", "is_identical_start"), (False, True)),
     "home": ("batch_norm",),
     "order": ("sequential",),
     "scope": ("tensor",),
     "rewinds": (False,),
     "prunes": ("after", "before"),
-    "is_masked_mean": (True,),
-    "looks_ahead": (True,),
-    "inherits_mask": (True,),
     "distance": ("norm",),
     "control": ("steps", "gradient"),
 }

@@ -33,6 +33,7 @@ from fedjax_dp.server import gaussian_mean
 KEY = jax.random.key(7)
 DELTA = {"client": 1e-6, "record": 1e-5}
 NOISE, COHORT = 1.3, 2.5
+PAIRS = LocalConfig(0.1, 2, 1, clip_norm=1.0, noise_multiplier=3.0)
 PLAIN = ExecutionConfig(clients_per_chunk=1, placement="device", rounds_per_call=4)
 
 
@@ -182,7 +183,7 @@ def test_numbers_that_take_the_place_of_none_are_read_anew():
 
 def at_noise(sim, unit, multiplier):
     """The numbers of a simulation with another noise on what it protects."""
-    noise, hyper = np.float32(multiplier), sim.hyper
+    noise, hyper = np.asarray(multiplier, np.float32), sim.hyper
     if unit == "record":
         return hyper._replace(local=hyper.local._replace(noise_multiplier=noise))
     return hyper._replace(aggregator={**hyper.aggregator, "noise_multiplier": noise})
@@ -197,11 +198,7 @@ def simulated(unit):
 
 def played(unit):
     sim = simulate(unit, sampling.full_participation())
-    quiet = at_noise(sim, unit, 0.01)
-    if unit == "record":
-        quiet = sim.hyper._replace(
-            local=sim.hyper.local._replace(noise_multiplier=np.full(NUM_CLIENTS, 0.01, np.float32))
-        )
+    quiet = at_noise(sim, unit, np.full(NUM_CLIENTS, 0.01) if unit == "record" else 0.01)
     return sim, quiet, sim.run(sim.init(KEY), KEY, 1, quiet)[1]
 
 
@@ -343,11 +340,7 @@ def test_a_client_that_contributed_nothing_for_want_of_finite_numbers_pays_all_t
 
 @telling
 def test_replacing_a_record_moves_a_sum_twice_as_far():
-    model = make_model()
-    numbers = LocalConfig(
-        learning_rate=0.1, batch_size=2, num_epochs=1, clip_norm=1.0, noise_multiplier=3.0
-    )
-    trainer = dp_sgd_trainer(model, numbers, sampler=sampling.fixed_size())
+    trainer = dp_sgd_trainer(make_model(), PAIRS, sampler=sampling.fixed_size())
     sim = simulate("record", sampling.full_participation(), trainer=trainer)
     account = PrivacyAccounting(sim, "replace_one", "rdp")
     account.charge(record_of(range(NUM_CLIENTS)))
@@ -402,12 +395,8 @@ def test_a_simulation_never_claims_that_a_unit_is_there_or_not(unit):
 
 def test_a_record_more_is_charged_by_another_rate():
     """Why: the events of neighbours that differ in a record's presence are not the same."""
-    model = make_model()
-    numbers = LocalConfig(
-        learning_rate=0.1, batch_size=2, num_epochs=1, clip_norm=1.0, noise_multiplier=3.0
-    )
-    (event,) = dp_sgd_trainer(model, numbers).private_claim().events
-    rates = {event(size, numbers).event.sampling_probability for size in (8, 9)}
+    (event,) = dp_sgd_trainer(make_model(), PAIRS).private_claim().events
+    rates = {event(size, PAIRS).event.sampling_probability for size in (8, 9)}
     assert rates == {2 / 8, 2 / 9}
 
 
@@ -556,9 +545,7 @@ def test_ledgers_of_other_units_are_refused():
 def test_clients_that_pay_alike_share_an_event():
     """A million clients of few sizes must not cost a million events."""
     model = make_model()
-    numbers = LocalConfig(
-        learning_rate=0.1, batch_size=2, num_epochs=1, clip_norm=1.0, noise_multiplier=1.0
-    )
+    numbers = PAIRS._replace(noise_multiplier=1.0)
     data = make_data(sizes=(4, 6) * 500)
     joined = participants.participation(sampling.full_participation(), 1000)
     algorithm = algorithms.dp_sgd(model, dp_sgd_trainer(model, numbers))

@@ -44,18 +44,25 @@ FULL = participants.participation(sampling.full_participation(), 6)
 def aggregated(updates, weights=None, threshold=0.4, **options):
     """The aggregate of updates `[clients, parameters]`, as the engine would add them up."""
     updates = np.asarray(updates, np.float32)
-    weights = np.ones(len(updates)) if weights is None else weights
-    aggregator = gradient_mask(threshold=threshold, **options)
-    numbers = jax.tree.map(jnp.float32, dict(aggregator.numbers))
+    return combined(gradient_mask(threshold=threshold, **options), updates, weights)
+
+
+def combined(aggregator, updates, weights=None):
     state = aggregator.init(updates[0])
+    numbers = jax.tree.map(jnp.float32, dict(aggregator.numbers))
+    total = summed(aggregator, state, numbers, updates, weights)
+    return aggregator.combine(state, numbers, total, closed())[1:]
+
+
+def summed(aggregator, state, numbers, updates, weights=None):
+    """What clients contribute, added up."""
 
     def contribute(update, weight):
         return aggregator.contribute(state, numbers, update, sent_by(weight=weight))
 
-    each = jax.vmap(contribute)(updates, jnp.asarray(weights, jnp.float32))
-    total = jax.tree.map(lambda x: jnp.sum(x, axis=0), each)
-    _, aggregate, info = aggregator.combine(state, numbers, total, closed())
-    return aggregate, info
+    weights = jnp.asarray(np.ones(len(updates)) if weights is None else weights, jnp.float32)
+    each = jax.vmap(contribute)(updates, weights)
+    return jax.tree.map(lambda x: jnp.sum(x, axis=0), each)
 
 
 def step_of(updates, optimizer=None, **options):
@@ -329,27 +336,13 @@ def test_a_clip_norm_that_adapts_follows_updates_and_not_what_is_left_of_them():
     numbers = aggregator.numbers
 
     def one(state, _):
-        def contribute(update):
-            return aggregator.contribute(state, numbers, update, sent_by())
-
-        total = jax.tree.map(lambda x: jnp.sum(x, axis=0), jax.vmap(contribute)(updates))
+        total = summed(aggregator, state, numbers, updates)
         state, _, info = aggregator.combine(state, numbers, total, closed())
         return state, info["num_clipped"]
 
     clip_norm, clipped = jax.lax.scan(one, aggregator.init(updates[0]), length=100)
     assert float(clip_norm) == pytest.approx(10 / np.sqrt(0.75), rel=0.05)
     assert 8 <= float(clipped[-10:].mean()) <= 12
-
-
-def combined(aggregator, updates):
-    state = aggregator.init(updates[0])
-    numbers = jax.tree.map(jnp.float32, dict(aggregator.numbers))
-
-    def contribute(update):
-        return aggregator.contribute(state, numbers, update, sent_by())
-
-    total = jax.tree.map(lambda x: jnp.sum(x, axis=0), jax.vmap(contribute)(updates))
-    return aggregator.combine(state, numbers, total, closed())[1:]
 
 
 @telling

@@ -71,10 +71,41 @@ def _simulation(targets, aggregator, sampler=None, cohort=None, **execution):
     return simulation(algorithm, data, participation, ExecutionConfig(**execution))
 
 
+def _charged(run, num_rounds, dp_delta):
+    """Each client's ε after so many rounds of a run, and their record."""
+    account = PrivacyAccounting(run)
+    _, record, _ = run.run(run.init(KEY), KEY, num_rounds)
+    account.charge(record)
+    return account.epsilon({"client": dp_delta})["client"], record
+
+
+def _by_hand(event, count=1):
+    """What dp-accounting composes of an event."""
+    return dp_accounting.rdp.RdpAccountant().compose(event, count)
+
+
+def _assert_amplified(spent, multiplier):
+    """Four releases are below those without sampling, above continuous noise with it."""
+    gaussian = dp_accounting.GaussianDpEvent(multiplier)
+    sampled = _by_hand(dp_accounting.PoissonSampledDpEvent(0.25, gaussian), 4)
+    assert sampled.get_epsilon(1e-3) <= spent <= _by_hand(gaussian, 4).get_epsilon(1e-3)
+
+
 def _clipped_mean(targets, clip_norm, divisor):
     targets = np.asarray(targets, np.float64)
     norms = np.linalg.norm(targets, axis=1, keepdims=True)
     return (targets * np.minimum(1, clip_norm / norms)).sum(0) / divisor
+
+
+def _assert_mean_of_who_joined(run, targets, divisor, atol):
+    """After one round at clip norm 1.5; gives what the aggregator says of it."""
+    state, record, info = run.run(run.init(KEY), KEY, 1)
+    joined = targets[record.clients[0][record.clients[0] >= 0]]
+    expected = _clipped_mean(joined, 1.5, divisor)
+    np.testing.assert_allclose(state.server.params["w"], expected, atol=atol)
+    clipped = np.linalg.norm(joined, axis=1) > 1.5
+    assert info.aggregator["num_clipped"][0] == np.sum(clipped)
+    return info.aggregator
 
 
 @pytest.fixture
@@ -163,15 +194,8 @@ def test_filled_noise_inside_the_compiled_round(targets):
     """Poisson cohorts of any size: the mean comes back."""
     aggregator, plan = _filled_mean(1.5, 0.0, 6.0, shares=12, bits=28)
     run = _simulation(targets, aggregator, sampling.poisson(), 6, clients_per_chunk=5)
-    state, record, info = run.run(run.init(KEY), KEY, 1)
-    joined = record.clients[0]
-    expected = _clipped_mean(targets[joined[joined >= 0]], 1.5, 6)
-    np.testing.assert_allclose(state.server.params["w"], expected, atol=5 * plan.granularity)
-    norms = np.linalg.norm(targets[joined[joined >= 0]], axis=1)
-    assert (
-        info.aggregator["num_clipped"][0] == np.sum(norms > 1.5)
-        and info.aggregator["num_lost"][0] == 0
-    )
+    info = _assert_mean_of_who_joined(run, targets, 6, 5 * plan.granularity)
+    assert info["num_lost"][0] == 0
 
 
 def _messages(targets, count):
@@ -273,19 +297,8 @@ def test_with_this_many_shares_one_round_in_ten_thousand_is_lost(num_clients, co
 @telling
 def test_filled_noise_is_charged_with_the_amplification_of_its_sampler(targets):
     aggregator, plan = _filled_mean(1.0, 1.5, 3.0, shares=12)
-    run = _simulation(targets, aggregator, sampling.poisson(), 3)
-    state = run.init(KEY)
-    account = PrivacyAccounting(run)
-    state, record, _ = run.run(state, KEY, 4)
-    account.charge(record)
-    spent = account.epsilon({"client": 1e-3})["client"][0]
-    # Below the same four releases without sampling, above continuous noise with it.
-    bare, sampled = (dp_accounting.rdp.RdpAccountant() for _ in range(2))
-    multiplier = 1.5 / (plan.l2_norm * plan.granularity)
-    bare.compose(dp_accounting.GaussianDpEvent(multiplier), 4)
-    gaussian = dp_accounting.GaussianDpEvent(multiplier)
-    sampled.compose(dp_accounting.PoissonSampledDpEvent(0.25, gaussian), 4)
-    assert sampled.get_epsilon(1e-3) <= spent <= bare.get_epsilon(1e-3)
+    spent, _ = _charged(_simulation(targets, aggregator, sampling.poisson(), 3), 4, 1e-3)
+    _assert_amplified(spent[0], 1.5 / (plan.l2_norm * plan.granularity))
 
 
 @telling
@@ -295,12 +308,7 @@ def test_filled_noise_is_charged_with_the_amplification_of_its_sampler(targets):
 def test_central_discrete_noise_needs_no_fixed_cohort(targets, sampler, cohort):
     aggregator = central_discrete_mean(STRUCTURE, 1.5, 0.0, cohort or 12.0, tolerance=1e-6)
     run = _simulation(targets, aggregator, sampler, cohort, clients_per_chunk=5)
-    state, record, info = run.run(run.init(KEY), KEY, 1)
-    joined = record.clients[0]
-    expected = _clipped_mean(targets[joined[joined >= 0]], 1.5, cohort or 12)
-    np.testing.assert_allclose(state.server.params["w"], expected, atol=1e-5)
-    norms = np.linalg.norm(targets[joined[joined >= 0]], axis=1)
-    assert info.aggregator["num_clipped"][0] == np.sum(norms > 1.5)
+    _assert_mean_of_who_joined(run, targets, cohort or 12, 1e-5)
 
 
 @telling
@@ -323,19 +331,10 @@ def test_a_central_release_is_on_its_lattice_and_a_client_moves_it_by_integer_st
 @telling
 def test_central_discrete_noise_is_charged_with_the_amplification_of_its_sampler(targets):
     aggregator = central_discrete_mean(STRUCTURE, 1.0, 1.5, 3.0)
-    run = _simulation(targets, aggregator, sampling.poisson(), 3)
-    state = run.init(KEY)
-    account = PrivacyAccounting(run)
-    state, record, _ = run.run(state, KEY, 4)
-    account.charge(record)
-    spent = account.epsilon({"client": 1e-3})["client"][0]
-    bare, sampled = (dp_accounting.rdp.RdpAccountant() for _ in range(2))
-    gaussian = dp_accounting.GaussianDpEvent(
-        1.5 / float(aggregator.claim.sensitivity((), aggregator.numbers).l2)
+    spent, _ = _charged(_simulation(targets, aggregator, sampling.poisson(), 3), 4, 1e-3)
+    _assert_amplified(
+        spent[0], 1.5 / float(aggregator.claim.sensitivity((), aggregator.numbers).l2)
     )
-    bare.compose(gaussian, 4)
-    sampled.compose(dp_accounting.PoissonSampledDpEvent(0.25, gaussian), 4)
-    assert sampled.get_epsilon(1e-3) <= spent <= bare.get_epsilon(1e-3)
 
 
 def test_one_share_each_needs_a_fixed_cohort(targets):
@@ -373,16 +372,11 @@ def test_correlated_noise_of_a_run_costs_one_release_for_each_participation(targ
     banded = banded_noise(9, 3, min_separation=3)
     aggregator = correlated_gaussian_mean(banded, 1.0, 1.3, 4)
     run = _simulation(targets, aggregator, sampling.min_separated(3), 4)
-    state = run.init(KEY)
-    account = PrivacyAccounting(run)
-    state, record, _ = run.run(state, KEY, 9)
-    account.charge(record)
+    spent, record = _charged(run, 9, 1e-5)
     times = np.bincount(record.clients.ravel(), minlength=12)
     assert times.max() <= 3
     # The whole run is one Gaussian release whose sensitivity is √(participations) · clip norm.
-    reference = dp_accounting.rdp.RdpAccountant()
-    reference.compose(dp_accounting.GaussianDpEvent(1.3 / math.sqrt(times.max())))
-    spent = account.epsilon({"client": 1e-5})["client"]
+    reference = _by_hand(dp_accounting.GaussianDpEvent(1.3 / math.sqrt(times.max())))
     assert spent.max() == pytest.approx(reference.get_epsilon(1e-5), rel=1e-6)
 
 
@@ -439,15 +433,10 @@ def test_adaptive_clipping_moves_towards_the_quantile_of_norms():
 def test_adaptive_clipping_is_charged_for_updates_and_count_together(targets):
     rule = make_adaptive_clipping(6, count_stddev=1.0)
     run = _simulation(targets, adaptive_gaussian_mean(rule, 0.9), sampling.poisson(), 6)
-    state = run.init(KEY)
-    account = PrivacyAccounting(run)
-    state, record, _ = run.run(state, KEY, 5)
-    account.charge(record)
-    reference = dp_accounting.rdp.RdpAccountant()
+    spent, _ = _charged(run, 5, 1e-5)
     event = dp_accounting.PoissonSampledDpEvent(0.5, dp_accounting.GaussianDpEvent(0.9))
-    reference.compose(event, 5)
-    spent = account.epsilon({"client": 1e-5})["client"][0]
-    assert spent == pytest.approx(reference.get_epsilon(1e-5), rel=1e-6)
+    reference = _by_hand(event, 5)
+    assert spent[0] == pytest.approx(reference.get_epsilon(1e-5), rel=1e-6)
     # Two Gaussian releases of one sample add their inverse variances.
     update_share = float(run.hyper.aggregator["noise_multiplier"]) ** -2
     assert update_share + (2 * rule.count_stddev) ** -2 == pytest.approx(0.9**-2, rel=1e-5)
