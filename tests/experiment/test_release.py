@@ -258,12 +258,7 @@ DITTO = ("ditto", "--training.num_steps=1")
     "unit, words, whose, covered",
     [
         pytest.param("client", ("dp_fedavg",), SHARED, SHARED, marks=pytest.mark.slow),
-        (
-            "client",
-            ("ditto", "--training.num_steps=1"),
-            f"the {OWN}",
-            f"{SHARED}, and not the {OWN}",
-        ),
+        ("client", DITTO, f"the {OWN}", f"{SHARED}, and not the {OWN}"),
         pytest.param(
             "record", DITTO, f"the {OWN}", f"{SHARED} and the {OWN}", marks=pytest.mark.slow
         ),
@@ -344,6 +339,12 @@ def test_what_only_the_parts_show_is_refused_before_a_folder_is_made(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def assert_same_release(folder, whole):
+    for path in files_in(whole / "release"):
+        other = (folder / "release" / path.name).read_bytes()
+        assert path.name == "environment.json" or other == path.read_bytes(), path
+
+
 @telling
 def test_a_run_that_was_interrupted_publishes_nothing_until_it_is_done(
     tmp_path, monkeypatch, folder
@@ -366,9 +367,7 @@ def test_a_run_that_was_interrupted_publishes_nothing_until_it_is_done(
     for claim in read_json(tmp_path / "run", "privacy.json")["claims"]:
         assert "after how many rounds the run was interrupted" in claim["not_private"]
     assert execute(tmp_path / "run", resume=True)[0] == 0
-    for path in files_in(folder / "release"):
-        other = tmp_path / "run" / "release" / path.name
-        assert path.name == "environment.json" or other.read_bytes() == path.read_bytes(), path
+    assert_same_release(tmp_path / "run", folder)
 
 
 @telling
@@ -383,6 +382,4 @@ def test_what_may_be_published_of_a_run_can_be_decided_when_it_is_over(
     assert execute(later, resume=True)[0] == 0
     assert not (later / "release").exists()
     assert execute(later, "--run.release=private", resume=True)[0] == 0
-    for path in files_in(folder / "release"):
-        other = (later / "release" / path.name).read_bytes()
-        assert path.name == "environment.json" or other == path.read_bytes(), path
+    assert_same_release(later, folder)

@@ -152,6 +152,29 @@ def lines_of(folder):
     return path.read_text(encoding="utf-8").count("\n") if path.exists() else 0
 
 
+def assert_goes_on_as(folder, whole, **besides):
+    """Resumes a run to its end, where it must be the same as another; gives what it said."""
+    status, text = execute(folder, resume=True)
+    assert status == 0
+    assert_same_run(folder, whole, **besides)
+    return text
+
+
+def whole_and_resumed(tmp_path, *words):
+    """The folders of a run of 4 rounds, and of the same one that died behind the third."""
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    words = (*words, "--run.rounds=4", "--run.checkpoint_every=2")
+    assert execute(whole, *words, "--execution.clients_per_chunk=1")[0] == 0
+    die_and_resume(folder, 3, *words, "--execution.clients_per_chunk=1")
+    assert_same_run(folder, whole)
+    return whole, folder
+
+
+def reconfigure(folder, *words):
+    path = folder / "config.toml"
+    path.write_text(config_files.to_toml(load_config(path, words)), encoding="utf-8")
+
+
 def slowly(*parameters):
     return [pytest.param(parameter, marks=pytest.mark.slow) for parameter in parameters]
 
@@ -172,9 +195,7 @@ def test_a_killed_run_resumes_to_the_same_bits(
     assert not (folder / "summary.json").exists()
     if rounds_done > EVERY:
         assert saved_arrays(folder)[0] == EVERY
-    status, _ = execute(folder, resume=True)
-    assert status == 0
-    assert_same_run(folder, uninterrupted)
+    assert_goes_on_as(folder, uninterrupted)
 
 
 @pytest.mark.slow
@@ -186,9 +207,7 @@ def test_a_checkpoint_that_was_half_written_is_ignored(uninterrupted, tmp_path, 
     names = {path.name for path in (folder / "checkpoint").iterdir()} - {"digests"}
     assert str(EVERY) in names and str(2 * EVERY) not in names and len(names) == 2
     assert saved_arrays(folder)[0] == EVERY
-    status, _ = execute(folder, resume=True)
-    assert status == 0
-    assert_same_run(folder, uninterrupted)
+    assert_goes_on_as(folder, uninterrupted)
     names = {path.name for path in (folder / "checkpoint").iterdir()} - {"digests"}
     assert all(name.isdigit() for name in names)
 
@@ -211,8 +230,7 @@ def test_a_wish_to_stop_ends_a_run_after_the_rounds_under_way(
     assert status == 130 and "interrupted after round 4; to resume" in text
     assert f"fedjax-dp run --resume {folder}" in " ".join(text.split())
     assert saved_arrays(folder)[0] == read_json(folder, "summary.json")["rounds"] == 4
-    assert execute(folder, resume=True)[0] == 0
-    assert_same_run(folder, uninterrupted)
+    assert_goes_on_as(folder, uninterrupted)
 
 
 @pytest.mark.slow
@@ -234,10 +252,8 @@ def test_ctrl_c_saves_completed_rounds(uninterrupted, tmp_path, compilation_cach
     assert [row["round"] for row in metrics(folder)] == [1, 2, 3, 4]
     assert read_json(folder, "summary.json")["rounds"] == 4
     assert (folder / "privacy.md").exists() and (folder / "plots").exists()
-    status, _ = execute(folder, resume=True)
-    assert status == 0
     # This process has drawn pictures, and the list of files names their folder.
-    assert_same_run(folder, uninterrupted, besides=("privacy.json", "privacy.md"))
+    assert_goes_on_as(folder, uninterrupted, besides=("privacy.json", "privacy.md"))
     names = [set(read_json(f, "privacy.json")["files"]) for f in (folder, uninterrupted)]
     assert names[0] - names[1] == {"plots"} and not names[1] - names[0]
 
@@ -257,31 +273,22 @@ def test_a_run_can_die_more_than_once(uninterrupted, tmp_path):
     folder = tmp_path / "run"
     run_until_death(folder, 4, *DRAWN)
     run_until_death(folder, 5, resume=True)
-    assert execute(folder, resume=True)[0] == 0
-    assert_same_run(folder, uninterrupted)
+    assert_goes_on_as(folder, uninterrupted)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["scaffold", "fedadam", "local_only"])
 def test_client_and_server_state_is_resumed(tmp_path, name):
-    words = (*SMALL, "--run.rounds=4", "--run.checkpoint_every=2", "--privacy.unit=none")
-    words = (*words, "--participation.sampler=cyclic", "--participation.cohort_size=2")
-    words = (*words, f"--algorithm.name={name}", "--execution.clients_per_chunk=1")
-    whole, folder = tmp_path / "whole", tmp_path / "run"
-    assert execute(whole, *words)[0] == 0
-    die_and_resume(folder, 3, *words)
-    assert_same_run(folder, whole)
+    joins = ("--participation.sampler=cyclic", "--participation.cohort_size=2")
+    words = (*SMALL, *joins, "--privacy.unit=none", f"--algorithm.name={name}")
+    whole_and_resumed(tmp_path, *words)
 
 
 @pytest.mark.slow
 def test_a_run_with_a_frozen_base_is_resumed_to_the_same_bits(tmp_path):
     model = ("--model.name=mlp", "--model.options.hidden_sizes=[8]")
-    words = (*DRAWN, *model, "--run.rounds=4", "--run.checkpoint_every=2")
-    words = (*words, "--model.frozen=['params/Dense_0']", "--execution.clients_per_chunk=1")
-    whole, folder = tmp_path / "whole", tmp_path / "run"
-    assert execute(whole, *words)[0] == 0
-    die_and_resume(folder, 3, *words)
-    assert_same_run(folder, whole)
+    words = (*DRAWN, *model, "--model.frozen=['params/Dense_0']")
+    whole, folder = whole_and_resumed(tmp_path, *words)
     arrays = saved_arrays(folder)[1].values()
     assert {a.shape for a in arrays if a.ndim > 1} == {(8, 10)}
     assert read_json(folder, "summary.json")["num_parameters"] == 8 * 10 + 10
@@ -306,9 +313,7 @@ def finished(uninterrupted, tmp_path):
 
 
 def test_a_finished_run_stays_what_it_is(uninterrupted, finished):
-    status, text = execute(finished, resume=True)
-    assert status == 0 and f"{ROUNDS} rounds in" in text
-    assert_same_run(finished, uninterrupted)
+    assert f"{ROUNDS} rounds in" in assert_goes_on_as(finished, uninterrupted)
     spent = read_json(finished, "summary.json")["seconds"]
     assert spent > read_json(uninterrupted, "summary.json")["seconds"]
 
@@ -318,8 +323,7 @@ def test_a_torn_last_line_of_metrics_is_written_again(uninterrupted, finished):
     shutil.rmtree(finished / "checkpoint" / str(ROUNDS))
     path = finished / "metrics.jsonl"
     path.write_text(path.read_text(encoding="utf-8")[:-25], encoding="utf-8")
-    assert execute(finished, resume=True)[0] == 0
-    assert_same_run(finished, uninterrupted)
+    assert_goes_on_as(finished, uninterrupted)
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path, fedjax_dp):
@@ -332,14 +336,11 @@ def test_a_run_that_never_reached_a_checkpoint_starts_again(uninterrupted, tmp_p
     folder = tmp_path / "run"
     folder.mkdir()
     shutil.copy(uninterrupted / "config.toml", folder)
-    assert execute(folder, resume=True)[0] == 0
-    assert_same_run(folder, uninterrupted)
+    assert_goes_on_as(folder, uninterrupted)
 
 
 def test_another_configuration_in_the_folder_is_refused(finished):
-    path = finished / "config.toml"
-    config = load_config(path, ["--run.seed=1"])
-    path.write_text(config_files.to_toml(config), encoding="utf-8")
+    reconfigure(finished, "--run.seed=1")
     with pytest.raises(ValueError, match=r"config\.toml must be as it was when the run started"):
         execute(finished, resume=True)
     assert read_json(finished, "summary.json")["rounds"] == ROUNDS
@@ -375,18 +376,14 @@ def test_a_key_that_was_another_is_named(word):
 
 @pytest.mark.slow
 def test_another_model_in_the_folder_is_refused(finished):
-    path = finished / "config.toml"
-    config = load_config(path, ["--model.name=mlp"])
-    path.write_text(config_files.to_toml(config), encoding="utf-8")
+    reconfigure(finished, "--model.name=mlp")
     with pytest.raises(ValueError, match="checkpoint must hold"):
         execute(finished, resume=True)
 
 
 @pytest.mark.slow
 def test_a_resumed_run_may_execute_in_another_way(finished):
-    path = finished / "config.toml"
-    config = load_config(path, ["--execution.clients_per_chunk=2"])
-    path.write_text(config_files.to_toml(config), encoding="utf-8")
+    reconfigure(finished, "--execution.clients_per_chunk=2")
     assert execute(finished, resume=True)[0] == 0
 
 
@@ -496,8 +493,7 @@ def test_a_full_disk_is_named_and_loses_nothing(
             execute(folder, *DRAWN)
     if owner is not Logbook:
         assert saved_arrays(folder)[0] == 3
-    assert execute(folder, resume=True)[0] == 0
-    assert_same_run(folder, uninterrupted)
+    assert_goes_on_as(folder, uninterrupted)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
@@ -527,9 +523,8 @@ def test_ten_kills_while_saving(uninterrupted, tmp_path, compilation_cache):
         left = Checkpoints(folder / "checkpoint", is_read_only=True)
         newest, damaged = left.newest_intact()
         saved.append(newest)
-        assert execute(folder, resume=True)[0] == 0
         # One that was complete but for its digests is not trusted, with a word.
-        assert_same_run(folder, uninterrupted, besides=("warnings",))
+        assert_goes_on_as(folder, uninterrupted, besides=("warnings",))
         warned = read_json(folder, "summary.json")["warnings"]
         assert len(warned) == len(damaged) and all("is damaged" in text for text in warned)
     print(f"newest intact checkpoint after each kill: {saved}")
@@ -585,11 +580,9 @@ def test_a_harmed_folder_resumes_to_the_same_bits_or_is_refused(uninterrupted, i
 @telling
 def test_where_no_checkpoint_is_whole_a_run_starts_from_its_seed(uninterrupted, interrupted):
     shutil.rmtree(interrupted / "checkpoint" / "digests")
-    status, text = execute(interrupted, resume=True)
-    assert status == 0
+    text = assert_goes_on_as(interrupted, uninterrupted, besides=("warnings",))
     for rounds in (3, 6):
         assert f"the checkpoint of round {rounds} is damaged ({rounds}.json is missing)" in text
-    assert_same_run(interrupted, uninterrupted, besides=("warnings",))
     warned = read_json(interrupted, "summary.json")["warnings"]
     assert len(warned) == 2 and all("is damaged" in text for text in warned)
 

@@ -51,6 +51,10 @@ def personal(folder):
     return [run.params_of(i) for i in range(3)], evaluate_run(run)
 
 
+def assert_same_models(*folders):
+    jax.tree.map(np.testing.assert_array_equal, *(personal(folder)[0] for folder in folders))
+
+
 @telling
 def test_a_run_on_the_disk_is_the_run_in_memory(whole):
     rows = [(whole / name / "metrics.jsonl").read_bytes() for name in ("disk", "host")]
@@ -67,14 +71,12 @@ def test_a_run_on_the_disk_is_resumed_to_the_same_bits(whole, tmp_path, round_in
     folder = tmp_path / "run"
     die_and_resume(folder, round_index, *DISK)
     assert_same_run(folder, whole / "disk", besides=("metrics.jsonl",))
-    models = [personal(f)[0] for f in (folder, whole / "disk")]
-    jax.tree.map(np.testing.assert_array_equal, *models)
+    assert_same_models(folder, whole / "disk")
 
 
 @telling
 def test_damaged_rows_take_the_run_back_to_an_older_checkpoint(whole, tmp_path):
-    folder = tmp_path / "run"
-    shutil.copytree(whole / "disk", folder)
+    folder = shutil.copytree(whole / "disk", tmp_path / "run")
     state = load_run(folder).state
     path, rows = folder / "clients" / "rows.bin", state.clients
     older = load_run(folder).state.clients.file.pinned[6]
@@ -84,14 +86,12 @@ def test_damaged_rows_take_the_run_back_to_an_older_checkpoint(whole, tmp_path):
     path.write_bytes(data)
     status, text = execute(folder, resume=True)
     assert status == 0 and "the checkpoint of round 8 is damaged (the state of client" in text
-    models = [personal(f)[0] for f in (folder, whole / "disk")]
-    jax.tree.map(np.testing.assert_array_equal, *models)
+    assert_same_models(folder, whole / "disk")
 
 
 @telling
 def test_rows_stay_where_they_are(whole, tmp_path):
-    folder = tmp_path / "run"
-    shutil.copytree(whole / "disk", folder)
+    folder = shutil.copytree(whole / "disk", tmp_path / "run")
     message = r"execution\.placement must not change .* was 'disk'.*got 'host'"
     with pytest.raises(ValueError, match=message):
         execute(folder, "--execution.placement=host", resume=True)

@@ -157,17 +157,7 @@ def test_options_of_other_choices_are_checked_too(tmp_path, no_data, words, opti
             "algorithm.aggregator_options must be empty if no algorithm.aggregator is given",
         ),
         (("--execution.devices=4096",), "devices must be at most"),
-    ],
-)
-def test_values_out_of_range_are_refused_before_data_are_read(tmp_path, no_data, words, message):
-    with pytest.raises(ValueError) as error:
-        execute(tmp_path / "run", *SMALL, *words)
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+        # Of privacy.
         (
             ("--privacy.record.noise_multiplier=0",),
             "privacy.record.noise_multiplier must be above 0 to keep the budget "
@@ -190,9 +180,22 @@ def test_values_out_of_range_are_refused_before_data_are_read(tmp_path, no_data,
             ("--privacy.unit=client", "--algorithm.name=scaffold"),
             "privacy.unit must be none or record for the algorithm scaffold, got 'client'",
         ),
+        # Of cohorts.
+        (
+            (*FEDAVG, "--participation.sampler=poisson", "--participation.cohort_size=4"),
+            "participation.cohort_size must be at most the population of 3 clients, got 4.0",
+        ),
+        (
+            (*FEDAVG, "--participation.cohort_size=2"),
+            "participation.cohort_size must be left out under the sampler full_participation",
+        ),
+        (
+            (*FEDAVG, "--participation.sampler=cyclic", "--participation.capacity=2"),
+            "participation.capacity must be left out under the sampler cyclic, got 2",
+        ),
     ],
 )
-def test_privacy_out_of_range_is_refused_before_data_are_read(tmp_path, no_data, words, message):
+def test_values_out_of_range_are_refused_before_data_are_read(tmp_path, no_data, words, message):
     with pytest.raises(ValueError) as error:
         execute(tmp_path / "run", *SMALL, *words)
     assert message in str(error.value)
@@ -231,29 +234,10 @@ def test_lists_are_checked_before_training_where_only_the_data_know_the_clients(
         assert key.rpartition(".")[2] in str(error.value) and "3 clients" in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ("--participation.sampler=poisson", "--participation.cohort_size=4"),
-            "participation.cohort_size must be at most the population of 3 clients, got 4.0",
-        ),
-        (
-            ("--participation.cohort_size=2",),
-            "participation.cohort_size must be left out under the sampler full_participation",
-        ),
-        (
-            ("--participation.sampler=cyclic", "--participation.capacity=2"),
-            "participation.capacity must be left out under the sampler cyclic, got 2",
-        ),
-    ],
+TRUNCATED = (
+    *(*DP_FEDAVG, "--participation.sampler=poisson"),
+    *("--participation.cohort_size=1", "--participation.capacity=2"),
 )
-def test_impossible_cohorts_are_refused_before_data_are_read(tmp_path, no_data, words, message):
-    with pytest.raises(ValueError) as error:
-        execute(tmp_path / "run", *SMALL, *FEDAVG, *words)
-    assert message in str(error.value)
-
-
 NOISE = ("--privacy.record.noise_multiplier=3.0", "--privacy.record.epsilon=none")
 
 
@@ -274,21 +258,9 @@ NOISE = ("--privacy.record.noise_multiplier=3.0", "--privacy.record.epsilon=none
             (*DP_FEDAVG, "--participation.sampler=fixed_size", "--participation.cohort_size=2"),
             ("SampledWithoutReplacement", "zero_out", "replace_one"),
         ),
+        (TRUNCATED, ("Truncated", "'rdp'", "accountant 'pld'")),
         (
-            (
-                *DP_FEDAVG,
-                "--participation.sampler=poisson",
-                "--participation.cohort_size=1",
-                "--participation.capacity=2",
-            ),
-            ("Truncated", "'rdp'", "accountant 'pld'"),
-        ),
-        (
-            (
-                *(*DP_FEDAVG, "--participation.sampler=poisson"),
-                *("--participation.cohort_size=1", "--participation.capacity=2"),
-                *("--privacy.client.noise_multiplier=1.0", "--privacy.client.epsilon=none"),
-            ),
+            (*TRUNCATED, "--privacy.client.noise_multiplier=1.0", "--privacy.client.epsilon=none"),
             ("Truncated", "'rdp'", "accountant 'pld'"),
         ),
     ],
