@@ -165,6 +165,13 @@ def _whole_run(algorithm, size, hyper, num_rounds):
     return _composed(_priced_stages(algorithm, hyper, num_rounds), size, hyper)
 
 
+def _cost(algorithm, sim, num_rounds):
+    """The ε of it, at the numbers of a simulation."""
+    ledger = Ledger("record")
+    ledger.charge(_whole_run(algorithm, SIZE, jax.tree.map(np.asarray, sim.hyper), num_rounds))
+    return float(ledger.epsilon(DELTA)[0])
+
+
 @pytest.mark.parametrize("name", later(["r_dpcfl", "f_cdpfl"], mark=telling))
 def test_replacing_a_record_is_accounted_jointly_by_distributions(name):
     """Section 1 of the specification: replace-one for training and for selections."""
@@ -244,12 +251,15 @@ def whole_gradient(w, x, y, clip_norm):
     return (each * np.minimum(1, clip_norm / norms)).mean(axis=0)
 
 
+def at_first(examples):
+    """A client with these examples, in the first stage."""
+    zero, size = jnp.int32(0), len(examples["x"])
+    return ClientData(examples, zero, jnp.int32(size), zero, size, stage=zero)
+
+
 def first_update(algorithm, x, y, key=1):
     """The start of a client's first round, and what the round ends with."""
-    client = ClientData(
-        {"x": jnp.asarray(x, jnp.float32), "y": jnp.asarray(y, jnp.float32)},
-        jnp.int32(0), jnp.int32(len(x)), jnp.int32(0), len(x), stage=jnp.int32(0),
-    )  # fmt: skip
+    client = at_first({"x": jnp.asarray(x, jnp.float32), "y": jnp.asarray(y, jnp.float32)})
     server = algorithm.init(jax.random.key(0))
     hyper = jax.tree.map(jnp.asarray, algorithm.hyper)
     message = received(algorithm.message_to(server, jnp.int32(0), client))
@@ -308,9 +318,7 @@ def test_a_whole_batch_takes_no_more_memory_than_an_ordinary_one():
     server = algorithm.init(jax.random.key(0))
 
     def run(examples, server):
-        first = ClientData(
-            examples, jnp.int32(0), jnp.int32(8000), jnp.int32(0), 8000, stage=jnp.int32(0)
-        )
+        first = at_first(examples)
         hyper = jax.tree.map(jnp.asarray, algorithm.hyper)
         message = received(algorithm.message_to(server, jnp.int32(0), first))
         return algorithm.client(message, jnp.int32(0), first, hyper, jax.random.key(0)).update
@@ -542,10 +550,7 @@ def test_a_ledger_of_single_rounds_equals_that_of_a_block():
         one.charge(jax.tree.map(lambda x, r=r: x[r : r + 1], record))
     assert one.to_json() == many.to_json()
     np.testing.assert_array_equal(record.stage, [0, 0, 0, 1, 1])
-    composed = Ledger("record")
-    row = jax.tree.map(np.asarray, sim.hyper)
-    composed.charge(_whole_run(algorithm, SIZE, row, 5))
-    expected = composed.epsilon(DELTA)[0]
+    expected = _cost(algorithm, sim, 5)
     np.testing.assert_allclose(many.epsilon({"record": DELTA})["record"], expected)
 
 
@@ -564,15 +569,9 @@ def test_choices_that_a_budget_cannot_pay_stop_the_run_before_them():
         budget = {"record": epsilon}
         return accounting.affordable_rounds(state, key, 5, budget, {"record": DELTA}, "rdp")
 
-    def cost(num_rounds):
-        ledger = Ledger("record")
-        row = jax.tree.map(np.asarray, sim.hyper)
-        ledger.charge(_whole_run(algorithm, SIZE, row, num_rounds))
-        return float(ledger.epsilon(DELTA)[0])
-
     for num_rounds in (1, 2, 4):
-        assert allowed(1.0001 * cost(num_rounds)) == num_rounds
-        assert allowed(0.9999 * cost(num_rounds)) == num_rounds - 1
+        cost = _cost(algorithm, sim, num_rounds)
+        assert allowed(1.0001 * cost) == num_rounds and allowed(0.9999 * cost) == num_rounds - 1
 
 
 def test_exact_choices_say_what_they_leave_open():

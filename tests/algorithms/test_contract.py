@@ -285,29 +285,37 @@ def sending(aggregator_name):
 
     def send(values):
         data = FederatedData.from_clients([{"x": np.float32([[v]])} for v in values])
-        bound = bound_to(algorithm, data)
-        state = bound.init(jax.random.key(0))
-        zeros = jax.tree.map(jnp.zeros_like, state.server.params)
-        state = state._replace(server=state.server._replace(params=zeros))
-        examples = jax.device_put(all_examples(data))
-        after, record, _ = jax.jit(bound.play)(state, bound.hyper, examples, jax.random.key(0))
-        return flat(after.server.params), record.count(Fate.NOT_FINITE)
+        return moved_from_zeros(algorithm, data)
 
     return send
 
 
-def test_finite_update_that_overflows_by_its_weight_contributes_zero():
-    """2 · 2e38 is beyond float32."""
-    moved, num_non_finite = sending("mean")([1.0, 2e38, 3.0])
-    np.testing.assert_allclose(moved, 2.0)
-    assert num_non_finite == 1
+def moved_from_zeros(algorithm, data):
+    """The parameters after one round that begins at zeros, and how many were not finite."""
+    bound = bound_to(algorithm, data)
+    state = bound.init(jax.random.key(0))
+    zeros = jax.tree.map(jnp.zeros_like, state.server.params)
+    state = state._replace(server=state.server._replace(params=zeros))
+    examples = jax.device_put(all_examples(data))
+    after, record, _ = jax.jit(bound.play)(state, bound.hyper, examples, jax.random.key(0))
+    return flat(after.server.params), record.count(Fate.NOT_FINITE)
 
 
-def test_who_sends_what_no_sum_would_hold_contributes_zero():
-    """Alone each is finite; together they are not, and take the third with them."""
-    moved, num_non_finite = sending("sum")([1.0, 2e38, 2e38])
-    np.testing.assert_allclose(moved, 1.0)
-    assert num_non_finite == 2
+@pytest.mark.parametrize(
+    ("aggregator", "values", "expected", "num_lost"),
+    [
+        # 2 · 2e38 is beyond float32.
+        pytest.param("mean", [1.0, 2e38, 3.0], 2.0, 1, id="beyond floats by its weight"),
+        # Alone each is finite; together they are not, and take the third with them.
+        pytest.param("sum", [1.0, 2e38, 2e38], 1.0, 2, id="beyond floats in any sum"),
+    ],
+)
+def test_finite_update_that_no_sum_would_hold_contributes_zero(
+    aggregator, values, expected, num_lost
+):
+    moved, num_non_finite = sending(aggregator)(values)
+    np.testing.assert_allclose(moved, expected)
+    assert num_non_finite == num_lost
 
 
 # 7. Sums, norms and noise in float32, whatever the model computes in.
@@ -364,13 +372,8 @@ def test_sum_over_many_clients_does_not_stall_in_bfloat16():
         return ClientOutput(update, jnp.float32(1), own)
 
     data = FederatedData.from_clients([{"x": np.zeros((1, 3), np.float32)}] * 600)
-    bound = bound_to(algorithm._replace(client=client), data)
-    state = bound.init(jax.random.key(0))
-    zeros = jax.tree.map(jnp.zeros_like, state.server.params)
-    state = state._replace(server=state.server._replace(params=zeros))
-    examples = jax.device_put(all_examples(data))
-    after, *_ = jax.jit(bound.play)(state, bound.hyper, examples, jax.random.key(0))
-    np.testing.assert_allclose(flat(after.server.params), 1.0, rtol=1e-2)
+    moved, _ = moved_from_zeros(algorithm._replace(client=client), data)
+    np.testing.assert_allclose(moved, 1.0, rtol=1e-2)
 
 
 @telling

@@ -324,7 +324,7 @@ PARTIAL = (sampling.fixed_size(), 5, 3)
 def compared(sim, client_map, form, numbers, *, is_weighted=False, atol=2e-6):
     """Plays rounds one by one; each model must be that of the equations."""
     own = [np.asarray(n, np.float32) for n in numbers]
-    names = dict(zip(("alpha", "beta", "gamma"), own, strict=True))
+    names = dict(zip(NUMBERS, own, strict=True))
     hyper = sim.hyper._replace(algorithm={**sim.hyper.algorithm, **names})
     state, models, cohorts = sim.init(KEY), [], []
     for _ in range(ROUNDS):
@@ -356,7 +356,7 @@ def test_a_late_client_begins_between_the_start_and_the_model(setting):
         begun.append(start)
         return LocalResult(0 * start, start, jnp.float32(1), jnp.int32(1), NO_METRICS)
 
-    options = dict(zip(("alpha", "beta", "gamma"), numbers, strict=True))
+    options = dict(zip(NUMBERS, numbers, strict=True))
     fake = trainer()._replace(train=train)
     algorithm = algorithms.splitting(model(), fake, client_map="gradient", **options)
     server = algorithm.init(KEY)._replace(params=jnp.float32([1.0, 2.0, 3.0, 4.0]))
@@ -438,6 +438,7 @@ def test_record_level_privacy_is_that_of_the_trainer():
     assert found == private.claim.events[0](20, config) and algorithm.claims.client is None
 
 
+BY_STEPS = {"client_map": "gradient"}
 REFUSED = {
     "period must be given for the schedule 'exponential'": {"schedule": "exponential"},
     "period must be left out for the schedule 'inverse'": {"schedule": "inverse", "period": 3},
@@ -445,25 +446,13 @@ REFUSED = {
     "gamma must be a number in [0, 1] or a sequence": {"gamma": [1.5]},
     "beta must be one number, or a list with one for each round": {"beta": []},
     "dual_weight must be left out if beta and gamma are 1": {"dual_weight": 1.0},
-    "dual_weight must be 0 or of a size that float32 can": {
-        "beta": 2.0,
-        "dual_weight": 1e39,
-    },
-    "inner_memory must be left out if Φ is local training": {
-        "client_map": "gradient",
-        "inner_memory": 2,
-    },
+    "dual_weight must be 0 or of a size that float32 can": {"beta": 2.0, "dual_weight": 1e39},
+    "inner_memory must be left out if Φ is local training": {**BY_STEPS, "inner_memory": 2},
     "inner_memory must be left out for exact steps": {"solver": "exact", "inner_memory": 2},
     "learning_rate must be below 2 / (L + 1/step_size) = 0.02": {"step_size": 0.01},
     "learning_rate must be below 2 / (L + 1/step_size) = 0.00": {"smoothness": 400.0},
-    "step_size must be left out if Φ is local training": {
-        "client_map": "gradient",
-        "step_size": 1.0,
-    },
-    "solver must be 'local' if Φ is local training": {
-        "client_map": "gradient",
-        "solver": "exact",
-    },
+    "step_size must be left out if Φ is local training": {**BY_STEPS, "step_size": 1.0},
+    "solver must be 'local' if Φ is local training": {**BY_STEPS, "solver": "exact"},
     "tolerance must be left out for exact steps": {"solver": "exact", "tolerance": 1e-3},
 }
 
