@@ -89,11 +89,12 @@ def collude(
     - "random": one of the two terms that each of them made for a receiver, by a coin.
     - "mean": half of both terms.
     - "diff": the first term minus the second.
-    - "pooled": all that they know together, if they read the messages of the honest party: the
-      masks that they share with it, the terms that it sent them, still masked, and half of both
-      terms that they made for it. Of a pair that it sent they know the difference, since both terms
-      have one mask, and remove half of that. What stays is half the variance of 2(n − 1) terms and
-      one term of its own: as much as where every party drew its own noise.
+    - "pooled": all that they know together. The sum less their own messages is the message of the
+      honest party; of that they subtract the masks that they share with it and half of both terms
+      that they made for it. Its own masks cancel with a masked term of each pair that it sent
+      them, and of such a pair they know the difference, since both terms have one mask, and
+      subtract half of that. What stays is half the variance of 2(n − 1) terms, and one term of its
+      own: as much as where every party drew its own noise.
 
     The first five are those of the thesis, whose parties do not pool what they received.
 
@@ -146,8 +147,10 @@ def _pooled(played: Played, honest: int) -> np.ndarray:
     # What the others hold: masks and terms that they made for it, and pairs that came from it.
     masks, made = terms.masks[others, honest], terms.terms[others, honest]
     came = terms.arrived(fixed_point)[honest, others]
-    # All of its masks of pairs are shared with one of them.
-    words = played.messages[honest] - played.pads[honest]
+    # The released sum, less what they sent. All of its masks of pairs are shared with one of them.
+    sent = np.sum(played.messages[others], axis=0, dtype=np.uint64)
+    words = np.sum(played.messages, axis=0, dtype=np.uint64) - sent
+    words = words + np.sum(played.pads[others], axis=0, dtype=np.uint64)
     words = words - np.sum(masks, axis=0, dtype=np.uint64)
     # Its own masks go when one of each pair that it sent, with the same mask, is added.
     words = words + np.sum(came[:, 0], axis=0, dtype=np.uint64)

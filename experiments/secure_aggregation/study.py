@@ -1,0 +1,104 @@
+"""Secure aggregation and oblivious noise: the experiments of chapter 2 and appendix A.
+
+python -m experiments.secure_aggregation.study collusion [--parties 100] [--trials 1000]
+python -m experiments.secure_aggregation.study adult --parties 100 500 [--corrected 1]
+python -m experiments.secure_aggregation.study growth [--parties 25 50 100 200]
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from experiments.secure_aggregation import adult, colluders
+from fedjax_dp.io import plots
+from fedjax_dp.server.oblivious import play, set_up_protocol
+
+HARDWARE = f"{os.cpu_count()} CPU cores, {platform.machine()}"
+
+
+def collusion(options: argparse.Namespace) -> str:
+    """Attacks recorded iterations, and draws r² of the attacks."""
+    result = colluders.run(options.parties[0], options.trials, options.seed)
+    _write(options.output / "collusion.json", result)
+    plots.save(colluders.draw(result), options.output / "collusion.png")
+    return colluders.as_markdown(result)
+
+
+def on_adult(options: argparse.Namespace) -> str:
+    """Runs every number of parties without noise, with the printed and with corrected noise."""
+    split = adult.table(options.seed)
+    results = []
+    settings: list[tuple[str, float] | None] = [None]
+    settings += [("printed", epsilon) for epsilon in options.printed]
+    settings += [("corrected", epsilon) for epsilon in options.corrected]
+    for n in options.parties:
+        sim = adult.federation_of(*split[:2], n)
+        results += [adult.run(sim, n, setting, options.seed, split) for setting in settings]
+    _write(options.output / "adult.json", {"hardware": HARDWARE, "runs": results})
+    plots.save(adult.draw(results), options.output / "adult.png")
+    return adult.as_markdown(results)
+
+
+def growth(options: argparse.Namespace) -> str:
+    """Times the protocol with every message, 105 weights, by number of parties."""
+    rows = []
+    for n in options.parties:
+        noise = adult.shares_of(n, 1.0, "corrected")
+        start = time.perf_counter(), time.process_time()
+        set_up = set_up_protocol(noise, options.seed)
+        rng = np.random.default_rng(options.seed)
+        for _ in range(options.iterations):
+            set_up, _ = play(set_up, rng.normal(size=(n, 105)), rng, records=False)
+        wall, cpu = time.perf_counter() - start[0], time.process_time() - start[1]
+        rows.append({"parties": n, "seconds": wall, "cpu_seconds": cpu})
+    _write(options.output / "growth.json", {"hardware": HARDWARE, "rows": rows})
+    lines = [f"{options.iterations} iterations, 105 weights", "", "| parties | s | CPU s |"]
+    lines += ["|---|---|---|"]
+    lines += [f"| {r['parties']} | {r['seconds']:.1f} | {r['cpu_seconds']:.1f} |" for r in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _write(path: pathlib.Path, content: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs one of the experiments and writes its table, data and figure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    kinds = parser.add_subparsers(required=True, metavar="EXPERIMENT")
+    for name, run, parties in (
+        ("collusion", collusion, [100]),
+        ("adult", on_adult, [50, 100, 200, 500]),
+        ("growth", growth, [25, 50, 100, 200]),
+    ):
+        one = kinds.add_parser(name, help=run.__doc__)
+        one.add_argument("--parties", type=int, nargs="+", default=parties)
+        one.add_argument("--seed", type=int, default=0)
+        output = pathlib.Path("runs/secure_aggregation")
+        one.add_argument("--output", type=pathlib.Path, default=output)
+        one.set_defaults(run=run, name=name)
+        if name == "collusion":
+            one.add_argument("--trials", type=int, default=1000)
+        if name == "adult":
+            one.add_argument("--printed", type=float, nargs="*", default=[5e-4, 1e-5])
+            one.add_argument("--corrected", type=float, nargs="*", default=[10.0, 1.0])
+        if name == "growth":
+            one.add_argument("--iterations", type=int, default=20)
+    options = parser.parse_args(arguments)
+    text = options.run(options)
+    options.output.mkdir(parents=True, exist_ok=True)
+    (options.output / f"{options.name}.md").write_text(text, "utf-8")
+    Console().print(text, markup=False)
+
+
+if __name__ == "__main__":
+    main()

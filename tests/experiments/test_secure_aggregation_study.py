@@ -1,0 +1,70 @@
+"""The study of oblivious noise: its rounds against NumPy, its noise, its table and figures."""
+
+import csv
+
+import numpy as np
+import pytest
+from drawn import flaws
+from scipy.special import expit
+
+from experiments.secure_aggregation import adult, colluders, study
+from fedjax_dp.io import plots
+
+
+def two_copies():
+    """A pool of 200 rows twice: any draw of 200 rows at one distance is all of them."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 5))
+    x /= np.linalg.norm(x, axis=1, keepdims=True) * (1 + 1e-6)
+    y = (rng.uniform(size=200) < expit(4 * x[:, 0])).astype(np.int32)
+    return np.tile(x, (2, 1)).astype(np.float32), np.tile(y, 2), x.astype(np.float32), y
+
+
+def test_rounds_without_noise_are_those_of_numpy():
+    split = two_copies()
+    x, y = split[0][:200].astype(np.float64), split[1][:200]
+    w, rate = np.zeros(5), 2 / (0.25 + 2e-3)
+    scores = []
+    for _ in range(adult.ROUNDS):
+        for _ in range(50):
+            w -= rate * ((expit(x @ w) - y) @ x / 200 + 1e-3 * w)
+        said = x @ w > 0
+        # All parties have the same model; MCC is the correlation of 0/1 variables.
+        scores.append(np.corrcoef(y, said)[0, 1])
+    sim = adult.federation_of(*split[:2], 3)
+    found = adult.run(sim, 3, None, 0, split)
+    np.testing.assert_allclose(found["mcc"], scores, atol=1e-6)
+    assert found["model_norm"] == pytest.approx(np.linalg.norm(w), rel=1e-4)
+    noised = adult.run(sim, 3, ("corrected", 1.0), 0, split)
+    assert noised["average_noise_stddev"] == pytest.approx(np.sqrt(2 / 3) * 10)
+    assert noised["round_epsilon"] == pytest.approx(np.sqrt(5))
+    assert noised["model_norm"] > found["model_norm"]
+
+
+def test_the_printed_noise_is_worth_what_the_training_makes_of_it():
+    # 2/(n·k·ε) for n = 100, k = 200, ε = 1e-5; a sum moves by 2/(200·0.001) = 10.
+    noise = adult.shares_of(100, 1e-5, "printed")
+    assert noise.scale == pytest.approx(10.0)
+    assert noise.coordinate_epsilon == pytest.approx(1.0)
+    assert adult.shares_of(100, 2.0, "corrected").coordinate_epsilon == pytest.approx(2.0)
+
+
+def test_the_collusion_table_has_our_figures_beside_the_printed_ones(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.__setitem__(path.name, figure))
+    study.main(["collusion", "--parties", "6", "--trials", "300", "--output", str(tmp_path)])
+    text = (tmp_path / "collusion.md").read_text("utf-8")
+    with colluders.PAPER.open(encoding="utf-8") as file:
+        values = [r["value"] for r in csv.DictReader(file) if r["metric"] == "r2_of_attack"]
+    assert values == ["0.894", "0.164"]
+    assert "| 0.894 | 0.894 |" in text and "at most 0.164" in text
+    assert not flaws(drawn["collusion.png"])
+
+
+def test_curves_of_scores_can_be_read():
+    one = {"mcc": list(np.linspace(0, 0.5, 20)), "num_parties": 50}
+    kinds = [(None, None), ("printed", 1e-5), ("corrected", 1.0)]
+    results = [
+        {**one, "calibration": c, "epsilon": e, "num_parties": n} for c, e in kinds for n in (5, 50)
+    ]
+    assert not flaws(adult.draw(results))
