@@ -31,7 +31,7 @@ from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.data import clusters, datasets, mixtures, partition, shifts, sizes, statistics
 from fedjax_dp.privacy.reports import auditing
-from fedjax_dp.server import oblivious
+from fedjax_dp.server import oblivious, secure
 
 # Values that declare a part, or hold what was computed: they take what they are given, and the
 # functions that take them check it.
@@ -47,7 +47,7 @@ DatasetStatus TrainingInfo Evaluation ClusterAggregate Clusters Decomposition Mi
 NoiseEstimate ConfigError FetchError MissingDataError UnsupportedEvent BoundedLaplaceDpEvent
 BoundedRangeDpEvent DistributedDiscreteGaussianDpEvent PureDpEvent SkellamDpEvent
 StaircaseDpEvent GammaShares GammaSharesDpEvent FixedPoint Played SetUp Terms Cheating
-CollusionResult
+CollusionResult MaskGraph MaskKeys HeldShares
 """
 HOLD = set(_NAMES.split())
 
@@ -570,6 +570,19 @@ SPECIAL: dict[str, Case] = {
         rng=lambda: rng(),
     ),
     "discrete_mean": case(servers.discrete_mean, expected_cohort_size=3),
+    # Secure aggregation.
+    "masked": case(
+        secure.masked,
+        aggregator=lambda: mean(),
+        encoding=lambda: secure.fixed_point(3),
+        graph=lambda: secure.all_pairs(3),
+    ),
+    "agreed_keys": case(secure.agreed_keys, num_clients=2),
+    "fixed_point": case(secure.fixed_point, max_clients=3),
+    "all_pairs": case(secure.all_pairs, num_clients=3),
+    "random_neighbors": case(secure.random_neighbors, num_clients=9),
+    "share_secret": case(secure.share_secret, secret=5, holders=[0, 1, 2], threshold=2),
+    "recover_secret": case(secure.recover_secret, shares={0: 3, 2: 4}, threshold=2),
     "num_soft_rounds": case(servers.num_soft_rounds, num_rounds=9),
     # They look for files, fetch them, or run experiments, which tests of their own do.
     **{

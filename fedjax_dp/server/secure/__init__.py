@@ -2,16 +2,21 @@
 
 from fedjax_dp.server.secure.aggregator import masked
 from fedjax_dp.server.secure.graphs import MaskGraph, all_pairs, random_neighbors
-from fedjax_dp.server.secure.key_agreement import MaskKeys, simulated_keys
+from fedjax_dp.server.secure.key_agreement import MaskKeys, agreed_keys, simulated_keys
+from fedjax_dp.server.secure.secret_sharing import HeldShares, recover_secret, share_secret
 from fedjax_dp.server.secure.words import FixedPoint, fixed_point
 
 __all__ = [
     "FixedPoint",
+    "HeldShares",
     "MaskGraph",
     "MaskKeys",
+    "agreed_keys",
     "all_pairs",
     "fixed_point",
     "masked",
     "random_neighbors",
+    "recover_secret",
+    "share_secret",
     "simulated_keys",
 ]

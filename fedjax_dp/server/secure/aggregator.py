@@ -39,9 +39,10 @@ def masked(
     Guarantee: against an honest but curious server and at most `graph.colluders` clients, each
     message is uniform, and the server learns the sum over the clients that sent; with simulated
     keys that is simulated. The wrapped aggregator's claim stays: where it bounds contributions,
-    entries are rounded toward zero, which makes no norm larger. A sampled cohort's claim counts on
-    its size being hidden, and a lost round shows that few took part: choose a graph under
-    which that is rarer than δ.
+    entries are rounded toward zero, which makes no norm larger. Noise that clients add as floats is
+    rounded with them, and only nearly has the law that was accounted. The claim of a sampled cohort
+    needs its size hidden, and a lost round shows that few took part: choose a graph under which
+    that is rarer than δ.
 
     Args:
       aggregator: any summed aggregator; leaves of its messages are floats, or integers of at most

@@ -1,13 +1,25 @@
 """Seeds of masks: what each pair of clients shares, and what each client has for itself."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from annotated_types import Ge, Le
 from chex import PRNGKey
+from jax.extend.random import threefry_2x32
 
+from fedjax_dp.core import checks
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.packages import needed_for
+
+_SEED_BYTES = 8
+_KEY_BYTES = 32
+# A table of seeds for all pairs of so many takes 128 MiB.
+_MOST_CLIENTS = 4_096
 
 
 class MaskKeys(NamedTuple):
@@ -42,3 +54,79 @@ def simulated_keys() -> MaskKeys:
         return seed(public_key, 0, jnp.minimum(client, other), jnp.maximum(client, other))
 
     return MaskKeys(of_pair, lambda public_key, client: seed(public_key, 1, client), True)
+
+
+@checked
+def agreed_keys(
+    num_clients: Annotated[int, Ge(2), Le(_MOST_CLIENTS)],
+    *,
+    private_keys: Sequence[bytes] | None = None,
+) -> MaskKeys:
+    """Agrees on a seed for each pair of clients by X25519 and HKDF, on the host.
+
+    All clients of the simulation are in one process, and so are their keys: the agreement is real,
+    and what keeps keys apart in a deployment is not. Seeds of a round are Threefry blocks of the
+    public key of the round under these seeds.
+
+    Guarantee: who has neither of two private keys cannot compute the pair's seed, as far as X25519
+    is secure; a seed has 64 bits, as Threefry-2x32 takes, and can be searched for by whoever has
+    2^64 tries.
+
+    Args:
+      num_clients: the population, from 2 to 4,096; the cost grows with its square.
+      private_keys: 32 bytes for each client; from the operating system where None.
+
+    Returns:
+      The seeds; those that clients have for themselves come from the operating system.
+
+    Raises:
+      MissingPackageError: if `cryptography` is not installed.
+      ValueError: for keys that are not one of 32 bytes for each client.
+
+    Source: Bonawitz and others 2017, figure 4, rounds 0 and 1; RFC 7748; RFC 5869.
+    """
+    if private_keys is None:
+        private_keys = [secrets.token_bytes(_KEY_BYTES) for _ in range(num_clients)]
+    lengths = {len(key) for key in private_keys}
+    rule = f"hold {_KEY_BYTES} bytes for each of the {num_clients} clients"
+    fits = len(private_keys) == num_clients and lengths == {_KEY_BYTES}
+    checks.require(fits, "private_keys", rule, f"{len(private_keys)} of lengths {sorted(lengths)}")
+    public = [public_key_of(key) for key in private_keys]
+    table = np.zeros((num_clients, num_clients, 2), np.uint32)
+    for i, key in enumerate(private_keys):
+        for j in range(i + 1, num_clients):
+            table[i, j] = table[j, i] = pair_seed(key, public[j], i, j)
+    drawn = secrets.token_bytes(_SEED_BYTES * num_clients)
+    own = np.frombuffer(drawn, "<u4").reshape(num_clients, 2)
+
+    def of_round(public_key, seed):
+        return threefry_2x32(seed, jax.random.bits(public_key, (2,), jnp.uint32))
+
+    return MaskKeys(
+        lambda public_key, client, other: of_round(public_key, jnp.asarray(table)[client, other]),
+        lambda public_key, client: of_round(public_key, jnp.asarray(own)[client]),
+        False,
+    )
+
+
+def public_key_of(private_key: bytes) -> bytes:
+    """Computes the X25519 public key of a private key, 32 bytes each."""
+    with needed_for("Key agreement", "secure"):
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+    return X25519PrivateKey.from_private_bytes(private_key).public_key().public_bytes_raw()
+
+
+def pair_seed(private_key: bytes, public_key: bytes, client: int, other: int) -> np.ndarray:
+    """Derives the seed of a pair, `[2]` uint32, from one's private and the other's public key."""
+    with needed_for("Key agreement", "secure"):
+        from cryptography.hazmat.primitives.asymmetric.x25519 import (
+            X25519PrivateKey,
+            X25519PublicKey,
+        )
+        from cryptography.hazmat.primitives.hashes import SHA256
+        from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+    mine = X25519PrivateKey.from_private_bytes(private_key)
+    common = mine.exchange(X25519PublicKey.from_public_bytes(public_key))
+    info = f"fedjax_dp masks {min(client, other)} {max(client, other)}".encode()
+    derived = HKDF(SHA256(), _SEED_BYTES, salt=None, info=info).derive(common)
+    return np.frombuffer(derived, "<u4")
