@@ -46,14 +46,16 @@ def discrete_mean(
     amplification by sampling requires; it also requires that the cohort and its size stay hidden
     from all untrusted parties, clients included. The server is trusted to add the missing shares,
     and knows the size. Secure aggregation is simulated by the exact modular sum. A client whose
-    update is not finite sends zeros with its noise. A plan with one share is noise that a trusted
-    server adds, for cohorts of any size.
+    update is not finite sends zeros with its noise. With `plan.colluders` above 0 the event also
+    holds against an honest but curious server and that many clients, who may subtract the shares
+    that they know, provided that messages are masked, see `server.secure.masked`. A plan with one
+    share is noise that a trusted server adds, for cohorts of any size.
 
     Args:
       structure: the parameters, as arrays or shapes.
       plan: from `privacy.distributed.make_plan`, for this number of parameters.
       expected_cohort_size: the public divisor; for cohorts of fixed size whose clients each add a
-        share, an integer of at least `plan.num_shares`.
+        share, an integer of at least `plan.shares_in_sum`.
       varies: whether cohorts vary, as under Poisson sampling; the plan then has at least two
         shares, see `num_shares`.
 
@@ -72,11 +74,14 @@ def discrete_mean(
     elif varies:
         checks.positive("expected_cohort_size", expected_cohort_size)
         checks.whole("plan.num_shares", plan.num_shares, at_least=2)
+        rule = "be 0 if cohorts vary, since the server knows the shares that it adds"
+        checks.require(plan.colluders == 0, "plan.colluders", rule, plan.colluders)
     else:
         checks.whole("expected_cohort_size", expected_cohort_size)
         rule = f"be at most the cohort of {expected_cohort_size} clients"
-        fits = plan.num_shares <= expected_cohort_size
-        checks.require(fits, "plan.num_shares", rule, plan.num_shares)
+        fits = plan.shares_in_sum <= expected_cohort_size
+        shares = "plan.shares_in_sum" if plan.colluders else "plan.num_shares"
+        checks.require(fits, shares, rule, plan.shares_in_sum)
     mechanism = distributed.discrete_mechanism(structure, plan)
     size = trees.num_parameters(structure)
 
@@ -112,7 +117,7 @@ def discrete_mean(
     claim = ClientClaim(
         sensitivity=lambda state, numbers: sensitivity_of_sum(plan.l2_norm * plan.granularity),
         event=lambda numbers: mechanism.event(),
-        min_participants=plan.num_shares if plan.num_shares > 1 and not varies else 0,
+        min_participants=plan.shares_in_sum if plan.num_shares > 1 and not varies else 0,
         divisor=lambda numbers: expected_cohort_size,
     )
 

@@ -83,7 +83,7 @@ SUMMED = {
     "central_discrete_mean": lambda: server.central_discrete_mean(SHAPE, 4.0, 1.0, 6.0),
     "discrete_mean": discrete,
     # Without its noise, which is no multiple of the lattice.
-    "oblivious_mean": lambda: server.oblivious_mean(SHAPE, 4.0, 0.0, REAL),
+    "oblivious_mean": lambda: server.oblivious_mean(SHAPE, 4.0, 0.0, 3),
 }
 
 
@@ -153,7 +153,7 @@ DROPPED = [(), (LOST,), (Fate.LATE, LOST, NAN, LOST)]
 
 
 @pytest.mark.parametrize(
-    "name", later(SUMMED, but=["uniform_mean", "gaussian_mean", "discrete_mean"])
+    "name", later(SUMMED, but=["uniform_mean", "gaussian_mean"], soon=["discrete_mean"])
 )
 def test_masked_cancelled_and_plain_are_bit_for_bit_alike(name):
     forms = [played(name, (("form", form),)) for form in ("masked", "cancelled")]
@@ -351,6 +351,10 @@ def test_the_bound_on_failure_holds_for_graphs_that_are_counted():
         (lambda: masked(server.trimmed_mean(), fixed_point(9), all_pairs(9)), "aggregator must be"),
         (lambda: masked(server.uniform_mean(), fixed_point(8), all_pairs(9)), "the 9 clients"),
         (
+            lambda: masked(discrete(), fixed_point(9), all_pairs(8, dropouts=6)),
+            "graph must let no round be summed of fewer than the 3 clients",
+        ),
+        (
             lambda: masked(server.uniform_mean(), fixed_point(9), all_pairs(9), form="hidden"),
             "form must be one of cancelled, masked",
         ),
@@ -387,3 +391,25 @@ def test_the_meter_counts_words():
     sent = aggregator.message(SHAPE, jnp.float32(1))
     # Four parameters, whether the update was clipped, and whether it was cut, at 4 bytes each.
     assert messages.tariff_of(sent).fixed["dense"] == {"uint32": 24}
+
+
+def test_noise_is_enough_when_colluders_subtract_theirs():
+    """A mean of 4,096 squares errs by 2.2 %; with two more colluders a third is missing."""
+    size, stddev = 4096, 2.0
+    plan = distributed.make_plan(size, 1.0, stddev, num_clients=8, colluders=2)
+    mechanism = distributed.discrete_mechanism(jax.ShapeDtypeStruct((size,), jnp.float32), plan)
+    encode = jax.jit(lambda key: mechanism.encode(KEY, key, jnp.zeros(size)))
+    messages = [np.asarray(encode(key)) for key in jax.random.split(KEY, 8)]
+    for colluders, share in ((2, 1.0), (4, 4 / 6)):
+        left = np.sum(messages[colluders:], axis=0, dtype=np.uint32)
+        noise = np.asarray(mechanism.decode(KEY, jnp.asarray(left)), np.float64)
+        np.testing.assert_allclose(np.mean(noise**2) / stddev**2, share, atol=0.1)
+    plan = distributed.make_plan(4, 4.0, 1.0, num_clients=8, colluders=2)
+    claim = server.discrete_mean(SHAPE, plan, 8).claim
+    assert (plan.num_shares, plan.shares_in_sum, claim.min_participants) == (6, 8, 8)
+    with pytest.raises(ValueError, match="colluders must leave 2 of the 8 shares of noise, got 7"):
+        distributed.make_plan(4, 4.0, 1.0, num_clients=8, colluders=7)
+    with pytest.raises(ValueError, match=r"plan\.colluders must be 0 if cohorts vary"):
+        server.discrete_mean(SHAPE, plan, 8.0, varies=True)
+    with pytest.raises(ValueError, match=r"plan\.shares_in_sum must be at most the cohort of 7"):
+        server.discrete_mean(SHAPE, plan, 7)

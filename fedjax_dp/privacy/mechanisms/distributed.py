@@ -13,7 +13,15 @@ from chex import PRNGKey
 
 from fedjax_dp.core import checks, keys
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.ranges import Count, Decay, NonNegative, Positive, Probability, ProperFraction
+from fedjax_dp.core.ranges import (
+    Count,
+    Decay,
+    Index,
+    NonNegative,
+    Positive,
+    Probability,
+    ProperFraction,
+)
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.events import CurveDpEvent, DpEvent
 from fedjax_dp.privacy.mechanisms import clipping, discrete, rotation
@@ -123,6 +131,7 @@ class Plan(NamedTuple):
       dimension: number of coordinates, after padding to a power of two if rotated.
       rounding_bias: β of the conditional rounding, in [0, 1); 0 bounds the norm by the worst case.
       is_rotated: whether updates are rotated, so that few bits hold every coordinate of the sum.
+      colluders: how many more shares a sum holds, which colluding clients may subtract.
     """
 
     noise: str
@@ -134,6 +143,12 @@ class Plan(NamedTuple):
     dimension: int
     rounding_bias: float
     is_rotated: bool = True
+    colluders: int = 0
+
+    @property
+    def shares_in_sum(self) -> int:
+        """The fewest shares in a sum: those that make up the noise, and those of colluders."""
+        return self.num_shares + self.colluders
 
     @property
     def l2_norm(self) -> float:
@@ -188,6 +203,7 @@ def make_plan(
     *,
     num_clients: Count,
     num_shares: Count | None = None,
+    colluders: Index = 0,
     bits: Annotated[int, Ge(2), Le(32)] = 20,
     noise: str = "gaussian",
     rounding_bias: Decay = math.exp(-0.5),
@@ -204,6 +220,8 @@ def make_plan(
       num_clients: n, the most contributions of a sum.
       num_shares: the fewest shares of noise in a sum; `num_clients` if None, 1 for noise that is
         added centrally.
+      colluders: t, how many of these shares clients who collude with the server may subtract; the
+        others, two at least, make up the noise.
       bits: B, from 2 to 32.
       noise: "gaussian" or "skellam".
       rounding_bias: β in [0, 1).
@@ -219,12 +237,15 @@ def make_plan(
     Source: Kairouz, Liu, Steinke 2021, theorem 34 and equation (61).
     """
     checks.one_of("noise", noise, ("gaussian", "skellam"))
-    shares = num_clients if num_shares is None else num_shares
+    in_sum = num_clients if num_shares is None else num_shares
+    rule = f"leave 2 of the {in_sum} shares of noise"
+    checks.require(colluders == 0 or in_sum - colluders >= 2, "colluders", rule, colluders)
+    shares = in_sum - colluders
     padded = 1 << max(dimension - 1, 0).bit_length()
     stddev = noise_multiplier * clip_norm
     capacity = (2.0**bits / (2 * num_deviations)) ** 2 - num_clients / 4
     checks.require(capacity > 0, "bits", f"be enough for {num_clients} clients", bits)
-    spread = (clip_norm * num_clients) ** 2 / padded + stddev**2
+    spread = (clip_norm * num_clients) ** 2 / padded + stddev**2 * (in_sum / shares)
     # A lattice on which the noise spans 2^15 points is as fine as continuous noise in all respects.
     finest_useful = stddev / math.sqrt(shares) / discrete.MAX_STDDEV
     return Plan(
@@ -236,6 +257,7 @@ def make_plan(
         bits=bits,
         dimension=padded,
         rounding_bias=rounding_bias,
+        colluders=colluders,
     )
 
 

@@ -59,7 +59,8 @@ def masked(
       round.
 
     Raises:
-      ValueError: if the aggregator is not summed, or graph and encoding differ in size.
+      ValueError: if the aggregator is not summed, the encoding is for fewer clients than the graph,
+        or the graph lets more clients drop out than the noise of the aggregator allows.
 
     Source: Bonawitz and others 2017, figure 4; Bell and others 2020, section 3.
     """
@@ -71,6 +72,10 @@ def masked(
     seeds = simulated_keys() if keys is None else keys
     is_masked = form == "masked"
     is_bounded = isinstance(aggregator.claim, ClientClaim)
+    if isinstance(aggregator.claim, ClientClaim):
+        needed = aggregator.claim.min_participants
+        rule = f"let no round be summed of fewer than the {needed} clients whose noise is counted"
+        checks.require(graph.min_senders >= needed, "graph", rule, graph)
     rounding: words.Rounding = "toward_zero" if is_bounded else "nearest"
 
     def encode(state, numbers, contribution, sender):
