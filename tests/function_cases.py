@@ -577,6 +577,7 @@ SPECIAL: dict[str, Case] = {
         encoding=lambda: secure.fixed_point(3),
         graph=lambda: secure.all_pairs(3),
     ),
+    "masking_facts": case(secure.masking_facts, graph=lambda: secure.all_pairs(3)),
     "agreed_keys": case(secure.agreed_keys, num_clients=2),
     "fixed_point": case(secure.fixed_point, max_clients=3),
     "all_pairs": case(secure.all_pairs, num_clients=3),

@@ -335,3 +335,18 @@ def test_client_state_is_stated(unit, said, unsaid):
     assert "released to the client itself alone" in words
     assert said in words and unsaid not in words
     assert said in data["kept_by_clients"] and json.loads(json.dumps(data)) == data
+
+
+def test_a_statement_says_which_form_of_secure_aggregation_ran():
+    ledger = Ledger("client", "zero_out")
+    ledger.charge(dpa.GaussianDpEvent(2.0))
+    facts = {"form": "masked", "num_neighbors": 6, "colluders": 3, "dropouts": 2}
+    for form, keys, words in (
+        ("masked", "agreed", "every mask was made and removed, under masks with 6 random"),
+        ("cancelled", "simulated", "were left out of the simulation, under masks with 6 random"),
+    ):
+        given = facts | {"form": form, "keys": keys}
+        data = st.statement(ledger, 1e-5, trust="honest_but_curious", secure_aggregation=given)
+        text = st.in_words(data)
+        assert words in text and "at most 3 clients that collude" in text
+        assert ("simulated" in text.partition("Key agreement")[2]) == (keys == "simulated")

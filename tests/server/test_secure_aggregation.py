@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import later
+from marks import later, telling
 from scipy import stats
 
 from fedjax_dp import server
@@ -393,6 +393,7 @@ def test_the_meter_counts_words():
     assert messages.tariff_of(sent).fixed["dense"] == {"uint32": 24}
 
 
+@telling
 def test_noise_is_enough_when_colluders_subtract_theirs():
     """A mean of 4,096 squares errs by 2.2 %; with two more colluders a third is missing."""
     size, stddev = 4096, 2.0

@@ -51,6 +51,11 @@ _TRUST = {
         "by the summing party, which knows them: a single message carries too little noise to "
         "protect anyone."
     ),
+    "honest_but_curious": (
+        "The server is honest but curious: it follows the protocol, and learns of a cohort's "
+        "messages nothing but their sum. As many clients as are stated below may collude with it "
+        "and subtract the shares of the noise that they added; only those of the others count."
+    ),
     "gamma_shares": (
         "Every party is trusted to add its shares of the noise and to keep secret the shares that "
         "it knows, and the server to follow the protocol, in which it sees only masked messages. "
@@ -59,6 +64,18 @@ _TRUST = {
         "that fakes parties (a Sybil attack) and knows how it permuted the shares: that would take "
         "a secure shuffle, which is not implemented."
     ),
+}
+_SECURE = (
+    "Secure aggregation: {forms}, under {pairs}, for at most {colluders} clients that collude with "
+    "the server and {dropouts} that drop out in a round, which is lost if more do. {keys}"
+)
+_FORMS = {
+    "masked": "every mask was made and removed",
+    "cancelled": "masks, which leave no trace in a sum, were left out of the simulation",
+}
+_MASK_KEYS = {
+    "simulated": "Key agreement is simulated: seeds of masks follow from the run's public keys.",
+    "agreed": "Seeds of masks were agreed by X25519 and HKDF, within one process.",
 }
 _ROOTS = {
     "seed": (
@@ -185,8 +202,9 @@ def statement(
     one for records, and parties and server if noise came in gamma shares. `not_covered` and
     `also_not_private` name what no ε covers, `num_shared` counts records that several clients have,
     at most `most_holders` each. `facts` are added as they are; the text has `clip_norm`,
-    `batch_size_per_unit`, `initial_clip_norm`, `seed` and `versions` of them. Figures that differ
-    by unit are given as the smallest and the largest, None if absent, and an infinite ε as "inf".
+    `batch_size_per_unit`, `initial_clip_norm`, `seed`, `secure_aggregation` and `versions` of them.
+    Figures that differ by unit are given as the smallest and the largest, None if absent, and an
+    infinite ε as "inf".
     """
     deltas = np.asarray(dp_delta, float)
     inside = bool(np.all((deltas > 0) & (deltas < 1)))
@@ -332,6 +350,7 @@ def in_words(data: dict[str, Any]) -> str:
         + f"{_range(data['num_compositions'])} releases are composed for a unit, by the "
         f"accountant `{data['accountant']}`.",
         _TRUST[data["trusted"]] + _hidden(data["must_stay_hidden"]),
+        *_masks(data),
         *([data["kept_by_clients"]] if "kept_by_clients" in data else []),
         _ROOTS[data["noise_root"]] + root,
         *([data["floating_point"]] if "floating_point" in data else []),
@@ -339,6 +358,17 @@ def in_words(data: dict[str, Any]) -> str:
         *_computed(data),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _masks(data: dict[str, Any]) -> list[str]:
+    """Writes what secure aggregation did, where a run had it."""
+    facts = data.get("secure_aggregation")
+    if facts is None:
+        return []
+    k = facts["num_neighbors"]
+    pairs = "masks of all pairs" if k is None else f"masks with {k} random neighbours"
+    numbers = {"forms": _FORMS[facts["form"]], "pairs": pairs, "keys": _MASK_KEYS[facts["keys"]]}
+    return [_SECURE.format(**numbers, **{n: facts[n] for n in ("colluders", "dropouts")})]
 
 
 def _shared(data: dict[str, Any]) -> list[str]:

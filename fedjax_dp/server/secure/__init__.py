@@ -1,6 +1,6 @@
 """Secure aggregation: messages under masks that cancel in the sum."""
 
-from fedjax_dp.server.secure.aggregator import masked
+from fedjax_dp.server.secure.aggregator import masked, masking_facts
 from fedjax_dp.server.secure.graphs import MaskGraph, all_pairs, random_neighbors
 from fedjax_dp.server.secure.key_agreement import MaskKeys, agreed_keys, simulated_keys
 from fedjax_dp.server.secure.secret_sharing import HeldShares, recover_secret, share_secret
@@ -15,6 +15,7 @@ __all__ = [
     "all_pairs",
     "fixed_point",
     "masked",
+    "masking_facts",
     "random_neighbors",
     "recover_secret",
     "share_secret",

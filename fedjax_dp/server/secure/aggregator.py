@@ -1,6 +1,6 @@
 """Any summed aggregator under masks: the server sees the sum of a cohort and no message of it."""
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -119,6 +119,36 @@ def masked(
         return Coded(shapes, 32), Coded(jax.ShapeDtypeStruct((), jnp.uint32), 32)
 
     return aggregator._replace(encode=encode, combine=combine, message=message)
+
+
+@checked
+def masking_facts(
+    graph: MaskGraph, *, keys: MaskKeys | None = None, form: str = "masked"
+) -> dict[str, Any]:
+    """Collects what a privacy statement says of secure aggregation.
+
+    Args:
+      graph: as given to `masked`.
+      keys: as given to `masked`.
+      form: as given to `masked`.
+
+    Returns:
+      Plain data, for `privacy.reports.statement(..., secure_aggregation=...)`; its `trust` is
+      "honest_but_curious" if clients add the noise and the plan has the graph's colluders.
+
+    Raises:
+      ValueError: for an unknown form.
+    """
+    checks.one_of("form", form, get_args(Form))
+    is_simulated = keys is None or keys.is_simulated
+    return {
+        "form": form,
+        "num_neighbors": graph.num_neighbors,
+        "colluders": graph.colluders,
+        "dropouts": graph.dropouts,
+        "failure": graph.failure,
+        "keys": "simulated" if is_simulated else "agreed",
+    }
 
 
 def _unmasked(
