@@ -46,7 +46,7 @@ Communication AuditResult AuditRuns MembershipResult StepCheck LocalResult Draw
 DatasetStatus TrainingInfo Evaluation ClusterAggregate Clusters Decomposition Mixture
 NoiseEstimate ConfigError FetchError MissingDataError UnsupportedEvent BoundedLaplaceDpEvent
 BoundedRangeDpEvent DistributedDiscreteGaussianDpEvent PureDpEvent SkellamDpEvent
-StaircaseDpEvent GammaShares GammaSharesDpEvent FixedPoint Played SetUp Terms Cheating
+StaircaseDpEvent GammaShares GammaSharesDpEvent FixedPoint WideWords Played SetUp Terms Cheating
 CollusionResult MaskGraph MaskKeys HeldShares
 """
 HOLD = set(_NAMES.split())

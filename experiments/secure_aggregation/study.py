@@ -68,7 +68,7 @@ def growth(options: argparse.Namespace) -> str:
 
 def _write(path: pathlib.Path, content: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    path.write_text(json.dumps(content, ensure_ascii=False) + "\n", "utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -33,7 +33,8 @@ def test_rounds_without_noise_are_those_of_numpy():
         scores.append(np.corrcoef(y, said)[0, 1])
     sim = adult.federation_of(*split[:2], 3)
     found = adult.run(sim, 3, None, 0, split)
-    np.testing.assert_allclose(found["mcc"], scores, atol=1e-6)
+    # They are written with four digits.
+    np.testing.assert_allclose(found["mcc"], scores, atol=5.1e-5)
     assert found["model_norm"] == pytest.approx(np.linalg.norm(w), rel=1e-4)
     noised = adult.run(sim, 3, ("corrected", 1.0), 0, split)
     assert noised["average_noise_stddev"] == pytest.approx(np.sqrt(2 / 3) * 10)

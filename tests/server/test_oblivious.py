@@ -12,7 +12,7 @@ from scipy import stats
 from small_problem import NUM_CLIENTS, make_data, make_model, plain_trainer
 
 from fedjax_dp import algorithms, data, engine, privacy
-from fedjax_dp.server.oblivious import FixedPoint, oblivious_mean, play, set_up_protocol
+from fedjax_dp.server.oblivious import WideWords, oblivious_mean, play, set_up_protocol
 
 MODULUS = 2**64
 
@@ -35,7 +35,7 @@ def rounded(values, bits):
 @pytest.mark.parametrize("bits", [0, 7, 32])
 def test_words_hold_numbers_to_half_a_unit(bits):
     # secure_aggregation §11 (6).
-    form, rng = FixedPoint(15, bits), np.random.default_rng(bits)
+    form, rng = WideWords(15, bits), np.random.default_rng(bits)
     values = rng.uniform(-(2.0**15), 2.0**15, 1000)
     words = form.encode(values)
     assert words.dtype == np.uint64
@@ -49,7 +49,7 @@ def test_words_hold_numbers_to_half_a_unit(bits):
 @pytest.mark.parametrize("bad", [2.0**15, -(2.0**15), np.nan, np.inf])
 def test_what_words_do_not_hold_is_refused(bad):
     with pytest.raises(ValueError, match=r"values must be below 2\^15"):
-        FixedPoint(15, 32).encode(np.array([0.0, bad]))
+        WideWords(15, 32).encode(np.array([0.0, bad]))
 
 
 @pytest.mark.parametrize(

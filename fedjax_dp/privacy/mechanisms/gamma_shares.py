@@ -160,8 +160,8 @@ def gamma_shares(
     - "corrected": scale S/ε, so that one Laplace of the sum alone makes a coordinate ε-DP.
     - "variance": the sum has the variance of that one Laplace, `S/(ε·√m)` for m Laplaces in it.
       The ε that holds is √m times the ε asked for, which is what `coordinate_epsilon` is.
-    - "paper": scale S/(n·ε), the printed one. It is ε over the sensitivity of the average, but the
-      noise is divided by n too; the ε that holds is n times the ε asked for.
+    - "paper": scale S/(n·ε), the printed one. It is the sensitivity of the average over ε, but
+      the noise is divided by n too; the ε that holds is n times the ε asked for.
 
     Guarantee: for one coordinate, `coordinate_epsilon`-DP against those who see sums alone, if all
     parties add their shares; a release of d coordinates costs up to √d times that, and every round

@@ -2,19 +2,19 @@
 
 from fedjax_dp.server.oblivious.aggregator import oblivious_mean
 from fedjax_dp.server.oblivious.protocol import (
-    FixedPoint,
     Played,
     SetUp,
     Terms,
+    WideWords,
     play,
     set_up_protocol,
 )
 
 __all__ = [
-    "FixedPoint",
     "Played",
     "SetUp",
     "Terms",
+    "WideWords",
     "oblivious_mean",
     "play",
     "set_up_protocol",

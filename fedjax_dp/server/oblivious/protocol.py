@@ -23,7 +23,7 @@ Bits = Annotated[int, Ge(0), Le(62)]
 _MOST_PARTIES = 4_096
 
 
-class FixedPoint(NamedTuple):
+class WideWords(NamedTuple):
     """Numbers as words of 64 bits: rounded multiples of 2^-f, modulo 2^64.
 
     Attributes:
@@ -87,7 +87,7 @@ class SetUp(NamedTuple):
     """
 
     noise: GammaShares
-    fixed_point: FixedPoint
+    fixed_point: WideWords
     seeds: tuple[bytes, ...]
     iteration: int = 0
 
@@ -127,7 +127,7 @@ class Terms(NamedTuple):
     is_swapped: np.ndarray
     choices: np.ndarray
 
-    def arrived(self, fixed_point: FixedPoint) -> np.ndarray:
+    def arrived(self, fixed_point: WideWords) -> np.ndarray:
         """Computes the masked pairs as receivers get them.
 
         Args:
@@ -210,7 +210,7 @@ def set_up_protocol(
     """
     rule = f"have at most {_MOST_PARTIES} parties, more in `oblivious_mean`"
     checks.require(noise.num_parties <= _MOST_PARTIES, "noise", rule, noise.num_parties)
-    fixed_point = FixedPoint(integer_bits, fraction_bits)
+    fixed_point = WideWords(integer_bits, fraction_bits)
     fixed_point.check(noise.num_parties)
     made = SetUp(noise, fixed_point, ())
     root = int(seed).to_bytes(8, "big")
@@ -339,7 +339,7 @@ def _terms_of(
     rng: np.random.Generator,
     party: int,
     num_weights: int,
-    fixed_point: FixedPoint,
+    fixed_point: WideWords,
 ) -> Terms:
     """Makes what one party sends to all others: two terms behind one mask for each of them."""
     n = noise.num_parties
