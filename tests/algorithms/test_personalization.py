@@ -670,7 +670,7 @@ def test_a_second_split_has_the_form_of_the_first(change, found):
     model, other = make_model(), halves(1)
     algorithm = algorithms.lottery_fl(model, trainer_of(model), prunable="w")
     odd = FederatedData(change(dict(other.examples)), other.offsets)
-    rule = r"validation must hold examples that look like those of data, \{'x': 'float32\[3\]'.*"
+    rule = r"validation must hold examples of the shapes and types of data, \{'x': 'float32\[3\]'.*"
     with pytest.raises(ValueError, match=rule + found):
         simulation(algorithm, halves(), participation(full_participation(), 6), validation=odd)
 

@@ -290,7 +290,7 @@ def test_the_radius_is_the_bound_of_the_aggregator_unless_given():
 
 def test_what_would_leak_or_diverge_is_refused():
     model = make_model()
-    message = "update_transform must read no records .* 'cost_of_last_step' and 'magnitude' read"
+    message = "update_transform must read no records, .* 'cost_of_last_step' and 'magnitude' read"
     with pytest.raises(ValueError, match=message):
         blur_lus(model, private_trainer(model), radius=1.0)
     blur_lus(model, private_trainer(model), radius=1.0, score="cost_of_last_step")

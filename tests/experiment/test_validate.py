@@ -62,7 +62,7 @@ LUS = ("--algorithm.name=blur_lus", "--algorithm.options.radius=1")
 def test_a_score_that_reads_records_behind_their_noise_is_refused_before_data_are_read(
     tmp_path, no_data, unit, options
 ):
-    message = "algorithm.options must read no records .*'magnitude' read none, got .*'cost'"
+    message = "algorithm.options must read no records, .*'magnitude' read none, got .*'cost'"
     words = (*LUS, f"--privacy.unit={unit}", *options)
     with pytest.raises(ValueError, match=message):
         execute(tmp_path / "run", *SMALL, *words)
