@@ -185,6 +185,9 @@ def test_a_round_clips_noises_and_is_charged():
     _, record, info = sim.run(sim.init(key), key, 3)
     # Six Laplace numbers of scale 1, over 6.
     np.testing.assert_allclose(info.aggregator["noise_stddev"], np.sqrt(12) / 6, rtol=1e-6)
+    # Six messages of four words of 8 bytes, in each of three rounds.
+    up = engine.communication(sim, record, info).by_round("up")
+    np.testing.assert_array_equal(np.asarray(up), [6 * 4 * 8] * 3)
     book = engine.PrivacyAccounting(sim.federation)
     book.charge(record)
     # A release has ε = √4 · 0.5 / 1; three of them are (ε, δ)-private for ε below 3.
