@@ -29,13 +29,18 @@ def threefry(seed, x0, x1):
     return x0, x1
 
 
-@pytest.mark.parametrize("size", [8, 7])
-def test_the_stream_is_threefry_in_counter_mode(size):
+def test_the_stream_is_threefry_in_counter_mode():
     seed = np.array([3, 2**31 + 5], np.uint32)
-    count = np.pad(np.arange(size, dtype=np.uint32), (0, size % 2))
+    halves = np.split(np.arange(8, dtype=np.uint32), 2)
     with np.errstate(over="ignore"):
-        expected = np.concatenate(threefry(seed, *np.split(count, 2)))[:size]
-    np.testing.assert_array_equal(masks.stream(jnp.asarray(seed), size), expected)
+        expected = np.concatenate(threefry(seed, *halves))
+    np.testing.assert_array_equal(masks.stream(jnp.asarray(seed), 8), expected)
+    # Words are lined up with zeros, which are left out again.
+    words = {"a": jnp.arange(4, dtype=jnp.uint32).reshape(2, 2), "b": jnp.uint32(9)}
+    lined_up = masks.flat(words)
+    np.testing.assert_array_equal(lined_up, [0, 1, 2, 3, 9, *[0] * 123])
+    back = masks.shaped(lined_up, words)
+    assert jax.tree.all(jax.tree.map(lambda x, y: jnp.array_equal(x, y), back, words))
 
 
 def multiplied(scalar, u):
