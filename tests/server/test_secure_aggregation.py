@@ -314,16 +314,19 @@ def test_the_bound_on_failure_holds_for_graphs_that_are_counted():
     n, k, t, gone = 16, 6, 5, 0
     bound, threshold = failure_bound(n, k, t, 1)
     near = [{(i + s * o) % n for o in range(1, k // 2 + 1) for s in (1, -1)} for i in range(n)]
-    failed = []
+    failed, counted = [], []
     for colluders in itertools.combinations(range(1, n), t):
         honest = {*range(1, n)} - {*colluders}
-        betrayed = any(len(near[i] & {*colluders}) >= threshold for i in {gone} | honest)
-        stuck = any(len(near[i] - {gone}) < threshold for i in range(n))
+        betrayed = [len(near[i] & {*colluders}) >= threshold for i in {gone} | honest]
+        stuck = [len(near[i] - {gone}) < threshold for i in honest]
+        windows = [not honest & {(i + j) % n for j in range(k // 2)} for i in range(n)]
         seen, new = set(), {min(honest)}
         while new:
             seen |= new
             new = set().union(*(near[i] for i in new)) & honest - seen
-        failed.append(betrayed or stuck or seen != honest)
+        failed.append(any(betrayed) or any(stuck) or seen != honest)
+        counted.append(np.mean(betrayed) + np.mean(stuck) + np.mean(windows))
+    np.testing.assert_allclose(bound, n * np.mean(counted), rtol=1e-9)
     assert 0 < np.mean(failed) <= bound < 1
     # Of 1,000 clients, far fewer than all are neighbours.
     few = random_neighbors(1000, colluders=100, dropouts=100)
