@@ -53,6 +53,11 @@ class Facts:
         return None if clients is None else jax.eval_shape(clients.init, self.server)
 
     @property
+    def own_bytes(self) -> int:
+        """The bytes of one client's state."""
+        return 0 if self.own is None else trees.num_bytes(self.own)
+
+    @property
     def update(self) -> PyTree:
         """The shapes of an update, as the aggregator receives it."""
         return self._round.update

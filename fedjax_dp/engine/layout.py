@@ -27,6 +27,8 @@ _WIDEST_CHUNK = {"cpu": 256, "gpu": 1024, "tpu": 1024}
 # client's largest are live at once.
 _CHUNK_SHARE = 0.25
 _LIVE_VALUES = 8
+# Client states of a chunk stay in a processor's caches, but a chunk has at least so many clients.
+_CACHED_STATE_BYTES, _STATES_PER_CHUNK = 2**19, 16
 # A client computed alone costs up to so many times as much as in a chunk; computing clients alone
 # must reduce the cost to this share.
 _ALONE_COST, _WORTHWHILE = 16, 0.5
@@ -226,13 +228,14 @@ class ExecutionConfig(NamedTuple):
         is_worthwhile = cohort_size >= _CLIENTS_PER_DEVICE * count
         return self._replace(devices=count if is_worthwhile else None)
 
-    def chunk(self, cost: Callable[[], Cost], clients_per_device: int) -> int:
+    def chunk(self, cost: Callable[[], Cost], clients_per_device: int, own_bytes: int = 0) -> int:
         """Chooses the clients per chunk.
 
         Args:
           cost: returns the cost of one pass through a client's loop body; called only for "auto"
             and "tuned".
           clients_per_device: the expected clients of one device, the widest chunk.
+          own_bytes: the bytes of one client's state.
 
         Returns:
           The number of clients that are vmapped together.
@@ -244,6 +247,8 @@ class ExecutionConfig(NamedTuple):
         busy = _OPERATIONS_PER_CHUNK.get(backend, 1e9) / max(1.0, of_one.operations)
         fitting = _CHUNK_SHARE * memory_per_device() / max(1, _LIVE_VALUES * of_one.largest_bytes)
         widest = min(_WIDEST_CHUNK.get(backend, 256), clients_per_device)
+        if own_bytes and backend == "cpu":
+            widest = min(widest, max(_STATES_PER_CHUNK, _CACHED_STATE_BYTES // own_bytes))
         return int(np.clip(min(busy, fitting), 1, widest))
 
     def is_resident(self, data: FederatedData, state_bytes: int = 0) -> bool:

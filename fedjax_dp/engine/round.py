@@ -1,5 +1,6 @@
 """One round as a pure function: gather, train, reduce, add noise, step, scatter."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -153,11 +154,9 @@ def play_round(
     contributes = contributes & is_finite
     step_key = fold(key, Purpose.SERVER_STEP, state.round)
     server, of_server = algorithm.server_step(state.server, aggregate, hyper, round, step_key)
-    clients = table
-    if _waits(algorithm):
-        clients = _finished(
-            algorithm, layout, context, slots, outcome.own, contributes, server, aggregate
-        )
+    clients = _finished(
+        algorithm, layout, context, slots, table, outcome.own, contributes, server, aggregate
+    )
     record = RoundRecord(
         clients=jnp.where(cohort.is_drawn, cohort.ids, -1),
         fate=fates(contributes),
@@ -203,11 +202,9 @@ def _waits(algorithm: FederatedAlgorithm) -> bool:
     """Checks whether client states are written at the end of the round, not with their chunk.
 
     A sum of finite contributions is finite, so that the round is certain to count. An aggregate of
-    a stack may not be, and `finish` reads the server's step.
+    a stack may not be.
     """
-    states = algorithm.client_state
-    is_stacked = isinstance(algorithm.aggregator, Stacked)
-    return states is not None and (is_stacked or states.finish is not None)
+    return algorithm.client_state is not None and isinstance(algorithm.aggregator, Stacked)
 
 
 def _over_devices(
@@ -393,49 +390,71 @@ def _finished(
     layout: Layout,
     context: _Context,
     slots: _Slots,
+    table: PyTree,
     own: PyTree,
     contributes: jax.Array,
     server: PyTree,
     aggregate: PyTree,
 ) -> PyTree:
-    """Writes client states to their table, after the message at the end of the round."""
-    assert algorithm.client_state is not None
-    finish = algorithm.client_state.finish
-    is_for_all = isinstance(finish, FinishForAll)
+    """Writes client states that waited to the table, then applies the round's last message."""
+    states = algorithm.client_state
+    if states is None or (own is None and states.finish is None):
+        return table
+    finish = states.finish
 
-    def finished(table, ids):
+    def rows(table: PyTree, slots: _Slots, contributes: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns the clients to finish and their rows, one after the last for none."""
+        num_rows = len(jax.tree.leaves(table)[0])
+        if not isinstance(finish, FinishForAll):
+            return slots.ids, jnp.where(contributes, slots.places, num_rows)
+        if context.examples.is_by_slot:
+            return slots.ids, slots.places
+        first = 0 if layout.mesh is None else jax.lax.axis_index(AXIS) * num_rows
+        return first + jnp.arange(num_rows), jnp.arange(num_rows)
+
+    def written(table, own, slots, contributes):
+        if own is not None:
+            places = jnp.where(contributes, slots.places, len(jax.tree.leaves(table)[0]))
+            table = jax.tree.map(lambda a, r: a.at[places].set(r, mode="drop"), table, own)
         if finish is None:
             return table
         message = messages.received(finish.broadcast(server, aggregate))
 
-        def one(part):
-            own, index = part
+        def one(own, index):
             return finish.apply(message, own, context.hyper.of_client(index))
 
-        return jax.lax.map(one, (table, ids), batch_size=layout.chunk)
-
-    def put_back(table, own, slots, contributes):
-        num_rows = len(jax.tree.leaves(table)[0])
-        if not is_for_all:
-            own = finished(own, slots.ids)
-        target = jnp.where(contributes, slots.places, num_rows)
-        table = jax.tree.map(lambda a, r: a.at[target].set(r, mode="drop"), table, own)
-        if not is_for_all:
-            return table
-        if context.examples.is_by_slot:
-            return finished(table, slots.ids)
-        first = 0 if layout.mesh is None else jax.lax.axis_index(AXIS) * num_rows
-        return finished(table, first + jnp.arange(num_rows))
+        return _in_place(one, table, *rows(table, slots, contributes), layout.chunk)
 
     if layout.mesh is not None:
-        put_back = jax.shard_map(
-            put_back,
+        written = jax.shard_map(
+            written,
             mesh=layout.mesh,
             in_specs=(P(AXIS),) * 4,
             out_specs=P(AXIS),
             check_vma=False,
         )
-    return put_back(context.state.clients, own, slots, contributes)
+    return written(table, own, slots, contributes)
+
+
+def _in_place(
+    function: Callable[[PyTree, jax.Array], PyTree],
+    table: PyTree,
+    ids: jax.Array,
+    places: jax.Array,
+    chunk: int,
+) -> PyTree:
+    """Replaces rows of a table by `(row, id) -> row`, chunk by chunk; no row outside of it."""
+    num_rows = len(jax.tree.leaves(table)[0])
+    count = -(-len(places) // chunk)
+    missing = (0, count * chunk - len(places))
+    ids, places = jnp.pad(ids, missing), jnp.pad(places, missing, constant_values=num_rows)
+
+    def body(c: Any, table: PyTree) -> PyTree:
+        index, place = (jax.lax.dynamic_slice_in_dim(a, c * chunk, chunk) for a in (ids, places))
+        new = jax.vmap(function)(trees.take(table, place), index)
+        return jax.tree.map(lambda a, r: a.at[place].set(r, mode="drop"), table, new)
+
+    return jax.lax.fori_loop(0, count, body, table)
 
 
 def _info(

@@ -72,6 +72,13 @@ def test_chunks_follow_operations_and_memory(monkeypatch, operations, largest, e
     assert chunk == (expected or 32)
 
 
+@pytest.mark.parametrize(("own_bytes", "expected"), [(0, 100), (2**14, 32), (2**20, 16)])
+def test_chunks_of_clients_with_state_fit_a_cache(own_bytes, expected):
+    """Half a MiB of states on a CPU, and sixteen clients at least."""
+    chunk = ExecutionConfig().chunk(lambda: Cost(1.0, 1.0, 1), 100, own_bytes)
+    assert chunk == (expected if jax.default_backend() == "cpu" else 100)
+
+
 def test_a_cost_names_the_largest_value_on_the_way():
     def fn(x):
         return jax.lax.fori_loop(

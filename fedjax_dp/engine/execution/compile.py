@@ -13,7 +13,7 @@ from chex import PRNGKey
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.values import Hyper
-from fedjax_dp.core import checks, trees
+from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
@@ -161,8 +161,7 @@ def compile_federation(
     )
     outer = jax.eval_shape(federation.init, jax.random.key(0)).outer
     num_clients, facts = federation.population.num_clients, federation.facts
-    of_a_client = 0 if facts.own is None else trees.num_bytes(facts.own)
-    state_bytes = of_a_client * layout.clients_per_device(num_clients)
+    state_bytes = facts.own_bytes * layout.clients_per_device(num_clients)
     place = placement_of(
         layout,
         execution.device_list()[0],
@@ -174,12 +173,12 @@ def compile_federation(
         federation,
         layout,
         outer=outer,
-        clients=state_bytes if place.is_resident else of_a_client * _slots(federation, layout),
+        clients=state_bytes if place.is_resident else facts.own_bytes * _slots(federation, layout),
         examples=_resident_bytes(data, validation) if place.is_resident else 0,
     )
     require_room(memory, layout.num_devices)
     if not place.is_resident and not place.is_on_disk:
-        require_host_room(num_clients, of_a_client)
+        require_host_room(num_clients, facts.own_bytes)
     count, made = Count(), _Made()
     with explained(memory):
         frozen = jax.device_put(tuple(part.constants for part in facts.frozen), place.everywhere)

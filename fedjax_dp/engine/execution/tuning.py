@@ -36,7 +36,11 @@ def layout_of(
     # There may be many more slots than expected clients, which fill a chunk.
     expected = max(1, round(participation.cohort_size / len(devices)))
 
-    chunk, tried = execution.chunk(lambda: federation.facts.cost, expected), tuple[Trial, ...]()
+    facts = federation.facts
+    chunk, tried = (
+        execution.chunk(lambda: facts.cost, expected, facts.own_bytes),
+        tuple[Trial, ...](),
+    )
     if execution.clients_per_chunk == "tuned":
         with tempfile.TemporaryDirectory() as folder:
 
@@ -48,7 +52,7 @@ def layout_of(
         chunk = tried[0].clients_per_chunk
     share = participation.cohort_size / federation.population.num_clients
     above = alone_above(_steps(federation), chunk, share)
-    has_spare_slots = not federation.facts.is_stacked
+    has_spare_slots = not facts.is_stacked
     return Layout(chunk, mesh, has_spare_slots=has_spare_slots, alone_above=above), tried
 
 
