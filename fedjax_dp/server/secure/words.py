@@ -67,7 +67,7 @@ def fixed_point(
 
     Args:
       max_clients: n, the largest number of contributions in one sum, at least 2.
-      integer_bits: k, from -30 to 29; entries lie in [-2^k, 2^k].
+      integer_bits: k, from -30 to 29; entries are in [-2^k, 2^k].
       fraction_bits: f; where None the largest that the modulus allows.
 
     Returns:
