@@ -67,10 +67,14 @@ class Facts:
         """The message from a client, in the forms of `core.messages`."""
         return self._round.up
 
-    @property
+    @cached_property
     def down(self) -> PyTree:
         """The messages of algorithm and aggregator to a client, in the same forms."""
-        return self._round.down
+        aggregator = self._algorithm.aggregator
+        sent = jax.eval_shape(
+            lambda update: aggregator.broadcast(aggregator.init(update)), self.update
+        )
+        return self._round.down, sent
 
     @property
     def frozen(self) -> tuple[kinds.Frozen, ...]:
@@ -122,8 +126,7 @@ class Facts:
             own = None if algorithm.client_state is None else algorithm.client_state.init(server)
             hyper = jax.tree.map(jnp.asarray, typed(algorithm.hyper)).of_client(index)
             output = run_client(algorithm, server, own, client, hyper, key)
-            state = algorithm.aggregator.init(output.received)
-            down = algorithm.message_to(server, own, client), algorithm.aggregator.broadcast(state)
+            down = algorithm.message_to(server, own, client)
             return output.received, message_up(algorithm.aggregator, output), down
 
         second = None if population.validation is None else population.validation.structure

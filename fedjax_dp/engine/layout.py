@@ -27,7 +27,7 @@ _WIDEST_CHUNK = {"cpu": 256, "gpu": 1024, "tpu": 1024}
 # client's largest are live at once.
 _CHUNK_SHARE = 0.25
 _LIVE_VALUES = 8
-# Client states of a chunk stay in a processor's caches, but a chunk has at least so many clients.
+# Client states of a chunk stay in a processor's caches; they narrow no chunk below so many clients.
 _CACHED_STATE_BYTES, _STATES_PER_CHUNK = 2**19, 16
 # A client computed alone costs up to so many times as much as in a chunk; computing clients alone
 # must reduce the cost to this share.

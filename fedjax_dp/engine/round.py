@@ -148,7 +148,7 @@ def play_round(
         outcome.contribution if is_stacked else sums.value(total),
         Close(roster, fates(contributes), public_key, private_key),
     )
-    # An aggregate of finite contributions may overflow; then no client has contributed.
+    # An aggregate of finite contributions may overflow; then no client counts as contributing.
     is_finite = trees.is_finite(aggregate)
     aggregate = trees.where(is_finite, aggregate, trees.zeros_like(aggregate))
     contributes = contributes & is_finite
@@ -201,8 +201,8 @@ def _slots_of(
 def _waits(algorithm: FederatedAlgorithm) -> bool:
     """Checks whether client states are written at the end of the round, not with their chunk.
 
-    A sum of finite contributions is finite, so that the round is certain to count. An aggregate of
-    a stack may not be.
+    A sum of finite contributions is finite, so that the round counts, unless the aggregator itself
+    makes something else of it; states are written all the same. An aggregate of a stack may not be.
     """
     return algorithm.client_state is not None and isinstance(algorithm.aggregator, Stacked)
 

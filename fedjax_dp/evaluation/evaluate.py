@@ -122,7 +122,7 @@ def shared_evaluator(
     part = max(block, -(-num_rows // max(1, num_parts)))
     num_blocks = -(-min(part, data.num_examples) // block)
     whole = _rows(data, 0, num_rows) if part == num_rows else None
-    client_of_example = data.client_of_example
+    client_of_example, frozen = data.client_of_example, jax.device_put(model.constants)
 
     @jax.jit
     def values_of(params, examples, constants):
@@ -151,12 +151,12 @@ def shared_evaluator(
 
     def parts(params):
         if whole is not None:
-            yield 0, values_of(params, whole, model.constants)
+            yield 0, values_of(params, whole, frozen)
             return
         for first in range(0, num_rows, part):
             # As with blocks, the last part is full.
             first = min(first, num_rows - part)
-            yield first, values_of(params, _rows(data, first, first + part), model.constants)
+            yield first, values_of(params, _rows(data, first, first + part), frozen)
 
     def values(params):
         found: Any = None
@@ -211,7 +211,7 @@ def personal_evaluator(
     count = max(1, -(-data.num_bytes // _PART_BYTES))
     starts = data.offsets[:-1].astype(np.int32)
     whole = (_rows(data, 0, data.num_examples), starts) if count == 1 else None
-    sizes = jax.device_put(data.sizes.astype(np.int32))
+    sizes, frozen = jax.device_put((data.sizes.astype(np.int32), model.constants))
 
     @jax.jit
     def sums_of(constants, examples, starts, sizes, clients, *arguments):
@@ -254,7 +254,7 @@ def personal_evaluator(
             [(all_clients, arguments)] if in_parts is None else in_parts(*arguments)
         ):
             for few, (examples, first_rows) in with_examples(clients):
-                sums = sums_of(model.constants, examples, first_rows, sizes, few, *own)
+                sums = sums_of(frozen, examples, first_rows, sizes, few, *own)
                 sums = jax.tree.map(np.asarray, sums)
                 if found is None:
                     found = jax.tree.map(

@@ -18,7 +18,8 @@ class Fate(enum.IntEnum):
     Attributes:
       EMPTY: no client was drawn into it.
       CONTRIBUTED: the client's message is in the sum.
-      NOT_FINITE: the client's update was not finite, or too large to be summed; it sent zeros.
+      NOT_FINITE: the client's update was not finite, or too large to be summed, and it sent zeros;
+        or the aggregate of the round was not finite.
       UNANNOUNCED: drawn, but not notified; the client sent nothing.
       DROPPED: drawn and notified, but no message arrived.
       LATE: the message arrived after the sum was closed.

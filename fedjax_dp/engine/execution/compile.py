@@ -167,7 +167,7 @@ def compile_federation(
         execution.device_list()[0],
         num_clients,
         is_resident=execution.is_resident(data, state_bytes),
-        is_on_disk=execution.placement == "disk",
+        kind=execution.placement,
     )
     memory = memory_of(
         federation,

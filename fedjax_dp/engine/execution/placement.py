@@ -25,7 +25,7 @@ class Placement(NamedTuple):
       num_clients: the population.
       num_rows: the clients and the padding up to a multiple of the devices.
       is_resident: whether client states are in device memory.
-      is_on_disk: whether they are on disk.
+      kind: as in `ExecutionConfig.placement`; "disk" holds client states in a file.
     """
 
     everywhere: Any
@@ -33,7 +33,12 @@ class Placement(NamedTuple):
     num_clients: int
     num_rows: int
     is_resident: bool
-    is_on_disk: bool
+    kind: str
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether client states are on disk."""
+        return self.kind == "disk"
 
     def put(self, state: Any) -> SimulationState:
         """Converts and places every leaf as the program was traced for.
@@ -49,7 +54,7 @@ class Placement(NamedTuple):
             return state
         rule = "be that of the state: client state is not moved between memory and disk"
         fits = isinstance(clients, ClientStore) == self.is_on_disk
-        checks.require(fits, "placement", rule, "disk" if self.is_on_disk else "memory")
+        checks.require(fits, "placement", rule, self.kind)
         if not self.is_resident:
             return state._replace(clients=jax.tree.map(np.asarray, clients))
         return state._replace(clients=self._put_clients(clients))
@@ -91,7 +96,7 @@ class Placement(NamedTuple):
 
 
 def placement_of(
-    layout: Layout, device: Any, num_clients: int, *, is_resident: bool, is_on_disk: bool
+    layout: Layout, device: Any, num_clients: int, *, is_resident: bool, kind: str
 ) -> Placement:
     """Returns the placement on the devices of a layout, or on one device."""
     everywhere: Any = SingleDeviceSharding(device)
@@ -99,7 +104,7 @@ def placement_of(
     if layout.mesh is not None:
         everywhere, by_client = (NamedSharding(layout.mesh, spec) for spec in (P(), P(AXIS)))
     num_rows = layout.clients_per_device(num_clients) * layout.num_devices
-    return Placement(everywhere, by_client, num_clients, num_rows, is_resident, is_on_disk)
+    return Placement(everywhere, by_client, num_clients, num_rows, is_resident, kind)
 
 
 def by_part(function: Callable[[Any], Any], outer: PyTree) -> PyTree:
