@@ -47,7 +47,7 @@ DatasetStatus TrainingInfo Evaluation ClusterAggregate Clusters Decomposition Mi
 NoiseEstimate ConfigError FetchError MissingDataError UnsupportedEvent BoundedLaplaceDpEvent
 BoundedRangeDpEvent DistributedDiscreteGaussianDpEvent PureDpEvent SkellamDpEvent
 StaircaseDpEvent GammaShares GammaSharesDpEvent FixedPoint WideWords Played SetUp Terms Cheating
-CollusionResult MaskGraph MaskKeys HeldShares
+CollusionResult MaskGraph MaskKeys HeldShares Compute Latencies RoundTimes
 """
 HOLD = set(_NAMES.split())
 
@@ -329,6 +329,10 @@ def of_algorithm(name: str) -> Case:
 _IMAGE_OF = dict.fromkeys(
     ("emnist_cnn", "fedavg_cnn", "lenet5", "thesis_cnn", "resnet18", "resnet34"), IMAGE
 )
+_TIMED = {
+    "latencies": lambda: engine.latencies(["a"], [[0.1]], ["a"] * NUM_CLIENTS, "a"),
+    "compute": lambda: engine.compute_seconds(NUM_CLIENTS, per_step=0.1),
+}
 _AVERAGED = {"algorithm": lambda: algorithms.fedavg(model(), trainer(), aggregator=mean())}
 FD, LEDGER = data.FederatedData, privacy.Ledger
 # Calls with more, or with others, than `VALUES` has for them.
@@ -407,6 +411,23 @@ SPECIAL: dict[str, Case] = {
     "compile_federation": case(engine.compile_federation, data=VALUES["data"]),
     "evaluator": case(engine.evaluator, clients=VALUES["data"]),
     "anderson": case(engine.anderson, federation=lambda: joined_by_all()),
+    "latencies": case(
+        engine.latencies,
+        places=["a", "b"],
+        seconds=[[0.0, 0.1], [0.2, 0.0]],
+        clients=["a"] * NUM_CLIENTS,
+        server="b",
+    ),
+    "compute_seconds": case(engine.compute_seconds, num_clients=NUM_CLIENTS),
+    **{
+        of.__name__: case(of, **{**_TIMED, **own})
+        for of, own in (
+            (engine.clocked, {"server_seconds": 0.1}),
+            (engine.round_times, {}),
+            (engine.serverless_times, {}),
+            (engine.key_exchange_seconds, {}),
+        )
+    },
     "participation": case(data.participation, cohort_size=3),
     **{name: of_algorithm(name) for name in ALGORITHMS},
     "build of algorithms": case(algorithms.build, name="fedavg"),

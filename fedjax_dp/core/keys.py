@@ -30,6 +30,7 @@ class Purpose(enum.IntEnum):
     COPIES = 16
     EVALUATION = 17
     MASK = 18
+    CLOCK = 19
 
 
 def secret_key() -> PRNGKey:

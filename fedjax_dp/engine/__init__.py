@@ -12,30 +12,50 @@ from fedjax_dp.engine.population import examples_of, population_of
 from fedjax_dp.engine.record import Fate, RoundInfo, RoundRecord, TrainingInfo, as_metrics
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.wrappers.anderson import anderson
+from fedjax_dp.engine.wrappers.clock import clocked
+from fedjax_dp.engine.wrappers.latencies import (
+    Compute,
+    Latencies,
+    RoundTimes,
+    compute_seconds,
+    key_exchange_seconds,
+    latencies,
+    round_times,
+    serverless_times,
+)
 
 __all__ = [
     "Cohort",
     "Communication",
+    "Compute",
     "Evaluator",
     "Examples",
     "ExecutionConfig",
     "Fate",
     "Federation",
+    "Latencies",
     "Layout",
     "PrivacyAccounting",
     "RoundInfo",
     "RoundRecord",
+    "RoundTimes",
     "Simulation",
     "SimulationState",
     "TrainingInfo",
     "anderson",
     "as_metrics",
     "calibrate",
+    "clocked",
     "communication",
     "compile_federation",
+    "compute_seconds",
     "evaluator",
     "examples_of",
     "federation",
+    "key_exchange_seconds",
+    "latencies",
     "population_of",
+    "round_times",
+    "serverless_times",
     "simulation",
 ]

@@ -1,0 +1,403 @@
+"""The simulated clock: printed times, late clients, drop-outs, and what it refuses."""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from marks import telling
+from small_problem import (
+    NUM_CLIENTS,
+    SETTINGS,
+    SIZES,
+    assert_same_state,
+    make_data,
+    make_model,
+    plain_trainer,
+    snapshot,
+)
+
+from fedjax_dp.algorithms import dp_fedavg, fedavg
+from fedjax_dp.data import participants, sampling
+from fedjax_dp.engine import (
+    ExecutionConfig,
+    Fate,
+    Layout,
+    PrivacyAccounting,
+    clocked,
+    compute_seconds,
+    federation,
+    key_exchange_seconds,
+    latencies,
+    round_times,
+    serverless_times,
+    simulation,
+)
+from fedjax_dp.privacy.mechanisms.distributed import make_plan
+from fedjax_dp.server import discrete_mean, gaussian_mean
+
+KEY = jax.random.key(5)
+ROUNDS = 3
+CITIES = ("Boston", "Singapore", "NYC", "hub")
+# To the hub as in table 5.3; between cities as in no table.
+TABLE = np.array(
+    [[0.0, 5.0, 0.2, 0.3], [4.0, 0.0, 7.0, 2.0], [0.25, 6.0, 0.0, 0.1], [0.3, 2.0, 0.1, 0.0]]
+)
+# The clients of each city, in turn.
+PLACES = [CITIES[i % 3] for i in range(NUM_CLIENTS)]
+STEPS = np.ceil(np.array(SIZES) / SETTINGS.batch_size) * SETTINGS.num_epochs
+PER_STEP = np.array([0.01, 0.02, 0.03, 0.5, 0.25, 0.125])
+FREE = compute_seconds(NUM_CLIENTS)
+
+
+def places(**options):
+    return latencies(CITIES, TABLE, PLACES, "hub", **options)
+
+
+TIMED = {"latencies": places(), "compute": FREE, "server_seconds": 0.0}
+SLOW = {**TIMED, "deadline": 3.0}
+WORK = compute_seconds(NUM_CLIENTS, per_step=[0.01, 0.02, 0.03, 0.5, 0.25, 0.125])
+UNSURE = {**TIMED, "compute": WORK, "latencies": places(jitter=0.3)}
+UNSURE |= {"dropout": 0.3, "deadline": 1.5}
+
+
+@cache
+def algorithm(name="plain"):
+    model = make_model()
+    if name == "private":
+        return dp_fedavg(model, plain_trainer(model), aggregator=gaussian_mean(1.0, 1.0, 3))
+    if name == "shares":
+        plan = make_plan(4, 1.0, 1.0, num_clients=NUM_CLIENTS, num_shares=4)
+        structure = jax.eval_shape(model.init, jax.random.key(0))
+        return dp_fedavg(
+            model, plain_trainer(model), aggregator=discrete_mean(structure, plan, NUM_CLIENTS)
+        )
+    return fedavg(model, plain_trainer(model))
+
+
+def everybody():
+    return participants.participation(sampling.full_participation(), NUM_CLIENTS)
+
+
+def some(name):
+    sampler = sampling.poisson() if name == "private" else sampling.fixed_size()
+    return participants.participation(sampler, NUM_CLIENTS, 4)
+
+
+def simulated(wrapper, name="plain", cohorts=None, placement="device", chunk=2):
+    execution = ExecutionConfig(clients_per_chunk=chunk, devices=None, placement=placement)
+    cohorts = everybody() if cohorts is None else cohorts
+    return simulation(algorithm(name), make_data(), cohorts, execution, wrapper=wrapper)
+
+
+@cache
+def plain():
+    return simulated(None)
+
+
+@cache
+def slow_sim():
+    return simulated(partial(clocked, **SLOW))
+
+
+def run(sim, rounds=ROUNDS, deadline=None):
+    """State, record and info after some rounds."""
+    hyper = sim.federation.hyper
+    if deadline is not None:
+        numbers = {**hyper.algorithm, "clock_deadline": np.float32(deadline)}
+        hyper = hyper._replace(algorithm=numbers)
+    state, record, info = sim.run(sim.init(KEY), KEY, rounds, hyper)
+    return sim.portable(state), record, info
+
+
+def assert_equal(left, right):
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    jax.tree.map(np.testing.assert_array_equal, left, right)
+
+
+def test_times_of_table_5_3():
+    """To the millisecond, and after Singapore has left."""
+    cities = latencies(CITIES, TABLE, CITIES[:3], "hub")
+    free = compute_seconds(3)
+    times = round_times(cities, free)
+    np.testing.assert_allclose(times.receive, [4.3, 6.0, 4.1], atol=1e-9)
+    np.testing.assert_allclose(times.arrive, [0.6, 4.0, 0.2], atol=1e-9)
+    times = round_times(cities, free, active=[True, False, True])
+    np.testing.assert_allclose(times.receive, [0.9, np.nan, 0.7], atol=1e-9)
+    times = round_times(cities, free, deadline=0.5, server_seconds=0.25)
+    np.testing.assert_array_equal(times.is_late, [True, True, False])
+    assert times.server == 0.75
+
+
+@pytest.mark.parametrize("deadline, closes, last", [(5.0, 4.0, 6.0), (3.0, 3.0, 5.0)])
+def test_a_compiled_round_takes_the_time_of_table_5_3(deadline, closes, last):
+    """The server waits no longer than for the last client that it needs."""
+    _, record, info = run(slow_sim(), deadline=deadline)
+    np.testing.assert_allclose(info.server["round_seconds"], closes, atol=1e-4)
+    np.testing.assert_allclose(info.server["received_seconds"], last, atol=1e-4)
+    np.testing.assert_allclose(info.server["simulated_seconds"], [closes, 2 * closes, 3 * closes])
+    assert record.count(Fate.LATE).tolist() == [2 * (deadline == 3)] * ROUNDS
+
+
+def test_serverless_rounds_and_the_exchange_of_keys():
+    """Who is last to be heard of, by hand; one direction of a pair may be slower."""
+    cities = latencies(CITIES, TABLE, CITIES[:3], "hub")
+    work = compute_seconds(3, per_round=[1.0, 2.0, 3.0])
+    np.testing.assert_allclose(serverless_times(cities, work), [6.0, 9.0, 9.0])
+    found = serverless_times(cities, work, active=[True, False, True])
+    np.testing.assert_allclose(found, [3.25, np.nan, 1.2])
+    assert key_exchange_seconds(cities, work) == 9.0
+    assert key_exchange_seconds(cities, compute_seconds(3)) == 7.0
+
+
+OWN = ("round_seconds", "received_seconds", "simulated_seconds")
+OWN += ("num_late", "num_dropouts", "is_abandoned")
+
+
+def without_clock(state, record, info):
+    """The results of a run with a clock, as one without it has them."""
+    server = {name: x for name, x in info.server.items() if name not in OWN}
+    assert len(info.server) - len(server) == len(OWN)
+    return state._replace(outer=()), record, info._replace(server=server)
+
+
+def test_a_clock_without_deadline_changes_nothing_and_counts_seconds():
+    """Plain float32 would lose up to 1/32 s a round, after 10⁶ seconds."""
+    device = compute_seconds(
+        NUM_CLIENTS,
+        per_step={"phone": 0.5, "laptop": 0.25},
+        per_round=np.arange(6.0),
+        classes=["phone", "laptop"] * 3,
+    )
+    options = {"latencies": places(), "compute": device, "server_seconds": 0.51}
+    found = run(simulated(partial(clocked, **options, start_seconds=1e6)))
+    assert_equal(without_clock(*found), run(plain()))
+    legs = np.array([0.6, 4.0, 0.2] * 2)
+    arrive = legs + np.array([0.5, 0.25] * 3) * STEPS + np.arange(6)
+    seconds = arrive.max() + 0.51
+    np.testing.assert_allclose(found[2].server["round_seconds"], seconds, rtol=1e-6)
+    (total,) = found[0].outer
+    exact = np.float64(total.high) + np.float64(total.low)
+    assert exact == pytest.approx(1e6 + ROUNDS * seconds, abs=1e-4)
+
+
+@telling
+def test_a_clock_with_jitter_changes_no_noise_and_no_cohort():
+    timed = {**UNSURE, "deadline": None, "dropout": None}
+    found = run(simulated(partial(clocked, **timed), "private", some("private")))
+    assert len(set(found[2].server["round_seconds"].tolist())) == ROUNDS
+    assert_equal(without_clock(*found), run(simulated(None, "private", some("private"))))
+
+
+def without_clients(federation, is_gone):
+    """A federation in which given clients are never drawn."""
+
+    def draw(state, hyper, key, layout=Layout()):
+        cohort = federation.draw(state, hyper, key, layout)
+        fate = jnp.where(jnp.asarray(is_gone)[cohort.ids], Fate.EMPTY, cohort.fate)
+        return cohort._replace(fate=fate.astype(jnp.int8))
+
+    return federation._replace(draw=draw)
+
+
+def test_late_clients_are_absent_from_the_sum_and_on_record():
+    state, record, info = run(slow_sim(), deadline=3.0)
+    is_late = np.array([False, True, False] * 2)
+    other, _, _ = run(simulated(partial(without_clients, is_gone=is_late)))
+    assert_same_state(state, other, atol=0)
+    everyone = jax.tree.leaves(run(plain())[0].server)
+    assert any(np.any(x != y) for x, y in zip(jax.tree.leaves(state.server), everyone, strict=True))
+    for ids, fates in zip(record.clients, record.fate, strict=True):
+        np.testing.assert_array_equal(np.sort(ids), np.arange(NUM_CLIENTS))
+        np.testing.assert_array_equal(fates == Fate.LATE, is_late[ids])
+    assert info.server["num_late"].tolist() == [2] * ROUNDS
+
+
+def test_a_deadline_that_all_clients_miss_leaves_the_model():
+    """Such a deadline is refused when a clock is built, and defined in a sweep."""
+    state, record, info = run(slow_sim(), deadline=0.125)
+    assert record.count(Fate.LATE).tolist() == [NUM_CLIENTS] * ROUNDS
+    assert info.server["round_seconds"].tolist() == [0.125] * ROUNDS
+    assert_equal(state.server, plain().portable(plain().init(KEY)).server)
+    assert slow_sim().num_traces() == 1
+
+
+@telling
+def test_the_ledger_charges_all_drawn_clients():
+    spent = []
+    for options in (None, UNSURE):
+        timed = None if options is None else partial(clocked, **options)
+        sim = simulated(timed, "private", some("private"))
+        _, record, _ = run(sim)
+        assert (record.count(Fate.LATE, Fate.DROPPED).sum() > 0) == (options is not None)
+        privacy = PrivacyAccounting(sim)
+        privacy.charge(record)
+        spent.append(privacy.epsilon({"client": 1e-3})["client"])
+    assert spent[0] == spent[1] > 0
+
+
+@cache
+def unsure():
+    """A run with drop-outs, late clients and jitter, on a part of the clients."""
+    sim = simulated(partial(clocked, **UNSURE), cohorts=some("plain"))
+    return sim, *run(sim, 6)
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one():
+    sim, whole, record, all_info = unsure()
+    first, early, _ = sim.run(sim.init(KEY), KEY, 2)
+    resumed, late, info = sim.run(snapshot(sim.portable(first)), KEY, 4)
+    assert_equal(sim.portable(resumed), whole)
+    for name in OWN:
+        np.testing.assert_array_equal(info.server[name], all_info.server[name][2:])
+    np.testing.assert_array_equal(np.concatenate([early.fate, late.fate]), record.fate)
+    assert record.count(Fate.LATE).any() and record.count(Fate.DROPPED).any()
+    assert len(set(all_info.server["received_seconds"].tolist())) == 6
+
+
+@telling
+@pytest.mark.parametrize("placement, chunk", [("host", 2), ("device", 3)])
+def test_streaming_and_layout_change_nothing(placement, chunk):
+    """Chance is drawn by client and round."""
+    _, whole, record, info = unsure()
+    timed = partial(clocked, **UNSURE)
+    other = run(simulated(timed, "plain", some("plain"), placement, chunk), 6)
+    assert_same_state(other[0], whole, atol=0 if chunk == 2 else 1e-6)
+    assert_equal(other[0].outer, whole.outer)
+    for name in OWN:
+        np.testing.assert_array_equal(other[2].server[name], info.server[name])
+    for one, two in zip(_fates(record), _fates(other[1]), strict=True):
+        assert one == two
+
+
+def _fates(record):
+    """By round, the fate of each drawn client."""
+    return [
+        dict(zip(ids.tolist(), fates.tolist(), strict=True))
+        for ids, fates in zip(record.clients, record.fate, strict=True)
+    ]
+
+
+def test_drop_outs_and_jitter_are_as_often_and_as_long_as_stated():
+    """2,000 rounds of six clients: within four standard deviations of the mean."""
+    rounds = 2000
+    near = latencies(["here"], [[1.0]], ["here"] * NUM_CLIENTS, "here", jitter=0.5)
+    fed = federation(algorithm(), make_data(), everybody())
+    state = fed.init(KEY)
+    cohort = fed.draw(state, fed.hyper, KEY)
+
+    def drawn(**options):
+        clock = clocked(fed, **{**TIMED, "latencies": near, **options})
+        one = clock.step.__self__.simulated
+
+        def of_round(r):
+            return one(state._replace(round=r), clock.hyper, cohort, KEY)
+
+        return jax.device_get(jax.jit(jax.vmap(of_round))(jnp.arange(rounds)))
+
+    fates, metrics = drawn(dropout=0.2)
+    counts, trials = np.sum(fates == Fate.DROPPED, axis=1), rounds * NUM_CLIENTS
+    assert abs(counts.sum() - 0.2 * trials) < 4 * np.sqrt(0.2 * 0.8 * trials)
+    np.testing.assert_array_equal(metrics["num_dropouts"], counts)
+    _, metrics = drawn()
+    # The maximum of six sums of two exponential times, by simulation with NumPy.
+    sums = np.random.default_rng(0).exponential(0.5, (200_000, NUM_CLIENTS, 2)).sum(-1).max(-1)
+    error = sums.std() / np.sqrt(rounds)
+    assert abs(metrics["round_seconds"].mean() - 2 - sums.mean()) < 4 * error
+
+
+@telling
+def test_too_few_shares_of_noise_are_never_summed():
+    """The claim counts four clients: all arrive by 4.0, four by 0.6, two by 0.2."""
+    sim = simulated(partial(clocked, **SLOW), "shares")
+    before = jax.tree.leaves(sim.portable(sim.init(KEY)).server.params)
+    for deadline, num_late in ((4.5, 0), (1.0, 2), (0.5, 6)):
+        state, record, info = run(sim, deadline=deadline)
+        assert info.server["is_abandoned"].tolist() == [num_late == 6] * ROUNDS
+        assert record.count(Fate.LATE).tolist() == [num_late] * ROUNDS
+        after = jax.tree.leaves(state.server.params)
+        moved = any(np.any(x != y) for x, y in zip(before, after, strict=True))
+        assert moved == (num_late < 6)
+
+
+HOLE, NEGATIVE = TABLE.copy(), TABLE.copy()
+HOLE[0, 2], NEGATIVE[3, 1] = np.nan, -0.1
+WHOLE = {"places": CITIES, "seconds": TABLE, "clients": PLACES, "server": "hub"}
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        ({"seconds": HOLE}, "seconds must be at least 0 .* got nan from Boston to NYC"),
+        ({"seconds": NEGATIVE}, "seconds must be at least 0 .* got -0.1 from hub to Singapore"),
+        ({"seconds": np.inf * TABLE.clip(1)}, "seconds must be .* got inf from Boston to Boston"),
+        ({"seconds": TABLE[:3]}, "seconds must be a table of 4 × 4 numbers"),
+        ({"jitter": -1.0}, "jitter must be at least 0 .* got -1.0 from Boston to Boston"),
+        ({"places": ("hub", "NYC", "NYC", "Boston")}, r"places must have different names.*'NYC'"),
+        ({"clients": ["Bosten"]}, "clients must be one of .* did you mean 'Boston'"),
+        ({"clients": []}, "clients must name the place of a client"),
+        ({"server": "home"}, "server must be one of"),
+    ],
+)
+def test_bad_tables_are_refused(changed, message):
+    with pytest.raises(ValueError, match=message):
+        latencies(**{**WHOLE, **changed})
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        ({"per_step": -0.1}, "per_step must be at least 0"),
+        ({"per_round": [1.0, np.nan]}, "per_round must be at least 0"),
+        (
+            {"per_step": [1.0, 1.0, 1.0]},
+            "per_step must be one number or have one for each of the 2",
+        ),
+        ({"per_step": {"phone": 1.0}}, "classes must be given"),
+        ({"per_step": {"phone": 1.0}, "classes": ["phone", "phones"]}, "did you mean 'phone'"),
+        ({"classes": ["phone"]}, "classes must name the class of each of the 2 clients"),
+    ],
+)
+def test_bad_seconds_are_refused(changed, message):
+    with pytest.raises(ValueError, match=message):
+        compute_seconds(**{"num_clients": 2, **changed})
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        ({"server_seconds": -1.0}, "server_seconds must be at least 0"),
+        ({"deadline": 0.0}, "deadline must be above 0"),
+        ({"deadline": 0.1}, "deadline must be at least 0.2, the shortest time of any client"),
+        ({"dropout": 1.0}, r"dropout must be in \[0, 1\)"),
+        ({"compute": compute_seconds(5)}, "compute must be of the 6 clients"),
+        ({"latencies": latencies(CITIES, TABLE, CITIES, "hub")}, "latencies must be of the 6"),
+    ],
+)
+def test_bad_clocks_are_refused(changed, message):
+    fed = federation(algorithm(), make_data(), everybody())
+    with pytest.raises(ValueError, match=message):
+        clocked(fed, **{**TIMED, **changed})
+
+
+def test_numbers_of_a_clock_are_checked_when_swept():
+    fed = clocked(federation(algorithm(), make_data(), everybody()), **SLOW)
+    wrong = fed.hyper._replace(algorithm={**fed.hyper.algorithm, "clock_deadline": -1.0})
+    with pytest.raises(ValueError, match="clock_deadline must be above 0"):
+        fed.check(wrong)
+
+
+@pytest.mark.parametrize(
+    "active, message",
+    [
+        ([True, False, False], "active must have 2 clients or more"),
+        ([True, True], "active must be True or False for each of the 3 clients"),
+        ([1, 1, 0], "active must be True or False"),
+    ],
+)
+def test_rounds_without_a_server_need_two_clients(active, message):
+    with pytest.raises(ValueError, match=message):
+        serverless_times(
+            latencies(CITIES, TABLE, CITIES[:3], "hub"), compute_seconds(3), active=active
+        )
