@@ -244,6 +244,7 @@ def unsure():
     return sim, *run(sim, 6)
 
 
+@telling
 def test_a_resumed_run_equals_an_uninterrupted_one():
     sim, whole, record, all_info = unsure()
     first, early, _ = sim.run(sim.init(KEY), KEY, 2)
