@@ -280,6 +280,7 @@ def _fates(record):
     ]
 
 
+@telling
 def test_drop_outs_and_jitter_are_as_often_and_as_long_as_stated():
     """2,000 rounds of six clients: within four standard deviations of the mean."""
     rounds = 2000
