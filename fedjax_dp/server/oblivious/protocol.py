@@ -189,7 +189,7 @@ def set_up_protocol(
     """Agrees on a seed for every pair of parties, once for all iterations.
 
     Guarantee: with `agree=None` the key agreement is simulated: all seeds follow from one number,
-    which whoever runs the simulation has, by SHAKE-256.
+    which is known to those who run the simulation, by SHAKE-256.
 
     Args:
       noise: from `privacy.gamma_shares`.
