@@ -70,6 +70,20 @@ class Sender:
 
 
 @flax.struct.dataclass
+class Diagnostic:
+    """An exact figure in a message, for the experimenter; no claim covers it.
+
+    A simulation adds such figures up with the messages. `secure.masked` does not send them: `None`
+    is in their place in the sum.
+
+    Attributes:
+      value: the client's part of the figure.
+    """
+
+    value: jax.Array
+
+
+@flax.struct.dataclass
 class Close:
     """The end of a round's aggregation, as the server knows it.
 

@@ -11,7 +11,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.claims import ClientClaim
 from fedjax_dp.privacy.mechanisms import distributed
 from fedjax_dp.privacy.sensitivities import sensitivity_of_sum
-from fedjax_dp.server.base import Summed, stateless
+from fedjax_dp.server.base import Diagnostic, Summed, stateless
 
 # Probability that a Poisson cohort has more clients than shares of noise; such a round is lost.
 _LOST_ROUNDS = 1e-4
@@ -45,7 +45,9 @@ def discrete_mean(
     there are exactly that many, so that the noise distribution does not depend on the cohort, as
     amplification by sampling requires; it also requires that the cohort and its size stay hidden
     from all untrusted parties, clients included. The server is trusted to add the missing shares,
-    and knows the size. Secure aggregation is simulated by the exact modular sum. A client whose
+    and knows the size. Secure aggregation is simulated by the exact modular sum: messages are in
+    the highest B bits of words, so that the sum of words depends on the sum modulo 2^B alone. The
+    count of clipped updates is exact, for the experimenter, and no claim covers it. A client whose
     update is not finite sends zeros with its noise. With `plan.colluders` above 0 the event also
     holds against an honest but curious server and that many clients, who may subtract the shares
     that they know, provided that messages are masked, see `server.secure.masked`. A plan with one
@@ -60,8 +62,8 @@ def discrete_mean(
         shares, see `num_shares`.
 
     Returns:
-      The aggregator; its info holds the bits that a client sends for each parameter, and whether
-      the round was lost.
+      The aggregator; its info holds the bits that a client sends for each parameter, whether the
+      round was lost and, unless messages are masked, `num_clipped`.
 
     Raises:
       ValueError: if fewer clients take part than shares of noise are accounted.
@@ -84,6 +86,8 @@ def discrete_mean(
         checks.require(fits, shares, rule, plan.shares_in_sum)
     mechanism = distributed.discrete_mechanism(structure, plan)
     size = trees.num_parameters(structure)
+    # In the highest bits, sums of words lose what overflows 2^B, which no event covers.
+    shift = 32 - plan.bits
 
     def contribute(state, numbers, update, sender):
         return jax.tree.map(trees.at_least_float32, update)
@@ -91,7 +95,7 @@ def discrete_mean(
     def encode(state, numbers, contribution, sender):
         was_clipped = (trees.l2_norm(contribution) > plan.clip_norm).astype(jnp.float32)
         message = mechanism.encode(sender.public_key, sender.key, contribution)
-        return message, was_clipped, jnp.int32(1)
+        return message << shift, Diagnostic(was_clipped), jnp.int32(1)
 
     def filled(key, messages, count):
         is_lost = count > plan.num_shares
@@ -100,7 +104,8 @@ def discrete_mean(
         return mechanism.add_shares(key, messages, missing), is_lost
 
     def combine(state, numbers, total, close):
-        messages, num_clipped, count = total
+        words, clipped, count = total
+        messages = words >> shift
         if varies:
             noised, is_lost = filled(close.private_key, messages, count)
         else:
@@ -109,9 +114,10 @@ def discrete_mean(
         info = {
             "bits_per_parameter": jnp.float32(plan.bits * plan.dimension / size),
             "noise_stddev": jnp.float32(plan.noise_stddev / expected_cohort_size),
-            "num_clipped": num_clipped,
             "num_lost": jnp.int32(is_lost),
         }
+        if clipped is not None:
+            info["num_clipped"] = clipped.value
         return state, trees.scale(summed, 1.0 / expected_cohort_size), info
 
     claim = ClientClaim(

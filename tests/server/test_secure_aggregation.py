@@ -22,7 +22,14 @@ from fedjax_dp.privacy.mechanisms import distributed
 from fedjax_dp.privacy.mechanisms.adaptive_clipping import AdaptiveClipping
 from fedjax_dp.privacy.mechanisms.correlated_noise import banded_noise
 from fedjax_dp.server.base import Close, Roster, Sender, Stacked, Summed
-from fedjax_dp.server.secure import all_pairs, fixed_point, masked, random_neighbors
+from fedjax_dp.server.secure import aggregator as wrapper
+from fedjax_dp.server.secure import (
+    all_pairs,
+    fixed_point,
+    masked,
+    masking_facts,
+    random_neighbors,
+)
 from fedjax_dp.server.secure.graphs import arranged, failure_bound
 
 KEY = jax.random.key(0)
@@ -82,7 +89,6 @@ SUMMED = {
     "by_realised_count": lambda: server.by_realised_count(server.gaussian_mean(4.0, 1.0, 6.0)),
     "central_discrete_mean": lambda: server.central_discrete_mean(SHAPE, 4.0, 1.0, 6.0),
     "discrete_mean": discrete,
-    # Without its noise, which is no multiple of the lattice.
     "oblivious_mean": lambda: server.oblivious_mean(SHAPE, 4.0, 0.0, 3),
 }
 
@@ -149,11 +155,20 @@ def same(a, b):
         np.testing.assert_array_equal(x, y)
 
 
+def without(info, names):
+    return {k: v for k, v in info.items() if k not in names}
+
+
 DROPPED = [(), (LOST,), (Fate.LATE, LOST, NAN, LOST)]
 
 
 @pytest.mark.parametrize(
-    "name", later(SUMMED, but=["uniform_mean", "gaussian_mean"], soon=["discrete_mean"])
+    "name",
+    later(
+        sorted(set(SUMMED) - {"oblivious_mean"}),
+        but=["uniform_mean", "gaussian_mean"],
+        soon=["discrete_mean"],
+    ),
 )
 def test_masked_cancelled_and_plain_are_bit_for_bit_alike(name):
     forms = [played(name, (("form", form),)) for form in ("masked", "cancelled")]
@@ -163,11 +178,11 @@ def test_masked_cancelled_and_plain_are_bit_for_bit_alike(name):
         for form in forms:
             (state, aggregate, info), _ = form(fates)
             same((state, aggregate), plain[:2])
-            same(
-                {k: info[k] for k in plain[2] if k != "num_lost"},
-                {k: v for k, v in plain[2].items() if k != "num_lost"},
-            )
-            assert info["num_out_of_range"] == 0 and info["num_lost"] == 0
+            # `Diagnostic` figures are not sent under masks.
+            own = {"num_lost", "num_clipped"} if "discrete" in name else {"num_lost"}
+            same({k: info[k] for k in plain[2].keys() - own}, without(plain[2], own))
+            assert ("num_out_of_range" in info) == (name != "discrete_mean")
+            assert info.get("num_out_of_range", 0) == 0 and info["num_lost"] == 0
             assert info["num_recovered"] == sum(f in (LOST, Fate.LATE) for f in last)
 
 
@@ -180,11 +195,12 @@ ROUNDED = (np.random.default_rng(1).uniform(-3, 3, (12, WIDTH))).astype(np.float
 @functools.cache
 def engine_round(form, neighbors=None, chunk=2, rows=SENT, kind=Summed):
     """A compiled round in which clients send their lines of `ROUNDED` (zeros for EMPTY)."""
-    graph = GRAPH
+    # One client may not be notified.
+    n = REAL - 1
+    graph = all_pairs(n, dropouts=5)
     if neighbors is not None:
-        graph = random_neighbors(REAL, dropouts=2, failure=0.9, num_neighbors=neighbors)._replace(
-            threshold=1
-        )
+        graph = random_neighbors(n, dropouts=2, failure=0.9, num_neighbors=neighbors)
+        graph = graph._replace(threshold=1)
     encoding = fixed_point(SLOTS, integer_bits=1, fraction_bits=12)
     aggregator = masked(server.scaled_sum(1.0), encoding, graph, form=form)
     lines = ROUNDED if rows == SENT else np.zeros_like(ROUNDED)
@@ -273,6 +289,60 @@ def test_a_lost_round_is_one_of_zeros():
     same(noise, plain[1])
 
 
+def test_a_round_that_the_graph_is_not_for_is_lost():
+    graph, places = all_pairs(8, colluders=2, dropouts=1), jnp.arange(12)
+
+    @jax.jit
+    def is_lost(num_notified, num_sent):
+        is_there = places < num_notified
+        circle = arranged(graph, KEY, Roster(places, is_there))
+        return wrapper._is_lost(graph, fixed_point(16), circle, places < num_sent, is_there)
+
+    # Of twelve clients, too, only one may drop out; and seven are too few.
+    found = [is_lost(n, sent) for n, sent in ((8, 7), (12, 11), (8, 6), (12, 10), (12, 8), (7, 7))]
+    assert found == [False, False, True, True, True, True]
+
+
+def test_the_sum_of_clients_with_noise_holds_nothing_that_no_event_covers():
+    """No wrap beyond 2^B, and no exact flag: half of the updates are longer than the bound."""
+    plan = distributed.make_plan(4, 1.0, 1.0, num_clients=REAL, bits=12)
+    aggregator = server.discrete_mean(SHAPE, plan, REAL)
+    aggregator = masked(aggregator, fixed_point(REAL), all_pairs(REAL), form="cancelled")
+    ids = jnp.arange(REAL)
+    roster = Roster(ids, ids >= 0)
+
+    @jax.jit
+    def encoded(rows):
+        def one(client, row):
+            sender = Sender(client, 1.0, jax.random.fold_in(KEY, client), KEY, roster)
+            return aggregator.encode((), {}, tree_of(row), sender)
+
+        return jax.vmap(one)(ids, rows)
+
+    rows = np.where(np.arange(REAL)[:, None] % 2, 5.0, 0.1) * np.array([1, -1, 1, -1.0])
+    sent = encoded(rows.astype(np.float32))
+    words, count = jax.tree.leaves(sent)
+    # Multiples of 2^20, whose sum modulo 2^32 is one modulo 2^12, though some are negative.
+    assert np.all(np.asarray(words) % 2**20 == 0)
+    assert 0 < np.mean(np.asarray(words) >> 31) < 1
+    np.testing.assert_array_equal(count, np.ones(REAL))
+    close = Close(roster, jnp.full(REAL, SENT, jnp.int8), KEY, KEY)
+    total = jax.tree.map(lambda x: x[0], sent)
+    info = jax.eval_shape(lambda total: aggregator.combine((), {}, total, close)[2], total)
+    assert "num_lost" in info and not {"num_clipped", "num_out_of_range"} & set(info)
+    # Four coordinates and the count.
+    assert messages.tariff_of(aggregator.message(SHAPE, 1.0)).fixed["dense"] == {"uint32": 20}
+
+
+def test_the_statement_names_no_more_colluders_than_the_noise_is_for():
+    graph = all_pairs(8, colluders=3)
+    plans = [distributed.make_plan(4, 1.0, 1.0, num_clients=8, colluders=t) for t in (0, 3, 4)]
+    with pytest.raises(ValueError, match=r"plan\.colluders must be at least the 3 of the graph"):
+        masking_facts(graph, plans[0])
+    assert [masking_facts(graph, plan)["colluders"] for plan in plans[1:]] == [3, 3]
+    assert masking_facts(graph)["colluders"] == 0
+
+
 @functools.cache
 def neighbors_of(k):
     """By mask of slots: an adjacency matrix by client, found by the code."""
@@ -356,6 +426,12 @@ def test_the_bound_on_failure_holds_for_graphs_that_are_counted():
         (
             lambda: masked(discrete(), fixed_point(9), all_pairs(8, dropouts=6)),
             "graph must let no round be summed of fewer than the 3 clients",
+        ),
+        (
+            lambda: played("oblivious_mean", (("form", "cancelled"), ("graph", all_pairs(8))))(
+                fates_of()
+            ),
+            "aggregator must send integers alone, since its clients add the noise, got 'float32'",
         ),
         (
             lambda: masked(server.uniform_mean(), fixed_point(9), all_pairs(9), form="hidden"),

@@ -10,7 +10,8 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.messages import Coded
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.claims import ClientClaim
-from fedjax_dp.server.base import Close, Fate, Roster, Sender, Summed
+from fedjax_dp.privacy.mechanisms.distributed import Plan
+from fedjax_dp.server.base import Close, Diagnostic, Fate, Roster, Sender, Summed
 from fedjax_dp.server.secure import masks, words
 from fedjax_dp.server.secure.graphs import Circle, MaskGraph, arranged
 from fedjax_dp.server.secure.key_agreement import MaskKeys, simulated_keys
@@ -33,14 +34,19 @@ def masked(
     A client's message becomes words modulo 2^32, to which it adds one mask for each neighbour and
     one of its own. In the sum the masks of pairs cancel; those of a neighbour that dropped out, and
     the own masks of the clients that sent, are removed as shares of their seeds allow. The wrapped
-    aggregator then combines the decoded sum. A round in which seeds cannot be recovered, or more
-    than `encoding.max_clients` clients were notified, is lost: a sum of zeros is combined.
+    aggregator then combines the decoded sum. A round is lost, and a sum of zeros is combined, if
+    seeds cannot be recovered, more than `graph.dropouts` clients dropped out, fewer than
+    `graph.num_clients` were notified, or more than `encoding.max_clients`.
 
     Guarantee: against an honest but curious server and at most `graph.colluders` clients, each
     message is uniform, and the server learns the sum over the clients that sent; with simulated
-    keys that is simulated. The wrapped aggregator's claim stays: where it bounds contributions,
-    entries are rounded toward zero, which makes no norm larger. Noise that clients add as floats is
-    rounded with them, and only nearly has the law that was accounted. The claim of a sampled cohort
+    keys that is simulated. The sum holds all that is sent: `Diagnostic` figures are not, nor, where
+    clients add the noise, whether an entry was cut. Integers are added modulo 2^32; a claim about a
+    sum modulo less needs messages in the highest bits, as `discrete_mean` makes them. The wrapped
+    aggregator's claim stays: where it bounds contributions, entries are rounded toward zero, which
+    makes no norm larger. Noise that clients add as floats is refused, since the range would cut it
+    off, and it would not have the law that was accounted. The claim holds against colluders as far
+    as the noise was calibrated for them, see `masking_facts`. The claim of a sampled cohort
     needs its size hidden, and a lost round shows that few took part: choose a graph under which
     that is rarer than δ.
 
@@ -54,13 +60,14 @@ def masked(
         sums, bit for bit, at the cost of the plain aggregator.
 
     Returns:
-      The aggregator; its info also holds `num_out_of_range`, clients of whose message some entry
-      was cut, `num_recovered`, drop-outs whose masks were removed, and `num_lost`, 1 for a lost
-      round.
+      The aggregator; its info also holds `num_recovered`, drop-outs whose masks were removed,
+      `num_lost`, 1 for a lost round, and, unless clients add the noise, `num_out_of_range`, clients
+      of whose message some entry was cut.
 
     Raises:
       ValueError: if the aggregator is not summed, the encoding is for fewer clients than the graph,
-        or the graph lets more clients drop out than the noise of the aggregator allows.
+        or the graph lets more clients drop out than the noise of the aggregator allows; when a
+        message is first traced, if clients add the noise and the message has leaves of floats.
 
     Source: Bonawitz and others 2017, figure 4; Bell and others 2020, section 3.
     """
@@ -72,18 +79,21 @@ def masked(
     seeds = simulated_keys() if keys is None else keys
     is_masked = form == "masked"
     is_bounded = isinstance(aggregator.claim, ClientClaim)
+    has_shares = False
     if isinstance(aggregator.claim, ClientClaim):
+        has_shares = aggregator.claim.min_participants > 0
         needed = aggregator.claim.min_participants
         rule = f"let no round be summed of fewer than the {needed} clients whose noise is counted"
         checks.require(graph.min_senders >= needed, "graph", rule, graph)
     rounding: words.Rounding = "toward_zero" if is_bounded else "nearest"
 
     def encode(state, numbers, contribution, sender):
-        message = contribution
-        if aggregator.encode is not None:
-            message = aggregator.encode(state, numbers, contribution, sender)
+        message = _sent(aggregator, state, numbers, contribution, sender)
+        if has_shares:
+            _check_integers(message)
         coded, was_cut = words.encode(encoding, message, rounding)
-        coded = coded, was_cut.astype(jnp.uint32)
+        # An exact flag, which noise in shares of the clients does not cover.
+        coded = coded, None if has_shares else was_cut.astype(jnp.uint32)
         if not is_masked:
             return coded
         circle = arranged(graph, sender.public_key, sender.roster)
@@ -108,43 +118,57 @@ def masked(
         decoded = words.decode(encoding, coded)
         state, aggregate, info = aggregator.combine(state, numbers, decoded, close)
         own = {
-            "num_out_of_range": num_cut.astype(jnp.int32),
             "num_recovered": jnp.sum(is_there & ~has_sent, dtype=jnp.int32) * ~is_lost,
             "num_lost": info.get("num_lost", 0) + is_lost.astype(jnp.int32),
         }
+        if num_cut is not None:
+            own["num_out_of_range"] = num_cut.astype(jnp.int32)
         return state, aggregate, info | own
 
     def message(update, weight):
-        shapes = _message_shapes(aggregator, update, weight)
-        return Coded(shapes, 32), Coded(jax.ShapeDtypeStruct((), jnp.uint32), 32)
+        coded = Coded(_message_shapes(aggregator, update, weight), 32)
+        return coded if has_shares else (coded, Coded(jax.ShapeDtypeStruct((), jnp.uint32), 32))
 
     return aggregator._replace(encode=encode, combine=combine, message=message)
 
 
 @checked
 def masking_facts(
-    graph: MaskGraph, *, keys: MaskKeys | None = None, form: str = "masked"
+    graph: MaskGraph,
+    plan: Plan | None = None,
+    *,
+    keys: MaskKeys | None = None,
+    form: str = "masked",
 ) -> dict[str, Any]:
     """Collects what a privacy statement says of secure aggregation.
 
+    Guarantee: the colluders that are named are no more than the graph's, nor more than those that
+    the noise is calibrated for; without a plan there are none.
+
     Args:
       graph: as given to `masked`.
+      plan: of the noise that clients add, as given to `discrete_mean`; None for other noise, which
+        is calibrated for no colluders.
       keys: as given to `masked`.
       form: as given to `masked`.
 
     Returns:
       Plain data, for `privacy.reports.statement(..., secure_aggregation=...)`; its `trust` is
-      "honest_but_curious" if clients add the noise and the plan has the graph's colluders.
+      "honest_but_curious" if clients add the noise and the plan is given.
 
     Raises:
-      ValueError: for an unknown form.
+      ValueError: for an unknown form, or a plan for fewer colluders than the graph's.
     """
     checks.one_of("form", form, get_args(Form))
+    if plan is not None:
+        rule = f"be at least the {graph.colluders} of the graph"
+        fits = plan.colluders >= graph.colluders
+        checks.require(fits, "plan.colluders", rule, plan.colluders)
     is_simulated = keys is None or keys.is_simulated
     return {
         "form": form,
         "num_neighbors": graph.num_neighbors,
-        "colluders": graph.colluders,
+        "colluders": 0 if plan is None else graph.colluders,
         "dropouts": graph.dropouts,
         "failure": graph.failure,
         "keys": "simulated" if is_simulated else "agreed",
@@ -177,12 +201,35 @@ def _is_lost(
     has_sent: jax.Array,
     is_there: jax.Array,
 ) -> jax.Array:
-    """Whether some seed cannot be recovered, or sums might overflow."""
+    """Whether seeds cannot be recovered, sums might overflow, or the graph fits no such round."""
     num_sent = jnp.sum(has_sent, dtype=jnp.int32)
     is_complete = graph.num_neighbors is None
     helpers = num_sent - has_sent if is_complete else circle.num_sending(has_sent)
     has_few = jnp.any(is_there & (helpers < graph.threshold))
-    return has_few | (num_sent < graph.min_senders) | (circle.count > encoding.max_clients)
+    has_few |= num_sent < circle.count - graph.dropouts
+    return has_few | (circle.count < graph.num_clients) | (circle.count > encoding.max_clients)
+
+
+def _sent(
+    aggregator: Summed, state: PyTree, numbers: Any, contribution: PyTree, sender: Sender
+) -> PyTree:
+    """Makes the message of the wrapped aggregator, without figures for the experimenter."""
+    message = contribution
+    if aggregator.encode is not None:
+        message = aggregator.encode(state, numbers, contribution, sender)
+
+    def is_figure(x):
+        return isinstance(x, Diagnostic)
+
+    return jax.tree.map(lambda x: None if is_figure(x) else x, message, is_leaf=is_figure)
+
+
+def _check_integers(message: PyTree) -> None:
+    """Refuses noise in floats: cut to a range and rounded, it has not the law of the claim."""
+    for leaf in jax.tree.leaves(message):
+        dtype = jnp.asarray(leaf).dtype
+        rule = "send integers alone, since its clients add the noise"
+        checks.require(not jnp.issubdtype(dtype, jnp.floating), "aggregator", rule, str(dtype))
 
 
 def _message_shapes(aggregator: Summed, update: PyTree, weight: jax.Array) -> PyTree:
@@ -196,9 +243,7 @@ def _message_shapes(aggregator: Summed, update: PyTree, weight: jax.Array) -> Py
         sender = Sender(index, jnp.asarray(weight, jnp.float32), key, key, roster)
         numbers = aggregator.numbers
         contribution = aggregator.contribute(state, numbers, update, sender)
-        if aggregator.encode is None:
-            return contribution
-        return aggregator.encode(state, numbers, contribution, sender)
+        return _sent(aggregator, state, numbers, contribution, sender)
 
     def word(x):
         return jax.ShapeDtypeStruct(x.shape, jnp.uint32)

@@ -23,8 +23,9 @@ Several = Annotated[int, Ge(2), Lt(COUNT_LIMIT)]
 class MaskGraph(NamedTuple):
     """Which pairs of a round's clients share masks, and what that survives.
 
-    A round is lost where fewer than `num_clients - dropouts` clients send, or where some client has
-    fewer than `threshold` neighbours that do.
+    A round is lost where fewer than `num_clients` clients are notified, where more than `dropouts`
+    of those that are do not send, or where some client has fewer than `threshold` neighbours that
+    do.
 
     Attributes:
       num_clients: n, how many clients are notified in a round, at least.

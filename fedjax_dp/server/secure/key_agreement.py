@@ -68,9 +68,11 @@ def agreed_keys(
     and what keeps keys apart in a deployment is not. Seeds of a round are Threefry blocks of the
     public key of the round under these seeds.
 
-    Guarantee: who has neither of two private keys cannot compute the pair's seed, as far as X25519
-    is secure; a seed has 64 bits, as Threefry-2x32 takes, and can be searched for by whoever has
-    2^64 tries.
+    Guarantee: keys serve one run. Two runs with the same keys and the same root key use the same
+    masks, and the difference of two messages of a client is then bare: agree for every run on new
+    seeds, with new private keys. Who has neither of two private keys cannot compute the pair's
+    seed, as far as X25519 is secure; a seed has 64 bits, as Threefry-2x32 takes, and can be
+    searched for by whoever has 2^64 tries.
 
     Args:
       num_clients: the population, from 2 to 4,096; the cost grows with its square.
