@@ -96,12 +96,14 @@ def given(parts: Sequence[Frozen], constants: Sequence[Sequence[Any]]) -> Iterat
 
 @contextlib.contextmanager
 def reads() -> Iterator[list[Frozen]]:
-    """Lists the frozen parameters that functions read while they are traced in the context."""
+    """Lists the frozen parameters that functions read while they are traced in the context.
+
+    A trace that JAX has cached reads nothing again; its program then holds their values.
+    """
     found: list[Frozen] = []
     token = _READ.set(found)
     try:
-        with _TRACE(object()):
-            yield found
+        yield found
     finally:
         _READ.reset(token)
 
