@@ -54,12 +54,12 @@ def test_the_tail_of_a_share_is_that_of_its_law():
     a = 1 / 20
     draws = np.abs(draws_of(2, a))
     at = 6.0
+
     # Density of g − g': a Bessel function; 2 ∫ from 6.
-    density = lambda x: (  # noqa: E731
-        x ** (a - 0.5)
-        * special.kv(0.5 - a, x)
-        / (special.gamma(a) * np.sqrt(np.pi) * 2 ** (a - 0.5))
-    )
+    def density(x):
+        scale = special.gamma(a) * np.sqrt(np.pi) * 2 ** (a - 0.5)
+        return x ** (a - 0.5) * special.kv(0.5 - a, x) / scale
+
     expected = 2 * integrate.quad(density, at, np.inf)[0] * draws.size
     assert np.sum(draws > at) == pytest.approx(expected, abs=4.5 * np.sqrt(expected))
 
@@ -122,8 +122,13 @@ def test_the_event_is_that_of_laplace_noise(relation, factor):
 def test_more_laplaces_in_the_sum_cost_no_more_than_the_event_says():
     # Three Laplaces: density e^{−|x|}(3 + 3|x| + x²)/16, at a distance of ε.
     epsilon, order = 0.7, 4.0
-    density = lambda x: np.exp(-np.abs(x)) * (3 + 3 * np.abs(x) + x * x) / 16  # noqa: E731
-    integrand = lambda x: density(x) ** order * density(x - epsilon) ** (1 - order)  # noqa: E731
+
+    def density(x):
+        return np.exp(-np.abs(x)) * (3 + 3 * np.abs(x) + x * x) / 16
+
+    def integrand(x):
+        return density(x) ** order * density(x - epsilon) ** (1 - order)
+
     integral = integrate.quad(integrand, -60, 60, points=[0, epsilon], limit=200)[0]
     exact = np.log(integral) / (order - 1)
     stated = GammaSharesDpEvent(1 / epsilon, 3).rdp(np.array([order]), "add_remove")[0]
