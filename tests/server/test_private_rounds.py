@@ -34,6 +34,7 @@ from fedjax_dp.server import (
     gaussian_mean,
     laplace_mean,
 )
+from fedjax_dp.server.base import Diagnostic
 from fedjax_dp.server.distributed import num_shares
 
 DIMENSION = 6
@@ -168,7 +169,7 @@ def test_filled_noise_has_one_law_whatever_the_cohort(count):
     @jax.vmap
     def one(key):
         public, private, own = jax.random.split(key, 3)
-        total = (jnp.zeros(8, jnp.uint32), jnp.float32(0), jnp.int32(0))
+        total = (jnp.zeros(8, jnp.uint32), Diagnostic(jnp.float32(0)), jnp.int32(0))
         if count:
             total = _sum_of_zeros(aggregator, public, jax.random.split(own, count))
         _, aggregate, info = aggregator.combine((), {}, total, closed(keys=(public, private)))
