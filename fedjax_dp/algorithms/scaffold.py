@@ -116,7 +116,8 @@ def scaffold(
         )
         moved = change_of(message, own, client, hyper, key, result)
         update = {"params": result.delta, "control": moved}
-        return ClientOutput(update, result.weight, trees.add(own, moved), result.metrics)
+        metrics = result.metrics.of_part("params")
+        return ClientOutput(update, result.weight, trees.add(own, moved), metrics)
 
     def server_step(server, aggregate, hyper, round, key):
         optimizer = optax.sgd(hyper.algorithm["server_learning_rate"])

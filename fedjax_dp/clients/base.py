@@ -1,5 +1,6 @@
 """The contract of local training: its numbers, its result, and a trainer as a value."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
@@ -121,6 +122,12 @@ class TrainingMetrics(NamedTuple):
     def of_changed_update(self) -> "TrainingMetrics":
         """Returns the metrics of an update that is scaled or moved, and in no narrower type."""
         return self if self.form is None else self._replace(form=self.form.of_type(None))
+
+    def of_part(self, name: str) -> "TrainingMetrics":
+        """Returns the metrics of an update that is a dict, one entry of which is the delta."""
+        if self.form is None:
+            return self
+        return self._replace(form=dataclasses.replace(self.form, part=name))
 
     def reported_by(self, client: ClientData | PublicClient) -> "TrainingMetrics":
         """Returns the metrics, each `Exact` if only an opener gives the client's records."""

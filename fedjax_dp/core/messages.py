@@ -103,10 +103,12 @@ class Form:
     Attributes:
       is_sparse: whether entries were set to 0 so that they need not be sent.
       dtype: the name of the type that entries were rounded to, None if none.
+      part: the entry of an update that is a dict; all others are whole. None for the whole update.
     """
 
     is_sparse: bool = False
     dtype: str | None = None
+    part: str | None = None
 
     def sparse(self) -> "Form":
         """Builds the form in which zeros are not sent."""
@@ -118,6 +120,9 @@ class Form:
 
     def of(self, update: PyTree) -> PyTree:
         """Builds the message that an update is sent as."""
+        if self.part is not None:
+            own = dataclasses.replace(self, part=None)
+            return {**update, self.part: own.of(update[self.part])}
 
         def one(x: Any) -> Any:
             if is_part(x) or not jnp.issubdtype(x.dtype, jnp.floating) or not jnp.ndim(x):

@@ -355,7 +355,8 @@ def _counts(
 
 def message_up(aggregator: Aggregator, output: ClientOutput) -> PyTree:
     """Makes the message that a client sends; the weight is sent only with the update."""
-    update = output.message
+    # What an aggregator encodes has a form of its own.
+    update = output.message if aggregator.encode is None else output.update
     if isinstance(update, messages.Known):
         return ()
     if isinstance(update, messages.SentIf):

@@ -190,7 +190,7 @@ class Model(NamedTuple):
 
         Args:
           params: a tree of arrays, or arrays by path, such as "params/Dense_0/kernel", as
-            `io.read_params` reads them from a file; other parameters start as before.
+            `io.params.read_params` reads them from a file; other parameters start as before.
 
         Returns:
           The model; its `init` draws only the other parameters.

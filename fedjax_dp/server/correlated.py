@@ -28,7 +28,7 @@ def correlated_gaussian_mean(
     together.
 
     Args:
-      banded: from `privacy.correlated_noise.banded_noise`.
+      banded: from `privacy.banded_noise`.
       clip_norm: bound on the L2 norm of one client's update, above 0.
       noise_multiplier: noise standard deviation over `clip_norm`, at least 0.
       expected_cohort_size: the public divisor, above 0.

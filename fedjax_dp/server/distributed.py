@@ -55,7 +55,7 @@ def discrete_mean(
 
     Args:
       structure: the parameters, as arrays or shapes.
-      plan: from `privacy.distributed.make_plan`, for this number of parameters.
+      plan: from `privacy.make_plan`, for this number of parameters.
       expected_cohort_size: the public divisor; for cohorts of fixed size whose clients each add a
         share, an integer of at least `plan.shares_in_sum`.
       varies: whether cohorts vary, as under Poisson sampling; the plan then has at least two

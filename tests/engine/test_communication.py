@@ -39,7 +39,9 @@ from fedjax_dp.privacy.mechanisms.distributed import make_plan
 from fedjax_dp.server.base import Stacked, Summed, stateless, update_alone
 from fedjax_dp.server.distributed import discrete_mean
 from fedjax_dp.server.masking import gradient_mask
+from fedjax_dp.server.mean import uniform_mean
 from fedjax_dp.server.private import adaptive_gaussian_mean, gaussian_mean
+from fedjax_dp.server.secure import all_pairs, fixed_point, masked
 
 MB = 1e6
 KEY = jax.random.key(0)
@@ -475,6 +477,14 @@ def with_aggregator(aggregator):
     return meter_of(federation(algorithm, make_data(), joining))
 
 
+def meter_with(aggregator=None, *, make=algorithms.fedavg, transforms=(), **options):
+    """The meter of an algorithm in which all clients take part and transform their updates."""
+    trainer = plain_trainer(make_model(), update_transforms=transforms)
+    algorithm = make(make_model(), trainer, aggregator=aggregator, **options)
+    all_clients = participants.participation(sampling.full_participation(), NUM_CLIENTS)
+    return meter_of(federation(algorithm, make_data(), all_clients))
+
+
 def one_message(tariff, encoding="dense"):
     """The bytes of one message, as large as it can be."""
     found = tariff.bytes_of(np.array(tariff.most), encoding)
@@ -556,6 +566,23 @@ def test_what_a_transform_drops_or_rounds_is_not_sent(transforms, alive, width, 
 def test_an_update_that_is_scaled_after_rounding_is_sent_in_its_own_type():
     sent = transformed(cast("bfloat16"), make=algorithms.term)
     assert set(sent.by_type("up")) == {"float32"}
+
+
+def test_control_variates_of_a_rounded_update_are_sent_in_their_own_type():
+    options = {"num_clients": NUM_CLIENTS, "control": "gradient"}
+    meter = meter_with(make=algorithms.scaffold, transforms=[cast("bfloat16")], **options)
+    # The weights of the update; its bias, and the control variate of each parameter.
+    expected = {"bfloat16": 2 * NUM_FEATURES, "float32": 4 * (NUM_FEATURES + 2)}
+    assert one_message(meter.up) == expected
+
+
+@pytest.mark.parametrize("transform", [keep_largest(0.5), cast("bfloat16")])
+@pytest.mark.parametrize("mean", [uniform_mean(), gaussian_mean(1.0, 1.0, NUM_CLIENTS)])
+def test_masked_messages_are_words_whatever_a_transform_dropped_or_rounded(mean, transform):
+    mean = masked(mean, fixed_point(NUM_CLIENTS), all_pairs(NUM_CLIENTS))
+    whole = meter_with(mean).up
+    assert meter_with(mean, transforms=[transform]).up == whole
+    assert set(one_message(whole)) == {"uint32"}
 
 
 @telling

@@ -236,6 +236,8 @@ REFUSED = [
     (truncated(10, 0.1, 5, 1.0), "add_remove", "rdp", Advice(accountant="pld")),
     (zcdp(0.1), "add_remove", "pld", Advice(accountant="rdp")),
     (laplace(1.0), "replace_one", "pld", Advice(accountant="rdp")),
+    # Of two relations with the same analysis the one that a run can claim.
+    (sampled(0.1, laplace(1.0)), "replace_one", "rdp", Advice(relation="zero_out")),
     (dpa.RandomizedResponseDpEvent(0.1, 2), "replace_one", "pld", Advice(accountant="rdp")),
     (dpa.RandomizedResponseDpEvent(0.1, 2), "add_remove", "rdp", Advice(relation="replace_one")),
     (dpa.UnsupportedDpEvent(), "add_remove", "rdp", Advice(mechanism="gaussian")),
@@ -243,7 +245,7 @@ REFUSED = [
     (sampled(0.1, zcdp(0.1)), "replace_one", "pld", Advice(mechanism="gaussian")),
     (
         *(fixed_size(laplace(1.0)), "replace_one", "pld"),
-        Advice(relation="add_remove", sampler="poisson"),
+        Advice(relation="zero_out", sampler="poisson"),
     ),
     (
         *(dpa.SampledWithReplacementDpEvent(10, 5, gaussian(1.0)), "replace_one", "pld"),

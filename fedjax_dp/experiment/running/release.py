@@ -106,7 +106,7 @@ def require_publishable(experiment: Experiment, callbacks: Mapping[str, Callback
     checks.require(not exact, name, rule, section.release)
     population = experiment.population
     num_shared, holders = population.sharing
-    # As in `privacy.statement`, which cannot compose copies within one account.
+    # As in `privacy.reports.statement`, which cannot compose copies within one account.
     is_stated = "record" not in claims.units or population.train.num_clients >= holders
     rule = (
         f"be left out: no ε can be stated for {num_shared} records that several clients hold, as "

@@ -21,7 +21,7 @@ from fedjax_dp.core.ranges import (
 )
 from fedjax_dp.experiment.schema.constraints import Section
 
-# Published lists with one number for each of 20, 40 or 60 clients, see `privacy.budgets`.
+# Published lists, one number for each of 20, 40 or 60 clients; see `privacy.accounting.budgets`.
 NamedBudgets = Literal[
     "Dist1", "Dist2", "Dist3", "Dist4", "Dist5", "Dist6", "Dist7", "Dist8", "Dist9"
 ]

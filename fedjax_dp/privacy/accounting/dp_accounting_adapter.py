@@ -230,11 +230,12 @@ _NO_RULE: dict[type, dict[str, str]] = {
     # dp-accounting 0.6 composes it once under PLD, however often it ran.
     dpa.RandomizedResponseDpEvent: {"pld": "repetitions would not be counted"},
 }
-# The choices that advice combines; the first of each is no change.
+# The choices that advice combines; of mechanisms and samplers the first is no change. No simulation
+# claims add/remove, so that zeroing out, which has the same analysis, comes before it.
 CHOICES: dict[str, tuple[str | None, ...]] = {
     "mechanism": (None, "gaussian"),
     "sampler": (None, "poisson"),
-    "relation": RELATIONS,
+    "relation": ("zero_out", "add_remove", "replace_one"),
     "accountant": ("rdp", "pld"),
 }
 
