@@ -122,8 +122,15 @@ from .server import (
     Summed as Summed,
     gaussian_mean as gaussian_mean,
     gradient_mask as gradient_mask,
+    oblivious_mean as oblivious_mean,
     sparse_mean as sparse_mean,
     weighted_mean as weighted_mean,
+)
+from .server.secure import (
+    all_pairs as all_pairs,
+    fixed_point as fixed_point,
+    masked as masked,
+    random_neighbors as random_neighbors,
 )
 
 __version__: str

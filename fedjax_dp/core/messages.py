@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple, get_args
 
 import flax.struct
@@ -93,6 +93,19 @@ def received(message: PyTree) -> PyTree:
         return x
 
     return jax.tree.map(one, message, is_leaf=is_part)
+
+
+class Exchange(NamedTuple):
+    """Bytes that a protocol takes in a round besides broadcasts and updates, by type.
+
+    Attributes:
+      up: `(num_notified, num_sent) -> bytes by type` from all clients to the server, of rounds with
+        so many notified clients and messages, `[rounds]`.
+      down: the same from the server to clients.
+    """
+
+    up: Callable[[np.ndarray, np.ndarray], dict[str, np.ndarray]]
+    down: Callable[[np.ndarray, np.ndarray], dict[str, np.ndarray]]
 
 
 @jax.tree_util.register_static

@@ -12,7 +12,13 @@ from scipy import stats
 from small_problem import NUM_CLIENTS, make_data, make_model, plain_trainer
 
 from fedjax_dp import algorithms, data, engine, privacy
-from fedjax_dp.server.oblivious import WideWords, oblivious_mean, play, set_up_protocol
+from fedjax_dp.server.oblivious import (
+    WideWords,
+    oblivious_mean,
+    play,
+    protocol_messages,
+    set_up_protocol,
+)
 
 MODULUS = 2**64
 
@@ -188,6 +194,12 @@ def test_a_round_clips_noises_and_is_charged():
     # Six messages of four words of 8 bytes, in each of three rounds.
     up = engine.communication(sim, record, info).by_round("up")
     np.testing.assert_array_equal(np.asarray(up), [6 * 4 * 8] * 3)
+    # And 6·5 pairs of four words, which pass through the server.
+    exchange = protocol_messages(6, 4)
+    all_of_it = engine.communication(sim, record, info, exchange=exchange)
+    np.testing.assert_array_equal(all_of_it.by_round("up"), up + 30 * 2 * 4 * 8)
+    down = engine.communication(sim, record, info).by_round("down")
+    np.testing.assert_array_equal(all_of_it.by_round("down"), down + 30 * 2 * 4 * 8)
     book = engine.PrivacyAccounting(sim.federation)
     book.charge(record)
     # A release has ε = √4 · 0.5 / 1; three of them are (ε, δ)-private for ε below 3.

@@ -28,6 +28,7 @@ from fedjax_dp.server.secure import (
     fixed_point,
     masked,
     masking_facts,
+    protocol_messages,
     random_neighbors,
 )
 from fedjax_dp.server.secure.graphs import arranged, failure_bound
@@ -470,6 +471,33 @@ def test_the_meter_counts_words():
     sent = aggregator.message(SHAPE, jnp.float32(1))
     # Four parameters, whether the update was clipped, and whether it was cut, at 4 bytes each.
     assert messages.tariff_of(sent).fixed["dense"] == {"uint32": 24}
+
+
+@pytest.mark.parametrize("k", [None, 4])
+def test_keys_and_shares_are_counted_message_by_message(k):
+    """Rounds of 8, 9 and 2 clients, of which 1, 0 and 1 did not send."""
+    graph = all_pairs(8, dropouts=1)._replace(num_neighbors=k)
+    exchange, found = protocol_messages(graph), {"up": [], "down": []}
+    key, share, tag = 32, 66, 16
+    for notified, sent in ((8, 7), (9, 9), (2, 1)):
+        near = {i: notified - 1 if k is None else min(k, notified - 1) for i in range(notified)}
+        up, down = {"keys": 0, "shares": 0}, {"keys": 0, "shares": 0, "bool": 0}
+        for i in range(notified):
+            up["keys"] += 2 * key
+            for _ in range(near[i]):
+                down["keys"] += 2 * key
+                up["shares"] += share + share + tag
+                down["shares"] += share + share + tag
+                up["shares"] += share if i < sent else 0
+            down["bool"] += int(np.ceil(near[i] / 8)) if i < sent else 0
+        found["up"].append(up)
+        found["down"].append(down)
+    counts = np.array([8, 9, 2]), np.array([7, 9, 1])
+    for direction, expected in found.items():
+        counted = getattr(exchange, direction)(*counts)
+        assert counted.keys() == expected[0].keys()
+        for name, by_round in counted.items():
+            np.testing.assert_array_equal(by_round, [each[name] for each in expected])
 
 
 @telling

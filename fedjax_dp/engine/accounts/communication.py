@@ -7,7 +7,7 @@ import numpy as np
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.messages import ENCODINGS, Encoding, Tariff, tariff_of
+from fedjax_dp.core.messages import ENCODINGS, Encoding, Exchange, Tariff, tariff_of
 from fedjax_dp.engine.execution.compile import Simulation
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.record import Fate, RoundInfo, RoundRecord
@@ -24,7 +24,7 @@ class Communication(NamedTuple):
     Attributes:
       sent: by direction, "up" to the server or "down" to clients, by encoding and by type of
         number, `[rounds]`, int64. Bits of masks are of type "bool", indices of type "int32", and
-        whole numbers of B bits of type "uintB".
+        whole numbers of B bits of type "uintB"; secure aggregation has types "keys" and "shares".
       num_rounds: how many rounds these are.
     """
 
@@ -102,22 +102,31 @@ class Meter(NamedTuple):
       down: to a client that takes part.
       after: to clients at the end of a round, see `ClientState.finish`; None for nothing.
       num_after: how many clients receive that in each round; None for those who contributed.
+      exchange: of a protocol that takes further messages; None for none.
     """
 
     up: Tariff
     down: Tariff
     after: Tariff | None
     num_after: int | None
+    exchange: Exchange | None = None
 
     def measure(self, record: RoundRecord, info: RoundInfo) -> Communication:
         """Counts the bytes of some rounds, from their record on the host and their info."""
         is_counted, of_up, of_down = info.messages or (None, (), ())
-        up = _bytes(self.up, record.count(*_SENT), is_counted, of_up)
-        down = _bytes(self.down, record.count(*_ANNOUNCED), is_counted, of_down)
+        num_sent, num_notified = record.count(*_SENT), record.count(*_ANNOUNCED)
+        up = _bytes(self.up, num_sent, is_counted, of_up)
+        down = _bytes(self.down, num_notified, is_counted, of_down)
         if self.after is not None:
             num = record.count(Fate.CONTRIBUTED)
             num = num if self.num_after is None else np.full_like(num, self.num_after)
             down = {e: _added(down[e], _alike(self.after, e, num)) for e in ENCODINGS}
+        if self.exchange is not None:
+            # Late messages are not in the sum, and their senders give no shares back.
+            in_sum = np.asarray(record.count(Fate.CONTRIBUTED, Fate.NOT_FINITE), np.int64)
+            counts = np.asarray(num_notified, np.int64), in_sum
+            up = {e: _added(up[e], self.exchange.up(*counts)) for e in ENCODINGS}
+            down = {e: _added(down[e], self.exchange.down(*counts)) for e in ENCODINGS}
         return Communication({"up": up, "down": down}, len(record.stage))
 
 
@@ -144,7 +153,11 @@ def _bytes(
 
 @checked
 def communication(
-    simulated: Simulation | Federation, record: RoundRecord, info: RoundInfo
+    simulated: Simulation | Federation,
+    record: RoundRecord,
+    info: RoundInfo,
+    *,
+    exchange: Exchange | None = None,
 ) -> Communication:
     """Counts the bytes that clients and server sent each other.
 
@@ -165,15 +178,17 @@ def communication(
       simulated: what ran.
       record: of some of its rounds, on the host.
       info: of the same rounds.
+      exchange: of a protocol whose further messages are counted too: `protocol_messages` of
+        `server.secure` or of `server.oblivious`.
 
     Returns:
       The bytes by round, direction, encoding and type of number.
     """
     federation = simulated.federation if isinstance(simulated, Simulation) else simulated
-    return meter_of(federation).measure(record, info)
+    return meter_of(federation, exchange).measure(record, info)
 
 
-def meter_of(federation: Federation) -> Meter:
+def meter_of(federation: Federation, exchange: Exchange | None = None) -> Meter:
     """Finds the sizes of a federation's messages; traces one client, and runs nothing."""
     facts = federation.facts
     return Meter(
@@ -181,6 +196,7 @@ def meter_of(federation: Federation) -> Meter:
         tariff_of(facts.down),
         None if facts.after is None else tariff_of(facts.after),
         federation.population.num_clients if facts.is_finished_for_all else None,
+        exchange,
     )
 
 

@@ -20,23 +20,26 @@ from fedjax_dp.experiment.assembly.build import (
     build_trainer,
     calibrated,
     record_level,
+    setting_of,
 )
 from fedjax_dp.experiment.assembly.devices import offer_devices
 from fedjax_dp.experiment.assembly.population import build_population
 from fedjax_dp.experiment.components.budgets import with_named_lists
 from fedjax_dp.experiment.components.experiment import Experiment, Population
-from fedjax_dp.experiment.components.mechanism import Setting, structure_of
+from fedjax_dp.experiment.components.mechanism import plans
 from fedjax_dp.experiment.components.numbers_by_client import (
     listed,
     names_of,
     with_client_numbers,
 )
 from fedjax_dp.experiment.components.participation import participation_of
+from fedjax_dp.experiment.components.secure_aggregation import stated_facts, under_masks
 from fedjax_dp.experiment.reading.analysis import Sections, require_analysis
 from fedjax_dp.experiment.reading.validate import check_clients, known_clients, validate
 from fedjax_dp.experiment.schema.config import (
     AccelerationSection,
     Config,
+    DiscreteGaussianLevel,
     EvaluationSection,
     ExecutionSection,
     RunSection,
@@ -71,13 +74,17 @@ def assemble(config: Config) -> Experiment:
     model = build_model(config.model, population, config.run.seed)
     participation = participation_of(config.participation, train.num_clients)
     trainer = build_trainer(config.training, record_level(privacy), model, train.sizes)
-    setting = Setting(participation, structure_of(model), config.run.rounds, privacy.promise)
+    setting = setting_of(config, participation, model)
     problem = build_problem(config.algorithm, privacy, setting, population)
     algorithm = build_algorithm(config.algorithm, privacy.unit, model, trainer, problem)
     if "record" in privacy.units and privacy.record.noise_multiplier is None:
         algorithm = calibrated(
             config.algorithm.name, algorithm, privacy.record, setting, train.sizes
         )
+    secure, graph = config.secure_aggregation, setting.graph
+    algorithm, keys = under_masks(secure, graph, participation, algorithm)
+    level = privacy.client if "client" in privacy.units else None
+    plan = plans(level, setting)(1.0) if isinstance(level, DiscreteGaussianLevel) else None
     wrapper = acceleration_of(config.acceleration, config.run, model)
     compiled = simulation(
         algorithm,
@@ -103,6 +110,7 @@ def assemble(config: Config) -> Experiment:
         dp_delta={u: level.dp_delta for u, level in levels.items()},
         budget={u: level.epsilon for u, level in levels.items() if level.epsilon is not None},
         num_parameters=trees.num_parameters(setting.structure),
+        secure_aggregation=stated_facts(secure, graph, keys, plan),
     )
 
 

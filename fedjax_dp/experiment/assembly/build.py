@@ -12,14 +12,17 @@ from fedjax_dp.clients.base import LocalConfig, LocalTrainer
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.core import checks
 from fedjax_dp.data.federated import example_structure
+from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.accounts.calibration import calibrate
 from fedjax_dp.engine.federation import init_key
 from fedjax_dp.experiment.components.experiment import Population
-from fedjax_dp.experiment.components.mechanism import Setting, client_aggregator
+from fedjax_dp.experiment.components.mechanism import Setting, client_aggregator, structure_of
 from fedjax_dp.experiment.components.optimizers import local_optimizer, optimizer_numbers
 from fedjax_dp.experiment.components.participation import batches_of
+from fedjax_dp.experiment.components.secure_aggregation import graph_of
 from fedjax_dp.experiment.schema.config import (
     AlgorithmSection,
+    Config,
     ModelSection,
     PrivacySection,
     RecordLevel,
@@ -79,6 +82,13 @@ def build_trainer(
 
 def _numbers(value: Any) -> Any:
     return np.asarray(value, dtype=np.float32) if value is not None else None
+
+
+def setting_of(config: Config, participation: Participation, model: Model) -> Setting:
+    """Collects the facts that a mechanism on updates depends on besides its numbers."""
+    graph = graph_of(config.secure_aggregation, participation)
+    structure, privacy = structure_of(model), config.privacy
+    return Setting(participation, structure, config.run.rounds, privacy.promise, graph)
 
 
 def build_problem(

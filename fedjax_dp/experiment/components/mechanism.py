@@ -26,7 +26,7 @@ from fedjax_dp.privacy.accounting.calibration import calibrate_noise_multiplier,
 from fedjax_dp.privacy.claims import ClientClaim
 from fedjax_dp.privacy.mechanisms.adaptive_clipping import make_adaptive_clipping
 from fedjax_dp.privacy.mechanisms.correlated_noise import banded_noise
-from fedjax_dp.privacy.mechanisms.distributed import choose_bits, make_plan
+from fedjax_dp.privacy.mechanisms.distributed import Plan, choose_bits, make_plan
 from fedjax_dp.privacy.mechanisms.mechanism import (
     LARGEST_STAIRCASE_MULTIPLIER,
     SMALLEST_STAIRCASE_MULTIPLIER,
@@ -43,6 +43,7 @@ from fedjax_dp.server.private import (
     laplace_mean,
     staircase_mean,
 )
+from fedjax_dp.server.secure import MaskGraph
 
 Build = Callable[[float], Summed]
 
@@ -54,6 +55,7 @@ class Setting(NamedTuple):
     structure: PyTree
     num_rounds: int
     promise: dict[str, str]
+    graph: MaskGraph | None = None
 
     @property
     def cohort(self) -> float:
@@ -153,10 +155,18 @@ def _bounded_laplace(level: BoundedLaplaceLevel, setting: Setting) -> Build:
 
 
 def _discrete(level: DiscreteGaussianLevel, setting: Setting) -> Build:
-    structure, participation = setting.structure, setting.participation
-    size, varies = trees.num_parameters(structure), participation.sampler.varies
+    plan, structure = plans(level, setting), setting.structure
+    if setting.participation.sampler.varies:
+        return lambda z: discrete_mean(structure, plan(z), setting.cohort, varies=True)
+    return lambda z: discrete_mean(structure, plan(z), int(setting.cohort))
+
+
+def plans(level: DiscreteGaussianLevel, setting: Setting) -> Callable[[float], Plan]:
+    """Returns the lattice, the noise and its shares as a function of the noise multiplier."""
+    participation, size = setting.participation, trees.num_parameters(setting.structure)
     # A share from each client; the lattice is sized for as many contributions.
-    cohort = setting.cohort
+    cohort, graph = setting.cohort, setting.graph
+    varies = participation.sampler.varies
     count = num_shares(participation.num_clients, cohort) if varies else int(cohort)
     bits = level.bits
     if bits == "auto":
@@ -170,16 +180,18 @@ def _discrete(level: DiscreteGaussianLevel, setting: Setting) -> Build:
             num_deviations=level.num_deviations,
         )
 
-    def build(z: float) -> Summed:
-        plan = make_plan(
+    def build(z: float) -> Plan:
+        return make_plan(
             size,
             level.clip_norm,
             z,
             num_clients=count,
+            # Under masks, those of clients that may drop out are not counted on.
+            num_shares=None if graph is None else graph.min_senders,
+            colluders=0 if graph is None else graph.colluders,
             bits=bits,
             num_deviations=level.num_deviations,
         )
-        return discrete_mean(structure, plan, cohort if varies else count, varies=varies)
 
     return build
 

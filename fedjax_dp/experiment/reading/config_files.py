@@ -99,8 +99,9 @@ def to_toml(config: Config) -> str:
             del tables["privacy"][unit]
     if "learning_rate" not in config.training.model_fields_set and _has_no_steps(config):
         del tables["training"]["learning_rate"]
-    if not config.acceleration.model_fields_set:
-        del tables["acceleration"]
+    for name, switch in (("acceleration", "memory"), ("secure_aggregation", "form")):
+        if getattr(getattr(config, name), switch) is None:
+            del tables[name]
     return tomli_w.dumps(tables)
 
 

@@ -17,6 +17,7 @@ from fedjax_dp.data.datasets.tabular import EXACT_SCALINGS
 from fedjax_dp.engine.accounts.privacy_accounting import require_public_sizes
 from fedjax_dp.experiment.components.participation import batches_of, participation_of
 from fedjax_dp.experiment.components.partitions import PARTITIONS
+from fedjax_dp.experiment.components.secure_aggregation import check_secure_aggregation
 from fedjax_dp.experiment.reading.analysis import Sections, require_possible_analysis
 from fedjax_dp.experiment.schema.config import (
     AccelerationSection,
@@ -29,6 +30,7 @@ from fedjax_dp.experiment.schema.config import (
     PrivacySection,
     RecordLevel,
     RunSection,
+    SecureAggregationSection,
     TrainingSection,
 )
 from fedjax_dp.server.registry import AROUND
@@ -47,6 +49,7 @@ def validate(config: Config) -> None:
     _check_release(config)
     _check_inactive(privacy)
     _check_acceleration(config.acceleration, config.run)
+    _check_masks(config.secure_aggregation)
     _check_aggregator(config.algorithm, entry, privacy)
     options = algorithms.options_of(name) | config.algorithm.options
     needs = _needs_of(entry, options)
@@ -81,8 +84,9 @@ def check_clients(config: Config, num_clients: int) -> None:
         checks.one_for_each(f"algorithm.options.{key}", options.get(key), num_clients)
     num_models, rule = options.get("num_models", 1), f"be at most the {num_clients} clients"
     checks.require(num_models <= num_clients, "algorithm.options.num_models", rule, num_models)
-    participation_of(config.participation, num_clients)
+    participation = participation_of(config.participation, num_clients)
     require_possible_analysis(Sections(privacy, config.participation, config.training), num_clients)
+    check_secure_aggregation(config.secure_aggregation, privacy, participation)
 
 
 def known_clients(config: Config) -> int | None:
@@ -184,6 +188,19 @@ def _check_acceleration(section: AccelerationSection, run: RunSection) -> None:
     for name in sorted(section.model_fields_set - {"memory"}):
         rule = "be left out without an acceleration.memory"
         raise ValueError(f"acceleration.{name} must {rule}, got {getattr(section, name)!r}")
+
+
+def _check_masks(section: SecureAggregationSection) -> None:
+    """Refuses settings without effect."""
+    if section.form is None:
+        for name in sorted(section.model_fields_set - {"form"}):
+            rule, value = "be left out without a secure_aggregation.form", getattr(section, name)
+            raise ValueError(f"secure_aggregation.{name} must {rule}, got {value!r}")
+    if section.graph == "all_pairs":
+        rule = "be none for secure_aggregation.graph = 'all_pairs', of which nothing is random"
+        for name in ("num_neighbors", "failure"):
+            value = getattr(section, name)
+            checks.require(value is None, f"secure_aggregation.{name}", rule, value)
 
 
 def _check_aggregator(section: AlgorithmSection, entry: Entry, privacy: PrivacySection) -> None:

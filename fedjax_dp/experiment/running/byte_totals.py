@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from fedjax_dp.core.messages import ENCODINGS, Encoding
+from fedjax_dp.core.messages import ENCODINGS, Encoding, Exchange
 from fedjax_dp.engine.accounts.communication import meter_of
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.record import RoundInfo, RoundRecord
@@ -14,9 +14,11 @@ _DIRECTIONS: tuple[Literal["up", "down"], ...] = ("up", "down")
 class ByteTotals:
     """Counts the bytes that clients and server have sent each other since a run began."""
 
-    def __init__(self, federation: Federation, encoding: Encoding):
+    def __init__(
+        self, federation: Federation, encoding: Encoding, exchange: Exchange | None = None
+    ):
         """Starts at zero; `encoding` of masked arrays is used for the metrics by round."""
-        self._meter, self._encoding = meter_of(federation), encoding
+        self._meter, self._encoding = meter_of(federation, exchange), encoding
         self._rounds = 0
         self._bytes: dict[str, dict[str, dict[str, int]]] = {
             direction: {e: {} for e in ENCODINGS} for direction in _DIRECTIONS

@@ -65,6 +65,7 @@ _OPEN = {
     "test_accuracy_of",
     "covered_models",
     "not_covered",
+    "secure_aggregation",
     "not_private",
 }
 

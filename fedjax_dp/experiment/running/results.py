@@ -139,6 +139,8 @@ def _summary(
         **_of_updates(rows),
         **_of_last(rows),
     }
+    if experiment.secure_aggregation:
+        summary["secure_aggregation"] = experiment.secure_aggregation["secure_aggregation"]
     is_own = has_personal_models(experiment)
     summary["test_accuracy_of"] = whose_models(experiment.evaluator.is_personal, is_own)
     if spent:
@@ -282,4 +284,10 @@ def facts_of(
                 "batch_size_per_unit": by_client(hyper.local.batch_size),
             }
         )
-    return facts
+    return {unit: each | _of_masks(experiment, unit) for unit, each in facts.items()}
+
+
+def _of_masks(experiment: Experiment, unit: str) -> dict[str, Any]:
+    """Returns the facts of secure aggregation; only clients add shares of noise."""
+    stated = experiment.secure_aggregation
+    return {k: v for k, v in stated.items() if unit == "client" or k != "trust"}

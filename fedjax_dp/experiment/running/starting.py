@@ -18,6 +18,7 @@ from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.client_store import ClientStore, stored_in
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment.components.experiment import Experiment
+from fedjax_dp.experiment.components.secure_aggregation import graph_of
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.byte_totals import ByteTotals
 from fedjax_dp.experiment.running.release import withdraw_release
@@ -37,6 +38,7 @@ from fedjax_dp.experiment.schema.config import (
 )
 from fedjax_dp.io.checkpoint import KEPT, ROOT_FILE, Checkpoints
 from fedjax_dp.io.logbook import write_text
+from fedjax_dp.server.secure import protocol_messages
 
 
 class Start(NamedTuple):
@@ -81,7 +83,10 @@ def accounting_of(experiment: Experiment, hyper: Hyper) -> PrivacyAccounting:
 
 def _byte_totals(experiment: Experiment) -> ByteTotals:
     """Makes byte totals that start at zero."""
-    return ByteTotals(experiment.simulation.federation, experiment.config.communication.encoding)
+    config, simulation = experiment.config, experiment.simulation
+    graph = graph_of(config.secure_aggregation, simulation.participation)
+    exchange = None if graph is None else protocol_messages(graph)
+    return ByteTotals(simulation.federation, config.communication.encoding, exchange)
 
 
 def fresh(experiment: Experiment, folder: pathlib.Path | None) -> tuple[SimulationState, Start]:

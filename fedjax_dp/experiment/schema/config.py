@@ -228,6 +228,36 @@ ParticipationSection = Annotated[
 ]
 
 
+class SecureAggregationSection(Section):
+    """Messages under masks: the server learns the sum of a cohort, and no message of it."""
+
+    form: Literal["masked", "cancelled"] | None = _setting(
+        None,
+        "masked makes and removes every mask; cancelled leaves masks out, with the same sums; no "
+        "secure aggregation if not given",
+    )
+    graph: Literal["all_pairs", "random_neighbors"] = _setting(
+        "all_pairs", "which pairs of clients share masks"
+    )
+    num_neighbors: Count | None = _setting(
+        None, "of each client in a random graph, even; the fewest that suffice if not given"
+    )
+    failure: ProperFraction | None = _setting(
+        None, "largest probability that a random graph fails in a round; 2^-40 if not given"
+    )
+    colluders: Index = _setting(0, "clients of a round that may collude with the server")
+    dropouts: Index = _setting(0, "clients of a round that may drop out; more lose the round")
+    integer_bits: Annotated[int, Ge(-30), Le(29)] | None = _setting(
+        None, "floats are cut to absolute values of at most 2 to this power; 4 if not given"
+    )
+    fraction_bits: Annotated[int, Ge(-29), Le(60)] | None = _setting(
+        None, "floats are rounded to multiples of 2 to minus this power; the most that fit if none"
+    )
+    keys: Literal["simulated", "agreed"] = _setting(
+        "simulated", "seeds of masks: folded from the run's key, or agreed by X25519 and HKDF"
+    )
+
+
 class RecordLevel(Section):
     """The mechanism on records; a noise multiplier, or an ε to calibrate it to."""
 
@@ -410,6 +440,7 @@ class Config(Section):
     acceleration: AccelerationSection = Field(default_factory=AccelerationSection)
     training: TrainingSection = Field(default_factory=TrainingSection)
     participation: ParticipationSection = Field(default_factory=FullParticipation)
+    secure_aggregation: SecureAggregationSection = Field(default_factory=SecureAggregationSection)
     privacy: PrivacySection = Field(default_factory=PrivacySection)
     execution: ExecutionSection = Field(default_factory=ExecutionSection)
     communication: CommunicationSection = Field(default_factory=CommunicationSection)

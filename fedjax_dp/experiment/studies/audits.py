@@ -41,9 +41,10 @@ from fedjax_dp.experiment.assembly.build import (
     build_problem,
     build_trainer,
     record_level,
+    setting_of,
 )
 from fedjax_dp.experiment.components.experiment import Experiment
-from fedjax_dp.experiment.components.mechanism import Setting, structure_of, with_share_of_noise
+from fedjax_dp.experiment.components.mechanism import with_share_of_noise
 from fedjax_dp.models.base import Model
 
 # The default number of canaries of a run.
@@ -155,7 +156,7 @@ def _maker(experiment: Experiment) -> Callable[..., FederatedAlgorithm]:
     def make(model: Model, public_x: np.ndarray | None = None) -> FederatedAlgorithm:
         level = record_level(privacy)
         trainer = build_trainer(config.training, level, model, population.train.sizes)
-        setting = Setting(participation, structure_of(model), config.run.rounds, privacy.promise)
+        setting = setting_of(config, participation, model)
         asked = population if public_x is None else population._replace(public_x=public_x)
         problem = build_problem(config.algorithm, privacy, setting, asked)
         algorithm = build_algorithm(config.algorithm, privacy.unit, model, trainer, problem)
@@ -165,6 +166,13 @@ def _maker(experiment: Experiment) -> Callable[..., FederatedAlgorithm]:
     return make
 
 
+def _without_masks(experiment: Experiment) -> FederatedAlgorithm:
+    """Returns the algorithm whose sums are seen; a graph of masks would fit no other cohort."""
+    if experiment.config.secure_aggregation.form is None:
+        return experiment.simulation.algorithm
+    return _maker(experiment)(experiment.model)
+
+
 def _plant(experiment: Experiment, unit: str, count: int, records: str) -> Planted:
     """Plants canaries."""
     config, train = experiment.config, experiment.population.train
@@ -172,7 +180,7 @@ def _plant(experiment: Experiment, unit: str, count: int, records: str) -> Plant
     rng = np.random.default_rng([config.run.seed, 7])
     relation = config.privacy.relation
     if unit == "client":
-        algorithm = experiment.simulation.algorithm
+        algorithm = _without_masks(experiment)
         return plant_clients(algorithm, train, participation, count, rng, relation=relation)
     make, model = _maker(experiment), experiment.model
     asks_public_inputs = algorithms.ALGORITHMS[config.algorithm.name].asks_public_inputs
@@ -200,8 +208,7 @@ def _quieter(
             own["selection_epsilon"] = own["selection_epsilon"] / share
         return planted.algorithm.with_hyper(hyper._replace(local=local, algorithm=own))
     simulation, population = experiment.simulation, experiment.population
-    promise, structure = config.privacy.promise, structure_of(experiment.model)
-    setting = Setting(simulation.participation, structure, config.run.rounds, promise)
+    setting = setting_of(config, simulation.participation, experiment.model)
     level = with_share_of_noise(config.privacy.client, setting, share)
     privacy = config.privacy.model_copy(update={"client": level})
     trainer = build_trainer(
@@ -228,7 +235,7 @@ def _check_steps(experiment: Experiment, unit: str, planted: Planted, key: Any) 
     simulation = experiment.simulation
     if unit == "client":
         state = simulation.init(key)
-        return check_cohort(simulation.algorithm, train, state, key)
+        return check_cohort(_without_masks(experiment), train, state, key)
     owner = int(np.argmax(train.sizes))
     batch = jax.tree.map(lambda array: array[:_BATCH], train.client(owner))
     row = jax.tree.map(np.asarray, simulation.hyper.local.row(owner))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -21,9 +21,12 @@ from fedjax_dp.models.base import Model
 from fedjax_dp.server.masking import gradient_mask
 from fedjax_dp.server.mean import uniform_mean
 from fedjax_dp.server.private import gaussian_mean
+from fedjax_dp.server.secure import fixed_point, masked, random_neighbors
 
 # Validation examples of a client that has a validation split.
 _VALIDATION = 25
+# Clients of a masked round that may collude, and that may drop out.
+_COLLUDERS = _DROPOUTS = 2
 
 
 class Workload(NamedTuple):
@@ -41,6 +44,8 @@ class Workload(NamedTuple):
       is_validated: whether clients have a validation split of 25 examples.
       is_masked: whether FedAvg's steps are masked by agreement.
       memory: τ of Anderson acceleration; None without.
+      secure: form of `server.secure.masked`, each client sharing masks with 10 random others; None
+        without secure aggregation.
     """
 
     about: str
@@ -61,6 +66,7 @@ class Workload(NamedTuple):
     is_validated: bool = False
     is_masked: bool = False
     memory: int | None = None
+    secure: Literal["masked", "cancelled"] | None = None
 
 
 def _with_privacy(base: Workload, name: str, unit: str, clip_norm: float) -> Workload:
@@ -126,6 +132,12 @@ WORKLOADS: Mapping[str, Workload] = {
     "W4fedpi": _W4._replace(about=f"{_W4.about}; FedPi", algorithm="fedpi", base="W4"),
     "W4fedsplit": _W4._replace(about=f"{_W4.about}; FedSplit", algorithm="fedsplit", base="W4"),
     "W1anderson": _W1._replace(about=f"{_W1.about}; accelerated, τ = 10", memory=10, base="W1"),
+    "W1masked": _W1._replace(
+        about=f"{_W1.about}; masks with 10 neighbours each", secure="masked", base="W1"
+    ),
+    "W1cancelled": _W1._replace(
+        about=f"{_W1.about}; masks left out", secure="cancelled", base="W1"
+    ),
     "W1fedbn": _W1._replace(
         about=f"{_W1.about}; FedBN with a local head",
         algorithm="fedbn",
@@ -221,6 +233,10 @@ def prepare(workload: Workload, *, learning_rate: float = 0.1) -> Prepared:
             build = algorithms.build(
                 workload.algorithm, model, trainer, facts, options=workload.options
             )
+    if workload.secure is not None:
+        graph = random_neighbors(cohort, colluders=_COLLUDERS, dropouts=_DROPOUTS)
+        mean = masked(build.aggregator, fixed_point(cohort), graph, form=workload.secure)
+        build = build._replace(aggregator=mean)
     is_full = workload.cohort is None
     sampler = sampling.full_participation() if is_full else sampling.fixed_size()
     if workload.unit == "client" and not is_full:

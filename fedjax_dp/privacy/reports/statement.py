@@ -223,6 +223,11 @@ def statement(
         default = "gamma_shares"
     trusted = trust or default
     checks.one_of("trust", trusted, _TRUST)
+    hidden = sorted({what for s in samplers for what in _HIDDEN.get(s, ())}, reverse=True)
+    rule = (
+        "not be honest_but_curious: such a server knows who was drawn, which sampling keeps hidden"
+    )
+    checks.require(trusted != "honest_but_curious" or not hidden, "trust", rule, trusted)
     data = {
         "unit": ledger.unit,
         "relation": ledger.relation,
@@ -240,9 +245,7 @@ def statement(
         ],
         "trusted": trusted,
         "noise_root": noise_root,
-        "must_stay_hidden": sorted(
-            {what for s in samplers for what in _HIDDEN.get(s, ())}, reverse=True
-        ),
+        "must_stay_hidden": hidden,
         "not_private": [*_NOT_PRIVATE, *also_not_private],
     }
     if mechanisms - _NOT_CONTINUOUS:

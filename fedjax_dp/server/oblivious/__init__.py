@@ -1,6 +1,6 @@
 """Noise that no party knows: the protocol Π_PPFL, and an aggregator with the same law."""
 
-from fedjax_dp.server.oblivious.aggregator import oblivious_mean
+from fedjax_dp.server.oblivious.aggregator import oblivious_mean, protocol_messages
 from fedjax_dp.server.oblivious.protocol import (
     Played,
     SetUp,
@@ -17,5 +17,6 @@ __all__ = [
     "WideWords",
     "oblivious_mean",
     "play",
+    "protocol_messages",
     "set_up_protocol",
 ]

@@ -4,10 +4,11 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_dp.core import ranges, trees
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.messages import Coded
+from fedjax_dp.core.messages import Coded, Exchange
 from fedjax_dp.core.ranges import Count, NonNegative, Positive
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.claims import ClientClaim
@@ -128,3 +129,28 @@ def oblivious_mean(
         claim=claim,
         message=message,
     )
+
+
+@checked
+def protocol_messages(num_parties: Count, num_weights: Count) -> Exchange:
+    """Counts the noise terms of an iteration of Π_PPFL, for the communication meter.
+
+    Every party sends every other one a masked pair of terms for each weight, through the server,
+    which exchanges the two: n (n - 1) messages on either way. Before the first iteration they also
+    send each other a public key of 32 bytes, which is not counted.
+
+    Args:
+      num_parties: n, at least 1.
+      num_weights: how many numbers an update has, at least 1.
+
+    Returns:
+      Bytes of type "uint64", for `communication(..., exchange=...)`.
+
+    Source: `secure_aggregation` section 3.
+    """
+
+    def pairs(num_notified: np.ndarray, num_sent: np.ndarray) -> dict[str, np.ndarray]:
+        each = num_parties * (num_parties - 1) * 2 * num_weights * (_WORD_BITS // 8)
+        return {f"uint{_WORD_BITS}": np.full_like(num_notified, each)}
+
+    return Exchange(pairs, pairs)

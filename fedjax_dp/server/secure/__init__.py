@@ -4,6 +4,7 @@ from fedjax_dp.server.secure.aggregator import masked, masking_facts
 from fedjax_dp.server.secure.graphs import MaskGraph, all_pairs, random_neighbors
 from fedjax_dp.server.secure.key_agreement import MaskKeys, agreed_keys, simulated_keys
 from fedjax_dp.server.secure.secret_sharing import HeldShares, recover_secret, share_secret
+from fedjax_dp.server.secure.traffic import protocol_messages
 from fedjax_dp.server.secure.words import FixedPoint, fixed_point
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "fixed_point",
     "masked",
     "masking_facts",
+    "protocol_messages",
     "random_neighbors",
     "recover_secret",
     "share_secret",

@@ -1,0 +1,103 @@
+"""Secure aggregation as configured: the graph of masks, and an algorithm's messages under them."""
+
+from typing import Any
+
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.core import checks
+from fedjax_dp.data.participants import Participation
+from fedjax_dp.experiment.schema.config import (
+    DiscreteGaussianLevel,
+    PrivacySection,
+    SecureAggregationSection,
+)
+from fedjax_dp.privacy.mechanisms.distributed import Plan
+from fedjax_dp.server.base import Summed
+from fedjax_dp.server.secure import (
+    FixedPoint,
+    MaskGraph,
+    MaskKeys,
+    agreed_keys,
+    all_pairs,
+    fixed_point,
+    masked,
+    masking_facts,
+    random_neighbors,
+)
+
+
+def graph_of(section: SecureAggregationSection, participation: Participation) -> MaskGraph | None:
+    """Builds the graph of masks for the smallest cohort; None without secure aggregation."""
+    if section.form is None:
+        return None
+    sampler = participation.sampler
+    rule = (
+        "draw cohorts of a fixed size under secure_aggregation: a round of few clients is lost, "
+        "which would show how many took part"
+    )
+    checks.require(not sampler.varies, "participation.sampler", rule, sampler.name)
+    count = participation.min_drawn
+    rule = "be at least 2 under secure_aggregation"
+    checks.require(count >= 2, "the number of clients of a round", rule, count)
+    survived = {"colluders": section.colluders, "dropouts": section.dropouts}
+    try:
+        # Sums of the largest cohort must fit into words too.
+        _encoding(section, participation)
+        if section.graph == "all_pairs":
+            return all_pairs(count, **survived)
+        failure = {} if section.failure is None else {"failure": section.failure}
+        return random_neighbors(count, num_neighbors=section.num_neighbors, **survived, **failure)
+    except ValueError as error:
+        raise ValueError(f"secure_aggregation.{error}") from None
+
+
+def check_secure_aggregation(
+    section: SecureAggregationSection, privacy: PrivacySection, participation: Participation
+) -> None:
+    """Checks the graph, and that the claim holds against those whom the graph is for."""
+    graph = graph_of(section, participation)
+    has_shares = "client" in privacy.units and isinstance(privacy.client, DiscreteGaussianLevel)
+    if graph is None or not has_shares:
+        return
+    for name in ("integer_bits", "fraction_bits"):
+        rule = "be none for discrete_gaussian, whose clients send integers"
+        value = getattr(section, name)
+        checks.require(value is None, f"secure_aggregation.{name}", rule, value)
+
+
+def under_masks(
+    section: SecureAggregationSection,
+    graph: MaskGraph | None,
+    participation: Participation,
+    algorithm: FederatedAlgorithm,
+) -> tuple[FederatedAlgorithm, MaskKeys | None]:
+    """Puts an algorithm's messages under masks, if configured; also returns the keys."""
+    if graph is None or section.form is None:
+        return algorithm, None
+    rule = f"be left out for {algorithm.name}, whose server needs the message of each client"
+    aggregator = algorithm.aggregator
+    is_summed = isinstance(aggregator, Summed)
+    checks.require(is_summed, "secure_aggregation.form", rule, section.form)
+    assert isinstance(aggregator, Summed)
+    keys = None if section.keys == "simulated" else agreed_keys(participation.num_clients)
+    encoding = _encoding(section, participation)
+    mean = masked(aggregator, encoding, graph, keys=keys, form=section.form)
+    return algorithm._replace(aggregator=mean), keys
+
+
+def stated_facts(
+    section: SecureAggregationSection,
+    graph: MaskGraph | None,
+    keys: MaskKeys | None,
+    plan: Plan | None,
+) -> dict[str, Any]:
+    """Collects what a statement says of masks, and who is trusted if clients add the noise."""
+    if graph is None or section.form is None:
+        return {}
+    facts = masking_facts(graph, plan, keys=keys, form=section.form)
+    trust = {} if plan is None else {"trust": "honest_but_curious"}
+    return {"secure_aggregation": facts, **trust}
+
+
+def _encoding(section: SecureAggregationSection, participation: Participation) -> FixedPoint:
+    bits = {} if section.integer_bits is None else {"integer_bits": section.integer_bits}
+    return fixed_point(participation.capacity, fraction_bits=section.fraction_bits, **bits)

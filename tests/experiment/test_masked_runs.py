@@ -1,0 +1,126 @@
+"""Secure aggregation by configuration: what is refused, what runs, and what the statement says."""
+
+import pytest
+from marks import slow, telling
+from run_folders import assert_same_run, die_and_resume, execute, metrics, read_json
+
+from fedjax_dp.experiment import load_config
+from fedjax_dp.experiment.assembly import population
+from fedjax_dp.experiment.assembly.assemble import assemble
+from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.reading.validate import validate
+
+FEDAVG = ("--privacy.unit=none", "--algorithm.name=fedavg")
+DISCRETE = (
+    *("--privacy.unit=client", "--algorithm.name=dp_fedavg"),
+    *("--privacy.client.mechanism=discrete_gaussian", "--privacy.client.epsilon=none"),
+    "--privacy.client.noise_multiplier=2",
+)
+SIX = ("--data.num_clients=6", "--run.rounds=2")
+COHORT = ("--participation.sampler=fixed_size", "--participation.cohort_size=4")
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+
+def secure(**options):
+    return [f"--secure_aggregation.{name}={value}" for name, value in options.items()]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (secure(colluders=1), "secure_aggregation.colluders must be left out without a secure_"),
+        (secure(form="masked", failure=1e-9), "secure_aggregation.failure must be none for"),
+        (secure(form="masked", num_neighbors=2), "secure_aggregation.num_neighbors must be none"),
+        (secure(form="masked", colluders=6), "secure_aggregation.colluders must be below the 6"),
+        (secure(form="masked", dropouts=6), "secure_aggregation.dropouts must leave 2 of 6"),
+        (
+            secure(form="masked", graph="random_neighbors", num_neighbors=6),
+            "secure_aggregation.num_neighbors must be even, at least 2 and below the 6 clients",
+        ),
+        (
+            secure(form="masked", integer_bits=9, fraction_bits=20),
+            "secure_aggregation.fraction_bits must be from -9 to 19 for 6 clients",
+        ),
+        (
+            [*secure(form="masked"), "--participation.sampler=poisson"],
+            "participation.sampler must draw cohorts of a fixed size under secure_aggregation",
+        ),
+        (
+            [*secure(form="masked"), COHORT[0], "--participation.cohort_size=1"],
+            "the number of clients of a round must be at least 2 under secure_aggregation, got 1",
+        ),
+        ([*DISCRETE, *secure(form="masked", integer_bits=3)], "be none for discrete_gaussian"),
+        (
+            [*DISCRETE, *secure(form="masked", colluders=2, dropouts=3)],
+            "secure_aggregation.dropouts must leave 2 of 6 clients beside 2 colluders",
+        ),
+    ],
+)
+def test_bad_input_is_refused_before_data_are_read(monkeypatch, words, message):
+    monkeypatch.setattr(population.datasets, "load", None)
+    unit = () if DISCRETE[0] in words else FEDAVG
+    with pytest.raises(ValueError) as error:
+        assemble(load_config(None, [*SIX, *unit, *words]))
+    assert message in str(error.value)
+
+
+def test_an_aggregator_that_needs_every_message_is_refused():
+    words = [*SIX, *FEDAVG, "--algorithm.aggregator=trimmed_mean", *secure(form="cancelled")]
+    with pytest.raises(ValueError, match=r"secure_aggregation\.form must be left out for fedavg"):
+        assemble(load_config(None, words))
+
+
+def test_a_written_configuration_is_read_back():
+    plain = load_config(None, [*SIX, *FEDAVG, "--secure_aggregation.form=none"])
+    assert "secure_aggregation" not in config_files.to_toml(plain)
+    config = load_config(None, [*SIX, *FEDAVG, *secure(form="masked", dropouts=1)])
+    again = config_files.from_toml(config_files.to_toml(config), "config.toml")
+    validate(again)
+    assert again.secure_aggregation == config.secure_aggregation
+
+
+@telling
+def test_masks_change_nothing_but_the_statement(tmp_path):
+    """Noise in shares: integers, whose sums are exact without masks too."""
+    own = ("privacy.json", "privacy.md", "config.toml", "metrics.jsonl", "secure_aggregation")
+    own += ("communication", "not_private")
+    words = [*SIX, *DISCRETE, "--participation.sampler=full_participation"]
+    forms = [secure(form=form, graph="random_neighbors") for form in ("masked", "cancelled")]
+    for name, more in zip(("plain", "masked", "cancelled"), ([], *forms), strict=True):
+        assert execute(tmp_path / name, *words, *more)[0] == 0
+        if more:
+            assert_same_run(tmp_path / "plain", tmp_path / name, besides=own)
+            text = (tmp_path / name / "privacy.md").read_text("utf-8")
+            assert "honest but curious" in text and "masks of all pairs, for at most 0" in text
+            rows = metrics(tmp_path / name)
+            assert all(row["num_lost"] == row["num_recovered"] == 0 for row in rows)
+    assert "every mask was made and removed" in (tmp_path / "masked" / "privacy.md").read_text()
+    found = read_json(tmp_path / "cancelled", "summary.json")["secure_aggregation"]
+    assert found["form"] == "cancelled" and found["keys"] == "simulated"
+
+
+@slow
+def test_a_masked_run_with_colluders_resumes_with_new_keys(tmp_path):
+    pytest.importorskip("cryptography")
+    words = [*SIX, *DISCRETE, "--run.rounds=8", "--run.checkpoint_every=3"]
+    words += secure(form="masked", colluders=1, dropouts=1, keys="agreed")
+    assert execute(tmp_path / "whole", *words)[0] == 0
+    die_and_resume(tmp_path / "cut", 4, *words)
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    text = (tmp_path / "cut" / "privacy.md").read_text("utf-8")
+    assert "at most 1 clients that collude with the server and 1 that drop out" in text
+    assert "agreed by X25519" in text
+
+
+@telling
+def test_noise_makes_up_for_colluders_and_drop_outs():
+    """Of six shares those of a colluder and of a drop-out are not counted."""
+    few = assemble(load_config(None, [*SIX, *DISCRETE, *secure(form="cancelled")]))
+    options = secure(form="cancelled", colluders=1, dropouts=1)
+    many = assemble(load_config(None, [*SIX, *DISCRETE, *options]))
+    claims = [e.simulation.algorithm.claims.client for e in (few, many)]
+    events = [claim.event({}) for claim in claims]
+    assert [event.num_shares for event in events] == [6, 4]
+    assert [claim.min_participants for claim in claims] == [6, 5]
+    assert many.secure_aggregation["secure_aggregation"]["colluders"] == 1
