@@ -1,14 +1,17 @@
 """Secure aggregation by configuration: what is refused, what runs, and what the statement says."""
 
+import jax
 import pytest
 from marks import slow, telling
 from run_folders import assert_same_run, die_and_resume, execute, metrics, read_json
 
+from fedjax_dp.core.messages import tariff_of
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly import population
 from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading.validate import validate
+from fedjax_dp.experiment.studies.workloads import WORKLOADS, prepare
 
 FEDAVG = ("--privacy.unit=none", "--algorithm.name=fedavg")
 DISCRETE = (
@@ -124,3 +127,13 @@ def test_noise_makes_up_for_colluders_and_drop_outs():
     assert [event.num_shares for event in events] == [6, 4]
     assert [claim.min_participants for claim in claims] == [6, 5]
     assert many.secure_aggregation["secure_aggregation"]["colluders"] == 1
+
+
+@pytest.mark.parametrize("name", ["W1masked", "W1cancelled"])
+def test_benchmarks_of_masks_send_words(name):
+    workload = WORKLOADS[name]._replace(model="logistic_regression", shape=(3,), num_classes=2)
+    sent = prepare(workload).algorithm.aggregator.message(
+        {"w": jax.ShapeDtypeStruct((3, 2), "float32")}, jax.ShapeDtypeStruct((), "float32")
+    )
+    # Six parameters, the number of clients, and whether one was cut.
+    assert workload.base == "W1" and tariff_of(sent).fixed["dense"] == {"uint32": 32}

@@ -38,14 +38,15 @@ def graph_of(section: SecureAggregationSection, participation: Participation) ->
     count = participation.min_drawn
     rule = "be at least 2 under secure_aggregation"
     checks.require(count >= 2, "the number of clients of a round", rule, count)
-    survived = {"colluders": section.colluders, "dropouts": section.dropouts}
+    options: dict[str, Any] = {"colluders": section.colluders, "dropouts": section.dropouts}
     try:
         # Sums of the largest cohort must fit into words too.
         _encoding(section, participation)
         if section.graph == "all_pairs":
-            return all_pairs(count, **survived)
-        failure = {} if section.failure is None else {"failure": section.failure}
-        return random_neighbors(count, num_neighbors=section.num_neighbors, **survived, **failure)
+            return all_pairs(count, **options)
+        if section.failure is not None:
+            options["failure"] = section.failure
+        return random_neighbors(count, num_neighbors=section.num_neighbors, **options)
     except ValueError as error:
         raise ValueError(f"secure_aggregation.{error}") from None
 
@@ -99,5 +100,7 @@ def stated_facts(
 
 
 def _encoding(section: SecureAggregationSection, participation: Participation) -> FixedPoint:
-    bits = {} if section.integer_bits is None else {"integer_bits": section.integer_bits}
-    return fixed_point(participation.capacity, fraction_bits=section.fraction_bits, **bits)
+    options: dict[str, Any] = {"fraction_bits": section.fraction_bits}
+    if section.integer_bits is not None:
+        options["integer_bits"] = section.integer_bits
+    return fixed_point(participation.capacity, **options)

@@ -100,7 +100,8 @@ def to_toml(config: Config) -> str:
     if "learning_rate" not in config.training.model_fields_set and _has_no_steps(config):
         del tables["training"]["learning_rate"]
     for name, switch in (("acceleration", "memory"), ("secure_aggregation", "form")):
-        if getattr(getattr(config, name), switch) is None:
+        section = getattr(config, name)
+        if getattr(section, switch) is None and section.model_fields_set <= {switch}:
             del tables[name]
     return tomli_w.dumps(tables)
 

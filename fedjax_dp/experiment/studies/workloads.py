@@ -225,18 +225,17 @@ def prepare(workload: Workload, *, learning_rate: float = 0.1) -> Prepared:
             )
         elif workload.algorithm == "fedavg":
             mean = uniform_mean()
-            build = fedavg(
-                model, trainer, aggregator=gradient_mask(mean) if workload.is_masked else mean
-            )
+            if workload.is_masked:
+                mean = gradient_mask(mean)
+            if workload.secure is not None:
+                graph = random_neighbors(cohort, colluders=_COLLUDERS, dropouts=_DROPOUTS)
+                mean = masked(mean, fixed_point(cohort), graph, form=workload.secure)
+            build = fedavg(model, trainer, aggregator=mean)
         else:
             facts = algorithms.Problem(num_clients=workload.num_clients)
             build = algorithms.build(
                 workload.algorithm, model, trainer, facts, options=workload.options
             )
-    if workload.secure is not None:
-        graph = random_neighbors(cohort, colluders=_COLLUDERS, dropouts=_DROPOUTS)
-        mean = masked(build.aggregator, fixed_point(cohort), graph, form=workload.secure)
-        build = build._replace(aggregator=mean)
     is_full = workload.cohort is None
     sampler = sampling.full_participation() if is_full else sampling.fixed_size()
     if workload.unit == "client" and not is_full:
