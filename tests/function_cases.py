@@ -423,6 +423,15 @@ SPECIAL: dict[str, Case] = {
         of.__name__: case(of, **{**_TIMED, **own})
         for of, own in (
             (engine.clocked, {"server_seconds": 0.1}),
+            (
+                engine.asynchronous,
+                {
+                    "federation": lambda: joined_by_all(),
+                    "server_seconds": 0.1,
+                    "concurrency": NUM_CLIENTS,
+                    "max_staleness": 1,
+                },
+            ),
             (engine.round_times, {}),
             (engine.serverless_times, {}),
             (engine.key_exchange_seconds, {}),

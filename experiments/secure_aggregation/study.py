@@ -3,6 +3,7 @@
 python -m experiments.secure_aggregation.study collusion [--parties 100] [--trials 1000]
 python -m experiments.secure_aggregation.study adult --parties 100 500 [--corrected 1]
 python -m experiments.secure_aggregation.study growth [--parties 25 50 100 200]
+python -m experiments.secure_aggregation.study asynchronous [--updates 4000]
 """
 
 import argparse
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from experiments.secure_aggregation import adult, colluders
+from experiments.secure_aggregation import adult, asynchronous, colluders
 from fedjax_dp.io import plots
 from fedjax_dp.server.oblivious import play, set_up_protocol
 
@@ -66,6 +67,14 @@ def growth(options: argparse.Namespace) -> str:
     return "\n".join(lines) + "\n"
 
 
+def by_arrival(options: argparse.Namespace) -> str:
+    """Trains synchronously and asynchronously on MNIST by writer, and draws both by time."""
+    result = asynchronous.run(options.seed, options.updates)
+    _write(options.output / "asynchronous.json", result)
+    plots.save(asynchronous.draw(result), options.output / "asynchronous.png")
+    return asynchronous.as_markdown(result)
+
+
 def _write(path: pathlib.Path, content: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, ensure_ascii=False) + "\n", "utf-8")
@@ -79,9 +88,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ("collusion", collusion, [100]),
         ("adult", on_adult, [50, 100, 200, 500]),
         ("growth", growth, [25, 50, 100, 200]),
+        ("asynchronous", by_arrival, None),
     ):
         one = kinds.add_parser(name, help=run.__doc__)
-        one.add_argument("--parties", type=int, nargs="+", default=parties)
+        if parties is not None:
+            one.add_argument("--parties", type=int, nargs="+", default=parties)
         one.add_argument("--seed", type=int, default=0)
         output = pathlib.Path("runs/secure_aggregation")
         one.add_argument("--output", type=pathlib.Path, default=output)
@@ -91,6 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if name == "adult":
             one.add_argument("--printed", type=float, nargs="*", default=[5e-4, 1e-5])
             one.add_argument("--corrected", type=float, nargs="*", default=[10.0, 1.0])
+        if name == "asynchronous":
+            one.add_argument("--updates", type=int, default=4000)
         if name == "growth":
             one.add_argument("--iterations", type=int, default=20)
     options = parser.parse_args(arguments)

@@ -4,6 +4,7 @@ import math
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
@@ -38,11 +39,25 @@ class Participation(NamedTuple):
         Returns:
           The cohort; `indices` are client indices.
         """
-        batch = self.cohort_size if self.sampler.varies else int(self.cohort_size)
+        return self._drawn(self.sampler.init(self.num_clients), key, round_index)[1]
+
+    def draws(self, key: PRNGKey, rounds: jax.typing.ArrayLike) -> Draw:
+        """Draws the cohorts of several rounds, one after the other.
+
+        Args:
+          key: as for `draw`.
+          rounds: their indices, ascending, `[rounds]`.
+
+        Returns:
+          The cohorts, each array `[rounds, ...]`.
+        """
         state = self.sampler.init(self.num_clients)
-        return self.sampler.draw(
-            state, key, round_index, self.num_clients, batch, self.num_clients, self.capacity
-        )[1]
+        return jax.lax.scan(lambda s, r: self._drawn(s, key, r), state, jnp.asarray(rounds))[1]
+
+    def _drawn(self, state: Any, key: PRNGKey, round_index: Any) -> tuple[Any, Draw]:
+        batch = self.cohort_size if self.sampler.varies else int(self.cohort_size)
+        size = self.num_clients
+        return self.sampler.draw(state, key, round_index, size, batch, size, self.capacity)
 
     @property
     def min_drawn(self) -> int:

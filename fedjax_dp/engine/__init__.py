@@ -12,6 +12,7 @@ from fedjax_dp.engine.population import examples_of, population_of
 from fedjax_dp.engine.record import Fate, RoundInfo, RoundRecord, TrainingInfo, as_metrics
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.wrappers.anderson import anderson
+from fedjax_dp.engine.wrappers.asynchronous import asynchronous
 from fedjax_dp.engine.wrappers.clock import clocked
 from fedjax_dp.engine.wrappers.latencies import (
     Compute,
@@ -44,6 +45,7 @@ __all__ = [
     "TrainingInfo",
     "anderson",
     "as_metrics",
+    "asynchronous",
     "calibrate",
     "clocked",
     "communication",

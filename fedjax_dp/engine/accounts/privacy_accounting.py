@@ -266,8 +266,7 @@ class PrivacyAccounting:
     def _cohorts(self, first: int, key: PRNGKey, num_rounds: int) -> np.ndarray:
         """Draws the coming cohorts, `[num_rounds, slots]`, -1 in empty slots."""
         draw_key = fold(key, Purpose.PARTICIPATION)
-        rounds = first + np.arange(num_rounds)
-        draws = jax.vmap(lambda r: self._participation.draw(draw_key, r))(rounds)
+        draws = self._participation.draws(draw_key, first + np.arange(num_rounds))
         return np.where(draws.is_real, draws.indices, -1)
 
     @checked

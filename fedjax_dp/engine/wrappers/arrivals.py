@@ -1,0 +1,216 @@
+"""The order in which updates arrive if clients work at the same time on models of different age."""
+
+from typing import Any, NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from chex import PRNGKey
+
+from fedjax_dp.core.keys import fold
+from fedjax_dp.data.sampling import Draw, Sampler, fixed_size
+from fedjax_dp.engine.wrappers.latencies import Latencies
+
+# What the key of participation is folded with for jitter: no round has this index.
+_JITTER = 2**31 - 1
+
+
+@flax.struct.dataclass
+class InFlight:
+    """The clients at work before a round, and those whose updates make the round.
+
+    Times are in seconds since the server had the model of this round.
+
+    Attributes:
+      round: the round, int32; -1 before the first.
+      model: the round whose model each client works on or worked on last, `[num_clients]`, int32.
+      start: when each client was sent it, `[num_clients]`, float32.
+      arrival: when its update arrives, `[num_clients]`, float32; infinite for idle clients.
+      turn: the number of clients that were sent a model before it, `[num_clients]`, int32.
+      last: the last round that an update of the client arrived for, `[num_clients]`, int32.
+      times: the updates of each client that have arrived, `[num_clients]`, int32.
+      place: the place of a client's update among those of this round, `[num_clients]`, int32;
+        `num_clients` for none.
+      num_started: the number of clients that were ever sent a model, int32.
+      seconds: how long the round takes, float32.
+    """
+
+    round: jax.Array
+    model: jax.Array
+    start: jax.Array
+    arrival: jax.Array
+    turn: jax.Array
+    last: jax.Array
+    times: jax.Array
+    place: jax.Array
+    num_started: jax.Array
+    seconds: jax.Array
+
+    @property
+    def is_busy(self) -> jax.Array:
+        """The clients at work, `[num_clients]`, bool."""
+        return jnp.isfinite(self.arrival)
+
+    @property
+    def staleness(self) -> jax.Array:
+        """The rounds since the model of each client's update, `[num_clients]`, int32."""
+        return self.round - self.model
+
+    def started(self, is_chosen: jax.Array, now: Any, turn: Any, seconds: jax.Array) -> "InFlight":
+        """Sends the model of the round to some clients, `[num_clients]`, bool."""
+
+        def chosen(new: Any, old: jax.Array) -> jax.Array:
+            return jnp.where(is_chosen, new, old)
+
+        return self.replace(  # type: ignore[attr-defined]
+            model=chosen(self.round, self.model),
+            start=chosen(now, self.start),
+            arrival=chosen(now + seconds, self.arrival),
+            turn=chosen(self.num_started + turn, self.turn),
+            num_started=self.num_started + jnp.sum(is_chosen, dtype=jnp.int32),
+        )
+
+
+class Arrivals(NamedTuple):
+    """The rules by which clients start and updates arrive; all randomness follows the key.
+
+    Attributes:
+      order: draws the whole population in the order in which clients are chosen.
+      seconds: of a client's round without jitter, `[num_clients]`, float64.
+      latencies: for the jitter of its two messages.
+      server_seconds: what the server takes to make a new model.
+      buffer_size: the updates that make a round.
+      concurrency: the clients at work at any time.
+      max_staleness: the largest staleness of an update that counts.
+      separation: the fewest rounds from one update of a client to its next.
+      max_participations: the most updates of a client; None without a limit.
+    """
+
+    order: Sampler
+    seconds: np.ndarray
+    latencies: Latencies
+    server_seconds: float
+    buffer_size: int
+    concurrency: int
+    max_staleness: int
+    separation: int
+    max_participations: int | None
+
+    @property
+    def num_clients(self) -> int:
+        """The population."""
+        return len(self.seconds)
+
+    def sampler(self) -> Sampler:
+        """Makes the sampler whose state is what is in flight; it draws the clients that arrive."""
+        return fixed_size()._replace(
+            name="asynchronous",
+            init=lambda limit: self.none(),
+            draw=self.draw,
+            capacity=lambda limit, batch_size: min(limit, batch_size + self.concurrency),
+            event=lambda base, size, batch_size: base,
+            charges_all=False,
+            separation=lambda size, batch_size: self.separation,
+            min_drawn=lambda size, batch_size: 0,
+        )
+
+    def none(self) -> InFlight:
+        """Returns the state before the first round: no client is at work."""
+
+        def full(value: Any, dtype: Any = jnp.int32) -> jax.Array:
+            return jnp.full(self.num_clients, value, dtype)
+
+        idle, zero = full(jnp.inf, jnp.float32), full(0)
+        return InFlight(
+            round=jnp.int32(-1),
+            model=zero,
+            start=full(0, jnp.float32),
+            arrival=idle,
+            turn=zero,
+            last=full(-self.separation),
+            times=zero,
+            place=full(self.num_clients),
+            num_started=jnp.int32(0),
+            seconds=jnp.float32(0),
+        )
+
+    def draw(self, state, key, step, size, batch_size, limit, capacity, any_of=None):
+        """Draws the clients of a round, in the order of their updates, as `Sampler.draw` does."""
+        state = jax.lax.fori_loop(
+            state.round + 1,
+            jnp.asarray(step, jnp.int32) + 1,
+            lambda r, s: self.after(s, key),
+            state,
+        )
+        indices = jnp.argsort(state.place)[:capacity].astype(jnp.int32)
+        return state, Draw(indices, state.place[indices] < self.num_clients, jnp.int32(0))
+
+    def after(self, state: InFlight, key: PRNGKey) -> InFlight:
+        """Simulates the arrivals of the next round; `key` is that of participation."""
+        state = state.replace(  # type: ignore[attr-defined]
+            round=state.round + 1,
+            arrival=state.arrival - state.seconds,
+            place=jnp.full_like(state.place, self.num_clients),
+        )
+        n = self.num_clients
+        order = self.order.draw(self.order.init(n), key, state.round, n, n, n, n)[1].indices
+        seconds = self.durations(key, state.round)
+        # Idle places are filled by the first eligible clients in the order of this round.
+        is_free = self.is_eligible(state)[order]
+        turn = jnp.cumsum(is_free) - 1
+        num_idle = self.concurrency - jnp.sum(state.is_busy)
+        turn, is_chosen = (
+            jnp.zeros(n, x.dtype).at[order].set(x) for x in (turn, is_free & (turn < num_idle))
+        )
+        state = state.started(is_chosen, jnp.float32(0), turn, seconds)
+        rank = jnp.zeros(n, jnp.int32).at[order].set(jnp.arange(n, dtype=jnp.int32))
+
+        def goes_on(carry):
+            state, count, _, _ = carry
+            return (count < self.buffer_size) & jnp.any(state.is_busy)
+
+        def one(carry):
+            state, count, place, _ = carry
+            is_first = state.arrival == jnp.min(state.arrival)
+            client = jnp.argmin(jnp.where(is_first, state.turn, jnp.iinfo(jnp.int32).max))
+            # While the server makes a model, updates wait for it.
+            now = jnp.maximum(state.arrival[client], 0.0)
+            count += state.staleness[client] <= self.max_staleness
+            state = state.replace(
+                arrival=state.arrival.at[client].set(jnp.inf),
+                last=state.last.at[client].set(state.round),
+                times=state.times.at[client].add(1),
+                place=state.place.at[client].set(place),
+            )
+            is_free = self.is_eligible(state)
+            following = jnp.argmin(jnp.where(is_free, rank, n))
+            is_chosen = is_free & (jnp.arange(n) == following)
+            return state.started(is_chosen, now, 0, seconds), count, place + 1, now
+
+        start = state, jnp.int32(0), jnp.int32(0), jnp.float32(0)
+        state, _, _, end = jax.lax.while_loop(goes_on, one, start)
+        # Who would start in the moment in which the round ends is sent the next model instead.
+        is_sent = (state.model < state.round) | (state.start < end)
+        return state.replace(
+            arrival=jnp.where(is_sent, state.arrival, jnp.inf),
+            seconds=end + jnp.float32(self.server_seconds),
+        )
+
+    def is_eligible(self, state: InFlight) -> jax.Array:
+        """Finds the clients that may start to work on the model of the round, bool."""
+        is_eligible = ~state.is_busy & (state.last + self.separation <= state.round)
+        if self.max_participations is not None:
+            is_eligible &= state.times < self.max_participations
+        return is_eligible
+
+    def durations(self, key: PRNGKey, round_index: jax.Array) -> jax.Array:
+        """Computes the seconds of the clients that start in a round, `[num_clients]`."""
+        seconds = jnp.asarray(self.seconds, jnp.float32)
+        here, server, jitter = self.latencies.clients, self.latencies.server, self.latencies.jitter
+        if not np.any(jitter):
+            return seconds
+        keys = jax.vmap(lambda i: fold(key, _JITTER, round_index, i))(jnp.arange(len(seconds)))
+        down, up = jax.vmap(lambda k: jax.random.exponential(k, (2,)))(keys).T
+        extra = (jnp.asarray(x, jnp.float32) for x in (jitter[server, here], jitter[here, server]))
+        return seconds + sum(mean * drawn for mean, drawn in zip(extra, (down, up), strict=True))

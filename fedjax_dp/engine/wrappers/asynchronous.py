@@ -1,0 +1,328 @@
+"""Asynchronous rounds: clients work on models of different age, the server on a buffer of them."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp.algorithms.base import FederatedAlgorithm, FinishForAll, one_stage
+from fedjax_dp.core import checks, sums, trees
+from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.ranges import Count, Index, NonNegative
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data import participants, sampling
+from fedjax_dp.engine.cohort import draw_cohort
+from fedjax_dp.engine.federation import Federation
+from fedjax_dp.engine.federation import federation as bind
+from fedjax_dp.engine.layout import Layout
+from fedjax_dp.engine.record import Fate
+from fedjax_dp.engine.round import play_round
+from fedjax_dp.engine.wrappers.arrivals import Arrivals, InFlight
+from fedjax_dp.engine.wrappers.latencies import Compute, Latencies
+from fedjax_dp.privacy.claims import ClientClaim
+from fedjax_dp.server.base import Summed
+
+# `(staleness) -> weight` in [0, 1], or a for (1 + staleness)^-a.
+Discount = NonNegative | Callable[[int], float]
+
+_SAMPLERS = ("fixed_size", "full_participation", "min_separated")
+
+
+@flax.struct.dataclass
+class Asynchrony:
+    """The wrapper's state: who is at work, the last models of the server, and the seconds so far.
+
+    Attributes:
+      in_flight: the clients at work, and those whose updates make the next round.
+      servers: the server's state at the start of the last rounds, `[max_staleness + 1, ...]`.
+      seconds: the sum of the seconds of all rounds.
+    """
+
+    in_flight: InFlight
+    servers: PyTree
+    seconds: sums.Sum
+
+
+@checked
+def asynchronous(
+    federation: Federation,
+    *,
+    latencies: Latencies,
+    compute: Compute,
+    server_seconds: NonNegative,
+    concurrency: Count,
+    max_staleness: Index,
+    discount: Discount = 0.5,
+    max_participations: Count | None = None,
+    num_rounds: Count | None = None,
+    start_seconds: NonNegative = 0.0,
+) -> Federation:
+    """Makes the rounds of a federation asynchronous, as FedBuff does, on a simulated clock.
+
+    `concurrency` clients work at any time, each on the model that the server had when it started. A
+    round ends when as many updates have arrived as the federation's cohort has clients, the buffer
+    size K: then the server takes its step. In place of a client that has finished, another one
+    starts at once, chosen at random among those that are not at work; one that finishes with the
+    round, or while the server makes the new model, is replaced when that model is there. Times
+    depend on places, devices, local steps and random draws by client and round, never on what
+    clients compute, so neither layout nor a resumed run changes who arrives when.
+
+    If all clients take equally long, and K = `concurrency`, rounds equal those of the federation.
+
+    Guarantee: of clients, that of the aggregator, without amplification: each update that arrives
+    costs its client one release, as the ledger charges. `discount` multiplies a clipped update by
+    at most 1, and the divisor is public, so that the sensitivity is that of the aggregator. A
+    client takes part in at most `max_participations` rounds, at least as many rounds apart as the
+    participation of the federation separates them, which correlated noise needs. Who takes part
+    follows from public sizes and the clock, and is not secret. Of records, that of the federation:
+    a record pays for the rounds in which an update of its client arrived.
+
+    Args:
+      federation: what is made asynchronous, as `federation` returned it; other wrappers are applied
+        afterwards. Its cohort size is the buffer size; its participation is full, of fixed size, or
+        min-separated.
+      latencies: of messages between clients and server.
+      compute: seconds of clients' computation.
+      server_seconds: what the server takes to make a new model, at least 0; it sends none
+        meanwhile.
+      concurrency: clients at work at any time, at least K; fewer where no more are eligible.
+      max_staleness: the largest staleness of an update that counts, at least 0: rounds between the
+        model that a client started from and the one that its update is applied to. The update of an
+        older model is dropped, and the client has the fate `LATE`. So many server states and one
+        more are held.
+      discount: a, at least 0, for a weight of (1 + staleness)^-a of each update, or a function
+        `(staleness) -> weight` in [0, 1]. Weights multiply updates and are in no divisor.
+      max_participations: the most updates of one client in a run, at least 1; None without a limit.
+        Once no client is left, rounds are empty.
+      num_rounds: rounds of the run if known, so that too few participations are refused.
+      start_seconds: simulated seconds before the first round, at least 0.
+
+    Returns:
+      The federation; a round's cohort are the clients whose updates arrived. Its info of the server
+      gains `round_seconds`, `simulated_seconds`, `staleness_mean` and `staleness_max` of the
+      updates that count, `num_too_stale`, those dropped, and `num_in_flight`, clients at work when
+      the round has ended. An aggregator's own counts, such as `num_clipped`, are weighted.
+
+    Raises:
+      ValueError: for a number out of its range, a population that is too small, or a federation
+        whose guarantee or method does not hold in such rounds, with the reason.
+
+    Source: Nguyen and others 2022, algorithm 1.
+    """
+    bound, population = federation, federation.population
+    num_clients = population.num_clients
+    for name, count in (("latencies", latencies.clients), ("compute", compute.per_step)):
+        rule = f"be of the {num_clients} clients of the federation"
+        checks.require(len(count) == num_clients, name, rule, len(count))
+    _check_plain(bound)
+    _check_participation(bound)
+    _check_algorithm(bound)
+    buffer_size, separation = int(bound.participation.cohort_size), bound.participation.separation
+    rule = f"be at least {buffer_size}, the cohort size of the federation, which is the buffer size"
+    checks.require(concurrency >= buffer_size, "concurrency", rule, concurrency)
+    most = num_clients - (separation - 1) * buffer_size
+    rule = f"be at most {most}, the clients that are always free to start"
+    checks.require(concurrency <= most, "concurrency", rule, concurrency)
+    if num_rounds is not None and max_participations is not None:
+        least = -(-num_rounds * buffer_size // num_clients)
+        rule = f"be at least {least}: {num_rounds} rounds of {buffer_size} updates are needed"
+        checks.require(max_participations >= least, "max_participations", rule, max_participations)
+    weights = _weights(discount, max_staleness)
+    if np.any(weights != 1):
+        _check_weighted(bound)
+    steps = _num_steps(bound, bound.hyper)
+    is_full = bound.participation.sampler.name == "full_participation"
+    arrivals = Arrivals(
+        sampling.full_participation() if is_full else sampling.fixed_size(),
+        latencies.down + compute.seconds(steps) + latencies.up,
+        latencies,
+        server_seconds,
+        buffer_size,
+        concurrency,
+        max_staleness,
+        separation,
+        max_participations,
+    )
+    joined = participants.participation(arrivals.sampler(), num_clients, buffer_size)
+    # All that can be claimed without amplification is checked again.
+    bound = bind(bound.algorithm, population, joined)
+    buffered = _Buffered(bound, arrivals, weights, start_seconds)
+
+    def check(hyper: Any) -> None:
+        bound.check(hyper)
+        now = _num_steps(bound, hyper)
+        rule = "give each client as many local steps as at the start, since times depend on them"
+        checks.require(np.array_equal(now, steps), "hyper.local", rule, now)
+
+    return bound._replace(
+        init=buffered.init,
+        draw=buffered.draw,
+        step=buffered.step,
+        check=check,
+        draws_ahead=False,
+    )
+
+
+class _Buffered(NamedTuple):
+    """The wrapper's functions; `weights` are by staleness, `[max_staleness + 1]`."""
+
+    federation: Federation
+    arrivals: Arrivals
+    weights: np.ndarray
+    start_seconds: float
+
+    def init(self, key: Any, layout: Layout = Layout()) -> Any:
+        """Makes the first state, with the clients of the first round."""
+        state = self.federation.init(key, layout)
+        servers = jax.tree.map(
+            lambda x: jnp.broadcast_to(x, (len(self.weights), *x.shape)), state.server
+        )
+        first = self.arrivals.after(self.arrivals.none(), fold(key, Purpose.PARTICIPATION))
+        seconds = sums.Sum(jnp.float32(self.start_seconds), jnp.float32(0))
+        return state._replace(outer=(Asynchrony(first, servers, seconds),))
+
+    def draw(self, state, hyper, key, layout=Layout()):
+        """Reads the cohort from the state; updates that are too old are late."""
+        federation, in_flight = self.federation, state.outer[-1].in_flight
+        sampler = federation.participation.sampler._replace(init=lambda limit: in_flight)
+        joined = federation.participation._replace(sampler=sampler)
+        sizes = jnp.asarray(federation.population.sizes)
+        cohort = draw_cohort(federation.algorithm, joined, layout, sizes, hyper, state.round, key)
+        is_old = cohort.is_drawn & (in_flight.staleness[cohort.ids] >= len(self.weights))
+        fate = jnp.where(is_old, Fate.LATE, cohort.fate)
+        return cohort._replace(fate=fate.astype(jnp.int8))
+
+    def step(self, state, hyper, examples, cohort, key, layout=Layout()):
+        """Runs the round of the updates that have arrived, and simulates who arrives next."""
+        (own,) = state.outer
+        place = state.round % len(self.weights)
+        servers = jax.tree.map(lambda a, x: a.at[place].set(x), own.servers, state.server)
+        algorithm = self.of_round(own.in_flight, servers)
+        examples = jax.tree.map(jnp.asarray, examples)
+        after, record, info = play_round(
+            algorithm, layout, state._replace(outer=()), hyper, examples, cohort, key
+        )
+        following = self.arrivals.after(own.in_flight, fold(key, Purpose.PARTICIPATION))
+        seconds = sums.add(own.seconds, own.in_flight.seconds)
+        counts = cohort.fate == Fate.CONTRIBUTED
+        staleness = jnp.where(counts, own.in_flight.staleness[cohort.ids], 0)
+        metrics = {
+            **info.server,
+            "round_seconds": own.in_flight.seconds,
+            "simulated_seconds": sums.value(seconds),
+            "staleness_mean": jnp.sum(staleness) / jnp.maximum(jnp.sum(counts), 1),
+            "staleness_max": jnp.max(staleness),
+            "num_too_stale": jnp.sum(cohort.fate == Fate.LATE),
+            "num_in_flight": jnp.sum(own.in_flight.is_busy),
+        }
+        after = after._replace(outer=(Asynchrony(following, servers, seconds),))
+        return after, record, info._replace(server=metrics)
+
+    def of_round(self, in_flight: InFlight, servers: PyTree) -> FederatedAlgorithm:
+        """Declares the algorithm with each client's own model, and its weight, in one round."""
+        algorithm, size = self.federation.algorithm, len(self.weights)
+
+        def broadcast(server, client):
+            model = in_flight.model[client.index]
+            return algorithm.broadcast(
+                trees.take(servers, model % size),
+                client.replace(round=model),
+            )
+
+        algorithm_of_round = algorithm._replace(broadcast=broadcast)
+        if np.all(self.weights == 1):
+            return algorithm_of_round
+        mean = algorithm.aggregator
+        is_bounded = isinstance(mean.claim, ClientClaim)
+
+        def contribute(state, numbers, update, sender):
+            staleness = jnp.minimum(in_flight.staleness[sender.index], size - 1)
+            weight = jnp.asarray(self.weights)[staleness]
+            if is_bounded:
+                # After the clip, so that it is the contribution that shrinks.
+                return trees.scale(mean.contribute(state, numbers, update, sender), weight)
+            return mean.contribute(state, numbers, trees.scale(update, weight), sender)
+
+        return algorithm_of_round._replace(aggregator=mean._replace(contribute=contribute))
+
+
+def _weights(discount: Discount, max_staleness: int) -> np.ndarray:
+    """Computes the weights by staleness, `[max_staleness + 1]`, float32."""
+    found = []
+    for staleness in range(max_staleness + 1):
+        weight = discount(staleness) if callable(discount) else (1 + staleness) ** -float(discount)
+        rule = f"be in [0, 1] for a staleness of {staleness}, so that no update grows"
+        checks.numbers("discount", rule, weight)
+        is_share = np.shape(weight) == () and 0 <= float(weight) <= 1
+        checks.require(is_share, "discount", rule, weight)
+        found.append(weight)
+    return np.asarray(found, np.float32)
+
+
+def _num_steps(federation: Federation, hyper: Any) -> np.ndarray:
+    """Computes the local steps of each client, `[num_clients]`."""
+    sizes = jnp.asarray(federation.population.sizes)
+    num_steps = federation.algorithm.training.num_steps
+    local = jax.tree.map(jnp.asarray, hyper.local)
+    by_client = jax.vmap(lambda i: num_steps(sizes[i], local.row(i)))
+    return np.asarray(by_client(jnp.arange(len(sizes))))
+
+
+def _check_plain(federation: Federation) -> None:
+    made = {function.__module__ for function in (federation.init, federation.step, federation.draw)}
+    rule = "be as federation() returned it; other wrappers are applied to asynchronous rounds"
+    checks.require(made == {bind.__module__}, "federation", rule, sorted(made))
+
+
+def _check_participation(federation: Federation) -> None:
+    name = federation.participation.sampler.name
+    rule = (
+        "be of fixed_size(), full_participation() or min_separated(): times decide whose updates "
+        "arrive, so that a cohort is no random sample and nothing is amplified"
+    )
+    checks.require(name in _SAMPLERS, "participation", rule, name)
+
+
+def _check_algorithm(federation: Federation) -> None:
+    """Refuses methods whose rounds cannot be asynchronous."""
+    algorithm = federation.algorithm
+    name, aggregator, stages = algorithm.name, algorithm.aggregator, algorithm.stages
+    rule = "be Summed: a buffer of updates is a sum with weights"
+    checks.require(isinstance(aggregator, Summed), "aggregator", rule, type(aggregator).__name__)
+    rule = (
+        "send what clients contribute: masks, shares of noise and rotations are made for a cohort "
+        "or a round that a client at work does not know; the nearest valid choice under privacy of "
+        "clients is gaussian_mean"
+    )
+    checks.require(aggregator.encode is None, "aggregator", rule, "one that encodes messages")
+    rule = (
+        "send clients no state of its own, such as an adaptive clip norm: their updates would be "
+        "bounded by that of an older round"
+    )
+    is_fixed = not jax.tree.leaves(federation.facts.down[1])
+    checks.require(is_fixed, "aggregator", rule, "one that does")
+    rule = f"have one stage and no steps on the host, unlike {name}: clients of several stages mix"
+    is_uniform = stages.stage_of is one_stage and not stages.host_steps
+    checks.require(is_uniform, "federation", rule, name)
+    rule = f"let no client choose a model by its records, as in {name}: no version offers the same"
+    checks.require(stages.choice is None, "federation", rule, name)
+    states = algorithm.client_state
+    rule = f"leave the states of absent clients as they are, unlike {name}: some are at work"
+    is_left = states is None or not isinstance(states.finish, FinishForAll)
+    checks.require(is_left, "federation", rule, name)
+
+
+def _check_weighted(federation: Federation) -> None:
+    """Refuses weights where a part of an update is no change of the model that was sent."""
+    name, facts = federation.algorithm.name, federation.facts
+    rule = (
+        f"be 0 for {name}: its clients' states or messages hold more than a change of the model "
+        "that they are sent, which a smaller weight would not match"
+    )
+    shapes = [jax.tree.map(lambda s: s.shape, part) for part in (facts.update, facts.down[0])]
+    fits = federation.algorithm.client_state is None and shapes[0] == shapes[1]
+    checks.require(fits, "discount", rule, "other weights")
