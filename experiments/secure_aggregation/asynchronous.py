@@ -98,8 +98,8 @@ def as_markdown(result: dict[str, Any]) -> str:
     seconds = [f"{curves[name]['seconds'][-1]:,.0f}" for name in names]
     lines += [
         "",
-        f"At the end: accuracy {' and '.join(ends)} after {' and '.join(seconds)} s. Mean staleness "
-        f"{np.mean(curves['asynchronous']['staleness']):.1f}.",
+        f"At the end: accuracy {' and '.join(ends)} after {' and '.join(seconds)} s. "
+        f"Mean staleness {np.mean(curves['asynchronous']['staleness']):.1f}.",
     ]
     return "\n".join(lines) + "\n"
 

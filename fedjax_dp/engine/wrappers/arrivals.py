@@ -2,7 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,8 +15,7 @@ from fedjax_dp.engine.wrappers.latencies import Latencies
 _JITTER = 2**31 - 1
 
 
-@flax.struct.dataclass
-class InFlight:
+class InFlight(NamedTuple):
     """The clients at work before a round, and those whose updates make the round.
 
     Times are in seconds since the server had the model of this round.
@@ -63,7 +61,7 @@ class InFlight:
         def chosen(new: Any, old: jax.Array) -> jax.Array:
             return jnp.where(is_chosen, new, old)
 
-        return self.replace(  # type: ignore[attr-defined]
+        return self._replace(
             model=chosen(self.round, self.model),
             start=chosen(now, self.start),
             arrival=chosen(now + seconds, self.arrival),
@@ -148,7 +146,7 @@ class Arrivals(NamedTuple):
 
     def after(self, state: InFlight, key: PRNGKey) -> InFlight:
         """Simulates the arrivals of the next round; `key` is that of participation."""
-        state = state.replace(  # type: ignore[attr-defined]
+        state = state._replace(
             round=state.round + 1,
             arrival=state.arrival - state.seconds,
             place=jnp.full_like(state.place, self.num_clients),
@@ -177,7 +175,7 @@ class Arrivals(NamedTuple):
             # While the server makes a model, updates wait for it.
             now = jnp.maximum(state.arrival[client], 0.0)
             count += state.staleness[client] <= self.max_staleness
-            state = state.replace(
+            state = state._replace(
                 arrival=state.arrival.at[client].set(jnp.inf),
                 last=state.last.at[client].set(state.round),
                 times=state.times.at[client].add(1),
@@ -192,7 +190,7 @@ class Arrivals(NamedTuple):
         state, _, _, end = jax.lax.while_loop(goes_on, one, start)
         # Who would start in the moment in which the round ends is sent the next model instead.
         is_sent = (state.model < state.round) | (state.start < end)
-        return state.replace(
+        return state._replace(
             arrival=jnp.where(is_sent, state.arrival, jnp.inf),
             seconds=end + jnp.float32(self.server_seconds),
         )
