@@ -62,10 +62,12 @@ from .algorithms import (
     record_dp_fedavg as record_dp_fedavg,
     reflected_fedavg as reflected_fedavg,
     reflected_fedprox as reflected_fedprox,
+    retrained_averaging as retrained_averaging,
     robust_hdp as robust_hdp,
     scaffold as scaffold,
     splitting as splitting,
     term as term,
+    warm_start_averaging as warm_start_averaging,
     weiavg as weiavg,
 )
 from .clients import (

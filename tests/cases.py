@@ -160,6 +160,11 @@ _PRIVATE = {"trainer": private_trainer}
 _BOTH = _BY_CLIENT | _PRIVATE
 _MEAN = gaussian_mean(0.2, 0.8, COHORT)
 _CENTRAL = {"aggregator": _MEAN}
+_GROWING = {
+    "rows_per_round": expected.GROWING_ROWS,
+    "regularizer": expected.GROWING_DECAY,
+    **_BY_CLIENT,
+}
 _MASK = {"aggregator": gradient_mask(threshold=0.6)}
 
 
@@ -360,6 +365,18 @@ _CASES = (
         lambda state: expected.client_state(state) | {"mean": theta_of(state.server.mean)},
         strength=0.5,
         **_BY_CLIENT,
+    ),
+    case(
+        "warm_start_averaging",
+        expected.averaged_models(is_new=True, is_warm=True),
+        expected.trained_models,
+        **_GROWING,
+    ),
+    case(
+        "retrained_averaging",
+        expected.averaged_models(is_new=False, is_warm=False),
+        expected.trained_models,
+        **_GROWING,
     ),
     case("fedbn", expected.at_home(), expected.own_part, home="b"),
     case("fedper", expected.at_home(), expected.own_part, head="b"),

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-from oracles import clustered, federated, generalization, local, noise_aware, personal
+from oracles import averaging, clustered, federated, generalization, local, noise_aware, personal
 from oracles.feddyn import feddyn as feddyn_by_hand
 from oracles.replay import Replay
 from oracles.splitting import FACTORS, ergodic
@@ -50,6 +50,9 @@ class Run(NamedTuple):
     def personal(self):
         return personal.trainer(self.clients, self.replay, SETTINGS)
 
+
+# New records of each client a round, and the regulariser, of averages on growing data.
+GROWING_ROWS, GROWING_DECAY = (2, 1, 3, 2, 4, 4), 0.3
 
 # Observers.
 
@@ -105,6 +108,10 @@ def own_part(state):
 
 def own_model(state):
     return shared_model(state) | {"own": theta_of(state.clients)}
+
+
+def trained_models(state):
+    return shared_model(state) | {"own": theta_of(state.clients.trained)}
 
 
 def ticket_and_home(state):
@@ -361,6 +368,18 @@ def km_cdpfl(run: Run):
 
 
 # Models of the clients.
+
+
+def averaged_models(**how):
+    """Averages of models on growing data."""
+
+    def expect(run: Run):
+        theta, own = averaging.averaged_models(
+            run.theta, *run.rounds, SETTINGS, GROWING_ROWS, GROWING_DECAY, **how
+        )
+        return {"params": theta, "own": own}
+
+    return expect
 
 
 def local_only(run: Run):

@@ -4,6 +4,7 @@ python -m experiments.secure_aggregation.study collusion [--parties 100] [--tria
 python -m experiments.secure_aggregation.study adult --parties 100 500 [--corrected 1]
 python -m experiments.secure_aggregation.study growth [--parties 25 50 100 200]
 python -m experiments.secure_aggregation.study asynchronous [--updates 4000]
+python -m experiments.secure_aggregation.study privacyfl [--parties 3 10 30] [--seeds 10]
 """
 
 import argparse
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from experiments.secure_aggregation import adult, asynchronous, colluders
+from experiments.secure_aggregation import adult, asynchronous, colluders, privacyfl
 from fedjax_dp.io import plots
 from fedjax_dp.server.oblivious import play, set_up_protocol
 
@@ -75,6 +76,19 @@ def by_arrival(options: argparse.Namespace) -> str:
     return asynchronous.as_markdown(result)
 
 
+def on_digits_and_kdd(options: argparse.Namespace) -> str:
+    """Runs PrivacyFL's scenarios on growing digits, and n × ε on KDD."""
+    result = {
+        "sweep": privacyfl.sweep(options.seeds),
+        "scenarios": privacyfl.scenarios(options.seeds),
+        "times": privacyfl.times(),
+        "grid": privacyfl.grid(options.parties, options.seed),
+    }
+    _write(options.output / "privacyfl.json", {"hardware": HARDWARE, **result})
+    plots.save(privacyfl.draw(result["sweep"]), options.output / "privacyfl.png")
+    return privacyfl.as_markdown(result)
+
+
 def _write(path: pathlib.Path, content: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, ensure_ascii=False) + "\n", "utf-8")
@@ -89,6 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ("adult", on_adult, [50, 100, 200, 500]),
         ("growth", growth, [25, 50, 100, 200]),
         ("asynchronous", by_arrival, None),
+        ("privacyfl", on_digits_and_kdd, [3, 10, 30]),
     ):
         one = kinds.add_parser(name, help=run.__doc__)
         if parties is not None:
@@ -104,6 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             one.add_argument("--corrected", type=float, nargs="*", default=[10.0, 1.0])
         if name == "asynchronous":
             one.add_argument("--updates", type=int, default=4000)
+        if name == "privacyfl":
+            one.add_argument("--seeds", type=int, default=10)
         if name == "growth":
             one.add_argument("--iterations", type=int, default=20)
     options = parser.parse_args(arguments)

@@ -37,6 +37,7 @@ from fedjax_dp.algorithms.r_dpcfl import r_dpcfl
 from fedjax_dp.algorithms.rc_dpfl import rc_dpfl
 from fedjax_dp.algorithms.record_dp_fedavg import record_dp_fedavg
 from fedjax_dp.algorithms.registry import ALGORITHMS, build
+from fedjax_dp.algorithms.retrained_averaging import retrained_averaging
 from fedjax_dp.algorithms.robust_hdp import robust_hdp
 from fedjax_dp.algorithms.scaffold import scaffold
 from fedjax_dp.algorithms.splitting import (
@@ -49,6 +50,7 @@ from fedjax_dp.algorithms.splitting import (
 )
 from fedjax_dp.algorithms.term import term
 from fedjax_dp.algorithms.values import ClientOutput, Hyper, Round
+from fedjax_dp.algorithms.warm_start_averaging import warm_start_averaging
 from fedjax_dp.algorithms.weiavg import weiavg
 
 __all__ = [
@@ -103,10 +105,12 @@ __all__ = [
     "record_dp_fedavg",
     "reflected_fedavg",
     "reflected_fedprox",
+    "retrained_averaging",
     "robust_hdp",
     "scaffold",
     "smallest_budget",
     "splitting",
     "term",
+    "warm_start_averaging",
     "weiavg",
 ]

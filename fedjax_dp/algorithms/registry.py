@@ -159,6 +159,8 @@ ALGORITHMS: Registry[Entry] = Registry(
         **_in("fed_ltn", _UNPROTECTED, **_OF_TICKETS, needs=needs_of_tickets),
         **_in("jump_start", _UNPROTECTED, **_OF_TICKETS, needs=needs_of_tickets),
         **_in("mr_mtl", _OPEN, given=_CLIENTS),
+        **_in("warm_start_averaging", _OPEN, given=_CLIENTS, for_code=_MEAN),
+        **_in("retrained_averaging", _OPEN, given=_CLIENTS, for_code=_MEAN),
         **_in("centralized", _OPEN, pools_clients=True),
     },
     _adopted,

@@ -24,6 +24,7 @@ from fedjax_dp.engine.wrappers.latencies import (
     round_times,
     serverless_times,
 )
+from fedjax_dp.engine.wrappers.leaving import leaving
 
 __all__ = [
     "Cohort",
@@ -56,6 +57,7 @@ __all__ = [
     "federation",
     "key_exchange_seconds",
     "latencies",
+    "leaving",
     "population_of",
     "round_times",
     "serverless_times",

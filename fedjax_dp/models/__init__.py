@@ -3,7 +3,13 @@
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.cnn import emnist_cnn, fedavg_cnn, thesis_cnn
 from fedjax_dp.models.lenet import lenet5
-from fedjax_dp.models.linear import least_squares, linear_regression, logistic_regression
+from fedjax_dp.models.linear import (
+    LossBounds,
+    least_squares,
+    linear_regression,
+    logistic_regression,
+    loss_bounds,
+)
 from fedjax_dp.models.losses import (
     IGNORE_LABEL,
     half_squared_error,
@@ -22,6 +28,7 @@ from fedjax_dp.models.transformer import char_transformer
 
 __all__ = [
     "IGNORE_LABEL",
+    "LossBounds",
     "Model",
     "build",
     "char_lstm",
@@ -33,6 +40,7 @@ __all__ = [
     "lenet5",
     "linear_regression",
     "logistic_regression",
+    "loss_bounds",
     "lower",
     "mlp",
     "options",

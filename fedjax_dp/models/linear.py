@@ -1,6 +1,7 @@
 """Models that are linear in their parameters."""
 
 import math
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -11,7 +12,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, Positive
 from fedjax_dp.models import inputs
 from fedjax_dp.models.base import Model
-from fedjax_dp.models.losses import half_squared_error, targets_of
+from fedjax_dp.models.losses import half_squared_error, resolve, targets_of
 
 
 class _Linear(nn.Module):
@@ -22,9 +23,41 @@ class _Linear(nn.Module):
         return nn.Dense(self.num_outputs)(inputs.features(x))
 
 
+class LossBounds(NamedTuple):
+    """Bounds on the loss of every record, as a function of the parameters.
+
+    Attributes:
+      gradient: the largest L2 norm of its gradient.
+      curvature: the largest eigenvalue of its Hessian.
+    """
+
+    gradient: float
+    curvature: float
+
+
+class _ShortRows(NamedTuple):
+    """Applies a linear model to rows that are scaled down to a norm, a constant 1 included."""
+
+    max_norm: float
+    bounds: LossBounds
+
+    def __call__(self, params: Any, x: jax.Array, **unused: Any) -> tuple[jax.Array, Any]:
+        del unused
+        rows = inputs.features(x)
+        rows = jnp.concatenate([rows, jnp.ones_like(rows[:, :1])], axis=1)
+        # A little shorter than the bound, so that rounding makes no row longer.
+        norm = jnp.linalg.norm(rows, axis=1, keepdims=True) * (1 + 1e-6)
+        rows = rows * jnp.minimum(1.0, self.max_norm / norm)
+        return rows[:, :-1] @ params["kernel"] + rows[:, -1:] * params["bias"], params
+
+
 @checked
 def logistic_regression(
-    example_x: jax.ShapeDtypeStruct, num_classes: int, *, single_logit: bool = False
+    example_x: jax.ShapeDtypeStruct,
+    num_classes: int,
+    *,
+    single_logit: bool = False,
+    gradient_bound: Positive | None = None,
 ) -> Model:
     """Builds softmax regression, or binary logistic regression.
 
@@ -36,6 +69,9 @@ def logistic_regression(
       num_classes: the number of classes, at least 2.
       single_logit: one log-odds and the binary cross entropy instead of a logit for each class;
         for 2 classes only.
+      gradient_bound: bounds the L2 norm of every record's gradient: rows, with a 1 for the
+        intercept, are scaled down to a norm of the bound, or of 1/√2 of it for logits of all
+        classes. Parameters then start at zero. None leaves rows as they are.
 
     Returns:
       The model; outputs are logits `[examples, classes]`, or `[examples, 1]`.
@@ -44,7 +80,39 @@ def logistic_regression(
       ValueError: if there are too few classes, or more than 2 with `single_logit`.
     """
     num_outputs, loss = head(num_classes, single_logit)
+    if gradient_bound is not None:
+        return _bounded(math.prod(example_x.shape), num_outputs, loss, gradient_bound)
     return Model.from_flax(_Linear(num_outputs), example_x, loss=loss, name="logistic_regression")
+
+
+def _bounded(num_features: int, num_outputs: int, loss: str, bound: float) -> Model:
+    """Builds logistic regression on short rows.
+
+    Of a row x the gradient is `(p − y) xᵀ`, with `‖p − y‖` at most √2, or 1 of a single logit; the
+    Hessian is `(diag(p) − p pᵀ) ⊗ x xᵀ`, whose first factor has eigenvalues of at most 1/2, or 1/4.
+    """
+    is_single = num_outputs == 1
+    max_norm = bound if is_single else bound / math.sqrt(2)
+    bounds = LossBounds(bound, max_norm**2 / (4 if is_single else 2))
+
+    def init(key: Any) -> Any:
+        del key
+        return {"bias": jnp.zeros(num_outputs), "kernel": jnp.zeros((num_features, num_outputs))}
+
+    apply = _ShortRows(max_norm, bounds)
+    return Model("logistic_regression", init, apply, *resolve(loss), mixes_examples=False)
+
+
+def loss_bounds(model: Model) -> LossBounds | None:
+    """Returns the bounds on a model's loss; None if none are known.
+
+    Args:
+      model: any model; `logistic_regression` with a `gradient_bound` has bounds.
+
+    Returns:
+      The bounds, or None.
+    """
+    return model.apply.bounds if isinstance(model.apply, _ShortRows) else None
 
 
 @checked

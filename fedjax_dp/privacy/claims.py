@@ -62,6 +62,16 @@ class RecordClaim(NamedTuple):
         return self.events[stage if len(self.events) > 1 else 0]
 
 
+class OnceClaim(RecordClaim):
+    """The same where each record is read in one round only, such as data that are new by round.
+
+    Rounds compose in parallel: a client pays for the first of equally priced rounds, and for no
+    other.
+    """
+
+    __slots__ = ()
+
+
 class Claims(NamedTuple):
     """All claims of an algorithm, by unit of privacy; None if absent."""
 

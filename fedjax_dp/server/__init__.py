@@ -17,7 +17,9 @@ from fedjax_dp.server.clustering import (
     similarity_of,
 )
 from fedjax_dp.server.correlated import correlated_gaussian_mean
+from fedjax_dp.server.counted import CountedMean, counted_mean
 from fedjax_dp.server.distributed import discrete_mean
+from fedjax_dp.server.float_offsets import FloatOffsets, float_offsets
 from fedjax_dp.server.kmeans import Clusters, kmeans
 from fedjax_dp.server.masking import Masked, gradient_mask
 from fedjax_dp.server.mean import (
@@ -67,7 +69,9 @@ __all__ = [
     "Close",
     "ClusterAggregate",
     "Clusters",
+    "CountedMean",
     "Decomposition",
+    "FloatOffsets",
     "Masked",
     "Mixture",
     "ModelChoice",
@@ -85,10 +89,12 @@ __all__ = [
     "by_realised_count",
     "central_discrete_mean",
     "correlated_gaussian_mean",
+    "counted_mean",
     "discrete_mean",
     "estimate_noise",
     "fit_best_mixture",
     "fit_mixture",
+    "float_offsets",
     "gaussian_mean",
     "gradient_mask",
     "inverse_noise_weights",

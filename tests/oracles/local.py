@@ -13,15 +13,15 @@ def num_steps(size, batch_size, epochs):
     return math.ceil(math.ceil(size / batch_size) * epochs)
 
 
-def sgd(start, x, y, batches, learning_rate, *, mu=0.0, shift=0.0, radius=-1.0):
-    """Plain SGD on batches, with a direction and a proximal term beyond `radius`."""
+def sgd(start, x, y, batches, learning_rate, *, mu=0.0, shift=0.0, radius=-1.0, decay=0.0):
+    """Plain SGD on batches, with a direction, decay, and a proximal term beyond `radius`."""
     theta = start.copy()
     for rows in batches:
         gradient = np.zeros_like(theta)
         if len(rows):
             gradient = logistic.gradients(theta, x[rows], y[rows]).mean(axis=0)
         pull = mu * (theta - start) * (np.linalg.norm(theta - start) > radius)
-        theta -= learning_rate * (gradient + pull + shift)
+        theta -= learning_rate * (gradient + pull + shift + decay * theta)
     return theta
 
 

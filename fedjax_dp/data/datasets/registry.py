@@ -12,6 +12,7 @@ from fedjax_dp.core.registry import Registry, is_own, options_of
 from fedjax_dp.data.datasets import (
     adult,
     cifar,
+    credit_card_fraud,
     digits,
     emnist,
     femnist,
@@ -45,6 +46,7 @@ LOADERS: Registry[Callable[..., Dataset]] = Registry(
         "shakespeare": shakespeare.load,
         "tiny_shakespeare": shakespeare.load_tiny,
         "kddcup99": kddcup99.load,
+        "credit_card_fraud": credit_card_fraud.load,
         "table": table.load,
     }
 )

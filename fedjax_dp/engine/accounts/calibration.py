@@ -21,6 +21,7 @@ from fedjax_dp.privacy.accounting.calibration import (
     calibrate_poisson,
     rounded_up,
 )
+from fedjax_dp.privacy.claims import OnceClaim
 
 # A multiplier that no event would have otherwise.
 _PROBE = 1.7320508
@@ -35,7 +36,7 @@ def _priced_stages(
     if claim is None:
         raise ValueError(f"algorithm must claim privacy for records, got {algorithm.name}")
     if len(claim.events) == 1:
-        return [(claim.events[0], num_rounds)]
+        return [(claim.events[0], 1 if isinstance(claim, OnceClaim) else num_rounds)]
 
     @jax.jit
     def initial_stages(key: Any) -> Any:

@@ -20,7 +20,7 @@ from fedjax_dp.engine.record import RoundRecord, digest_of
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.privacy.accounting.dp_accounting_adapter import require_analysis
 from fedjax_dp.privacy.accounting.ledger import Ledger
-from fedjax_dp.privacy.claims import RecordEvent
+from fedjax_dp.privacy.claims import OnceClaim, RecordEvent
 from fedjax_dp.privacy.sensitivities import RELATIONS
 
 # A budget that was calibrated to the last bit must not be exceeded by rounding.
@@ -178,6 +178,9 @@ class PrivacyAccounting:
                 times = self._times(cohorts[is_charged])
             for event, accounts in prices:
                 paid = accounts[times[accounts] > 0]
+                if unit == "record" and isinstance(self._federation.claims.record, OnceClaim):
+                    paid = paid[~ledger.was_charged(event)[paid]]
+                    times = np.minimum(times, 1)
                 # The ledger has no entries without units.
                 if len(paid):
                     ledger.charge(event, units=paid, count=times[paid])

@@ -111,6 +111,23 @@ class Ledger:
             self._parts[key] = part
             self._counts[key] = _merged(self._counts.get(key), index, repeats * times)
 
+    def was_charged(self, event: DpEvent) -> np.ndarray:
+        """Checks which units were charged for an event, alone or with others.
+
+        Args:
+          event: the event of one run; compositions are flattened.
+
+        Returns:
+          `[num_units]`, bool; true for all units if the event is free.
+        """
+        found = np.full(self.num_units, True)
+        for part, times in ev.flatten(event):
+            counts = np.zeros(self.num_units, np.int64)
+            index, charged = self._counts.get(ev.key_of(part), (np.arange(0), np.arange(0)))
+            counts[index] = charged
+            found &= counts >= times
+        return found
+
     def _charged(self, units: ArrayLike | None, count: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         index = np.arange(self.num_units) if units is None else np.atleast_1d(np.asarray(units))
         if index.size == 0:

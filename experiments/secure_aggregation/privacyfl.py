@@ -1,0 +1,306 @@
+"""PrivacyFL's scenarios: ε on growing digits, own and common ε, nobody federating, n × ε on KDD."""
+
+import csv
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp import FederatedData, algorithms, engine, models
+from fedjax_dp.clients import LocalConfig, dp_sgd_trainer
+from fedjax_dp.data import datasets, full_participation, participation
+from fedjax_dp.engine import PrivacyAccounting
+from fedjax_dp.io import drawing
+from fedjax_dp.server import float_offsets
+
+PAPER = pathlib.Path(__file__).parent / "paper_tables.csv"
+# The regulariser that the noise of the source is made for; its training has another, 1e-4.
+REGULARIZER, STEPS, DELTA = 1.0, 60, 1e-5
+EPSILONS = (0.1, 1.0, 8.0)
+NUM_TEST = 300
+
+
+def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Loads the digits in their order, levels over 16; the last 300 are for testing."""
+    from sklearn.datasets import load_digits
+
+    loaded = load_digits()
+    x, y = (loaded.data / 16).astype(np.float32), loaded.target.astype(np.int32)
+    return x[:-NUM_TEST], y[:-NUM_TEST], x[-NUM_TEST:], y[-NUM_TEST:]
+
+
+def connections(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Loads KDD Cup 1999 by fixed ranges, one copy of equal rows, shuffled."""
+    loaded = datasets.load("kddcup99", scaling="range", distinct=True)
+    order = np.random.default_rng(seed).permutation(len(loaded.train["y"]))
+    test = order[:5000] % len(loaded.test["y"])
+    return (
+        loaded.train["x"][order],
+        loaded.train["y"][order],
+        loaded.test["x"][test],
+        loaded.test["y"][test],
+    )
+
+
+def simulation_of(
+    x: np.ndarray,
+    y: np.ndarray,
+    sizes: list[int],
+    rows_per_round: list[int],
+    *,
+    method: str = "retrained_averaging",
+    calibration: str = "corrected",
+) -> engine.Simulation:
+    """Compiles the rounds of clients with consecutive rows, for noise of any scale."""
+    clients = np.repeat(np.arange(len(sizes)), sizes)
+    owned = len(clients)
+    data = FederatedData.from_client_ids({"x": x[:owned], "y": y[:owned]}, clients)
+    shape = jax.ShapeDtypeStruct(x.shape[1:], jnp.float32)
+    num_classes = int(y.max()) + 1
+    model = models.logistic_regression(shape, num_classes, gradient_bound=1.0)
+    bounds = models.loss_bounds(model)
+    assert bounds is not None
+    numbers = LocalConfig(
+        learning_rate=2 / (bounds.curvature + 2 * REGULARIZER),
+        batch_size=1,
+        num_steps=STEPS,
+        clip_norm=1.0,
+        noise_multiplier=np.zeros(len(sizes), np.float32),
+    )
+    whole = full_participation()._replace(name="full_batch")
+    algorithm = getattr(algorithms, method)(
+        model,
+        dp_sgd_trainer(model, numbers, sampler=whole),
+        num_clients=len(sizes),
+        rows_per_round=rows_per_round,
+        regularizer=REGULARIZER,
+        calibration=calibration,
+    )
+    return engine.simulation(algorithm, data, participation(full_participation(), len(sizes)))
+
+
+def accuracy(params: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Scores linear models `[..., features, classes]`; a scale of rows changes no answer."""
+    kernel, bias = np.asarray(params["kernel"]), np.asarray(params["bias"])
+    rows = np.concatenate([x, np.ones_like(x[:, :1])], axis=1)
+    stacked = np.concatenate([kernel, bias[..., None, :]], axis=-2)
+    return np.mean(np.argmax(rows @ stacked, axis=-1) == y, axis=-1)
+
+
+def play(
+    sim: engine.Simulation,
+    multipliers: np.ndarray,
+    num_rounds: int,
+    seed: int,
+    test: tuple[np.ndarray, np.ndarray],
+) -> dict[str, Any]:
+    """Plays rounds: accuracy of the shared model, of each received and each own one."""
+    hyper = sim.federation.hyper
+    noised = hyper.local._replace(noise_multiplier=np.asarray(multipliers, np.float32))
+    hyper = hyper._replace(local=noised)
+    key = jax.random.key(seed)
+    state, records, scores = sim.init(key), [], []
+    for _ in range(num_rounds):
+        state, record, _ = sim.run(state, key, 1, hyper)
+        records.append(record)
+        shared, own = jax.device_get((state.server.params, state.clients))
+        received = _received(shared, own.noise, float(state.server.num_averaged))
+        scores.append(
+            {
+                "shared": float(accuracy(shared, *test)),
+                "received": accuracy(received, *test).tolist(),
+                "own": accuracy(own.trained, *test).tolist(),
+            }
+        )
+    found: dict[str, Any] = {"scores": scores, "error_of_offsets": _error_of_offsets(own.sent)}
+    if np.all(np.asarray(multipliers) > 0):
+        account = PrivacyAccounting(sim, relation="replace_one", hyper=hyper)
+        for record in records:
+            account.charge(record)
+        found["epsilon"] = account.epsilon({"record": DELTA})["record"].tolist()
+    return found
+
+
+def _received(shared: Any, noise: Any, count: float) -> Any:
+    """Takes each client's own noise out of the shared model."""
+    return jax.tree.map(lambda p, n: p - n / count, shared, noise)
+
+
+def _error_of_offsets(sent: Any) -> float:
+    """Averages the models that clients sent, under the offsets of the source, in float64."""
+    flat = np.concatenate([np.reshape(a, (len(a), -1)) for a in jax.tree.leaves(sent)], axis=1)
+    flat = flat.astype(np.float64)
+    masked = flat + float_offsets(len(flat)).offsets()[:, None]
+    return float(np.max(np.abs(masked.mean(axis=0) - flat.mean(axis=0))))
+
+
+def sweep(num_seeds: int) -> list[dict[str, Any]]:
+    """Compares ε for 3 clients that get 30 digits more in each of 8 rounds."""
+    x, y, *test = digits()
+    sim = simulation_of(x, y, [240] * 3, [30] * 3)
+    settings: list[tuple[str, float | None]] = [("none", None)]
+    settings += [(noise, epsilon) for noise in ("printed", "corrected") for epsilon in EPSILONS]
+    rows = []
+    for name, epsilon in settings:
+        # 2/ε under replacement; the printed noise of a client is a third of it.
+        multiplier = 2 / epsilon / (3 if name == "printed" else 1) if epsilon else 0.0
+        seeds = range(num_seeds if multiplier else 1)
+        runs = [play(sim, np.full(3, multiplier), 8, seed, (test[0], test[1])) for seed in seeds]
+        rows.append({"noise": name, "asked": epsilon, "multiplier": multiplier, **_mean(runs)})
+    return rows
+
+
+def _mean(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Averages scores over seeds."""
+    scores = [
+        {name: np.mean([run["scores"][r][name] for run in runs], axis=0).tolist() for name in one}
+        for r, one in enumerate(runs[0]["scores"])
+    ]
+    rest = {k: v for k, v in runs[0].items() if k != "scores"}
+    return {"scores": scores, "num_seeds": len(runs), **rest}
+
+
+def scenarios(num_seeds: int) -> list[dict[str, Any]]:
+    """Compares table 5.2's scenarios: 150, 150 and 250 digits, ε of 1, 1 and 0.1."""
+    x, y, *test = digits()
+    rows = []
+    for scenario, sizes, epsilon in (
+        (2, [150, 150], [1, 1]),
+        (3, [150, 150, 250], [0.1] * 3),
+        (4, [150, 150, 250], [1, 1, 0.1]),
+    ):
+        sim = simulation_of(x, y, sizes, sizes, calibration="paper")
+        multipliers = 2 / np.asarray(epsilon)
+        runs = [play(sim, multipliers, 1, seed, (test[0], test[1])) for seed in range(num_seeds)]
+        found = _mean(runs)
+        (last,) = found["scores"]
+        rows.append({"scenario": scenario, **last, "epsilon": found["epsilon"]})
+    return [{"scenario": 1, "received": rows[-1]["own"]}, *rows]
+
+
+def grid(num_clients: list[int], seed: int, num_rounds: int = 10) -> list[dict[str, Any]]:
+    """Compares numbers of clients and ε on KDD, 30 new connections a round, by algorithm 2."""
+    x, y, *test = connections(seed)
+    rows = []
+    for n in num_clients:
+        sizes = [30 * num_rounds] * n
+        sim = simulation_of(x, y, sizes, [30] * n, method="warm_start_averaging")
+        for epsilon in (*EPSILONS, None):
+            multiplier = 2 / epsilon / n if epsilon else 0.0
+            found = play(sim, np.full(n, multiplier), num_rounds, seed, (test[0], test[1]))
+            curve = [one["shared"] for one in found["scores"]]
+            # The first round from which on accuracy stays within 0.01 of the last.
+            far = [r for r, score in enumerate(curve, 1) if abs(score - curve[-1]) > 0.01]
+            rows.append(
+                {
+                    "num_clients": n,
+                    "asked": epsilon,
+                    "accuracy": curve,
+                    "own": float(np.mean(found["scores"][-1]["own"])),
+                    "rounds_to_converge": 1 + (far[-1] if far else 0),
+                    "epsilon": found.get("epsilon", [None])[0],
+                }
+            )
+    return rows
+
+
+def times() -> list[dict[str, Any]]:
+    """Computes table 5.3: three cities without computation, and after Singapore has left."""
+    cities = engine.latencies(
+        places=["Boston", "Singapore", "NYC", "server"],
+        seconds=[[0, 5, 0.2, 0.3], [5, 0, 6, 2], [0.2, 6, 0, 0.1], [0.3, 2, 0.1, 0]],
+        clients=["Boston", "Singapore", "NYC"],
+        server="server",
+    )
+    free, rows = engine.compute_seconds(3), []
+    for iteration, active in ((1, [True] * 3), (2, [True] * 3), (3, [True, False, True])):
+        found = engine.round_times(cities, free, active=active).receive
+        for city, seconds in zip(("Boston", "Singapore", "NYC"), found, strict=True):
+            theirs = printed("simulated_seconds_to_receive", str(iteration))[city]
+            rows.append({"iteration": iteration, "city": city, "ours": seconds, "paper": theirs})
+    return rows
+
+
+def printed(metric: str, value: str) -> dict[str, str]:
+    """Reads the thesis' figures of a metric, by item, for one value of its variable."""
+    with PAPER.open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["metric"] == metric]
+    return {row["item"]: row["value"] for row in rows if row["variable_value"] == value}
+
+
+def _cells(values: list[Any]) -> str:
+    return " | ".join("" if v is None else v if isinstance(v, str) else f"{v:.3f}" for v in values)
+
+
+def as_markdown(result: dict[str, Any]) -> str:
+    """Writes all tables."""
+    lines = [
+        "## ε on growing digits (algorithm 3)",
+        "",
+        "| noise | ε asked | ε of a coordinate | ε composed, δ = 1e-5 | shared, round 1 | 4 | 8 "
+        "| received, 8 | own without noise, 8 |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for one in result["sweep"]:
+        scores, asked = one["scores"], one["asked"]
+        coordinate = f"{2 / one['multiplier']:.3g}" if one["multiplier"] else ""
+        composed = f"{max(one['epsilon']):.3g}" if "epsilon" in one else ""
+        asked = f"{asked:g}" if asked else ""
+        curve = [scores[r]["shared"] for r in (0, 3, 7)]
+        rest = [float(np.mean(scores[7][name])) for name in ("received", "own")]
+        lines.append(
+            f"| {one['noise']} | {asked} | {coordinate} | {composed} | {_cells([*curve, *rest])} |"
+        )
+    lines += ["", "## Table 5.2: accuracy of clients 1, 2, 3, ours and the thesis'", ""]
+    lines += ["| scenario | 1 | 2 | 3 | 1, thesis | 2 | 3 |", "|---|---|---|---|---|---|---|"]
+    for one in result["scenarios"]:
+        ours = [*one["received"], None][:3]
+        theirs = printed("accuracy", str(one["scenario"]))
+        cells = [*ours, *(theirs[f"client{i}"] for i in (1, 2, 3))]
+        lines.append(f"| {one['scenario']} | {_cells(cells)} |")
+    lines += ["", "## Table 5.3: seconds until a client has the new model", ""]
+    lines += ["| iteration | city | ours | thesis |", "|---|---|---|---|"]
+    for one in result["times"]:
+        ours = "dropped" if np.isnan(one["ours"]) else f"{one['ours']:.3f}"
+        lines.append(f"| {one['iteration']} | {one['city']} | {ours} | {one['paper']} |")
+    if result["grid"]:
+        lines += ["", "## n × ε on KDD Cup 1999 (algorithm 2), printed noise", ""]
+        lines += [
+            "| clients | ε asked | ε that holds, δ = 1e-5 | accuracy, round 1 | last "
+            "| own without noise | rounds to converge |",
+            "|---|---|---|---|---|---|---|",
+        ]
+    for one in result["grid"]:
+        asked = f"{one['asked']:g}" if one["asked"] else "no noise"
+        held = "" if one["epsilon"] is None else f"{one['epsilon']:.3g}"
+        curve = [one["accuracy"][0], one["accuracy"][-1], one["own"]]
+        lines.append(
+            f"| {one['num_clients']} | {asked} | {held} | {_cells(curve)} "
+            f"| {one['rounds_to_converge']} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def draw(rows: list[dict[str, Any]]) -> Any:
+    """Draws accuracy by round, a panel for each noise, with the clients' own models."""
+    figure = drawing.new_figure(3.6)
+    panels = figure.subplots(1, 2, sharey=True)
+    (free,) = [one for one in rows if one["noise"] == "none"]
+    rounds = range(1, len(free["scores"]) + 1)
+    own = [np.mean(one["own"]) for one in free["scores"]]
+    for axes, noise in zip(panels, ("printed", "corrected"), strict=True):
+        curves = [one for one in rows if one["noise"] == noise]
+        for i, one in enumerate(curves):
+            shared = [score["shared"] for score in one["scores"]]
+            drawing.draw_curve(axes, i, rounds, shared, f"ε = {one['asked']:g}")
+        shared = [score["shared"] for score in free["scores"]]
+        drawing.draw_curve(axes, len(curves), rounds, shared, "no noise")
+        drawing.draw_curve(axes, len(curves) + 1, rounds, own, "nobody federates")
+        axes.set(xlabel="round", ylim=(0, 1))
+        drawing.set_title(axes, f"{noise} noise")
+        axes.grid(alpha=0.25)
+    panels[0].set_ylabel("accuracy on 300 digits")
+    drawing.legend_beside(panels[1])
+    return figure

@@ -1,0 +1,236 @@
+"""Noise on a regularised minimiser: its sensitivity, the noise of each kind, and the event."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import dp_accounting as dpa
+import jax
+import jax.numpy as jnp
+import numpy as np
+from chex import PRNGKey
+
+from fedjax_dp.clients.base import LocalConfig, LocalTrainer
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.ranges import Count, HalfFraction, Positive
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.models.base import Model
+from fedjax_dp.models.linear import LossBounds, loss_bounds
+from fedjax_dp.privacy import events
+from fedjax_dp.privacy.mechanisms import mechanism as mechanisms
+from fedjax_dp.privacy.mechanisms import noise, random_bits
+from fedjax_dp.privacy.mechanisms.gamma_shares import (
+    GammaSharesDpEvent,
+    draw_shares,
+    minimizer_sensitivity,
+)
+from fedjax_dp.privacy.mechanisms.scalar_noise import BoundedLaplaceDpEvent, StaircaseDpEvent
+
+Mechanism = Literal["laplace", "gaussian", "bounded_laplace", "staircase", "gamma_shares"]
+# Rounding errors of training, and of entries on a lattice, are at most this share of the bound.
+_MARGIN = 2.0**-10
+# Units of the lattice in a bound, log2.
+_LATTICE_BITS = 12
+
+
+class MinimizerNoise(NamedTuple):
+    """Noise on the parameters that training on all records of a client ends with.
+
+    Noise multipliers are measured in c = B/(k·α): what one record adds to the parameters, in L2
+    norm, for k records, a regulariser α and gradients of norm at most B. 1/multiplier is the ε of
+    one coordinate under zero-out, but of Gaussian noise, where it is the standard deviation over c.
+
+    Attributes:
+      mechanism: the noise.
+      bounds: of the loss of every record.
+      regularizer: α.
+      num_entries: the number of parameters.
+      num_parties: the clients whose shares of the noise are summed; 1 if each client's own noise
+        protects it.
+      least_multiplier: of all clients, for noise in shares.
+      entry_delta: δ of one entry, for bounded Laplace noise.
+      divisor: what the printed calibration divides the noise by, 1 if it is corrected.
+    """
+
+    mechanism: Mechanism
+    bounds: LossBounds
+    regularizer: float
+    num_entries: int
+    num_parties: int
+    least_multiplier: float
+    entry_delta: float
+    divisor: int
+
+    @property
+    def max_learning_rate(self) -> float:
+        """The largest step under which a step brings two models closer together."""
+        return 2 / (self.bounds.curvature + 2 * self.regularizer)
+
+    def contribution(self, size: Any) -> jax.Array:
+        """Bounds what one of `size` records adds to the parameters, in L2 norm."""
+        one = minimizer_sensitivity(1, self.regularizer, lipschitz=self.bounds.gradient)
+        bound = np.float32(one.contribution * (1 + _MARGIN))
+        return bound / jnp.maximum(jnp.asarray(size, jnp.float32), 1.0)
+
+    def add(self, key: PRNGKey, params: PyTree, size: Any, multiplier: Any) -> PyTree:
+        """Adds the noise of a client.
+
+        Args:
+          key: used for this addition and nothing else.
+          params: the trained parameters.
+          size: k, the number of records that set the scale; may be traced.
+          multiplier: the noise multiplier, at least 0; may be traced.
+
+        Returns:
+          The noised parameters, float32 or better.
+        """
+        bound, count = self.contribution(size), self.num_entries
+        if self.mechanism == "laplace":
+            return noise.add_laplace(key, params, multiplier * bound)
+        if self.mechanism == "gaussian":
+            return noise.add_gaussian(key, params, multiplier * bound)
+        if self.mechanism == "gamma_shares":
+            leaves, treedef = jax.tree.flatten(params)
+            share = 1 / self.num_parties
+            draws = random_bits.like(key, leaves, lambda k, shape: draw_shares(k, shape, share))
+            pairs = zip(leaves, draws, strict=True)
+            noised = [noise.release(x, multiplier * bound, draw) for x, draw in pairs]
+            return jax.tree.unflatten(treedef, noised)
+        if self.mechanism == "staircase":
+            made = mechanisms.staircase(bound, multiplier, num_entries=count)
+            # Its steps hide moves on a lattice, where sums are exact.
+            unit = jnp.ldexp(jnp.float32(1), jnp.frexp(bound)[1] - 1 - _LATTICE_BITS)
+            params = jax.tree.map(lambda x: jnp.round(x / unit) * unit, params)
+        else:
+            made = mechanisms.bounded_laplace(
+                bound, multiplier, num_entries=count, entry_delta=self.entry_delta
+            )
+        return made.add_noise(key, params)
+
+    def event(self, size: int, config: LocalConfig) -> dpa.DpEvent:
+        """Builds the event of one release, for a record of a client of any size.
+
+        Args:
+          size: records of the client; without any there is nothing to protect.
+          config: the client's numbers.
+
+        Returns:
+          The event.
+
+        Raises:
+          ValueError: for noise in shares with a multiplier below that of the sum.
+        """
+        if size == 0:
+            return dpa.NoOpDpEvent()
+        multiplier = events.concrete("noise_multiplier", config.noise_multiplier)
+        if self.mechanism == "gamma_shares":
+            # Shares of larger scales only add noise to the sum.
+            least, rule = self.least_multiplier, "the smallest that shares were built with"
+            rule = f"be at least {least:g}, {rule}: give it instead of an ε to calibrate it to"
+            checks.require(multiplier >= least * (1 - 1e-6), "noise_multiplier", rule, multiplier)
+            multiplier = min(multiplier, least)
+        multiplier /= self.divisor
+        root = math.sqrt(self.num_entries)
+        match self.mechanism:
+            case "laplace":
+                return dpa.LaplaceDpEvent(multiplier / root)
+            case "gaussian":
+                return dpa.GaussianDpEvent(multiplier)
+            case "gamma_shares":
+                return GammaSharesDpEvent(multiplier / root, self.num_parties)
+            case "staircase":
+                return StaircaseDpEvent(multiplier, self.num_entries)
+            case "bounded_laplace":
+                return BoundedLaplaceDpEvent(multiplier, self.num_entries, self.entry_delta)
+
+
+@checked
+def minimizer_noise(
+    model: Model,
+    trainer: LocalTrainer,
+    *,
+    regularizer: Positive,
+    mechanism: Mechanism,
+    num_clients: Count,
+    is_corrected: bool = True,
+    entry_delta: HalfFraction = 1e-9,
+) -> MinimizerNoise:
+    """Calibrates noise on the parameters that full-batch training with a regulariser ends with.
+
+    The bound c = B/(k·α) on what one record adds holds for the exact minimiser of the mean loss
+    plus `α/2 ‖w‖²`, and after any number of full-batch steps of at most 2/(β + 2α) from a start
+    that does not depend on the record, for losses of curvature at most β: training need not
+    converge. It is in L2 norm. Laplace noise is for L1 norms, which are up to √d times as long for
+    d parameters; staircase and bounded Laplace noise is for entries, which cost d times as much
+    together. The events say so.
+
+    Guarantee: one release of one client's noised parameters has `MinimizerNoise.event`, for one
+    record of the client, against all who see them; with "gamma_shares" against those who see the
+    sum over all clients alone. Noise is in float32, with gaps between its possible values, which no
+    event covers, but for staircase noise.
+
+    Args:
+      model: `logistic_regression` with a `gradient_bound`.
+      trainer: full-batch DP-SGD, of which numbers and clipping are used, with its noise on the
+        parameters in the place of noise on gradients.
+      regularizer: α, above 0, of the training.
+      mechanism: "laplace"; "gaussian"; "bounded_laplace", cut off; "staircase"; or "gamma_shares"
+        for one Laplace in the sum over all clients, of which each draws a share.
+      num_clients: the clients that add shares.
+      is_corrected: whether noise is as the guarantee needs; if false it is divided by
+        `num_clients`, as printed, and the event says what that is worth.
+      entry_delta: δ of one entry, in (0, 1/2), for "bounded_laplace".
+
+    Returns:
+      The noise.
+
+    Raises:
+      ValueError: for another model, training by batches, other optimisers or transforms, a clip
+        norm below the gradient bound, or too large steps.
+
+    Source: `secure_aggregation` sections 1, 3 and 6; Chaudhuri, Monteleoni, Sarwate 2011,
+    algorithm 1 (output perturbation); `minimizer_sensitivity`.
+    """
+    bounds = loss_bounds(model)
+    rule = "be logistic_regression with a gradient_bound, on which the noise rests"
+    checks.require(bounds is not None, "model", rule, model.name)
+    assert bounds is not None
+    trainer.require_plain_sgd("the sensitivity of its result is that of plain steps")
+    _require_whole_batches(trainer)
+    clip_norm = float(np.min(np.asarray(trainer.config.clip_norm)))
+    rule = f"be at least {bounds.gradient:g}, the model's gradient_bound: clipped losses need not "
+    rule += "have the sensitivity"
+    checks.require(clip_norm >= bounds.gradient * (1 - 1e-6), "clip_norm", rule, clip_norm)
+    multipliers = np.asarray(trainer.config.noise_multiplier, np.float64)
+    is_shared = mechanism == "gamma_shares"
+    if is_shared:
+        checks.whole("num_clients", num_clients, at_least=2)
+    made = MinimizerNoise(
+        mechanism,
+        bounds,
+        regularizer,
+        trees.num_parameters(jax.eval_shape(model.init, jax.random.key(0))),
+        num_clients if is_shared else 1,
+        float(np.min(multipliers)),
+        entry_delta,
+        1 if is_corrected else num_clients,
+    )
+    rate, most = float(np.max(np.asarray(trainer.config.learning_rate))), made.max_learning_rate
+    rule = f"be at most {most:g}, 2/(curvature + 2·regularizer), up to which the sensitivity holds"
+    checks.require(rate <= most * (1 + 1e-6), "learning_rate", rule, rate)
+    return made
+
+
+def _require_whole_batches(trainer: LocalTrainer) -> None:
+    """Requires steps on all records: the event of a step is then one Gaussian, without sampling."""
+    (one,) = trainer.private_claim().events
+    first: Mapping[str, Any] = {
+        name: np.asarray(value).reshape(-1)[0]
+        for name, value in trainer.config._asdict().items()
+        if name != "optimizer" and value is not None
+    }
+    steps = events.flatten(one(4, trainer.config._replace(**first)))
+    is_whole = all(isinstance(part, dpa.GaussianDpEvent) for part, _ in steps)
+    rule = "take steps on all records (sampler 'full_batch')"
+    checks.require(is_whole, "trainer", rule, "one that samples batches")

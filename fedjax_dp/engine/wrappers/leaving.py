@@ -1,0 +1,97 @@
+"""Clients that leave a run for good once their model agrees with the shared one."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_dp.algorithms.model_averaging import OwnModel, ServerState
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.ranges import Count, Positive
+from fedjax_dp.engine.federation import Federation
+from fedjax_dp.engine.layout import Layout
+from fedjax_dp.engine.record import Fate
+
+# A number of `Hyper.algorithm`, beside those of the algorithm itself.
+_TOLERANCE = "leaving_tolerance"
+
+
+@checked
+def leaving(
+    federation: Federation, *, tolerance: Positive = 10.0, min_active: Count = 2
+) -> Federation:
+    """Lets clients leave whose model agrees with the shared one in every parameter.
+
+    After a round a client leaves if no parameter of the model that it sent is `tolerance` or more
+    from that of the new mean. From the next round on it is not drawn, and counts neither in the
+    mean, nor among the active clients, nor for the smallest of them. With fewer than `min_active`
+    clients left no client is drawn any more, and nothing changes.
+
+    Guarantee: that of the federation: who leaves follows from the models that were sent, with their
+    noise, and from their mean. A client that has left is not charged.
+
+    Args:
+      federation: of `warm_start_averaging` or `retrained_averaging`, and not with noise in shares,
+        which does not protect a client's model by itself.
+      tolerance: the largest difference, above 0, in units of the parameters. The source has 10,
+        with which nearly every client leaves after its first round.
+      min_active: how many clients a round needs, at least 1.
+
+    Returns:
+      The federation; its info of the server gains `num_active`, the clients that have not left
+      after the round. `tolerance` is a number of `hyper.algorithm`, as `leaving_tolerance`.
+
+    Raises:
+      ValueError: for a number out of its range, or a federation whose clients' models the server
+        is not sent.
+
+    Source: `secure_aggregation` section 8 (CLIENT_DROPOUT of PrivacyFL).
+    """
+    facts = federation.facts
+    has_models = isinstance(facts.own, OwnModel) and isinstance(facts.server, ServerState)
+    rule = "be of warm_start_averaging or retrained_averaging"
+    checks.require(has_models, "federation", rule, federation.algorithm.name)
+    rule = "have noise that protects each client's model by itself, since who leaves depends on it"
+    checks.require(facts.own.sent is not None, "federation", rule, "noise in shares")
+    wrapper = _Leaving(federation, min_active)
+    wrapped = federation._replace(draw=wrapper.draw, step=wrapper.step, draws_ahead=False)
+    return wrapped.with_numbers({_TOLERANCE: tolerance}, {_TOLERANCE: Positive})
+
+
+class _Leaving(NamedTuple):
+    """The wrapper's functions; who is active is in the server's state."""
+
+    federation: Federation
+    min_active: int
+
+    def draw(self, state: Any, hyper: Any, key: Any, layout: Layout = Layout()) -> Any:
+        """Draws a cohort, without those that have left."""
+        cohort = self.federation.draw(state, hyper, key, layout)
+        is_active = state.server.is_active
+        takes_part = is_active[cohort.ids] & (jnp.sum(is_active) >= self.min_active)
+        return cohort._replace(fate=jnp.where(takes_part, cohort.fate, Fate.EMPTY))
+
+    def step(self, state, hyper, examples, cohort, key, layout=Layout()):
+        """Runs the round, and marks those that leave after it."""
+        after, record, info = self.federation.step(state, hyper, examples, cohort, key, layout)
+        own = after.clients
+        if not examples.is_by_slot:
+            own = trees.take(own, cohort.ids)
+        took_part = (record.fate == Fate.CONTRIBUTED) & (own.round == state.round)
+        has_mean = after.server.round == state.round
+        tolerance = hyper.algorithm[_TOLERANCE]
+
+        def is_near(sent: jax.Array, mean: jax.Array) -> jax.Array:
+            axes = tuple(range(1, sent.ndim))
+            return jnp.all(jnp.abs(sent - mean) < tolerance, axis=axes)
+
+        near = jax.tree.map(is_near, own.sent, after.server.params)
+        leaves = took_part & has_mean & jnp.all(jnp.stack(jax.tree.leaves(near)), axis=0)
+        was_active = after.server.is_active
+        # Slots without a client hold any index.
+        target = jnp.where(leaves, cohort.ids, len(was_active))
+        is_active = was_active.at[target].set(False, mode="drop")
+        after = after._replace(server=after.server._replace(is_active=is_active))
+        metrics = {**info.server, "num_active": jnp.sum(is_active)}
+        return after, record, info._replace(server=metrics)

@@ -1,0 +1,318 @@
+"""PrivacyFL's averages of models: what a client pays, knows and uses, and who leaves."""
+
+from functools import partial
+
+import dp_accounting as dpa
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from marks import slow, telling
+from scipy.special import softmax
+from small_problem import assert_same_state
+
+from fedjax_dp import algorithms, engine, models
+from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
+from fedjax_dp.data import FederatedData, full_participation, participation, poisson
+from fedjax_dp.engine import ExecutionConfig, Fate, PrivacyAccounting, RoundRecord
+from fedjax_dp.privacy.claims import OnceClaim, RecordClaim
+from fedjax_dp.server import counted_mean, secure
+
+SIZES, ROWS, ALPHA, STEPS, ROUNDS = (12, 9, 16), [3, 3, 4], 0.3, 6, 3
+MODEL = models.logistic_regression(jax.ShapeDtypeStruct((2,), jnp.float32), 2, gradient_bound=1.0)
+ENTRIES, KEY = 6, jax.random.key(4)
+WARM, ANEW = algorithms.warm_start_averaging, algorithms.retrained_averaging
+
+
+def data_of(sizes=SIZES):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(sum(sizes), 2)).astype(np.float32)
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    return FederatedData.from_client_ids({"x": x, "y": (x[:, 0] > 0).astype(np.int32)}, owner)
+
+
+def algorithm_of(factory=WARM, *, noise_multiplier=1.0, sizes=SIZES, **options):
+    config = LocalConfig(
+        learning_rate=1.0,
+        batch_size=1,
+        num_steps=STEPS,
+        clip_norm=1.0,
+        noise_multiplier=noise_multiplier,
+    )
+    whole = full_participation()._replace(name="full_batch")
+    trainer = dp_sgd_trainer(MODEL, config, sampler=whole)
+    options = {"rows_per_round": ROWS[: len(sizes)], "regularizer": ALPHA, **options}
+    return factory(MODEL, trainer, num_clients=len(sizes), **options)
+
+
+def simulation_of(algorithm, *, sizes=SIZES, execution=ExecutionConfig(), wrapper=None):
+    joins = participation(full_participation(), len(sizes))
+    return engine.simulation(algorithm, data_of(sizes), joins, execution, wrapper=wrapper)
+
+
+def played(algorithm, rounds=ROUNDS, **options):
+    sim = simulation_of(algorithm, **options)
+    state, record, info = sim.run(sim.init(KEY), KEY, rounds)
+    return sim, sim.portable(state), record, info
+
+
+def flat(params):
+    return np.concatenate(
+        [np.asarray(params["kernel"], np.float64), np.asarray(params["bias"])[..., None, :]],
+        axis=-2,
+    )
+
+
+# What a client pays; nothing is compiled.
+
+
+def charged(algorithm, cohorts, relation="replace_one"):
+    bound = engine.federation(algorithm, data_of(), participation(full_participation(), 3))
+    account, rounds = PrivacyAccounting(bound, relation=relation), len(cohorts)
+    clients = np.array(cohorts, np.int32)
+    fate = np.where(clients >= 0, Fate.CONTRIBUTED, Fate.EMPTY).astype(np.int8)
+    zeros = np.zeros(rounds, np.int32)
+    account.charge(RoundRecord(clients, fate, zeros, zeros, np.ones(rounds, bool), None))
+    return account
+
+
+EVERYONE = [[0, 1, 2]] * 4
+
+
+def test_disjoint_data_are_paid_once_by_whom_they_are_read_and_cumulative_data_in_each_round():
+    cohorts = [[0, -1, 2], [0, -1, 2], [0, 1, -1]]
+    once = charged(algorithm_of(WARM, mechanism="gaussian"), cohorts)
+    assert once.ledgers["record"].num_compositions.tolist() == [1, 1, 1]
+    again = charged(algorithm_of(ANEW, mechanism="gaussian"), cohorts)
+    assert again.ledgers["record"].num_compositions.tolist() == [3, 1, 2]
+    for factory, growth, kind in ((WARM, "cumulative", RecordClaim), (ANEW, "disjoint", OnceClaim)):
+        assert type(algorithm_of(factory, growth=growth).training.record) is kind
+    assert type(algorithm_of(WARM, rows_per_round=None).training.record) is RecordClaim
+
+
+def test_a_later_charge_of_disjoint_data_is_free_also_after_an_interruption():
+    algorithm = algorithm_of(WARM, mechanism="gaussian")
+    account = charged(algorithm, EVERYONE)
+    spent = account.epsilon({"record": 1e-5})["record"]
+    resumed = charged(algorithm, EVERYONE[:1])
+    resumed.restore(account.to_json())
+    record = RoundRecord(
+        np.array([[0, 1, 2]], np.int32),
+        np.full((1, 3), Fate.CONTRIBUTED, np.int8),
+        np.zeros(1, np.int32),
+        np.zeros(1, np.int32),
+        np.ones(1, bool),
+        None,
+    )
+    resumed.charge(record)
+    np.testing.assert_array_equal(resumed.epsilon({"record": 1e-5})["record"], spent)
+    # Other numbers are another mechanism, whose price adds to it.
+    hyper = resumed._federation.hyper
+    weaker = hyper._replace(local=hyper.local._replace(noise_multiplier=np.float32(0.5)))
+    resumed.charge(record, weaker)
+    assert np.all(resumed.epsilon({"record": 1e-5})["record"] > spent)
+
+
+@pytest.mark.parametrize("calibration", ["corrected", "paper"])
+def test_each_client_pays_for_its_own_noise(calibration):
+    """ε of a release of d parameters: √d·2/z under replace-one, n times that as printed."""
+    z = np.array([20.0, 40.0, 400.0])
+    algorithm = algorithm_of(ANEW, noise_multiplier=z, calibration=calibration)
+    ledger = charged(algorithm, EVERYONE).ledgers["record"]
+    spent = []
+    for i in range(3):
+        (part,) = ledger.events(i).events
+        # Of Laplace noise 2/multiplier under replacement, added up over four rounds.
+        assert part.count == 4 and isinstance(part.event, dpa.LaplaceDpEvent)
+        spent.append(part.count * 2 / part.event.noise_multiplier)
+    times = 3 if calibration == "paper" else 1
+    np.testing.assert_allclose(spent, 4 * times * np.sqrt(ENTRIES) * 2 / z, rtol=1e-6)
+
+
+def test_what_has_no_noise_is_named():
+    own = algorithm_of(personal="own").claims.not_covered
+    assert own is not None and "own model without noise" in own
+    assert algorithm_of(personal="shared").claims.not_covered is None
+    shares = algorithm_of(mechanism="gamma_shares", personal="shared").claims.not_covered
+    assert shares is not None and "by itself" in shares
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(rows_per_round=None, calibration="paper"), "rows_per_round must be given"),
+        (dict(rows_per_round=None, mechanism="gamma_shares"), "rows_per_round must be given"),
+        (dict(rows_per_round=[1, 2]), "rows_per_round must be one number or have one for each"),
+        (dict(rows_per_round=0), "rows_per_round must be"),
+        (dict(growth="shrinking"), "growth must be"),
+        (dict(calibration="printed"), "calibration must be"),
+        (dict(personal="theirs"), "personal must be"),
+        (dict(regularizer=0.0), "regularizer must be above 0"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        algorithm_of(**options)
+
+
+def test_leaving_is_refused_where_it_would_reveal_a_model():
+    joins = participation(full_participation(), 3)
+    bound = engine.federation(algorithm_of(mechanism="gamma_shares"), data_of(), joins)
+    with pytest.raises(ValueError, match="noise that protects each client's model by itself"):
+        engine.leaving(bound)
+    plain = local_trainer(MODEL, LocalConfig())
+    other = engine.federation(algorithms.fedavg(MODEL, plain), data_of(), joins)
+    with pytest.raises(ValueError, match="be of warm_start_averaging or retrained_averaging"):
+        engine.leaving(other)
+    with pytest.raises(ValueError, match="tolerance must be above 0"):
+        engine.leaving(bound, tolerance=0.0)
+
+
+# Rounds.
+
+
+def by_hand(rounds, *, is_warm, is_new, active=lambda r: [0, 1, 2]):
+    """Rounds without noise in NumPy: the mean, and the clients' own models."""
+    data, mean = data_of(), np.zeros((3, 2))
+    own = np.zeros((3, 3, 2))
+    for r in range(rounds):
+        for i in active(r):
+            first = r * ROWS[i] if is_new else 0
+            rows = slice(first, (r + 1) * ROWS[i])
+            x = np.asarray(data.client(i)["x"], np.float64)[rows]
+            x = np.concatenate([x, np.ones((len(x), 1))], axis=1)
+            norm = np.linalg.norm(x, axis=1, keepdims=True)
+            x *= np.minimum(1, np.sqrt(0.5) / norm)
+            y = np.eye(2)[data.client(i)["y"][rows]]
+            w = mean.copy() if is_warm else np.zeros_like(mean)
+            for _ in range(STEPS):
+                w -= x.T @ (softmax(x @ w, axis=1) - y) / len(x) + ALPHA * w
+            own[i] = w
+        mean = own[active(r)].mean(axis=0)
+    return mean, own
+
+
+@telling
+@pytest.mark.parametrize(
+    ("factory", "is_warm", "is_new"), [(WARM, True, True), (ANEW, False, False)]
+)
+def test_rounds_are_those_of_numpy_and_clients_know_what_they_added(factory, is_warm, is_new):
+    """Without noise the algorithms by hand; with noise, the received less the own noise."""
+    sim = simulation_of(algorithm_of(factory, personal="received"))
+    hyper = sim.federation.hyper
+    quiet = hyper._replace(local=hyper.local._replace(noise_multiplier=np.float32(0)))
+    state, _, _ = sim.run(sim.init(KEY), KEY, ROUNDS, quiet)
+    mean, own = by_hand(ROUNDS, is_warm=is_warm, is_new=is_new)
+    np.testing.assert_allclose(flat(state.server.params), mean, atol=2e-6)
+    np.testing.assert_allclose(flat(state.clients.trained), own, atol=2e-6)
+    np.testing.assert_allclose(flat(state.clients.sent), own, atol=2e-6)
+
+    state, _, _ = sim.run(sim.init(KEY), KEY, ROUNDS)
+    sent, trained = flat(state.clients.sent), flat(state.clients.trained)
+    np.testing.assert_allclose(flat(state.server.params), sent.mean(axis=0), atol=1e-5)
+    noise = sent - trained
+    assert np.all(np.std(noise, axis=(1, 2)) > 0.01)
+    if not is_warm:
+        np.testing.assert_allclose(trained, own, atol=2e-6)
+    for i in range(3):
+        client = engine.examples_of(data_of()).client(i)
+        received = flat(sim.federation.personal(state, client))
+        expected = flat(state.server.params) - noise[i] / 3
+        np.testing.assert_allclose(received, expected, atol=1e-5)
+
+
+@telling
+def test_a_client_alone_takes_all_noise_out_of_what_it_receives():
+    # secure_aggregation §11 (8): n = 1.
+    algorithm = algorithm_of(ANEW, sizes=(12,), personal="received", noise_multiplier=3.0)
+    sim, state, _, _ = played(algorithm, 1, sizes=(12,))
+    received = sim.federation.personal(state, engine.examples_of(data_of((12,))).client(0))
+    trained = jax.tree.map(lambda a: a[0], state.clients.trained)
+    np.testing.assert_allclose(flat(received), flat(trained), atol=1e-5)
+    assert np.max(np.abs(flat(state.server.params) - flat(trained))) > 0.1
+
+
+@telling
+def test_clients_leave_for_good_and_are_neither_counted_nor_charged():
+    """Client 1 has the same models as the mean within the tolerance, by hand."""
+    tolerance, left = 0.02, {}
+
+    def active(r):
+        return [i for i in range(3) if left.get(i, ROUNDS) >= r]
+
+    for r in range(ROUNDS):
+        mean, own = by_hand(r + 1, is_warm=False, is_new=False, active=active)
+        for i in active(r):
+            if np.all(np.abs(own[i] - mean) < tolerance):
+                left[i] = r
+        if len(active(r + 1)) < 2:
+            break
+    wrapper = partial(engine.leaving, tolerance=tolerance)
+    sim = simulation_of(algorithm_of(ANEW), wrapper=wrapper)
+    hyper = sim.federation.hyper
+    quiet = hyper._replace(local=hyper.local._replace(noise_multiplier=np.float32(0)))
+    state, record, info = sim.run(sim.init(KEY), KEY, ROUNDS, quiet)
+    counts = [len(active(r + 1)) for r in range(ROUNDS)]
+    assert list(info.server["num_active"]) == counts
+    drawn = [sorted(c for c in row if c >= 0) for row in np.asarray(record.clients)]
+    expected = [active(r) if len(active(r)) >= 2 else [] for r in range(ROUNDS)]
+    assert drawn == expected and counts[-1] < 3
+    mean, _ = by_hand(ROUNDS, is_warm=False, is_new=False, active=active)
+    if len(active(ROUNDS - 1)) >= 2:
+        np.testing.assert_allclose(flat(state.server.params), mean, atol=2e-6)
+
+
+@slow
+def test_with_all_clients_gone_nothing_changes():
+    sim = simulation_of(algorithm_of(), wrapper=partial(engine.leaving, tolerance=1e6))
+    one, _, info = sim.run(sim.init(KEY), KEY, 1)
+    assert info.server["num_active"][0] == 0
+    after_one = sim.portable(one)
+    three, record, _ = sim.run(one, KEY, 2)
+    assert list(record.num_drawn) == [0, 0]
+    for part in ("server", "clients"):
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            getattr(after_one, part),
+            getattr(sim.portable(three), part),
+        )
+
+
+@telling
+def test_streamed_rounds_of_clients_that_leave_are_the_resident_ones():
+    wrapper = partial(engine.leaving, tolerance=0.4)
+    states = []
+    for placement in ("device", "host"):
+        execution = ExecutionConfig(placement=placement, clients_per_chunk=2)
+        _, state, record, _ = played(
+            algorithm_of(ANEW, noise_multiplier=0.3), execution=execution, wrapper=wrapper
+        )
+        states.append((jax.device_get(state), np.asarray(record.clients)))
+    np.testing.assert_array_equal(states[0][1], states[1][1])
+    assert_same_state(states[0][0], states[1][0], 0)
+
+
+@telling
+def test_shares_sum_to_the_noise_of_one_and_a_round_without_all_of_them_is_lost():
+    algorithm = algorithm_of(ANEW, mechanism="gamma_shares", noise_multiplier=2.0)
+    _, state, _, info = played(algorithm, 1)
+    assert list(info.aggregator["is_lost"]) == [0] and list(info.aggregator["num_averaged"]) == [3]
+    assert state.clients.sent is None
+    joins = participation(poisson(), 3, cohort_size=1.5)
+    sim = engine.simulation(algorithm, data_of(), joins)
+    state, record, info = sim.run(sim.init(KEY), KEY, 6)
+    lost = np.asarray(record.num_drawn) < 3
+    assert lost.any() and list(info.aggregator["is_lost"]) == list(lost)
+    if lost.all():
+        assert not np.any(flat(state.server.params))
+
+
+@slow
+def test_masks_change_nothing_but_rounding():
+    graph = secure.all_pairs(3)
+    masked = secure.masked(counted_mean(), secure.fixed_point(3), graph)
+    plain, hidden = (
+        played(algorithm_of(ANEW, aggregator=mean))[1] for mean in (counted_mean(), masked)
+    )
+    difference = np.abs(flat(plain.server.params) - flat(hidden.server.params))
+    assert 0 < difference.max() < 1e-5

@@ -1,0 +1,252 @@
+"""Noise on trained models: its sensitivity by brute force, its laws, its events, its refusals."""
+
+import dp_accounting as dpa
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.special import expit, softmax
+
+from fedjax_dp import models
+from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
+from fedjax_dp.clients.growing import growing
+from fedjax_dp.clients.minimizer_noise import minimizer_noise
+from fedjax_dp.data import sampling
+from fedjax_dp.privacy.mechanisms.gamma_shares import GammaSharesDpEvent
+from fedjax_dp.privacy.mechanisms.scalar_noise import BoundedLaplaceDpEvent, StaircaseDpEvent
+
+X = jax.ShapeDtypeStruct((3,), jnp.float32)
+MODEL = models.logistic_regression(X, 2, gradient_bound=1.0)
+ENTRIES = 8
+
+
+def whole():
+    return sampling.full_participation()._replace(name="full_batch")
+
+
+def trainer(model=MODEL, sampler=None, **numbers):
+    config = {"learning_rate": 1.0, "batch_size": 1, "num_steps": 5, "clip_norm": 1.0}
+    config = LocalConfig(**{**config, "noise_multiplier": 2.0, **numbers})
+    return dp_sgd_trainer(model, config, sampler=sampler or whole())
+
+
+def noise_of(mechanism="laplace", model=MODEL, **options):
+    chosen = {"regularizer": 0.25, "num_clients": 4, **options}
+    numbers = {k: chosen.pop(k) for k in ("learning_rate", "noise_multiplier") if k in chosen}
+    return minimizer_noise(model, trainer(model, **numbers), mechanism=mechanism, **chosen)
+
+
+# Rows and gradients.
+
+
+@pytest.mark.parametrize(("classes", "single"), [(3, False), (2, True)])
+def test_no_gradient_is_longer_than_the_bound_and_the_curvature_is_that_of_numpy(classes, single):
+    model = models.logistic_regression(X, classes, single_logit=single, gradient_bound=0.7)
+    bounds, rng = models.loss_bounds(model), np.random.default_rng(0)
+    x = (10.0 ** rng.uniform(-2, 3, (200, 1)) * rng.normal(size=(200, 3))).astype(np.float32)
+    y = rng.integers(0, classes, 200)
+    shape = jax.eval_shape(model.init, jax.random.key(0))["kernel"].shape
+    w = {"bias": 50 * rng.normal(size=shape[1:]), "kernel": 50 * rng.normal(size=shape)}
+    outputs = np.asarray(model.predict(jax.tree.map(jnp.float32, w), x), np.float64)
+    # Rows with a 1 for the intercept, scaled down to the largest norm that the bound allows.
+    rows = np.concatenate([x.astype(np.float64), np.ones((200, 1))], axis=1)
+    longest = 0.7 if single else 0.7 / np.sqrt(2)
+    rows *= np.minimum(1, longest / np.linalg.norm(rows, axis=1, keepdims=True))
+    expected = rows @ np.concatenate([w["kernel"], w["bias"][None]])
+    np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-4)
+    if single:
+        residual, curves = expit(expected) - y[:, None], 1 / 4
+    else:
+        residual, curves = softmax(expected, axis=1) - np.eye(classes)[y], 1 / 2
+    norms = np.linalg.norm(residual, axis=1) * np.linalg.norm(rows, axis=1)
+    assert norms.max() <= bounds.gradient * (1 + 1e-12) and bounds.gradient == 0.7
+    assert norms.max() > 0.9 * bounds.gradient
+    assert bounds.curvature == pytest.approx(curves * longest**2)
+
+
+def descend(x, y, alpha, rate, steps, start):
+    """Full-batch steps of the softmax regression of rows `[n, d]`, a mean over n."""
+    w = start.copy()
+    for _ in range(steps):
+        w -= rate * (x.T @ (softmax(x @ w, axis=1) - y) / len(x) + alpha * w)
+    return w
+
+
+@pytest.mark.parametrize("steps", [1, 3, 40])
+def test_a_record_adds_no_more_than_the_bound_however_long_training_is(steps):
+    """Zero-out: the record's term is left out of the sum and the divisor stays."""
+    rng, alpha, worst = np.random.default_rng(1), 0.25, 0.0
+    noise = noise_of(regularizer=alpha)
+    for size in (1, 2, 5):
+        for _ in range(40):
+            x = rng.normal(size=(size, 4))
+            x /= np.sqrt(2) * np.linalg.norm(x, axis=1, keepdims=True)
+            y = np.eye(2)[rng.integers(0, 2, size)]
+            start = rng.normal(size=(4, 2))
+            gone = y.copy()
+            # With equal chances as targets and a row of zeros the term has no gradient.
+            without = x.copy()
+            without[0], gone[0] = 0, 0.5
+            both = [
+                descend(a, b, alpha, noise.max_learning_rate, steps, start)
+                for a, b in ((x, y), (without, gone))
+            ]
+            moved = np.linalg.norm(both[0] - both[1])
+            assert moved <= float(noise.contribution(size))
+            worst = max(worst, moved / float(noise.contribution(size)))
+    # One record alone at a far start comes near the bound of one step: rate · gradient.
+    assert worst > 0.2 or steps > 1
+
+
+def test_the_bound_is_that_of_the_regularised_minimiser():
+    # B/(k·α), half of the 2/(k·α) of replacement, and a little for rounding.
+    noise = noise_of(regularizer=0.5)
+    assert float(noise.contribution(20)) == pytest.approx(0.1, rel=2e-3)
+    assert float(noise.contribution(20)) > 0.1
+
+
+# The noise.
+
+
+def added(noise, size, multiplier, count=4000):
+    params = jax.tree.map(jnp.zeros_like, MODEL.init(jax.random.key(0)))
+
+    @jax.jit
+    def draw(keys):
+        return jax.vmap(lambda k: noise.add(k, params, size, jnp.float32(multiplier)))(keys)
+
+    drawn = draw(jax.random.split(jax.random.key(5), count))
+    return np.concatenate([np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(drawn)])
+
+
+@pytest.mark.parametrize("mechanism", ["laplace", "gaussian", "gamma_shares"])
+def test_noise_has_its_law_and_scale(mechanism):
+    noise, size, multiplier = noise_of(mechanism), 10, 2.0
+    draws = added(noise, size, multiplier) / (multiplier * float(noise.contribution(size)))
+    law = stats.norm if mechanism == "gaussian" else stats.laplace
+    if mechanism == "gamma_shares":
+        # Four clients' shares.
+        draws = draws.reshape(4, -1).sum(axis=0)
+    assert stats.kstest(draws, law.cdf).pvalue > 1e-3
+    assert stats.kstest(draws * 1.15, law.cdf).pvalue < 1e-3
+
+
+@pytest.mark.parametrize("mechanism", ["bounded_laplace", "staircase"])
+def test_noise_by_entry_has_its_reach_and_mean(mechanism):
+    noise, z = noise_of(mechanism, entry_delta=1e-3), 1.0
+    draws = np.abs(added(noise, 10, z)) / float(noise.contribution(10))
+    if mechanism == "staircase":
+        # secure_aggregation §11 (5): E|X| = Δ·e^(ε/2)/(e^ε − 1), .9595 at ε = 1.
+        assert draws.mean() == pytest.approx(0.9595, abs=4 * draws.std() / np.sqrt(draws.size))
+        return
+    reach = np.log(1 + (np.e - 1) / 2e-3)
+    assert draws.max() <= reach * (1 + 1e-5) and draws.max() > 0.8 * reach
+    cut = stats.truncexpon(b=reach)
+    assert draws.mean() == pytest.approx(cut.mean(), abs=4 * draws.std() / np.sqrt(draws.size))
+
+
+# The events.
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "expected"),
+    [
+        # ε of a vector of 8: √8/z of Laplace noise, 8/z by entries.
+        ("laplace", dpa.LaplaceDpEvent(3.0 / np.sqrt(8))),
+        ("gaussian", dpa.GaussianDpEvent(3.0)),
+        ("gamma_shares", GammaSharesDpEvent(2.0 / np.sqrt(8), 4)),
+        ("staircase", StaircaseDpEvent(3.0, 8)),
+        ("bounded_laplace", BoundedLaplaceDpEvent(3.0, 8, 1e-4)),
+    ],
+)
+@pytest.mark.parametrize("is_corrected", [True, False])
+def test_events_say_what_holds(mechanism, expected, is_corrected):
+    noise = noise_of(mechanism, is_corrected=is_corrected, entry_delta=1e-4)
+    found = noise.event(7, LocalConfig(noise_multiplier=3.0))
+    # Shares sum to one Laplace of the least multiplier, 2. The printed noise is 4 times too small.
+    of = 1 if is_corrected else 4
+    assert type(found) is type(expected)
+    assert found.noise_multiplier == pytest.approx(expected.noise_multiplier / of)
+    assert isinstance(noise.event(0, LocalConfig(noise_multiplier=3.0)), dpa.NoOpDpEvent)
+
+
+def test_shares_with_less_noise_than_they_were_built_with_are_refused():
+    noise = noise_of("gamma_shares", noise_multiplier=np.array([3.0, 2.0, 2.5, 9.0]))
+    assert noise.least_multiplier == 2.0
+    with pytest.raises(ValueError, match="noise_multiplier must be at least 2"):
+        noise.event(7, LocalConfig(noise_multiplier=1.9))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(model=models.logistic_regression(X, 2)), "model must be logistic_regression with"),
+        (dict(trainer=trainer(clip_norm=0.9)), "clip_norm must be at least 1"),
+        (dict(trainer=trainer(sampler=sampling.poisson())), "trainer must take steps on all"),
+        (dict(trainer=trainer(learning_rate=3.0)), "learning_rate must be at most"),
+        (dict(regularizer=0.0), "regularizer must be above 0"),
+        (dict(mechanism="cauchy"), "mechanism must be"),
+        (dict(mechanism="gamma_shares", num_clients=1), "num_clients must be"),
+        (dict(entry_delta=0.5), "entry_delta must be"),
+    ],
+)
+def test_training_of_unknown_sensitivity_is_refused(change, message):
+    usual = {
+        "model": MODEL,
+        "trainer": trainer(),
+        "regularizer": 0.25,
+        "mechanism": "laplace",
+        "num_clients": 4,
+    }
+    chosen = {**usual, **change}
+    with pytest.raises(ValueError, match=message):
+        minimizer_noise(chosen.pop("model"), chosen.pop("trainer"), **chosen)
+
+
+def test_open_training_has_no_noise_to_calibrate():
+    plain = local_trainer(MODEL, LocalConfig(learning_rate=0.5))
+    with pytest.raises(ValueError, match="trainer must clip and noise"):
+        minimizer_noise(MODEL, plain, regularizer=1.0, mechanism="laplace", num_clients=3)
+
+
+# Growing data.
+
+
+class Records:
+    """A client, as far as growing data read it."""
+
+    def __init__(self, index, size, round, start=100):
+        self.index, self.size, self.round = jnp.int32(index), jnp.int32(size), round
+        self.start = jnp.int32(start)
+
+    def replace(self, *, start, size):
+        return int(start), int(size)
+
+
+@pytest.mark.parametrize(
+    ("form", "round", "expected"),
+    [
+        ("disjoint", 0, (100, 30)),
+        ("disjoint", 2, (160, 30)),
+        ("disjoint", 3, (100, 0)),
+        ("cumulative", 0, (100, 30)),
+        ("cumulative", 2, (100, 90)),
+        ("cumulative", 3, (100, 0)),
+        ("cumulative", 2**30, (100, 0)),
+    ],
+)
+def test_growing_data(form, round, expected):
+    growth = growing([20, 30], 2, form)
+    # 119 records: the fourth 30 are not all there.
+    assert growth.view(Records(1, 119, round)) == expected
+    active = jnp.array([False, True])
+    times = round + 1 if form == "cumulative" else 1
+    assert float(growth.smallest(active, round)) == pytest.approx(30 * times)
+    assert float(growth.smallest(jnp.array([True, True]), 0)) == 20
+
+
+@pytest.mark.parametrize("rows", [0, -3, [10, 20, 30], [10, 0]])
+def test_growth_of_no_records_is_refused(rows):
+    with pytest.raises(ValueError, match="rows_per_round must"):
+        growing(rows, 2, "disjoint")
