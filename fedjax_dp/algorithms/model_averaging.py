@@ -165,10 +165,10 @@ def averaged_models(
         return ClientOutput(update, has_data.astype(jnp.float32), kept, metrics)
 
     def server_step(server, aggregate, hyper, round, key):
-        has_mean = aggregate.count > 0
+        has_mean = aggregate.num_averaged > 0
         return server._replace(
             params=optax.apply_updates(server.params, aggregate.mean),
-            num_averaged=jnp.where(has_mean, aggregate.count, server.num_averaged),
+            num_averaged=jnp.where(has_mean, aggregate.num_averaged, server.num_averaged),
             round=jnp.where(has_mean, round.index, server.round),
         ), {}
 

@@ -70,7 +70,7 @@ class MinimizerNoise(NamedTuple):
     def contribution(self, size: Any) -> jax.Array:
         """Bounds what one of `size` records adds to the parameters, in L2 norm."""
         one = minimizer_sensitivity(1, self.regularizer, lipschitz=self.bounds.gradient)
-        bound = np.float32(one.contribution * (1 + _MARGIN))
+        bound = jnp.float32(one.contribution) * (1 + _MARGIN)
         return bound / jnp.maximum(jnp.asarray(size, jnp.float32), 1.0)
 
     def add(self, key: PRNGKey, params: PyTree, size: Any, multiplier: Any) -> PyTree:

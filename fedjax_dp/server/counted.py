@@ -17,11 +17,11 @@ class CountedMean(NamedTuple):
 
     Attributes:
       mean: the mean, zeros of no update.
-      count: how many updates it is of, float32.
+      num_averaged: how many updates it is of, float32.
     """
 
     mean: PyTree
-    count: jax.Array
+    num_averaged: jax.Array
 
 
 @checked
