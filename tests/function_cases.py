@@ -133,9 +133,13 @@ def bound():
 
 
 @functools.cache
-def joined_by_all():
+def joined_by_all(algorithm=None):
     everyone = data.participation(data.full_participation(), NUM_CLIENTS)
-    return engine.federation(plain_algorithm(), store(), everyone)
+    return engine.federation(algorithm or plain_algorithm(), store(), everyone)
+
+
+def averaged_models():
+    return algorithms.warm_start_averaging(model(), trainer(), num_clients=NUM_CLIENTS)
 
 
 @functools.cache
@@ -411,6 +415,7 @@ SPECIAL: dict[str, Case] = {
     "compile_federation": case(engine.compile_federation, data=VALUES["data"]),
     "evaluator": case(engine.evaluator, clients=VALUES["data"]),
     "anderson": case(engine.anderson, federation=lambda: joined_by_all()),
+    "leaving": case(engine.leaving, federation=lambda: joined_by_all(averaged_models())),
     "latencies": case(
         engine.latencies,
         places=["a", "b"],
