@@ -22,6 +22,7 @@ from safetensors.numpy import load_file
 from fedjax_dp.core.registry import imported
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly.assemble import assemble
+from fedjax_dp.experiment.components.callbacks import CALLBACKS, callbacks_of
 from fedjax_dp.experiment.running.loading import evaluate_run, load_run
 from fedjax_dp.experiment.schema.constraints import ConfigError
 from fedjax_dp.experiment.studies import sweep
@@ -311,6 +312,12 @@ def test_what_cannot_be_a_part_is_refused_with_its_place(word, message):
     with pytest.raises(ConfigError, match=message) as error:
         load_config(None, [word])
     assert str(error.value).startswith("command line: ")
+
+
+def test_a_function_that_makes_no_callback_is_refused(monkeypatch):
+    monkeypatch.setitem(CALLBACKS, "odd", lambda: 3)
+    with pytest.raises(ValueError, match="the result of odd must be a Callback, got 'int'"):
+        callbacks_of({"odd": {}})
 
 
 def test_a_module_is_found_in_the_current_folder(tmp_path, monkeypatch):

@@ -88,5 +88,7 @@ def callbacks_of(chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, Callback]
     """Builds the callbacks that a configuration names, from options by name."""
     made = {name: CALLBACKS[name](**options) for name, options in chosen.items()}
     for name, callback in made.items():
-        checks.require(isinstance(callback, Callback), f"what {name} gives", "be a Callback", name)
+        found = type(callback).__name__
+        is_one = isinstance(callback, Callback)
+        checks.require(is_one, f"the result of {name}", "be a Callback", found)
     return made
