@@ -79,6 +79,11 @@ class _Stages:
             return mask
         return trees.where(server.has_jumped & ~has_jumped, server.mask, mask)
 
+    def known_of(self, own):
+        """Returns the mask that a client has sent, full before its first round after the jump."""
+        full = masks.packed(masks.full(self.scheme.weights))
+        return trees.where(own.has_jumped, own.inner.mask, full), own.has_jumped
+
     def broadcast(self, server, client):
         mask = self.mask_of(server, *client.known)
         message = self.ltn.broadcast(server.inner, client.replace(known=mask))
@@ -104,8 +109,15 @@ class _Stages:
         return output._replace(update=SentIf(output.update, jnp.bool_(False)), state=state)
 
     def together(self, message, own, client, hyper, key):
-        inner = own.inner._replace(mask=message.mask)
-        output = self.ltn.client(message.ticket, inner, client, hyper, key)
+        inner, ticket = own.inner, message.ticket
+        if self.inherits_mask:
+            inner = inner._replace(mask=message.mask)
+        else:
+            # The server does not have the mask of the first stage, and sent the whole model.
+            mask = self.scheme.home.sent(masks.unpacked(inner.mask, self.scheme.weights))
+            params = masks.applied(mask, ticket.ticket.values)
+            ticket = ticket._replace(ticket=Sparse(params, mask))
+        output = self.ltn.client(ticket, inner, client, hyper, key)
         state = own._replace(inner=output.state, has_jumped=jnp.bool_(True))
         return output._replace(update=SentIf(output.update, jnp.bool_(True)), state=state)
 
@@ -222,9 +234,7 @@ def jump_start(
         client=stages.client,
         server_step=stages.server_step,
         views=Views(personal=stages.personal),
-        client_state=ClientState(
-            init=stages.own, known=lambda own: (own.inner.mask, own.has_jumped)
-        ),
+        client_state=ClientState(init=stages.own, known=stages.known_of),
         stages=Stages(
             stage_of=lambda server, hyper, r: jnp.where(r < jump_rounds, LOCAL, SHARED),
             host_steps=(HostStep(jump_rounds, stages.jump, score=by_all),),

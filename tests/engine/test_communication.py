@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CASES
+from cases import CASES, VARIANTS
 from marks import later, slow, telling
 from small_problem import (
     COHORT,
@@ -23,12 +23,15 @@ from small_problem import KEY as SEED
 from fedjax_dp import algorithms, models
 from fedjax_dp.algorithms import registry
 from fedjax_dp.algorithms.base import ClientState, FederatedAlgorithm, Stages, Training
+from fedjax_dp.algorithms.jump_start import SHARED
 from fedjax_dp.algorithms.r_dpcfl import Stage
 from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients import cast, keep_largest, local_trainer, scale_update, sparsify
 from fedjax_dp.clients.base import LocalConfig
+from fedjax_dp.clients.client_data import PublicClient
+from fedjax_dp.core import masks
 from fedjax_dp.core.masks import Sparse
-from fedjax_dp.core.messages import ENCODINGS, Known, SentIf
+from fedjax_dp.core.messages import ENCODINGS, Known, SentIf, counts_of
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import ExecutionConfig, Fate, anderson, federation, population_of, simulation
@@ -376,6 +379,19 @@ UP_AND_DOWN = {
 }
 # All models where clients choose, one elsewhere.
 CLUSTERED = ("r_dpcfl", "rc_dpfl", "f_cdpfl")
+
+
+@pytest.mark.parametrize("has_jumped", [False, True])
+def test_a_mask_that_a_client_found_alone_is_not_known_to_the_server(has_jumped):
+    algorithm = VARIANTS["a jump with own masks"].make(make_model())
+    server = algorithm.init(KEY)._replace(has_jumped=jnp.bool_(True))
+    own = algorithm.client_state.init(server)
+    kept = masks.packed({"b": None, "w": jnp.array([True, False, False])})
+    own = own._replace(inner=own.inner._replace(mask=kept), has_jumped=jnp.bool_(has_jumped))
+    public = PublicClient(jnp.int32(5), jnp.int32(0), 12, stage=jnp.int32(SHARED))
+    message = algorithm.message_to(server, own, public)
+    # 1 message is sent, with as many weights as are left by what the client has sent before.
+    assert [int(n) for n in counts_of(message)] == [1, 1 if has_jumped else NUM_FEATURES]
 
 
 @functools.cache
