@@ -215,7 +215,10 @@ def _training(
     if keeps:
         uncovered.append("each client's own model without noise, which only the client has")
     if noise.num_parties > 1:
-        uncovered.append("a client's model by itself, without those of all other clients")
+        uncovered.append(
+            "a client's model by itself, without those of all other clients, and entries that "
+            "masks cut to their range"
+        )
     is_once = data is not None and data.form == "disjoint"
     claim = OnceClaim if is_once else RecordClaim
     event = lambda size, hyper: noise.event(size, hyper.local)  # noqa: E731

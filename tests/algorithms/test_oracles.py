@@ -74,7 +74,7 @@ def algorithm_factories():
     package = fedjax_dp.algorithms
     found = {}
     for module in pkgutil.iter_modules(package.__path__):
-        if module.name in ("averaging", "base", "registry", "values"):
+        if module.name in ("averaging", "base", "model_averaging", "registry", "values"):
             continue
         members = vars(__import__(f"{package.__name__}.{module.name}", fromlist=["*"]))
         factories = {

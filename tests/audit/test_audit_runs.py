@@ -96,7 +96,7 @@ def test_every_algorithm_and_mean_that_claims_privacy_is_audited():
         (name, unit)
         for name, entry in registry.ALGORITHMS.items()
         for unit in ("client", "record")
-        if {unit, "both"} & set(entry.units)
+        if {unit, "both"} & set(entry.units) and name not in cases.ON_MODELS
     }
     assert set(cases.private_pairs()) == claimed and len(claimed) >= 32
 

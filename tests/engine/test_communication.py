@@ -351,6 +351,8 @@ UP_AND_DOWN = {
     "blur_lus": (P, P),
     "feddyn": (P, P),
     "mr_mtl": (P, P),
+    # How many clients there are, and the size of the smallest of them, go with the model.
+    **dict.fromkeys(("warm_start_averaging", "retrained_averaging"), (P + W, P + 2 * 4)),
     # Twice: control variates.
     "scaffold": (2 * P, 2 * P),
     # The loss too, and what each method weighs by.

@@ -33,7 +33,10 @@ WITHOUT_SERVER_MODEL = (
 )
 
 # The server has a model, and clients use others.
-WITH_BOTH_MODELS = ("ditto", "fed_ltn", "lottery_fl", "mr_mtl")
+WITH_BOTH_MODELS = (
+    *("ditto", "fed_ltn", "lottery_fl", "mr_mtl"),
+    *("retrained_averaging", "warm_start_averaging"),
+)
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 

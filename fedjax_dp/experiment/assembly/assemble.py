@@ -12,6 +12,7 @@ from fedjax_dp.engine.execution.compile import Simulation, simulation
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import ExecutionConfig
 from fedjax_dp.engine.wrappers.anderson import anderson
+from fedjax_dp.engine.wrappers.leaving import leaving
 from fedjax_dp.evaluation.metrics import METRICS, Metric
 from fedjax_dp.experiment.assembly.build import (
     build_algorithm,
@@ -86,6 +87,8 @@ def assemble(config: Config) -> Experiment:
     level = privacy.client if "client" in privacy.units else None
     plan = plans(level, setting)(1.0) if isinstance(level, DiscreteGaussianLevel) else None
     wrapper = acceleration_of(config.acceleration, config.run, model)
+    if config.leaving.tolerance is not None:
+        wrapper = partial(leaving, **config.leaving.model_dump())
     compiled = simulation(
         algorithm,
         train,

@@ -30,6 +30,9 @@ _COMMAND_OPTIONS = ["output", "resume", "keys", "json", "quiet", "log-level"]
 _SHOWN = 200
 ROOT = FieldInfo(annotation=Config)
 
+# Sections that are left out where the key that turns them on is none.
+_SWITCHES = {"acceleration": "memory", "secure_aggregation": "form", "leaving": "tolerance"}
+
 
 def load_config(path: str | pathlib.Path | None, overrides: Sequence[str] = ()) -> Config:
     """Reads a configuration: defaults, then a TOML file, then overrides.
@@ -99,7 +102,7 @@ def to_toml(config: Config) -> str:
             del tables["privacy"][unit]
     if "learning_rate" not in config.training.model_fields_set and _has_no_steps(config):
         del tables["training"]["learning_rate"]
-    for name, switch in (("acceleration", "memory"), ("secure_aggregation", "form")):
+    for name, switch in _SWITCHES.items():
         section = getattr(config, name)
         if getattr(section, switch) is None and section.model_fields_set <= {switch}:
             del tables[name]

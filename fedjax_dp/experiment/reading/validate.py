@@ -49,6 +49,7 @@ def validate(config: Config) -> None:
     _check_release(config)
     _check_inactive(privacy)
     _check_acceleration(config.acceleration, config.run)
+    _check_leaving(config)
     _check_masks(config.secure_aggregation)
     _check_aggregator(config.algorithm, entry, privacy)
     options = algorithms.options_of(name) | config.algorithm.options
@@ -201,6 +202,27 @@ def _check_masks(section: SecureAggregationSection) -> None:
         for name in ("num_neighbors", "failure"):
             value = getattr(section, name)
             checks.require(value is None, f"secure_aggregation.{name}", rule, value)
+
+
+def _check_leaving(config: Config) -> None:
+    section = config.leaving
+    if section.tolerance is None:
+        is_alone = "min_active" in section.model_fields_set
+        rule = "be left out without a leaving.tolerance"
+        checks.require(not is_alone, "leaving.min_active", rule, section.min_active)
+        return
+    name, shares = config.algorithm.name, ("mechanism", "gamma_shares")
+    rule = f"be left out for {name}, whose clients do not send models of their own"
+    fits = name in ("warm_start_averaging", "retrained_averaging")
+    checks.require(fits, "leaving.tolerance", rule, section.tolerance)
+    rule = "be left out for noise in shares, which does not protect the model that it would compare"
+    fits = shares not in config.algorithm.options.items()
+    checks.require(fits, "leaving.tolerance", rule, section.tolerance)
+    rule = "be left out with secure aggregation, which loses rounds without all of its clients"
+    fits = config.secure_aggregation.form is None
+    checks.require(fits, "leaving.tolerance", rule, section.tolerance)
+    rule = "be left out with acceleration, which moves the model that clients compare theirs to"
+    checks.require(config.acceleration.memory is None, "leaving.tolerance", rule, section.tolerance)
 
 
 def _check_aggregator(section: AlgorithmSection, entry: Entry, privacy: PrivacySection) -> None:

@@ -162,6 +162,17 @@ class AccelerationSection(Section):
     )
 
 
+class LeavingSection(Section):
+    """Clients that leave the run for good, of `warm_start_averaging` and `retrained_averaging`."""
+
+    tolerance: Positive | None = _setting(
+        None,
+        "a client leaves if no parameter of the model that it sent is this far from the mean; "
+        "no client leaves if not given",
+    )
+    min_active: Count = _setting(2, "clients that a round needs; with fewer nothing changes")
+
+
 class TrainingSection(Section):
     """Local training at the clients; numbers may be one for all, a list, or a table by name."""
 
@@ -438,6 +449,7 @@ class Config(Section):
     model: ModelSection = Field(default_factory=ModelSection)
     algorithm: AlgorithmSection = Field(default_factory=AlgorithmSection)
     acceleration: AccelerationSection = Field(default_factory=AccelerationSection)
+    leaving: LeavingSection = Field(default_factory=LeavingSection)
     training: TrainingSection = Field(default_factory=TrainingSection)
     participation: ParticipationSection = Field(default_factory=FullParticipation)
     secure_aggregation: SecureAggregationSection = Field(default_factory=SecureAggregationSection)

@@ -1,0 +1,85 @@
+"""PrivacyFL's scenarios by configuration: keys, refusals, ε by client, clients that leave."""
+
+import numpy as np
+import pytest
+from marks import slow
+from run_folders import SMALL, execute, metrics, read_json
+
+from fedjax_dp.experiment import load_config
+from fedjax_dp.experiment.assembly.assemble import assemble
+from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.reading.validate import validate
+from fedjax_dp.privacy.claims import OnceClaim, RecordClaim
+
+OPEN = ("--privacy.unit=none", "--algorithm.name=retrained_averaging")
+PRIVATE = (
+    "--privacy.unit=record",
+    "--training.sampler=full_batch",
+    "--training.learning_rate=1.5",
+    "--training.num_steps=3",
+    "--model.options.gradient_bound=1.0",
+    "--algorithm.options.rows_per_round=5",
+)
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--leaving.tolerance=0",), "leaving.tolerance"),
+        (("--leaving.min_active=3",), "leaving.min_active must be left out without"),
+        (("--leaving.tolerance=1", "--algorithm.name=fedavg"), "left out for fedavg"),
+        (
+            ("--leaving.tolerance=1", "--algorithm.options.mechanism=gamma_shares"),
+            "leaving.tolerance must be left out for noise in shares",
+        ),
+        (
+            ("--leaving.tolerance=1", "--secure_aggregation.form=masked"),
+            "leaving.tolerance must be left out with secure aggregation",
+        ),
+        (
+            ("--leaving.tolerance=1", "--acceleration.memory=1"),
+            "leaving.tolerance must be left out with acceleration",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(words, message):
+    with pytest.raises(ValueError) as error:
+        validate(load_config(None, [*SMALL, *OPEN, *words]))
+    assert message in str(error.value)
+
+
+def test_a_run_that_no_client_leaves_is_written_without_the_section():
+    assert "leaving" not in config_files.to_toml(load_config(None, [*SMALL, *OPEN]))
+    text = config_files.to_toml(load_config(None, [*SMALL, *OPEN, "--leaving.tolerance=0.5"]))
+    assert "[leaving]" in text and "tolerance = 0.5" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "claim"),
+    [("warm_start_averaging", OnceClaim), ("retrained_averaging", RecordClaim)],
+)
+def test_budgets_by_client_become_noise_by_client(name, claim):
+    """Every client's own ε; a run that reads each record once needs less noise."""
+    words = [*SMALL, *PRIVATE, f"--algorithm.name={name}", "--privacy.record.epsilon=[1, 4, 4]"]
+    experiment = assemble(load_config(None, words))
+    algorithm = experiment.simulation.algorithm
+    noise = np.asarray(algorithm.hyper.local.noise_multiplier)
+    assert type(algorithm.training.record) is claim
+    assert noise[1] == noise[2] and 3 < noise[0] / noise[1] < 5
+
+
+def test_a_model_without_a_bound_is_refused_under_privacy():
+    words = [*SMALL, *PRIVATE[:-2], "--algorithm.name=retrained_averaging"]
+    with pytest.raises(ValueError, match="model must be logistic_regression with a gradient_bound"):
+        assemble(load_config(None, words))
+
+
+@slow
+def test_a_run_whose_clients_leave(tmp_path):
+    words = (*SMALL, *PRIVATE, "--algorithm.name=retrained_averaging", "--leaving.tolerance=1e6")
+    status, _ = execute(tmp_path / "run", *words)
+    assert status == 0
+    assert [row["num_active"] for row in metrics(tmp_path / "run")] == [0, 0]
+    assert "without noise" in read_json(tmp_path / "run", "summary.json")["not_covered"]
