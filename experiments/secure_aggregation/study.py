@@ -5,6 +5,9 @@ python -m experiments.secure_aggregation.study adult --parties 100 500 [--correc
 python -m experiments.secure_aggregation.study growth [--parties 25 50 100 200]
 python -m experiments.secure_aggregation.study asynchronous [--updates 4000]
 python -m experiments.secure_aggregation.study privacyfl [--parties 3 10 30] [--seeds 10]
+python -m experiments.secure_aggregation.study audit [--runs 1000]
+python -m experiments.secure_aggregation.study error
+python -m experiments.secure_aggregation.study timing
 """
 
 import argparse
@@ -19,7 +22,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from experiments.secure_aggregation import adult, asynchronous, colluders, privacyfl
+from experiments.secure_aggregation import adult, asynchronous, colluders, costs, privacyfl
+from experiments.secure_aggregation import audited as audited_sums
 from fedjax_dp.io import plots
 from fedjax_dp.server.oblivious import play, set_up_protocol
 
@@ -89,6 +93,31 @@ def on_digits_and_kdd(options: argparse.Namespace) -> str:
     return privacyfl.as_markdown(result)
 
 
+def audited(options: argparse.Namespace) -> str:
+    """Audits masked sums as the server and colluders see them, of which clients drop out."""
+    results = []
+    for counts_colluders in (True, False):
+        results += audited_sums.run(
+            options.noise_multiplier,
+            options.runs,
+            options.rounds,
+            options.seed,
+            counts_colluders=counts_colluders,
+        )
+    audited_sums.write(options.output / "audit.csv", results)
+    return audited_sums.as_markdown(results)
+
+
+def error(options: argparse.Namespace) -> str:
+    """Computes and measures the error of the released sum, by Definition 2."""
+    return costs.errors(options.parties, options.seed, options.played)
+
+
+def timing(options: argparse.Namespace) -> str:
+    """Times the parts of Table A.1, and simulates runs with them on three maps of latencies."""
+    return f"{HARDWARE}; CPU time of one party or the server\n\n" + costs.timing(options.seed)
+
+
 def _write(path: pathlib.Path, content: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, ensure_ascii=False) + "\n", "utf-8")
@@ -104,6 +133,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ("growth", growth, [25, 50, 100, 200]),
         ("asynchronous", by_arrival, None),
         ("privacyfl", on_digits_and_kdd, [3, 10, 30]),
+        ("audit", audited, None),
+        ("error", error, [5, 20, 50, 100, 200, 500, 1000, 5000]),
+        ("timing", timing, None),
     ):
         one = kinds.add_parser(name, help=run.__doc__)
         if parties is not None:
@@ -121,6 +153,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             one.add_argument("--updates", type=int, default=4000)
         if name == "privacyfl":
             one.add_argument("--seeds", type=int, default=10)
+        if name == "audit":
+            one.add_argument("--runs", type=int, default=1000)
+            one.add_argument("--rounds", type=int, default=2)
+            one.add_argument("--noise-multiplier", type=float, default=2.0)
+        if name == "error":
+            one.add_argument("--played", type=int, default=100)
         if name == "growth":
             one.add_argument("--iterations", type=int, default=20)
     options = parser.parse_args(arguments)

@@ -1,5 +1,6 @@
 """Audits: attacks through canaries, and the ε that they prove, compared with the claimed ε."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -91,6 +92,7 @@ def run_audit(
     runs_at_once: int = 1,
     execution: ExecutionConfig = ExecutionConfig(),
     running: FederatedAlgorithm | None = None,
+    wrapper: Callable[[Federation], Federation] | None = None,
 ) -> AuditRuns:
     """Runs a planted population, every canary included with probability 1/2 in every run.
 
@@ -106,6 +108,7 @@ def run_audit(
       execution: how the rounds are laid out, on one device that holds all examples.
       running: the algorithm to run instead of `planted.algorithm`, whose claims still apply; the
         same algorithm with less noise shows what an audit can find.
+      wrapper: of the federation that runs, such as one in which clients drop out.
 
     Returns:
       Observations and coins, on the host.
@@ -117,9 +120,9 @@ def run_audit(
     counts = {"num_runs": num_runs, "num_rounds": num_rounds, "runs_at_once": runs_at_once}
     for name, count in counts.items():
         checks.whole(name, count)
-    claimed = sim = _compiled(planted, execution)
+    claimed = sim = _compiled(planted, execution, wrapper)
     if running is not None:
-        sim = _compiled(planted._replace(algorithm=running), execution)
+        sim = _compiled(planted._replace(algorithm=running), execution, wrapper)
     bound, layout = sim.federation, sim.layout
     coin_key, init_key, run_key = jax.random.split(key, 3)
     is_included = jax.random.bernoulli(coin_key, shape=(num_runs, len(planted.owners)))
@@ -165,11 +168,17 @@ def run_audit(
     return AuditRuns(planted, seen, np.asarray(is_included), record, claimed.federation)
 
 
-def _compiled(planted: Planted, execution: ExecutionConfig) -> Simulation:
+def _compiled(
+    planted: Planted,
+    execution: ExecutionConfig,
+    wrapper: Callable[[Federation], Federation] | None = None,
+) -> Simulation:
     """Builds the simulation of a planted population, on one device."""
     if execution.devices == "auto":
         execution = execution._replace(devices=None)
-    sim = simulation(planted.algorithm, planted.data, planted.participation, execution)
+    sim = simulation(
+        planted.algorithm, planted.data, planted.participation, execution, wrapper=wrapper
+    )
     checks.require(sim.layout.mesh is None, "execution", "use one device", execution.devices)
     return sim
 

@@ -1,8 +1,11 @@
 """Messages under masks: any summed aggregator gives the same sums, and messages say nothing."""
 
 import functools
+import importlib
 import inspect
 import itertools
+import pkgutil
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -57,8 +60,8 @@ def update_of(name, row):
     return tree
 
 
-def discrete(**options):
-    plan = distributed.make_plan(4, 4.0, 1.0, num_clients=REAL, bits=20, num_shares=3)
+def discrete(num_shares=3, **options):
+    plan = distributed.make_plan(4, 4.0, 1.0, num_clients=REAL, bits=20, num_shares=num_shares)
     return server.discrete_mean(SHAPE, plan, 8, **options)
 
 
@@ -78,6 +81,7 @@ SUMMED = {
     "weighted_by_client": lambda: server.weighted_by_client(12),
     "sparse_mean": server.sparse_mean,
     "gradient_mask": server.gradient_mask,
+    "gradient_mask_around_noise": lambda: server.gradient_mask(server.gaussian_mean(4.0, 1.0, 6.0)),
     "gaussian_mean": lambda: server.gaussian_mean(4.0, 1.0, 6.0),
     "private_mean": lambda: server.gaussian_mean(4.0, 1.0, 6.0, per_layer=True),
     "laplace_mean": lambda: server.laplace_mean(8.0, 1.0, 6.0),
@@ -90,18 +94,22 @@ SUMMED = {
     "by_realised_count": lambda: server.by_realised_count(server.gaussian_mean(4.0, 1.0, 6.0)),
     "central_discrete_mean": lambda: server.central_discrete_mean(SHAPE, 4.0, 1.0, 6.0),
     "discrete_mean": discrete,
+    "discrete_mean_of_varying_cohorts": lambda: discrete(REAL, varies=True),
     "oblivious_mean": lambda: server.oblivious_mean(SHAPE, 4.0, 0.0, 3),
 }
 
 
 def test_every_summed_aggregator_of_the_package_is_tried():
-    made = {
-        name
-        for name in server.__all__
-        if inspect.isfunction(f := getattr(server, name))
-        and f.__annotations__.get("return") is Summed
-    }
-    assert len(made) > 10 and made <= set(SUMMED)
+    """Public functions of all modules of `server`, exported or not, that return such a one."""
+    made = set()
+    for info in pkgutil.walk_packages(server.__path__, "fedjax_dp.server."):
+        module = importlib.import_module(info.name)
+        for name, f in vars(module).items():
+            if inspect.isfunction(f) and f.__module__ == info.name and not name.startswith("_"):
+                kind = inspect.signature(f).return_annotation
+                if Summed in (kind, *typing.get_args(kind)):
+                    made.add(name)
+    assert len(made) > 15 and made - {"masked"} <= set(SUMMED)
 
 
 @functools.cache
