@@ -46,7 +46,7 @@ Communication AuditResult AuditRuns MembershipResult StepCheck LocalResult Draw
 DatasetStatus TrainingInfo Evaluation ClusterAggregate Clusters Decomposition Mixture
 NoiseEstimate ConfigError FetchError MissingDataError UnsupportedEvent BoundedLaplaceDpEvent
 BoundedRangeDpEvent DistributedDiscreteGaussianDpEvent PureDpEvent SkellamDpEvent
-StaircaseDpEvent GammaShares GammaSharesDpEvent FixedPoint WideWords Played SetUp Terms Cheating
+StaircaseDpEvent GammaShares GammaSharesDpEvent FixedPoint Played SetUp Terms Cheating
 CollusionResult MaskGraph MaskKeys HeldShares Compute Latencies RoundTimes
 """
 HOLD = set(_NAMES.split())
@@ -613,6 +613,8 @@ SPECIAL: dict[str, Case] = {
         graph=lambda: secure.all_pairs(3),
     ),
     "masking_facts": case(secure.masking_facts, graph=lambda: secure.all_pairs(3)),
+    "mask_messages": case(secure.mask_messages, graph=lambda: secure.all_pairs(3)),
+    "noise_messages": case(oblivious.noise_messages, num_parties=3, num_weights=2),
     "agreed_keys": case(secure.agreed_keys, num_clients=2),
     "fixed_point": case(secure.fixed_point, max_clients=3),
     "all_pairs": case(secure.all_pairs, num_clients=3),

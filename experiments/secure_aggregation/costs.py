@@ -11,7 +11,8 @@ from scipy.special import gammaln
 from experiments.secure_aggregation import adult
 from experiments.secure_aggregation.colluders import PAPER
 from fedjax_dp import engine, privacy
-from fedjax_dp.server.oblivious import WideWords, play, set_up_protocol
+from fedjax_dp.server.fixed_point import fixed_point
+from fedjax_dp.server.oblivious import play, set_up_protocol
 from fedjax_dp.server.secure.key_agreement import pair_seed, public_key_of
 
 # Weights whose noise is averaged.
@@ -77,7 +78,8 @@ def printed() -> dict[int, dict[str, float]]:
 
 def measured(num_users: int, seed: int) -> dict[str, float]:
     """Measures the same parts for one party or the server, in milliseconds of the CPU."""
-    rng, fixed_point = np.random.default_rng(seed), WideWords()
+    rng = np.random.default_rng(seed)
+    encoding = fixed_point(num_users, integer_bits=15, fraction_bits=32, word_bits=64)
     keys = [rng.bytes(32) for _ in range(51)]
     public = [public_key_of(key) for key in keys]
     agreed = _milliseconds(lambda: [pair_seed(keys[0], p, 0, 1) for p in public[1:]])
@@ -89,7 +91,7 @@ def measured(num_users: int, seed: int) -> dict[str, float]:
         lambda: [play(one_pair, values, rng, is_oblivious=False) for _ in range(pairs)]
     )
     words = rng.integers(0, 2**64, (num_users, _WIDTH), np.uint64)
-    server = _milliseconds(lambda: fixed_point.decode(np.sum(words, axis=0, dtype=np.uint64)))
+    server = _milliseconds(lambda: encoding.decode(np.sum(words, axis=0, dtype=np.uint64)))
     x = rng.normal(size=(adult.ROWS, _WIDTH)) / np.sqrt(_WIDTH)
     y = rng.integers(0, 2, adult.ROWS)
     training = _milliseconds(lambda: _trained(x, y))

@@ -5,9 +5,10 @@ import csv
 import numpy as np
 import pytest
 from drawn import flaws
+from scipy import integrate
 from scipy.special import expit
 
-from experiments.secure_aggregation import adult, colluders, study
+from experiments.secure_aggregation import adult, colluders, costs, study
 from fedjax_dp.io import plots
 
 
@@ -48,6 +49,27 @@ def test_the_printed_noise_is_worth_what_the_training_makes_of_it():
     assert noise.scale == pytest.approx(10.0)
     assert noise.coordinate_epsilon == pytest.approx(1.0)
     assert adult.shares_of(100, 2.0, "corrected").coordinate_epsilon == pytest.approx(2.0)
+
+
+def test_the_error_of_a_sum_is_that_of_its_characteristic_function():
+    """E|X| = (2/π) ∫ (1 − (1 + t²)⁻ⁿ)/t² dt over t > 0, of n Laplace numbers of scale 1."""
+    for n in (1, 2, 7, 100):
+        value, _ = integrate.quad(lambda t, n=n: (1 - (1 + t * t) ** -n) / t**2, 0, np.inf)
+        assert costs.mean_error(n) == pytest.approx(2 * value / np.pi, rel=1e-6)
+    assert costs.measured_error(5, 0) == pytest.approx(costs.mean_error(5), rel=0.06)
+
+
+def test_seconds_of_a_run_add_up():
+    parts = {"dh_setup": 200.0, "training": 7.0, "encryption": 3.0, "server": 20.0}
+    # London is at 35 ms one way: keys of 200 ms, then 20 rounds of 10 ms of work and 20 ms of sum.
+    by_hand = 3 * 0.035 + 0.2 + 20 * (2 * 0.035 + 0.01 + 0.02)
+    assert costs.simulated_seconds(3, parts, ["London"]) == pytest.approx(by_hand)
+    assert costs.printed()[200] == {
+        "server": 20.3,
+        "dh_setup": 193.0,
+        "training": 7.5,
+        "encryption": 2.9,
+    }
 
 
 def test_the_collusion_table_has_our_figures_beside_the_printed_ones(tmp_path, monkeypatch):

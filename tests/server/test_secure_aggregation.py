@@ -29,9 +29,9 @@ from fedjax_dp.server.secure import aggregator as wrapper
 from fedjax_dp.server.secure import (
     all_pairs,
     fixed_point,
+    mask_messages,
     masked,
     masking_facts,
-    protocol_messages,
     random_neighbors,
 )
 from fedjax_dp.server.secure.graphs import arranged, failure_bound
@@ -424,6 +424,11 @@ def test_the_bound_on_failure_holds_for_graphs_that_are_counted():
             "fraction_bits must be from -4",
         ),
         (lambda: fixed_point(2**20, integer_bits=12), "integer_bits must be at most 10"),
+        (lambda: fixed_point(9, word_bits=16), "word_bits must be one of 32, 64"),
+        (
+            lambda: masked(server.uniform_mean(), fixed_point(9, word_bits=64), all_pairs(9)),
+            "encoding.word_bits must be 32 in compiled rounds",
+        ),
         (lambda: all_pairs(1), "num_clients must be an integer of at least 2"),
         (lambda: all_pairs(5, colluders=5), "colluders must be below the 5 clients"),
         (lambda: all_pairs(5, colluders=2, dropouts=2), "dropouts must leave 2 of 5 clients"),
@@ -485,7 +490,7 @@ def test_the_meter_counts_words():
 def test_keys_and_shares_are_counted_message_by_message(k):
     """Rounds of 8, 9 and 2 clients, of which 1, 0 and 1 did not send."""
     graph = all_pairs(8, dropouts=1)._replace(num_neighbors=k)
-    exchange, found = protocol_messages(graph), {"up": [], "down": []}
+    exchange, found = mask_messages(graph), {"up": [], "down": []}
     key, share, tag = 32, 66, 16
     for notified, sent in ((8, 7), (9, 9), (2, 1)):
         near = {i: notified - 1 if k is None else min(k, notified - 1) for i in range(notified)}

@@ -178,8 +178,8 @@ def communication(
       simulated: what ran.
       record: of some of its rounds, on the host.
       info: of the same rounds.
-      exchange: of a protocol whose further messages are counted too: `protocol_messages` of
-        `server.secure` or of `server.oblivious`.
+      exchange: of a protocol whose further messages are counted too: `server.secure.mask_messages`
+        or `server.oblivious.noise_messages`.
 
     Returns:
       The bytes by round, direction, encoding and type of number.

@@ -38,7 +38,7 @@ from fedjax_dp.experiment.schema.config import (
 )
 from fedjax_dp.io.checkpoint import KEPT, ROOT_FILE, Checkpoints
 from fedjax_dp.io.logbook import write_text
-from fedjax_dp.server.secure import protocol_messages
+from fedjax_dp.server.secure import mask_messages
 
 
 class Start(NamedTuple):
@@ -85,7 +85,7 @@ def _byte_totals(experiment: Experiment) -> ByteTotals:
     """Makes byte totals that start at zero."""
     config, simulation = experiment.config, experiment.simulation
     graph = graph_of(config.secure_aggregation, simulation.participation)
-    exchange = None if graph is None else protocol_messages(graph)
+    exchange = None if graph is None else mask_messages(graph)
     return ByteTotals(simulation.federation, config.communication.encoding, exchange)
 
 

@@ -132,7 +132,7 @@ def oblivious_mean(
 
 
 @checked
-def protocol_messages(num_parties: Count, num_weights: Count) -> Exchange:
+def noise_messages(num_parties: Count, num_weights: Count) -> Exchange:
     """Counts the noise terms of an iteration of Π_PPFL, for the communication meter.
 
     Every party sends every other one a masked pair of terms for each weight, through the server,

@@ -14,66 +14,14 @@ from annotated_types import Ge, Le
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.ranges import Count, Seed
+from fedjax_dp.core.ranges import Seed
 from fedjax_dp.privacy.mechanisms.gamma_shares import GammaShares
+from fedjax_dp.server.fixed_point import FixedPoint, fixed_point
 
 _WORD_BITS, _SEED_BYTES = 64, 32
 Bits = Annotated[int, Ge(0), Le(62)]
 # Seeds and terms of pairs are held for all of them.
 _MOST_PARTIES = 4_096
-
-
-class WideWords(NamedTuple):
-    """Numbers as words of 64 bits: rounded multiples of 2^-f, modulo 2^64.
-
-    Attributes:
-      integer_bits: k; numbers are below 2^k in absolute value.
-      fraction_bits: f; rounding errs by at most 2^(−f−1).
-    """
-
-    integer_bits: int = 15
-    fraction_bits: int = 32
-
-    def check(self, num_summands: Count) -> None:
-        """Refuses numbers of bits with which a sum could wrap: 2^64 must exceed 2n·2^(k+f).
-
-        Args:
-          num_summands: n, how many numbers below 2^k are added, at least 1.
-        """
-        num_bits = self.integer_bits + self.fraction_bits
-        rule = f"leave room for sums of {num_summands} numbers in words of {_WORD_BITS} bits"
-        holds = 2 * num_summands * 2**num_bits < 2**_WORD_BITS
-        checks.require(holds, "integer_bits + fraction_bits", rule, num_bits)
-
-    def encode(self, values: np.ndarray) -> np.ndarray:
-        """Encodes numbers as words.
-
-        Args:
-          values: numbers below 2^k in absolute value, of any shape.
-
-        Returns:
-          uint64, of the same shape.
-
-        Raises:
-          ValueError: for numbers that are too large, or not finite.
-        """
-        largest = np.max(np.abs(values), initial=0.0)
-        is_inside = bool(largest < 2.0**self.integer_bits)
-        checks.require(is_inside, "values", f"be below 2^{self.integer_bits}", float(largest))
-        scaled = np.rint(np.ldexp(np.asarray(values, np.float64), self.fraction_bits))
-        return scaled.astype(np.int64).view(np.uint64)
-
-    def decode(self, words: np.ndarray) -> np.ndarray:
-        """Decodes words: those from 2^63 on are negative numbers.
-
-        Args:
-          words: uint64.
-
-        Returns:
-          float64, of the same shape.
-        """
-        signed = np.ascontiguousarray(words, np.uint64).view(np.int64)
-        return np.ldexp(signed.astype(np.float64), -self.fraction_bits)
 
 
 class SetUp(NamedTuple):
@@ -87,7 +35,7 @@ class SetUp(NamedTuple):
     """
 
     noise: GammaShares
-    fixed_point: WideWords
+    fixed_point: FixedPoint
     seeds: tuple[bytes, ...]
     iteration: int = 0
 
@@ -127,7 +75,7 @@ class Terms(NamedTuple):
     is_swapped: np.ndarray
     choices: np.ndarray
 
-    def arrived(self, fixed_point: WideWords) -> np.ndarray:
+    def arrived(self, fixed_point: FixedPoint) -> np.ndarray:
         """Computes the masked pairs as receivers get them.
 
         Args:
@@ -194,7 +142,7 @@ def set_up_protocol(
     Args:
       noise: from `privacy.gamma_shares`.
       seed: of the simulated agreement.
-      integer_bits: k; values and noise terms are below 2^k in absolute value.
+      integer_bits: k; values and noise terms are at most 2^k in absolute value.
       fraction_bits: f; the sum of n messages errs by at most n·(m + 1)·2^(−f−1), for the m noise
         terms that a party adds. It wraps if noise makes it exceed n·2^k.
       agree: `(i, j) -> 32 bytes` for parties i < j, the outcome of a real agreement, such as
@@ -210,9 +158,13 @@ def set_up_protocol(
     """
     rule = f"have at most {_MOST_PARTIES} parties, more in `oblivious_mean`"
     checks.require(noise.num_parties <= _MOST_PARTIES, "noise", rule, noise.num_parties)
-    fixed_point = WideWords(integer_bits, fraction_bits)
-    fixed_point.check(noise.num_parties)
-    made = SetUp(noise, fixed_point, ())
+    words = fixed_point(
+        noise.num_parties,
+        integer_bits=integer_bits,
+        fraction_bits=fraction_bits,
+        word_bits=_WORD_BITS,
+    )
+    made = SetUp(noise, words, ())
     root = int(seed).to_bytes(8, "big")
     seeds = tuple(
         _simulated_seed(root, i, j) if agree is None else agree(i, j) for i, j in made.pairs
@@ -247,7 +199,7 @@ def play(
 
     Args:
       set_up: from `set_up_protocol`, or from the iteration before.
-      values: `[parties, weights]`, below 2^k in absolute value.
+      values: `[parties, weights]`, at most 2^k in absolute value.
       rng: draws noise, masks, permutations and choices, from a generator for each party and one
         for the server.
       is_oblivious: whether parties choose from pairs; if not, each draws itself what it adds, as
@@ -339,7 +291,7 @@ def _terms_of(
     rng: np.random.Generator,
     party: int,
     num_weights: int,
-    fixed_point: WideWords,
+    fixed_point: FixedPoint,
 ) -> Terms:
     """Makes what one party sends to all others: two terms behind one mask for each of them."""
     n = noise.num_parties

@@ -12,10 +12,10 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.claims import ClientClaim
 from fedjax_dp.privacy.mechanisms.distributed import Plan
 from fedjax_dp.server.base import Close, Diagnostic, Fate, Roster, Sender, Summed
+from fedjax_dp.server.fixed_point import FixedPoint
 from fedjax_dp.server.secure import masks, words
 from fedjax_dp.server.secure.graphs import Circle, MaskGraph, arranged
 from fedjax_dp.server.secure.key_agreement import MaskKeys, simulated_keys
-from fedjax_dp.server.secure.words import FixedPoint
 
 Form = Literal["masked", "cancelled"]
 
@@ -65,7 +65,8 @@ def masked(
       of whose message some entry was cut.
 
     Raises:
-      ValueError: if the aggregator is not summed, the encoding is for fewer clients than the graph,
+      ValueError: if the aggregator is not summed, the encoding is not of 32 bits, or for fewer
+        clients than the graph,
         or the graph lets more clients drop out than the noise of the aggregator allows; when a
         message is first traced, if clients add the noise and the message has leaves of floats.
 
@@ -73,6 +74,8 @@ def masked(
     """
     checks.require(isinstance(aggregator, Summed), "aggregator", "be Summed", type(aggregator))
     checks.one_of("form", form, get_args(Form))
+    rule = "be 32 in compiled rounds"
+    checks.require(encoding.word_bits == 32, "encoding.word_bits", rule, encoding.word_bits)
     rule = f"hold the {graph.num_clients} clients of the graph"
     fits = encoding.max_clients >= graph.num_clients
     checks.require(fits, "encoding.max_clients", rule, encoding.max_clients)

@@ -1,23 +1,20 @@
 """Which clients share masks: all pairs, or few random neighbours of each."""
 
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from annotated_types import Ge, Lt
 from chex import PRNGKey
 from scipy import stats
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.checks import COUNT_LIMIT
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.ranges import Index, ProperFraction
 from fedjax_dp.server.base import Roster
-
-Several = Annotated[int, Ge(2), Lt(COUNT_LIMIT)]
+from fedjax_dp.server.fixed_point import Several
 
 
 class MaskGraph(NamedTuple):

@@ -12,7 +12,7 @@ _KEY, _SHARE, _TAG = 32, -(-PRIME.bit_length() // 8), 16
 
 
 @checked
-def protocol_messages(graph: MaskGraph) -> Exchange:
+def mask_messages(graph: MaskGraph) -> Exchange:
     """Counts the keys and shares of a round under masks, for the communication meter.
 
     Every client sends two public keys, which the server forwards to its k neighbours, and to each
