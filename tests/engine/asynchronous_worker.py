@@ -14,7 +14,7 @@ from fedjax_dp.engine import ExecutionConfig, asynchronous, simulation
 def main(output: str) -> None:
     """Saves the model at the end, and who arrived."""
     execution = ExecutionConfig(clients_per_chunk=2, devices=2, placement="device")
-    wrapper = partial(asynchronous, **{**UNSURE, "max_staleness": 2})
+    wrapper = partial(asynchronous, **{**UNSURE, "max_staleness": 1})
     sim = simulation(algorithm("fedavg"), make_data(), joined(), execution, wrapper=wrapper)
     state, record, _ = sim.run(sim.init(KEY), KEY, ROUNDS)
     np.savez(

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
+from fedjax_dp.core import checks
 from fedjax_dp.core.keys import fold
 from fedjax_dp.data.sampling import Draw, Sampler, fixed_size
 from fedjax_dp.engine.wrappers.latencies import Latencies
@@ -104,7 +105,7 @@ class Arrivals(NamedTuple):
         """Makes the sampler whose state is what is in flight; it draws the clients that arrive."""
         return fixed_size()._replace(
             name="asynchronous",
-            init=lambda limit: self.none(),
+            init=self.none,
             draw=self.draw,
             capacity=lambda limit, batch_size: min(limit, batch_size + self.concurrency),
             event=lambda base, size, batch_size: base,
@@ -113,8 +114,10 @@ class Arrivals(NamedTuple):
             min_drawn=lambda size, batch_size: 0,
         )
 
-    def none(self) -> InFlight:
+    def none(self, limit: int) -> InFlight:
         """Returns the state before the first round: no client is at work."""
+        rule = f"be the {self.num_clients} clients whose times are known"
+        checks.require(limit == self.num_clients, "num_clients", rule, limit)
 
         def full(value: Any, dtype: Any = jnp.int32) -> jax.Array:
             return jnp.full(self.num_clients, value, dtype)

@@ -181,7 +181,9 @@ class _Buffered(NamedTuple):
         servers = jax.tree.map(
             lambda x: jnp.broadcast_to(x, (len(self.weights), *x.shape)), state.server
         )
-        first = self.arrivals.after(self.arrivals.none(), fold(key, Purpose.PARTICIPATION))
+        first = self.arrivals.after(
+            self.arrivals.none(self.arrivals.num_clients), fold(key, Purpose.PARTICIPATION)
+        )
         seconds = sums.Sum(jnp.float32(self.start_seconds), jnp.float32(0))
         return state._replace(outer=(Asynchrony(first, servers, seconds),))
 
