@@ -54,9 +54,7 @@ def run(seed: int, num_updates: int) -> dict[str, Any]:
     mnist = datasets.load("mnist_by_writer")
     train = data.FederatedData.from_client_ids(mnist.train, mnist.train_clients)
     test = data.FederatedData.from_clients([mnist.test])
-    model = models.build(
-        "logistic_regression", data.example_structure(train), mnist.num_classes
-    )
+    model = models.build("logistic_regression", data.example_structure(train), mnist.num_classes)
     curves = {}
     for name in ("synchronous", "asynchronous"):
         sim = simulation_of(name, train, model, seed)
