@@ -22,6 +22,7 @@ from fedjax_dp import (
     engine,
     evaluation,
     experiment,
+    io,
     models,
     privacy,
 )
@@ -47,7 +48,8 @@ DatasetStatus TrainingInfo Evaluation ClusterAggregate Clusters Decomposition Mi
 NoiseEstimate ConfigError FetchError MissingDataError UnsupportedEvent BoundedLaplaceDpEvent
 BoundedRangeDpEvent DistributedDiscreteGaussianDpEvent PureDpEvent SkellamDpEvent
 StaircaseDpEvent GammaShares GammaSharesDpEvent FixedPoint Played SetUp Terms Cheating
-CollusionResult MaskGraph MaskKeys HeldShares Compute Latencies RoundTimes
+CollusionResult MaskGraph MaskKeys HeldShares Compute Latencies RoundTimes Availability
+Moment
 """
 HOLD = set(_NAMES.split())
 
@@ -442,6 +444,22 @@ SPECIAL: dict[str, Case] = {
             (engine.key_exchange_seconds, {}),
         )
     },
+    "in_rounds": case(engine.in_rounds, first=[0, 1]),
+    "daily": case(engine.daily, hours=[8.0, 22.0]),
+    "all_of": case(engine.all_of, parts=lambda: [engine.in_rounds()]),
+    "absences": case(engine.absences, chance=0.5),
+    "serverless": case(engine.serverless, federation=lambda: joined_by_all()),
+    "several_servers": case(
+        engine.several_servers,
+        federation=lambda: joined_by_all(),
+        servers=np.arange(NUM_CLIENTS) % 2,
+        exchange_every=2,
+    ),
+    "round_chart": case(
+        io.round_chart,
+        times=lambda: engine.round_times(*(make() for make in _TIMED.values())),
+        names=["a"] * NUM_CLIENTS,
+    ),
     "participation": case(data.participation, cohort_size=3),
     **{name: of_algorithm(name) for name in ALGORITHMS},
     "build of algorithms": case(algorithms.build, name="fedavg"),

@@ -8,6 +8,7 @@ python -m experiments.secure_aggregation.study privacyfl [--parties 3 10 30] [--
 python -m experiments.secure_aggregation.study audit [--runs 1000]
 python -m experiments.secure_aggregation.study error
 python -m experiments.secure_aggregation.study timing
+python -m experiments.secure_aggregation.study serverless
 """
 
 import argparse
@@ -22,7 +23,14 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from experiments.secure_aggregation import adult, asynchronous, colluders, costs, privacyfl
+from experiments.secure_aggregation import (
+    adult,
+    asynchronous,
+    colluders,
+    costs,
+    privacyfl,
+    serverless,
+)
 from experiments.secure_aggregation import audited as audited_sums
 from fedjax_dp.io import plots
 from fedjax_dp.server.oblivious import play, set_up_protocol
@@ -118,6 +126,16 @@ def timing(options: argparse.Namespace) -> str:
     return f"{HARDWARE}; CPU time of one party or the server\n\n" + costs.timing(options.seed)
 
 
+def without_server(options: argparse.Namespace) -> str:
+    """Runs three clients without a server on digits, and computes the times of table 5.3."""
+    result = {
+        "accuracy": serverless.run(options.iterations, options.seed),
+        "times": serverless.times(),
+    }
+    _write(options.output / "serverless.json", result)
+    return serverless.as_markdown(result)
+
+
 def _write(path: pathlib.Path, content: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, ensure_ascii=False) + "\n", "utf-8")
@@ -136,6 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ("audit", audited, None),
         ("error", error, [5, 20, 50, 100, 200, 500, 1000, 5000]),
         ("timing", timing, None),
+        ("serverless", without_server, [3]),
     ):
         one = kinds.add_parser(name, help=run.__doc__)
         if parties is not None:
@@ -161,6 +180,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             one.add_argument("--played", type=int, default=100)
         if name == "growth":
             one.add_argument("--iterations", type=int, default=20)
+        if name == "serverless":
+            one.add_argument("--iterations", type=int, default=serverless.ITERATIONS)
     options = parser.parse_args(arguments)
     text = options.run(options)
     options.output.mkdir(parents=True, exist_ok=True)

@@ -145,6 +145,8 @@ def _report(out: Output, outcome: Outcome) -> None:
     if outcome.is_over_budget:
         out.say(f"stopped after round {summary['rounds']}: one more would exceed the budget")
     parts = [f"{summary['rounds']} rounds in {summary['seconds']:.1f} s"]
+    if "simulated_seconds" in summary:
+        parts.append(f"{summary['simulated_seconds']:.6g} simulated seconds")
     of_all, shared = (summary.get(f"{of}test_accuracy", np.nan) for of in ("", "shared_"))
     if np.isfinite(of_all):
         parts.append(f"test accuracy of {summary['test_accuracy_of']} {of_all:.4f}")

@@ -31,6 +31,7 @@ class Purpose(enum.IntEnum):
     EVALUATION = 17
     MASK = 18
     CLOCK = 19
+    SERVERS = 20
 
 
 def secret_key() -> PRNGKey:

@@ -13,6 +13,14 @@ from fedjax_dp.engine.record import Fate, RoundInfo, RoundRecord, TrainingInfo, 
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.wrappers.anderson import anderson
 from fedjax_dp.engine.wrappers.asynchronous import asynchronous
+from fedjax_dp.engine.wrappers.availability import (
+    Availability,
+    Moment,
+    absences,
+    all_of,
+    daily,
+    in_rounds,
+)
 from fedjax_dp.engine.wrappers.clock import clocked
 from fedjax_dp.engine.wrappers.latencies import (
     Compute,
@@ -25,8 +33,11 @@ from fedjax_dp.engine.wrappers.latencies import (
     serverless_times,
 )
 from fedjax_dp.engine.wrappers.leaving import leaving
+from fedjax_dp.engine.wrappers.serverless import serverless
+from fedjax_dp.engine.wrappers.several import several_servers
 
 __all__ = [
+    "Availability",
     "Cohort",
     "Communication",
     "Compute",
@@ -37,6 +48,7 @@ __all__ = [
     "Federation",
     "Latencies",
     "Layout",
+    "Moment",
     "PrivacyAccounting",
     "RoundInfo",
     "RoundRecord",
@@ -44,6 +56,8 @@ __all__ = [
     "Simulation",
     "SimulationState",
     "TrainingInfo",
+    "absences",
+    "all_of",
     "anderson",
     "as_metrics",
     "asynchronous",
@@ -52,14 +66,18 @@ __all__ = [
     "communication",
     "compile_federation",
     "compute_seconds",
+    "daily",
     "evaluator",
     "examples_of",
     "federation",
+    "in_rounds",
     "key_exchange_seconds",
     "latencies",
     "leaving",
     "population_of",
     "round_times",
+    "serverless",
     "serverless_times",
+    "several_servers",
     "simulation",
 ]

@@ -37,6 +37,9 @@ class Facts:
     asked for.
     """
 
+    # False if clients send their messages to all others, see `serverless`.
+    has_server: bool = True
+
     def __init__(self, algorithm: FederatedAlgorithm, population: Population):
         """Describes an algorithm on a population."""
         self._algorithm, self._population = algorithm, population

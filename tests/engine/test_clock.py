@@ -152,7 +152,7 @@ def test_serverless_rounds_and_the_exchange_of_keys():
 
 
 OWN = ("round_seconds", "received_seconds", "simulated_seconds")
-OWN += ("num_late", "num_dropouts", "is_abandoned")
+OWN += ("num_late", "num_dropouts", "num_unreachable", "is_abandoned")
 
 
 def without_clock(state, record, info):
@@ -177,8 +177,8 @@ def test_a_clock_without_deadline_changes_nothing_and_counts_seconds():
     arrive = legs + np.array([0.5, 0.25] * 3) * STEPS + np.arange(6)
     seconds = arrive.max() + 0.51
     np.testing.assert_allclose(found[2].server["round_seconds"], seconds, rtol=1e-6)
-    (total,) = found[0].outer
-    exact = np.float64(total.high) + np.float64(total.low)
+    (clock,) = found[0].outer
+    exact = np.float64(clock.seconds.high) + np.float64(clock.seconds.low)
     assert exact == pytest.approx(1e6 + ROUNDS * seconds, abs=1e-4)
 
 
@@ -292,9 +292,10 @@ def test_drop_outs_and_jitter_are_as_often_and_as_long_as_stated():
     def drawn(**options):
         clock = clocked(fed, **{**TIMED, "latencies": near, **options})
         one = clock.step.__self__.simulated
+        (own,) = clock.init(KEY).outer
 
         def of_round(r):
-            return one(state._replace(round=r), clock.hyper, cohort, KEY)
+            return one(own, state._replace(round=r), clock.hyper, cohort, KEY)
 
         return jax.device_get(jax.jit(jax.vmap(of_round))(jnp.arange(rounds)))
 

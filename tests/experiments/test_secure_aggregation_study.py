@@ -1,10 +1,12 @@
 """The study of oblivious noise: its rounds against NumPy, its noise, its table and figures."""
 
 import csv
+import json
 
 import numpy as np
 import pytest
 from drawn import flaws
+from marks import telling
 from scipy import integrate
 from scipy.special import expit
 
@@ -91,3 +93,22 @@ def test_curves_of_scores_can_be_read():
         {**one, "calibration": c, "epsilon": e, "num_parties": n} for c, e in kinds for n in (5, 50)
     ]
     assert not flaws(adult.draw(results))
+
+
+@telling
+def test_clients_without_a_server_do_better_than_alone(tmp_path):
+    study.main(["serverless", "--iterations", "2", "--output", str(tmp_path)])
+    result = json.loads((tmp_path / "serverless.json").read_text("utf-8"))
+    for row in result["accuracy"]:
+        assert row["federated"] > max(row["personal"]) > 0.2
+        assert row["messages"] == 6 and row["seconds"] == pytest.approx(2.2)
+    for row in result["times"]:
+        if row["thesis"] == "dropped":
+            assert np.isnan(row["ours"]) and np.isnan(row["serverless"])
+        else:
+            assert 0 < float(row["thesis"]) - row["ours"] < 0.0101
+    text = (tmp_path / "serverless.md").read_text("utf-8")
+    assert (
+        "| 3 | Singapore | dropped |  |  |" in text
+        and "| 3 | NYC | 0.709 | 0.700 | 0.350 |" in text
+    )

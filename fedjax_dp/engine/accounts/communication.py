@@ -103,6 +103,7 @@ class Meter(NamedTuple):
       after: to clients at the end of a round, see `ClientState.finish`; None for nothing.
       num_after: how many clients receive that in each round; None for those who contributed.
       exchange: of a protocol that takes further messages; None for none.
+      has_server: whether messages go to a server; else to each other client of the cohort.
     """
 
     up: Tariff
@@ -110,6 +111,7 @@ class Meter(NamedTuple):
     after: Tariff | None
     num_after: int | None
     exchange: Exchange | None = None
+    has_server: bool = True
 
     def measure(self, record: RoundRecord, info: RoundInfo) -> Communication:
         """Counts the bytes of some rounds, from their record on the host and their info."""
@@ -121,6 +123,9 @@ class Meter(NamedTuple):
             num = record.count(Fate.CONTRIBUTED)
             num = num if self.num_after is None else np.full_like(num, self.num_after)
             down = {e: _added(down[e], _alike(self.after, e, num)) for e in ENCODINGS}
+        if not self.has_server:
+            others = np.maximum(record.count(*_ANNOUNCED) - 1, 0)
+            up, down = _scaled(up, others), _scaled(down, np.zeros_like(others))
         if self.exchange is not None:
             # Late messages are not in the sum, and their senders give no shares back.
             in_sum = np.asarray(record.count(Fate.CONTRIBUTED, Fate.NOT_FINITE), np.int64)
@@ -167,7 +172,8 @@ def communication(
     message down at the end of a round.
 
     A client that dropped out was sent its message, and one that was late sent its own too. What is
-    fixed before a run (code, numbers, public data, the first model) is not counted.
+    fixed before a run (code, numbers, public data, the first model) is not counted. Without a
+    server, see `serverless`, each message up goes to every other client, and nothing goes down.
 
     Arrays that are `Sparse` can be sent in several encodings: "dense", every entry; "bitmap", the
     kept entries and one bit for every entry; "index", the kept entries and 4 bytes each for its
@@ -191,12 +197,15 @@ def communication(
 def meter_of(federation: Federation, exchange: Exchange | None = None) -> Meter:
     """Finds the sizes of a federation's messages; traces one client, and runs nothing."""
     facts = federation.facts
+    rule = "be left out without a server, through which its messages go"
+    checks.require(facts.has_server or exchange is None, "exchange", rule, "one")
     return Meter(
         tariff_of(facts.up),
         tariff_of(facts.down),
         None if facts.after is None else tariff_of(facts.after),
         federation.population.num_clients if facts.is_finished_for_all else None,
         exchange,
+        facts.has_server,
     )
 
 
@@ -204,6 +213,11 @@ def _alike(tariff: Tariff, encoding: Any, num: np.ndarray) -> dict[str, np.ndarr
     """Counts `num` messages of the largest size."""
     one = tariff.bytes_of(np.array(tariff.most, np.int64), encoding)
     return {name: np.asarray(num, np.int64) * int(each) for name, each in one.items()}
+
+
+def _scaled(sent: Mapping[str, Mapping[str, Any]], times: np.ndarray) -> dict[str, dict[str, Any]]:
+    """Multiplies the bytes of each round, by encoding and type of number."""
+    return {e: {name: each * times for name, each in of.items()} for e, of in sent.items()}
 
 
 def _added(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -116,6 +116,9 @@ def asynchronous(
     for name, count in (("latencies", latencies.clients), ("compute", compute.per_step)):
         rule = f"be of the {num_clients} clients of the federation"
         checks.require(len(count) == num_clients, name, rule, len(count))
+    rule = "be of a server, and without edge servers, which add updates up on their way"
+    is_flat = bound.facts.has_server and latencies.server is not None and latencies.edges is None
+    checks.require(is_flat, "latencies", rule, "others")
     _check_plain(bound)
     _check_participation(bound)
     _check_algorithm(bound)

@@ -1,5 +1,7 @@
 """A simulated clock of any federation: latencies, stragglers and drop-outs."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -9,17 +11,19 @@ import numpy as np
 from fedjax_dp.core import checks, sums
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
-from fedjax_dp.core.ranges import Decay, NonNegative, Positive
+from fedjax_dp.core.ranges import Count, Decay, Index, NonNegative, Positive
+from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import Cohort
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import Fate
-from fedjax_dp.engine.wrappers.latencies import Compute, Latencies, schedule
+from fedjax_dp.engine.wrappers.availability import Availability, Moment, in_rounds
+from fedjax_dp.engine.wrappers.latencies import Compute, Latencies, drawn_legs, heard, schedule
 
 # Numbers of `Hyper.algorithm`, beside those of the algorithm itself.
 _RANGES: dict[str, Any] = {"clock_deadline": Positive, "clock_dropout": Decay}
 # What a client's key of the clock is folded with.
-_JITTER, _DROPOUT = 1, 2
+_DROPOUT = 2
 
 
 @checked
@@ -31,6 +35,10 @@ def clocked(
     server_seconds: NonNegative,
     deadline: Positive | None = None,
     dropout: Decay | None = None,
+    keep: Count | None = None,
+    availability: Availability | None = None,
+    key_seconds: NonNegative = 0.0,
+    key_rounds: Sequence[Index] = (0,),
     start_seconds: NonNegative = 0.0,
 ) -> Federation:
     """Simulates the time of a federation's rounds, late clients, and drop-outs.
@@ -40,35 +48,45 @@ def clocked(
     draws by client and round, so neither layout nor a resumed run changes them. Times of a
     round are float32; their sum is compensated.
 
-    Without `deadline` and `dropout` a clock changes nothing but the info.
+    Without `deadline`, `dropout`, `keep` and `availability` a clock changes nothing but the info.
+    With `keep` and a cohort of more clients, clients are over-selected: the sum holds the updates
+    that arrive first.
 
-    Guarantee: that of the federation, whose claims are unchanged: late clients and those that drop
-    out are charged as all that were drawn. If noise is added by clients in shares, a round with
-    fewer messages in time than the claim counts is abandoned: all its clients are late, and the sum
-    is empty.
+    Guarantee: that of the federation, whose claims are unchanged: clients that are late, drop out
+    or cannot be reached are charged as all that were drawn. If noise is added by clients in shares,
+    a round with fewer messages in time than the claim counts is abandoned: all its clients are
+    late, and the sum is empty. Where sampling amplifies privacy of clients, sums and availability
+    that depend on who else was drawn are refused, which no analysis covers.
 
     Args:
       federation: what is simulated.
-      latencies: of messages between clients and server.
+      latencies: of messages between clients and server, or between clients for a federation that
+        is `serverless`: a round then ends when each client has the messages of all others.
       compute: seconds of clients' computation.
-      server_seconds: what the server takes to make a new model, at least 0.
+      server_seconds: what the server, or each client without one, takes to make a new model, at
+        least 0.
       deadline: when the server stops waiting, in seconds from the start of a round, above 0; a
         client whose message arrives later is late, and its update does not count. None if the
         server waits for all clients that have not dropped out, whom it is assumed to know.
       dropout: the probability that a drawn client drops out of a round, in [0, 1). With a deadline
         the server waits for it until then.
-      start_seconds: simulated seconds before the first round, such as `key_exchange_seconds`, at
-        least 0.
+      keep: K, after how many updates the server stops waiting, at least 1; all others are late.
+      availability: which clients can be reached, such as `daily` or `absences`; a drawn client that
+        cannot be is not notified, and the server does not wait for it. None for all clients.
+      key_seconds: what an agreement on keys takes, such as `key_exchange_seconds`, at least 0.
+      key_rounds: the rounds, from 0, that begin with an agreement on keys.
+      start_seconds: simulated seconds before the first round, at least 0, such as the time of day.
 
     Returns:
       The federation. Its info of the server gains `round_seconds`; `simulated_seconds`, the sum so
       far; `received_seconds`, when the last client would have the new model, in seconds from the
-      start of the round; `num_late`; `num_dropouts`; and `is_abandoned`. `deadline` and `dropout`,
+      start of the round; `num_late`; `num_dropouts`; `num_unreachable`; and `is_abandoned`.
+      `deadline` and `dropout`,
       if given, are numbers of `hyper.algorithm`, with `clock_` before their names.
 
     Raises:
-      ValueError: for a number out of its range, other numbers of clients, or a deadline that no
-        client can meet.
+      ValueError: for a number out of its range, other numbers of clients, a deadline that no client
+        can meet, availability by the hour without a deadline, or what no claim covers.
 
     Source: the times of a round of PrivacyFL (Mugunthan and others 2020), see `round_times`.
     """
@@ -76,29 +94,108 @@ def clocked(
     for name, count in (("latencies", latencies.clients), ("compute", compute.per_step)):
         rule = f"be of the {num_clients} clients of the federation"
         checks.require(len(count) == num_clients, name, rule, len(count))
+    _check_server(federation, latencies, {"deadline": deadline, "keep": keep})
     if deadline is not None:
         shortest = float(np.min(latencies.down + compute.per_round + latencies.up))
         rule = f"be at least {shortest:g}, the shortest time of any client without its steps"
         checks.require(deadline >= shortest, "deadline", rule, deadline)
+    _check_keep(federation, keep)
+    if availability is not None:
+        _check_availability(federation, availability, deadline)
     numbers = {"clock_deadline": deadline, "clock_dropout": dropout}
     given = {name: number for name, number in numbers.items() if number is not None}
-    clock = _Clock(federation, latencies, compute, server_seconds, start_seconds, tuple(given))
+    clock = _Clock(
+        federation=federation,
+        latencies=latencies,
+        compute=compute,
+        server_seconds=server_seconds,
+        start_seconds=start_seconds,
+        numbers=tuple(given),
+        keep=keep,
+        availability=in_rounds() if availability is None else availability,
+        key_seconds=key_seconds,
+        key_rounds=tuple(key_rounds),
+    )
     wrapped = federation._replace(init=clock.init, step=clock.step)
     if not given:
         return wrapped
     return wrapped.with_numbers(given, {name: _RANGES[name] for name in given})
 
 
-class _Travel(NamedTuple):
-    """Seconds of each slot's messages, `[slots]`: broadcast, update, and the next broadcast."""
+def _check_server(
+    federation: Federation, latencies: Latencies, of_server: dict[str, float | None]
+) -> None:
+    """Refuses a server on one side alone, and what servers between clients and it cannot know."""
+    has_server = latencies.server is not None
+    rule = "name the place of a server" if federation.facts.has_server else "name no server"
+    found = "one" if has_server else None
+    checks.require(has_server == federation.facts.has_server, "latencies.server", rule, found)
+    for name, value in of_server.items():
+        rule = "be left out without a server: each client waits for all others"
+        checks.require(has_server or value is None, name, rule, value)
+    keep = of_server["keep"]
+    rule = "be left out with edge servers, which send one sum each"
+    checks.require(latencies.edges is None or keep is None, "keep", rule, keep)
 
-    down: jax.Array
-    up: jax.Array
-    back: jax.Array
+
+def _amplifies(federation: Federation) -> bool:
+    """Whether secret cohorts amplify a claim for clients."""
+    claim = federation.claims.client
+    if claim is None:
+        return False
+    event = claim.event(federation.hyper.aggregator)
+    return federation.participation.event(event) != event
+
+
+def _check_keep(federation: Federation, keep: int | None) -> None:
+    """Refuses numbers of updates that no round has, or that no claim covers."""
+    if keep is None:
+        return
+    most, claim = federation.participation.capacity, federation.claims.client
+    rule = f"be at most the {most} clients that a round may draw"
+    checks.require(keep <= most, "keep", rule, keep)
+    least = 0 if claim is None else claim.min_participants
+    rule = f"be at least {least}, the clients whose noise the claim counts"
+    checks.require(keep >= least, "keep", rule, keep)
+    # Of cohorts of fixed size, two that differ in one client keep updates that differ in one.
+    is_covered = not (federation.participation.sampler.varies and _amplifies(federation))
+    rule = (
+        "be left out where Poisson cohorts amplify privacy of clients: a drawn client replaces "
+        "another in the sum, and the event counts its own update alone; the nearest valid cohorts "
+        "are of fixed_size()"
+    )
+    checks.require(is_covered, "keep", rule, keep)
+
+
+def _check_availability(
+    federation: Federation, availability: Availability, deadline: float | None
+) -> None:
+    """Refuses what does not fit the clients, or depends on what no claim covers."""
+    num_clients, name = federation.population.num_clients, "availability"
+    fits = availability.num_clients in (None, num_clients)
+    rule = f"be of the {num_clients} clients of the federation"
+    checks.require(fits, name, rule, availability.num_clients)
+    if availability.reads_times:
+        has_server = federation.facts.has_server
+        checks.require(has_server, name, "depend on rounds alone without a server", "times")
+        rule = "be given for availability by simulated time: it ends rounds that reach no client"
+        checks.require(deadline is not None, "deadline", rule, deadline)
+        rule = (
+            "depend on rounds alone where secret cohorts amplify privacy of clients: simulated "
+            "times depend on who was drawn before"
+        )
+        checks.require(not _amplifies(federation), name, rule, "one that depends on times")
+
+
+class _State(NamedTuple):
+    """The wrapper's state: seconds of all rounds so far, and what the availability remembers."""
+
+    seconds: sums.Sum
+    memory: PyTree
 
 
 class _Clock(NamedTuple):
-    """The wrapper's functions; its state is the sum of the seconds of all rounds."""
+    """The wrapper's functions."""
 
     federation: Federation
     latencies: Latencies
@@ -106,78 +203,80 @@ class _Clock(NamedTuple):
     server_seconds: float
     start_seconds: float
     numbers: tuple[str, ...]
+    keep: int | None
+    availability: Availability
+    key_seconds: float
+    key_rounds: tuple[int, ...]
 
     def init(self, key: Any, layout: Layout = Layout()) -> Any:
         """Makes the first state."""
         state = self.federation.init(key, layout)
         start = sums.Sum(jnp.float32(self.start_seconds), jnp.float32(0))
-        return state._replace(outer=(start, *state.outer))
+        memory = self.availability.init(self.federation.population.num_clients)
+        return state._replace(outer=(_State(start, memory), *state.outer))
 
     def step(self, state, hyper, examples, cohort, key, layout=Layout()):
         """Finds who is late, runs the round with the others, and adds its seconds."""
-        total, *others = state.outer
+        own, *others = state.outer
         before = state._replace(outer=tuple(others))
-        fate, metrics = self.simulated(before, hyper, cohort, key)
+        fate, metrics = self.simulated(own, before, hyper, cohort, key)
         cohort = cohort._replace(fate=fate)
         after, record, info = self.federation.step(before, hyper, examples, cohort, key, layout)
-        total = sums.add(total, metrics["round_seconds"])
+        total = sums.add(own.seconds, metrics["round_seconds"])
         metrics = {**info.server, **metrics, "simulated_seconds": sums.value(total)}
-        after = after._replace(outer=(total, *after.outer))
+        next_start = Moment(after.round, sums.value(total))
+        chance = fold(key, Purpose.CLOCK, state.round)
+        own = _State(total, self.availability.after(own.memory, next_start, chance))
+        after = after._replace(outer=(own, *after.outer))
         return after, record, info._replace(server=metrics)
 
     def simulated(
-        self, state: Any, hyper: Any, cohort: Cohort, key: Any
+        self, own: _State, state: Any, hyper: Any, cohort: Cohort, key: Any
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Simulates the times of a round; returns the fates and metrics by name."""
         ids, fate = cohort.ids, cohort.fate
-        keys = jax.vmap(lambda i: fold(key, Purpose.CLOCK, state.round, i))(ids)
+        now = Moment(state.round, sums.value(own.seconds))
+        is_away = (fate != Fate.EMPTY) & ~self.availability.reaches(own.memory, ids, now)
+        fate = jnp.where(is_away, Fate.UNANNOUNCED, fate)
         if "clock_dropout" in self.numbers:
-            drawn = jax.vmap(lambda k: jax.random.uniform(fold(k, _DROPOUT)))(keys)
+            fold_in = partial(fold, key, Purpose.CLOCK, state.round)
+            drawn = jax.vmap(lambda i: jax.random.uniform(fold_in(i, _DROPOUT)))(ids)
             drops = (fate == Fate.CONTRIBUTED) & (drawn < hyper.algorithm["clock_dropout"])
             fate = jnp.where(drops, Fate.DROPPED, fate)
         is_there = (fate == Fate.CONTRIBUTED) | (fate == Fate.LATE)
-        travel = self.travel(ids, keys)
+        # A round in which nobody can be reached takes until the deadline.
+        is_asked = is_there | (fate == Fate.DROPPED) | (is_away & ~jnp.any(is_there))
         deadline = None
         if "clock_deadline" in self.numbers:
             deadline = hyper.algorithm["clock_deadline"]
-        is_asked = is_there | (fate == Fate.DROPPED)
-        _, is_late, closes = schedule(
-            jnp, travel.down, self.work(ids, hyper), travel.up, is_asked, is_there, deadline
-        )
-        fate = jnp.where(is_late, Fate.LATE, fate)
+        work = self.work(ids, hyper)
+        if self.latencies.server is None:
+            arrive = heard(self.latencies, ids, work, is_there, state.round, key)
+            closes = jnp.max(jnp.where(is_there, jnp.maximum(work, arrive), 0.0), initial=0.0)
+            received = jnp.float32(0)
+        else:
+            legs = drawn_legs(self.latencies, ids, state.round, key)
+            found = schedule(jnp, ids, legs, work, is_asked, is_there, deadline, self.keep)
+            fate, closes = jnp.where(found.is_late, Fate.LATE, fate), found.closes
+            received = jnp.max(jnp.where(is_there, legs.back, 0.0), initial=0.0)
         is_abandoned = jnp.bool_(False)
         claim = self.federation.claims.client
-        if self.numbers and claim is not None and claim.min_participants > 0:
+        if claim is not None and claim.min_participants > 0:
             is_abandoned = jnp.sum(fate == Fate.CONTRIBUTED) < claim.min_participants
             is_too_few = is_abandoned & (fate == Fate.CONTRIBUTED)
             fate = jnp.where(is_too_few, Fate.LATE, fate)
+        has_keys = jnp.isin(state.round, jnp.array(self.key_rounds, jnp.int32))
         seconds = closes + jnp.float32(self.server_seconds)
-        received = jnp.max(jnp.where(is_there, travel.back, 0.0), initial=0.0)
+        seconds += jnp.where(has_keys, jnp.float32(self.key_seconds), 0.0)
         metrics = {
             "round_seconds": seconds,
             "received_seconds": seconds + received,
             "num_late": jnp.sum(fate == Fate.LATE),
             "num_dropouts": jnp.sum(fate == Fate.DROPPED),
+            "num_unreachable": jnp.sum(is_away),
             "is_abandoned": is_abandoned.astype(jnp.float32),
         }
         return fate.astype(jnp.int8), metrics
-
-    def travel(self, ids: jax.Array, keys: Any) -> _Travel:
-        """Draws the seconds of messages, `[slots]`."""
-        here, server = self.latencies.clients, self.latencies.server
-        tables = self.latencies.minimum, self.latencies.jitter
-        (down, extra_down), (up, extra_up) = (
-            [jnp.asarray(table[legs], jnp.float32)[ids] for table in tables]
-            for legs in ((server, here), (here, server))
-        )
-        if not np.any(self.latencies.jitter):
-            return _Travel(down, up, down)
-        extra = jax.vmap(lambda k: jax.random.exponential(fold(k, _JITTER), (3,)))(keys)
-        return _Travel(
-            down + extra_down * extra[:, 0],
-            up + extra_up * extra[:, 1],
-            down + extra_down * extra[:, 2],
-        )
 
     def work(self, ids: jax.Array, hyper: Any) -> jax.Array:
         """Computes the seconds of clients' computation, `[slots]`."""

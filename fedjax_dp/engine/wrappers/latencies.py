@@ -1,17 +1,26 @@
 """Latencies between places, seconds of computation, and times of messages, on the host."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing
+from chex import PRNGKey
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.ranges import Count, NonNegative, Positive
+from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.ranges import Count, Index, NonNegative, Positive, Seed
 
 # Seconds of one message or one step are below this, so that sums of them stay finite.
 _LONGEST = 1e9
+# What a client's key of the clock is folded with.
+JITTER = 1
+# Added to the place of an edge server, whose key is then none of a client's.
+_EDGES = np.uint32(2**31)
 
 
 class Latencies(NamedTuple):
@@ -23,24 +32,34 @@ class Latencies(NamedTuple):
       jitter: the mean of what is added to each message, exponentially distributed, in seconds,
         `[places, places]`, float64, at least 0.
       clients: the place of each client, `[num_clients]`, integers.
-      server: the place of the server.
+      server: the place of the server; None without a server.
+      edges: the place of each client's edge server, `[num_clients]`, integers: it passes the
+        broadcast on, and sends the server one sum for all its clients. None without edge servers.
     """
 
     places: tuple[str, ...]
     minimum: np.ndarray
     jitter: np.ndarray
     clients: np.ndarray
-    server: int
+    server: int | None
+    edges: np.ndarray | None = None
 
     @property
     def down(self) -> np.ndarray:
         """The shortest seconds from the server to each client, `[num_clients]`."""
-        return self.minimum[self.server, self.clients]
+        return sum(self.minimum[a, b] for a, b in self.path)
 
     @property
     def up(self) -> np.ndarray:
         """The shortest seconds from each client to the server, `[num_clients]`."""
-        return self.minimum[self.clients, self.server]
+        return sum(self.minimum[b, a] for a, b in self.path)
+
+    @property
+    def path(self) -> tuple[tuple[Any, Any], ...]:
+        """The legs from the server to each client: pairs of places, `[num_clients]` or one."""
+        if self.edges is None:
+            return ((self.server, self.clients),)
+        return (self.edges, self.clients), (self.server, self.edges)
 
 
 class Compute(NamedTuple):
@@ -71,15 +90,29 @@ class RoundTimes(NamedTuple):
 
     Attributes:
       arrive: when each client's message arrives, `[num_clients]`; NaN for inactive clients.
-      is_late: which messages arrive after the deadline, `[num_clients]`, bool.
+      is_late: which messages arrive after the server has stopped waiting, `[num_clients]`, bool.
       server: when the server has the new model.
       receive: when each client has it, `[num_clients]`; NaN for inactive clients.
+      begin: when the broadcast arrives and each client begins to compute, `[num_clients]`.
+      send: when each client sends its message, `[num_clients]`.
+      closes: when the server stops waiting.
     """
 
     arrive: np.ndarray
     is_late: np.ndarray
     server: float
     receive: np.ndarray
+    begin: np.ndarray
+    send: np.ndarray
+    closes: float
+
+
+class Legs(NamedTuple):
+    """Seconds of clients' messages, `[clients]`: broadcast, update, and the next broadcast."""
+
+    down: Any
+    up: Any
+    back: Any
 
 
 @checked
@@ -87,9 +120,10 @@ def latencies(
     places: Sequence[str],
     seconds: np.typing.ArrayLike,
     clients: Sequence[str],
-    server: str,
+    server: str | None = None,
     *,
     jitter: np.typing.ArrayLike = 0.0,
+    edges: Sequence[str] | None = None,
 ) -> Latencies:
     """Builds a table of latencies, and puts clients and server at its places.
 
@@ -98,9 +132,12 @@ def latencies(
       seconds: the shortest one-way seconds of a message from the place of the row to that of the
         column, `[places, places]`, at least 0; also within a place, on the diagonal.
       clients: the place of each client, `[num_clients]`.
-      server: the place of the server.
+      server: the place of the server; None without a server, where clients send messages to all
+        others.
       jitter: the mean of what is added to each message, exponentially distributed, in seconds, at
         least 0: a number, or `[places, places]`.
+      edges: the place of each client's edge server, `[num_clients]`, between client and server;
+        None without edge servers.
 
     Returns:
       The latencies.
@@ -116,7 +153,8 @@ def latencies(
     checks.require(len(clients) > 0, "clients", "name the place of a client", clients)
     for place in dict.fromkeys(clients):
         checks.one_of("clients", place, names)
-    checks.one_of("server", server, names)
+    if server is not None:
+        checks.one_of("server", server, names)
     tables: list[np.ndarray] = []
     for name, table in (("seconds", seconds), ("jitter", jitter)):
         array = np.asarray(table, np.float64)
@@ -129,8 +167,20 @@ def latencies(
             found = f"{array[row, column]} from {names[row]} to {names[column]}"
             raise ValueError(f"{name} must {rule}, got {found}")
         tables.append(array)
-    indices = np.array([names.index(place) for place in clients])
-    return Latencies(names, tables[0], tables[1], indices, names.index(server))
+    if edges is not None:
+        checks.require(server is not None, "edges", "be left out without a server", edges)
+        rule = f"name the edge server of each of the {len(clients)} clients"
+        checks.require(len(edges) == len(clients), "edges", rule, len(edges))
+        for place in dict.fromkeys(edges):
+            checks.one_of("edges", place, names)
+
+    def indices(chosen: Sequence[str]) -> np.ndarray:
+        return np.array([names.index(place) for place in chosen])
+
+    between = None if edges is None else indices(edges)
+    least, extra = tables
+    root = None if server is None else names.index(server)
+    return Latencies(names, least, extra, indices(clients), root, between)
 
 
 @checked
@@ -140,8 +190,13 @@ def compute_seconds(
     per_step: np.typing.ArrayLike | Mapping[str, Any] = 0.0,
     per_round: np.typing.ArrayLike | Mapping[str, Any] = 0.0,
     classes: Sequence[str] | None = None,
+    spread: NonNegative | Mapping[str, Any] = 0.0,
+    seed: Seed = 0,
 ) -> Compute:
     """Builds the seconds of each client's computation.
+
+    With a spread devices of a class differ: the seconds of each client are multiplied by a
+    lognormal factor of median 1, drawn once from the seed and the client's index.
 
     Args:
       num_clients: the number of clients, at least 1.
@@ -150,6 +205,8 @@ def compute_seconds(
       per_round: seconds of a round apart from its steps, such as measured ones, at least 0, in the
         same forms.
       classes: the class of each client's device, `[num_clients]`; needed for numbers by class.
+      spread: standard deviation of the factor's logarithm, at least 0, one or by class.
+      seed: of the factors.
 
     Returns:
       The seconds.
@@ -178,7 +235,15 @@ def compute_seconds(
         checks.require(bool(np.all(_is_duration(array))), name, rule, value)
         return np.broadcast_to(array, (num_clients,))
 
-    return Compute(by_client("per_step", per_step), by_client("per_round", per_round))
+    deviations = by_client("spread", spread)
+    factors = np.ones(num_clients)
+    for i in np.flatnonzero(deviations):
+        factors[i] = np.exp(deviations[i] * np.random.default_rng([seed, int(i)]).normal())
+    seconds = [by_client(*pair) for pair in (("per_step", per_step), ("per_round", per_round))]
+    found = Compute(*(factors * each for each in seconds))
+    fits = all(bool(np.all(_is_duration(each))) for each in found)
+    checks.require(fits, "spread", f"leave all seconds below {_LONGEST:g}", spread)
+    return found
 
 
 @checked
@@ -189,9 +254,12 @@ def round_times(
     num_steps: np.typing.ArrayLike = 0,
     server_seconds: NonNegative = 0.0,
     deadline: Positive | None = None,
+    keep: Count | None = None,
     active: np.typing.ArrayLike | None = None,
+    key: PRNGKey | None = None,
+    round_index: Index = 0,
 ) -> RoundTimes:
-    """Computes the times of a round with a server, without jitter.
+    """Computes the times of a round with a server.
 
     Args:
       latencies: of messages.
@@ -200,7 +268,10 @@ def round_times(
       server_seconds: what the server takes to make the new model, at least 0.
       deadline: when the server stops waiting, in seconds from the start of the round, above 0; None
         if it waits for all active clients.
+      keep: how many updates the server waits for, at least 1; None for all.
       active: which clients take part, `[num_clients]`, bool; None for all.
+      key: the root key of a run whose jitter is drawn; None for no jitter.
+      round_index: the round of that run, from 0.
 
     Returns:
       The times.
@@ -212,14 +283,21 @@ def round_times(
     Source: arriveₖ = Lₖ + compₖ + Lₖ, server = max arriveₖ + server seconds, receiveₖ = server +
     Lₖ, as in PrivacyFL (Mugunthan and others 2020), with latencies of either direction.
     """
+    rule = "have a server; the times of rounds without one are serverless_times"
+    checks.require(latencies.server is not None, "latencies", rule, None)
     is_active = _active(latencies, compute, active, least=1)
     steps = _of_clients("num_steps", num_steps, len(is_active))
-    arrive, is_late, closes = schedule(
-        np, latencies.down, compute.seconds(steps), latencies.up, is_active, is_active, deadline
-    )
-    server = float(closes + server_seconds)
-    times = [np.where(is_active, x, np.nan) for x in (arrive, server + latencies.down)]
-    return RoundTimes(times[0], is_late, server, times[1])
+    legs = Legs(latencies.down, latencies.up, latencies.down)
+    everyone = np.arange(len(is_active))
+    if key is not None:
+        drawn = drawn_legs(latencies, everyone, round_index, key)
+        legs = Legs(*(np.asarray(x, np.float64) for x in drawn))
+    seconds = compute.seconds(steps)
+    plan = schedule(np, everyone, legs, seconds, is_active, is_active, deadline, keep)
+    server = float(plan.closes + server_seconds)
+    times = plan.arrive, server + legs.back, legs.down, legs.down + seconds
+    arrive, receive, begin, send = (np.where(is_active, x, np.nan) for x in times)
+    return RoundTimes(arrive, plan.is_late, server, receive, begin, send, float(plan.closes))
 
 
 @checked
@@ -285,27 +363,95 @@ def key_exchange_seconds(
     return float(np.nanmax(serverless_times(latencies, compute, active=active)))
 
 
+class Schedule(NamedTuple):
+    """Arrivals `[clients]`, those that are late, and when the server stops waiting."""
+
+    arrive: Any
+    is_late: Any
+    closes: Any
+
+
 def schedule(
     xp: Any,
-    down: Any,
+    clients: Any,
+    legs: Legs,
     seconds: Any,
-    up: Any,
     is_asked: Any,
     is_there: Any,
     deadline: Any,
-) -> tuple[Any, Any, Any]:
+    keep: int | None = None,
+) -> Schedule:
     """Finds arrivals, late clients, and when the server stops waiting, with NumPy or JAX.
 
     With a deadline the server waits until then for a client that was asked and has dropped out;
-    without one it does not.
+    without one it does not. It stops when `keep` messages have arrived, of equal ones those of the
+    first clients.
     """
-    arrive = down + seconds + up
-    last = xp.max(xp.where(is_there, arrive, 0.0), initial=0.0)
-    if deadline is None:
-        return arrive, xp.zeros_like(is_there), last
-    is_late = is_there & (arrive > deadline)
-    is_waiting = xp.any(is_late | (is_asked & ~is_there))
-    return arrive, is_late, xp.where(is_waiting, deadline, last)
+    arrive = legs.down + seconds + legs.up
+    is_late, is_waiting = xp.zeros_like(is_there), False
+    if deadline is not None:
+        is_late = is_there & (arrive > deadline)
+        is_waiting = xp.any(is_late | (is_asked & ~is_there))
+    if keep is not None:
+        order = xp.lexsort((clients, xp.where(is_there & ~is_late, arrive, xp.inf)))
+        is_first = xp.argsort(order) < keep
+        is_full = xp.sum(is_there & ~is_late) >= keep
+        is_late, is_waiting = is_there & (is_late | ~is_first), is_waiting & ~is_full
+    last = xp.max(xp.where(is_there & ~is_late, arrive, 0.0), initial=0.0)
+    return Schedule(
+        arrive, is_late, last if deadline is None else xp.where(is_waiting, deadline, last)
+    )
+
+
+def drawn_legs(latencies: Latencies, ids: Any, round_index: Any, key: PRNGKey) -> Legs:
+    """Draws the seconds of a round's messages, `[clients]`, by client and round."""
+    extra: Any = [jnp.zeros((3, 1))] * len(latencies.path)
+    if np.any(latencies.jitter):
+        folded = [ids]
+        if latencies.edges is not None:
+            # One message between the servers serves all clients of an edge.
+            folded.append(jnp.asarray(latencies.edges)[ids].astype(jnp.uint32) + _EDGES)
+        extra = [_extra(key, round_index, each) for each in folded]
+    totals = [jnp.zeros(len(ids)) for _ in Legs._fields]
+    for (near, far), more in zip(latencies.path, extra, strict=True):
+        for k, (start, end) in enumerate(((near, far), (far, near), (near, far))):
+            least, mean = (
+                jnp.asarray(np.broadcast_to(t[start, end], len(latencies.clients)), jnp.float32)[
+                    ids
+                ]
+                for t in (latencies.minimum, latencies.jitter)
+            )
+            totals[k] = totals[k] + least + mean * more[k]
+    return Legs(*totals)
+
+
+def heard(
+    latencies: Latencies, ids: Any, ready: Any, is_there: Any, round_index: Any, key: PRNGKey
+) -> Any:
+    """Finds when each client has the messages of all others that are there, `[clients]`."""
+    here = jnp.asarray(latencies.clients)[ids]
+    least, mean = (jnp.asarray(t, jnp.float32) for t in (latencies.minimum, latencies.jitter))
+
+    def one(receiver: Any) -> Any:
+        place, index = receiver
+        seconds = ready + least[here, place]
+        if np.any(latencies.jitter):
+            # By pair, so that no message has the jitter of another.
+            fold_in = partial(fold, key, Purpose.CLOCK, round_index)
+            draw = jax.vmap(lambda i: jax.random.exponential(fold_in(i, JITTER, index)))
+            seconds = seconds + mean[here, place] * draw(ids)
+        return jnp.max(jnp.where(is_there & (ids != index), seconds, 0.0), initial=0.0)
+
+    return jax.lax.map(one, (here, ids))
+
+
+def _extra(key: PRNGKey, round_index: Any, folded: Any) -> jax.Array:
+    """Draws exponential times of mean 1, `[3, clients]`."""
+
+    def one(i: Any) -> jax.Array:
+        return jax.random.exponential(fold(key, Purpose.CLOCK, round_index, i, JITTER), (3,))
+
+    return jax.vmap(one)(jnp.asarray(folded)).T
 
 
 def _is_duration(seconds: np.ndarray) -> np.ndarray:

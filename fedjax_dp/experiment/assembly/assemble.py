@@ -1,7 +1,7 @@
 """Assembles an experiment from its configuration, and checks everything before any work."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 from fedjax_dp.algorithms import registry as algorithms
@@ -13,6 +13,7 @@ from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import ExecutionConfig
 from fedjax_dp.engine.wrappers.anderson import anderson
 from fedjax_dp.engine.wrappers.leaving import leaving
+from fedjax_dp.engine.wrappers.serverless import serverless
 from fedjax_dp.evaluation.metrics import METRICS, Metric
 from fedjax_dp.experiment.assembly.build import (
     build_algorithm,
@@ -26,6 +27,7 @@ from fedjax_dp.experiment.assembly.build import (
 from fedjax_dp.experiment.assembly.devices import offer_devices
 from fedjax_dp.experiment.assembly.population import build_population
 from fedjax_dp.experiment.components.budgets import with_named_lists
+from fedjax_dp.experiment.components.clock import clock_of, with_latencies
 from fedjax_dp.experiment.components.experiment import Experiment, Population
 from fedjax_dp.experiment.components.mechanism import plans
 from fedjax_dp.experiment.components.numbers_by_client import (
@@ -61,7 +63,7 @@ def assemble(config: Config) -> Experiment:
       ValueError: if a choice does not exist, does not fit the data, or claims privacy that it would
         not have.
     """
-    config = with_named_lists(with_client_numbers(config))
+    config = with_latencies(with_named_lists(with_client_numbers(config)))
     validate(listed(config, None))
     offer_devices(config.execution.devices)
     execution = execution_of(config.execution, config.run)
@@ -86,9 +88,7 @@ def assemble(config: Config) -> Experiment:
     algorithm, keys = under_masks(secure, graph, participation, algorithm)
     level = privacy.client if "client" in privacy.units else None
     plan = plans(level, setting)(1.0) if isinstance(level, DiscreteGaussianLevel) else None
-    wrapper = acceleration_of(config.acceleration, config.run, model)
-    if config.leaving.tolerance is not None:
-        wrapper = partial(leaving, **config.leaving.model_dump())
+    wrapper = wrapper_of(config, model, train.num_clients)
     compiled = simulation(
         algorithm,
         train,
@@ -122,6 +122,22 @@ def population_of(config: Config) -> Population:
     population = build_population(config.data, config.run.seed)
     is_pooled = algorithms.ALGORITHMS[config.algorithm.name].pools_clients
     return population.pooled() if is_pooled else population
+
+
+def wrapper_of(
+    config: Config, model: Model, num_clients: int
+) -> Callable[[Federation], Federation] | None:
+    """Returns the wrappers of a federation as one, the clock outermost; None without any."""
+    fast = acceleration_of(config.acceleration, config.run, model)
+    leave = None
+    if config.leaving.tolerance is not None:
+        leave = partial(leaving, **config.leaving.model_dump())
+    alone = serverless if config.communication.serverless else None
+    clock = clock_of(config, num_clients)
+    wrappers = [wrapper for wrapper in (fast, leave, alone, clock) if wrapper is not None]
+    if not wrappers:
+        return None
+    return lambda federation: reduce(lambda inner, wrap: wrap(inner), wrappers, federation)
 
 
 def acceleration_of(

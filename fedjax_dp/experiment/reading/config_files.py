@@ -106,6 +106,8 @@ def to_toml(config: Config) -> str:
         section = getattr(config, name)
         if getattr(section, switch) is None and section.model_fields_set <= {switch}:
             del tables[name]
+    if not config.clock.model_fields_set:
+        del tables["clock"]
     return tomli_w.dumps(tables)
 
 

@@ -15,6 +15,7 @@ from fedjax_dp.core.registry import is_own
 from fedjax_dp.data import datasets
 from fedjax_dp.data.datasets.tabular import EXACT_SCALINGS
 from fedjax_dp.engine.accounts.privacy_accounting import require_public_sizes
+from fedjax_dp.experiment.components.clock import check_clock
 from fedjax_dp.experiment.components.participation import batches_of, participation_of
 from fedjax_dp.experiment.components.partitions import PARTITIONS
 from fedjax_dp.experiment.components.secure_aggregation import check_secure_aggregation
@@ -50,6 +51,7 @@ def validate(config: Config) -> None:
     _check_inactive(privacy)
     _check_acceleration(config.acceleration, config.run)
     _check_leaving(config)
+    _check_serverless(config)
     _check_masks(config.secure_aggregation)
     _check_aggregator(config.algorithm, entry, privacy)
     options = algorithms.options_of(name) | config.algorithm.options
@@ -70,6 +72,8 @@ def validate(config: Config) -> None:
         _check_client(privacy.client, name, entry)
     if (num_clients := known_clients(config)) is not None:
         check_clients(config, num_clients)
+    else:
+        check_clock(config, None)
 
 
 def check_clients(config: Config, num_clients: int) -> None:
@@ -86,6 +90,7 @@ def check_clients(config: Config, num_clients: int) -> None:
     num_models, rule = options.get("num_models", 1), f"be at most the {num_clients} clients"
     checks.require(num_models <= num_clients, "algorithm.options.num_models", rule, num_models)
     participation = participation_of(config.participation, num_clients)
+    check_clock(config, num_clients)
     require_possible_analysis(Sections(privacy, config.participation, config.training), num_clients)
     check_secure_aggregation(config.secure_aggregation, privacy, participation)
 
@@ -223,6 +228,13 @@ def _check_leaving(config: Config) -> None:
     checks.require(fits, "leaving.tolerance", rule, section.tolerance)
     rule = "be left out with acceleration, which moves the model that clients compare theirs to"
     checks.require(config.acceleration.memory is None, "leaving.tolerance", rule, section.tolerance)
+
+
+def _check_serverless(config: Config) -> None:
+    rule = "be left out with communication.serverless: keys and shares go through a server"
+    form = config.secure_aggregation.form
+    fits = form is None or not config.communication.serverless
+    checks.require(fits, "secure_aggregation.form", rule, form)
 
 
 def _check_aggregator(section: AlgorithmSection, entry: Entry, privacy: PrivacySection) -> None:

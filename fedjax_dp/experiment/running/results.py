@@ -17,7 +17,9 @@ from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.evaluation import Evaluator
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.evaluation.fairness import summarize
+from fedjax_dp.experiment.components.clock import clock_of
 from fedjax_dp.experiment.components.experiment import Experiment
+from fedjax_dp.experiment.components.numbers_by_client import names_of
 from fedjax_dp.experiment.running.release import (
     PARTITION_COUNTS,
     exact_keys,
@@ -138,6 +140,7 @@ def _summary(
         "clients_per_chunk": experiment.simulation.layout.chunk,
         **_of_updates(rows),
         **_of_last(rows),
+        **_of_clock(rows),
     }
     if experiment.secure_aggregation:
         summary["secure_aggregation"] = experiment.secure_aggregation["secure_aggregation"]
@@ -179,6 +182,12 @@ def _of_last(rows: list[dict[str, Any]], count: int = 10) -> dict[str, float]:
     return {"test_accuracy_last_ten": float(np.mean(values[-count:]))} if values else {}
 
 
+def _of_clock(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Returns the simulated seconds of a run with a clock."""
+    seconds = [row["simulated_seconds"] for row in rows if "simulated_seconds" in row]
+    return {"simulated_seconds": seconds[-1]} if seconds else {}
+
+
 def _of_updates(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Averages figures of updates and noise over the rounds in which they are finite."""
     found = {
@@ -197,13 +206,21 @@ def _draw(
     folder: pathlib.Path,
 ) -> None:
     try:
-        from fedjax_dp.io import client_plots, plots
+        from fedjax_dp.io import client_plots, clock_plots, plots
     except MissingPackageError as missing:
         warnings.warn(f"no plots are drawn: {missing}", stacklevel=2)
         return
     title = f"{experiment.config.title}: {experiment.simulation.algorithm.name}"
     plots.save(plots.accuracy_and_epsilon(rows, title), folder / "accuracy_epsilon.png")
     plots.save(plots.accuracy_by_megabytes(rows, title), folder / "accuracy_megabytes.png")
+    if any("simulated_seconds" in row for row in rows):
+        plots.save(clock_plots.accuracy_by_seconds(rows, title), folder / "accuracy_seconds.png")
+    clock = clock_of(experiment.config, experiment.population.train.num_clients)
+    if clock is not None:
+        times = clock.times(experiment.simulation.federation)
+        names = names_of(experiment.population.train)
+        chart = clock_plots.round_chart(times, names, f"{title}: a round of all clients, no jitter")
+        plots.save(chart, folder / "round.png")
     if any("update_norm_quantiles" in row for row in rows):
         clip_norm = experiment.client_clip_norm
         figure = plots.update_norms(rows, None if clip_norm is None else float(clip_norm), title)

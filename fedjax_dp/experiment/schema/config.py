@@ -31,6 +31,7 @@ _T = TypeVar("_T")
 # One number for all clients, or one for each: a list by position, a table by name.
 Each = Annotated[list[_T], MinLen(1)]
 ByName = Annotated[dict[str, _T], MinLen(1)]
+ByClass = dict[str, NonNegative]
 Positives = Positive | Each[Positive] | ByName[Positive]
 NonNegatives = NonNegative | Each[NonNegative] | ByName[NonNegative]
 Amounts = Amount | Each[Amount] | ByName[Amount]
@@ -171,6 +172,83 @@ class LeavingSection(Section):
         "no client leaves if not given",
     )
     min_active: Count = _setting(2, "clients that a round needs; with fewer nothing changes")
+
+
+class AvailabilitySection(Section):
+    """Which clients can be reached; all of them if nothing is given."""
+
+    hours: list[list[float]] | dict[str, list[list[float]]] | None = _setting(
+        None,
+        "windows in which clients can be reached, in hours of simulated time from and to, such as "
+        "[[8, 22]], or a table by class of device; needs a clock.deadline",
+    )
+    first: Index | Each[Index] | None = _setting(
+        None, "the first round of clients, from 0, one for all or a list with one a client"
+    )
+    end: Count | Each[Count] | None = _setting(None, "the first round without them")
+    chance: ProperFraction | None = _setting(
+        None, "probability that a client leaves at the end of a round"
+    )
+    return_rounds: Count | None = _setting(
+        None, "rounds after which a client that left returns; never if not given"
+    )
+    return_seconds: Positive | None = _setting(None, "the same in simulated seconds")
+
+
+class ClockSection(Section):
+    """A simulated clock, if a key is given: latencies, computation, who is late or away."""
+
+    latencies: str | None = _setting(
+        None,
+        "CSV file of one-way seconds of messages, rows to columns, with the names of places in the "
+        "first line and the first column",
+    )
+    places: list[str] = Field(
+        default_factory=list, description="names of places, if there is no file"
+    )
+    seconds: list[list[float]] = Field(
+        default_factory=list,
+        description="one-way seconds of messages, a list for each place, if there is no file",
+    )
+    jitter: NonNegative = _setting(
+        0.0, "mean of what is added to each message, exponentially distributed, in seconds"
+    )
+    server: str | None = _setting(None, "place of the server")
+    clients: list[str] = Field(
+        default_factory=list, description="places of the clients, in turn if there are fewer"
+    )
+    edges: list[str] = Field(
+        default_factory=list,
+        description="places of the clients' edge servers, in turn, which send one sum each",
+    )
+    classes: list[str] = Field(
+        default_factory=list, description="classes of the clients' devices, in turn"
+    )
+    per_step: NonNegative | ByClass = _setting(
+        0.0, "seconds of one local step, or a table by class of device"
+    )
+    per_round: NonNegative | ByClass = _setting(
+        0.0, "seconds of a round apart from its steps, or a table by class of device"
+    )
+    spread: NonNegative | ByClass = _setting(
+        0.0, "standard deviation of the logarithm of a device's speed, or a table by class"
+    )
+    server_seconds: NonNegative = _setting(0.0, "seconds that the server takes for a new model")
+    start_seconds: NonNegative = _setting(
+        0.0, "simulated seconds before the first round; 0 is midnight"
+    )
+    deadline: Positive | None = _setting(
+        None, "seconds after which the server stops waiting in a round"
+    )
+    dropout: Decay | None = _setting(None, "probability that a client drops out of a round")
+    keep: Count | None = _setting(
+        None, "updates after which the server stops waiting; choose a larger cohort"
+    )
+    key_rounds: list[Index] = Field(
+        default_factory=list,
+        description="rounds, from 0, before which all pairs of clients exchange keys",
+    )
+    availability: AvailabilitySection = Field(default_factory=AvailabilitySection)
 
 
 class TrainingSection(Section):
@@ -421,12 +499,15 @@ class ExecutionSection(Section):
 
 
 class CommunicationSection(Section):
-    """How bytes are counted; training does not depend on it."""
+    """Who sends what to whom, and how bytes are counted; training does not depend on it."""
 
     encoding: Encoding = _setting(
         "smallest",
         "how masked arrays are sent: dense, bitmap, index, the smallest of these, or values, which "
         "leaves out which entries they are; all else is sent as it is",
+    )
+    serverless: bool = _setting(
+        False, "without a server: each client sends its update to all others, and all add them up"
     )
 
 
@@ -450,6 +531,7 @@ class Config(Section):
     algorithm: AlgorithmSection = Field(default_factory=AlgorithmSection)
     acceleration: AccelerationSection = Field(default_factory=AccelerationSection)
     leaving: LeavingSection = Field(default_factory=LeavingSection)
+    clock: ClockSection = Field(default_factory=ClockSection)
     training: TrainingSection = Field(default_factory=TrainingSection)
     participation: ParticipationSection = Field(default_factory=FullParticipation)
     secure_aggregation: SecureAggregationSection = Field(default_factory=SecureAggregationSection)

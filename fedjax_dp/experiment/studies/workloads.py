@@ -16,6 +16,9 @@ from fedjax_dp.data.federated import FederatedData, example_structure
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.wrappers.anderson import anderson
+from fedjax_dp.engine.wrappers.availability import absences
+from fedjax_dp.engine.wrappers.clock import clocked
+from fedjax_dp.engine.wrappers.latencies import compute_seconds, latencies
 from fedjax_dp.models import registry
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.masking import gradient_mask
@@ -46,6 +49,7 @@ class Workload(NamedTuple):
       memory: τ of Anderson acceleration; None without.
       secure: form of `server.secure.masked`, each client sharing masks with 10 random others; None
         without secure aggregation.
+      is_timed: whether a clock with jitter, a deadline and drop-outs is around the rounds.
     """
 
     about: str
@@ -67,6 +71,7 @@ class Workload(NamedTuple):
     is_masked: bool = False
     memory: int | None = None
     secure: Literal["masked", "cancelled"] | None = None
+    is_timed: bool = False
 
 
 def _with_privacy(base: Workload, name: str, unit: str, clip_norm: float) -> Workload:
@@ -137,6 +142,11 @@ WORKLOADS: Mapping[str, Workload] = {
     ),
     "W1cancelled": _W1._replace(
         about=f"{_W1.about}; masks left out", secure="cancelled", base="W1"
+    ),
+    "W1clock": _W1._replace(
+        about=f"{_W1.about}; a clock with jitter, a deadline that all meet, chances to leave",
+        is_timed=True,
+        base="W1",
     ),
     "W1fedbn": _W1._replace(
         about=f"{_W1.about}; FedBN with a local head",
@@ -242,8 +252,28 @@ def prepare(workload: Workload, *, learning_rate: float = 0.1) -> Prepared:
         sampler = sampling.poisson()
     participation = participants.participation(sampler, workload.num_clients, cohort)
     memory = workload.memory
-    wrapper = None if memory is None else partial(anderson, memory=memory)
+    wrapper: Callable[[Federation], Federation] | None = None
+    if memory is not None:
+        wrapper = partial(anderson, memory=memory)
+    if workload.is_timed:
+        wrapper = _clock(workload.num_clients)
     second = None
     if workload.is_validated:
         second = synthetic_data(workload._replace(examples_per_client=_VALIDATION), seed=1)
     return Prepared(data, model, build, participation, wrapper, second)
+
+
+def _clock(num_clients: int) -> Callable[[Federation], Federation]:
+    """Makes a clock that draws all that a clock may draw, and leaves out no client."""
+    places = latencies(["a", "b"], [[0.01, 0.1], [0.1, 0.01]], ["a"] * num_clients, "b", jitter=0.1)
+    compute = compute_seconds(num_clients, per_step=0.1, spread=0.5)
+    rare = absences(1e-9, rounds=1)
+    return partial(
+        clocked,
+        latencies=places,
+        compute=compute,
+        server_seconds=0.1,
+        deadline=1e6,
+        dropout=0.0,
+        availability=rare,
+    )

@@ -1,0 +1,72 @@
+"""Rounds without a server: each client sends its message to all others, and all add them up."""
+
+import jax.numpy as jnp
+
+from fedjax_dp.core import checks
+from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.engine.facts import Facts
+from fedjax_dp.engine.federation import Federation
+from fedjax_dp.engine.layout import Layout
+from fedjax_dp.engine.record import Fate
+
+
+class _Facts(Facts):
+    """Facts of a federation without a server."""
+
+    has_server = False
+
+
+@checked
+def serverless(federation: Federation) -> Federation:
+    """Runs a federation without a server.
+
+    Each client holds what the server would, sends its message to all others, and combines the
+    messages of all, its own included, so that masks of `secure.masked` cancel. All clients then
+    have the same model, the one that a server would have made; messages and simulated times differ.
+    `communication` counts n (n − 1) messages in a round of n clients, and none down.
+
+    Guarantee: that of records, whose noise clients add themselves. Claims for clients are refused:
+    without a trusted server nobody may know the noise, and a client that receives the sum knows its
+    own share of it. Unless messages are masked, each client sees those of all others.
+
+    Args:
+      federation: what runs without a server, with full participation.
+
+    Returns:
+      The federation. Its info of the server gains `num_messages`.
+
+    Raises:
+      ValueError: for noise of a server or in shares, cohorts of some clients, steps on the host, or
+        messages of a server at the end of a round.
+
+    Source: PrivacyFL (Mugunthan and others 2020), serverless mode, with each client's own masked
+    message in its sum.
+    """
+    algorithm, participation = federation.algorithm, federation.participation
+    name, num_clients = algorithm.name, federation.population.num_clients
+    rule = (
+        "add no noise for clients without a server: no party is trusted with the noise, and each "
+        "client that receives the sum knows its own share"
+    )
+    noise = algorithm.aggregator.claim
+    checks.require(noise is None, "aggregator", rule, type(noise).__name__)
+    is_full = participation.min_drawn >= num_clients
+    rule = "be full without a server, as with full_participation(): all clients hold the model"
+    checks.require(is_full, "participation", rule, participation.sampler.name)
+    steps = algorithm.stages.host_steps
+    rule = f"have no steps of a server between rounds, as {name} has"
+    checks.require(not steps, "federation", rule, len(steps))
+    clients = algorithm.client_state
+    has_finish = clients is not None and clients.finish is not None
+    rule = f"have no message of a server at the end of a round, as {name} has"
+    checks.require(not has_finish, "federation", rule, name)
+
+    def step(state, hyper, examples, cohort, key, layout=Layout()):
+        after, record, info = federation.step(state, hyper, examples, cohort, key, layout)
+        has_sent = (record.fate == Fate.CONTRIBUTED) | (record.fate == Fate.NOT_FINITE)
+        receives = has_sent | (record.fate == Fate.DROPPED)
+        num_messages = jnp.sum(has_sent) * jnp.maximum(jnp.sum(receives) - 1, 0)
+        return after, record, info._replace(server={**info.server, "num_messages": num_messages})
+
+    facts = _Facts(algorithm, federation.population)
+    return federation._replace(step=step, facts=facts)

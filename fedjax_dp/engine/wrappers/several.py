@@ -1,0 +1,220 @@
+"""Several servers side by side, each with clients of its own, which exchange their models."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing
+
+from fedjax_dp.algorithms.base import one_stage
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.ranges import Count
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.engine.federation import Federation
+from fedjax_dp.engine.layout import Layout
+from fedjax_dp.engine.record import Fate, MessageCounts, RoundInfo, RoundRecord
+
+
+@checked
+def several_servers(
+    federation: Federation, *, servers: np.typing.ArrayLike, exchange_every: Count
+) -> Federation:
+    """Runs a federation with several servers, each of which has clients of its own.
+
+    In a round each server sends its model to those of its clients that were drawn, and takes its
+    step with their updates. At the end of every `exchange_every` rounds all servers continue from
+    the mean of their models. The shared model is that mean; a client's own model is, or is made
+    with, that of its server. A round takes as long as those of all servers together.
+
+    Guarantee: that of the federation: a client's update is in the sum of one server, each server
+    draws noise of its own, and an exchange reads released models alone. A private mean divides by
+    the expected number of one server's clients, which its `expected_cohort_size` has to be.
+
+    Args:
+      federation: what runs, without wrappers; its algorithm has a shared model and one stage.
+      servers: the server of each client, `[num_clients]`, whole numbers from 0, each with a client
+        or more, and at least 2 of them.
+      exchange_every: rounds from one exchange to the next, at least 1.
+
+    Returns:
+      The federation; counts in its info are of all servers, other figures are means over servers.
+
+    Raises:
+      ValueError: for a number out of its range, or a federation with wrappers, without a shared
+        model, with several stages or steps on the host, with a message to all clients at the end of
+        a round, or with noise in shares of the clients, of which each server needs enough.
+    """
+    of_client = _servers(servers, federation.population.num_clients)
+    _check_federation(federation)
+    return _Several(federation, of_client, int(of_client.max()) + 1, exchange_every).wrapped()
+
+
+def _servers(servers: Any, num_clients: int) -> np.ndarray:
+    """Reads the server of each client."""
+    found = np.asarray(servers)
+    rule = f"be a whole number from 0 for each of the {num_clients} clients"
+    fits = found.shape == (num_clients,) and found.dtype.kind in "iu" and bool(np.all(found >= 0))
+    checks.require(fits, "servers", rule, servers)
+    is_used = np.array_equal(np.unique(found), np.arange(found.max() + 1)) and found.max() > 0
+    checks.require(is_used, "servers", "be 0, 1 and so on, each with a client or more", servers)
+    return found.astype(np.int32)
+
+
+def _check_federation(federation: Federation) -> None:
+    """Refuses what has no meaning with several servers."""
+    algorithm = federation.algorithm
+    name, stages, clients = algorithm.name, algorithm.stages, algorithm.client_state
+    outer = jax.eval_shape(federation.init, jax.random.key(0)).outer
+    checks.require(outer == (), "federation", "have no wrapper of its own", len(outer))
+    has_shared = federation.shared is not None
+    checks.require(has_shared, "federation", "have a shared model to exchange", name)
+    is_one = stages.stage_of is one_stage and not stages.host_steps
+    checks.require(is_one, "federation", "have one stage, and no steps on the host", name)
+    is_own = clients is None or not federation.facts.is_finished_for_all
+    rule = "have no message to all clients at the end of a round"
+    checks.require(is_own, "federation", rule, name)
+    claim = federation.claims.client
+    least = 0 if claim is None else claim.min_participants
+    rule = "add no noise in shares of clients: a server may have fewer than the claim counts"
+    checks.require(least == 0, "aggregator", rule, least)
+
+
+class OtherServers(NamedTuple):
+    """The wrapper's state: all servers but the first, which is that of the state."""
+
+    server: PyTree
+    aggregator: PyTree
+
+
+class _Several(NamedTuple):
+    """The wrapper's functions."""
+
+    federation: Federation
+    of_client: np.ndarray
+    num_servers: int
+    exchange_every: int
+
+    def wrapped(self) -> Federation:
+        """Replaces the functions of the federation."""
+        return self.federation._replace(
+            init=self.init,
+            step=self.step,
+            shared=self.shared,
+            with_shared=self.with_shared,
+            personal=self.personal,
+        )
+
+    def init(self, key: Any, layout: Layout = Layout()) -> Any:
+        """Makes the first state, the same for all servers."""
+        state = self.federation.init(key, layout)
+        one = state.server, state.aggregator
+        return self.joined(state, jax.tree.map(lambda x: jnp.stack([x] * self.num_servers), one))
+
+    def parts(self, state: Any) -> PyTree:
+        """Stacks the servers and aggregators, `[servers, ...]`."""
+        first = state.server, state.aggregator
+        return jax.tree.map(
+            lambda x, others: jnp.concatenate([jnp.asarray(x)[None], others]),
+            first,
+            tuple(state.outer[0]),
+        )
+
+    def joined(self, state: Any, parts: PyTree) -> Any:
+        """Puts stacked servers and aggregators into a state."""
+        server, aggregator = trees.take(parts, 0)
+        others = jax.tree.map(lambda x: x[1:], parts)
+        return state._replace(server=server, aggregator=aggregator, outer=(OtherServers(*others),))
+
+    def of_server(self, state: Any, part: PyTree) -> Any:
+        """Makes the state that one server has."""
+        server, aggregator = part
+        return state._replace(server=server, aggregator=aggregator, outer=())
+
+    def shared(self, state: Any) -> PyTree:
+        """Reads the mean of the servers' models."""
+        return self.mean(state, self.parts(state))
+
+    def mean(self, state: Any, parts: PyTree) -> PyTree:
+        """Averages the models of stacked servers."""
+        read = self.federation.shared
+        assert read is not None
+        models = jax.vmap(lambda part: read(self.of_server(state, part)))(parts)
+        return jax.tree.map(
+            lambda x: jnp.mean(trees.at_least_float32(x), axis=0).astype(x.dtype), models
+        )
+
+    def with_shared(self, state: Any, params: PyTree) -> Any:
+        """Gives all servers a model."""
+        write = self.federation.with_shared
+        assert write is not None
+
+        def one(part: PyTree) -> PyTree:
+            after = write(self.of_server(state, part), params)
+            return after.server, after.aggregator
+
+        return self.joined(state, jax.vmap(one)(self.parts(state)))
+
+    def personal(self, state: Any, client: Any) -> PyTree:
+        """Reads a client's own model, or that of its server."""
+        part = trees.take(self.parts(state), jnp.asarray(self.of_client)[client.index])
+        own, shared = self.of_server(state, part), self.federation.shared
+        if self.federation.personal is not None:
+            return self.federation.personal(own, client)
+        assert shared is not None
+        return shared(own)
+
+    def step(self, state, hyper, examples, cohort, key, layout=Layout()):
+        """Runs the round of one server after the other, and exchanges models when it is time."""
+        server_of = jnp.asarray(self.of_client)[cohort.ids]
+
+        def one(clients, server):
+            part, index = server
+            fate = jnp.where(server_of == index, cohort.fate, Fate.EMPTY).astype(cohort.fate.dtype)
+            before = self.of_server(state, part)._replace(clients=clients)
+            # No two servers share noise.
+            own = fold(key, Purpose.SERVERS, index)
+            own_cohort = cohort._replace(fate=fate)
+            after, record, info = self.federation.step(
+                before, hyper, examples, own_cohort, own, layout
+            )
+            return after.clients, ((after.server, after.aggregator), record, info)
+
+        servers = self.parts(state), jnp.arange(self.num_servers)
+        clients, (parts, records, infos) = jax.lax.scan(one, state.clients, servers)
+        after = state._replace(clients=clients, round=state.round + 1)
+        is_time = after.round % self.exchange_every == 0
+        after = self.joined(after, parts)
+        exchanged = self.parts(self.with_shared(after, self.mean(after, parts)))
+        after = self.joined(after, trees.where(is_time, exchanged, parts))
+        return after, _one_record(records, cohort), _one_info(infos)
+
+
+def _one_record(records: RoundRecord, cohort: Any) -> RoundRecord:
+    """Joins the records of servers, in each of which the slots of all others are empty."""
+    first = trees.take(records, 0)
+    return first._replace(
+        clients=jnp.max(records.clients, axis=0),
+        fate=jnp.max(records.fate, axis=0),
+        overflow=cohort.overflow,
+    )
+
+
+def _one_info(infos: RoundInfo) -> RoundInfo:
+    """Adds the counts of servers, and averages other figures."""
+
+    def joined(x: jax.Array) -> jax.Array:
+        is_count = jnp.issubdtype(x.dtype, jnp.integer)
+        return jnp.sum(x, axis=0, dtype=x.dtype) if is_count else jnp.mean(x, axis=0)
+
+    messages = infos.messages
+    if messages is not None:
+        is_counted, *counts = messages
+        up, down = jax.tree.map(
+            lambda x: jnp.sum(jnp.where(is_counted, x, 0), axis=0, dtype=x.dtype), tuple(counts)
+        )
+        messages = MessageCounts(jnp.any(is_counted, axis=0), up, down)
+    figures = jax.tree.map(joined, infos._replace(messages=None))
+    return figures._replace(messages=messages)

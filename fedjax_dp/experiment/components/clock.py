@@ -1,0 +1,193 @@
+"""The simulated clock of a configuration."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import cycle, islice
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp.core import checks, files
+from fedjax_dp.engine.federation import Federation
+from fedjax_dp.engine.wrappers.availability import (
+    Availability,
+    absences,
+    all_of,
+    daily,
+    in_rounds,
+)
+from fedjax_dp.engine.wrappers.clock import clocked
+from fedjax_dp.engine.wrappers.latencies import (
+    Compute,
+    Latencies,
+    RoundTimes,
+    compute_seconds,
+    key_exchange_seconds,
+    latencies,
+    round_times,
+    serverless_times,
+)
+from fedjax_dp.experiment.schema.config import AvailabilitySection, Config
+
+
+class Clock(NamedTuple):
+    """The parts of a clock, bound to clients; `options` are those of `clocked` besides."""
+
+    latencies: Latencies
+    compute: Compute
+    options: dict[str, Any]
+
+    def __call__(self, federation: Federation) -> Federation:
+        """Wraps a federation."""
+        with _named():
+            return clocked(
+                federation, latencies=self.latencies, compute=self.compute, **self.options
+            )
+
+    def times(self, federation: Federation) -> RoundTimes:
+        """Computes the times of a round of all clients, without jitter."""
+        hyper, sizes = federation.hyper, jnp.asarray(federation.population.sizes)
+        num_steps = federation.algorithm.training.num_steps
+        steps = jax.vmap(lambda i: num_steps(sizes[i], hyper.local.row(i)))(jnp.arange(len(sizes)))
+        if self.latencies.server is not None:
+            names = ("server_seconds", "deadline", "keep")
+            chosen = {name: self.options[name] for name in names}
+            return round_times(self.latencies, self.compute, num_steps=np.asarray(steps), **chosen)
+        # Each client begins at once, and has the new model when it has all messages.
+        ready = self.compute.seconds(np.asarray(steps))
+        heard = serverless_times(self.latencies, self.compute, num_steps=np.asarray(steps))
+        heard = np.maximum(heard, ready)
+        closes = float(np.max(heard))
+        end = closes + self.options["server_seconds"]
+        never = np.zeros(len(ready), bool)
+        return RoundTimes(heard, never, end, np.full(len(ready), end), 0 * ready, ready, closes)
+
+
+def with_latencies(config: Config) -> Config:
+    """Replaces the file of latencies, if any, by places and seconds."""
+    section = config.clock
+    if section.latencies is None:
+        return config
+    for name in ("places", "seconds"):
+        is_given = name in section.model_fields_set
+        rule = "be left out with a file of clock.latencies"
+        checks.require(not is_given, f"clock.{name}", rule, getattr(section, name))
+    places, seconds = _table(section.latencies)
+    found = {"latencies": None, "places": places, "seconds": seconds}
+    return config.model_copy(update={"clock": section.model_copy(update=found)})
+
+
+def clock_of(config: Config, num_clients: int | None) -> Clock | None:
+    """Builds the clock of a configuration, or None without one; checks all but the federation.
+
+    `num_clients` is None while it is unknown: lists then have their own lengths.
+    """
+    section = config.clock
+    if not section.model_fields_set:
+        return None
+    checks.require(bool(section.clients), "clock.clients", "name a place", section.clients)
+    needs_server = not config.communication.serverless
+    rule = "name a place" if needs_server else "be left out with communication.serverless"
+    fits = (section.server is not None) == needs_server
+    checks.require(fits, "clock.server", rule, section.server)
+    count = len(section.clients) if num_clients is None else num_clients
+
+    def in_turn(names: Sequence[str] | None) -> list[str] | None:
+        return list(islice(cycle(names), count)) if names else None
+
+    with _named():
+        between = latencies(
+            section.places,
+            section.seconds,
+            in_turn(section.clients) or [],
+            section.server,
+            jitter=section.jitter,
+            edges=in_turn(section.edges),
+        )
+        compute = compute_seconds(
+            count,
+            per_step=section.per_step,
+            per_round=section.per_round,
+            classes=in_turn(section.classes),
+            spread=section.spread,
+            seed=config.run.seed,
+        )
+        options = {
+            name: getattr(section, name)
+            for name in ("server_seconds", "start_seconds", "deadline", "dropout", "keep")
+        }
+        if section.key_rounds:
+            options |= {
+                "key_seconds": key_exchange_seconds(between, compute),
+                "key_rounds": tuple(section.key_rounds),
+            }
+        options["availability"] = _availability(section.availability, in_turn(section.classes))
+    return Clock(between, compute, options)
+
+
+def check_clock(config: Config, num_clients: int | None) -> None:
+    """Checks a clock, and that its lists have no more entries than there are clients."""
+    section = config.clock
+    clock_of(config, num_clients)
+    if num_clients is None:
+        return
+    for name in ("clients", "edges", "classes"):
+        found = getattr(section, name)
+        rule = f"have at most one entry for each of the {num_clients} clients"
+        checks.require(len(found) <= num_clients, f"clock.{name}", rule, len(found))
+    for name in ("first", "end"):
+        value = getattr(section.availability, name)
+        checks.one_for_each(f"clock.availability.{name}", value, num_clients)
+
+
+def _availability(
+    section: AvailabilitySection, classes: Sequence[str] | None
+) -> Availability | None:
+    """Builds who can be reached; None for all clients."""
+    parts: list[Availability] = []
+    rounds = {name: getattr(section, name) for name in ("first", "end")}
+    away = {"rounds": section.return_rounds, "seconds": section.return_seconds}
+    with _named("availability."):
+        if section.hours is not None:
+            by_class = isinstance(section.hours, dict)
+            parts.append(daily(section.hours, classes if by_class else None))
+        if any(value is not None for value in rounds.values()):
+            parts.append(in_rounds(**{k: v for k, v in rounds.items() if v is not None}))
+        if section.chance is not None:
+            parts.append(absences(section.chance, **away))
+        for name, value in away.items():
+            rule = "be left out without a chance to leave"
+            fits = value is None or section.chance is not None
+            checks.require(fits, f"return_{name}", rule, value)
+    return all_of(parts) if parts else None
+
+
+@contextmanager
+def _named(prefix: str = "clock.") -> Iterator[None]:
+    """Names the section in errors of its parts, whose arguments have the names of its keys."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{prefix}{error}") from error
+
+
+def _table(file: str) -> tuple[list[str], list[list[float]]]:
+    """Reads a table of latencies: names of places in the first line and the first column."""
+    files.require_file(file, "clock.latencies")
+    lines = [(n, next(csv.reader([line]))) for n, line in files.lines(files.read_text(file))]
+    checks.require(len(lines) > 1, file, "hold a line of places and one for each place", "")
+    places = [cell.strip() for cell in lines[0][1][1:]]
+    names = [cells[0].strip() for _, cells in lines[1:]]
+    rule = f"have a line for each place of its first line, in the same order, {places}"
+    checks.require(names == places, file, rule, names)
+    seconds = []
+    for number, (_, *cells) in lines[1:]:
+        where = files.at_line(file, number)
+        rule = f"have a number for each of the {len(places)} places"
+        checks.require(len(cells) == len(places), where, rule, len(cells))
+        with files.reading(where, rule, ValueError):
+            seconds.append([float(cell) for cell in cells])
+    return places, seconds
