@@ -139,7 +139,7 @@ def daily(
 def absences(
     chance: ProperFraction, *, rounds: Count | None = None, seconds: Positive | None = None
 ) -> Availability:
-    """Builds the availability of clients that leave by chance at the end of a round, and may return.
+    """Builds the availability of clients that leave by chance at the end of a round and may return.
 
     Each client leaves by a draw of its own, whether it was in the round or not. One that returns
     has its state of before. Clients that leave because they have converged are those of `leaving`.

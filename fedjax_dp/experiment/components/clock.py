@@ -149,7 +149,7 @@ def _availability(
     """Builds who can be reached; None for all clients."""
     parts: list[Availability] = []
     rounds = {name: getattr(section, name) for name in ("first", "end")}
-    away = {"rounds": section.return_rounds, "seconds": section.return_seconds}
+    rounds_away, seconds_away = section.return_rounds, section.return_seconds
     with _named("availability."):
         if section.hours is not None:
             by_class = isinstance(section.hours, dict)
@@ -157,8 +157,8 @@ def _availability(
         if any(value is not None for value in rounds.values()):
             parts.append(in_rounds(**{k: v for k, v in rounds.items() if v is not None}))
         if section.chance is not None:
-            parts.append(absences(section.chance, **away))
-        for name, value in away.items():
+            parts.append(absences(section.chance, rounds=rounds_away, seconds=seconds_away))
+        for name, value in (("rounds", rounds_away), ("seconds", seconds_away)):
             rule = "be left out without a chance to leave"
             fits = value is None or section.chance is not None
             checks.require(fits, f"return_{name}", rule, value)
