@@ -17,7 +17,7 @@ from fedjax_dp.server import Summed, discrete_mean, secure
 
 # Of a round's clients, those of the smallest indices collude, the next ones drop out, and the
 # canaries, which come last, stay: the noise that is left is the least that a plan counts on.
-COLLUDERS, DROPOUTS, CANARIES = 16, 8, 8
+COLLUDERS, DROPOUTS, CANARIES = 20, 8, 4
 ORDINARY = COLLUDERS + DROPOUTS
 CLIENTS = ORDINARY + CANARIES
 CLIP_NORM, SIZE, DELTA = 1.0, 64, 1e-5
@@ -98,6 +98,7 @@ def run(
     assert np.all((fates == engine.Fate.DROPPED).sum(axis=-1) == DROPOUTS)
     return [
         {
+            "form": form,
             "calibrated_for_colluders": counts_colluders,
             "noise_multiplier": noise_multiplier,
             "method": found.method,
@@ -125,8 +126,8 @@ def write(path: pathlib.Path, results: list[dict[str, Any]]) -> None:
 def as_markdown(results: list[dict[str, Any]]) -> str:
     """Writes a table of the bounds."""
     lines = [
-        f"{CLIENTS} clients a round, all masked; {COLLUDERS} collude with the server, {DROPOUTS} "
-        "drop out after masking.",
+        f"{CLIENTS} clients a round, masks {results[0]['form']}; {COLLUDERS} collude with the "
+        f"server, {DROPOUTS} drop out after masking.",
         "",
         "| noise calibrated for | method | runs × rounds | δ | ε claimed | ε proven | above |",
         "|---|---|---|---|---|---|---|",
