@@ -19,7 +19,7 @@ CITIES = ("Boston", "Singapore", "NYC")
 SECONDS = ((0, 5, 0.2), (5, 0, 6), (0.2, 6, 0))
 ROWS, ITERATIONS = 30, 7
 # Of the source: the regulariser of training. It names no number of steps.
-_REGULARIZER, _STEPS, _RATE = 1e-4, 300, 0.2
+_REGULARIZER, _STEPS = 1e-4, 300
 
 
 def between() -> engine.Latencies:
@@ -33,8 +33,12 @@ def simulation_of() -> engine.Simulation:
     count, owned = len(CITIES), ITERATIONS * ROWS
     clients = np.repeat(np.arange(count), owned)
     data = FederatedData.from_client_ids({"x": x[: len(clients)], "y": y[: len(clients)]}, clients)
-    model = models.logistic_regression(jax.ShapeDtypeStruct(x.shape[1:], jnp.float32), 10)
-    numbers = LocalConfig(learning_rate=_RATE, batch_size=1, num_steps=_STEPS)
+    shape = jax.ShapeDtypeStruct(x.shape[1:], jnp.float32)
+    model = models.logistic_regression(shape, 10, gradient_bound=1.0)
+    bounds = models.loss_bounds(model)
+    assert bounds is not None
+    rate = 2 / (bounds.curvature + 2 * _REGULARIZER)
+    numbers = LocalConfig(learning_rate=rate, batch_size=1, num_steps=_STEPS)
     whole = full_participation()._replace(name="full_batch")
     masks = secure.masked(counted_mean(), secure.fixed_point(count), secure.all_pairs(count))
     algorithm = algorithms.retrained_averaging(

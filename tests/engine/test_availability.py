@@ -234,7 +234,7 @@ def test_clients_leave_by_chance_and_return():
 
 
 UNSURE = {**TIMED, "compute": WORK, "latencies": places(jitter=0.3), "deadline": 5.0}
-UNSURE |= {"dropout": 0.1, "keep": 3}
+UNSURE |= {"dropout": 0.3, "keep": 3}
 AWAY = absences(0.3, seconds=6.0)
 
 

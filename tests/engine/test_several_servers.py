@@ -98,7 +98,7 @@ def test_resumed_and_streamed_runs_are_the_same(placement, chunk):
     """With client state, jitter and cohorts of some clients, around a clock."""
     model = make_model()
     trainer = local_trainer(model, LocalConfig(learning_rate=0.1, batch_size=4, num_steps=2))
-    built = scaffold(model, trainer)
+    built = scaffold(model, trainer, num_clients=NUM_CLIENTS)
 
     def both(inner):
         return clocked(TWO(inner), **TIMED, deadline=3.0)
