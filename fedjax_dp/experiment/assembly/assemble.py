@@ -129,7 +129,7 @@ def wrapper_of(
 ) -> Callable[[Federation], Federation] | None:
     """Returns the wrappers of a federation as one, the clock outermost; None without any."""
     fast = acceleration_of(config.acceleration, config.run, model)
-    leave = None
+    leave: Callable[[Federation], Federation] | None = None
     if config.leaving.tolerance is not None:
         leave = partial(leaving, **config.leaving.model_dump())
     alone = serverless if config.communication.serverless else None
