@@ -10,8 +10,9 @@ from marks import telling
 from scipy import integrate
 from scipy.special import expit
 
-from experiments.secure_aggregation import adult, colluders, costs, study
+from experiments.secure_aggregation import adult, audited, colluders, costs, study
 from fedjax_dp.io import plots
+from fedjax_dp.server import secure
 
 
 def two_copies():
@@ -72,6 +73,19 @@ def test_seconds_of_a_run_add_up():
         "training": 7.5,
         "encryption": 2.9,
     }
+
+
+def test_a_plan_that_leaves_colluders_out_is_not_stated():
+    graph = secure.all_pairs(
+        audited.CLIENTS, colluders=audited.COLLUDERS, dropouts=audited.DROPOUTS
+    )
+    good, bad = (audited.plan_of(1.5, counts_colluders=counts) for counts in (True, False))
+    assert secure.masking_facts(graph, good)["colluders"] == 20
+    with pytest.raises(ValueError, match=r"plan\.colluders must be at least the 20 of the graph"):
+        secure.masking_facts(graph, bad)
+    # Four shares stay of the 24 that `bad` counts on.
+    assert (good.num_shares, bad.num_shares) == (4, 24)
+    assert bad.share_stddev * bad.granularity == pytest.approx(1.5 / 24**0.5)
 
 
 def test_the_collusion_table_has_our_figures_beside_the_printed_ones(tmp_path, monkeypatch):
