@@ -1,17 +1,28 @@
 """Secure aggregation by configuration: what is refused, what runs, and what the statement says."""
 
 import jax
+import jax.numpy as jnp
 import pytest
 from marks import slow, telling
 from run_folders import assert_same_run, die_and_resume, execute, metrics, read_json
+from small_problem import make_data, make_model, plain_trainer
 
+from fedjax_dp.algorithms import fedavg
 from fedjax_dp.core.messages import tariff_of
+from fedjax_dp.data.participants import participation
+from fedjax_dp.data.sampling import full_participation
+from fedjax_dp.engine.population import population_of
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly import population
 from fedjax_dp.experiment.assembly.assemble import assemble
+from fedjax_dp.experiment.components.secure_aggregation import graph_of, under_masks
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading.validate import validate
+from fedjax_dp.experiment.schema.config import SecureAggregationSection
 from fedjax_dp.experiment.studies.workloads import WORKLOADS, prepare
+from fedjax_dp.server.base import Roster, Sender
+from fedjax_dp.server.masking import gradient_mask
+from fedjax_dp.server.mean import uniform_mean
 
 FEDAVG = ("--privacy.unit=none", "--algorithm.name=fedavg")
 DISCRETE = (
@@ -72,6 +83,29 @@ def test_an_aggregator_that_needs_every_message_is_refused():
     words = [*SIX, *FEDAVG, "--algorithm.aggregator=trimmed_mean", *secure(form="cancelled")]
     with pytest.raises(ValueError, match=r"secure_aggregation\.form must be left out for fedavg"):
         assemble(load_config(None, words))
+
+
+def test_words_hold_the_weights_of_clients():
+    """Means by size send numbers of examples, which the usual range of floats would cut."""
+    joined = participation(full_participation(), 3)
+    model, key = make_model(), jax.random.key(0)
+    data = population_of(make_data(sizes=(600, 5, 40)))
+    update = jax.tree.map(jnp.ones_like, model.init(key))
+    roster = Roster(jnp.arange(3), jnp.ones(3, bool))
+    sender = Sender(jnp.int32(0), jnp.float32(600), key, key, roster)
+
+    def mean_of(aggregator=None, **options):
+        section = SecureAggregationSection(form="cancelled", **options)
+        algorithm = fedavg(model, plain_trainer(model), aggregator=aggregator)
+        graph = graph_of(section, joined)
+        return under_masks(section, graph, joined, algorithm, data)[0].aggregator
+
+    mean = mean_of()
+    contribution = mean.contribute((), {}, update, sender)
+    assert int(mean.encode((), {}, contribution, sender)[1]) == 0, "an entry was cut"
+    with pytest.raises(ValueError, match=r"integer_bits must be at least 10, since .* up to 600"):
+        mean_of(integer_bits=4)
+    mean_of(gradient_mask(uniform_mean()), integer_bits=0)
 
 
 def test_a_written_configuration_is_read_back():

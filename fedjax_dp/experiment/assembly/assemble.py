@@ -11,6 +11,7 @@ from fedjax_dp.engine.evaluation import Evaluator, evaluator
 from fedjax_dp.engine.execution.compile import Simulation, simulation
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import ExecutionConfig
+from fedjax_dp.engine.population import population_of as sizes_and_shapes
 from fedjax_dp.engine.wrappers.anderson import anderson
 from fedjax_dp.engine.wrappers.leaving import leaving
 from fedjax_dp.engine.wrappers.serverless import serverless
@@ -85,7 +86,8 @@ def assemble(config: Config) -> Experiment:
             config.algorithm.name, algorithm, privacy.record, setting, train.sizes
         )
     secure, graph = config.secure_aggregation, setting.graph
-    algorithm, keys = under_masks(secure, graph, participation, algorithm)
+    facts = sizes_and_shapes(train, population.validation)
+    algorithm, keys = under_masks(secure, graph, participation, algorithm, facts)
     level = privacy.client if "client" in privacy.units else None
     plan = plans(level, setting)(1.0) if isinstance(level, DiscreteGaussianLevel) else None
     wrapper = wrapper_of(config, model, train.num_clients)

@@ -1,17 +1,24 @@
 """Secure aggregation as configured: the graph of masks, and an algorithm's messages under them."""
 
+import math
 from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.core import checks
 from fedjax_dp.data.participants import Participation
+from fedjax_dp.engine.facts import Facts
+from fedjax_dp.engine.population import Population
 from fedjax_dp.experiment.schema.config import (
     DiscreteGaussianLevel,
     PrivacySection,
     SecureAggregationSection,
 )
 from fedjax_dp.privacy.mechanisms.distributed import Plan
-from fedjax_dp.server.base import Summed
+from fedjax_dp.server.base import Roster, Sender, Summed
 from fedjax_dp.server.secure import (
     FixedPoint,
     MaskGraph,
@@ -23,6 +30,9 @@ from fedjax_dp.server.secure import (
     masking_facts,
     random_neighbors,
 )
+
+# Integer bits of words by default.
+_USUAL_BITS = 4
 
 
 def graph_of(section: SecureAggregationSection, participation: Participation) -> MaskGraph | None:
@@ -39,9 +49,9 @@ def graph_of(section: SecureAggregationSection, participation: Participation) ->
     rule = "be at least 2 under secure_aggregation"
     checks.require(count >= 2, "the number of clients of a round", rule, count)
     options: dict[str, Any] = {"colluders": section.colluders, "dropouts": section.dropouts}
+    # Sums of the largest cohort must fit into words too.
+    _encoding(section, participation)
     try:
-        # Sums of the largest cohort must fit into words too.
-        _encoding(section, participation)
         if section.graph == "all_pairs":
             return all_pairs(count, **options)
         if section.failure is not None:
@@ -70,8 +80,12 @@ def under_masks(
     graph: MaskGraph | None,
     participation: Participation,
     algorithm: FederatedAlgorithm,
+    population: Population,
 ) -> tuple[FederatedAlgorithm, MaskKeys | None]:
-    """Puts an algorithm's messages under masks, if configured; also returns the keys."""
+    """Puts an algorithm's messages under masks, if configured; also returns the keys.
+
+    Words hold the weights that messages carry, such as the largest number of examples.
+    """
     if graph is None or section.form is None:
         return algorithm, None
     rule = f"be left out for {algorithm.name}, whose server needs the message of each client"
@@ -80,7 +94,7 @@ def under_masks(
     checks.require(is_summed, "secure_aggregation.form", rule, section.form)
     assert isinstance(aggregator, Summed)
     keys = None if section.keys == "simulated" else agreed_keys(participation.num_clients)
-    encoding = _encoding(section, participation)
+    encoding = _encoding(section, participation, _largest_weight(algorithm, population))
     mean = masked(aggregator, encoding, graph, keys=keys, form=section.form)
     return algorithm._replace(aggregator=mean), keys
 
@@ -99,8 +113,34 @@ def stated_facts(
     return {"secure_aggregation": facts, **trust}
 
 
-def _encoding(section: SecureAggregationSection, participation: Participation) -> FixedPoint:
+def _largest_weight(algorithm: FederatedAlgorithm, population: Population) -> int:
+    """Finds the largest float that a client sends with an update of zeros, at least 1."""
+    aggregator, key = algorithm.aggregator, jax.random.key(0)
+    shapes = Facts(algorithm, population).update
+    update = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    roster = Roster(jnp.zeros(1, jnp.int32), jnp.ones(1, bool))
+    weight = jnp.float32(np.max(population.sizes))
+    sender = Sender(jnp.int32(0), weight, key, key, roster)
+    state = aggregator.broadcast(aggregator.init(update))
+    sent = jax.tree.leaves(aggregator.contribute(state, aggregator.numbers, update, sender))
+    floats = [x for x in map(np.asarray, sent) if np.issubdtype(x.dtype, np.floating)]
+    return max(1, *(math.ceil(np.max(np.abs(x), initial=0)) for x in floats))
+
+
+def _encoding(
+    section: SecureAggregationSection, participation: Participation, largest: int = 1
+) -> FixedPoint:
+    """Chooses words for floats, those of weights up to the largest included."""
+    least, bits = (largest - 1).bit_length(), section.integer_bits
+    rule = f"be at least {least}, since messages hold numbers of examples of up to {largest}"
+    fits = bits is None or largest == 1 or bits >= least
+    checks.require(fits, "secure_aggregation.integer_bits", rule, bits)
     options: dict[str, Any] = {"fraction_bits": section.fraction_bits}
-    if section.integer_bits is not None:
-        options["integer_bits"] = section.integer_bits
-    return fixed_point(participation.capacity, **options)
+    if bits is not None:
+        options["integer_bits"] = bits
+    elif largest > 2**_USUAL_BITS:
+        options["integer_bits"] = least
+    try:
+        return fixed_point(participation.capacity, **options)
+    except ValueError as error:
+        raise ValueError(f"secure_aggregation.{error}") from None

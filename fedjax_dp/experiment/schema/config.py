@@ -337,7 +337,9 @@ class SecureAggregationSection(Section):
     colluders: Index = _setting(0, "clients of a round that may collude with the server")
     dropouts: Index = _setting(0, "clients of a round that may drop out; more lose the round")
     integer_bits: Annotated[int, Ge(-30), Le(29)] | None = _setting(
-        None, "floats are cut to absolute values of at most 2 to this power; 4 if not given"
+        None,
+        "floats are cut to absolute values of at most 2 to this power; if none 4, or as many as "
+        "numbers of examples need that are sent as weights",
     )
     fraction_bits: Annotated[int, Ge(-29), Le(60)] | None = _setting(
         None, "floats are rounded to multiples of 2 to minus this power; the most that fit if none"
