@@ -41,17 +41,18 @@ class Participation(NamedTuple):
         """
         return self._drawn(self.sampler.init(self.num_clients), key, round_index)[1]
 
-    def draws(self, key: PRNGKey, rounds: jax.typing.ArrayLike) -> Draw:
+    def draws(self, key: PRNGKey, rounds: jax.typing.ArrayLike, start: Any = None) -> Draw:
         """Draws the cohorts of several rounds, one after the other.
 
         Args:
           key: as for `draw`.
           rounds: their indices, ascending, `[rounds]`.
+          start: the sampler's state before them; that before round 0 if None.
 
         Returns:
           The cohorts, each array `[rounds, ...]`.
         """
-        state = self.sampler.init(self.num_clients)
+        state = self.sampler.init(self.num_clients) if start is None else start
         return jax.lax.scan(lambda s, r: self._drawn(s, key, r), state, jnp.asarray(rounds))[1]
 
     def _drawn(self, state: Any, key: PRNGKey, round_index: Any) -> tuple[Any, Draw]:

@@ -168,6 +168,21 @@ def test_leaving_is_refused_where_it_would_reveal_a_model():
         engine.leaving(bound, tolerance=0.0)
 
 
+def test_clients_do_not_leave_asynchronous_rounds():
+    joins = participation(full_participation(), 3)
+    buffered = engine.asynchronous(
+        engine.federation(algorithm_of(), data_of(), joins),
+        latencies=engine.latencies(["here"], [[0.1]], ["here"] * 3, "here"),
+        compute=engine.compute_seconds(3),
+        server_seconds=0.0,
+        concurrency=3,
+        max_staleness=1,
+        discount=0.0,
+    )
+    with pytest.raises(ValueError, match="federation must have no asynchronous rounds"):
+        engine.leaving(buffered)
+
+
 # Rounds.
 
 

@@ -37,10 +37,12 @@ from fedjax_dp.privacy.mechanisms.correlated_noise import banded_noise
 from fedjax_dp.privacy.mechanisms.distributed import make_plan
 from fedjax_dp.server import (
     adaptive_gaussian_mean,
+    by_realised_count,
     correlated_gaussian_mean,
     discrete_mean,
     gaussian_mean,
     secure,
+    staircase_mean,
     trimmed_mean,
     uniform_mean,
 )
@@ -179,6 +181,25 @@ def test_updates_arrive_as_in_a_simulation_by_hand(name):
         assert not expected[-1][0], "all participations are used up"
 
 
+@pytest.mark.parametrize(
+    "sampler, num_clients",
+    [(sampling.fixed_size(), 1100), (sampling.min_separated(2), 9)],
+)
+def test_equal_times_draw_the_cohorts_of_the_sampler(sampler, num_clients):
+    """Of many clients too, from whom a cohort is not drawn as the first of all in an order."""
+    places = latencies(["here"], [[0.25]], ["here"] * num_clients, "here")
+    separation = sampler.separation(num_clients, 3)
+    rules = 0.5, 3, 3, 2, separation, None
+    arrivals = Arrivals(sampler, np.ones(num_clients), places, *rules).sampler()
+    synchronous, found = (
+        participants.participation(one, num_clients, 3) for one in (sampler, arrivals)
+    )
+    expected = synchronous.draws(KEY, np.arange(5))
+    draws = found.draws(KEY, np.arange(5))
+    np.testing.assert_array_equal(draws.is_real.sum(axis=1), 3)
+    np.testing.assert_array_equal(draws.indices[:, :3], expected.indices)
+
+
 def by_hand_models(sim, name, weigh, rounds=ROUNDS):
     """The model after each round, in float64, from the stored models and the arrivals by hand."""
     clients = [(make_data().client(i)["x"], make_data().client(i)["y"]) for i in range(NUM_CLIENTS)]
@@ -229,6 +250,7 @@ def test_a_server_steps_along_weighted_updates_of_old_models(name):
 SYNCHRONOUS = {
     "all clients": ("dp_fedavg", everyone(), NUM_CLIENTS),
     "a part": ("fedavg", joined(size=3), 3),
+    "separated": ("fedavg", joined(sampling.min_separated(2), 3), 3),
     "client state": ("scaffold", joined(size=3), 3),
     "both units": ("both", joined(size=2), 2),
 }
@@ -311,17 +333,21 @@ def spent(count, noise=1.5, dp_delta=1e-5):
 
 
 @telling
-def test_a_client_pays_one_release_for_each_update_and_no_more_than_it_may_take_part():
-    """Without amplification, dropped updates too; with a budget the same rounds are foreseen."""
+@pytest.mark.parametrize("first", [5, 0])
+def test_a_client_pays_one_release_for_each_update_and_no_more_than_it_may_take_part(first):
+    """Without amplification, dropped updates too; with a budget the same rounds are foreseen.
+
+    Also if the state before the first round was made from another key than the rounds.
+    """
     rules = {**UNSURE, "max_staleness": 1, "max_participations": 3}
     sim = simulated("dp_fedavg", rules)
-    _, record, _ = run(sim)
+    state = sim.portable(sim.init(jax.random.key(first)))
+    _, record, _ = sim.run(state, KEY, ROUNDS)
     drawn = record.clients[record.clients >= 0]
     times = np.bincount(drawn, minlength=NUM_CLIENTS)
     assert times.max() == 3 and times.min() < 3 and record.count(Fate.LATE).any()
     account = PrivacyAccounting(sim)
     asked = {"client": spent(2)}, {"client": 1e-5}, "rdp"
-    state = sim.portable(sim.init(KEY))
     foreseen = account.affordable_rounds(state, KEY, ROUNDS, *asked)
     so_far = [record.clients[: r + 1] for r in range(ROUNDS)]
     exact = next(r for r in range(ROUNDS) if np.bincount(so_far[r][so_far[r] >= 0]).max() > 2)
@@ -374,6 +400,7 @@ def bound(name="fedavg", sampler="fixed_size"):
         ({"discount": -1.0}, "discount must be"),
         ({"discount": lambda age: 1 + age}, r"discount must be in \[0, 1\] for a staleness of 1"),
         ({"server_seconds": -1.0}, "server_seconds must be at least 0"),
+        ({"server_seconds": 1e39}, r"server_seconds must be below 1e\+09"),
         ({"compute": compute_seconds(5)}, "compute must be of the 6 clients"),
     ],
 )
@@ -411,6 +438,10 @@ def other(name):
             return private(adaptive_gaussian_mean(rule, 1.0))
         case "stacked":
             return plain(fedavg(model, trainer, aggregator=trimmed_mean()))
+        case "lattice":
+            return private(staircase_mean(structure, 1.0, 8.0, 2))
+        case "unclaimed":
+            return private(by_realised_count(gaussian_mean(1.0, 1.0, 2)))
         case "clock":
             return clocked(bound(), latencies=NEAR, compute=EQUAL, server_seconds=0.0)
         case "choice":
@@ -430,6 +461,8 @@ def other(name):
         ("adaptive", "aggregator must send clients no state of its own, such as an adaptive clip"),
         ("stacked", "aggregator must be Summed"),
         ("clock", r"federation must be as federation\(\) returned it; other wrappers"),
+        ("lattice", "discount must be 0 unless noise is Gaussian or Laplace: a part of a clipped"),
+        ("unclaimed", "discount must be 0 unless noise is Gaussian or Laplace"),
         ("choice", "discount must be 0 for ifca"),
         ("scaffold", "discount must be 0 for scaffold: its clients' states or messages"),
     ],
@@ -437,6 +470,12 @@ def other(name):
 def test_what_has_no_analysis_is_refused_with_the_reason(name, message):
     with pytest.raises(ValueError, match=message):
         asynchronous(other(name), **RULES)
+
+
+def test_asynchronous_rounds_have_no_second_clock():
+    buffered = asynchronous(bound(), **RULES)
+    with pytest.raises(ValueError, match="federation must have no clock of its own"):
+        clocked(buffered, latencies=NEAR, compute=EQUAL, server_seconds=0.0)
 
 
 def test_numbers_that_would_change_the_times_are_refused():

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 from numpy.typing import ArrayLike
@@ -18,6 +19,7 @@ from fedjax_dp.engine.execution.compile import Simulation
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.record import RoundRecord, digest_of
 from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.engine.wrappers.asynchronous import Asynchrony
 from fedjax_dp.privacy.accounting.dp_accounting_adapter import require_analysis
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.claims import OnceClaim, RecordEvent
@@ -244,7 +246,7 @@ class PrivacyAccounting:
         numbers: Hyper,
     ) -> int:
         first = int(state.round)
-        cohorts = None if self._charges_all else self._cohorts(first, key, num_rounds)
+        cohorts = None if self._charges_all else self._cohorts(state, key, num_rounds)
         rounds = first + np.arange(num_rounds, dtype=np.int32)
         stages = np.asarray(self._federation.stages(state, numbers, rounds))
 
@@ -266,10 +268,15 @@ class PrivacyAccounting:
             fits, too_many = (fits, middle) if exceeds(middle) else (middle, too_many)
         return fits
 
-    def _cohorts(self, first: int, key: PRNGKey, num_rounds: int) -> np.ndarray:
+    def _cohorts(self, state: SimulationState, key: PRNGKey, num_rounds: int) -> np.ndarray:
         """Draws the coming cohorts, `[num_rounds, slots]`, -1 in empty slots."""
-        draw_key = fold(key, Purpose.PARTICIPATION)
-        draws = self._participation.draws(draw_key, first + np.arange(num_rounds))
+        draw_key, start = fold(key, Purpose.PARTICIPATION), None
+        inner = state.outer[-1] if state.outer else None
+        if isinstance(inner, Asynchrony):
+            # Who is at work, which follows from the keys of all earlier calls.
+            start = jax.tree.map(jnp.asarray, inner.in_flight)
+        rounds = int(state.round) + np.arange(num_rounds)
+        draws = self._participation.draws(draw_key, rounds, start)
         return np.where(draws.is_real, draws.indices, -1)
 
     @checked

@@ -75,7 +75,7 @@ class Arrivals(NamedTuple):
     """The rules by which clients start and updates arrive; all randomness follows the key.
 
     Attributes:
-      order: draws the whole population in the order in which clients are chosen.
+      first: draws the clients of a round that are chosen first, as many as make a round.
       seconds: of a client's round without jitter, `[num_clients]`, float64.
       latencies: for the jitter of its two messages.
       server_seconds: what the server takes to make a new model.
@@ -86,7 +86,7 @@ class Arrivals(NamedTuple):
       max_participations: the most updates of a client; None without a limit.
     """
 
-    order: Sampler
+    first: Sampler
     seconds: np.ndarray
     latencies: Latencies
     server_seconds: float
@@ -154,8 +154,7 @@ class Arrivals(NamedTuple):
             arrival=state.arrival - state.seconds,
             place=jnp.full_like(state.place, self.num_clients),
         )
-        n = self.num_clients
-        order = self.order.draw(self.order.init(n), key, state.round, n, n, n, n)[1].indices
+        n, order = self.num_clients, self.order(key, state.round)
         seconds = self.durations(key, state.round)
         # Idle places are filled by the first eligible clients in the order of this round.
         is_free = self.is_eligible(state)[order]
@@ -197,6 +196,15 @@ class Arrivals(NamedTuple):
             arrival=jnp.where(is_sent, state.arrival, jnp.inf),
             seconds=end + jnp.float32(self.server_seconds),
         )
+
+    def order(self, key: PRNGKey, round_index: jax.Array) -> jax.Array:
+        """Draws the order in which clients are chosen in a round: its cohort first, then all."""
+        n, size, every = self.num_clients, self.buffer_size, fixed_size()
+        others = every.draw(every.init(n), key, round_index, n, n, n, n)[1].indices
+        cohort = self.first.draw(self.first.init(n), key, round_index, n, size, n, size)[1]
+        places = jnp.zeros(n, jnp.int32).at[others].set(jnp.arange(size, n + size, dtype=jnp.int32))
+        target = jnp.where(cohort.is_real, cohort.indices, n)
+        return jnp.argsort(places.at[target].set(jnp.arange(size, dtype=jnp.int32), mode="drop"))
 
     def is_eligible(self, state: InFlight) -> jax.Array:
         """Finds the clients that may start to work on the model of the round, bool."""

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from dp_accounting import GaussianDpEvent, LaplaceDpEvent
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm, FinishForAll, one_stage
 from fedjax_dp.core import checks, sums, trees
@@ -13,7 +14,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.ranges import Count, Index, NonNegative
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.data import participants, sampling
+from fedjax_dp.data import participants
 from fedjax_dp.engine.cohort import draw_cohort
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.federation import federation as bind
@@ -21,7 +22,7 @@ from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import Fate
 from fedjax_dp.engine.round import play_round
 from fedjax_dp.engine.wrappers.arrivals import Arrivals, InFlight
-from fedjax_dp.engine.wrappers.latencies import Compute, Latencies
+from fedjax_dp.engine.wrappers.latencies import LONGEST, Compute, Latencies
 from fedjax_dp.privacy.claims import ClientClaim
 from fedjax_dp.server.base import Summed
 
@@ -93,7 +94,9 @@ def asynchronous(
         older model is dropped, and the client has the fate `LATE`. So many server states and one
         more are held.
       discount: a, at least 0, for a weight of (1 + staleness)^-a of each update, or a function
-        `(staleness) -> weight` in [0, 1]. Weights multiply updates and are in no divisor.
+        `(staleness) -> weight` in [0, 1]. Weights multiply updates and are in no divisor; under
+        privacy of clients, noise must be Gaussian or Laplace for them, and they multiply clipped
+        updates.
       max_participations: the most updates of one client in a run, at least 1; None without a limit.
         Once no client is left, rounds are empty.
       num_rounds: rounds of the run if known, so that too few participations are refused.
@@ -119,6 +122,8 @@ def asynchronous(
     rule = "be of a server, and without edge servers, which add updates up on their way"
     is_flat = bound.facts.has_server and latencies.server is not None and latencies.edges is None
     checks.require(is_flat, "latencies", rule, "others")
+    for name, seconds in (("server_seconds", server_seconds), ("start_seconds", start_seconds)):
+        checks.require(seconds < LONGEST, name, f"be below {LONGEST:g}", seconds)
     _check_plain(bound)
     _check_participation(bound)
     _check_algorithm(bound)
@@ -136,9 +141,8 @@ def asynchronous(
     if np.any(weights != 1):
         _check_weighted(bound)
     steps = _num_steps(bound, bound.hyper)
-    is_full = bound.participation.sampler.name == "full_participation"
     arrivals = Arrivals(
-        sampling.full_participation() if is_full else sampling.fixed_size(),
+        bound.participation.sampler,
         latencies.down + compute.seconds(steps) + latencies.up,
         latencies,
         server_seconds,
@@ -324,6 +328,17 @@ def _check_algorithm(federation: Federation) -> None:
 def _check_weighted(federation: Federation) -> None:
     """Refuses weights where a part of an update is no change of the model that was sent."""
     name, facts = federation.algorithm.name, federation.facts
+    claim = federation.algorithm.aggregator.claim
+    if claim is not None:
+        noise: Any = claim
+        if isinstance(claim, ClientClaim):
+            noise = claim.event(federation.hyper.aggregator)
+        rule = (
+            "be 0 unless noise is Gaussian or Laplace: a part of a clipped update is not on the "
+            "lattice of other noise, and unclaimed noise bounds nothing"
+        )
+        is_continuous = isinstance(noise, GaussianDpEvent | LaplaceDpEvent)
+        checks.require(is_continuous, "discount", rule, f"other weights for {noise}")
     rule = (
         f"be 0 for {name}: its clients' states or messages hold more than a change of the model "
         "that they are sent, which a smaller weight would not match"

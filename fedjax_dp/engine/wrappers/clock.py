@@ -86,10 +86,14 @@ def clocked(
 
     Raises:
       ValueError: for a number out of its range, other numbers of clients, a deadline that no client
-        can meet, availability by the hour without a deadline, or what no claim covers.
+        can meet, availability by the hour without a deadline, asynchronous rounds, or what no claim
+        covers.
 
     Source: the times of a round of PrivacyFL (Mugunthan and others 2020), see `round_times`.
     """
+    name = federation.participation.sampler.name
+    rule = "have no clock of its own, as asynchronous rounds have"
+    checks.require(name != "asynchronous", "federation", rule, name)
     num_clients = federation.population.num_clients
     for name, count in (("latencies", latencies.clients), ("compute", compute.per_step)):
         rule = f"be of the {num_clients} clients of the federation"

@@ -16,7 +16,7 @@ from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.ranges import Count, Index, NonNegative, Positive, Seed
 
 # Seconds of one message or one step are below this, so that sums of them stay finite.
-_LONGEST = 1e9
+LONGEST = 1e9
 # What a client's key of the clock is folded with.
 JITTER = 1
 # Added to the place of an edge server, whose key is then none of a client's.
@@ -163,7 +163,7 @@ def latencies(
         rule = f"be a table of {len(names)} × {len(names)} numbers, one for each pair of places"
         checks.require(array.shape == (len(names), len(names)), name, rule, np.shape(table))
         for row, column in np.argwhere(~_is_duration(array)):
-            rule = f"be at least 0 and below {_LONGEST:g} for every pair of places"
+            rule = f"be at least 0 and below {LONGEST:g} for every pair of places"
             found = f"{array[row, column]} from {names[row]} to {names[column]}"
             raise ValueError(f"{name} must {rule}, got {found}")
         tables.append(array)
@@ -231,7 +231,7 @@ def compute_seconds(
         array = np.asarray(value, np.float64)
         rule = f"be one number or have one for each of the {num_clients} clients"
         checks.require(array.shape in ((), (num_clients,)), name, rule, array.shape)
-        rule = f"be at least 0 and below {_LONGEST:g}"
+        rule = f"be at least 0 and below {LONGEST:g}"
         checks.require(bool(np.all(_is_duration(array))), name, rule, value)
         return np.broadcast_to(array, (num_clients,))
 
@@ -242,7 +242,7 @@ def compute_seconds(
     seconds = [by_client(*pair) for pair in (("per_step", per_step), ("per_round", per_round))]
     found = Compute(*(factors * each for each in seconds))
     fits = all(bool(np.all(_is_duration(each))) for each in found)
-    checks.require(fits, "spread", f"leave all seconds below {_LONGEST:g}", spread)
+    checks.require(fits, "spread", f"leave all seconds below {LONGEST:g}", spread)
     return found
 
 
@@ -455,7 +455,7 @@ def _extra(key: PRNGKey, round_index: Any, folded: Any) -> jax.Array:
 
 
 def _is_duration(seconds: np.ndarray) -> np.ndarray:
-    return (seconds >= 0) & (seconds < _LONGEST)
+    return (seconds >= 0) & (seconds < LONGEST)
 
 
 def _of_clients(name: str, value: Any, num_clients: int) -> np.ndarray:

@@ -54,6 +54,9 @@ def leaving(
     checks.require(has_models, "federation", rule, federation.algorithm.name)
     rule = "have noise that protects each client's model by itself, since who leaves depends on it"
     checks.require(facts.own.sent is not None, "federation", rule, "noise in shares")
+    name = federation.participation.sampler.name
+    rule = "have no asynchronous rounds, in which clients that have left would still be at work"
+    checks.require(name != "asynchronous", "federation", rule, name)
     wrapper = _Leaving(federation, min_active)
     wrapped = federation._replace(draw=wrapper.draw, step=wrapper.step, draws_ahead=False)
     return wrapped.with_numbers({_TOLERANCE: tolerance}, {_TOLERANCE: Positive})
