@@ -27,6 +27,7 @@ from fedjax_dp.experiment.assembly.build import (
 )
 from fedjax_dp.experiment.assembly.devices import offer_devices
 from fedjax_dp.experiment.assembly.population import build_population
+from fedjax_dp.experiment.components.asynchrony import asynchrony_of
 from fedjax_dp.experiment.components.budgets import with_named_lists
 from fedjax_dp.experiment.components.clock import clock_of, with_latencies
 from fedjax_dp.experiment.components.experiment import Experiment, Population
@@ -136,6 +137,9 @@ def wrapper_of(
         leave = partial(leaving, **config.leaving.model_dump())
     alone = serverless if config.communication.serverless else None
     clock = clock_of(config, num_clients)
+    buffered = asynchrony_of(config, clock)
+    if buffered is not None:
+        return buffered
     wrappers = [wrapper for wrapper in (fast, leave, alone, clock) if wrapper is not None]
     if not wrappers:
         return None

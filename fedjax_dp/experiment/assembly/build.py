@@ -88,7 +88,8 @@ def setting_of(config: Config, participation: Participation, model: Model) -> Se
     """Collects the facts that a mechanism on updates depends on besides its numbers."""
     graph = graph_of(config.secure_aggregation, participation)
     structure, privacy = structure_of(model), config.privacy
-    return Setting(participation, structure, config.run.rounds, privacy.promise, graph)
+    most = config.asynchronous.max_participations
+    return Setting(participation, structure, config.run.rounds, privacy.promise, graph, most)
 
 
 def build_problem(

@@ -56,6 +56,7 @@ class Setting(NamedTuple):
     num_rounds: int
     promise: dict[str, str]
     graph: MaskGraph | None = None
+    max_participations: int | None = None
 
     @property
     def cohort(self) -> float:
@@ -65,7 +66,8 @@ class Setting(NamedTuple):
     @property
     def charged(self) -> int:
         """The rounds that a client is charged for."""
-        return charged_rounds(self.num_rounds, self.participation)
+        rounds = charged_rounds(self.num_rounds, self.participation)
+        return min(rounds, self.max_participations or rounds)
 
 
 def client_aggregator(level: ClientLevel, setting: Setting) -> Summed:

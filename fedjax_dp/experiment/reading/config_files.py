@@ -31,7 +31,12 @@ _SHOWN = 200
 ROOT = FieldInfo(annotation=Config)
 
 # Sections that are left out where the key that turns them on is none.
-_SWITCHES = {"acceleration": "memory", "secure_aggregation": "form", "leaving": "tolerance"}
+_SWITCHES = {
+    "acceleration": "memory",
+    "secure_aggregation": "form",
+    "leaving": "tolerance",
+    "asynchronous": "concurrency",
+}
 
 
 def load_config(path: str | pathlib.Path | None, overrides: Sequence[str] = ()) -> Config:

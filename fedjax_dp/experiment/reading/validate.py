@@ -15,6 +15,7 @@ from fedjax_dp.core.registry import is_own
 from fedjax_dp.data import datasets
 from fedjax_dp.data.datasets.tabular import EXACT_SCALINGS
 from fedjax_dp.engine.accounts.privacy_accounting import require_public_sizes
+from fedjax_dp.experiment.components.asynchrony import check_asynchronous
 from fedjax_dp.experiment.components.clock import check_clock
 from fedjax_dp.experiment.components.participation import batches_of, participation_of
 from fedjax_dp.experiment.components.partitions import PARTITIONS
@@ -50,6 +51,7 @@ def validate(config: Config) -> None:
     _check_release(config)
     _check_inactive(privacy)
     _check_acceleration(config.acceleration, config.run)
+    check_asynchronous(config)
     _check_leaving(config)
     _check_serverless(config)
     _check_masks(config.secure_aggregation)

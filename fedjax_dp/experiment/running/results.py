@@ -216,7 +216,7 @@ def _draw(
     if any("simulated_seconds" in row for row in rows):
         plots.save(clock_plots.accuracy_by_seconds(rows, title), folder / "accuracy_seconds.png")
     clock = clock_of(experiment.config, experiment.population.train.num_clients)
-    if clock is not None:
+    if clock is not None and experiment.config.asynchronous.concurrency is None:
         times = clock.times(experiment.simulation.federation)
         names = names_of(experiment.population.train)
         chart = clock_plots.round_chart(times, names, f"{title}: a round of all clients, no jitter")

@@ -251,6 +251,23 @@ class ClockSection(Section):
     availability: AvailabilitySection = Field(default_factory=AvailabilitySection)
 
 
+class AsynchronousSection(Section):
+    """Asynchronous rounds, if a concurrency is given: a cohort is the next updates that arrive."""
+
+    concurrency: Count | None = _setting(
+        None,
+        "clients at work at any time, on the times of the clock; rounds wait for all their clients "
+        "if not given",
+    )
+    max_staleness: Index = _setting(
+        10, "largest staleness of an update that counts, in rounds; so many states are held"
+    )
+    discount: NonNegative = _setting(0.5, "a, for a weight of (1 + staleness)^-a of each update")
+    max_participations: Count | None = _setting(
+        None, "most updates of a client in the run; no limit if not given"
+    )
+
+
 class TrainingSection(Section):
     """Local training at the clients; numbers may be one for all, a list, or a table by name."""
 
@@ -534,6 +551,7 @@ class Config(Section):
     acceleration: AccelerationSection = Field(default_factory=AccelerationSection)
     leaving: LeavingSection = Field(default_factory=LeavingSection)
     clock: ClockSection = Field(default_factory=ClockSection)
+    asynchronous: AsynchronousSection = Field(default_factory=AsynchronousSection)
     training: TrainingSection = Field(default_factory=TrainingSection)
     participation: ParticipationSection = Field(default_factory=FullParticipation)
     secure_aggregation: SecureAggregationSection = Field(default_factory=SecureAggregationSection)

@@ -1,0 +1,68 @@
+"""Asynchronous rounds of a configuration, on its clock."""
+
+from collections.abc import Callable
+from functools import partial
+
+from fedjax_dp.core import checks
+from fedjax_dp.engine.federation import Federation
+from fedjax_dp.engine.wrappers.asynchronous import asynchronous
+from fedjax_dp.experiment.components.clock import Clock
+from fedjax_dp.experiment.schema.config import ClockSection, Config
+
+# Keys of a clock whose rounds wait.
+_OF_ROUNDS = ("edges", "deadline", "dropout", "keep", "key_rounds", "availability")
+
+
+def asynchrony_of(config: Config, clock: Clock | None) -> Callable[[Federation], Federation] | None:
+    """Returns the wrapper that makes rounds asynchronous, or None; it replaces the clock."""
+    section = config.asynchronous
+    if section.concurrency is None:
+        return None
+    assert clock is not None
+    options = section.model_dump() | {"num_rounds": config.run.rounds}
+    times = {name: clock.options[name] for name in ("server_seconds", "start_seconds")}
+    wrap = partial(
+        asynchronous, latencies=clock.latencies, compute=clock.compute, **times, **options
+    )
+
+    def named(federation: Federation) -> Federation:
+        try:
+            return wrap(federation)
+        except ValueError as error:
+            name = str(error).partition(" ")[0]
+            prefix = "asynchronous." if name in type(section).model_fields else ""
+            raise ValueError(f"{prefix}{error}") from error
+
+    return named
+
+
+def check_asynchronous(config: Config) -> None:
+    """Checks what asynchronous rounds need of other sections."""
+    section, clock = config.asynchronous, config.clock
+    if section.concurrency is None:
+        for name in sorted(section.model_fields_set):
+            rule = "be left out without an asynchronous.concurrency"
+            checks.require(False, f"asynchronous.{name}", rule, getattr(section, name))
+        return
+    rule = "be left out without a clock, which has the times of messages and computation"
+    has_clock = bool(clock.model_fields_set)
+    checks.require(has_clock, "asynchronous.concurrency", rule, section.concurrency)
+    given, usual = clock.model_dump(), ClockSection().model_dump()
+    for name in _OF_ROUNDS:
+        rule = "be left out with asynchronous rounds, which wait for no client"
+        checks.require(given[name] == usual[name], f"clock.{name}", rule, given[name])
+    for name, others in (("acceleration", "memory"), ("leaving", "tolerance")):
+        rule = "be left out with asynchronous rounds, whose clients work on models of several ages"
+        value = getattr(getattr(config, name), others)
+        checks.require(value is None, f"{name}.{others}", rule, value)
+    rule = "be left out with asynchronous rounds: no cohort is known when a client masks its update"
+    form = config.secure_aggregation.form
+    checks.require(form is None, "secure_aggregation.form", rule, form)
+    rule = "be false with asynchronous rounds, which a server makes"
+    is_off = not config.communication.serverless
+    checks.require(is_off, "communication.serverless", rule, config.communication.serverless)
+    if "client" in config.privacy.units:
+        rule = "be min_separated with asynchronous rounds: their cohorts amplify nothing"
+        sampler = config.participation.sampler
+        fits = sampler == "min_separated"
+        checks.require(fits, "participation.sampler", rule, sampler)
