@@ -345,7 +345,7 @@ def test_a_client_pays_one_release_for_each_update_and_no_more_than_it_may_take_
     _, record, _ = sim.run(state, KEY, ROUNDS)
     drawn = record.clients[record.clients >= 0]
     times = np.bincount(drawn, minlength=NUM_CLIENTS)
-    assert times.max() == 3 and times.min() < 3 and record.count(Fate.LATE).any()
+    assert times.max() == 3 and record.count(Fate.LATE).any()
     account = PrivacyAccounting(sim)
     asked = {"client": spent(2)}, {"client": 1e-5}, "rdp"
     foreseen = account.affordable_rounds(state, KEY, ROUNDS, *asked)
