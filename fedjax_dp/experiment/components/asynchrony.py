@@ -1,7 +1,7 @@
 """Asynchronous rounds of a configuration, on its clock."""
 
 from collections.abc import Callable
-from functools import partial
+from typing import Any
 
 from fedjax_dp.core import checks
 from fedjax_dp.engine.federation import Federation
@@ -19,15 +19,13 @@ def asynchrony_of(config: Config, clock: Clock | None) -> Callable[[Federation],
     if section.concurrency is None:
         return None
     assert clock is not None
-    options = section.model_dump() | {"num_rounds": config.run.rounds}
-    times = {name: clock.options[name] for name in ("server_seconds", "start_seconds")}
-    wrap = partial(
-        asynchronous, latencies=clock.latencies, compute=clock.compute, **times, **options
-    )
+    latencies, compute = clock.latencies, clock.compute
+    options: dict[str, Any] = section.model_dump() | {"num_rounds": config.run.rounds}
+    options |= {name: clock.options[name] for name in ("server_seconds", "start_seconds")}
 
     def named(federation: Federation) -> Federation:
         try:
-            return wrap(federation)
+            return asynchronous(federation, latencies=latencies, compute=compute, **options)
         except ValueError as error:
             name = str(error).partition(" ")[0]
             prefix = "asynchronous." if name in type(section).model_fields else ""
