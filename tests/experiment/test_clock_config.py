@@ -16,6 +16,7 @@ TABLE = [[0.1, 0.5], [0.75, 0.2]]
 PLACES = ("--clock.places=['here', 'there']", "--clock.seconds=[[0.1, 0.5], [0.75, 0.2]]")
 ENDS = ("--clock.server=here", "--clock.clients=['there', 'here']")
 CLOCK = (*PLACES, *ENDS)
+RETURNS = ("clock.availability.return_rounds=2", "clock.availability.return_seconds=2")
 
 
 def table(folder, text="place, here, there\nhere, 0.1, 0.5\nthere, 0.75, 0.2\n"):
@@ -54,6 +55,22 @@ def table(folder, text="place, here, there\nhere, 0.1, 0.5\nthere, 0.75, 0.2\n")
         (
             (*CLOCK, "clock.availability.return_rounds=2"),
             "clock.availability.return_rounds must be left out without a chance",
+        ),
+        (
+            (*CLOCK, "clock.availability.hours={ a = [[8, 9]] }"),
+            "clock.classes must name the class of each client",
+        ),
+        (
+            (*CLOCK, "clock.availability.hours={ a = [[8, 9]] }", "clock.classes=['b']"),
+            "clock.classes must be one of a, got 'b'",
+        ),
+        (
+            (*CLOCK, "clock.availability.chance=0.1", *RETURNS),
+            "clock.availability.return_seconds must be left out with",
+        ),
+        (
+            (*CLOCK, "clock.key_rounds=[0]", "data.num_clients=1"),
+            "clock.key_rounds must be left out with one client",
         ),
         ((*CLOCK, "communication.serverless=true"), "clock.server must be left out with"),
     ],
@@ -97,6 +114,15 @@ def test_a_file_of_latencies_is_the_same_table_and_is_written_out(tmp_path):
         np.testing.assert_array_equal(found, wanted)
     inline = clock_of(load_config(None, [*SMALL, *FEDAVG, *CLOCK]), 3)
     np.testing.assert_array_equal(inline.latencies.minimum, clock.latencies.minimum)
+
+
+def test_lists_are_no_number_of_clients_while_it_is_unknown():
+    """One place and two classes for all clients, of whom three are listed by their rounds."""
+    hours = "--clock.availability.hours={ a = [[8, 9]], b = [[8, 9]] }"
+    words = ("--clock.clients=['here']", "--clock.classes=['a', 'b']", "--clock.key_rounds=[0]")
+    words += (hours, "--clock.availability.first=[0, 0, 1]")
+    clock = clock_of(load_config(None, [*SMALL, *FEDAVG, *CLOCK[:3], *words]), None)
+    assert len(clock.latencies.clients) == 3 and clock.options["availability"].num_clients == 3
 
 
 @telling

@@ -30,7 +30,7 @@ from fedjax_dp.engine.wrappers.latencies import (
     round_times,
     serverless_times,
 )
-from fedjax_dp.experiment.schema.config import AvailabilitySection, Config
+from fedjax_dp.experiment.schema.config import AvailabilitySection, ClockSection, Config
 
 
 class Clock(NamedTuple):
@@ -83,7 +83,7 @@ def with_latencies(config: Config) -> Config:
 def clock_of(config: Config, num_clients: int | None) -> Clock | None:
     """Builds the clock of a configuration, or None without one; checks all but the federation.
 
-    `num_clients` is None while it is unknown: lists then have their own lengths.
+    `num_clients` is None while it is unknown, and then assumed to be that of the longest list.
     """
     section = config.clock
     if not section.model_fields_set:
@@ -93,7 +93,7 @@ def clock_of(config: Config, num_clients: int | None) -> Clock | None:
     rule = "name a place" if needs_server else "be left out with communication.serverless"
     fits = (section.server is not None) == needs_server
     checks.require(fits, "clock.server", rule, section.server)
-    count = len(section.clients) if num_clients is None else num_clients
+    count = _longest(section) if num_clients is None else num_clients
 
     def in_turn(names: Sequence[str] | None) -> list[str] | None:
         return list(islice(cycle(names), count)) if names else None
@@ -120,6 +120,8 @@ def clock_of(config: Config, num_clients: int | None) -> Clock | None:
             for name in ("server_seconds", "start_seconds", "deadline", "dropout", "keep")
         }
         if section.key_rounds:
+            rule = "be left out with one client, which has no other to exchange keys with"
+            checks.require(count > 1, "key_rounds", rule, section.key_rounds)
             options |= {
                 "key_seconds": key_exchange_seconds(between, compute),
                 "key_rounds": tuple(section.key_rounds),
@@ -143,6 +145,13 @@ def check_clock(config: Config, num_clients: int | None) -> None:
         checks.one_for_each(f"clock.availability.{name}", value, num_clients)
 
 
+def _longest(section: ClockSection) -> int:
+    """Finds the length of the longest list of clients, at least 2."""
+    rounds = section.availability.first, section.availability.end
+    lists = [section.clients, section.edges, section.classes]
+    return max(2, *(len(each) for each in (*lists, *rounds) if isinstance(each, list)))
+
+
 def _availability(
     section: AvailabilitySection, classes: Sequence[str] | None
 ) -> Availability | None:
@@ -150,6 +159,15 @@ def _availability(
     parts: list[Availability] = []
     rounds = {name: getattr(section, name) for name in ("first", "end")}
     rounds_away, seconds_away = section.return_rounds, section.return_seconds
+    # In errors of the parts, arguments would have other names than the keys.
+    if isinstance(section.hours, dict):
+        rule = "name the class of each client where availability.hours are by class"
+        checks.require(bool(classes), "classes", rule, classes)
+        for one in dict.fromkeys(classes or ()):
+            checks.one_of("classes", one, section.hours)
+    rule = "be left out with availability.return_rounds"
+    fits = rounds_away is None or seconds_away is None
+    checks.require(fits, "availability.return_seconds", rule, seconds_away)
     with _named("availability."):
         if section.hours is not None:
             by_class = isinstance(section.hours, dict)
