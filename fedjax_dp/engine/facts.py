@@ -39,6 +39,8 @@ class Facts:
 
     # False if clients send their messages to all others, see `serverless`.
     has_server: bool = True
+    # False if the state's server is one of several, see `several_servers`.
+    has_one_model: bool = True
 
     def __init__(self, algorithm: FederatedAlgorithm, population: Population):
         """Describes an algorithm on a population."""

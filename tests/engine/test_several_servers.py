@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from marks import telling
-from small_problem import NUM_CLIENTS, assert_same_state, make_data, make_model, snapshot
+from small_problem import NUM_CLIENTS, SIZES, assert_same_state, make_data, make_model, snapshot
 from test_clock import KEY, TIMED, assert_equal, everybody, some
 from test_clock import algorithm as small_algorithm
 
@@ -76,8 +76,10 @@ def test_servers_are_alone_until_they_exchange_models():
     start = vector(sim.federation.shared(sim.portable(sim.init(KEY))))
     groups = [np.flatnonzero(s == SERVERS) for s in range(2)]
     mean = np.mean([by_hand(start, g, 2) for g in groups], axis=0)
-    state, record, _ = run(sim, 2)
+    state, record, info = run(sim, 2)
     np.testing.assert_allclose(vector(sim.federation.shared(state)), mean, atol=1e-6)
+    # Each client reads its examples twice, for one server or the other.
+    np.testing.assert_array_equal(info.training.num_examples, 2 * sum(SIZES))
     state, record, _ = run(sim, 3)
     models = [by_hand(mean, g, 1) for g in groups]
     examples = examples_of(make_data())

@@ -284,6 +284,8 @@ def _point_of(federation: Federation, of: Of) -> SharedModel | Iterate:
         rule = f"be of an algorithm with a shared model, which {name} does not have"
         checks.require(algorithm.views.shared is not None, "federation", rule, name)
         assert algorithm.views.shared is not None
+        rule = "have one server, whose model is accelerated"
+        checks.require(federation.facts.has_one_model, "federation", rule, "several_servers()")
         rule = f"start its rounds from its model, and that of {name} is an average of many"
         checks.require(algorithm.views.shared.is_start, "federation", rule, "is_averaged=True")
         if not is_full:

@@ -19,6 +19,8 @@ _HOUR, _HOURS = 3600.0, 24.0
 _NEVER = np.int32(checks.COUNT_LIMIT - 1)
 # What a client's key of the clock is folded with, beside those of the clock itself.
 _LEAVES = 3
+# Added to the place of a part of `all_of`, whose key is then none of a client's.
+_PARTS = np.uint32(2**31)
 
 
 class Moment(NamedTuple):
@@ -170,7 +172,9 @@ def absences(
         if in_seconds:
             back = moment.seconds + jnp.float32(seconds)
         else:
-            back = _NEVER if rounds is None else moment.round + rounds
+            # A longer absence than a run would overflow.
+            left = _NEVER - moment.round
+            back = moment.round + (left if rounds is None else jnp.minimum(left, rounds))
         leaves = (draws < chance) & reaches(memory, everyone, moment)
         return jnp.where(leaves, back, memory).astype(memory.dtype)
 
@@ -199,7 +203,10 @@ def all_of(parts: Sequence[Availability]) -> Availability:
         return jnp.all(jnp.stack(each), axis=0)
 
     def after(memory, moment, key):
-        return tuple(p.after(m, moment, key) for p, m in zip(parts, memory, strict=True))
+        # Each part draws by itself: with equal draws, clients would leave by all parts at once.
+        keys = [fold(key, _PARTS + np.uint32(i)) for i in range(len(parts))]
+        each = zip(parts, memory, keys, strict=True)
+        return tuple(part.after(own, moment, draws) for part, own, draws in each)
 
     return Availability(
         lambda num_clients: tuple(part.init(num_clients) for part in parts),
@@ -235,6 +242,8 @@ def _windows(name: str, value: Any) -> np.ndarray:
     checks.require(fits, name, "be hours from and to, or several such windows", value)
     is_inside = bool(np.all((array >= 0) & (array <= _HOURS)))
     checks.require(is_inside, name, "be in [0, 24]", value)
-    differ = bool(np.all(array[:, 0] != array[:, 1]))
+    # 24 to 0 is from midnight to the same midnight.
+    begin, end = array.T
+    differ = bool(np.all((begin != end) & (begin % _HOURS != end)))
     checks.require(differ, name, "end at another hour than they begin", value)
     return array

@@ -56,7 +56,8 @@ def clocked(
     or cannot be reached are charged as all that were drawn. If noise is added by clients in shares,
     a round with fewer messages in time than the claim counts is abandoned: all its clients are
     late, and the sum is empty. Where sampling amplifies privacy of clients, sums and availability
-    that depend on who else was drawn are refused, which no analysis covers.
+    that depend on who else was drawn are refused, which no analysis covers; so are masked sums with
+    a deadline or availability, of which one is lost if few of those that were drawn send.
 
     Args:
       federation: what is simulated.
@@ -104,6 +105,7 @@ def clocked(
         rule = f"be at least {shortest:g}, the shortest time of any client without its steps"
         checks.require(deadline >= shortest, "deadline", rule, deadline)
     _check_keep(federation, keep)
+    _check_lost(federation, {"deadline": deadline, "availability": availability})
     if availability is not None:
         _check_availability(federation, availability, deadline)
     numbers = {"clock_deadline": deadline, "clock_dropout": dropout}
@@ -137,9 +139,14 @@ def _check_server(
     for name, value in of_server.items():
         rule = "be left out without a server: each client waits for all others"
         checks.require(has_server or value is None, name, rule, value)
+    if latencies.edges is None:
+        return
     keep = of_server["keep"]
     rule = "be left out with edge servers, which send one sum each"
-    checks.require(latencies.edges is None or keep is None, "keep", rule, keep)
+    checks.require(keep is None, "keep", rule, keep)
+    rule = f"be left out for {federation.algorithm.name}, whose server reads the update of each"
+    name = type(federation.algorithm.aggregator).__name__
+    checks.require(not federation.facts.is_stacked, "edges", rule, name)
 
 
 def _amplifies(federation: Federation) -> bool:
@@ -161,6 +168,9 @@ def _check_keep(federation: Federation, keep: int | None) -> None:
     least = 0 if claim is None else claim.min_participants
     rule = f"be at least {least}, the clients whose noise the claim counts"
     checks.require(keep >= least, "keep", rule, keep)
+    least = 0 if claim is None else claim.min_senders
+    rule = f"be at least {least}, with fewer of whose messages a round is lost"
+    checks.require(keep >= least, "keep", rule, keep)
     # Of cohorts of fixed size, two that differ in one client keep updates that differ in one.
     is_covered = not (federation.participation.sampler.varies and _amplifies(federation))
     rule = (
@@ -171,6 +181,19 @@ def _check_keep(federation: Federation, keep: int | None) -> None:
     checks.require(is_covered, "keep", rule, keep)
 
 
+def _check_lost(federation: Federation, who: dict[str, Any]) -> None:
+    """Refuses rounds that few messages lose, where who sends them has to be secret."""
+    claim = federation.claims.client
+    can_be_lost = claim is not None and claim.min_senders > 0 and _amplifies(federation)
+    rule = (
+        "be left out for masked sums where secret cohorts amplify privacy of clients: whether a "
+        "round is lost would depend on who was drawn; the nearest valid cohorts are of "
+        "full_participation() and cyclic()"
+    )
+    for name, value in who.items():
+        checks.require(value is None or not can_be_lost, name, rule, "one")
+
+
 def _check_availability(
     federation: Federation, availability: Availability, deadline: float | None
 ) -> None:
@@ -179,6 +202,11 @@ def _check_availability(
     fits = availability.num_clients in (None, num_clients)
     rule = f"be of the {num_clients} clients of the federation"
     checks.require(fits, name, rule, availability.num_clients)
+    rule = (
+        f"be left out for {federation.algorithm.name}, whose rounds end with a message to all "
+        "clients, which those that cannot be reached would miss"
+    )
+    checks.require(not federation.facts.is_finished_for_all, name, rule, "one")
     if availability.reads_times:
         has_server = federation.facts.has_server
         checks.require(has_server, name, "depend on rounds alone without a server", "times")

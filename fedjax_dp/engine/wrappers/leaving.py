@@ -52,6 +52,8 @@ def leaving(
     has_models = isinstance(facts.own, OwnModel) and isinstance(facts.server, ServerState)
     rule = "be of warm_start_averaging or retrained_averaging"
     checks.require(has_models, "federation", rule, federation.algorithm.name)
+    rule = "have one server, with whose model those of clients are compared"
+    checks.require(facts.has_one_model, "federation", rule, "several_servers()")
     rule = "have noise that protects each client's model by itself, since who leaves depends on it"
     checks.require(facts.own.sent is not None, "federation", rule, "noise in shares")
     name = federation.participation.sampler.name

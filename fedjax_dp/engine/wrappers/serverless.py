@@ -44,6 +44,8 @@ def serverless(federation: Federation) -> Federation:
     """
     algorithm, participation = federation.algorithm, federation.participation
     name, num_clients = algorithm.name, federation.population.num_clients
+    rule = "have one model for all clients"
+    checks.require(federation.facts.has_one_model, "federation", rule, "several_servers()")
     rule = (
         "add no noise for clients without a server: no party is trusted with the noise, and each "
         "client that receives the sum knows its own share"

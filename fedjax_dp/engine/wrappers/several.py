@@ -13,6 +13,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.engine.facts import Facts
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import Fate, MessageCounts, RoundInfo, RoundRecord
@@ -69,6 +70,9 @@ def _check_federation(federation: Federation) -> None:
     name, stages, clients = algorithm.name, algorithm.stages, algorithm.client_state
     outer = jax.eval_shape(federation.init, jax.random.key(0)).outer
     checks.require(outer == (), "federation", "have no wrapper of its own", len(outer))
+    checks.require(federation.facts.has_server, "federation", "have a server", "serverless()")
+    rule = "draw cohorts that depend on no server's state, unlike leaving()"
+    checks.require(federation.draws_ahead, "federation", rule, name)
     has_shared = federation.shared is not None
     checks.require(has_shared, "federation", "have a shared model to exchange", name)
     is_one = stages.stage_of is one_stage and not stages.host_steps
@@ -80,6 +84,12 @@ def _check_federation(federation: Federation) -> None:
     least = 0 if claim is None else claim.min_participants
     rule = "add no noise in shares of clients: a server may have fewer than the claim counts"
     checks.require(least == 0, "aggregator", rule, least)
+
+
+class _Facts(Facts):
+    """Facts of a federation with several servers, whose models differ."""
+
+    has_one_model = False
 
 
 class OtherServers(NamedTuple):
@@ -99,7 +109,9 @@ class _Several(NamedTuple):
 
     def wrapped(self) -> Federation:
         """Replaces the functions of the federation."""
+        facts = _Facts(self.federation.algorithm, self.federation.population)
         return self.federation._replace(
+            facts=facts,
             init=self.init,
             step=self.step,
             shared=self.shared,
@@ -205,8 +217,11 @@ def _one_record(records: RoundRecord, cohort: Any) -> RoundRecord:
 def _one_info(infos: RoundInfo) -> RoundInfo:
     """Adds the counts of servers, and averages other figures."""
 
-    def joined(x: jax.Array) -> jax.Array:
-        is_count = jnp.issubdtype(x.dtype, jnp.integer)
+    def joined(path: Any, x: jax.Array) -> jax.Array:
+        # Counts of examples and of clipped clients are floats.
+        of, _, name = jax.tree_util.keystr(path, simple=True, separator=".").partition(".")
+        is_named = name.startswith("num_") and of != "clients"
+        is_count = is_named or jnp.issubdtype(x.dtype, jnp.integer)
         return jnp.sum(x, axis=0, dtype=x.dtype) if is_count else jnp.mean(x, axis=0)
 
     messages = infos.messages
@@ -216,5 +231,5 @@ def _one_info(infos: RoundInfo) -> RoundInfo:
             lambda x: jnp.sum(jnp.where(is_counted, x, 0), axis=0, dtype=x.dtype), tuple(counts)
         )
         messages = MessageCounts(jnp.any(is_counted, axis=0), up, down)
-    figures = jax.tree.map(joined, infos._replace(messages=None))
+    figures = jax.tree.map_with_path(joined, infos._replace(messages=None))
     return figures._replace(messages=messages)

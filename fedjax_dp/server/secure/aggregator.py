@@ -132,7 +132,10 @@ def masked(
         coded = Coded(_message_shapes(aggregator, update, weight), 32)
         return coded if has_shares else (coded, Coded(jax.ShapeDtypeStruct((), jnp.uint32), 32))
 
-    return aggregator._replace(encode=encode, combine=combine, message=message)
+    claim = aggregator.claim
+    if isinstance(claim, ClientClaim):
+        claim = claim._replace(min_senders=graph.min_senders)
+    return aggregator._replace(encode=encode, combine=combine, message=message, claim=claim)
 
 
 @checked
