@@ -4,7 +4,7 @@ python -m experiments.secure_aggregation.study collusion [--parties 100] [--tria
 python -m experiments.secure_aggregation.study adult --parties 100 500 [--corrected 1]
 python -m experiments.secure_aggregation.study growth [--parties 25 50 100 200]
 python -m experiments.secure_aggregation.study asynchronous [--updates 4000]
-python -m experiments.secure_aggregation.study privacyfl [--parties 3 10 30] [--seeds 10]
+python -m experiments.secure_aggregation.study privacyfl [--parties 3 10] [--parts grid]
 python -m experiments.secure_aggregation.study audit [--form cancelled] [--runs 600]
 python -m experiments.secure_aggregation.study error
 python -m experiments.secure_aggregation.study timing
@@ -17,7 +17,7 @@ import os
 import pathlib
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,14 +90,21 @@ def by_arrival(options: argparse.Namespace) -> str:
 
 def on_digits_and_kdd(options: argparse.Namespace) -> str:
     """Runs PrivacyFL's scenarios on growing digits, and n × ε on KDD."""
-    result = {
-        "sweep": privacyfl.sweep(options.seeds),
-        "scenarios": privacyfl.scenarios(options.seeds),
-        "times": privacyfl.times(),
-        "grid": privacyfl.grid(options.parties, options.seed),
+    runs: dict[str, Callable[[], Any]] = {
+        "sweep": lambda: privacyfl.sweep(options.seeds),
+        "scenarios": lambda: privacyfl.scenarios(options.seeds),
+        "times": privacyfl.times,
+        "grid": lambda: privacyfl.grid(options.parties, options.seed),
     }
-    _write(options.output / "privacyfl.json", {"hardware": HARDWARE, **result})
-    plots.save(privacyfl.draw(result["sweep"]), options.output / "privacyfl.png")
+    path = options.output / "privacyfl.json"
+    result: dict[str, Any] = {"hardware": HARDWARE}
+    if path.exists():
+        result |= json.loads(path.read_text("utf-8"))
+    for part in options.parts:
+        result[part] = runs[part]()
+        _write(path, result)
+    if "sweep" in options.parts:
+        plots.save(privacyfl.draw(result["sweep"]), options.output / "privacyfl.png")
     return privacyfl.as_markdown(result)
 
 
@@ -173,6 +180,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             one.add_argument("--updates", type=int, default=4000)
         if name == "privacyfl":
             one.add_argument("--seeds", type=int, default=10)
+            parts = ["sweep", "scenarios", "times", "grid"]
+            one.add_argument("--parts", nargs="+", choices=parts, default=parts)
         if name == "audit":
             one.add_argument("--form", choices=["masked", "cancelled"], default="masked")
             one.add_argument("--runs", type=int, default=600)
