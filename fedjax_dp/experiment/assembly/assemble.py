@@ -134,7 +134,8 @@ def wrapper_of(
     fast = acceleration_of(config.acceleration, config.run, model)
     leave: Callable[[Federation], Federation] | None = None
     if config.leaving.tolerance is not None:
-        leave = partial(leaving, **config.leaving.model_dump())
+        tolerance, least = config.leaving.tolerance, config.leaving.min_active
+        leave = partial(leaving, tolerance=tolerance, min_active=least)
     alone = serverless if config.communication.serverless else None
     clock = clock_of(config, num_clients)
     buffered = asynchrony_of(config, clock)
