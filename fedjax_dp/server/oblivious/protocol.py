@@ -18,7 +18,7 @@ from fedjax_dp.core.ranges import Seed
 from fedjax_dp.privacy.mechanisms.gamma_shares import GammaShares
 from fedjax_dp.server.fixed_point import FixedPoint, fixed_point
 
-_WORD_BITS, _SEED_BYTES = 64, 32
+_SEED_BYTES = 32
 Bits = Annotated[int, Ge(0), Le(62)]
 # Seeds and terms of pairs are held for all of them.
 _MOST_PARTIES = 4_096
@@ -162,7 +162,7 @@ def set_up_protocol(
         noise.num_parties,
         integer_bits=integer_bits,
         fraction_bits=fraction_bits,
-        word_bits=_WORD_BITS,
+        word_bits=64,
     )
     made = SetUp(noise, words, ())
     root = int(seed).to_bytes(8, "big")
