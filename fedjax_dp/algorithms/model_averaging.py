@@ -28,7 +28,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.claims import OnceClaim, RecordClaim
 from fedjax_dp.server.base import Aggregator
-from fedjax_dp.server.counted import counted_mean
+from fedjax_dp.server.counted import CountedMean, counted_mean
 
 Calibration = Literal["corrected", "paper"]
 Personal = Literal["own", "received", "shared"]
@@ -120,6 +120,7 @@ def averaged_models(
     rule = "be given for noise that all clients make for the smallest of them"
     checks.require(data is not None or noise is None or not is_common, "rows_per_round", rule, None)
     keeps = personal != "shared"
+    required = num_clients if is_shared else 1
     mean = aggregator or counted_mean(required=num_clients if is_shared else 0)
     decay = optax.add_decayed_weights(regularizer)
 
@@ -147,8 +148,7 @@ def averaged_models(
         records = records if data is None else data.view(records)
         config = hyper.local
         if noise is not None:
-            rate = jnp.minimum(config.learning_rate, noise.max_learning_rate)
-            config = config._replace(learning_rate=rate, noise_multiplier=jnp.float32(0))
+            config = noise.training_numbers(config)
         start = start_of(message.params)
         result = trainer.train(start, records, config, key, gradient_transform=decay)
         sent = noised(result.params, hyper.local, records.size, message, key)
@@ -165,9 +165,14 @@ def averaged_models(
         return ClientOutput(update, has_data.astype(jnp.float32), kept, metrics)
 
     def server_step(server, aggregate, hyper, round, key):
-        has_mean = aggregate.num_averaged > 0
+        rule = "average with counts, as counted_mean() and secure.masked(counted_mean(), ...) do"
+        found = type(aggregate).__name__
+        checks.require(isinstance(aggregate, CountedMean), "aggregator", rule, found)
+        # An aggregator that requires fewer clients must not release a part of the shares.
+        has_mean = aggregate.num_averaged >= required
+        mean = trees.where(has_mean, aggregate.mean, trees.zeros_like(aggregate.mean))
         return server._replace(
-            params=optax.apply_updates(server.params, aggregate.mean),
+            params=optax.apply_updates(server.params, mean),
             num_averaged=jnp.where(has_mean, aggregate.num_averaged, server.num_averaged),
             round=jnp.where(has_mean, round.index, server.round),
         ), {}

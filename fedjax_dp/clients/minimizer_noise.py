@@ -46,6 +46,7 @@ class MinimizerNoise(NamedTuple):
       bounds: of the loss of every record.
       regularizer: α.
       num_entries: the number of parameters.
+      num_layers: the number of arrays that hold them.
       num_parties: the clients whose shares of the noise are summed; 1 if each client's own noise
         protects it.
       least_multiplier: of all clients, for noise in shares.
@@ -57,6 +58,7 @@ class MinimizerNoise(NamedTuple):
     bounds: LossBounds
     regularizer: float
     num_entries: int
+    num_layers: int
     num_parties: int
     least_multiplier: float
     entry_delta: float
@@ -66,6 +68,18 @@ class MinimizerNoise(NamedTuple):
     def max_learning_rate(self) -> float:
         """The largest step under which a step brings two models closer together."""
         return 2 / (self.bounds.curvature + 2 * self.regularizer)
+
+    def training_numbers(self, config: LocalConfig) -> LocalConfig:
+        """Returns numbers of training to which the bound applies, also in a sweep over others.
+
+        The clip norm is so large that no gradient is clipped, whole or layer by layer: the bound is
+        that of the loss, and clipped gradients need not be those of any loss.
+        """
+        return config._replace(
+            learning_rate=jnp.minimum(config.learning_rate, self.max_learning_rate),
+            clip_norm=jnp.float32(self.bounds.gradient * math.sqrt(self.num_layers)),
+            noise_multiplier=jnp.float32(0),
+        )
 
     def contribution(self, size: Any) -> jax.Array:
         """Bounds what one of `size` records adds to the parameters, in L2 norm."""
@@ -98,6 +112,9 @@ class MinimizerNoise(NamedTuple):
             noised = [noise.release(x, multiplier * bound, draw) for x, draw in pairs]
             return jax.tree.unflatten(treedef, noised)
         if self.mechanism == "staircase":
+            # Noise of a smaller multiplier cannot be drawn; more of it is safe.
+            least = mechanisms.SMALLEST_STAIRCASE_MULTIPLIER
+            multiplier = jnp.where(multiplier > 0, jnp.maximum(multiplier, least), multiplier)
             made = mechanisms.staircase(bound, multiplier, num_entries=count)
             # Its steps hide moves on a lattice, where sums are exact.
             unit = jnp.ldexp(jnp.float32(1), jnp.frexp(bound)[1] - 1 - _LATTICE_BITS)
@@ -168,7 +185,8 @@ def minimizer_noise(
     Guarantee: one release of one client's noised parameters has `MinimizerNoise.event`, for one
     record of the client, against all who see them; with "gamma_shares" against those who see the
     sum over all clients alone. Noise is in float32, with gaps between its possible values, which no
-    event covers, but for staircase noise.
+    event covers, but for staircase noise. Before staircase and bounded Laplace noise, parameters
+    beyond 2,048 c are cut off, which clients of many more than 2,048 records may reach.
 
     Args:
       model: `logistic_regression` with a `gradient_bound`.
@@ -206,11 +224,18 @@ def minimizer_noise(
     is_shared = mechanism == "gamma_shares"
     if is_shared:
         checks.whole("num_clients", num_clients, at_least=2)
+    if mechanism == "staircase":
+        most = mechanisms.LARGEST_STAIRCASE_MULTIPLIER
+        rule = f"be at most {most:g} for staircase noise, beyond which zeros would be sent"
+        largest = float(np.max(multipliers))
+        checks.require(largest <= most, "noise_multiplier", rule, largest)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
     made = MinimizerNoise(
         mechanism,
         bounds,
         regularizer,
-        trees.num_parameters(jax.eval_shape(model.init, jax.random.key(0))),
+        trees.num_parameters(shapes),
+        len(jax.tree.leaves(shapes)),
         num_clients if is_shared else 1,
         float(np.min(multipliers)),
         entry_delta,
@@ -223,14 +248,16 @@ def minimizer_noise(
 
 
 def _require_whole_batches(trainer: LocalTrainer) -> None:
-    """Requires steps on all records: the event of a step is then one Gaussian, without sampling."""
+    """Requires steps on all records: one step then makes an epoch, whose event is one Gaussian."""
     (one,) = trainer.private_claim().events
     first: Mapping[str, Any] = {
         name: np.asarray(value).reshape(-1)[0]
         for name, value in trainer.config._asdict().items()
         if name != "optimizer" and value is not None
     }
-    steps = events.flatten(one(4, trainer.config._replace(**first)))
-    is_whole = all(isinstance(part, dpa.GaussianDpEvent) for part, _ in steps)
+    # Small enough that any other sampler needs several steps, or draws at random.
+    epoch = {**first, "batch_size": 1, "num_epochs": 1, "num_steps": None}
+    steps = events.flatten(one(4, trainer.config._replace(**epoch)))
+    is_whole = [(type(part), count) for part, count in steps] == [(dpa.GaussianDpEvent, 1)]
     rule = "take steps on all records (sampler 'full_batch')"
     checks.require(is_whole, "trainer", rule, "one that samples batches")

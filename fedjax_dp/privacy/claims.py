@@ -68,8 +68,8 @@ class RecordClaim(NamedTuple):
 class OnceClaim(RecordClaim):
     """The same where each record is read in one round only, such as data that are new by round.
 
-    Rounds compose in parallel: a client pays for the first of equally priced rounds, and for no
-    other.
+    Rounds of one run compose in parallel: a client pays for the first of equally priced rounds, and
+    for no other. Another run reads the records again, so that accounts hold for one run alone.
     """
 
     __slots__ = ()

@@ -16,7 +16,7 @@ from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.data import FederatedData, full_participation, participation, poisson
 from fedjax_dp.engine import ExecutionConfig, Fate, PrivacyAccounting, RoundRecord
 from fedjax_dp.privacy.claims import OnceClaim, RecordClaim
-from fedjax_dp.server import counted_mean, secure
+from fedjax_dp.server import counted_mean, secure, weighted_mean
 
 SIZES, ROWS, ALPHA, STEPS, ROUNDS = (12, 9, 16), [3, 3, 4], 0.3, 6, 3
 MODEL = models.logistic_regression(jax.ShapeDtypeStruct((2,), jnp.float32), 2, gradient_bound=1.0)
@@ -176,11 +176,37 @@ def test_clients_do_not_leave_asynchronous_rounds():
         compute=engine.compute_seconds(3),
         server_seconds=0.0,
         concurrency=3,
-        max_staleness=1,
+        max_staleness=0,
         discount=0.0,
     )
     with pytest.raises(ValueError, match="federation must have no asynchronous rounds"):
         engine.leaving(buffered)
+
+
+def test_a_client_that_has_left_is_drawn_and_charged_but_not_notified():
+    joins = participation(full_participation(), 3)
+    bound = engine.leaving(engine.federation(algorithm_of(ANEW), data_of(), joins))
+    state = bound.init(KEY)
+    for active, fates in (
+        ([True, False, True], [Fate.CONTRIBUTED, Fate.UNANNOUNCED, Fate.CONTRIBUTED]),
+        ([False, False, True], [Fate.UNANNOUNCED] * 3),
+    ):
+        now = state._replace(server=state.server._replace(is_active=np.array(active)))
+        cohort = bound.draw(now, bound.hyper, KEY)
+        assert np.asarray(cohort.fate)[np.argsort(cohort.ids)].tolist() == fates
+        assert np.all(cohort.is_drawn)
+
+
+def test_models_that_are_averaged_are_no_changes_of_older_ones():
+    joins = participation(full_participation(), 3)
+    bound = engine.federation(algorithm_of(ANEW), data_of(), joins)
+    places, seconds = ["a", "server"], [[0, 1], [1, 0]]
+    clock = engine.latencies(places=places, seconds=seconds, clients=["a"] * 3, server="server")
+    rules = {"compute": engine.compute_seconds(3), "server_seconds": 0.0, "discount": 0.0}
+    made = partial(engine.asynchronous, bound, latencies=clock, concurrency=3, **rules)
+    made(max_staleness=0)
+    with pytest.raises(ValueError, match="max_staleness must be 0 for retrained_averaging"):
+        made(max_staleness=1)
 
 
 # Rounds.
@@ -248,7 +274,7 @@ def test_a_client_alone_takes_all_noise_out_of_what_it_receives():
 
 
 @telling
-def test_clients_leave_for_good_and_are_neither_counted_nor_charged():
+def test_clients_leave_for_good_and_are_not_counted_but_charged_as_if_they_had_stayed():
     """A client leaves after the round in which its model agrees with the mean, by hand."""
     tolerance, left = 0.1, {}
 
@@ -269,9 +295,14 @@ def test_clients_leave_for_good_and_are_neither_counted_nor_charged():
     state, record, info = sim.run(sim.init(KEY), KEY, ROUNDS, quiet)
     counts = [len(active(r + 1)) for r in range(ROUNDS)]
     assert list(info.server["num_active"]) == counts
-    drawn = [sorted(c for c in row if c >= 0) for row in np.asarray(record.clients)]
+    rows = zip(np.asarray(record.clients), np.asarray(record.fate), strict=True)
+    trained = [sorted(clients[fates == Fate.CONTRIBUTED].tolist()) for clients, fates in rows]
     expected = [active(r) if len(active(r)) >= 2 else [] for r in range(ROUNDS)]
-    assert drawn == expected and counts[-1] < 3
+    assert trained == expected and counts[-1] < 3
+    # When a client leaves depends on its records: it pays for the rounds that it might have seen.
+    account = PrivacyAccounting(sim, relation="replace_one")
+    account.charge(record._replace(digest=None))
+    assert account.ledgers["record"].num_compositions.tolist() == [ROUNDS] * 3
     mean, _ = by_hand(ROUNDS, is_warm=False, is_new=False, active=active)
     if len(active(ROUNDS - 1)) >= 2:
         np.testing.assert_allclose(flat(state.server.params), mean, atol=2e-6)
@@ -284,7 +315,7 @@ def test_with_all_clients_gone_nothing_changes():
     assert info.server["num_active"][0] == 0
     after_one = sim.portable(one)
     three, record, _ = sim.run(one, KEY, 2)
-    assert list(record.num_drawn) == [0, 0]
+    assert list(record.num_announced) == [0, 0]
     for part in ("server", "clients"):
         jax.tree.map(
             np.testing.assert_array_equal,
@@ -314,12 +345,26 @@ def test_shares_sum_to_the_noise_of_one_and_a_round_without_all_of_them_is_lost(
     assert list(info.aggregator["is_lost"]) == [0] and list(info.aggregator["num_averaged"]) == [3]
     assert state.clients.sent is None
     joins = participation(poisson(), 3, cohort_size=1.5)
-    sim = engine.simulation(algorithm, data_of(), joins)
-    state, record, info = sim.run(sim.init(KEY), KEY, 6)
-    lost = np.asarray(record.num_drawn) < 3
-    assert lost.any() and list(info.aggregator["is_lost"]) == list(lost)
-    if lost.all():
-        assert not np.any(flat(state.server.params))
+    # One that loses no round itself must not release a part of the shares.
+    careless = algorithm_of(
+        ANEW, mechanism="gamma_shares", noise_multiplier=2.0, aggregator=counted_mean()
+    )
+    for made in (algorithm, careless):
+        sim = engine.simulation(made, data_of(), joins)
+        state, record, info = sim.run(sim.init(KEY), KEY, 6)
+        # A client has no records left after the first rounds.
+        lost = (np.asarray(record.num_drawn) < 3) | (np.arange(6) >= ROUNDS)
+        assert list(info.aggregator["is_lost"]) == list(lost & (made is algorithm))
+        assert int(state.server.round) == max(np.flatnonzero(~lost), default=-1)
+        if lost.all():
+            assert not np.any(flat(state.server.params))
+
+
+@telling
+def test_an_aggregator_without_counts_is_refused():
+    sim = simulation_of(algorithm_of(aggregator=weighted_mean()))
+    with pytest.raises(ValueError, match="aggregator must average with counts"):
+        sim.run(sim.init(KEY), KEY, 1)
 
 
 @slow

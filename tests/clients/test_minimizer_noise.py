@@ -13,6 +13,7 @@ from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.clients.growing import growing
 from fedjax_dp.clients.minimizer_noise import minimizer_noise
 from fedjax_dp.data import sampling
+from fedjax_dp.privacy.mechanisms import clipping
 from fedjax_dp.privacy.mechanisms.gamma_shares import GammaSharesDpEvent
 from fedjax_dp.privacy.mechanisms.scalar_noise import BoundedLaplaceDpEvent, StaircaseDpEvent
 
@@ -184,6 +185,20 @@ def test_shares_with_less_noise_than_they_were_built_with_are_refused():
         (dict(model=models.logistic_regression(X, 2)), "model must be logistic_regression with"),
         (dict(trainer=trainer(clip_norm=0.9)), "clip_norm must be at least 1"),
         (dict(trainer=trainer(sampler=sampling.poisson())), "trainer must take steps on all"),
+        *(
+            (dict(trainer=trainer(sampler=sampler, batch_size=size)), "trainer must take steps on")
+            for size in (1, 10)
+            for sampler in (
+                sampling.poisson(),
+                sampling.fixed_size(),
+                sampling.cyclic(),
+                sampling.min_separated(2),
+            )
+        ),
+        (
+            dict(mechanism="staircase", trainer=trainer(noise_multiplier=1e5)),
+            "noise_multiplier must be at most 65536 for staircase",
+        ),
         (dict(trainer=trainer(learning_rate=3.0)), "learning_rate must be at most"),
         (dict(regularizer=0.0), "regularizer must be above 0"),
         (dict(mechanism="cauchy"), "mechanism must be"),
@@ -202,6 +217,28 @@ def test_training_of_unknown_sensitivity_is_refused(change, message):
     chosen = {**usual, **change}
     with pytest.raises(ValueError, match=message):
         minimizer_noise(chosen.pop("model"), chosen.pop("trainer"), **chosen)
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_a_sweep_cannot_leave_the_numbers_for_which_the_bound_holds(per_layer):
+    """Too large steps are shortened, and no gradient is clipped, of whatever clip norm."""
+    noise = noise_of()
+    swept = LocalConfig(learning_rate=9.0, clip_norm=0.01, noise_multiplier=2.0, num_steps=3)
+    found = noise.training_numbers(swept)
+    assert float(found.learning_rate) == pytest.approx(noise.max_learning_rate)
+    assert float(found.noise_multiplier) == 0 and found.num_steps == 3
+    clip = clipping.clip_per_layer if per_layer else clipping.clip_by_global_norm
+    # All of the longest gradient in one layer.
+    longest = {"bias": jnp.zeros(2), "kernel": jnp.zeros((3, 2)).at[0, 0].set(1.0)}
+    np.testing.assert_array_equal(clip(longest, found.clip_norm)[0]["kernel"], longest["kernel"])
+
+
+def test_staircase_noise_of_too_small_a_multiplier_is_the_least_that_can_be_drawn():
+    noise, bound = noise_of("staircase"), float(noise_of("staircase").contribution(10))
+    params = jax.tree.map(jnp.ones_like, MODEL.init(jax.random.key(0)))
+    low, least = (noise.add(jax.random.key(3), params, 10, z) for z in (1 / 50, 1 / 16))
+    jax.tree.map(np.testing.assert_array_equal, low, least)
+    assert all(np.all(np.abs(np.asarray(x) - 1) < 3 * bound) for x in jax.tree.leaves(low))
 
 
 def test_open_training_has_no_noise_to_calibrate():

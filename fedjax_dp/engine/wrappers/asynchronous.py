@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent
 
+from fedjax_dp.algorithms import model_averaging as averages
 from fedjax_dp.algorithms.base import FederatedAlgorithm, FinishForAll, one_stage
 from fedjax_dp.core import checks, sums, trees
 from fedjax_dp.core.argument_checks import checked
@@ -127,6 +128,12 @@ def asynchronous(
     _check_plain(bound)
     _check_participation(bound)
     _check_algorithm(bound)
+    is_average = isinstance(bound.facts.server, averages.ServerState)
+    rule = (
+        f"be 0 for {bound.algorithm.name}, which averages whole models: changes of older models, "
+        "added to a newer one, make no average, and may grow from round to round"
+    )
+    checks.require(max_staleness == 0 or not is_average, "max_staleness", rule, max_staleness)
     buffer_size, separation = int(bound.participation.cohort_size), bound.participation.separation
     rule = f"be at least {buffer_size}, the cohort size of the federation, which is the buffer size"
     checks.require(concurrency >= buffer_size, "concurrency", rule, concurrency)

@@ -24,12 +24,14 @@ def leaving(
     """Lets clients leave whose model agrees with the shared one in every parameter.
 
     After a round a client leaves if no parameter of the model that it sent is `tolerance` or more
-    from that of the new mean. From the next round on it is not drawn, and counts neither in the
-    mean, nor among the active clients, nor for the smallest of them. With fewer than `min_active`
-    clients left no client is drawn any more, and nothing changes.
+    from that of the new mean. From the next round on it is not notified when it is drawn, its
+    fate being `UNANNOUNCED`, and counts neither in the mean, nor among the active clients, nor for
+    the smallest of them. With fewer than `min_active` clients left no client is notified any more,
+    and nothing changes.
 
     Guarantee: that of the federation: who leaves follows from the models that were sent, with their
-    noise, and from their mean. A client that has left is not charged.
+    noise, and from their mean. A client that has left is charged as if it had stayed: when it
+    leaves depends on its records, and with others it might have taken part in all rounds.
 
     Args:
       federation: of `warm_start_averaging` or `retrained_averaging`, and not with noise in shares,
@@ -71,11 +73,12 @@ class _Leaving(NamedTuple):
     min_active: int
 
     def draw(self, state: Any, hyper: Any, key: Any, layout: Layout = Layout()) -> Any:
-        """Draws a cohort, without those that have left."""
+        """Draws a cohort, in which those that have left are not notified."""
         cohort = self.federation.draw(state, hyper, key, layout)
         is_active = state.server.is_active
         takes_part = is_active[cohort.ids] & (jnp.sum(is_active) >= self.min_active)
-        return cohort._replace(fate=jnp.where(takes_part, cohort.fate, Fate.EMPTY))
+        fate = jnp.where(takes_part, cohort.fate, Fate.UNANNOUNCED)
+        return cohort._replace(fate=jnp.where(cohort.is_drawn, fate, cohort.fate))
 
     def step(self, state, hyper, examples, cohort, key, layout=Layout()):
         """Runs the round, and marks those that leave after it."""
