@@ -41,6 +41,8 @@ class Facts:
     has_server: bool = True
     # False if the state's server is one of several, see `several_servers`.
     has_one_model: bool = True
+    # True within `clocked`.
+    has_clock: bool = False
 
     def __init__(self, algorithm: FederatedAlgorithm, population: Population):
         """Describes an algorithm on a population."""

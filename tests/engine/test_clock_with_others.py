@@ -106,6 +106,15 @@ def test_wrappers_of_one_server_do_not_read_the_first_of_several(built, wrap, me
         wrap(fed)
 
 
+def test_a_clock_is_alone_and_around_a_federation_without_a_server():
+    """Two would share one deadline, and the first would close a sum that no server makes."""
+    timed = clocked(federation(algorithm(), make_data(), everybody()), **TIMED, deadline=9.0)
+    with pytest.raises(ValueError, match="federation must have no clock of its own: the outer"):
+        clocked(timed, **TIMED, deadline=3.0)
+    with pytest.raises(ValueError, match="federation must be inside of the clock"):
+        serverless(timed)
+
+
 def test_absences_of_several_causes_are_drawn_apart():
     """Of 1000 rounds: independent causes of 0.3 and 0.4 leave 0.42 of clients; equal draws 0.6."""
     either = all_of([absences(0.3, rounds=1), absences(0.4, rounds=1)])

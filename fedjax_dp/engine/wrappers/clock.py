@@ -1,6 +1,7 @@
 """A simulated clock of any federation: latencies, stragglers and drop-outs."""
 
 from collections.abc import Sequence
+from copy import copy
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -95,6 +96,8 @@ def clocked(
     name = federation.participation.sampler.name
     rule = "have no clock of its own, as asynchronous rounds have"
     checks.require(name != "asynchronous", "federation", rule, name)
+    rule = "have no clock of its own: the outer one would replace its numbers"
+    checks.require(not federation.facts.has_clock, "federation", rule, "clocked()")
     num_clients = federation.population.num_clients
     for name, count in (("latencies", latencies.clients), ("compute", compute.per_step)):
         rule = f"be of the {num_clients} clients of the federation"
@@ -122,7 +125,9 @@ def clocked(
         key_seconds=key_seconds,
         key_rounds=tuple(key_rounds),
     )
-    wrapped = federation._replace(init=clock.init, step=clock.step)
+    facts = copy(federation.facts)
+    facts.has_clock = True
+    wrapped = federation._replace(init=clock.init, step=clock.step, facts=facts)
     if not given:
         return wrapped
     return wrapped.with_numbers(given, {name: _RANGES[name] for name in given})
