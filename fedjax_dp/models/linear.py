@@ -12,7 +12,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, Positive
 from fedjax_dp.models import inputs
 from fedjax_dp.models.base import Model
-from fedjax_dp.models.losses import half_squared_error, resolve, targets_of
+from fedjax_dp.models.losses import LossFn, half_squared_error, resolve, targets_of
 
 
 class _Linear(nn.Module):
@@ -40,6 +40,7 @@ class _ShortRows(NamedTuple):
 
     max_norm: float
     bounds: LossBounds
+    loss_fn: LossFn
 
     def __call__(self, params: Any, x: jax.Array, **unused: Any) -> tuple[jax.Array, Any]:
         del unused
@@ -99,20 +100,24 @@ def _bounded(num_features: int, num_outputs: int, loss: str, bound: float) -> Mo
         del key
         return {"bias": jnp.zeros(num_outputs), "kernel": jnp.zeros((num_features, num_outputs))}
 
-    apply = _ShortRows(max_norm, bounds)
-    return Model("logistic_regression", init, apply, *resolve(loss), mixes_examples=False)
+    loss_fn, correct_fn = resolve(loss)
+    apply = _ShortRows(max_norm, bounds, loss_fn)
+    return Model("logistic_regression", init, apply, loss_fn, correct_fn, mixes_examples=False)
 
 
 def loss_bounds(model: Model) -> LossBounds | None:
     """Returns the bounds on a model's loss; None if none are known.
 
     Args:
-      model: any model; `logistic_regression` with a `gradient_bound` has bounds.
+      model: any model; `logistic_regression` with a `gradient_bound` has bounds, of its own loss.
 
     Returns:
       The bounds, or None.
     """
-    return model.apply.bounds if isinstance(model.apply, _ShortRows) else None
+    apply = model.apply
+    if not isinstance(apply, _ShortRows) or model.loss_fn is not apply.loss_fn:
+        return None
+    return apply.bounds
 
 
 @checked

@@ -183,6 +183,10 @@ def test_shares_with_less_noise_than_they_were_built_with_are_refused():
     ("change", "message"),
     [
         (dict(model=models.logistic_regression(X, 2)), "model must be logistic_regression with"),
+        (
+            dict(model=MODEL._replace(loss_fn=lambda outputs, batch: 9 * outputs[:, 0])),
+            "model must be logistic_regression with",
+        ),
         (dict(trainer=trainer(clip_norm=0.9)), "clip_norm must be at least 1"),
         (dict(trainer=trainer(sampler=sampling.poisson())), "trainer must take steps on all"),
         *(
