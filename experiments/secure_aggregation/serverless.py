@@ -108,6 +108,11 @@ def as_markdown(result: dict[str, Any]) -> str:
         "|---" * 5 + "|",
     ]
     for row in result["times"]:
-        ours, alone = ("" if np.isnan(row[n]) else f"{row[n]:.3f}" for n in ("ours", "serverless"))
+        ours, alone = (_seconds(row[n]) for n in ("ours", "serverless"))
         lines.append(f"| {row['iteration']} | {row['city']} | {row['paper']} | {ours} | {alone} |")
     return "\n".join(lines) + "\n"
+
+
+def _seconds(value: float | None) -> str:
+    """Formats seconds; nothing for a city that has left."""
+    return "" if value is None or np.isnan(value) else f"{value:.3f}"
