@@ -49,7 +49,7 @@ NoiseEstimate ConfigError FetchError MissingDataError UnsupportedEvent BoundedLa
 BoundedRangeDpEvent DistributedDiscreteGaussianDpEvent PureDpEvent SkellamDpEvent
 StaircaseDpEvent GammaShares GammaSharesDpEvent FixedPoint Played SetUp Terms Cheating
 CollusionResult MaskGraph MaskKeys HeldShares Compute Latencies RoundTimes Availability
-Moment
+Moment CountedMean FloatOffsets LossBounds
 """
 HOLD = set(_NAMES.split())
 
@@ -134,14 +134,21 @@ def bound():
     return engine.federation(private_algorithm(), store(), joining())
 
 
-@functools.cache
-def joined_by_all(algorithm=None):
+def _joined_by_all(algorithm):
     everyone = data.participation(data.full_participation(), NUM_CLIENTS)
-    return engine.federation(algorithm or plain_algorithm(), store(), everyone)
+    return engine.federation(algorithm, store(), everyone)
 
 
+@functools.cache
+def joined_by_all():
+    return _joined_by_all(plain_algorithm())
+
+
+@functools.cache
 def averaged_models():
-    return algorithms.warm_start_averaging(model(), trainer(), num_clients=NUM_CLIENTS)
+    return _joined_by_all(
+        algorithms.warm_start_averaging(model(), trainer(), num_clients=NUM_CLIENTS)
+    )
 
 
 @functools.cache
@@ -417,7 +424,7 @@ SPECIAL: dict[str, Case] = {
     "compile_federation": case(engine.compile_federation, data=VALUES["data"]),
     "evaluator": case(engine.evaluator, clients=VALUES["data"]),
     "anderson": case(engine.anderson, federation=lambda: joined_by_all()),
-    "leaving": case(engine.leaving, federation=lambda: joined_by_all(averaged_models())),
+    "leaving": case(engine.leaving, federation=lambda: averaged_models()),
     "latencies": case(
         engine.latencies,
         places=["a", "b"],

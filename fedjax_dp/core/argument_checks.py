@@ -324,7 +324,7 @@ def _for_each(rule: Rule, kind: Any, kinds: Sequence[Any]) -> Rule:
     if origin not in (list, dict) or parts[-1] not in kinds:
         return rule
     is_list = origin is list
-    words = "a list of these, one for each client" if is_list else "a table of these by client name"
+    words = "a list of these, one for each client" if is_list else "a table of these by name"
     return rule._replace(words=words)
 
 

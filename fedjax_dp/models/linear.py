@@ -105,6 +105,7 @@ def _bounded(num_features: int, num_outputs: int, loss: str, bound: float) -> Mo
     return Model("logistic_regression", init, apply, loss_fn, correct_fn, mixes_examples=False)
 
 
+@checked
 def loss_bounds(model: Model) -> LossBounds | None:
     """Returns the bounds on a model's loss; None if none are known.
 

@@ -241,7 +241,8 @@ AWAY = absences(0.3, seconds=6.0)
 @telling
 @pytest.mark.parametrize("placement, chunk", [("host", 2), ("device", 3)])
 def test_resumed_streamed_and_laid_out_runs_are_the_same(placement, chunk):
-    clock = partial(clocked, **UNSURE, availability=all_of([AWAY, in_rounds([0, 0, 0, 0, 3, 2])]))
+    away = all_of([absences(0.1, seconds=6.0), in_rounds([0, 0, 0, 0, 3, 2])])
+    clock = partial(clocked, **UNSURE, availability=away)
     sim = simulated(clock, cohorts=some("plain"))
     whole, record, info = run(sim, 8)
     counts = [record.count(fate).sum() for fate in (Fate.LATE, Fate.DROPPED, Fate.UNANNOUNCED)]

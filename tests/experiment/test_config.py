@@ -70,7 +70,7 @@ NAMED = {
     "training.learning_rate": [0.5, 0.25],
     "privacy.record.epsilon": None,
 }
-VALUES = (0.25, 7.0, 3, True, False, "elsewhere", ["a", "b"])
+VALUES = (0.25, 7.0, 3, True, False, "elsewhere", ["a", "b"], [3], [[0.0, 0.5], [0.25, 0.0]])
 
 
 def fields(field=config_files.ROOT, prefix=""):

@@ -207,7 +207,7 @@ def test_a_table_names_every_client_and_no_other(value, message):
 
 
 def test_a_table_holds_numbers_in_their_range():
-    with pytest.raises(ValueError, match=r"epsilon must be .*a table of these by client name"):
+    with pytest.raises(ValueError, match=r"epsilon must be .*a table of these by name"):
         load_config(None, ["--privacy.record.epsilon={va=0}"])
 
 

@@ -98,7 +98,7 @@ def _allows(rule, alternatives, value, word):
     if rule == "a list of these, one for each client":
         one = alternatives[alternatives.index(rule) - 1]
         return isinstance(value, list) and bool(value) and all(allows(one, v, word) for v in value)
-    if rule == "a table of these by client name":
+    if rule == "a table of these by name":
         one = alternatives[0]
         entries = value.values() if isinstance(value, dict) else ()
         return bool(entries) and all(allows(one, v, word) for v in entries)

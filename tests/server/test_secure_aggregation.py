@@ -95,6 +95,7 @@ SUMMED = {
     "central_discrete_mean": lambda: server.central_discrete_mean(SHAPE, 4.0, 1.0, 6.0),
     "discrete_mean": discrete,
     "discrete_mean_of_varying_cohorts": lambda: discrete(REAL, varies=True),
+    "counted_mean": server.counted_mean,
     "oblivious_mean": lambda: server.oblivious_mean(SHAPE, 4.0, 0.0, 3),
 }
 

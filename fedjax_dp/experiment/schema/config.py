@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 # One number for all clients, or one for each: a list by position, a table by name.
 Each = Annotated[list[_T], MinLen(1)]
 ByName = Annotated[dict[str, _T], MinLen(1)]
-ByClass = dict[str, NonNegative]
+ByClass = ByName[NonNegative]
 Positives = Positive | Each[Positive] | ByName[Positive]
 NonNegatives = NonNegative | Each[NonNegative] | ByName[NonNegative]
 Amounts = Amount | Each[Amount] | ByName[Amount]
