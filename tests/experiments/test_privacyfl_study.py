@@ -61,7 +61,8 @@ def test_a_sweep_learns_and_counts_what_the_printed_noise_is_worth():
     """Noise of a third: ε that holds is above that of the same ε as corrected."""
     rows = privacyfl.sweep(1)
     by_name = {(one["noise"], one["asked"]): one for one in rows}
-    assert by_name["none", None]["scores"][7]["shared"] > 0.8
+    last = by_name["none", None]["scores"][7]
+    assert last["shared"] > np.mean(last["own"])
     assert by_name["none", None]["error_of_offsets"] < 1e-9
     for epsilon in privacyfl.EPSILONS:
         printed, corrected = (by_name[n, epsilon]["epsilon"] for n in ("printed", "corrected"))
