@@ -29,8 +29,8 @@ from test_clock import (
     TIMED,
     WORK,
     algorithm,
+    all_join,
     assert_equal,
-    everybody,
     places,
     run,
     simulated,
@@ -283,7 +283,7 @@ def on_several_devices():
     def without_server(inner):
         return alone(serverless(inner), server_seconds=0.0, availability=growing)
 
-    for cohorts, clock in ((some("plain"), unsure), (everybody(), without_server)):
+    for cohorts, clock in ((some("plain"), unsure), (all_join(), without_server)):
         found = []
         for devices in (1, 4):
             execution = ExecutionConfig(clients_per_chunk=2, devices=devices)
@@ -354,7 +354,7 @@ def test_bad_availability_is_refused(build, message):
     ],
 )  # fmt: skip
 def test_what_no_claim_covers_or_no_round_has_is_refused(name, changed, message):
-    cohorts = some(name) if name == "private" else everybody()
+    cohorts = some(name) if name == "private" else all_join()
     fed = federation(algorithm(name), make_data(), cohorts)
     with pytest.raises(ValueError, match=message):
         clocked(fed, **{**TIMED, **changed})

@@ -76,7 +76,7 @@ def algorithm(name="plain"):
     return fedavg(model, plain_trainer(model))
 
 
-def everybody():
+def all_join():
     return participants.participation(sampling.full_participation(), NUM_CLIENTS)
 
 
@@ -87,7 +87,7 @@ def some(name):
 
 def simulated(wrapper, name="plain", cohorts=None, placement="device", chunk=2):
     execution = ExecutionConfig(clients_per_chunk=chunk, devices=None, placement=placement)
-    cohorts = everybody() if cohorts is None else cohorts
+    cohorts = all_join() if cohorts is None else cohorts
     return simulation(algorithm(name), make_data(), cohorts, execution, wrapper=wrapper)
 
 
@@ -285,7 +285,7 @@ def test_drop_outs_and_jitter_are_as_often_and_as_long_as_stated():
     """2,000 rounds of six clients: within four standard deviations of the mean."""
     rounds = 2000
     near = latencies(["here"], [[1.0]], ["here"] * NUM_CLIENTS, "here", jitter=0.5)
-    fed = federation(algorithm(), make_data(), everybody())
+    fed = federation(algorithm(), make_data(), all_join())
     state = fed.init(KEY)
     cohort = fed.draw(state, fed.hyper, KEY)
 
@@ -379,13 +379,13 @@ def test_bad_seconds_are_refused(changed, message):
     ],
 )
 def test_bad_clocks_are_refused(changed, message):
-    fed = federation(algorithm(), make_data(), everybody())
+    fed = federation(algorithm(), make_data(), all_join())
     with pytest.raises(ValueError, match=message):
         clocked(fed, **{**TIMED, **changed})
 
 
 def test_numbers_of_a_clock_are_checked_when_swept():
-    fed = clocked(federation(algorithm(), make_data(), everybody()), **SLOW)
+    fed = clocked(federation(algorithm(), make_data(), all_join()), **SLOW)
     wrong = fed.hyper._replace(algorithm={**fed.hyper.algorithm, "clock_deadline": -1.0})
     with pytest.raises(ValueError, match="clock_deadline must be above 0"):
         fed.check(wrong)

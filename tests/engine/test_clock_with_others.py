@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from cases import median_aggregator
 from small_problem import NUM_CLIENTS, make_data, make_model, plain_trainer
-from test_clock import CITIES, KEY, PLACES, TABLE, TIMED, algorithm, everybody, some
+from test_clock import CITIES, KEY, PLACES, TABLE, TIMED, algorithm, all_join, some
 
 from fedjax_dp.algorithms import dp_fedavg, fedavg, retrained_averaging
 from fedjax_dp.algorithms.base import ClientState, FinishForAll
@@ -41,8 +41,8 @@ def test_an_edge_server_has_no_update_of_each_client():
     median = fedavg(model, plain_trainer(model), aggregator=median_aggregator())
     edges = latencies(CITIES, TABLE, PLACES, "hub", edges=["NYC"] * NUM_CLIENTS)
     with pytest.raises(ValueError, match="edges must be left out for fedavg, whose server reads"):
-        clocked(federation(median, make_data(), everybody()), **{**TIMED, "latencies": edges})
-    clocked(federation(algorithm(), make_data(), everybody()), **{**TIMED, "latencies": edges})
+        clocked(federation(median, make_data(), all_join()), **{**TIMED, "latencies": edges})
+    clocked(federation(algorithm(), make_data(), all_join()), **{**TIMED, "latencies": edges})
 
 
 def test_clients_that_are_away_miss_no_message_to_all():
@@ -52,7 +52,7 @@ def test_clients_that_are_away_miss_no_message_to_all():
         FinishForAll(lambda server, aggregate: (), lambda message, own, hyper: own),
     )
     built = algorithm()._replace(client_state=states)
-    fed = federation(built, make_data(), everybody())
+    fed = federation(built, make_data(), all_join())
     with pytest.raises(ValueError, match="availability must be left out for fedavg, whose rounds"):
         clocked(fed, **TIMED, availability=absences(0.1))
 
@@ -101,14 +101,14 @@ def averaging():
 )
 def test_wrappers_of_one_server_do_not_read_the_first_of_several(built, wrap, message):
     """With several servers the state's server is the first, and no model of all."""
-    fed = federation(built(), make_data(), everybody())
+    fed = federation(built(), make_data(), all_join())
     with pytest.raises(ValueError, match=message):
         wrap(fed)
 
 
 def test_a_clock_is_alone_and_around_a_federation_without_a_server():
     """Two would share one deadline, and the first would close a sum that no server makes."""
-    timed = clocked(federation(algorithm(), make_data(), everybody()), **TIMED, deadline=9.0)
+    timed = clocked(federation(algorithm(), make_data(), all_join()), **TIMED, deadline=9.0)
     with pytest.raises(ValueError, match="federation must have no clock of its own: the outer"):
         clocked(timed, **TIMED, deadline=3.0)
     with pytest.raises(ValueError, match="federation must be inside of the clock"):

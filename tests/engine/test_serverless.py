@@ -19,8 +19,8 @@ from test_clock import (
     TIMED,
     WORK,
     algorithm,
+    all_join,
     assert_equal,
-    everybody,
     run,
     simulated,
     some,
@@ -99,7 +99,7 @@ def under_masks(form="masked", dropouts=2, of=None):
         mean = secure.masked(mean, secure.fixed_point(NUM_CLIENTS), graph, form=form)
     built = fedavg(model, plain_trainer(model), aggregator=mean)
     execution = ExecutionConfig(clients_per_chunk=2)
-    return simulation(built, make_data(), everybody(), execution, wrapper=of)
+    return simulation(built, make_data(), all_join(), execution, wrapper=of)
 
 
 @telling
@@ -157,8 +157,8 @@ def test_a_hierarchy_of_sums_is_the_flat_sum():
 @pytest.mark.parametrize(
     ("name", "cohorts", "message"),
     [
-        ("private", everybody, "aggregator must add no noise for clients without a server"),
-        ("shares", everybody, "aggregator must add no noise for clients without a server"),
+        ("private", all_join, "aggregator must add no noise for clients without a server"),
+        ("shares", all_join, "aggregator must add no noise for clients without a server"),
         ("plain", partial(some, "plain"), "participation must be full without a server"),
     ],
 )
@@ -192,7 +192,7 @@ def test_what_needs_a_server_is_refused(name, cohorts, message):
     ],
 )
 def test_clocks_fit_their_federation(inner, changed, message):
-    fed = inner(federation(algorithm(), make_data(), everybody()))
+    fed = inner(federation(algorithm(), make_data(), all_join()))
     with pytest.raises(ValueError, match=message):
         clocked(fed, **{"compute": FREE, **changed})
 

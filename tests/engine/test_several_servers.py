@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from marks import telling
 from small_problem import NUM_CLIENTS, SIZES, assert_same_state, make_data, make_model, snapshot
-from test_clock import KEY, TIMED, assert_equal, everybody, some
+from test_clock import KEY, TIMED, all_join, assert_equal, some
 from test_clock import algorithm as small_algorithm
 
 from fedjax_dp.algorithms import dp_fedavg, fedavg, scaffold
@@ -43,7 +43,7 @@ def averaging():
 
 def compiled(built, cohorts=None, wrapper=TWO, **options):
     execution = ExecutionConfig(**{"clients_per_chunk": 2, **options})
-    return simulation(built, make_data(), cohorts or everybody(), execution, wrapper=wrapper)
+    return simulation(built, make_data(), cohorts or all_join(), execution, wrapper=wrapper)
 
 
 def run(sim, rounds):
@@ -144,13 +144,13 @@ def test_servers_draw_noise_of_their_own_and_clients_pay_once():
     ],
 )
 def test_servers_without_clients_or_enough_noise_are_refused(name, changed, message):
-    fed = federation(small_algorithm(name), make_data(), everybody())
+    fed = federation(small_algorithm(name), make_data(), all_join())
     with pytest.raises(ValueError, match=message):
         several_servers(fed, **{"servers": SERVERS, "exchange_every": 2, **changed})
 
 
 def test_servers_are_inside_of_other_wrappers():
-    fed = federation(small_algorithm(), make_data(), everybody())
+    fed = federation(small_algorithm(), make_data(), all_join())
     with pytest.raises(ValueError, match="federation must have no wrapper of its own"):
         TWO(clocked(fed, **TIMED))
     inside = clocked(TWO(fed), **TIMED)

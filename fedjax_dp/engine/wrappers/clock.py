@@ -281,7 +281,7 @@ class _Clock(NamedTuple):
             drops = (fate == Fate.CONTRIBUTED) & (drawn < hyper.algorithm["clock_dropout"])
             fate = jnp.where(drops, Fate.DROPPED, fate)
         is_there = (fate == Fate.CONTRIBUTED) | (fate == Fate.LATE)
-        # A round in which nobody can be reached takes until the deadline.
+        # A round in which no client can be reached takes until the deadline.
         is_asked = is_there | (fate == Fate.DROPPED) | (is_away & ~jnp.any(is_there))
         deadline = None
         if "clock_deadline" in self.numbers:

@@ -26,8 +26,8 @@ def serverless(federation: Federation) -> Federation:
     `communication` counts n (n − 1) messages in a round of n clients, and none down.
 
     Guarantee: that of records, whose noise clients add themselves. Claims for clients are refused:
-    without a trusted server nobody may know the noise, and a client that receives the sum knows its
-    own share of it. Unless messages are masked, each client sees those of all others.
+    without a trusted server no party may know the noise, and a client that receives the sum knows
+    its own share of it. Unless messages are masked, each client sees those of all others.
 
     Args:
       federation: what runs without a server, with full participation.
