@@ -61,8 +61,8 @@ def float_offsets(num_clients: Count, seed: Seed = 0) -> FloatOffsets:
 
     Guarantee: none. A message is a float, not a number modulo m: its size shows the
     offset, it is the same for every weight, so that differences of weights are bare, and its
-    leading bit is always 1. In float64 a sum errs by some 1e-10; float32 would lose the weights. Use
-    `secure.masked` for masks that hide.
+    leading bit is always 1. In float64 a sum errs by some 1e-10; float32 would lose the weights.
+    Use `secure.masked` for masks that hide.
 
     Args:
       num_clients: the population, at least 2.
