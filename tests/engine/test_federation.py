@@ -198,6 +198,7 @@ UNSEEN_OF = {
     # One round that is shared, behind a cap of one weight; fed_ltn has three without.
     "jump_start": ("target", "momentum", "prune_rate"),
     "term": ("divisor",),  # Of how many were cut off, which are none.
+    "warm_start_averaging": ("num_epochs",),  # Parts of an epoch of one batch are whole steps.
 }
 
 

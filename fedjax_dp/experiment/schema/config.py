@@ -177,7 +177,7 @@ class LeavingSection(Section):
 class AvailabilitySection(Section):
     """Which clients can be reached; all of them if nothing is given."""
 
-    hours: list[list[float]] | dict[str, list[list[float]]] | None = _setting(
+    hours: list[list[float]] | ByName[list[list[float]]] | None = _setting(
         None,
         "windows in which clients can be reached, in hours of simulated time from and to, such as "
         "[[8, 22]], or a table by class of device; needs a clock.deadline",
