@@ -226,6 +226,9 @@ def _training(
         )
     is_once = data is not None and data.form == "disjoint"
     claim = OnceClaim if is_once else RecordClaim
-    event = lambda size, hyper: noise.event(size, hyper.local)  # noqa: E731
+
+    def event(size: int, hyper: Any) -> Any:
+        return noise.event(size, hyper.local)
+
     record = claim((event,), "; ".join(uncovered) or None)
     return training_of(trainer, record=record)
