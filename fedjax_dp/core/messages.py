@@ -99,13 +99,13 @@ class Exchange(NamedTuple):
     """Bytes that a protocol takes in a round besides broadcasts and updates, by type.
 
     Attributes:
-      up: `(num_notified, num_sent) -> bytes by type` from all clients to the server, of rounds with
-        so many notified clients and messages, `[rounds]`.
+      up: `(rounds, num_notified, num_sent) -> bytes by type` from all clients to the server, of
+        rounds with these indices in the run and so many notified clients and messages, `[rounds]`.
       down: the same from the server to clients.
     """
 
-    up: Callable[[np.ndarray, np.ndarray], dict[str, np.ndarray]]
-    down: Callable[[np.ndarray, np.ndarray], dict[str, np.ndarray]]
+    up: Callable[[np.ndarray, np.ndarray, np.ndarray], dict[str, np.ndarray]]
+    down: Callable[[np.ndarray, np.ndarray, np.ndarray], dict[str, np.ndarray]]
 
 
 @jax.tree_util.register_static

@@ -10,6 +10,7 @@ from fedjax_dp.engine.accounts.communication import communication
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.running.byte_totals import ByteTotals
+from fedjax_dp.server.oblivious import noise_messages
 
 # Logistic regression on digits: 64 features, 10 classes.
 MODEL = 4 * (64 * 10 + 10)
@@ -50,14 +51,17 @@ def test_totals_are_those_of_all_rounds_whatever_was_kept_in_between():
     experiment = assemble(load_config(None, [*SMALL, *NOT_PRIVATE]))
     sim, key = experiment.simulation, jax.random.key(0)
     _, record, info = sim.run(sim.init(key), key, 4)
-    at_once, in_parts = (ByteTotals(sim.federation, "dense") for _ in range(2))
+    # Keys before rounds 0 and 3: a block counts them where they were sent.
+    exchange = noise_messages(3, 1, key_rounds=(0, 3))
+    at_once, in_parts = (ByteTotals(sim.federation, "dense", exchange) for _ in range(2))
     rows = at_once.count(record, info)
     parts = [jax.tree.map(lambda x, i=i: x[i : i + 2], (record, info)) for i in (0, 2)]
     some = in_parts.count(*parts[0])
-    restored = ByteTotals(sim.federation, "dense")
+    restored = ByteTotals(sim.federation, "dense", exchange)
     restored.restore(in_parts.to_json())
     assert some + restored.count(*parts[1]) == rows
     assert restored.summary() == at_once.summary()
-    found = communication(sim, record, info)
+    assert at_once.summary()["up"]["by_type"]["keys"] == 2 * 6 * 32
+    found = communication(sim, record, info, exchange=exchange)
     assert [row["bytes_up"] for row in rows] == found.by_round("up").tolist()
     assert np.sum(found.by_round()) == at_once.summary()["both"]["bytes"]

@@ -506,7 +506,7 @@ def test_keys_and_shares_are_counted_message_by_message(k):
             down["bool"] += int(np.ceil(near[i] / 8)) if i < sent else 0
         found["up"].append(up)
         found["down"].append(down)
-    counts = np.array([8, 9, 2]), np.array([7, 9, 1])
+    counts = np.arange(3), np.array([8, 9, 2]), np.array([7, 9, 1])
     for direction, expected in found.items():
         counted = getattr(exchange, direction)(*counts)
         assert counted.keys() == expected[0].keys()

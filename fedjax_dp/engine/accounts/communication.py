@@ -8,6 +8,7 @@ import numpy as np
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.messages import ENCODINGS, Encoding, Exchange, Tariff, tariff_of
+from fedjax_dp.core.ranges import Index
 from fedjax_dp.engine.execution.compile import Simulation
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.record import Fate, RoundInfo, RoundRecord
@@ -113,7 +114,7 @@ class Meter(NamedTuple):
     exchange: Exchange | None = None
     has_server: bool = True
 
-    def measure(self, record: RoundRecord, info: RoundInfo) -> Communication:
+    def measure(self, record: RoundRecord, info: RoundInfo, first_round: int = 0) -> Communication:
         """Counts the bytes of some rounds, from their record on the host and their info."""
         is_counted, of_up, of_down = info.messages or (None, (), ())
         num_sent, num_notified = record.count(*_SENT), record.count(*_ANNOUNCED)
@@ -129,7 +130,8 @@ class Meter(NamedTuple):
         if self.exchange is not None:
             # Late messages are not in the sum, and their senders give no shares back.
             in_sum = np.asarray(record.count(Fate.CONTRIBUTED, Fate.NOT_FINITE), np.int64)
-            counts = np.asarray(num_notified, np.int64), in_sum
+            rounds = first_round + np.arange(len(record.stage))
+            counts = rounds, np.asarray(num_notified, np.int64), in_sum
             up = {e: _added(up[e], self.exchange.up(*counts)) for e in ENCODINGS}
             down = {e: _added(down[e], self.exchange.down(*counts)) for e in ENCODINGS}
         return Communication({"up": up, "down": down}, len(record.stage))
@@ -163,6 +165,7 @@ def communication(
     info: RoundInfo,
     *,
     exchange: Exchange | None = None,
+    first_round: Index = 0,
 ) -> Communication:
     """Counts the bytes that clients and server sent each other.
 
@@ -186,12 +189,14 @@ def communication(
       info: of the same rounds.
       exchange: of a protocol whose further messages are counted too: `server.secure.mask_messages`
         or `server.oblivious.noise_messages`.
+      first_round: the index in the run of the first of these rounds, from 0, for an exchange that
+        takes messages in some rounds only.
 
     Returns:
       The bytes by round, direction, encoding and type of number.
     """
     federation = simulated.federation if isinstance(simulated, Simulation) else simulated
-    return meter_of(federation, exchange).measure(record, info)
+    return meter_of(federation, exchange).measure(record, info, first_round)
 
 
 def meter_of(federation: Federation, exchange: Exchange | None = None) -> Meter:

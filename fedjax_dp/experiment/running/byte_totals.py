@@ -26,7 +26,7 @@ class ByteTotals:
 
     def count(self, record: RoundRecord, info: RoundInfo) -> list[dict[str, int]]:
         """Adds some rounds and returns `bytes_up` and `bytes_down` of each."""
-        found = self._meter.measure(record, info)
+        found = self._meter.measure(record, info, self._rounds)
         self._rounds += len(record.stage)
         for direction in _DIRECTIONS:
             for encoding in ENCODINGS:

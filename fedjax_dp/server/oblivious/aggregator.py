@@ -1,6 +1,7 @@
 """Noise in gamma shares inside the compiled round: what a party adds, drawn as one number."""
 
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import numpy as np
 from fedjax_dp.core import ranges, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.messages import Coded, Exchange
-from fedjax_dp.core.ranges import Count, NonNegative, Positive
+from fedjax_dp.core.ranges import Count, Index, NonNegative, Positive
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.claims import ClientClaim
 from fedjax_dp.privacy.events import concrete
@@ -24,8 +25,8 @@ from fedjax_dp.privacy.mechanisms.gamma_shares import (
 from fedjax_dp.privacy.sensitivities import sensitivity_of_sum
 from fedjax_dp.server.base import Summed, stateless
 
-# Bits of a word, as `protocol` has them.
-_WORD_BITS = 64
+# Bits of a word, as `protocol` has them, and bytes of a public key of X25519.
+_WORD_BITS, _KEY_BYTES = 64, 32
 # The numbers of the aggregator.
 RANGES = {"clip_norm": Positive, "noise_multiplier": NonNegative}
 
@@ -132,25 +133,38 @@ def oblivious_mean(
 
 
 @checked
-def noise_messages(num_parties: Count, num_weights: Count) -> Exchange:
-    """Counts the noise terms of an iteration of Π_PPFL, for the communication meter.
+def noise_messages(
+    num_parties: Count,
+    num_weights: Count,
+    *,
+    form: Form = "pairs",
+    key_rounds: Sequence[Index] = (0,),
+) -> Exchange:
+    """Counts the keys and noise terms of Π_PPFL, for the communication meter.
 
-    Every party sends every other one a masked pair of terms for each weight, through the server,
-    which exchanges the two: n (n - 1) messages on either way. Before the first iteration they also
-    send each other a public key of 32 bytes, which is not counted.
+    All of them go through the server, n (n - 1) messages up and as many down. In rounds that begin
+    with an agreement on keys, every party sends every other one a public key of 32 bytes of its
+    own; masks of later rounds follow from the same keys. In every round it sends each a masked pair
+    of terms for each weight, of which the server permutes the two.
 
     Args:
       num_parties: n, at least 1.
       num_weights: how many numbers an update has, at least 1.
+      form: that of `oblivious_mean`; with "one" parties send each other keys alone.
+      key_rounds: the rounds, from 0, that begin with an agreement on keys, as those of `clocked`.
 
     Returns:
-      Bytes of type "uint64", for `communication(..., exchange=...)`.
+      Bytes of types "keys" and "uint64", for `communication(..., exchange=...)`.
 
-    Source: `secure_aggregation` section 3.
+    Source: `secure_aggregation` section 3, appendix A.11 and A.14 of the thesis.
     """
+    num_pairs = num_parties * (num_parties - 1)
+    term_bytes = num_weights * (_WORD_BITS // 8) if form == "pairs" else 0
 
-    def pairs(num_notified: np.ndarray, num_sent: np.ndarray) -> dict[str, np.ndarray]:
-        each = num_parties * (num_parties - 1) * 2 * num_weights * (_WORD_BITS // 8)
-        return {f"uint{_WORD_BITS}": np.full_like(num_notified, each)}
+    def sent(
+        rounds: np.ndarray, num_notified: np.ndarray, num_sent: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        keys = np.isin(rounds, key_rounds) * num_pairs * _KEY_BYTES
+        return {"keys": keys, f"uint{_WORD_BITS}": np.full_like(keys, num_pairs * 2 * term_bytes)}
 
-    return Exchange(pairs, pairs)
+    return Exchange(sent, sent)

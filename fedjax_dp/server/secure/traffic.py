@@ -33,12 +33,16 @@ def mask_messages(graph: MaskGraph) -> Exchange:
         others = np.maximum(num_notified - 1, 0)
         return others if graph.num_neighbors is None else np.minimum(others, graph.num_neighbors)
 
-    def up(num_notified: np.ndarray, num_sent: np.ndarray) -> dict[str, np.ndarray]:
+    def up(
+        rounds: np.ndarray, num_notified: np.ndarray, num_sent: np.ndarray
+    ) -> dict[str, np.ndarray]:
         k = neighbors(num_notified)
         encrypted = num_notified * k * (2 * _SHARE + _TAG)
         return {"keys": num_notified * 2 * _KEY, "shares": encrypted + num_sent * k * _SHARE}
 
-    def down(num_notified: np.ndarray, num_sent: np.ndarray) -> dict[str, np.ndarray]:
+    def down(
+        rounds: np.ndarray, num_notified: np.ndarray, num_sent: np.ndarray
+    ) -> dict[str, np.ndarray]:
         k = neighbors(num_notified)
         pairs = num_notified * k
         shares = pairs * (2 * _SHARE + _TAG)
