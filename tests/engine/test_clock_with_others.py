@@ -137,6 +137,15 @@ def test_an_absence_may_be_longer_than_any_run():
     assert not np.any(long.reaches(memory, EVERYONE, now))
 
 
+def test_an_absence_shorter_than_floats_resolve_misses_a_round():
+    """At 1e9 s float32 has steps of 64 s: a client that is away for 1 s misses the next round."""
+    short, now = absences(0.999, seconds=1.0), Moment(jnp.int32(7), jnp.float32(1e9))
+    memory = short.after(short.init(NUM_CLIENTS), now, KEY)
+    assert not np.any(short.reaches(memory, EVERYONE, now))
+    later = now._replace(seconds=jnp.float32(1e9 + 64))
+    assert np.all(short.reaches(memory, EVERYONE, later))
+
+
 def test_a_window_from_midnight_to_midnight_is_empty():
     with pytest.raises(ValueError, match="hours must end at another hour"):
         daily([24, 0])

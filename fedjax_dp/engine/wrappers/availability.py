@@ -149,7 +149,8 @@ def absences(
     Args:
       chance: the probability that a client leaves at the end of a round, in (0, 1).
       rounds: how many rounds it is absent, at least 1.
-      seconds: simulated seconds that it is absent, above 0. It does not return if neither is given.
+      seconds: simulated seconds that it is absent, above 0, from the start of the next round, which
+        it misses. It does not return if neither is given.
 
     Returns:
       The availability.
@@ -170,7 +171,9 @@ def absences(
         everyone = jnp.arange(len(memory))
         draws = jax.vmap(lambda i: jax.random.uniform(fold(key, i, _LEAVES)))(everyone)
         if in_seconds:
-            back = moment.seconds + jnp.float32(seconds)
+            # Shorter absences than float32 tells apart at that time: the next round is missed.
+            later = jnp.nextafter(moment.seconds, jnp.float32(jnp.inf))
+            back = jnp.maximum(moment.seconds + jnp.float32(seconds), later)
         else:
             # A longer absence than a run would overflow.
             left = _NEVER - moment.round
