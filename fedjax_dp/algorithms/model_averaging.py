@@ -230,5 +230,6 @@ def _training(
     def event(size: int, hyper: Any) -> Any:
         return noise.event(size, hyper.local)
 
-    record = claim((event,), "; ".join(uncovered) or None)
+    least = noise.num_parties if noise.num_parties > 1 else 0
+    record = claim((event,), "; ".join(uncovered) or None, least)
     return training_of(trainer, record=record)

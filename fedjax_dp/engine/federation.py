@@ -26,6 +26,8 @@ from fedjax_dp.engine.population import Population, population_of
 from fedjax_dp.engine.record import RoundInfo, RoundRecord
 from fedjax_dp.engine.round import SimulationState, play_round
 from fedjax_dp.privacy.claims import Claims
+from fedjax_dp.server.base import Aggregator
+from fedjax_dp.server.secure.aggregator import Masks
 
 
 class Init(Protocol):
@@ -287,6 +289,10 @@ def _check_claims(
     if aggregator.claim is not None:
         algorithm.training.check_noised()
     _check_host_steps(algorithm)
+    check_masks(aggregator, participation.capacity)
+    least, most = algorithm.claims.min_participants, participation.capacity
+    rule = f"draw {least} clients in a round, without whose shares of noise every one is lost"
+    checks.require(most >= least, "participation", rule, f"at most {most}")
     if claim is None:
         return
     # Computed now, so that a combination without an analysis is refused before any work.
@@ -306,6 +312,15 @@ def _check_claims(
         "of the noise; the nearest valid choices are full_participation() and fixed_size()",
         f"{participation.sampler.name}, which may draw {participation.min_drawn}",
     )
+
+
+def check_masks(aggregator: Aggregator, most: int) -> None:
+    """Refuses masks for more clients than the most of a sum, of which every one would be lost."""
+    masks = aggregator.encode
+    if isinstance(masks, Masks):
+        rule = f"share masks among at most {most} clients, the most of a round at one server"
+        needed = masks.graph.num_clients
+        checks.require(needed <= most, "aggregator", rule, f"a graph of {needed}")
 
 
 def _check_host_steps(algorithm: FederatedAlgorithm) -> None:

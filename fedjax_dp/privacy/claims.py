@@ -55,10 +55,13 @@ class RecordClaim(NamedTuple):
         if all rounds are alike.
       not_covered: what leaves the client without any protection, as text for the statement; None if
         the events cover everything that is sent.
+      min_participants: the fewest clients of a round that is not lost, where noise comes in shares
+        of clients; 0 where not.
     """
 
     events: tuple[RecordEvent, ...]
     not_covered: str | None = None
+    min_participants: int = 0
 
     def at(self, stage: int) -> RecordEvent:
         """The event of a stage; the only one if all rounds are alike."""
@@ -85,6 +88,11 @@ class Claims(NamedTuple):
     def units(self) -> tuple[str, ...]:
         """The units of privacy that have a claim."""
         return tuple(unit for unit, claim in self._asdict().items() if claim is not None)
+
+    @property
+    def min_participants(self) -> int:
+        """The fewest clients whose shares of noise a sum needs; 0 without shares."""
+        return max((c.min_participants for c in (self.client, self.record) if c), default=0)
 
     @property
     def not_covered(self) -> str | None:

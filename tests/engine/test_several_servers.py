@@ -24,7 +24,7 @@ from fedjax_dp.engine import (
     several_servers,
     simulation,
 )
-from fedjax_dp.server import gaussian_mean, uniform_mean
+from fedjax_dp.server import gaussian_mean, secure, uniform_mean
 
 # Of clients 0 to 5.
 SERVERS = np.array([0, 1, 0, 1, 1, 1])
@@ -147,6 +147,21 @@ def test_servers_without_clients_or_enough_noise_are_refused(name, changed, mess
     fed = federation(small_algorithm(name), make_data(), all_join())
     with pytest.raises(ValueError, match=message):
         several_servers(fed, **{"servers": SERVERS, "exchange_every": 2, **changed})
+
+
+def test_masks_for_more_clients_than_a_server_has_are_refused():
+    """With two clients and a graph of three, each of its rounds would be lost."""
+
+    def under_masks(count):
+        mean = secure.masked(uniform_mean(), secure.fixed_point(7), secure.all_pairs(count))
+        built = averaging()._replace(aggregator=mean)
+        return federation(built, make_data(), all_join())
+
+    TWO(under_masks(2))
+    with pytest.raises(ValueError, match="aggregator must share masks among at most 2 clients"):
+        TWO(under_masks(3))
+    with pytest.raises(ValueError, match="aggregator must share masks among at most 6 clients"):
+        under_masks(7)
 
 
 def test_servers_are_inside_of_other_wrappers():

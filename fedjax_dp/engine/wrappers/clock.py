@@ -170,7 +170,7 @@ def _check_keep(federation: Federation, keep: int | None) -> None:
     most, claim = federation.participation.capacity, federation.claims.client
     rule = f"be at most the {most} clients that a round may draw"
     checks.require(keep <= most, "keep", rule, keep)
-    least = 0 if claim is None else claim.min_participants
+    least = federation.claims.min_participants
     rule = f"be at least {least}, the clients whose noise the claim counts"
     checks.require(keep >= least, "keep", rule, keep)
     least = 0 if claim is None else claim.min_senders
@@ -297,9 +297,9 @@ class _Clock(NamedTuple):
             fate, closes = jnp.where(found.is_late, Fate.LATE, fate), found.closes
             received = jnp.max(jnp.where(is_there, legs.back, 0.0), initial=0.0)
         is_abandoned = jnp.bool_(False)
-        claim = self.federation.claims.client
-        if claim is not None and claim.min_participants > 0:
-            is_abandoned = jnp.sum(fate == Fate.CONTRIBUTED) < claim.min_participants
+        least = self.federation.claims.min_participants
+        if least > 0:
+            is_abandoned = jnp.sum(fate == Fate.CONTRIBUTED) < least
             is_too_few = is_abandoned & (fate == Fate.CONTRIBUTED)
             fate = jnp.where(is_too_few, Fate.LATE, fate)
         has_keys = jnp.isin(state.round, jnp.array(self.key_rounds, jnp.int32))

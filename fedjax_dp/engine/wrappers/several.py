@@ -14,7 +14,7 @@ from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.facts import Facts
-from fedjax_dp.engine.federation import Federation
+from fedjax_dp.engine.federation import Federation, check_masks
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import Fate, MessageCounts, RoundInfo, RoundRecord
 
@@ -46,10 +46,13 @@ def several_servers(
     Raises:
       ValueError: for a number out of its range, or a federation with wrappers, without a shared
         model, with several stages or steps on the host, with a message to all clients at the end of
-        a round, or with noise in shares of the clients, of which each server needs enough.
+        a round, with noise in shares of the clients, of which each server needs enough, or with
+        masks for more clients than a server has.
     """
     of_client = _servers(servers, federation.population.num_clients)
     _check_federation(federation)
+    most = min(federation.participation.capacity, int(np.bincount(of_client).min()))
+    check_masks(federation.algorithm.aggregator, most)
     return _Several(federation, of_client, int(of_client.max()) + 1, exchange_every).wrapped()
 
 
@@ -80,8 +83,7 @@ def _check_federation(federation: Federation) -> None:
     is_own = clients is None or not federation.facts.is_finished_for_all
     rule = "have no message to all clients at the end of a round"
     checks.require(is_own, "federation", rule, name)
-    claim = federation.claims.client
-    least = 0 if claim is None else claim.min_participants
+    least = federation.claims.min_participants
     rule = "add no noise in shares of clients: a server may have fewer than the claim counts"
     checks.require(least == 0, "aggregator", rule, least)
 

@@ -1,6 +1,6 @@
 """Any summed aggregator under masks: the server sees the sum of a cohort and no message of it."""
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -89,23 +89,7 @@ def masked(
         rule = f"let no round be summed of fewer than the {needed} clients whose noise is counted"
         checks.require(graph.min_senders >= needed, "graph", rule, graph)
     rounding: words.Rounding = "toward_zero" if is_bounded else "nearest"
-
-    def encode(state, numbers, contribution, sender):
-        message = _sent(aggregator, state, numbers, contribution, sender)
-        if has_shares:
-            _check_integers(message)
-        coded, was_cut = words.encode(encoding, message, rounding)
-        # An exact flag, which noise in shares of the clients does not cover.
-        coded = coded, None if has_shares else was_cut.astype(jnp.uint32)
-        if not is_masked:
-            return coded
-        circle = arranged(graph, sender.public_key, sender.roster)
-        place = circle.place_of(sender.index)
-        every = jnp.ones(len(circle.clients), bool)
-        vector = masks.flat(coded)
-        vector += masks.stream(seeds.of_client(sender.public_key, sender.index), len(vector))
-        vector = masks.with_pair_masks(vector, circle, place, seeds, sender.public_key, every)
-        return masks.shaped(vector, coded)
+    encode = Masks(aggregator, encoding, graph, seeds, is_masked, has_shares, rounding)
 
     def combine(state, numbers, total, close):
         circle = arranged(graph, close.public_key, close.roster)
@@ -136,6 +120,37 @@ def masked(
     if isinstance(claim, ClientClaim):
         claim = claim._replace(min_senders=graph.min_senders)
     return aggregator._replace(encode=encode, combine=combine, message=message, claim=claim)
+
+
+class Masks(NamedTuple):
+    """What a client does to its message under masks: the `encode` of `masked`."""
+
+    aggregator: Summed
+    encoding: FixedPoint
+    graph: MaskGraph
+    seeds: MaskKeys
+    is_masked: bool
+    has_shares: bool
+    rounding: words.Rounding
+
+    def __call__(self, state: PyTree, numbers: Any, contribution: PyTree, sender: Sender) -> PyTree:
+        """Encodes a message as words, and adds the client's masks to them."""
+        message = _sent(self.aggregator, state, numbers, contribution, sender)
+        if self.has_shares:
+            _check_integers(message)
+        coded, was_cut = words.encode(self.encoding, message, self.rounding)
+        # An exact flag, which noise in shares of the clients does not cover.
+        coded = coded, None if self.has_shares else was_cut.astype(jnp.uint32)
+        if not self.is_masked:
+            return coded
+        circle = arranged(self.graph, sender.public_key, sender.roster)
+        place = circle.place_of(sender.index)
+        every = jnp.ones(len(circle.clients), bool)
+        vector = masks.flat(coded)
+        own = self.seeds.of_client(sender.public_key, sender.index)
+        vector += masks.stream(own, len(vector))
+        vector = masks.with_pair_masks(vector, circle, place, self.seeds, sender.public_key, every)
+        return masks.shaped(vector, coded)
 
 
 @checked
