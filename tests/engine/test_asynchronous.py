@@ -16,10 +16,11 @@ from oracles import asynchronous as by_hand
 from oracles import logistic
 from small_problem import NUM_CLIENTS, make_data, make_model, plain_trainer, snapshot, theta_of
 
-from fedjax_dp.algorithms import dp_fedavg, fedavg, ifca, scaffold
+from fedjax_dp import models
+from fedjax_dp.algorithms import dp_fedavg, fedavg, ifca, scaffold, warm_start_averaging
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.core.keys import Purpose, fold
-from fedjax_dp.data import participants, sampling
+from fedjax_dp.data import FederatedData, participants, sampling
 from fedjax_dp.engine import (
     ExecutionConfig,
     Fate,
@@ -27,6 +28,7 @@ from fedjax_dp.engine import (
     asynchronous,
     clocked,
     compute_seconds,
+    examples_of,
     federation,
     latencies,
     simulation,
@@ -486,6 +488,62 @@ def test_numbers_that_would_change_the_times_are_refused():
     with pytest.raises(ValueError, match=r"hyper\.local must give each client as many local"):
         fed.check(longer)
     fed.check(fed.hyper)
+
+    def other(local):
+        fed.check(fed.hyper._replace(local=fed.hyper.local._replace(**local)))
+        return 0
+
+    jax.vmap(lambda rate: other({"learning_rate": rate}))(np.float32([0.1, 0.2]))
+    jax.jit(lambda rate: other({"learning_rate": rate}))(0.1)
+    with pytest.raises(ValueError, match=r"hyper\.local must .* got 'traced numbers"):
+        jax.vmap(lambda count: other({"num_epochs": count}))(np.array([1, 2]))
+
+
+@telling
+def test_a_sweep_over_local_steps_has_no_stale_times():
+    """Rounds of other steps than those that times are of have neither clients nor seconds."""
+    fed = asynchronous(bound(), **RULES)
+    examples = examples_of(make_data())
+
+    @jax.jit
+    @jax.vmap
+    def play(count):
+        local = fed.hyper.local._replace(num_epochs=count)
+        return fed.play(fed.init(KEY), fed.hyper._replace(local=local), examples, KEY)
+
+    at_start = fed.hyper.local.num_epochs
+    state, record, info = play(np.stack([at_start, at_start + 1]))
+    assert record.num_drawn.tolist() == [2, 0]
+    assert np.isnan(info.server["round_seconds"]).tolist() == [False, True]
+    assert np.isnan(info.server["simulated_seconds"]).tolist() == [False, True]
+    assert np.all(np.isfinite(state.server.params["w"]))
+
+
+def test_models_with_noise_in_shares_of_all_clients_are_refused():
+    """Without the shares of all, of which K updates are a part, every round would be lost."""
+    rows = np.ones((6, 2), np.float32)
+    data = FederatedData.from_client_ids({"x": rows, "y": np.zeros(6, np.int32)}, np.arange(6))
+    model = models.logistic_regression(
+        jax.ShapeDtypeStruct((2,), np.float32), 2, gradient_bound=1.0
+    )
+    config = LocalConfig(
+        learning_rate=0.5, batch_size=1, num_steps=1, clip_norm=1.0, noise_multiplier=1.0
+    )
+    sampler = sampling.full_participation()._replace(name="full_batch")
+    trainer = dp_sgd_trainer(model, config, sampler=sampler)
+
+    def of(mechanism, cohorts):
+        made = warm_start_averaging(
+            model, trainer, num_clients=6, rows_per_round=1, mechanism=mechanism
+        )
+        return federation(made, data, cohorts)
+
+    rules = {**RULES, "max_staleness": 0, "discount": 0.0}
+    asynchronous(of("laplace", joined()), **rules)
+    with pytest.raises(ValueError, match="federation must have no noise in shares of clients"):
+        asynchronous(of("gamma_shares", everyone()), **{**rules, "concurrency": 6})
+    with pytest.raises(ValueError, match="participation must draw 6 clients in a round, without"):
+        of("gamma_shares", joined())
 
 
 def test_a_population_that_rests_bounds_the_clients_at_work():

@@ -107,7 +107,9 @@ def asynchronous(
       The federation; a round's cohort are the clients whose updates arrived. Its info of the server
       gains `round_seconds`, `simulated_seconds`, `staleness_mean` and `staleness_max` of the
       updates that count, `num_too_stale`, those dropped, and `num_in_flight`, clients at work when
-      the round has ended. An aggregator's own counts, such as `num_clipped`, are weighted.
+      the round has ended. An aggregator's own counts, such as `num_clipped`, are weighted. Numbers
+      of steps other than those at the start are refused, since times depend on them; where they are
+      traced, as in a `vmap` of rounds, no client is drawn, and seconds are NaN.
 
     Raises:
       ValueError: for a number out of its range, a population that is too small, or a federation
@@ -147,7 +149,7 @@ def asynchronous(
     weights = _weights(discount, max_staleness)
     if np.any(weights != 1):
         _check_weighted(bound)
-    steps = _num_steps(bound, bound.hyper)
+    steps = np.asarray(_num_steps(bound, bound.hyper))
     arrivals = Arrivals(
         bound.participation.sampler,
         latencies.down + compute.seconds(steps) + latencies.up,
@@ -162,14 +164,15 @@ def asynchronous(
     joined = participants.participation(arrivals.sampler(), num_clients, buffer_size)
     # All that can be claimed without amplification is checked again.
     bound = bind(bound.algorithm, population, joined)
-    buffered = _Buffered(bound, arrivals, weights, start_seconds)
+    buffered = _Buffered(bound, arrivals, weights, start_seconds, steps)
 
     def check(hyper: Any) -> None:
         bound.check(hyper)
-        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(hyper.local)):
-            return
-        now = _num_steps(bound, hyper)
         rule = "give each client as many local steps as at the start, since times depend on them"
+        with jax.ensure_compile_time_eval():
+            now = _num_steps(bound, hyper)
+        is_traced = isinstance(now, jax.core.Tracer)
+        checks.require(not is_traced, "hyper.local", rule, "traced numbers that set steps")
         checks.require(np.array_equal(now, steps), "hyper.local", rule, now)
 
     return bound._replace(
@@ -182,12 +185,21 @@ def asynchronous(
 
 
 class _Buffered(NamedTuple):
-    """The wrapper's functions; `weights` are by staleness, `[max_staleness + 1]`."""
+    """The wrapper's functions.
+
+    `weights` are by staleness, `[max_staleness + 1]`, and `steps` those that times are of,
+    `[num_clients]`.
+    """
 
     federation: Federation
     arrivals: Arrivals
     weights: np.ndarray
     start_seconds: float
+    steps: np.ndarray
+
+    def is_timed(self, hyper: Any) -> jax.Array:
+        """Whether clients take the steps that their times are of; a sweep may trace other ones."""
+        return jnp.all(_num_steps(self.federation, hyper) == self.steps)
 
     def init(self, key: Any, layout: Layout = Layout()) -> Any:
         """Makes the first state, with the clients of the first round."""
@@ -202,7 +214,10 @@ class _Buffered(NamedTuple):
         return state._replace(outer=(Asynchrony(first, servers, seconds),))
 
     def draw(self, state, hyper, key, layout=Layout()):
-        """Reads the cohort from the state; updates that are too old are late."""
+        """Reads the cohort from the state; updates that are too old are late.
+
+        Without times there is no cohort: nobody is drawn.
+        """
         federation, in_flight = self.federation, state.outer[-1].in_flight
         sampler = federation.participation.sampler._replace(init=lambda limit: in_flight)
         joined = federation.participation._replace(sampler=sampler)
@@ -210,6 +225,7 @@ class _Buffered(NamedTuple):
         cohort = draw_cohort(federation.algorithm, joined, layout, sizes, hyper, state.round, key)
         is_old = cohort.is_drawn & (in_flight.staleness[cohort.ids] >= len(self.weights))
         fate = jnp.where(is_old, Fate.LATE, cohort.fate)
+        fate = jnp.where(self.is_timed(hyper), fate, Fate.EMPTY)
         return cohort._replace(fate=fate.astype(jnp.int8))
 
     def step(self, state, hyper, examples, cohort, key, layout=Layout()):
@@ -223,12 +239,13 @@ class _Buffered(NamedTuple):
             algorithm, layout, state._replace(outer=()), hyper, examples, cohort, key
         )
         following = self.arrivals.after(own.in_flight, fold(key, Purpose.PARTICIPATION))
-        seconds = sums.add(own.seconds, own.in_flight.seconds)
+        round_seconds = jnp.where(self.is_timed(hyper), own.in_flight.seconds, jnp.nan)
+        seconds = sums.add(own.seconds, round_seconds)
         counts = cohort.fate == Fate.CONTRIBUTED
         staleness = jnp.where(counts, own.in_flight.staleness[cohort.ids], 0)
         metrics = {
             **info.server,
-            "round_seconds": own.in_flight.seconds,
+            "round_seconds": round_seconds,
             "simulated_seconds": sums.value(seconds),
             "staleness_mean": jnp.sum(staleness) / jnp.maximum(jnp.sum(counts), 1),
             "staleness_max": jnp.max(staleness),
@@ -279,13 +296,12 @@ def _weights(discount: Discount, max_staleness: int) -> np.ndarray:
     return np.asarray(found, np.float32)
 
 
-def _num_steps(federation: Federation, hyper: Any) -> np.ndarray:
+def _num_steps(federation: Federation, hyper: Any) -> jax.Array:
     """Computes the local steps of each client, `[num_clients]`."""
     sizes = jnp.asarray(federation.population.sizes)
     num_steps = federation.algorithm.training.num_steps
     local = jax.tree.map(jnp.asarray, hyper.local)
-    by_client = jax.vmap(lambda i: num_steps(sizes[i], local.row(i)))
-    return np.asarray(by_client(jnp.arange(len(sizes))))
+    return jax.vmap(lambda i: num_steps(sizes[i], local.row(i)))(jnp.arange(len(sizes)))
 
 
 def _check_plain(federation: Federation) -> None:
@@ -315,6 +331,12 @@ def _check_algorithm(federation: Federation) -> None:
         "clients is gaussian_mean"
     )
     checks.require(aggregator.encode is None, "aggregator", rule, "one that encodes messages")
+    rule = (
+        "have no noise in shares of clients, which hide nothing unless all of them are in one sum: "
+        "a round here is of the clients that arrive"
+    )
+    has_shares = federation.claims.min_participants > 0
+    checks.require(not has_shares, "federation", rule, name)
     rule = (
         "send clients no state of its own, such as an adaptive clip norm: their updates would be "
         "bounded by that of an older round"
