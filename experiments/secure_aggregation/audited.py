@@ -17,7 +17,7 @@ from fedjax_dp.server import Summed, discrete_mean, secure
 
 # Of a round's clients, those of the smallest indices collude, the next ones drop out, and the
 # canaries, which come last, stay: the noise that is left is the least that a plan counts on.
-COLLUDERS, DROPOUTS, CANARIES = 20, 8, 4
+COLLUDERS, DROPOUTS, CANARIES = 26, 4, 2
 ORDINARY = COLLUDERS + DROPOUTS
 CLIENTS = ORDINARY + CANARIES
 CLIP_NORM, SIZE, DELTA = 1.0, 64, 1e-5

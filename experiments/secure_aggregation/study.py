@@ -5,7 +5,7 @@ python -m experiments.secure_aggregation.study adult --parties 100 500 [--correc
 python -m experiments.secure_aggregation.study growth [--parties 25 50 100 200]
 python -m experiments.secure_aggregation.study asynchronous [--updates 4000]
 python -m experiments.secure_aggregation.study privacyfl [--parties 3 10] [--parts grid]
-python -m experiments.secure_aggregation.study audit [--form cancelled] [--runs 600]
+python -m experiments.secure_aggregation.study audit [--form masked] [--runs 600]
 python -m experiments.secure_aggregation.study error
 python -m experiments.secure_aggregation.study timing
 python -m experiments.secure_aggregation.study serverless
@@ -186,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             one.add_argument("--form", choices=["masked", "cancelled"], default="masked")
             one.add_argument("--runs", type=int, default=600)
             one.add_argument("--rounds", type=int, default=2)
-            one.add_argument("--noise-multiplier", type=float, default=1.5)
+            one.add_argument("--noise-multiplier", type=float, default=2.0)
         if name == "error":
             one.add_argument("--played", type=int, default=100)
         if name == "growth":

@@ -3,10 +3,11 @@
 import csv
 import json
 
+import dp_accounting
 import numpy as np
 import pytest
 from drawn import flaws
-from marks import telling
+from marks import slow, telling
 from scipy import integrate
 from scipy.special import expit
 
@@ -80,12 +81,28 @@ def test_a_plan_that_leaves_colluders_out_is_not_stated():
         audited.CLIENTS, colluders=audited.COLLUDERS, dropouts=audited.DROPOUTS
     )
     good, bad = (audited.plan_of(1.5, counts_colluders=counts) for counts in (True, False))
-    assert secure.masking_facts(graph, good)["colluders"] == 20
-    with pytest.raises(ValueError, match=r"plan\.colluders must be at least the 20 of the graph"):
+    assert secure.masking_facts(graph, good)["colluders"] == 26
+    with pytest.raises(ValueError, match=r"plan\.colluders must be at least the 26 of the graph"):
         secure.masking_facts(graph, bad)
-    # Four shares stay of the 24 that `bad` counts on.
-    assert (good.num_shares, bad.num_shares) == (4, 24)
-    assert bad.share_stddev * bad.granularity == pytest.approx(1.5 / 24**0.5)
+    # Two shares stay of the 28 that `bad` counts on.
+    assert (good.num_shares, bad.num_shares) == (2, 28)
+    assert bad.share_stddev * bad.granularity == pytest.approx(1.5 / 28**0.5)
+
+
+@slow
+def test_colluders_prove_more_than_is_claimed_if_the_noise_counts_their_shares():
+    """One claim, of two rounds of multiplier 2: it holds for what two clients' shares add up to."""
+    accountant = dp_accounting.rdp.RdpAccountant()
+    accountant.compose(dp_accounting.GaussianDpEvent(2.0), 2)
+    for counts_colluders in (True, False):
+        results = audited.run(2.0, 300, 2, 0, counts_colluders=counts_colluders)
+        for one in results:
+            assert one["form"] == "masked"
+            expected = accountant.get_epsilon(one["dp_delta"])
+            assert one["epsilon_claimed"] == pytest.approx(expected, rel=1e-3)
+        found = {one["dp_delta"]: one for one in results if one["method"] == "threshold"}[0.1]
+        assert (found["epsilon_proven"] > found["epsilon_claimed"]) is not counts_colluders
+        assert any(one["is_violated"] for one in results) is not counts_colluders
 
 
 def test_the_collusion_table_has_our_figures_beside_the_printed_ones(tmp_path, monkeypatch):
