@@ -37,7 +37,7 @@ from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import evaluator, simulation
 from fedjax_dp.evaluation.evaluate import personal_evaluator
 from fedjax_dp.experiment import Experiment, assemble
-from fedjax_dp.experiment.reading.config_diff import require_same, tables_of
+from fedjax_dp.experiment.reading.config_diff import REPORTED, require_same, tables_of
 from fedjax_dp.experiment.running.starting import accounting_of, first_state, new_root
 from fedjax_dp.io import plots
 
@@ -196,7 +196,7 @@ def run(arguments: argparse.Namespace) -> None:
         done = pathlib.Path(arguments.output) / f"{point.name}.json"
         if done.is_file():
             found = json.loads(done.read_text(encoding="utf-8"))
-            require_same(done, found["setting"], tables_of(point.setting))
+            require_same(done, found["setting"], tables_of(point.setting), REPORTED)
             require_same(done, {"changes": found["changes"]}, {"changes": list(point.words)})
             print(f"{done} is there already")
             continue

@@ -56,6 +56,16 @@ def test_a_folder_of_another_setting_is_refused_before_anything_runs(tmp_path):
         sweep.sweep(STUDY, grid, tmp_path, lambda line: None)
 
 
+@pytest.mark.parametrize(
+    "word", ["evaluation.training=true", "communication.encoding=dense", "run.metrics=['mcc']"]
+)
+def test_a_finished_run_of_other_results_is_refused(tmp_path, word):
+    """Its summary holds other figures than those that are asked for now."""
+    grid = _finish(tmp_path, (f"--{word}",))
+    with pytest.raises(ConfigError, match=rf"holds results of other.*\n{word.partition('=')[0]}: "):
+        sweep.sweep(STUDY, grid, tmp_path, lambda line: None)
+
+
 @pytest.fixture
 def calls(monkeypatch):
     """What a sweep asks for, by folder, in place of runs."""

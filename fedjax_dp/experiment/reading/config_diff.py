@@ -10,6 +10,9 @@ from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.experiment.schema.constraints import ConfigError
 
+# Sections on which training does not depend, but what is reported of it.
+REPORTED = ("communication", "evaluation")
+
 
 def tables_of(config: Config) -> dict[str, Any]:
     """Converts a configuration to plain tables, without the data directory."""
@@ -23,7 +26,7 @@ def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in tables.items():
         key = f"{prefix}{name}"
-        if key in ("execution", "communication", "evaluation", "training.micro_batch_size"):
+        if key in ("execution", "training.micro_batch_size"):
             continue
         if isinstance(value, Mapping) and not key.endswith("options") and key not in KEYS:
             found |= flat(value, f"{key}.")
@@ -35,12 +38,15 @@ def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def differences(
     one: Mapping[str, Any], other: Mapping[str, Any], besides: Sequence[str] = ()
 ) -> list[str]:
-    """Lists the differences of two configurations, one line each, except at allowed keys."""
+    """Lists the differences of two configurations, one line each, except at allowed keys.
+
+    `besides` names these keys, or sections of which all keys are allowed.
+    """
     a, b = flat(one), flat(other)
     return [
         f"{key}: {a.get(key)!r} and {b.get(key)!r}"
         for key in sorted(a.keys() | b.keys())
-        if key not in besides and not _alike(a.get(key), b.get(key))
+        if not {key, key.partition(".")[0]} & {*besides} and not _alike(a.get(key), b.get(key))
     ]
 
 
@@ -51,9 +57,14 @@ def _alike(one: Any, other: Any) -> bool:
     return one == other
 
 
-def require_same(path: pathlib.Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def require_same(
+    path: pathlib.Path,
+    found: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    besides: Sequence[str] = (),
+) -> None:
     """Refuses a file or folder with the results of other settings, naming each difference."""
-    lines = differences(found, wanted)
+    lines = differences(found, wanted, besides)
     if lines:
         raise ConfigError(
             f"{path} holds results of other settings; choose another --output. There and here:\n"
