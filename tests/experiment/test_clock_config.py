@@ -73,6 +73,17 @@ def table(folder, text="place, here, there\nhere, 0.1, 0.5\nthere, 0.75, 0.2\n")
             "clock.key_rounds must be left out with one client",
         ),
         ((*CLOCK, "communication.serverless=true"), "clock.server must be left out with"),
+        ((*CLOCK, "clock.deadline=0.01"), "clock.deadline must be at least 0.2, the shortest"),
+        ((*CLOCK, "clock.keep=4"), "clock.keep must be at most the 3 clients that a round"),
+        ((*CLOCK, "clock.edges=['here']", "clock.keep=2"), "clock.keep must be left out with edge"),
+        (
+            (*CLOCK, "clock.availability.hours=[[8, 9]]"),
+            "clock.deadline must be given for availability by simulated time",
+        ),
+        (
+            ("communication.serverless=true", *PLACES, ENDS[1], "clock.deadline=9"),
+            "clock.deadline must be left out without a server",
+        ),
     ],
 )
 def test_a_bad_clock_is_refused_before_data_are_read(tmp_path, monkeypatch, words, message):

@@ -14,6 +14,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.ranges import Count, Decay, Index, NonNegative, Positive
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.cohort import Cohort
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import Layout
@@ -102,15 +103,13 @@ def clocked(
     for name, count in (("latencies", latencies.clients), ("compute", compute.per_step)):
         rule = f"be of the {num_clients} clients of the federation"
         checks.require(len(count) == num_clients, name, rule, len(count))
-    _check_server(federation, latencies, {"deadline": deadline, "keep": keep})
-    if deadline is not None:
-        shortest = float(np.min(latencies.down + compute.per_round + latencies.up))
-        rule = f"be at least {shortest:g}, the shortest time of any client without its steps"
-        checks.require(deadline >= shortest, "deadline", rule, deadline)
+    _check_server(federation, latencies)
+    check_rules(latencies, deadline, keep, availability)
+    check_deadline(latencies, compute, deadline)
     _check_keep(federation, keep)
     _check_lost(federation, {"deadline": deadline, "availability": availability})
     if availability is not None:
-        _check_availability(federation, availability, deadline)
+        _check_availability(federation, availability)
     numbers = {"clock_deadline": deadline, "clock_dropout": dropout}
     given = {name: number for name, number in numbers.items() if number is not None}
     clock = _Clock(
@@ -133,25 +132,52 @@ def clocked(
     return wrapped.with_numbers(given, {name: _RANGES[name] for name in given})
 
 
-def _check_server(
-    federation: Federation, latencies: Latencies, of_server: dict[str, float | None]
+def check_rules(
+    latencies: Latencies,
+    deadline: float | None,
+    keep: int | None,
+    availability: Availability | None,
 ) -> None:
-    """Refuses a server on one side alone, and what servers between clients and it cannot know."""
+    """Refuses rules of a clock that do not go together, whatever its federation."""
+    has_server = latencies.server is not None
+    for name, value in (("deadline", deadline), ("keep", keep)):
+        rule = "be left out without a server: each client waits for all others"
+        checks.require(has_server or value is None, name, rule, value)
+    rule = "be left out with edge servers, which send one sum each"
+    checks.require(keep is None or latencies.edges is None, "keep", rule, keep)
+    if availability is not None and availability.reads_times:
+        rule = "depend on rounds alone without a server"
+        checks.require(has_server, "availability", rule, "times")
+        rule = "be given for availability by simulated time: it ends rounds that reach no client"
+        checks.require(deadline is not None, "deadline", rule, deadline)
+
+
+def check_deadline(latencies: Latencies, compute: Compute, deadline: float | None) -> None:
+    """Refuses a deadline that no client can meet."""
+    if deadline is not None:
+        shortest = float(np.min(latencies.down + compute.per_round + latencies.up))
+        rule = f"be at least {shortest:g}, the shortest time of any client without its steps"
+        checks.require(deadline >= shortest, "deadline", rule, deadline)
+
+
+def check_keep(participation: Participation, keep: int | None) -> None:
+    """Refuses more updates than a round may have clients."""
+    if keep is not None:
+        most = participation.capacity
+        rule = f"be at most the {most} clients that a round may draw"
+        checks.require(keep <= most, "keep", rule, keep)
+
+
+def _check_server(federation: Federation, latencies: Latencies) -> None:
+    """Refuses a server on one side alone, and edge servers that would need each update."""
     has_server = latencies.server is not None
     rule = "name the place of a server" if federation.facts.has_server else "name no server"
     found = "one" if has_server else None
     checks.require(has_server == federation.facts.has_server, "latencies.server", rule, found)
-    for name, value in of_server.items():
-        rule = "be left out without a server: each client waits for all others"
-        checks.require(has_server or value is None, name, rule, value)
-    if latencies.edges is None:
-        return
-    keep = of_server["keep"]
-    rule = "be left out with edge servers, which send one sum each"
-    checks.require(keep is None, "keep", rule, keep)
+    is_flat = latencies.edges is None or not federation.facts.is_stacked
     rule = f"be left out for {federation.algorithm.name}, whose server reads the update of each"
     name = type(federation.algorithm.aggregator).__name__
-    checks.require(not federation.facts.is_stacked, "edges", rule, name)
+    checks.require(is_flat, "edges", rule, name)
 
 
 def _amplifies(federation: Federation) -> bool:
@@ -165,11 +191,10 @@ def _amplifies(federation: Federation) -> bool:
 
 def _check_keep(federation: Federation, keep: int | None) -> None:
     """Refuses numbers of updates that no round has, or that no claim covers."""
+    check_keep(federation.participation, keep)
     if keep is None:
         return
-    most, claim = federation.participation.capacity, federation.claims.client
-    rule = f"be at most the {most} clients that a round may draw"
-    checks.require(keep <= most, "keep", rule, keep)
+    claim = federation.claims.client
     least = federation.claims.min_participants
     rule = f"be at least {least}, the clients whose noise the claim counts"
     checks.require(keep >= least, "keep", rule, keep)
@@ -199,9 +224,7 @@ def _check_lost(federation: Federation, who: dict[str, Any]) -> None:
         checks.require(value is None or not can_be_lost, name, rule, "one")
 
 
-def _check_availability(
-    federation: Federation, availability: Availability, deadline: float | None
-) -> None:
+def _check_availability(federation: Federation, availability: Availability) -> None:
     """Refuses what does not fit the clients, or depends on what no claim covers."""
     num_clients, name = federation.population.num_clients, "availability"
     fits = availability.num_clients in (None, num_clients)
@@ -212,16 +235,12 @@ def _check_availability(
         "clients, which those that cannot be reached would miss"
     )
     checks.require(not federation.facts.is_finished_for_all, name, rule, "one")
-    if availability.reads_times:
-        has_server = federation.facts.has_server
-        checks.require(has_server, name, "depend on rounds alone without a server", "times")
-        rule = "be given for availability by simulated time: it ends rounds that reach no client"
-        checks.require(deadline is not None, "deadline", rule, deadline)
-        rule = (
-            "depend on rounds alone where secret cohorts amplify privacy of clients: simulated "
-            "times depend on who was drawn before"
-        )
-        checks.require(not _amplifies(federation), name, rule, "one that depends on times")
+    rule = (
+        "depend on rounds alone where secret cohorts amplify privacy of clients: simulated "
+        "times depend on who was drawn before"
+    )
+    fits = not (availability.reads_times and _amplifies(federation))
+    checks.require(fits, name, rule, "one that depends on times")
 
 
 class _State(NamedTuple):

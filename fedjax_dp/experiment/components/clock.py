@@ -19,7 +19,7 @@ from fedjax_dp.engine.wrappers.availability import (
     daily,
     in_rounds,
 )
-from fedjax_dp.engine.wrappers.clock import clocked
+from fedjax_dp.engine.wrappers.clock import check_deadline, check_keep, check_rules, clocked
 from fedjax_dp.engine.wrappers.latencies import (
     Compute,
     Latencies,
@@ -30,6 +30,7 @@ from fedjax_dp.engine.wrappers.latencies import (
     round_times,
     serverless_times,
 )
+from fedjax_dp.experiment.components.participation import participation_of
 from fedjax_dp.experiment.schema.config import AvailabilitySection, ClockSection, Config
 
 
@@ -133,9 +134,18 @@ def clock_of(config: Config, num_clients: int | None) -> Clock | None:
 def check_clock(config: Config, num_clients: int | None) -> None:
     """Checks a clock, and that its lists have no more entries than there are clients."""
     section = config.clock
-    clock_of(config, num_clients)
+    clock = clock_of(config, num_clients)
+    if clock is not None:
+        with _named():
+            rules = (clock.options[name] for name in ("deadline", "keep", "availability"))
+            check_rules(clock.latencies, *rules)
     if num_clients is None:
         return
+    if clock is not None:
+        participation = participation_of(config.participation, num_clients)
+        with _named():
+            check_deadline(clock.latencies, clock.compute, section.deadline)
+            check_keep(participation, section.keep)
     for name in ("clients", "edges", "classes"):
         found = getattr(section, name)
         rule = f"have at most one entry for each of the {num_clients} clients"
