@@ -40,9 +40,8 @@ def simulation_of() -> engine.Simulation:
     rate = 2 / (bounds.curvature + 2 * _REGULARIZER)
     numbers = LocalConfig(learning_rate=rate, batch_size=1, num_steps=_STEPS)
     whole = full_participation()._replace(name="full_batch")
-    masks = secure.masked(
-        counted_mean(), secure.fixed_point(count, integer_bits=6), secure.all_pairs(count)
-    )
+    graph = secure.all_pairs(count, colluders=1)
+    masks = secure.masked(counted_mean(), secure.fixed_point(count, integer_bits=6), graph)
     algorithm = algorithms.retrained_averaging(
         model,
         local_trainer(model, numbers, sampler=whole),

@@ -95,7 +95,7 @@ def under_masks(form="masked", dropouts=2, of=None):
     """FedAvg of six clients under masks, or of none."""
     model, mean = make_model(), uniform_mean()
     if form is not None:
-        graph = secure.all_pairs(NUM_CLIENTS, dropouts=dropouts)
+        graph = secure.all_pairs(NUM_CLIENTS, colluders=1, dropouts=dropouts)
         mean = secure.masked(mean, secure.fixed_point(NUM_CLIENTS), graph, form=form)
     built = fedavg(model, plain_trainer(model), aggregator=mean)
     execution = ExecutionConfig(clients_per_chunk=2)
@@ -166,6 +166,21 @@ def test_what_needs_a_server_is_refused(name, cohorts, message):
     fed = federation(algorithm(name), make_data(), cohorts())
     with pytest.raises(ValueError, match=message):
         serverless(fed)
+
+
+def test_masks_hold_against_clients_that_receive_all_messages():
+    """One client alone has what a server has, and its own seeds."""
+    model = make_model()
+
+    def averaging(**against):
+        graph = secure.all_pairs(NUM_CLIENTS, **against)
+        mean = secure.masked(uniform_mean(), secure.fixed_point(NUM_CLIENTS), graph)
+        built = fedavg(model, plain_trainer(model), aggregator=mean)
+        return federation(built, make_data(), all_join())
+
+    serverless(averaging(colluders=1))
+    with pytest.raises(ValueError, match="graph of masks for 1 colluder or more: each client"):
+        serverless(averaging())
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,10 @@ def secure(**options):
         (secure(form="masked", failure=1e-9), "secure_aggregation.failure must be none for"),
         (secure(form="masked", num_neighbors=2), "secure_aggregation.num_neighbors must be none"),
         (secure(form="masked", colluders=6), "secure_aggregation.colluders must be below the 6"),
+        (
+            [*FEDAVG, *secure(form="masked"), "--communication.serverless=true"],
+            "secure_aggregation.colluders must be at least 1 with communication.serverless",
+        ),
         (secure(form="masked", dropouts=6), "secure_aggregation.dropouts must leave 2 of 6"),
         (
             secure(form="masked", graph="random_neighbors", num_neighbors=6),
@@ -137,6 +141,21 @@ def test_masks_change_nothing_but_the_statement(tmp_path):
     assert "every mask was made and removed" in (tmp_path / "masked" / "privacy.md").read_text()
     found = read_json(tmp_path / "cancelled", "summary.json")["secure_aggregation"]
     assert found["form"] == "cancelled" and found["keys"] == "simulated"
+
+
+@telling
+def test_masks_cancel_in_a_run_without_a_server(tmp_path):
+    """The same models with a server; each client sends its words to five others."""
+    pytest.importorskip("cryptography")
+    words = [*SIX, *FEDAVG, *secure(form="masked", colluders=1, keys="agreed")]
+    assert execute(tmp_path / "alone", *words, "--communication.serverless=true")[0] == 0
+    assert execute(tmp_path / "served", *words)[0] == 0
+    rows, served = metrics(tmp_path / "alone"), metrics(tmp_path / "served")
+    for row, other in zip(rows, served, strict=True):
+        assert row["test_loss"] == other["test_loss"] and row["num_lost"] == 0
+        assert row["num_messages"] == 30 and row["bytes_down"] == 0
+        # Keys and shares, which go through a server, are counted there alone.
+        assert 1 < row["bytes_up"] / other["bytes_up"] < 5
 
 
 @slow

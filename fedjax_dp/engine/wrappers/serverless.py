@@ -8,6 +8,7 @@ from fedjax_dp.engine.facts import Facts
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import Fate
+from fedjax_dp.server.secure.aggregator import Masks
 
 
 class _Facts(Facts):
@@ -23,11 +24,14 @@ def serverless(federation: Federation) -> Federation:
     Each client holds what the server would, sends its message to all others, and combines the
     messages of all, its own included, so that masks of `secure.masked` cancel. All clients then
     have the same model, the one that a server would have made; messages and simulated times differ.
-    `communication` counts n (n − 1) messages in a round of n clients, and none down.
+    `communication` counts n (n − 1) messages in a round of n clients, and none down. A client that
+    missed a round, under a clock, begins with the newest model all the same: that another client
+    sends it, and how long this takes, is not simulated.
 
     Guarantee: that of records, whose noise clients add themselves. Claims for clients are refused:
     without a trusted server no party may know the noise, and a client that receives the sum knows
-    its own share of it. Unless messages are masked, each client sees those of all others.
+    its own share of it. Unless messages are masked, each client sees those of all others; masks
+    hold against `colluders` of their graph together, of whom each client is one.
 
     Args:
       federation: what runs without a server, with full participation.
@@ -36,8 +40,8 @@ def serverless(federation: Federation) -> Federation:
       The federation. Its info of the server gains `num_messages`.
 
     Raises:
-      ValueError: for noise of a server or in shares, cohorts of some clients, steps on the host, or
-        messages of a server at the end of a round.
+      ValueError: for noise of a server or in shares, masks that hold against no colluder, cohorts
+        of some clients, steps on the host, or messages of a server at the end of a round.
 
     Source: PrivacyFL (Mugunthan and others 2020), serverless mode, with each client's own masked
     message in its sum.
@@ -54,6 +58,12 @@ def serverless(federation: Federation) -> Federation:
     )
     noise = algorithm.aggregator.claim
     checks.require(noise is None, "aggregator", rule, type(noise).__name__)
+    has_shares = federation.claims.min_participants > 0
+    checks.require(not has_shares, "federation", rule, name)
+    masks = algorithm.aggregator.encode
+    rule = "have a graph of masks for 1 colluder or more: each client receives all messages"
+    fits = not isinstance(masks, Masks) or masks.graph.colluders > 0
+    checks.require(fits, "aggregator", rule, 0)
     is_full = participation.min_drawn >= num_clients
     rule = "be full without a server, as with full_participation(): all clients hold the model"
     checks.require(is_full, "participation", rule, participation.sampler.name)

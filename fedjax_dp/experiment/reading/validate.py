@@ -53,8 +53,7 @@ def validate(config: Config) -> None:
     _check_acceleration(config.acceleration, config.run)
     check_asynchronous(config)
     _check_leaving(config)
-    _check_serverless(config)
-    _check_masks(config.secure_aggregation)
+    _check_masks(config.secure_aggregation, not config.communication.serverless)
     _check_aggregator(config.algorithm, entry, privacy)
     options = algorithms.options_of(name) | config.algorithm.options
     needs = _needs_of(entry, options)
@@ -198,12 +197,16 @@ def _check_acceleration(section: AccelerationSection, run: RunSection) -> None:
         raise ValueError(f"acceleration.{name} must {rule}, got {getattr(section, name)!r}")
 
 
-def _check_masks(section: SecureAggregationSection) -> None:
-    """Refuses settings without effect."""
+def _check_masks(section: SecureAggregationSection, has_server: bool) -> None:
+    """Refuses settings without effect, and masks that hide nothing from a client."""
     if section.form is None:
         for name in sorted(section.model_fields_set - {"form"}):
             rule, value = "be left out without a secure_aggregation.form", getattr(section, name)
             raise ValueError(f"secure_aggregation.{name} must {rule}, got {value!r}")
+        return
+    rule = "be at least 1 with communication.serverless, where each client receives all messages"
+    fits = has_server or section.colluders > 0
+    checks.require(fits, "secure_aggregation.colluders", rule, section.colluders)
     if section.graph == "all_pairs":
         rule = "be none for secure_aggregation.graph = 'all_pairs', of which nothing is random"
         for name in ("num_neighbors", "failure"):
@@ -230,13 +233,6 @@ def _check_leaving(config: Config) -> None:
     checks.require(fits, "leaving.tolerance", rule, section.tolerance)
     rule = "be left out with acceleration, which moves the model that clients compare theirs to"
     checks.require(config.acceleration.memory is None, "leaving.tolerance", rule, section.tolerance)
-
-
-def _check_serverless(config: Config) -> None:
-    rule = "be left out with communication.serverless: keys and shares go through a server"
-    form = config.secure_aggregation.form
-    fits = form is None or not config.communication.serverless
-    checks.require(fits, "secure_aggregation.form", rule, form)
 
 
 def _check_aggregator(section: AlgorithmSection, entry: Entry, privacy: PrivacySection) -> None:

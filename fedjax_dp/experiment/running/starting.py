@@ -82,11 +82,14 @@ def accounting_of(experiment: Experiment, hyper: Hyper) -> PrivacyAccounting:
 
 
 def _byte_totals(experiment: Experiment) -> ByteTotals:
-    """Makes byte totals that start at zero."""
+    """Makes byte totals that start at zero; without a server keys and shares are not counted."""
     config, simulation = experiment.config, experiment.simulation
+    federation = simulation.federation
     graph = graph_of(config.secure_aggregation, simulation.participation)
+    if not federation.facts.has_server:
+        graph = None
     exchange = None if graph is None else mask_messages(graph)
-    return ByteTotals(simulation.federation, config.communication.encoding, exchange)
+    return ByteTotals(federation, config.communication.encoding, exchange)
 
 
 def fresh(experiment: Experiment, folder: pathlib.Path | None) -> tuple[SimulationState, Start]:
