@@ -83,10 +83,14 @@ class Facts:
         )
         return self._round.down, sent
 
-    @property
+    @cached_property
     def frozen(self) -> tuple[kinds.Frozen, ...]:
-        """The frozen parameters that clients' rounds read."""
-        return self._round.frozen
+        """The frozen parameters that clients' rounds read, and the seeds of their masks."""
+        aggregator, key = self._algorithm.aggregator, jax.random.key(0)
+        with kinds.reads() as read:
+            if aggregator.encode is not None:
+                jax.eval_shape(lambda update: self._sent(aggregator, update, key), self.update)
+        return *self._round.frozen, *read
 
     @property
     def cost(self) -> Cost:
@@ -143,20 +147,32 @@ class Facts:
             jaxpr, (update, up, down) = jax.make_jaxpr(one, return_shape=True)(*arguments)
         return _Round(update, up, down, tuple(frozen), cost_of_jaxpr(jaxpr))
 
-    def _aggregate(self, aggregator: Aggregator, update: PyTree, key: Any) -> PyTree:
-        """Makes the aggregate of a cohort of one."""
-        state = aggregator.init(update)
-        numbers = jax.tree.map(jnp.asarray, typed(self._algorithm.hyper)).aggregator
-        roster = Roster(jnp.zeros(1, jnp.int32), jnp.ones(1, bool))
+    def _numbers(self) -> Any:
+        """The numbers of the aggregator at the start."""
+        return jax.tree.map(jnp.asarray, typed(self._algorithm.hyper)).aggregator
+
+    def _sent(self, aggregator: Aggregator, update: PyTree, key: Any) -> PyTree:
+        """Makes the message of a cohort of one."""
+        numbers, roster = self._numbers(), _alone()
         sender = Sender(jnp.int32(0), jnp.float32(1), key, key, roster)
-        broadcast = aggregator.broadcast(state)
+        broadcast = aggregator.broadcast(aggregator.init(update))
         found = aggregator.contribute(broadcast, numbers, update, sender)
         found = jax.tree.map(trees.at_least_float32, found)
-        if aggregator.encode is not None:
-            found = aggregator.encode(broadcast, numbers, found, sender)
+        if aggregator.encode is None:
+            return found
+        return aggregator.encode(broadcast, numbers, found, sender)
+
+    def _aggregate(self, aggregator: Aggregator, update: PyTree, key: Any) -> PyTree:
+        """Makes the aggregate of a cohort of one."""
+        found = self._sent(aggregator, update, key)
         if self.is_stacked:
             gathered = jax.tree.map(lambda x: x[None], found)
         else:
             gathered = sums.value(sums.zeros_like(found))
-        close = Close(roster, jnp.full(1, Fate.CONTRIBUTED, jnp.int8), key, key)
-        return aggregator.combine(state, numbers, gathered, close)[1]
+        close = Close(_alone(), jnp.full(1, Fate.CONTRIBUTED, jnp.int8), key, key)
+        return aggregator.combine(aggregator.init(update), self._numbers(), gathered, close)[1]
+
+
+def _alone() -> Roster:
+    """Makes the roster of a cohort of one."""
+    return Roster(jnp.zeros(1, jnp.int32), jnp.ones(1, bool))

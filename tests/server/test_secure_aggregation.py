@@ -13,13 +13,18 @@ import numpy as np
 import pytest
 from marks import later, telling
 from scipy import stats
+from small_problem import NUM_CLIENTS, make_data, make_model, plain_trainer
 
 from fedjax_dp import server
+from fedjax_dp.algorithms import fedavg
 from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Training
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.core import messages, sums
 from fedjax_dp.core.masks import Sparse
-from fedjax_dp.engine import Cohort, Examples, Fate, Layout
+from fedjax_dp.data import full_participation, participation
+from fedjax_dp.engine import Cohort, Examples, Fate, Layout, examples_of, federation
+from fedjax_dp.engine.cohort import typed
+from fedjax_dp.engine.execution.round_loop import Count, one_round
 from fedjax_dp.engine.round import SimulationState, play_round
 from fedjax_dp.privacy.mechanisms import distributed
 from fedjax_dp.privacy.mechanisms.adaptive_clipping import AdaptiveClipping
@@ -27,6 +32,7 @@ from fedjax_dp.privacy.mechanisms.correlated_noise import banded_noise
 from fedjax_dp.server.base import Close, Roster, Sender, Stacked, Summed
 from fedjax_dp.server.secure import aggregator as wrapper
 from fedjax_dp.server.secure import (
+    agreed_keys,
     all_pairs,
     fixed_point,
     mask_messages,
@@ -535,3 +541,27 @@ def test_noise_is_enough_when_colluders_subtract_theirs():
         server.discrete_mean(SHAPE, plan, 8.0, varies=True)
     with pytest.raises(ValueError, match=r"plan\.shares_in_sum must be at most the cohort of 7"):
         server.discrete_mean(SHAPE, plan, 7)
+
+
+@pytest.mark.parametrize("form", ["masked", "cancelled"])
+def test_agreed_seeds_are_an_argument_of_the_compiled_round(form):
+    """Programs of other seeds have the same text, which JAX may keep on disk."""
+    pytest.importorskip("cryptography")
+    model = make_model()
+    trainer = plain_trainer(model)
+    joins = participation(full_participation(), NUM_CLIENTS)
+
+    def text_and_seeds():
+        keys = agreed_keys(NUM_CLIENTS)
+        graph = all_pairs(NUM_CLIENTS)
+        mean = masked(server.uniform_mean(), fixed_point(NUM_CLIENTS), graph, keys=keys, form=form)
+        bound = federation(fedavg(model, trainer, aggregator=mean), make_data(), joins)
+        seeds = [part.constants for part in bound.facts.frozen]
+        step = one_round(bound, Layout(chunk=2), seeds, Count()).step
+        arguments = bound.init(KEY), typed(bound.hyper), examples_of(make_data()), None, KEY
+        return step.lower(*arguments, seeds).as_text(), seeds
+
+    (text, seeds), (other, _) = text_and_seeds(), text_and_seeds()
+    assert text == other
+    sizes = [[x.shape for x in part] for part in seeds]
+    assert sizes == [[(NUM_CLIENTS, NUM_CLIENTS, 2), (NUM_CLIENTS, 2)]] * (form == "masked")

@@ -15,6 +15,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.packages import needed_for
+from fedjax_dp.models import kinds
 
 _SEED_BYTES = 8
 _KEY_BYTES = 32
@@ -66,7 +67,9 @@ def agreed_keys(
 
     All clients of the simulation are in one process, and so are their keys: the agreement is real,
     and what keeps keys apart in a deployment is not. Seeds of a round are Threefry blocks of the
-    public key of the round under these seeds.
+    public key of the round under these seeds. They are an argument of a compiled simulation, and in
+    no program that JAX may keep in its cache on disk; a round that is compiled otherwise, as by
+    `jax.jit(federation.step)`, holds them as constants.
 
     Guarantee: keys serve one run. Two runs with the same keys and the same root key use the same
     masks, and the difference of two messages of a client is then bare: agree for every run on new
@@ -100,13 +103,15 @@ def agreed_keys(
             table[i, j] = table[j, i] = pair_seed(key, public[j], i, j)
     drawn = secrets.token_bytes(_SEED_BYTES * num_clients)
     own = np.frombuffer(drawn, "<u4").reshape(num_clients, 2)
+    # An argument of the compiled round, whose text may be kept on disk.
+    held = kinds.Frozen(jax.tree.structure((0, 0)), (table, own))
 
     def of_round(public_key, seed):
         return threefry_2x32(seed, jax.random.bits(public_key, (2,), jnp.uint32))
 
     return MaskKeys(
-        lambda public_key, client, other: of_round(public_key, jnp.asarray(table)[client, other]),
-        lambda public_key, client: of_round(public_key, jnp.asarray(own)[client]),
+        lambda public_key, i, j: of_round(public_key, held.within(())[0][i, j]),
+        lambda public_key, i: of_round(public_key, held.within(())[1][i]),
         False,
     )
 
