@@ -47,8 +47,10 @@ class FloatOffsets(NamedTuple):
         return total
 
     def following(self) -> "FloatOffsets":
-        """Derives the keys of the next round from the part of each that is no offset."""
-        keys = {pair: _stream(key[_OFFSET_BITS // 8 :]) for pair, key in self.keys.items()}
+        """Derives the keys of the next round from the digits of each that are no offset."""
+        keys = {
+            pair: _stream(_digits(key)[_OFFSET_BITS:].encode()) for pair, key in self.keys.items()
+        }
         return self._replace(keys=keys)
 
 
@@ -87,7 +89,11 @@ def _stream(seed: bytes) -> bytes:
     return hashlib.sha256(seed).digest()
 
 
+def _digits(key: bytes) -> str:
+    """Writes a key in binary without leading zeros, so that the first digit is 1."""
+    return f"{int.from_bytes(key, 'big'):b}"
+
+
 def _offset(key: bytes) -> float:
-    """Takes the first 18 digits of a key, written without leading zeros, so that the first is 1."""
-    digits = bin(int.from_bytes(key, "big"))[2:]
-    return float(int(digits[:_OFFSET_BITS], 2))
+    """Takes the first 18 digits of a key."""
+    return float(int(_digits(key)[:_OFFSET_BITS], 2))

@@ -36,6 +36,15 @@ def test_an_offset_has_18_digits_and_the_first_is_one_and_all_weights_share_it()
         offsets = following
 
 
+def test_the_next_key_follows_from_the_digits_that_are_no_offset():
+    """Keys that differ in the last two digits of the offset alone have the same next key."""
+    keys = [int(f"{offset:018b}" + "01" * 119, 2).to_bytes(32, "big") for offset in range(4)]
+    keys = [bytes([key[0] | 128, *key[1:]]) for key in keys]
+    both = [float_offsets(2)._replace(keys={(0, 1): key}) for key in keys]
+    assert [one.offsets()[0] for one in both] == [2**17 + i for i in range(4)]
+    assert len({one.following().offsets()[0] for one in both}) == 1
+
+
 def test_offsets_of_one_client_are_refused():
     with pytest.raises(ValueError, match="num_clients must be"):
         float_offsets(1)
