@@ -222,7 +222,7 @@ def _training(
     if noise.num_parties > 1:
         uncovered.append(
             "a client's model by itself, without those of all other clients, and entries that "
-            "masks cut to their range"
+            "masks cut to their range or round to their words"
         )
     is_once = data is not None and data.form == "disjoint"
     claim = OnceClaim if is_once else RecordClaim

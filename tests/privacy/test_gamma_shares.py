@@ -193,6 +193,24 @@ def test_bad_input_is_refused(bad, words):
         privacy.gamma_shares(**{**good, **bad})
 
 
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+def test_rounded_vectors_stay_within_the_bound_of_the_event(relation):
+    """Rounding makes L1 norms longer than √d times the L2 bound, and no longer than is charged."""
+    d, width = 64, 0.2499
+    noise = privacy.gamma_shares(4, privacy.sensitivity_of_sum(1.0, relation), 1.0)
+    assert noise.event(d).noise_multiplier == pytest.approx(noise.scale / np.sqrt(d))
+    is_replaced = relation == "replace_one"
+    allowed = (1 + is_replaced) * noise.scale / noise.event(d, width).noise_multiplier
+    vectors = np.random.default_rng(0).normal(size=(50, d))
+    # All entries of the first are a little more than half a step.
+    vectors = np.vstack([np.ones(d), vectors])
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    others = -vectors if is_replaced else np.zeros_like(vectors)
+    moved = np.rint(vectors / width) - np.rint(others / width)
+    largest = width * np.abs(moved).sum(axis=1).max()
+    assert (1 + is_replaced) * np.sqrt(d) < largest <= allowed
+
+
 def test_the_statement_names_who_is_not_covered():
     ledger = Ledger("client", "add_remove")
     ledger.charge(privacy.gamma_shares(4, privacy.sensitivity_of_sum(1.0), 1.0).event(4))

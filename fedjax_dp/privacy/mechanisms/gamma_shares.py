@@ -12,7 +12,7 @@ from chex import PRNGKey
 
 from fedjax_dp.core import checks, keys
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.ranges import Count, Positive
+from fedjax_dp.core.ranges import Count, NonNegative, Positive
 from fedjax_dp.privacy.events import CurveDpEvent, DpEvent, concrete
 from fedjax_dp.privacy.mechanisms import random_bits
 from fedjax_dp.privacy.sensitivities import Sensitivity
@@ -127,17 +127,24 @@ class GammaShares(NamedTuple):
         checks.whole("num_rounds", num_rounds)
         return num_rounds * math.sqrt(num_weights) * self.coordinate_epsilon
 
-    def event(self, num_weights: Count) -> DpEvent:
+    def event(self, num_weights: Count, resolution: NonNegative = 0.0) -> DpEvent:
         """Builds the event of one release of a vector, for a ledger of any relation.
+
+        Vectors that are rounded to a lattice of width r before noise is added may be further apart
+        than they were, by r in each coordinate: a bound Δ on the L2 norm of a contribution then
+        bounds its L1 norm by √d·Δ + d·r/2. That noise in shares is rounded too, share by share, is
+        in no event: a sum of rounded shares has not quite the law of a Laplace number.
 
         Args:
           num_weights: d, coordinates of a release, at least 1; 1 is the price of one coordinate.
+          resolution: r, at least 0, such as `FixedPoint.resolution`; 0 without rounding.
 
         Returns:
           The event.
         """
         checks.whole("num_weights", num_weights)
-        l1 = math.sqrt(num_weights) * concrete("sensitivity", self.sensitivity.contribution)
+        contribution = concrete("sensitivity", self.sensitivity.contribution)
+        l1 = math.sqrt(num_weights) * contribution + num_weights * resolution / 2
         return GammaSharesDpEvent(self.scale / l1, self.num_parties)
 
 

@@ -197,6 +197,10 @@ def play(
     it subtracts; with `zero_sharing` it cannot either, for it adds one share that was fixed when
     the masks were made. It still can make terms that are zero.
 
+    Guarantee: `set_up.noise.event(weights, set_up.fixed_point.resolution)` for one party's values,
+    which are rounded before noise is added, against those who see totals alone. Noise is rounded
+    too, in steps of 2^-f, which no event covers.
+
     Args:
       set_up: from `set_up_protocol`, or from the iteration before.
       values: `[parties, weights]`, at most 2^k in absolute value.
