@@ -114,62 +114,117 @@ def averaged_models(
             is_corrected=calibration == "corrected",
             entry_delta=entry_delta,
         )
-    is_shared = noise is not None and noise.num_parties > 1
-    # Noise of a common size, for shares of one sum and as printed.
-    is_common = is_shared or calibration == "paper"
+    made = _Averaging(
+        trainer, start_of, data, noise, num_clients, regularizer, calibration == "paper", personal
+    )
     rule = "be given for noise that all clients make for the smallest of them"
-    checks.require(data is not None or noise is None or not is_common, "rows_per_round", rule, None)
-    keeps = personal != "shared"
-    required = num_clients if is_shared else 1
-    mean = aggregator or counted_mean(required=num_clients if is_shared else 0)
-    decay = optax.add_decayed_weights(regularizer)
+    fits = data is not None or noise is None or not made.is_common
+    checks.require(fits, "rows_per_round", rule, None)
+    keeps = made.keeps
 
     def init(key):
-        params = model.init(key)
         active = jnp.ones(num_clients, bool)
-        return ServerState(params, active, jnp.float32(0), jnp.int32(-1))
+        return ServerState(model.init(key), active, jnp.float32(0), jnp.int32(-1))
 
-    def broadcast(server, client):
-        smallest = 1.0 if data is None else data.smallest(server.is_active, client.round)
+    return FederatedAlgorithm(
+        name=name,
+        init=init,
+        broadcast=made.broadcast,
+        client=made.client,
+        aggregator=aggregator or counted_mean(required=num_clients if made.is_shared else 0),
+        server_step=made.server_step,
+        training=_training(trainer, noise, data, keeps),
+        numbers=Numbers(num_clients=num_clients),
+        views=Views(shared=field("params"), personal=made.personal_of if keeps else None),
+        client_state=ClientState(made.first),
+    )
+
+
+class _Averaging(NamedTuple):
+    """The functions of the declaration, and what they share."""
+
+    trainer: LocalTrainer
+    start_of: Callable[[PyTree], PyTree]
+    data: Growth | None
+    noise: MinimizerNoise | None
+    num_clients: int
+    regularizer: float
+    is_printed: bool
+    personal: Personal
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether noise comes in shares of all clients."""
+        return self.noise is not None and self.noise.num_parties > 1
+
+    @property
+    def is_common(self) -> bool:
+        """Whether noise is of a common size, as for shares of one sum and as printed."""
+        return self.is_shared or self.is_printed
+
+    @property
+    def keeps(self) -> bool:
+        """Whether a client's state holds its model without noise, and its noise."""
+        return self.personal != "shared"
+
+    def broadcast(self, server: ServerState, client: Any) -> Start:
+        """Sends the mean, and what sets the size of noise."""
+        smallest: Any = 1.0
+        if self.data is not None:
+            smallest = self.data.smallest(server.is_active, client.round)
         count = jnp.sum(server.is_active, dtype=jnp.float32)
         return Start(server.params, count, jnp.float32(smallest))
 
-    def noised(params: PyTree, config: Any, size: Any, message: Start, key: Any) -> PyTree:
-        if noise is None:
-            return params
-        records = message.smallest if is_common else size
-        is_printed = calibration == "paper"
-        multiplier = config.noise_multiplier / (message.num_active if is_printed else 1)
-        return noise.add(fold(key, Purpose.CLIENT_NOISE, 0), params, records, multiplier)
-
-    def client(message, own, client, hyper, key):
-        event = None if noise is None else noise.event
+    def client(self, message, own, client, hyper, key):
+        """Trains a model from its start, adds noise, and keeps what is asked for."""
+        event = None if self.noise is None else self.noise.event
         records: ClientData = client.read_by("training of a client's model", event)
-        records = records if data is None else data.view(records)
+        records = records if self.data is None else self.data.view(records)
         config = hyper.local
-        if noise is not None:
-            config = noise.training_numbers(config)
-        start = start_of(message.params)
-        result = trainer.train(start, records, config, key, gradient_transform=decay)
-        sent = noised(result.params, hyper.local, records.size, message, key)
+        if self.noise is not None:
+            config = self.noise.training_numbers(config)
+        decay = optax.add_decayed_weights(self.regularizer)
+        start = self.start_of(message.params)
+        result = self.trainer.train(start, records, config, key, gradient_transform=decay)
+        sent = self.noised(result.params, hyper.local, records.size, message, key)
         has_data = records.size > 0
-        after = OwnModel(
-            None if is_shared else sent,
-            result.params if keeps else None,
-            trees.subtract(sent, result.params) if keeps else None,
-            jnp.asarray(client.round, jnp.int32),
-        )
+        round_index = jnp.asarray(client.round, jnp.int32)
+        noise = trees.subtract(sent, result.params) if self.keeps else None
+        after = self.state_of(sent, result.params, noise, round_index)
         update = trees.subtract(sent, message.params)
         metrics = result.metrics.reported_by(client)
         kept = trees.where(has_data, after, own)
         return ClientOutput(update, has_data.astype(jnp.float32), kept, metrics)
 
-    def server_step(server, aggregate, hyper, round, key):
+    def noised(self, params: PyTree, config: Any, size: Any, message: Start, key: Any) -> PyTree:
+        """Adds a client's noise to its model."""
+        if self.noise is None:
+            return params
+        records = message.smallest if self.is_common else size
+        multiplier = config.noise_multiplier / (message.num_active if self.is_printed else 1)
+        return self.noise.add(fold(key, Purpose.CLIENT_NOISE, 0), params, records, multiplier)
+
+    def state_of(self, sent: PyTree, trained: PyTree, noise: PyTree, round_index: Any) -> OwnModel:
+        """Makes a client's state of what something reads."""
+        return OwnModel(
+            None if self.is_shared else sent,
+            trained if self.keeps else None,
+            noise if self.keeps else None,
+            round_index,
+        )
+
+    def first(self, server: ServerState) -> OwnModel:
+        """Makes a client's state before its first round."""
+        params = server.params
+        return self.state_of(params, params, trees.zeros_like(params), jnp.int32(-1))
+
+    def server_step(self, server, aggregate, hyper, round, key):
+        """Moves to the mean of a round, if there is one."""
         rule = "average with counts, as counted_mean() and secure.masked(counted_mean(), ...) do"
         found = type(aggregate).__name__
         checks.require(isinstance(aggregate, CountedMean), "aggregator", rule, found)
         # An aggregator that requires fewer clients must not release a part of the shares.
-        has_mean = aggregate.num_averaged >= required
+        has_mean = aggregate.num_averaged >= (self.num_clients if self.is_shared else 1)
         mean = trees.where(has_mean, aggregate.mean, trees.zeros_like(aggregate.mean))
         return server._replace(
             params=optax.apply_updates(server.params, mean),
@@ -177,37 +232,15 @@ def averaged_models(
             round=jnp.where(has_mean, round.index, server.round),
         ), {}
 
-    def first(server):
-        params = server.params
-        zeros = trees.zeros_like(params)
-        return OwnModel(
-            None if is_shared else params,
-            params if keeps else None,
-            zeros if keeps else None,
-            jnp.int32(-1),
-        )
-
-    def personal_of(server, own, client):
-        if personal == "own":
+    def personal_of(self, server: ServerState, own: OwnModel, client: Any) -> PyTree:
+        """Makes the model that a client uses itself."""
+        if self.personal == "own":
             return own.trained
         # Noise of other rounds is in no mean that it could be taken out of.
         is_in = (own.round == server.round) & (server.round >= 0)
         factor = jnp.where(is_in, trees.reciprocal(server.num_averaged), 0.0)
         received = trees.subtract(server.params, trees.scale(own.noise, factor))
         return trees.where(server.is_active[client.index], received, own.trained)
-
-    return FederatedAlgorithm(
-        name=name,
-        init=init,
-        broadcast=broadcast,
-        client=client,
-        aggregator=mean,
-        server_step=server_step,
-        training=_training(trainer, noise, data, keeps),
-        numbers=Numbers(num_clients=num_clients),
-        views=Views(shared=field("params"), personal=personal_of if keeps else None),
-        client_state=ClientState(first),
-    )
 
 
 def _training(
