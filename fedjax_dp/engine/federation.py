@@ -26,8 +26,7 @@ from fedjax_dp.engine.population import Population, population_of
 from fedjax_dp.engine.record import RoundInfo, RoundRecord
 from fedjax_dp.engine.round import SimulationState, play_round
 from fedjax_dp.privacy.claims import Claims
-from fedjax_dp.server.base import Aggregator
-from fedjax_dp.server.secure.aggregator import Masks
+from fedjax_dp.server.secure.aggregator import masks_of
 
 
 class Init(Protocol):
@@ -289,14 +288,15 @@ def _check_claims(
     if aggregator.claim is not None:
         algorithm.training.check_noised()
     _check_host_steps(algorithm)
-    check_masks(aggregator, participation.capacity)
+    check_masks(algorithm, participation.capacity)
     least, most = algorithm.claims.min_participants, participation.capacity
     rule = f"draw {least} clients in a round, without whose shares of noise every one is lost"
     checks.require(most >= least, "participation", rule, f"at most {most}")
     if claim is None:
         return
     # Computed now, so that a combination without an analysis is refused before any work.
-    participation.event(claim.event(hyper.aggregator))
+    if amplifies(algorithm.claims, participation, hyper):
+        _check_lost(algorithm, participation)
     needed, kept = claim.min_separation, participation.separation
     checks.require(
         kept >= needed,
@@ -314,13 +314,42 @@ def _check_claims(
     )
 
 
-def check_masks(aggregator: Aggregator, most: int) -> None:
-    """Refuses masks for more clients than the most of a sum, of which every one would be lost."""
-    masks = aggregator.encode
-    if isinstance(masks, Masks):
-        rule = f"share masks among at most {most} clients, the most of a round at one server"
-        needed = masks.graph.num_clients
-        checks.require(needed <= most, "aggregator", rule, f"a graph of {needed}")
+def check_masks(algorithm: FederatedAlgorithm, most: int) -> None:
+    """Refuses masks that lose every round of at most so many clients, or sum too few shares."""
+    masks = masks_of(algorithm.aggregator)
+    if masks is None:
+        return
+    rule = f"share masks among at most {most} clients, the most of a round at one server"
+    needed = masks.graph.num_clients
+    checks.require(needed <= most, "aggregator", rule, f"a graph of {needed}")
+    least, needed = masks.graph.min_senders, algorithm.claims.min_participants
+    rule = f"let no round be summed of fewer than the {needed} clients whose noise is counted"
+    checks.require(least >= needed, "aggregator", rule, f"a graph that recovers sums of {least}")
+
+
+def amplifies(claims: Claims, participation: Participation, hyper: Hyper) -> bool:
+    """Whether secret cohorts amplify a claim for clients; refuses what has no analysis."""
+    if claims.client is None:
+        return False
+    event = claims.client.event(hyper.aggregator)
+    return participation.event(event) != event
+
+
+def _check_lost(algorithm: FederatedAlgorithm, participation: Participation) -> None:
+    """Refuses sums that are lost if few clients are drawn, or many, which has to be secret."""
+    masks = masks_of(algorithm.aggregator)
+    if masks is None:
+        return
+    fewest, most = masks.graph.num_clients, masks.encoding.max_clients
+    rule = (
+        f"draw {fewest} to {most} clients in every round: masked sums of fewer or more are lost, "
+        "which would show how many were drawn, and secret cohorts amplify privacy of clients; the "
+        "nearest valid choice is fixed_size()"
+    )
+    least, largest = participation.min_drawn, participation.capacity
+    fits = fewest <= least and largest <= most
+    found = f"{participation.sampler.name}, which may draw {least} to {largest}"
+    checks.require(fits, "participation", rule, found)
 
 
 def _check_host_steps(algorithm: FederatedAlgorithm) -> None:

@@ -28,8 +28,6 @@ class ClientClaim(NamedTuple):
         is not divided.
       clips_whole: whether an update is scaled by one number, and unchanged within the bound in L2
         norm; anything that shares the bound is then scaled with the update.
-      min_senders: the fewest messages of a round whose masks can be removed; a round of fewer is
-        lost, which shows. 0 without masks.
     """
 
     sensitivity: Callable[[Any, Any], Sensitivity]
@@ -38,7 +36,6 @@ class ClientClaim(NamedTuple):
     min_participants: int = 0
     divisor: Callable[[Any], Any] | None = None
     clips_whole: bool = False
-    min_senders: int = 0
 
 
 class UnclaimedNoise(NamedTuple):

@@ -13,6 +13,7 @@ from small_problem import assert_same_state
 
 from fedjax_dp import algorithms, engine, models
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
+from fedjax_dp.core.messages import tariff_of
 from fedjax_dp.data import FederatedData, full_participation, participation, poisson
 from fedjax_dp.engine import ExecutionConfig, Fate, PrivacyAccounting, RoundRecord
 from fedjax_dp.privacy.claims import OnceClaim, RecordClaim
@@ -168,6 +169,29 @@ def test_leaving_is_refused_where_it_would_reveal_a_model():
         engine.leaving(other)
     with pytest.raises(ValueError, match="tolerance must be above 0"):
         engine.leaving(bound, tolerance=0.0)
+
+
+def test_masks_never_release_a_part_of_the_shares():
+    """A sum of two of three shares has not the noise of the claim, also if it is discarded."""
+    joins = participation(full_participation(), 3)
+
+    def under_masks(dropouts, mechanism="gamma_shares"):
+        mean = counted_mean(required=3)
+        graph = secure.all_pairs(3, dropouts=dropouts)
+        mean = secure.masked(mean, secure.fixed_point(3), graph)
+        return engine.federation(
+            algorithm_of(mechanism=mechanism, aggregator=mean), data_of(), joins
+        )
+
+    bound = under_masks(0)
+    # Six parameters and the number of clients: whether entries were cut is not sent.
+    assert tariff_of(bound.facts.up).fixed["dense"] == {"uint32": 28}
+    rule = "aggregator must add no noise in shares of clients: a server may have fewer"
+    with pytest.raises(ValueError, match=rule):
+        engine.several_servers(bound, servers=[0, 0, 1], exchange_every=1)
+    under_masks(1, "laplace")
+    with pytest.raises(ValueError, match="no round be summed of fewer than the 3 clients whose"):
+        under_masks(1)
 
 
 def test_clients_do_not_leave_asynchronous_rounds():

@@ -28,7 +28,7 @@ from fedjax_dp.engine import (
     serverless,
     several_servers,
 )
-from fedjax_dp.server import gaussian_mean, secure
+from fedjax_dp.server import gaussian_mean, secure, uniform_mean
 
 EVERYONE = jnp.arange(NUM_CLIENTS)
 TWO = partial(several_servers, servers=np.arange(NUM_CLIENTS) % 2, exchange_every=2)
@@ -57,12 +57,12 @@ def test_clients_that_are_away_miss_no_message_to_all():
         clocked(fed, **TIMED, availability=absences(0.1))
 
 
-def under_masks(cohorts, dropouts=1):
+def under_masks(cohorts, dropouts=1, fits=NUM_CLIENTS):
     model = make_model()
     private = secure.masked(
         gaussian_mean(1.0, 1.0, 4),
-        secure.fixed_point(NUM_CLIENTS),
-        secure.all_pairs(4, dropouts=dropouts),
+        secure.fixed_point(fits),
+        secure.all_pairs(min(4, fits), dropouts=dropouts),
     )
     built = dp_fedavg(model, plain_trainer(model), aggregator=private)
     return federation(built, make_data(), cohorts)
@@ -82,6 +82,47 @@ def test_whether_masks_are_lost_does_not_depend_on_a_secret_cohort(changed):
     clocked(under_masks(some("plain")), **TIMED, keep=3)
     with pytest.raises(ValueError, match="keep must be at least 3, with fewer of whose messages"):
         clocked(under_masks(some("plain")), **TIMED, keep=2)
+
+
+def test_rounds_that_few_clients_lose_are_refused_with_secret_cohorts():
+    """A Poisson cohort has fewer than four of six clients in most rounds, which would show."""
+    with pytest.raises(ValueError, match="participation must draw 4 to 6 clients in every round"):
+        under_masks(some("private"))
+    # Too many for the words.
+    with pytest.raises(ValueError, match=r"participation must draw 3 to 3 .* may draw 4 to 4"):
+        under_masks(some("plain"), fits=3)
+    # Nothing is amplified.
+    masks = secure.masked(uniform_mean(), secure.fixed_point(6), secure.all_pairs(4))
+    built = fedavg(make_model(), plain_trainer(make_model()), aggregator=masks)
+    federation(built, make_data(), some("private"))
+
+
+@pytest.mark.parametrize("name", ["plain", "private"])
+def test_masks_are_recovered_from_the_cohort_less_its_drop_outs(name):
+    """Of a cohort of six all but one, though their graph is for four or more."""
+    model = make_model()
+    mean = gaussian_mean(1.0, 1.0, 6) if name == "private" else uniform_mean()
+    masks = secure.masked(mean, secure.fixed_point(6), secure.all_pairs(4, dropouts=1))
+    declare = dp_fedavg if name == "private" else fedavg
+    fed = federation(
+        declare(model, plain_trainer(model), aggregator=masks), make_data(), all_join()
+    )
+    clocked(fed, **TIMED, keep=5)
+    with pytest.raises(ValueError, match="keep must be at least 5, with fewer of whose messages"):
+        clocked(fed, **TIMED, keep=4)
+
+
+def test_an_edge_server_sees_no_sum_of_too_few_shares():
+    """Three edges of two clients each, whose noise is half of what two of four would be."""
+    edges = latencies(CITIES, TABLE, PLACES, "hub", edges=PLACES)
+    shares = federation(algorithm("shares"), make_data(), all_join())
+    with pytest.raises(ValueError, match=r"edges must be left out without secure\.masked\(\): the"):
+        clocked(shares, **{**TIMED, "latencies": edges})
+    masks = secure.masked(
+        algorithm("shares").aggregator, secure.fixed_point(6), secure.all_pairs(6)
+    )
+    built = algorithm("shares")._replace(aggregator=masks)
+    clocked(federation(built, make_data(), all_join()), **{**TIMED, "latencies": edges})
 
 
 def averaging():

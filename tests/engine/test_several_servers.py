@@ -7,7 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from marks import telling
-from small_problem import NUM_CLIENTS, SIZES, assert_same_state, make_data, make_model, snapshot
+from small_problem import (
+    NUM_CLIENTS,
+    SIZES,
+    assert_same_state,
+    make_data,
+    make_model,
+    plain_trainer,
+    snapshot,
+)
 from test_clock import KEY, TIMED, all_join, assert_equal, some
 from test_clock import algorithm as small_algorithm
 
@@ -162,6 +170,21 @@ def test_masks_for_more_clients_than_a_server_has_are_refused():
         TWO(under_masks(3))
     with pytest.raises(ValueError, match="aggregator must share masks among at most 6 clients"):
         under_masks(7)
+
+
+def test_masks_of_a_server_are_refused_where_cohorts_are_secret():
+    """Of four clients drawn at random, a server of two has none, one or both."""
+    private = gaussian_mean(1.0, 1.0, 2)
+    masks = secure.masked(private, secure.fixed_point(4), secure.all_pairs(2))
+
+    def of(aggregator, cohorts):
+        built = dp_fedavg(make_model(), plain_trainer(make_model()), aggregator=aggregator)
+        return federation(built, make_data(), cohorts)
+
+    TWO(of(masks, all_join()))
+    TWO(of(private, some("plain")))
+    with pytest.raises(ValueError, match="aggregator must have no masks where secret cohorts"):
+        TWO(of(masks, some("plain")))
 
 
 def test_servers_are_inside_of_other_wrappers():

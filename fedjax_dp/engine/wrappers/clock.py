@@ -16,11 +16,12 @@ from fedjax_dp.core.ranges import Count, Decay, Index, NonNegative, Positive
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.cohort import Cohort
-from fedjax_dp.engine.federation import Federation
+from fedjax_dp.engine.federation import Federation, amplifies
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import Fate
 from fedjax_dp.engine.wrappers.availability import Availability, Moment, in_rounds
 from fedjax_dp.engine.wrappers.latencies import Compute, Latencies, drawn_legs, heard, schedule
+from fedjax_dp.server.secure.aggregator import masks_of
 
 # Numbers of `Hyper.algorithm`, beside those of the algorithm itself.
 _RANGES: dict[str, Any] = {"clock_deadline": Positive, "clock_dropout": Decay}
@@ -59,7 +60,9 @@ def clocked(
     a round with fewer messages in time than the claim counts is abandoned: all its clients are
     late, and the sum is empty. Where sampling amplifies privacy of clients, sums and availability
     that depend on who else was drawn are refused, which no analysis covers; so are masked sums with
-    a deadline or availability, of which one is lost if few of those that were drawn send.
+    a deadline or availability, of which one is lost if few of those that were drawn send. Edge
+    servers see sums of their clients: under noise that the server adds they are trusted as it is,
+    and noise in shares of clients needs masks with them.
 
     Args:
       federation: what is simulated.
@@ -178,15 +181,18 @@ def _check_server(federation: Federation, latencies: Latencies) -> None:
     rule = f"be left out for {federation.algorithm.name}, whose server reads the update of each"
     name = type(federation.algorithm.aggregator).__name__
     checks.require(is_flat, "edges", rule, name)
+    least = federation.claims.min_participants
+    is_masked = masks_of(federation.algorithm.aggregator) is not None
+    rule = (
+        f"be left out without secure.masked(): the claim counts on the noise of {least} clients, "
+        "and each edge server would see the sum of fewer"
+    )
+    fits = latencies.edges is None or least == 0 or is_masked
+    checks.require(fits, "edges", rule, "edge servers")
 
 
 def _amplifies(federation: Federation) -> bool:
-    """Whether secret cohorts amplify a claim for clients."""
-    claim = federation.claims.client
-    if claim is None:
-        return False
-    event = claim.event(federation.hyper.aggregator)
-    return federation.participation.event(event) != event
+    return amplifies(federation.claims, federation.participation, federation.hyper)
 
 
 def _check_keep(federation: Federation, keep: int | None) -> None:
@@ -194,13 +200,15 @@ def _check_keep(federation: Federation, keep: int | None) -> None:
     check_keep(federation.participation, keep)
     if keep is None:
         return
-    claim = federation.claims.client
     least = federation.claims.min_participants
     rule = f"be at least {least}, the clients whose noise the claim counts"
     checks.require(keep >= least, "keep", rule, keep)
-    least = 0 if claim is None else claim.min_senders
-    rule = f"be at least {least}, with fewer of whose messages a round is lost"
-    checks.require(keep >= least, "keep", rule, keep)
+    masks = masks_of(federation.algorithm.aggregator)
+    if masks is not None:
+        graph = masks.graph
+        least = max(federation.participation.min_drawn, graph.num_clients) - graph.dropouts
+        rule = f"be at least {least}, with fewer of whose messages a round is lost"
+        checks.require(keep >= least, "keep", rule, keep)
     # Of cohorts of fixed size, two that differ in one client keep updates that differ in one.
     is_covered = not (federation.participation.sampler.varies and _amplifies(federation))
     rule = (
@@ -213,8 +221,8 @@ def _check_keep(federation: Federation, keep: int | None) -> None:
 
 def _check_lost(federation: Federation, who: dict[str, Any]) -> None:
     """Refuses rounds that few messages lose, where who sends them has to be secret."""
-    claim = federation.claims.client
-    can_be_lost = claim is not None and claim.min_senders > 0 and _amplifies(federation)
+    is_masked = masks_of(federation.algorithm.aggregator) is not None
+    can_be_lost = is_masked and _amplifies(federation)
     rule = (
         "be left out for masked sums where secret cohorts amplify privacy of clients: whether a "
         "round is lost would depend on who was drawn; the nearest valid cohorts are of "

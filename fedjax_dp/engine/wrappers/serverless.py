@@ -8,7 +8,7 @@ from fedjax_dp.engine.facts import Facts
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import Fate
-from fedjax_dp.server.secure.aggregator import Masks
+from fedjax_dp.server.secure.aggregator import masks_of
 
 
 class _Facts(Facts):
@@ -60,9 +60,9 @@ def serverless(federation: Federation) -> Federation:
     checks.require(noise is None, "aggregator", rule, type(noise).__name__)
     has_shares = federation.claims.min_participants > 0
     checks.require(not has_shares, "federation", rule, name)
-    masks = algorithm.aggregator.encode
+    masks = masks_of(algorithm.aggregator)
     rule = "have a graph of masks for 1 colluder or more: each client receives all messages"
-    fits = not isinstance(masks, Masks) or masks.graph.colluders > 0
+    fits = masks is None or masks.graph.colluders > 0
     checks.require(fits, "aggregator", rule, 0)
     is_full = participation.min_drawn >= num_clients
     rule = "be full without a server, as with full_participation(): all clients hold the model"

@@ -14,9 +14,10 @@ from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.facts import Facts
-from fedjax_dp.engine.federation import Federation, check_masks
+from fedjax_dp.engine.federation import Federation, amplifies, check_masks
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import Fate, MessageCounts, RoundInfo, RoundRecord
+from fedjax_dp.server.secure.aggregator import masks_of
 
 
 @checked
@@ -47,12 +48,13 @@ def several_servers(
       ValueError: for a number out of its range, or a federation with wrappers, without a shared
         model, with several stages or steps on the host, with a message to all clients at the end of
         a round, with noise in shares of the clients, of which each server needs enough, or with
-        masks for more clients than a server has.
+        masks for more clients than a server has, or where secret cohorts amplify privacy of
+        clients: a server's round is lost if few of its clients are drawn, which shows.
     """
     of_client = _servers(servers, federation.population.num_clients)
     _check_federation(federation)
     most = min(federation.participation.capacity, int(np.bincount(of_client).min()))
-    check_masks(federation.algorithm.aggregator, most)
+    check_masks(federation.algorithm, most)
     return _Several(federation, of_client, int(of_client.max()) + 1, exchange_every).wrapped()
 
 
@@ -86,6 +88,14 @@ def _check_federation(federation: Federation) -> None:
     least = federation.claims.min_participants
     rule = "add no noise in shares of clients: a server may have fewer than the claim counts"
     checks.require(least == 0, "aggregator", rule, least)
+    is_secret = amplifies(federation.claims, federation.participation, federation.hyper)
+    rule = (
+        "have no masks where secret cohorts amplify privacy of clients: whether a server's sum is "
+        "lost would depend on who was drawn; the nearest valid cohorts are of full_participation() "
+        "and cyclic()"
+    )
+    fits = masks_of(algorithm.aggregator) is None or not is_secret
+    checks.require(fits, "aggregator", rule, federation.participation.sampler.name)
 
 
 class _Facts(Facts):

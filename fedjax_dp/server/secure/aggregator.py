@@ -11,7 +11,7 @@ from fedjax_dp.core.messages import Coded
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.claims import ClientClaim
 from fedjax_dp.privacy.mechanisms.distributed import Plan
-from fedjax_dp.server.base import Close, Diagnostic, Fate, Roster, Sender, Summed
+from fedjax_dp.server.base import Aggregator, Close, Diagnostic, Fate, Roster, Sender, Summed
 from fedjax_dp.server.fixed_point import FixedPoint
 from fedjax_dp.server.secure import masks, words
 from fedjax_dp.server.secure.graphs import Circle, MaskGraph, arranged
@@ -40,15 +40,16 @@ def masked(
 
     Guarantee: against an honest but curious server and at most `graph.colluders` clients, each
     message is uniform, and the server learns the sum over the clients that sent; with simulated
-    keys that is simulated. The sum holds all that is sent: `Diagnostic` figures are not, nor, where
-    clients add the noise, whether an entry was cut. Integers are added modulo 2^32; a claim about a
-    sum modulo less needs messages in the highest bits, as `discrete_mean` makes them. The wrapped
-    aggregator's claim stays: where it bounds contributions, entries are rounded toward zero, which
-    makes no norm larger. Noise that clients add as floats is refused, since the range would cut it
-    off, and it would not have the law that was accounted. The claim holds against colluders as far
-    as the noise was calibrated for them, see `masking_facts`. The claim of a sampled cohort
-    needs its size hidden, and a lost round shows that few took part: choose a graph under which
-    that is rarer than δ.
+    keys that is simulated. The sum holds all that is sent: `Diagnostic` figures are not, such as
+    whether an entry was cut. Integers are added modulo 2^32; a claim about a sum modulo less needs
+    messages in the highest bits, as `discrete_mean` makes them. The wrapped aggregator's claim
+    stays: where it bounds contributions, entries are rounded toward zero, which makes no norm
+    larger. Where it counts on noise that clients add as floats, that noise is refused: cut to the
+    range and rounded, it would not have the law that was accounted. Noise in models, of a claim for
+    records, is encoded with them, as Π_PPFL has it: the event covers no rounding, and the claim of
+    noise in shares names what it does not cover. The claim holds against colluders as far as the
+    noise was calibrated for them, see `masking_facts`. A lost round shows that few took part: a
+    federation whose secret cohorts amplify the claim has to draw enough clients in every round.
 
     Args:
       aggregator: any summed aggregator; leaves of its messages are floats, or integers of at most
@@ -61,8 +62,8 @@ def masked(
 
     Returns:
       The aggregator; its info also holds `num_recovered`, drop-outs whose masks were removed,
-      `num_lost`, 1 for a lost round, and, unless clients add the noise, `num_out_of_range`, clients
-      of whose message some entry was cut.
+      `num_lost`, 1 for a lost round, and `num_out_of_range`, clients of whose message some entry
+      was cut, for the experimenter.
 
     Raises:
       ValueError: if the aggregator is not summed, the encoding is not of 32 bits, or for fewer
@@ -97,29 +98,24 @@ def masked(
         has_sent = is_there & jnp.isin(
             close.fates[circle.slots], jnp.array([Fate.CONTRIBUTED, Fate.NOT_FINITE])
         )
+        coded, was_cut = total
         if is_masked:
-            total = _unmasked(total, circle, has_sent, seeds, close)
+            coded = _unmasked(coded, circle, has_sent, seeds, close)
         is_lost = _is_lost(graph, encoding, circle, has_sent, is_there)
-        total = jax.tree.map(lambda w: jnp.where(is_lost, jnp.zeros_like(w), w), total)
-        coded, num_cut = total
+        coded = jax.tree.map(lambda w: jnp.where(is_lost, jnp.zeros_like(w), w), coded)
         decoded = words.decode(encoding, coded)
         state, aggregate, info = aggregator.combine(state, numbers, decoded, close)
         own = {
             "num_recovered": jnp.sum(is_there & ~has_sent, dtype=jnp.int32) * ~is_lost,
             "num_lost": info.get("num_lost", 0) + is_lost.astype(jnp.int32),
+            "num_out_of_range": was_cut.value,
         }
-        if num_cut is not None:
-            own["num_out_of_range"] = num_cut.astype(jnp.int32)
         return state, aggregate, info | own
 
     def message(update, weight):
-        coded = Coded(_message_shapes(aggregator, update, weight), 32)
-        return coded if has_shares else (coded, Coded(jax.ShapeDtypeStruct((), jnp.uint32), 32))
+        return Coded(_message_shapes(aggregator, update, weight), 32)
 
-    claim = aggregator.claim
-    if isinstance(claim, ClientClaim):
-        claim = claim._replace(min_senders=graph.min_senders)
-    return aggregator._replace(encode=encode, combine=combine, message=message, claim=claim)
+    return aggregator._replace(encode=encode, combine=combine, message=message)
 
 
 class Masks(NamedTuple):
@@ -138,11 +134,11 @@ class Masks(NamedTuple):
         message = _sent(self.aggregator, state, numbers, contribution, sender)
         if self.has_shares:
             _check_integers(message)
-        coded, was_cut = words.encode(self.encoding, message, self.rounding)
-        # An exact flag, which noise in shares of the clients does not cover.
-        coded = coded, None if self.has_shares else was_cut.astype(jnp.uint32)
+        coded, is_cut = words.encode(self.encoding, message, self.rounding)
+        # An exact flag, which no claim covers.
+        was_cut = Diagnostic(is_cut.astype(jnp.int32))
         if not self.is_masked:
-            return coded
+            return coded, was_cut
         circle = arranged(self.graph, sender.public_key, sender.roster)
         place = circle.place_of(sender.index)
         every = jnp.ones(len(circle.clients), bool)
@@ -150,7 +146,12 @@ class Masks(NamedTuple):
         own = self.seeds.of_client(sender.public_key, sender.index)
         vector += masks.stream(own, len(vector))
         vector = masks.with_pair_masks(vector, circle, place, self.seeds, sender.public_key, every)
-        return masks.shaped(vector, coded)
+        return masks.shaped(vector, coded), was_cut
+
+
+def masks_of(aggregator: Aggregator) -> Masks | None:
+    """Returns the masks of an aggregator; None without any."""
+    return aggregator.encode if isinstance(aggregator.encode, Masks) else None
 
 
 @checked
