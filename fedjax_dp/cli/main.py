@@ -24,6 +24,7 @@ COMMANDS = {
     "evaluate": "Evaluate the model of a run: `fedjax-dp evaluate DIR [--data.key VALUE ...]`.",
     "predict": "Write the outputs of a run's model: `fedjax-dp predict DIR --output FILE.npz`.",
     "export": "Write a run's parameters: `fedjax-dp export DIR --output FILE.safetensors`.",
+    "report": "Write a page about a run: `fedjax-dp report DIR [--watch] [--output FILE.html]`.",
     "data": "Data sets: list them, fetch them.",
     "privacy": "Accounting: ε, calibration, reports, comparisons.",
     "audit": "Audit an experiment: `fedjax-dp audit [FILE.toml] [--section.key VALUE ...]`.",

@@ -9,6 +9,10 @@ from .running.loading import (
     evaluate_run as evaluate_run,
     load_run as load_run,
 )
+from .running.report import (
+    Report as Report,
+    report as report,
+)
 from .running.run import (
     Outcome as Outcome,
     Watcher as Watcher,

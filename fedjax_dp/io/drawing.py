@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_dp.core.packages import needed_for
+from fedjax_dp.io.colours import COLOURS
 
 with needed_for("drawing", "plots"):
     from matplotlib.axes import Axes
@@ -15,17 +16,6 @@ with needed_for("drawing", "plots"):
     from matplotlib.lines import Line2D
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-# Distinct for colour-blind readers too (Okabe and Ito 2008).
-COLOURS = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#000000",
-    "#8C8C8C",
-)
 BLUE, RED = COLOURS[:2]
 GREY = COLOURS[7]
 

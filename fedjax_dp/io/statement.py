@@ -11,8 +11,8 @@ from fedjax_dp.io.logbook import write_json, write_text
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.reports.statement import in_words, statement
 
-# The meaning of each mark of a file.
-_WORDS = {
+# What each mark of a file says: whether it may be published, and why.
+MARK_WORDS = {
     "public": "yes: it holds no figure of the data",
     "covered": "yes: it holds what ε covers, and public facts",
     "exact": "no: it holds exact figures of the data, which no ε covers",
@@ -60,7 +60,10 @@ def write_statement(
 
 def _listing(marks: Mapping[str, str]) -> str:
     """Lists which files may be published."""
-    rows = [("file", "may be published"), *((f"`{n}`", _WORDS[mark]) for n, mark in marks.items())]
+    rows = [
+        ("file", "may be published"),
+        *((f"`{n}`", MARK_WORDS[mark]) for n, mark in marks.items()),
+    ]
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     lines.insert(1, "|---|---|")
     return "\n".join([*lines, ""])

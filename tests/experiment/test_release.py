@@ -12,7 +12,7 @@ from run_folders import SMALL, assemble_once, execute, metrics, read_json, saved
 from test_secret import ROOT, SECRET
 
 from fedjax_dp.core.decimals import rounded_up
-from fedjax_dp.experiment import load_config
+from fedjax_dp.experiment import load_config, report
 from fedjax_dp.experiment.components.callbacks import Callback
 from fedjax_dp.experiment.reading import validate as validation
 from fedjax_dp.experiment.running import run as running
@@ -109,6 +109,19 @@ def test_a_folder_for_publication_holds_these_files_and_keys_alone(folder):
         assert mine.pop("not_private") == said
         inside_alone = {"noise_root_file", "client_names", "not_private"}
         assert mine == {k: v for k, v in theirs.items() if k not in inside_alone}
+
+
+def test_the_page_about_a_release_has_no_exact_figure(folder, tmp_path):
+    summary = read_json(folder, "summary.json")
+    numbers = [summary[key] for key in summary["not_private"]]
+    exact = {f"{x:.6g}" for x in numbers if isinstance(x, float) and x != round(x, 2)}
+    whole, public = (
+        report(f, tmp_path / "a.html").file.read_text("utf-8") for f in (folder, folder / "release")
+    )
+    assert len(exact) > 8 and sum(text in whole for text in exact) > 3
+    assert not [text for text in exact if text in public]
+    assert str(folder) in whole and str(folder) not in public
+    assert report(folder / "release", tmp_path / "a.html").mark == "covered"
 
 
 def listing(marks):

@@ -20,6 +20,7 @@ from fedjax_dp.experiment.running.run_folder import (
     CONFIG_FILE,
     ENVIRONMENT_FILE,
     RELEASE_FOLDER,
+    REPORT_FILE,
 )
 from fedjax_dp.io.logbook import write_json, write_text
 from fedjax_dp.io.params import write_params
@@ -41,11 +42,12 @@ _MARKS: Mapping[str, Mark] = {
     CHECKPOINT_FOLDER: "secret",
     CLIENTS_FOLDER: "exact",
     RELEASE_FOLDER: "covered",
+    REPORT_FILE: "exact",
     ".lock": "public",
 }
 _STATED = ("privacy.json", "privacy.md", "summary.json")
 # Files that show the seed of a run.
-_WITH_SEED = (CONFIG_FILE, "privacy.json", "privacy.md")
+_WITH_SEED = (CONFIG_FILE, REPORT_FILE, "privacy.json", "privacy.md")
 # In a run folder, but not in a release.
 PARTITION_COUNTS = (
     "the counts of examples and labels by client in `partition.txt` and `plots/partition.png`"

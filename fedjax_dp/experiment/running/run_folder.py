@@ -13,7 +13,10 @@ CLIENTS_FOLDER = "clients"
 ENVIRONMENT_FILE = "environment.json"
 # The publishable part of a run.
 RELEASE_FOLDER = "release"
+REPORT_FILE = "report.html"
 _LOCK_FILE = ".lock"
+# A reader that asks whether a folder is in use holds its lock for a moment.
+_PATIENCE = 0.2
 _RUNS = pathlib.Path("runs")
 
 
@@ -21,7 +24,7 @@ def locked(folder: pathlib.Path) -> BaseFileLock:
     """Locks a run folder for this process and makes it if it is missing."""
     # The system releases the lock when the process ends, however it ends.
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / _LOCK_FILE, timeout=0)
+    lock = FileLock(folder / _LOCK_FILE, timeout=_PATIENCE)
     try:
         lock.acquire()
     except Timeout:
@@ -30,6 +33,20 @@ def locked(folder: pathlib.Path) -> BaseFileLock:
             "one is using it"
         ) from None
     return lock
+
+
+def is_in_use(folder: pathlib.Path) -> bool:
+    """Whether a process has locked a run folder, which a run does until its end."""
+    if not (folder / _LOCK_FILE).is_file():
+        return False
+    try:
+        with FileLock(folder / _LOCK_FILE, timeout=0):
+            return False
+    except Timeout:
+        return True
+    except OSError:
+        # A folder that can only be read, such as a copy.
+        return False
 
 
 def require_free(output: pathlib.Path) -> None:

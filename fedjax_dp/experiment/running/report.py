@@ -1,0 +1,197 @@
+"""Writes the report of a run folder, also while the run is under way."""
+
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fedjax_dp.core import checks, files
+from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.ranges import Positive
+from fedjax_dp.experiment.running.release import marks_of, public_summary
+from fedjax_dp.experiment.running.run_folder import (
+    CONFIG_FILE,
+    ENVIRONMENT_FILE,
+    RELEASE_FOLDER,
+    REPORT_FILE,
+    is_in_use,
+)
+from fedjax_dp.io.logbook import read_metrics, write_text
+from fedjax_dp.io.report import report_page
+from fedjax_dp.io.run_files import RunFiles, budgets_of, entry_of, units_of
+
+_SUMMARY_FILE, _CLAIMS_FILE, _STATEMENT_FILE = "summary.json", "privacy.json", "privacy.md"
+_MAY_BE_PUBLISHED = ("public", "covered")
+
+
+class Report(NamedTuple):
+    """A report that was written.
+
+    Attributes:
+      file: the page.
+      state: "running", or how the run ended: "finished", "interrupted", "budget" or "callback";
+        "released" for a release.
+      rounds: completed rounds; None if that is not public.
+      mark: "public" or "covered" if the page may be published, else "exact" or "secret".
+    """
+
+    file: pathlib.Path
+    state: str
+    rounds: int | None
+    mark: str
+
+
+@checked
+def report(
+    folder: str | pathlib.Path,
+    output: str | pathlib.Path | None = None,
+    *,
+    every: Positive | None = None,
+    progress: Callable[[Report], None] = lambda written: None,
+) -> Report:
+    """Writes a page about a run, finished or not: state, curves, privacy, configuration.
+
+    The page is one HTML file that loads nothing. That of a run folder has exact figures, which no ε
+    covers, and the seed of the run; that of its folder `release` has nothing but what the marks of
+    that folder say may be published, and names no folder.
+
+    Args:
+      folder: a run folder, or the folder `release` in one.
+      output: the page, a file that ends in ".html" and is replaced if it exists; None for
+        `report.html` in the folder.
+      every: seconds after which the page is written anew while the run is under way; a browser then
+        reads it again too. None for once.
+      progress: receives each report that was written.
+
+    Returns:
+      The last report that was written.
+
+    Raises:
+      ValueError: if the folder holds no run, a file in it is damaged, or the page would be in a
+        folder for publication and may not be published.
+    """
+    place = pathlib.Path(folder)
+    _require_run(place)
+    page = place / REPORT_FILE if output is None else pathlib.Path(output)
+    checks.require(page.suffix == ".html", "output", "end in .html", str(page))
+    try:
+        while True:
+            written = _write(place, page, every)
+            progress(written)
+            if every is None or written.state != "running":
+                return written
+            time.sleep(every)
+    except KeyboardInterrupt:
+        # A page that is no longer renewed must not be read again and again.
+        _write(place, page, None)
+        raise
+
+
+def _require_run(folder: pathlib.Path) -> None:
+    """Requires a run folder; for a folder of several, the error names some."""
+    files.require_folder(folder, "folder")
+    rule = f"be a run folder with a {CONFIG_FILE}"
+    runs = sorted(file.parent.name for file in folder.glob(f"*/{CONFIG_FILE}"))
+    if runs and not (folder / CONFIG_FILE).is_file():
+        rule += f"; {runs[0]!r} in it is one, of {len(runs)}"
+    checks.require((folder / CONFIG_FILE).is_file(), "folder", rule, str(folder))
+
+
+def _write(folder: pathlib.Path, page: pathlib.Path, every: float | None) -> Report:
+    run = _read(folder)
+    html, mark = report_page(run, every if run.state == "running" else None)
+    above = page.resolve().parents
+    is_apart = mark in _MAY_BE_PUBLISHED or not any(map(_publishable, above))
+    rule = f"not be in a folder {RELEASE_FOLDER}: the report of the whole run may not be published"
+    checks.require(is_apart, "output", rule, str(page))
+    above[0].mkdir(parents=True, exist_ok=True)
+    write_text(page, html)
+    return Report(page, run.state, run.rounds, mark)
+
+
+def _publishable(folder: pathlib.Path) -> dict[str, str]:
+    """Returns the marks of a release that may be published; none for any other folder."""
+    marks = _object(folder / _CLAIMS_FILE).get("files", {})
+    if not isinstance(marks, dict):
+        return {}
+    found = {name: mark for name, mark in marks.items() if mark in _MAY_BE_PUBLISHED}
+    # The summary of a whole run is exact.
+    return found if {CONFIG_FILE, _SUMMARY_FILE} <= found.keys() else {}
+
+
+def _read(folder: pathlib.Path) -> RunFiles:
+    """Reads what a report shows; of a release, only files that are marked as publishable."""
+    if marks := _publishable(folder):
+        return _of_release(folder, marks)
+    # Asked first: what is read of a run that has ended is final.
+    is_running = is_in_use(folder)
+    config, rows = files.read_text(folder / CONFIG_FILE), read_metrics(folder)
+    tables = files.parse_toml(config, folder / CONFIG_FILE)
+    summary = {} if is_running else _object(folder / _SUMMARY_FILE)
+    if rows and summary.get("rounds") != rows[-1]["round"]:
+        # The run was resumed and has not ended since: figures and ε of its last end are too small.
+        summary = {}
+    done = summary["rounds"] if "rounds" in summary else rows[-1]["round"] if rows else 0
+    state, detail = _state(folder, tables, summary, done, is_running=is_running)
+    return RunFiles(
+        *(state, detail, done, config, _object(folder / ENVIRONMENT_FILE), summary),
+        _text(folder / _STATEMENT_FILE) if summary else "",
+        rows,
+        marks_of(folder, is_secret=entry_of(tables, "run", "secret") is True),
+        place=f"Run folder: {folder}",
+    )
+
+
+def _of_release(folder: pathlib.Path, marks: dict[str, str]) -> RunFiles:
+    summary = public_summary(_object(folder / _SUMMARY_FILE))
+    config = files.read_text(folder / CONFIG_FILE)
+    files.parse_toml(config, folder / CONFIG_FILE)
+    return RunFiles(
+        "released",
+        "Released: this page has only what may be published.",
+        summary.get("rounds"),
+        config,
+        _object(folder / ENVIRONMENT_FILE) if ENVIRONMENT_FILE in marks else {},
+        summary,
+        _text(folder / _STATEMENT_FILE) if _STATEMENT_FILE in marks else "",
+        [],
+        marks,
+    )
+
+
+def _state(
+    folder: pathlib.Path,
+    tables: dict[str, Any],
+    summary: dict[str, Any],
+    done: int,
+    *,
+    is_running: bool,
+) -> tuple[str, str]:
+    """Returns the state of a run in a word and in a sentence."""
+    planned = entry_of(tables, "run", "rounds")
+    at = f"round {done} of {planned}"
+    if is_running:
+        return "running", f"Under way: {at}."
+    if (name := summary.get("stopped_by")) is not None:
+        return "callback", f"Stopped after {at} by the callback {name}."
+    has_budget = any(budgets_of(tables, unit) for unit in units_of(tables))
+    # The length of an interrupted run may depend on exact figures, so that it is listed as such.
+    is_by_budget = has_budget and "rounds" not in summary.get("not_private", ())
+    if not summary or (done != planned and not is_by_budget):
+        return "interrupted", f"Interrupted after {at}; fedjax-dp run --resume {folder} resumes it."
+    if done != planned:
+        return "budget", f"Stopped after {at}: one more would exceed the privacy budget."
+    return "finished", f"Finished: {at}."
+
+
+def _text(path: pathlib.Path) -> str:
+    return files.read_text(path) if path.is_file() else ""
+
+
+def _object(path: pathlib.Path) -> dict[str, Any]:
+    """Reads a JSON object; empty if there is no such file."""
+    if not path.is_file():
+        return {}
+    found = files.parse_json(files.read_text(path), path)
+    checks.require(isinstance(found, dict), str(path), "hold an object", found)
+    return found
