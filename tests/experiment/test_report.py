@@ -3,6 +3,7 @@
 import itertools
 import json
 import shutil
+import threading
 import time
 
 import numpy as np
@@ -306,6 +307,22 @@ def test_a_look_at_the_lock_takes_it_from_no_run(tmp_path):
     lock.release()
     assert report(place).state == "finished"
     locked(place).release()
+
+
+def test_a_run_waits_for_a_look_at_its_lock(tmp_path):
+    place, is_held = write(tmp_path / "run"), threading.Event()
+
+    def look():
+        lock = locked(place)
+        is_held.set()
+        time.sleep(0.05)
+        lock.release()
+
+    other = threading.Thread(target=look)
+    other.start()
+    assert is_held.wait(10)
+    locked(place).release()
+    other.join()
 
 
 def marks_said(html):
