@@ -133,7 +133,7 @@ def averaged_models(
         client=made.client,
         aggregator=aggregator or counted_mean(required=num_clients if made.is_shared else 0),
         server_step=made.server_step,
-        training=_training(trainer, noise, data, keeps),
+        training=_training(trainer, noise, data, keeps, made.is_common),
         numbers=Numbers(num_clients=num_clients),
         views=Views(shared=field("params"), personal=made.personal_of if keeps else None),
         client_state=ClientState(made.first),
@@ -244,7 +244,11 @@ class _Averaging(NamedTuple):
 
 
 def _training(
-    trainer: LocalTrainer, noise: MinimizerNoise | None, data: Growth | None, keeps: bool
+    trainer: LocalTrainer,
+    noise: MinimizerNoise | None,
+    data: Growth | None,
+    keeps: bool,
+    is_common: bool,
 ) -> Training:
     """Collects what training declares, with the claim of the noise on models."""
     if noise is None:
@@ -264,5 +268,6 @@ def _training(
         return noise.event(size, hyper.local)
 
     least = noise.num_parties if noise.num_parties > 1 else 0
-    record = claim((event,), "; ".join(uncovered) or None, least)
+    bound = noise.in_words(is_common)
+    record = claim((event,), "; ".join(uncovered) or None, least, bound)
     return training_of(trainer, record=record)

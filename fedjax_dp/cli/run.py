@@ -155,8 +155,8 @@ def _report(out: Output, outcome: Outcome) -> None:
     if summary.get("worst_client_accuracy") is not None:
         parts.append(f"worst client {summary['worst_client_accuracy']:.4f}")
     if summary["epsilon"] is not None:
-        low, high = summary["dp_delta_smallest"], summary["dp_delta"]
-        delta = f"{high:g}" if low == high else f"{low:g} to {high:g}"
+        low, high = (rounded_up(summary[f"dp_delta{of}"], 6) for of in ("_smallest", ""))
+        delta = high if low == high else f"{low} to {high}"
         parts.append(f"ε = {rounded_up(summary['epsilon'])} at δ = {delta}")
         parts[-1] += f", which covers {summary['covered_models']}"
         if "epsilon_of_shared_record" in summary:

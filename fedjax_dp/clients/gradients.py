@@ -66,12 +66,14 @@ class GradientRule(NamedTuple):
       release: `(gradient_sum, count, config, key) -> gradient` of the step.
       event: `(config) -> DpEvent` of one release on a given batch, or None.
       bound: `(config) -> Sensitivity` of the sum over a batch, or None.
+      model: the model whose gradients these are; None if unknown.
     """
 
     micro_batch: MicroBatch
     release: Release
     event: Callable[[LocalConfig], Any] | None
     bound: Callable[[LocalConfig], Any] | None
+    model: Model | None = None
 
 
 @checked
@@ -103,7 +105,7 @@ def plain(model: Model) -> GradientRule:
         del config, key
         return trees.scale(gradient_sum, 1.0 / jnp.maximum(count, 1))
 
-    return GradientRule(micro_batch, release, None, None)
+    return GradientRule(micro_batch, release, None, None, model)
 
 
 def mean_gradient(
@@ -219,6 +221,7 @@ def clipped(
         release,
         event=lambda config: mechanism_of(config).event(),
         bound=lambda config: mechanism_of(config).sensitivity,
+        model=model,
     )
 
 

@@ -11,8 +11,10 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.clients.base import LocalConfig, LocalTrainer
+from fedjax_dp.clients.sgd import model_of
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.decimals import rounded_up
 from fedjax_dp.core.ranges import Count, HalfFraction, Positive
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
@@ -86,6 +88,14 @@ class MinimizerNoise(NamedTuple):
         one = minimizer_sensitivity(1, self.regularizer, lipschitz=self.bounds.gradient)
         bound = jnp.float32(one.contribution) * (1 + _MARGIN)
         return bound / jnp.maximum(jnp.asarray(size, jnp.float32), 1.0)
+
+    def in_words(self, is_common: bool) -> str:
+        """Writes that bound for a statement; `is_common` if noise is for the smallest client."""
+        whose = "the smallest client" if is_common else "the client"
+        bound = rounded_up(self.bounds.gradient * (1 + _MARGIN))
+        return (
+            f"{bound}/({self.regularizer:g}·k) in L2 norm, for the k records of {whose} in a round"
+        )
 
     def add(self, key: PRNGKey, params: PyTree, size: Any, multiplier: Any) -> PyTree:
         """Adds the noise of a client.
@@ -190,8 +200,8 @@ def minimizer_noise(
 
     Args:
       model: `logistic_regression` with a `gradient_bound`.
-      trainer: full-batch DP-SGD, of which numbers and clipping are used, with its noise on the
-        parameters in the place of noise on gradients.
+      trainer: full-batch DP-SGD, from `local_trainer`, of a model with the same bounds. Its numbers
+        and clipping are used, with its noise on the parameters in the place of noise on gradients.
       regularizer: α, above 0, of the training.
       mechanism: "laplace"; "gaussian"; "bounded_laplace", cut off; "staircase"; or "gamma_shares"
         for one Laplace in the sum over all clients, of which each draws a share.
@@ -204,8 +214,8 @@ def minimizer_noise(
       The noise.
 
     Raises:
-      ValueError: for another model, training by batches, other optimisers or transforms, a clip
-        norm below the gradient bound, or too large steps.
+      ValueError: for another model, a trainer of a model without these bounds, training by batches,
+        other optimisers or transforms, a clip norm below the gradient bound, or too large steps.
 
     Source: `secure_aggregation` sections 1, 3 and 6; Chaudhuri, Monteleoni, Sarwate 2011,
     algorithm 1 (output perturbation); `minimizer_sensitivity`.
@@ -214,6 +224,10 @@ def minimizer_noise(
     rule = "be logistic_regression with a gradient_bound, on which the noise rests"
     checks.require(bounds is not None, "model", rule, model.name)
     assert bounds is not None
+    trained = model_of(trainer)
+    rule = "train a model with the bounds of `model`, on which the noise rests"
+    fits = trained is not None and loss_bounds(trained) == bounds
+    checks.require(fits, "trainer", rule, "one of another model")
     trainer.require_plain_sgd("the sensitivity of its result is that of plain steps")
     _require_whole_batches(trainer)
     clip_norm = float(np.min(np.asarray(trainer.config.clip_norm)))

@@ -119,6 +119,12 @@ def local_trainer(
     return _declared(training, config)
 
 
+def model_of(trainer: LocalTrainer) -> Model | None:
+    """Returns the model whose gradients a trainer of `local_trainer` takes; None of any other."""
+    training = getattr(trainer.train, "__self__", None)
+    return training.rule.model if isinstance(training, _Training) else None
+
+
 def _declared(training: "_Training", config: LocalConfig) -> LocalTrainer:
     """Builds the trainer of all parts, with its claim."""
     first = config.row(0)._replace(learning_rate=jnp.float32(1))

@@ -54,11 +54,14 @@ class RecordClaim(NamedTuple):
         the events cover everything that is sent.
       min_participants: the fewest clients of a round that is not lost, where noise comes in shares
         of clients; 0 where not.
+      contribution: the bound on what a record adds to what is released, as text for the statement;
+        None if it is the clip norm of the gradients that training releases.
     """
 
     events: tuple[RecordEvent, ...]
     not_covered: str | None = None
     min_participants: int = 0
+    contribution: str | None = None
 
     def at(self, stage: int) -> RecordEvent:
         """The event of a stage; the only one if all rounds are alike."""

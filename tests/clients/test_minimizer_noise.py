@@ -9,7 +9,7 @@ from scipy import stats
 from scipy.special import expit, softmax
 
 from fedjax_dp import models
-from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
+from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, gradients, local_trainer
 from fedjax_dp.clients.growing import growing
 from fedjax_dp.clients.minimizer_noise import minimizer_noise
 from fedjax_dp.data import sampling
@@ -30,6 +30,15 @@ def trainer(model=MODEL, sampler=None, **numbers):
     config = {"learning_rate": 1.0, "batch_size": 1, "num_steps": 5, "clip_norm": 1.0}
     config = LocalConfig(**{**config, "noise_multiplier": 2.0, **numbers})
     return dp_sgd_trainer(model, config, sampler=sampler or whole())
+
+
+LONG = models.logistic_regression(X, 2, gradient_bound=3.0)
+FREE = models.logistic_regression(X, 2)
+UNLIKE = [
+    *(trainer(LONG), trainer(FREE)),
+    local_trainer(MODEL, trainer().config, sampler=whole(), gradient_rule=gradients.clipped(FREE)),
+    trainer()._replace(train=lambda *args, **options: None),
+]
 
 
 def noise_of(mechanism="laplace", model=MODEL, **options):
@@ -204,6 +213,8 @@ def test_shares_with_less_noise_than_they_were_built_with_are_refused():
             "noise_multiplier must be at most 65536 for staircase",
         ),
         (dict(trainer=trainer(learning_rate=3.0)), "learning_rate must be at most"),
+        # The same parameters, of rows that are longer than the noise is for.
+        *((dict(trainer=made), "trainer must train a model with the bounds") for made in UNLIKE),
         (dict(regularizer=0.0), "regularizer must be above 0"),
         (dict(mechanism="cauchy"), "mechanism must be"),
         (dict(mechanism="gamma_shares", num_clients=1), "num_clients must be"),
@@ -243,6 +254,12 @@ def test_staircase_noise_of_too_small_a_multiplier_is_the_least_that_can_be_draw
     low, least = (noise.add(jax.random.key(3), params, 10, z) for z in (1 / 50, 1 / 16))
     jax.tree.map(np.testing.assert_array_equal, low, least)
     assert all(np.all(np.abs(np.asarray(x) - 1) < 3 * bound) for x in jax.tree.leaves(low))
+
+
+def test_a_model_that_is_built_again_has_the_same_bounds():
+    again = models.logistic_regression(X, 2, gradient_bound=1.0)
+    found = minimizer_noise(again, trainer(), regularizer=0.25, mechanism="laplace", num_clients=4)
+    assert found == noise_of()
 
 
 def test_open_training_has_no_noise_to_calibrate():

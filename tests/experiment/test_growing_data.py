@@ -5,11 +5,14 @@ import pytest
 from marks import slow
 from run_folders import SMALL, execute, metrics, read_json
 
+from fedjax_dp.engine import PrivacyAccounting
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading.validate import validate
+from fedjax_dp.experiment.running.results import facts_of
 from fedjax_dp.privacy.claims import OnceClaim, RecordClaim
+from fedjax_dp.privacy.reports.statement import in_words, statement
 
 OPEN = ("--privacy.unit=none", "--algorithm.name=retrained_averaging")
 PRIVATE = (
@@ -68,6 +71,24 @@ def test_budgets_by_client_become_noise_by_client(name, claim):
     noise = np.asarray(algorithm.hyper.local.noise_multiplier)
     assert type(algorithm.training.record) is claim
     assert noise[1] == noise[2] and 3 < noise[0] / noise[1] < 5
+
+
+@pytest.mark.parametrize(("personal", "is_kept"), [("own", True), ("shared", False)])
+def test_statements_name_the_bound_of_models_and_own_models_without_noise(personal, is_kept):
+    """The noise is on models: no clip norm or batch of gradients bounds what a record adds."""
+    words = [*SMALL, *PRIVATE, "--algorithm.name=warm_start_averaging"]
+    words += [f"--algorithm.options.personal={personal}", "--algorithm.options.regularizer=0.5"]
+    words += ["--privacy.record.noise_multiplier=2", "--privacy.record.epsilon=none"]
+    experiment = assemble(load_config(None, words))
+    facts = facts_of(experiment, experiment.simulation.hyper, ())["record"]
+    ledgers = PrivacyAccounting(experiment.simulation).ledgers
+    ledgers["record"].charge(
+        experiment.simulation.algorithm.claims.record.at(0)(9, experiment.simulation.hyper)
+    )
+    text = in_words(statement(ledgers["record"], 1e-5, **facts))
+    assert "The bound on one contribution is 1.001/(0.5·k) in L2 norm, for the k records" in text
+    assert "A step reads" not in text and "which cover them" not in text
+    assert ("no ε covers them" in text) == is_kept == ("No noise protects" in text)
 
 
 def test_a_model_without_a_bound_is_refused_under_privacy():

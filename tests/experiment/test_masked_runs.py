@@ -73,6 +73,10 @@ def secure(**options):
             [*DISCRETE, *secure(form="masked", colluders=2, dropouts=3)],
             "secure_aggregation.dropouts must leave 2 of 6 clients beside 2 colluders",
         ),
+        (
+            [*DISCRETE, *secure(form="masked", graph="random_neighbors", colluders=2, failure=0.9)],
+            "secure_aggregation.graph must keep messages secret in all 2 rounds but with a",
+        ),
     ],
 )
 def test_bad_input_is_refused_before_data_are_read(monkeypatch, words, message):

@@ -297,6 +297,11 @@ def test_of_both_units_records_alone_cover_the_clients_own_models():
     assert whose_models(True, False) == "the models that clients choose"
     assert covered_models(True, False, True, ("client",)) == "all models of the server"
     assert covered_models(True, False, False, ("record",)) == "all models of the server"
+    # Noise on models that clients keep without it.
+    names = f"{SHARED}, and not the {OWN}"
+    assert covered_models(True, True, True, ("record",), "own models") == names
+    assert covered_models(True, True, True, ("client", "record"), "own models") == names
+    assert covered_models(True, False, True, ("record",), "choices") == "all models of the server"
     # Without a model of the whole.
     of_server = "the server's part of the models"
     assert covered_models(True, True, False, ("client",)) == f"{of_server}, and not the {OWN}"

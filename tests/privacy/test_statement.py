@@ -337,6 +337,71 @@ def test_client_state_is_stated(unit, said, unsaid):
     assert said in data["kept_by_clients"] and json.loads(json.dumps(data)) == data
 
 
+@pytest.mark.parametrize("not_covered", [None, "each client's own model"])
+def test_own_models_that_a_claim_for_records_leaves_out_are_not_called_covered(not_covered):
+    ledger = Ledger("record")
+    ledger.charge(dpa.GaussianDpEvent(1.0))
+    given = {"has_personal_models": True, "not_covered": not_covered}
+    words = st.in_words(st.statement(ledger, 1e-5, **given))
+    assert ("which cover them" in words) == (not_covered is None)
+    assert ("no ε covers them: publishing them" in words) == (not_covered is not None)
+
+
+def test_a_bound_that_is_no_clip_norm_is_stated_as_it_is():
+    ledger = Ledger("record")
+    ledger.charge(dpa.GaussianDpEvent(1.0))
+    words = st.in_words(st.statement(ledger, 1e-5, contribution="1.001/(0.5·k)"))
+    assert "The bound on one contribution is 1.001/(0.5·k). 1 releases" in words
+
+
+@pytest.mark.parametrize(
+    ("trust", "rests"),
+    [
+        *(("honest_but_curious", True), ("secure_aggregation", True), ("gamma_shares", True)),
+        *(("server", False), ("client", False)),
+    ],
+)
+def test_rounds_whose_masks_fail_are_a_part_of_delta(trust, rests):
+    """In each of 3 rounds: a claim that rests on masks fails with them."""
+    ledger = Ledger("client", "zero_out")
+    ledger.charge(dpa.GaussianDpEvent(2.0), count=3)
+    facts = {"form": "masked", "num_neighbors": 6, "colluders": 3, "dropouts": 2}
+    facts |= {"keys": "agreed", "secrecy_failure": 2e-3}
+    data = st.statement(ledger, 1e-5, trust=trust, secure_aggregation=facts)
+    plain = st.statement(ledger, 1e-5, trust=trust)
+    assert data["epsilon"] == plain["epsilon"] and plain["dp_delta"] == 1e-5
+    assert data["dp_delta"] == pytest.approx(6.01e-3 if rests else 1e-5, rel=1e-12)
+    assert data["dp_delta_per_unit"] == [data["dp_delta"]]
+    words = st.in_words(data)
+    assert ("**δ = 0.00601**" in words) == rests
+    said = "at most 0.002; δ includes 0.006 for all rounds"
+    assert (said in words) == ("dp_delta_of_masks" in data) == rests
+    certain = st.statement(
+        ledger, 1e-5, trust=trust, secure_aggregation=facts | {"secrecy_failure": 0.0}
+    )
+    assert certain["dp_delta"] == 1e-5 and "dp_delta_of_masks" not in certain
+    assert "fails to keep" not in st.in_words(certain)
+    sure = st.statement(
+        ledger, 1e-5, trust=trust, secure_aggregation=facts | {"secrecy_failure": 0.9}
+    )
+    assert sure["dp_delta"] == (1.0 if rests else 1e-5)
+
+
+def test_masks_may_fail_in_the_rounds_of_each_copy_of_a_record():
+    facts = {"form": "masked", "num_neighbors": 6, "colluders": 3, "dropouts": 2}
+    facts |= {"keys": "agreed", "secrecy_failure": 1e-3}
+    for counts in ((2, 2, 2), (2, 2, 1)):
+        ledger = Ledger("record", "zero_out", 3)
+        for unit, count in enumerate(counts):
+            ledger.charge(dpa.GaussianDpEvent(2.0), units=[unit], count=count)
+        given = {"num_shared": 4, "most_holders": 2, "trust": "gamma_shares"}
+        found = [
+            st.statement(ledger, 1e-5, **given, **more)["shared_records"]["dp_delta"]
+            for more in ({}, {"secure_aggregation": facts})
+        ]
+        assert found[1] - found[0] == pytest.approx(2 * 2 * 1e-3)
+
+
 def test_a_statement_says_which_form_of_secure_aggregation_ran():
     ledger = Ledger("client", "zero_out")
     ledger.charge(dpa.GaussianDpEvent(2.0))

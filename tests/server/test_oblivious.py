@@ -12,6 +12,8 @@ from scipy import stats
 from small_problem import NUM_CLIENTS, make_data, make_model, plain_trainer
 
 from fedjax_dp import algorithms, data, engine, privacy
+from fedjax_dp.core.messages import tariff_of
+from fedjax_dp.server.base import Diagnostic
 from fedjax_dp.server.fixed_point import fixed_point
 from fedjax_dp.server.oblivious import (
     noise_messages,
@@ -176,8 +178,22 @@ def test_protocol_and_aggregator_have_one_law(options):
         parts = np.random.default_rng(1).standard_gamma(shares, (2, size)) * noise.scale
         assert stats.ks_2samp(parts[0] - parts[1], played.total).pvalue < 1e-6
     assert played.total.var() == pytest.approx(noise.sum_variance, rel=0.06)
-    info = mean.combine((), mean.numbers, (messages.sum(axis=0), 0.0), closed())[2]
+    info = mean.combine((), mean.numbers, (messages.sum(axis=0), None), closed())[2]
     assert float(info["noise_stddev"]) == pytest.approx(played.average.std(), rel=0.03)
+
+
+def test_whether_an_update_was_clipped_is_no_part_of_a_message():
+    """It is exact: a server that receives it learns of a norm what no noise hides."""
+    mean = oblivious_mean(jax.ShapeDtypeStruct((3,), np.float32), 1.0, 1.0, 6)
+    contribution = mean.contribute((), mean.numbers, np.full(3, 9, np.float32), sent_by())
+    message = mean.encode((), mean.numbers, contribution, sent_by())
+    is_figure = [isinstance(x, Diagnostic) for x in message]
+    assert is_figure == [False, True] and float(message[1].value) == 1
+    # Three words: the number of bytes that are counted is of all that is sent.
+    assert tariff_of(mean.message(message[0], 1.0)).fixed["dense"] == {"uint64": 24}
+    info = mean.combine((), mean.numbers, message, closed())[2]
+    assert info["num_clipped"] == 1
+    assert "num_clipped" not in mean.combine((), mean.numbers, (message[0], None), closed())[2]
 
 
 def averaging(**options):

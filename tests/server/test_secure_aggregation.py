@@ -6,6 +6,8 @@ import inspect
 import itertools
 import pkgutil
 import typing
+from fractions import Fraction
+from math import comb
 
 import jax
 import jax.numpy as jnp
@@ -349,6 +351,21 @@ def test_the_sum_of_clients_with_noise_holds_nothing_that_no_event_covers():
     assert "num_lost" in info and "num_clipped" not in info
     # Four coordinates and the count.
     assert messages.tariff_of(aggregator.message(SHAPE, 1.0)).fixed["dense"] == {"uint32": 20}
+
+
+def test_the_part_of_failure_that_breaks_secrecy_is_that_of_counting():
+    """Hypergeometric tails by binomial coefficients; lost rounds do not count."""
+    n, k, t, d = 100, 20, 30, 5
+    graph = random_neighbors(n, colluders=t, dropouts=d, num_neighbors=k, failure=0.5)
+    ways = range(graph.threshold, k + 1)
+    betrayed = Fraction(sum(comb(t, i) * comb(n - 1 - t, k - i) for i in ways), comb(n - 1, k))
+    split = Fraction(comb(t + d, k // 2), comb(n, k // 2))
+    assert graph.secrecy_failure == pytest.approx(float(n * (betrayed + split)), rel=1e-9)
+    assert 1e-3 < graph.secrecy_failure <= graph.failure
+    assert masking_facts(graph)["secrecy_failure"] == graph.secrecy_failure
+    assert all_pairs(9, colluders=3).secrecy_failure == 0
+    both = random_neighbors(n, colluders=20, dropouts=20, num_neighbors=24, failure=0.9)
+    assert 0 < both.secrecy_failure < 0.9 * both.failure
 
 
 def test_the_statement_names_no_more_colluders_than_the_noise_is_for():

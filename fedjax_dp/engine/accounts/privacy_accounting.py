@@ -52,6 +52,10 @@ class PrivacyAccounting:
     every round in which its client took part, or for every round where secret cohorts amplify
     client-level privacy too.
 
+    It is for one run: under an `OnceClaim` each record is charged for one round, and a second run,
+    which reads all records again, would be charged nothing. Several runs compose: add up their ε
+    and δ, or charge the events of each to one `Ledger`.
+
     Attributes:
       ledgers: by unit, "client" and "record"; empty where nothing is claimed.
     """

@@ -62,7 +62,10 @@ def graph_of(section: SecureAggregationSection, participation: Participation) ->
 
 
 def check_secure_aggregation(
-    section: SecureAggregationSection, privacy: PrivacySection, participation: Participation
+    section: SecureAggregationSection,
+    privacy: PrivacySection,
+    participation: Participation,
+    num_rounds: int,
 ) -> None:
     """Checks the graph, and that the claim holds against those whom the graph is for."""
     graph = graph_of(section, participation)
@@ -73,6 +76,13 @@ def check_secure_aggregation(
         rule = "be none for discrete_gaussian, whose clients send integers"
         value = getattr(section, name)
         checks.require(value is None, f"secure_aggregation.{name}", rule, value)
+    dp_delta, exposed = privacy.client.dp_delta, num_rounds * graph.secrecy_failure
+    rule = (
+        f"keep messages secret in all {num_rounds} rounds but with a probability of at most "
+        f"privacy.client.dp_delta = {dp_delta:g}, which it adds to: choose more neighbours or a "
+        "smaller secure_aggregation.failure"
+    )
+    checks.require(exposed <= dp_delta, "secure_aggregation.graph", rule, f"{exposed:.2g}")
 
 
 def under_masks(

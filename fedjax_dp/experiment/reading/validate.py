@@ -93,7 +93,7 @@ def check_clients(config: Config, num_clients: int) -> None:
     participation = participation_of(config.participation, num_clients)
     check_clock(config, num_clients)
     require_possible_analysis(Sections(privacy, config.participation, config.training), num_clients)
-    check_secure_aggregation(config.secure_aggregation, privacy, participation)
+    check_secure_aggregation(config.secure_aggregation, privacy, participation, config.run.rounds)
 
 
 def known_clients(config: Config) -> int | None:

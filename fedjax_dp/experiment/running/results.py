@@ -97,6 +97,9 @@ def write_results(
         marks[RELEASE_FOLDER] = "covered"
     stated = (accounting.ledgers, experiment.dp_delta, accountant, facts, marks)
     claims = write_statement(folder, *stated)
+    deltas = [delta for claim in claims for delta in claim["dp_delta_per_unit"]]
+    summary |= {"dp_delta": max(deltas, default=None)}
+    summary |= {"dp_delta_smallest": min(deltas, default=None)}
     summary |= _of_shared_records(claims)
     summary["not_private"] = exact_keys(summary, is_length_public=not also_not_private)
     # JSON has no infinity, and null would mean that nothing is claimed.
@@ -122,7 +125,6 @@ def _summary(
     rows: list[dict[str, Any]],
 ) -> dict[str, Any]:
     spent = accounting.epsilon(experiment.dp_delta, experiment.config.privacy.accountant)
-    deltas = [float(delta) for unit in spent for delta in np.ravel(experiment.dp_delta[unit])]
     evaluated = evaluate(experiment.evaluator, state, hyper, experiment.config.run.seed)
     algorithm = experiment.simulation.algorithm
     summary = {
@@ -130,8 +132,6 @@ def _summary(
         "algorithm": algorithm.name,
         **evaluated,
         "epsilon": max((float(np.max(each)) for each in spent.values()), default=None),
-        "dp_delta": max(deltas, default=None),
-        "dp_delta_smallest": min(deltas, default=None),
         **{f"epsilon_{unit}": float(np.max(each)) for unit, each in spent.items()},
         "rounds": int(state.round),
         "num_clients": experiment.population.train.num_clients,
@@ -149,7 +149,11 @@ def _summary(
     if spent:
         has_shared = experiment.simulation.federation.shared is not None
         summary["covered_models"] = covered_models(
-            experiment.evaluator.is_personal, is_own, has_shared, spent
+            experiment.evaluator.is_personal,
+            is_own,
+            has_shared,
+            spent,
+            algorithm.claims.not_covered,
         )
     if algorithm.claims.not_covered is not None:
         summary["not_covered"] = algorithm.claims.not_covered
@@ -164,16 +168,22 @@ def whose_models(is_personal: bool, is_own: bool) -> str:
 
 
 def covered_models(
-    is_personal: bool, is_own: bool, has_shared: bool, units: Collection[str]
+    is_personal: bool,
+    is_own: bool,
+    has_shared: bool,
+    units: Collection[str],
+    not_covered: str | None = None,
 ) -> str:
     """Names the models that ε covers, and those that it does not."""
     if not is_own:
         return "all models of the server" if is_personal else "the shared model"
     shared = "the shared model" if has_shared else "the server's part of the models"
-    if "client" not in units:
+    # What the claim for records leaves out may be these models.
+    has_own = "record" in units and not_covered is None
+    if has_own and "client" not in units:
         return ("the shared model and " if has_shared else "") + "the clients' own models"
     covered = f"{shared}, and not the clients' own models"
-    return covered + (", which the ε of records alone covers" if "record" in units else "")
+    return covered + (", which the ε of records alone covers" if has_own else "")
 
 
 def _of_last(rows: list[dict[str, Any]], count: int = 10) -> dict[str, float]:
@@ -291,15 +301,24 @@ def facts_of(
         # Every client adds its share of the noise; the server sees sums only.
         facts["client"]["trust"] = "secure_aggregation"
     if hyper.local.clip_norm is not None:
+        claim, numbers = experiment.simulation.algorithm.claims.record, hyper.local
+        bound = None if claim is None else claim.contribution
         facts["record"] = (
             common
             | experiment.population.sharing._asdict()
             | {
                 "not_covered": experiment.simulation.algorithm.claims.not_covered,
-                "clip_norm_per_unit": by_client(hyper.local.clip_norm),
-                "noise_multiplier_per_unit": by_client(hyper.local.noise_multiplier),
-                "batch_size_per_unit": by_client(hyper.local.batch_size),
+                "noise_multiplier_per_unit": by_client(numbers.noise_multiplier),
             }
+            # Of gradients, which are not released under noise on models.
+            | (
+                {
+                    "clip_norm_per_unit": by_client(numbers.clip_norm),
+                    "batch_size_per_unit": by_client(numbers.batch_size),
+                }
+                if bound is None
+                else {"contribution": bound}
+            )
         )
     return {unit: each | _of_masks(experiment, unit) for unit, each in facts.items()}
 

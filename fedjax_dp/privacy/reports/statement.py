@@ -69,6 +69,12 @@ _SECURE = (
     "Secure aggregation: {forms}, under {pairs}, for at most {colluders} clients that collude with "
     "the server and {dropouts} that drop out in a round, which is lost if more do. {keys}"
 )
+# Trust under which a message by itself has too little noise.
+_RESTS_ON_MASKS = ("secure_aggregation", "honest_but_curious", "gamma_shares")
+_EXPOSED = (
+    " In a round, the random graph of masks fails to keep messages secret with a probability of at "
+    "most {probability}; δ includes {dp_delta} for all rounds."
+)
 _FORMS = {
     "masked": "every mask was made and removed",
     "cancelled": "masks, which leave no trace in a sum, were left out of the simulation",
@@ -171,14 +177,15 @@ _NOISE = {
     ),
 }
 
-_KEPT = {
-    "client": "Clients have personal models, or parts of them, which are released to the client "
-    "itself alone; they contain no noise, and no ε covers them: publishing them, or answering "
-    "queries with them, releases more than is counted.",
-    "record": "Clients have personal models, or parts of them, which are released to the client "
-    "itself alone; they were trained within the releases that are counted, which cover "
-    "them.",
-}
+_KEPT = (
+    "Clients have personal models, or parts of them, which are released to the client itself "
+    "alone; "
+)
+_WITHOUT_NOISE = (
+    "they contain no noise, and no ε covers them: publishing them, or answering queries with them, "
+    "releases more than is counted."
+)
+_WITHIN = "they were trained within the releases that are counted, which cover them."
 
 
 def statement(
@@ -200,11 +207,14 @@ def statement(
     Sampler, mechanism and noise come from the charged events, so that the statement cannot differ
     from what ran. By default the server is trusted under a claim for clients, only the client under
     one for records, and parties and server if noise came in gamma shares. `not_covered` and
-    `also_not_private` name what no ε covers, `num_shared` counts records that several clients have,
-    at most `most_holders` each. `facts` are added as they are; the text has `clip_norm`,
-    `batch_size_per_unit`, `initial_clip_norm`, `seed`, `secure_aggregation` and `versions` of them.
-    Figures that differ by unit are given as the smallest and the largest, None if absent, and an
-    infinite ε as "inf".
+    `also_not_private` name what no ε covers, personal models among the former if there are any;
+    `num_shared` counts records that several clients have, at most `most_holders` each. `facts` are
+    added as they are; the text has `clip_norm`, `contribution`, `batch_size_per_unit`,
+    `initial_clip_norm`, `seed`, `secure_aggregation` and `versions` of them. ε is that at
+    `dp_delta`. Where messages need masks, the claimed δ is larger by `dp_delta_of_masks`, the
+    probability that a random graph of masks fails to keep a message secret in some round. Figures
+    that differ by unit are given as the smallest and the largest, None if absent, and an infinite ε
+    as "inf".
     """
     deltas = np.asarray(dp_delta, float)
     inside = bool(np.all((deltas > 0) & (deltas < 1)))
@@ -228,14 +238,19 @@ def statement(
         "not be honest_but_curious: such a server knows who was drawn, which sampling keeps hidden"
     )
     checks.require(trusted != "honest_but_curious" or not hidden, "trust", rule, trusted)
+    exposed = 0.0
+    if trusted in _RESTS_ON_MASKS:
+        masks = facts.get("secure_aggregation", {})
+        exposed = float(np.max(ledger.num_compositions)) * masks.get("secrecy_failure", 0.0)
+    claimed = np.minimum(deltas + exposed, 1.0)
     data = {
         "unit": ledger.unit,
         "relation": ledger.relation,
         "samplers": sorted(samplers),
         "mechanisms": sorted(mechanisms),
         **{name: [min(found), max(found)] if found else None for name, found in noise.items()},
-        "dp_delta": np.max(deltas),
-        "dp_delta_per_unit": np.broadcast_to(deltas, ledger.num_units),
+        "dp_delta": np.max(claimed),
+        "dp_delta_per_unit": np.broadcast_to(claimed, ledger.num_units),
         "epsilon": np.max(epsilon),
         "epsilon_per_unit": epsilon,
         "accountant": accountant,
@@ -248,15 +263,18 @@ def statement(
         "must_stay_hidden": hidden,
         "not_private": [*_NOT_PRIVATE, *also_not_private],
     }
+    if exposed:
+        data["dp_delta_of_masks"] = exposed
     if mechanisms - _NOT_CONTINUOUS:
         data["floating_point"] = _FLOATING_POINT + _WAY_OUT[ledger.unit]
     if has_personal_models:
-        data["kept_by_clients"] = _KEPT[ledger.unit]
+        is_covered = ledger.unit == "record" and not_covered is None
+        data["kept_by_clients"] = _KEPT + (_WITHIN if is_covered else _WITHOUT_NOISE)
     if num_shared and ledger.unit == "record":
         data["shared_records"] = {
             "num_shared": num_shared,
             "most_holders": most_holders,
-            **_of_all_copies(ledger, deltas, epsilon, most_holders, accountant),
+            **_of_all_copies(ledger, deltas, epsilon, most_holders, accountant, exposed),
         }
     if not_covered is not None:
         data["not_covered"] = not_covered
@@ -264,12 +282,18 @@ def statement(
 
 
 def _of_all_copies(
-    ledger: Ledger, deltas: np.ndarray, epsilon: np.ndarray, holders: int, accountant: str
+    ledger: Ledger,
+    deltas: np.ndarray,
+    epsilon: np.ndarray,
+    holders: int,
+    accountant: str,
+    exposed: float,
 ) -> dict[str, Any]:
     """Bounds the privacy loss of a record of which several clients have a copy.
 
     Clients noise independently, so that the copies compose. If all clients have one history it is
     composed by the accountant; else the largest ε and δ are added up, which bounds any of them.
+    In the rounds of each copy masks fail with a probability of `exposed`.
     """
     if ledger.num_units < holders:
         # Copies within one account change its steps together, which no event describes.
@@ -279,8 +303,9 @@ def _of_all_copies(
         whole = Ledger(ledger.unit, ledger.relation)
         whole.charge(histories[0][1], count=holders)
         spent = np.max(whole.epsilon(np.max(deltas), accountant))
-        return {"epsilon": spent, "dp_delta": np.max(deltas), "by": accountant}
-    each = np.broadcast_to(deltas, ledger.num_units)
+        total = min(np.max(deltas) + holders * exposed, 1.0)
+        return {"epsilon": spent, "dp_delta": total, "by": accountant}
+    each = np.broadcast_to(deltas + exposed, ledger.num_units)
     largest = [np.sum(np.sort(values)[-holders:]) for values in (epsilon, each)]
     if largest[1] >= 1:
         return {"epsilon": None, "dp_delta": None, "by": "basic composition"}
@@ -331,7 +356,7 @@ def in_words(data: dict[str, Any]) -> str:
     else:
         claim = (
             f"The run is (ε, δ)-differentially private with **ε = {rounded_up(largest)}** at "
-            f"**δ = {data['dp_delta']:g}**" + _over_units(data)
+            f"**δ = {rounded_up(data['dp_delta'], 6)}**" + _over_units(data)
         )
     if "not_covered" in data:
         claim = (
@@ -364,14 +389,19 @@ def in_words(data: dict[str, Any]) -> str:
 
 
 def _masks(data: dict[str, Any]) -> list[str]:
-    """Writes what secure aggregation did, where a run had it."""
+    """Writes what secure aggregation did, where a run had it, and its part of δ."""
     facts = data.get("secure_aggregation")
     if facts is None:
         return []
     k = facts["num_neighbors"]
     pairs = "masks of all pairs" if k is None else f"masks with {k} random neighbours"
     numbers = {"forms": _FORMS[facts["form"]], "pairs": pairs, "keys": _MASK_KEYS[facts["keys"]]}
-    return [_SECURE.format(**numbers, **{n: facts[n] for n in ("colluders", "dropouts")})]
+    text = _SECURE.format(**numbers, **{n: facts[n] for n in ("colluders", "dropouts")})
+    if "dp_delta_of_masks" in data:
+        figures = facts["secrecy_failure"], data["dp_delta_of_masks"]
+        one, all_rounds = map(rounded_up, figures)
+        text += _EXPOSED.format(probability=one, dp_delta=all_rounds)
+    return [text]
 
 
 def _shared(data: dict[str, Any]) -> list[str]:
@@ -399,6 +429,8 @@ def _shared(data: dict[str, Any]) -> list[str]:
 
 def _settings(data: dict[str, Any]) -> str:
     """Writes bound and batch, if known."""
+    if data.get("contribution") is not None:
+        return f"The bound on one contribution is {data['contribution']}. "
     text = ""
     clip = data.get("clip_norm_per_unit", data.get("clip_norm"))
     if clip is not None:

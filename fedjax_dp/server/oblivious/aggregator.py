@@ -23,7 +23,7 @@ from fedjax_dp.privacy.mechanisms.gamma_shares import (
     gamma_shares,
 )
 from fedjax_dp.privacy.sensitivities import sensitivity_of_sum
-from fedjax_dp.server.base import Summed, stateless
+from fedjax_dp.server.base import Diagnostic, Summed, stateless
 
 # Bits of a word, as `protocol` has them, and bytes of a public key of X25519.
 _WORD_BITS, _KEY_BYTES = 64, 32
@@ -66,7 +66,8 @@ def oblivious_mean(
       self_noise: whether a client's shares include one from itself.
 
     Returns:
-      The aggregator.
+      The aggregator; its info holds the standard deviation of the noise and `num_clipped`, an exact
+      count for the experimenter, which no claim covers and no message holds.
 
     Raises:
       ValueError: for one party, or a number out of its range.
@@ -98,12 +99,14 @@ def oblivious_mean(
             sender.key, leaves, lambda key, shape: draw_shares(key, shape, unit.party_shape)
         )
         noised = [noise.release(x, scale, draw) for x, draw in zip(leaves, draws, strict=True)]
-        return jax.tree.unflatten(treedef, noised), was_clipped
+        return jax.tree.unflatten(treedef, noised), Diagnostic(was_clipped)
 
     def combine(state, numbers, total, close):
-        summed, num_clipped = total
+        summed, clipped = total
         scale = numbers["noise_multiplier"] * numbers["clip_norm"]
-        info = {"num_clipped": num_clipped, "noise_stddev": unit.average_stddev * scale}
+        info = {"noise_stddev": unit.average_stddev * scale}
+        if clipped is not None:
+            info["num_clipped"] = clipped.value
         return state, trees.scale(summed, 1.0 / num_parties), info
 
     def event(numbers):

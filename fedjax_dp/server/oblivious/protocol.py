@@ -205,7 +205,8 @@ def play(
       set_up: from `set_up_protocol`, or from the iteration before.
       values: `[parties, weights]`, at most 2^k in absolute value.
       rng: draws noise, masks, permutations and choices, from a generator for each party and one
-        for the server.
+        for the server. Pass the same generator to every iteration: an equally seeded new one
+        repeats all of it, and the difference of two sums is then free of noise.
       is_oblivious: whether parties choose from pairs; if not, each draws itself what it adds, as
         in PrivacyFL.
       records: whether all terms are recorded.

@@ -176,7 +176,8 @@ def masking_facts(
 
     Returns:
       Plain data, for `privacy.reports.statement(..., secure_aggregation=...)`; its `trust` is
-      "honest_but_curious" if clients add the noise and the plan is given.
+      "honest_but_curious" if clients add the noise and the plan is given. `secrecy_failure`, times
+      the number of rounds, enters δ there.
 
     Raises:
       ValueError: for an unknown form, or a plan for fewer colluders than the graph's.
@@ -193,6 +194,7 @@ def masking_facts(
         "colluders": 0 if plan is None else graph.colluders,
         "dropouts": graph.dropouts,
         "failure": graph.failure,
+        "secrecy_failure": graph.secrecy_failure,
         "keys": "simulated" if is_simulated else "agreed",
     }
 

@@ -1,6 +1,6 @@
 """Which clients share masks: all pairs, or few random neighbours of each."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -45,6 +45,16 @@ class MaskGraph(NamedTuple):
     def min_senders(self) -> int:
         """The fewest messages from which a sum is recovered."""
         return self.num_clients - self.dropouts
+
+    @property
+    def secrecy_failure(self) -> float:
+        """The part of `failure` that breaks secrecy: more than a sum is learned in a round."""
+        if self.num_neighbors is None:
+            return 0.0
+        exposed, _ = _failures(
+            self.num_clients, self.num_neighbors, self.colluders, self.dropouts, self.threshold
+        )
+        return float(min(1.0, exposed))
 
 
 @checked
@@ -94,7 +104,9 @@ def random_neighbors(
     The bound is the sum of these probabilities, for the threshold at which it is smallest.
 
     Guarantee: as for `all_pairs`, but for rounds of that probability, if colluders and drop-outs do
-    not depend on the graph. Cost grows with n k.
+    not depend on the graph. The first and the last of the three break secrecy: times the number of
+    rounds, `MaskGraph.secrecy_failure` is a part of δ where clients add noise, see `masking_facts`.
+    Cost grows with n k.
 
     Args:
       num_clients: n, how many clients are notified in a round, at least 2.
@@ -132,15 +144,20 @@ def failure_bound(
     num_clients: int, num_neighbors: int, colluders: int, dropouts: int
 ) -> tuple[float, int]:
     """Computes the bound of `random_neighbors`, and the threshold at which it is smallest."""
-    n, k, t, d = num_clients, num_neighbors, colluders, dropouts
-    thresholds = np.arange(1, k + 1)
-    betrayed = stats.hypergeom.sf(thresholds - 1, n - 1, t, k)
-    stuck = stats.hypergeom.sf(k - thresholds, n - 1, d, k)
-    split = stats.hypergeom.pmf(k // 2, n, t + d, k // 2)
-    bounds = n * (betrayed + stuck + split)
+    thresholds = np.arange(1, num_neighbors + 1)
+    exposed, stuck = _failures(num_clients, num_neighbors, colluders, dropouts, thresholds)
+    bounds = exposed + stuck
     # The last of equal ones: the more shares are needed, the more colluders are too few.
-    best = k - 1 - int(np.argmin(bounds[::-1]))
+    best = num_neighbors - 1 - int(np.argmin(bounds[::-1]))
     return float(min(1.0, bounds[best])), int(thresholds[best])
+
+
+def _failures(n: int, k: int, t: int, d: int, threshold: Any) -> tuple[Any, Any]:
+    """Bounds the probabilities that secrecy breaks, and that a seed cannot be recovered."""
+    betrayed = stats.hypergeom.sf(threshold - 1, n - 1, t, k)
+    stuck = stats.hypergeom.sf(k - threshold, n - 1, d, k)
+    split = stats.hypergeom.pmf(k // 2, n, t + d, k // 2)
+    return n * (betrayed + split), n * stuck
 
 
 def _check_numbers(num_clients: int, colluders: int, dropouts: int) -> None:
