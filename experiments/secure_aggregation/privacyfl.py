@@ -2,6 +2,7 @@
 
 import csv
 import pathlib
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -21,6 +22,10 @@ PAPER = pathlib.Path(__file__).parent / "paper_tables.csv"
 REGULARIZER, STEPS, DELTA = 1.0, 10, 1e-5
 EPSILONS = (0.1, 1.0, 8.0)
 NUM_TEST = 300
+# Of the grid: algorithm 2 takes one step a round, so that models are carried from round to round.
+GRID_REGULARIZER, GRID_STEPS, GRID_ROUNDS = 0.1, 1, 20
+# Accuracy has converged once it stays this close to that of training without noise, for so long.
+CLOSE, LAST = 0.02, 5
 
 
 def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -32,11 +37,13 @@ def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     return x[:-NUM_TEST], y[:-NUM_TEST], x[-NUM_TEST:], y[-NUM_TEST:]
 
 
-def connections(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Loads KDD Cup 1999 by fixed ranges, one copy of equal rows, shuffled."""
-    loaded = datasets.load("kddcup99", scaling="range", distinct=True)
-    order = np.random.default_rng(seed).permutation(len(loaded.train["y"]))
-    test = order[:5000] % len(loaded.test["y"])
+def connections(
+    loaded: datasets.Dataset, seed: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Shuffles connections, and draws 5,000 others for testing."""
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(loaded.train["y"]))
+    test = rng.permutation(len(loaded.test["y"]))[:5000]
     return (
         loaded.train["x"][order],
         loaded.train["y"][order],
@@ -53,6 +60,8 @@ def simulation_of(
     *,
     method: str = "retrained_averaging",
     calibration: str = "corrected",
+    regularizer: float = REGULARIZER,
+    num_steps: int = STEPS,
 ) -> engine.Simulation:
     """Compiles the rounds of clients with consecutive rows, for noise of any scale."""
     clients = np.repeat(np.arange(len(sizes)), sizes)
@@ -64,9 +73,9 @@ def simulation_of(
     bounds = models.loss_bounds(model)
     assert bounds is not None
     numbers = LocalConfig(
-        learning_rate=2 / (bounds.curvature + 2 * REGULARIZER),
+        learning_rate=2 / (bounds.curvature + 2 * regularizer),
         batch_size=1,
-        num_steps=STEPS,
+        num_steps=num_steps,
         clip_norm=1.0,
         noise_multiplier=np.zeros(len(sizes), np.float32),
     )
@@ -76,7 +85,7 @@ def simulation_of(
         dp_sgd_trainer(model, numbers, sampler=whole),
         num_clients=len(sizes),
         rows_per_round=rows_per_round,
-        regularizer=REGULARIZER,
+        regularizer=regularizer,
         calibration=calibration,
     )
     return engine.simulation(algorithm, data, participation(full_participation(), len(sizes)))
@@ -87,7 +96,9 @@ def accuracy(params: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     kernel, bias = np.asarray(params["kernel"]), np.asarray(params["bias"])
     rows = np.concatenate([x, np.ones_like(x[:, :1])], axis=1)
     stacked = np.concatenate([kernel, bias[..., None, :]], axis=-2)
-    return np.mean(np.argmax(rows @ stacked, axis=-1) == y, axis=-1)
+    # `[examples, ..., classes]` by one product; one for each model is slow.
+    found = np.argmax(np.tensordot(rows, stacked, axes=(1, -2)), axis=-1)
+    return np.mean(found == y.reshape(-1, *[1] * (found.ndim - 1)), axis=0)
 
 
 def play(
@@ -137,16 +148,24 @@ def _error_of_offsets(sent: Any) -> float:
     return float(np.max(np.abs(masked.mean(axis=0) - flat.mean(axis=0))))
 
 
+SETTINGS: list[tuple[str, float | None]] = [("none", None)]
+SETTINGS += [(noise, epsilon) for noise in ("printed", "corrected") for epsilon in EPSILONS]
+
+
+def multiplier_of(noise: str, epsilon: float | None, num_clients: int) -> float:
+    """Computes the multiplier of an ε: 2/ε under replacement, an n-th of it as printed."""
+    if epsilon is None:
+        return 0.0
+    return 2 / epsilon / (num_clients if noise == "printed" else 1)
+
+
 def sweep(num_seeds: int) -> list[dict[str, Any]]:
     """Compares ε for 3 clients that get 30 digits more in each of 8 rounds."""
     x, y, *test = digits()
     sim = simulation_of(x, y, [240] * 3, [30] * 3)
-    settings: list[tuple[str, float | None]] = [("none", None)]
-    settings += [(noise, epsilon) for noise in ("printed", "corrected") for epsilon in EPSILONS]
     rows = []
-    for name, epsilon in settings:
-        # 2/ε under replacement; the printed noise of a client is a third of it.
-        multiplier = 2 / epsilon / (3 if name == "printed" else 1) if epsilon else 0.0
+    for name, epsilon in SETTINGS:
+        multiplier = multiplier_of(name, epsilon, 3)
         seeds = range(num_seeds if multiplier else 1)
         runs = [play(sim, np.full(3, multiplier), 8, seed, (test[0], test[1])) for seed in seeds]
         rows.append({"noise": name, "asked": epsilon, "multiplier": multiplier, **_mean(runs)})
@@ -184,30 +203,69 @@ def scenarios(num_seeds: int) -> list[dict[str, Any]]:
     return [{"scenario": 1, "received": rows[-1]["own"]}, *rows]
 
 
-def grid(num_clients: list[int], seed: int, num_rounds: int = 10) -> list[dict[str, Any]]:
-    """Compares numbers of clients and ε on KDD, 30 new connections a round, by algorithm 2."""
-    x, y, *test = connections(seed)
+def grid(
+    num_clients: list[int], num_seeds: int, num_rounds: int = GRID_ROUNDS
+) -> list[dict[str, Any]]:
+    """Compares numbers of clients and ε on KDD, 30 new connections a round, by algorithm 2.
+
+    All noise of a number of clients and a seed, which shuffles the rows, is one compiled program.
+    """
+    loaded = datasets.load("kddcup99", scaling="range", distinct=True)
     rows = []
     for n in num_clients:
-        sizes = [30 * num_rounds] * n
-        sim = simulation_of(x, y, sizes, [30] * n, method="warm_start_averaging")
-        for epsilon in (*EPSILONS, None):
-            multiplier = 2 / epsilon / n if epsilon else 0.0
-            found = play(sim, np.full(n, multiplier), num_rounds, seed, (test[0], test[1]))
-            curve = [one["shared"] for one in found["scores"]]
-            # The first round from which on accuracy stays within 0.01 of the last.
-            far = [r for r, score in enumerate(curve, 1) if abs(score - curve[-1]) > 0.01]
+        found: list[list[dict[str, Any]]] = []
+        for seed in range(num_seeds):
+            x, y, *test = connections(loaded, seed)
+            sim = simulation_of(
+                x,
+                y,
+                [30 * num_rounds] * n,
+                [30] * n,
+                method="warm_start_averaging",
+                regularizer=GRID_REGULARIZER,
+                num_steps=GRID_STEPS,
+            )
+            scale = [np.full(n, multiplier_of(*setting, n)) for setting in SETTINGS]
+            found.append([play(sim, m, num_rounds, seed, (test[0], test[1])) for m in scale])
+        for i, (noise, epsilon) in enumerate(SETTINGS):
+            runs = [by_setting[i] for by_setting in found]
+            curves = _curves(runs)
+            rounds = rounds_to_converge(curves, _curves([one[0] for one in found]))
             rows.append(
                 {
                     "num_clients": n,
+                    "noise": noise,
                     "asked": epsilon,
-                    "accuracy": curve,
-                    "own": float(np.mean(found["scores"][-1]["own"])),
-                    "rounds_to_converge": 1 + (far[-1] if far else 0),
-                    "epsilon": found.get("epsilon", [None])[0],
+                    "epsilon": max(runs[0]["epsilon"]) if epsilon else None,
+                    "accuracy": np.round(curves.mean(axis=0), 4).tolist(),
+                    "own": float(np.mean([np.mean(run["scores"][-1]["own"]) for run in runs])),
+                    "rounds_to_converge": rounds,
                 }
             )
     return rows
+
+
+def _curves(runs: list[dict[str, Any]]) -> np.ndarray:
+    """Collects the accuracy of shared models, `[seeds, rounds]`."""
+    return np.array([[one["shared"] for one in run["scores"]] for run in runs])
+
+
+def rounds_to_converge(curves: np.ndarray, noiseless: np.ndarray) -> list[int | None]:
+    """Finds for each seed the round from which accuracy stays close to that without noise.
+
+    Args:
+      curves: accuracy by round, `[seeds, rounds]`.
+      noiseless: the same without noise, whose level is the mean of the last rounds.
+
+    Returns:
+      Rounds from 1; None for a seed that is not close in each of the last rounds.
+    """
+    levels = noiseless[:, -LAST:].mean(axis=1, keepdims=True)
+    found: list[int | None] = []
+    for is_far in curves < levels - CLOSE:
+        first = 1 + int(np.max(np.flatnonzero(is_far), initial=-1)) + 1
+        found.append(first if first <= curves.shape[1] - LAST + 1 else None)
+    return found
 
 
 def times() -> list[dict[str, Any]]:
@@ -247,14 +305,18 @@ def as_markdown(result: dict[str, Any]) -> str:
     return "\n\n".join("\n".join(lines) for lines in tables) + "\n"
 
 
+def _table(title: str, columns: str, rows: Iterable[str]) -> list[str]:
+    """Writes a title and a table; columns and cells of a row are separated by `|`."""
+    line = "|" + "---|" * (columns.count("|") + 1)
+    return [f"## {title}", "", f"| {columns} |", line, *(f"| {row} |" for row in rows)]
+
+
 def _sweep_table(rows: list[dict[str, Any]]) -> list[str]:
-    lines = [
-        "## ε on growing digits (algorithm 3)",
-        "",
-        "| noise | ε asked | ε of a coordinate | ε composed, δ = 1e-5 | shared, round 1 | 4 | 8 "
-        "| received, 8 | own without noise, 8 |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    columns = (
+        "noise | ε asked | ε of a coordinate | ε composed, δ = 1e-5 | shared, round 1 | 4 | 8 "
+        "| received, 8 | own without noise, 8"
+    )
+    lines = []
     for one in rows:
         scores, asked = one["scores"], one["asked"]
         coordinate = f"{2 / one['multiplier']:.3g}" if one["multiplier"] else ""
@@ -263,48 +325,49 @@ def _sweep_table(rows: list[dict[str, Any]]) -> list[str]:
         curve = [scores[r]["shared"] for r in (0, 3, 7)]
         rest = [float(np.mean(scores[7][name])) for name in ("received", "own")]
         lines.append(
-            f"| {one['noise']} | {asked} | {coordinate} | {composed} | {_cells([*curve, *rest])} |"
+            f"{one['noise']} | {asked} | {coordinate} | {composed} | {_cells([*curve, *rest])}"
         )
-    return lines
+    return _table("ε on growing digits (algorithm 3)", columns, lines)
 
 
 def _scenario_table(rows: list[dict[str, Any]]) -> list[str]:
-    lines = ["## Table 5.2: accuracy of clients 1, 2, 3, ours and the thesis'", ""]
-    lines += ["| scenario | 1 | 2 | 3 | 1, thesis | 2 | 3 |", "|---|---|---|---|---|---|---|"]
+    lines = []
     for one in rows:
         ours = [*one["received"], None][:3]
         theirs = printed("accuracy", str(one["scenario"]))
         cells = [*ours, *(theirs[f"client{i}"] for i in (1, 2, 3))]
-        lines.append(f"| {one['scenario']} | {_cells(cells)} |")
-    return lines
+        lines.append(f"{one['scenario']} | {_cells(cells)}")
+    title = "Table 5.2: accuracy of clients 1, 2, 3, ours and the thesis'"
+    return _table(title, "scenario | 1 | 2 | 3 | 1, thesis | 2 | 3", lines)
 
 
 def _times_table(rows: list[dict[str, Any]]) -> list[str]:
-    lines = ["## Table 5.3: seconds until a client has the new model", ""]
-    lines += ["| iteration | city | ours | thesis |", "|---|---|---|---|"]
+    lines = []
     for one in rows:
         ours = "dropped" if one["ours"] is None else f"{one['ours']:.3f}"
-        lines.append(f"| {one['iteration']} | {one['city']} | {ours} | {one['paper']} |")
-    return lines
+        lines.append(f"{one['iteration']} | {one['city']} | {ours} | {one['paper']}")
+    title = "Table 5.3: seconds until a client has the new model"
+    return _table(title, "iteration | city | ours | thesis", lines)
 
 
 def _grid_table(rows: list[dict[str, Any]]) -> list[str]:
-    lines = [
-        "## n × ε on KDD Cup 1999 (algorithm 2), printed noise",
-        "",
-        "| clients | ε asked | ε that holds, δ = 1e-5 | accuracy, round 1 | last "
-        "| own without noise | rounds to converge |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    columns = (
+        "clients | noise | ε asked | ε that holds, δ = 1e-5 | accuracy, round 1 "
+        f"| last {LAST} | own without noise, last | rounds to converge | seeds that converge"
+    )
+    lines = []
     for one in rows:
-        asked = f"{one['asked']:g}" if one["asked"] else "no noise"
-        held = "" if one["epsilon"] is None else f"{one['epsilon']:.3g}"
-        curve = [one["accuracy"][0], one["accuracy"][-1], one["own"]]
+        asked = f"{one['asked']:g}" if one["asked"] else ""
+        held = f"{one['epsilon']:.3g}" if one["epsilon"] else ""
+        curve = [one["accuracy"][0], float(np.mean(one["accuracy"][-LAST:])), one["own"]]
+        rounds = [r for r in one["rounds_to_converge"] if r is not None]
+        share = f"{len(rounds)} of {len(one['rounds_to_converge'])}"
+        middle = f"{np.median(rounds):g}" if rounds else ""
         lines.append(
-            f"| {one['num_clients']} | {asked} | {held} | {_cells(curve)} "
-            f"| {one['rounds_to_converge']} |"
+            f"{one['num_clients']} | {one['noise']} | {asked} | {held} | {_cells(curve)} "
+            f"| {middle} | {share}"
         )
-    return lines
+    return _table("n × ε on KDD Cup 1999 (algorithm 2)", columns, lines)
 
 
 def draw(rows: list[dict[str, Any]]) -> Any:

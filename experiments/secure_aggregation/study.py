@@ -94,7 +94,7 @@ def on_digits_and_kdd(options: argparse.Namespace) -> str:
         "sweep": lambda: privacyfl.sweep(options.seeds),
         "scenarios": lambda: privacyfl.scenarios(options.seeds),
         "times": privacyfl.times,
-        "grid": lambda: privacyfl.grid(options.parties, options.seed),
+        "grid": lambda: privacyfl.grid(options.parties, options.seeds),
     }
     path = options.output / "privacyfl.json"
     result: dict[str, Any] = {"hardware": HARDWARE}
@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ("adult", on_adult, [50, 100, 200, 500]),
         ("growth", growth, [25, 50, 100, 200]),
         ("asynchronous", by_arrival, None),
-        ("privacyfl", on_digits_and_kdd, [3, 10, 30]),
+        ("privacyfl", on_digits_and_kdd, [3, 10, 30, 100]),
         ("audit", audited, None),
         ("error", error, [5, 20, 50, 100, 200, 500, 1000, 5000]),
         ("timing", timing, None),
