@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import timed
 from marks import telling
 from small_problem import (
     NUM_CLIENTS,
@@ -18,24 +19,6 @@ from small_problem import (
     make_model,
     plain_trainer,
     snapshot,
-)
-from test_clock import (
-    CITIES,
-    FREE,
-    KEY,
-    OWN,
-    PLACES,
-    TABLE,
-    TIMED,
-    WORK,
-    algorithm,
-    all_join,
-    assert_equal,
-    places,
-    run,
-    simulated,
-    some,
-    without_clients,
 )
 
 from fedjax_dp.algorithms import dp_fedavg
@@ -109,8 +92,8 @@ def test_clients_join_and_leave_at_their_rounds():
 def test_after_singapore_leaves_a_run_has_the_times_of_table_5_3():
     """Two rounds with all clients, then those without it; it is on record, and not in the sum."""
     without = in_rounds(end=[99, 2, 99] * 2)
-    sim = simulated(partial(clocked, **TIMED, availability=without))
-    state, record, info = run(sim, 4)
+    sim = timed.simulated(partial(clocked, **timed.TIMED, availability=without))
+    state, record, info = timed.run(sim, 4)
     times = info.server["received_seconds"]
     np.testing.assert_allclose(times, [6.0, 6.0, 0.9, 0.9], atol=1e-4)
     np.testing.assert_allclose(
@@ -118,47 +101,57 @@ def test_after_singapore_leaves_a_run_has_the_times_of_table_5_3():
     )
     assert away(record) == [[], [], [1, 4], [1, 4]]
     assert info.server["num_unreachable"].tolist() == [0, 0, 2, 2]
-    always = simulated(partial(without_clients, is_gone=[False, True, False] * 2))
-    middle, _, _ = run(simulated(partial(clocked, **TIMED, availability=without)), 2)
-    other, _, _ = always.run(middle._replace(outer=()), KEY, 2)
+    always = timed.simulated(partial(timed.without_clients, is_gone=[False, True, False] * 2))
+    middle, _, _ = timed.run(
+        timed.simulated(partial(clocked, **timed.TIMED, availability=without)), 2
+    )
+    other, _, _ = always.run(middle._replace(outer=()), timed.KEY, 2)
     assert_same_state(state, always.portable(other), atol=0)
 
 
 def test_a_night_passes_in_rounds_without_clients():
     """At 23:00 all are away; a deadline of half an hour ends two empty rounds."""
     clock = partial(
-        clocked, **TIMED, deadline=HOUR / 2, start_seconds=23 * HOUR, availability=daily([0, 23])
+        clocked,
+        **timed.TIMED,
+        deadline=HOUR / 2,
+        start_seconds=23 * HOUR,
+        availability=daily([0, 23]),
     )
-    _, record, info = run(simulated(clock), 3)
+    _, record, info = timed.run(timed.simulated(clock), 3)
     assert record.count(Fate.UNANNOUNCED).tolist() == [6, 6, 0]
     np.testing.assert_allclose(info.server["round_seconds"], [1800, 1800, 4.0], atol=1e-3)
 
 
 def test_the_first_updates_to_arrive_are_kept():
     """By hand: NYC after 0.2 s, Boston after 0.6 s; of the equal two the first client."""
-    state, record, info = run(simulated(partial(clocked, **TIMED, keep=3)))
+    state, record, info = timed.run(timed.simulated(partial(clocked, **timed.TIMED, keep=3)))
     is_late = np.array([False, True, False, True, True, False])
     for ids, fates in zip(record.clients, record.fate, strict=True):
         np.testing.assert_array_equal(fates == Fate.LATE, is_late[ids])
     np.testing.assert_allclose(info.server["round_seconds"], 0.6, atol=1e-6)
-    other, _, _ = run(simulated(partial(without_clients, is_gone=is_late)))
+    other, _, _ = timed.run(timed.simulated(partial(timed.without_clients, is_gone=is_late)))
     assert_same_state(state, other, atol=0)
-    times = round_times(places(), FREE, keep=3)
+    times = round_times(timed.places(), timed.FREE, keep=3)
     np.testing.assert_array_equal(times.is_late, is_late)
     assert times.closes == pytest.approx(0.6)
 
 
 def test_fewer_updates_than_are_kept_end_at_the_deadline():
-    _, record, info = run(simulated(partial(clocked, **TIMED, keep=5, deadline=3.0)))
+    _, record, info = timed.run(
+        timed.simulated(partial(clocked, **timed.TIMED, keep=5, deadline=3.0))
+    )
     assert record.count(Fate.LATE).tolist() == [2] * 3
     np.testing.assert_allclose(info.server["round_seconds"], 3.0)
-    _, record, info = run(simulated(partial(clocked, **TIMED, keep=4, deadline=3.0)))
+    _, record, info = timed.run(
+        timed.simulated(partial(clocked, **timed.TIMED, keep=4, deadline=3.0))
+    )
     np.testing.assert_allclose(info.server["round_seconds"], 0.6, atol=1e-6)
 
 
 def test_keys_are_agreed_anew_before_chosen_rounds():
-    clock = partial(clocked, **TIMED, key_seconds=7.0, key_rounds=(0, 2))
-    _, _, info = run(simulated(clock), 4)
+    clock = partial(clocked, **timed.TIMED, key_seconds=7.0, key_rounds=(0, 2))
+    _, _, info = timed.run(timed.simulated(clock), 4)
     np.testing.assert_allclose(info.server["round_seconds"], [11, 4, 11, 4], atol=1e-4)
 
 
@@ -174,7 +167,7 @@ def test_an_edge_server_sends_one_sum_on():
     np.testing.assert_allclose(times.arrive, [23, 5, 28])
     still = np.where(np.eye(3), 0.0, [[0, 0, 1], [0, 0, 1], [1, 1, 0]])
     jittered = latencies(sites, table, ["a", "a", "b"], "root", edges=["a", "a", "b"], jitter=still)
-    times = round_times(jittered, compute_seconds(3), key=KEY, round_index=1)
+    times = round_times(jittered, compute_seconds(3), key=timed.KEY, round_index=1)
     assert times.arrive[0] == times.arrive[1] != 5 and times.arrive[2] > 2
     assert times.receive[0] == times.receive[1] > times.server + 4
 
@@ -183,11 +176,11 @@ def test_an_edge_server_sends_one_sum_on():
 def test_times_on_the_host_are_those_of_a_compiled_round():
     """Jitter is drawn by run, client and round, in places and through an edge server."""
     for edges in (None, ["NYC"] * NUM_CLIENTS):
-        far = latencies(CITIES, TABLE, PLACES, "hub", jitter=0.3, edges=edges)
-        clock = partial(clocked, latencies=far, compute=FREE, server_seconds=0.5)
-        _, _, info = run(simulated(clock))
+        far = latencies(timed.CITIES, timed.TABLE, timed.PLACES, "hub", jitter=0.3, edges=edges)
+        clock = partial(clocked, latencies=far, compute=timed.FREE, server_seconds=0.5)
+        _, _, info = timed.run(timed.simulated(clock))
         for r in range(3):
-            times = round_times(far, FREE, server_seconds=0.5, key=KEY, round_index=r)
+            times = round_times(far, timed.FREE, server_seconds=0.5, key=timed.KEY, round_index=r)
             assert info.server["round_seconds"][r] == pytest.approx(times.server, rel=1e-6)
             last = info.server["received_seconds"][r]
             assert last == pytest.approx(np.max(times.receive), rel=1e-6)
@@ -216,7 +209,7 @@ def test_clients_leave_by_chance_and_return():
     def one(memory, r):
         there = part.reaches(memory, EVERYONE, Moment(r, jnp.float32(0)))
         after = Moment(r + 1, jnp.float32(0))
-        return part.after(memory, after, fold(KEY, Purpose.CLOCK, r)), there
+        return part.after(memory, after, fold(timed.KEY, Purpose.CLOCK, r)), there
 
     start = part.init(NUM_CLIENTS)
     _, there = jax.lax.scan(one, start, jnp.arange(rounds))
@@ -233,7 +226,12 @@ def test_clients_leave_by_chance_and_return():
     assert abs(1 - there.mean() - expected) < 4 * expected / math.sqrt(num_stays)
 
 
-UNSURE = {**TIMED, "compute": WORK, "latencies": places(jitter=0.3), "deadline": 5.0}
+UNSURE = {
+    **timed.TIMED,
+    "compute": timed.WORK,
+    "latencies": timed.places(jitter=0.3),
+    "deadline": 5.0,
+}
 UNSURE |= {"dropout": 0.3, "keep": 3}
 AWAY = absences(0.3, seconds=6.0)
 
@@ -243,16 +241,16 @@ AWAY = absences(0.3, seconds=6.0)
 def test_resumed_streamed_and_laid_out_runs_are_the_same(placement, chunk):
     away = all_of([absences(0.1, seconds=6.0), in_rounds([0, 0, 0, 0, 3, 2])])
     clock = partial(clocked, **UNSURE, availability=away)
-    sim = simulated(clock, cohorts=some("plain"))
-    whole, record, info = run(sim, 8)
+    sim = timed.simulated(clock, cohorts=timed.some("plain"))
+    whole, record, info = timed.run(sim, 8)
     counts = [record.count(fate).sum() for fate in (Fate.LATE, Fate.DROPPED, Fate.UNANNOUNCED)]
     assert min(counts) > 0
-    other = simulated(clock, cohorts=some("plain"), placement=placement, chunk=chunk)
-    state, early, _ = other.run(other.init(KEY), KEY, 3)
-    state, late, more = other.run(snapshot(other.portable(state)), KEY, 5)
-    assert_equal(other.portable(state).outer, whole.outer)
+    other = timed.simulated(clock, cohorts=timed.some("plain"), placement=placement, chunk=chunk)
+    state, early, _ = other.run(other.init(timed.KEY), timed.KEY, 3)
+    state, late, more = other.run(snapshot(other.portable(state)), timed.KEY, 5)
+    timed.assert_equal(other.portable(state).outer, whole.outer)
     assert_same_state(other.portable(state), whole, atol=0 if chunk == 2 else 1e-6)
-    for name in OWN:
+    for name in timed.OWN:
         np.testing.assert_array_equal(more.server[name], info.server[name][3:])
     assert fates_of(record) == fates_of(early) + fates_of(late)
 
@@ -262,9 +260,12 @@ def test_the_ledger_charges_clients_that_are_away_or_over_selected():
     model, spent = make_model(), []
     private = dp_fedavg(model, plain_trainer(model), aggregator=gaussian_mean(1.0, 1.0, 3))
     cohorts = participants.participation(sampling.cyclic(), NUM_CLIENTS, 3)
-    for wrapper in (None, partial(clocked, **TIMED, keep=1, availability=in_rounds([0] * 5 + [9]))):
+    for wrapper in (
+        None,
+        partial(clocked, **timed.TIMED, keep=1, availability=in_rounds([0] * 5 + [9])),
+    ):
         sim = simulation(private, make_data(), cohorts, wrapper=wrapper)
-        _, record, _ = sim.run(sim.init(KEY), KEY, 4)
+        _, record, _ = sim.run(sim.init(timed.KEY), timed.KEY, 4)
         privacy = PrivacyAccounting(sim)
         privacy.charge(record)
         spent.append(privacy.epsilon({"client": 1e-3})["client"])
@@ -277,24 +278,28 @@ def on_several_devices():
     """Compares runs on one device and on four; for a process that has them."""
     assert jax.device_count() == 4
     unsure = partial(clocked, **UNSURE, availability=AWAY)
-    alone = partial(clocked, latencies=latencies(CITIES, TABLE, PLACES, jitter=0.3), compute=WORK)
+    alone = partial(
+        clocked,
+        latencies=latencies(timed.CITIES, timed.TABLE, timed.PLACES, jitter=0.3),
+        compute=timed.WORK,
+    )
     growing = in_rounds([0, 0, 0, 1, 2, 9])
 
     def without_server(inner):
         return alone(serverless(inner), server_seconds=0.0, availability=growing)
 
-    for cohorts, clock in ((some("plain"), unsure), (all_join(), without_server)):
+    for cohorts, clock in ((timed.some("plain"), unsure), (timed.all_join(), without_server)):
         found = []
         for devices in (1, 4):
             execution = ExecutionConfig(clients_per_chunk=2, devices=devices)
-            sim = simulation(algorithm(), make_data(), cohorts, execution, wrapper=clock)
-            state, record, info = run(sim, 4)
-            found.append((state, fates_of(record), {name: info.server[name] for name in OWN}))
+            sim = simulation(timed.algorithm(), make_data(), cohorts, execution, wrapper=clock)
+            state, record, info = timed.run(sim, 4)
+            found.append((state, fates_of(record), {name: info.server[name] for name in timed.OWN}))
         assert found[0][1] == found[1][1] and any(
             Fate.UNANNOUNCED in f.values() for f in found[0][1]
         )
-        assert_equal(found[0][0].outer, found[1][0].outer)
-        assert_equal(found[0][2], found[1][2])
+        timed.assert_equal(found[0][0].outer, found[1][0].outer)
+        timed.assert_equal(found[0][2], found[1][2])
         assert_same_state(found[0][0], found[1][0], atol=1e-6)
 
 
@@ -354,10 +359,10 @@ def test_bad_availability_is_refused(build, message):
     ],
 )  # fmt: skip
 def test_what_no_claim_covers_or_no_round_has_is_refused(name, changed, message):
-    cohorts = some(name) if name == "private" else all_join()
-    fed = federation(algorithm(name), make_data(), cohorts)
+    cohorts = timed.some(name) if name == "private" else timed.all_join()
+    fed = federation(timed.algorithm(name), make_data(), cohorts)
     with pytest.raises(ValueError, match=message):
-        clocked(fed, **{**TIMED, **changed})
+        clocked(fed, **{**timed.TIMED, **changed})
 
 
 def test_a_bad_spread_is_refused():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from cases import median_aggregator
 from small_problem import NUM_CLIENTS, make_data, make_model, plain_trainer
-from test_clock import CITIES, KEY, PLACES, TABLE, TIMED, algorithm, all_join, some
+from timed import CITIES, KEY, PLACES, TABLE, TIMED, algorithm, all_join, some
 
 from fedjax_dp.algorithms import dp_fedavg, fedavg, retrained_averaging
 from fedjax_dp.algorithms.base import ClientState, FinishForAll

@@ -16,8 +16,8 @@ from small_problem import (
     plain_trainer,
     snapshot,
 )
-from test_clock import KEY, TIMED, all_join, assert_equal, some
-from test_clock import algorithm as small_algorithm
+from timed import KEY, TIMED, all_join, assert_equal, some
+from timed import algorithm as small_algorithm
 
 from fedjax_dp.algorithms import dp_fedavg, fedavg, scaffold
 from fedjax_dp.clients import LocalConfig, local_trainer
