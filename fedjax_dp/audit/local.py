@@ -12,6 +12,7 @@ from fedjax_dp.audit.canaries import MARK, Planted
 from fedjax_dp.audit.noise import StepCheck, measure_noise, stated_multiplier
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.messages import received
 from fedjax_dp.engine.population import examples_of
 from fedjax_dp.engine.record_access import run_client
 from fedjax_dp.engine.round import SimulationState
@@ -75,7 +76,8 @@ def _sender(planted: Planted, hyper: Hyper, owner: int, stage: int) -> Any:
         held = examples.replace(arrays=examples.arrays | {MARK: planted.marks(coins)})
         own = None if state.clients is None else trees.take(state.clients, owner)
         client = held.client(owner, stage)
-        output = run_client(algorithm, state.server, own, client, hyper, key)
+        message = received(algorithm.message_to(state.server, own, client))
+        output = run_client(algorithm, message, own, client, hyper, key)
         sent = () if planted.sends_votes else output.update
         is_silent = not jax.tree.leaves(output.update)
         return sent, output.weight, output.state if is_silent else ()

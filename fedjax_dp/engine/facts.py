@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from fedjax_dp.algorithms.base import FederatedAlgorithm, FinishForAll
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core import sums, trees
+from fedjax_dp.core.messages import received
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.population import Population
@@ -136,8 +137,8 @@ class Facts:
             server = algorithm.init(key)
             own = None if algorithm.client_state is None else algorithm.client_state.init(server)
             hyper = jax.tree.map(jnp.asarray, typed(algorithm.hyper)).of_client(index)
-            output = run_client(algorithm, server, own, client, hyper, key)
             down = algorithm.message_to(server, own, client)
+            output = run_client(algorithm, received(down), own, client, hyper, key)
             return output.received, message_up(algorithm.aggregator, output), down
 
         second = None if population.validation is None else population.validation.structure

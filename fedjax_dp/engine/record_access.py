@@ -12,20 +12,19 @@ from fedjax_dp.algorithms.values import ClientOutput, Hyper
 from fedjax_dp.clients.client_data import ClientData, Exact, PublicClient
 from fedjax_dp.core import checks, jaxprs
 from fedjax_dp.core.marks import marks_reaching
-from fedjax_dp.core.messages import received
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.claims import RecordEvent
 
 
 def run_client(
     algorithm: FederatedAlgorithm,
-    server: PyTree,
+    message: PyTree,
     own: PyTree,
     client: ClientData,
     hyper: Hyper,
     key: PRNGKey,
 ) -> ClientOutput:
-    """Runs one client's round on the message that it is sent.
+    """Runs one client's round on the message that it receives.
 
     Guarantee: where privacy is claimed for records, the algorithm itself gets none. Local training
     and choices read them under their events, of kinds that the algorithm must charge; a reader
@@ -33,7 +32,7 @@ def run_client(
     and what is computed from them, leave as metrics alone. A violation is a ValueError while the
     round is traced.
     """
-    claim, message = algorithm.training.record, received(algorithm.message_to(server, own, client))
+    claim = algorithm.training.record
     if claim is None:
         return algorithm.client(message, own, client, hyper, key)
     costs: list[tuple[str, RecordEvent]] = []

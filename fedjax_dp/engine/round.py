@@ -27,8 +27,8 @@ from fedjax_dp.engine.record import (
     digest_of,
     training_info,
 )
-from fedjax_dp.engine.record_access import run_client
-from fedjax_dp.server.base import Aggregator, Close, Roster, Sender, Stacked
+from fedjax_dp.engine.sides import Closed, Received, client_side, server_side
+from fedjax_dp.server.base import Aggregator, Close, Roster, Stacked
 
 
 @flax.struct.dataclass
@@ -142,20 +142,19 @@ def play_round(
 
     private_key = fold(key, Purpose.CENTRAL_NOISE, state.round)
     is_stacked = isinstance(algorithm.aggregator, Stacked)
-    kept, aggregate, of_aggregator = algorithm.aggregator.combine(
+    closed = server_side(
+        algorithm,
+        state.server,
         state.aggregator,
-        hyper.aggregator,
+        hyper,
         outcome.contribution if is_stacked else sums.value(total),
         Close(roster, fates(contributes), public_key, private_key),
+        round,
+        fold(key, Purpose.SERVER_STEP, state.round),
     )
-    # An aggregate of finite contributions may overflow; then no client counts as contributing.
-    is_finite = trees.is_finite(aggregate)
-    aggregate = trees.where(is_finite, aggregate, trees.zeros_like(aggregate))
-    contributes = contributes & is_finite
-    step_key = fold(key, Purpose.SERVER_STEP, state.round)
-    server, of_server = algorithm.server_step(state.server, aggregate, hyper, round, step_key)
+    server, contributes = closed.server, contributes & closed.is_finite
     clients = _finished(
-        algorithm, layout, context, slots, table, outcome.own, contributes, server, aggregate
+        algorithm, layout, context, slots, table, outcome.own, contributes, server, closed.aggregate
     )
     record = RoundRecord(
         clients=jnp.where(cohort.is_drawn, cohort.ids, -1),
@@ -165,8 +164,10 @@ def play_round(
         is_released=jnp.bool_(True),
         digest=digest_of(jax.tree.map(jnp.asarray, hyper)),
     )
-    info = _info(layout, slots, outcome, contributes, of_aggregator, of_server)
-    after = state._replace(server=server, aggregator=kept, clients=clients, round=state.round + 1)
+    info = _info(layout, slots, outcome, contributes, closed)
+    after = state._replace(
+        server=server, aggregator=closed.aggregator, clients=clients, round=state.round + 1
+    )
     return after, record, info
 
 
@@ -314,43 +315,24 @@ def _run_slot(
     client = _client(context, slot, chunk_axis)
     own = None if state.clients is None else trees.take(state.clients, slot.places)
     key = fold(context.key, Purpose.CLIENT, context.round.index, slot.ids)
-    output = run_client(algorithm, state.server, own, client, hyper.of_client(slot.ids), key)
-    update = output.received
-    own_key = fold(key, Purpose.ENCODING, 0)
-    sender = Sender(slot.ids, output.weight, own_key, context.public_key, context.roster)
-    numbers = hyper.aggregator
-    broadcast = aggregator.broadcast(state.aggregator)
-    contribution = aggregator.contribute(broadcast, numbers, update, sender)
-    contribution = jax.tree.map(trees.at_least_float32, contribution)
-    # A finite update may overflow in the contribution, and clipping hides an update that is not
-    # finite, so both are checked.
-    is_finite = trees.can_be_summed((update, output.weight, output.state, contribution))
-    contributes = slot.takes_part & is_finite
-    contribution = trees.where(contributes, contribution, trees.zeros_like(contribution))
-    if aggregator.encode is not None:
-        message = aggregator.encode(broadcast, numbers, contribution, sender)
-        # A message that is not sent adds no share of the noise either.
-        contribution = trees.where(slot.takes_part, message, trees.zeros_like(message))
+    down = algorithm.message_to(state.server, own, client)
+    received = Received(
+        messages.received(down),
+        aggregator.broadcast(state.aggregator),
+        hyper.of_client(slot.ids),
+        context.public_key,
+        context.roster,
+    )
+    work = client_side(algorithm, received, own, client, key, slot.takes_part)
+    output, contributes = work.output, slot.takes_part & work.is_finite
     training = jax.tree.map(lambda m: jnp.where(contributes, m, 0), output.training)
     # A client of weight 0, such as one without data, has no info.
     has_info = contributes & (output.weight > 0)
     info = jax.tree.map(lambda m: jnp.where(has_info, m, 0), dict(output.info))
     kept = trees.where(contributes, output.state, own)
-    up, down = _counts(algorithm, state.server, own, client, output)
-    return _Outcome(kept, training, info, has_info, contribution, is_finite, up, down)
-
-
-def _counts(
-    algorithm: FederatedAlgorithm,
-    server: PyTree,
-    own: PyTree,
-    client: ClientData,
-    output: ClientOutput,
-) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-    """Counts the entries of a client's messages whose number depends on data."""
-    up = message_up(algorithm.aggregator, output)
-    down = algorithm.message_to(server, own, client)
-    return messages.counts_of(up), messages.counts_of(down)
+    up = messages.counts_of(message_up(aggregator, output))
+    counts_down = messages.counts_of(down)
+    return _Outcome(kept, training, info, has_info, work.sent, work.is_finite, up, counts_down)
 
 
 def message_up(aggregator: Aggregator, output: ClientOutput) -> PyTree:
@@ -463,8 +445,7 @@ def _info(
     slots: _Slots,
     outcome: _Outcome,
     contributes: jax.Array,
-    of_aggregator: Any,
-    of_server: Any,
+    closed: Closed,
 ) -> RoundInfo:
     training = None
     if outcome.metrics is not None:
@@ -474,4 +455,6 @@ def _info(
     counts = None
     if outcome.counts_up or outcome.counts_down:
         counts = MessageCounts(slots.takes_part, outcome.counts_up, outcome.counts_down)
-    return RoundInfo(training, of_clients, dict(of_aggregator), dict(of_server), counts)
+    return RoundInfo(
+        training, of_clients, dict(closed.of_aggregator), dict(closed.of_server), counts
+    )

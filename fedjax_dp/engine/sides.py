@@ -1,0 +1,142 @@
+"""The two sides of a round: a client's, from what it receives, and the server's."""
+
+from typing import Any, NamedTuple
+
+import jax
+from chex import PRNGKey
+
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.algorithms.values import ClientOutput, Hyper, Round
+from fedjax_dp.clients.client_data import ClientData
+from fedjax_dp.core import trees
+from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.engine.record_access import run_client
+from fedjax_dp.server.base import Close, Roster, Sender
+
+
+class Received(NamedTuple):
+    """All that reaches a client in a round.
+
+    Attributes:
+      message: the algorithm's message, as `core.messages.received` returns it.
+      aggregator: the aggregator's message.
+      hyper: the numbers of this client.
+      public_key: the key that all clients and the server share in this round.
+      roster: the cohort.
+    """
+
+    message: PyTree
+    aggregator: PyTree
+    hyper: Hyper
+    public_key: PRNGKey
+    roster: Roster
+
+
+class Work(NamedTuple):
+    """The result of one client's round.
+
+    Attributes:
+      output: the update, the next state and the metrics.
+      sent: what the aggregator adds up or stacks; zeros where the client takes no part.
+      is_finite: whether all of it can be summed; if not, a contribution of zeros was sent.
+    """
+
+    output: ClientOutput
+    sent: PyTree
+    is_finite: jax.Array
+
+
+class Closed(NamedTuple):
+    """The server's part of a round, done.
+
+    Attributes:
+      server: the algorithm's state.
+      aggregator: the aggregator's state.
+      aggregate: what the server stepped along; zeros if it was not finite.
+      is_finite: whether the aggregate was finite.
+      of_aggregator: the aggregator's metrics.
+      of_server: the server step's metrics.
+    """
+
+    server: PyTree
+    aggregator: PyTree
+    aggregate: PyTree
+    is_finite: jax.Array
+    of_aggregator: Any
+    of_server: Any
+
+
+def client_side(
+    algorithm: FederatedAlgorithm,
+    received: Received,
+    own: PyTree,
+    client: ClientData,
+    key: PRNGKey,
+    takes_part: Any = True,
+) -> Work:
+    """Runs one client's round: training, the contribution, and the message that is sent.
+
+    Args:
+      algorithm: the declaration.
+      received: what the client receives.
+      own: the client's state, or None.
+      client: its data.
+      key: the client's own key of this round.
+      takes_part: whether it takes part, bool; it sends zeros if not.
+
+    Returns:
+      The work; its state and metrics count only if `is_finite`.
+    """
+    aggregator, numbers = algorithm.aggregator, received.hyper.aggregator
+    output = run_client(algorithm, received.message, own, client, received.hyper, key)
+    own_key = fold(key, Purpose.ENCODING, 0)
+    sender = Sender(client.index, output.weight, own_key, received.public_key, received.roster)
+    contribution = aggregator.contribute(received.aggregator, numbers, output.received, sender)
+    contribution = jax.tree.map(trees.at_least_float32, contribution)
+    # A finite update may overflow in the contribution, and clipping hides an update that is not
+    # finite, so both are checked.
+    checked = output.received, output.weight, output.state, contribution
+    is_finite = trees.can_be_summed(checked)
+    counts = takes_part & is_finite
+    sent = trees.where(counts, contribution, trees.zeros_like(contribution))
+    if aggregator.encode is not None:
+        message = aggregator.encode(received.aggregator, numbers, sent, sender)
+        # A message that is not sent adds no share of the noise either.
+        sent = trees.where(takes_part, message, trees.zeros_like(message))
+    return Work(output, sent, is_finite)
+
+
+def server_side(
+    algorithm: FederatedAlgorithm,
+    server: PyTree,
+    aggregator: PyTree,
+    hyper: Hyper,
+    total: PyTree,
+    close: Close,
+    round: Round,
+    key: PRNGKey,
+) -> Closed:
+    """Combines the messages of a cohort and steps along the aggregate.
+
+    Args:
+      algorithm: the declaration.
+      server: its state.
+      aggregator: the aggregator's state.
+      hyper: the numbers of the round.
+      total: the sum of the messages, or all of them, `[slots, ...]`, if they are stacked.
+      close: the cohort, its fates, and the keys of this round.
+      round: the round and its stage.
+      key: the server's key of this step.
+
+    Returns:
+      The new states and metrics.
+    """
+    kept, aggregate, of_aggregator = algorithm.aggregator.combine(
+        aggregator, hyper.aggregator, total, close
+    )
+    # An aggregate of finite contributions may overflow; then no client counts as contributing.
+    is_finite = trees.is_finite(aggregate)
+    aggregate = trees.where(is_finite, aggregate, trees.zeros_like(aggregate))
+    server, of_server = algorithm.server_step(server, aggregate, hyper, round, key)
+    return Closed(server, kept, aggregate, is_finite, of_aggregator, of_server)

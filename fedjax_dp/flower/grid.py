@@ -1,0 +1,83 @@
+"""The nodes of a federation as Flower reaches them."""
+
+import warnings
+from collections.abc import Iterable, Mapping
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fedjax_dp.core import checks
+from fedjax_dp.flower.node import CLIENTS, TRAIN
+from fedjax_dp.flower.packets import Packet, packet_of
+
+
+class GridNodes:
+    """The nodes that a Flower grid reaches."""
+
+    def __init__(self, grid: Grid, *, sizes: Iterable[int], timeout: float = 600.0) -> None:
+        """Wraps a grid.
+
+        Args:
+          grid: as Flower passes it to a server app.
+          sizes: the registered number of records of each client, `[num_clients]`.
+          timeout: seconds to wait for the replies of a round, above 0.
+        """
+        checks.positive("timeout", timeout)
+        self._grid, self._timeout = grid, timeout
+        self._sizes = [int(size) for size in sizes]
+        # What each node has answered; None for a node of another plan.
+        self._known: dict[int, list[int]] = {}
+
+    def clients(self, question: Packet) -> Mapping[int, int]:
+        """Finds the node of each client that is online; asks new nodes which they hold.
+
+        Raises:
+          ValueError: if two nodes hold one client, or a node one that is not registered.
+        """
+        online = sorted(self._grid.get_node_ids())
+        new = {node: question for node in online if node not in self._known}
+        for node, reply in self._ask(CLIENTS, new, "set-up").items():
+            self._known[node] = self._registered(node, reply)
+        places: dict[int, int] = {}
+        for node in online:
+            for client in self._known.get(node, ()):
+                rule = f"be on one node, and is on {places.get(client)} already"
+                checks.require(client not in places, f"client {client}", rule, node)
+                places[client] = node
+        return places
+
+    def _registered(self, node: int, reply: Packet) -> list[int]:
+        """Requires that a node holds registered clients, of the registered sizes."""
+        clients, sizes = (list(reply.facts[name]) for name in ("clients", "sizes"))
+        for client, size in zip(clients, sizes, strict=True):
+            rule = f"be one of the {len(self._sizes)} registered clients"
+            checks.require(0 <= client < len(self._sizes), f"a client of node {node}", rule, client)
+            rule = f"hold the {self._sizes[client]} records that are registered"
+            checks.require(size == self._sizes[client], f"client {client}", rule, size)
+        return clients
+
+    def train(self, packets: Mapping[int, Packet], round: int) -> Mapping[int, Packet]:
+        """Sends each node its packet; returns the replies that arrived in time."""
+        return self._ask(TRAIN, packets, str(round))
+
+    def _ask(self, kind: str, packets: Mapping[int, Packet], group: str) -> dict[int, Packet]:
+        """Sends messages of one kind and reads what comes back, the first reply of each node."""
+        if not packets:
+            return {}
+        sent: list[Message] = [
+            self._grid.create_message(packet.record(), kind, node, group)
+            for node, packet in sorted(packets.items())
+        ]
+        found: dict[int, Packet] = {}
+        for reply in self._grid.send_and_receive(sent, timeout=self._timeout):
+            node = reply.metadata.src_node_id
+            if reply.has_error():
+                warnings.warn(f"node {node} failed: {reply.error.reason}", stacklevel=2)
+                continue
+            if node in found or node not in packets:
+                continue
+            try:
+                found[node] = packet_of(reply.content)
+            except ValueError as error:
+                warnings.warn(f"the reply of node {node} is damaged: {error}", stacklevel=2)
+        return found

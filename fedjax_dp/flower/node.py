@@ -1,0 +1,226 @@
+"""A node of a federation: its clients train on the broadcast and send what the aggregator adds."""
+
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.core import checks, sums
+from fedjax_dp.core.keys import secret_key
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.engine.cohort import Examples
+from fedjax_dp.engine.population import examples_of, population_of
+from fedjax_dp.engine.sides import Received, Work, client_side
+from fedjax_dp.flower.packets import Packet, arrays_of, packet_of, tree_of
+from fedjax_dp.flower.plan import Plan, Shapes, require_same
+from fedjax_dp.flower.rows import Rows, RowsInContext, RowsOnDisk
+from fedjax_dp.server.base import Fate, Roster, Stacked
+
+Keys = Literal["device", "parity"]
+# The message types that a node answers.
+TRAIN, CLIENTS = "train", "query.clients"
+
+
+class Node(NamedTuple):
+    """The clients of a node and their data.
+
+    Attributes:
+      clients: their indices in the population, which no other node has.
+      train: their training examples, in the order of `clients`.
+      validation: a second split of the same clients, or None.
+    """
+
+    clients: Sequence[int]
+    train: FederatedData
+    validation: FederatedData | None = None
+
+
+def client_app(
+    build: Callable[[], FederatedAlgorithm],
+    data: Callable[[Context], Node],
+    *,
+    keys: Keys = "device",
+    state_dir: str | pathlib.Path | None = None,
+) -> ClientApp:
+    """Builds the app that runs on a node.
+
+    In each round the node gets the broadcast, runs the round of each of its clients that was drawn,
+    with clipping, encoding and shares of noise, and replies with their sum, or with each message
+    where the aggregator reads messages one by one.
+
+    Guarantee: with keys of the device every batch and every noise of a client is drawn from random
+    bits of this machine, new in each round, which the server does not have. With parity keys the
+    server has made them, so that it must be trusted, whatever the algorithm claims.
+
+    Args:
+      build: makes the algorithm, the same that the server has.
+      data: `(context) -> Node`, the clients of this node; read anew for each message.
+      keys: "device" to draw keys on the node; "parity" to use those of the server, for tests.
+      state_dir: a folder for client states; None to store them in Flower's context, which the end
+        of the node's process deletes.
+
+    Returns:
+      The app, without mods: those of Flower clip and add noise to parameters, not to updates.
+
+    Raises:
+      ValueError: for unknown keys; in a reply, for a plan that differs from the server's.
+    """
+    checks.one_of("keys", keys, get_args(Keys))
+    app, kept = ClientApp(), _Kept(build)
+
+    def rows_of(context: Context) -> Rows:
+        return RowsInContext(context.state) if state_dir is None else RowsOnDisk(state_dir)
+
+    def reply(packet: Packet, message: Message) -> Message:
+        return Message(packet.record(), reply_to=message)
+
+    @app.query("clients")
+    def clients(message: Message, context: Context) -> Message:
+        node, asked = data(context), packet_of(message.content).facts
+        kept.require(node, asked)
+        sizes = [int(size) for size in node.train.sizes]
+        return reply(Packet({"clients": list(node.clients), "sizes": sizes}), message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        packet = packet_of(message.content)
+        return reply(kept.train(data(context), packet, rows_of(context), keys), message)
+
+    return app
+
+
+class _Kept:
+    """What a node's process computes once: the algorithm, its plan, its compiled round."""
+
+    def __init__(self, build: Callable[[], FederatedAlgorithm]):
+        self._build, self._plans = build, dict[tuple[int, ...], Plan]()
+
+    @cached_property
+    def algorithm(self) -> FederatedAlgorithm:
+        """The algorithm, built once."""
+        return self._build()
+
+    def plan(self, node: Node, facts: Mapping[str, Any]) -> Plan:
+        """Makes the plan of the server's public facts and this node's data."""
+        names = ("num_clients", "limit", "validation_limit")
+        key = tuple(int(facts[name]) for name in names)
+        if key not in self._plans:
+            structure = population_of(node.train, node.validation).structure
+            named = dict(zip(names, key, strict=True))
+            self._plans[key] = Plan(self.algorithm, structure, **named)
+        return self._plans[key]
+
+    def require(self, node: Node, facts: Mapping[str, Any]) -> None:
+        """Requires the plan of the server, part by part."""
+        names, texts = facts["plan names"], facts["plan texts"]
+        require_same(self.plan(node, facts).described, dict(zip(names, texts, strict=True)))
+
+    def train(self, node: Node, packet: Packet, rows: Rows, keys: Keys) -> Packet:
+        """Runs the rounds of the drawn clients of a node."""
+        facts = packet.facts
+        plan = self.plan(node, facts)
+        fits, shapes = facts["digest"] == plan.digest, plan.shapes
+        checks.require(fits, "digest", f"be {plan.digest}", facts["digest"])
+        algorithm, examples = self.algorithm, examples_of(node.train, node.validation)
+        examples = _limited(examples, plan)
+        is_stacked, total = isinstance(algorithm.aggregator, Stacked), None
+        stack: list[PyTree] = []
+        known: list[PyTree] = []
+        fates: list[int] = []
+        for place, client in enumerate(facts["clients"]):
+            checks.require(client in node.clients, "client", f"be of {node.clients}", client)
+            received = _received(packet, place, shapes)
+            own = _own(packet, place, shapes, rows)
+            key = _key(packet, place, keys)
+            place_here = jnp.int32(list(node.clients).index(client))
+            at = jnp.int32(client), jnp.int32(facts["round"]), jnp.int32(facts["stage"])
+            work = self._work(received, own, examples, place_here, at, key)
+            is_finite = bool(work.is_finite)
+            fates.append(int(Fate.CONTRIBUTED if is_finite else Fate.NOT_FINITE))
+            if shapes.own is not None:
+                after = work.output.state if is_finite else own
+                if is_finite:
+                    last = facts["last"][place]
+                    rows.write(client, facts["round"], arrays_of(after, "own"), last)
+                if shapes.known is not None:
+                    known.append(algorithm.client_state.known(after))
+            if is_stacked:
+                stack.append(work.sent)
+            else:
+                part = sums.over_first_axis(jax.tree.map(lambda x: x[None], work.sent))
+                total = part if total is None else sums.merge(total, part)
+        sent = _stacked(stack) if is_stacked else sums.value(total)
+        arrays = arrays_of(sent, "sent") | (arrays_of(_stacked(known), "known") if known else {})
+        answer = {name: facts[name] for name in ("digest", "round", "clients")}
+        return Packet({**answer, "fates": fates}, arrays)
+
+    @partial(jax.jit, static_argnums=0)
+    def _work(
+        self, received: Received, own: PyTree, examples: Examples, place: Any, at: Any, key: Any
+    ) -> Work:
+        index, round, stage = at
+        client = examples.client(place)
+        named = {"index": index, "round": round, "stage": stage}
+        second = client.validation
+        if second is not None:
+            second = second.replace(**named)  # type: ignore[attr-defined]
+        client = client.replace(validation=second, **named)  # type: ignore[attr-defined]
+        return client_side(self.algorithm, received, own, client, key)
+
+
+def _limited(examples: Examples, plan: Plan) -> Examples:
+    """Gives examples the limits of the whole population."""
+    second = examples.validation
+    if second is not None:
+        second = second.replace(limit=plan.validation_limit)  # type: ignore[attr-defined]
+    return examples.replace(limit=plan.limit, validation=second)  # type: ignore[attr-defined]
+
+
+def _stacked(parts: Sequence[PyTree]) -> PyTree:
+    return jax.tree.map(lambda *each: jnp.stack(each), *parts)
+
+
+def _received(packet: Packet, place: int, shapes: Shapes) -> Received:
+    """Reads all that reaches one client."""
+    facts, arrays = packet.facts, packet.arrays
+    key = jax.random.wrap_key_data(jnp.asarray(arrays["public_key"]))
+    roster = Roster(jnp.zeros(0, jnp.int32), jnp.zeros(0, bool))
+    if "roster/clients" in arrays:
+        roster = Roster(*(jnp.asarray(arrays[f"roster/{n}"]) for n in ("clients", "is_announced")))
+    return Received(
+        tree_of(arrays, f"message/{facts['messages'][place]}", shapes.message),
+        tree_of(arrays, "aggregator", shapes.aggregator),
+        tree_of(arrays, f"hyper/{facts['numbers'][place]}", shapes.hyper),
+        key,
+        roster,
+    )
+
+
+def _own(packet: Packet, place: int, shapes: Shapes, rows: Rows) -> PyTree:
+    """Reads the state that a client's round starts from: that of its last round that counted."""
+    if shapes.own is None:
+        return None
+    client, last = packet.facts["clients"][place], packet.facts["last"][place]
+    if last < 0:
+        return tree_of(packet.arrays, "own", shapes.own)
+    arrays = rows.read(client, last)
+    rule = f"be stored on this node as of round {last}: restore its state folder"
+    checks.require(arrays is not None, f"the state of client {client}", rule, None)
+    assert arrays is not None
+    return tree_of(arrays, "own", shapes.own)
+
+
+def _key(packet: Packet, place: int, keys: Keys) -> Any:
+    """Makes a client's key of the round."""
+    if keys == "device":
+        return secret_key()
+    rule = "be in the message for parity keys"
+    checks.require("keys" in packet.arrays, "keys", rule, sorted(packet.arrays)[:3])
+    return jax.random.wrap_key_data(jnp.asarray(packet.arrays["keys"][place]))

@@ -1,0 +1,141 @@
+"""Messages between server and nodes: arrays by name, and facts."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.trees import PyTree
+
+_ARRAYS, _FACTS = "arrays", "facts"
+
+
+class Packet(NamedTuple):
+    """The content of one message.
+
+    Attributes:
+      facts: numbers, texts, and lists of one of these, by name.
+      arrays: NumPy arrays by name.
+    """
+
+    facts: Mapping[str, Any] = {}
+    arrays: Mapping[str, np.ndarray] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of the arrays."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+    def record(self) -> RecordDict:
+        """Builds the record that Flower sends."""
+        # A new one for each message: Flower changes records that are shared.
+        arrays = {name: Array(np.asarray(x, order="C")) for name, x in self.arrays.items()}
+        facts = ConfigRecord({name: _plain(value) for name, value in self.facts.items()})
+        return RecordDict({_FACTS: facts, _ARRAYS: ArrayRecord(arrays)})
+
+
+def packet_of(record: RecordDict) -> Packet:
+    """Reads a record.
+
+    Args:
+      record: as `Packet.record` builds it.
+
+    Returns:
+      The packet.
+
+    Raises:
+      ValueError: if it holds other records, or arrays that NumPy cannot read.
+    """
+    found = sorted(record)
+    rule = f"hold the records {_ARRAYS!r} and {_FACTS!r}"
+    checks.require(found == sorted((_ARRAYS, _FACTS)), "a message", rule, found)
+    arrays = {}
+    for name, array in record.array_records[_ARRAYS].items():
+        try:
+            arrays[name] = array.numpy()
+        except Exception as error:
+            raise ValueError(f"array {name!r} must be readable, got {error!r}") from error
+    return Packet(dict(record.config_records[_FACTS]), arrays)
+
+
+def _plain(value: Any) -> Any:
+    """Converts NumPy numbers, which Flower refuses."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    return value
+
+
+def arrays_of(tree: PyTree, room: str) -> dict[str, np.ndarray]:
+    """Names the leaves of a tree: those of the room "own" are "own/0", "own/1/kernel".
+
+    Args:
+      tree: arrays, numbers or random keys.
+      room: the first part of each name.
+
+    Returns:
+      NumPy arrays; keys as their words, and types that NumPy lacks as words of the same width.
+    """
+    names, leaves = trees.paths(tree), jax.tree.leaves(tree)
+    return {f"{room}/{n}": _sendable(x) for n, x in zip(names, leaves, strict=True)}
+
+
+def tree_of(arrays: Mapping[str, np.ndarray], room: str, like: PyTree) -> PyTree:
+    """Rebuilds a tree from the arrays of a room.
+
+    Args:
+      arrays: all arrays of a message.
+      room: as for `arrays_of`.
+      like: shapes and types, arrays or `jax.ShapeDtypeStruct`s.
+
+    Returns:
+      The tree, of NumPy arrays and random keys.
+
+    Raises:
+      ValueError: naming an array that is missing, left over, or of another shape or type.
+    """
+    leaves, structure = jax.tree.flatten(like)
+    names = [f"{room}/{name}" for name in trees.paths(like)]
+    found = {name for name in arrays if name.startswith(f"{room}/")}
+    missing, extra = sorted(set(names) - found), sorted(found - set(names))
+    checks.require(not missing, "a message", "hold the arrays of its plan", f"no {missing[:3]}")
+    checks.require(not extra, "a message", "hold the arrays of its plan alone", extra[:3])
+    rebuilt = [_as(arrays[n], x, n) for n, x in zip(names, leaves, strict=True)]
+    return jax.tree.unflatten(structure, rebuilt)
+
+
+def _is_key(x: Any) -> bool:
+    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _words(dtype: np.dtype) -> np.dtype | None:
+    """Returns the type of words for a type that NumPy lacks, such as bfloat16."""
+    return np.dtype(f"u{dtype.itemsize}") if dtype.kind == "V" else None
+
+
+def _sendable(x: Any) -> np.ndarray:
+    if isinstance(x, jax.Array) and _is_key(x):
+        return np.asarray(jax.random.key_data(x))
+    array = np.asarray(x)
+    words = _words(array.dtype)
+    return array if words is None else array.view(words)
+
+
+def _as(array: np.ndarray, like: Any, name: str) -> Any:
+    if _is_key(like):
+        words = jax.eval_shape(jax.random.key_data, like)
+        _require_kind(array, words.shape, np.dtype(words.dtype), name)
+        return jax.random.wrap_key_data(jnp.asarray(array))
+    dtype = np.dtype(like.dtype)
+    words = _words(dtype)
+    _require_kind(array, np.shape(like), words or dtype, name)
+    return array if words is None else array.view(dtype)
+
+
+def _require_kind(array: np.ndarray, shape: Any, dtype: np.dtype, name: str) -> None:
+    fits = array.shape == tuple(shape) and array.dtype == dtype
+    rule = f"be {dtype}{list(shape)}"
+    checks.require(fits, f"array {name!r}", rule, f"{array.dtype}{list(array.shape)}")

@@ -1,0 +1,160 @@
+"""What server and nodes must agree on before a client's work can be added up."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.algorithms.values import Hyper
+from fedjax_dp.clients.client_data import ClientData
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.marks import mark, marks_reaching
+from fedjax_dp.core.messages import received
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.core.versions import libraries
+from fedjax_dp.engine.cohort import traced, typed
+from fedjax_dp.engine.facts import Facts
+from fedjax_dp.engine.population import Population
+from fedjax_dp.engine.sides import Received, client_side
+from fedjax_dp.server.base import Roster
+
+# Libraries whose versions change the bits of a round.
+_VERSIONS = ("fedjax-dp", "jax")
+
+
+class Plan:
+    """An algorithm, and the public facts of the population that clients' rounds depend on.
+
+    Attributes:
+      algorithm: the declaration.
+      num_clients: the size of the population.
+      limit: the size of the largest client, which fixes the shapes of batches.
+      validation_limit: the same of a second split; 0 if there is none.
+      described: all that both sides must have alike, by name.
+      digest: the SHA-256 of that, which every message carries.
+      shapes: the shapes of the messages.
+      reads_roster: whether what a client sends depends on the cohort, which it then has to learn.
+    """
+
+    def __init__(
+        self,
+        algorithm: FederatedAlgorithm,
+        structure: PyTree,
+        *,
+        num_clients: int,
+        limit: int,
+        validation_limit: int = 0,
+    ) -> None:
+        """Traces one client's round; `structure` has the shapes of all examples, by name."""
+        self.algorithm, self.num_clients = algorithm, num_clients
+        self.limit, self.validation_limit, self._structure = limit, validation_limit, structure
+        second = None
+        if validation_limit:
+            second = Population(np.array([validation_limit]), structure)
+        facts = Facts(algorithm, Population(np.array([limit]), structure, second))
+        states, own = algorithm.client_state, facts.own
+        message = jax.eval_shape(received, facts.down[0])
+        index = jax.ShapeDtypeStruct((), jnp.int32)
+        closed, sent = jax.make_jaxpr(self._sent, return_shape=True)(
+            message, facts.down[1], own, structure, index
+        )
+        known = None
+        if states is not None and states.known is not None:
+            known = jax.eval_shape(states.known, own)
+        hyper = jax.eval_shape(_numbers(algorithm).of_client, index)
+        self.shapes = Shapes(message, facts.down[1], hyper, own, known, sent)
+        self.reads_roster = any(marks_reaching(closed))
+        self.described = self._described()
+        text = json.dumps(self.described, sort_keys=True)
+        self.digest = hashlib.sha256(text.encode()).hexdigest()
+
+    def _sent(
+        self, message: PyTree, of_aggregator: PyTree, own: PyTree, data: PyTree, index: jax.Array
+    ) -> PyTree:
+        """Runs a client's round in a cohort of one, whose roster is marked."""
+        roster = Roster(mark(index[None]), mark(jnp.ones(1, bool)))
+        hyper = _numbers(self.algorithm).of_client(index)
+        client = self._client(data, index)
+        received = Received(message, of_aggregator, hyper, jax.random.key(0), roster)
+        return client_side(self.algorithm, received, own, client, jax.random.key(0)).sent
+
+    def _client(self, data: PyTree, index: jax.Array) -> ClientData:
+        """Makes a client whose numbers are all `index`."""
+
+        def part(limit: int) -> ClientData:
+            return ClientData(data, index, index, index, limit, round=index, stage=index)
+
+        client = part(self.limit)
+        if not self.validation_limit:
+            return client
+        return client.replace(validation=part(self.validation_limit))  # type: ignore[attr-defined]
+
+    def _described(self) -> dict[str, str]:
+        claims = self.algorithm.claims
+        units = [u for u, c in zip(("client", "record"), claims, strict=True) if c is not None]
+        return {
+            "algorithm": self.algorithm.name,
+            "clients": str(self.num_clients),
+            "limit": f"{self.limit} and {self.validation_limit}",
+            "privacy units": ", ".join(units),
+            "numbers": _shown(self.algorithm.hyper),
+            **{f"shapes of {name}": _kinds(part) for name, part in self.shapes._asdict().items()},
+            **{name: libraries().get(name, "") for name in _VERSIONS},
+        }
+
+
+class Shapes(NamedTuple):
+    """The shapes of what server and nodes exchange, as `jax.ShapeDtypeStruct`s.
+
+    Attributes:
+      message: the algorithm's message to a client, as it arrives.
+      aggregator: the aggregator's message to a client.
+      hyper: the numbers of a client.
+      own: a client's state; None if it has none.
+      known: the part of it that the server has; None for nothing.
+      sent: what a client sends, as the aggregator adds it up.
+    """
+
+    message: PyTree
+    aggregator: PyTree
+    hyper: PyTree
+    own: PyTree
+    known: PyTree
+    sent: PyTree
+
+
+def require_same(own: Mapping[str, str], others: Mapping[str, str]) -> None:
+    """Requires the plan of the other side.
+
+    Args:
+      own: `Plan.described`.
+      others: the same of the other side.
+
+    Raises:
+      ValueError: naming the first part that differs, with both values.
+    """
+    for name in sorted({*own, *others}):
+        mine, theirs = own.get(name, ""), others.get(name, "")
+        checks.require(mine == theirs, f"{name} of the server", f"be {mine!r} as here", theirs)
+
+
+def _kinds(tree: PyTree) -> str:
+    leaves = jax.tree.leaves(tree)
+    named = zip(trees.paths(tree), leaves, strict=True)
+    return " ".join(f"{name}:{x.dtype}{list(x.shape)}" for name, x in named)
+
+
+def _shown(hyper: PyTree) -> str:
+    leaves = jax.tree.leaves(typed(hyper))
+    named = zip(trees.paths(typed(hyper)), leaves, strict=True)
+    return " ".join(f"{name}={np.asarray(x).tolist()}" for name, x in named)
+
+
+def _numbers(algorithm: FederatedAlgorithm) -> Hyper:
+    """Returns the numbers of a run, of the types that a round reads."""
+    return jax.tree.map(jnp.asarray, traced(algorithm, typed(algorithm.hyper)))

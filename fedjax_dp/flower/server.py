@@ -1,0 +1,413 @@
+"""The server of a federation: it draws, sends, adds up, adds noise and steps."""
+
+import warnings
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple, Protocol, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from chex import PRNGKey
+
+from fedjax_dp.algorithms.values import Hyper, Recipient, Round
+from fedjax_dp.core import checks, sums, trees
+from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.messages import received, tariff_of
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.engine.cohort import Cohort, traced, typed
+from fedjax_dp.engine.execution.compile import Simulation
+from fedjax_dp.engine.execution.host_steps import after_host_step, rounds_and_host_steps
+from fedjax_dp.engine.federation import Federation
+from fedjax_dp.engine.layout import Layout
+from fedjax_dp.engine.record import (
+    MessageCounts,
+    RoundInfo,
+    RoundRecord,
+    compact,
+    joined,
+    joined_info,
+)
+from fedjax_dp.engine.record import digest_of as digest_of_numbers
+from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.engine.sides import Closed, server_side
+from fedjax_dp.flower.journal import Journal
+from fedjax_dp.flower.node import Keys
+from fedjax_dp.flower.packets import Packet, arrays_of, tree_of
+from fedjax_dp.flower.plan import Plan
+from fedjax_dp.server.base import Close, Fate, Roster, Stacked
+
+
+class Nodes(Protocol):
+    """The nodes of a federation, however they are reached."""
+
+    def clients(self, question: Packet) -> Mapping[int, int]:
+        """Finds the node of each client that is online; asks new nodes the question."""
+
+    def train(self, packets: Mapping[int, Packet], round: int) -> Mapping[int, Packet]:
+        """Sends each node its packet; returns the replies that arrived in time."""
+
+
+def deployed(
+    federation: Federation,
+    nodes: Nodes,
+    *,
+    keys: Keys = "device",
+    journal: Journal | None = None,
+) -> Simulation:
+    """Plays the rounds of a federation on nodes instead of a compiled program.
+
+    The value stands where a compiled simulation does, so that accounting, checkpoints, callbacks
+    and reports are the same. Cohorts are drawn from the registered population; a client whose node
+    is offline contributes nothing, and so does one whose reply is late, damaged, or of another
+    plan: noise is added and the server steps all the same.
+
+    Guarantee: the root key never leaves the server; nodes get the public key of a round alone, and
+    with parity keys their own. A round is in the journal before a message of it leaves. A round
+    that is played again after its aggregate was sent has fresh noise.
+
+    Args:
+      federation: algorithm, population and participation, without a wrapper.
+      nodes: the nodes.
+      keys: "device" or "parity", as for `client_app`.
+      journal: the rounds that were sent; None to write none.
+
+    Returns:
+      The simulation; it holds one layout, of chunks of one client.
+
+    Raises:
+      ValueError: for a federation with a wrapper, or an algorithm whose rounds end with a second
+        message or whose host steps read client states.
+    """
+    checks.one_of("keys", keys, get_args(Keys))
+    _require_deployable(federation)
+    server = _Server(federation, nodes, keys, journal)
+    return Simulation(
+        init=server.init,
+        run=server.run,
+        compile=lambda state, key: state,
+        portable=lambda state, *, copies=True: jax.device_get(state),
+        federation=federation,
+        layout=Layout(),
+        num_traces=lambda: 1,
+    )
+
+
+def _require_deployable(federation: Federation) -> None:
+    algorithm = federation.algorithm
+    states = algorithm.client_state
+    rule = f"have no second message at the end of a round to be deployed, as {algorithm.name} has"
+    checks.require(states is None or states.finish is None, "algorithm", rule, algorithm.name)
+    for step in algorithm.stages.host_steps:
+        rule = "be false in a federation, where client states stay on their nodes"
+        checks.require(not step.reads_clients, "host_steps.reads_clients", rule, True)
+    outer = jax.eval_shape(federation.init, jax.random.key(0)).outer
+    checks.require(not outer, "federation", "have no wrapper to be deployed", len(outer))
+
+
+class _Drawn(NamedTuple):
+    """A round that is under way."""
+
+    round: Round
+    cohort: Cohort
+    fate: np.ndarray
+    public_key: PRNGKey
+
+
+class _Server:
+    """Plays rounds on nodes."""
+
+    def __init__(
+        self, federation: Federation, nodes: Nodes, keys: str, journal: Journal | None
+    ) -> None:
+        self._federation, self._nodes, self._keys, self._journal = federation, nodes, keys, journal
+        algorithm, population = federation.algorithm, federation.population
+        self._algorithm = algorithm
+        self._is_stacked = isinstance(algorithm.aggregator, Stacked)
+        second = population.validation
+        limits = {
+            "num_clients": population.num_clients,
+            "limit": population.limit,
+            "validation_limit": 0 if second is None else second.limit,
+        }
+        self._plan = plan = Plan(algorithm, population.structure, **limits)
+        texts = {"plan names": list(plan.described), "plan texts": list(plan.described.values())}
+        self._question = Packet({**limits, **texts})
+        self._facts = {**limits, "digest": plan.digest}
+        self._start = jax.device_put(traced(algorithm, federation.hyper))
+        self._draw = jax.jit(federation.draw)
+        self._close = jax.jit(partial(server_side, algorithm))
+        self._message = jax.jit(self._message_to)
+
+    def init(self, key: PRNGKey) -> SimulationState:
+        """Makes the state before the first round: of client states, the part that is known."""
+        state = self._federation.init(key)
+        states = self._algorithm.client_state
+        if states is None:
+            return state
+        # Which round of each client counted last, and what nodes without a state start from.
+        first = trees.take(state.clients, 0)
+        known = None if states.known is None else jax.vmap(states.known)(state.clients)
+        last = jnp.full(self._federation.population.num_clients, -1, jnp.int32)
+        return state._replace(clients=(first, known, last))
+
+    def run(
+        self, state: Any, key: PRNGKey, num_rounds: int = 1, hyper: Hyper | None = None
+    ) -> tuple[SimulationState, RoundRecord, RoundInfo]:
+        """Plays rounds, with the work on the host after them."""
+        numbers = self._start
+        if hyper is not None:
+            self._federation.check(hyper)
+            numbers = jax.device_put(traced(self._algorithm, typed(hyper)))
+        left = []
+        host_steps = self._algorithm.stages.host_steps
+        for block, steps in rounds_and_host_steps(host_steps, int(state.round), num_rounds):
+            for _ in range(block):
+                state, record, info = self._play(state, key, numbers)
+                left.append((compact(record), info))
+            for step in steps:
+                after = after_host_step(step, state, numbers, key)
+                state = jax.device_put(after)
+        records, infos = zip(*left, strict=True)
+        return state, joined(records), joined_info(infos)
+
+    def _play(
+        self, state: SimulationState, key: PRNGKey, hyper: Hyper
+    ) -> tuple[SimulationState, RoundRecord, RoundInfo]:
+        places = self._nodes.clients(self._question)
+        drawn = self._drawn(state, key, hyper, places)
+        record = _record(drawn, hyper)
+        number, repeats = int(state.round), 0
+        if self._journal is not None:
+            repeats = self._journal.num_released(number)
+            self._journal.append(number, record)
+        packets = self._packets(state, key, hyper, drawn, places)
+        replies = self._nodes.train(packets, number) if packets else {}
+        total, known, fate = self._gathered(replies, packets, drawn)
+        private_key = fold(key, Purpose.CENTRAL_NOISE, number)
+        if repeats:
+            private_key = fold(private_key, Purpose.RUN, repeats)
+        closed = self._close(
+            state.server,
+            state.aggregator,
+            hyper,
+            total,
+            Close(self._roster(drawn), jnp.asarray(fate), drawn.public_key, private_key),
+            drawn.round,
+            fold(key, Purpose.SERVER_STEP, number),
+        )
+        if not closed.is_finite:
+            fate = np.where(fate == Fate.CONTRIBUTED, Fate.NOT_FINITE, fate).astype(np.int8)
+        after = state._replace(
+            server=closed.server,
+            aggregator=closed.aggregator,
+            clients=self._counted(state, drawn, fate, known),
+            round=state.round + 1,
+        )
+        wire = {
+            "wire_bytes_down": np.int64(sum(p.num_bytes for p in packets.values())),
+            "wire_bytes_up": np.int64(sum(p.num_bytes for p in replies.values())),
+        }
+        return after, record._replace(fate=fate[None]), self._info(closed, fate, wire)
+
+    def _drawn(
+        self, state: SimulationState, key: PRNGKey, hyper: Hyper, places: Mapping[int, int]
+    ) -> _Drawn:
+        """Draws the cohort from the whole population, whoever is online."""
+        cohort = jax.device_get(self._draw(state._replace(clients=None), hyper, key))
+        online = np.isin(cohort.ids, np.array(sorted(places), np.int32))
+        fate = np.where(
+            (cohort.fate == Fate.CONTRIBUTED) & ~online, Fate.UNANNOUNCED, cohort.fate
+        ).astype(np.int8)
+        stage = self._algorithm.stages.stage_of(state.server, hyper, state.round)
+        round = Round(jnp.asarray(state.round), jnp.asarray(stage, jnp.int32))
+        return _Drawn(round, cohort, fate, fold(key, Purpose.PUBLIC, int(state.round)))
+
+    @staticmethod
+    def _roster(drawn: _Drawn) -> Roster:
+        announced = (drawn.fate != Fate.EMPTY) & (drawn.fate != Fate.UNANNOUNCED)
+        return Roster(jnp.asarray(drawn.cohort.ids), jnp.asarray(announced))
+
+    def _message_to(
+        self, server: PyTree, known: PyTree, client: Any, size: Any, round: Round
+    ) -> PyTree:
+        recipient = Recipient(client, size, round.index, round.stage, known)
+        return received(self._algorithm.broadcast(server, recipient))
+
+    def _packets(
+        self,
+        state: SimulationState,
+        key: PRNGKey,
+        hyper: Hyper,
+        drawn: _Drawn,
+        places: Mapping[int, int],
+    ) -> dict[int, Packet]:
+        """Makes the message to each node that holds a drawn client."""
+        groups: dict[int, list[int]] = {}
+        for client in drawn.cohort.ids[drawn.fate == Fate.CONTRIBUTED]:
+            groups.setdefault(places[int(client)], []).append(int(client))
+        of_aggregator = self._algorithm.aggregator.broadcast(state.aggregator)
+        common = arrays_of(of_aggregator, "aggregator")
+        common["public_key"] = np.asarray(jax.random.key_data(drawn.public_key))
+        if self._plan.reads_roster:
+            common |= arrays_of(self._roster(drawn), "roster")
+        first, known, last = state.clients if state.clients is not None else (None, None, None)
+        sizes = self._federation.population.sizes
+        facts = {
+            **self._facts,
+            "round": int(state.round),
+            "stage": int(drawn.round.stage),
+        }
+        packets = {}
+        for node, clients in sorted(groups.items()):
+            arrays, of_own = dict(common), {}
+            messages, numbers = _Distinct("message"), _Distinct("hyper")
+            for client in clients:
+                own = None if known is None else trees.take(known, client)
+                sent = self._message(
+                    state.server, own, jnp.int32(client), jnp.int32(sizes[client]), drawn.round
+                )
+                messages.add(sent)
+                numbers.add(hyper.of_client(client))
+            if last is not None:
+                of_own["last"] = [int(last[client]) for client in clients]
+                if min(of_own["last"]) < 0:
+                    arrays |= arrays_of(first, "own")
+            if self._keys == "parity":
+                made = [fold(key, Purpose.CLIENT, int(state.round), c) for c in clients]
+                arrays["keys"] = np.stack([np.asarray(jax.random.key_data(k)) for k in made])
+            arrays |= messages.arrays | numbers.arrays
+            places_ = {"messages": messages.places, "numbers": numbers.places}
+            packets[node] = Packet({**facts, "clients": clients, **places_, **of_own}, arrays)
+        return packets
+
+    def _gathered(
+        self, replies: Mapping[int, Packet], packets: Mapping[int, Packet], drawn: _Drawn
+    ) -> tuple[PyTree, dict[int, PyTree], np.ndarray]:
+        """Adds up, or stacks, the replies that fit; a client without one has dropped out."""
+        ids, fate = drawn.cohort.ids, drawn.fate.copy()
+        slot_of = {int(c): s for s, c in enumerate(ids) if fate[s] == Fate.CONTRIBUTED}
+        for slot in slot_of.values():
+            fate[slot] = Fate.DROPPED
+        like, num_slots = self._plan.shapes.sent, len(ids)
+        if self._is_stacked:
+            total = jax.tree.map(lambda s: np.zeros((num_slots, *s.shape), s.dtype), like)
+        else:
+            total = sums.zeros_like(like)
+        known: dict[int, PyTree] = {}
+        for node, packet in sorted(packets.items()):
+            if node not in replies:
+                continue
+            clients = packet.facts["clients"]
+            try:
+                sent, own, fates = self._read(replies[node], packet)
+            except ValueError as error:
+                warnings.warn(f"the reply of node {node} counts as lost: {error}", stacklevel=2)
+                continue
+            for place, client in enumerate(clients):
+                slot = slot_of[client]
+                fate[slot] = fates[place]
+                if own is not None:
+                    known[client] = trees.take(own, place)
+                if self._is_stacked and fates[place] == Fate.CONTRIBUTED:
+                    for all_slots, part in zip(
+                        jax.tree.leaves(total), jax.tree.leaves(sent), strict=True
+                    ):
+                        all_slots[slot] = part[place]
+            if not self._is_stacked:
+                total = _added(total, sent)
+        return (total if self._is_stacked else sums.value(total)), known, fate
+
+    def _read(self, reply: Packet, packet: Packet) -> tuple[PyTree, PyTree, list[int]]:
+        """Reads a reply, or raises a ValueError that says why it does not fit."""
+        for name in ("digest", "round", "clients"):
+            found, asked = reply.facts.get(name), packet.facts[name]
+            checks.require(found == asked, name, f"be {asked!r}", found)
+        num = len(packet.facts["clients"])
+        fates = list(reply.facts.get("fates", []))
+        rule = f"hold {num} of {int(Fate.CONTRIBUTED)} and {int(Fate.NOT_FINITE)}"
+        fits = len(fates) == num and set(fates) <= {Fate.CONTRIBUTED, Fate.NOT_FINITE}
+        checks.require(fits, "fates", rule, fates)
+
+        def by_client(shapes: PyTree) -> PyTree:
+            return jax.tree.map(lambda s: jax.ShapeDtypeStruct((num, *s.shape), s.dtype), shapes)
+
+        like = by_client(self._plan.shapes.sent) if self._is_stacked else self._plan.shapes.sent
+        sent = tree_of(reply.arrays, "sent", like)
+        checks.require(bool(trees.can_be_summed(sent)), "a sum", "be finite", "NaN or too large")
+        known = None
+        if self._plan.shapes.known is not None:
+            known = tree_of(reply.arrays, "known", by_client(self._plan.shapes.known))
+        rooms = {name.partition("/")[0] for name in reply.arrays}
+        expected = {"sent"} | ({"known"} if known is not None else set())
+        checks.require(rooms <= expected, "a reply", f"hold {sorted(expected)}", sorted(rooms))
+        return sent, known, fates
+
+    def _counted(
+        self, state: SimulationState, drawn: _Drawn, fate: np.ndarray, news: Mapping[int, PyTree]
+    ) -> PyTree:
+        """Notes whose round counted, and what the server knows of their states since."""
+        if state.clients is None:
+            return None
+        first, known, last = state.clients
+        counted = drawn.cohort.ids[fate == Fate.CONTRIBUTED]
+        last = jnp.asarray(last).at[counted].set(int(state.round))
+        for client in counted if known is not None else ():
+            known = jax.tree.map(
+                lambda all, new, c=int(client): jnp.asarray(all).at[c].set(new),
+                known,
+                news[int(client)],
+            )
+        return first, known, last
+
+    def _info(self, closed: Closed, fate: np.ndarray, wire: Mapping[str, Any]) -> RoundInfo:
+        """Collects the metrics of a round; a server knows no sizes that depend on a mask."""
+        facts = self._federation.facts
+        counts = [
+            tuple(np.zeros((1, len(fate)), np.int32) for _ in tariff_of(m).rates)
+            for m in (facts.up, facts.down)
+        ]
+        messages = None
+        if any(counts):
+            messages = MessageCounts(np.zeros((1, len(fate)), bool), *counts)
+        aggregator = {name: np.asarray(x)[None] for name, x in closed.of_aggregator.items()}
+        of_server = {name: np.asarray(x)[None] for name, x in closed.of_server.items()}
+        sent = {name: np.asarray(x)[None] for name, x in wire.items()}
+        return RoundInfo(None, {}, aggregator, {**of_server, **sent}, messages)
+
+
+def _record(drawn: _Drawn, hyper: Hyper) -> RoundRecord:
+    """Makes the record of a round, `[1, ...]`, as it is known before messages leave."""
+    is_drawn = drawn.fate != Fate.EMPTY
+    return RoundRecord(
+        clients=np.where(is_drawn, drawn.cohort.ids, -1)[None],
+        fate=drawn.fate[None],
+        overflow=np.asarray(drawn.cohort.overflow)[None],
+        stage=np.asarray(drawn.round.stage)[None],
+        is_released=np.ones(1, bool),
+        digest=np.asarray(digest_of_numbers(jax.tree.map(np.asarray, hyper)))[None],
+    )
+
+
+@jax.jit
+def _added(total: PyTree, part: PyTree) -> PyTree:
+    return sums.add(total, jax.tree.map(jnp.asarray, part))
+
+
+class _Distinct:
+    """Trees for the clients of a node, of which equal ones are sent once."""
+
+    def __init__(self, room: str) -> None:
+        self._room, self.arrays, self.places = room, dict[str, np.ndarray](), list[int]()
+        self._seen: list[dict[str, np.ndarray]] = []
+
+    def add(self, tree: PyTree) -> None:
+        """Adds the tree of the next client."""
+        found = arrays_of(tree, "")
+        for place, other in enumerate(self._seen):
+            if all(np.array_equal(other[name], x) for name, x in found.items()):
+                self.places.append(place)
+                return
+        self.places.append(len(self._seen))
+        self.arrays |= {f"{self._room}/{len(self._seen)}{name}": x for name, x in found.items()}
+        self._seen.append(found)

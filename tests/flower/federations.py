@@ -1,0 +1,51 @@
+"""The small problem of every algorithm on nodes without a network."""
+
+from typing import Any, NamedTuple
+
+import jax
+from cases import CASES, Case
+from small_problem import make_model
+
+from fedjax_dp.engine import federation, population_of
+from fedjax_dp.flower import GridNodes, Node, client_app, deployed
+from fedjax_dp.flower.testing import InProcess
+
+# One node with several clients, one with one, as hosts and silos are.
+NODES = {11: (0, 2, 4), 12: (1, 3), 13: (5,)}
+
+
+class Deployment(NamedTuple):
+    """A deployed case."""
+
+    simulation: Any
+    grid: InProcess
+
+
+def nodes_of(case: Case, nodes=NODES):
+    """Returns the function from a node's context to its clients and data."""
+    train, validation = case.data(), case.validation()
+
+    def data(context):
+        clients = context.node_config["clients"]
+        ids = [int(part) for part in clients.split(",")]
+        second = None if validation is None else validation.select(ids)
+        return Node(ids, train.select(ids), second)
+
+    return data, {node: {"clients": ",".join(map(str, ids))} for node, ids in nodes.items()}
+
+
+def deploy(name, *, nodes=NODES, keys="parity", change=None, journal=None, case=None, **options):
+    """Deploys a case on nodes in this process."""
+    case = CASES[name] if case is None else case
+    data, configs = nodes_of(case, nodes)
+    algorithm = case.make(make_model())
+    app = client_app(lambda: case.make(make_model()), data, keys=keys, **options)
+    grid = InProcess(app, configs) if change is None else InProcess(app, configs, change)
+    population = population_of(case.data(), case.validation())
+    bound = federation(algorithm, population, case.participation())
+    reached = GridNodes(grid, sizes=population.sizes)
+    return Deployment(deployed(bound, reached, keys=keys, journal=journal), grid)
+
+
+def key():
+    return jax.random.key(3)

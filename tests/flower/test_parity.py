@@ -1,0 +1,45 @@
+"""What is deployed is what was simulated: the same model, record and ε."""
+
+import jax
+import numpy as np
+import pytest
+from cases import CASES, quick_first
+from federations import deploy, key
+from small_problem import ROUNDS, make_model
+
+from fedjax_dp.engine import PrivacyAccounting
+
+
+def deployable(case):
+    algorithm = case.make(make_model())
+    states = algorithm.client_state
+    reads = any(step.reads_clients for step in algorithm.stages.host_steps)
+    return not case.is_pooled and not reads and (states is None or states.finish is None)
+
+
+NAMES = [name for name, case in CASES.items() if deployable(case)]
+
+
+@pytest.mark.parametrize("name", quick_first(NAMES))
+def test_a_federation_agrees_with_its_simulation(name):
+    simulated = CASES[name].simulation()
+    there = deploy(name).simulation
+    state, record, _ = simulated.run(simulated.init(key()), key(), ROUNDS)
+    found, charged, _ = there.run(there.init(key()), key(), ROUNDS)
+    for part in ("server", "aggregator"):
+        for x, y in zip(
+            jax.tree.leaves(getattr(found, part)),
+            jax.tree.leaves(getattr(state, part)),
+            strict=True,
+        ):
+            np.testing.assert_allclose(x, y, rtol=0, atol=1e-6, err_msg=part)
+    for mine, other in ((charged, record),):
+        np.testing.assert_array_equal(mine.clients, other.clients)
+        np.testing.assert_array_equal(mine.digest, other.digest)
+        np.testing.assert_array_equal(mine.stage, other.stage)
+    accounts = [PrivacyAccounting(each) for each in (simulated, there)]
+    accounts[0].charge(record)
+    accounts[1].charge(charged)
+    deltas = {"client": 1e-3, "record": 1e-3}
+    for unit, epsilon in accounts[0].epsilon(deltas).items():
+        np.testing.assert_array_equal(accounts[1].epsilon(deltas)[unit], epsilon)

@@ -1,0 +1,132 @@
+"""Replies that are lost, damaged or wrong count as zeros, and never stop a private round."""
+
+import jax
+import numpy as np
+import pytest
+from federations import NODES, deploy, key
+from flwr.app import Array, Error, Message
+
+from fedjax_dp.engine import Fate
+from fedjax_dp.engine.record import RoundRecord
+
+FAILING = 11
+quiet = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def lost(reply):
+    return []
+
+
+def failed(reply):
+    return [Message(Error(0, "out of memory"), reply_to=reply)]
+
+
+def twice(reply):
+    return [reply, reply]
+
+
+def with_arrays(change):
+    def changed(reply):
+        record = reply.content.array_records["arrays"]
+        for name in list(record):
+            if name.startswith("sent/"):
+                record[name] = Array(change(record[name].numpy()))
+        return [reply]
+
+    return changed
+
+
+def with_fact(name, value):
+    def changed(reply):
+        reply.content.config_records["facts"][name] = value
+        return [reply]
+
+    return changed
+
+
+def without_arrays(reply):
+    for name in list(reply.content.array_records["arrays"]):
+        del reply.content.array_records["arrays"][name]
+    return [reply]
+
+
+def with_another(reply):
+    reply.content.array_records["arrays"]["other/0"] = Array(np.zeros(1))
+    return [reply]
+
+
+WRONG = {
+    "lost": lost,
+    "an error": failed,
+    "NaN": with_arrays(lambda x: np.full_like(x, np.nan)),
+    "too large": with_arrays(lambda x: np.full_like(x, 1e38)),
+    "of another shape": with_arrays(lambda x: np.zeros((2, *x.shape), x.dtype)),
+    "of another type": with_arrays(lambda x: x.astype(np.float64)),
+    "without arrays": without_arrays,
+    "with more arrays": with_another,
+    "of another plan": with_fact("digest", "0" * 64),
+    "of another round": with_fact("round", 7),
+    "of other clients": with_fact("clients", [1, 3]),
+    "of an unknown fate": with_fact("fates", [4, 4, 4]),
+}
+
+
+@pytest.fixture(scope="module")
+def federation():
+    """One deployment, whose compiled functions all tests share; `change` is replaced."""
+    current = {"change": lambda reply: [reply], "node": FAILING}
+
+    def change(sent, reply):
+        is_train = sent.metadata.message_type == "train"
+        if is_train and current["node"] in (None, sent.metadata.dst_node_id):
+            return current["change"](reply)
+        return [reply]
+
+    return deploy("dp_fedavg", change=change).simulation, current
+
+
+def one_round(federation, change, node=FAILING):
+    simulated, current = federation
+    current["change"], current["node"] = change, node
+    return simulated.run(simulated.init(key()), key(), 1)
+
+
+def drawn_of(record: RoundRecord, node):
+    return np.isin(record.clients, NODES[node])
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@quiet
+def test_a_wrong_reply_counts_as_zeros(federation, wrong):
+    state, record, info = one_round(federation, WRONG[wrong])
+    silent, lost_record, _ = one_round(federation, lost)
+    of_node = drawn_of(record, FAILING)
+    assert np.any(of_node)
+    assert np.all(record.fate[of_node] == Fate.DROPPED)
+    others = (record.clients >= 0) & ~of_node
+    assert np.any(others) and np.all(record.fate[others] == Fate.CONTRIBUTED)
+    np.testing.assert_array_equal(record.clients, lost_record.clients)
+    for x, y in zip(jax.tree.leaves(state.server), jax.tree.leaves(silent.server), strict=True):
+        np.testing.assert_array_equal(x, y)
+    assert info.aggregator["noise_stddev"][0] > 0
+
+
+def test_a_repeated_reply_counts_once(federation):
+    once, record, _ = one_round(federation, lambda reply: [reply])
+    again, _, _ = one_round(federation, twice)
+    assert np.any(drawn_of(record, FAILING))
+    for x, y in zip(jax.tree.leaves(once.server), jax.tree.leaves(again.server), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@quiet
+def test_a_round_without_replies_has_noise_and_steps(federation):
+    simulated, current = federation
+    before = jax.device_get(simulated.federation.shared(simulated.init(key())))
+    current["change"] = lost
+    nodes, current["node"] = current["node"], None
+    state, record, _ = simulated.run(simulated.init(key()), key(), 1)
+    current["node"] = nodes
+    assert set(record.fate[record.clients >= 0]) == {Fate.DROPPED}
+    after = jax.device_get(simulated.federation.shared(state))
+    assert all(np.all(x != y) for x, y in zip(*map(jax.tree.leaves, (before, after)), strict=True))
