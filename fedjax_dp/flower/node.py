@@ -35,19 +35,21 @@ class Node(NamedTuple):
       clients: their indices in the population, which no other node has.
       train: their training examples, in the order of `clients`.
       validation: a second split of the same clients, or None.
+      keys: "device" to draw keys on this node; "parity" to use those of the server, for tests.
+      state_dir: a folder for client states; None to store them in Flower's context, which the end
+        of the node's process deletes.
     """
 
     clients: Sequence[int]
     train: FederatedData
     validation: FederatedData | None = None
+    keys: Keys = "device"
+    state_dir: str | pathlib.Path | None = None
 
 
 def client_app(
     build: Callable[[], FederatedAlgorithm],
     data: Callable[[Context], Node],
-    *,
-    keys: Keys = "device",
-    state_dir: str | pathlib.Path | None = None,
 ) -> ClientApp:
     """Builds the app that runs on a node.
 
@@ -55,28 +57,22 @@ def client_app(
     with clipping, encoding and shares of noise, and replies with their sum, or with each message
     where the aggregator reads messages one by one.
 
-    Guarantee: with keys of the device every batch and every noise of a client is drawn from random
+    Guarantee: with keys of its own every batch and every noise of a client is drawn from random
     bits of this machine, new in each round, which the server does not have. With parity keys the
     server has made them, so that it must be trusted, whatever the algorithm claims.
 
     Args:
       build: makes the algorithm, the same that the server has.
       data: `(context) -> Node`, the clients of this node; read anew for each message.
-      keys: "device" to draw keys on the node; "parity" to use those of the server, for tests.
-      state_dir: a folder for client states; None to store them in Flower's context, which the end
-        of the node's process deletes.
 
     Returns:
       The app, without mods: those of Flower clip and add noise to parameters, not to updates.
 
     Raises:
-      ValueError: for unknown keys; in a reply, for a plan that differs from the server's.
+      ValueError: in an error reply, for unknown keys, a plan that differs from the server's, or a
+        client state that was lost.
     """
-    checks.one_of("keys", keys, get_args(Keys))
     app, kept = ClientApp(), _Kept(build)
-
-    def rows_of(context: Context) -> Rows:
-        return RowsInContext(context.state) if state_dir is None else RowsOnDisk(state_dir)
 
     def reply(packet: Packet, message: Message) -> Message:
         return Message(packet.record(), reply_to=message)
@@ -90,8 +86,12 @@ def client_app(
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        packet = packet_of(message.content)
-        return reply(kept.train(data(context), packet, rows_of(context), keys), message)
+        node, packet = data(context), packet_of(message.content)
+        checks.one_of("keys", node.keys, get_args(Keys))
+        rows: Rows = RowsInContext(context.state)
+        if node.state_dir is not None:
+            rows = RowsOnDisk(node.state_dir)
+        return reply(kept.train(node, packet, rows), message)
 
     return app
 
@@ -122,7 +122,7 @@ class _Kept:
         names, texts = facts["plan names"], facts["plan texts"]
         require_same(self.plan(node, facts).described, dict(zip(names, texts, strict=True)))
 
-    def train(self, node: Node, packet: Packet, rows: Rows, keys: Keys) -> Packet:
+    def train(self, node: Node, packet: Packet, rows: Rows) -> Packet:
         """Runs the rounds of the drawn clients of a node."""
         facts = packet.facts
         plan = self.plan(node, facts)
@@ -138,7 +138,7 @@ class _Kept:
             checks.require(client in node.clients, "client", f"be of {node.clients}", client)
             received = _received(packet, place, shapes)
             own = _own(packet, place, shapes, rows)
-            key = _key(packet, place, keys)
+            key = _key(packet, place, node.keys)
             place_here = jnp.int32(list(node.clients).index(client))
             at = jnp.int32(client), jnp.int32(facts["round"]), jnp.int32(facts["stage"])
             work = self._work(received, own, examples, place_here, at, key)

@@ -21,7 +21,7 @@ class Deployment(NamedTuple):
     grid: InProcess
 
 
-def nodes_of(case: Case, nodes=NODES):
+def nodes_of(case: Case, nodes=NODES, **options):
     """Returns the function from a node's context to its clients and data."""
     train, validation = case.data(), case.validation()
 
@@ -29,7 +29,7 @@ def nodes_of(case: Case, nodes=NODES):
         clients = context.node_config["clients"]
         ids = [int(part) for part in clients.split(",")]
         second = None if validation is None else validation.select(ids)
-        return Node(ids, train.select(ids), second)
+        return Node(ids, train.select(ids), second, **options)
 
     return data, {node: {"clients": ",".join(map(str, ids))} for node, ids in nodes.items()}
 
@@ -37,9 +37,9 @@ def nodes_of(case: Case, nodes=NODES):
 def deploy(name, *, nodes=NODES, keys="parity", change=None, journal=None, case=None, **options):
     """Deploys a case on nodes in this process."""
     case = CASES[name] if case is None else case
-    data, configs = nodes_of(case, nodes)
+    data, configs = nodes_of(case, nodes, keys=keys, **options)
     algorithm = case.make(make_model())
-    app = client_app(lambda: case.make(make_model()), data, keys=keys, **options)
+    app = client_app(lambda: case.make(make_model()), data)
     grid = InProcess(app, configs) if change is None else InProcess(app, configs, change)
     population = population_of(case.data(), case.validation())
     bound = federation(algorithm, population, case.participation())

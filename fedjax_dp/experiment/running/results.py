@@ -127,6 +127,7 @@ def _summary(
     spent = accounting.epsilon(experiment.dp_delta, experiment.config.privacy.accountant)
     evaluated = evaluate(experiment.evaluator, state, hyper, experiment.config.run.seed)
     algorithm = experiment.simulation.algorithm
+    padding = [row["padding_share"] for row in rows if "padding_share" in row]
     summary = {
         "name": experiment.config.title,
         "algorithm": algorithm.name,
@@ -136,7 +137,7 @@ def _summary(
         "rounds": int(state.round),
         "num_clients": experiment.population.train.num_clients,
         "num_parameters": experiment.num_parameters,
-        "padding_share": float(np.mean([row["padding_share"] for row in rows])) if rows else None,
+        "padding_share": float(np.mean(padding)) if padding else None,
         "clients_per_chunk": experiment.simulation.layout.chunk,
         **_of_updates(rows),
         **_of_last(rows),

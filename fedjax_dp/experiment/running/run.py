@@ -18,6 +18,7 @@ from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.assembly.devices import more_than_cores
 from fedjax_dp.experiment.components.callbacks import Callback, Progress, callbacks_of
+from fedjax_dp.experiment.components.deployment import Deployment
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.environment import environment, use_compilation_cache
@@ -25,7 +26,7 @@ from fedjax_dp.experiment.running.health import Health, never_reached, without_l
 from fedjax_dp.experiment.running.release import require_publishable, without_model
 from fedjax_dp.experiment.running.results import evaluate, write_results
 from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, ENVIRONMENT_FILE, require_place
-from fedjax_dp.experiment.running.starting import Start, fresh, restored
+from fedjax_dp.experiment.running.starting import Start, charged_for, fresh, restored
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.io.disk import full_disk_named
 from fedjax_dp.io.logbook import Logbook, read_metrics, to_json, write_json
@@ -97,6 +98,7 @@ def run(
     folder: str | pathlib.Path | None = None,
     watcher: Watcher | None = None,
     callbacks: Mapping[str, Callback] = {},
+    deployment: Deployment | None = None,
 ) -> Outcome:
     """Runs an experiment until its last round, its budget or an interruption.
 
@@ -105,6 +107,8 @@ def run(
       folder: the run folder to write; None for the next free one under `runs/`.
       watcher: receives the progress; None for none.
       callbacks: called after each evaluation, by name, besides those of the configuration.
+      deployment: where rounds run, such as on the nodes of a Flower federation; None for this
+        process.
 
     Returns:
       The folder, the summary, and why the run ended.
@@ -120,6 +124,7 @@ def run(
         lambda experiment, warn: fresh(experiment, place),
         watcher or Watcher(),
         callbacks,
+        deployment,
     )
 
 
@@ -128,6 +133,7 @@ def resume(
     watcher: Watcher | None = None,
     callbacks: Mapping[str, Callback] = {},
     words: Sequence[str] = (),
+    deployment: Deployment | None = None,
 ) -> Outcome:
     """Resumes a run from its newest intact checkpoint, with the bits of an uninterrupted run.
 
@@ -137,6 +143,7 @@ def resume(
       callbacks: the callbacks that the run was started with.
       words: overrides as on a command line: of `[execution]`, `run.release`, and a larger
         `run.rounds`.
+      deployment: as for `run`; rounds that were sent and whose outcome was lost are charged.
 
     Returns:
       The same as `run`.
@@ -151,6 +158,7 @@ def resume(
         lambda experiment, warn: restored(experiment, place, warn),
         watcher or Watcher(),
         callbacks,
+        deployment,
     )
 
 
@@ -159,11 +167,14 @@ def _run(
     begin: Callable[[Experiment, Callable[[str], None]], tuple[SimulationState, Start]],
     watcher: Watcher,
     callbacks: Mapping[str, Callback],
+    deployment: Deployment | None,
 ) -> Outcome:
     started = time.perf_counter()
     use_compilation_cache(config.execution.compilation_cache)
     watcher.phase("reading data and calibrating noise")
     experiment = assemble(config)
+    if deployment is not None:
+        experiment = deployment.deploy(experiment)
     callbacks = {**callbacks_of(config.run.callbacks), **callbacks}
     require_publishable(experiment, callbacks)
     health = Health(watcher.warn, experiment.simulation.layout.chunk)
@@ -179,6 +190,8 @@ def _run(
         health.warn(text)
     with full_disk_named():
         state, start = begin(experiment, health.warn)
+        if deployment is not None:
+            start = charged_for(experiment, start, deployment.open(start.folder))
     try:
         with full_disk_named(start.folder), _interruptions(watcher) as is_interrupted:
             return _from(

@@ -2,7 +2,7 @@
 
 import pathlib
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -16,6 +16,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.keys import secret_key
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.client_store import ClientStore, stored_in
+from fedjax_dp.engine.record import RoundRecord
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.components.secure_aggregation import graph_of
@@ -143,6 +144,16 @@ def restored(
     withdraw_release(folder)
     write_text(folder / CONFIG_FILE, config_files.to_toml(experiment.written))
     return state, Start(folder, lock, key, hyper, accounting, checkpoints, seconds, traffic)
+
+
+def charged_for(experiment: Experiment, start: Start, sent: Sequence[RoundRecord]) -> Start:
+    """Charges all rounds that a deployment has sent, in place of those of a checkpoint."""
+    if not sent:
+        return start
+    accounting = accounting_of(experiment, start.hyper)
+    for record in sent:
+        accounting.charge(record)
+    return start._replace(accounting=accounting)
 
 
 def _require_one_round(

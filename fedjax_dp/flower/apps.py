@@ -1,0 +1,196 @@
+"""The apps of an experiment: a configuration that was simulated, deployed on Flower."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedjax_dp.core import checks
+from fedjax_dp.engine.record import RoundRecord
+from fedjax_dp.experiment.assembly.assemble import assemble
+from fedjax_dp.experiment.components.experiment import Experiment
+from fedjax_dp.experiment.reading.config_files import load_config
+from fedjax_dp.experiment.running.run import Outcome, Watcher, resume, run
+from fedjax_dp.experiment.running.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE
+from fedjax_dp.experiment.schema.config import Config
+from fedjax_dp.flower.grid import GridNodes
+from fedjax_dp.flower.journal import JournalFile
+from fedjax_dp.flower.node import Keys, Node, client_app
+from fedjax_dp.flower.server import deployed
+
+# The rounds that were sent, next to the checkpoints: who was drawn is as secret as these.
+JOURNAL_FILE = "sent.jsonl"
+
+
+class OnFlower:
+    """A `Deployment` on the nodes of a Flower grid."""
+
+    def __init__(self, grid: Grid, *, keys: Keys = "device", timeout: float = 600.0) -> None:
+        """Wraps a grid; `keys` and `timeout` as for `client_app` and `GridNodes`."""
+        self._grid, self._keys, self._timeout = grid, keys, timeout
+        self._journal = _Late()
+
+    def deploy(self, experiment: Experiment) -> Experiment:
+        """Returns the experiment with rounds that run on the nodes."""
+        federation = experiment.simulation.federation
+        nodes = GridNodes(self._grid, sizes=federation.population.sizes, timeout=self._timeout)
+        there = deployed(federation, nodes, keys=self._keys, journal=self._journal)
+        return experiment._replace(simulation=there)
+
+    def open(self, folder: pathlib.Path) -> Sequence[RoundRecord]:
+        """Opens the journal of a run; returns the records of all rounds that it has sent."""
+        self._journal.file = JournalFile(folder / CHECKPOINT_FOLDER / JOURNAL_FILE)
+        return self._journal.file.records()
+
+
+class _Late:
+    """A journal whose file is known once the run folder is."""
+
+    file: JournalFile
+
+    def append(self, round: int, record: RoundRecord) -> None:
+        """Writes a round that is about to be sent."""
+        self.file.append(round, record)
+
+    def num_released(self, round: int) -> int:
+        """Counts the earlier attempts of a round whose aggregate was sent to nodes afterwards."""
+        return self.file.num_released(round)
+
+
+def run_on(
+    grid: Grid,
+    config: Config,
+    folder: str | pathlib.Path,
+    watcher: Watcher | None = None,
+    *,
+    keys: Keys = "device",
+    timeout: float = 600.0,
+) -> Outcome:
+    """Runs an experiment on the nodes of a grid, or resumes it where the folder holds it.
+
+    Args:
+      grid: as Flower passes it to a server app.
+      config: the experiment.
+      folder: the run folder.
+      watcher: receives the progress; None for none.
+      keys: "device" or "parity", as for `client_app`.
+      timeout: seconds to wait for the replies of a round, above 0.
+
+    Returns:
+      The folder, the summary, and why the run ended.
+
+    Raises:
+      ValueError: as `experiment.run` and `deployed`.
+    """
+    place, there = pathlib.Path(folder), OnFlower(grid, keys=keys, timeout=timeout)
+    if (place / CONFIG_FILE).exists():
+        return resume(place, watcher, deployment=there)
+    return run(config, place, watcher, deployment=there)
+
+
+def server_app_of(path: str | pathlib.Path) -> ServerApp:
+    """Builds the server app of a configuration.
+
+    Flower's run configuration has `output`, the run folder on the server's machine; and may have
+    `keys` and `timeout`. A run that was interrupted resumes in the same folder.
+
+    Args:
+      path: the TOML file.
+
+    Returns:
+      The app.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        given = context.run_config
+        rule = "be in the run configuration: the run folder on the server, an absolute path"
+        output = str(given.get("output", ""))
+        checks.require(pathlib.Path(output).is_absolute(), "output", rule, output)
+        config, options = load_config(str(path)), _options(given)
+        run_on(grid, config, output, timeout=float(given.get("timeout", 600.0)), **options)
+
+    return app
+
+
+def client_app_of(path: str | pathlib.Path) -> ClientApp:
+    """Builds the client app of a configuration, whose data each node reads itself.
+
+    The configuration of a node says which clients it holds: `clients`, such as "0-4,9"; or
+    `partition-id` and `num-partitions`, for every client whose index leaves that remainder. It may
+    have `state-dir`, a folder for client states, and `keys`, "device" or "parity".
+
+    Args:
+      path: the TOML file.
+
+    Returns:
+      The app.
+    """
+
+    @cache
+    def experiment() -> Experiment:
+        return assemble(load_config(str(path)))
+
+    def data(context: Context) -> Node:
+        population = experiment().population
+        clients = clients_of(context.node_config, population.train.num_clients)
+        second = population.validation
+        own = None if second is None else second.select(clients)
+        given = {
+            name.replace("-", "_"): str(context.node_config[name])
+            for name in ("state-dir", "keys")
+            if name in context.node_config
+        }
+        return Node(clients, population.train.select(clients), own, **given)  # type: ignore
+
+    return client_app(lambda: experiment().simulation.algorithm, data)
+
+
+def clients_of(config: Mapping[str, Any], num_clients: int) -> list[int]:
+    """Reads which clients a node holds.
+
+    Args:
+      config: the node's configuration.
+      num_clients: the size of the population.
+
+    Returns:
+      Their indices, in order.
+
+    Raises:
+      ValueError: if it names none, or one that is not in the population.
+    """
+    if "clients" in config:
+        found = _listed(str(config["clients"]))
+    else:
+        rule = "hold clients, or partition-id and num-partitions"
+        names = ("partition-id", "num-partitions")
+        checks.require(all(n in config for n in names), "node-config", rule, dict(config))
+        own, parts = (int(config[name]) for name in names)
+        rule = f"be from 0 to {parts - 1}"
+        checks.require(0 <= own < parts, "partition-id", rule, own)
+        found = [i for i in range(num_clients) if i % parts == own]
+    outside = [i for i in found if not 0 <= i < num_clients]
+    rule = f"hold some of the {num_clients} clients of the population"
+    checks.require(bool(found) and not outside, "node-config clients", rule, outside or found)
+    return found
+
+
+def _listed(text: str) -> list[int]:
+    """Reads a list such as "0-4,9"."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        is_range = first.isdigit() and (not last or last.isdigit())
+        rule = "be numbers and ranges, such as 0-4,9"
+        checks.require(is_range, "node-config clients", rule, text)
+        found |= set(range(int(first), int(last or first) + 1))
+    return sorted(found)
+
+
+def _options(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {"keys": str(given["keys"])} if "keys" in given else {}
