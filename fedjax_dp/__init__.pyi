@@ -9,6 +9,7 @@ from . import (
     engine as engine,
     evaluation as evaluation,
     experiment as experiment,
+    flower as flower,
     io as io,
     models as models,
     privacy as privacy,

@@ -13,6 +13,7 @@ ROOT = pathlib.Path(fedjax_dp.__file__).parent
 LAYERS = (
     ("fedjax_dp",),
     ("cli",),
+    ("flower",),
     ("experiment",),
     ("io",),
     ("audit",),

@@ -1,16 +1,13 @@
 """Federations on Flower: the algorithm, aggregator and ledger that were simulated, deployed.
 
-Needs the extra `flower`.
+Needs the extras `flower` and, for apps of configurations, `cli`.
 """
 
-from fedjax_dp.core.packages import needed_for
+import lazy_loader as _lazy
 
-with needed_for("fedjax_dp.flower", "flower"):
-    import flwr  # noqa: F401
+from fedjax_dp.core.packages import needed_for as _needed_for
 
-from fedjax_dp.flower.grid import GridNodes
-from fedjax_dp.flower.journal import JournalFile
-from fedjax_dp.flower.node import Node, client_app
-from fedjax_dp.flower.server import deployed
+with _needed_for("fedjax_dp.flower", "flower"):
+    import flwr as _flwr  # noqa: F401
 
-__all__ = ["GridNodes", "JournalFile", "Node", "client_app", "deployed"]
+__getattr__, __dir__, __all__ = _lazy.attach_stub(__name__, __file__)

@@ -30,19 +30,42 @@ class OnFlower:
     """A `Deployment` on the nodes of a Flower grid."""
 
     def __init__(self, grid: Grid, *, keys: Keys = "device", timeout: float = 600.0) -> None:
-        """Wraps a grid; `keys` and `timeout` as for `client_app` and `GridNodes`."""
+        """Wraps a grid.
+
+        Args:
+          grid: as Flower passes it to a server app.
+          keys: "device" or "parity", as for `Node`.
+          timeout: seconds to wait for the replies of a round, above 0.
+        """
         self._grid, self._keys, self._timeout = grid, keys, timeout
         self._journal = _Late()
 
     def deploy(self, experiment: Experiment) -> Experiment:
-        """Returns the experiment with rounds that run on the nodes."""
+        """Returns the experiment with rounds that run on the nodes.
+
+        Args:
+          experiment: as it was assembled to be simulated.
+
+        Returns:
+          The experiment with another simulation.
+
+        Raises:
+          ValueError: as `deployed`.
+        """
         federation = experiment.simulation.federation
         nodes = GridNodes(self._grid, sizes=federation.population.sizes, timeout=self._timeout)
         there = deployed(federation, nodes, keys=self._keys, journal=self._journal)
         return experiment._replace(simulation=there)
 
     def open(self, folder: pathlib.Path) -> Sequence[RoundRecord]:
-        """Opens the journal of a run; returns the records of all rounds that it has sent."""
+        """Opens the journal of a run.
+
+        Args:
+          folder: the run folder.
+
+        Returns:
+          The records of all rounds that it has sent, in order.
+        """
         self._journal.file = JournalFile(folder / CHECKPOINT_FOLDER / JOURNAL_FILE)
         return self._journal.file.records()
 

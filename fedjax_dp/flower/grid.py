@@ -31,6 +31,12 @@ class GridNodes:
     def clients(self, question: Packet) -> Mapping[int, int]:
         """Finds the node of each client that is online; asks new nodes which they hold.
 
+        Args:
+          question: the plan of the server, which new nodes compare with their own.
+
+        Returns:
+          The node of each client that is online.
+
         Raises:
           ValueError: if two nodes hold one client, or a node one that is not registered.
         """
@@ -57,7 +63,15 @@ class GridNodes:
         return clients
 
     def train(self, packets: Mapping[int, Packet], round: int) -> Mapping[int, Packet]:
-        """Sends each node its packet; returns the replies that arrived in time."""
+        """Sends each node its packet and collects the replies that arrive in time.
+
+        Args:
+          packets: by node.
+          round: rounds done before.
+
+        Returns:
+          The first reply of each node; none of a node that failed, is late, or sent no packet.
+        """
         return self._ask(TRAIN, packets, str(round))
 
     def _ask(self, kind: str, packets: Mapping[int, Packet], group: str) -> dict[int, Packet]:
@@ -65,7 +79,7 @@ class GridNodes:
         if not packets:
             return {}
         sent: list[Message] = [
-            self._grid.create_message(packet.record(), kind, node, group)
+            Message(packet.record(), node, kind, group_id=group)
             for node, packet in sorted(packets.items())
         ]
         found: dict[int, Packet] = {}

@@ -4,7 +4,8 @@ import itertools
 import json
 import os
 import pathlib
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,18 +16,34 @@ class Journal(Protocol):
     """The rounds that were sent, in order."""
 
     def append(self, round: int, record: RoundRecord) -> None:
-        """Writes a round that is about to be sent."""
+        """Writes a round that is about to be sent.
+
+        Args:
+          round: rounds done before it.
+          record: its record, as it is known before messages leave.
+        """
 
     def num_released(self, round: int) -> int:
-        """Counts the earlier attempts of a round whose aggregate was sent to nodes afterwards."""
+        """Counts the earlier attempts of a round whose aggregate was sent to nodes afterwards.
+
+        Args:
+          round: rounds done before it.
+
+        Returns:
+          The number of attempts.
+        """
 
 
 class JournalFile:
     """A journal in a file, one line for each attempt of a round."""
 
     def __init__(self, path: str | pathlib.Path) -> None:
-        """Opens a journal; the file is made with the first round."""
-        self._path, self._lines = pathlib.Path(path), list[dict[str, object]]()
+        """Opens a journal.
+
+        Args:
+          path: the file; made with the first round.
+        """
+        self._path, self._lines = pathlib.Path(path), list[dict[str, Any]]()
         if self._path.exists():
             for line in self._path.read_text(encoding="utf-8").splitlines():
                 try:
@@ -35,7 +52,12 @@ class JournalFile:
                     continue
 
     def append(self, round: int, record: RoundRecord) -> None:
-        """Writes a round that is about to be sent, and waits until it is on the disk."""
+        """Writes a round that is about to be sent, and waits until it is on the disk.
+
+        Args:
+          round: rounds done before it.
+          record: its record, as it is known before messages leave.
+        """
         fields = {name: np.asarray(x).tolist() for name, x in record._asdict().items()}
         line = {"round": round, **fields}
         self._lines.append(line)
@@ -48,17 +70,28 @@ class JournalFile:
             os.fsync(file.fileno())
 
     def num_released(self, round: int) -> int:
-        """Counts the earlier attempts of a round whose aggregate was sent to nodes afterwards."""
+        """Counts the earlier attempts of a round whose aggregate was sent to nodes afterwards.
+
+        Args:
+          round: rounds done before it.
+
+        Returns:
+          The number of attempts.
+        """
         rounds = [line["round"] for line in self._lines]
         following = itertools.pairwise(rounds)
         return sum(one == round and other == round + 1 for one, other in following)
 
     def records(self) -> list[RoundRecord]:
-        """Returns the records of all attempts, each `[1, ...]`."""
+        """Returns the records of all attempts.
+
+        Returns:
+          The records in order, each `[1, ...]`.
+        """
         kinds = {"fate": np.int8, "is_released": bool, "digest": np.uint32}
-        return [
-            RoundRecord(
-                **{n: np.asarray(line[n], kinds.get(n, np.int32)) for n in RoundRecord._fields}
-            )
-            for line in self._lines
-        ]
+
+        def field(line: Mapping[str, Any], name: str) -> Any:
+            return np.asarray(line[name], kinds.get(name, np.int32))
+
+        names = RoundRecord._fields
+        return [RoundRecord(**{name: field(line, name) for name in names}) for line in self._lines]

@@ -130,6 +130,7 @@ class _Kept:
         checks.require(fits, "digest", f"be {plan.digest}", facts["digest"])
         algorithm, examples = self.algorithm, examples_of(node.train, node.validation)
         examples = _limited(examples, plan)
+        states = algorithm.client_state
         is_stacked, total = isinstance(algorithm.aggregator, Stacked), None
         stack: list[PyTree] = []
         known: list[PyTree] = []
@@ -149,8 +150,8 @@ class _Kept:
                 if is_finite:
                     last = facts["last"][place]
                     rows.write(client, facts["round"], arrays_of(after, "own"), last)
-                if shapes.known is not None:
-                    known.append(algorithm.client_state.known(after))
+                if states is not None and states.known is not None:
+                    known.append(states.known(after))
             if is_stacked:
                 stack.append(work.sent)
             else:

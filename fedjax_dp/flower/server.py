@@ -42,10 +42,25 @@ class Nodes(Protocol):
     """The nodes of a federation, however they are reached."""
 
     def clients(self, question: Packet) -> Mapping[int, int]:
-        """Finds the node of each client that is online; asks new nodes the question."""
+        """Finds the node of each client that is online.
+
+        Args:
+          question: the plan of the server, which new nodes compare with their own.
+
+        Returns:
+          The node of each client that is online.
+        """
 
     def train(self, packets: Mapping[int, Packet], round: int) -> Mapping[int, Packet]:
-        """Sends each node its packet; returns the replies that arrived in time."""
+        """Sends each node its packet and collects the replies that arrive in time.
+
+        Args:
+          packets: by node.
+          round: rounds done before.
+
+        Returns:
+          The reply of each node that has sent one.
+        """
 
 
 def deployed(
@@ -208,7 +223,7 @@ class _Server:
             "wire_bytes_down": np.int64(sum(p.num_bytes for p in packets.values())),
             "wire_bytes_up": np.int64(sum(p.num_bytes for p in replies.values())),
         }
-        return after, record._replace(fate=fate[None]), self._info(closed, fate, wire)
+        return after, record._replace(fate=_one(fate)), self._info(closed, fate, wire)
 
     def _drawn(
         self, state: SimulationState, key: PRNGKey, hyper: Hyper, places: Mapping[int, int]
@@ -362,30 +377,37 @@ class _Server:
 
     def _info(self, closed: Closed, fate: np.ndarray, wire: Mapping[str, Any]) -> RoundInfo:
         """Collects the metrics of a round; a server knows no sizes that depend on a mask."""
-        facts = self._federation.facts
-        counts = [
-            tuple(np.zeros((1, len(fate)), np.int32) for _ in tariff_of(m).rates)
-            for m in (facts.up, facts.down)
-        ]
+        facts, num_slots = self._federation.facts, len(fate)
+        up, down = (len(tariff_of(message).rates) for message in (facts.up, facts.down))
         messages = None
-        if any(counts):
-            messages = MessageCounts(np.zeros((1, len(fate)), bool), *counts)
-        aggregator = {name: np.asarray(x)[None] for name, x in closed.of_aggregator.items()}
-        of_server = {name: np.asarray(x)[None] for name, x in closed.of_server.items()}
-        sent = {name: np.asarray(x)[None] for name, x in wire.items()}
-        return RoundInfo(None, {}, aggregator, {**of_server, **sent}, messages)
+        if up or down:
+            # None is counted: each then has its largest size.
+            counts = (_one(np.zeros(num_slots, np.int32)) for _ in range(up + down))
+            each = tuple(counts)
+            messages = MessageCounts(_one(np.zeros(num_slots, bool)), each[:up], each[up:])
+        of_server = {**closed.of_server, **wire}
+        aggregator, server = (
+            {name: _one(value) for name, value in of.items()}
+            for of in (closed.of_aggregator, of_server)
+        )
+        return RoundInfo(None, {}, aggregator, server, messages)
+
+
+def _one(value: Any) -> Any:
+    """Makes the host array of one round, `[1, ...]`."""
+    return np.asarray(value)[None]
 
 
 def _record(drawn: _Drawn, hyper: Hyper) -> RoundRecord:
     """Makes the record of a round, `[1, ...]`, as it is known before messages leave."""
     is_drawn = drawn.fate != Fate.EMPTY
     return RoundRecord(
-        clients=np.where(is_drawn, drawn.cohort.ids, -1)[None],
-        fate=drawn.fate[None],
-        overflow=np.asarray(drawn.cohort.overflow)[None],
-        stage=np.asarray(drawn.round.stage)[None],
-        is_released=np.ones(1, bool),
-        digest=np.asarray(digest_of_numbers(jax.tree.map(np.asarray, hyper)))[None],
+        clients=_one(np.where(is_drawn, drawn.cohort.ids, -1)),
+        fate=_one(drawn.fate),
+        overflow=_one(drawn.cohort.overflow),
+        stage=_one(drawn.round.stage),
+        is_released=_one(True),
+        digest=_one(digest_of_numbers(jax.tree.map(np.asarray, hyper))),
     )
 
 

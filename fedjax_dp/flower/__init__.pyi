@@ -1,0 +1,22 @@
+# The public names of the package, each with the module that defines it. At run time they are read
+# from here, type checkers and editors read them here too.
+from .apps import (
+    OnFlower as OnFlower,
+    client_app_of as client_app_of,
+    run_on as run_on,
+    server_app_of as server_app_of,
+)
+from .export import write_app as write_app
+from .grid import GridNodes as GridNodes
+from .journal import (
+    Journal as Journal,
+    JournalFile as JournalFile,
+)
+from .node import (
+    Node as Node,
+    client_app as client_app,
+)
+from .server import (
+    Nodes as Nodes,
+    deployed as deployed,
+)

@@ -1,0 +1,130 @@
+"""Writes the Flower app of an experiment: sources, a Dockerfile and a compose file."""
+
+import importlib.metadata
+import pathlib
+import re
+
+import tomli_w
+
+from fedjax_dp.core import checks
+from fedjax_dp.core.versions import PACKAGE
+from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.schema.config import Config
+
+_SERVER = '''"""The server app of this experiment."""
+
+import pathlib
+
+from fedjax_dp.flower import server_app_of
+
+app = server_app_of(pathlib.Path(__file__).parent / "experiment.toml")
+'''
+_CLIENT = '''"""The client app of this experiment; a node is configured with its clients."""
+
+import pathlib
+
+from fedjax_dp.flower import client_app_of
+
+app = client_app_of(pathlib.Path(__file__).parent / "experiment.toml")
+'''
+_DOCKERFILE = """# An image of a server or a node with fedjax-dp, whose wheel lies in wheels/.
+#   docker build --build-arg BASE=superlink --tag {name}-server .
+#   docker build --build-arg BASE=supernode --tag {name}-node .
+ARG BASE=supernode
+FROM flwr/${{BASE}}:{flower}
+COPY --chown=app:app wheels/ wheels/
+RUN python -m pip install --no-cache-dir "$(ls wheels/*.whl)[flower,cli]"
+"""
+_COMPOSE = """# A server and three nodes on one machine, for a trial. On several machines each
+# runs one service, with TLS and registered nodes.
+services:
+  server:
+    build: {{context: ., args: {{BASE: superlink}}}}
+    command: --insecure --host 0.0.0.0 --port 8000 --disable-runtime-dependency-installation
+    environment: &environment
+      FLWR_TELEMETRY_ENABLED: "0"
+      FLWR_DISABLE_UPDATE_CHECK: "1"
+      JAX_COMPILATION_CACHE_DIR: /tmp/programs
+    ports: ["8000:8000"]
+    volumes: ["runs:{output}"]
+{nodes}volumes:
+  runs:
+"""
+_NODE = """  node-{i}:
+    build: {{context: ., args: {{BASE: supernode}}}}
+    command: >-
+      --insecure --superlink server:8000
+      --node-config 'partition-id={i} num-partitions={num} state-dir="/data/states"'
+    environment: *environment
+    # Data of your own, and the states of the node's clients.
+    volumes: ["./data-{i}:/data"]
+    depends_on: [server]
+"""
+_NUM_NODES = 3
+
+
+def write_app(config: Config, folder: str | pathlib.Path, output: str | pathlib.Path) -> list[str]:
+    """Writes the app of an experiment, which `flwr run` starts.
+
+    Args:
+      config: the experiment, checked.
+      folder: a folder that is new or empty.
+      output: the run folder on the server's machine, an absolute path.
+
+    Returns:
+      The names of the files.
+
+    Raises:
+      ValueError: if the folder holds files, or the output is not absolute.
+    """
+    place, runs = pathlib.Path(folder), pathlib.PurePosixPath(output)
+    is_free = not place.exists() or (place.is_dir() and not any(place.iterdir()))
+    checks.require(is_free, "the folder of the app", "be new or empty", str(place))
+    checks.require(runs.is_absolute(), "output", "be an absolute path", str(output))
+    name = re.sub(r"[^a-z0-9]+", "-", config.title.lower()).strip("-") or "experiment"
+    package = name.replace("-", "_")
+    if not package[0].isalpha():
+        package = f"app_{package}"
+    flower = importlib.metadata.version("flwr")
+    nodes = "".join(_NODE.format(i=i, num=_NUM_NODES) for i in range(_NUM_NODES))
+    contents = {
+        "pyproject.toml": tomli_w.dumps(_project(name, package, str(runs), flower)),
+        f"{package}/__init__.py": f'"""The Flower app of {name}."""\n',
+        f"{package}/server.py": _SERVER,
+        f"{package}/client.py": _CLIENT,
+        f"{package}/experiment.toml": config_files.to_toml(config),
+        "Dockerfile": _DOCKERFILE.format(name=name, flower=flower),
+        "compose.yaml": _COMPOSE.format(nodes=nodes, output=runs),
+    }
+    for path, text in contents.items():
+        (place / path).parent.mkdir(parents=True, exist_ok=True)
+        (place / path).write_text(text, encoding="utf-8")
+    return list(contents)
+
+
+def _project(name: str, package: str, output: str, flower: str) -> dict[str, object]:
+    """Returns the `pyproject.toml` that Flower reads."""
+    version = importlib.metadata.version(PACKAGE)
+    return {
+        "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
+        "project": {
+            "name": name,
+            "version": "1.0.0",
+            "description": f"{name}, simulated and deployed with {PACKAGE} {version}",
+            "license": "Apache-2.0",
+            "dependencies": [f"flwr=={flower}", f"{PACKAGE}[cli,flower]=={version}"],
+        },
+        "tool": {
+            "hatch": {"build": {"targets": {"wheel": {"packages": [package]}}}},
+            "flwr": {
+                "app": {
+                    "publisher": PACKAGE,
+                    "components": {
+                        "serverapp": f"{package}.server:app",
+                        "clientapp": f"{package}.client:app",
+                    },
+                    "config": {"output": output, "keys": "device", "timeout": 600.0},
+                }
+            },
+        },
+    }
