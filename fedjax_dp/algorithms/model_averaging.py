@@ -192,6 +192,9 @@ class _Averaging(NamedTuple):
         noise = trees.subtract(sent, result.params) if self.keeps else None
         after = self.state_of(sent, result.params, noise, round_index)
         update = trees.subtract(sent, message.params)
+        if not self.is_shared:
+            # A share of noise is sent without records too: that of others counts on it.
+            update = trees.where(has_data, update, trees.zeros_like(update))
         metrics = result.metrics.reported_by(client)
         kept = trees.where(has_data, after, own)
         return ClientOutput(update, has_data.astype(jnp.float32), kept, metrics)

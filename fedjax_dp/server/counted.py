@@ -26,7 +26,9 @@ class CountedMean(NamedTuple):
 
 @checked
 def counted_mean(*, required: Index = 0) -> Summed:
-    """Averages the updates of clients of weights above 0, with equal weights.
+    """Divides the sum of all updates by the number of clients of weights above 0.
+
+    A client of weight 0 sends zeros, or its share of noise, which the sum then has whole.
 
     Args:
       required: how many updates a round needs, such as those whose noise comes in shares; with
@@ -38,8 +40,7 @@ def counted_mean(*, required: Index = 0) -> Summed:
 
     def contribute(state, numbers, update, sender):
         widened = jax.tree.map(trees.at_least_float32, update)
-        counts = sender.weight > 0
-        return trees.where(counts, widened, trees.zeros_like(widened)), counts.astype(jnp.float32)
+        return widened, (sender.weight > 0).astype(jnp.float32)
 
     def combine(state, numbers, total, close):
         summed, count = total

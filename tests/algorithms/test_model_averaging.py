@@ -387,6 +387,26 @@ def test_shares_sum_to_the_noise_of_one_and_a_round_without_all_of_them_is_lost(
 
 
 @telling
+@pytest.mark.parametrize(("mechanism", "is_noised"), [("gamma_shares", True), ("laplace", False)])
+def test_shares_of_noise_are_sent_without_records_too(mechanism, is_noised):
+    """Clients without the records of a round send it: one that has them counts on all shares."""
+    mean, sums = counted_mean(required=3), []
+
+    def combine(state, numbers, total, close):
+        jax.debug.callback(lambda x: sums.append(flat(x)), total[0])
+        return mean.combine(state, numbers, total, close)
+
+    algorithm = algorithm_of(
+        ANEW, mechanism=mechanism, sizes=(2, 2, 3), aggregator=mean._replace(combine=combine)
+    )
+    _, state, _, info = played(algorithm, 1, sizes=(2, 2, 3))
+    jax.effects_barrier()
+    assert info.aggregator["is_lost"] == 1 and not np.any(flat(state.server.params))
+    (total,) = sums
+    assert np.all(np.isfinite(total)) and np.all((total != 0) == is_noised)
+
+
+@telling
 def test_an_aggregator_without_counts_is_refused():
     sim = simulation_of(algorithm_of(aggregator=weighted_mean()))
     with pytest.raises(ValueError, match="aggregator must average with counts"):

@@ -97,6 +97,37 @@ def test_a_model_without_a_bound_is_refused_under_privacy():
         assemble(load_config(None, words))
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--communication.serverless=true"], "federation must add no noise for clients without a"),
+        (
+            ["--participation.sampler=fixed_size", "--participation.cohort_size=2"],
+            "participation must draw 3 clients in a round, without whose shares of noise",
+        ),
+        (
+            ["--secure_aggregation.form=masked", "--secure_aggregation.dropouts=1"],
+            "aggregator must let no round be summed of fewer than the 3 clients whose noise",
+        ),
+        (
+            [
+                "--clock.places=['here']",
+                "--clock.seconds=[[1]]",
+                *(f"--clock.{name}=['here']" for name in ("clients", "edges")),
+                "--clock.server=here",
+            ],
+            "clock.edges must be left out without secure.masked()",
+        ),
+    ],
+)
+def test_noise_in_shares_is_refused_where_it_hides_no_client(words, message):
+    shares = ["--algorithm.name=warm_start_averaging", "--algorithm.options.mechanism=gamma_shares"]
+    noise = ["--privacy.record.epsilon=none", "--privacy.record.noise_multiplier=1"]
+    with pytest.raises(ValueError) as error:
+        assemble(load_config(None, [*SMALL, *PRIVATE, *shares, *noise, *words]))
+    assert message in str(error.value)
+
+
 @slow
 def test_a_run_whose_clients_leave(tmp_path):
     words = (*SMALL, *PRIVATE, "--algorithm.name=retrained_averaging", "--leaving.tolerance=1e6")
