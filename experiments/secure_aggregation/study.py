@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if name == "asynchronous":
             one.add_argument("--updates", type=int, default=4000)
         if name == "privacyfl":
-            one.add_argument("--seeds", type=int, default=10)
+            one.add_argument("--seeds", type=int, default=3)
             parts = ["sweep", "scenarios", "times", "grid"]
             one.add_argument("--parts", nargs="+", choices=parts, default=parts)
         if name == "audit":
