@@ -91,7 +91,7 @@ def fixed_point(
       max_clients: n, the largest number of contributions in one sum, at least 2.
       integer_bits: k, from 2 - w to w - 3; entries are in [-2^k, 2^k].
       fraction_bits: f; where None the largest that the modulus allows.
-      word_bits: w, 32 or 64; compiled rounds have words of 32 bits.
+      word_bits: w, 32 or 64.
 
     Returns:
       The encoding.

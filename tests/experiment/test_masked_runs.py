@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from marks import slow, telling
 from run_folders import assert_same_run, die_and_resume, execute, metrics, read_json
@@ -68,7 +69,20 @@ def secure(**options):
             [*secure(form="masked"), COHORT[0], "--participation.cohort_size=1"],
             "the number of clients of a round must be at least 2 under secure_aggregation, got 1",
         ),
+        (
+            secure(form="masked", integer_bits=40),
+            "secure_aggregation.integer_bits must be an integer from -30 to 29, got 40",
+        ),
+        (
+            secure(form="masked", word_bits=64, integer_bits=9, fraction_bits=60),
+            "secure_aggregation.fraction_bits must be from -9 to 51 for 6 clients",
+        ),
+        (
+            [*secure(form="masked", word_bits=64), "--data.num_clients=70000"],
+            "secure_aggregation.word_bits must be 32 for rounds of 70000 clients, more than 65536",
+        ),
         ([*DISCRETE, *secure(form="masked", integer_bits=3)], "be none for discrete_gaussian"),
+        ([*DISCRETE, *secure(form="masked", word_bits=64)], "word_bits must be 32 for discrete"),
         (
             [*DISCRETE, *secure(form="masked", colluders=2, dropouts=3)],
             "secure_aggregation.dropouts must leave 2 of 6 clients beside 2 colluders",
@@ -111,6 +125,8 @@ def test_words_hold_the_weights_of_clients():
     mean = mean_of()
     contribution = mean.contribute((), {}, update, sender)
     assert int(mean.encode((), {}, contribution, sender)[1].value) == 0, "an entry was cut"
+    wide = mean_of(word_bits=64).message(update, jnp.float32(600))
+    assert set(tariff_of(wide).fixed["dense"]) == {"uint64"}
     with pytest.raises(ValueError, match=r"integer_bits must be at least 10, since .* up to 600"):
         mean_of(integer_bits=4)
     mean_of(gradient_mask(uniform_mean()), integer_bits=0)
@@ -163,6 +179,24 @@ def test_masks_cancel_in_a_run_without_a_server(tmp_path):
 
 
 @slow
+def test_words_of_64_bits_give_what_the_plain_run_gives(tmp_path):
+    """Sums are exact but for 2^-50, and rounded once: models differ by roundings of float32."""
+    losses = []
+    for form in ("none", "masked", "cancelled"):
+        words = [*SIX, *FEDAVG, *secure(form=form)]
+        words += [] if form == "none" else secure(word_bits=64, dropouts=1)
+        assert execute(tmp_path / form, *words)[0] == 0
+        losses.append([row["train_loss"] for row in metrics(tmp_path / form)])
+    assert losses[1] == losses[2]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
+    assert_same_run(
+        tmp_path / "masked", tmp_path / "cancelled", besides=("config.toml", "secure_aggregation")
+    )
+    sent = read_json(tmp_path / "masked", "summary.json")["communication"]
+    assert "uint64" in str(sent)
+
+
+@slow
 def test_a_masked_run_with_colluders_resumes_with_new_keys(tmp_path):
     pytest.importorskip("cryptography")
     words = [*SIX, *DISCRETE, "--run.rounds=8", "--run.checkpoint_every=3"]
@@ -188,11 +222,18 @@ def test_noise_makes_up_for_colluders_and_drop_outs():
     assert many.secure_aggregation["secure_aggregation"]["colluders"] == 1
 
 
-@pytest.mark.parametrize("name", ["W1masked", "W1cancelled"])
-def test_benchmarks_of_masks_send_words(name):
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("W1masked", {"uint32": 28}),
+        ("W1masked64", {"uint64": 56}),
+        ("W1cancelled", {"uint32": 28}),
+    ],
+)
+def test_benchmarks_of_masks_send_words(name, words):
     workload = WORKLOADS[name]._replace(model="logistic_regression", shape=(3,), num_classes=2)
     sent = prepare(workload).algorithm.aggregator.message(
         {"w": jax.ShapeDtypeStruct((3, 2), "float32")}, jax.ShapeDtypeStruct((), "float32")
     )
     # Six parameters, and the number of clients.
-    assert workload.base == "W1" and tariff_of(sent).fixed["dense"] == {"uint32": 28}
+    assert workload.base == "W1" and tariff_of(sent).fixed["dense"] == words

@@ -4,7 +4,11 @@ import functools
 import importlib
 import inspect
 import itertools
+import os
+import pathlib
 import pkgutil
+import subprocess
+import sys
 import typing
 from fractions import Fraction
 from math import comb
@@ -13,7 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 from marks import later, telling
+from oracles.floats import nearest
 from scipy import stats
 from small_problem import NUM_CLIENTS, make_data, make_model, plain_trainer
 
@@ -27,6 +33,7 @@ from fedjax_dp.data import full_participation, participation
 from fedjax_dp.engine import Cohort, Examples, Fate, Layout, examples_of, federation
 from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.execution.round_loop import Count, one_round
+from fedjax_dp.engine.layout import AXIS
 from fedjax_dp.engine.round import SimulationState, play_round
 from fedjax_dp.privacy.mechanisms import distributed
 from fedjax_dp.privacy.mechanisms.adaptive_clipping import AdaptiveClipping
@@ -44,6 +51,7 @@ from fedjax_dp.server.secure import (
 )
 from fedjax_dp.server.secure.graphs import arranged, failure_bound
 
+HERE = pathlib.Path(__file__).parent
 KEY = jax.random.key(0)
 IDS = np.array([6, 2, 9, 4, 0, 7, 11, 3, 0, 0], np.int32)
 SLOTS, REAL = len(IDS), 8
@@ -125,12 +133,12 @@ def test_every_summed_aggregator_of_the_package_is_tried():
 def played(name, wraps=None, updates="lattice"):
     """One round of an aggregator by itself, compiled: of fates, what `combine` gives.
 
-    `wraps` are the options of `masked`, None for the plain aggregator.
+    `wraps` are the options of `masked` and the bits of words, None for the plain aggregator.
     """
     aggregator = SUMMED[name]()
     if wraps is not None:
         options = dict(wraps)
-        encoding = options.pop("encoding", fixed_point(SLOTS, integer_bits=8))
+        encoding = fixed_point(SLOTS, integer_bits=8, word_bits=options.pop("bits", 32))
         aggregator = masked(aggregator, encoding, options.pop("graph", GRAPH), **options)
     rows = jnp.asarray(ON_LATTICE)
     numbers = aggregator.numbers
@@ -181,15 +189,16 @@ DROPPED = [(), (LOST,), (Fate.LATE, LOST, NAN, LOST)]
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "bits"),
     later(
-        sorted(set(SUMMED) - {"oblivious_mean"}),
-        but=["uniform_mean", "gaussian_mean"],
-        soon=["discrete_mean"],
+        itertools.product(sorted(set(SUMMED) - {"oblivious_mean"}), (32, 64)),
+        but=[("uniform_mean", 32), ("gaussian_mean", 32)],
+        soon=[("discrete_mean", 32), ("discrete_mean", 64), ("gaussian_mean", 64)],
     ),
 )
-def test_masked_cancelled_and_plain_are_bit_for_bit_alike(name):
-    forms = [played(name, (("form", form),)) for form in ("masked", "cancelled")]
+def test_masked_cancelled_and_plain_are_bit_for_bit_alike(name, bits):
+    wide = () if bits == 32 else (("bits", bits),)
+    forms = [played(name, (("form", form), *wide)) for form in ("masked", "cancelled")]
     for last in DROPPED:
         fates = fates_of(*last)
         plain, _ = played(name)(fates)
@@ -207,18 +216,22 @@ def test_masked_cancelled_and_plain_are_bit_for_bit_alike(name):
 
 WIDTH = 4096
 ROUNDED = (np.random.default_rng(1).uniform(-3, 3, (12, WIDTH))).astype(np.float32)
+# Of words of 64 bits as many as are left, so that floats from 2^-35 on are words exactly.
+FRACTION_BITS = {32: 12, 64: 58}
 
 
 @functools.cache
-def engine_round(form, neighbors=None, chunk=2, rows=SENT, kind=Summed):
+def engine_round(form, neighbors=None, chunk=2, bits=32, rows=SENT, kind=Summed, devices=1):
     """A compiled round in which clients send their lines of `ROUNDED` (zeros for EMPTY)."""
+    more = -SLOTS % (chunk * devices)
+    mesh = None if devices == 1 else Mesh(np.array(jax.devices()), (AXIS,))
     # One client may not be notified.
     n = REAL - 1
     graph = all_pairs(n, dropouts=5)
     if neighbors is not None:
         graph = random_neighbors(n, dropouts=2, failure=0.9, num_neighbors=neighbors)
         graph = graph._replace(threshold=1)
-    encoding = fixed_point(SLOTS, integer_bits=1, fraction_bits=12)
+    encoding = fixed_point(SLOTS, integer_bits=1, fraction_bits=FRACTION_BITS[bits], word_bits=bits)
     aggregator = masked(server.scaled_sum(1.0), encoding, graph, form=form)
     lines = ROUNDED if rows == SENT else np.zeros_like(ROUNDED)
     if kind is Stacked:  # The messages themselves, as the server receives them.
@@ -242,59 +255,93 @@ def engine_round(form, neighbors=None, chunk=2, rows=SENT, kind=Summed):
         server_step=lambda server, total, hyper, round, key: (server, {"total": total}),
         training=Training(LocalConfig(0.1, 1, 1), lambda size, config: jnp.int32(1)),
     )
-    examples = Examples({}, np.zeros(SLOTS, np.int32), np.ones(SLOTS, np.int32), is_by_slot=True)
+    ones = np.ones(SLOTS + more, np.int32)
+    examples = Examples({}, 0 * ones, ones, is_by_slot=True)
     state = SimulationState((), (), None, jnp.int32(3))
+    ids = jnp.asarray(np.pad(IDS, (0, more)))
     return jax.jit(
         lambda fates: play_round(
             algorithm,
-            Layout(chunk=chunk),
+            Layout(chunk=chunk, mesh=mesh),
             state,
             algorithm.hyper,
             examples,
-            Cohort(jnp.asarray(IDS), fates, jnp.int32(0)),
+            Cohort(ids, jnp.pad(fates, (0, more)), jnp.int32(0)),
             KEY,
         )[2]
     )
 
 
-def summed_by_hand(fates):
-    """The sum of rounded lines in float64: 12 fraction bits, entries within 2."""
+def summed_by_hand(fates, bits):
+    """The sum of rounded lines in Python's integers, entries being within 2, as float32."""
     lines = ROUNDED[IDS[np.asarray(fates) == SENT]].astype(np.float64)
-    return np.rint(np.clip(lines, -2, 2) * 2**12).sum(axis=0) / 2**12
+    words = np.rint(np.ldexp(np.clip(lines, -2, 2), FRACTION_BITS[bits]))
+    total = [nearest(sum(map(int, column))) for column in words.T]
+    return np.ldexp(np.array(total, np.float64), -FRACTION_BITS[bits])
 
 
 @pytest.mark.parametrize(
-    ("form", "neighbors", "chunk"),
-    later([("masked", 4, 2), ("masked", None, 5), ("cancelled", None, 2)], but=[("masked", 4, 2)]),
+    ("form", "neighbors", "chunk", "bits"),
+    later(
+        itertools.chain.from_iterable(
+            (("masked", 4, 2, b), ("masked", None, 5, b), ("cancelled", None, 2, b))
+            for b in (32, 64)
+        ),
+        but=[("masked", 4, 2, 32), ("masked", 4, 2, 64)],
+    ),
 )
-def test_a_compiled_round_gives_the_sum_of_rounded_contributions(form, neighbors, chunk):
-    run = engine_round(form, neighbors, chunk)
+def test_a_compiled_round_gives_the_sum_of_rounded_contributions(form, neighbors, chunk, bits):
+    run = engine_round(form, neighbors, chunk, bits)
     for last in ((), (LOST,), (Fate.LATE, Fate.UNANNOUNCED)):
         info = run(fates_of(*last))
-        np.testing.assert_array_equal(info.server["total"], summed_by_hand(fates_of(*last)))
+        np.testing.assert_array_equal(info.server["total"], summed_by_hand(fates_of(*last), bits))
         # Every line of 4,096 numbers has some beyond 2.
         assert info.aggregator["num_out_of_range"] == REAL - len(last)
 
 
-def chi_squared(words):
+@telling
+def test_eight_devices_find_the_sum_of_one(tmp_path):
+    """In a process of its own, which has eight; of words of both sizes, with a drop-out."""
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
+    }
+    command = [sys.executable, str(HERE / "masks_worker.py"), str(tmp_path / "sums.npz")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    with np.load(tmp_path / "sums.npz") as arrays:
+        for bits in (32, 64):
+            found = arrays[f"{bits}/total"], arrays[f"{bits}/num_recovered"]
+            np.testing.assert_array_equal(found[0], summed_by_hand(fates_of(LOST), bits))
+            assert found[1] == 1
+
+
+def chi_squared(words, bits):
     """The p-value of uniform bytes, for the lowest and for the highest byte of words."""
     words = np.asarray(words).ravel()
-    return [
-        stats.chisquare(np.bincount(b, minlength=256)).pvalue for b in (words & 255, words >> 24)
-    ]
+    found = (words & 255, words >> (bits - 8))
+    return [stats.chisquare(np.bincount(b.astype(int), minlength=256)).pvalue for b in found]
 
 
-def test_masks_and_all_messages_but_one_look_uniform():
+@pytest.mark.parametrize("bits", later([32, 64], but=[32], soon=[64]))
+def test_masks_and_all_messages_but_one_look_uniform(bits):
     """The messages of zeros, alone and any but one of them together, have uniform bytes."""
-    words, _ = engine_round("masked", 4, 2, Fate.EMPTY, Stacked)(fates_of()).server["total"]
+    run = engine_round("masked", 4, 2, bits, Fate.EMPTY, Stacked)
+    words, _ = run(fates_of()).server["total"]
     sent = np.asarray(words.values)[:REAL]
-    values = [chi_squared(part) for part in (*sent, *(sent.sum(axis=0, dtype=np.uint32) - sent))]
-    assert np.min(values) > 1e-5
+    if bits == 64:
+        # Limbs of 16 bits, into which all carries went.
+        assert sent.shape == (REAL, 4, WIDTH) and np.max(sent) < 2**16
+        shifts = np.uint64([[0], [16], [32], [48]])
+        sent = np.sum(sent.astype(np.uint64) << shifts, axis=1, dtype=np.uint64)
+    but_one = sent.sum(axis=0, dtype=sent.dtype) - sent
+    assert np.min([chi_squared(part, bits) for part in (*sent, *but_one)]) > 1e-5
     assert np.max(np.abs(np.corrcoef(sent) - np.eye(REAL))) < 6 / WIDTH**0.5
     # Masks that were doubled would be even.
-    assert chi_squared(2 * sent[0])[0] < 1e-5
+    assert chi_squared(2 * sent[0], bits)[0] < 1e-5
     # Only the server, which has all of them and the seeds of their own masks, finds the sum.
-    found = engine_round("masked", 4, 2, Fate.EMPTY)(fates_of())
+    found = engine_round("masked", 4, 2, bits, Fate.EMPTY)(fates_of())
     np.testing.assert_array_equal(found.server["total"], np.zeros(WIDTH))
 
 
@@ -451,8 +498,10 @@ def test_the_bound_on_failure_holds_for_graphs_that_are_counted():
         (lambda: fixed_point(2**20, integer_bits=12), "integer_bits must be at most 10"),
         (lambda: fixed_point(9, word_bits=16), "word_bits must be one of 32, 64"),
         (
-            lambda: masked(server.uniform_mean(), fixed_point(9, word_bits=64), all_pairs(9)),
-            "encoding.word_bits must be 32 in compiled rounds",
+            lambda: masked(
+                server.uniform_mean(), fixed_point(2**16 + 1, word_bits=64), all_pairs(9)
+            ),
+            "encoding.max_clients must be at most 65536 with words of 64 bits, got 65537",
         ),
         (lambda: all_pairs(1), "num_clients must be an integer of at least 2"),
         (lambda: all_pairs(5, colluders=5), "colluders must be below the 5 clients"),
@@ -505,10 +554,18 @@ def test_words_hold_what_they_can_and_cut_off_the_rest():
 
 
 def test_the_meter_counts_words():
-    aggregator = masked(server.gaussian_mean(1.0, 1.0, 8.0), fixed_point(9), all_pairs(9))
-    sent = aggregator.message(SHAPE, jnp.float32(1))
-    # Four parameters, and whether the update was clipped, at 4 bytes each.
-    assert messages.tariff_of(sent).fixed["dense"] == {"uint32": 20}
+    """Four parameters, and whether the update was clipped."""
+
+    def bytes_of(mean, bits):
+        aggregator = masked(mean, fixed_point(8, word_bits=bits), all_pairs(8))
+        sent = aggregator.message(SHAPE, jnp.float32(1))
+        return messages.tariff_of(sent).fixed["dense"]
+
+    mean = server.gaussian_mean(1.0, 1.0, 8.0)
+    assert bytes_of(mean, 32) == {"uint32": 20}
+    assert bytes_of(mean, 64) == {"uint64": 40}
+    # Integers, and the count of clients, have words of 32 bits.
+    assert bytes_of(discrete(), 32) == bytes_of(discrete(), 64) == {"uint32": 20}
 
 
 @pytest.mark.parametrize("k", [None, 4])

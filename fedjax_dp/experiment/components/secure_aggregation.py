@@ -26,6 +26,7 @@ from fedjax_dp.server.secure import (
     agreed_keys,
     all_pairs,
     fixed_point,
+    limbs,
     masked,
     masking_facts,
     random_neighbors,
@@ -72,10 +73,10 @@ def check_secure_aggregation(
     has_shares = "client" in privacy.units and isinstance(privacy.client, DiscreteGaussianLevel)
     if graph is None or not has_shares:
         return
-    for name in ("integer_bits", "fraction_bits"):
-        rule = "be none for discrete_gaussian, whose clients send integers"
+    for name, without in (("word_bits", 32), ("integer_bits", None), ("fraction_bits", None)):
+        rule = f"be {without or 'none'} for discrete_gaussian, whose clients send integers"
         value = getattr(section, name)
-        checks.require(value is None, f"secure_aggregation.{name}", rule, value)
+        checks.require(value == without, f"secure_aggregation.{name}", rule, value)
     dp_delta, exposed = privacy.client.dp_delta, num_rounds * graph.secrecy_failure
     rule = (
         f"keep messages secret in all {num_rounds} rounds but with a probability of at most "
@@ -145,12 +146,16 @@ def _encoding(
     rule = f"be at least {least}, since messages hold numbers of examples of up to {largest}"
     fits = bits is None or largest == 1 or bits >= least
     checks.require(fits, "secure_aggregation.integer_bits", rule, bits)
-    options: dict[str, Any] = {"fraction_bits": section.fraction_bits}
+    word_bits, count = section.word_bits, participation.capacity
+    rule = f"be 32 for rounds of {count} clients, more than {limbs.MOST}"
+    fits = word_bits == 32 or count <= limbs.MOST
+    checks.require(fits, "secure_aggregation.word_bits", rule, word_bits)
+    options: dict[str, Any] = {"fraction_bits": section.fraction_bits, "word_bits": word_bits}
     if bits is not None:
         options["integer_bits"] = bits
     elif largest > 2**_USUAL_BITS:
         options["integer_bits"] = least
     try:
-        return fixed_point(participation.capacity, **options)
+        return fixed_point(count, **options)
     except ValueError as error:
         raise ValueError(f"secure_aggregation.{error}") from None

@@ -353,12 +353,17 @@ class SecureAggregationSection(Section):
     )
     colluders: Index = _setting(0, "clients of a round that may collude with the server")
     dropouts: Index = _setting(0, "clients of a round that may drop out; more lose the round")
-    integer_bits: Annotated[int, Ge(-30), Le(29)] | None = _setting(
+    word_bits: Literal[32, 64] = _setting(
+        32,
+        "bits of the words that floats are sent as; 64 make sums finer and messages twice as long, "
+        "for rounds of at most 65,536 clients",
+    )
+    integer_bits: Annotated[int, Ge(-62), Le(61)] | None = _setting(
         None,
         "floats are cut to absolute values of at most 2 to this power; if none 4, or as many as "
         "numbers of examples need that are sent as weights",
     )
-    fraction_bits: Annotated[int, Ge(-29), Le(60)] | None = _setting(
+    fraction_bits: Annotated[int, Ge(-61), Le(123)] | None = _setting(
         None, "floats are rounded to multiples of 2 to minus this power; the most that fit if none"
     )
     keys: Literal["simulated", "agreed"] = _setting(

@@ -49,6 +49,7 @@ class Workload(NamedTuple):
       memory: τ of Anderson acceleration; None without.
       secure: form of `server.secure.masked`, each client sharing masks with 10 random others; None
         without secure aggregation.
+      word_bits: of the words that floats then are, 32 or 64.
       is_timed: whether a clock with jitter, a deadline and drop-outs is around the rounds.
     """
 
@@ -71,6 +72,7 @@ class Workload(NamedTuple):
     is_masked: bool = False
     memory: int | None = None
     secure: Literal["masked", "cancelled"] | None = None
+    word_bits: Literal[32, 64] = 32
     is_timed: bool = False
 
 
@@ -139,6 +141,12 @@ WORKLOADS: Mapping[str, Workload] = {
     "W1anderson": _W1._replace(about=f"{_W1.about}; accelerated, τ = 10", memory=10, base="W1"),
     "W1masked": _W1._replace(
         about=f"{_W1.about}; masks with 10 neighbours each", secure="masked", base="W1"
+    ),
+    "W1masked64": _W1._replace(
+        about=f"{_W1.about}; masks with 10 neighbours each, words of 64 bits",
+        secure="masked",
+        word_bits=64,
+        base="W1",
     ),
     "W1cancelled": _W1._replace(
         about=f"{_W1.about}; masks left out", secure="cancelled", base="W1"
@@ -239,7 +247,8 @@ def prepare(workload: Workload, *, learning_rate: float = 0.1) -> Prepared:
                 mean = gradient_mask(mean)
             if workload.secure is not None:
                 graph = random_neighbors(cohort, colluders=_COLLUDERS, dropouts=_DROPOUTS)
-                mean = masked(mean, fixed_point(cohort), graph, form=workload.secure)
+                words = fixed_point(cohort, word_bits=workload.word_bits)
+                mean = masked(mean, words, graph, form=workload.secure)
             build = fedavg(model, trainer, aggregator=mean)
         else:
             facts = algorithms.Problem(num_clients=workload.num_clients)

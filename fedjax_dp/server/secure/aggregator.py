@@ -13,7 +13,7 @@ from fedjax_dp.privacy.claims import ClientClaim
 from fedjax_dp.privacy.mechanisms.distributed import Plan
 from fedjax_dp.server.base import Aggregator, Close, Diagnostic, Fate, Roster, Sender, Summed
 from fedjax_dp.server.fixed_point import FixedPoint
-from fedjax_dp.server.secure import masks, words
+from fedjax_dp.server.secure import limbs, masks, words
 from fedjax_dp.server.secure.graphs import Circle, MaskGraph, arranged
 from fedjax_dp.server.secure.key_agreement import MaskKeys, simulated_keys
 
@@ -31,19 +31,20 @@ def masked(
 ) -> Summed:
     """Sums a cohort's messages under masks that cancel.
 
-    A client's message becomes words modulo 2^32, to which it adds one mask for each neighbour and
-    one of its own. In the sum the masks of pairs cancel; those of a neighbour that dropped out, and
-    the own masks of the clients that sent, are removed as shares of their seeds allow. The wrapped
-    aggregator then combines the decoded sum. A round is lost, and a sum of zeros is combined, if
-    seeds cannot be recovered, more than `graph.dropouts` clients dropped out, fewer than
-    `graph.num_clients` were notified, or more than `encoding.max_clients`.
+    A client's message becomes words, to which it adds one mask for each neighbour and one of its
+    own, modulo 2^32 or 2^64. In the sum the masks of pairs cancel; those of a neighbour that
+    dropped out, and the own masks of the clients that sent, are removed as shares of their seeds
+    allow. The wrapped aggregator then combines the decoded sum. A round is lost, and a sum of zeros
+    is combined, if seeds cannot be recovered, more than `graph.dropouts` clients dropped out, fewer
+    than `graph.num_clients` were notified, or more than `encoding.max_clients`.
 
     Guarantee: against an honest but curious server and at most `graph.colluders` clients, each
     message is uniform, and the server learns the sum over the clients that sent; with simulated
     keys that is simulated. The sum holds all that is sent: `Diagnostic` figures are not, such as
-    whether an entry was cut. Integers are added modulo 2^32; a claim about a sum modulo less needs
-    messages in the highest bits, as `discrete_mean` makes them. The wrapped aggregator's claim
-    stays: where it bounds contributions, entries are rounded toward zero, which makes no norm
+    whether an entry was cut. Integers are added modulo 2^32, in words of 32 bits whatever the
+    encoding, so that the sum holds nothing beyond that modulus; a claim about a sum modulo less
+    needs messages in the highest bits, as `discrete_mean` makes them. The wrapped aggregator's
+    claim stays: where it bounds contributions, entries are rounded toward zero, which makes no norm
     larger. Where it counts on noise that clients add as floats, that noise is refused: cut to the
     range and rounded, it would not have the law that was accounted. Noise in models, of a claim for
     records, is encoded with them, as Π_PPFL has it: the event covers no rounding, and the claim of
@@ -55,6 +56,7 @@ def masked(
       aggregator: any summed aggregator; leaves of its messages are floats, or integers of at most
         32 bits.
       encoding: from `fixed_point`; an entry out of its range is cut to it, and the client counted.
+        Words of 64 bits are for at most 65,536 clients.
       graph: from `all_pairs` or `random_neighbors`.
       keys: the seeds of masks; simulated ones where None.
       form: "masked" makes and removes all masks; "cancelled" leaves them away, which gives the same
@@ -66,17 +68,18 @@ def masked(
       was cut, for the experimenter.
 
     Raises:
-      ValueError: if the aggregator is not summed, the encoding is not of 32 bits, or for fewer
-        clients than the graph,
-        or the graph lets more clients drop out than the noise of the aggregator allows; when a
-        message is first traced, if clients add the noise and the message has leaves of floats.
+      ValueError: if the aggregator is not summed, the encoding is for fewer clients than the graph
+        or, with words of 64 bits, for more than 65,536, or the graph lets more clients drop out
+        than the noise of the aggregator allows; when a message is first traced, if clients add the
+        noise and the message has leaves of floats.
 
     Source: Bonawitz and others 2017, figure 4; Bell and others 2020, section 3.
     """
     checks.require(isinstance(aggregator, Summed), "aggregator", "be Summed", type(aggregator))
     checks.one_of("form", form, get_args(Form))
-    rule = "be 32 in compiled rounds"
-    checks.require(encoding.word_bits == 32, "encoding.word_bits", rule, encoding.word_bits)
+    rule = f"be at most {limbs.MOST} with words of 64 bits"
+    fits = encoding.word_bits == 32 or encoding.max_clients <= limbs.MOST
+    checks.require(fits, "encoding.max_clients", rule, encoding.max_clients)
     rule = f"hold the {graph.num_clients} clients of the graph"
     fits = encoding.max_clients >= graph.num_clients
     checks.require(fits, "encoding.max_clients", rule, encoding.max_clients)
@@ -113,7 +116,7 @@ def masked(
         return state, aggregate, info | own
 
     def message(update, weight):
-        return Coded(_message_shapes(aggregator, update, weight), 32)
+        return _coded_shapes(aggregator, encoding, update, weight)
 
     return aggregator._replace(encode=encode, combine=combine, message=message)
 
@@ -142,11 +145,10 @@ class Masks(NamedTuple):
         circle = arranged(self.graph, sender.public_key, sender.roster)
         place = circle.place_of(sender.index)
         every = jnp.ones(len(circle.clients), bool)
-        vector = masks.flat(coded)
-        own = self.seeds.of_client(sender.public_key, sender.index)
-        vector += masks.stream(own, len(vector))
-        vector = masks.with_pair_masks(vector, circle, place, self.seeds, sender.public_key, every)
-        return masks.shaped(vector, coded), was_cut
+        line = masks.flat(coded)
+        line += masks.mask(self.seeds.of_client(sender.public_key, sender.index), line)
+        line = masks.with_pair_masks(line, circle, place, self.seeds, sender.public_key, every)
+        return masks.shaped(line, coded), was_cut
 
 
 def masks_of(aggregator: Aggregator) -> Masks | None:
@@ -204,16 +206,16 @@ def _unmasked(
 ) -> PyTree:
     """Removes what is left of masks: those of senders' own, and of pairs with drop-outs."""
 
-    def one(place, vector):
-        def without_own(vector):
+    def one(place, line):
+        def without_own(line):
             seed = seeds.of_client(close.public_key, circle.clients[place])
-            return vector - masks.stream(seed, len(vector))
+            return line - masks.mask(seed, line)
 
-        def without_pairs(vector):
+        def without_pairs(line):
             # What the drop-out would have sent for these pairs cancels what they sent for it.
-            return masks.with_pair_masks(vector, circle, place, seeds, close.public_key, has_sent)
+            return masks.with_pair_masks(line, circle, place, seeds, close.public_key, has_sent)
 
-        return jax.lax.cond(has_sent[place], without_own, without_pairs, vector)
+        return jax.lax.cond(has_sent[place], without_own, without_pairs, line)
 
     return masks.shaped(jax.lax.fori_loop(0, circle.count, one, masks.flat(total)), total)
 
@@ -256,7 +258,9 @@ def _check_integers(message: PyTree) -> None:
         checks.require(not jnp.issubdtype(dtype, jnp.floating), "aggregator", rule, str(dtype))
 
 
-def _message_shapes(aggregator: Summed, update: PyTree, weight: jax.Array) -> PyTree:
+def _coded_shapes(
+    aggregator: Summed, encoding: FixedPoint, update: PyTree, weight: jax.Array
+) -> PyTree:
     """Shapes of what the wrapped aggregator adds up, each of whose entries is sent as a word."""
 
     def made(update, weight):
@@ -269,7 +273,8 @@ def _message_shapes(aggregator: Summed, update: PyTree, weight: jax.Array) -> Py
         contribution = aggregator.contribute(state, numbers, update, sender)
         return _sent(aggregator, state, numbers, contribution, sender)
 
-    def word(x):
-        return jax.ShapeDtypeStruct(x.shape, jnp.uint32)
+    def coded(x):
+        shape = jax.ShapeDtypeStruct(x.shape, jnp.uint32)
+        return Coded(shape, words.bits_of(encoding, x.dtype))
 
-    return jax.tree.map(word, jax.eval_shape(made, update, weight))
+    return jax.tree.map(coded, jax.eval_shape(made, update, weight))

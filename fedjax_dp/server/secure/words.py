@@ -1,4 +1,4 @@
-"""Contributions as words modulo 2^32 in compiled rounds."""
+"""Contributions as words modulo 2^32 or 2^64 in compiled rounds."""
 
 from typing import Any, Literal, get_args
 
@@ -9,28 +9,32 @@ import jax.numpy as jnp
 from fedjax_dp.core import checks
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.server.fixed_point import FixedPoint
+from fedjax_dp.server.secure import limbs
 
 Rounding = Literal["nearest", "toward_zero"]
 
 
 @flax.struct.dataclass
 class Words:
-    """One array as unsigned words, with the type that it had; the engine adds words modulo 2^32.
+    """One array as unsigned words, with the type that it had; the engine adds uint32 modulo 2^32.
 
     Attributes:
-      values: uint32.
+      values: uint32; of words of 64 bits four limbs of 16 bits, `[4, ...]`, the lowest first, whose
+        sums hold the carries too.
       dtype: name of the type that a sum is decoded to, static.
+      bits: of a word, static.
     """
 
     values: jax.Array
     dtype: str = flax.struct.field(pytree_node=False)
+    bits: int = flax.struct.field(pytree_node=False, default=32)
 
 
 def encode(encoding: FixedPoint, tree: PyTree, rounding: Rounding) -> tuple[PyTree, jax.Array]:
     """Encodes the arrays of a tree; also returns whether some entry was cut to the range.
 
-    Integers of at most 32 bits are words as they are, and their sums are modulo 2^32. NaN becomes
-    zero and counts as out of range.
+    Integers of at most 32 bits are words as they are, and their sums are modulo 2^32, whatever the
+    words of floats. NaN becomes zero and counts as out of range.
     """
     checks.one_of("rounding", rounding, get_args(Rounding))
     flags = [jnp.bool_(False)]
@@ -44,6 +48,8 @@ def encode(encoding: FixedPoint, tree: PyTree, rounding: Rounding) -> tuple[PyTr
         x = jnp.clip(jnp.where(jnp.isnan(x), 0.0, x), -encoding.largest, encoding.largest)
         scaled = x * 2.0**encoding.fraction_bits
         rounded = jnp.round(scaled) if rounding == "nearest" else jnp.trunc(scaled)
+        if encoding.word_bits == 64:
+            return Words(limbs.of_floats(rounded), "float32", 64)
         return Words(rounded.astype(jnp.int32).astype(jnp.uint32), "float32")
 
     words = jax.tree.map(one, tree)
@@ -54,6 +60,8 @@ def decode(encoding: FixedPoint, words: PyTree) -> PyTree:
     """Decodes sums of words: floats rounded once to float32, integers with their sign."""
 
     def one(word: Words) -> jax.Array:
+        if word.bits == 64:
+            return limbs.to_floats(word.values) * encoding.resolution
         if word.dtype == "uint32":
             return word.values
         centred = word.values.astype(jnp.int32)
@@ -67,6 +75,11 @@ def decode(encoding: FixedPoint, words: PyTree) -> PyTree:
 def is_words(x: Any) -> bool:
     """Checks for a node of words."""
     return isinstance(x, Words)
+
+
+def bits_of(encoding: FixedPoint, dtype: Any) -> int:
+    """Returns the bits of the words that an array of this type becomes."""
+    return encoding.word_bits if jnp.issubdtype(dtype, jnp.floating) else 32
 
 
 def _integer_type(dtype: Any) -> str:
