@@ -1,21 +1,23 @@
-"""`fedjax-dp export`: writes the parameters of a run for other programs."""
+"""`fedjax-dp export`: writes a run's parameters, or the Flower app of an experiment."""
 
 import pathlib
 from typing import Annotated
 
 import typer
 
-from fedjax_dp.cli.options import answering, application
+from fedjax_dp.cli.options import Configured, answering, application
 from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.core import checks
+from fedjax_dp.core.packages import needed_for
+from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.loading import load_run
 from fedjax_dp.io.params import FORMATS, write_params
 
-app = application()
+app = application("Export: a run's parameters, or the Flower app of an experiment.")
 
 
 @answering(app)
-def command(
+def params(
     out: Output,
     folder: Annotated[pathlib.Path, typer.Argument(metavar="DIR", help="A run folder.")],
     output: Annotated[pathlib.Path, typer.Option(help="The new file, or folder for orbax.")],
@@ -27,7 +29,7 @@ def command(
         typer.Option(help="A client, for its personal model; by default the shared model."),
     ] = None,
 ) -> Answer:
-    """Write a run's parameters: `fedjax-dp export DIR --output FILE.safetensors`.
+    """Write a run's parameters: `fedjax-dp export params DIR --output FILE.safetensors`.
 
     Each parameter, trained or frozen, is named by its path; `model.pretrained` reads the file.
     """
@@ -39,3 +41,29 @@ def command(
     write_params(output, run.model.full_params(params), form)  # type: ignore[arg-type]
     document = {"file": str(output), "format": form, "client": client}
     return Answer(document, lambda out: out.say(f"wrote {output}"), str(output))
+
+
+@answering(app, cls=Configured)
+def flower(
+    context: typer.Context,
+    out: Output,
+    file: Annotated[pathlib.Path, typer.Argument(metavar="FILE", help="A TOML file.")],
+    folder: Annotated[pathlib.Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    output: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="Run folder on the server's machine; by default DIR/run."),
+    ] = None,
+) -> Answer:
+    """Write a Flower app of an experiment: `fedjax-dp export flower FILE.toml DIR`.
+
+    `flwr run DIR` then runs the experiment on the nodes of a federation. `--section.key VALUE`
+    overrides a key of FILE, as for `fedjax-dp run`.
+    """
+    with needed_for("fedjax-dp export flower", "flower"):
+        from fedjax_dp.flower.export import write_app
+    config = config_files.load_config(str(file), list(context.args))
+    runs = (folder / "run" if output is None else output).absolute()
+    names = write_app(config, folder, runs)
+    document = {"folder": str(folder), "files": names, "output": str(runs)}
+    words = f"wrote {folder}: to run it on a federation, flwr run {folder}"
+    return Answer(document, lambda out: out.say(words), str(folder))

@@ -23,7 +23,7 @@ COMMANDS = {
     "run": "Run an experiment: `fedjax-dp run [FILE.toml] [--section.key VALUE ...]`.",
     "evaluate": "Evaluate the model of a run: `fedjax-dp evaluate DIR [--data.key VALUE ...]`.",
     "predict": "Write the outputs of a run's model: `fedjax-dp predict DIR --output FILE.npz`.",
-    "export": "Write a run's parameters: `fedjax-dp export DIR --output FILE.safetensors`.",
+    "export": "Export: a run's parameters, or the Flower app of an experiment.",
     "report": "Write a page about a run: `fedjax-dp report DIR [--watch] [--output FILE.html]`.",
     "data": "Data sets: list them, fetch them.",
     "privacy": "Accounting: ε, calibration, reports, comparisons.",
@@ -31,7 +31,7 @@ COMMANDS = {
     "bench": "Time a workload, or list them: `fedjax-dp bench list`, `fedjax-dp bench W1 --json`.",
 }
 # Groups, whose commands have two words.
-_GROUPS = ("data", "privacy")
+_GROUPS = ("data", "export", "privacy")
 
 
 class _Commands(TyperGroup):

@@ -276,8 +276,8 @@ def test_what_reads_a_run_answers_json(fedjax_dp, monkeypatch, tmp_path):
     assert found["figures"]["client_test_accuracy"] == [1.0, None]
     _, output, _ = fedjax_dp("evaluate", "runs/x")
     assert output.splitlines()[1:] == ["figure\tvalue", "test_accuracy\t0.5"]
-    for command, file in (("predict", "a.npz"), ("export", "b.safetensors")):
-        words = (command, "runs/x", "--output", tmp_path / file)
+    for command, file in ((["predict"], "a.npz"), (["export", "params"], "b.safetensors")):
+        words = (*command, "runs/x", "--output", tmp_path / file)
         found = document(fedjax_dp(*words, "--json")[1])
         assert found["file"] == str(tmp_path / file) and (tmp_path / file).exists()
         (tmp_path / file).unlink()
