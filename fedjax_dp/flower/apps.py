@@ -55,7 +55,8 @@ class OnFlower:
         federation = experiment.simulation.federation
         nodes = GridNodes(self._grid, sizes=federation.population.sizes, timeout=self._timeout)
         there = deployed(federation, nodes, keys=self._keys, journal=self._journal)
-        return experiment._replace(simulation=there)
+        stated = {**experiment.stated, "deployment": {"keys": self._keys}}
+        return experiment._replace(simulation=there, stated=stated)
 
     def open(self, folder: pathlib.Path) -> Sequence[RoundRecord]:
         """Opens the journal of a run.
@@ -207,11 +208,11 @@ def _listed(text: str) -> list[int]:
     """Reads a list such as "0-4,9"."""
     found: set[int] = set()
     for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        is_range = first.isdigit() and (not last or last.isdigit())
+        numbers = part.strip().split("-")
+        is_range = len(numbers) <= 2 and all(each.isdigit() for each in numbers)
         rule = "be numbers and ranges, such as 0-4,9"
         checks.require(is_range, "node-config clients", rule, text)
-        found |= set(range(int(first), int(last or first) + 1))
+        found |= set(range(int(numbers[0]), int(numbers[-1]) + 1))
     return sorted(found)
 
 

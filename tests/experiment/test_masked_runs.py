@@ -219,7 +219,7 @@ def test_noise_makes_up_for_colluders_and_drop_outs():
     events = [claim.event({}) for claim in claims]
     assert [event.num_shares for event in events] == [6, 4]
     assert [claim.min_participants for claim in claims] == [6, 5]
-    assert many.secure_aggregation["secure_aggregation"]["colluders"] == 1
+    assert many.stated["secure_aggregation"]["colluders"] == 1
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def assemble(config: Config) -> Experiment:
         dp_delta={u: level.dp_delta for u, level in levels.items()},
         budget={u: level.epsilon for u, level in levels.items() if level.epsilon is not None},
         num_parameters=trees.num_parameters(setting.structure),
-        secure_aggregation=stated_facts(secure, graph, keys, plan),
+        stated=stated_facts(secure, graph, keys, plan),
     )
 
 

@@ -68,8 +68,8 @@ class Experiment(NamedTuple):
       dp_delta: δ by unit; of records, one number or one for each client.
       budget: ε by unit that must not be exceeded.
       num_parameters: size of what is trained and sent.
-      secure_aggregation: what a statement says of masks, and whom a claim for clients then trusts;
-        empty without masks.
+      stated: what a statement says besides, by name: of masks, and whom a claim for clients then
+        trusts; of a deployment.
     """
 
     config: Config
@@ -81,7 +81,7 @@ class Experiment(NamedTuple):
     dp_delta: dict[str, float | list[float]]
     budget: dict[str, Any]
     num_parameters: int
-    secure_aggregation: Mapping[str, Any] = {}
+    stated: Mapping[str, Any] = {}
 
     @property
     def written(self) -> Config:

@@ -67,6 +67,7 @@ _OPEN = {
     "test_accuracy_of",
     "covered_models",
     "not_covered",
+    "deployment",
     "secure_aggregation",
     "not_private",
 }

@@ -143,8 +143,7 @@ def _summary(
         **_of_last(rows),
         **_of_clock(rows),
     }
-    if experiment.secure_aggregation:
-        summary["secure_aggregation"] = experiment.secure_aggregation["secure_aggregation"]
+    summary |= {name: fact for name, fact in experiment.stated.items() if name != "trust"}
     is_own = has_personal_models(experiment)
     summary["test_accuracy_of"] = whose_models(experiment.evaluator.is_personal, is_own)
     if spent:
@@ -321,10 +320,10 @@ def facts_of(
                 else {"contribution": bound}
             )
         )
-    return {unit: each | _of_masks(experiment, unit) for unit, each in facts.items()}
+    return {unit: each | _stated(experiment, unit) for unit, each in facts.items()}
 
 
-def _of_masks(experiment: Experiment, unit: str) -> dict[str, Any]:
-    """Returns the facts of secure aggregation; only clients add shares of noise."""
-    stated = experiment.secure_aggregation
+def _stated(experiment: Experiment, unit: str) -> dict[str, Any]:
+    """Returns the facts of masks and deployment; only clients add shares of noise."""
+    stated = experiment.stated
     return {k: v for k, v in stated.items() if unit == "client" or k != "trust"}

@@ -83,6 +83,21 @@ _MASK_KEYS = {
     "simulated": "Key agreement is simulated: seeds of masks follow from the run's public keys.",
     "agreed": "Seeds of masks were agreed by X25519 and HKDF, within one process.",
 }
+_DEPLOYED = (
+    "Deployed on Flower: clips and noise of clients are made on the nodes, which are trusted to "
+    "make them as agreed, and by the clients of a node to keep their updates to themselves. {keys} "
+    "A client whose node is offline when it is drawn, or whose reply does not fit, sends nothing: "
+    "the claim assumes that this depends neither on the model nor on who else is drawn. Logs and "
+    "database of the SuperLink hold who was messaged: those who read them must keep it secret. "
+    "Rounds whose messages had left are charged, also those whose outcome was lost."
+)
+_DEPLOYED_KEYS = {
+    "device": "Each node draws the keys of its clients from its operating system.",
+    "parity": (
+        "The server made the keys of all clients, as tests need it: it can subtract all noise that "
+        "clients add, and must be trusted."
+    ),
+}
 _ROOTS = {
     "seed": (
         "The noise is a function of the seed of the run, `run.seed` in `config.toml`: anyone who "
@@ -210,11 +225,11 @@ def statement(
     `also_not_private` name what no ε covers, personal models among the former if there are any;
     `num_shared` counts records that several clients have, at most `most_holders` each. `facts` are
     added as they are; the text has `clip_norm`, `contribution`, `batch_size_per_unit`,
-    `initial_clip_norm`, `seed`, `secure_aggregation` and `versions` of them. ε is that at
-    `dp_delta`. Where messages need masks, the claimed δ is larger by `dp_delta_of_masks`, the
-    probability that a random graph of masks fails to keep a message secret in some round. Figures
-    that differ by unit are given as the smallest and the largest, None if absent, and an infinite ε
-    as "inf".
+    `initial_clip_norm`, `seed`, `secure_aggregation`, `deployment` and `versions` of them. ε is
+    that at `dp_delta`. Where messages need masks, the claimed δ is larger by `dp_delta_of_masks`,
+    the probability that a random graph of masks fails to keep a message secret in some round.
+    Figures that differ by unit are given as the smallest and the largest, None if absent, and an
+    infinite ε as "inf".
     """
     deltas = np.asarray(dp_delta, float)
     inside = bool(np.all((deltas > 0) & (deltas < 1)))
@@ -232,6 +247,8 @@ def statement(
     if _MECHANISMS[GammaSharesDpEvent] in mechanisms:
         default = "gamma_shares"
     trusted = trust or default
+    if facts.get("deployment", {}).get("keys") == "parity":
+        trusted = "server"
     checks.one_of("trust", trusted, _TRUST)
     hidden = sorted({what for s in samplers for what in _HIDDEN.get(s, ())}, reverse=True)
     rule = (
@@ -379,6 +396,7 @@ def in_words(data: dict[str, Any]) -> str:
         f"accountant `{data['accountant']}`.",
         _TRUST[data["trusted"]] + _hidden(data["must_stay_hidden"]),
         *_masks(data),
+        *_deployed(data),
         *([data["kept_by_clients"]] if "kept_by_clients" in data else []),
         _ROOTS[data["noise_root"]] + root,
         *([data["floating_point"]] if "floating_point" in data else []),
@@ -386,6 +404,12 @@ def in_words(data: dict[str, Any]) -> str:
         *_computed(data),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _deployed(data: dict[str, Any]) -> list[str]:
+    """Writes what a deployment trusts and assumes, where rounds ran on nodes."""
+    facts = data.get("deployment")
+    return [] if facts is None else [_DEPLOYED.format(keys=_DEPLOYED_KEYS[facts["keys"]])]
 
 
 def _masks(data: dict[str, Any]) -> list[str]:

@@ -1,0 +1,101 @@
+"""An experiment on nodes: the run folder, ε and statement of a simulation, also after a crash."""
+
+import jax
+import numpy as np
+import pytest
+from marks import telling
+
+from fedjax_dp.experiment import load_config, load_run, run
+from fedjax_dp.experiment.reading.config_files import to_toml
+from fedjax_dp.flower import client_app_of, run_on
+from fedjax_dp.flower.testing import InProcess
+
+WORDS = (
+    *("--run.rounds", "3", "--run.evaluate_every", "1", "--run.checkpoint_every", "1"),
+    *("--algorithm.name", "dp_fedavg", "--privacy.unit", "client"),
+    # Not calibrated: one round more would exceed a budget.
+    *("--privacy.client.noise_multiplier", "2", "--privacy.client.epsilon", "none"),
+    *("--privacy.client.clip_norm", "0.5", "--data.num_clients", "20"),
+    *("--participation.sampler", "poisson", "--participation.cohort_size", "10"),
+)
+NUM_NODES = 3
+
+
+class Crash(RuntimeError):
+    """The server's process ends."""
+
+
+@pytest.fixture(scope="module")
+def config():
+    return load_config(None, list(WORDS))
+
+
+@pytest.fixture(scope="module")
+def app(config, tmp_path_factory):
+    path = tmp_path_factory.mktemp("app") / "experiment.toml"
+    path.write_text(to_toml(config))
+    return client_app_of(path)
+
+
+def grid_of(app, change=lambda sent, reply: [reply], keys="parity"):
+    nodes = {
+        i + 1: {"partition-id": i, "num-partitions": NUM_NODES, "keys": keys}
+        for i in range(NUM_NODES)
+    }
+    return InProcess(app, nodes, change)
+
+
+def params_of(folder):
+    return jax.tree.leaves(load_run(folder).params)
+
+
+@pytest.fixture(scope="module")
+def whole(app, config, tmp_path_factory):
+    """A run that was never interrupted, and its folder."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    return run_on(grid_of(app), config, folder, keys="parity"), folder
+
+
+@telling
+def test_a_deployed_experiment_ends_where_its_simulation_ends(whole, config, tmp_path):
+    outcome, folder = whole
+    simulated = run(config, tmp_path / "run")
+    assert outcome.summary["epsilon"] == simulated.summary["epsilon"]
+    assert outcome.summary["rounds"] == 3
+    assert outcome.summary["communication"] == simulated.summary["communication"]
+    for x, y in zip(params_of(folder), params_of(tmp_path / "run"), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-6)
+
+
+@telling
+def test_the_statement_names_what_a_deployment_trusts(whole, app, config, tmp_path):
+    _, folder = whole
+    text = (folder / "privacy.md").read_text()
+    assert "The server made the keys of all clients" in text and "SuperLink" in text
+    run_on(grid_of(app, keys="device"), config, tmp_path / "run")
+    text = (tmp_path / "run" / "privacy.md").read_text()
+    assert "Each node draws the keys of its clients from its operating system." in text
+
+
+@telling
+def test_a_server_that_crashed_resumes_to_the_same_bits_and_charges_the_lost_round(
+    whole, app, config, tmp_path
+):
+    rounds = set()
+
+    def crash(sent, reply):
+        if sent.metadata.message_type == "train":
+            rounds.add(sent.metadata.group_id)
+            if len(rounds) == 3:
+                raise Crash
+        return [reply]
+
+    folder = tmp_path / "run"
+    with pytest.raises(Crash):
+        run_on(grid_of(app, crash), config, folder, keys="parity")
+    outcome = run_on(grid_of(app), config, folder, keys="parity")
+    assert outcome.summary["rounds"] == 3
+    for x, y in zip(params_of(folder), params_of(whole[1]), strict=True):
+        np.testing.assert_array_equal(x, y)
+    # Four rounds were sent, one of them twice.
+    assert outcome.summary["epsilon"] > whole[0].summary["epsilon"]

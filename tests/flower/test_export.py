@@ -1,0 +1,89 @@
+"""The exported app: files that Flower, Docker and its compose files can read."""
+
+import itertools
+import tomllib
+
+import pytest
+
+from fedjax_dp.experiment import load_config
+from fedjax_dp.flower import write_app
+from fedjax_dp.flower.apps import clients_of
+
+yaml = pytest.importorskip("yaml")
+
+
+@pytest.fixture
+def app(tmp_path):
+    names = write_app(load_config(None, ["--run.name", "A trial, 2"]), tmp_path / "app", "/runs/1")
+    return tmp_path / "app", names
+
+
+def test_every_file_is_named_and_parses(app):
+    folder, names = app
+    assert sorted(names) == sorted(
+        str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()
+    )
+    project = tomllib.loads((folder / "pyproject.toml").read_text())
+    assert project["tool"]["flwr"]["app"]["config"]["output"] == "/runs/1"
+    components = project["tool"]["flwr"]["app"]["components"]
+    for component in components.values():
+        module, _, name = component.partition(":")
+        source = (folder / f"{module.replace('.', '/')}.py").read_text()
+        compile(source, module, "exec")
+        assert f"{name} = " in source
+    package = components["serverapp"].partition(".")[0]
+    exported = load_config(str(folder / package / "experiment.toml"), [])
+    assert exported == load_config(None, ["--run.name", "A trial, 2"])
+
+
+def test_flower_accepts_the_project(app):
+    from flwr.cli.config_utils import load_and_validate
+
+    load_and_validate(app[0] / "pyproject.toml", check_module=False)
+
+
+def test_the_compose_file_has_a_server_and_three_nodes(app):
+    services = yaml.safe_load((app[0] / "compose.yaml").read_text())["services"]
+    nodes = [each for name, each in services.items() if name.startswith("node")]
+    assert len(nodes) == 3 and "server" in services
+    held = [clients_of(_node_config(each["command"]), 10) for each in nodes]
+    assert sorted(itertools.chain(*held)) == list(range(10))
+    assert all(each["build"]["args"]["BASE"] == "supernode" for each in nodes)
+    arguments = (app[0] / "Dockerfile").read_text()
+    assert "FROM flwr/${BASE}:" in arguments
+
+
+def _node_config(command):
+    words = command.partition("--node-config ")[2].strip().strip("'").split()
+    pairs = (word.partition("=") for word in words)
+    return {name: tomllib.loads(f"x = {value}")["x"] for name, _, value in pairs}
+
+
+def test_a_folder_with_files_and_a_relative_output_are_refused(app, tmp_path):
+    config = load_config(None, [])
+    with pytest.raises(ValueError, match="the folder of the app must be new or empty"):
+        write_app(config, app[0], "/runs/1")
+    with pytest.raises(ValueError, match="output must be an absolute path"):
+        write_app(config, tmp_path / "other", "runs/1")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "must hold clients, or partition-id and num-partitions"),
+        ({"clients": "0-x"}, "must be numbers and ranges"),
+        ({"clients": "-3"}, "must be numbers and ranges"),
+        ({"clients": "x"}, "must be numbers and ranges"),
+        ({"clients": "9,10"}, r"must hold some of the 10 clients of the population, got \[10\]"),
+        ({"clients": "4-3"}, "must hold some of the 10 clients"),
+        ({"partition-id": 3, "num-partitions": 3}, "partition-id must be from 0 to 2"),
+    ],
+)
+def test_a_node_without_clients_is_refused(config, message):
+    with pytest.raises(ValueError, match=message):
+        clients_of(config, 10)
+
+
+def test_a_node_holds_the_clients_that_it_is_configured_with():
+    assert clients_of({"clients": "0-2, 9"}, 10) == [0, 1, 2, 9]
+    assert clients_of({"partition-id": 1, "num-partitions": 4}, 10) == [1, 5, 9]

@@ -1,0 +1,52 @@
+"""The journal: what was sent is on the disk before it is sent, and counted after a crash."""
+
+import numpy as np
+
+from fedjax_dp.engine import Fate
+from fedjax_dp.engine.record import RoundRecord
+from fedjax_dp.flower import JournalFile
+
+
+def record(clients):
+    return RoundRecord(
+        clients=np.array([clients], np.int32),
+        fate=np.full((1, len(clients)), Fate.CONTRIBUTED, np.int8),
+        overflow=np.zeros(1, np.int32),
+        stage=np.zeros(1, np.int32),
+        is_released=np.ones(1, bool),
+        digest=np.array([[2**32 - 1, 7]], np.uint32),
+    )
+
+
+def test_records_come_back_as_they_were(tmp_path):
+    journal = JournalFile(tmp_path / "sent.jsonl")
+    journal.append(0, record([3, 1, 2]))
+    journal.append(1, record([0]))
+    found = JournalFile(tmp_path / "sent.jsonl").records()
+    assert [each.clients.tolist() for each in found] == [[[3, 1, 2]], [[0]]]
+    for name, value in record([0])._asdict().items():
+        np.testing.assert_array_equal(getattr(found[1], name), value)
+        assert getattr(found[1], name).dtype == value.dtype
+    assert (tmp_path / "sent.jsonl").stat().st_mode & 0o077 == 0
+
+
+def test_a_line_that_was_cut_off_is_no_round_and_spoils_no_other(tmp_path):
+    path = tmp_path / "sent.jsonl"
+    JournalFile(path).append(0, record([3]))
+    whole = path.read_text()
+    path.write_text(whole + whole[: len(whole) // 2])
+    journal = JournalFile(path)
+    assert len(journal.records()) == 1
+    journal.append(1, record([2]))
+    assert [each.clients.tolist() for each in JournalFile(path).records()] == [[[3]], [[2]]]
+
+
+def test_attempts_whose_aggregate_was_sent_are_told_from_those_that_ended(tmp_path):
+    journal = JournalFile(tmp_path / "sent.jsonl")
+    # Rounds 0 and 1, a crash in round 1 before its aggregate left, round 1 again, then 2.
+    for number in (0, 1, 1, 2):
+        journal.append(number, record([1]))
+    assert [journal.num_released(number) for number in range(4)] == [1, 1, 0, 0]
+    # An older checkpoint: round 1 is played once more, and its earlier aggregate had left.
+    journal.append(1, record([1]))
+    assert journal.num_released(1) == 1
