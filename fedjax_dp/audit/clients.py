@@ -24,8 +24,8 @@ from fedjax_dp.data import participants
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.accounts.privacy_accounting import require_public_sizes
-from fedjax_dp.engine.federation import federation
-from fedjax_dp.engine.population import examples_of
+from fedjax_dp.engine.facts import Facts
+from fedjax_dp.engine.population import population_of
 from fedjax_dp.server.masking import unmasked
 
 
@@ -68,7 +68,7 @@ def plant_clients(
         algorithm.name,
     )
     require_public_sizes(relation)
-    num_entries = sum(x.size for x in _aggregate_structure(algorithm, data, participation))
+    num_entries = sum(x.size for x in _aggregate_structure(algorithm, data))
     coordinates = draw_coordinates(np.ones(num_entries, bool), num_canaries, rng)
     num_clients = data.num_clients + num_canaries
     absent = np.nan if relation != "replace_one" else -STRENGTH
@@ -120,21 +120,10 @@ def _with_clients(data: FederatedData, count: int) -> FederatedData:
     return FederatedData({**examples, MARK: mark.astype(np.int32)}, offsets)
 
 
-def _aggregate_structure(
-    algorithm: FederatedAlgorithm, data: FederatedData, participation: Participation
-) -> list[Any]:
+def _aggregate_structure(algorithm: FederatedAlgorithm, data: FederatedData) -> list[Any]:
     """Finds the float leaves of an aggregate and requires them to be those of an update."""
-
-    def show(server, aggregate, hyper, round, key):
-        return server, {"aggregate": unmasked(aggregate)[0]}
-
-    bound = federation(algorithm._replace(server_step=show), data, participation)
-
-    def aggregate_of(examples, key):
-        return bound.play(bound.init(key), bound.hyper, examples, key)[2].server["aggregate"]
-
-    sent = bound.facts.update
-    given = jax.eval_shape(aggregate_of, examples_of(data), jax.random.key(0))
+    facts = Facts(algorithm, population_of(data))
+    sent, given = facts.update, unmasked(facts.aggregate)[0]
     update, aggregate = (
         [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
         for tree in (sent, given)

@@ -1,6 +1,6 @@
 """Facts about a federation, found without running it: shapes, messages, costs."""
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -110,17 +110,18 @@ class Facts:
         return clients is not None and isinstance(clients.finish, FinishForAll)
 
     @cached_property
+    def aggregate(self) -> PyTree:
+        """The shapes of an aggregate."""
+        aggregate = partial(self._aggregate, self._algorithm.aggregator)
+        return jax.eval_shape(aggregate, self.update, jax.random.key(0))
+
+    @cached_property
     def after(self) -> PyTree:
         """The message to a client at the end of a round; None if there is none."""
-        clients, aggregator = self._algorithm.client_state, self._algorithm.aggregator
+        clients = self._algorithm.client_state
         if clients is None or clients.finish is None:
             return None
-        finish = clients.finish
-
-        def message(server: PyTree, update: PyTree, key: Any) -> PyTree:
-            return finish.broadcast(server, self._aggregate(aggregator, update, key))
-
-        return jax.eval_shape(message, self.server, self.update, jax.random.key(0))
+        return jax.eval_shape(clients.finish.broadcast, self.server, self.aggregate)
 
     @cached_property
     def _round(self) -> _Round:

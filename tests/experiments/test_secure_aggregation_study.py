@@ -12,6 +12,7 @@ from scipy import integrate
 from scipy.special import expit
 
 from experiments.secure_aggregation import adult, audited, colluders, costs, study
+from fedjax_dp import engine
 from fedjax_dp.io import plots
 from fedjax_dp.server import secure
 
@@ -87,6 +88,20 @@ def test_a_plan_that_leaves_colluders_out_is_not_stated():
     # Two shares stay of the 28 that `bad` counts on.
     assert (good.num_shares, bad.num_shares) == (2, 28)
     assert bad.share_stddev * bad.granularity == pytest.approx(1.5 / 28**0.5)
+
+
+def test_masks_are_among_ordinary_and_planted_clients(monkeypatch):
+    """A graph of more clients than the data have without canaries."""
+    bound = []
+
+    def unplayed(planted, key, *, wrapper, **counts):
+        bound.append(engine.federation(planted.algorithm, planted.data, planted.participation))
+        raise StopIteration
+
+    monkeypatch.setattr(audited.audit, "run_audit", unplayed)
+    with pytest.raises(StopIteration):
+        audited.run(2.0, 1, 1, 0, counts_colluders=True)
+    assert bound[0].population.num_clients == audited.CLIENTS
 
 
 @slow
