@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
 from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -15,12 +16,13 @@ from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.reading.config_files import load_config
 from fedjax_dp.experiment.running.run import Outcome, Watcher, resume, run
-from fedjax_dp.experiment.running.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE
+from fedjax_dp.experiment.running.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE, NODES_FILE
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.flower.grid import GridNodes
 from fedjax_dp.flower.journal import JournalFile
 from fedjax_dp.flower.node import Keys, Node, client_app
 from fedjax_dp.flower.server import deployed
+from fedjax_dp.io.logbook import write_json
 
 # The rounds that were sent, next to the checkpoints: who was drawn is as secret as these.
 JOURNAL_FILE = "sent.jsonl"
@@ -53,8 +55,9 @@ class OnFlower:
           ValueError: as `deployed`.
         """
         federation = experiment.simulation.federation
-        nodes = GridNodes(self._grid, sizes=federation.population.sizes, timeout=self._timeout)
-        there = deployed(federation, nodes, keys=self._keys, journal=self._journal)
+        sizes, timeout = federation.population.sizes, self._timeout
+        self.nodes = GridNodes(self._grid, sizes=sizes, timeout=timeout)
+        there = deployed(federation, self.nodes, keys=self._keys, journal=self._journal)
         stated = {**experiment.stated, "deployment": {"keys": self._keys}}
         return experiment._replace(simulation=there, stated=stated)
 
@@ -105,15 +108,22 @@ def run_on(
       timeout: seconds to wait for the replies of a round, above 0.
 
     Returns:
-      The folder, the summary, and why the run ended.
+      The folder, the summary, and why the run ended. Where privacy is claimed for records the
+      folder also holds what the nodes' own ledgers claim, at the smallest δ.
 
     Raises:
       ValueError: as `experiment.run` and `deployed`.
     """
     place, there = pathlib.Path(folder), OnFlower(grid, keys=keys, timeout=timeout)
     if (place / CONFIG_FILE).exists():
-        return resume(place, watcher, deployment=there)
-    return run(config, place, watcher, deployment=there)
+        outcome = resume(place, watcher, deployment=there)
+    else:
+        outcome = run(config, place, watcher, deployment=there)
+    if "record" in config.privacy.units:
+        deltas = np.ravel(np.asarray(config.privacy.record.dp_delta, float))
+        claims = there.nodes.claims(float(np.min(deltas)))
+        write_json(place / NODES_FILE, {str(client): each for client, each in claims.items()})
+    return outcome
 
 
 def server_app_of(path: str | pathlib.Path) -> ServerApp:

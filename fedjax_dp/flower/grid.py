@@ -2,12 +2,13 @@
 
 import warnings
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedjax_dp.core import checks
-from fedjax_dp.flower.node import CLIENTS, TRAIN
+from fedjax_dp.flower.node import CLIENTS, PRIVACY, TRAIN
 from fedjax_dp.flower.packets import Packet, packet_of
 
 
@@ -27,6 +28,7 @@ class GridNodes:
         self._sizes = [int(size) for size in sizes]
         # What each node has answered; None for a node of another plan.
         self._known: dict[int, list[int]] = {}
+        self._plan: dict[str, Any] = {}
 
     def clients(self, question: Packet) -> Mapping[int, int]:
         """Finds the node of each client that is online; asks new nodes which they hold.
@@ -41,6 +43,7 @@ class GridNodes:
           ValueError: if two nodes hold one client, or a node one that is not registered.
         """
         online = sorted(self._grid.get_node_ids())
+        self._plan = {n: x for n, x in question.facts.items() if not n.startswith("plan ")}
         new = {node: question for node in online if node not in self._known}
         for node, reply in self._ask(CLIENTS, new, "set-up").items():
             self._known[node] = self._registered(node, reply)
@@ -73,6 +76,25 @@ class GridNodes:
           The first reply of each node; none of a node that failed, is late, or sent no packet.
         """
         return self._ask(TRAIN, packets, str(round))
+
+    def claims(self, dp_delta: float) -> dict[int, dict[str, float]]:
+        """Asks the nodes that are online what their own ledgers of records claim.
+
+        Args:
+          dp_delta: δ, in (0, 1).
+
+        Returns:
+          By client ε and the number of releases that compose it, as its node says; empty before the
+          first round.
+        """
+        question = Packet({**self._plan, "dp_delta": dp_delta})
+        online = {node: question for node in self._known if node in self._grid.get_node_ids()}
+        found: dict[int, dict[str, float]] = {}
+        for reply in self._ask(PRIVACY, online, "privacy").values():
+            columns = (reply.facts[name] for name in ("clients", "epsilon", "releases"))
+            for client, epsilon, releases in zip(*columns, strict=True):
+                found[client] = {"epsilon": epsilon, "releases": releases}
+        return found
 
     def _ask(self, kind: str, packets: Mapping[int, Packet], group: str) -> dict[int, Packet]:
         """Sends messages of one kind and reads what comes back, the first reply of each node."""

@@ -18,6 +18,7 @@ from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.cohort import Examples
 from fedjax_dp.engine.population import examples_of, population_of
 from fedjax_dp.engine.sides import Received, Work, client_side
+from fedjax_dp.flower.ledger import NodeLedger
 from fedjax_dp.flower.packets import Packet, arrays_of, packet_of, tree_of
 from fedjax_dp.flower.plan import Plan, Shapes, require_same
 from fedjax_dp.flower.rows import Rows, RowsInContext, RowsOnDisk
@@ -25,7 +26,7 @@ from fedjax_dp.server.base import Fate, Roster, Stacked
 
 Keys = Literal["device", "parity"]
 # The message types that a node answers.
-TRAIN, CLIENTS = "train", "query.clients"
+TRAIN, CLIENTS, PRIVACY = "train", "query.clients", "query.privacy"
 
 
 class Node(NamedTuple):
@@ -36,8 +37,9 @@ class Node(NamedTuple):
       train: their training examples, in the order of `clients`.
       validation: a second split of the same clients, or None.
       keys: "device" to draw keys on this node; "parity" to use those of the server, for tests.
-      state_dir: a folder for client states; None to store them in Flower's context, which the end
-        of the node's process deletes.
+      state_dir: a folder for client states, and for the ledger of records; None, which privacy of
+        records refuses, to store states in Flower's context, which the end of the node's process
+        deletes.
     """
 
     clients: Sequence[int]
@@ -59,7 +61,9 @@ def client_app(
 
     Guarantee: with keys of its own every batch and every noise of a client is drawn from random
     bits of this machine, new in each round, which the server does not have. With parity keys the
-    server has made them, so that it must be trusted, whatever the algorithm claims.
+    server has made them, so that it must be trusted, whatever the algorithm claims. The numbers of
+    local training, such as clips and noise, are those of the node's own algorithm. Where privacy is
+    claimed for records, a ledger on the node is charged before each round of a client.
 
     Args:
       build: makes the algorithm, the same that the server has.
@@ -69,8 +73,8 @@ def client_app(
       The app, without mods: those of Flower clip and add noise to parameters, not to updates.
 
     Raises:
-      ValueError: in an error reply, for unknown keys, a plan that differs from the server's, or a
-        client state that was lost.
+      ValueError: in an error reply, for unknown keys, a plan that differs from the server's, a
+        client state that was lost, or privacy of records without a folder for its ledger.
     """
     app, kept = ClientApp(), _Kept(build)
 
@@ -91,7 +95,24 @@ def client_app(
         rows: Rows = RowsInContext(context.state)
         if node.state_dir is not None:
             rows = RowsOnDisk(node.state_dir)
+        # Before the work: a crash can only charge too much.
+        ledger = kept.ledger(node, packet.facts)
+        if ledger is not None:
+            ledger.charge(packet.facts["clients"], packet.facts["stage"])
         return reply(kept.train(node, packet, rows), message)
+
+    @app.query("privacy")
+    def privacy(message: Message, context: Context) -> Message:
+        node, facts = data(context), packet_of(message.content).facts
+        ledger = kept.ledger(node, facts)
+        checks.require(ledger is not None, "algorithm", "claim privacy for records", None)
+        assert ledger is not None
+        claims = {
+            "clients": list(node.clients),
+            "epsilon": ledger.epsilon(facts["dp_delta"]),
+            "releases": ledger.num_releases(),
+        }
+        return reply(Packet(claims), message)
 
     return app
 
@@ -122,12 +143,31 @@ class _Kept:
         names, texts = facts["plan names"], facts["plan texts"]
         require_same(self.plan(node, facts).described, dict(zip(names, texts, strict=True)))
 
+    def ledger(self, node: Node, facts: Mapping[str, Any]) -> NodeLedger | None:
+        """Opens the ledger of the node's records; None without a claim for them."""
+        plan = self._agreed(node, facts)
+        if plan.algorithm.claims.record is None:
+            return None
+        rule = "be a folder: the ledger of the records must outlast the node's process"
+        checks.require(node.state_dir is not None, "state_dir", rule, node.state_dir)
+        assert node.state_dir is not None
+        folder = pathlib.Path(node.state_dir)
+        return NodeLedger(plan, node.clients, node.train.sizes, folder)
+
+    def _agreed(self, node: Node, facts: Mapping[str, Any]) -> Plan:
+        """Requires a message of the same plan, for clients of this node."""
+        plan = self.plan(node, facts)
+        fits = facts["digest"] == plan.digest
+        checks.require(fits, "digest", f"be {plan.digest}", facts["digest"])
+        others = sorted(set(facts.get("clients", ())) - set(node.clients))
+        checks.require(not others, "clients", f"be of {list(node.clients)}", others)
+        return plan
+
     def train(self, node: Node, packet: Packet, rows: Rows) -> Packet:
         """Runs the rounds of the drawn clients of a node."""
         facts = packet.facts
-        plan = self.plan(node, facts)
-        fits, shapes = facts["digest"] == plan.digest, plan.shapes
-        checks.require(fits, "digest", f"be {plan.digest}", facts["digest"])
+        plan = self._agreed(node, facts)
+        shapes = plan.shapes
         algorithm, examples = self.algorithm, examples_of(node.train, node.validation)
         examples = _limited(examples, plan)
         states = algorithm.client_state
@@ -136,8 +176,7 @@ class _Kept:
         known: list[PyTree] = []
         fates: list[int] = []
         for place, client in enumerate(facts["clients"]):
-            checks.require(client in node.clients, "client", f"be of {node.clients}", client)
-            received = _received(packet, place, shapes)
+            received = _received(packet, place, plan)
             own = _own(packet, place, shapes, rows)
             key = _key(packet, place, node.keys)
             place_here = jnp.int32(list(node.clients).index(client))
@@ -188,9 +227,9 @@ def _stacked(parts: Sequence[PyTree]) -> PyTree:
     return jax.tree.map(lambda *each: jnp.stack(each), *parts)
 
 
-def _received(packet: Packet, place: int, shapes: Shapes) -> Received:
-    """Reads all that reaches one client."""
-    facts, arrays = packet.facts, packet.arrays
+def _received(packet: Packet, place: int, plan: Plan) -> Received:
+    """Reads all that reaches one client; its numbers are those of the plan, never the server's."""
+    facts, arrays, shapes = packet.facts, packet.arrays, plan.shapes
     key = jax.random.wrap_key_data(jnp.asarray(arrays["public_key"]))
     roster = Roster(jnp.zeros(0, jnp.int32), jnp.zeros(0, bool))
     if "roster/clients" in arrays:
@@ -198,7 +237,7 @@ def _received(packet: Packet, place: int, shapes: Shapes) -> Received:
     return Received(
         tree_of(arrays, f"message/{facts['messages'][place]}", shapes.message),
         tree_of(arrays, "aggregator", shapes.aggregator),
-        tree_of(arrays, f"hyper/{facts['numbers'][place]}", shapes.hyper),
+        plan.hyper.of_client(facts["clients"][place]),
         key,
         roster,
     )

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.marks import mark, marks_reaching
@@ -32,7 +31,9 @@ class Plan:
 
     Attributes:
       algorithm: the declaration.
+      hyper: its numbers, those of every round.
       num_clients: the size of the population.
+      structure: the shapes of all examples, by name.
       limit: the size of the largest client, which fixes the shapes of batches.
       validation_limit: the same of a second split; 0 if there is none.
       described: all that both sides must have alike, by name.
@@ -50,9 +51,10 @@ class Plan:
         limit: int,
         validation_limit: int = 0,
     ) -> None:
-        """Traces one client's round; `structure` has the shapes of all examples, by name."""
+        """Traces one client's round."""
         self.algorithm, self.num_clients = algorithm, num_clients
-        self.limit, self.validation_limit, self._structure = limit, validation_limit, structure
+        self.hyper = jax.tree.map(jnp.asarray, traced(algorithm, typed(algorithm.hyper)))
+        self.limit, self.validation_limit, self.structure = limit, validation_limit, structure
         second = None
         if validation_limit:
             second = Population(np.array([validation_limit]), structure)
@@ -66,8 +68,7 @@ class Plan:
         known = None
         if states is not None and states.known is not None:
             known = jax.eval_shape(states.known, own)
-        hyper = jax.eval_shape(_numbers(algorithm).of_client, index)
-        self.shapes = Shapes(message, facts.down[1], hyper, own, known, sent)
+        self.shapes = Shapes(message, facts.down[1], own, known, sent)
         self.reads_roster = any(marks_reaching(closed))
         self.described = self._described()
         text = json.dumps(self.described, sort_keys=True)
@@ -78,7 +79,7 @@ class Plan:
     ) -> PyTree:
         """Runs a client's round in a cohort of one, whose roster is marked."""
         roster = Roster(mark(index[None]), mark(jnp.ones(1, bool)))
-        hyper = _numbers(self.algorithm).of_client(index)
+        hyper = self.hyper.of_client(index)
         client = self._client(data, index)
         received = Received(message, of_aggregator, hyper, jax.random.key(0), roster)
         return client_side(self.algorithm, received, own, client, jax.random.key(0)).sent
@@ -102,7 +103,7 @@ class Plan:
             "clients": str(self.num_clients),
             "limit": f"{self.limit} and {self.validation_limit}",
             "privacy units": ", ".join(units),
-            "numbers": _shown(self.algorithm.hyper),
+            "numbers": _shown(self.hyper),
             **{f"shapes of {name}": _kinds(part) for name, part in self.shapes._asdict().items()},
             **{name: libraries().get(name, "") for name in _VERSIONS},
         }
@@ -114,7 +115,6 @@ class Shapes(NamedTuple):
     Attributes:
       message: the algorithm's message to a client, as it arrives.
       aggregator: the aggregator's message to a client.
-      hyper: the numbers of a client.
       own: a client's state; None if it has none.
       known: the part of it that the server has; None for nothing.
       sent: what a client sends, as the aggregator adds it up.
@@ -122,7 +122,6 @@ class Shapes(NamedTuple):
 
     message: PyTree
     aggregator: PyTree
-    hyper: PyTree
     own: PyTree
     known: PyTree
     sent: PyTree
@@ -150,11 +149,5 @@ def _kinds(tree: PyTree) -> str:
 
 
 def _shown(hyper: PyTree) -> str:
-    leaves = jax.tree.leaves(typed(hyper))
-    named = zip(trees.paths(typed(hyper)), leaves, strict=True)
+    named = zip(trees.paths(hyper), jax.tree.leaves(hyper), strict=True)
     return " ".join(f"{name}={np.asarray(x).tolist()}" for name, x in named)
-
-
-def _numbers(algorithm: FederatedAlgorithm) -> Hyper:
-    """Returns the numbers of a run, of the types that a round reads."""
-    return jax.tree.map(jnp.asarray, traced(algorithm, typed(algorithm.hyper)))

@@ -15,7 +15,7 @@ from fedjax_dp.core import checks, sums, trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.messages import received, tariff_of
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.engine.cohort import Cohort, traced, typed
+from fedjax_dp.engine.cohort import Cohort
 from fedjax_dp.engine.execution.compile import Simulation
 from fedjax_dp.engine.execution.host_steps import after_host_step, rounds_and_host_steps
 from fedjax_dp.engine.federation import Federation
@@ -147,9 +147,8 @@ class _Server:
         }
         self._plan = plan = Plan(algorithm, population.structure, **limits)
         texts = {"plan names": list(plan.described), "plan texts": list(plan.described.values())}
-        self._question = Packet({**limits, **texts})
         self._facts = {**limits, "digest": plan.digest}
-        self._start = jax.device_put(traced(algorithm, federation.hyper))
+        self._question = Packet({**self._facts, **texts})
         self._draw = jax.jit(federation.draw)
         self._close = jax.jit(partial(server_side, algorithm))
         self._message = jax.jit(self._message_to)
@@ -170,10 +169,11 @@ class _Server:
         self, state: Any, key: PRNGKey, num_rounds: int = 1, hyper: Hyper | None = None
     ) -> tuple[SimulationState, RoundRecord, RoundInfo]:
         """Plays rounds, with the work on the host after them."""
-        numbers = self._start
+        numbers = self._plan.hyper
         if hyper is not None:
-            self._federation.check(hyper)
-            numbers = jax.device_put(traced(self._algorithm, typed(hyper)))
+            rule = "be the numbers of the plan, which nodes have agreed to"
+            mine, given = (digest_of_numbers(jax.tree.map(np.asarray, h)) for h in (numbers, hyper))
+            checks.require(np.array_equal(mine, given), "hyper", rule, "others")
         left = []
         host_steps = self._algorithm.stages.host_steps
         for block, steps in rounds_and_host_steps(host_steps, int(state.round), num_rounds):
@@ -196,7 +196,7 @@ class _Server:
         if self._journal is not None:
             repeats = self._journal.num_released(number)
             self._journal.append(number, record)
-        packets = self._packets(state, key, hyper, drawn, places)
+        packets = self._packets(state, key, drawn, places)
         replies = self._nodes.train(packets, number) if packets else {}
         total, known, fate = self._gathered(replies, packets, drawn)
         private_key = fold(key, Purpose.CENTRAL_NOISE, number)
@@ -253,7 +253,6 @@ class _Server:
         self,
         state: SimulationState,
         key: PRNGKey,
-        hyper: Hyper,
         drawn: _Drawn,
         places: Mapping[int, int],
     ) -> dict[int, Packet]:
@@ -275,15 +274,14 @@ class _Server:
         }
         packets = {}
         for node, clients in sorted(groups.items()):
-            arrays, of_own = dict(common), {}
-            messages, numbers = _Distinct("message"), _Distinct("hyper")
+            arrays, of_own = dict(common), dict[str, Any]()
+            messages = _Distinct("message")
             for client in clients:
                 own = None if known is None else trees.take(known, client)
                 sent = self._message(
                     state.server, own, jnp.int32(client), jnp.int32(sizes[client]), drawn.round
                 )
                 messages.add(sent)
-                numbers.add(hyper.of_client(client))
             if last is not None:
                 of_own["last"] = [int(last[client]) for client in clients]
                 if min(of_own["last"]) < 0:
@@ -291,9 +289,9 @@ class _Server:
             if self._keys == "parity":
                 made = [fold(key, Purpose.CLIENT, int(state.round), c) for c in clients]
                 arrays["keys"] = np.stack([np.asarray(jax.random.key_data(k)) for k in made])
-            arrays |= messages.arrays | numbers.arrays
-            places_ = {"messages": messages.places, "numbers": numbers.places}
-            packets[node] = Packet({**facts, "clients": clients, **places_, **of_own}, arrays)
+            arrays |= messages.arrays
+            of_own |= {"clients": clients, "messages": messages.places}
+            packets[node] = Packet({**facts, **of_own}, arrays)
         return packets
 
     def _gathered(

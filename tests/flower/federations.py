@@ -19,9 +19,10 @@ class Deployment(NamedTuple):
 
     simulation: Any
     grid: InProcess
+    nodes: GridNodes
 
 
-def nodes_of(case: Case, nodes=NODES, **options):
+def nodes_of(case: Case, nodes=NODES, state_dir=None, **options):
     """Returns the function from a node's context to its clients and data."""
     train, validation = case.data(), case.validation()
 
@@ -29,7 +30,10 @@ def nodes_of(case: Case, nodes=NODES, **options):
         clients = context.node_config["clients"]
         ids = [int(part) for part in clients.split(",")]
         second = None if validation is None else validation.select(ids)
-        return Node(ids, train.select(ids), second, **options)
+        given = dict(options)
+        if state_dir is not None:
+            given["state_dir"] = f"{state_dir}/{context.node_id}"
+        return Node(ids, train.select(ids), second, **given)
 
     return data, {node: {"clients": ",".join(map(str, ids))} for node, ids in nodes.items()}
 
@@ -44,7 +48,7 @@ def deploy(name, *, nodes=NODES, keys="parity", change=None, journal=None, case=
     population = population_of(case.data(), case.validation())
     bound = federation(algorithm, population, case.participation())
     reached = GridNodes(grid, sizes=population.sizes)
-    return Deployment(deployed(bound, reached, keys=keys, journal=journal), grid)
+    return Deployment(deployed(bound, reached, keys=keys, journal=journal), grid, reached)
 
 
 def key():

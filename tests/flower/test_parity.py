@@ -27,9 +27,9 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", later(NAMES, but={"fedavg"}, soon={"scaffold"}))
-def test_a_federation_agrees_with_its_simulation(name):
+def test_a_federation_agrees_with_its_simulation(name, tmp_path):
     simulated = CASES[name].simulation()
-    there = deploy(name).simulation
+    there = deploy(name, state_dir=tmp_path).simulation
     state, record, _ = simulated.run(simulated.init(key()), key(), ROUNDS)
     found, charged, _ = there.run(there.init(key()), key(), ROUNDS)
     for part in ("server", "aggregator"):

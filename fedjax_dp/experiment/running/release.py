@@ -19,6 +19,7 @@ from fedjax_dp.experiment.running.run_folder import (
     CLIENTS_FOLDER,
     CONFIG_FILE,
     ENVIRONMENT_FILE,
+    NODES_FILE,
     RELEASE_FOLDER,
     REPORT_FILE,
 )
@@ -41,6 +42,7 @@ _MARKS: Mapping[str, Mark] = {
     "tensorboard": "exact",
     CHECKPOINT_FOLDER: "secret",
     CLIENTS_FOLDER: "exact",
+    NODES_FILE: "exact",
     RELEASE_FOLDER: "covered",
     REPORT_FILE: "exact",
     ".lock": "public",

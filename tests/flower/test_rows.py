@@ -1,0 +1,81 @@
+"""Client states on nodes: after a restart, after replies that did not count, and when lost."""
+
+import jax
+import numpy as np
+import pytest
+from cases import CASES
+from federations import deploy, key
+from flwr.app import RecordDict
+from marks import telling
+from small_problem import ROUNDS
+
+from fedjax_dp.engine import Fate
+from fedjax_dp.flower.rows import RowsInContext, RowsOnDisk
+
+NAME = "scaffold"
+
+
+@pytest.fixture(params=["disk", "context"])
+def rows(request, tmp_path):
+    return RowsOnDisk(tmp_path) if request.param == "disk" else RowsInContext(RecordDict())
+
+
+def test_the_row_that_counted_last_and_the_newest_stay(rows):
+    for round in (2, 5, 7):
+        rows.write(3, round, {"own/0": np.float32([round])}, 2)
+    assert rows.read(3, 2)["own/0"] == 2 and rows.read(3, 7)["own/0"] == 7
+    assert rows.read(3, 5) is None and rows.read(4, 2) is None
+    rows.write(3, 9, {"own/0": np.float32(9)}, 7)
+    assert rows.read(3, 2) is None and rows.read(3, 9)["own/0"].shape == ()
+
+
+def restarted(there):
+    for context in there.grid.contexts.values():
+        context.state = RecordDict()
+
+
+def run_with_restarts(there):
+    state, records = there.simulation.init(key()), []
+    for _ in range(ROUNDS):
+        state, record, _ = there.simulation.run(state, key(), 1)
+        records.append(record)
+        restarted(there)
+    return state, records
+
+
+@telling
+def test_states_on_the_disk_outlast_their_node_and_lost_ones_are_named(tmp_path):
+    simulated = CASES[NAME].simulation()
+    expected, _, _ = simulated.run(simulated.init(key()), key(), ROUNDS)
+    state, _ = run_with_restarts(deploy(NAME, state_dir=tmp_path))
+    pairs = (jax.tree.leaves(each.server) for each in (state, expected))
+    for x, y in zip(*pairs, strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-6)
+    with pytest.warns(UserWarning, match=r"the state of client \d must be stored on this node"):
+        _, records = run_with_restarts(deploy(NAME))
+    assert any(np.any(record.fate == Fate.DROPPED) for record in records)
+
+
+@telling
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_state_whose_reply_was_lost_is_forgotten():
+    lost_round = 1
+
+    def change(sent, reply):
+        is_lost = sent.metadata.message_type == "train" and sent.metadata.group_id == "1"
+        return [] if is_lost else [reply]
+
+    there, simulated = deploy(NAME, change=change).simulation, deploy(NAME).simulation
+    state, record, _ = there.run(there.init(key()), key(), ROUNDS)
+    assert set(record.fate[lost_round]) <= {Fate.EMPTY, Fate.DROPPED}
+    # The same rounds of a federation whose second one has no client.
+    expected, _, _ = simulated.run(simulated.init(key()), key(), 1)
+    skipped = expected._replace(round=expected.round + 1)
+    expected, _, _ = simulated.run(skipped, key(), 1)
+    for x, y in zip(
+        jax.tree.leaves(state.clients[2]), jax.tree.leaves(expected.clients[2]), strict=True
+    ):
+        np.testing.assert_array_equal(x, y)
+    pairs = (jax.tree.leaves(each.server) for each in (state, expected))
+    for x, y in zip(*pairs, strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-6)
