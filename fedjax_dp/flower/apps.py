@@ -11,6 +11,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedjax_dp.core import checks
+from fedjax_dp.engine.evaluation import Evaluator
 from fedjax_dp.engine.record import RoundRecord
 from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.components.experiment import Experiment
@@ -49,7 +50,8 @@ class OnFlower:
           experiment: as it was assembled to be simulated.
 
         Returns:
-          The experiment with another simulation.
+          The experiment with another simulation. Personal models, which stay on their nodes, are
+          not evaluated; the shared model is, if there is one.
 
         Raises:
           ValueError: as `deployed`.
@@ -59,7 +61,10 @@ class OnFlower:
         self.nodes = GridNodes(self._grid, sizes=sizes, timeout=timeout)
         there = deployed(federation, self.nodes, keys=self._keys, journal=self._journal)
         stated = {**experiment.stated, "deployment": {"keys": self._keys}}
-        return experiment._replace(simulation=there, stated=stated)
+        evaluator = experiment.evaluator
+        if evaluator.is_personal:
+            evaluator = Evaluator(evaluator.whole, None)
+        return experiment._replace(simulation=there, stated=stated, evaluator=evaluator)
 
     def open(self, folder: pathlib.Path) -> Sequence[RoundRecord]:
         """Opens the journal of a run.

@@ -152,7 +152,8 @@ class _Kept:
         checks.require(node.state_dir is not None, "state_dir", rule, node.state_dir)
         assert node.state_dir is not None
         folder = pathlib.Path(node.state_dir)
-        return NodeLedger(plan, node.clients, node.train.sizes, folder)
+        sizes = [int(size) for size in node.train.sizes]
+        return NodeLedger(plan, node.clients, sizes, folder)
 
     def _agreed(self, node: Node, facts: Mapping[str, Any]) -> Plan:
         """Requires a message of the same plan, for clients of this node."""

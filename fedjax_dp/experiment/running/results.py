@@ -162,9 +162,9 @@ def _summary(
 
 def whose_models(is_personal: bool, is_own: bool) -> str:
     """Names the models that `test_accuracy` evaluates."""
-    if is_own:
-        return "the clients' own models"
-    return "the models that clients choose" if is_personal else "the shared model"
+    if not is_personal:
+        return "the shared model"
+    return "the clients' own models" if is_own else "the models that clients choose"
 
 
 def covered_models(
