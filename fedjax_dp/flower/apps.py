@@ -10,18 +10,33 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.core import checks
 from fedjax_dp.engine.evaluation import Evaluator
+from fedjax_dp.engine.population import Population as Sizes
 from fedjax_dp.engine.record import RoundRecord
 from fedjax_dp.experiment.assembly.assemble import assemble
-from fedjax_dp.experiment.components.experiment import Experiment
+from fedjax_dp.experiment.assembly.own_data import (
+    Registered,
+    own_population,
+    population_without_records,
+    public_test,
+    require_own_data,
+)
+from fedjax_dp.experiment.components.experiment import Experiment, Population
 from fedjax_dp.experiment.reading.config_files import load_config
 from fedjax_dp.experiment.running.run import Outcome, Watcher, resume, run
-from fedjax_dp.experiment.running.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE, NODES_FILE
+from fedjax_dp.experiment.running.run_folder import (
+    CHECKPOINT_FOLDER,
+    CONFIG_FILE,
+    NODES_FILE,
+    REGISTERED_FILE,
+)
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.flower.grid import GridNodes
 from fedjax_dp.flower.journal import JournalFile
 from fedjax_dp.flower.node import Keys, Node, client_app
+from fedjax_dp.flower.registration import registered
 from fedjax_dp.flower.server import deployed
 from fedjax_dp.io.logbook import write_json
 
@@ -32,16 +47,50 @@ JOURNAL_FILE = "sent.jsonl"
 class OnFlower:
     """A `Deployment` on the nodes of a Flower grid."""
 
-    def __init__(self, grid: Grid, *, keys: Keys = "device", timeout: float = 600.0) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        *,
+        keys: Keys = "device",
+        timeout: float = 600.0,
+        own_data: bool = False,
+    ) -> None:
         """Wraps a grid.
 
         Args:
           grid: as Flower passes it to a server app.
           keys: "device" or "parity", as for `Node`.
           timeout: seconds to wait for the replies of a round, above 0.
+          own_data: whether each node reads data of its own, of which the server has the sizes
+            alone; else all read those of the configuration.
         """
         self._grid, self._keys, self._timeout = grid, keys, timeout
-        self._journal = _Late()
+        self._own_data, self._journal = own_data, _Late()
+        self._registered: Registered | None = None
+
+    def population(self, config: Config, folder: pathlib.Path | None) -> Population | None:
+        """Returns clients of which the server has no records; None if it reads them itself.
+
+        Args:
+          config: the experiment; `data.num_clients` is the number of clients to wait for.
+          folder: the folder of a run that is resumed, or None.
+
+        Returns:
+          The clients, as they registered, before an interruption if the run is resumed.
+
+        Raises:
+          ValueError: if the experiment needs the clients' records, or data of nodes are not alike.
+        """
+        if not self._own_data:
+            return None
+        require_own_data(config)
+        if folder is not None:
+            self._registered = Registered.read(folder / CHECKPOINT_FOLDER / REGISTERED_FILE)
+        if self._registered is None:
+            count = config.data.num_clients
+            self._registered = registered(self._grid, count, timeout=self._timeout)
+        test = public_test(config, self._registered.kind)
+        return population_without_records(self._registered, test)
 
     def deploy(self, experiment: Experiment) -> Experiment:
         """Returns the experiment with rounds that run on the nodes.
@@ -75,6 +124,8 @@ class OnFlower:
         Returns:
           The records of all rounds that it has sent, in order.
         """
+        if self._registered is not None:
+            self._registered.write(folder / CHECKPOINT_FOLDER / REGISTERED_FILE)
         self._journal.file = JournalFile(folder / CHECKPOINT_FOLDER / JOURNAL_FILE)
         return self._journal.file.records()
 
@@ -101,6 +152,7 @@ def run_on(
     *,
     keys: Keys = "device",
     timeout: float = 600.0,
+    own_data: bool = False,
 ) -> Outcome:
     """Runs an experiment on the nodes of a grid, or resumes it where the folder holds it.
 
@@ -111,6 +163,7 @@ def run_on(
       watcher: receives the progress; None for none.
       keys: "device" or "parity", as for `client_app`.
       timeout: seconds to wait for the replies of a round, above 0.
+      own_data: whether each node reads data of its own, as for `OnFlower`.
 
     Returns:
       The folder, the summary, and why the run ended. Where privacy is claimed for records the
@@ -119,7 +172,8 @@ def run_on(
     Raises:
       ValueError: as `experiment.run` and `deployed`.
     """
-    place, there = pathlib.Path(folder), OnFlower(grid, keys=keys, timeout=timeout)
+    place = pathlib.Path(folder)
+    there = OnFlower(grid, keys=keys, timeout=timeout, own_data=own_data)
     if (place / CONFIG_FILE).exists():
         outcome = resume(place, watcher, deployment=there)
     else:
@@ -135,7 +189,8 @@ def server_app_of(path: str | pathlib.Path) -> ServerApp:
     """Builds the server app of a configuration.
 
     Flower's run configuration has `output`, the run folder on the server's machine; and may have
-    `keys` and `timeout`. A run that was interrupted resumes in the same folder.
+    `keys`, `timeout` and `own-data`, as `OnFlower`. A run that was interrupted resumes in the same
+    folder.
 
     Args:
       path: the TOML file.
@@ -162,7 +217,10 @@ def client_app_of(path: str | pathlib.Path) -> ClientApp:
 
     The configuration of a node says which clients it holds: `clients`, such as "0-4,9"; or
     `partition-id` and `num-partitions`, for every client whose index leaves that remainder. It may
-    have `state-dir`, a folder for client states, and `keys`, "device" or "parity".
+    have `state-dir`, a folder for client states, `keys`, "device" or "parity", and `data`: the
+    absolute path of a file of its own, or a pattern, which is read in place of `data.options.path`,
+    as the server's `own-data` expects it. Its clients are those of the node, in the order of their
+    names.
 
     Args:
       path: the TOML file.
@@ -172,22 +230,44 @@ def client_app_of(path: str | pathlib.Path) -> ClientApp:
     """
 
     @cache
+    def config() -> Config:
+        return load_config(str(path))
+
+    @cache
     def experiment() -> Experiment:
-        return assemble(load_config(str(path)))
+        return assemble(config())
+
+    read = cache(lambda file: own_population(config(), file))
 
     def data(context: Context) -> Node:
-        population = experiment().population
-        clients = clients_of(context.node_config, population.train.num_clients)
-        second = population.validation
-        own = None if second is None else second.select(clients)
         given = {
             name.replace("-", "_"): str(context.node_config[name])
             for name in ("state-dir", "keys")
             if name in context.node_config
         }
-        return Node(clients, population.train.select(clients), own, **given)  # type: ignore
+        if "data" in context.node_config:
+            file = str(context.node_config["data"])
+            rule = "be an absolute path"
+            checks.require(pathlib.Path(file).is_absolute(), "node-config data", rule, file)
+            own, kind = read(file)
+            clients = clients_of(context.node_config, config().data.num_clients)
+            rule = f"hold the {len(clients)} clients {clients} of this node"
+            fits = own.train.num_clients == len(clients)
+            checks.require(fits, file, rule, list(own.train.client_names))
+            return Node(clients, own.train, own.validation, kind=kind, **given)  # type: ignore
+        whole = experiment().population
+        clients = clients_of(context.node_config, whole.train.num_clients)
+        second = None if whole.validation is None else whole.validation.select(clients)
+        return Node(clients, whole.train.select(clients), second, **given)  # type: ignore
 
-    return client_app(lambda: experiment().simulation.algorithm, data)
+    def build(node: Node, population: Sizes) -> FederatedAlgorithm:
+        if not node.kind:
+            return experiment().simulation.algorithm
+        sizes, second = population.sizes.tolist(), population.validation
+        registered = Registered(node.kind, sizes, [] if second is None else second.sizes.tolist())
+        return assemble(config(), population_without_records(registered)).simulation.algorithm
+
+    return client_app(build, data)
 
 
 def clients_of(config: Mapping[str, Any], num_clients: int) -> list[int]:
@@ -232,4 +312,5 @@ def _listed(text: str) -> list[int]:
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {"keys": str(given["keys"])} if "keys" in given else {}
+    found: dict[str, Any] = {"own_data": bool(given.get("own-data", False))}
+    return found | ({"keys": str(given["keys"])} if "keys" in given else {})

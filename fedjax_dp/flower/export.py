@@ -123,7 +123,12 @@ def _project(name: str, package: str, output: str, flower: str) -> dict[str, obj
                         "serverapp": f"{package}.server:app",
                         "clientapp": f"{package}.client:app",
                     },
-                    "config": {"output": output, "keys": "device", "timeout": 600.0},
+                    "config": {
+                        "output": output,
+                        "keys": "device",
+                        "timeout": 600.0,
+                        "own-data": False,
+                    },
                 }
             },
         },

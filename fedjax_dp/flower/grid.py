@@ -45,7 +45,7 @@ class GridNodes:
         online = sorted(self._grid.get_node_ids())
         self._plan = {n: x for n, x in question.facts.items() if not n.startswith("plan ")}
         new = {node: question for node in online if node not in self._known}
-        for node, reply in self._ask(CLIENTS, new, "set-up").items():
+        for node, reply in ask(self._grid, CLIENTS, new, "set-up", self._timeout).items():
             self._known[node] = self._registered(node, reply)
         places: dict[int, int] = {}
         for node in online:
@@ -75,7 +75,7 @@ class GridNodes:
         Returns:
           The first reply of each node; none of a node that failed, is late, or sent no packet.
         """
-        return self._ask(TRAIN, packets, str(round))
+        return ask(self._grid, TRAIN, packets, str(round), self._timeout)
 
     def claims(self, dp_delta: float) -> dict[int, dict[str, float]]:
         """Asks the nodes that are online what their own ledgers of records claim.
@@ -90,30 +90,33 @@ class GridNodes:
         question = Packet({**self._plan, "dp_delta": dp_delta})
         online = {node: question for node in self._known if node in self._grid.get_node_ids()}
         found: dict[int, dict[str, float]] = {}
-        for reply in self._ask(PRIVACY, online, "privacy").values():
+        for reply in ask(self._grid, PRIVACY, online, "privacy", self._timeout).values():
             columns = (reply.facts[name] for name in ("clients", "epsilon", "releases"))
             for client, epsilon, releases in zip(*columns, strict=True):
                 found[client] = {"epsilon": epsilon, "releases": releases}
         return found
 
-    def _ask(self, kind: str, packets: Mapping[int, Packet], group: str) -> dict[int, Packet]:
-        """Sends messages of one kind and reads what comes back, the first reply of each node."""
-        if not packets:
-            return {}
-        sent: list[Message] = [
-            Message(packet.record(), node, kind, group_id=group)
-            for node, packet in sorted(packets.items())
-        ]
-        found: dict[int, Packet] = {}
-        for reply in self._grid.send_and_receive(sent, timeout=self._timeout):
-            node = reply.metadata.src_node_id
-            if reply.has_error():
-                warnings.warn(f"node {node} failed: {reply.error.reason}", stacklevel=2)
-                continue
-            if node in found or node not in packets:
-                continue
-            try:
-                found[node] = packet_of(reply.content)
-            except ValueError as error:
-                warnings.warn(f"the reply of node {node} is damaged: {error}", stacklevel=2)
-        return found
+
+def ask(
+    grid: Grid, kind: str, packets: Mapping[int, Packet], group: str, timeout: float
+) -> dict[int, Packet]:
+    """Sends messages of one kind and reads what comes back, the first reply of each node."""
+    if not packets:
+        return {}
+    sent: list[Message] = [
+        Message(packet.record(), node, kind, group_id=group)
+        for node, packet in sorted(packets.items())
+    ]
+    found: dict[int, Packet] = {}
+    for reply in grid.send_and_receive(sent, timeout=timeout):
+        node = reply.metadata.src_node_id
+        if reply.has_error():
+            warnings.warn(f"node {node} failed: {reply.error.reason}", stacklevel=2)
+            continue
+        if node in found or node not in packets:
+            continue
+        try:
+            found[node] = packet_of(reply.content)
+        except ValueError as error:
+            warnings.warn(f"the reply of node {node} is damaged: {error}", stacklevel=2)
+    return found

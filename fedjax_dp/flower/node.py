@@ -1,12 +1,14 @@
 """A node of a federation: its clients train on the broadcast and send what the aggregator adds."""
 
+import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
@@ -16,7 +18,7 @@ from fedjax_dp.core.keys import secret_key
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.cohort import Examples
-from fedjax_dp.engine.population import examples_of, population_of
+from fedjax_dp.engine.population import Population, examples_of, population_of
 from fedjax_dp.engine.sides import Received, Work, client_side
 from fedjax_dp.flower.ledger import NodeLedger
 from fedjax_dp.flower.packets import Packet, arrays_of, packet_of, tree_of
@@ -26,7 +28,8 @@ from fedjax_dp.server.base import Fate, Roster, Stacked
 
 Keys = Literal["device", "parity"]
 # The message types that a node answers.
-TRAIN, CLIENTS, PRIVACY = "train", "query.clients", "query.privacy"
+TRAIN, CLIENTS = "train", "query.clients"
+DATA, PRIVACY = "query.data", "query.privacy"
 
 
 class Node(NamedTuple):
@@ -40,6 +43,8 @@ class Node(NamedTuple):
       state_dir: a folder for client states, and for the ledger of records; None, which privacy of
         records refuses, to store states in Flower's context, which the end of the node's process
         deletes.
+      kind: what the data of all nodes must have alike, for JSON; the server compares it if it has
+        no data of its own.
     """
 
     clients: Sequence[int]
@@ -47,10 +52,11 @@ class Node(NamedTuple):
     validation: FederatedData | None = None
     keys: Keys = "device"
     state_dir: str | pathlib.Path | None = None
+    kind: Mapping[str, Any] = {}
 
 
 def client_app(
-    build: Callable[[], FederatedAlgorithm],
+    build: Callable[[Node, Population], FederatedAlgorithm],
     data: Callable[[Context], Node],
 ) -> ClientApp:
     """Builds the app that runs on a node.
@@ -66,7 +72,8 @@ def client_app(
     claimed for records, a ledger on the node is charged before each round of a client.
 
     Args:
-      build: makes the algorithm, the same that the server has.
+      build: `(node, population) -> FederatedAlgorithm`, the same that the server has; `population`
+        has the sizes of all clients, as the server sent them, and the shapes of this node.
       data: `(context) -> Node`, the clients of this node; read anew for each message.
 
     Returns:
@@ -81,12 +88,19 @@ def client_app(
     def reply(packet: Packet, message: Message) -> Message:
         return Message(packet.record(), reply_to=message)
 
+    @app.query("data")
+    def described(message: Message, context: Context) -> Message:
+        node = data(context)
+        kind = json.dumps(node.kind)
+        return reply(
+            Packet({"clients": list(node.clients), "kind": kind, **sizes_of(node)}), message
+        )
+
     @app.query("clients")
     def clients(message: Message, context: Context) -> Message:
         node, asked = data(context), packet_of(message.content).facts
         kept.require(node, asked)
-        sizes = [int(size) for size in node.train.sizes]
-        return reply(Packet({"clients": list(node.clients), "sizes": sizes}), message)
+        return reply(Packet({"clients": list(node.clients), **sizes_of(node)}), message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -117,25 +131,30 @@ def client_app(
     return app
 
 
+def sizes_of(node: Node) -> dict[str, list[int]]:
+    """Returns the sizes of a node's clients, as facts of a message."""
+    second = [] if node.validation is None else node.validation.sizes.tolist()
+    return {"sizes": node.train.sizes.tolist(), "validation sizes": second}
+
+
 class _Kept:
     """What a node's process computes once: the algorithm, its plan, its compiled round."""
 
-    def __init__(self, build: Callable[[], FederatedAlgorithm]):
-        self._build, self._plans = build, dict[tuple[int, ...], Plan]()
-
-    @cached_property
-    def algorithm(self) -> FederatedAlgorithm:
-        """The algorithm, built once."""
-        return self._build()
+    def __init__(self, build: Callable[[Node, Population], FederatedAlgorithm]):
+        self._build, self._plans = build, dict[str, Plan]()
 
     def plan(self, node: Node, facts: Mapping[str, Any]) -> Plan:
         """Makes the plan of the server's public facts and this node's data."""
-        names = ("num_clients", "limit", "validation_limit")
-        key = tuple(int(facts[name]) for name in names)
+        sizes = [facts[name] for name in sizes_of(node)]
+        key = json.dumps([node.kind, *sizes])
         if key not in self._plans:
-            structure = population_of(node.train, node.validation).structure
-            named = dict(zip(names, key, strict=True))
-            self._plans[key] = Plan(self.algorithm, structure, **named)
+            own = population_of(node.train, node.validation)
+            first, second = (np.array(each, np.int32) for each in sizes)
+            validation = None
+            if len(second):
+                validation = Population(second, own.structure)
+            population = Population(first, own.structure, validation)
+            self._plans[key] = Plan(self._build(node, population), population)
         return self._plans[key]
 
     def require(self, node: Node, facts: Mapping[str, Any]) -> None:
@@ -152,14 +171,17 @@ class _Kept:
         checks.require(node.state_dir is not None, "state_dir", rule, node.state_dir)
         assert node.state_dir is not None
         folder = pathlib.Path(node.state_dir)
-        sizes = [int(size) for size in node.train.sizes]
-        return NodeLedger(plan, node.clients, sizes, folder)
+        return NodeLedger(plan, node.clients, node.train.sizes.tolist(), folder)
 
     def _agreed(self, node: Node, facts: Mapping[str, Any]) -> Plan:
         """Requires a message of the same plan, for clients of this node."""
         plan = self.plan(node, facts)
         fits = facts["digest"] == plan.digest
         checks.require(fits, "digest", f"be {plan.digest}", facts["digest"])
+        for client, size in zip(node.clients, node.train.sizes, strict=True):
+            rule = f"hold the {size} records of this node, as when it registered"
+            is_same = facts["sizes"][client] == size
+            checks.require(is_same, f"client {client}", rule, facts["sizes"][client])
         others = sorted(set(facts.get("clients", ())) - set(node.clients))
         checks.require(not others, "clients", f"be of {list(node.clients)}", others)
         return plan
@@ -169,7 +191,7 @@ class _Kept:
         facts = packet.facts
         plan = self._agreed(node, facts)
         shapes = plan.shapes
-        algorithm, examples = self.algorithm, examples_of(node.train, node.validation)
+        algorithm, examples = plan.algorithm, examples_of(node.train, node.validation)
         examples = _limited(examples, plan)
         states = algorithm.client_state
         is_stacked, total = isinstance(algorithm.aggregator, Stacked), None
@@ -182,7 +204,7 @@ class _Kept:
             key = _key(packet, place, node.keys)
             place_here = jnp.int32(list(node.clients).index(client))
             at = jnp.int32(client), jnp.int32(facts["round"]), jnp.int32(facts["stage"])
-            work = self._work(received, own, examples, place_here, at, key)
+            work = self._work(plan, received, own, examples, place_here, at, key)
             is_finite = bool(work.is_finite)
             fates.append(int(Fate.CONTRIBUTED if is_finite else Fate.NOT_FINITE))
             if shapes.own is not None:
@@ -202,9 +224,16 @@ class _Kept:
         answer = {name: facts[name] for name in ("digest", "round", "clients")}
         return Packet({**answer, "fates": fates}, arrays)
 
+    @staticmethod
     @partial(jax.jit, static_argnums=0)
     def _work(
-        self, received: Received, own: PyTree, examples: Examples, place: Any, at: Any, key: Any
+        plan: Plan,
+        received: Received,
+        own: PyTree,
+        examples: Examples,
+        place: Any,
+        at: Any,
+        key: Any,
     ) -> Work:
         index, round, stage = at
         client = examples.client(place)
@@ -213,7 +242,7 @@ class _Kept:
         if second is not None:
             second = second.replace(**named)  # type: ignore[attr-defined]
         client = client.replace(validation=second, **named)  # type: ignore[attr-defined]
-        return client_side(self.algorithm, received, own, client, key)
+        return client_side(plan.algorithm, received, own, client, key)
 
 
 def _limited(examples: Examples, plan: Plan) -> Examples:

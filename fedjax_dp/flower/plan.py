@@ -42,28 +42,21 @@ class Plan:
       reads_roster: whether what a client sends depends on the cohort, which it then has to learn.
     """
 
-    def __init__(
-        self,
-        algorithm: FederatedAlgorithm,
-        structure: PyTree,
-        *,
-        num_clients: int,
-        limit: int,
-        validation_limit: int = 0,
-    ) -> None:
+    def __init__(self, algorithm: FederatedAlgorithm, population: Population) -> None:
         """Traces one client's round."""
-        self.algorithm, self.num_clients = algorithm, num_clients
+        self.algorithm, self.num_clients = algorithm, population.num_clients
         self.hyper = jax.tree.map(jnp.asarray, traced(algorithm, typed(algorithm.hyper)))
-        self.limit, self.validation_limit, self.structure = limit, validation_limit, structure
-        second = None
-        if validation_limit:
-            second = Population(np.array([validation_limit]), structure)
-        facts = Facts(algorithm, Population(np.array([limit]), structure, second))
+        self.structure, second = population.structure, population.validation
+        self.limit = population.limit
+        self.validation_limit = 0 if second is None else second.limit
+        if second is not None:
+            second = Population(np.array([self.validation_limit]), self.structure)
+        facts = Facts(algorithm, Population(np.array([self.limit]), self.structure, second))
         states, own = algorithm.client_state, facts.own
         message = jax.eval_shape(received, facts.down[0])
         index = jax.ShapeDtypeStruct((), jnp.int32)
         closed, sent = jax.make_jaxpr(self._sent, return_shape=True)(
-            message, facts.down[1], own, structure, index
+            message, facts.down[1], own, self.structure, index
         )
         known = None
         if states is not None and states.known is not None:

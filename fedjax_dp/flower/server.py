@@ -140,14 +140,13 @@ class _Server:
         self._algorithm = algorithm
         self._is_stacked = isinstance(algorithm.aggregator, Stacked)
         second = population.validation
-        limits = {
-            "num_clients": population.num_clients,
-            "limit": population.limit,
-            "validation_limit": 0 if second is None else second.limit,
+        sizes = {
+            "sizes": population.sizes.tolist(),
+            "validation sizes": [] if second is None else second.sizes.tolist(),
         }
-        self._plan = plan = Plan(algorithm, population.structure, **limits)
+        self._plan = plan = Plan(algorithm, population)
         texts = {"plan names": list(plan.described), "plan texts": list(plan.described.values())}
-        self._facts = {**limits, "digest": plan.digest}
+        self._facts = {**sizes, "digest": plan.digest}
         self._question = Packet({**self._facts, **texts})
         self._draw = jax.jit(federation.draw)
         self._close = jax.jit(partial(server_side, algorithm))

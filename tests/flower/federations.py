@@ -43,7 +43,7 @@ def deploy(name, *, nodes=NODES, keys="parity", change=None, journal=None, case=
     case = CASES[name] if case is None else case
     data, configs = nodes_of(case, nodes, keys=keys, **options)
     algorithm = case.make(make_model())
-    app = client_app(lambda: case.make(make_model()), data)
+    app = client_app(lambda node, population: case.make(make_model()), data)
     grid = InProcess(app, configs) if change is None else InProcess(app, configs, change)
     population = population_of(case.data(), case.validation())
     bound = federation(algorithm, population, case.participation())

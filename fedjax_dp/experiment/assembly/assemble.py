@@ -52,11 +52,13 @@ from fedjax_dp.experiment.schema.config import (
 from fedjax_dp.models.base import Model
 
 
-def assemble(config: Config) -> Experiment:
+def assemble(config: Config, population: Population | None = None) -> Experiment:
     """Assembles an experiment; nothing is compiled or trained yet.
 
     Args:
       config: the configuration.
+      population: clients whose data are elsewhere, of which the experiment is assembled to run on
+        nodes; None to build the data of the configuration.
 
     Returns:
       The parts of the experiment.
@@ -69,7 +71,11 @@ def assemble(config: Config) -> Experiment:
     validate(listed(config, None))
     offer_devices(config.execution.devices)
     execution = execution_of(config.execution, config.run)
-    population = population_of(config)
+    if population is None:
+        population = population_of(config)
+    else:
+        # No device holds records that are not here.
+        execution = execution._replace(placement="host", clients_per_chunk=1)
     config = listed(config, names_of(population.train))
     train, privacy = population.train, config.privacy
     _require_client_test(config.evaluation, population)

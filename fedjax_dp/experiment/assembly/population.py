@@ -24,6 +24,11 @@ _SHOWN = 5
 def build_population(section: DataSection, seed: int) -> Population:
     """Loads a data set and partitions it into clients, on the host."""
     data = datasets.load(section.name, section.data_dir, **section.options)
+    return population_from(data, section, seed)
+
+
+def population_from(data: datasets.Dataset, section: DataSection, seed: int) -> Population:
+    """Partitions a data set into clients, on the host."""
     _check_labels(data)
     data, public_x = _hold_out_public(data, section.public_examples, seed)
     is_labelled = data.task == "classification" and data.train["y"].ndim == 1

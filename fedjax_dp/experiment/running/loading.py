@@ -18,11 +18,21 @@ from fedjax_dp.engine.population import examples_of
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.evaluation.metrics import METRICS
 from fedjax_dp.experiment.assembly.assemble import assemble
+from fedjax_dp.experiment.assembly.own_data import (
+    Registered,
+    population_without_records,
+    public_test,
+)
 from fedjax_dp.experiment.assembly.population import build_population
 from fedjax_dp.experiment.components.experiment import Experiment, Population
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.results import evaluate
-from fedjax_dp.experiment.running.run_folder import CHECKPOINT_FOLDER, CLIENTS_FOLDER, CONFIG_FILE
+from fedjax_dp.experiment.running.run_folder import (
+    CHECKPOINT_FOLDER,
+    CLIENTS_FOLDER,
+    CONFIG_FILE,
+    REGISTERED_FILE,
+)
 from fedjax_dp.experiment.running.starting import accounting_of, first_state
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.io.checkpoint import Checkpoints
@@ -108,7 +118,12 @@ def load_run(folder: str | pathlib.Path) -> Run:
     checks.require(found, "folder", f"be a run folder with a {CONFIG_FILE}", str(folder))
     kept = folder / CHECKPOINT_FOLDER
     checks.require(kept.is_dir(), "folder", "hold a checkpoint", str(folder))
-    experiment = assemble(config_files.load_config(folder / CONFIG_FILE))
+    config, population = config_files.load_config(folder / CONFIG_FILE), None
+    registered = Registered.read(kept / REGISTERED_FILE)
+    if registered is not None:
+        test = public_test(config, registered.kind)
+        population = population_without_records(registered, test)
+    experiment = assemble(config, population)
     checkpoints = Checkpoints(kept, is_read_only=True)
     first = stored_in(first_state(experiment), folder / CLIENTS_FOLDER)
     like = experiment.simulation.portable(first)

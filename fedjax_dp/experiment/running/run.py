@@ -125,6 +125,7 @@ def run(
         watcher or Watcher(),
         callbacks,
         deployment,
+        None,
     )
 
 
@@ -159,6 +160,7 @@ def resume(
         watcher or Watcher(),
         callbacks,
         deployment,
+        place,
     )
 
 
@@ -168,13 +170,15 @@ def _run(
     watcher: Watcher,
     callbacks: Mapping[str, Callback],
     deployment: Deployment | None,
+    resumed: pathlib.Path | None,
 ) -> Outcome:
     started = time.perf_counter()
     use_compilation_cache(config.execution.compilation_cache)
     watcher.phase("reading data and calibrating noise")
-    experiment = assemble(config)
-    if deployment is not None:
-        experiment = deployment.deploy(experiment)
+    if deployment is None:
+        experiment = assemble(config)
+    else:
+        experiment = deployment.deploy(assemble(config, deployment.population(config, resumed)))
     callbacks = {**callbacks_of(config.run.callbacks), **callbacks}
     require_publishable(experiment, callbacks)
     health = Health(watcher.warn, experiment.simulation.layout.chunk)

@@ -17,6 +17,8 @@ NODES_FILE = "nodes.json"
 RELEASE_FOLDER = "release"
 REPORT_FILE = "report.html"
 _LOCK_FILE = ".lock"
+# In the checkpoint folder: what nodes reported of their data.
+REGISTERED_FILE = "registered.json"
 # A reader that asks whether a folder is in use holds its lock for a moment.
 _PATIENCE = 0.2
 _RUNS = pathlib.Path("runs")

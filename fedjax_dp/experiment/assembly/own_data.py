@@ -1,0 +1,176 @@
+"""Data that lie on the nodes of a federation: what a node reads, and what the server has of it."""
+
+import itertools
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_dp.algorithms import registry as algorithms
+from fedjax_dp.core import checks
+from fedjax_dp.data import datasets
+from fedjax_dp.data.datasets import Dataset
+from fedjax_dp.data.federated import FederatedData, flat
+from fedjax_dp.experiment.assembly.population import population_from
+from fedjax_dp.experiment.components.experiment import Population
+from fedjax_dp.experiment.schema.config import Config
+
+# The options of a data set that name its files.
+_PATH, _TEST = "path", "test_path"
+
+
+class Registered(NamedTuple):
+    """What a server has of the clients' data: public facts, and no record.
+
+    Attributes:
+      kind: what all clients' data have alike, as `kind_of` returns it.
+      sizes: the number of training examples of each client.
+      validation_sizes: the same of a second split; empty if there is none.
+    """
+
+    kind: Mapping[str, Any]
+    sizes: Sequence[int]
+    validation_sizes: Sequence[int] = ()
+
+    @classmethod
+    def read(cls, file: pathlib.Path) -> "Registered | None":
+        """Reads a file that `write` wrote; None if there is none."""
+        return cls(**json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
+
+    def write(self, file: pathlib.Path) -> None:
+        """Writes a file."""
+        file.write_text(json.dumps(self._asdict()) + "\n", encoding="utf-8")
+
+
+def kind_of(data: Dataset) -> dict[str, Any]:
+    """Describes what the data of all clients must have alike, for JSON: types, shapes, names."""
+    arrays = {
+        name: [str(np.asarray(x).dtype), list(np.shape(x)[1:])]
+        for name, x in sorted(flat(data.train).items())
+    }
+    return {
+        "arrays": arrays,
+        "task": data.task,
+        "num_classes": data.num_classes,
+        "class_names": list(data.class_names),
+        "feature_names": list(data.feature_names),
+    }
+
+
+def require_same_kind(what: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Requires data of one kind; an error names the first part that differs."""
+    for name in sorted({*found, *expected}):
+        mine, other = found.get(name), expected.get(name)
+        checks.require(mine == other, f"{name} of {what}", f"be {other}", mine)
+
+
+def own_population(config: Config, path: str) -> tuple[Population, dict[str, Any]]:
+    """Reads the data of a node.
+
+    Args:
+      config: the experiment.
+      path: the node's file or pattern, in place of `data.options.path`.
+
+    Returns:
+      The node's clients, in the order of their names, and the kind of their data.
+
+    Raises:
+      ValueError: if the experiment needs all data in one place, or the file does not fit it.
+    """
+    require_own_data(config)
+    data = _loaded(config, path, "the data of a node")
+    return population_from(data, config.data, config.run.seed), kind_of(data)
+
+
+def public_test(config: Config, kind: Mapping[str, Any]) -> FederatedData | None:
+    """Reads the server's test set, `data.options.test_path`; None if there is none.
+
+    Args:
+      config: the experiment.
+      kind: that of the clients' data.
+
+    Returns:
+      The test set, as one client.
+
+    Raises:
+      ValueError: if it is not of the same kind, or as `own_population`.
+    """
+    path = config.data.options.get(_TEST)
+    if path is None:
+        return None
+    data = _loaded(config, path, "the test set")
+    require_same_kind("the test set", kind_of(data), kind)
+    test = FederatedData(data.train, np.array([0, len(data.train["y"])]), ("test",))
+    if config.data.check_finite:
+        test.check_finite()
+    return test
+
+
+def population_without_records(
+    registered: Registered, test: FederatedData | None = None
+) -> Population:
+    """Makes the population that an experiment on nodes is assembled on.
+
+    Its training examples have the registered sizes, types and shapes, and no values: no round on
+    nodes reads them.
+
+    Args:
+      registered: the public facts of the clients' data.
+      test: a test set, or None.
+
+    Returns:
+      The population.
+    """
+    kind = registered.kind
+
+    def without_values(sizes: Sequence[int]) -> FederatedData:
+        offsets = np.array([0, *itertools.accumulate(sizes)])
+        arrays = {
+            # One value in memory, whatever the size.
+            name: np.broadcast_to(np.zeros((), dtype), (offsets[-1], *shape))
+            for name, (dtype, shape) in kind["arrays"].items()
+        }
+        return FederatedData(arrays, offsets)
+
+    second = registered.validation_sizes
+    return Population(
+        train=without_values(registered.sizes),
+        client_test=None,
+        test=test,
+        public_x=None,
+        num_classes=kind["num_classes"],
+        # Labels are on the nodes, and no statistics of them leave these.
+        has_class_labels=False,
+        validation=without_values(second) if second else None,
+    )
+
+
+def require_own_data(config: Config) -> None:
+    """Requires an experiment that needs no records of clients outside of their nodes."""
+    data, why = config.data, "since nodes read data of their own"
+    for key, value, allowed in (
+        ("data.partition", data.partition, "natural"),
+        ("data.client_test_share", data.client_test_share, 0),
+        ("data.public_examples", data.public_examples, 0),
+        ("evaluation.training", config.evaluation.training, False),
+    ):
+        checks.require(value == allowed, key, f"be {allowed!r}, {why}", value)
+    name = config.algorithm.name
+    is_pooled = algorithms.ALGORITHMS[name].pools_clients
+    checks.require(not is_pooled, "algorithm.name", f"pool no data, {why}", name)
+    has_path = _PATH in datasets.options(data.name)
+    rule = f"be a data set with the option {_PATH!r}, such as table, {why}"
+    checks.require(has_path, "data.name", rule, data.name)
+
+
+def _loaded(config: Config, path: str, what: str) -> Dataset:
+    """Loads a file by the options of the experiment, each record by itself."""
+    given = {name: x for name, x in config.data.options.items() if name != _TEST}
+    data = datasets.load(config.data.name, config.data.data_dir, **{**given, _PATH: path})
+    rule = "be encoded by public facts alone (declared categories, scaling by ranges)"
+    checks.require(not data.exact_statistics, what, rule, list(data.exact_statistics))
+    rule = f"hold no test part: give the server a public {_TEST}"
+    checks.require(not len(data.test["y"]), what, rule, f"{len(data.test['y'])} rows of it")
+    return data
