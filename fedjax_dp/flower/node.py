@@ -24,7 +24,7 @@ from fedjax_dp.flower.ledger import NodeLedger
 from fedjax_dp.flower.packets import Packet, arrays_of, packet_of, tree_of
 from fedjax_dp.flower.plan import Plan, Shapes, require_same
 from fedjax_dp.flower.rows import Rows, RowsInContext, RowsOnDisk
-from fedjax_dp.server.base import Fate, Roster, Stacked
+from fedjax_dp.server.base import Diagnostic, Fate, Roster, Stacked
 
 Keys = Literal["device", "parity"]
 # The message types that a node answers.
@@ -65,11 +65,12 @@ def client_app(
     with clipping, encoding and shares of noise, and replies with their sum, or with each message
     where the aggregator reads messages one by one.
 
-    Guarantee: with keys of its own every batch and every noise of a client is drawn from random
-    bits of this machine, new in each round, which the server does not have. With parity keys the
-    server has made them, so that it must be trusted, whatever the algorithm claims. The numbers of
-    local training, such as clips and noise, are those of the node's own algorithm. Where privacy is
-    claimed for records, a ledger on the node is charged before each round of a client.
+    Guarantee: exact figures, such as losses, never leave the node. With keys of its own every batch
+    and every noise of a client is drawn from random bits of this machine, new in each round, which
+    the server does not have. With parity keys the server has made them, so that it must be trusted,
+    whatever the algorithm claims. The numbers of local training, such as clips and noise, are those
+    of the node's own algorithm. Where privacy is claimed for records, a ledger on the node is
+    charged before each round of a client.
 
     Args:
       build: `(node, population) -> FederatedAlgorithm`, the same that the server has; `population`
@@ -242,7 +243,17 @@ class _Kept:
         if second is not None:
             second = second.replace(**named)  # type: ignore[attr-defined]
         client = client.replace(validation=second, **named)  # type: ignore[attr-defined]
-        return client_side(plan.algorithm, received, own, client, key)
+        work = client_side(plan.algorithm, received, own, client, key)
+        return work._replace(sent=_without_figures(work.sent))
+
+
+def _without_figures(sent: PyTree) -> PyTree:
+    """Zeroes the exact figures of a message, which are for those who simulate."""
+
+    def one(x: Any) -> Any:
+        return jax.tree.map(jnp.zeros_like, x) if isinstance(x, Diagnostic) else x
+
+    return jax.tree.map(one, sent, is_leaf=lambda x: isinstance(x, Diagnostic))
 
 
 def _limited(examples: Examples, plan: Plan) -> Examples:

@@ -36,6 +36,7 @@ from fedjax_dp.flower.node import Keys
 from fedjax_dp.flower.packets import Packet, arrays_of, tree_of
 from fedjax_dp.flower.plan import Plan
 from fedjax_dp.server.base import Close, Fate, Roster, Stacked
+from fedjax_dp.server.secure.aggregator import masks_of
 
 
 class Nodes(Protocol):
@@ -91,8 +92,9 @@ def deployed(
       The simulation; it holds one layout, of chunks of one client.
 
     Raises:
-      ValueError: for a federation with a wrapper, or an algorithm whose rounds end with a second
-        message or whose host steps read client states.
+      ValueError: for a federation with a wrapper, an algorithm whose rounds end with a second
+        message or whose host steps read client states, or masks whose keys were agreed in this
+        process.
     """
     checks.one_of("keys", keys, get_args(Keys))
     _require_deployable(federation)
@@ -116,6 +118,10 @@ def _require_deployable(federation: Federation) -> None:
     for step in algorithm.stages.host_steps:
         rule = "be false in a federation, where client states stay on their nodes"
         checks.require(not step.reads_clients, "host_steps.reads_clients", rule, True)
+    masks = masks_of(algorithm.aggregator)
+    rule = "be simulated in a federation: nodes do not agree on keys of masks yet"
+    is_simulated = masks is None or masks.seeds.is_simulated
+    checks.require(is_simulated, "the keys of masks", rule, "agreed ones, of one process")
     outer = jax.eval_shape(federation.init, jax.random.key(0)).outer
     checks.require(not outer, "federation", "have no wrapper to be deployed", len(outer))
 

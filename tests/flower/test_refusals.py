@@ -1,0 +1,78 @@
+"""What is not deployed is refused when the deployment is built; masks of simulated keys are."""
+
+import jax
+import numpy as np
+import pytest
+from cases import CASES
+from federations import deploy, key
+from marks import slow
+from small_problem import NUM_CLIENTS, ROUNDS, make_data, make_model, plain_trainer
+
+from fedjax_dp import algorithms
+from fedjax_dp.algorithms.base import FinishForAll
+from fedjax_dp.data import participants, sampling
+from fedjax_dp.engine import anderson, examples_of, federation, population_of
+from fedjax_dp.flower import deployed
+from fedjax_dp.server import secure
+from fedjax_dp.server.fixed_point import fixed_point
+from fedjax_dp.server.mean import weighted_mean
+
+
+class NoNodes:
+    """Nodes that are never asked."""
+
+
+def everyone():
+    return participants.participation(sampling.full_participation(), NUM_CLIENTS)
+
+
+def bound(algorithm):
+    return federation(algorithm, population_of(make_data()), everyone())
+
+
+def masked_fedavg(keys=None):
+    graph, encoding = secure.all_pairs(NUM_CLIENTS), fixed_point(NUM_CLIENTS, integer_bits=6)
+    mean = secure.masked(weighted_mean(), encoding, graph, keys=keys)
+    return algorithms.fedavg(make_model(), plain_trainer(make_model()), aggregator=mean)
+
+
+def test_what_nodes_cannot_do_is_refused():
+    stateful = CASES["scaffold"].make(make_model())
+    finish = FinishForAll(lambda server, aggregate: aggregate, lambda message, own, hyper: own)
+    finishing = stateful._replace(client_state=stateful.client_state._replace(finish=finish))
+    with pytest.raises(ValueError, match="algorithm must have no second message"):
+        deployed(bound(finishing), NoNodes())
+    plain = bound(algorithms.fedavg(make_model(), plain_trainer(make_model())))
+    with pytest.raises(ValueError, match="federation must have no wrapper"):
+        deployed(anderson(plain, memory=2), NoNodes())
+    with pytest.raises(ValueError, match="keys must be one of"):
+        deployed(plain, NoNodes(), keys="mine")
+
+
+def test_masks_of_keys_that_one_process_agreed_are_refused():
+    agreed = secure.agreed_keys(NUM_CLIENTS)
+    with pytest.raises(ValueError, match="the keys of masks must be simulated in a federation"):
+        deployed(bound(masked_fedavg(agreed)), NoNodes())
+
+
+class Masked:
+    """A case of masked sums."""
+
+    def __init__(self):
+        self.data, self.validation = make_data, lambda: None
+        self.make, self.participation = lambda model: masked_fedavg(), everyone
+
+
+@slow
+def test_masked_sums_of_nodes_are_those_of_a_simulation():
+    there = deploy("fedavg", case=Masked()).simulation
+    state, _, info = there.run(there.init(key()), key(), ROUNDS)
+    assert np.all(info.aggregator["num_lost"] == 0)
+    simulated = bound(masked_fedavg())
+    expected = simulated.init(key())
+    examples = jax.device_put(examples_of(make_data()))
+    for _ in range(ROUNDS):
+        expected, _, _ = simulated.play(expected, simulated.hyper, examples, key())
+    pairs = (jax.tree.leaves(each.server) for each in (state, expected))
+    for x, y in zip(*pairs, strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-6)
