@@ -141,6 +141,16 @@ def test_words_name_unit_relation_numbers_and_trust(unit, relation, trust, phras
     assert ("present or absent" in words) == (relation == "add_remove")
 
 
+@pytest.mark.parametrize("trust", [None, "secure_aggregation"])
+def test_a_deployment_says_where_no_masks_hide_messages(trust):
+    ledger = Ledger("client", "add_remove")
+    ledger.charge(poisson(0.1, 1.5))
+    data = st.statement(ledger, 1e-6, trust=trust, deployment={"keys": "device"})
+    words = st.in_words(data)
+    assert "Deployed on Flower" in words
+    assert ("No masks were made between nodes" in words) == (trust is not None)
+
+
 @pytest.mark.parametrize(
     "noise_root, said, unsaid",
     [

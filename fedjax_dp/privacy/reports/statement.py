@@ -91,6 +91,10 @@ _DEPLOYED = (
     "database of the SuperLink hold who was messaged: those who read them must keep it secret. "
     "Rounds whose messages had left are charged, also those whose outcome was lost."
 )
+_WITHOUT_MASKS = (
+    " No masks were made between nodes: the server received the message of each node by itself, so "
+    "that the claim does not hold against a server that reads messages before it adds them up."
+)
 _DEPLOYED_KEYS = {
     "device": "Each node draws the keys of its clients from its operating system.",
     "parity": (
@@ -409,7 +413,10 @@ def in_words(data: dict[str, Any]) -> str:
 def _deployed(data: dict[str, Any]) -> list[str]:
     """Writes what a deployment trusts and assumes, where rounds ran on nodes."""
     facts = data.get("deployment")
-    return [] if facts is None else [_DEPLOYED.format(keys=_DEPLOYED_KEYS[facts["keys"]])]
+    if facts is None:
+        return []
+    words = _DEPLOYED.format(keys=_DEPLOYED_KEYS[facts["keys"]])
+    return [words + _WITHOUT_MASKS * (data["trusted"] in _RESTS_ON_MASKS)]
 
 
 def _masks(data: dict[str, Any]) -> list[str]:
