@@ -87,10 +87,9 @@ class Facts:
     @cached_property
     def frozen(self) -> tuple[kinds.Frozen, ...]:
         """The frozen parameters that clients' rounds read, and the seeds of their masks."""
-        aggregator, key = self._algorithm.aggregator, jax.random.key(0)
         with kinds.reads() as read:
-            if aggregator.encode is not None:
-                jax.eval_shape(lambda update: self._sent(aggregator, update, key), self.update)
+            if self._algorithm.aggregator.encode is not None:
+                jax.eval_shape(lambda update: self.sent(update, _alone()), self.update)
         return *self._round.frozen, *read
 
     @property
@@ -153,9 +152,9 @@ class Facts:
         """The numbers of the aggregator at the start."""
         return jax.tree.map(jnp.asarray, typed(self._algorithm.hyper)).aggregator
 
-    def _sent(self, aggregator: Aggregator, update: PyTree, key: Any) -> PyTree:
-        """Makes the message of a cohort of one."""
-        numbers, roster = self._numbers(), _alone()
+    def sent(self, update: PyTree, roster: Roster) -> PyTree:
+        """Makes what the aggregator adds up or stacks of the client with index 0."""
+        aggregator, numbers, key = self._algorithm.aggregator, self._numbers(), jax.random.key(0)
         sender = Sender(jnp.int32(0), jnp.float32(1), key, key, roster)
         broadcast = aggregator.broadcast(aggregator.init(update))
         found = aggregator.contribute(broadcast, numbers, update, sender)
@@ -166,7 +165,7 @@ class Facts:
 
     def _aggregate(self, aggregator: Aggregator, update: PyTree, key: Any) -> PyTree:
         """Makes the aggregate of a cohort of one."""
-        found = self._sent(aggregator, update, key)
+        found = self.sent(update, _alone())
         if self.is_stacked:
             gathered = jax.tree.map(lambda x: x[None], found)
         else:

@@ -15,7 +15,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.engine.evaluation import Evaluator
 from fedjax_dp.engine.population import Population as Sizes
 from fedjax_dp.engine.record import RoundRecord
-from fedjax_dp.experiment.assembly.assemble import assemble
+from fedjax_dp.experiment.assembly.assemble import parts_of
 from fedjax_dp.experiment.assembly.own_data import (
     Registered,
     own_population,
@@ -25,6 +25,7 @@ from fedjax_dp.experiment.assembly.own_data import (
 )
 from fedjax_dp.experiment.components.experiment import Experiment, Population
 from fedjax_dp.experiment.reading.config_files import load_config
+from fedjax_dp.experiment.running.environment import use_compilation_cache
 from fedjax_dp.experiment.running.run import Outcome, Watcher, resume, run
 from fedjax_dp.experiment.running.run_folder import (
     CHECKPOINT_FOLDER,
@@ -231,12 +232,12 @@ def client_app_of(path: str | pathlib.Path) -> ClientApp:
 
     @cache
     def config() -> Config:
-        return load_config(str(path))
+        found = load_config(str(path))
+        # Each message has a process of its own, which reads the programs of those before.
+        use_compilation_cache(found.execution.compilation_cache, least_seconds=0.0)
+        return found
 
-    @cache
-    def experiment() -> Experiment:
-        return assemble(config())
-
+    parts = cache(lambda: parts_of(config()))
     read = cache(lambda file: own_population(config(), file))
 
     def data(context: Context) -> Node:
@@ -255,17 +256,17 @@ def client_app_of(path: str | pathlib.Path) -> ClientApp:
             fits = own.train.num_clients == len(clients)
             checks.require(fits, file, rule, list(own.train.client_names))
             return Node(clients, own.train, own.validation, kind=kind, **given)  # type: ignore
-        whole = experiment().population
+        whole = parts().population
         clients = clients_of(context.node_config, whole.train.num_clients)
         second = None if whole.validation is None else whole.validation.select(clients)
         return Node(clients, whole.train.select(clients), second, **given)  # type: ignore
 
     def build(node: Node, population: Sizes) -> FederatedAlgorithm:
         if not node.kind:
-            return experiment().simulation.algorithm
+            return parts().algorithm
         sizes, second = population.sizes.tolist(), population.validation
         registered = Registered(node.kind, sizes, [] if second is None else second.sizes.tolist())
-        return assemble(config(), population_without_records(registered)).simulation.algorithm
+        return parts_of(config(), population_without_records(registered)).algorithm
 
     return client_app(build, data)
 

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.marks import mark, marks_reaching
 from fedjax_dp.core.messages import received
@@ -19,7 +18,6 @@ from fedjax_dp.core.versions import libraries
 from fedjax_dp.engine.cohort import traced, typed
 from fedjax_dp.engine.facts import Facts
 from fedjax_dp.engine.population import Population
-from fedjax_dp.engine.sides import Received, client_side
 from fedjax_dp.server.base import Roster
 
 # Libraries whose versions change the bits of a round.
@@ -55,9 +53,9 @@ class Plan:
         states, own = algorithm.client_state, facts.own
         message = jax.eval_shape(received, facts.down[0])
         index = jax.ShapeDtypeStruct((), jnp.int32)
-        closed, sent = jax.make_jaxpr(self._sent, return_shape=True)(
-            message, facts.down[1], own, self.structure, index
-        )
+        closed, sent = jax.make_jaxpr(
+            lambda update, index: facts.sent(update, _marked(index)), return_shape=True
+        )(facts.update, index)
         known = None
         if states is not None and states.known is not None:
             known = jax.eval_shape(states.known, own)
@@ -66,27 +64,6 @@ class Plan:
         self.described = self._described()
         text = json.dumps(self.described, sort_keys=True)
         self.digest = hashlib.sha256(text.encode()).hexdigest()
-
-    def _sent(
-        self, message: PyTree, of_aggregator: PyTree, own: PyTree, data: PyTree, index: jax.Array
-    ) -> PyTree:
-        """Runs a client's round in a cohort of one, whose roster is marked."""
-        roster = Roster(mark(index[None]), mark(jnp.ones(1, bool)))
-        hyper = self.hyper.of_client(index)
-        client = self._client(data, index)
-        received = Received(message, of_aggregator, hyper, jax.random.key(0), roster)
-        return client_side(self.algorithm, received, own, client, jax.random.key(0)).sent
-
-    def _client(self, data: PyTree, index: jax.Array) -> ClientData:
-        """Makes a client whose numbers are all `index`."""
-
-        def part(limit: int) -> ClientData:
-            return ClientData(data, index, index, index, limit, round=index, stage=index)
-
-        client = part(self.limit)
-        if not self.validation_limit:
-            return client
-        return client.replace(validation=part(self.validation_limit))  # type: ignore[attr-defined]
 
     def _described(self) -> dict[str, str]:
         claims = self.algorithm.claims
@@ -144,3 +121,8 @@ def _kinds(tree: PyTree) -> str:
 def _shown(hyper: PyTree) -> str:
     named = zip(trees.paths(hyper), jax.tree.leaves(hyper), strict=True)
     return " ".join(f"{name}={np.asarray(x).tolist()}" for name, x in named)
+
+
+def _marked(index: jax.Array) -> Roster:
+    """Makes the marked roster of a cohort of one."""
+    return Roster(mark(index[None]), mark(jnp.ones(1, bool)))

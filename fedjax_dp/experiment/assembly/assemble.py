@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial, reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedjax_dp.algorithms import registry as algorithms
+from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks, trees
+from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.evaluation import Evaluator, evaluator
 from fedjax_dp.engine.execution.compile import Simulation, simulation
 from fedjax_dp.engine.federation import Federation
@@ -31,7 +33,7 @@ from fedjax_dp.experiment.components.asynchrony import asynchrony_of
 from fedjax_dp.experiment.components.budgets import with_named_lists
 from fedjax_dp.experiment.components.clock import clock_of, with_latencies
 from fedjax_dp.experiment.components.experiment import Experiment, Population
-from fedjax_dp.experiment.components.mechanism import plans
+from fedjax_dp.experiment.components.mechanism import Setting, plans
 from fedjax_dp.experiment.components.numbers_by_client import (
     listed,
     names_of,
@@ -50,6 +52,71 @@ from fedjax_dp.experiment.schema.config import (
     RunSection,
 )
 from fedjax_dp.models.base import Model
+from fedjax_dp.server.secure import MaskKeys
+
+
+class Parts(NamedTuple):
+    """What server and nodes of a federation both need: data, model and algorithm.
+
+    Attributes:
+      config: the configuration, with one number for each client in the clients' order.
+      population: the data of the clients.
+      model: what is trained.
+      participation: who joins a round.
+      trainer: the work of one client.
+      setting: the numbers that privacy is planned with.
+      algorithm: the declaration, with calibrated noise and messages under masks.
+      keys: the keys of masks, or None.
+    """
+
+    config: Config
+    population: Population
+    model: Model
+    participation: Participation
+    trainer: LocalTrainer
+    setting: Setting
+    algorithm: FederatedAlgorithm
+    keys: MaskKeys | None
+
+
+def parts_of(config: Config, population: Population | None = None) -> Parts:
+    """Builds the parts of an experiment that a node of a federation needs too.
+
+    Args:
+      config: the configuration.
+      population: as for `assemble`.
+
+    Returns:
+      The parts.
+
+    Raises:
+      ValueError: as `assemble`.
+    """
+    config = with_latencies(with_named_lists(with_client_numbers(config)))
+    validate(listed(config, None))
+    if population is None:
+        population = population_of(config)
+    config = listed(config, names_of(population.train))
+    train, privacy = population.train, config.privacy
+    _require_client_test(config.evaluation, population)
+    if known_clients(config) is None:
+        check_clients(config, train.num_clients)
+    require_analysis(Sections(privacy, config.participation, config.training), train.sizes)
+    model = build_model(config.model, population, config.run.seed)
+    participation = participation_of(config.participation, train.num_clients)
+    trainer = build_trainer(config.training, record_level(privacy), model, train.sizes)
+    setting = setting_of(config, participation, model)
+    problem = build_problem(config.algorithm, privacy, setting, population)
+    algorithm = build_algorithm(config.algorithm, privacy.unit, model, trainer, problem)
+    if "record" in privacy.units and privacy.record.noise_multiplier is None:
+        algorithm = calibrated(
+            config.algorithm.name, algorithm, privacy.record, setting, train.sizes
+        )
+    facts = sizes_and_shapes(train, population.validation)
+    algorithm, keys = under_masks(
+        config.secure_aggregation, setting.graph, participation, algorithm, facts
+    )
+    return Parts(config, population, model, participation, trainer, setting, algorithm, keys)
 
 
 def assemble(config: Config, population: Population | None = None) -> Experiment:
@@ -67,44 +134,23 @@ def assemble(config: Config, population: Population | None = None) -> Experiment
       ValueError: if a choice does not exist, does not fit the data, or claims privacy that it would
         not have.
     """
-    config = with_latencies(with_named_lists(with_client_numbers(config)))
-    validate(listed(config, None))
     offer_devices(config.execution.devices)
     execution = execution_of(config.execution, config.run)
-    if population is None:
-        population = population_of(config)
-    else:
+    if population is not None:
         # No device holds records that are not here.
         execution = execution._replace(placement="host", clients_per_chunk=1)
-    config = listed(config, names_of(population.train))
-    train, privacy = population.train, config.privacy
-    _require_client_test(config.evaluation, population)
-    if known_clients(config) is None:
-        check_clients(config, train.num_clients)
-    require_analysis(Sections(privacy, config.participation, config.training), train.sizes)
-    model = build_model(config.model, population, config.run.seed)
-    participation = participation_of(config.participation, train.num_clients)
-    trainer = build_trainer(config.training, record_level(privacy), model, train.sizes)
-    setting = setting_of(config, participation, model)
-    problem = build_problem(config.algorithm, privacy, setting, population)
-    algorithm = build_algorithm(config.algorithm, privacy.unit, model, trainer, problem)
-    if "record" in privacy.units and privacy.record.noise_multiplier is None:
-        algorithm = calibrated(
-            config.algorithm.name, algorithm, privacy.record, setting, train.sizes
-        )
-    secure, graph = config.secure_aggregation, setting.graph
-    facts = sizes_and_shapes(train, population.validation)
-    algorithm, keys = under_masks(secure, graph, participation, algorithm, facts)
+    parts = parts_of(config, population)
+    config, population, model, participation, trainer, setting, algorithm, keys = parts
+    privacy, secure = config.privacy, config.secure_aggregation
     level = privacy.client if "client" in privacy.units else None
     plan = plans(level, setting)(1.0) if isinstance(level, DiscreteGaussianLevel) else None
-    wrapper = wrapper_of(config, model, train.num_clients)
     compiled = simulation(
         algorithm,
-        train,
+        population.train,
         participation,
         execution,
         validation=population.validation,
-        wrapper=wrapper,
+        wrapper=wrapper_of(config, model, population.train.num_clients),
     )
     share = config.data.client_test_share
     metrics = {name.rpartition(":")[2]: METRICS[name]() for name in config.run.metrics}
@@ -122,7 +168,7 @@ def assemble(config: Config, population: Population | None = None) -> Experiment
         dp_delta={u: level.dp_delta for u, level in levels.items()},
         budget={u: level.epsilon for u, level in levels.items() if level.epsilon is not None},
         num_parameters=trees.num_parameters(setting.structure),
-        stated=stated_facts(secure, graph, keys, plan),
+        stated=stated_facts(secure, setting.graph, keys, plan),
     )
 
 

@@ -28,8 +28,11 @@ def environment() -> dict[str, Any]:
     }
 
 
-def use_compilation_cache(folder: str | None) -> None:
-    """Sets JAX's cache of compiled programs, unless "auto" finds one set already."""
+def use_compilation_cache(folder: str | None, least_seconds: float | None = None) -> None:
+    """Sets JAX's cache of compiled programs, unless "auto" finds one set already.
+
+    Programs that compile faster than `least_seconds` are not cached; None for JAX's default.
+    """
     is_set = jax.config.jax_compilation_cache_dir is not None  # type: ignore[attr-defined]
     if folder is None or (folder == "auto" and is_set):
         return
@@ -42,3 +45,5 @@ def use_compilation_cache(folder: str | None) -> None:
         folder = str(path)
         jax.config.update("jax_compilation_cache_max_size", _CACHE_BYTES)
     jax.config.update("jax_compilation_cache_dir", folder)
+    if least_seconds is not None:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", least_seconds)
