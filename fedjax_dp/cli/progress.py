@@ -10,11 +10,9 @@ from typing import Any, NoReturn
 import rich.progress
 
 from fedjax_dp.cli.output import Output, print_document
-from fedjax_dp.core.decimals import rounded_up
 from fedjax_dp.experiment.running.run import Watcher
+from fedjax_dp.experiment.running.words import round_in_words
 
-# Share of padding in a round above which it is shown.
-_MUCH_PADDING = 0.5
 # The least time between two lines: in seconds, and as a share of the elapsed time.
 _SECONDS, _PART = 5.0, 0.02
 
@@ -68,16 +66,7 @@ class Progress(Watcher):
 
     def done(self, rounds: int, row: Mapping[str, Any]) -> None:
         """Shows the completed rounds and the newest metrics."""
-        text = f"round {rounds} of {self._rounds}"
-        if math.isfinite(row.get("test_accuracy", math.nan)):
-            text += f", accuracy {row['test_accuracy']:.3f}"
-        if math.isfinite(row.get("shared_test_accuracy", math.nan)):
-            text += f" (shared model {row['shared_test_accuracy']:.3f})"
-        for name in ("epsilon_record", "epsilon_client"):
-            if row.get(name) is not None:
-                text += f", ε {rounded_up(row[name])} ({name.removeprefix('epsilon_')})"
-        if row.get("padding_share") is not None and row["padding_share"] > _MUCH_PADDING:
-            text += f", padding {row['padding_share']:.2f}"
+        text = round_in_words(rounds, self._rounds, row)
         self._bar.update(self._task, completed=rounds, description=text)
         now = self._clock()
         if not row:

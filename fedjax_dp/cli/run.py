@@ -1,10 +1,9 @@
 """`fedjax-dp run`: runs an experiment."""
 
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import Annotated
 
-import numpy as np
 import typer
 from rich.padding import Padding
 from rich.text import Text
@@ -13,12 +12,12 @@ from fedjax_dp.cli.options import Configured, answering, application
 from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.cli.progress import Progress, end_process
 from fedjax_dp.core import checks, files
-from fedjax_dp.core.decimals import rounded_up
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading.keys import Row, describe, describe_choice
 from fedjax_dp.experiment.running import run as running
 from fedjax_dp.experiment.running.run import Outcome, Watcher
 from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, require_free
+from fedjax_dp.experiment.running.words import early_end_in_words, summary_in_words
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.io.disk import DiskFull
 
@@ -135,50 +134,12 @@ def _show_keys(out: Output, rows: Sequence[Row]) -> None:
 
 def _report(out: Output, outcome: Outcome) -> None:
     summary, folder = outcome.summary, outcome.folder
-    if outcome.is_interrupted:
-        out.say(
-            f"interrupted after round {summary['rounds']}; to resume: "
-            f"fedjax-dp run --resume {folder}"
-        )
-    if outcome.stopped_by is not None:
-        out.say(f"stopped after round {summary['rounds']} by {outcome.stopped_by}")
-    if outcome.is_over_budget:
-        out.say(f"stopped after round {summary['rounds']}: one more would exceed the budget")
-    parts = [f"{summary['rounds']} rounds in {summary['seconds']:.1f} s"]
-    if "simulated_seconds" in summary:
-        parts.append(f"{summary['simulated_seconds']:.6g} simulated seconds")
-    of_all, shared = (summary.get(f"{of}test_accuracy", np.nan) for of in ("", "shared_"))
-    if np.isfinite(of_all):
-        parts.append(f"test accuracy of {summary['test_accuracy_of']} {of_all:.4f}")
-    if np.isfinite(shared):
-        parts.append(f"of the shared model {shared:.4f}")
-    if summary.get("worst_client_accuracy") is not None:
-        parts.append(f"worst client {summary['worst_client_accuracy']:.4f}")
-    if summary["epsilon"] is not None:
-        low, high = (rounded_up(summary[f"dp_delta{of}"], 6) for of in ("_smallest", ""))
-        delta = high if low == high else f"{low} to {high}"
-        parts.append(f"ε = {rounded_up(summary['epsilon'])} at δ = {delta}")
-        parts[-1] += f", which covers {summary['covered_models']}"
-        if "epsilon_of_shared_record" in summary:
-            parts.append(_of_shared_record(summary))
-        if "not_covered" in summary:
-            parts.append(f"NOT covered: {summary['not_covered']}")
-    else:
-        parts.append("no privacy is claimed")
-    out.say(", ".join(parts))
+    if early := early_end_in_words(outcome):
+        resumed = f"; to resume: fedjax-dp run --resume {folder}"
+        out.say(early + (resumed if outcome.is_interrupted else ""))
+    out.say(summary_in_words(summary))
     for text in summary["warnings"]:
         out.say(f"warning: {text}")
     if outcome.is_futile:
         out.say("the run failed: no client's work entered the model in any round")
     out.say(f"run folder: {folder}")
-
-
-def _of_shared_record(summary: Mapping[str, Any]) -> str:
-    """Reports ε of a record that several clients hold."""
-    epsilon = summary["epsilon_of_shared_record"]
-    if epsilon is None:
-        return "no ε can be stated for a record that one client holds several times"
-    delta = summary["dp_delta_of_shared_record"]
-    return (
-        f"for a record that several clients hold: ε = {rounded_up(float(epsilon))} at δ = {delta:g}"
-    )

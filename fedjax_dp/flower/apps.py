@@ -36,6 +36,7 @@ from fedjax_dp.experiment.running.run_folder import (
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.flower.grid import GridNodes
 from fedjax_dp.flower.journal import JournalFile
+from fedjax_dp.flower.log import LoggedProgress, close
 from fedjax_dp.flower.node import Keys, Node, client_app
 from fedjax_dp.flower.registration import registered
 from fedjax_dp.flower.server import deployed
@@ -191,7 +192,8 @@ def server_app_of(path: str | pathlib.Path) -> ServerApp:
 
     Flower's run configuration has `output`, the run folder on the server's machine; and may have
     `keys`, `timeout` and `own-data`, as `OnFlower`. A run that was interrupted resumes in the same
-    folder.
+    folder. The log has the progress by round and the result; a run that its budget ended is shown
+    as failed, with that reason.
 
     Args:
       path: the TOML file.
@@ -208,7 +210,8 @@ def server_app_of(path: str | pathlib.Path) -> ServerApp:
         output = str(given.get("output", ""))
         checks.require(pathlib.Path(output).is_absolute(), "output", rule, output)
         config, options = load_config(str(path)), _options(given)
-        run_on(grid, config, output, timeout=float(given.get("timeout", 600.0)), **options)
+        timeout, watcher = float(given.get("timeout", 600.0)), LoggedProgress(config.run.rounds)
+        close(run_on(grid, config, output, watcher, timeout=timeout, **options))
 
     return app
 

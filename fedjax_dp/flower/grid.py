@@ -8,6 +8,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedjax_dp.core import checks
+from fedjax_dp.flower.log import LOG
 from fedjax_dp.flower.node import CLIENTS, PRIVACY, TRAIN
 from fedjax_dp.flower.packets import Packet, packet_of
 
@@ -75,7 +76,9 @@ class GridNodes:
         Returns:
           The first reply of each node; none of a node that failed, is late, or sent no packet.
         """
-        return ask(self._grid, TRAIN, packets, str(round), self._timeout)
+        replies = ask(self._grid, TRAIN, packets, str(round), self._timeout)
+        LOG.info(f"round {round + 1}: {len(replies)} of {len(packets)} nodes replied")
+        return replies
 
     def claims(self, dp_delta: float) -> dict[int, dict[str, float]]:
         """Asks the nodes that are online what their own ledgers of records claim.

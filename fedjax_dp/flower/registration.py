@@ -1,7 +1,6 @@
 """Clients that register at a server which has no data of theirs."""
 
 import json
-import logging
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -11,13 +10,12 @@ from flwr.serverapp import Grid
 from fedjax_dp.core import checks
 from fedjax_dp.experiment.assembly.own_data import Registered, require_same_kind
 from fedjax_dp.flower.grid import ask
+from fedjax_dp.flower.log import LOG
 from fedjax_dp.flower.node import DATA
 from fedjax_dp.flower.packets import Packet
 
 # The most missing clients that a line of the log names.
 _SHOWN = 10
-# Flower shows what is logged here where it shows its own progress.
-_LOG = logging.getLogger("flwr")
 
 
 def registered(
@@ -53,10 +51,10 @@ def registered(
         if answers or not known:
             some = ", ".join(map(str, missing[:_SHOWN])) + ", …" * (len(missing) > _SHOWN)
             there = num_clients - len(missing)
-            _LOG.info("%d of %d clients are registered; missing: %s", there, num_clients, some)
+            LOG.info("%d of %d clients are registered; missing: %s", there, num_clients, some)
         time.sleep(pause)
     kind = json.loads(known[min(known)].facts["kind"])
-    _LOG.info("all %d clients are registered, on %d nodes", num_clients, len(known))
+    LOG.info("all %d clients are registered, on %d nodes", num_clients, len(known))
     by_client = [found[client] for client in range(num_clients)]
     return Registered(kind, *zip(*by_client, strict=True))
 

@@ -1,0 +1,77 @@
+"""The progress and the result of a run in words, for terminals and logs."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedjax_dp.core.decimals import rounded_up
+from fedjax_dp.experiment.running.run import Outcome
+
+# Share of padding in a round above which it is shown.
+_MUCH_PADDING = 0.5
+
+
+def round_in_words(rounds: int, total: int, row: Mapping[str, Any]) -> str:
+    """Describes the progress of a run: completed rounds and the newest metrics."""
+    text = f"round {rounds} of {total}"
+    if math.isfinite(row.get("test_accuracy", math.nan)):
+        text += f", accuracy {row['test_accuracy']:.3f}"
+    if math.isfinite(row.get("shared_test_accuracy", math.nan)):
+        text += f" (shared model {row['shared_test_accuracy']:.3f})"
+    for name in ("epsilon_record", "epsilon_client"):
+        if row.get(name) is not None:
+            text += f", ε {rounded_up(row[name])} ({name.removeprefix('epsilon_')})"
+    if row.get("padding_share") is not None and row["padding_share"] > _MUCH_PADDING:
+        text += f", padding {row['padding_share']:.2f}"
+    return text
+
+
+def early_end_in_words(outcome: Outcome) -> str:
+    """Describes why a run ended before its last round; empty if it did not."""
+    rounds = outcome.summary["rounds"]
+    if outcome.is_interrupted:
+        return f"interrupted after round {rounds}"
+    if outcome.stopped_by is not None:
+        return f"stopped after round {rounds} by {outcome.stopped_by}"
+    if outcome.is_over_budget:
+        return f"stopped after round {rounds}: one more would exceed the budget"
+    return ""
+
+
+def summary_in_words(summary: Mapping[str, Any]) -> str:
+    """Describes the result of a run in one line: rounds, accuracy, and ε with what it covers."""
+    parts = [f"{summary['rounds']} rounds in {summary['seconds']:.1f} s"]
+    if "simulated_seconds" in summary:
+        parts.append(f"{summary['simulated_seconds']:.6g} simulated seconds")
+    of_all, shared = (summary.get(f"{of}test_accuracy", np.nan) for of in ("", "shared_"))
+    if np.isfinite(of_all):
+        parts.append(f"test accuracy of {summary['test_accuracy_of']} {of_all:.4f}")
+    if np.isfinite(shared):
+        parts.append(f"of the shared model {shared:.4f}")
+    if summary.get("worst_client_accuracy") is not None:
+        parts.append(f"worst client {summary['worst_client_accuracy']:.4f}")
+    if summary["epsilon"] is not None:
+        low, high = (rounded_up(summary[f"dp_delta{of}"], 6) for of in ("_smallest", ""))
+        delta = high if low == high else f"{low} to {high}"
+        parts.append(f"ε = {rounded_up(summary['epsilon'])} at δ = {delta}")
+        parts[-1] += f", which covers {summary['covered_models']}"
+        if "epsilon_of_shared_record" in summary:
+            parts.append(_of_shared_record(summary))
+        if "not_covered" in summary:
+            parts.append(f"NOT covered: {summary['not_covered']}")
+    else:
+        parts.append("no privacy is claimed")
+    return ", ".join(parts)
+
+
+def _of_shared_record(summary: Mapping[str, Any]) -> str:
+    """Reports ε of a record that several clients hold."""
+    epsilon = summary["epsilon_of_shared_record"]
+    if epsilon is None:
+        return "no ε can be stated for a record that one client holds several times"
+    delta = summary["dp_delta_of_shared_record"]
+    return (
+        f"for a record that several clients hold: ε = {rounded_up(float(epsilon))} at δ = {delta:g}"
+    )

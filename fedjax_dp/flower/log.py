@@ -1,0 +1,54 @@
+"""What a server app writes to Flower's log, which `flwr run --stream` and `flwr log` show."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.serverapp.exception import PrivacyBudgetExhausted
+
+from fedjax_dp.experiment.running.run import Outcome, Watcher
+from fedjax_dp.experiment.running.words import (
+    early_end_in_words,
+    round_in_words,
+    summary_in_words,
+)
+
+# Flower's own logger, whose lines it uploads.
+LOG = logging.getLogger("flwr")
+
+
+class LoggedProgress(Watcher):
+    """Logs the phases, rounds and warnings of a run."""
+
+    def __init__(self, rounds: int) -> None:
+        """Prepares the log of a run of this many rounds."""
+        self._rounds = rounds
+
+    def phase(self, name: str) -> None:
+        """Logs the phase."""
+        LOG.info(name)
+
+    def done(self, rounds: int, row: Mapping[str, Any]) -> None:
+        """Logs the completed rounds and the newest metrics."""
+        LOG.info(round_in_words(rounds, self._rounds, row))
+
+    def warn(self, text: str) -> None:
+        """Logs a warning."""
+        LOG.warning(text)
+
+
+def close(outcome: Outcome) -> None:
+    """Logs the result of a run; raises for one that failed or ended early without a callback.
+
+    Flower shows the reason of an exception in `flwr ls` and `flwr log`.
+    """
+    LOG.info(f"{outcome.folder}: {summary_in_words(outcome.summary)}")
+    early = early_end_in_words(outcome)
+    if outcome.is_over_budget:
+        raise PrivacyBudgetExhausted(f"{early}; its results are in {outcome.folder}")
+    if outcome.is_interrupted:
+        raise RuntimeError(f"{early}; another `flwr run` resumes it in {outcome.folder}")
+    if outcome.is_futile:
+        raise RuntimeError("no client's work entered the model in any round")
+    if early:
+        LOG.info(early)

@@ -1,0 +1,62 @@
+"""What people read of a run in Flower: progress by round, the result, and why it ended."""
+
+import logging
+import pathlib
+
+import pytest
+from flwr.serverapp.exception import PrivacyBudgetExhausted
+
+from fedjax_dp.experiment.running.run import Outcome
+from fedjax_dp.flower.log import LoggedProgress, close
+
+SUMMARY = {
+    "rounds": 3,
+    "seconds": 12.0,
+    "test_accuracy": 0.5,
+    "test_accuracy_of": "the shared model",
+    "epsilon": 2.5,
+    "dp_delta": 1e-5,
+    "dp_delta_smallest": 1e-5,
+    "covered_models": "all models",
+}
+
+
+def outcome(**ended):
+    parts = {"is_interrupted": False, "is_over_budget": False, "is_futile": False}
+    return Outcome(pathlib.Path("/runs/1"), SUMMARY, **{**parts, **ended})
+
+
+@pytest.fixture
+def lines(caplog, monkeypatch):
+    # Flower's logger hands nothing on to others.
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    caplog.set_level(logging.INFO, logger="flwr")
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+def test_rounds_and_the_result_are_logged(lines):
+    progress = LoggedProgress(3)
+    progress.phase("compiling")
+    progress.done(2, {"test_accuracy": 0.25, "epsilon_client": 1.5})
+    close(outcome(stopped_by="patience"))
+    assert lines() == [
+        "compiling",
+        "round 2 of 3, accuracy 0.250, ε 1.5 (client)",
+        "/runs/1: 3 rounds in 12.0 s, test accuracy of the shared model 0.5000, "
+        "ε = 2.5 at δ = 1e-05, which covers all models",
+        "stopped after round 3 by patience",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ended", "error", "message"),
+    [
+        ("is_over_budget", PrivacyBudgetExhausted, "round 3: one more would exceed the budget"),
+        ("is_interrupted", RuntimeError, "interrupted after round 3; another `flwr run` resumes"),
+        ("is_futile", RuntimeError, "no client's work entered the model"),
+    ],
+)
+def test_a_run_that_did_not_finish_says_why(lines, ended, error, message):
+    with pytest.raises(error, match=message):
+        close(outcome(**{ended: True}))
+    assert lines()[0].startswith("/runs/1: 3 rounds")
