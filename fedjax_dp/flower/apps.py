@@ -141,6 +141,10 @@ class _Late:
         """Writes a round that is about to be sent."""
         self.file.append(round, record)
 
+    def num_attempts(self, round: int) -> int:
+        """Counts the earlier attempts of a round."""
+        return self.file.num_attempts(round)
+
     def num_released(self, round: int) -> int:
         """Counts the earlier attempts of a round whose aggregate was sent to nodes afterwards."""
         return self.file.num_released(round)

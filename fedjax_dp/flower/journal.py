@@ -23,6 +23,16 @@ class Journal(Protocol):
           record: its record, as it is known before messages leave.
         """
 
+    def num_attempts(self, round: int) -> int:
+        """Counts the earlier attempts of a round.
+
+        Args:
+          round: rounds done before it.
+
+        Returns:
+          The number of attempts.
+        """
+
     def num_released(self, round: int) -> int:
         """Counts the earlier attempts of a round whose aggregate was sent to nodes afterwards.
 
@@ -68,6 +78,17 @@ class JournalFile:
             file.write("\n" + json.dumps(line))
             file.flush()
             os.fsync(file.fileno())
+
+    def num_attempts(self, round: int) -> int:
+        """Counts the earlier attempts of a round.
+
+        Args:
+          round: rounds done before it.
+
+        Returns:
+          The number of attempts.
+        """
+        return sum(line["round"] == round for line in self._lines)
 
     def num_released(self, round: int) -> int:
         """Counts the earlier attempts of a round whose aggregate was sent to nodes afterwards.

@@ -80,7 +80,7 @@ def deployed(
 
     Guarantee: the root key never leaves the server; nodes get the public key of a round alone, and
     with parity keys their own. A round is in the journal before a message of it leaves. A round
-    that is played again after its aggregate was sent has fresh noise.
+    that is played again has fresh noise; with parity keys only after its aggregate was sent.
 
     Args:
       federation: algorithm, population and participation, without a wrapper.
@@ -199,7 +199,10 @@ class _Server:
         record = _record(drawn, hyper)
         number, repeats = int(state.round), 0
         if self._journal is not None:
-            repeats = self._journal.num_released(number)
+            # The bits of an interrupted run are those of a whole one with parity keys alone.
+            is_parity = self._keys == "parity"
+            counted = self._journal.num_released if is_parity else self._journal.num_attempts
+            repeats = counted(number)
             self._journal.append(number, record)
         packets = self._packets(state, key, drawn, places)
         replies = self._nodes.train(packets, number) if packets else {}

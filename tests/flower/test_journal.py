@@ -50,3 +50,4 @@ def test_attempts_whose_aggregate_was_sent_are_told_from_those_that_ended(tmp_pa
     # An older checkpoint: round 1 is played once more, and its earlier aggregate had left.
     journal.append(1, record([1]))
     assert journal.num_released(1) == 1
+    assert [journal.num_attempts(number) for number in range(4)] == [1, 3, 1, 0]

@@ -8,6 +8,7 @@ from flwr.app import Array, Error, Message
 
 from fedjax_dp.engine import Fate
 from fedjax_dp.engine.record import RoundRecord
+from fedjax_dp.flower import JournalFile
 
 FAILING = 11
 quiet = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -130,3 +131,22 @@ def test_a_round_without_replies_has_noise_and_steps(federation):
     assert set(record.fate[record.clients >= 0]) == {Fate.DROPPED}
     after = jax.device_get(simulated.federation.shared(state))
     assert all(np.all(x != y) for x, y in zip(*map(jax.tree.leaves, (before, after)), strict=True))
+
+
+@quiet
+def test_a_round_that_is_played_again_has_fresh_noise(tmp_path):
+    def only_noise(keys):
+        """Plays round 0 twice without a reply, so that the model is noise alone."""
+
+        def lost(sent, reply):
+            return [] if sent.metadata.message_type == "train" else [reply]
+
+        journal = JournalFile(tmp_path / keys)
+        there = deploy("dp_fedavg", keys=keys, journal=journal, change=lost).simulation
+        start = there.init(key())
+        states = [there.run(start, key(), 1)[0] for _ in range(2)]
+        return zip(*(jax.tree.leaves(jax.device_get(each.server)) for each in states), strict=True)
+
+    assert all(np.all(x != y) for x, y in only_noise("device"))
+    # The same bits with parity keys, since nothing of the first attempt was sent.
+    assert all(np.all(x == y) for x, y in only_noise("parity"))
