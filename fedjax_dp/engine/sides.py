@@ -88,10 +88,34 @@ def client_side(
     Returns:
       The work; its state and metrics count only if `is_finite`.
     """
-    aggregator, numbers = algorithm.aggregator, received.hyper.aggregator
     output = run_client(algorithm, received.message, own, client, received.hyper, key)
+    return contributed(algorithm, received, output, client.index, key, takes_part)
+
+
+def contributed(
+    algorithm: FederatedAlgorithm,
+    received: Received,
+    output: ClientOutput,
+    index: Any,
+    key: PRNGKey,
+    takes_part: Any = True,
+) -> Work:
+    """Makes what a client sends of its trained update: the contribution, encoded.
+
+    Args:
+      algorithm: the declaration.
+      received: as for `client_side`.
+      output: the result of training, wherever it was computed.
+      index: the client's index, int32.
+      key: as for `client_side`.
+      takes_part: as for `client_side`.
+
+    Returns:
+      As `client_side`.
+    """
+    aggregator, numbers = algorithm.aggregator, received.hyper.aggregator
     own_key = fold(key, Purpose.ENCODING, 0)
-    sender = Sender(client.index, output.weight, own_key, received.public_key, received.roster)
+    sender = Sender(index, output.weight, own_key, received.public_key, received.roster)
     contribution = aggregator.contribute(received.aggregator, numbers, output.received, sender)
     contribution = jax.tree.map(trees.at_least_float32, contribution)
     # A finite update may overflow in the contribution, and clipping hides an update that is not

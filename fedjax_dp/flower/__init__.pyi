@@ -6,6 +6,7 @@ from .apps import (
     run_on as run_on,
     server_app_of as server_app_of,
 )
+from .exchange import NotOpenError as NotOpenError
 from .export import write_app as write_app
 from .grid import GridNodes as GridNodes
 from .journal import (
@@ -16,6 +17,11 @@ from .node import (
     Node as Node,
     client_app as client_app,
 )
+from .projects import (
+    Project as Project,
+    project as project,
+)
+from .script import Script as Script
 from .server import (
     Nodes as Nodes,
     deployed as deployed,

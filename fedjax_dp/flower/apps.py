@@ -3,7 +3,7 @@
 import pathlib
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from flwr.app import Context
@@ -34,13 +34,18 @@ from fedjax_dp.experiment.running.run_folder import (
     REGISTERED_FILE,
 )
 from fedjax_dp.experiment.schema.config import Config
+from fedjax_dp.flower.exchange import FOLDER
 from fedjax_dp.flower.grid import GridNodes
 from fedjax_dp.flower.journal import JournalFile
 from fedjax_dp.flower.log import LoggedProgress, close
 from fedjax_dp.flower.node import Keys, Node, client_app
 from fedjax_dp.flower.registration import registered
+from fedjax_dp.flower.scores import SCORES_FILE, ScoresFile
+from fedjax_dp.flower.script import Script
 from fedjax_dp.flower.server import deployed
 from fedjax_dp.io.logbook import write_json
+
+Scores = Literal["none", "exact"]
 
 # The rounds that were sent, next to the checkpoints: who was drawn is as secret as these.
 JOURNAL_FILE = "sent.jsonl"
@@ -56,6 +61,7 @@ class OnFlower:
         keys: Keys = "device",
         timeout: float = 600.0,
         own_data: bool = False,
+        scores: Scores = "none",
     ) -> None:
         """Wraps a grid.
 
@@ -65,8 +71,14 @@ class OnFlower:
           timeout: seconds to wait for the replies of a round, above 0.
           own_data: whether each node reads data of its own, of which the server has the sizes
             alone; else all read those of the configuration.
+          scores: "exact" to collect the scores that training scripts report, in `scores.jsonl` of
+            the run folder; "none" to ask for none.
+
+        Raises:
+          ValueError: for other `scores`.
         """
-        self._grid, self._keys, self._timeout = grid, keys, timeout
+        checks.one_of("scores", scores, get_args(Scores))
+        self._grid, self._keys, self._timeout, self._scores = grid, keys, timeout, scores
         self._own_data, self._journal = own_data, _Late()
         self._registered: Registered | None = None
 
@@ -108,10 +120,14 @@ class OnFlower:
           ValueError: as `deployed`.
         """
         federation = experiment.simulation.federation
+        rule = "be none in a run whose results are released: no noise protects scores"
+        is_private = experiment.config.run.release is None or self._scores == "none"
+        checks.require(is_private, "scores", rule, self._scores)
         sizes, timeout = federation.population.sizes, self._timeout
-        self.nodes = GridNodes(self._grid, sizes=sizes, timeout=timeout)
+        scores = self._journal.report if self._scores == "exact" else None
+        self.nodes = GridNodes(self._grid, sizes=sizes, timeout=timeout, scores=scores)
         there = deployed(federation, self.nodes, keys=self._keys, journal=self._journal)
-        stated = {**experiment.stated, "deployment": {"keys": self._keys}}
+        stated = {**experiment.stated, "deployment": {"keys": self._keys, "scores": self._scores}}
         evaluator = experiment.evaluator
         if evaluator.is_personal:
             evaluator = Evaluator(evaluator.whole, None)
@@ -129,13 +145,20 @@ class OnFlower:
         if self._registered is not None:
             self._registered.write(folder / CHECKPOINT_FOLDER / REGISTERED_FILE)
         self._journal.file = JournalFile(folder / CHECKPOINT_FOLDER / JOURNAL_FILE)
+        if self._scores == "exact":
+            self._journal.scores = ScoresFile(folder / SCORES_FILE)
         return self._journal.file.records()
 
 
 class _Late:
-    """A journal whose file is known once the run folder is."""
+    """Files that are known once the run folder is: the journal, and scores."""
 
     file: JournalFile
+    scores: ScoresFile
+
+    def report(self, clients: Sequence[int], text: str) -> None:
+        """Writes the scores in a reply."""
+        self.scores.append(clients, text)
 
     def append(self, round: int, record: RoundRecord) -> None:
         """Writes a round that is about to be sent."""
@@ -159,6 +182,7 @@ def run_on(
     keys: Keys = "device",
     timeout: float = 600.0,
     own_data: bool = False,
+    scores: Scores = "none",
 ) -> Outcome:
     """Runs an experiment on the nodes of a grid, or resumes it where the folder holds it.
 
@@ -170,6 +194,7 @@ def run_on(
       keys: "device" or "parity", as for `client_app`.
       timeout: seconds to wait for the replies of a round, above 0.
       own_data: whether each node reads data of its own, as for `OnFlower`.
+      scores: "exact" or "none", as for `OnFlower`.
 
     Returns:
       The folder, the summary, and why the run ended. Where privacy is claimed for records the
@@ -179,7 +204,7 @@ def run_on(
       ValueError: as `experiment.run` and `deployed`.
     """
     place = pathlib.Path(folder)
-    there = OnFlower(grid, keys=keys, timeout=timeout, own_data=own_data)
+    there = OnFlower(grid, keys=keys, timeout=timeout, own_data=own_data, scores=scores)
     if (place / CONFIG_FILE).exists():
         outcome = resume(place, watcher, deployment=there)
     else:
@@ -195,9 +220,9 @@ def server_app_of(path: str | pathlib.Path) -> ServerApp:
     """Builds the server app of a configuration.
 
     Flower's run configuration has `output`, the run folder on the server's machine; and may have
-    `keys`, `timeout` and `own-data`, as `OnFlower`. A run that was interrupted resumes in the same
-    folder. The log has the progress by round and the result; a run that its budget ended is shown
-    as failed, with that reason.
+    `keys`, `timeout`, `own-data` and `scores`, as `OnFlower`. A run that was interrupted resumes in
+    the same folder. The log has the progress by round and the result; a run that its budget ended
+    is shown as failed, with that reason.
 
     Args:
       path: the TOML file.
@@ -228,7 +253,7 @@ def client_app_of(path: str | pathlib.Path) -> ClientApp:
     have `state-dir`, a folder for client states, `keys`, "device" or "parity", and `data`: the
     absolute path of a file of its own, or a pattern, which is read in place of `data.options.path`,
     as the server's `own-data` expects it. Its clients are those of the node, in the order of their
-    names.
+    names. With `training = "script"` a script of the participant's own trains them, see `project`.
 
     Args:
       path: the TOML file.
@@ -253,6 +278,7 @@ def client_app_of(path: str | pathlib.Path) -> ClientApp:
             for name in ("state-dir", "keys")
             if name in context.node_config
         }
+        script = script_of(context.node_config, config().run.rounds)
         if "data" in context.node_config:
             file = str(context.node_config["data"])
             rule = "be an absolute path"
@@ -262,11 +288,11 @@ def client_app_of(path: str | pathlib.Path) -> ClientApp:
             rule = f"hold the {len(clients)} clients {clients} of this node"
             fits = own.train.num_clients == len(clients)
             checks.require(fits, file, rule, list(own.train.client_names))
-            return Node(clients, own.train, own.validation, kind=kind, **given)  # type: ignore
+            return Node(clients, own.train, own.validation, kind=kind, script=script, **given)  # type: ignore
         whole = parts().population
         clients = clients_of(context.node_config, whole.train.num_clients)
         second = None if whole.validation is None else whole.validation.select(clients)
-        return Node(clients, whole.train.select(clients), second, **given)  # type: ignore
+        return Node(clients, whole.train.select(clients), second, script=script, **given)  # type: ignore
 
     def build(node: Node, population: Sizes) -> FederatedAlgorithm:
         if not node.kind:
@@ -307,6 +333,28 @@ def clients_of(config: Mapping[str, Any], num_clients: int) -> list[int]:
     return found
 
 
+def script_of(config: Mapping[str, Any], rounds: int) -> Script | None:
+    """Reads who trains the clients of a node.
+
+    Args:
+      config: the node's configuration.
+      rounds: the rounds of the experiment.
+
+    Returns:
+      The script; None if the package trains them.
+
+    Raises:
+      ValueError: for another `training`, or a script without `state-dir`.
+    """
+    training = str(config.get("training", "package"))
+    checks.one_of("node-config training", training, ("package", "script"))
+    if training == "package":
+        return None
+    rule = "hold state-dir, the folder in which the node and a training script meet"
+    checks.require("state-dir" in config, "node-config", rule, dict(config))
+    return Script(pathlib.Path(str(config["state-dir"])) / FOLDER, rounds)
+
+
 def _listed(text: str) -> list[int]:
     """Reads a list such as "0-4,9"."""
     found: set[int] = set()
@@ -321,4 +369,4 @@ def _listed(text: str) -> list[int]:
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"own_data": bool(given.get("own-data", False))}
-    return found | ({"keys": str(given["keys"])} if "keys" in given else {})
+    return found | {name: str(given[name]) for name in ("keys", "scores") if name in given}

@@ -1,7 +1,7 @@
 """The nodes of a federation as Flower reaches them."""
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from flwr.app import Message
@@ -16,15 +16,25 @@ from fedjax_dp.flower.packets import Packet, packet_of
 class GridNodes:
     """The nodes that a Flower grid reaches."""
 
-    def __init__(self, grid: Grid, *, sizes: Iterable[int], timeout: float = 600.0) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        *,
+        sizes: Iterable[int],
+        timeout: float = 600.0,
+        scores: Callable[[Sequence[int], str], None] | None = None,
+    ) -> None:
         """Wraps a grid.
 
         Args:
           grid: as Flower passes it to a server app.
           sizes: the registered number of records of each client, `[num_clients]`.
           timeout: seconds to wait for the replies of a round, above 0.
+          scores: `(clients, reports)` receives what training scripts report, exact numbers that no
+            noise protects; None to ask for none.
         """
         checks.positive("timeout", timeout)
+        self._scores = scores
         self._grid, self._timeout = grid, timeout
         self._sizes = [int(size) for size in sizes]
         # What each node has answered; None for a node of another plan.
@@ -76,7 +86,12 @@ class GridNodes:
         Returns:
           The first reply of each node; none of a node that failed, is late, or sent no packet.
         """
+        asked = {"timeout": self._timeout, "scores": self._scores is not None}
+        packets = {n: Packet({**p.facts, **asked}, p.arrays) for n, p in packets.items()}
         replies = ask(self._grid, TRAIN, packets, str(round), self._timeout)
+        for node, reply in replies.items():
+            if self._scores is not None and reply.facts.get("scores"):
+                self._scores(self._known[node], str(reply.facts["scores"]))
         LOG.info(f"round {round + 1}: {len(replies)} of {len(packets)} nodes replied")
         return replies
 

@@ -24,6 +24,7 @@ from fedjax_dp.flower.ledger import NodeLedger
 from fedjax_dp.flower.packets import Packet, arrays_of, packet_of, tree_of
 from fedjax_dp.flower.plan import Plan, Shapes, require_same
 from fedjax_dp.flower.rows import Rows, RowsInContext, RowsOnDisk
+from fedjax_dp.flower.script import Script, require_difference, trained_by
 from fedjax_dp.server.base import Diagnostic, Fate, Roster, Stacked
 
 Keys = Literal["device", "parity"]
@@ -45,6 +46,7 @@ class Node(NamedTuple):
         deletes.
       kind: what the data of all nodes must have alike, for JSON; the server compares it if it has
         no data of its own.
+      script: a script of the participant's own that trains the clients; None to train here.
     """
 
     clients: Sequence[int]
@@ -53,6 +55,7 @@ class Node(NamedTuple):
     keys: Keys = "device"
     state_dir: str | pathlib.Path | None = None
     kind: Mapping[str, Any] = {}
+    script: Script | None = None
 
 
 def client_app(
@@ -63,14 +66,16 @@ def client_app(
 
     In each round the node gets the broadcast, runs the round of each of its clients that was drawn,
     with clipping, encoding and shares of noise, and replies with their sum, or with each message
-    where the aggregator reads messages one by one.
+    where the aggregator reads messages one by one. Clients of a node with a script are trained by
+    it; clipping, encoding and noise stay here.
 
-    Guarantee: exact figures, such as losses, never leave the node. With keys of its own every batch
-    and every noise of a client is drawn from random bits of this machine, new in each round, which
-    the server does not have. With parity keys the server has made them, so that it must be trusted,
-    whatever the algorithm claims. The numbers of local training, such as clips and noise, are those
-    of the node's own algorithm. Where privacy is claimed for records, a ledger on the node is
-    charged before each round of a client.
+    Guarantee: exact figures, such as losses, never leave the node, but for scores that a script
+    reports where the server collects them. With keys of its own every batch and every noise of a
+    client is drawn from random bits of this machine, new in each round, which the server does not
+    have. With parity keys the server has made them, so that it must be trusted, whatever the
+    algorithm claims. The numbers of local training, such as clips and noise, are those of the
+    node's own algorithm. Where privacy is claimed for records, a ledger on the node is charged
+    before each round of a client.
 
     Args:
       build: `(node, population) -> FederatedAlgorithm`, the same that the server has; `population`
@@ -101,6 +106,9 @@ def client_app(
     def clients(message: Message, context: Context) -> Message:
         node, asked = data(context), packet_of(message.content).facts
         kept.require(node, asked)
+        if node.script is not None:
+            algorithm = kept.plan(node, asked).algorithm
+            require_difference(algorithm, population_of(node.train, node.validation))
         return reply(Packet({"clients": list(node.clients), **sizes_of(node)}), message)
 
     @app.train()
@@ -199,15 +207,28 @@ class _Kept:
         stack: list[PyTree] = []
         known: list[PyTree] = []
         fates: list[int] = []
+        trained = None
+        if node.script is not None:
+            rule = "be one for all clients of a node that a script trains"
+            places = set(facts["messages"])
+            checks.require(len(places) == 1, "the model of a round", rule, len(places))
+            model = _received(packet, 0, plan).message
+            trained = trained_by(node.script, plan, model, packet)
         for place, client in enumerate(facts["clients"]):
             received = _received(packet, place, plan)
             own = _own(packet, place, shapes, rows)
             key = _key(packet, place, node.keys)
             place_here = jnp.int32(list(node.clients).index(client))
             at = jnp.int32(client), jnp.int32(facts["round"]), jnp.int32(facts["stage"])
-            work = self._work(plan, received, own, examples, place_here, at, key)
+            if trained is None:
+                work = self._work(plan, received, own, examples, place_here, at, key)
+            else:
+                work = trained.work(plan, received, client, node.train.sizes[place_here], key)
             is_finite = bool(work.is_finite)
-            fates.append(int(Fate.CONTRIBUTED if is_finite else Fate.NOT_FINITE))
+            fate = Fate.CONTRIBUTED if is_finite else Fate.NOT_FINITE
+            if trained is not None and client not in trained.params:
+                fate = Fate.DROPPED
+            fates.append(int(fate))
             if shapes.own is not None:
                 after = work.output.state if is_finite else own
                 if is_finite:
@@ -215,15 +236,17 @@ class _Kept:
                     rows.write(client, facts["round"], arrays_of(after, "own"), last)
                 if states is not None and states.known is not None:
                     known.append(states.known(after))
+            message = _without_figures(work.sent)
             if is_stacked:
-                stack.append(work.sent)
+                stack.append(message)
             else:
-                part = sums.over_first_axis(jax.tree.map(lambda x: x[None], work.sent))
+                part = sums.over_first_axis(jax.tree.map(lambda x: x[None], message))
                 total = part if total is None else sums.merge(total, part)
         sent = _stacked(stack) if is_stacked else sums.value(total)
         arrays = arrays_of(sent, "sent") | (arrays_of(_stacked(known), "known") if known else {})
         answer = {name: facts[name] for name in ("digest", "round", "clients")}
-        return Packet({**answer, "fates": fates}, arrays)
+        scores = {"scores": trained.scores} if trained is not None else {}
+        return Packet({**answer, "fates": fates, **scores}, arrays)
 
     @staticmethod
     @partial(jax.jit, static_argnums=0)
@@ -243,8 +266,7 @@ class _Kept:
         if second is not None:
             second = second.replace(**named)  # type: ignore[attr-defined]
         client = client.replace(validation=second, **named)  # type: ignore[attr-defined]
-        work = client_side(plan.algorithm, received, own, client, key)
-        return work._replace(sent=_without_figures(work.sent))
+        return client_side(plan.algorithm, received, own, client, key)
 
 
 def _without_figures(sent: PyTree) -> PyTree:

@@ -346,8 +346,9 @@ class _Server:
             checks.require(found == asked, name, f"be {asked!r}", found)
         num = len(packet.facts["clients"])
         fates = list(reply.facts.get("fates", []))
-        rule = f"hold {num} of {int(Fate.CONTRIBUTED)} and {int(Fate.NOT_FINITE)}"
-        fits = len(fates) == num and set(fates) <= {Fate.CONTRIBUTED, Fate.NOT_FINITE}
+        known_fates = (Fate.CONTRIBUTED, Fate.NOT_FINITE, Fate.DROPPED)
+        rule = f"hold {num} of {[int(fate) for fate in known_fates]}"
+        fits = len(fates) == num and set(fates) <= {*known_fates}
         checks.require(fits, "fates", rule, fates)
 
         def by_client(shapes: PyTree) -> PyTree:

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_dp.experiment import load_config
 from fedjax_dp.flower import write_app
-from fedjax_dp.flower.apps import clients_of
+from fedjax_dp.flower.apps import clients_of, script_of
 
 yaml = pytest.importorskip("yaml")
 
@@ -87,3 +87,13 @@ def test_a_node_without_clients_is_refused(config, message):
 def test_a_node_holds_the_clients_that_it_is_configured_with():
     assert clients_of({"clients": "0-2, 9"}, 10) == [0, 1, 2, 9]
     assert clients_of({"partition-id": 1, "num-partitions": 4}, 10) == [1, 5, 9]
+
+
+def test_a_node_config_says_that_a_script_trains():
+    assert script_of({"state-dir": "/s"}, 5) is None
+    script = script_of({"training": "script", "state-dir": "/s"}, 5)
+    assert (str(script.folder), script.rounds) == ("/s/project", 5)
+    with pytest.raises(ValueError, match="node-config must hold state-dir"):
+        script_of({"training": "script"}, 5)
+    with pytest.raises(ValueError, match="node-config training must be one of package, script"):
+        script_of({"training": "scripts", "state-dir": "/s"}, 5)

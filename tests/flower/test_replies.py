@@ -68,7 +68,7 @@ WRONG = {
     "of another plan": with_fact("digest", "0" * 64),
     "of another round": with_fact("round", 7),
     "of other clients": with_fact("clients", [1, 3]),
-    "of an unknown fate": with_fact("fates", [4, 4, 4]),
+    "of an unknown fate": with_fact("fates", [5, 5, 5]),
 }
 
 

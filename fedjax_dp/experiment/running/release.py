@@ -43,6 +43,8 @@ _MARKS: Mapping[str, Mark] = {
     CHECKPOINT_FOLDER: "secret",
     CLIENTS_FOLDER: "exact",
     NODES_FILE: "exact",
+    # Of a deployment: it shows who was drawn.
+    "scores.jsonl": "secret",
     RELEASE_FOLDER: "covered",
     REPORT_FILE: "exact",
     ".lock": "public",

@@ -95,6 +95,10 @@ _WITHOUT_MASKS = (
     " No masks were made between nodes: the server received the message of each node by itself, so "
     "that the claim does not hold against a server that reads messages before it adds them up."
 )
+_SCORES = (
+    " Training scripts of participants report exact scores, which no noise protects and no ε "
+    "covers: the server has them in `scores.jsonl`."
+)
 _DEPLOYED_KEYS = {
     "device": "Each node draws the keys of its clients from its operating system.",
     "parity": (
@@ -416,7 +420,8 @@ def _deployed(data: dict[str, Any]) -> list[str]:
     if facts is None:
         return []
     words = _DEPLOYED.format(keys=_DEPLOYED_KEYS[facts["keys"]])
-    return [words + _WITHOUT_MASKS * (data["trusted"] in _RESTS_ON_MASKS)]
+    words += _WITHOUT_MASKS * (data["trusted"] in _RESTS_ON_MASKS)
+    return [words + _SCORES * (facts.get("scores") == "exact")]
 
 
 def _masks(data: dict[str, Any]) -> list[str]:

@@ -1,0 +1,297 @@
+"""The folder in which a node and a training script meet.
+
+The node writes the model of a round; the script writes the trained parameters of each data link,
+and scores. All files appear whole, under a lock.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+from filelock import FileLock
+from safetensors.numpy import save
+
+from fedjax_dp.core import checks, files
+
+# Below the state folder of a node.
+FOLDER = "project"
+_CURRENT, _LOCK, _SCORES, _SENT = "current.json", ".lock", "scores.jsonl", "scores.sent"
+_MODEL, _TOKEN = "model.safetensors", "token"
+# Seconds between two looks at the folder.
+EVERY = 0.1
+# What one report of scores may hold.
+_MOST_SCORES, _LONGEST_NAME = 100, 100
+# Types by their names in safetensors files.
+_TYPES = {
+    name: np.dtype(kind)
+    for name, kind in {
+        "F64": np.float64,
+        "F32": np.float32,
+        "F16": np.float16,
+        "BF16": jnp.bfloat16,
+        "BOOL": np.bool_,
+        **{f"I{8 * size}": f"i{size}" for size in (1, 2, 4, 8)},
+        **{f"U{8 * size}": f"u{size}" for size in (1, 2, 4, 8)},
+    }.items()
+}
+
+
+class NotOpenError(ValueError):
+    """An update for a round that takes none: it is over, or has one of that data link."""
+
+
+class Task(NamedTuple):
+    """The newest round of a node.
+
+    Attributes:
+      experiment: the digest of the plan, which server and nodes agree on.
+      round: rounds done before it.
+      rounds: the rounds of the experiment; None if unknown.
+      datalinks: the clients of this node that were drawn, by their indices.
+      deadline: when the node stops waiting for updates, in seconds since 1970.
+      is_open: whether the node waits for updates; false once it has replied.
+    """
+
+    experiment: str
+    round: int
+    rounds: int | None
+    datalinks: Sequence[int]
+    deadline: float
+    is_open: bool
+
+
+class Exchange:
+    """The folder in which a node and a script meet."""
+
+    def __init__(self, folder: str | pathlib.Path) -> None:
+        """Opens the folder; made, for its owner alone, where it is missing."""
+        self._folder = pathlib.Path(folder)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def task(self) -> Task | None:
+        """Reads the newest round; None before the first."""
+        path = self._folder / _CURRENT
+        if not path.exists():
+            return None
+        return Task(**files.parse_json(files.read_text(path), path))
+
+    def open(self, task: Task, model: Mapping[str, np.ndarray]) -> None:
+        """Opens a round; one that is played again loses the updates of its earlier attempt."""
+        with self._locked():
+            place = self._place(task, task.round)
+            # Later rounds were of an attempt that the server has gone back behind.
+            for old in place.parent.glob("round-*"):
+                if old.name >= place.name:
+                    shutil.rmtree(old)
+            place.mkdir(mode=0o700, parents=True)
+            write(place / _MODEL, encoded(model))
+            self._write_task(task)
+
+    def close(self, task: Task) -> dict[int, bytes]:
+        """Closes a round; returns the updates that arrived, by data link."""
+        with self._locked():
+            self._write_task(task._replace(is_open=False))
+            found = {link: self._update(task, link) for link in task.datalinks}
+            return {link: path.read_bytes() for link, path in found.items() if path.exists()}
+
+    def missing(self, task: Task) -> list[int]:
+        """Lists the data links whose updates have not arrived."""
+        return [link for link in task.datalinks if not self._update(task, link).exists()]
+
+    def awaited(self) -> list[int]:
+        """Lists the data links whose updates the newest round waits for; none once it is over."""
+        task = self.task()
+        return self.missing(task) if task is not None and is_open(task) else []
+
+    def model(self, round: int | None = None) -> bytes:
+        """Reads the model of a round, the newest by default, as safetensors."""
+        task = self._task_of(round)
+        path = self._place(task, task.round if round is None else round) / _MODEL
+        if not path.exists():
+            raise FileNotFoundError(f"this node has received no model in round {round}")
+        return path.read_bytes()
+
+    def put(self, content: bytes, datalink: int | None, round: int) -> int:
+        """Checks an update against the model of its round and stores it, once.
+
+        Args:
+          content: a safetensors file of trained parameters.
+          datalink: the client; None if one alone was drawn.
+          round: the round that they were trained in.
+
+        Returns:
+          The data link.
+
+        Raises:
+          NotOpenError: if the round is over or not begun, or has an update of the data link.
+          ValueError: for content that is damaged, not finite, or does not fit the model.
+        """
+        task = self._task_of(round)
+        link = _datalink(task, datalink)
+        _require_open(task, round)
+        require_fit(decoded(content), decoded(self.model()))
+        with self._locked():
+            task = self._task_of(round)
+            _require_open(task, round)
+            _datalink(task, link)
+            path = self._update(task, link)
+            if path.exists():
+                rule = f"get one update of data link {link}"
+                raise NotOpenError(f"round {round} must {rule}, got a second one")
+            write(path, content)
+        return link
+
+    def report(
+        self, scores: Mapping[str, float], round: int | None, datalink: int | None
+    ) -> dict[str, Any]:
+        """Stores scores of a round that this node has received."""
+        if round is not None:
+            checks.whole("round", round, at_least=0)
+        task = self._task_of(round)
+        number = task.round if round is None else round
+        is_received = (self._place(task, number) / _MODEL).exists()
+        checks.require(is_received, "round", "be one that this node has received", number)
+        line = {"round": number, "datalink": datalink, "scores": dict(scores)}
+        require_scores(line)
+        with self._locked(), open(self._folder / _SCORES, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"experiment": task.experiment, **line}) + "\n")
+        return line
+
+    def scores(self) -> list[dict[str, Any]]:
+        """Reads all scores that were reported, in order."""
+        path = self._folder / _SCORES
+        if not path.exists():
+            return []
+        return [files.parse_json(line, path) for _, line in files.lines(files.read_text(path))]
+
+    def unsent_scores(self, experiment: str) -> list[dict[str, Any]]:
+        """Takes the scores of an experiment that no reply has carried."""
+        with self._locked():
+            sent, found = self._folder / _SENT, self.scores()
+            done = int(sent.read_text()) if sent.exists() else 0
+            write(sent, str(len(found)).encode())
+        names = ("round", "datalink", "scores")
+        return [{n: s[n] for n in names} for s in found[done:] if s["experiment"] == experiment]
+
+    def token(self, token: str) -> pathlib.Path:
+        """Writes the token of a gateway to a file for its owner alone; returns its path."""
+        path = self._folder / _TOKEN
+        write(path, token.encode())
+        return path
+
+    def _locked(self) -> contextlib.AbstractContextManager[Any]:
+        return FileLock(self._folder / _LOCK)
+
+    def _place(self, task: Task, round: int) -> pathlib.Path:
+        return self._folder / task.experiment[:16] / f"round-{round:08d}"
+
+    def _update(self, task: Task, link: int) -> pathlib.Path:
+        return self._place(task, task.round) / f"update-{link}.safetensors"
+
+    def _write_task(self, task: Task) -> None:
+        write(self._folder / _CURRENT, json.dumps(task._asdict()).encode())
+
+    def _task_of(self, round: int | None) -> Task:
+        task = self.task()
+        if task is None or (round is not None and round > task.round):
+            what = "no round" if round is None else f"no round {round}"
+            raise NotOpenError(f"this node has received {what} yet")
+        return task
+
+
+def encoded(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Writes arrays as safetensors."""
+    for name, array in arrays.items():
+        rule = f"be an array of one of {', '.join(sorted(_TYPES))}"
+        checks.require(array.dtype in _TYPES.values(), f"array {name!r}", rule, array.dtype)
+    return save({name: np.asarray(array, order="C") for name, array in arrays.items()})
+
+
+def decoded(content: bytes) -> dict[str, np.ndarray]:
+    """Reads safetensors; a file that is cut off or damaged is a ValueError."""
+    with files.reading("an update", "be a whole safetensors file", safetensors.SafetensorError):
+        found = safetensors.deserialize(content)
+    arrays = {}
+    for name, spec in found:
+        kind = spec["dtype"]
+        checks.one_of(f"the type of array {name!r}", kind, _TYPES)
+        arrays[name] = np.frombuffer(spec["data"], _TYPES[kind]).reshape(spec["shape"])
+    return arrays
+
+
+def require_fit(arrays: Mapping[str, np.ndarray], model: Mapping[str, np.ndarray]) -> None:
+    """Requires the names, shapes and types of a model, and finite values."""
+    unknown, missing = sorted({*arrays} - {*model}), sorted({*model} - {*arrays})
+    checks.require(not unknown, "an update", f"hold the arrays {sorted(model)}", unknown)
+    checks.require(not missing, "an update", f"hold the arrays {sorted(model)}", f"no {missing}")
+    for name, like in model.items():
+        array, rule = arrays[name], f"be {like.dtype}{list(like.shape)} as in the model"
+        fits = array.shape == like.shape and array.dtype == like.dtype
+        found = f"{array.dtype}{list(array.shape)}"
+        checks.require(fits, f"array {name!r}", rule, found)
+        is_float = jnp.issubdtype(like.dtype, jnp.inexact)
+        is_finite = not is_float or bool(np.all(np.isfinite(array)))
+        checks.require(is_finite, f"array {name!r}", "be finite", "NaN or infinity")
+
+
+def require_scores(line: Any) -> None:
+    """Requires what `Exchange.report` writes, wherever it comes from."""
+    rule = "hold round, datalink and scores"
+    is_whole = isinstance(line, Mapping) and set(line) == {"round", "datalink", "scores"}
+    checks.require(is_whole, "a report", rule, line)
+    checks.whole("round", line["round"], at_least=0)
+    if line["datalink"] is not None:
+        checks.whole("datalink", line["datalink"], at_least=0)
+    scores = line["scores"]
+    fits = isinstance(scores, Mapping) and 0 < len(scores) <= _MOST_SCORES
+    checks.require(fits, "scores", f"be 1 to {_MOST_SCORES} numbers by name", scores)
+    for name, value in scores.items():
+        is_name = isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME
+        checks.require(is_name, "a score", f"have a name of 1 to {_LONGEST_NAME} letters", name)
+        is_number = not isinstance(value, bool) and checks.is_finite_number(value)
+        checks.require(is_number, f"score {name!r}", "be a finite number", value)
+
+
+def is_open(task: Task) -> bool:
+    """Whether a round takes updates."""
+    return task.is_open and time.time() < task.deadline
+
+
+def _require_open(task: Task, round: int) -> None:
+    if round < task.round or not is_open(task):
+        raise NotOpenError(
+            f"round {round} must be open to take an update, got one for a round that is over"
+        )
+
+
+def _datalink(task: Task, datalink: int | None) -> int:
+    """Finds the data link of an update."""
+    links = list(task.datalinks)
+    if datalink is None:
+        checks.require(len(links) == 1, "datalink", f"be given, one of {links}", None)
+        return links[0]
+    checks.require(datalink in links, "datalink", f"be one of those drawn, {links}", datalink)
+    return datalink
+
+
+def write(path: pathlib.Path, content: bytes) -> None:
+    """Writes a file that appears whole."""
+    number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    with os.fdopen(number, "wb") as file:
+        file.write(content)
+    os.replace(name, path)
+
+
+def until(condition: Callable[[], bool], deadline: float) -> None:
+    """Waits until a condition holds or a time, in seconds since 1970, has come."""
+    while not condition() and time.time() < deadline:
+        time.sleep(EVERY)

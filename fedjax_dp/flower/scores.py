@@ -1,0 +1,47 @@
+"""Scores that participants report, as the server stores them."""
+
+import json
+import pathlib
+import warnings
+from collections.abc import Sequence
+
+from fedjax_dp.core import checks, files
+from fedjax_dp.flower.exchange import require_scores
+
+# In a run folder. It shows who was drawn, which is secret, and its numbers are exact.
+SCORES_FILE = "scores.jsonl"
+_MOST_BYTES = 2**20
+
+
+class ScoresFile:
+    """A file of reports, one a line: round, clients and scores."""
+
+    def __init__(self, path: str | pathlib.Path) -> None:
+        """Opens the file; a new one is readable by its owner alone."""
+        self._path = pathlib.Path(path)
+        self._path.touch(mode=0o600)
+
+    def append(self, clients: Sequence[int], text: str) -> None:
+        """Appends the reports in a reply; those that do not fit are left out, with a warning.
+
+        Args:
+          clients: those of the node.
+          text: reports as `Trained.scores` has them.
+        """
+        try:
+            checks.require(len(text) <= _MOST_BYTES, "scores", "have at most 1 MiB", len(text))
+            found = files.parse_json(text, "scores")
+            checks.require(isinstance(found, list), "scores", "be a list of reports", found)
+            for line in found:
+                require_scores(line)
+                link = line["datalink"]
+                rule = f"be None or one of {list(clients)}"
+                checks.require(link is None or link in clients, "datalink", rule, link)
+        except ValueError as error:
+            warnings.warn(f"scores of clients {list(clients)} are lost: {error}", stacklevel=2)
+            return
+        with self._path.open("a", encoding="utf-8") as file:
+            for line in found:
+                of = list(clients) if line["datalink"] is None else [line["datalink"]]
+                report = {"round": line["round"], "clients": of, "scores": line["scores"]}
+                file.write(json.dumps(report) + "\n")
