@@ -78,16 +78,17 @@ def as_markdown(result: dict[str, Any]) -> str:
         f"scale {result['scale']:.4f}",
         "",
         "| attack | r², ours | r², predicted | r², thesis (100 parties) | residual variance "
-        "| predicted |",
-        "|---|---|---|---|---|---|",
+        "| predicted | ratio |",
+        "|---|---|---|---|---|---|---|",
     ]
     best = result["paper"]["best attack on oblivious (upper bound)"]
     theirs = {"non_oblivious": f"{result['paper']['Non-Oblivious']}", "mean": f"at most {best}"}
     for one in result["attacks"]:
         predicted = f"{one['predicted_r2']:.3f}" if "predicted_r2" in one else "0"
-        variances = "| | |"
+        variances = "| | | |"
         if "residual_variance" in one:
-            variances = f"| {one['residual_variance']:.3f} | {one['predicted_variance']:.3f} |"
+            ours, closed = one["residual_variance"], one["predicted_variance"]
+            variances = f"| {ours:.3f} | {closed:.3f} | {ours / closed:.3f} |"
         shown = theirs.get(one["attack"], "")
         lines.append(f"| {one['attack']} | {one['r2']:.3f} | {predicted} | {shown} {variances}")
     return "\n".join(lines) + "\n"

@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import platform
+import resource
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,14 +41,16 @@ HARDWARE = f"{os.cpu_count()} CPU cores, {platform.machine()}"
 
 def collusion(options: argparse.Namespace) -> str:
     """Attacks recorded iterations, and draws r² of the attacks."""
-    result = colluders.run(options.parties[0], options.trials, options.seed)
-    _write(options.output / "collusion.json", result)
+    result, cost = _measured(
+        lambda: colluders.run(options.parties[0], options.trials, options.seed)
+    )
+    _write(options.output / "collusion.json", {**result, "cost": cost})
     plots.save(colluders.draw(result), options.output / "collusion.png")
-    return colluders.as_markdown(result)
+    return colluders.as_markdown(result) + _in_words(cost)
 
 
-def on_adult(options: argparse.Namespace) -> str:
-    """Runs every number of parties without noise, with the printed and with corrected noise."""
+def _adult_runs(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Runs every number of parties in every setting."""
     split = adult.table(options.seed)
     results = []
     settings: list[tuple[str, float] | None] = [None]
@@ -56,9 +59,15 @@ def on_adult(options: argparse.Namespace) -> str:
     for n in options.parties:
         sim = adult.federation_of(*split[:2], n)
         results += [adult.run(sim, n, setting, options.seed, split) for setting in settings]
-    _write(options.output / "adult.json", {"hardware": HARDWARE, "runs": results})
+    return results
+
+
+def on_adult(options: argparse.Namespace) -> str:
+    """Runs every number of parties without noise, with the printed and with corrected noise."""
+    results, cost = _measured(lambda: _adult_runs(options))
+    _write(options.output / "adult.json", {"cost": cost, "runs": results})
     plots.save(adult.draw(results), options.output / "adult.png")
-    return adult.as_markdown(results)
+    return adult.as_markdown(results) + _in_words(cost)
 
 
 def growth(options: argparse.Namespace) -> str:
@@ -101,7 +110,8 @@ def on_digits_and_kdd(options: argparse.Namespace) -> str:
     if path.exists():
         result |= json.loads(path.read_text("utf-8"))
     for part in options.parts:
-        result[part] = runs[part]()
+        result[part], cost = _measured(runs[part])
+        result["costs"] = {**result.get("costs", {}), part: cost}
         _write(path, result)
     if "sweep" in options.parts:
         plots.save(privacyfl.draw(result["sweep"]), options.output / "privacyfl.png")
@@ -110,18 +120,18 @@ def on_digits_and_kdd(options: argparse.Namespace) -> str:
 
 def audited(options: argparse.Namespace) -> str:
     """Audits masked sums as the server and colluders see them, of which clients drop out."""
-    results = []
-    for counts_colluders in (True, False):
-        results += audited_sums.run(
-            options.noise_multiplier,
-            options.runs,
-            options.rounds,
-            options.seed,
-            counts_colluders=counts_colluders,
-            form=options.form,
-        )
+    numbers = options.noise_multiplier, options.runs, options.rounds, options.seed
+
+    def both() -> list[dict[str, Any]]:
+        return [
+            bound
+            for counts in (True, False)
+            for bound in audited_sums.run(*numbers, counts_colluders=counts, form=options.form)
+        ]
+
+    results, cost = _measured(both)
     audited_sums.write(options.output / "audit.csv", results)
-    return audited_sums.as_markdown(results)
+    return audited_sums.as_markdown(results) + _in_words(cost)
 
 
 def error(options: argparse.Namespace) -> str:
@@ -142,6 +152,27 @@ def without_server(options: argparse.Namespace) -> str:
     }
     _write(options.output / "serverless.json", result)
     return serverless.as_markdown(result)
+
+
+def _measured(work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
+    """Runs a part, and measures its seconds and the peak memory of the process, in GB."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    found = work()
+    return found, {
+        "hardware": HARDWARE,
+        "seconds": round(time.perf_counter() - wall, 1),
+        "cpu_seconds": round(time.process_time() - cpu, 1),
+        # Linux counts in KiB.
+        "peak_memory_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
+    }
+
+
+def _in_words(cost: dict[str, Any]) -> str:
+    """Writes what a part has cost."""
+    return (
+        f"\n{cost['hardware']}, beside other work: {cost['seconds']:.0f} s, "
+        f"{cost['cpu_seconds']:.0f} CPU seconds, at most {cost['peak_memory_gb']} GB of memory.\n"
+    )
 
 
 def _write(path: pathlib.Path, content: Any) -> None:

@@ -1,4 +1,4 @@
-"""Pairwise offsets on floats, as PrivacyFL released them: for comparison, not for privacy."""
+"""The legacy form of masks, offsets on floats as PrivacyFL printed them: for comparison only."""
 
 import hashlib
 from typing import NamedTuple
@@ -56,7 +56,7 @@ class FloatOffsets(NamedTuple):
 
 @checked
 def float_offsets(num_clients: Count, seed: Seed = 0) -> FloatOffsets:
-    """Makes simulated keys for the offsets of PrivacyFL.
+    """Makes simulated keys for the legacy offsets of PrivacyFL, which are added to floats.
 
     Each pair shares one whole number of 18 bits a round, the same for all weights, which one adds
     and the other subtracts.
