@@ -212,7 +212,8 @@ def run_on(
     if "record" in config.privacy.units:
         deltas = np.ravel(np.asarray(config.privacy.record.dp_delta, float))
         claims = there.nodes.claims(float(np.min(deltas)))
-        write_json(place / NODES_FILE, {str(client): each for client, each in claims.items()})
+        if claims:  # None is known where a resumed run had no round left.
+            write_json(place / NODES_FILE, {str(client): each for client, each in claims.items()})
     return outcome
 
 

@@ -148,7 +148,7 @@ def test_a_deployment_says_where_no_masks_hide_messages(trust):
     data = st.statement(ledger, 1e-6, trust=trust, deployment={"keys": "device"})
     words = st.in_words(data)
     assert "Deployed on Flower" in words
-    assert ("No masks were made between nodes" in words) == (trust is not None)
+    assert ("Nodes agreed on no keys of masks" in words) == (trust is not None)
 
 
 @pytest.mark.parametrize(
