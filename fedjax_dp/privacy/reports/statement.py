@@ -92,8 +92,8 @@ _DEPLOYED = (
     "Rounds whose messages had left are charged, also those whose outcome was lost."
 )
 _WITHOUT_MASKS = (
-    " Nodes agreed on no keys of masks: the server can read the message of each node by itself, and "
-    "the claim does not hold against a server that does so before it adds them up."
+    " Nodes agreed on no keys of masks: the server can read the message of each node by itself, "
+    "and the claim does not hold against a server that does so before it adds them up."
 )
 _SCORES = (
     " Training scripts of participants report exact scores, which no noise protects and no ε "
