@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from sklearn.metrics import matthews_corrcoef
 
+from experiments.secure_aggregation.privacyfl import printed
 from fedjax_dp import FederatedData, algorithms, engine, privacy
 from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Training
 from fedjax_dp.clients.base import LocalConfig
@@ -145,21 +146,37 @@ def run(
 
 
 def as_markdown(results: list[dict[str, Any]]) -> str:
-    """Writes a table of the last scores."""
+    """Writes a table of the last scores, and one of what the printed ε of 5e-4 costs."""
     lines = [
-        "| parties | ε asked | noise | MCC, round 1 | MCC, last | noise of the average "
+        "| parties | ε asked | noise | MCC, round 1 | MCC, last | thesis | noise of the average "
         "| ε of a coordinate | ε of a round | ε composed | s | CPU s without compiling |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for one in results:
         cells = [one["num_parties"], one["epsilon"] or "none", one["calibration"] or ""]
         cells += [f"{one['mcc'][0]:.3f}", f"{one['mcc'][-1]:.3f}"]
+        is_printed = (one["calibration"], one["epsilon"]) == ("printed", 1e-5)
+        theirs = printed("MCC_out_of_sample_eps_1e-5", str(one["num_parties"]))
+        cells.append(theirs.get("", "") if is_printed else "")
         names = ("average_noise_stddev", "coordinate_epsilon", "round_epsilon", "composed_epsilon")
         cells += [f"{one[name]:.3g}" if name in one else "" for name in names]
         cells.append(f"{one['first_round_seconds'] + one['other_rounds_seconds']:.1f}")
         cells.append(f"{one['other_rounds_cpu_seconds']:.1f}")
         lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_losses(results)]) + "\n"
+
+
+def _losses(results: list[dict[str, Any]]) -> list[str]:
+    """Compares MCC under the printed ε of 5e-4 with that without noise."""
+    by_setting = {(r["num_parties"], r["calibration"], r["epsilon"]): r for r in results}
+    lines = ["", "Relative loss in MCC by printed noise, ε = 5e-4:", ""]
+    lines += ["| parties | ours | thesis |", "|---|---|---|"]
+    for (n, calibration, epsilon), one in by_setting.items():
+        if (calibration, epsilon) == ("printed", 5e-4) and (n, None, None) in by_setting:
+            loss = 1 - one["mcc"][-1] / by_setting[n, None, None]["mcc"][-1]
+            theirs = printed(f"relative_MCC_loss_{n}_clients_eps_5e-4", "").get("", "")
+            lines.append(f"| {n} | {loss:.4f} | {theirs} |")
+    return lines
 
 
 def draw(results: list[dict[str, Any]]) -> Any:

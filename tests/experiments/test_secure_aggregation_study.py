@@ -158,3 +158,15 @@ def test_clients_without_a_server_do_better_than_alone_on_average(tmp_path):
         "| 3 | Singapore | dropped |  |  |" in text
         and "| 3 | NYC | 0.709 | 0.700 | 0.200 |" in text
     )
+
+
+def test_the_adult_table_has_the_thesis_figures_beside_ours():
+    """1,000 parties: a relative loss of 0.0052/0.52 = 0.01 in MCC."""
+    one = {"num_parties": 1000, "mcc": [0.5, 0.52]}
+    one |= {"first_round_seconds": 1.0, "other_rounds_seconds": 2.0}
+    one |= {"other_rounds_cpu_seconds": 1.5, "calibration": None, "epsilon": None}
+    noised = {"calibration": "printed", "epsilon": 5e-4, "mcc": [0.5, 0.5148]}
+    small = {"num_parties": 100, "calibration": "printed", "epsilon": 1e-5}
+    text = adult.as_markdown([one, one | noised, one | small])
+    assert "| 1000 | 0.0100 | 0.0018 |" in text
+    assert "| 100 | 1e-05 | printed | 0.500 | 0.520 | 0.005 |" in text
