@@ -128,6 +128,7 @@ def _project(name: str, package: str, output: str, flower: str) -> dict[str, obj
                         "keys": "device",
                         "timeout": 600.0,
                         "own-data": False,
+                        "scores": "none",
                     },
                 }
             },

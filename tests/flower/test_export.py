@@ -24,7 +24,10 @@ def test_every_file_is_named_and_parses(app):
         str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()
     )
     project = tomllib.loads((folder / "pyproject.toml").read_text())
-    assert project["tool"]["flwr"]["app"]["config"]["output"] == "/runs/1"
+    # Flower refuses to override a key that the app does not have.
+    options = {"output": "/runs/1", "keys": "device", "timeout": 600.0}
+    options |= {"own-data": False, "scores": "none"}
+    assert project["tool"]["flwr"]["app"]["config"] == options
     components = project["tool"]["flwr"]["app"]["components"]
     for component in components.values():
         module, _, name = component.partition(":")
