@@ -14,7 +14,13 @@ from small_problem import assert_same_state
 from fedjax_dp import algorithms, engine, models
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.core.messages import tariff_of
-from fedjax_dp.data import FederatedData, full_participation, participation, poisson
+from fedjax_dp.data import (
+    FederatedData,
+    fixed_size,
+    full_participation,
+    participation,
+    poisson,
+)
 from fedjax_dp.engine import ExecutionConfig, Fate, PrivacyAccounting, RoundRecord
 from fedjax_dp.privacy.claims import OnceClaim, RecordClaim
 from fedjax_dp.server import counted_mean, secure, weighted_mean
@@ -171,6 +177,31 @@ def test_leaving_is_refused_where_it_would_reveal_a_model():
         engine.leaving(bound, tolerance=0.0)
 
 
+def masks_for(num_clients):
+    return secure.masked(counted_mean(), secure.fixed_point(3), secure.all_pairs(num_clients))
+
+
+def test_masks_are_for_the_clients_that_may_be_left():
+    """A round of fewer clients than the graph's is lost: nothing would change any more."""
+
+    def leaves(joins, graph, min_active=2):
+        built = algorithm_of(aggregator=masks_for(graph))
+        bound = engine.federation(built, data_of(), participation(joins, 3, cohort_size=3))
+        return engine.leaving(bound, min_active=min_active)
+
+    leaves(full_participation(), 2)
+    leaves(full_participation(), 3, min_active=3)
+    with pytest.raises(ValueError, match="aggregator must have a graph of masks for 2 or fewer"):
+        leaves(full_participation(), 3)
+    joins = participation(fixed_size(), 3, cohort_size=2)
+    bound = engine.federation(algorithm_of(aggregator=masks_for(2)), data_of(), joins)
+    engine.leaving(bound, min_active=3)
+    with pytest.raises(ValueError, match="aggregator must have a graph of masks for 1 or fewer"):
+        engine.leaving(bound)
+    with pytest.raises(ValueError, match="min_active must be at most 3, the number of clients"):
+        leaves(full_participation(), 2, min_active=4)
+
+
 def test_masks_never_release_a_part_of_the_shares():
     """A sum of two of three shares has not the noise of the claim, also if it is discarded."""
     joins = participation(full_participation(), 3)
@@ -300,7 +331,8 @@ def test_a_client_alone_takes_all_noise_out_of_what_it_receives():
 
 
 @telling
-def test_clients_leave_for_good_and_are_not_counted_but_charged_as_if_they_had_stayed():
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_clients_leave_for_good_and_are_not_counted_but_charged_as_if_they_had_stayed(is_masked):
     """A client leaves after the round in which its model agrees with the mean, by hand."""
     tolerance, left = 0.1, {}
 
@@ -315,7 +347,8 @@ def test_clients_leave_for_good_and_are_not_counted_but_charged_as_if_they_had_s
         if len(active(r + 1)) < 2:
             break
     wrapper = partial(engine.leaving, tolerance=tolerance)
-    sim = simulation_of(algorithm_of(ANEW), wrapper=wrapper)
+    mean = masks_for(2) if is_masked else None
+    sim = simulation_of(algorithm_of(ANEW, aggregator=mean), wrapper=wrapper)
     hyper = sim.federation.hyper
     quiet = hyper._replace(local=hyper.local._replace(noise_multiplier=np.float32(0)))
     state, record, info = sim.run(sim.init(KEY), KEY, ROUNDS, quiet)
@@ -325,6 +358,8 @@ def test_clients_leave_for_good_and_are_not_counted_but_charged_as_if_they_had_s
     trained = [sorted(clients[fates == Fate.CONTRIBUTED].tolist()) for clients, fates in rows]
     expected = [active(r) if len(active(r)) >= 2 else [] for r in range(ROUNDS)]
     assert trained == expected and counts[-1] < 3
+    if is_masked:
+        assert list(info.aggregator["num_lost"]) == [int(not clients) for clients in expected]
     # When a client leaves depends on its records: it pays for the rounds that it might have seen.
     account = PrivacyAccounting(sim, relation="replace_one")
     account.charge(record._replace(digest=None))

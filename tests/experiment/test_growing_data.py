@@ -13,8 +13,11 @@ from fedjax_dp.experiment.reading.validate import validate
 from fedjax_dp.experiment.running.results import facts_of
 from fedjax_dp.privacy.claims import OnceClaim, RecordClaim
 from fedjax_dp.privacy.reports.statement import in_words, statement
+from fedjax_dp.server.secure.aggregator import masks_of
 
 OPEN = ("--privacy.unit=none", "--algorithm.name=retrained_averaging")
+MASKED = ("--secure_aggregation.form=masked",)
+COHORT = ("--participation.sampler=fixed_size",)
 PRIVATE = (
     "--privacy.unit=record",
     "--training.sampler=full_batch",
@@ -38,8 +41,16 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
             "leaving.tolerance must be left out for noise in shares",
         ),
         (
-            ("--leaving.tolerance=1", "--secure_aggregation.form=masked"),
-            "leaving.tolerance must be left out with secure aggregation",
+            ("--leaving.tolerance=1", *MASKED, "--secure_aggregation.colluders=1"),
+            "leaving.min_active must be at least 3 under secure_aggregation, so that 2 clients",
+        ),
+        (
+            ("--leaving.tolerance=1", *MASKED, *COHORT, "--participation.cohort_size=2"),
+            "leaving.min_active must be at least 3 under secure_aggregation, so that 2 clients",
+        ),
+        (
+            ("--leaving.tolerance=1", "--leaving.min_active=4"),
+            "leaving.min_active must be at most the 3 clients, got 4",
         ),
         (
             ("--leaving.tolerance=1", "--acceleration.memory=1"),
@@ -91,6 +102,13 @@ def test_statements_name_the_bound_of_models_and_own_models_without_noise(person
     assert ("no ε covers them" in text) == is_kept == ("No noise protects" in text)
 
 
+def test_masks_are_for_the_clients_that_may_be_left():
+    words = ["--leaving.tolerance=1", *MASKED, "--data.num_clients=5", "--leaving.min_active=3"]
+    experiment = assemble(load_config(None, [*SMALL, *OPEN, *words]))
+    masks = masks_of(experiment.simulation.algorithm.aggregator)
+    assert masks.graph.num_clients == 3 and masks.encoding.max_clients == 5
+
+
 def test_a_model_without_a_bound_is_refused_under_privacy():
     words = [*SMALL, *PRIVATE[:-2], "--algorithm.name=retrained_averaging"]
     with pytest.raises(ValueError, match="model must be logistic_regression with a gradient_bound"):
@@ -129,8 +147,14 @@ def test_noise_in_shares_is_refused_where_it_hides_no_client(words, message):
 
 
 @slow
-def test_a_run_whose_clients_leave(tmp_path):
+@pytest.mark.parametrize(("min_active", "dropouts"), [(2, 0), (3, 1)])
+def test_a_masked_run_whose_clients_leave(tmp_path, min_active, dropouts):
     words = (*SMALL, *PRIVATE, "--algorithm.name=retrained_averaging", "--leaving.tolerance=1e6")
+    words += (
+        *MASKED,
+        f"--leaving.min_active={min_active}",
+        f"--secure_aggregation.dropouts={dropouts}",
+    )
     status, _ = execute(tmp_path / "run", *words)
     assert status == 0
     assert [row["num_active"] for row in metrics(tmp_path / "run")] == [0, 0]

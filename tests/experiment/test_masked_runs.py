@@ -19,7 +19,7 @@ from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.components.secure_aggregation import graph_of, under_masks
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading.validate import validate
-from fedjax_dp.experiment.schema.config import SecureAggregationSection
+from fedjax_dp.experiment.schema.config import Config, SecureAggregationSection
 from fedjax_dp.experiment.studies.workloads import WORKLOADS, prepare
 from fedjax_dp.server.base import Roster, Sender
 from fedjax_dp.server.masking import gradient_mask
@@ -119,7 +119,7 @@ def test_words_hold_the_weights_of_clients():
     def mean_of(aggregator=None, **options):
         section = SecureAggregationSection(form="cancelled", **options)
         algorithm = fedavg(model, plain_trainer(model), aggregator=aggregator)
-        graph = graph_of(section, joined)
+        graph = graph_of(Config(secure_aggregation=section), joined)
         return under_masks(section, graph, joined, algorithm, data)[0].aggregator
 
     mean = mean_of()

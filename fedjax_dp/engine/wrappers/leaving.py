@@ -12,6 +12,7 @@ from fedjax_dp.core.ranges import Count, Positive
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import Fate
+from fedjax_dp.server.secure.aggregator import masks_of
 
 # A number of `Hyper.algorithm`, beside those of the algorithm itself.
 _TOLERANCE = "leaving_tolerance"
@@ -27,7 +28,8 @@ def leaving(
     from that of the new mean. From the next round on it is not notified when it is drawn, its
     fate being `UNANNOUNCED`, and counts neither in the mean, nor among the active clients, nor for
     the smallest of them. With fewer than `min_active` clients left no client is notified any more,
-    and nothing changes.
+    and nothing changes. Under masks a client compares the models itself, and pairs with one that
+    has left share none.
 
     Guarantee: that of the federation: who leaves follows from the models that were sent, with their
     noise, and from their mean. A client that has left is charged as if it had stayed: when it
@@ -38,15 +40,16 @@ def leaving(
         which does not protect a client's model by itself.
       tolerance: the largest difference, above 0, in units of the parameters. The source has 10,
         with which nearly every client leaves after its first round.
-      min_active: how many clients a round needs, at least 1.
+      min_active: how many clients a round needs, at least 1 and at most all. A graph of masks is
+        for no more than the clients that each cohort then has.
 
     Returns:
       The federation; its info of the server gains `num_active`, the clients that have not left
       after the round. `tolerance` is a number of `hyper.algorithm`, as `leaving_tolerance`.
 
     Raises:
-      ValueError: for a number out of its range, or a federation whose clients' models the server
-        is not sent.
+      ValueError: for a number out of its range, a federation whose clients send no models of their
+        own, or masks whose rounds would be lost before fewer than `min_active` clients are left.
 
     Source: `secure_aggregation` section 8 (CLIENT_DROPOUT of PrivacyFL).
     """
@@ -61,6 +64,18 @@ def leaving(
     name = federation.participation.sampler.name
     rule = "have no asynchronous rounds, in which clients that have left would still be at work"
     checks.require(name != "asynchronous", "federation", rule, name)
+    num_clients = federation.population.num_clients
+    rule = f"be at most {num_clients}, the number of clients"
+    checks.require(min_active <= num_clients, "min_active", rule, min_active)
+    masks = masks_of(federation.algorithm.aggregator)
+    if masks is not None:
+        fewest = federation.participation.min_drawn - (num_clients - min_active)
+        needed = masks.graph.num_clients
+        rule = (
+            f"have a graph of masks for {fewest} or fewer, the clients of a round with min_active "
+            f"= {min_active} left: masked sums of fewer than the graph's are lost"
+        )
+        checks.require(needed <= fewest, "aggregator", rule, f"one for {needed}")
     wrapper = _Leaving(federation, min_active)
     wrapped = federation._replace(draw=wrapper.draw, step=wrapper.step, draws_ahead=False)
     return wrapped.with_numbers({_TOLERANCE: tolerance}, {_TOLERANCE: Positive})

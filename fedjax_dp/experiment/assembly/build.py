@@ -86,7 +86,7 @@ def _numbers(value: Any) -> Any:
 
 def setting_of(config: Config, participation: Participation, model: Model) -> Setting:
     """Collects the facts that a mechanism on updates depends on besides its numbers."""
-    graph = graph_of(config.secure_aggregation, participation)
+    graph = graph_of(config, participation)
     structure, privacy = structure_of(model), config.privacy
     most = config.asynchronous.max_participations
     return Setting(participation, structure, config.run.rounds, privacy.promise, graph, most)

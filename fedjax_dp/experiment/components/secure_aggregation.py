@@ -13,8 +13,8 @@ from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.facts import Facts
 from fedjax_dp.engine.population import Population
 from fedjax_dp.experiment.schema.config import (
+    Config,
     DiscreteGaussianLevel,
-    PrivacySection,
     SecureAggregationSection,
 )
 from fedjax_dp.privacy.mechanisms.distributed import Plan
@@ -36,19 +36,29 @@ from fedjax_dp.server.secure import (
 _USUAL_BITS = 4
 
 
-def graph_of(section: SecureAggregationSection, participation: Participation) -> MaskGraph | None:
-    """Builds the graph of masks for the smallest cohort; None without secure aggregation."""
+def graph_of(config: Config, participation: Participation) -> MaskGraph | None:
+    """Builds the graph of masks for the smallest round; None without secure aggregation."""
+    section, leaving = config.secure_aggregation, config.leaving
     if section.form is None:
         return None
     sampler = participation.sampler
     rule = (
-        "draw cohorts of a fixed size under secure_aggregation: a round of few clients is lost, "
-        "which would show how many took part"
+        "draw cohorts of a fixed size under secure_aggregation, whose graph is for the smallest "
+        "cohort: a round of fewer clients is lost"
     )
     checks.require(not sampler.varies, "participation.sampler", rule, sampler.name)
     count = participation.min_drawn
     rule = "be at least 2 under secure_aggregation"
     checks.require(count >= 2, "the number of clients of a round", rule, count)
+    if leaving.tolerance is not None:
+        away = participation.num_clients - leaving.min_active
+        least = participation.num_clients - count + 2 + section.colluders + section.dropouts
+        rule = (
+            f"be at least {least} under secure_aggregation, so that 2 clients of a round are left "
+            f"beside {section.colluders} colluders and {section.dropouts} drop-outs"
+        )
+        checks.require(leaving.min_active >= least, "leaving.min_active", rule, leaving.min_active)
+        count -= away
     options: dict[str, Any] = {"colluders": section.colluders, "dropouts": section.dropouts}
     # Sums of the largest cohort must fit into words too.
     _encoding(section, participation)
@@ -62,14 +72,10 @@ def graph_of(section: SecureAggregationSection, participation: Participation) ->
         raise ValueError(f"secure_aggregation.{error}") from None
 
 
-def check_secure_aggregation(
-    section: SecureAggregationSection,
-    privacy: PrivacySection,
-    participation: Participation,
-    num_rounds: int,
-) -> None:
+def check_secure_aggregation(config: Config, participation: Participation) -> None:
     """Checks the graph, and that the claim holds against those whom the graph is for."""
-    graph = graph_of(section, participation)
+    section, privacy, num_rounds = config.secure_aggregation, config.privacy, config.run.rounds
+    graph = graph_of(config, participation)
     has_shares = "client" in privacy.units and isinstance(privacy.client, DiscreteGaussianLevel)
     if graph is None or not has_shares:
         return

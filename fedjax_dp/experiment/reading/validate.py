@@ -88,12 +88,15 @@ def check_clients(config: Config, num_clients: int) -> None:
     checks.one_for_each("acceleration.weights", config.acceleration.weights, num_clients)
     for key in _BY_CLIENT:
         checks.one_for_each(f"algorithm.options.{key}", options.get(key), num_clients)
+    if config.leaving.tolerance is not None:
+        least, rule = config.leaving.min_active, f"be at most the {num_clients} clients"
+        checks.require(least <= num_clients, "leaving.min_active", rule, least)
     num_models, rule = options.get("num_models", 1), f"be at most the {num_clients} clients"
     checks.require(num_models <= num_clients, "algorithm.options.num_models", rule, num_models)
     participation = participation_of(config.participation, num_clients)
     check_clock(config, num_clients)
     require_possible_analysis(Sections(privacy, config.participation, config.training), num_clients)
-    check_secure_aggregation(config.secure_aggregation, privacy, participation, config.run.rounds)
+    check_secure_aggregation(config, participation)
 
 
 def known_clients(config: Config) -> int | None:
@@ -227,9 +230,6 @@ def _check_leaving(config: Config) -> None:
     checks.require(fits, "leaving.tolerance", rule, section.tolerance)
     rule = "be left out for noise in shares, which does not protect the model that it would compare"
     fits = shares not in config.algorithm.options.items()
-    checks.require(fits, "leaving.tolerance", rule, section.tolerance)
-    rule = "be left out with secure aggregation, which loses rounds without all of its clients"
-    fits = config.secure_aggregation.form is None
     checks.require(fits, "leaving.tolerance", rule, section.tolerance)
     rule = "be left out with acceleration, which moves the model that clients compare theirs to"
     checks.require(config.acceleration.memory is None, "leaving.tolerance", rule, section.tolerance)

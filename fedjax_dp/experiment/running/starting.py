@@ -86,7 +86,7 @@ def _byte_totals(experiment: Experiment) -> ByteTotals:
     """Makes byte totals that start at zero; without a server keys and shares are not counted."""
     config, simulation = experiment.config, experiment.simulation
     federation = simulation.federation
-    graph = graph_of(config.secure_aggregation, simulation.participation)
+    graph = graph_of(config, simulation.participation)
     if not federation.facts.has_server:
         graph = None
     exchange = None if graph is None else mask_messages(graph)
