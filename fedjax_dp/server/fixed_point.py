@@ -107,12 +107,13 @@ def fixed_point(
     # The largest e with 2 n 2^e < 2^w.
     exponent = ((2 ** (word_bits - 1) - 1) // max_clients).bit_length() - 1
     most = exponent - integer_bits
-    where = (
-        f"for {max_clients} clients and {integer_bits} integer bits in words of {word_bits} bits"
-    )
     if fraction_bits is None:
-        checks.require(most >= 0, "integer_bits", f"be at most {exponent} {where}", integer_bits)
+        rule = f"be at most {exponent} for {max_clients} clients and words of {word_bits} bits"
+        checks.require(most >= 0, "integer_bits", rule, integer_bits)
         return FixedPoint(max_clients, integer_bits, most, word_bits)
-    rule = f"be from {-integer_bits} to {most} {where}"
+    rule = (
+        f"be from {-integer_bits} to {most} for {max_clients} clients, integer_bits = "
+        f"{integer_bits} and words of {word_bits} bits"
+    )
     checks.require(-integer_bits <= fraction_bits <= most, "fraction_bits", rule, fraction_bits)
     return FixedPoint(max_clients, integer_bits, fraction_bits, word_bits)

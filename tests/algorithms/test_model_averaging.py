@@ -167,7 +167,7 @@ def test_leaving_is_refused_where_it_would_reveal_a_model():
     bound = engine.federation(algorithm_of(mechanism="gamma_shares"), data_of(), joins)
     with pytest.raises(ValueError, match="noise that protects each client's model by itself"):
         engine.leaving(bound)
-    with pytest.raises(ValueError, match="federation must add no noise for clients without a ser"):
+    with pytest.raises(ValueError, match="federation must add no noise in shares without a ser"):
         engine.serverless(bound)
     plain = local_trainer(MODEL, LocalConfig())
     other = engine.federation(algorithms.fedavg(MODEL, plain), data_of(), joins)

@@ -252,6 +252,7 @@ def test_too_few_shares_of_noise_are_never_summed():
 
 HOLE, NEGATIVE = TABLE.copy(), TABLE.copy()
 HOLE[0, 2], NEGATIVE[3, 1] = np.nan, -0.1
+PAIR = {"places": ["a", "b"], "clients": ["a"], "server": "b"}
 WHOLE = {"places": CITIES, "seconds": TABLE, "clients": PLACES, "server": "hub"}
 
 
@@ -259,6 +260,9 @@ WHOLE = {"places": CITIES, "seconds": TABLE, "clients": PLACES, "server": "hub"}
     "changed, message",
     [
         ({"seconds": HOLE}, "seconds must be at least 0 .* got nan from Boston to NYC"),
+        ({"seconds": [[0.0, None], [1.0, 0.0]], **PAIR}, "got None from a to b"),
+        ({"seconds": [[0.0, 1.0], [1.0]], **PAIR}, "got nothing from b to b"),
+        ({"seconds": [[0.0, ""], [1.0, 0.0]], **PAIR}, "got '' from a to b"),
         ({"seconds": NEGATIVE}, "seconds must be at least 0 .* got -0.1 from hub to Singapore"),
         ({"seconds": np.inf * TABLE.clip(1)}, "seconds must be .* got inf from Boston to Boston"),
         ({"seconds": TABLE[:3]}, "seconds must be a table of 4 × 4 numbers"),
@@ -320,7 +324,7 @@ def test_numbers_of_a_clock_are_checked_when_swept():
 @pytest.mark.parametrize(
     "active, message",
     [
-        ([True, False, False], "active must have 2 clients or more"),
+        ([True, False, False], "active must include 2 clients or more"),
         ([True, True], "active must be True or False for each of the 3 clients"),
         ([1, 1, 0], "active must be True or False"),
     ],

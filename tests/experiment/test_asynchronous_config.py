@@ -22,6 +22,15 @@ ON = ("--asynchronous.concurrency=2",)
         (("--asynchronous.discount=1",), "asynchronous.discount must be left out without an"),
         (ON, "asynchronous.concurrency must be left out without a clock"),
         ((*CLOCK, *ON, "--clock.deadline=2"), "clock.deadline must be left out with asynchronous"),
+        (
+            (*CLOCK, *ON, "--clock.dropout=0.1"),
+            "clock.dropout must be left out with asynchronous rounds, for which it is not built",
+        ),
+        (
+            (*CLOCK, *ON, "--participation.sampler=poisson"),
+            "participation.sampler must be fixed_size, full_participation or min_separated with",
+        ),
+        ((*CLOCK, *ON, "--communication.servers=[0, 1]"), "communication.servers must be left out"),
         ((*CLOCK, "--asynchronous.concurrency=0"), "asynchronous.concurrency must be"),
     ],
 )

@@ -34,9 +34,17 @@ def table(folder, text="place, here, there\nhere, 0.1, 0.5\nthere, 0.75, 0.2\n")
         (("clock.places=['here', 'here']", *CLOCK[1:]), "clock.places must have different names"),
         (
             (CLOCK[0], "clock.seconds=[[0, 1], [-1, 0]]", *ENDS),
-            "clock.seconds must be at least 0 and below 1e+09 for every pair of places, got -1.0",
+            "clock.seconds must be at least 0 and below 1e+09 for every pair of places, got -1",
         ),
         ((CLOCK[0], "clock.seconds=[[0, 1]]", *ENDS), "clock.seconds must be a table of 2 × 2"),
+        (
+            (CLOCK[0], "clock.seconds=[[0, 1], [1]]", *ENDS),
+            "for every pair of places, got nothing from there to there",
+        ),
+        (
+            (CLOCK[0], 'clock.seconds=[[0, ""], [1, 0]]', *ENDS),
+            "for every pair of places, got '' from here to there",
+        ),
         ((*CLOCK, "clock.per_step={ a = 1 }"), "clock.classes must be given"),
         ((*CLOCK, "clock.dropout=1"), "clock.dropout must be in [0, 1), got 1"),
         ((*CLOCK, "clock.classes=['a', 'a', 'a', 'a']"), "one entry for each of the 3 clients"),
@@ -71,6 +79,10 @@ def table(folder, text="place, here, there\nhere, 0.1, 0.5\nthere, 0.75, 0.2\n")
         (
             (*CLOCK, "clock.key_rounds=[0]", "data.num_clients=1"),
             "clock.key_rounds must be left out with one client",
+        ),
+        (
+            ("communication.serverless=true", SMALL[0][:-1] + "1", *PLACES, ENDS[1]),
+            "communication.serverless must be false under a clock of one client",
         ),
         ((*CLOCK, "communication.serverless=true"), "clock.server must be left out with"),
         ((*CLOCK, "clock.deadline=0.01"), "clock.deadline must be at least 0.2, the shortest"),

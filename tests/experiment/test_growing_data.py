@@ -118,7 +118,10 @@ def test_a_model_without_a_bound_is_refused_under_privacy():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--communication.serverless=true"], "federation must add no noise for clients without a"),
+        (
+            ["--communication.serverless=true"],
+            "communication.serverless must be false for noise in",
+        ),
         (
             ["--participation.sampler=fixed_size", "--participation.cohort_size=2"],
             "participation must draw 3 clients in a round, without whose shares of noise",

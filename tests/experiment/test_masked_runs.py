@@ -47,10 +47,14 @@ def secure(**options):
         (secure(colluders=1), "secure_aggregation.colluders must be left out without a secure_"),
         (secure(form="masked", failure=1e-9), "secure_aggregation.failure must be none for"),
         (secure(form="masked", num_neighbors=2), "secure_aggregation.num_neighbors must be none"),
-        (secure(form="masked", colluders=6), "secure_aggregation.colluders must be below the 6"),
+        (secure(form="masked", colluders=6), "secure_aggregation.colluders must be at most 4, so"),
         (
             [*FEDAVG, *secure(form="masked"), "--communication.serverless=true"],
             "secure_aggregation.colluders must be at least 1 with communication.serverless",
+        ),
+        (
+            [*secure(form="masked"), "--communication.servers=[0, 0, 0, 0, 0, 1]"],
+            "communication.servers must give each server at least 2 clients of a round under",
         ),
         (secure(form="masked", dropouts=6), "secure_aggregation.dropouts must leave 2 of 6"),
         (
@@ -155,7 +159,7 @@ def test_masks_change_nothing_but_the_statement(tmp_path):
             assert_same_run(tmp_path / "plain", tmp_path / name, besides=own)
             text = (tmp_path / name / "privacy.md").read_text("utf-8")
             assert "honest but curious" in text
-            assert "masks with 2 random neighbours, for at most 0 clients" in text
+            assert "masks with 2 random neighbours. It protects as long as" in text
             rows = metrics(tmp_path / name)
             assert all(row["num_lost"] == row["num_recovered"] == 0 for row in rows)
     assert "every mask was made and removed" in (tmp_path / "masked" / "privacy.md").read_text()
@@ -176,6 +180,24 @@ def test_masks_cancel_in_a_run_without_a_server(tmp_path):
         assert row["num_messages"] == 30 and row["bytes_down"] == 0
         # Keys and shares, which go through a server, are counted there alone.
         assert 1 < row["bytes_up"] / other["bytes_up"] < 5
+
+
+@telling
+def test_servers_of_few_clients_sum_under_masks_of_their_own(tmp_path):
+    """Three servers of two clients each, which exchange models after two of three rounds."""
+    words = [*SIX[:1], "--run.rounds=3", *FEDAVG, "--communication.servers=[0, 1, 2]"]
+    words += ["--communication.exchange_every=2"]
+    assert execute(tmp_path / "plain", *words)[0] == 0
+    assert execute(tmp_path / "masked", *words, *secure(form="masked"))[0] == 0
+    rows = metrics(tmp_path / "masked")
+    assert [row["num_lost"] for row in rows] == [0] * 3
+    losses = [
+        [row["test_loss"] for row in metrics(tmp_path / name)] for name in ("plain", "masked")
+    ]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    experiment = assemble(load_config(None, words))
+    state = experiment.simulation.init(jax.random.key(experiment.config.run.seed))
+    assert len(jax.tree.leaves(state.outer[0].server)[0]) == 2
 
 
 @slow
@@ -205,7 +227,7 @@ def test_a_masked_run_with_colluders_resumes_with_new_keys(tmp_path):
     die_and_resume(tmp_path / "cut", 4, *words)
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
     text = (tmp_path / "cut" / "privacy.md").read_text("utf-8")
-    assert "at most 1 clients that collude with the server and 1 that drop out" in text
+    assert "that collude with the server is at most 1. If more than 1 drop out, the round" in text
     assert "agreed by X25519" in text
 
 

@@ -83,6 +83,7 @@ def test_a_score_without_reads_or_claims_passes_until_data_are_read(tmp_path, no
         execute(tmp_path / "run", *SMALL, *LUS, *words)
 
 
+PRIVATE = ("--privacy.unit=client", "--algorithm.name=dp_fedavg")
 EXACT = ("--privacy.unit=none", "--algorithm.name=fedpi", "--algorithm.options.solver=exact")
 
 
@@ -97,6 +98,37 @@ def test_a_learning_rate_that_exact_steps_do_not_use_is_refused(tmp_path):
     file = tmp_path / "config.toml"
     file.write_text(config_files.to_toml(load_config(None, EXACT)))
     validation.validate(load_config(file))
+
+
+PLAIN = ("--privacy.unit=none", "--algorithm.name=fedavg", "--data.num_clients=4")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("exchange_every=2",), "communication.exchange_every must be left out without"),
+        (("servers=[0, 2]",), "communication.servers must be numbers from 0, all of them used"),
+        (("servers=[0, 0]",), "communication.servers must be numbers from 0, all of them used"),
+        (("servers=[0, 1, 0, 1, 0]",), "servers must have at most one entry for each of the 4"),
+        (("servers=[0, 1]", "serverless=true"), "servers must be left out without a server"),
+        (("servers=[0, 1]", *PRIVATE), "servers must be left out under privacy of clients"),
+        (("serverless=true", *PRIVATE), "serverless must be false under privacy of clients"),
+    ],
+)
+def test_servers_that_make_no_sense_are_refused(words, message):
+    words = [word if word[0] == "-" else f"--communication.{word}" for word in words]
+    with pytest.raises(ValueError) as error:
+        validated(*PLAIN, *words)
+    assert message in str(error.value)
+
+
+def test_several_servers_are_read_back():
+    words = (*PLAIN, "--communication.servers=[0, 1]", "--communication.exchange_every=2")
+    for given in (PLAIN, words):
+        config = load_config(None, given)
+        again = config_files.from_toml(config_files.to_toml(config), "config.toml")
+        validation.validate(again)
+        assert again.communication == config.communication
 
 
 REALISED = ("denominator=realised", "epsilon=none", "noise_multiplier=1")

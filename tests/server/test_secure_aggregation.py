@@ -504,7 +504,7 @@ def test_the_bound_on_failure_holds_for_graphs_that_are_counted():
             "encoding.max_clients must be at most 65536 with words of 64 bits, got 65537",
         ),
         (lambda: all_pairs(1), "num_clients must be an integer of at least 2"),
-        (lambda: all_pairs(5, colluders=5), "colluders must be below the 5 clients"),
+        (lambda: all_pairs(5, colluders=5), "colluders must be at most 3, so that 2 of the 5"),
         (lambda: all_pairs(5, colluders=2, dropouts=2), "dropouts must leave 2 of 5 clients"),
         (lambda: random_neighbors(9, num_neighbors=9), "num_neighbors must be even"),
         (lambda: random_neighbors(9, num_neighbors=10), "below the 9 clients, got 10"),

@@ -30,7 +30,7 @@ from fedjax_dp.server.base import Summed
 # `(staleness) -> weight` in [0, 1], or a for (1 + staleness)^-a.
 Discount = NonNegative | Callable[[int], float]
 
-_SAMPLERS = ("fixed_size", "full_participation", "min_separated")
+SAMPLERS = ("fixed_size", "full_participation", "min_separated")
 
 
 class Asynchrony(NamedTuple):
@@ -316,7 +316,7 @@ def _check_participation(federation: Federation) -> None:
         "be of fixed_size(), full_participation() or min_separated(): times decide whose updates "
         "arrive, so that a cohort is no random sample and nothing is amplified"
     )
-    checks.require(name in _SAMPLERS, "participation", rule, name)
+    checks.require(name in SAMPLERS, "participation", rule, name)
 
 
 def _check_algorithm(federation: Federation) -> None:

@@ -1,7 +1,9 @@
 """Latencies between places, seconds of computation, and times of messages, on the host."""
 
+import numbers
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +21,10 @@ from fedjax_dp.core.ranges import Count, Index, NonNegative, Positive, Seed
 LONGEST = 1e9
 # What a client's key of the clock is folded with.
 JITTER = 1
+# What a short row of a table has for its last places.
+_NOTHING = "nothing"
+# A table with holes is refused by the function, which names the places.
+Table = np.typing.ArrayLike | Sequence[Sequence[Any]]
 # Added to the place of an edge server, whose key is then none of a client's.
 _EDGES = np.uint32(2**31)
 
@@ -118,11 +124,11 @@ class Legs(NamedTuple):
 @checked
 def latencies(
     places: Sequence[str],
-    seconds: np.typing.ArrayLike,
+    seconds: Table,
     clients: Sequence[str],
     server: str | None = None,
     *,
-    jitter: np.typing.ArrayLike = 0.0,
+    jitter: Table = 0.0,
     edges: Sequence[str] | None = None,
 ) -> Latencies:
     """Builds a table of latencies, and puts clients and server at its places.
@@ -157,16 +163,9 @@ def latencies(
         checks.one_of("server", server, names)
     tables: list[np.ndarray] = []
     for name, table in (("seconds", seconds), ("jitter", jitter)):
-        array = np.asarray(table, np.float64)
-        if name == "jitter" and array.ndim == 0:
-            array = np.full((len(names), len(names)), array)
-        rule = f"be a table of {len(names)} × {len(names)} numbers, one for each pair of places"
-        checks.require(array.shape == (len(names), len(names)), name, rule, np.shape(table))
-        for row, column in np.argwhere(~_is_duration(array)):
-            rule = f"be at least 0 and below {LONGEST:g} for every pair of places"
-            found = f"{array[row, column]} from {names[row]} to {names[column]}"
-            raise ValueError(f"{name} must {rule}, got {found}")
-        tables.append(array)
+        if name == "jitter" and not isinstance(table, Sequence) and np.ndim(table) == 0:
+            table = np.full((len(names), len(names)), table)
+        tables.append(_read_table(name, table, names))
     if edges is not None:
         checks.require(server is not None, "edges", "be left out without a server", edges)
         rule = f"name the edge server of each of the {len(clients)} clients"
@@ -181,6 +180,24 @@ def latencies(
     least, extra = tables
     root = None if server is None else names.index(server)
     return Latencies(names, least, extra, indices(clients), root, between)
+
+
+def _read_table(name: str, table: Any, names: Sequence[str]) -> np.ndarray:
+    """Reads seconds from places to places; names a pair that has none, or others than allowed."""
+    size = len(names)
+    rule = f"be a table of {size} × {size} numbers, one for each pair of places"
+    rows = table.tolist() if hasattr(table, "tolist") else table
+    is_table = isinstance(rows, Sequence) and all(isinstance(row, list | tuple) for row in rows)
+    fits = is_table and len(rows) == size and all(len(row) <= size for row in rows)
+    checks.require(fits, name, rule, table)
+    rule = f"be at least 0 and below {LONGEST:g} for every pair of places"
+    for place, row in zip(names, rows, strict=True):
+        for other, cell in zip_longest(names, row, fillvalue=_NOTHING):
+            is_number = isinstance(cell, numbers.Real) and not isinstance(cell, bool)
+            if not (is_number and _is_duration(np.asarray(cell))):
+                found = repr(cell) if isinstance(cell, str) and cell is not _NOTHING else cell
+                raise ValueError(f"{name} must {rule}, got {found} from {place} to {other}")
+    return np.asarray(rows, np.float64)
 
 
 @checked
@@ -476,5 +493,6 @@ def _active(latencies: Latencies, compute: Compute, active: Any, least: int) -> 
     rule = f"be True or False for each of the {num_clients} clients"
     fits = is_active.shape == (num_clients,) and is_active.dtype == bool
     checks.require(fits, "active", rule, active)
-    checks.require(is_active.sum() >= least, "active", f"have {least} clients or more", active)
+    rule = "include a client" if least == 1 else f"include {least} clients or more"
+    checks.require(is_active.sum() >= least, "active", rule, active)
     return is_active

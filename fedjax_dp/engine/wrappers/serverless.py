@@ -58,6 +58,9 @@ def serverless(federation: Federation) -> Federation:
     )
     noise = algorithm.aggregator.claim
     checks.require(noise is None, "aggregator", rule, type(noise).__name__)
+    rule = (
+        "add no noise in shares without a server: each client that has the sum knows its own share"
+    )
     has_shares = federation.claims.min_participants > 0
     checks.require(not has_shares, "federation", rule, name)
     masks = masks_of(algorithm.aggregator)

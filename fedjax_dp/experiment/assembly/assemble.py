@@ -17,6 +17,7 @@ from fedjax_dp.engine.population import population_of as sizes_and_shapes
 from fedjax_dp.engine.wrappers.anderson import anderson
 from fedjax_dp.engine.wrappers.leaving import leaving
 from fedjax_dp.engine.wrappers.serverless import serverless
+from fedjax_dp.engine.wrappers.several import several_servers
 from fedjax_dp.evaluation.metrics import METRICS, Metric
 from fedjax_dp.experiment.assembly.build import (
     build_algorithm,
@@ -40,7 +41,11 @@ from fedjax_dp.experiment.components.numbers_by_client import (
     with_client_numbers,
 )
 from fedjax_dp.experiment.components.participation import participation_of
-from fedjax_dp.experiment.components.secure_aggregation import stated_facts, under_masks
+from fedjax_dp.experiment.components.secure_aggregation import (
+    servers_of,
+    stated_facts,
+    under_masks,
+)
 from fedjax_dp.experiment.reading.analysis import Sections, require_analysis
 from fedjax_dp.experiment.reading.validate import check_clients, known_clients, validate
 from fedjax_dp.experiment.schema.config import (
@@ -189,11 +194,15 @@ def wrapper_of(
         tolerance, least = config.leaving.tolerance, config.leaving.min_active
         leave = partial(leaving, tolerance=tolerance, min_active=least)
     alone = serverless if config.communication.serverless else None
+    several: Callable[[Federation], Federation] | None = None
+    if config.communication.servers:
+        servers, period = servers_of(config, num_clients), config.communication.exchange_every or 1
+        several = partial(several_servers, servers=servers, exchange_every=period)
     clock = clock_of(config, num_clients)
     buffered = asynchrony_of(config, clock)
     if buffered is not None:
         return buffered
-    wrappers = [wrapper for wrapper in (fast, leave, alone, clock) if wrapper is not None]
+    wrappers = [wrapper for wrapper in (fast, leave, alone, several, clock) if wrapper is not None]
     if not wrappers:
         return None
     return lambda federation: reduce(lambda inner, wrap: wrap(inner), wrappers, federation)

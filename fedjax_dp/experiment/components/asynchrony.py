@@ -5,12 +5,21 @@ from typing import Any
 
 from fedjax_dp.core import checks
 from fedjax_dp.engine.federation import Federation
-from fedjax_dp.engine.wrappers.asynchronous import asynchronous
+from fedjax_dp.engine.wrappers.asynchronous import SAMPLERS, asynchronous
 from fedjax_dp.experiment.components.clock import Clock
 from fedjax_dp.experiment.schema.config import ClockSection, Config
 
-# Keys of a clock whose rounds wait.
-_OF_ROUNDS = ("edges", "deadline", "dropout", "keep", "key_rounds", "availability")
+_WAITING = "be left out with asynchronous rounds, which wait for no client"
+_NOT_BUILT = "be left out with asynchronous rounds, for which it is not built"
+# Keys of a clock that asynchronous rounds do not have.
+_OF_ROUNDS = {
+    "edges": "be left out with asynchronous rounds: an edge server waits for all its clients",
+    "deadline": _WAITING,
+    "keep": _WAITING,
+    "dropout": _NOT_BUILT,
+    "key_rounds": _NOT_BUILT,
+    "availability": _NOT_BUILT,
+}
 
 
 def asynchrony_of(config: Config, clock: Clock | None) -> Callable[[Federation], Federation] | None:
@@ -46,8 +55,7 @@ def check_asynchronous(config: Config) -> None:
     has_clock = bool(clock.model_fields_set)
     checks.require(has_clock, "asynchronous.concurrency", rule, section.concurrency)
     given, usual = clock.model_dump(), ClockSection().model_dump()
-    for name in _OF_ROUNDS:
-        rule = "be left out with asynchronous rounds, which wait for no client"
+    for name, rule in _OF_ROUNDS.items():
         checks.require(given[name] == usual[name], f"clock.{name}", rule, given[name])
     for name, others in (("acceleration", "memory"), ("leaving", "tolerance")):
         rule = "be left out with asynchronous rounds, whose clients work on models of several ages"
@@ -59,8 +67,19 @@ def check_asynchronous(config: Config) -> None:
     rule = "be false with asynchronous rounds, which a server makes"
     is_off = not config.communication.serverless
     checks.require(is_off, "communication.serverless", rule, config.communication.serverless)
+    rule, servers = (
+        "be left out with asynchronous rounds of one server",
+        config.communication.servers,
+    )
+    checks.require(not servers, "communication.servers", rule, servers)
     if "client" in config.privacy.units:
         rule = "be min_separated with asynchronous rounds: their cohorts amplify nothing"
         sampler = config.participation.sampler
         fits = sampler == "min_separated"
         checks.require(fits, "participation.sampler", rule, sampler)
+    rule = (
+        "be fixed_size, full_participation or min_separated with asynchronous rounds: times decide "
+        "whose updates arrive, so that a cohort is no random sample"
+    )
+    fits = config.participation.sampler in SAMPLERS
+    checks.require(fits, "participation.sampler", rule, config.participation.sampler)

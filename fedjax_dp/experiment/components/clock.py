@@ -95,6 +95,8 @@ def clock_of(config: Config, num_clients: int | None) -> Clock | None:
     fits = (section.server is not None) == needs_server
     checks.require(fits, "clock.server", rule, section.server)
     count = _longest(section) if num_clients is None else num_clients
+    rule = "be false under a clock of one client, which has no other to send its message to"
+    checks.require(needs_server or count > 1, "communication.serverless", rule, True)
 
     def in_turn(names: Sequence[str] | None) -> list[str] | None:
         return list(islice(cycle(names), count)) if names else None

@@ -1,6 +1,7 @@
 """Secure aggregation as configured: the graph of masks, and an algorithm's messages under them."""
 
 import math
+from itertools import cycle, islice
 from typing import Any
 
 import jax
@@ -59,6 +60,11 @@ def graph_of(config: Config, participation: Participation) -> MaskGraph | None:
         )
         checks.require(leaving.min_active >= least, "leaving.min_active", rule, leaving.min_active)
         count -= away
+    if config.communication.servers:
+        smallest = int(np.bincount(servers_of(config, participation.num_clients)).min())
+        count -= participation.num_clients - smallest
+        rule = "give each server at least 2 clients of a round under secure_aggregation"
+        checks.require(count >= 2, "communication.servers", rule, config.communication.servers)
     options: dict[str, Any] = {"colluders": section.colluders, "dropouts": section.dropouts}
     # Sums of the largest cohort must fit into words too.
     _encoding(section, participation)
@@ -70,6 +76,11 @@ def graph_of(config: Config, participation: Participation) -> MaskGraph | None:
         return random_neighbors(count, num_neighbors=section.num_neighbors, **options)
     except ValueError as error:
         raise ValueError(f"secure_aggregation.{error}") from None
+
+
+def servers_of(config: Config, num_clients: int) -> list[int]:
+    """Lists the server of each client, in turn if there are fewer."""
+    return list(islice(cycle(config.communication.servers), num_clients))
 
 
 def check_secure_aggregation(config: Config, participation: Participation) -> None:

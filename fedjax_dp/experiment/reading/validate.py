@@ -53,6 +53,7 @@ def validate(config: Config) -> None:
     _check_acceleration(config.acceleration, config.run)
     check_asynchronous(config)
     _check_leaving(config)
+    _check_servers(config)
     _check_masks(config.secure_aggregation, not config.communication.serverless)
     _check_aggregator(config.algorithm, entry, privacy)
     options = algorithms.options_of(name) | config.algorithm.options
@@ -91,6 +92,9 @@ def check_clients(config: Config, num_clients: int) -> None:
     if config.leaving.tolerance is not None:
         least, rule = config.leaving.min_active, f"be at most the {num_clients} clients"
         checks.require(least <= num_clients, "leaving.min_active", rule, least)
+    servers = config.communication.servers
+    rule = f"have at most one entry for each of the {num_clients} clients"
+    checks.require(len(servers) <= num_clients, "communication.servers", rule, len(servers))
     num_models, rule = options.get("num_models", 1), f"be at most the {num_clients} clients"
     checks.require(num_models <= num_clients, "algorithm.options.num_models", rule, num_models)
     participation = participation_of(config.participation, num_clients)
@@ -215,6 +219,35 @@ def _check_masks(section: SecureAggregationSection, has_server: bool) -> None:
         for name in ("num_neighbors", "failure"):
             value = getattr(section, name)
             checks.require(value is None, f"secure_aggregation.{name}", rule, value)
+
+
+def _check_servers(config: Config) -> None:
+    """Refuses what has no meaning without a server, or with several."""
+    section, servers = config.communication, config.communication.servers
+    has_shares = ("mechanism", "gamma_shares") in config.algorithm.options.items()
+    if section.serverless:
+        key = "communication.serverless"
+        rule = "be false for noise in shares: each client that has the sum knows its own share"
+        checks.require(not has_shares, key, rule, True)
+        rule = "be false under privacy of clients: no party is trusted with the noise"
+        checks.require("client" not in config.privacy.units, key, rule, True)
+    if not servers:
+        rule, period = "be left out without communication.servers", section.exchange_every
+        checks.require(period is None, "communication.exchange_every", rule, period)
+        return
+    key = "communication.servers"
+    is_used = len(set(servers)) == max(servers) + 1 > 1
+    checks.require(is_used, key, "be numbers from 0, all of them used, and at least 2", servers)
+    checks.require(not section.serverless, key, "be left out without a server", servers)
+    checks.require(not has_shares, key, "be left out for noise in shares of all clients", servers)
+    rule = (
+        "be left out under privacy of clients: a server divides by the expected number of its own "
+        "clients, for which no configuration calibrates"
+    )
+    checks.require("client" not in config.privacy.units, key, rule, servers)
+    for name, other in (("acceleration", "memory"), ("leaving", "tolerance")):
+        rule = f"be left out with {name}.{other}, which needs the model of one server"
+        checks.require(getattr(getattr(config, name), other) is None, key, rule, servers)
 
 
 def _check_leaving(config: Config) -> None:

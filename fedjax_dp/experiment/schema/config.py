@@ -206,7 +206,8 @@ class ClockSection(Section):
     places: list[str] = Field(
         default_factory=list, description="names of places, if there is no file"
     )
-    seconds: list[list[float]] = Field(
+    # Numbers, of which a hole is refused with the names of its places.
+    seconds: list[list[Any]] = Field(
         default_factory=list,
         description="one-way seconds of messages, a list for each place, if there is no file",
     )
@@ -532,6 +533,14 @@ class CommunicationSection(Section):
     )
     serverless: bool = _setting(
         False, "without a server: each client sends its update to all others, and all add them up"
+    )
+    servers: list[Index] = Field(
+        default_factory=list,
+        description="several servers: the server of each client, numbered from 0, in turn if there "
+        "are fewer entries than clients, such as [0, 1]",
+    )
+    exchange_every: Count | None = _setting(
+        None, "rounds after which several servers continue from the mean of their models; 1 if none"
     )
 
 

@@ -66,8 +66,9 @@ _TRUST = {
     ),
 }
 _SECURE = (
-    "Secure aggregation: {forms}, under {pairs}, for at most {colluders} clients that collude with "
-    "the server and {dropouts} that drop out in a round, which is lost if more do. {keys}"
+    "Secure aggregation: {forms}, under {pairs}. It protects as long as the number of clients of a "
+    "round that collude with the server is at most {colluders}. If more than {dropouts} drop out, "
+    "the round is lost. {keys}"
 )
 # Trust under which a message by itself has too little noise.
 _RESTS_ON_MASKS = ("secure_aggregation", "honest_but_curious", "gamma_shares")
