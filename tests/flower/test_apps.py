@@ -1,13 +1,17 @@
 """An experiment on nodes: the run folder, ε and statement of a simulation, also after a crash."""
 
+import json
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
 from marks import telling
+from test_scripts import script_of
 
 from fedjax_dp.experiment import load_config, load_run, run
 from fedjax_dp.experiment.reading.config_files import to_toml
-from fedjax_dp.flower import client_app_of, run_on
+from fedjax_dp.flower import client_app_of, project, run_on
 from fedjax_dp.flower.testing import InProcess
 
 WORDS = (
@@ -99,3 +103,40 @@ def test_a_server_that_crashed_resumes_to_the_same_bits_and_charges_the_lost_rou
         np.testing.assert_array_equal(x, y)
     # Four rounds were sent, one of them twice.
     assert outcome.summary["epsilon"] > whole[0].summary["epsilon"]
+
+
+@telling
+def test_a_script_takes_part_in_an_experiment_and_its_scores_are_in_the_run_folder(
+    whole, app, config, tmp_path
+):
+    def report_and_push(here, model, link, records):
+        here.report({"loss": 0.25}, datalink=link)
+        here.push(model, datalink=link)
+
+    grid, links = grid_of(app), SimpleNamespace(client=lambda link: None)
+    own = tmp_path / "states"
+    grid.contexts[2].node_config |= {"training": "script", "state-dir": str(own)}
+    folder = tmp_path / "run"
+    with script_of(own, report_and_push, links) as seen:
+        outcome = run_on(grid, config, folder, keys="parity", scores="exact")
+    assert outcome.summary["epsilon"] == whole[0].summary["epsilon"]
+    here = project(own)
+    assert (here.rounds, here.current_round) == (3, seen[-1])
+    path = folder / "scores.jsonl"
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["round"], *line["clients"]) for line in found] == [
+        (line["round"], line["datalink"]) for line in here.scores()
+    ]
+    assert {line["clients"][0] % NUM_NODES for line in found} == {1}
+    assert found[0]["scores"] == {"loss": 0.25} and path.stat().st_mode & 0o077 == 0
+    statement = (folder / "privacy.md").read_text()
+    assert "Training scripts of participants report exact scores" in statement
+    assert "exact scores" not in (whole[1] / "privacy.md").read_text()
+
+
+def test_scores_are_refused_in_a_run_that_is_released(app, config, tmp_path):
+    words = (*WORDS, "--run.secret", "true", "--run.release", "private")
+    with pytest.raises(ValueError, match="scores must be none in a run whose results are released"):
+        run_on(grid_of(app), load_config(None, list(words)), tmp_path / "run", scores="exact")
+    with pytest.raises(ValueError, match="scores must be one of exact, none"):
+        run_on(grid_of(app), config, tmp_path / "run", scores="all")

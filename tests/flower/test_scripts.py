@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from cases import CASES
 from federations import NODES, key
-from marks import telling
-from small_problem import COHORT, NUM_CLIENTS, SIZES, make_data, make_model
+from marks import slow, telling
+from small_problem import COHORT, NUM_CLIENTS, NUM_FEATURES, SIZES, make_data, make_model
 
 from fedjax_dp.algorithms.dp_fedavg import dp_fedavg
 from fedjax_dp.clients.base import LocalConfig
@@ -25,6 +25,8 @@ from fedjax_dp.flower.exchange import FOLDER, Exchange, Task, decoded, encoded
 from fedjax_dp.flower.scores import ScoresFile
 from fedjax_dp.flower.script import require_difference
 from fedjax_dp.flower.testing import InProcess
+from fedjax_dp.privacy.mechanisms.distributed import make_plan
+from fedjax_dp.server.distributed import discrete_mean
 from fedjax_dp.server.private import gaussian_mean
 
 ROUNDS, RATE = 3, 0.3
@@ -92,9 +94,9 @@ def in_thread(work):
 
 
 @contextlib.contextmanager
-def script_of(folder, train_one):
+def script_of(folder, train_one, data=None):
     """Runs a script's loop beside a federation; yields the rounds that it saw."""
-    seen, is_done, data = [], threading.Event(), make_data()
+    seen, is_done, data = [], threading.Event(), data or make_data()
 
     def loop():
         here = project(folder)
@@ -186,6 +188,28 @@ def test_a_data_link_without_an_update_drops_out_alone(tmp_path):
     fates = {client: record.fate[record.clients == client] for client in NODES[SCRIPTED]}
     assert set(fates[0]) == {Fate.CONTRIBUTED}
     assert set(np.concatenate([fates[2], fates[4]])) == {Fate.DROPPED}
+
+
+@slow
+def test_exact_figures_of_clients_that_a_script_trains_stay_on_the_node(tmp_path):
+    """The number of clipped clients is for those who simulate."""
+
+    def of_shares():
+        model = make_model()
+        trainer = local_trainer(model, LocalConfig(learning_rate=RATE, batch_size=max(SIZES)))
+        shapes = jax.eval_shape(model.init, key())
+        plan = make_plan(NUM_FEATURES + 1, 0.2, 0.8, num_clients=NUM_CLIENTS, num_shares=3)
+        mean = discrete_mean(shapes, plan, COHORT, varies=True)
+        return dp_fedavg(model, trainer, aggregator=mean)
+
+    def far(here, model, link, records):
+        here.push({name: x + 1e3 for name, x in model.items()}, datalink=link)
+
+    there = federated(tmp_path, make=of_shares)
+    with script_of(tmp_path / str(SCRIPTED), far):
+        _, record, info = there.run(there.init(key()), key(), 1)
+    assert Fate.CONTRIBUTED in record.fate[np.isin(record.clients, NODES[SCRIPTED])]
+    assert info.aggregator["num_clipped"][0] == 0
 
 
 @pytest.fixture
