@@ -51,18 +51,28 @@ class GridNodes:
           The node of each client that is online.
 
         Raises:
-          ValueError: if two nodes hold one client, or a node one that is not registered.
+          ValueError: before the first round, if two nodes hold one client, or a node one that is
+            not registered. Later such a node is left out, and a client is on the node that came
+            last, such as one that was started again.
         """
-        online = sorted(self._grid.get_node_ids())
+        online, is_start = set(self._grid.get_node_ids()), not self._known
         self._plan = {n: x for n, x in question.facts.items() if not n.startswith("plan ")}
-        new = {node: question for node in online if node not in self._known}
+        new = {node: question for node in sorted(online) if node not in self._known}
         for node, reply in ask(self._grid, CLIENTS, new, "set-up", self._timeout).items():
-            self._known[node] = self._registered(node, reply)
+            try:
+                self._known[node] = self._registered(node, reply)
+            except ValueError as error:
+                if is_start:
+                    raise
+                warnings.warn(f"node {node} is left out: {error}", stacklevel=2)
+                self._known[node] = []
         places: dict[int, int] = {}
-        for node in online:
-            for client in self._known.get(node, ()):
+        # In the order in which nodes came.
+        for node, clients in self._known.items():
+            for client in clients if node in online else ():
                 rule = f"be on one node, and is on {places.get(client)} already"
-                checks.require(client not in places, f"client {client}", rule, node)
+                is_new = client not in places
+                checks.require(is_new or not is_start, f"client {client}", rule, node)
                 places[client] = node
         return places
 

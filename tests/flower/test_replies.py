@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 from federations import NODES, deploy, key
-from flwr.app import Array, Error, Message
+from flwr.app import Array, Context, Error, Message, RecordDict
 
 from fedjax_dp.engine import Fate
 from fedjax_dp.engine.record import RoundRecord
@@ -150,3 +150,16 @@ def test_a_round_that_is_played_again_has_fresh_noise(tmp_path):
     assert all(np.all(x != y) for x, y in only_noise("device"))
     # The same bits with parity keys, since nothing of the first attempt was sent.
     assert all(np.all(x == y) for x, y in only_noise("parity"))
+
+
+def test_nodes_that_come_later_never_stop_a_run():
+    there = deploy("dp_fedavg")
+    state, _, _ = there.simulation.run(there.simulation.init(key()), key(), 1)
+    grid, asked = there.grid, there.nodes
+    # Node 13 was started again under another id, and 99 holds another number of records.
+    grid.contexts[14] = Context(1, 14, dict(grid.contexts[13].node_config), RecordDict(), {})
+    grid.contexts[99] = Context(1, 99, {"clients": "1"}, RecordDict(), {})
+    asked._sizes[1] += 1
+    with pytest.warns(UserWarning, match="node 99 is left out: client 1 must hold"):
+        _, record, _ = there.simulation.run(state, key(), 1)
+    assert set(record.fate[record.clients >= 0]) == {Fate.CONTRIBUTED}
