@@ -94,6 +94,7 @@ from .data import (
     participation as participation,
     poisson as poisson,
     shuffled as shuffled,
+    without_amplification as without_amplification,
 )
 from .engine import (
     Communication as Communication,

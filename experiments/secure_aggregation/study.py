@@ -12,6 +12,7 @@ python -m experiments.secure_aggregation.study serverless
 """
 
 import argparse
+import itertools
 import json
 import os
 import pathlib
@@ -121,15 +122,18 @@ def on_digits_and_kdd(options: argparse.Namespace) -> str:
 def audited(options: argparse.Namespace) -> str:
     """Audits masked sums as the server and colluders see them, of which clients drop out."""
     numbers = options.noise_multiplier, options.runs, options.rounds, options.seed
+    kinds = list(itertools.product(options.cohorts, (True, False)))
 
-    def both() -> list[dict[str, Any]]:
+    def all_kinds() -> list[dict[str, Any]]:
         return [
             bound
-            for counts in (True, False)
-            for bound in audited_sums.run(*numbers, counts_colluders=counts, form=options.form)
+            for cohorts, counts in kinds
+            for bound in audited_sums.run(
+                *numbers, counts_colluders=counts, cohorts=cohorts, form=options.form
+            )
         ]
 
-    results, cost = _measured(both)
+    results, cost = _measured(all_kinds)
     audited_sums.write(options.output / "audit.csv", results)
     return audited_sums.as_markdown(results) + _in_words(cost)
 
@@ -215,6 +219,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             one.add_argument("--parts", nargs="+", choices=parts, default=parts)
         if name == "audit":
             one.add_argument("--form", choices=["masked", "cancelled"], default="masked")
+            kinds_of = list(audited_sums.SPARE)
+            one.add_argument("--cohorts", nargs="+", choices=kinds_of, default=kinds_of)
             one.add_argument("--runs", type=int, default=600)
             one.add_argument("--rounds", type=int, default=2)
             one.add_argument("--noise-multiplier", type=float, default=2.0)

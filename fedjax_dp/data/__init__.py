@@ -13,6 +13,7 @@ from fedjax_dp.data.sampling import (
     min_separated,
     poisson,
     shuffled,
+    without_amplification,
 )
 
 __all__ = [
@@ -35,4 +36,5 @@ __all__ = [
     "shifts",
     "shuffled",
     "statistics",
+    "without_amplification",
 ]

@@ -75,7 +75,7 @@ class Participation(NamedTuple):
           An upper bound, which under Poisson sampling holds except with probability 1e-9.
         """
         most = min(self.num_clients, num_rounds * self.capacity)
-        if self.sampler.name not in ("poisson", "truncated_poisson"):
+        if not self.sampler.name.startswith(("poisson", "truncated_poisson")):
             return most
         stays = math.log1p(-min(self.cohort_size / self.num_clients, 1 - 1e-12))
         mean = self.num_clients * -math.expm1(num_rounds * stays)

@@ -7,6 +7,7 @@ import dp_accounting
 import jax
 import jax.numpy as jnp
 
+from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import fold
 from fedjax_dp.core.ranges import Count
@@ -370,6 +371,33 @@ def min_separated(separation: Count) -> Sampler:
         varies=False,
         separation=lambda size, batch_size: separation,
         min_drawn=lambda size, batch_size: min(int(batch_size), size // separation),
+    )
+
+
+@checked
+def without_amplification(sampler: Sampler) -> Sampler:
+    """Draws as a random sampler does, and charges those drawn alone, without amplification.
+
+    For draws that are no secret: a server that is not trusted knows the cohort, and a round that is
+    lost shows how many clients were drawn. Draws do not depend on the data, so that the event of a
+    given cohort covers each of its members.
+
+    Args:
+      sampler: `poisson`, with a capacity or without, or `fixed_size`.
+
+    Returns:
+      The sampler; only those drawn are charged, each with the base event.
+
+    Raises:
+      ValueError: for a sampler that amplifies nothing.
+    """
+    rule = "be poisson() or fixed_size(), which amplify"
+    fits = sampler.name in ("poisson", "truncated_poisson", "fixed_size")
+    checks.require(fits, "sampler", rule, sampler.name)
+    return sampler._replace(
+        name=f"{sampler.name}_without_amplification",
+        event=lambda base, size, batch_size: base,
+        charges_all=False,
     )
 
 

@@ -305,8 +305,9 @@ def _check_claims(
         f"noise needs; the nearest valid choices are cyclic() and min_separated({needed})",
         f"{participation.sampler.name}, which keeps {kept}",
     )
+    # Under masks, a sum of fewer clients is lost.
     checks.require(
-        participation.min_drawn >= claim.min_participants,
+        masks_of(aggregator) is not None or participation.min_drawn >= claim.min_participants,
         "participation",
         f"draw at least {claim.min_participants} clients in every round, since each adds its share "
         "of the noise; the nearest valid choices are full_participation() and fixed_size()",
@@ -344,7 +345,7 @@ def _check_lost(algorithm: FederatedAlgorithm, participation: Participation) -> 
     rule = (
         f"draw {fewest} to {most} clients in every round: masked sums of fewer or more are lost, "
         "which would show how many were drawn, and secret cohorts amplify privacy of clients; the "
-        "nearest valid choice is fixed_size()"
+        "nearest valid choices are fixed_size() and without_amplification(poisson())"
     )
     least, largest = participation.min_drawn, participation.capacity
     fits = fewest <= least and largest <= most

@@ -22,8 +22,8 @@ class ClientClaim(NamedTuple):
       event: `(numbers) -> DpEvent` of one release on a given cohort.
       min_separation: the fewest rounds from one participation of a client to its next; 1 for noise
         that is drawn afresh each round.
-      min_participants: the fewest clients of every round, since each adds its share
-        of the noise.
+      min_participants: the fewest clients of a round that is not lost, since each adds its share
+        of the noise; 0 where none does.
       divisor: `(numbers) -> count`, the public number that the noised sum is divided by; None if it
         is not divided.
       clips_whole: whether an update is scaled by one number, and unchanged within the bound in L2

@@ -56,10 +56,11 @@ def discrete_mean(
     Args:
       structure: the parameters, as arrays or shapes.
       plan: from `privacy.make_plan`, for this number of parameters.
-      expected_cohort_size: the public divisor; for cohorts of fixed size whose clients each add a
-        share, an integer of at least `plan.shares_in_sum`.
-      varies: whether cohorts vary, as under Poisson sampling; the plan then has at least two
-        shares, see `num_shares`.
+      expected_cohort_size: the public divisor; unless cohorts vary, an integer of at least
+        `plan.shares_in_sum` where each client adds a share.
+      varies: whether cohorts vary, as under Poisson sampling, and the server adds the shares that
+        are missing; the plan then has at least two, see `num_shares`. False where messages are
+        masked: a sum of too few clients is lost.
 
     Returns:
       The aggregator; its info holds the bits that a client sends for each parameter, whether the

@@ -346,6 +346,16 @@ def test_what_has_no_analysis_is_refused_and_the_nearest_choice_named():
         sampling.poisson(7).event(dp_accounting.LaplaceDpEvent(1.0), 100, 5)
 
 
+@pytest.mark.parametrize("name", ["poisson", "truncated", "fixed_size"])
+def test_known_draws_are_those_of_the_sampler_and_cost_the_base_event(name):
+    sampler = SAMPLERS[name]
+    known = sampling.without_amplification(sampler)
+    assert blocks(known, 20, 5, 20, 4, 1, 20) == blocks(sampler, 20, 5, 20, 4, 1, 20)
+    assert known.event(GAUSSIAN, 100, 5) == GAUSSIAN != sampler.event(GAUSSIAN, 100, 5)
+    assert not known.charges_all and known.varies == sampler.varies
+    assert known.min_drawn(20, 5) == sampler.min_drawn(20, 5)
+
+
 def test_only_sampling_without_randomness_charges_those_drawn_alone():
     assert not sampling.cyclic().charges_all
     assert all(s.charges_all for n, s in SAMPLERS.items() if n != "cyclic")

@@ -104,13 +104,24 @@ def test_masks_are_among_ordinary_and_planted_clients(monkeypatch):
     assert bound[0].population.num_clients == audited.CLIENTS
 
 
+@pytest.mark.parametrize("cohorts", ["fixed", "poisson"])
+def test_two_shares_stay_of_the_smallest_round_that_is_not_lost(cohorts):
+    graph = audited.graph_of(cohorts)
+    good, bad = (
+        audited.plan_of(1.5, counts_colluders=counts, cohorts=cohorts) for counts in (True, False)
+    )
+    assert graph.num_clients - audited.DROPOUTS - graph.colluders == good.num_shares == 2
+    assert bad.num_shares == 2 + graph.colluders == audited.CLIENTS - 4 - audited.SPARE[cohorts]
+
+
 @slow
-def test_colluders_prove_more_than_is_claimed_if_the_noise_counts_their_shares():
+@pytest.mark.parametrize("cohorts", ["fixed", "poisson"])
+def test_colluders_prove_more_than_is_claimed_if_the_noise_counts_their_shares(cohorts):
     """One claim, of two rounds of multiplier 2: it holds for what two clients' shares add up to."""
     accountant = dp_accounting.rdp.RdpAccountant()
     accountant.compose(dp_accounting.GaussianDpEvent(2.0), 2)
     for counts_colluders in (True, False):
-        results = audited.run(2.0, 300, 2, 0, counts_colluders=counts_colluders)
+        results = audited.run(2.0, 300, 2, 0, counts_colluders=counts_colluders, cohorts=cohorts)
         for one in results:
             assert one["form"] == "masked"
             expected = accountant.get_epsilon(one["dp_delta"])

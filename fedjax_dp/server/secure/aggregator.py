@@ -50,7 +50,8 @@ def masked(
     records, is encoded with them, as Π_PPFL has it: the event covers no rounding, and the claim of
     noise in shares names what it does not cover. The claim holds against colluders as far as the
     noise was calibrated for them, see `masking_facts`. A lost round shows that few took part: a
-    federation whose secret cohorts amplify the claim has to draw enough clients in every round.
+    federation whose secret cohorts amplify the claim has to draw enough clients in every round;
+    one whose claim is not amplified need not, see `data.without_amplification`.
 
     Args:
       aggregator: any summed aggregator; leaves of its messages are floats, or integers of at most
