@@ -141,7 +141,7 @@ def _received(shared: Any, noise: Any, count: float) -> Any:
 
 
 def _error_of_offsets(sent: Any) -> float:
-    """Averages the models that clients sent, under the offsets of the source, in float64."""
+    """Averages the models that clients sent, under legacy offsets, and compares, in float64."""
     flat = np.concatenate([np.reshape(a, (len(a), -1)) for a in jax.tree.leaves(sent)], axis=1)
     flat = flat.astype(np.float64)
     masked = flat + float_offsets(len(flat)).offsets()[:, None]
@@ -198,9 +198,9 @@ def scenarios(num_seeds: int) -> list[dict[str, Any]]:
         multipliers = 2 / np.asarray(epsilon)
         runs = [play(sim, multipliers, 1, seed, (test[0], test[1])) for seed in range(num_seeds)]
         found = _mean(runs)
-        (last,) = found["scores"]
-        rows.append({"scenario": scenario, **last, "epsilon": found["epsilon"]})
-    return [{"scenario": 1, "received": rows[-1]["own"]}, *rows]
+        (last,) = found.pop("scores")
+        rows.append({"scenario": scenario, **last, **found})
+    return [{"scenario": 1, "received": rows[-1]["own"], "num_seeds": num_seeds}, *rows]
 
 
 def grid(
@@ -314,7 +314,7 @@ def _table(title: str, columns: str, rows: Iterable[str]) -> list[str]:
 def _sweep_table(rows: list[dict[str, Any]]) -> list[str]:
     columns = (
         "noise | ε asked | ε of a coordinate | ε composed, δ = 1e-5 | shared, round 1 | 4 | 8 "
-        "| received, 8 | own without noise, 8"
+        "| received, 8 | own without noise, 8 | seeds | error of legacy offsets"
     )
     lines = []
     for one in rows:
@@ -325,7 +325,8 @@ def _sweep_table(rows: list[dict[str, Any]]) -> list[str]:
         curve = [scores[r]["shared"] for r in (0, 3, 7)]
         rest = [float(np.mean(scores[7][name])) for name in ("received", "own")]
         lines.append(
-            f"{one['noise']} | {asked} | {coordinate} | {composed} | {_cells([*curve, *rest])}"
+            f"{one['noise']} | {asked} | {coordinate} | {composed} | {_cells([*curve, *rest])} "
+            f"| {one['num_seeds']} | {one['error_of_offsets']:.0e}"
         )
     return _table("ε on growing digits (algorithm 3)", columns, lines)
 
@@ -336,9 +337,11 @@ def _scenario_table(rows: list[dict[str, Any]]) -> list[str]:
         ours = [*one["received"], None][:3]
         theirs = printed("accuracy", str(one["scenario"]))
         cells = [*ours, *(theirs[f"client{i}"] for i in (1, 2, 3))]
-        lines.append(f"{one['scenario']} | {_cells(cells)}")
+        error = f"{one['error_of_offsets']:.0e}" if "error_of_offsets" in one else ""
+        lines.append(f"{one['scenario']} | {_cells(cells)} | {one['num_seeds']} | {error}")
     title = "Table 5.2: accuracy of clients 1, 2, 3, ours and the thesis'"
-    return _table(title, "scenario | 1 | 2 | 3 | 1, thesis | 2 | 3", lines)
+    columns = "scenario | 1 | 2 | 3 | 1, thesis | 2 | 3 | seeds | error of legacy offsets"
+    return _table(title, columns, lines)
 
 
 def _times_table(rows: list[dict[str, Any]]) -> list[str]:

@@ -25,6 +25,7 @@ def made(noise, asked, level):
     score = {"shared": level, "received": [level + 0.01] * 3, "own": [0.6, 0.7, 0.8]}
     multiplier = 2 / asked if asked else 0.0
     one = {"noise": noise, "asked": asked, "multiplier": multiplier, "scores": [score] * 8}
+    one |= {"num_seeds": 2, "error_of_offsets": 2.6e-11}
     return one | ({"epsilon": [40.0, 41.0, 40.5]} if asked else {})
 
 
@@ -44,14 +45,16 @@ def test_tables_have_our_figures_beside_the_printed_ones(tmp_path):
     assert "| 1 | Boston | 4.300 | 4.31 |" in text
     assert "| 3 | Singapore | dropped | dropped |" in text and "| 3 | NYC | 0.700 | 0.709 |" in text
     scenarios = [
-        {"scenario": 1, "received": [0.7, 0.71, 0.8]},
-        {"scenario": 2, "received": [0.75, 0.76]},
+        {"scenario": 1, "received": [0.7, 0.71, 0.8], "num_seeds": 5},
+        {"scenario": 2, "received": [0.75, 0.76], "num_seeds": 5, "error_of_offsets": 1.4e-11},
     ]
     text = privacyfl.as_markdown({"sweep": sweep(), "scenarios": scenarios})
-    assert "| corrected | 0.1 | 0.1 | 41 | 0.300 | 0.300 | 0.300 | 0.310 | 0.700 |" in text
+    assert (
+        "| corrected | 0.1 | 0.1 | 41 | 0.300 | 0.300 | 0.300 | 0.310 | 0.700 | 2 | 3e-11 |" in text
+    )
     assert "| none |  |  |  | 0.900 |" in text
-    assert "| 1 | 0.700 | 0.710 | 0.800 | 0.75 | 0.793 | 0.823 |" in text
-    assert "| 2 | 0.750 | 0.760 |  | 0.806 | 0.81 |  |" in text
+    assert "| 1 | 0.700 | 0.710 | 0.800 | 0.75 | 0.793 | 0.823 | 5 |  |" in text
+    assert "| 2 | 0.750 | 0.760 |  | 0.806 | 0.81 |  | 5 | 1e-11 |" in text
 
 
 def test_a_run_converges_when_accuracy_stays_close():
