@@ -123,6 +123,8 @@ class Loopback:
     def _end_all(self, *, is_failed: bool) -> None:
         # Nodes before the link, which they would look for again and again.
         for name in sorted(self._processes, reverse=True):
+            # An app whose run has ended may wait for an answer without an end.
+            apps = self._below(name)
             process = self._processes.pop(name)
             process.terminate()
             try:
@@ -130,6 +132,7 @@ class Loopback:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(_END)
+            _kill(apps)
         if is_failed:
             self.show_logs()
 
@@ -187,21 +190,23 @@ class Loopback:
 
     def kill_server_app(self) -> None:
         """Ends the process of the server app at once, as a crash does."""
-        text = subprocess.run(
-            ["ps", "-eo", "pid=,ppid=,args="], stdout=subprocess.PIPE, text=True, check=True
-        ).stdout
+        found = [pid for pid, args in self._below("link").items() if "flwr-serverapp" in args]
+        assert found, self.log("link")
+        _kill(found)
+
+    def _below(self, name: str) -> dict[int, str]:
+        """The processes that a process has started, and those they have: number and command."""
+        command = ["ps", "-eo", "pid=,ppid=,args="]
+        text = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
         rows = [line.split(None, 2) for line in text.splitlines()]
-        inside, found = {self._processes["link"].pid}, []
-        # Children after parents; a fixed point, since numbers may wrap around.
-        for _ in rows:
-            more = {int(pid) for pid, parent, _ in rows if int(parent) in inside} - inside
-            if not more:
-                break
+        commands = {int(row[0]): row[-1] for row in rows}
+        inside = {self._processes[name].pid}
+        while more := {int(pid) for pid, parent, *_ in rows if int(parent) in inside} - inside:
             inside |= more
-        for pid, _, args in rows:
-            if int(pid) in inside and "flwr-serverapp" in args:
-                found.append(int(pid))
-        assert found, text
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        return {pid: commands[pid] for pid in inside - {self._processes[name].pid}}
+
+
+def _kill(numbers) -> None:
+    for pid in numbers:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
