@@ -19,6 +19,7 @@ from fedjax_dp.engine.cohort import Cohort
 from fedjax_dp.engine.execution.compile import Simulation
 from fedjax_dp.engine.execution.host_steps import after_host_step, rounds_and_host_steps
 from fedjax_dp.engine.federation import Federation
+from fedjax_dp.engine.federation import federation as bound_again
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import (
     MessageCounts,
@@ -122,8 +123,13 @@ def _require_deployable(federation: Federation) -> None:
     rule = "be simulated in a federation: nodes do not agree on keys of masks yet"
     is_simulated = masks is None or masks.seeds.is_simulated
     checks.require(is_simulated, "the keys of masks", rule, "agreed ones, of one process")
-    outer = jax.eval_shape(federation.init, jax.random.key(0)).outer
-    checks.require(not outer, "federation", "have no wrapper to be deployed", len(outer))
+    plain = bound_again(algorithm, federation.population, federation.participation)
+    wrapped = [
+        name
+        for name in ("init", "draw", "step")
+        if getattr(getattr(federation, name), "__code__", None) is not getattr(plain, name).__code__
+    ]
+    checks.require(not wrapped, "federation", "have no wrapper to be deployed", wrapped)
 
 
 class _Drawn(NamedTuple):

@@ -1,5 +1,7 @@
 """What is not deployed is refused when the deployment is built; masks of simulated keys are."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
@@ -11,7 +13,13 @@ from small_problem import NUM_CLIENTS, ROUNDS, make_data, make_model, plain_trai
 from fedjax_dp import algorithms
 from fedjax_dp.algorithms.base import FinishForAll
 from fedjax_dp.data import participants, sampling
-from fedjax_dp.engine import anderson, examples_of, federation, population_of
+from fedjax_dp.engine import (
+    anderson,
+    examples_of,
+    federation,
+    population_of,
+    serverless,
+)
 from fedjax_dp.flower import deployed
 from fedjax_dp.server import secure
 from fedjax_dp.server.fixed_point import fixed_point
@@ -43,8 +51,10 @@ def test_what_nodes_cannot_do_is_refused():
     with pytest.raises(ValueError, match="algorithm must have no second message"):
         deployed(bound(finishing), NoNodes())
     plain = bound(algorithms.fedavg(make_model(), plain_trainer(make_model())))
-    with pytest.raises(ValueError, match="federation must have no wrapper"):
-        deployed(anderson(plain, memory=2), NoNodes())
+    wrappers = (partial(anderson, memory=2), serverless)
+    for wrapped in (wrapper(plain) for wrapper in wrappers):
+        with pytest.raises(ValueError, match="federation must have no wrapper"):
+            deployed(wrapped, NoNodes())
     with pytest.raises(ValueError, match="keys must be one of"):
         deployed(plain, NoNodes(), keys="mine")
 
