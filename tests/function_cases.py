@@ -22,6 +22,7 @@ from fedjax_dp import (
     engine,
     evaluation,
     experiment,
+    flower,
     io,
     models,
     privacy,
@@ -49,7 +50,8 @@ NoiseEstimate ConfigError FetchError MissingDataError UnsupportedEvent BoundedLa
 BoundedRangeDpEvent DistributedDiscreteGaussianDpEvent PureDpEvent SkellamDpEvent
 StaircaseDpEvent GammaShares GammaSharesDpEvent FixedPoint Played SetUp Terms Cheating
 CollusionResult MaskGraph MaskKeys HeldShares Compute Latencies RoundTimes Availability
-Moment CountedMean FloatOffsets LossBounds
+Moment CountedMean FloatOffsets LossBounds Node Nodes Journal NotOpenError Script Project
+Report
 """
 HOLD = set(_NAMES.split())
 
@@ -647,7 +649,7 @@ SPECIAL: dict[str, Case] = {
     "share_secret": case(secure.share_secret, secret=5, holders=[0, 1, 2], threshold=2),
     "recover_secret": case(secure.recover_secret, shares={0: 3, 2: 4}, threshold=2),
     "num_soft_rounds": case(servers.num_soft_rounds, num_rounds=9),
-    # They look for files, fetch them, or run experiments, which tests of their own do.
+    # They look for files, fetch them, run experiments or federations, as tests of their own do.
     **{
         name: Case(getattr(package, name), None)
         for package, names in (
@@ -656,6 +658,11 @@ SPECIAL: dict[str, Case] = {
                 experiment,
                 "assemble audit_experiment average_over_seeds evaluate_run grid_points load_config "
                 "load_run read_summaries report resume run sweep",
+            ),
+            (
+                flower,
+                "GridNodes JournalFile OnFlower client_app client_app_of deployed project run_on "
+                "server_app_of write_app",
             ),
         )
         for name in names.split()
