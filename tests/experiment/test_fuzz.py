@@ -111,6 +111,8 @@ def _allows(rule, alternatives, value, word):
         )
     if rule == "a table":
         return isinstance(value, dict)
+    if rule == "a list":
+        return isinstance(value, list)
     if rule == "a string":
         return word is not None or isinstance(value, str)
     if rule.startswith("a plain name"):
