@@ -96,7 +96,7 @@ def test_a_server_that_knows_the_cohort_may_be_named_in_the_statement():
     ledger = accounting.ledgers["client"]
     data = statement.statement(ledger, 1e-5, trust="honest_but_curious", secure_aggregation=facts)
     assert data["must_stay_hidden"] == [] and facts["colluders"] == 1
-    assert "at most 1 client" in statement.in_words(data)
+    assert "that collude with the server is at most 1." in statement.in_words(data)
 
 
 @telling

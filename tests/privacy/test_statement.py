@@ -423,7 +423,7 @@ def test_a_statement_says_which_form_of_secure_aggregation_ran():
         given = facts | {"form": form, "keys": keys}
         data = st.statement(ledger, 1e-5, trust="honest_but_curious", secure_aggregation=given)
         text = st.in_words(data)
-        assert words in text and "at most 3 clients that collude" in text
+        assert words in text and "that collude with the server is at most 3. If more than 2" in text
         assert ("simulated" in text.partition("Key agreement")[2]) == (keys == "simulated")
     ledger.charge(poisson(0.1, 2.0))
     with pytest.raises(ValueError, match="such a server knows who was drawn"):
