@@ -2,7 +2,7 @@
 
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.padding import Padding
@@ -96,16 +96,9 @@ def shown(config: Config, start: Callable[[Watcher], Outcome], out: Output) -> A
     # Status 0 at the end, 130 after an interruption, 3 if no client's work entered the model.
     with Progress(out, _NAME, config.run.rounds) as progress:
         outcome = start(progress)
-    ended, status = "finished", 0
-    if outcome.is_interrupted:
-        ended, status = "interrupted", 130
-    elif outcome.is_over_budget:
-        ended = "budget"
-    elif outcome.stopped_by is not None:
-        ended = "callback"
-    if outcome.is_futile:
-        status = status or 3
-    document = {"folder": str(outcome.folder), "ended": ended, "is_futile": outcome.is_futile}
+    status = 130 if outcome.ended == "interrupted" else 3 if outcome.is_futile else 0
+    document: dict[str, Any] = {"folder": str(outcome.folder), "ended": outcome.ended}
+    document |= {"is_futile": outcome.is_futile}
     document |= {"summary": outcome.summary}
     return Answer(document, lambda out: _report(out, outcome), str(outcome.folder), status)
 
@@ -136,7 +129,7 @@ def _report(out: Output, outcome: Outcome) -> None:
     summary, folder = outcome.summary, outcome.folder
     if early := early_end_in_words(outcome):
         resumed = f"; to resume: fedjax-dp run --resume {folder}"
-        out.say(early + (resumed if outcome.is_interrupted else ""))
+        out.say(early + (resumed if outcome.ended == "interrupted" else ""))
     out.say(summary_in_words(summary))
     for text in summary["warnings"]:
         out.say(f"warning: {text}")

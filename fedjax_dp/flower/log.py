@@ -44,9 +44,9 @@ def close(outcome: Outcome) -> None:
     """
     LOG.info(f"{outcome.folder}: {summary_in_words(outcome.summary)}")
     early = early_end_in_words(outcome)
-    if outcome.is_over_budget:
+    if outcome.ended == "budget":
         raise PrivacyBudgetExhausted(f"{early}; its results are in {outcome.folder}")
-    if outcome.is_interrupted:
+    if outcome.ended == "interrupted":
         raise RuntimeError(f"{early}; another `flwr run` resumes it in {outcome.folder}")
     if outcome.is_futile:
         raise RuntimeError("no client's work entered the model in any round")

@@ -55,7 +55,7 @@ def finished(monkeypatch):
         logging.getLogger("another.package").debug("a detail")
         logging.getLogger("another.package").warning("a complaint")
         print("from a user-defined part")
-        return Outcome(pathlib.Path("runs/digits-001"), SUMMARY, False, False, False)
+        return Outcome(pathlib.Path("runs/digits-001"), SUMMARY, "finished", False)
 
     monkeypatch.setattr(running, "run", run)
 
@@ -138,7 +138,7 @@ def test_accuracies_of_own_and_shared_models_stand_with_what_epsilon_covers(
         "warnings": [],
     } | ({} if shared is None else {"shared_test_accuracy": shared})
     summary = {k: v for k, v in (SUMMARY | found).items() if k != "not_covered"}
-    ended = Outcome(pathlib.Path("x"), summary, False, False, False)
+    ended = Outcome(pathlib.Path("x"), summary, "finished", False)
     monkeypatch.setattr(running, "run", lambda *_, **__: ended)
     line = next(line for line in fedjax_dp("run")[1].splitlines() if "accuracy" in line)
     of_shared = "" if shared is None else ", of the shared model 0.6032"
@@ -380,7 +380,7 @@ def test_a_file_may_stand_anywhere(fedjax_dp, monkeypatch, tmp_path, words):
 
     def run(config, folder, watcher, callbacks=None):
         asked.append((config.run.name, config.run.rounds, config.run.seed))
-        return Outcome(pathlib.Path("x"), SUMMARY, False, False, False)
+        return Outcome(pathlib.Path("x"), SUMMARY, "finished", False)
 
     monkeypatch.setattr(running, "run", run)
     monkeypatch.chdir(tmp_path)

@@ -54,7 +54,7 @@ def test_a_run_stops_before_its_budget_is_exceeded(tmp_path):
     assert status == 0
     assert f"stopped after round {allowed}: one more would exceed the budget" in text
     summary, rows = read_json(folder, "summary.json"), metrics(folder)
-    assert summary["rounds"] == len(rows) == allowed
+    assert summary["rounds"] == len(rows) == allowed and summary["ended"] == "budget"
     assert summary["epsilon"] == pytest.approx(spent(allowed), rel=1e-6)
     assert summary["epsilon"] <= budget < spent(allowed + 1)
     assert rows[-1]["test_accuracy"] == summary["test_accuracy"]

@@ -251,7 +251,8 @@ def test_a_user_callback_ends_a_run_and_the_statement_declares_it(tmp_path):
     status, text = execute(tmp_path / "run", *words)
     assert status == 0 and f"stopped after round 2 by {name}" in " ".join(text.split())
     summary = read_json(tmp_path / "run", "summary.json")
-    assert summary["rounds"] == 2 and summary["stopped_by"] == name
+    assert summary["rounds"] == 2
+    assert (summary["ended"], summary["stopped_by"]) == ("callback", name)
     assert [len(look.rows) for look in looks] == [1, 2]
     assert looks[-1].rows == metrics(tmp_path / "run")
     said = (tmp_path / "run" / "privacy.md").read_text(encoding="utf-8")
@@ -267,7 +268,8 @@ def test_a_callback_that_watches_ends_nothing(tmp_path):
     looks.clear()
     words = (*SMALL, *NOT_PRIVATE, f'--run.callbacks={{"{PARTS}:watching" = {{}}}}')
     assert execute(tmp_path / "run", *words)[0] == 0
-    assert len(looks) == 2 and read_json(tmp_path / "run", "summary.json")["stopped_by"] is None
+    summary = read_json(tmp_path / "run", "summary.json")
+    assert len(looks) == 2 and (summary["ended"], summary["stopped_by"]) == ("finished", None)
 
 
 @pytest.mark.parametrize(

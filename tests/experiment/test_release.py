@@ -77,7 +77,9 @@ def test_every_key_of_a_summary_is_open_or_marked_as_exact(folder):
     marked, others = set(summary["not_private"]), summary.keys() - set(summary["not_private"])
     assert others == set(OPEN_KEYS.split())
     exact = "clipped_client_share update_norm_median communication test_accuracy padding_share "
-    exact += "seconds seconds_compiling warnings stopped_by test_accuracy_last_ten noise_stddev"
+    exact += (
+        "seconds seconds_compiling warnings ended stopped_by test_accuracy_last_ten noise_stddev"
+    )
     assert set(exact.split()) <= marked <= summary.keys()
 
 

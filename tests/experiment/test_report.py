@@ -74,6 +74,7 @@ SUMMARY = {
     "dp_delta": 1e-5,
     "covered_models": "the shared model",
     "warnings": ["a thing & another"],
+    "ended": "finished",
     "stopped_by": None,
     "not_private": ["test_accuracy", "warnings"],
 }
@@ -225,13 +226,19 @@ def test_a_run_without_privacy_and_tests_has_a_page(tmp_path):
     ("change", "state", "said"),
     [
         ({}, "finished", "Finished: round 4 of 4."),
-        ({"rounds": 3}, "budget", "Stopped after round 3 of 4: one more would exceed the privacy"),
         (
-            {"rounds": 3, "stopped_by": "early"},
+            {"rounds": 3, "ended": "budget"},
+            "budget",
+            "Stopped after round 3 of 4: one more would exceed the privacy",
+        ),
+        (
+            {"rounds": 3, "ended": "callback", "stopped_by": "early"},
             "callback",
             "after round 3 of 4 by the callback early",
         ),
-        ({"rounds": 3, "not_private": ["rounds"]}, "interrupted", "Interrupted after round 3 of 4"),
+        ({"rounds": 3, "ended": "interrupted"}, "interrupted", "Interrupted after round 3 of 4"),
+        # More rounds were asked for, of which none is done.
+        ({"rounds": 3}, "interrupted", "Interrupted after round 3 of 4"),
         (None, "interrupted", "Interrupted after round 3 of 4; fedjax-dp run --resume"),
         # The summary of an earlier end, whose ε is too small by now.
         ({"rounds": 2}, "interrupted", "Interrupted after round 3 of 4; fedjax-dp run --resume"),
@@ -247,12 +254,6 @@ def test_the_state_of_a_run_is_that_of_its_folder(tmp_path, change, state, said)
     assert ("With ε = 3.2" in page.text) == is_shown
     assert ("The statement is written when the run ends." in page.text) != is_shown
     assert f"ε of one client {3.2 if is_shown else 2.25} of 3.5" in page.text
-
-
-def test_a_run_that_ends_early_without_a_budget_was_interrupted(tmp_path):
-    config = CONFIG.replace("epsilon", "noise_multiplier")
-    place = write(tmp_path / "run", rows=ROWS[:3], summary=SUMMARY | {"rounds": 3}, config=config)
-    assert report(place).state == "interrupted"
 
 
 def refreshes(html):

@@ -229,7 +229,9 @@ def test_a_wish_to_stop_ends_a_run_after_the_rounds_under_way(
         status, text = execute(folder, *DRAWN)
     assert status == 130 and "interrupted after round 4; to resume" in text
     assert f"fedjax-dp run --resume {folder}" in " ".join(text.split())
-    assert saved_arrays(folder)[0] == read_json(folder, "summary.json")["rounds"] == 4
+    summary = read_json(folder, "summary.json")
+    assert saved_arrays(folder)[0] == summary["rounds"] == 4
+    assert summary["ended"] == "interrupted"
     assert_goes_on_as(folder, uninterrupted)
 
 

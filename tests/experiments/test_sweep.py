@@ -73,7 +73,7 @@ def calls(monkeypatch):
 
     def outcome(word, folder):
         asked[folder.name] = word
-        return Outcome(folder, {"accuracy": 0.5}, False, False, False)
+        return Outcome(folder, {"accuracy": 0.5}, "finished", False)
 
     monkeypatch.setattr(sweep.running, "run", lambda config, folder: outcome("run", folder))
     monkeypatch.setattr(sweep.running, "resume", lambda folder: outcome("resume", folder))

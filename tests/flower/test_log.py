@@ -11,6 +11,7 @@ from fedjax_dp.flower.log import LoggedProgress, close
 
 SUMMARY = {
     "rounds": 3,
+    "stopped_by": "patience",
     "seconds": 12.0,
     "test_accuracy": 0.5,
     "test_accuracy_of": "the shared model",
@@ -22,7 +23,7 @@ SUMMARY = {
 
 
 def outcome(**ended):
-    parts = {"is_interrupted": False, "is_over_budget": False, "is_futile": False}
+    parts = {"ended": "finished", "is_futile": False}
     return Outcome(pathlib.Path("/runs/1"), SUMMARY, **{**parts, **ended})
 
 
@@ -38,7 +39,7 @@ def test_rounds_and_the_result_are_logged(lines):
     progress = LoggedProgress(3)
     progress.phase("compiling")
     progress.done(2, {"test_accuracy": 0.25, "epsilon_client": 1.5})
-    close(outcome(stopped_by="patience"))
+    close(outcome(ended="callback"))
     assert lines() == [
         "compiling",
         "round 2 of 3, accuracy 0.250, ε 1.5 (client)",
@@ -51,12 +52,16 @@ def test_rounds_and_the_result_are_logged(lines):
 @pytest.mark.parametrize(
     ("ended", "error", "message"),
     [
-        ("is_over_budget", PrivacyBudgetExhausted, "round 3: one more would exceed the budget"),
-        ("is_interrupted", RuntimeError, "interrupted after round 3; another `flwr run` resumes"),
-        ("is_futile", RuntimeError, "no client's work entered the model"),
+        ({"ended": "budget"}, PrivacyBudgetExhausted, "round 3: one more would exceed the budget"),
+        (
+            {"ended": "interrupted"},
+            RuntimeError,
+            "interrupted after round 3; another `flwr run` resumes",
+        ),
+        ({"is_futile": True}, RuntimeError, "no client's work entered the model"),
     ],
 )
 def test_a_run_that_did_not_finish_says_why(lines, ended, error, message):
     with pytest.raises(error, match=message):
-        close(outcome(**{ended: True}))
+        close(outcome(**ended))
     assert lines()[0].startswith("/runs/1: 3 rounds")

@@ -18,7 +18,7 @@ from fedjax_dp.experiment.running.run_folder import (
 )
 from fedjax_dp.io.logbook import read_metrics, write_text
 from fedjax_dp.io.report import report_page
-from fedjax_dp.io.run_files import RunFiles, budgets_of, entry_of, units_of
+from fedjax_dp.io.run_files import RunFiles, entry_of
 
 _SUMMARY_FILE, _CLAIMS_FILE, _STATEMENT_FILE = "summary.json", "privacy.json", "privacy.md"
 _MAY_BE_PUBLISHED = ("public", "covered")
@@ -172,16 +172,17 @@ def _state(
     at = f"round {done} of {planned}"
     if is_running:
         return "running", f"Under way: {at}."
-    if (name := summary.get("stopped_by")) is not None:
-        return "callback", f"Stopped after {at} by the callback {name}."
-    has_budget = any(budgets_of(tables, unit) for unit in units_of(tables))
-    # The length of an interrupted run may depend on exact figures, so that it is listed as such.
-    is_by_budget = has_budget and "rounds" not in summary.get("not_private", ())
-    if not summary or (done != planned and not is_by_budget):
-        return "interrupted", f"Interrupted after {at}; fedjax-dp run --resume {folder} resumes it."
-    if done != planned:
-        return "budget", f"Stopped after {at}: one more would exceed the privacy budget."
-    return "finished", f"Finished: {at}."
+    sentences = {
+        "interrupted": f"Interrupted after {at}; fedjax-dp run --resume {folder} resumes it.",
+        "callback": f"Stopped after {at} by the callback {summary.get('stopped_by')}.",
+        "budget": f"Stopped after {at}: one more would exceed the privacy budget.",
+        "finished": f"Finished: {at}.",
+    }
+    ended = summary.get("ended")
+    # A finished run may have been resumed with more rounds, of which none is done.
+    if ended not in sentences or (ended == "finished" and done != planned):
+        ended = "interrupted"
+    return ended, sentences[ended]
 
 
 def _text(path: pathlib.Path) -> str:

@@ -3,7 +3,7 @@
 import pathlib
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,8 @@ from fedjax_dp.io.checkpoint import ROOT_FILE
 from fedjax_dp.io.logbook import read_metrics, write_json, write_text
 from fedjax_dp.io.statement import write_statement
 
+# How a run ended: after its last round, or why before it.
+Ended = Literal["finished", "interrupted", "budget", "callback"]
 # The libraries that a privacy statement names.
 _STATED = (PACKAGE, "jax", "dp-accounting")
 
@@ -76,10 +78,9 @@ def write_results(
     start: Start,
     timing: dict[str, float],
     warnings: Sequence[str],
+    ended: Ended = "finished",
     stopped_by: str | None = None,
     also_not_private: Sequence[str] = (),
-    *,
-    is_finished: bool = True,
 ) -> dict[str, Any]:
     """Writes summary, statement and plots into the run folder, and the release if configured."""
     folder, accounting = start.folder, start.accounting
@@ -87,12 +88,12 @@ def write_results(
     rows, accountant = read_metrics(folder), experiment.config.privacy.accountant
     summary = _summary(experiment, state, start.hyper, accounting, rows) | timing
     summary |= {"communication": start.traffic.summary()}
-    summary |= {"stopped_by": stopped_by, "warnings": list(warnings)}
+    summary |= {"ended": ended, "stopped_by": stopped_by, "warnings": list(warnings)}
     _draw(experiment, state, rows, folder / "plots")
     write_text(folder / "partition.txt", partition_text(experiment.population.statistics()))
     facts = facts_of(experiment, start.hyper, also_not_private)
     marks = marks_of(folder, is_secret=section.secret)
-    releases = section.release is not None and is_finished
+    releases = section.release is not None and ended != "interrupted"
     if releases:
         marks[RELEASE_FOLDER] = "covered"
     stated = (accounting.ledgers, experiment.dp_delta, accountant, facts, marks)

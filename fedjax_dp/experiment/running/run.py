@@ -24,7 +24,7 @@ from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.environment import environment, use_compilation_cache
 from fedjax_dp.experiment.running.health import Health, never_reached, without_learning
 from fedjax_dp.experiment.running.release import require_publishable, without_model
-from fedjax_dp.experiment.running.results import evaluate, write_results
+from fedjax_dp.experiment.running.results import Ended, evaluate, write_results
 from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, ENVIRONMENT_FILE, require_place
 from fedjax_dp.experiment.running.starting import Start, charged_for, fresh, restored
 from fedjax_dp.experiment.schema.config import Config
@@ -37,8 +37,6 @@ _STOPS = (signal.SIGINT, signal.SIGTERM)
 _TOGETHER = 1.0
 # Seconds until a run that was interrupted twice is ended from outside.
 _PATIENCE = 2.0
-# Reasons to end a run before its last round, besides names of callbacks.
-_INTERRUPTED, _OVER_BUDGET = "an interruption", "the budget"
 
 
 class Watcher:
@@ -79,18 +77,15 @@ class Outcome(NamedTuple):
     Attributes:
       folder: the run folder.
       summary: what `summary.json` holds.
-      is_interrupted: whether a signal stopped it before its last round.
-      is_over_budget: whether one more round would have exceeded the budget.
+      ended: "finished" after the last round; before it "interrupted" by a signal, "budget" if one
+        more round would have exceeded it, or "callback", which `summary["stopped_by"]` names.
       is_futile: whether no client's work entered the model in any round.
-      stopped_by: the callback that ended the run early, or None.
     """
 
     folder: pathlib.Path
     summary: dict[str, Any]
-    is_interrupted: bool
-    is_over_budget: bool
+    ended: Ended
     is_futile: bool
-    stopped_by: str | None = None
 
 
 def run(
@@ -243,7 +238,7 @@ def _from(
     if section.secret:
         # From round 0 on, so that no two configurations ever share a root.
         save(state)
-    state, end = _rounds(
+    state, ended, stopped_by = _rounds(
         experiment, state, start, logbook, callbacks, health, watcher, save, is_interrupted
     )
     save(state)
@@ -251,9 +246,8 @@ def _from(
     start.checkpoints.close()
     watcher.phase("evaluating and drawing")
     timing = {"seconds": seconds(), **timing}
-    stopped_by = end if end in callbacks else None
     not_covered = []
-    if end == _INTERRUPTED:
+    if ended == "interrupted":
         not_covered = ["after how many rounds the run was interrupted"]
     if stopped_by is not None and not callbacks[stopped_by].is_private:
         not_covered = [f"after how many rounds the run ended, which {stopped_by} decided"]
@@ -263,18 +257,11 @@ def _from(
         start,
         timing,
         health.warnings,
+        ended,
         stopped_by,
         not_covered,
-        is_finished=end != _INTERRUPTED,
     )
-    return Outcome(
-        start.folder,
-        summary,
-        is_interrupted=end == _INTERRUPTED,
-        is_over_budget=end == _OVER_BUDGET,
-        is_futile=health.is_futile,
-        stopped_by=stopped_by,
-    )
+    return Outcome(start.folder, summary, ended, health.is_futile)
 
 
 def _rounds(
@@ -287,8 +274,8 @@ def _rounds(
     watcher: Watcher,
     save: Callable[[SimulationState], None],
     is_interrupted: Callable[[], bool],
-) -> tuple[SimulationState, str]:
-    """Runs blocks of rounds; returns the state and the reason for an early end, or ''."""
+) -> tuple[SimulationState, Ended, str | None]:
+    """Runs blocks of rounds; returns the state, how they ended, and by which callback."""
     section = experiment.config.run
     history = read_metrics(start.folder) if callbacks else []
     done, total = int(state.round), section.rounds
@@ -313,10 +300,10 @@ def _rounds(
     watcher.done(done, {})
     # A callback that ended the run before ends it again.
     if history and done % section.evaluate_every == 0 and (name := stopping(state)):
-        return state, name
+        return state, "callback", name
     while done < total and not is_interrupted():
         if allowed == 0:
-            return state, _OVER_BUDGET
+            return state, "budget", None
         stops = (section.evaluate_every, section.checkpoint_every)
         block = min(allowed, *(every - done % every for every in stops))
         state, record, info = experiment.simulation.run(state, start.key, block, start.hyper)
@@ -334,8 +321,8 @@ def _rounds(
         if done % section.checkpoint_every == 0:
             save(state)
         if done % section.evaluate_every == 0 and (name := stopping(state)):
-            return state, name
-    return state, _INTERRUPTED if done < total else ""
+            return state, "callback", name
+    return state, "interrupted" if done < total else "finished", None
 
 
 def _rows(

@@ -30,14 +30,13 @@ def round_in_words(rounds: int, total: int, row: Mapping[str, Any]) -> str:
 
 def early_end_in_words(outcome: Outcome) -> str:
     """Describes why a run ended before its last round; empty if it did not."""
-    rounds = outcome.summary["rounds"]
-    if outcome.is_interrupted:
-        return f"interrupted after round {rounds}"
-    if outcome.stopped_by is not None:
-        return f"stopped after round {rounds} by {outcome.stopped_by}"
-    if outcome.is_over_budget:
-        return f"stopped after round {rounds}: one more would exceed the budget"
-    return ""
+    rounds, stopped_by = outcome.summary["rounds"], outcome.summary.get("stopped_by")
+    return {
+        "finished": "",
+        "interrupted": f"interrupted after round {rounds}",
+        "budget": f"stopped after round {rounds}: one more would exceed the budget",
+        "callback": f"stopped after round {rounds} by {stopped_by}",
+    }[outcome.ended]
 
 
 def summary_in_words(summary: Mapping[str, Any]) -> str:

@@ -131,7 +131,7 @@ def sweep(
         resume = (folder / CONFIG_FILE).is_file()
         begun = time.perf_counter()
         outcome = running.resume(folder) if resume else running.run(config, folder)
-        if outcome.is_interrupted:
+        if outcome.ended == "interrupted":
             raise KeyboardInterrupt
         summary = outcome.summary
         shown = ", ".join(f"{m} {summary[m]:.4f}" for m in study.metrics if summary.get(m))
