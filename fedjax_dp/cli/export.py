@@ -1,6 +1,7 @@
 """`fedjax-dp export`: writes a run's parameters, or the Flower app of an experiment."""
 
 import pathlib
+import shlex
 from typing import Annotated
 
 import typer
@@ -51,19 +52,21 @@ def flower(
     folder: Annotated[pathlib.Path, typer.Argument(metavar="DIR", help="A new folder.")],
     output: Annotated[
         pathlib.Path | None,
-        typer.Option(help="Run folder on the server's machine; by default DIR/run."),
+        typer.Option(help="Run folder on the server's machine; by default DIR-run."),
     ] = None,
 ) -> Answer:
     """Write a Flower app of an experiment: `fedjax-dp export flower FILE.toml DIR`.
 
-    `flwr run DIR` then runs the experiment on the nodes of a federation. `--section.key VALUE`
-    overrides a key of FILE, as for `fedjax-dp run`.
+    `FLWR_HOME=DIR/.flwr flwr run DIR` then runs the experiment on the nodes of a federation on this
+    machine. `--section.key VALUE` overrides a key of FILE, as for `fedjax-dp run`.
     """
     with needed_for("fedjax-dp export flower", "flower"):
         from fedjax_dp.flower.export import write_app
     config = config_files.load_config(str(file), list(context.args))
-    runs = (folder / "run" if output is None else output).absolute()
+    place = folder.resolve()
+    runs = place.with_name(f"{place.name}-run") if output is None else output.absolute()
     names = write_app(config, folder, runs)
     document = {"folder": str(folder), "files": names, "output": str(runs)}
-    words = f"wrote {folder}: to run it on a federation, flwr run {folder}"
+    start = f"FLWR_HOME={shlex.quote(str(folder / '.flwr'))} flwr run {shlex.quote(str(folder))}"
+    words = f"wrote {folder}: to run it on a federation on this machine, {start}"
     return Answer(document, lambda out: out.say(words), str(folder))

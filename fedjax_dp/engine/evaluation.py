@@ -114,6 +114,11 @@ def evaluator(
     return Evaluator(on_whole, on_clients, is_personal, after_local, on_train)
 
 
+def of_shared(evaluator: Evaluator) -> Evaluator:
+    """Leaves out personal models, for a server that has no client states."""
+    return Evaluator(evaluator.whole, None) if evaluator.is_personal else evaluator
+
+
 def _of_each(
     federation: Federation,
     model: Model,

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from chex import PRNGKey
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
@@ -129,6 +130,25 @@ def contributed(
         # A message that is not sent adds no share of the noise either.
         sent = trees.where(takes_part, message, trees.zeros_like(message))
     return Work(output, sent, is_finite)
+
+
+def clients_at_server(algorithm: FederatedAlgorithm, clients: PyTree) -> PyTree:
+    """Returns what a server that runs no clients holds of their states before the first round.
+
+    Args:
+      algorithm: the algorithm.
+      clients: the first state of each client, `[num_clients, ...]`, or None.
+
+    Returns:
+      None, or the first state of any client, the part of each that the algorithm's server knows,
+      and the round of each that counted last, -1 for none.
+    """
+    states = algorithm.client_state
+    if states is None:
+        return clients
+    known = None if states.known is None else jax.vmap(states.known)(clients)
+    last = jnp.full(len(jax.tree.leaves(clients)[0]), -1, jnp.int32)
+    return trees.take(clients, 0), known, last
 
 
 def server_side(

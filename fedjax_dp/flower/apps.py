@@ -12,7 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.core import checks
-from fedjax_dp.engine.evaluation import Evaluator
+from fedjax_dp.engine.evaluation import of_shared
 from fedjax_dp.engine.population import Population as Sizes
 from fedjax_dp.engine.record import RoundRecord
 from fedjax_dp.experiment.assembly.assemble import parts_of
@@ -30,6 +30,7 @@ from fedjax_dp.experiment.running.run import Outcome, Watcher, resume, run
 from fedjax_dp.experiment.running.run_folder import (
     CHECKPOINT_FOLDER,
     CONFIG_FILE,
+    JOURNAL_FILE,
     NODES_FILE,
     REGISTERED_FILE,
 )
@@ -46,9 +47,6 @@ from fedjax_dp.flower.server import deployed
 from fedjax_dp.io.logbook import write_json
 
 Scores = Literal["none", "exact"]
-
-# The rounds that were sent, next to the checkpoints: who was drawn is as secret as these.
-JOURNAL_FILE = "sent.jsonl"
 
 
 class OnFlower:
@@ -128,9 +126,7 @@ class OnFlower:
         self.nodes = GridNodes(self._grid, sizes=sizes, timeout=timeout, scores=scores)
         there = deployed(federation, self.nodes, keys=self._keys, journal=self._journal)
         stated = {**experiment.stated, "deployment": {"keys": self._keys, "scores": self._scores}}
-        evaluator = experiment.evaluator
-        if evaluator.is_personal:
-            evaluator = Evaluator(evaluator.whole, None)
+        evaluator = of_shared(experiment.evaluator)
         return experiment._replace(simulation=there, stated=stated, evaluator=evaluator)
 
     def open(self, folder: pathlib.Path) -> Sequence[RoundRecord]:

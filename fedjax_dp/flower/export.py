@@ -1,4 +1,4 @@
-"""Writes the Flower app of an experiment: sources, a Dockerfile and a compose file."""
+"""Writes the Flower app of an experiment: sources, a connection, files of containers."""
 
 import importlib.metadata
 import pathlib
@@ -33,7 +33,7 @@ _DOCKERFILE = """# An image of a server or a node with fedjax-dp, whose wheel li
 ARG BASE=supernode
 FROM flwr/${{BASE}}:{flower}
 COPY --chown=app:app wheels/ wheels/
-RUN python -m pip install --no-cache-dir "$(ls wheels/*.whl)[flower,cli]"
+RUN python -m pip install --no-cache-dir "$(ls wheels/*.whl)[{extras}]"
 """
 _COMPOSE = """# A server and three nodes on one machine, for a trial. On several machines each
 # runs one service, with TLS and registered nodes.
@@ -61,6 +61,18 @@ _NODE = """  node-{i}:
     depends_on: [server]
 """
 _NUM_NODES = 3
+# Of the package, for any machine: `table` reads the files of nodes.
+_EXTRAS = "cli,flower,table,plots"
+# Flower leaves this folder out of what it sends to nodes.
+_CONNECTION = """# Where `flwr` finds the server of a trial on this machine, without TLS; read if
+# the environment variable FLWR_HOME names this folder.
+[superlink]
+default = "trial"
+
+[superlink.trial]
+address = "127.0.0.1:8000"
+insecure = true
+"""
 
 
 def write_app(config: Config, folder: str | pathlib.Path, output: str | pathlib.Path) -> list[str]:
@@ -69,18 +81,21 @@ def write_app(config: Config, folder: str | pathlib.Path, output: str | pathlib.
     Args:
       config: the experiment, checked.
       folder: a folder that is new or empty.
-      output: the run folder on the server's machine, an absolute path.
+      output: the run folder on the server's machine, an absolute path outside of `folder`.
 
     Returns:
       The names of the files.
 
     Raises:
-      ValueError: if the folder holds files, or the output is not absolute.
+      ValueError: if the folder holds files, or the output is not absolute or inside it.
     """
     place, runs = pathlib.Path(folder), pathlib.PurePosixPath(output)
     is_free = not place.exists() or (place.is_dir() and not any(place.iterdir()))
     checks.require(is_free, "the folder of the app", "be new or empty", str(place))
     checks.require(runs.is_absolute(), "output", "be an absolute path", str(output))
+    rule = "be outside the folder of the app, which `flwr run` sends to all nodes"
+    is_inside = pathlib.Path(runs).resolve().is_relative_to(place.resolve())
+    checks.require(not is_inside, "output", rule, str(output))
     name = re.sub(r"[^a-z0-9]+", "-", config.title.lower()).strip("-") or "experiment"
     package = name.replace("-", "_")
     if not package[0].isalpha():
@@ -93,7 +108,8 @@ def write_app(config: Config, folder: str | pathlib.Path, output: str | pathlib.
         f"{package}/server.py": _SERVER,
         f"{package}/client.py": _CLIENT,
         f"{package}/experiment.toml": config_files.to_toml(config),
-        "Dockerfile": _DOCKERFILE.format(name=name, flower=flower),
+        ".flwr/config.toml": _CONNECTION,
+        "Dockerfile": _DOCKERFILE.format(name=name, flower=flower, extras=_EXTRAS),
         "compose.yaml": _COMPOSE.format(nodes=nodes, output=runs),
     }
     for path, text in contents.items():
@@ -112,7 +128,7 @@ def _project(name: str, package: str, output: str, flower: str) -> dict[str, obj
             "version": "1.0.0",
             "description": f"{name}, simulated and deployed with {PACKAGE} {version}",
             "license": "Apache-2.0",
-            "dependencies": [f"flwr=={flower}", f"{PACKAGE}[cli,flower]=={version}"],
+            "dependencies": [f"flwr=={flower}", f"{PACKAGE}[{_EXTRAS}]=={version}"],
         },
         "tool": {
             "hatch": {"build": {"targets": {"wheel": {"packages": [package]}}}},

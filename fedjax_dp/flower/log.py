@@ -15,6 +15,8 @@ from fedjax_dp.experiment.running.words import (
 
 # Flower's own logger, whose lines it uploads.
 LOG = logging.getLogger("flwr")
+# absl, which orbax imports, gives the root logger a handler that would print each line again.
+LOG.propagate = False
 
 
 class LoggedProgress(Watcher):

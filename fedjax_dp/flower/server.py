@@ -31,7 +31,7 @@ from fedjax_dp.engine.record import (
 )
 from fedjax_dp.engine.record import digest_of as digest_of_numbers
 from fedjax_dp.engine.round import SimulationState
-from fedjax_dp.engine.sides import Closed, server_side
+from fedjax_dp.engine.sides import Closed, clients_at_server, server_side
 from fedjax_dp.flower.journal import Journal
 from fedjax_dp.flower.node import Keys
 from fedjax_dp.flower.packets import Packet, arrays_of, tree_of
@@ -167,14 +167,7 @@ class _Server:
     def init(self, key: PRNGKey) -> SimulationState:
         """Makes the state before the first round: of client states, the part that is known."""
         state = self._federation.init(key)
-        states = self._algorithm.client_state
-        if states is None:
-            return state
-        # Which round of each client counted last, and what nodes without a state start from.
-        first = trees.take(state.clients, 0)
-        known = None if states.known is None else jax.vmap(states.known)(state.clients)
-        last = jnp.full(self._federation.population.num_clients, -1, jnp.int32)
-        return state._replace(clients=(first, known, last))
+        return state._replace(clients=clients_at_server(self._algorithm, state.clients))
 
     def run(
         self, state: Any, key: PRNGKey, num_rounds: int = 1, hyper: Hyper | None = None

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from marks import telling
+from marks import slow, telling
 from test_scripts import script_of
 
-from fedjax_dp.experiment import load_config, load_run, run
+from fedjax_dp.experiment import evaluate_run, load_config, load_run, run
 from fedjax_dp.experiment.reading.config_files import to_toml
 from fedjax_dp.flower import client_app_of, project, run_on
 from fedjax_dp.flower.testing import InProcess
@@ -69,6 +69,21 @@ def test_a_deployed_experiment_ends_where_its_simulation_ends(whole, config, tmp
     assert outcome.summary["communication"] == simulated.summary["communication"]
     for x, y in zip(params_of(folder), params_of(tmp_path / "run"), strict=True):
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-6)
+
+
+@slow
+def test_a_run_whose_client_states_are_on_nodes_is_loaded_without_them(tmp_path):
+    words = ["--algorithm.name", "ditto", "--run.rounds", "1", "--data.num_clients", "4"]
+    words += ["--model.name", "logistic_regression", "--privacy.unit", "none"]
+    config = load_config(None, words)
+    (path := tmp_path / "experiment.toml").write_text(to_toml(config))
+    run_on(grid_of(client_app_of(path)), config, tmp_path / "run", keys="parity")
+    loaded = load_run(tmp_path / "run")
+    assert int(loaded.state.round) == 1
+    with pytest.raises(ValueError, match="client must be none for a run on nodes"):
+        loaded.params_of(0)
+    found = evaluate_run(loaded)
+    assert "test_accuracy" in found and "mean_client_accuracy" not in found
 
 
 @telling

@@ -1,7 +1,10 @@
 """The exported app: files that Flower, Docker and its compose files can read."""
 
+import io
 import itertools
+import pathlib
 import tomllib
+import zipfile
 
 import pytest
 
@@ -45,6 +48,23 @@ def test_flower_accepts_the_project(app):
     load_and_validate(app[0] / "pyproject.toml", check_module=False)
 
 
+def test_nodes_get_the_modules_and_the_configuration_alone(app):
+    from flwr.cli.build import build_fab_from_disk
+
+    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(app[0]))) as bundle:
+        sent = {pathlib.PurePosixPath(name).name for name in bundle.namelist()}
+    modules = {"__init__.py", "server.py", "client.py", "experiment.toml", "pyproject.toml"}
+    assert sent == modules | {"compose.yaml", "CONTENT"}
+
+
+def test_flwr_run_finds_the_server_of_a_trial(app, monkeypatch):
+    from flwr.cli.flower_config import read_superlink_connection
+
+    monkeypatch.setenv("FLWR_HOME", str(app[0] / ".flwr"))
+    found = read_superlink_connection()
+    assert (found.name, found.address, found.insecure) == ("trial", "127.0.0.1:8000", True)
+
+
 def test_the_compose_file_has_a_server_and_three_nodes(app):
     services = yaml.safe_load((app[0] / "compose.yaml").read_text())["services"]
     nodes = [each for name, each in services.items() if name.startswith("node")]
@@ -68,6 +88,8 @@ def test_a_folder_with_files_and_a_relative_output_are_refused(app, tmp_path):
         write_app(config, app[0], "/runs/1")
     with pytest.raises(ValueError, match="output must be an absolute path"):
         write_app(config, tmp_path / "other", "runs/1")
+    with pytest.raises(ValueError, match="output must be outside the folder of the app"):
+        write_app(config, tmp_path / "other", tmp_path / "x" / ".." / "other" / "run")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What people read of a run in Flower: progress by round, the result, and why it ended."""
 
+import io
 import logging
 import pathlib
 
@@ -47,6 +48,13 @@ def test_rounds_and_the_result_are_logged(lines):
         "ε = 2.5 at δ = 1e-05, which covers all models",
         "stopped after round 3 by patience",
     ]
+
+
+def test_a_handler_of_the_root_logger_does_not_print_a_line_again(monkeypatch):
+    printed = io.StringIO()
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.StreamHandler(printed)])
+    LoggedProgress(3).phase("compiling")
+    assert not printed.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData, flat, nested
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.client_store import stored_in
-from fedjax_dp.engine.evaluation import evaluator
+from fedjax_dp.engine.evaluation import evaluator, of_shared
 from fedjax_dp.engine.population import examples_of
 from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.engine.sides import clients_at_server
 from fedjax_dp.evaluation.metrics import METRICS
 from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.assembly.own_data import (
@@ -31,6 +32,7 @@ from fedjax_dp.experiment.running.run_folder import (
     CHECKPOINT_FOLDER,
     CLIENTS_FOLDER,
     CONFIG_FILE,
+    JOURNAL_FILE,
     REGISTERED_FILE,
 )
 from fedjax_dp.experiment.running.starting import accounting_of, first_state
@@ -90,7 +92,7 @@ class Run(NamedTuple):
           Its personal parameters, or the shared ones if clients have none.
 
         Raises:
-          ValueError: if there is no such client.
+          ValueError: if there is no such client, or its personal model is on a node.
         """
         train = self.experiment.population.train
         is_there = 0 <= client < train.num_clients
@@ -98,6 +100,8 @@ class Run(NamedTuple):
         personal = self.experiment.simulation.federation.personal
         if personal is None:
             return self.params
+        rule = "be none for a run on nodes, which personal models do not leave"
+        checks.require(not _is_deployed(self.folder), "client", rule, client)
         return masks.parted(personal(self.state, examples_of(train).client(client)))[0]
 
 
@@ -125,8 +129,13 @@ def load_run(folder: str | pathlib.Path) -> Run:
         population = population_without_records(registered, test)
     experiment = assemble(config, population)
     checkpoints = Checkpoints(kept, is_read_only=True)
-    first = stored_in(first_state(experiment), folder / CLIENTS_FOLDER)
-    like = experiment.simulation.portable(first)
+    first = first_state(experiment)
+    if _is_deployed(folder):
+        clients = clients_at_server(experiment.simulation.algorithm, first.clients)
+        like = jax.device_get(first._replace(clients=clients))
+        experiment = experiment._replace(evaluator=of_shared(experiment.evaluator))
+    else:
+        like = experiment.simulation.portable(stored_in(first, folder / CLIENTS_FOLDER))
     step, damaged = checkpoints.newest_intact(like)
     checks.require(step is not None, str(kept), "hold an intact checkpoint", damaged)
     state, hyper, extra = checkpoints.restore(like, experiment.simulation.hyper, step)
@@ -135,6 +144,11 @@ def load_run(folder: str | pathlib.Path) -> Run:
     accounting.restore(extra["ledgers"])
     rows = [row for row in read_metrics(folder) if row["round"] <= int(state.round)]
     return Run(folder, experiment, state, hyper, accounting, rows)
+
+
+def _is_deployed(folder: pathlib.Path) -> bool:
+    """Whether the rounds of a run were played on nodes."""
+    return (folder / CHECKPOINT_FOLDER / JOURNAL_FILE).exists()
 
 
 def other_data(run: Run, words: Sequence[str]) -> Population | None:

@@ -17,8 +17,9 @@ NODES_FILE = "nodes.json"
 RELEASE_FOLDER = "release"
 REPORT_FILE = "report.html"
 _LOCK_FILE = ".lock"
-# In the checkpoint folder: what nodes reported of their data.
-REGISTERED_FILE = "registered.json"
+# In the checkpoint folder of a deployment: what nodes reported of their data, and the rounds that
+# were sent; who was drawn is as secret as checkpoints are.
+REGISTERED_FILE, JOURNAL_FILE = "registered.json", "sent.jsonl"
 # A reader that asks whether a folder is in use holds its lock for a moment.
 _PATIENCE = 0.2
 _RUNS = pathlib.Path("runs")
