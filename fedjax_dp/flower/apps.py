@@ -126,6 +126,9 @@ class OnFlower:
         self.nodes = GridNodes(self._grid, sizes=sizes, timeout=timeout, scores=scores)
         there = deployed(federation, self.nodes, keys=self._keys, journal=self._journal)
         stated = {**experiment.stated, "deployment": {"keys": self._keys, "scores": self._scores}}
+        if self._keys == "device" and (masks := stated.get("secure_aggregation")):
+            # All masks are made, whatever a simulation leaves out.
+            stated["secure_aggregation"] = {**masks, "form": "masked", "keys": "between_nodes"}
         evaluator = of_shared(experiment.evaluator)
         return experiment._replace(simulation=there, stated=stated, evaluator=evaluator)
 

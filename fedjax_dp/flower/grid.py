@@ -105,6 +105,19 @@ class GridNodes:
         LOG.info(f"round {round + 1}: {len(replies)} of {len(packets)} nodes replied")
         return replies
 
+    def agree(self, step: str, packets: Mapping[int, Packet], round: int) -> Mapping[int, Packet]:
+        """Sends the messages of a step in which clients agree on masks, or masks are removed.
+
+        Args:
+          step: the type of the messages.
+          packets: by node.
+          round: rounds done before.
+
+        Returns:
+          The first reply of each node, as from `train`.
+        """
+        return ask(self._grid, step, packets, str(round), self._timeout)
+
     def claims(self, dp_delta: float) -> dict[int, dict[str, float]]:
         """Asks the nodes that are online what their own ledgers of records claim.
 

@@ -20,12 +20,15 @@ from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.cohort import Examples
 from fedjax_dp.engine.population import Population, examples_of, population_of
 from fedjax_dp.engine.sides import Received, Work, client_side
+from fedjax_dp.flower.agreement import KEYS, SHARES, UNMASK, Agreement, with_seeds
 from fedjax_dp.flower.ledger import NodeLedger
 from fedjax_dp.flower.packets import Packet, arrays_of, packet_of, tree_of
 from fedjax_dp.flower.plan import Plan, Shapes, require_same
 from fedjax_dp.flower.rows import Rows, RowsInContext, RowsOnDisk
 from fedjax_dp.flower.script import Script, require_difference, trained_by
 from fedjax_dp.server.base import Diagnostic, Fate, Roster, Stacked
+from fedjax_dp.server.secure.aggregator import masks_of
+from fedjax_dp.server.secure.key_agreement import SeedTable
 
 Keys = Literal["device", "parity"]
 # The message types that a node answers.
@@ -118,11 +121,31 @@ def client_app(
         rows: Rows = RowsInContext(context.state)
         if node.state_dir is not None:
             rows = RowsOnDisk(node.state_dir)
+        agreement = kept.agreement(node, packet.facts, context)
+        seeds = None if agreement is None else agreement.seeds(packet)
         # Before the work: a crash can only charge too much.
         ledger = kept.ledger(node, packet.facts)
         if ledger is not None:
             ledger.charge(packet.facts["clients"], packet.facts["stage"])
-        return reply(kept.train(node, packet, rows), message)
+        return reply(kept.train(node, packet, rows, seeds), message)
+
+    def step(play: Callable[[Agreement, Packet], Packet]) -> Callable[[Message, Context], Message]:
+        def answered(message: Message, context: Context) -> Message:
+            node, packet = data(context), packet_of(message.content)
+            agreement = kept.agreement(node, packet.facts, context)
+            rule = "be 'device' for an algorithm under masks, to agree on them"
+            checks.require(agreement is not None, "keys", rule, node.keys)
+            assert agreement is not None
+            return reply(play(agreement, packet), message)
+
+        return answered
+
+    for kind, play in (
+        (KEYS, Agreement.keys),
+        (SHARES, Agreement.shares),
+        (UNMASK, Agreement.unmask),
+    ):
+        app.train(kind.removeprefix(f"{TRAIN}."))(step(play))
 
     @app.query("privacy")
     def privacy(message: Message, context: Context) -> Message:
@@ -182,6 +205,11 @@ class _Kept:
         folder = pathlib.Path(node.state_dir)
         return NodeLedger(plan, node.clients, node.train.sizes.tolist(), folder)
 
+    def agreement(self, node: Node, facts: Mapping[str, Any], context: Context) -> Agreement | None:
+        """Returns the node's part in an agreement on masks; None where there is none."""
+        masks = masks_of(self._agreed(node, facts).algorithm.aggregator)
+        return None if masks is None or node.keys == "parity" else Agreement(masks, context.state)
+
     def _agreed(self, node: Node, facts: Mapping[str, Any]) -> Plan:
         """Requires a message of the same plan, for clients of this node."""
         plan = self.plan(node, facts)
@@ -195,8 +223,10 @@ class _Kept:
         checks.require(not others, "clients", f"be of {list(node.clients)}", others)
         return plan
 
-    def train(self, node: Node, packet: Packet, rows: Rows) -> Packet:
-        """Runs the rounds of the drawn clients of a node."""
+    def train(
+        self, node: Node, packet: Packet, rows: Rows, seeds: Mapping[int, SeedTable] | None
+    ) -> Packet:
+        """Runs the rounds of the drawn clients of a node, under masks of these seeds if given."""
         facts = packet.facts
         plan = self._agreed(node, facts)
         shapes = plan.shapes
@@ -220,18 +250,22 @@ class _Kept:
             key = _key(packet, place, node.keys)
             place_here = jnp.int32(list(node.clients).index(client))
             at = jnp.int32(client), jnp.int32(facts["round"]), jnp.int32(facts["stage"])
+            table = None if seeds is None else seeds[client]
             if trained is None:
-                work = self._work(plan, received, own, examples, place_here, at, key)
+                work = self._work(plan, received, own, examples, place_here, at, key, table)
             else:
-                work = trained.work(plan, received, client, node.train.sizes[place_here], key)
+                size = node.train.sizes[place_here]
+                work = trained.work(plan, received, client, size, key, table)
             is_finite = bool(work.is_finite)
-            fate = Fate.CONTRIBUTED if is_finite else Fate.NOT_FINITE
+            # Under masks, an update that is not finite is zeros like any other message.
+            counts = is_finite or seeds is not None
+            fate = Fate.CONTRIBUTED if counts else Fate.NOT_FINITE
             if trained is not None and client not in trained.params:
                 fate = Fate.DROPPED
             fates.append(int(fate))
             if shapes.own is not None:
                 after = work.output.state if is_finite else own
-                if is_finite:
+                if counts:
                     last = facts["last"][place]
                     rows.write(client, facts["round"], arrays_of(after, "own"), last)
                 if states is not None and states.known is not None:
@@ -258,6 +292,7 @@ class _Kept:
         place: Any,
         at: Any,
         key: Any,
+        seeds: SeedTable | None,
     ) -> Work:
         index, round, stage = at
         client = examples.client(place)
@@ -266,7 +301,8 @@ class _Kept:
         if second is not None:
             second = second.replace(**named)  # type: ignore[attr-defined]
         client = client.replace(validation=second, **named)  # type: ignore[attr-defined]
-        return client_side(plan.algorithm, received, own, client, key)
+        algorithm = plan.algorithm if seeds is None else with_seeds(plan.algorithm, seeds)
+        return client_side(algorithm, received, own, client, key)
 
 
 def _without_figures(sent: PyTree) -> PyTree:

@@ -24,9 +24,11 @@ from fedjax_dp.engine.facts import Facts
 from fedjax_dp.engine.population import Population
 from fedjax_dp.engine.record_access import run_client
 from fedjax_dp.engine.sides import Received, Work, contributed
+from fedjax_dp.flower.agreement import with_seeds
 from fedjax_dp.flower.exchange import Exchange, Task, decoded, require_fit, until
 from fedjax_dp.flower.packets import Packet
 from fedjax_dp.flower.plan import Plan
+from fedjax_dp.server.secure.key_agreement import SeedTable
 
 # The part of the server's patience that a node waits for a script; the rest is for its reply.
 _SHARE = 0.9
@@ -141,20 +143,36 @@ class Trained(NamedTuple):
     params: Mapping[int, PyTree]
     scores: str
 
-    def work(self, plan: Plan, received: Received, client: int, size: int, key: Any) -> Work:
+    def work(
+        self,
+        plan: Plan,
+        received: Received,
+        client: int,
+        size: int,
+        key: Any,
+        seeds: SeedTable | None,
+    ) -> Work:
         """Makes what a client sends: clipped, encoded, with its share of noise, by the package."""
         takes_part = client in self.params
         params = self.params.get(client, received.message)
         at = jnp.int32(client), jnp.float32(size), jnp.bool_(takes_part)
-        return _work(plan, received, params, *at, key)
+        return _work(plan, received, params, *at, key, seeds)
 
 
 @partial(jax.jit, static_argnums=0)
 def _work(
-    plan: Plan, received: Received, params: PyTree, client: Any, weight: Any, part: Any, key: Any
+    plan: Plan,
+    received: Received,
+    params: PyTree,
+    client: Any,
+    weight: Any,
+    part: Any,
+    key: Any,
+    seeds: SeedTable | None,
 ) -> Work:
     output = ClientOutput(trees.subtract(params, received.message), weight, None)
-    return contributed(plan.algorithm, received, output, client, key, part)
+    algorithm = plan.algorithm if seeds is None else with_seeds(plan.algorithm, seeds)
+    return contributed(algorithm, received, output, client, key, part)
 
 
 def named(message: PyTree) -> dict[str, np.ndarray]:

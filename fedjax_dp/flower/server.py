@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
+from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.values import Hyper, Recipient, Round
 from fedjax_dp.core import checks, sums, trees
 from fedjax_dp.core.keys import Purpose, fold
@@ -18,7 +19,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import Cohort
 from fedjax_dp.engine.execution.compile import Simulation
 from fedjax_dp.engine.execution.host_steps import after_host_step, rounds_and_host_steps
-from fedjax_dp.engine.federation import Federation
+from fedjax_dp.engine.federation import Federation, amplifies
 from fedjax_dp.engine.federation import federation as bound_again
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import (
@@ -32,12 +33,15 @@ from fedjax_dp.engine.record import (
 from fedjax_dp.engine.record import digest_of as digest_of_numbers
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.sides import Closed, clients_at_server, server_side
+from fedjax_dp.flower.agreement import with_seeds
 from fedjax_dp.flower.journal import Journal
+from fedjax_dp.flower.masking import Masking, SetUp
 from fedjax_dp.flower.node import Keys
 from fedjax_dp.flower.packets import Packet, arrays_of, tree_of
 from fedjax_dp.flower.plan import Plan
 from fedjax_dp.server.base import Close, Fate, Roster, Stacked
 from fedjax_dp.server.secure.aggregator import masks_of
+from fedjax_dp.server.secure.key_agreement import SeedTable
 
 
 class Nodes(Protocol):
@@ -64,6 +68,18 @@ class Nodes(Protocol):
           The reply of each node that has sent one.
         """
 
+    def agree(self, step: str, packets: Mapping[int, Packet], round: int) -> Mapping[int, Packet]:
+        """Sends the messages of a step in which clients agree on masks, or masks are removed.
+
+        Args:
+          step: the type of the messages.
+          packets: by node.
+          round: rounds done before.
+
+        Returns:
+          The reply of each node that has sent one.
+        """
+
 
 def deployed(
     federation: Federation,
@@ -82,6 +98,10 @@ def deployed(
     Guarantee: the root key never leaves the server; nodes get the public key of a round alone, and
     with parity keys their own. A round is in the journal before a message of it leaves. A round
     that is played again has fresh noise; with parity keys only after its aggregate was sent.
+    Messages of `secure.masked` are under masks that clients agree on in each round, between their
+    nodes: against a server that is honest but curious, carries the public keys between them, and
+    has at most `graph.colluders` of the clients on its side, each message is uniform. Parity keys
+    leave the masks simulated, which hides nothing from the server.
 
     Args:
       federation: algorithm, population and participation, without a wrapper.
@@ -94,11 +114,13 @@ def deployed(
 
     Raises:
       ValueError: for a federation with a wrapper, an algorithm whose rounds end with a second
-        message or whose host steps read client states, or masks whose keys were agreed in this
-        process.
+        message or whose host steps read client states; for masks, if secret cohorts amplify
+        privacy of clients, if the server has a part of client states, or for parity keys with
+        those that were agreed in this process.
     """
     checks.one_of("keys", keys, get_args(Keys))
     _require_deployable(federation)
+    _require_masks(federation, keys)
     server = _Server(federation, nodes, keys, journal)
     return Simulation(
         init=server.init,
@@ -119,10 +141,6 @@ def _require_deployable(federation: Federation) -> None:
     for step in algorithm.stages.host_steps:
         rule = "be false in a federation, where client states stay on their nodes"
         checks.require(not step.reads_clients, "host_steps.reads_clients", rule, True)
-    masks = masks_of(algorithm.aggregator)
-    rule = "be simulated in a federation: nodes do not agree on keys of masks yet"
-    is_simulated = masks is None or masks.seeds.is_simulated
-    checks.require(is_simulated, "the keys of masks", rule, "agreed ones, of one process")
     plain = bound_again(algorithm, federation.population, federation.participation)
     wrapped = [
         name
@@ -130,6 +148,28 @@ def _require_deployable(federation: Federation) -> None:
         if getattr(getattr(federation, name), "__code__", None) is not getattr(plain, name).__code__
     ]
     checks.require(not wrapped, "federation", "have no wrapper to be deployed", wrapped)
+
+
+def _require_masks(federation: Federation, keys: str) -> None:
+    """Refuses masks whose rounds would show more than their sums."""
+    algorithm = federation.algorithm
+    masks, states = masks_of(algorithm.aggregator), algorithm.client_state
+    if masks is None:
+        return
+    rule = (
+        "have no masks in a federation where secret cohorts amplify privacy of clients: whether a "
+        "sum is lost would depend on which nodes are offline and on who was drawn; the nearest "
+        "valid cohorts are of full_participation(), cyclic() and without_amplification(...)"
+    )
+    is_secret = amplifies(federation.claims, federation.participation, federation.hyper)
+    checks.require(not is_secret, "the aggregator", rule, federation.participation.sampler.name)
+    if keys == "parity":
+        rule = "be simulated for parity keys, with which the server is trusted"
+        is_simulated = masks.seeds.is_simulated
+        checks.require(is_simulated, "the keys of masks", rule, "agreed ones, of one process")
+        return
+    rule = f"have no masks in {algorithm.name}, of whose client states the server has a part"
+    checks.require(states is None or states.known is None, "the aggregator", rule, "some")
 
 
 class _Drawn(NamedTuple):
@@ -161,7 +201,10 @@ class _Server:
         self._facts = {**sizes, "digest": plan.digest}
         self._question = Packet({**self._facts, **texts})
         self._draw = jax.jit(federation.draw)
-        self._close = jax.jit(partial(server_side, algorithm))
+        masks = masks_of(algorithm.aggregator)
+        # Those of parity keys are simulated, in the encoder itself.
+        self._masks = masks if keys == "device" else None
+        self._close = jax.jit(partial(_closed, algorithm))
         self._message = jax.jit(self._message_to)
 
     def init(self, key: PRNGKey) -> SimulationState:
@@ -203,13 +246,27 @@ class _Server:
             counted = self._journal.num_released if is_parity else self._journal.num_attempts
             repeats = counted(number)
             self._journal.append(number, record)
-        packets = self._packets(state, key, drawn, places)
-        replies = self._nodes.train(packets, number) if packets else {}
+        wire = _Wire()
+        masking = set_up = seeds = None
+        if self._masks is not None:
+            send = partial(self._agree, number, wire)
+            masking = Masking(self._masks, places, send)
+            facts = {**self._facts, "round": number}
+            ids = np.where(drawn.fate == Fate.CONTRIBUTED, drawn.cohort.ids, -1)
+            set_up = masking.set_up(facts, ids, _words(drawn.public_key))
+            is_left = (drawn.fate != Fate.CONTRIBUTED) | (set_up.cohort.ids >= 0)
+            fate = np.where(is_left, drawn.fate, Fate.UNANNOUNCED).astype(np.int8)
+            drawn = drawn._replace(fate=fate)
+        packets = self._packets(state, key, drawn, places, set_up)
+        replies = wire.counted(packets, self._nodes.train(packets, number) if packets else {})
         total, known, fate = self._gathered(replies, packets, drawn)
+        if masking is not None and set_up is not None:
+            seeds, fate = masking.recovered(set_up, fate)
         private_key = fold(key, Purpose.CENTRAL_NOISE, number)
         if repeats:
             private_key = fold(private_key, Purpose.RUN, repeats)
         closed = self._close(
+            seeds,
             state.server,
             state.aggregator,
             hyper,
@@ -226,11 +283,13 @@ class _Server:
             clients=self._counted(state, drawn, fate, known),
             round=state.round + 1,
         )
-        wire = {
-            "wire_bytes_down": np.int64(sum(p.num_bytes for p in packets.values())),
-            "wire_bytes_up": np.int64(sum(p.num_bytes for p in replies.values())),
-        }
-        return after, record._replace(fate=_one(fate)), self._info(closed, fate, wire)
+        info = self._info(closed, fate, wire.metrics())
+        return after, record._replace(fate=_one(fate)), info
+
+    def _agree(
+        self, number: int, wire: "_Wire", step: str, packets: Mapping[int, Packet]
+    ) -> Mapping[int, Packet]:
+        return wire.counted(packets, self._nodes.agree(step, packets, number))
 
     def _drawn(
         self, state: SimulationState, key: PRNGKey, hyper: Hyper, places: Mapping[int, int]
@@ -262,6 +321,7 @@ class _Server:
         key: PRNGKey,
         drawn: _Drawn,
         places: Mapping[int, int],
+        set_up: SetUp | None,
     ) -> dict[int, Packet]:
         """Makes the message to each node that holds a drawn client."""
         groups: dict[int, list[int]] = {}
@@ -269,8 +329,8 @@ class _Server:
             groups.setdefault(places[int(client)], []).append(int(client))
         of_aggregator = self._algorithm.aggregator.broadcast(state.aggregator)
         common = arrays_of(of_aggregator, "aggregator")
-        common["public_key"] = np.asarray(jax.random.key_data(drawn.public_key))
-        if self._plan.reads_roster:
+        common["public_key"] = _words(drawn.public_key)
+        if self._plan.reads_roster or set_up is not None:
             common |= arrays_of(self._roster(drawn), "roster")
         first, known, last = state.clients if state.clients is not None else (None, None, None)
         sizes = self._federation.population.sizes
@@ -279,6 +339,8 @@ class _Server:
             "round": int(state.round),
             "stage": int(drawn.round.stage),
         }
+        if set_up is not None:
+            facts["setup"] = set_up.facts["setup"]
         packets = {}
         for node, clients in sorted(groups.items()):
             arrays, of_own = dict(common), dict[str, Any]()
@@ -397,6 +459,34 @@ class _Server:
             for of in (closed.of_aggregator, of_server)
         )
         return RoundInfo(None, {}, aggregator, server, messages)
+
+
+def _closed(algorithm: FederatedAlgorithm, seeds: SeedTable | None, *of_round: Any) -> Closed:
+    """Plays the server's side, with the seeds of masks that clients have agreed on."""
+    return server_side(algorithm if seeds is None else with_seeds(algorithm, seeds), *of_round)
+
+
+def _words(key: PRNGKey) -> np.ndarray:
+    return np.asarray(jax.random.key_data(key))
+
+
+class _Wire:
+    """Counts the bytes of a round's messages."""
+
+    def __init__(self) -> None:
+        self._down = self._up = 0
+
+    def counted(
+        self, packets: Mapping[int, Packet], replies: Mapping[int, Packet]
+    ) -> Mapping[int, Packet]:
+        """Counts what was sent and what came back, and returns the latter."""
+        self._down += sum(packet.num_bytes for packet in packets.values())
+        self._up += sum(reply.num_bytes for reply in replies.values())
+        return replies
+
+    def metrics(self) -> dict[str, np.int64]:
+        """Returns the bytes by name."""
+        return {"wire_bytes_down": np.int64(self._down), "wire_bytes_up": np.int64(self._up)}
 
 
 def _one(value: Any) -> Any:

@@ -61,8 +61,8 @@ def test_what_nodes_cannot_do_is_refused():
 
 def test_masks_of_keys_that_one_process_agreed_are_refused():
     agreed = secure.agreed_keys(NUM_CLIENTS)
-    with pytest.raises(ValueError, match="the keys of masks must be simulated in a federation"):
-        deployed(bound(masked_fedavg(agreed)), NoNodes())
+    with pytest.raises(ValueError, match="the keys of masks must be simulated for parity keys"):
+        deployed(bound(masked_fedavg(agreed)), NoNodes(), keys="parity")
 
 
 class Masked:

@@ -151,6 +151,20 @@ def test_a_deployment_says_where_no_masks_hide_messages(trust):
     assert ("Nodes agreed on no keys of masks" in words) == (trust is not None)
 
 
+def test_a_deployment_says_whom_masks_between_nodes_hide_messages_from():
+    ledger = Ledger("client", "zero_out")
+    ledger.charge(poisson(0.1, 1.5))
+    facts = {
+        **{"form": "masked", "keys": "between_nodes", "num_neighbors": None, "failure": 0.0},
+        **{"colluders": 1, "dropouts": 2, "secrecy_failure": 0.0},
+    }
+    found = {"secure_aggregation": facts, "deployment": {"keys": "device"}}
+    words = st.in_words(st.statement(ledger, 1e-6, trust="secure_aggregation", **found))
+    assert "agreed by X25519 and HKDF between the clients on their nodes" in words
+    assert "stand between two nodes" in words and "at most 1. If more than 2 drop out" in words
+    assert "Nodes agreed on no keys of masks" not in words
+
+
 @pytest.mark.parametrize(
     "noise_root, said, unsaid",
     [

@@ -83,6 +83,13 @@ _FORMS = {
 _MASK_KEYS = {
     "simulated": "Key agreement is simulated: seeds of masks follow from the run's public keys.",
     "agreed": "Seeds of masks were agreed by X25519 and HKDF, within one process.",
+    "between_nodes": (
+        "Seeds of masks were agreed by X25519 and HKDF between the clients on their nodes, with "
+        "new keys in each round. The server carried the public keys: one that exchanges them can "
+        "stand between two nodes, and against it messages are not secret. A seed has 64 bits, and "
+        "masks are streams of Threefry, which is not a cryptographic generator: messages are "
+        "secret from those who cannot search that many seeds."
+    ),
 }
 _DEPLOYED = (
     "Deployed on Flower: clips and noise of clients are made on the nodes, which are trusted to "
@@ -421,7 +428,8 @@ def _deployed(data: dict[str, Any]) -> list[str]:
     if facts is None:
         return []
     words = _DEPLOYED.format(keys=_DEPLOYED_KEYS[facts["keys"]])
-    words += _WITHOUT_MASKS * (data["trusted"] in _RESTS_ON_MASKS)
+    has_masks = data.get("secure_aggregation", {}).get("keys") == "between_nodes"
+    words += _WITHOUT_MASKS * (data["trusted"] in _RESTS_ON_MASKS and not has_masks)
     return [words + _SCORES * (facts.get("scores") == "exact")]
 
 

@@ -222,3 +222,13 @@ def arranged(graph: MaskGraph, public_key: PRNGKey, roster: Roster) -> Circle:
     slots = jnp.lexsort((roster.clients, draws, ~is_there))
     reach = jnp.minimum(count // 2, graph.num_neighbors // 2)
     return Circle(roster.clients[slots], slots, count, reach)
+
+
+def neighbors_of(graph: MaskGraph, public_key: PRNGKey, roster: Roster) -> dict[int, list[int]]:
+    """Lists the neighbours of each notified client of a round, in order, on the host."""
+    circle = jax.device_get(arranged(graph, public_key, roster))
+    clients, reach = circle.clients[: circle.count].tolist(), int(circle.reach)
+    steps = [step for i in range(1, reach + 1) for step in (-i, i)]
+    # The opposite place may be reached both ways.
+    near = ({(place + step) % len(clients) for step in steps} for place in range(len(clients)))
+    return {c: sorted(clients[p] for p in places) for c, places in zip(clients, near, strict=True)}

@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Annotated, NamedTuple
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -114,6 +115,35 @@ def agreed_keys(
         lambda public_key, i: of_round(public_key, held.within(())[1][i]),
         False,
     )
+
+
+@flax.struct.dataclass
+class SeedTable:
+    """Seeds of one round as arrays: arguments of a compiled function, and in no program.
+
+    Attributes:
+      clients: of each slot, `[slots]`, int32; -1 in slots whose client was not notified.
+      rows: by slot, the row that holds the pairs of its client, `[slots]`, int32.
+      pair: by row, and slot of the other client, `[rows, slots, 2]`, uint32.
+      own: by slot, `[slots, 2]`, uint32.
+    """
+
+    clients: jax.Array
+    rows: jax.Array
+    pair: jax.Array
+    own: jax.Array
+
+    def keys(self) -> MaskKeys:
+        """Returns the seeds for `masked`; of pairs, those of clients that have a row."""
+
+        def slot(client):
+            return jnp.argmax(self.clients == client)
+
+        return MaskKeys(
+            lambda public_key, client, other: self.pair[self.rows[slot(client)], slot(other)],
+            lambda public_key, client: self.own[slot(client)],
+            False,
+        )
 
 
 def public_key_of(private_key: bytes) -> bytes:

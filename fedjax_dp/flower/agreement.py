@@ -1,0 +1,283 @@
+"""The node's part of an agreement on masks: keys, their shares, and the shares it gives back."""
+
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from flwr.app import ConfigRecord, RecordDict
+
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.core import checks
+from fedjax_dp.flower.packets import Packet
+from fedjax_dp.server.base import Roster
+from fedjax_dp.server.secure.aggregator import Masks, masked, masks_of
+from fedjax_dp.server.secure.graphs import MaskGraph, neighbors_of
+from fedjax_dp.server.secure.key_agreement import SeedTable, pair_seed, public_key_of
+from fedjax_dp.server.secure.secret_sharing import PRIME, HeldShares, share_secret
+
+# Message types besides that of training, which comes between the last two.
+KEYS, SHARES, UNMASK = "train.keys", "train.shares", "train.unmask"
+# The key pairs of a client: for masks of pairs, for its own mask, for the encryption of shares.
+PAIR, OWN, BOX = range(3)
+NUM_KEYS = 3
+KEY_BYTES, SHARE_BYTES = 32, -(-PRIME.bit_length() // 8)
+_NONCE_BYTES, _TAG_BYTES = 12, 16
+# A share of each of the first two keys, encrypted for one neighbour.
+SEALED_BYTES = _NONCE_BYTES + 2 * SHARE_BYTES + _TAG_BYTES
+# The name of what is held in Flower's context of a node.
+_RECORD = "agreement"
+_MASKING = "train"
+
+
+def with_seeds(algorithm: FederatedAlgorithm, table: SeedTable) -> FederatedAlgorithm:
+    """Gives the masks of an algorithm's aggregator the seeds of a round; all masks are made."""
+    masks = masks_of(algorithm.aggregator)
+    assert masks is not None
+    made = masked(masks.aggregator, masks.encoding, masks.graph, keys=table.keys())
+    aggregator = algorithm.aggregator._replace(encode=made.encode, combine=made.combine)
+    return algorithm._replace(aggregator=aggregator)
+
+
+class Cohort(NamedTuple):
+    """The clients that agree on masks, and what all of them know.
+
+    Attributes:
+      ids: the client of each slot, `[slots]`, int32; -1 where none takes part.
+      public: their public keys, `[slots, 3, 32]`, uint8.
+      round_key: the words of the public key of the round, from which the graph follows.
+    """
+
+    ids: np.ndarray
+    public: np.ndarray
+    round_key: np.ndarray
+
+    @property
+    def slots(self) -> dict[int, int]:
+        """The slot of each client."""
+        return {int(client): slot for slot, client in enumerate(self.ids) if client >= 0}
+
+    def key_of(self, client: int, purpose: int) -> bytes:
+        """Returns one of a client's public keys."""
+        return self.public[self.slots[client], purpose].tobytes()
+
+    def neighbors(self, graph: MaskGraph) -> dict[int, list[int]]:
+        """Lists the neighbours of each client."""
+        key = jax.random.wrap_key_data(jnp.asarray(self.round_key))
+        return neighbors_of(graph, key, Roster(jnp.asarray(self.ids), jnp.asarray(self.ids >= 0)))
+
+    def table(self, num_rows: int) -> SeedTable:
+        """Makes an empty table of seeds."""
+        num_slots = len(self.ids)
+        pair = np.zeros((num_rows, num_slots, 2), np.uint32)
+        rows, own = np.zeros(num_slots, np.int32), np.zeros((num_slots, 2), np.uint32)
+        return SeedTable(self.ids, rows, pair, own)  # type: ignore[arg-type]
+
+    def require(self, graph: MaskGraph) -> None:
+        """Requires a cohort in which no message stands alone."""
+        found = self.ids[self.ids >= 0]
+        rule = f"be at least the {graph.num_clients} of the graph"
+        checks.require(len(found) >= graph.num_clients, "the clients of masks", rule, len(found))
+        is_distinct = len(set(found.tolist())) == len(found)
+        checks.require(is_distinct, "the clients of masks", "differ", found.tolist())
+        require_bytes(self.public, (len(self.ids), NUM_KEYS, KEY_BYTES), "public keys")
+        keys = {key.tobytes() for key in self.public[self.ids >= 0].reshape(-1, KEY_BYTES)}
+        is_distinct = len(keys) == NUM_KEYS * len(found)
+        checks.require(is_distinct, "public keys", "differ", "repeated ones")
+
+
+class Agreement:
+    """The part of a node's clients in the agreement on the masks of a round.
+
+    Guarantee: a set-up serves one message of each client. Its keys are from the operating system
+    and in the memory of the node alone; each step deletes those that no later one needs. Whatever
+    is asked, no client makes two messages under the same masks, or a mask in a cohort below that of
+    the graph, and none gives shares of both keys of a neighbour.
+
+    Source: Bonawitz and others 2017, figure 4; Bell and others 2020, algorithm 2.
+    """
+
+    def __init__(self, masks: Masks, state: RecordDict) -> None:
+        """Wraps the masks of an aggregator, and `Context.state`."""
+        self._graph, self._state = masks.graph, state
+
+    def keys(self, packet: Packet) -> Packet:
+        """Makes the key pairs of each client, new ones in each set-up; the public keys leave."""
+        clients = sorted(packet.facts["clients"])
+        private = secrets.token_bytes(NUM_KEYS * KEY_BYTES * len(clients))
+        held = _Held(clients, private)
+        self._hold(packet, SHARES, held)
+        public = [public_key_of(key) for _, keys in held.by_client() for key in keys]
+        return answer(packet, "public", public, (len(clients), NUM_KEYS, KEY_BYTES))
+
+    def shares(self, packet: Packet) -> Packet:
+        """Divides two keys of each client among its neighbours, encrypted for each."""
+        held = self._taken(packet, SHARES)
+        cohort = Cohort(ids_of(packet), packet.arrays["public"], packet.arrays["public_key"])
+        cohort.require(self._graph)
+        neighbors, sealed = cohort.neighbors(self._graph), list[bytes]()
+        for client, keys in held.by_client():
+            is_own = client in neighbors and all(
+                cohort.key_of(client, i) == public_key_of(key) for i, key in enumerate(keys)
+            )
+            rule = "be those that this node has made for it"
+            checks.require(is_own, f"the public keys of client {client}", rule, "others")
+            both = [
+                share_secret(
+                    int.from_bytes(keys[i], "big"), neighbors[client], self._graph.threshold
+                )
+                for i in (PAIR, OWN)
+            ]
+            for other in neighbors[client]:
+                text = b"".join(shares[other].to_bytes(SHARE_BYTES, "big") for shares in both)
+                cipher = _cipher(packet, keys[BOX], cohort.key_of(other, BOX), client, other)
+                nonce = secrets.token_bytes(_NONCE_BYTES)
+                sealed.append(nonce + cipher.encrypt(nonce, text, None))
+        self._hold(packet, _MASKING, held._replace(cohort=cohort))
+        return answer(packet, "shares", sealed, (len(held.clients), -1, SEALED_BYTES))
+
+    def seeds(self, packet: Packet) -> dict[int, SeedTable]:
+        """Derives the seeds of the masks of each client, for its one message of this set-up."""
+        held = self._taken(packet, _MASKING)
+        assert held.cohort is not None
+        cohort, clients = held.cohort, sorted(packet.facts["clients"])
+        checks.require(clients == held.clients, "clients", f"be {held.clients}", clients)
+        is_same = np.array_equal(ids_of(packet), cohort.ids)
+        is_same &= np.array_equal(packet.arrays["public_key"], cohort.round_key)
+        checks.require(is_same, "the cohort", "be that which agreed on masks", "another")
+        neighbors, slots, tables = cohort.neighbors(self._graph), cohort.slots, {}
+        for client, keys in held.by_client():
+            tables[client] = table = cohort.table(1)
+            for other in neighbors[client]:
+                seed = pair_seed(keys[PAIR], cohort.key_of(other, PAIR), client, other)
+                table.pair[0, slots[other]] = seed
+            table.own[slots[client]] = own_seed(keys[OWN], client)
+        left = b"".join(keys[BOX] for _, keys in held.by_client())
+        self._hold(packet, UNMASK, held._replace(private=left))
+        return tables
+
+    def unmask(self, packet: Packet) -> Packet:
+        """Gives back one share of each neighbour: of its own mask if it sent, else of its pairs."""
+        held = self._taken(packet, UNMASK)
+        assert held.cohort is not None
+        cohort, slots, boxes = held.cohort, held.cohort.slots, dict(held.by_client())
+        clients, sent = packet.facts["clients"], packet.arrays["sent"].astype(bool)
+        neighbors, given = cohort.neighbors(self._graph), list[bytes]()
+        for client, inbox in zip(clients, packet.arrays["shares"], strict=True):
+            fits = client in boxes and sent[slots[client]]
+            rule = "be one of this node whose message has arrived"
+            checks.require(fits, f"client {client}", rule, "another")
+            pair, own = dict[int, int](), dict[int, int]()
+            for other, sealed in zip(neighbors[client], inbox, strict=True):
+                (box,) = boxes[client]
+                cipher = _cipher(packet, box, cohort.key_of(other, BOX), other, client)
+                text = _opened(cipher, sealed.tobytes(), other)
+                pair[other] = int.from_bytes(text[:SHARE_BYTES], "big")
+                own[other] = int.from_bytes(text[SHARE_BYTES:], "big")
+            has_sent = {other for other in pair if sent[slots[other]]}
+            shares = HeldShares(pair, own, self._graph.threshold)
+            _, of_pairs, of_own = shares.give(sorted(set(pair) - has_sent), sorted(has_sent))
+            both = of_pairs | of_own
+            given += [both[other].to_bytes(SHARE_BYTES, "big") for other in neighbors[client]]
+        return answer(packet, "given", given, (len(clients), -1, SHARE_BYTES))
+
+    def _hold(self, packet: Packet, step: str, held: "_Held") -> None:
+        """Stores what the next step needs, in place of all that was held."""
+        record: dict[str, Any] = {name: packet.facts[name] for name in ("digest", "setup")}
+        record |= {"step": step, "clients": held.clients, "private": held.private}
+        if held.cohort is not None:
+            ids, public, round_key = held.cohort
+            record |= {"ids": ids.tolist(), "public": public.tobytes()}
+            record["round_key"] = round_key.tolist()
+        self._state[_RECORD] = ConfigRecord(record)
+
+    def _taken(self, packet: Packet, step: str) -> "_Held":
+        """Takes what is held for a step, so that nothing is left for it to be asked again."""
+        found: dict[str, Any] = {}
+        if _RECORD in self._state:
+            found = dict(self._state.config_records[_RECORD])
+            del self._state[_RECORD]
+        asked = {name: packet.facts.get(name) for name in ("digest", "setup")} | {"step": step}
+        fits = all(found.get(name) == value for name, value in asked.items())
+        rule = "be agreed on between the nodes, for one message of each client"
+        checks.require(fits, "masks", rule, f"a message {step!r} that no set-up waits for")
+        cohort = None
+        if "ids" in found:
+            ids, words = np.array(found["ids"], np.int32), np.array(found["round_key"], np.uint32)
+            public = np.frombuffer(found["public"], np.uint8)
+            cohort = Cohort(ids, public.reshape(len(ids), NUM_KEYS, KEY_BYTES), words)
+        return _Held(list(found["clients"]), found["private"], cohort)
+
+
+class _Held(NamedTuple):
+    """What a node holds between two messages.
+
+    Attributes:
+      clients: those of this node.
+      private: the private keys of each, one after another; once masks are made, the last of each.
+      cohort: None before it is known.
+    """
+
+    clients: Sequence[int]
+    private: bytes
+    cohort: Cohort | None = None
+
+    def by_client(self) -> Iterator[tuple[int, list[bytes]]]:
+        """Iterates over the clients and their private keys."""
+        size = len(self.private) // len(self.clients)
+        for i, client in enumerate(self.clients):
+            starts = range(i * size, (i + 1) * size, KEY_BYTES)
+            yield client, [self.private[start : start + KEY_BYTES] for start in starts]
+
+
+def own_seed(private_key: bytes, client: int) -> np.ndarray:
+    """Derives the seed of a client's own mask: that of a pair with itself."""
+    return pair_seed(private_key, public_key_of(private_key), client, client)
+
+
+def ids_of(packet: Packet) -> np.ndarray:
+    """Reads the client of each slot; -1 where none takes part."""
+    ids, is_there = (packet.arrays[f"roster/{name}"] for name in ("clients", "is_announced"))
+    return np.where(is_there, ids, -1).astype(np.int32)
+
+
+def require_bytes(array: np.ndarray, shape: tuple[int, ...], name: str) -> None:
+    """Requires an array of bytes of a shape."""
+    found = f"{array.dtype}{list(array.shape)}"
+    fits = array.shape == shape and array.dtype == np.uint8
+    checks.require(fits, name, f"be uint8{list(shape)}", found)
+
+
+def answer(packet: Packet, name: str, parts: Sequence[bytes], shape: Sequence[int]) -> Packet:
+    """Makes the reply to a step, of one array of bytes."""
+    facts = {n: packet.facts[n] for n in ("digest", "round", "setup", "clients")}
+    array = np.frombuffer(b"".join(parts), np.uint8).reshape(shape)
+    return Packet(facts, {name: array})
+
+
+def _cipher(
+    packet: Packet, private: bytes, public: bytes, sender: int, receiver: int
+) -> ChaCha20Poly1305:
+    """Makes the cipher of what one client sends another in a set-up."""
+    common = X25519PrivateKey.from_private_bytes(private).exchange(
+        X25519PublicKey.from_public_bytes(public)
+    )
+    digest, round, setup = (packet.facts[name] for name in ("digest", "round", "setup"))
+    info = f"fedjax_dp shares {digest} {round} {setup} {sender} {receiver}".encode()
+    return ChaCha20Poly1305(HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(common))
+
+
+def _opened(cipher: ChaCha20Poly1305, sealed: bytes, sender: int) -> bytes:
+    """Decrypts the shares of a neighbour."""
+    try:
+        return cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], None)
+    except InvalidTag:
+        rule = "be encrypted by it for this set-up"
+        raise ValueError(f"the shares of client {sender} must {rule}, got others") from None
