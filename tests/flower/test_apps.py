@@ -86,6 +86,18 @@ def test_a_run_whose_client_states_are_on_nodes_is_loaded_without_them(tmp_path)
     assert "test_accuracy" in found and "mean_client_accuracy" not in found
 
 
+def test_a_run_of_shared_models_is_loaded_wherever_a_simulation_would_store_states(tmp_path):
+    words = ["--algorithm.name=scaffold", "--run.rounds=1", "--data.num_clients=3"]
+    words += ["--privacy.unit=none", "--execution.placement=disk"]
+    config = load_config(None, words)
+    # Without a node nothing is compiled for one.
+    outcome = run_on(InProcess(None, {}), config, tmp_path / "run")
+    loaded = load_run(outcome.folder)
+    assert evaluate_run(loaded)["test_accuracy"] == outcome.summary["test_accuracy"]
+    x, y = (jax.tree.leaves(params) for params in (loaded.params, loaded.params_of(1)))
+    assert all(map(np.array_equal, x, y))
+
+
 @telling
 def test_the_statement_names_what_a_deployment_trusts(whole, app, config, tmp_path):
     _, folder = whole

@@ -129,13 +129,15 @@ def load_run(folder: str | pathlib.Path) -> Run:
         population = population_without_records(registered, test)
     experiment = assemble(config, population)
     checkpoints = Checkpoints(kept, is_read_only=True)
-    first = first_state(experiment)
     if _is_deployed(folder):
+        # As the server of a federation makes it, whatever the placement of simulated clients.
+        first = experiment.simulation.federation.init(jax.random.key(config.run.seed))
         clients = clients_at_server(experiment.simulation.algorithm, first.clients)
         like = jax.device_get(first._replace(clients=clients))
         experiment = experiment._replace(evaluator=of_shared(experiment.evaluator))
     else:
-        like = experiment.simulation.portable(stored_in(first, folder / CLIENTS_FOLDER))
+        first = stored_in(first_state(experiment), folder / CLIENTS_FOLDER)
+        like = experiment.simulation.portable(first)
     step, damaged = checkpoints.newest_intact(like)
     checks.require(step is not None, str(kept), "hold an intact checkpoint", damaged)
     state, hyper, extra = checkpoints.restore(like, experiment.simulation.hyper, step)
