@@ -7,6 +7,7 @@ import pathlib
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ import pytest
 _START, _RUN, _END = 600, 1200, 30
 _BIN = pathlib.Path(sys.executable).parent
 _HOST = "127.0.0.1"
+_PAGE = pathlib.Path(__file__).parents[2] / "docs" / "deployment.md"
 
 
 def free_port() -> int:
@@ -41,11 +43,11 @@ class Loopback:
     """A federation on 127.0.0.1; a context manager that ends all of its processes.
 
     Node `i` of `n` holds every client whose index leaves the remainder `i`, stores its states in a
-    folder of its own, and uses the server's keys.
+    folder of its own, and uses the server's keys. A secure one has TLS and registered nodes.
     """
 
-    def __init__(self, folder: pathlib.Path, *, num_nodes: int = 2):
-        self.folder, self.num_nodes = folder, num_nodes
+    def __init__(self, folder: pathlib.Path, *, num_nodes: int = 2, is_secure: bool = False):
+        self.folder, self.num_nodes, self.is_secure = folder, num_nodes, is_secure
         self._port = free_port()
         self._processes: dict[str, subprocess.Popen] = {}
         self._env = {
@@ -71,31 +73,62 @@ class Loopback:
     def _start_all(self) -> None:
         home = self.folder / "home"
         home.mkdir(parents=True)
-        place = f'address = "{_HOST}:{self._port}"'
-        connection = f'[superlink]\ndefault = "loop"\n[superlink.loop]\n{place}\ninsecure = true\n'
+        trust, link = "insecure = true", ["--insecure"]
+        if self.is_secure:
+            self._make_secrets()
+            trust = f'root-certificates = "{self.folder / "ca.crt"}"'
+            link = ["--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key"]
+            link += ["--ssl-ca-certfile", "ca.crt", "--enable-supernode-auth"]
+        connection = f'[superlink.loop]\naddress = "{_HOST}:{self._port}"\n{trust}\n'
         (home / "config.toml").write_text(connection)
         self._start(
-            *("link", "flower-superlink", "--insecure", "--host", _HOST, "--port", str(self._port)),
+            *("link", "flower-superlink", *link, "--host", _HOST, "--port", str(self._port)),
             "--disable-runtime-dependency-installation",
         )
         until(self._is_healthy, "healthy SuperLink")
         for node in range(self.num_nodes):
-            self._start_node(node)
+            if self.is_secure:
+                self.flwr("supernode", "register", f"node{node}.pub", "loop")
+            self.start_node(node)
         self.until_nodes(self.num_nodes)
+
+    def _make_secrets(self) -> None:
+        """Makes the certificates, and a key for each node and one more, as the page says."""
+        part = _PAGE.read_text().partition("## Encryption and identity")[2]
+        *commands, key = part.partition("```sh\n")[2].partition("\n```")[0].splitlines()
+        assert "-f node0" in key
+        keys = [key.replace("node0", f"node{node}") for node in range(self.num_nodes + 1)]
+        subprocess.run(
+            ["bash", "-ec", "\n".join([*commands, *keys])],
+            cwd=self.folder,
+            check=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
 
     def _is_healthy(self) -> bool:
         assert self._processes["link"].poll() is None, self.log("link")
-        address = f"http://{_HOST}:{self._port}/health"
+        scheme, context = "http", None
+        if self.is_secure:
+            scheme = "https"
+            context = ssl.create_default_context(cafile=self.folder / "ca.crt")
+        address = f"{scheme}://{_HOST}:{self._port}/health"
         try:
-            with urllib.request.urlopen(address, timeout=5) as reply:
+            with urllib.request.urlopen(address, timeout=5, context=context) as reply:
                 return reply.status == 200
         except OSError:
             return False
 
-    def _start_node(self, node: int) -> None:
+    def start_node(self, node: int) -> None:
+        """Starts a SuperNode, whose log is called `node{node}`."""
+        trust = ["--insecure"]
+        if self.is_secure:
+            trust = ["--root-certificates", "ca.crt"]
+            trust += ["--auth-supernode-private-key", f"node{node}"]
         config = f'partition-id={node} num-partitions={self.num_nodes} keys="parity"'
         self._start(
-            *(f"node{node}", "flower-supernode", "--insecure"),
+            *(f"node{node}", "flower-supernode", *trust),
             *("--superlink", f"{_HOST}:{self._port}"),
             *("--host", _HOST, "--port", str(free_port())),
             *("--node-config", f'{config} state-dir="{self.states(node)}"'),
@@ -119,6 +152,19 @@ class Loopback:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+
+    def kill_node(self, node: int) -> None:
+        """Ends a SuperNode and its apps at once, as a power cut does."""
+        name = f"node{node}"
+        apps = self._below(name)
+        process = self._processes.pop(name)
+        process.kill()
+        process.wait(_END)
+        _kill(apps)
+
+    def status_of(self, node: int) -> int:
+        """Waits for a SuperNode to end by itself, and returns its exit status."""
+        return self._processes.pop(f"node{node}").wait(_START)
 
     def _end_all(self, *, is_failed: bool) -> None:
         # Nodes before the link, which they would look for again and again.

@@ -1,4 +1,4 @@
-"""A real SuperLink and two SuperNodes: the simulation's model and ε, also after a crash."""
+"""A real SuperLink and two SuperNodes: the simulation's model and ε, over TLS and after crashes."""
 
 import json
 
@@ -9,7 +9,9 @@ from loopback import Loopback, until
 from marks import slow
 
 from fedjax_dp.experiment import load_config, load_run, run
-from fedjax_dp.flower import write_app
+from fedjax_dp.experiment.reading.config_files import to_toml
+from fedjax_dp.flower import client_app_of, run_on, write_app
+from fedjax_dp.flower.testing import InProcess
 
 pytestmark = slow
 NUM_NODES, NUM_CLIENTS = 2, 6
@@ -22,6 +24,12 @@ PRIVATE = (
     *("--privacy.client.noise_multiplier", "2", "--privacy.client.epsilon", "none"),
     *("--privacy.client.clip_norm", "0.5"),
     *("--participation.sampler", "poisson", "--participation.cohort_size", "4"),
+)
+
+
+WITH_STATES = (
+    *("--algorithm.name", "scaffold", "--privacy.unit", "none", "--run.rounds", "3"),
+    *("--participation.sampler", "full_participation"),
 )
 
 
@@ -115,3 +123,59 @@ def test_a_server_app_that_was_killed_resumes_to_the_same_bits(
     longer = run(three, tmp_path / "three").summary["epsilon"]
     summary = json.loads((output / "summary.json").read_text())
     assert summary["rounds"] == 2 and summary["epsilon"] == longer
+
+
+def test_flwr_ls_shows_a_refused_configuration_and_a_spent_budget(
+    federation, private, simulated, tmp_path
+):
+    ended = federation.run(private[1], "a relative path")
+    assert ended["status"] == "finished:failed"
+    assert "output must be in the run configuration" in ended["status-details"]
+    budget = repr(0.99 * simulated.summary["epsilon"])
+    _, app = app_of([budget if word == "none" else word for word in PRIVATE], tmp_path)
+    ended = federation.run(app, tmp_path / "run")
+    assert ended["status"] == "finished:failed"
+    reason = "stopped after round 1: one more would exceed the budget; its results are in"
+    assert reason in ended["status-details"]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 1
+
+
+def test_a_node_that_was_killed_resumes_from_its_state_folder(federation, tmp_path):
+    config, app = app_of(WITH_STATES, tmp_path)
+    output, expected = tmp_path / "run", tmp_path / "expected"
+    identity = federation.submit(app, output)
+    until(lambda: len(sent_of(output)) == 2, "second round")
+    federation.kill_node(0)
+    federation.start_node(0)
+    ended = federation.until_ended(identity)
+    assert ended["status"] == "finished:completed", federation.log_of_run(identity)
+    # The same federation without a network, whose first node loses its reply in the second round.
+    (toml := tmp_path / "experiment.toml").write_text(to_toml(config))
+
+    def lost(sent, reply):
+        data = sent.metadata
+        is_lost = (data.message_type, data.group_id, data.dst_node_id) == ("train", "1", 1)
+        return [] if is_lost else [reply]
+
+    nodes = {i + 1: {"partition-id": i, "num-partitions": NUM_NODES} for i in range(NUM_NODES)}
+    nodes = {node: {**facts, "keys": "parity"} for node, facts in nodes.items()}
+    run_on(InProcess(client_app_of(toml), nodes, lost), config, expected, keys="parity")
+    for x, y in zip(params_of(output), params_of(expected), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-6)
+    states = sorted(path.name for path in federation.states(0).glob("client-0-*"))
+    assert states == ["client-0-round-0.safetensors", "client-0-round-2.safetensors"]
+
+
+def test_tls_and_registered_nodes_change_nothing_and_others_are_refused(
+    private, simulated, tmp_path
+):
+    output = tmp_path / "run"
+    with Loopback(tmp_path / "secure", num_nodes=NUM_NODES, is_secure=True) as federation:
+        federation.start_node(NUM_NODES)
+        assert federation.status_of(NUM_NODES) != 0
+        assert "Exit Code: 305" in federation.log(f"node{NUM_NODES}")
+        ended = federation.run(private[1], output)
+        assert ended["status"] == "finished:completed", ended
+        assert federation.log("link").count("Activated node_id") == NUM_NODES
+    for x, y in zip(params_of(output), params_of(simulated.folder), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-6)
