@@ -208,6 +208,8 @@ def run_on(
         outcome = resume(place, watcher, deployment=there)
     else:
         outcome = run(config, place, watcher, deployment=there)
+    if outcome.ended != "interrupted":
+        there.nodes.collect_scores()
     if "record" in config.privacy.units:
         deltas = np.ravel(np.asarray(config.privacy.record.dp_delta, float))
         claims = there.nodes.claims(float(np.min(deltas)))

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 
 from fedjax_dp.core import checks
 from fedjax_dp.flower.log import LOG
-from fedjax_dp.flower.node import CLIENTS, PRIVACY, TRAIN
+from fedjax_dp.flower.node import CLIENTS, PRIVACY, SCORES, TRAIN
 from fedjax_dp.flower.packets import Packet, packet_of
 
 
@@ -40,6 +40,8 @@ class GridNodes:
         # What each node has answered; None for a node of another plan.
         self._known: dict[int, list[int]] = {}
         self._plan: dict[str, Any] = {}
+        # The nodes whose clients a script trains.
+        self._scripted: set[int] = set()
 
     def clients(self, question: Packet) -> Mapping[int, int]:
         """Finds the node of each client that is online; asks new nodes which they hold.
@@ -99,11 +101,23 @@ class GridNodes:
         asked = {"timeout": self._timeout, "scores": self._scores is not None}
         packets = {n: Packet({**p.facts, **asked}, p.arrays) for n, p in packets.items()}
         replies = ask(self._grid, TRAIN, packets, str(round), self._timeout)
+        self._scripted |= {node for node, reply in replies.items() if "scores" in reply.facts}
+        self._collect(replies)
+        LOG.info(f"round {round + 1}: {len(replies)} of {len(packets)} nodes replied")
+        return replies
+
+    def _collect(self, replies: Mapping[int, Packet]) -> None:
+        """Passes on the scores in replies."""
         for node, reply in replies.items():
             if self._scores is not None and reply.facts.get("scores"):
                 self._scores(self._known[node], str(reply.facts["scores"]))
-        LOG.info(f"round {round + 1}: {len(replies)} of {len(packets)} nodes replied")
-        return replies
+
+    def collect_scores(self) -> None:
+        """Asks for the scores that scripts have reported since the last reply of their node."""
+        if self._scores is not None:
+            online = self._scripted.intersection(self._grid.get_node_ids())
+            asked = {node: Packet({"digest": self._plan["digest"]}) for node in online}
+            self._collect(ask(self._grid, SCORES, asked, "scores", self._timeout))
 
     def agree(self, step: str, packets: Mapping[int, Packet], round: int) -> Mapping[int, Packet]:
         """Sends the messages of a step in which clients agree on masks, or masks are removed.

@@ -25,7 +25,7 @@ from fedjax_dp.flower.ledger import NodeLedger
 from fedjax_dp.flower.packets import Packet, arrays_of, packet_of, tree_of
 from fedjax_dp.flower.plan import Plan, Shapes, require_same
 from fedjax_dp.flower.rows import Rows, RowsInContext, RowsOnDisk
-from fedjax_dp.flower.script import Script, require_difference, trained_by
+from fedjax_dp.flower.script import Script, require_difference, trained_by, unsent_scores
 from fedjax_dp.server.base import Diagnostic, Fate, Roster, Stacked
 from fedjax_dp.server.secure.aggregator import masks_of
 from fedjax_dp.server.secure.key_agreement import SeedTable
@@ -33,7 +33,7 @@ from fedjax_dp.server.secure.key_agreement import SeedTable
 Keys = Literal["device", "parity"]
 # The message types that a node answers.
 TRAIN, CLIENTS = "train", "query.clients"
-DATA, PRIVACY = "query.data", "query.privacy"
+DATA, PRIVACY, SCORES = "query.data", "query.privacy", "query.scores"
 
 
 class Node(NamedTuple):
@@ -159,6 +159,12 @@ def client_app(
             "releases": ledger.num_releases(),
         }
         return reply(Packet(claims), message)
+
+    @app.query("scores")
+    def scores(message: Message, context: Context) -> Message:
+        script, digest = data(context).script, packet_of(message.content).facts["digest"]
+        left = "" if script is None else unsent_scores(script, digest)
+        return reply(Packet({"scores": left}), message)
 
     return app
 

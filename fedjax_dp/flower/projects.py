@@ -129,8 +129,8 @@ class Project:
     ) -> None:
         """Stores scores of a round on this node; the server stores them too if it collects scores.
 
-        They travel with the next reply of the node: before `push` with that of the round. Scores
-        are exact: no noise protects them.
+        They travel with the next reply of the node: before `push` with that of the round. After the
+        last round the server asks for the rest. Scores are exact: no noise protects them.
 
         Args:
           scores: finite numbers by name, at most 100.

@@ -128,8 +128,13 @@ def trained_by(script: Script, plan: Plan, message: PyTree, packet: Packet) -> "
             warnings.warn(f"the update of data link {link} counts as lost: {error}", stacklevel=2)
             continue
         found[link] = jax.tree.unflatten(structure, [arrays[name] for name in model])
-    scores = exchange.unsent_scores(plan.digest) if facts.get("scores") else []
-    return Trained(found, json.dumps(scores) if scores else "")
+    return Trained(found, unsent_scores(script, plan.digest) if facts.get("scores") else "")
+
+
+def unsent_scores(script: Script, digest: str) -> str:
+    """Takes the scores of an experiment that no reply has carried, as JSON; empty without any."""
+    found = Exchange(script.folder).unsent_scores(digest)
+    return json.dumps(found) if found else ""
 
 
 class Trained(NamedTuple):

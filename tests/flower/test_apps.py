@@ -1,6 +1,7 @@
 """An experiment on nodes: the run folder, ε and statement of a simulation, also after a crash."""
 
 import json
+import time
 from types import SimpleNamespace
 
 import jax
@@ -12,6 +13,7 @@ from test_scripts import script_of
 from fedjax_dp.experiment import evaluate_run, load_config, load_run, run
 from fedjax_dp.experiment.reading.config_files import to_toml
 from fedjax_dp.flower import client_app_of, project, run_on
+from fedjax_dp.flower.exchange import FOLDER, Exchange
 from fedjax_dp.flower.testing import InProcess
 
 WORDS = (
@@ -136,15 +138,18 @@ def test_a_server_that_crashed_resumes_to_the_same_bits_and_charges_the_lost_rou
 def test_a_script_takes_part_in_an_experiment_and_its_scores_are_in_the_run_folder(
     whole, app, config, tmp_path
 ):
-    def report_and_push(here, model, link, records):
-        here.report({"loss": 0.25}, datalink=link)
+    def push_and_report(here, model, link, records):
         here.push(model, datalink=link)
+        while not here.datalinks and exchange.task().is_open:
+            time.sleep(0.01)  # The reply of the round has left without this score.
+        here.report({"loss": 0.25}, datalink=link)
 
     grid, links = grid_of(app), SimpleNamespace(client=lambda link: None)
     own = tmp_path / "states"
+    exchange = Exchange(own / FOLDER)
     grid.contexts[2].node_config |= {"training": "script", "state-dir": str(own)}
     folder = tmp_path / "run"
-    with script_of(own, report_and_push, links) as seen:
+    with script_of(own, push_and_report, links) as seen:
         outcome = run_on(grid, config, folder, keys="parity", scores="exact")
     assert outcome.summary["epsilon"] == whole[0].summary["epsilon"]
     here = project(own)
