@@ -54,6 +54,9 @@ def flower(
         pathlib.Path | None,
         typer.Option(help="Run folder on the server's machine; by default DIR-run."),
     ] = None,
+    keys: Annotated[
+        str, typer.Option(help="device, or parity: the server makes keys of clients, for tests.")
+    ] = "device",
 ) -> Answer:
     """Write a Flower app of an experiment: `fedjax-dp export flower FILE.toml DIR`.
 
@@ -65,7 +68,7 @@ def flower(
     config = config_files.load_config(str(file), list(context.args))
     place = folder.resolve()
     runs = place.with_name(f"{place.name}-run") if output is None else output.absolute()
-    names = write_app(config, folder, runs)
+    names = write_app(config, folder, runs, keys=keys)  # type: ignore[arg-type]
     document = {"folder": str(folder), "files": names, "output": str(runs)}
     start = f"FLWR_HOME={shlex.quote(str(folder / '.flwr'))} flwr run {shlex.quote(str(folder))}"
     words = f"wrote {folder}: to run it on a federation on this machine, {start}"

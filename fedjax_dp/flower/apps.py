@@ -36,6 +36,7 @@ from fedjax_dp.experiment.running.run_folder import (
 )
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.flower.exchange import FOLDER
+from fedjax_dp.flower.export import require_secret_root
 from fedjax_dp.flower.grid import GridNodes
 from fedjax_dp.flower.journal import JournalFile
 from fedjax_dp.flower.log import LoggedProgress, close
@@ -115,8 +116,10 @@ class OnFlower:
           not evaluated; the shared model is, if there is one.
 
         Raises:
-          ValueError: as `deployed`.
+          ValueError: as `deployed`; or if privacy is claimed, and nodes that draw keys of their own
+            would know the root of the server's noise.
         """
+        require_secret_root(experiment.config, self._keys)
         federation = experiment.simulation.federation
         rule = "be none in a run whose results are released: no noise protects scores"
         is_private = experiment.config.run.release is None or self._scores == "none"

@@ -3,6 +3,7 @@
 import importlib.metadata
 import pathlib
 import re
+from typing import get_args
 
 import tomli_w
 
@@ -10,6 +11,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.versions import PACKAGE
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.schema.config import Config
+from fedjax_dp.flower.node import Keys
 
 _SERVER = '''"""The server app of this experiment."""
 
@@ -75,20 +77,30 @@ insecure = true
 """
 
 
-def write_app(config: Config, folder: str | pathlib.Path, output: str | pathlib.Path) -> list[str]:
+def write_app(
+    config: Config,
+    folder: str | pathlib.Path,
+    output: str | pathlib.Path,
+    *,
+    keys: Keys = "device",
+) -> list[str]:
     """Writes the app of an experiment, which `flwr run` starts.
 
     Args:
       config: the experiment, checked.
       folder: a folder that is new or empty.
       output: the run folder on the server's machine, an absolute path outside of `folder`.
+      keys: "device" or "parity", as for `Node`.
 
     Returns:
       The names of the files.
 
     Raises:
-      ValueError: if the folder holds files, or the output is not absolute or inside it.
+      ValueError: if the folder holds files, the output is not absolute or inside it, or nodes would
+        know the root of the server's noise.
     """
+    checks.one_of("keys", keys, get_args(Keys))
+    require_secret_root(config, keys)
     place, runs = pathlib.Path(folder), pathlib.PurePosixPath(output)
     is_free = not place.exists() or (place.is_dir() and not any(place.iterdir()))
     checks.require(is_free, "the folder of the app", "be new or empty", str(place))
@@ -103,7 +115,7 @@ def write_app(config: Config, folder: str | pathlib.Path, output: str | pathlib.
     flower = importlib.metadata.version("flwr")
     nodes = "".join(_NODE.format(i=i, num=_NUM_NODES) for i in range(_NUM_NODES))
     contents = {
-        "pyproject.toml": tomli_w.dumps(_project(name, package, str(runs), flower)),
+        "pyproject.toml": tomli_w.dumps(_project(name, package, str(runs), flower, keys)),
         f"{package}/__init__.py": f'"""The Flower app of {name}."""\n',
         f"{package}/server.py": _SERVER,
         f"{package}/client.py": _CLIENT,
@@ -118,7 +130,17 @@ def write_app(config: Config, folder: str | pathlib.Path, output: str | pathlib.
     return list(contents)
 
 
-def _project(name: str, package: str, output: str, flower: str) -> dict[str, object]:
+def require_secret_root(config: Config, keys: str) -> None:
+    """Refuses a root of cohorts and noise that nodes compute from the seed in their TOML."""
+    units, is_secret = config.privacy.units, config.run.secret
+    rule = (
+        f"be true to deploy privacy of {' and '.join(units)}s: the nodes have the configuration, "
+        "whose seed is the root of cohorts and noise otherwise; keys 'parity', for tests, need not"
+    )
+    checks.require(is_secret or not units or keys == "parity", "run.secret", rule, is_secret)
+
+
+def _project(name: str, package: str, output: str, flower: str, keys: str) -> dict[str, object]:
     """Returns the `pyproject.toml` that Flower reads."""
     version = importlib.metadata.version(PACKAGE)
     return {
@@ -141,7 +163,7 @@ def _project(name: str, package: str, output: str, flower: str) -> dict[str, obj
                     },
                     "config": {
                         "output": output,
-                        "keys": "device",
+                        "keys": keys,
                         "timeout": 600.0,
                         "own-data": False,
                         "scores": "none",

@@ -12,7 +12,7 @@ from test_scripts import script_of
 
 from fedjax_dp.experiment import evaluate_run, load_config, load_run, run
 from fedjax_dp.experiment.reading.config_files import to_toml
-from fedjax_dp.flower import client_app_of, project, run_on
+from fedjax_dp.flower import client_app_of, project, run_on, write_app
 from fedjax_dp.flower.exchange import FOLDER, Exchange
 from fedjax_dp.flower.testing import InProcess
 
@@ -24,6 +24,7 @@ WORDS = (
     *("--privacy.client.clip_norm", "0.5", "--data.num_clients", "20"),
     *("--participation.sampler", "poisson", "--participation.cohort_size", "10"),
 )
+SECRET = ("--run.secret", "true")
 NUM_NODES = 3
 
 
@@ -105,7 +106,7 @@ def test_the_statement_names_what_a_deployment_trusts(whole, app, config, tmp_pa
     _, folder = whole
     text = (folder / "privacy.md").read_text()
     assert "The server made the keys of all clients" in text and "SuperLink" in text
-    run_on(grid_of(app, keys="device"), config, tmp_path / "run")
+    run_on(grid_of(app, keys="device"), load_config(None, [*WORDS, *SECRET]), tmp_path / "run")
     text = (tmp_path / "run" / "privacy.md").read_text()
     assert "Each node draws the keys of its clients from its operating system." in text
 
@@ -167,8 +168,20 @@ def test_a_script_takes_part_in_an_experiment_and_its_scores_are_in_the_run_fold
 
 
 def test_scores_are_refused_in_a_run_that_is_released(app, config, tmp_path):
-    words = (*WORDS, "--run.secret", "true", "--run.release", "private")
+    words = (*WORDS, *SECRET, "--run.release", "private")
     with pytest.raises(ValueError, match="scores must be none in a run whose results are released"):
         run_on(grid_of(app), load_config(None, list(words)), tmp_path / "run", scores="exact")
     with pytest.raises(ValueError, match="scores must be one of exact, none"):
         run_on(grid_of(app), config, tmp_path / "run", scores="all")
+
+
+def test_a_root_that_nodes_would_know_is_refused(app, config, tmp_path):
+    message = "run.secret must be true to deploy privacy of clients: the nodes have the configur"
+    with pytest.raises(ValueError, match=message):
+        run_on(grid_of(app), config, tmp_path / "run")
+    with pytest.raises(ValueError, match=message):
+        write_app(config, tmp_path / "app", "/runs/1")
+    write_app(config, tmp_path / "app", "/runs/1", keys="parity")
+    assert 'keys = "parity"' in (tmp_path / "app" / "pyproject.toml").read_text()
+    with pytest.raises(ValueError, match="keys must be one of device, parity"):
+        write_app(config, tmp_path / "other", "/runs/1", keys="mine")

@@ -13,11 +13,12 @@ from fedjax_dp.flower import write_app
 from fedjax_dp.flower.apps import clients_of, script_of
 
 yaml = pytest.importorskip("yaml")
+WORDS = ["--run.name", "A trial, 2", "--run.secret", "true"]
 
 
 @pytest.fixture
 def app(tmp_path):
-    names = write_app(load_config(None, ["--run.name", "A trial, 2"]), tmp_path / "app", "/runs/1")
+    names = write_app(load_config(None, WORDS), tmp_path / "app", "/runs/1")
     return tmp_path / "app", names
 
 
@@ -39,7 +40,7 @@ def test_every_file_is_named_and_parses(app):
         assert f"{name} = " in source
     package = components["serverapp"].partition(".")[0]
     exported = load_config(str(folder / package / "experiment.toml"), [])
-    assert exported == load_config(None, ["--run.name", "A trial, 2"])
+    assert exported == load_config(None, WORDS)
 
 
 def test_flower_accepts_the_project(app):
@@ -83,7 +84,7 @@ def _node_config(command):
 
 
 def test_a_folder_with_files_and_a_relative_output_are_refused(app, tmp_path):
-    config = load_config(None, [])
+    config = load_config(None, WORDS)
     with pytest.raises(ValueError, match="the folder of the app must be new or empty"):
         write_app(config, app[0], "/runs/1")
     with pytest.raises(ValueError, match="output must be an absolute path"):

@@ -35,7 +35,7 @@ WITH_STATES = (
 
 def app_of(words, folder):
     config = load_config(None, [*COMMON, *words])
-    write_app(config, folder / "app", folder / "unused")
+    write_app(config, folder / "app", folder / "unused", keys="parity")
     return config, folder / "app"
 
 
