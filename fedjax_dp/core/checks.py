@@ -115,4 +115,8 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
 
 def is_finite_number(value: Any) -> bool:
     """Whether a value is a finite real number."""
-    return isinstance(value, int | float | np.number) and math.isfinite(float(value))
+    try:
+        return isinstance(value, int | float | np.number) and math.isfinite(float(value))
+    except OverflowError:
+        # An integer above all floats.
+        return False

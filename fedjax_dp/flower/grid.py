@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 from fedjax_dp.core import checks
 from fedjax_dp.flower.log import LOG
 from fedjax_dp.flower.node import CLIENTS, PRIVACY, SCORES, TRAIN
-from fedjax_dp.flower.packets import Packet, packet_of
+from fedjax_dp.flower.packets import Packet, counts_of, packet_of
 
 
 class GridNodes:
@@ -39,6 +39,7 @@ class GridNodes:
         self._sizes = [int(size) for size in sizes]
         # What each node has answered; None for a node of another plan.
         self._known: dict[int, list[int]] = {}
+        self._holder: dict[int, int] = {}
         self._plan: dict[str, Any] = {}
         # The nodes whose clients a script trains.
         self._scripted: set[int] = set()
@@ -54,8 +55,8 @@ class GridNodes:
 
         Raises:
           ValueError: before the first round, if two nodes hold one client, or a node one that is
-            not registered. Later such a node is left out, and a client is on the node that came
-            last, such as one that was started again.
+            not registered. Later such a node is left out. A client stays on its node while that is
+            online; then it is on the one that came last, such as one that was started again.
         """
         online, is_start = set(self._grid.get_node_ids()), not self._known
         self._plan = {n: x for n, x in question.facts.items() if not n.startswith("plan ")}
@@ -68,22 +69,34 @@ class GridNodes:
                     raise
                 warnings.warn(f"node {node} is left out: {error}", stacklevel=2)
                 self._known[node] = []
-        places: dict[int, int] = {}
+        newest: dict[int, int] = {}
         # In the order in which nodes came.
         for node, clients in self._known.items():
             for client in clients if node in online else ():
-                rule = f"be on one node, and is on {places.get(client)} already"
-                is_new = client not in places
+                rule = f"be on one node, and is on {newest.get(client)} already"
+                is_new = client not in newest
                 checks.require(is_new or not is_start, f"client {client}", rule, node)
-                places[client] = node
-        return places
+                newest[client] = node
+        moved: dict[tuple[int, int], list[int]] = {}
+        for client, node in newest.items():
+            before = self._holder.get(client, node)
+            if before not in online:
+                moved.setdefault((before, node), []).append(client)
+                before = node
+            self._holder[client] = before
+        for (before, node), clients in moved.items():
+            text = f"clients {clients} are now on node {node}: node {before} is offline"
+            warnings.warn(text, stacklevel=2)
+        return {client: self._holder[client] for client in newest}
 
     def _registered(self, node: int, reply: Packet) -> list[int]:
         """Requires that a node holds registered clients, of the registered sizes."""
-        clients, sizes = (list(reply.facts[name]) for name in ("clients", "sizes"))
+        clients, sizes = (counts_of(reply, name) for name in ("clients", "sizes"))
+        rule = f"hold a size for each of its {len(clients)} clients"
+        checks.require(len(sizes) == len(clients), f"node {node}", rule, sizes)
         for client, size in zip(clients, sizes, strict=True):
             rule = f"be one of the {len(self._sizes)} registered clients"
-            checks.require(0 <= client < len(self._sizes), f"a client of node {node}", rule, client)
+            checks.require(client < len(self._sizes), f"a client of node {node}", rule, client)
             rule = f"hold the {self._sizes[client]} records that are registered"
             checks.require(size == self._sizes[client], f"client {client}", rule, size)
         return clients
@@ -172,6 +185,6 @@ def ask(
             continue
         try:
             found[node] = packet_of(reply.content)
-        except ValueError as error:
+        except Exception as error:  # Whatever a node sends, the round is played.
             warnings.warn(f"the reply of node {node} is damaged: {error}", stacklevel=2)
     return found

@@ -52,14 +52,38 @@ def packet_of(record: RecordDict) -> Packet:
     """
     found = sorted(record)
     rule = f"hold the records {_ARRAYS!r} and {_FACTS!r}"
-    checks.require(found == sorted((_ARRAYS, _FACTS)), "a message", rule, found)
+    fits = [*record.array_records, *record.config_records] == [_ARRAYS, _FACTS]
+    checks.require(fits and len(found) == 2, "a message", rule, found)
     arrays = {}
     for name, array in record.array_records[_ARRAYS].items():
         try:
             arrays[name] = array.numpy()
         except Exception as error:
             raise ValueError(f"array {name!r} must be readable, got {error!r}") from error
+        # NumPy also reads archives of arrays.
+        is_array = isinstance(arrays[name], np.ndarray)
+        checks.require(is_array, f"array {name!r}", "be one array", type(arrays[name]).__name__)
     return Packet(dict(record.config_records[_FACTS]), arrays)
+
+
+def counts_of(packet: Packet, name: str) -> list[int]:
+    """Reads a fact that must be whole numbers below 2^31.
+
+    Args:
+      packet: from the other side.
+      name: of the fact.
+
+    Returns:
+      The numbers.
+
+    Raises:
+      ValueError: if the fact is missing or something else.
+    """
+    found = packet.facts.get(name)
+    checks.require(isinstance(found, list), name, "be a list of whole numbers", found)
+    for each in found:  # type: ignore[union-attr]
+        checks.whole(name, each, at_least=0)
+    return list(found)  # type: ignore[arg-type]
 
 
 def _plain(value: Any) -> Any:

@@ -37,7 +37,7 @@ class ScoresFile:
                 link = line["datalink"]
                 rule = f"be None or one of {list(clients)}"
                 checks.require(link is None or link in clients, "datalink", rule, link)
-        except ValueError as error:
+        except Exception as error:  # Whatever a node sends, the round is played.
             warnings.warn(f"scores of clients {list(clients)} are lost: {error}", stacklevel=2)
             return
         with self._path.open("a", encoding="utf-8") as file:

@@ -383,7 +383,7 @@ class _Server:
             clients = packet.facts["clients"]
             try:
                 sent, own, fates = self._read(replies[node], packet)
-            except ValueError as error:
+            except Exception as error:  # Whatever a node sends, the round is played.
                 warnings.warn(f"the reply of node {node} counts as lost: {error}", stacklevel=2)
                 continue
             for place, client in enumerate(clients):

@@ -1,14 +1,17 @@
 """Replies that are lost, damaged or wrong count as zeros, and never stop a private round."""
 
+import io
+
 import jax
 import numpy as np
 import pytest
 from federations import NODES, deploy, key
-from flwr.app import Array, Context, Error, Message, RecordDict
+from flwr.app import Array, ConfigRecord, Context, Error, Message, RecordDict
 
 from fedjax_dp.engine import Fate
 from fedjax_dp.engine.record import RoundRecord
-from fedjax_dp.flower import JournalFile
+from fedjax_dp.flower import GridNodes, JournalFile
+from fedjax_dp.flower.testing import InProcess
 
 FAILING = 11
 quiet = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -56,6 +59,19 @@ def with_another(reply):
     return [reply]
 
 
+def of_numbers(reply):
+    reply.content["arrays"] = ConfigRecord({})
+    return [reply]
+
+
+def with_archive(reply):
+    np.savez(archive := io.BytesIO(), a=np.zeros(3))
+    record = reply.content.array_records["arrays"]
+    name = next(each for each in record if each.startswith("sent/"))
+    record[name] = Array("float32", (3,), "numpy.ndarray", archive.getvalue())
+    return [reply]
+
+
 WRONG = {
     "lost": lost,
     "an error": failed,
@@ -69,6 +85,9 @@ WRONG = {
     "of another round": with_fact("round", 7),
     "of other clients": with_fact("clients", [1, 3]),
     "of an unknown fate": with_fact("fates", [5, 5, 5]),
+    "with a number for fates": with_fact("fates", 5),
+    "with numbers for arrays": of_numbers,
+    "with an archive for an array": with_archive,
 }
 
 
@@ -152,14 +171,60 @@ def test_a_round_that_is_played_again_has_fresh_noise(tmp_path):
     assert all(np.all(x == y) for x, y in only_noise("parity"))
 
 
-def test_nodes_that_come_later_never_stop_a_run():
+@pytest.fixture(scope="module")
+def answering():
+    """One deployment whose nodes say which clients they hold; its question."""
     there = deploy("dp_fedavg")
-    state, _, _ = there.simulation.run(there.simulation.init(key()), key(), 1)
-    grid, asked = there.grid, there.nodes
-    # Node 13 was started again under another id, and 99 holds another number of records.
-    grid.contexts[14] = Context(1, 14, dict(grid.contexts[13].node_config), RecordDict(), {})
-    grid.contexts[99] = Context(1, 99, {"clients": "1"}, RecordDict(), {})
-    asked._sizes[1] += 1
-    with pytest.warns(UserWarning, match="node 99 is left out: client 1 must hold"):
-        _, record, _ = there.simulation.run(state, key(), 1)
-    assert set(record.fate[record.clients >= 0]) == {Fate.CONTRIBUTED}
+    return there, there.simulation.run.__self__._question
+
+
+def asked(answering, change=lambda sent, reply: [reply]):
+    """Returns new nodes of the same app, their grid, and the question."""
+    there, question = answering
+    configs = {node: {"clients": ",".join(map(str, ids))} for node, ids in NODES.items()}
+    grid = InProcess(there.grid._app, configs, change)
+    return GridNodes(grid, sizes=there.simulation.federation.population.sizes), grid, question
+
+
+def context_of(node, clients):
+    return Context(1, node, {"clients": clients}, RecordDict(), {})
+
+
+LATER = {
+    "of another size": ({"sizes": [99]}, "node 99 is left out: client 1 must hold"),
+    "without sizes": ({"sizes": []}, "node 99 is left out: node 99 must hold a size for each"),
+    "that holds texts": ({"clients": ["1"]}, "node 99 is left out: clients must be an integer"),
+    "that holds no list": ({"clients": 1}, "node 99 is left out: clients must be a list"),
+}
+
+
+@pytest.mark.parametrize("wrong", LATER)
+def test_a_node_that_comes_later_never_stops_a_run(answering, wrong):
+    facts, message = LATER[wrong]
+
+    def change(sent, reply):
+        if sent.metadata.dst_node_id == 99:
+            reply.content.config_records["facts"].update(facts)
+        return [reply]
+
+    reached, grid, question = asked(answering, change)
+    before = reached.clients(question)
+    grid.contexts[99] = context_of(99, "1")
+    with pytest.warns(UserWarning, match=message):
+        assert reached.clients(question) == before
+    # It is not asked again.
+    assert reached.clients(question) == before
+
+
+def test_a_client_stays_on_its_node_until_that_is_offline(answering):
+    reached, grid, question = asked(answering)
+    before = reached.clients(question)
+    grid.contexts[66] = context_of(66, "0,1,2,3,4,5")
+    assert reached.clients(question) == before
+    context = grid.contexts.pop(13)
+    with pytest.warns(UserWarning, match=r"clients \[5\] are now on node 66: node 13 is offline"):
+        assert reached.clients(question) == before | {5: 66}
+    grid.contexts[13] = context
+    assert reached.clients(question) == before | {5: 66}
+    del grid.contexts[13], grid.contexts[66]
+    assert reached.clients(question) == {c: n for c, n in before.items() if c != 5}
