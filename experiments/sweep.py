@@ -1,15 +1,12 @@
 """Runs a grid of experiments from the command line and writes its tables."""
 
 import argparse
-import csv
-import io
 import json
 import os
 import pathlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 from rich.console import Console
@@ -21,46 +18,7 @@ from fedjax_dp.experiment import (
     read_summaries,
     sweep,
 )
-
-
-def as_csv(entries: Sequence[Mapping[str, Any]]) -> str:
-    """Writes averaged entries as CSV text."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(entries[0]) if entries else ["metric"])
-    writer.writeheader()
-    writer.writerows(
-        {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in entry.items()}
-        for entry in entries
-    )
-    return text.getvalue()
-
-
-def as_markdown(study: Study, entries: Sequence[Mapping[str, Any]]) -> str:
-    """Writes one table for each metric: ours, and the paper's number in brackets."""
-    parts = []
-    for metric in study.metrics:
-        cells: dict[tuple[str, str], list[str]] = {}
-        for entry in entries:
-            if entry["metric"] != metric:
-                continue
-            text = f"{entry['mean']:.2f}"
-            if entry["std"] is not None:
-                text += f" ± {entry['std']:.2f}"
-            if entry["published"] is not None:
-                text += f" ({entry['published']:g})"
-            cells.setdefault((entry[study.rows], entry[study.columns]), []).append(text)
-        rows, columns = (
-            [name for name in study.axes[axis] if any(key[side] == name for key in cells)]
-            for side, axis in enumerate((study.rows, study.columns))
-        )
-        if not cells:
-            continue
-        lines = [f"| {metric} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-        for row in rows:
-            shown = (" / ".join(cells.get((row, column), ["–"])) for column in columns)
-            lines.append(f"| {row} | {' | '.join(shown)} |")
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts)
+from fedjax_dp.experiment.studies.tables import as_csv, as_grid
 
 
 def hardware() -> str:
@@ -110,7 +68,7 @@ def main(study: Study, arguments: Sequence[str] | None = None) -> None:
     }
     lines = [f"- {key}: {value}" for key, value in facts.items()]
     note = "Ours, mean ± standard deviation over seeds; the paper's number in brackets."
-    table = as_markdown(study, entries)
+    table = as_grid(study, entries)
     known.output.mkdir(parents=True, exist_ok=True)
     text = "\n".join([f"# {study.name}", "", *lines, "", note, "", table, ""])
     (known.output / "table.md").write_text(text, encoding="utf-8")

@@ -21,6 +21,8 @@ _SMALLER = (
 # The first line of each command's help, so that no command is imported to list them.
 COMMANDS = {
     "run": "Run an experiment: `fedjax-dp run [FILE.toml] [--section.key VALUE ...]`.",
+    "sweep": "Run a grid: `fedjax-dp sweep [FILE.toml] --over KEY=V1,V2 [--over …] "
+    "[--section.key VALUE]`.",
     "evaluate": "Evaluate the model of a run: `fedjax-dp evaluate DIR [--data.key VALUE ...]`.",
     "predict": "Write the outputs of a run's model: `fedjax-dp predict DIR --output FILE.npz`.",
     "export": "Export: a run's parameters, or the Flower app of an experiment.",

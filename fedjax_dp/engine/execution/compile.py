@@ -3,7 +3,7 @@
 import warnings
 import weakref
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,8 +20,9 @@ from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.data.record_file import Folder
 from fedjax_dp.engine.client_store import ClientStore
-from fedjax_dp.engine.cohort import traced, typed
+from fedjax_dp.engine.cohort import Examples, traced, typed
 from fedjax_dp.engine.execution.host_steps import after_host_step, rounds_and_host_steps
+from fedjax_dp.engine.execution.joint import Program
 from fedjax_dp.engine.execution.memory import explained, memory_of, require_host_room, require_room
 from fedjax_dp.engine.execution.placement import Placement, placement_of
 from fedjax_dp.engine.execution.round_loop import Count, one_round, resident_rounds, streamed_rounds
@@ -55,6 +56,8 @@ class Simulation(NamedTuple):
       layout: the layout of its rounds.
       num_traces: `() -> int`, how often the round was traced.
       layouts: the trials that chose the layout, fastest first; empty unless it was tuned.
+      program: its rounds as a program that other simulations may share, see `joint`; None if
+        examples or states are streamed, or rounds have work on the host between them.
     """
 
     init: Callable[[PRNGKey], SimulationState]
@@ -65,6 +68,7 @@ class Simulation(NamedTuple):
     layout: Layout
     num_traces: Callable[[], int]
     layouts: tuple[Trial, ...] = ()
+    program: Program | None = None
 
     @property
     def algorithm(self) -> FederatedAlgorithm:
@@ -183,10 +187,18 @@ def compile_federation(
     with explained(memory):
         frozen = jax.device_put(tuple(part.constants for part in facts.frozen), place.everywhere)
     round_of = one_round(federation, layout, frozen, count)
+    program = None
     if place.is_resident:
-        with explained(memory):
-            examples = jax.device_put(examples_of(data, validation), place.everywhere)
+
+        @cache
+        def examples() -> Examples:
+            return jax.device_put(examples_of(data, validation), place.everywhere)
+
         rounds_of = resident_rounds(round_of, examples, execution.rounds_per_call)
+        if not federation.algorithm.stages.host_steps:
+            program = Program(
+                round_of, federation, layout, data, validation, execution.rounds_per_call
+            )
     else:
         _require_streamable(federation, outer, execution.placement)
         slabs = Slabs(data, federation.participation, place.everywhere, validation)
@@ -233,6 +245,7 @@ def compile_federation(
         layout=layout,
         num_traces=lambda: count.traces,
         layouts=layouts,
+        program=program,
     )
 
 

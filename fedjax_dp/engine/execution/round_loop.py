@@ -1,7 +1,6 @@
 """Blocks of rounds: the compiled loop, on resident examples or streamed cohorts."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -61,11 +60,14 @@ class Count:
     traces = 0
 
 
-def resident_rounds(one_round: OneRound, examples: Examples, rounds_per_call: int) -> Rounds:
+def resident_rounds(
+    one_round: OneRound, examples_of: Callable[[], Examples], rounds_per_call: int
+) -> Rounds:
     """Runs blocks of up to `rounds_per_call` rounds on examples that are on the device."""
     block_of = _blocks_of(one_round, rounds_per_call)
 
     def run(state, hyper, key, num_rounds):
+        examples = examples_of()
         if num_rounds == 0:
             return block_of(state, hyper, examples, None, key, np.int32(0))[0], []
         blocks: list[Block] = []
@@ -164,27 +166,33 @@ def one_round(
 
 
 def _blocks_of(one_round: OneRound, capacity: int) -> Callable[..., Any]:
-    """Compiles `(state, hyper, examples, cohort, key, num_rounds) -> (state, left)`.
-
-    `left` has `capacity` entries, of which the first `num_rounds` are filled.
-    """
-
-    @partial(jax.jit, donate_argnums=0)
-    def block_of(state, hyper, examples, cohort, key, frozen, num_rounds):
-        rest = hyper, examples, cohort, key, frozen
-        left = jax.tree.map(
-            lambda s: jnp.zeros((capacity, *s.shape), s.dtype),
-            jax.eval_shape(one_round.step, state, *rest)[1:],
-        )
-
-        def body(i: Any, carry: Any) -> tuple[SimulationState, PyTree]:
-            state, left = carry
-            state, *new = one_round.step(state, *rest)
-            return state, jax.tree.map(lambda a, n: a.at[i].set(n), left, tuple(new))
-
-        return jax.lax.fori_loop(0, num_rounds, body, (state, left))
+    """Compiles `(state, hyper, examples, cohort, key, num_rounds) -> (state, left)`."""
+    block_of = jax.jit(block_function(one_round.step, capacity), donate_argnums=0)
 
     def run(state, hyper, examples, cohort, key, num_rounds):
         return block_of(state, hyper, examples, cohort, key, one_round.frozen, num_rounds)
 
     return run
+
+
+def block_function(step: Callable[..., Any], capacity: int) -> Callable[..., Any]:
+    """Returns `(state, hyper, examples, cohort, key, frozen, num_rounds) -> (state, left)`.
+
+    `left` has `capacity` entries, of which the first `num_rounds` are filled.
+    """
+
+    def block_of(state, hyper, examples, cohort, key, frozen, num_rounds):
+        rest = hyper, examples, cohort, key, frozen
+        left = jax.tree.map(
+            lambda s: jnp.zeros((capacity, *s.shape), s.dtype),
+            jax.eval_shape(step, state, *rest)[1:],
+        )
+
+        def body(i: Any, carry: Any) -> tuple[SimulationState, PyTree]:
+            state, left = carry
+            state, *new = step(state, *rest)
+            return state, jax.tree.map(lambda a, n: a.at[i].set(n), left, tuple(new))
+
+        return jax.lax.fori_loop(0, num_rounds, body, (state, left))
+
+    return block_of

@@ -97,8 +97,7 @@ def parts_of(config: Config, population: Population | None = None) -> Parts:
     Raises:
       ValueError: as `assemble`.
     """
-    config = with_latencies(with_named_lists(with_client_numbers(config)))
-    validate(listed(config, None))
+    config = checked_config(config)
     if population is None:
         population = population_of(config)
     config = listed(config, names_of(population.train))
@@ -124,13 +123,20 @@ def parts_of(config: Config, population: Population | None = None) -> Parts:
     return Parts(config, population, model, participation, trainer, setting, algorithm, keys)
 
 
+def checked_config(config: Config) -> Config:
+    """Checks a configuration before data are read; returns it with its lists by client in place."""
+    config = with_latencies(with_named_lists(with_client_numbers(config)))
+    validate(listed(config, None))
+    return config
+
+
 def assemble(config: Config, population: Population | None = None) -> Experiment:
     """Assembles an experiment; nothing is compiled or trained yet.
 
     Args:
       config: the configuration.
-      population: clients whose data are elsewhere, of which the experiment is assembled to run on
-        nodes; None to build the data of the configuration.
+      population: the data, where they are built already or on other machines; None to build those
+        of the configuration.
 
     Returns:
       The parts of the experiment.
@@ -141,7 +147,7 @@ def assemble(config: Config, population: Population | None = None) -> Experiment
     """
     offer_devices(config.execution.devices)
     execution = execution_of(config.execution, config.run)
-    if population is not None:
+    if population is not None and population.is_elsewhere:
         # No device holds records that are not here.
         execution = execution._replace(placement="host", clients_per_chunk=1)
     parts = parts_of(config, population)

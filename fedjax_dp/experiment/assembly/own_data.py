@@ -144,6 +144,7 @@ def population_without_records(
         # Labels are on the nodes, and no statistics of them leave these.
         has_class_labels=False,
         validation=without_values(second) if second else None,
+        is_elsewhere=True,
     )
 
 

@@ -31,6 +31,8 @@ class Population(NamedTuple):
       exact_statistics: descriptions of exact statistics of the training part that entered examples.
       notes: descriptions of properties of the data that may be unintended.
       sharing: training records that several clients hold.
+      is_elsewhere: whether the training records are on other machines; `train` then has their sizes
+        and shapes alone.
     """
 
     train: FederatedData
@@ -43,6 +45,7 @@ class Population(NamedTuple):
     exact_statistics: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     sharing: statistics.Sharing = statistics.Sharing()
+    is_elsewhere: bool = False
 
     def statistics(self) -> statistics.PartitionStatistics:
         """Describes how examples are spread over clients."""

@@ -89,7 +89,8 @@ def write_results(
     summary = _summary(experiment, state, start.hyper, accounting, rows) | timing
     summary |= {"communication": start.traffic.summary()}
     summary |= {"ended": ended, "stopped_by": stopped_by, "warnings": list(warnings)}
-    _draw(experiment, state, rows, folder / "plots")
+    if section.plots:
+        _draw(experiment, state, rows, folder / "plots")
     write_text(folder / "partition.txt", partition_text(experiment.population.statistics()))
     facts = facts_of(experiment, start.hyper, also_not_private)
     marks = marks_of(folder, is_secret=section.secret)

@@ -209,17 +209,18 @@ def _require_same(config: Config, saved: str) -> None:
     same = (before == "disk") == (after == "disk")
     rule = f"not change between memory and disk when a run resumes, and it was {before!r}"
     checks.require(same, "execution.placement", rule, after)
-    # A release can be requested after the run.
+    # A release can be requested after the run, and so can pictures.
     for tables in (then, now):
-        tables["run"].pop("release", None)
+        for name in ("release", "plots"):
+            tables["run"].pop(name, None)
     if now["run"]["rounds"] > then["run"]["rounds"]:
         _require_extensible(config, then["run"]["rounds"])
         then["run"]["rounds"] = now["run"]["rounds"]
     checks.require(
         now == then,
         CONFIG_FILE,
-        "be as it was when the run started; only [execution] and run.release may change, and "
-        "run.rounds may grow",
+        "be as it was when the run started; only [execution], run.release and run.plots may "
+        "change, and run.rounds may grow",
         {name: table for name, table in now.items() if table != then.get(name)},
     )
 

@@ -6,15 +6,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from fedjax_dp.core import checks, files
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading.config_diff import require_same, tables_of
-from fedjax_dp.experiment.running import run as running
 from fedjax_dp.experiment.running.run_folder import CONFIG_FILE
+from fedjax_dp.experiment.running.steps import Outcome
+from fedjax_dp.experiment.running.watcher import Watcher
+from fedjax_dp.experiment.schema.config import Config
+from fedjax_dp.experiment.studies.together import Job, batches, run_together
 
+SUMMARY_FILE = "summary.json"
 Axes = Mapping[str, Mapping[str, Sequence[str]]]
 
 
@@ -23,7 +26,7 @@ class Study(NamedTuple):
 
     Attributes:
       name: the study's name.
-      file: the configuration file of all points.
+      file: the configuration file of all points; None for the defaults.
       axes: for each axis its values, and for each value its overrides, as words of a command
         line; results are averaged over the axis "seed".
       rows: the axis of the rows of the table.
@@ -34,7 +37,7 @@ class Study(NamedTuple):
     """
 
     name: str
-    file: pathlib.Path
+    file: pathlib.Path | None
     axes: Axes
     rows: str
     columns: str
@@ -96,8 +99,11 @@ def sweep(
     output: pathlib.Path,
     report: Callable[[str], None] = print,
     seconds: float = float("inf"),
+    watcher: Watcher | None = None,
 ) -> None:
     """Runs every point that has no summary yet, and resumes interrupted ones.
+
+    Points that share a program, which those do that differ in numbers alone, run together.
 
     Args:
       study: the study.
@@ -105,41 +111,58 @@ def sweep(
       output: the folder for their run folders.
       report: receives a line for every point.
       seconds: no point starts later than this after the call.
+      watcher: receives the progress, in rounds of the points that run together; None for none.
 
     Raises:
       ConfigError: before anything runs, if a folder holds a run of another configuration.
       KeyboardInterrupt: if a run was interrupted.
     """
     started = time.perf_counter()
-    loaded = [
-        config_files.load_config(study.file, (f"--run.name={study.name}", *point.words))
-        for point in grid
-    ]
-    for point, config in zip(grid, loaded, strict=True):
-        file = output / point.name / CONFIG_FILE
+    jobs = [Job(loaded(study, point), output / point.name) for point in grid]
+    for job in jobs:
+        file = job.folder / CONFIG_FILE
         if file.is_file():
-            require_same(file, tables_of(config_files.load_config(file)), tables_of(config))
-    for number, (point, config) in enumerate(zip(grid, loaded, strict=True), 1):
-        folder, label = output / point.name, f"[{number}/{len(grid)}] {point.name}"
-        if (folder / "summary.json").is_file():
-            report(f"{label}: done before")
-            continue
-        if time.perf_counter() - started > seconds:
-            report(f"{label}: not started, out of time")
-            continue
-        # An existing run is always resumed: a secret one without its root is refused there.
-        resume = (folder / CONFIG_FILE).is_file()
-        begun = time.perf_counter()
-        outcome = running.resume(folder) if resume else running.run(config, folder)
-        if outcome.ended == "interrupted":
-            raise KeyboardInterrupt
+            require_same(file, tables_of(config_files.load_config(file)), tables_of(job.config))
+    labels = [f"[{i}/{len(grid)}] {point.name}" for i, point in enumerate(grid, 1)]
+    pending = []
+    for place, job in enumerate(jobs):
+        if (job.folder / SUMMARY_FILE).is_file():
+            report(f"{labels[place]}: done before")
+        else:
+            pending.append(place)
+
+    # Each text once: points of a sweep warn of the same.
+    warned: set[str] = set()
+
+    def ended(place: int, outcome: Outcome) -> None:
         summary = outcome.summary
         shown = ", ".join(f"{m} {summary[m]:.4f}" for m in study.metrics if summary.get(m))
-        report(f"{label}: {shown} in {time.perf_counter() - begun:.0f} s")
+        is_interrupted = " (interrupted)" if outcome.ended == "interrupted" else ""
+        report(f"{labels[place]}: {shown} in {summary['seconds']:.0f} s{is_interrupted}")
         for text in summary.get("warnings", ()):
-            report(f"{label}: warning: {text}")
-        # Compiled programs of one point are useless to the next, and there may be hundreds.
-        jax.clear_caches()
+            if text not in warned:
+                warned.add(text)
+                report(f"{labels[place]}: warning: {text}")
+
+    for places in batches({place: jobs[place].config for place in pending}):
+        if time.perf_counter() - started > seconds:
+            for place in places:
+                report(f"{labels[place]}: not started, out of time")
+            continue
+        outcomes = run_together(
+            {place: jobs[place] for place in places}, watcher or Watcher(), ended
+        )
+        if any(outcome.ended == "interrupted" for outcome in outcomes.values()):
+            raise KeyboardInterrupt
+
+
+def loaded(study: Study, point: Point) -> Config:
+    """Reads the configuration of a point, which draws no pictures unless it is asked to."""
+    words = (f"--run.name={study.name}", *point.words)
+    has_plots = any(word.startswith("--run.plots") for word in words)
+    return config_files.load_config(
+        study.file, words if has_plots else (*words, "--run.plots=false")
+    )
 
 
 def read_summaries(grid: Sequence[Point], output: pathlib.Path) -> list[dict[str, Any]]:
@@ -154,7 +177,7 @@ def read_summaries(grid: Sequence[Point], output: pathlib.Path) -> list[dict[str
     """
     rows = []
     for point in grid:
-        file = output / point.name / "summary.json"
+        file = output / point.name / SUMMARY_FILE
         if file.is_file():
             # An axis such as "algorithm" replaces the entry of the same name.
             row = files.parse_json(files.read_text(file), file)

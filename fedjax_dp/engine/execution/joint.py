@@ -1,0 +1,255 @@
+"""Simulations that share a program, such as the points of a sweep, run together."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from chex import PRNGKey
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fedjax_dp.algorithms.values import Hyper
+from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.ranges import Count
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.engine.cohort import Examples, traced, typed
+from fedjax_dp.engine.execution.round_loop import Block, OneRound, block_function
+from fedjax_dp.engine.federation import Federation
+from fedjax_dp.engine.layout import Layout
+from fedjax_dp.engine.population import examples_of
+from fedjax_dp.engine.record import compact
+from fedjax_dp.engine.round import SimulationState
+
+_AXIS = "simulations"
+
+
+class Program:
+    """The rounds of a simulation whose examples and states are in device memory.
+
+    Attributes:
+      one_round: a round, and the values of frozen parameters.
+      federation: the federation.
+      layout: the layout of its rounds.
+      data: the clients' training examples.
+      validation: their second split, or None.
+      rounds_per_call: the most rounds of one call.
+    """
+
+    def __init__(
+        self,
+        one_round: OneRound,
+        federation: Federation,
+        layout: Layout,
+        data: FederatedData,
+        validation: FederatedData | None,
+        rounds_per_call: int,
+    ) -> None:
+        """Collects the parts; nothing is traced yet."""
+        self.one_round, self.federation, self.layout = one_round, federation, layout
+        self.data, self.validation = data, validation
+        self.rounds_per_call = rounds_per_call
+
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-256 of the program before it is compiled: the first state, a round, the models.
+
+        Programs of one digest differ in their arguments alone: states, numbers, keys, examples and
+        frozen parameters.
+        """
+        federation, layout = self.federation, self.layout
+        key = jax.eval_shape(jax.random.key, 0)
+        init = jax.jit(partial(federation.init, layout=layout))
+        state = jax.eval_shape(init, key)
+        hyper = _shapes(traced(federation.algorithm, typed(federation.hyper)))
+        examples = _shapes(examples_of(self.data, self.validation))
+        frozen = _shapes(self.one_round.frozen)
+
+        def models(state, examples, index):
+            client = examples.client(index)
+            of_all, of_one = federation.shared, federation.personal
+            return of_all and of_all(state), of_one and of_one(state, client)
+
+        index = jax.ShapeDtypeStruct((), jnp.int32)
+        traced_parts = (
+            init.lower(key),
+            jax.jit(self.one_round.step).lower(state, hyper, examples, None, key, frozen),
+            jax.jit(models).lower(state, examples, index),
+        )
+        texts = [part.as_text() for part in traced_parts]
+        facts = self.rounds_per_call, layout.mesh
+        return hashlib.sha256("\n".join((*texts, repr(facts))).encode()).hexdigest()
+
+
+class Wanted(NamedTuple):
+    """The rounds that a simulation has to play next.
+
+    Attributes:
+      state: its state, which is donated.
+      key: the root key of its run.
+      hyper: the numbers of these rounds.
+      num_rounds: how many; 0 to compile the program alone.
+    """
+
+    state: SimulationState
+    key: PRNGKey
+    hyper: Hyper
+    num_rounds: int
+
+
+class Played(NamedTuple):
+    """Rounds that were played: the state after them, their record and info on the host."""
+
+    state: SimulationState
+    record: Any
+    info: Any
+
+
+class Joint:
+    """Rounds of several simulations by one compiled program.
+
+    A call of the program advances `width` simulations on each device, side by side on the batch
+    dimension of one round; the calls follow one another. Simulations of one call share examples and
+    frozen parameters. The bits of a simulation do not depend on the others.
+
+    Attributes:
+      num_traces: how often the round was traced.
+    """
+
+    @checked
+    def __init__(
+        self, programs: Sequence[Program], width: Count = 1, devices: Sequence[Any] | None = None
+    ) -> None:
+        """Prepares the program.
+
+        Args:
+          programs: those of the simulations, of one digest.
+          width: how many simulations a device computes side by side, at least 1.
+          devices: those to divide simulations over; None for that of the first program.
+
+        Raises:
+          ValueError: if the programs differ.
+        """
+        digests = sorted({program.digest for program in programs})
+        if len(digests) != 1:
+            raise ValueError(f"programs must be of one digest to run together, got {digests}")
+        self._programs, self._width = list(programs), width
+        self._devices = list(devices or [jax.devices()[0]])
+        self._placed: dict[tuple[int, ...], Any] = {}
+        self.num_traces = 0
+        self._block = self._compiled()
+
+    def run(self, wanted: Mapping[int, Wanted]) -> dict[int, Played]:
+        """Plays rounds of some simulations, of each as many as fit all and one call.
+
+        Args:
+          wanted: by place in `programs`.
+
+        Returns:
+          What was played, by place: for all the same number of rounds, at most those wanted.
+        """
+        capacity = self._programs[0].rounds_per_call
+        num_rounds = min(capacity, *(each.num_rounds for each in wanted.values()))
+        groups: dict[Any, list[int]] = {}
+        for place in wanted:
+            groups.setdefault(_inputs(self._programs[place]), []).append(place)
+        played: dict[int, Played] = {}
+        size = self._width * len(self._devices)
+        for places in groups.values():
+            for first in range(0, len(places), size):
+                some = places[first : first + size]
+                played |= self._played({place: wanted[place] for place in some}, num_rounds)
+        return played
+
+    def _played(self, wanted: Mapping[int, Wanted], num_rounds: int) -> dict[int, Played]:
+        """Plays rounds in one call, which missing simulations repeat the last of."""
+        program = self._programs[next(iter(wanted))]
+        examples, frozen = self._inputs_of(program)
+        each = [(w.state, self._numbers(program, w.hyper), w.key) for w in wanted.values()]
+        if self._is_alone:
+            state, hyper, key = each[0]
+            state, left = self._block(state, hyper, key, examples, frozen, np.int32(num_rounds))
+            return {next(iter(wanted)): _on_host(state, left, num_rounds)}
+        missing = self._width * len(self._devices) - len(each)
+        stacked = jax.tree.map(lambda *x: jnp.stack(x), *(each + [each[-1]] * missing))
+        if len(self._devices) > 1:
+            stacked = jax.device_put(stacked, NamedSharding(self._mesh, P(_AXIS)))
+        found = self._block(*stacked, examples, frozen, np.int32(num_rounds))
+        parts = (self._part(found, i) for i in range(len(wanted)))
+        return {
+            place: _on_host(state, left, num_rounds)
+            for place, (state, left) in zip(wanted, parts, strict=True)
+        }
+
+    def _part(self, found: PyTree, i: int) -> PyTree:
+        """Takes what a call has left of one simulation, without a message between devices."""
+        device, place = divmod(i, self._width)
+
+        def of(x: jax.Array) -> jax.Array:
+            return x.addressable_shards[device].data[place]
+
+        return jax.device_put(jax.tree.map(of, found), self._devices[0])
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._width * len(self._devices) == 1
+
+    def _numbers(self, program: Program, hyper: Hyper) -> Hyper:
+        return traced(program.federation.algorithm, typed(hyper))
+
+    def _inputs_of(self, program: Program) -> tuple[Examples, PyTree]:
+        """Places the examples and frozen parameters of a program, once for those of one data."""
+        name = _inputs(program)
+        if name not in self._placed:
+            given = examples_of(program.data, program.validation), program.one_round.frozen
+            self._placed[name] = jax.device_put(given, self._everywhere)
+        return self._placed[name]
+
+    @property
+    def _mesh(self) -> Mesh:
+        return Mesh(np.array(self._devices), (_AXIS,))
+
+    @property
+    def _everywhere(self) -> Any:
+        return self._devices[0] if len(self._devices) == 1 else NamedSharding(self._mesh, P())
+
+    def _compiled(self) -> Any:
+        """Compiles `(states, hypers, keys, examples, frozen, num_rounds) -> (states, left)`."""
+        program = self._programs[0]
+        block = block_function(program.one_round.step, program.rounds_per_call)
+
+        def one(state, hyper, key, examples, frozen, num_rounds):
+            self.num_traces += 1
+            return block(state, hyper, examples, None, key, frozen, num_rounds)
+
+        if self._is_alone:
+            return jax.jit(one, donate_argnums=0)
+        every = jax.vmap(one, in_axes=(0, 0, 0, None, None, None))
+        if len(self._devices) > 1:
+            every = jax.shard_map(
+                every,
+                mesh=self._mesh,
+                in_specs=(P(_AXIS), P(_AXIS), P(_AXIS), P(), P(), P()),
+                out_specs=P(_AXIS),
+                check_vma=False,
+            )
+        return jax.jit(every, donate_argnums=0)
+
+
+def _inputs(program: Program) -> tuple[int, ...]:
+    """Names what simulations of one call share."""
+    frozen = (id(x) for x in jax.tree.leaves(program.federation.facts.frozen))
+    return id(program.data), id(program.validation), *frozen
+
+
+def _on_host(state: SimulationState, left: PyTree, num_rounds: int) -> Played:
+    record, info = Block(left, num_rounds).on_host()
+    return Played(state, compact(record), info)
+
+
+def _shapes(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)), tree)

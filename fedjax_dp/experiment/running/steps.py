@@ -1,0 +1,207 @@
+"""The steps of a run: blocks of rounds, evaluations, checkpoints, results.
+
+They ask for rounds and receive them, wherever these are played.
+"""
+
+import pathlib
+import time
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_dp.engine.execution.joint import Played, Wanted
+from fedjax_dp.engine.record import RoundInfo, RoundRecord, as_metrics
+from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.experiment.components.callbacks import Callback, Progress
+from fedjax_dp.experiment.components.experiment import Experiment
+from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.running.environment import environment
+from fedjax_dp.experiment.running.health import Health
+from fedjax_dp.experiment.running.results import Ended, evaluate, write_results
+from fedjax_dp.experiment.running.run_folder import ENVIRONMENT_FILE
+from fedjax_dp.experiment.running.starting import Start
+from fedjax_dp.experiment.running.watcher import Watcher
+from fedjax_dp.io.logbook import Logbook, read_metrics, to_json, write_json
+
+
+class Outcome(NamedTuple):
+    """The result of a run.
+
+    Attributes:
+      folder: the run folder.
+      summary: what `summary.json` holds.
+      ended: "finished" after the last round; before it "interrupted" by a signal, "budget" if one
+        more round would have exceeded it, or "callback", which `summary["stopped_by"]` names.
+      is_futile: whether no client's work entered the model in any round.
+    """
+
+    folder: pathlib.Path
+    summary: dict[str, Any]
+    ended: Ended
+    is_futile: bool
+
+
+# A run asks for rounds, receives what was played, and returns its outcome.
+Steps = Generator[Wanted, Played, Outcome]
+
+
+def steps(
+    experiment: Experiment,
+    state: SimulationState,
+    start: Start,
+    callbacks: Mapping[str, Callback],
+    health: Health,
+    watcher: Watcher,
+    started: float,
+    is_interrupted: Callable[[], bool],
+) -> Steps:
+    """Runs an experiment from a state; first asks for no round, so that the program is compiled."""
+    section = experiment.config.run
+    logbook = Logbook(start.folder, from_round=int(state.round))
+    write_json(start.folder / ENVIRONMENT_FILE, environment())
+    health.note(read_metrics(start.folder))
+
+    watcher.phase("compiling")
+    compiling = time.perf_counter()
+    state = jax.block_until_ready((yield Wanted(state, start.key, start.hyper, 0)).state)
+    timing = {"seconds_compiling": time.perf_counter() - compiling}
+    text = config_files.to_toml(experiment.written)
+
+    def seconds() -> float:
+        return start.seconds + time.perf_counter() - started
+
+    def save(state: SimulationState) -> None:
+        extra = {
+            "ledgers": start.accounting.to_json(),
+            "traffic": start.traffic.to_json(),
+            "seconds": seconds(),
+            "config": text,
+        }
+        # Saved before the next round overwrites client state.
+        at_hand = experiment.simulation.portable(state, copies=False)
+        start.checkpoints.save(at_hand, start.hyper, extra)
+
+    if section.secret:
+        # From round 0 on, so that no two configurations ever share a root.
+        save(state)
+    state, ended, stopped_by = yield from _rounds(
+        experiment, state, start, logbook, callbacks, health, watcher, save, is_interrupted
+    )
+    save(state)
+    logbook.close()
+    start.checkpoints.close()
+    watcher.phase("evaluating and drawing")
+    timing = {"seconds": seconds(), **timing}
+    not_covered = []
+    if ended == "interrupted":
+        not_covered = ["after how many rounds the run was interrupted"]
+    if stopped_by is not None and not callbacks[stopped_by].is_private:
+        not_covered = [f"after how many rounds the run ended, which {stopped_by} decided"]
+    summary = write_results(
+        experiment,
+        state,
+        start,
+        timing,
+        health.warnings,
+        ended,
+        stopped_by,
+        not_covered,
+    )
+    return Outcome(start.folder, summary, ended, health.is_futile)
+
+
+def _rounds(
+    experiment: Experiment,
+    state: SimulationState,
+    start: Start,
+    logbook: Logbook,
+    callbacks: Mapping[str, Callback],
+    health: Health,
+    watcher: Watcher,
+    save: Callable[[SimulationState], None],
+    is_interrupted: Callable[[], bool],
+) -> Generator[Wanted, Played, tuple[SimulationState, Ended, str | None]]:
+    """Asks for blocks of rounds; returns the state, how they ended, and by which callback."""
+    section = experiment.config.run
+    history = read_metrics(start.folder) if callbacks else []
+    done, total = int(state.round), section.rounds
+
+    def affordable() -> int:
+        return start.accounting.affordable_rounds(
+            state,
+            start.key,
+            total - done,
+            experiment.budget,
+            experiment.dp_delta,
+            experiment.config.privacy.accountant,
+            start.hyper,
+        )
+
+    def stopping(state: SimulationState) -> str | None:
+        progress = Progress(list(history), state, experiment, start.folder)
+        return next((name for name, each in callbacks.items() if each.call(progress)), None)
+
+    # Computed again once used up: if fewer clients were drawn than allowed for, there is more.
+    allowed = affordable()
+    watcher.done(done, {})
+    # A callback that ended the run before ends it again.
+    if history and done % section.evaluate_every == 0 and (name := stopping(state)):
+        return state, "callback", name
+    while done < total and not is_interrupted():
+        if allowed == 0:
+            return state, "budget", None
+        stops = (section.evaluate_every, section.checkpoint_every)
+        block = min(allowed, *(every - done % every for every in stops))
+        state, record, info = yield Wanted(state, start.key, start.hyper, block)
+        rows = _rows(experiment, start, record, info, done)
+        # Fewer where others, which run together with this one, wanted fewer.
+        done, allowed = done + len(rows), allowed - len(rows)
+        if allowed == 0:
+            allowed = affordable()
+        if allowed == 0 or done % section.evaluate_every == 0:
+            rows[-1] |= evaluate(experiment.evaluator, state, start.hyper, section.seed)
+        health.note(rows)
+        for row in rows:
+            logbook.write(row)
+        watcher.done(done, rows[-1])
+        history += [to_json(row) for row in rows] if callbacks else []
+        if done % section.checkpoint_every == 0:
+            save(state)
+        if done % section.evaluate_every == 0 and (name := stopping(state)):
+            return state, "callback", name
+    return state, "interrupted" if done < total else "finished", None
+
+
+def _rows(
+    experiment: Experiment,
+    start: Start,
+    record: RoundRecord,
+    info: RoundInfo,
+    done: int,
+) -> list[dict[str, Any]]:
+    """Charges each round to the ledgers and returns its row of metrics."""
+    rows, accountant = [], experiment.config.privacy.accountant
+    shown, sent = as_metrics(record, info), start.traffic.count(record, info)
+    for i in range(len(record.stage)):
+        start.accounting.charge(jax.tree.map(lambda x, i=i: x[i : i + 1], record))
+        # Privacy loss distributions are slow to compose: computed once per checkpoint.
+        is_asked = accountant != "pld" or (
+            (done + i + 1) % experiment.config.run.checkpoint_every == 0
+        )
+        spent = start.accounting.epsilon(experiment.dp_delta, accountant) if is_asked else {}
+        row = {name: value[i] for name, value in shown.items()}
+        if "record" not in experiment.config.privacy.units:
+            # Gradients of examples have no bound to exceed.
+            row.pop("clipped_example_share", None)
+        if "num_clipped" in row:
+            joined = max(int(row["num_participants"]), 1)
+            row["clipped_client_share"] = float(row["num_clipped"]) / joined
+        row |= sent[i]
+        for unit, each in spent.items():
+            row[f"epsilon_{unit}"] = float(np.max(each))
+            if np.min(each) < np.max(each):
+                row[f"epsilon_{unit}_smallest"] = float(np.min(each))
+        rows.append({"round": done + i + 1} | row)
+    return rows

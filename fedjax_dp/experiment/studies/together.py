@@ -1,0 +1,235 @@
+"""Runs experiments that share a program together, each in a run folder of its own."""
+
+import contextlib
+import json
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from fedjax_dp.algorithms.registry import ALGORITHMS
+from fedjax_dp.engine.execution.joint import Joint, Played, Wanted
+from fedjax_dp.experiment.assembly.assemble import assemble, checked_config, population_of
+from fedjax_dp.experiment.assembly.devices import offer_devices
+from fedjax_dp.experiment.components.callbacks import callbacks_of
+from fedjax_dp.experiment.components.experiment import Experiment, Population
+from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.running.environment import use_compilation_cache
+from fedjax_dp.experiment.running.interruptions import interruptions
+from fedjax_dp.experiment.running.run import checked_health, played_by
+from fedjax_dp.experiment.running.run_folder import CONFIG_FILE
+from fedjax_dp.experiment.running.starting import fresh, restored
+from fedjax_dp.experiment.running.steps import Outcome, Steps, steps
+from fedjax_dp.experiment.running.watcher import Watcher
+from fedjax_dp.experiment.schema.config import Config, ExecutionSection
+from fedjax_dp.io.disk import full_disk_named
+
+# Experiments whose states are in memory at the same time.
+_AT_ONCE = 64
+
+
+class Job(NamedTuple):
+    """An experiment to run, and its run folder, where an earlier run of it is resumed."""
+
+    config: Config
+    folder: pathlib.Path
+
+
+def alike(config: Config) -> str:
+    """Describes a configuration without its numbers: those of one text may share a program."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: plain(each) for name, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(each) for each in value]
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return 0 if is_number else value
+
+    return json.dumps(plain(config.model_dump(mode="json")), sort_keys=True)
+
+
+def batches(configs: Mapping[int, Config]) -> list[list[int]]:
+    """Divides experiments into batches to run one after another, by place.
+
+    Those of a batch differ in numbers alone, so that they may share a program.
+
+    Args:
+      configs: the experiments, by place.
+
+    Returns:
+      The places of each batch.
+    """
+    classes: dict[str, list[int]] = {}
+    for place, config in configs.items():
+        classes.setdefault(alike(config), []).append(place)
+    return [
+        places[first : first + _AT_ONCE]
+        for places in classes.values()
+        for first in range(0, len(places), _AT_ONCE)
+    ]
+
+
+def run_together(
+    jobs: Mapping[int, Job],
+    watcher: Watcher,
+    ended: Callable[[int, Outcome], None] = lambda place, outcome: None,
+) -> dict[int, Outcome]:
+    """Runs experiments; rounds of those that share a program are played by one compiled program.
+
+    Each has its own noise, cohorts, ledger, statement, checkpoints and run folder, and the results
+    that it has alone. An interruption ends all of them with a checkpoint.
+
+    Args:
+      jobs: the experiments, by place.
+      watcher: receives the progress, in rounds of all experiments that run together.
+      ended: `(place, outcome)` receives each outcome, as it comes.
+
+    Returns:
+      The outcomes, by place.
+
+    Raises:
+      ValueError: as for `run` and `resume`.
+    """
+    experiments = dict(_assembled(jobs, watcher))
+    groups: dict[Any, list[int]] = {}
+    for place, experiment in experiments.items():
+        program = experiment.simulation.program
+        groups.setdefault(place if program is None else program.digest, []).append(place)
+    outcomes: dict[int, Outcome] = {}
+
+    def note(place: int, outcome: Outcome) -> None:
+        outcomes[place] = outcome
+        ended(place, outcome)
+
+    for some in groups.values():
+        if not any(outcome.ended == "interrupted" for outcome in outcomes.values()):
+            _run_group({p: (jobs[p], experiments[p]) for p in some}, watcher, note)
+    # These programs are useless to the next batch, and there may be hundreds.
+    jax.clear_caches()
+    return outcomes
+
+
+def _assembled(jobs: Mapping[int, Job], watcher: Watcher) -> Iterator[tuple[int, Experiment]]:
+    """Assembles experiments, of which those with the same data share them."""
+    populations: dict[Any, Population] = {}
+    for number, (place, job) in enumerate(jobs.items(), 1):
+        watcher.phase(f"reading data and calibrating noise, {number} of {len(jobs)}")
+        config = job.config
+        if (job.folder / CONFIG_FILE).is_file():
+            config = config_files.load_config(job.folder / CONFIG_FILE)
+        elif len(jobs) > 1 and config.execution.devices == "auto":
+            # Devices are for experiments, not for the clients of one.
+            config = config.model_copy(update={"execution": _on_one_device(config.execution)})
+        use_compilation_cache(config.execution.compilation_cache)
+        is_pooled = ALGORITHMS[config.algorithm.name].pools_clients
+        name = config.data.model_dump_json(), config.run.seed, is_pooled
+        if name not in populations:
+            checked_config(config)
+            populations[name] = population_of(config)
+        yield place, assemble(config, populations[name])
+
+
+def _on_one_device(section: ExecutionSection) -> ExecutionSection:
+    offer_devices(section.devices)
+    return section.model_copy(update={"devices": 1})
+
+
+def _run_group(
+    jobs: Mapping[int, tuple[Job, Experiment]],
+    watcher: Watcher,
+    ended: Callable[[int, Outcome], None],
+) -> None:
+    """Runs experiments of one program."""
+    experiments = _sharing([experiment for _, experiment in jobs.values()])
+    progress = _Progress(watcher, [e.config.run.rounds for e in experiments])
+    with contextlib.ExitStack() as stack:
+        is_interrupted = stack.enter_context(interruptions(watcher))
+        courses: dict[int, Steps] = {}
+        for place, (job, _), experiment in zip(jobs, jobs.values(), experiments, strict=True):
+            courses[place] = _begun(job, experiment, progress.of(place), is_interrupted, stack)
+        watcher.phase("compiling")
+        wanted = {place: next(course) for place, course in courses.items()}
+        play = _player(experiments, dict(zip(jobs, range(len(jobs)), strict=True)))
+        while wanted:
+            for place, played in play(wanted).items():
+                try:
+                    wanted[place] = courses[place].send(played)
+                except StopIteration as end:
+                    del wanted[place]
+                    ended(place, end.value)
+
+
+def _begun(
+    job: Job,
+    experiment: Experiment,
+    watcher: Watcher,
+    is_interrupted: Callable[[], bool],
+    stack: contextlib.ExitStack,
+) -> Steps:
+    """Starts or resumes a run, whose folder stays locked until the stack is closed."""
+    callbacks = callbacks_of(experiment.config.run.callbacks)
+    health = checked_health(experiment, callbacks, watcher)
+    with full_disk_named(job.folder):
+        if (job.folder / CONFIG_FILE).is_file():
+            state, start = restored(experiment, job.folder, health.warn)
+        else:
+            state, start = fresh(experiment, job.folder)
+    stack.callback(start.lock.release)
+    begun = time.perf_counter()
+    course = steps(experiment, state, start, callbacks, health, watcher, begun, is_interrupted)
+    stack.enter_context(contextlib.closing(course))
+    return course
+
+
+def _sharing(experiments: Sequence[Experiment]) -> list[Experiment]:
+    """Shares compiled functions: the first state among all, evaluations where data are the same."""
+    init, evaluators = experiments[0].simulation.init, dict[int, Any]()
+    found = []
+    for each in experiments:
+        evaluator = evaluators.setdefault(id(each.population), each.evaluator)
+        found.append(
+            each._replace(simulation=each.simulation._replace(init=init), evaluator=evaluator)
+        )
+    return found
+
+
+Play = Callable[[Mapping[int, Wanted]], Mapping[int, Played]]
+
+
+def _player(experiments: Sequence[Experiment], index: Mapping[int, int]) -> Play:
+    """Returns what plays rounds: one program for all, or the simulation of the only one."""
+    programs = [e.simulation.program for e in experiments if e.simulation.program is not None]
+    if len(programs) < 2:
+        simulation = experiments[0].simulation
+        return lambda wanted: {place: played_by(simulation, each) for place, each in wanted.items()}
+    devices = jax.devices() if experiments[0].simulation.layout.mesh is None else None
+    joint = Joint(programs, devices=devices)
+
+    def play(wanted: Mapping[int, Wanted]) -> Mapping[int, Played]:
+        places = {index[place]: place for place in wanted}
+        played = joint.run({index[place]: each for place, each in wanted.items()})
+        return {places[i]: each for i, each in played.items()}
+
+    return play
+
+
+class _Progress:
+    """Adds up the rounds of several runs for one watcher."""
+
+    def __init__(self, watcher: Watcher, rounds: Sequence[int]) -> None:
+        self._watcher, self._total = watcher, sum(rounds)
+        self._done: dict[int, int] = {}
+
+    def of(self, place: int) -> Watcher:
+        """Returns the watcher of one run."""
+        outer, done = self._watcher, self._done
+
+        class OfOne(Watcher):
+            def done(self, rounds: int, row: Mapping[str, Any]) -> None:
+                done[place] = rounds
+                outer.done(sum(done.values()), row)
+
+        return OfOne()
