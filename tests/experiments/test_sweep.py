@@ -71,14 +71,14 @@ def calls(monkeypatch):
     """What a sweep asks for, by folder, in place of runs."""
     asked = {}
 
-    def outcome(word, folder):
-        asked[folder.name] = word
-        return Outcome(folder, {"accuracy": 0.5}, "finished", False)
+    def run_together(jobs, watcher, ended):
+        for place, job in jobs.items():
+            asked[job.folder.name] = (job.folder / "config.toml").is_file()
+            summary = {"accuracy": 0.5, "seconds": 1.0}
+            ended(place, Outcome(job.folder, summary, "finished", False))
+        return {}
 
-    monkeypatch.setattr(sweep.running, "run", lambda config, folder: outcome("run", folder))
-    monkeypatch.setattr(sweep.running, "resume", lambda folder: outcome("resume", folder))
-    # Other tests need their programs.
-    monkeypatch.setattr(sweep.jax, "clear_caches", lambda: None)
+    monkeypatch.setattr(sweep, "run_together", run_together)
     return asked
 
 
@@ -93,7 +93,7 @@ def test_a_started_run_is_resumed_and_never_restarted(tmp_path, calls, is_secret
     file.write_text(config_files.to_toml(config), encoding="utf-8")
     shown = []
     sweep.sweep(STUDY, grid, tmp_path, shown.append)
-    assert calls == {grid[0].name: "resume", grid[1].name: "run"}
+    assert calls == {grid[0].name: True, grid[1].name: False}
     assert len(shown) == 2 and all("accuracy 0.5000 in" in line for line in shown)
 
 

@@ -26,7 +26,7 @@ def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in tables.items():
         key = f"{prefix}{name}"
-        if key in ("execution", "training.micro_batch_size"):
+        if key in ("execution", "training.micro_batch_size", "run.plots"):
             continue
         if isinstance(value, Mapping) and not key.endswith("options") and key not in KEYS:
             found |= flat(value, f"{key}.")

@@ -126,7 +126,7 @@ def sweep(
     labels = [f"[{i}/{len(grid)}] {point.name}" for i, point in enumerate(grid, 1)]
     pending = []
     for place, job in enumerate(jobs):
-        if (job.folder / SUMMARY_FILE).is_file():
+        if _is_done(job.folder):
             report(f"{labels[place]}: done before")
         else:
             pending.append(place)
@@ -154,6 +154,15 @@ def sweep(
         )
         if any(outcome.ended == "interrupted" for outcome in outcomes.values()):
             raise KeyboardInterrupt
+
+
+def _is_done(folder: pathlib.Path) -> bool:
+    """Checks whether a folder holds a run that has ended; one that was interrupted has not."""
+    file = folder / SUMMARY_FILE
+    if not file.is_file():
+        return False
+    found = files.parse_json(files.read_text(file), file)
+    return not (isinstance(found, dict) and found.get("ended") == "interrupted")
 
 
 def loaded(study: Study, point: Point) -> Config:
