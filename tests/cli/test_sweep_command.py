@@ -1,0 +1,80 @@
+"""`fedjax-dp sweep`: the points of a grid, and the tables of their results."""
+
+import json
+import tomllib
+
+import pytest
+
+from fedjax_dp.cli import sweep as command
+from fedjax_dp.experiment.studies import sweep as module
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """The points that a sweep would run, which end with figures made of their numbers."""
+    names = []
+
+    def sweep(study, grid, output, report, watcher):
+        for point in grid:
+            names.append(point.name)
+            config = module.loaded(study, point)
+            (output / point.name).mkdir(parents=True)
+            accuracy = config.training.learning_rate / (1 + config.run.seed)
+            summary = {"test_accuracy": accuracy, "epsilon": config.privacy.record.epsilon}
+            (output / point.name / "summary.json").write_text(json.dumps(summary))
+
+    monkeypatch.setattr(command, "sweep", sweep)
+    return names
+
+
+def test_a_grid_has_a_run_for_each_point_and_a_table_over_seeds(fedjax_dp, played, tmp_path):
+    axes = ("training.learning_rate=0.1,0.5", "privacy.record.epsilon=2,8", "run.seed=0,1")
+    words = [word for axis in axes for word in ("--over", axis)]
+    folder = tmp_path / "grid"
+    status, out, _ = fedjax_dp("sweep", *words, "--run.rounds=2", "--output", str(folder), "--json")
+    assert (
+        len(played) == 8 and "training.learning_rate=0.1,privacy.record.epsilon=2,seed=0" in played
+    )
+    document = json.loads(out)
+    assert status == 0 and document["points"] == 8 and document["folder"] == str(folder)
+    rows = (folder / "table.csv").read_text().splitlines()
+    # The mean of 0.5 and 0.25, and their deviation by the formula for samples.
+    deviation = 0.125 * 2**0.5
+    assert f"0.5,8,test_accuracy,0.375,{deviation:.6g},2," in rows
+    assert f"| 0.5 | 8 | 0.3750 ± {deviation:.4f} |" in (folder / "table.md").read_text()
+    assert (folder / "accuracy.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        ((), "--over must name one key or more, each once"),
+        (("--over", "training.learning_rates=1"), "training.learning_rate"),
+        (("--over", "training.learning_rate"), "--over must be KEY=V1,V2"),
+        (("--over", "run.seed=0,0"), "--over run.seed must hold each value once"),
+        (("--over", "run.seed=0", "--over", "run.seed=1"), "each once"),
+        (("--over", "training.learning_rate=0.1,-1"), "training.learning_rate must"),
+    ],
+)
+def test_a_grid_that_cannot_be_is_refused_before_any_work(fedjax_dp, played, tmp_path, words, rule):
+    status, _, errors = fedjax_dp("sweep", *words, "--output", str(tmp_path / "grid"))
+    assert status == 2 and rule in " ".join(errors.split())
+    assert not played and not (tmp_path / "grid").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("0.1, 1e-3", ["0.1", "1e-3"]),
+        ("dp_fedavg,fedprox", ["dp_fedavg", "fedprox"]),
+        ("[16],[32, 16]", ["[16]", "[32, 16]"]),
+        ("none,2", ["none", "2"]),
+    ],
+)
+def test_values_are_written_as_in_toml(text, values):
+    _, found = command._axis(f"training.learning_rate={text}")
+    assert list(found) == values
+    for value, (word,) in found.items():
+        assert word == f"--training.learning_rate={value}"
+        if "[" in value:
+            assert tomllib.loads(f"x = {value}")
