@@ -2,6 +2,8 @@
 
 import secrets
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -46,7 +48,8 @@ def with_seeds(algorithm: FederatedAlgorithm, table: SeedTable) -> FederatedAlgo
     return algorithm._replace(aggregator=aggregator)
 
 
-class Cohort(NamedTuple):
+@dataclass(frozen=True)
+class Cohort:
     """The clients that agree on masks, and what all of them know.
 
     Attributes:
@@ -59,7 +62,7 @@ class Cohort(NamedTuple):
     public: np.ndarray
     round_key: np.ndarray
 
-    @property
+    @cached_property
     def slots(self) -> dict[int, int]:
         """The slot of each client."""
         return {int(client): slot for slot, client in enumerate(self.ids) if client >= 0}
@@ -99,7 +102,8 @@ class Agreement:
     Guarantee: a set-up serves one message of each client. Its keys are from the operating system
     and in the memory of the node alone; each step deletes those that no later one needs. Whatever
     is asked, no client makes two messages under the same masks, or a mask in a cohort below that of
-    the graph, and none gives shares of both keys of a neighbour.
+    the graph, and none gives shares of both keys of a neighbour, or any for the sum of fewer
+    messages than the graph's drop-outs leave.
 
     Source: Bonawitz and others 2017, figure 4; Bell and others 2020, algorithm 2.
     """
@@ -170,6 +174,8 @@ class Agreement:
         cohort, slots, boxes = held.cohort, held.cohort.slots, dict(held.by_client())
         clients, sent = packet.facts["clients"], packet.arrays["sent"].astype(bool)
         neighbors, given = cohort.neighbors(self._graph), list[bytes]()
+        least, num_sent = len(slots) - self._graph.dropouts, int(np.sum(sent & (cohort.ids >= 0)))
+        checks.require(num_sent >= least, "the clients that sent", f"be at least {least}", num_sent)
         for client, inbox in zip(clients, packet.arrays["shares"], strict=True):
             fits = client in boxes and sent[slots[client]]
             rule = "be one of this node whose message has arrived"
@@ -193,9 +199,9 @@ class Agreement:
         record: dict[str, Any] = {name: packet.facts[name] for name in ("digest", "setup")}
         record |= {"step": step, "clients": held.clients, "private": held.private}
         if held.cohort is not None:
-            ids, public, round_key = held.cohort
-            record |= {"ids": ids.tolist(), "public": public.tobytes()}
-            record["round_key"] = round_key.tolist()
+            cohort = held.cohort
+            record |= {"ids": cohort.ids.tolist(), "public": cohort.public.tobytes()}
+            record["round_key"] = cohort.round_key.tolist()
         self._state[_RECORD] = ConfigRecord(record)
 
     def _taken(self, packet: Packet, step: str) -> "_Held":

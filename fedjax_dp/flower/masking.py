@@ -23,6 +23,7 @@ from fedjax_dp.flower.agreement import (
     own_seed,
     require_bytes,
 )
+from fedjax_dp.flower.log import LOG
 from fedjax_dp.flower.packets import Packet
 from fedjax_dp.server.base import Fate
 from fedjax_dp.server.secure.aggregator import Masks
@@ -74,6 +75,7 @@ class Masking:
           The set-up; without clients if they are too few for the graph or too many for the words,
           so that a sum of them would be lost.
         """
+        num_drawn = np.sum(ids >= 0)
         while self._graph.num_clients <= np.sum(ids >= 0) <= self._most:
             facts = {**facts, "setup": secrets.token_hex(_SETUP_BYTES)}
             made = self._public_keys(facts, ids[ids >= 0].tolist())
@@ -95,8 +97,10 @@ class Masking:
             num = len(next(iter(neighbors.values())))
             sealed = self._answers(SHARES, packets, "shares", (num, SEALED_BYTES))
             if len(sealed) == len(neighbors):
+                LOG.info("%d of %d clients agreed on masks", len(sealed), num_drawn)
                 return SetUp(facts, cohort, neighbors, sealed)
             ids = _only(ids, sealed)
+        LOG.info("too few clients for masks, or too many: the round has no sum")
         nobody = np.full_like(ids, -1)
         return SetUp(facts, Cohort(nobody, np.zeros(0, np.uint8), round_key), {}, {})
 

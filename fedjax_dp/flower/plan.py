@@ -19,6 +19,7 @@ from fedjax_dp.engine.cohort import traced, typed
 from fedjax_dp.engine.facts import Facts
 from fedjax_dp.engine.population import Population
 from fedjax_dp.server.base import Roster
+from fedjax_dp.server.secure.aggregator import masks_of
 
 # Libraries whose versions change the bits of a round.
 _VERSIONS = ("fedjax-dp", "jax")
@@ -67,6 +68,7 @@ class Plan:
 
     def _described(self) -> dict[str, str]:
         claims = self.algorithm.claims
+        masks = masks_of(self.algorithm.aggregator)
         units = [u for u, c in zip(("client", "record"), claims, strict=True) if c is not None]
         return {
             "algorithm": self.algorithm.name,
@@ -74,6 +76,7 @@ class Plan:
             "limit": f"{self.limit} and {self.validation_limit}",
             "privacy units": ", ".join(units),
             "numbers": _shown(self.hyper),
+            "masks": "" if masks is None else f"{masks.graph} {masks.encoding}",
             **{f"shapes of {name}": _kinds(part) for name, part in self.shapes._asdict().items()},
             **{name: libraries().get(name, "") for name in _VERSIONS},
         }

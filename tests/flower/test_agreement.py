@@ -2,6 +2,7 @@
 
 import itertools
 import warnings
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -34,7 +35,7 @@ class Nodes:
     """Nodes in this process; `change(step, node, reply)` returns what arrives of a reply."""
 
     def __init__(self, graph=GRAPHS["all pairs"], change=lambda step, node, reply: reply):
-        words = secure.fixed_point(10, integer_bits=4)
+        words = secure.fixed_point(max(10, graph.num_clients), integer_bits=4)
         self.masks = masks_of(secure.masked(weighted_mean(), words, graph))
         self.states = {node: RecordDict() for node in NODES}
         self.change, self.sent = change, []
@@ -174,6 +175,13 @@ def test_shares_that_are_wrong_or_missing_lose_the_round():
         nodes.seeds(set_up)
         _, fate = nodes.server.recovered(set_up, fates(set_up))
         np.testing.assert_array_equal(fate, fates(set_up, *COHORT))
+    nodes = Nodes()
+    set_up = nodes.set_up()
+    nodes.seeds(set_up)
+    # The keys that are recovered are whole ones, and others than those of the public keys.
+    others = replace(set_up.cohort, public=set_up.cohort.public[:, [1, 0, 2]])
+    _, fate = nodes.server.recovered(set_up._replace(cohort=others), fates(set_up))
+    np.testing.assert_array_equal(fate, fates(set_up, *COHORT))
 
 
 def test_too_few_messages_ask_for_no_shares():
@@ -227,8 +235,8 @@ def test_a_node_gives_shares_once_and_of_one_key_of_a_neighbour():
         return Packet(one.facts, {**one.arrays, "sent": sent})
 
     cases = (
-        (with_sent(0, 3, 7), "client 5 must be one of this node whose message has arrived"),
-        (with_sent(5, 9), "sent must name at least"),
+        (with_sent(0, 3, 7, 9), "client 5 must be one of this node whose message has arrived"),
+        (with_sent(5, 9, 0), "the clients that sent must be at least 4"),
         (
             Packet(one.facts, {**one.arrays, "shares": one.arrays["shares"] ^ np.uint8(1)}),
             "the shares of client 0 must be encrypted by it",

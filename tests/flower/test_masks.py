@@ -1,67 +1,73 @@
-"""Masks that clients agree on between nodes: the sum of the simulation, and nothing else of it."""
+"""Federations whose clients agree on masks: the sums of a simulation, and uniform messages."""
 
 import jax
 import numpy as np
 import pytest
 from federations import NODES, deploy, key
 from flwr.app import Array
-from marks import telling
+from marks import slow, telling
 from scipy import stats
-from small_problem import NUM_CLIENTS, ROUNDS, SIZES, make_data, make_model
-from test_scripts import RATE, one_step
+from small_problem import NUM_CLIENTS, NUM_FEATURES, ROUNDS, SIZES, make_data, make_model
+from test_scripts import RATE, one_step, script_of
 
-from fedjax_dp.algorithms.dp_fedavg import dp_fedavg
+from fedjax_dp.algorithms import dp_fedavg, fedavg
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import local_trainer
 from fedjax_dp.data import participants, sampling
-from fedjax_dp.engine import Fate, PrivacyAccounting, simulation
+from fedjax_dp.engine import Fate, PrivacyAccounting, federation, population_of, simulation
+from fedjax_dp.flower import GridNodes, JournalFile, Node, Script, client_app, deployed
 from fedjax_dp.flower.agreement import KEYS, SHARES, UNMASK
+from fedjax_dp.flower.exchange import FOLDER
+from fedjax_dp.flower.testing import InProcess
+from fedjax_dp.privacy.mechanisms.distributed import make_plan
 from fedjax_dp.server import secure
+from fedjax_dp.server.distributed import discrete_mean
 from fedjax_dp.server.fixed_point import fixed_point
+from fedjax_dp.server.mean import weighted_mean
 from fedjax_dp.server.private import gaussian_mean
 
-pytestmark = telling
-CLIP = 0.2
+CLIP, TRAIN = 0.2, "train"
 # Of six clients one may fail to agree; of those that agreed, two may drop out.
 GRAPH = secure.all_pairs(NUM_CLIENTS - 1, colluders=1, dropouts=2)
+RANDOM = secure.random_neighbors(NUM_CLIENTS, num_neighbors=4, dropouts=1)
 WORDS = fixed_point(NUM_CLIENTS, integer_bits=4)
+WIDE = fixed_point(NUM_CLIENTS, integer_bits=4, word_bits=64)
 quiet = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 class Case:
-    """DP-FedAvg of all clients under masks; training takes one step on all records."""
+    """An algorithm of all clients under masks; training takes one step on all records."""
 
     def __init__(self, graph=GRAPH, encoding=WORDS, aggregator=None):
         self.data, self.validation = make_data, lambda: None
         plain = gaussian_mean(CLIP, 0.8, NUM_CLIENTS) if aggregator is None else aggregator
-        self._masked = secure.masked(plain, encoding, graph)
-        self._plain = secure.masked(plain, encoding, graph, form="cancelled")
+        self._build = fedavg if plain.claim is None else dp_fedavg
+        self._aggregators = {
+            form: secure.masked(plain, encoding, graph, form=form)
+            for form in ("masked", "cancelled")
+        }
 
-    def make(self, model, is_simulated=False):
+    def make(self, model, form="masked"):
         trainer = local_trainer(model, LocalConfig(learning_rate=RATE, batch_size=max(SIZES)))
-        return dp_fedavg(model, trainer, aggregator=self._plain if is_simulated else self._masked)
+        return self._build(model, trainer, aggregator=self._aggregators[form])
 
     def participation(self):
         return participants.participation(sampling.full_participation(), NUM_CLIENTS)
-
-    def simulated(self):
-        return simulation(self.make(make_model(), True), make_data(), self.participation())
-
-
-def same(found, expected):
-    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(x, y, rtol=0, atol=1e-6)
 
 
 class Federation:
     """A deployment whose messages a test may read or change."""
 
-    def __init__(self, case):
+    def __init__(self, case=None, journal=None):
         self.change = self._unchanged
-        self.there = deploy(
-            "dp_fedavg", case=case, keys="device", change=lambda *pair: self.change(*pair)
-        )
-        self.simulation = self.there.simulation
+
+        def change(sent, reply):
+            return self.change(sent, reply)
+
+        case = Case() if case is None else case
+        there = deploy("masks", case=case, keys="device", change=change, journal=journal)
+        self.simulation, self.grid, _ = there
+        self.start = jax.device_get(self.simulation.init(key()).server.params)
 
     @staticmethod
     def _unchanged(sent, reply):
@@ -74,12 +80,33 @@ class Federation:
     def ask_again(self, sent):
         """Sends a node a message that it has had already."""
         node = sent.metadata.dst_node_id
-        return self.there.grid._app(sent, self.there.grid.contexts[node])
+        return self.grid._app(sent, self.grid.contexts[node])
+
+    def mean_of(self, clients):
+        """The start plus the mean of clipped updates, by the public number of clients."""
+        after = dict(self.start)
+        for client in clients:
+            update = update_of(client, self.start)
+            norm = np.sqrt(sum(np.sum(x**2) for x in update.values()))
+            scale = min(1, CLIP / max(norm, 1e-30)) / NUM_CLIENTS
+            after = {name: x + scale * update[name] for name, x in after.items()}
+        return after
 
 
-@pytest.fixture(scope="module")
-def masks():
-    return Federation(Case())
+def update_of(client, start):
+    """An update without noise, in NumPy."""
+    records = make_data().client(client)
+    after = one_step(start, records["x"], records["y"])
+    return {name: after[name] - x for name, x in start.items()}
+
+
+def difference(after, before):
+    return {name: np.asarray(x - before[name]) for name, x in after.items()}
+
+
+def same(found, expected):
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-6)
 
 
 def losing(*nodes, step):
@@ -100,21 +127,23 @@ def arrays_in(message):
     return message.content.array_records["arrays"]
 
 
-def mean_of(clients, start):
-    """The mean of clipped updates, by the public number of clients, in NumPy."""
-    data, total = make_data(), {name: np.zeros_like(x) for name, x in start.items()}
-    for client in clients:
-        records = data.client(client)
-        after = one_step(start, records["x"], records["y"])
-        update = {name: after[name] - start[name] for name in start}
-        norm = np.sqrt(sum(np.sum(x**2) for x in update.values()))
-        for name, x in update.items():
-            total[name] = total[name] + x * min(1, CLIP / max(norm, 1e-30)) / NUM_CLIENTS
-    return total
+def words_in(sent, reply):
+    """The words of a message to the sum; none in a message of another type."""
+    if sent.metadata.message_type != TRAIN:
+        return []
+    found = [array.numpy().ravel() for array in arrays_in(reply).values()]
+    return [x for x in found if x.dtype == np.uint32]
 
 
+@pytest.fixture(scope="module")
+def masks():
+    return Federation()
+
+
+@telling
 def test_a_federation_under_masks_ends_where_its_simulation_ends(masks):
-    simulated = Case().simulated()
+    case = Case()
+    simulated = simulation(case.make(make_model(), "cancelled"), make_data(), case.participation())
     state, _, _ = simulated.run(simulated.init(key()), key(), ROUNDS)
     found, record, info = masks.play(rounds=ROUNDS)
     same(found.server, state.server)
@@ -122,35 +151,36 @@ def test_a_federation_under_masks_ends_where_its_simulation_ends(masks):
     assert np.all(info.aggregator["num_lost"] == 0)
 
 
+@telling
 def test_a_message_under_masks_is_uniform(masks):
     found = []
 
     def read(sent, reply):
-        if sent.metadata.message_type == "train":
-            found.extend(
-                x.numpy().ravel() for x in arrays_in(reply).values() if x.dtype == "uint32"
-            )
+        found.extend(words_in(sent, reply))
         return [reply]
 
     masks.play(read, rounds=40)
-    words = np.concatenate(found)
-    assert len(words) >= 40 * len(NODES) * 4
+    words, count = np.concatenate(found), len(found) // 40
+    assert len(words) >= 40 * len(NODES) * (NUM_FEATURES + 1)
+    # The same round again: the same messages under other masks.
+    masks.play(read)
+    for first, again in zip(found[:count], found[-count:], strict=True):
+        assert np.all(first != again)
     for shift in (0, 28):
         counts = np.bincount((words >> shift) & 15, minlength=16)
         assert stats.chisquare(counts).pvalue > 1e-4
 
 
+@telling
 @quiet
 def test_drop_outs_are_recovered_and_too_many_lose_the_round(masks):
-    start = masks.simulation.init(key()).server.params
-    # The step is that of the noise alone.
-    state, lost_record, info = masks.play(losing(11, step="train"))
-    noise = {name: x - start[name] for name, x in state.server.params.items()}
+    # The step of a lost round is that of the noise alone.
+    state, lost_record, info = masks.play(losing(11, step=TRAIN))
+    noise = difference(state.server.params, masks.start)
     assert info.aggregator["num_lost"] == 1 and info.aggregator["num_recovered"] == 0
     assert all(np.all(np.isfinite(x) & (x != 0)) for x in noise.values())
-    state, record, info = masks.play(losing(12, step="train"))
-    expected = mean_of((0, 2, 4, 5), jax.device_get(start))
-    same(state.server.params, {n: start[n] + noise[n] + expected[n] for n in noise})
+    state, record, info = masks.play(losing(12, step=TRAIN))
+    same(difference(state.server.params, noise), masks.mean_of((0, 2, 4, 5)))
     np.testing.assert_array_equal(record.fate == Fate.DROPPED, of_nodes(record, 12))
     assert info.aggregator["num_lost"] == 0 and info.aggregator["num_recovered"] == 2
     accounts = [PrivacyAccounting(masks.simulation) for _ in range(2)]
@@ -161,6 +191,7 @@ def test_drop_outs_are_recovered_and_too_many_lose_the_round(masks):
     assert np.all(first > 0)
 
 
+@telling
 @quiet
 def test_clients_that_do_not_agree_are_left_out_before_any_data_is_sent(masks):
     for step in (KEYS, SHARES):
@@ -171,64 +202,163 @@ def test_clients_that_do_not_agree_are_left_out_before_any_data_is_sent(masks):
             return lose(sent, reply)
 
         _, record, info = masks.play(change)
-        left_out = of_nodes(record, 13)
-        np.testing.assert_array_equal(record.fate == Fate.UNANNOUNCED, left_out)
-        np.testing.assert_array_equal(record.fate == Fate.CONTRIBUTED, ~left_out)
-        assert info.aggregator["num_lost"] == 0
-        assert ("train", 13) not in asked
-        assert asked.count((KEYS, 11)) == (1 if step == KEYS else 2)
-    _, record, info = masks.play(losing(11, step=SHARES))
-    assert np.all(record.fate == Fate.UNANNOUNCED) and info.aggregator["num_lost"] == 1
+        is_left_out = of_nodes(record, 13)
+        np.testing.assert_array_equal(record.fate == Fate.UNANNOUNCED, is_left_out)
+        np.testing.assert_array_equal(record.fate == Fate.CONTRIBUTED, ~is_left_out)
+        assert info.aggregator["num_lost"] == 0 and (TRAIN, 13) not in asked
+        asked.clear()
+        _, record, info = masks.play(losing(11, step=step))
+        assert np.all(record.fate == Fate.UNANNOUNCED) and info.aggregator["num_lost"] == 1
+        assert TRAIN not in {kind for kind, _ in asked}
 
 
-def with_array(name, change):
-    def changed(reply):
-        arrays = arrays_in(reply)
-        arrays[name] = Array(change(arrays[name].numpy()))
-        return [reply]
-
-    return changed
-
-
+@telling
 @quiet
 def test_shares_that_do_not_fit_lose_the_round(masks):
     def change(sent, reply):
         # The shares of client 0 are used first.
         if sent.metadata.message_type == UNMASK and sent.metadata.dst_node_id == 11:
-            return with_array("given", lambda x: x ^ 1)(reply)
+            arrays = arrays_in(reply)
+            arrays["given"] = Array(arrays["given"].numpy() ^ np.uint8(1))
         return [reply]
 
-    _, record, info = masks.play(change)
+    state, record, info = masks.play(change)
     assert info.aggregator["num_lost"] == 1 and np.all(record.fate == Fate.DROPPED)
+    assert all(np.all(np.isfinite(x)) for x in state.server.params.values())
 
 
-def test_a_set_up_serves_one_message_and_one_share_of_each_neighbour(masks):
-    refused = []
+@telling
+@quiet
+def test_a_node_answers_each_step_of_a_set_up_once(masks):
+    for step in (SHARES, TRAIN, UNMASK):
+        refused = []
 
-    def change(sent, reply):
-        kind = sent.metadata.message_type
-        if kind == UNMASK and sent.metadata.dst_node_id == 13:
-            # The other key of client 1.
-            arrays = arrays_in(sent)
-            flags = arrays["sent"].numpy().copy()
-            flags[1] = ~flags[1]
-            arrays["sent"] = Array(flags)
-        if kind != KEYS:
-            with pytest.raises(ValueError, match="masks must be agreed on between the nodes"):
-                masks.ask_again(sent)
-            refused.append(kind)
+        def change(sent, reply, step=step, refused=refused):
+            if sent.metadata.message_type == step:
+                if step == UNMASK:
+                    # Asks for the other key of client 1.
+                    arrays = arrays_in(sent)
+                    arrays["sent"] = Array(arrays["sent"].numpy() ^ (np.arange(NUM_CLIENTS) == 1))
+                with pytest.raises(ValueError, match="masks must be agreed on between the nodes"):
+                    masks.ask_again(sent)
+                refused.append(sent.metadata.dst_node_id)
+            return [reply]
+
+        masks.play(change)
+        # Of shares there is a second set-up in vain, and so on.
+        assert set(refused) == {*NODES}
+
+
+@telling
+def test_nodes_and_server_with_other_keys_exchange_nothing():
+    for of_nodes, fate, match in (
+        ("parity", Fate.UNANNOUNCED, "keys must be 'device' for an algorithm under masks"),
+        ("device", Fate.DROPPED, "masks must be agreed on between the nodes"),
+    ):
+        there, nodes, _ = deploy("masks", case=Case(), keys=of_nodes)
+        (of_server,) = {"device", "parity"} - {of_nodes}
+        reached = GridNodes(nodes, sizes=SIZES)
+        server = deployed(there.federation, reached, keys=of_server)
+        with pytest.warns(UserWarning, match=match):
+            _, record, info = server.run(server.init(key()), key(), 1)
+        assert np.all(record.fate == fate) and info.aggregator["num_lost"] == 1
+
+
+@slow
+@quiet
+@pytest.mark.parametrize("encoding", [WORDS, WIDE], ids=["32 bits", "64 bits"])
+def test_random_neighbours_give_the_weighted_mean_of_those_that_sent(encoding):
+    masks = Federation(Case(RANDOM, encoding, weighted_mean()))
+    for lost, clients in (((), range(NUM_CLIENTS)), ((13,), range(NUM_CLIENTS - 1))):
+        state, record, info = masks.play(losing(*lost, step=TRAIN))
+        total, expected = sum(SIZES[client] for client in clients), dict(masks.start)
+        for client in clients:
+            update = update_of(client, masks.start)
+            share = SIZES[client] / total
+            expected = {name: x + share * update[name] for name, x in expected.items()}
+        same(state.server.params, expected)
+        assert info.aggregator["num_recovered"] == len(lost)
+        np.testing.assert_array_equal(record.fate == Fate.DROPPED, of_nodes(record, *lost))
+
+
+@slow
+@quiet
+def test_shares_of_noise_are_added_under_masks_and_never_the_same():
+    multiplier = 0.01
+    plan = make_plan(
+        NUM_FEATURES + 1,
+        CLIP,
+        multiplier,
+        num_clients=NUM_CLIENTS,
+        num_shares=RANDOM.min_senders,
+    )
+    shapes = jax.eval_shape(make_model().init, key())
+    masks = Federation(Case(RANDOM, WORDS, discrete_mean(shapes, plan, NUM_CLIENTS)))
+    noises = []
+    for lost, clients in (((), range(6)), ((), range(6)), ((13,), range(5))):
+        state, _, info = masks.play(losing(*lost, step=TRAIN))
+        assert info.aggregator["num_lost"] == 0
+        noises.append(difference(state.server.params, masks.mean_of(clients)))
+        stddev = multiplier * CLIP / NUM_CLIENTS
+        for noise in noises[-1].values():
+            assert np.all(np.abs(noise) < 8 * stddev) and np.any(noise != 0)
+    assert all(np.any(noises[0][name] != x) for name, x in noises[1].items())
+
+
+@slow
+@quiet
+def test_a_round_that_a_crash_lost_is_played_again_under_new_masks(tmp_path):
+    journal = JournalFile(tmp_path / "sent.jsonl")
+    masks = Federation(journal=journal)
+    found = {node: [] for node in NODES}
+
+    class Crash(RuntimeError):
+        """The server's process ends."""
+
+    def read(sent, reply):
+        if words := words_in(sent, reply):
+            found[sent.metadata.dst_node_id].append(np.concatenate(words))
+        if sent.metadata.message_type == UNMASK and journal.num_attempts(0) == 1:
+            raise Crash
         return [reply]
 
-    def again(sent, reply):
-        # The set-up is spent by a second request, so that replies that came first are used.
-        return change(sent, reply) if sent.metadata.message_type == UNMASK else [reply]
+    with pytest.raises(Crash):
+        masks.play(read)
+    state, _, info = masks.play(read)
+    assert journal.num_attempts(0) == 2 and info.aggregator["num_lost"] == 0
+    assert all(np.all(np.equal(*words) == 0) for words in found.values())
+    noise = difference(state.server.params, masks.mean_of(range(NUM_CLIENTS)))
+    assert all(np.all(x != 0) for x in noise.values())
 
-    masks.play(again)
-    assert set(refused) == {UNMASK}
 
-    def twice(sent, reply):
-        return change(sent, reply) if sent.metadata.message_type == "train" else [reply]
+@slow
+@quiet
+def test_a_data_link_without_an_update_drops_out_of_its_masks(tmp_path):
+    case, folder = Case(GRAPH, WORDS, weighted_mean()), tmp_path / FOLDER
+    population = population_of(make_data())
 
-    with pytest.warns(UserWarning, match="failed"):
-        masks.play(twice)
-    assert set(refused) == {UNMASK, "train"}
+    def data(context):
+        ids = NODES[context.node_id]
+        script = Script(folder, 1) if context.node_id == 11 else None
+        return Node(ids, make_data().select(ids), state_dir=tmp_path, script=script)
+
+    app = client_app(lambda node, population: case.make(make_model()), data)
+    nodes = GridNodes(InProcess(app, {n: {} for n in NODES}), sizes=population.sizes, timeout=3.0)
+    bound = federation(case.make(make_model()), population, case.participation())
+    there = deployed(bound, nodes)
+
+    def all_but_the_second(here, model, link, records):
+        if link != 2:
+            here.push(one_step(model, records["x"], records["y"]), datalink=link)
+
+    with script_of(tmp_path, all_but_the_second):
+        state, record, info = there.run(there.init(key()), key(), 1)
+    np.testing.assert_array_equal(record.fate == Fate.DROPPED, record.clients == 2)
+    assert info.aggregator["num_recovered"] == 1 and info.aggregator["num_lost"] == 0
+    start = jax.device_get(there.init(key()).server.params)
+    left = [client for client in range(NUM_CLIENTS) if client != 2]
+    total, expected = sum(SIZES[client] for client in left), dict(start)
+    for client in left:
+        update = update_of(client, start)
+        expected = {n: x + SIZES[client] / total * update[n] for n, x in expected.items()}
+    same(state.server.params, expected)

@@ -21,9 +21,11 @@ from fedjax_dp.engine import (
     serverless,
 )
 from fedjax_dp.flower import deployed
+from fedjax_dp.flower.plan import Plan, require_same
 from fedjax_dp.server import secure
 from fedjax_dp.server.fixed_point import fixed_point
 from fedjax_dp.server.mean import weighted_mean
+from fedjax_dp.server.private import gaussian_mean
 
 
 class NoNodes:
@@ -38,8 +40,8 @@ def bound(algorithm):
     return federation(algorithm, population_of(make_data()), everyone())
 
 
-def masked_fedavg(keys=None):
-    graph, encoding = secure.all_pairs(NUM_CLIENTS), fixed_point(NUM_CLIENTS, integer_bits=6)
+def masked_fedavg(keys=None, graph=secure.all_pairs(NUM_CLIENTS)):
+    encoding = fixed_point(NUM_CLIENTS, integer_bits=6)
     mean = secure.masked(weighted_mean(), encoding, graph, keys=keys)
     return algorithms.fedavg(make_model(), plain_trainer(make_model()), aggregator=mean)
 
@@ -63,6 +65,35 @@ def test_masks_of_keys_that_one_process_agreed_are_refused():
     agreed = secure.agreed_keys(NUM_CLIENTS)
     with pytest.raises(ValueError, match="the keys of masks must be simulated for parity keys"):
         deployed(bound(masked_fedavg(agreed)), NoNodes(), keys="parity")
+
+
+def test_masks_that_would_show_more_than_sums_are_refused():
+    graph, words = secure.all_pairs(4), fixed_point(NUM_CLIENTS)
+    few = participants.participation(sampling.fixed_size(), NUM_CLIENTS, 4)
+    known = participants.participation(
+        sampling.without_amplification(sampling.fixed_size()), NUM_CLIENTS, 4
+    )
+    mean = secure.masked(gaussian_mean(0.2, 0.8, 4), words, graph)
+    private = algorithms.dp_fedavg(make_model(), plain_trainer(make_model()), aggregator=mean)
+    population = population_of(make_data())
+    for keys in ("device", "parity"):
+        with pytest.raises(ValueError, match="no masks in a federation where secret cohorts"):
+            deployed(federation(private, population, few), NoNodes(), keys=keys)
+    deployed(federation(private, population, known), NoNodes())
+    stateful = CASES["scaffold"].make(make_model())
+    seen = stateful.client_state._replace(known=lambda own: own)
+    masked = secure.masked(stateful.aggregator, words, graph)
+    with pytest.raises(ValueError, match="of whose client states the server has a part"):
+        deployed(bound(stateful._replace(aggregator=masked, client_state=seen)), NoNodes())
+
+
+def test_masks_of_another_graph_are_another_plan():
+    population = population_of(make_data())
+    one = Plan(masked_fedavg(), population)
+    other = Plan(masked_fedavg(graph=secure.all_pairs(NUM_CLIENTS, dropouts=1)), population)
+    assert one.digest != other.digest
+    with pytest.raises(ValueError, match="masks of the server must be"):
+        require_same(one.described, other.described)
 
 
 class Masked:
