@@ -1,6 +1,7 @@
 """The apps of an experiment: a configuration that was simulated, deployed on Flower."""
 
 import pathlib
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, get_args
@@ -48,6 +49,8 @@ from fedjax_dp.flower.server import deployed
 from fedjax_dp.io.logbook import write_json
 
 Scores = Literal["none", "exact"]
+# By which the ε of a node may exceed that of the server by rounding.
+_SLACK = 1e-9
 
 
 class OnFlower:
@@ -218,7 +221,17 @@ def run_on(
         claims = there.nodes.claims(float(np.min(deltas)))
         if claims:  # None is known where a resumed run had no round left.
             write_json(place / NODES_FILE, {str(client): each for client, each in claims.items()})
+        _warn_of(claims, outcome, is_alike=bool(np.ptp(deltas) == 0))
     return outcome
+
+
+def _warn_of(claims: Mapping[int, Mapping[str, float]], outcome: Outcome, is_alike: bool) -> None:
+    """Warns of nodes that claim more than the statement; without their names, which are secret."""
+    stated = float(outcome.summary.get("epsilon_record", np.inf))
+    largest = max((each["epsilon"] for each in claims.values()), default=0.0)
+    if is_alike and largest > stated * (1 + _SLACK):
+        text = f"nodes claim ε of up to {largest:.4g} for records, more than the run's {stated:.4g}"
+        warnings.warn(f"{text}: their ledgers hold earlier rounds; see {NODES_FILE}", stacklevel=3)
 
 
 def server_app_of(path: str | pathlib.Path) -> ServerApp:

@@ -152,17 +152,33 @@ class GridNodes:
           dp_delta: δ, in (0, 1).
 
         Returns:
-          By client ε and the number of releases that compose it, as its node says; empty before the
-          first round.
+          By client ε and the number of releases that compose it, as its own node says; empty before
+          the first round.
         """
         question = Packet({**self._plan, "dp_delta": dp_delta})
-        online = {node: question for node in self._known if node in self._grid.get_node_ids()}
+        holders = set(self._holder.values()).intersection(self._grid.get_node_ids())
+        online = {node: question for node in holders}
         found: dict[int, dict[str, float]] = {}
-        for reply in ask(self._grid, PRIVACY, online, "privacy", self._timeout).values():
-            columns = (reply.facts[name] for name in ("clients", "epsilon", "releases"))
-            for client, epsilon, releases in zip(*columns, strict=True):
-                found[client] = {"epsilon": epsilon, "releases": releases}
+        for node, reply in ask(self._grid, PRIVACY, online, "privacy", self._timeout).items():
+            try:
+                said = _claims(reply)
+            except Exception as error:
+                warnings.warn(f"the claims of node {node} are left out: {error}", stacklevel=2)
+                continue
+            found |= {c: each for c, each in said.items() if self._holder.get(c) == node}
         return found
+
+
+def _claims(reply: Packet) -> dict[int, dict[str, float]]:
+    """Reads ε and the number of releases of each client."""
+    clients, releases = (counts_of(reply, name) for name in ("clients", "releases"))
+    spent = reply.facts["epsilon"]
+    for epsilon in spent:
+        # An infinite ε is true where no noise was added.
+        is_epsilon = isinstance(epsilon, int | float) and epsilon >= 0
+        checks.require(is_epsilon, "epsilon", "be numbers of at least 0", epsilon)
+    columns = zip(clients, spent, releases, strict=True)
+    return {client: {"epsilon": float(e), "releases": n} for client, e, n in columns}
 
 
 def ask(

@@ -42,8 +42,8 @@ _MARKS: Mapping[str, Mark] = {
     "tensorboard": "exact",
     CHECKPOINT_FOLDER: "secret",
     CLIENTS_FOLDER: "exact",
-    NODES_FILE: "exact",
-    # Of a deployment: it shows who was drawn.
+    # Of a deployment: they show who was drawn.
+    NODES_FILE: "secret",
     "scores.jsonl": "secret",
     RELEASE_FOLDER: "covered",
     REPORT_FILE: "exact",
