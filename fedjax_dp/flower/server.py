@@ -93,7 +93,8 @@ def deployed(
     The value stands where a compiled simulation does, so that accounting, checkpoints, callbacks
     and reports are the same. Cohorts are drawn from the registered population; a client whose node
     is offline contributes nothing, and so does one whose reply is late, damaged, or of another
-    plan: noise is added and the server steps all the same.
+    plan: noise is added and the server steps all the same. Where clients add the noise in shares,
+    messages of fewer than the claim counts on are not used: the round adds zeros, and is charged.
 
     Guarantee: the root key never leaves the server; nodes get the public key of a round alone, and
     with parity keys their own. A round is in the journal before a message of it leaves. A round
@@ -172,6 +173,10 @@ def _require_masks(federation: Federation, keys: str) -> None:
     checks.require(states is None or states.known is None, "the aggregator", rule, "some")
 
 
+# Clients that have sent a message, and with it their share of the noise.
+_SENT = (Fate.CONTRIBUTED, Fate.NOT_FINITE)
+
+
 class _Drawn(NamedTuple):
     """A round that is under way."""
 
@@ -191,6 +196,9 @@ class _Server:
         algorithm, population = federation.algorithm, federation.population
         self._algorithm = algorithm
         self._is_stacked = isinstance(algorithm.aggregator, Stacked)
+        # Under masks the aggregator itself loses a sum of fewer.
+        is_masked = masks_of(algorithm.aggregator) is not None
+        self._least = 0 if is_masked else federation.claims.min_participants
         second = population.validation
         sizes = {
             "sizes": population.sizes.tolist(),
@@ -262,6 +270,12 @@ class _Server:
         total, known, fate = self._gathered(replies, packets, drawn)
         if masking is not None and set_up is not None:
             seeds, fate = masking.recovered(set_up, fate)
+        is_abandoned = np.sum(np.isin(fate, _SENT)) < self._least
+        if is_abandoned:
+            rule = f"the {self._least} clients whose shares of noise the claim counts"
+            warnings.warn(f"round {number} is lost: fewer have replied than {rule}", stacklevel=2)
+            total = jax.tree.map(np.zeros_like, total)
+            fate = np.where(np.isin(fate, _SENT), Fate.LATE, fate).astype(np.int8)
         private_key = fold(key, Purpose.CENTRAL_NOISE, number)
         if repeats:
             private_key = fold(private_key, Purpose.RUN, repeats)
@@ -283,7 +297,10 @@ class _Server:
             clients=self._counted(state, drawn, fate, known),
             round=state.round + 1,
         )
-        info = self._info(closed, fate, wire.metrics())
+        of_round = wire.metrics()
+        if self._least:
+            of_round["is_abandoned"] = np.float32(is_abandoned)
+        info = self._info(closed, fate, of_round)
         return after, record._replace(fate=_one(fate)), info
 
     def _agree(
@@ -300,6 +317,9 @@ class _Server:
         fate = np.where(
             (cohort.fate == Fate.CONTRIBUTED) & ~online, Fate.UNANNOUNCED, cohort.fate
         ).astype(np.int8)
+        if np.sum(fate == Fate.CONTRIBUTED) < self._least:
+            # Their sum would not be used.
+            fate[fate == Fate.CONTRIBUTED] = Fate.UNANNOUNCED
         stage = self._algorithm.stages.stage_of(state.server, hyper, state.round)
         round = Round(jnp.asarray(state.round), jnp.asarray(stage, jnp.int32))
         return _Drawn(round, cohort, fate, fold(key, Purpose.PUBLIC, int(state.round)))
@@ -484,7 +504,7 @@ class _Wire:
         self._up += sum(reply.num_bytes for reply in replies.values())
         return replies
 
-    def metrics(self) -> dict[str, np.int64]:
+    def metrics(self) -> dict[str, Any]:
         """Returns the bytes by name."""
         return {"wire_bytes_down": np.int64(self._down), "wire_bytes_up": np.int64(self._up)}
 

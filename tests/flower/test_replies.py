@@ -5,13 +5,24 @@ import io
 import jax
 import numpy as np
 import pytest
+from dp_accounting import GaussianDpEvent
 from federations import NODES, deploy, key
 from flwr.app import Array, ConfigRecord, Context, Error, Message, RecordDict
+from small_problem import NUM_CLIENTS, make_data, make_model, plain_trainer
 
-from fedjax_dp.engine import Fate
+from fedjax_dp.algorithms.fedavg import fedavg
+from fedjax_dp.data import sampling
+from fedjax_dp.data.participants import participation
+from fedjax_dp.engine import Fate, population_of
+from fedjax_dp.engine import federation as federation_of
 from fedjax_dp.engine.record import RoundRecord
-from fedjax_dp.flower import GridNodes, JournalFile
+from fedjax_dp.flower import GridNodes, JournalFile, deployed
+from fedjax_dp.flower.packets import Packet, arrays_of
+from fedjax_dp.flower.plan import Plan
 from fedjax_dp.flower.testing import InProcess
+from fedjax_dp.privacy.claims import ClientClaim
+from fedjax_dp.privacy.sensitivities import sensitivity_of_sum
+from fedjax_dp.server.mean import weighted_mean
 
 FAILING = 11
 quiet = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -169,6 +180,59 @@ def test_a_round_that_is_played_again_has_fresh_noise(tmp_path):
     assert all(np.all(x != y) for x, y in only_noise("device"))
     # The same bits with parity keys, since nothing of the first attempt was sent.
     assert all(np.all(x == y) for x, y in only_noise("parity"))
+
+
+def mean_of_all_shares():
+    """A mean whose claim counts on the noise of all clients; here no noise is added."""
+    sensitivity, event = sensitivity_of_sum(0.5), GaussianDpEvent(4.0)
+    least = {"min_participants": NUM_CLIENTS}
+    claim = ClientClaim(lambda state, numbers: sensitivity, lambda numbers: event, **least)
+    return weighted_mean()._replace(claim=claim)
+
+
+class Ones:
+    """Nodes that reply with ones; some are offline, and the replies of some are lost."""
+
+    def __init__(self, sent):
+        self._sent = arrays_of(jax.tree.map(lambda s: np.ones(s.shape, s.dtype), sent), "sent")
+        self.online, self.lost, self.asked = set(NODES), set(), []
+
+    def clients(self, question):
+        return {client: node for node in self.online for client in NODES[node]}
+
+    def train(self, packets, round):
+        self.asked += packets
+
+        def reply(facts):
+            same = {name: facts[name] for name in ("digest", "round", "clients")}
+            return Packet({**same, "fates": [Fate.CONTRIBUTED] * len(facts["clients"])}, self._sent)
+
+        return {node: reply(p.facts) for node, p in packets.items() if node not in self.lost}
+
+
+def test_messages_without_all_shares_of_the_noise_are_not_used():
+    model, population = make_model(), population_of(make_data())
+    algorithm = fedavg(model, plain_trainer(model), aggregator=mean_of_all_shares())
+    everyone = participation(sampling.full_participation(), NUM_CLIENTS)
+    nodes = Ones(Plan(algorithm, population).shapes.sent)
+    simulated = deployed(federation_of(algorithm, population, everyone), nodes)
+    start = simulated.init(key())
+
+    def play():
+        after, record, info = simulated.run(start, key(), 1)
+        pairs = zip(*(jax.tree.leaves(each.server) for each in (start, after)), strict=True)
+        stays = all(np.array_equal(x, y) for x, y in pairs)
+        return stays, set(record.fate[0].tolist()), info.server["is_abandoned"].tolist()
+
+    assert play() == (False, {Fate.CONTRIBUTED}, [0])
+    nodes.lost = {11, 12}
+    with pytest.warns(UserWarning, match="round 0 is lost: fewer have replied than the 6 clients"):
+        assert play() == (True, {Fate.DROPPED, Fate.LATE}, [1])
+    # Where too few are online at the start of a round, nothing is asked of them.
+    nodes.online, nodes.asked = {13}, []
+    with pytest.warns(UserWarning, match="round 0 is lost"):
+        assert play() == (True, {Fate.UNANNOUNCED}, [1])
+    assert not nodes.asked
 
 
 @pytest.fixture(scope="module")
