@@ -1,6 +1,6 @@
 #!/bin/bash
 # Trains the clients of a node by HTTP, with a program that knows nothing of this package:
-# bash train.sh STATE_DIR TABLE [ADDRESS]
+# bash train.sh STATE_DIR TABLE [ADDRESS]; ends when it is interrupted.
 set -euo pipefail
 state_dir=$1 table=$2 address=${3:-http://127.0.0.1:8765}
 here=$(dirname "$0") work=$(mktemp -d)

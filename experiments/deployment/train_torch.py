@@ -41,7 +41,8 @@ clients, x, y = rows[:, 0], torch.tensor(rows[:, 1:-1]), torch.tensor(rows[:, -1
 net = torch.nn.Linear(x.shape[1], 10)
 
 here = project(state_dir)
-while (number := here.wait()) is not None:
+# Until the last round, or an hour without one.
+while (number := here.wait(timeout=3600)) is not None:
     model = here.pull(number)
     for link in here.datalinks:
         own = clients == link
