@@ -15,10 +15,22 @@ from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine import Fate, PrivacyAccounting, federation, population_of, simulation
-from fedjax_dp.flower import GridNodes, JournalFile, Node, Script, client_app, deployed
+from fedjax_dp.experiment import load_config, run
+from fedjax_dp.experiment.reading.config_files import to_toml
+from fedjax_dp.flower import (
+    GridNodes,
+    JournalFile,
+    Node,
+    Script,
+    client_app,
+    client_app_of,
+    deployed,
+    run_on,
+)
 from fedjax_dp.flower.agreement import KEYS, SHARES, UNMASK
 from fedjax_dp.flower.exchange import FOLDER
 from fedjax_dp.flower.testing import InProcess
+from fedjax_dp.io.logbook import read_metrics
 from fedjax_dp.privacy.mechanisms.distributed import make_plan
 from fedjax_dp.server import secure
 from fedjax_dp.server.distributed import discrete_mean
@@ -362,3 +374,31 @@ def test_a_data_link_without_an_update_drops_out_of_its_masks(tmp_path):
         update = update_of(client, start)
         expected = {n: x + SIZES[client] / total * update[n] for n, x in expected.items()}
     same(state.server.params, expected)
+
+
+@slow
+def test_an_experiment_under_masks_has_the_privacy_of_its_simulation_and_says_whom_masks_stop(
+    tmp_path,
+):
+    words = (
+        *("--run.rounds", "2", "--run.evaluate_every", "1", "--run.checkpoint_every", "1"),
+        *("--run.secret", "true", "--model.name", "logistic_regression"),
+        *("--data.num_clients", "6"),
+        *("--algorithm.name", "dp_fedavg", "--privacy.unit", "client"),
+        *("--privacy.client.mechanism", "discrete_gaussian"),
+        *("--secure_aggregation.form", "cancelled", "--secure_aggregation.keys", "agreed"),
+        *("--secure_aggregation.colluders", "1", "--secure_aggregation.dropouts", "1"),
+    )
+    config = load_config(None, list(words))
+    (tmp_path / "experiment.toml").write_text(to_toml(config))
+    app = client_app_of(tmp_path / "experiment.toml")
+    grid = InProcess(app, {i + 1: {"partition-id": i, "num-partitions": 3} for i in range(3)})
+    outcome = run_on(grid, config, tmp_path / "there")
+    simulated = run(config, tmp_path / "here")
+    assert outcome.summary["epsilon"] == simulated.summary["epsilon"]
+    said, other = ((tmp_path / place / "privacy.md").read_text() for place in ("there", "here"))
+    for phrase in ("between the clients on their nodes", "every mask was made", "honest but curio"):
+        assert phrase in said
+    assert "Nodes agreed on no keys" not in said and "left out of the simulation" in other
+    rows = read_metrics(tmp_path / "there")
+    assert len(rows) == 2 and all(row["num_lost"] == 0 for row in rows), rows[0]
