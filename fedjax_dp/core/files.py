@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import stat
+import tempfile
 import tomllib
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
@@ -141,6 +142,27 @@ def digest_of_file(path: Path) -> str:
     """Computes the SHA-256 of a file, in hexadecimal digits."""
     with open(path, "rb") as file:
         return digest_of(iter(lambda: file.read(_BLOCK), b"")).hex()
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Writes a file for its owner alone, which appears whole and outlasts a loss of power."""
+    folder, name = os.path.split(os.path.abspath(path))
+    number, unfinished = tempfile.mkstemp(dir=folder, prefix=f".{name}-")
+    with os.fdopen(number, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(unfinished, path)
+    sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until the names in a folder are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def parse_json(text: str, where: Path) -> Any:

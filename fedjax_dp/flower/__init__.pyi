@@ -13,8 +13,10 @@ from .journal import (
     Journal as Journal,
     JournalFile as JournalFile,
 )
+from .ledger import Budget as Budget
 from .node import (
     Node as Node,
+    Terms as Terms,
     client_app as client_app,
 )
 from .projects import (

@@ -1,5 +1,6 @@
 """The apps of an experiment: a configuration that was simulated, deployed on Flower."""
 
+import json
 import pathlib
 import warnings
 from collections.abc import Mapping, Sequence
@@ -11,12 +12,11 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.core import checks
 from fedjax_dp.engine.evaluation import of_shared
 from fedjax_dp.engine.population import Population as Sizes
 from fedjax_dp.engine.record import RoundRecord
-from fedjax_dp.experiment.assembly.assemble import parts_of
+from fedjax_dp.experiment.assembly.assemble import Parts, parts_of
 from fedjax_dp.experiment.assembly.own_data import (
     Registered,
     own_population,
@@ -40,8 +40,9 @@ from fedjax_dp.flower.exchange import FOLDER
 from fedjax_dp.flower.export import require_secret_root
 from fedjax_dp.flower.grid import GridNodes
 from fedjax_dp.flower.journal import JournalFile
+from fedjax_dp.flower.ledger import Budget
 from fedjax_dp.flower.log import LoggedProgress, close
-from fedjax_dp.flower.node import Keys, Node, client_app
+from fedjax_dp.flower.node import Keys, Node, Terms, client_app
 from fedjax_dp.flower.registration import registered
 from fedjax_dp.flower.scores import SCORES_FILE, ScoresFile
 from fedjax_dp.flower.script import Script
@@ -312,14 +313,32 @@ def client_app_of(path: str | pathlib.Path) -> ClientApp:
         second = None if whole.validation is None else whole.validation.select(clients)
         return Node(clients, whole.train.select(clients), second, script=script, **given)  # type: ignore
 
-    def build(node: Node, population: Sizes) -> FederatedAlgorithm:
-        if not node.kind:
-            return parts().algorithm
-        sizes, second = population.sizes.tolist(), population.validation
-        registered = Registered(node.kind, sizes, [] if second is None else second.sizes.tolist())
-        return parts_of(config(), population_without_records(registered)).algorithm
+    @cache
+    def of_registered(text: str) -> Parts:
+        population = population_without_records(Registered(*json.loads(text)))
+        return parts_of(config(), population)
 
-    return client_app(build, data)
+    def parts_for(node: Node, population: Sizes) -> Parts:
+        if not node.kind:
+            return parts()
+        sizes, second = population.sizes.tolist(), population.validation
+        return of_registered(
+            json.dumps([node.kind, sizes, [] if second is None else second.sizes.tolist()])
+        )
+
+    return client_app(
+        lambda *of_node: parts_for(*of_node).algorithm,
+        data,
+        lambda *of_node: Terms(budget_of(parts_for(*of_node).config)),
+    )
+
+
+def budget_of(config: Config) -> Budget | None:
+    """Returns the budget of the records of each client; None for none."""
+    level = config.privacy.record
+    if "record" not in config.privacy.units or level.epsilon is None:
+        return None
+    return Budget(level.epsilon, level.dp_delta, **config.privacy.promise)  # type: ignore[arg-type]
 
 
 def clients_of(config: Mapping[str, Any], num_clients: int) -> list[int]:

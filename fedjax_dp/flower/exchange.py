@@ -6,10 +6,8 @@ and scores. All files appear whole, under a lock.
 
 import contextlib
 import json
-import os
 import pathlib
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -93,7 +91,7 @@ class Exchange:
                 if old.name >= place.name:
                     shutil.rmtree(old)
             place.mkdir(mode=0o700, parents=True)
-            write(place / _MODEL, encoded(model))
+            files.write_private(place / _MODEL, encoded(model))
             self._write_task(task)
 
     def close(self, task: Task) -> dict[int, bytes]:
@@ -147,7 +145,7 @@ class Exchange:
             if path.exists():
                 rule = f"get one update of data link {link}"
                 raise NotOpenError(f"round {round} must {rule}, got a second one")
-            write(path, content)
+            files.write_private(path, content)
         return link
 
     def report(
@@ -178,14 +176,14 @@ class Exchange:
         with self._locked():
             sent, found = self._folder / _SENT, self.scores()
             done = int(sent.read_text()) if sent.exists() else 0
-            write(sent, str(len(found)).encode())
+            files.write_private(sent, str(len(found)).encode())
         names = ("round", "datalink", "scores")
         return [{n: s[n] for n in names} for s in found[done:] if s["experiment"] == experiment]
 
     def token(self, token: str) -> pathlib.Path:
         """Writes the token of a gateway to a file for its owner alone; returns its path."""
         path = self._folder / _TOKEN
-        write(path, token.encode())
+        files.write_private(path, token.encode())
         return path
 
     def _locked(self) -> contextlib.AbstractContextManager[Any]:
@@ -198,7 +196,7 @@ class Exchange:
         return self._place(task, task.round) / f"update-{link}.safetensors"
 
     def _write_task(self, task: Task) -> None:
-        write(self._folder / _CURRENT, json.dumps(task._asdict()).encode())
+        files.write_private(self._folder / _CURRENT, json.dumps(task._asdict()).encode())
 
     def _task_of(self, round: int | None) -> Task:
         task = self.task()
@@ -281,14 +279,6 @@ def _datalink(task: Task, datalink: int | None) -> int:
         return links[0]
     checks.require(datalink in links, "datalink", f"be one of those drawn, {links}", datalink)
     return datalink
-
-
-def write(path: pathlib.Path, content: bytes) -> None:
-    """Writes a file that appears whole."""
-    number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    with os.fdopen(number, "wb") as file:
-        file.write(content)
-    os.replace(name, path)
 
 
 def until(condition: Callable[[], bool], deadline: float) -> None:

@@ -1,11 +1,16 @@
 """The privacy of records on a node: charged where the noise is made, before anything leaves."""
 
-import os
+import json
 import pathlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+from filelock import FileLock
+from numpy.typing import ArrayLike
 
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.core import checks, files
 from fedjax_dp.data import sampling
 from fedjax_dp.data.participants import participation
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
@@ -13,23 +18,49 @@ from fedjax_dp.engine.federation import federation
 from fedjax_dp.engine.population import Population
 from fedjax_dp.engine.record import RoundRecord
 from fedjax_dp.flower.plan import Plan
+from fedjax_dp.privacy.claims import OnceClaim, RecordClaim
 from fedjax_dp.server.base import Fate
 
-_FILE = "ledger.json"
+_FILE, _LOCK = "ledger.json", "ledger.lock"
+# A budget that was calibrated to the last bit must not be exceeded by rounding.
+_SLACK = 1e-9
+
+
+class Budget(NamedTuple):
+    """The most that the records of a node's clients may pay, over all runs with one ledger.
+
+    Attributes:
+      epsilon: ε, one number or one for each client of the population.
+      dp_delta: δ at which it is computed, alike.
+      relation: as for `PrivacyAccounting`.
+      accountant: alike.
+    """
+
+    epsilon: ArrayLike
+    dp_delta: ArrayLike
+    relation: str = "zero_out"
+    accountant: str | None = None
 
 
 class NodeLedger:
     """The ledger of the records of a node's clients.
 
     A client pays for each round that it begins, with the numbers of the node's own plan, whether or
-    not its reply arrives. The ledger is a file, which outlasts the node's process.
+    not its reply arrives. Under an `OnceClaim` it pays again for a round that is not after all
+    before, whose records are then read again. The ledger is a file, which outlasts the node's
+    process and is locked while a round is charged.
     """
 
     def __init__(
-        self, plan: Plan, clients: Sequence[int], sizes: Sequence[int], folder: pathlib.Path
+        self,
+        plan: Plan,
+        clients: Sequence[int],
+        sizes: Sequence[int],
+        folder: pathlib.Path,
+        budget: Budget | None = None,
     ) -> None:
         """Opens the ledger in the folder of a node whose plan claims privacy for records."""
-        self._clients, self._path = np.asarray(clients), folder / _FILE
+        self._clients, self._folder, self._budget = np.asarray(clients), folder, budget
         # Clients elsewhere have no records here, and pay nothing.
         of_all = np.zeros(plan.num_clients, np.int32)
         of_all[self._clients] = sizes
@@ -40,24 +71,62 @@ class NodeLedger:
         # The server charges what it adds itself.
         algorithm = algorithm._replace(aggregator=algorithm.aggregator._replace(claim=None))
         everyone = participation(sampling.full_participation(), plan.num_clients)
-        bound = federation(algorithm, Population(of_all, plan.structure, second), everyone)
-        self._accounting = PrivacyAccounting(bound)
-        if self._path.exists():
-            self._accounting.restore(self._path.read_text(encoding="utf-8"))
+        population = Population(of_all, plan.structure, second)
+        terms = {} if budget is None else budget._asdict()
+        terms = {name: terms[name] for name in ("relation", "accountant") if name in terms}
 
-    def charge(self, clients: Sequence[int], stage: int) -> None:
-        """Charges a round to clients, and writes that down."""
+        def accounting(of: FederatedAlgorithm) -> PrivacyAccounting:
+            return PrivacyAccounting(federation(of, population, everyone), **terms)
+
+        self._accounting = self._again = accounting(algorithm)
+        claim = algorithm.claims.record
+        if isinstance(claim, OnceClaim):
+            each = algorithm.training._replace(record=RecordClaim(*claim))
+            self._again = accounting(algorithm._replace(training=each))
+            self._again.ledgers = self._accounting.ledgers
+        # The last round of each client.
+        self._last = dict[str, int]()
+        self._read()
+
+    def charge(self, clients: Sequence[int], round: int, stage: int) -> None:
+        """Charges a round to clients, and writes that down; refuses one that exceeds the budget."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with FileLock(self._folder / _LOCK):
+            # Another process may have charged a round.
+            self._read()
+            last = {client: self._last.get(str(client), -1) for client in clients}
+            self._charge([c for c in clients if round > last[c]], stage, self._accounting)
+            self._charge([c for c in clients if round <= last[c]], stage, self._again)
+            self._require_budget(clients)
+            self._last |= {str(client): max(round, last[client]) for client in clients}
+            content = {"last": self._last, "accounts": json.loads(self._accounting.to_json())}
+            files.write_private(self._folder / _FILE, json.dumps(content).encode())
+
+    def _read(self) -> None:
+        path = self._folder / _FILE
+        if not path.exists():
+            return
+        found = files.parse_json(files.read_text(path), path)
+        self._last = found["last"]
+        self._accounting.restore(json.dumps(found["accounts"]))
+        self._again.ledgers = self._accounting.ledgers
+
+    @staticmethod
+    def _charge(clients: Sequence[int], stage: int, accounting: PrivacyAccounting) -> None:
         ids = np.asarray(clients, np.int32)[None]
         fates = np.full(ids.shape, Fate.CONTRIBUTED, np.int8)
         whole: list[np.ndarray] = [np.zeros(1, np.int32), np.array([stage]), np.ones(1, bool)]
-        self._accounting.charge(RoundRecord(ids, fates, *whole))  # type: ignore[arg-type]
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        unfinished = self._path.with_suffix(".unfinished")
-        with unfinished.open("w", encoding="utf-8") as file:
-            file.write(self._accounting.to_json())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, self._path)
+        accounting.charge(RoundRecord(ids, fates, *whole))  # type: ignore[arg-type]
+
+    def _require_budget(self, clients: Sequence[int]) -> None:
+        if self._budget is None:
+            return
+        spent = self._accounting.epsilon({"record": self._budget.dp_delta})["record"]
+        budget = np.broadcast_to(np.asarray(self._budget.epsilon, np.float64), spent.shape)
+        for client in clients:
+            rule = f"be at most {budget[client]:.6g}, over all rounds in {self._folder / _FILE}"
+            fits = spent[client] <= budget[client] * (1 + _SLACK)
+            checks.require(fits, f"ε of the records of client {client}", rule, spent[client])
 
     def epsilon(self, dp_delta: float) -> list[float]:
         """Computes ε of each client of this node, in their order."""

@@ -21,7 +21,7 @@ from fedjax_dp.engine.cohort import Examples
 from fedjax_dp.engine.population import Population, examples_of, population_of
 from fedjax_dp.engine.sides import Received, Work, client_side
 from fedjax_dp.flower.agreement import KEYS, SHARES, UNMASK, Agreement, with_seeds
-from fedjax_dp.flower.ledger import NodeLedger
+from fedjax_dp.flower.ledger import Budget, NodeLedger
 from fedjax_dp.flower.packets import Packet, arrays_of, packet_of, tree_of
 from fedjax_dp.flower.plan import Plan, Shapes, require_same
 from fedjax_dp.flower.rows import Rows, RowsInContext, RowsOnDisk
@@ -61,9 +61,21 @@ class Node(NamedTuple):
     script: Script | None = None
 
 
+class Terms(NamedTuple):
+    """What a node requires of the rounds that it plays, besides its algorithm.
+
+    Attributes:
+      budget: of the records of its clients; a round that would exceed it is refused. None for no
+        bound.
+    """
+
+    budget: Budget | None = None
+
+
 def client_app(
     build: Callable[[Node, Population], FederatedAlgorithm],
     data: Callable[[Context], Node],
+    terms: Callable[[Node, Population], Terms] = lambda node, population: Terms(),
 ) -> ClientApp:
     """Builds the app that runs on a node.
 
@@ -84,15 +96,17 @@ def client_app(
       build: `(node, population) -> FederatedAlgorithm`, the same that the server has; `population`
         has the sizes of all clients, as the server sent them, and the shapes of this node.
       data: `(context) -> Node`, the clients of this node; read anew for each message.
+      terms: `(node, population) -> Terms`, what this node requires besides; nothing by default.
 
     Returns:
       The app, without mods: those of Flower clip and add noise to parameters, not to updates.
 
     Raises:
       ValueError: in an error reply, for unknown keys, a plan that differs from the server's, a
-        client state that was lost, or privacy of records without a folder for its ledger.
+        client state that was lost, privacy of records without a folder for its ledger, or a round
+        that exceeds their budget.
     """
-    app, kept = ClientApp(), _Kept(build)
+    app, kept = ClientApp(), _Kept(build, terms)
 
     def reply(packet: Packet, message: Message) -> Message:
         return Message(packet.record(), reply_to=message)
@@ -126,7 +140,7 @@ def client_app(
         # Before the work: a crash can only charge too much.
         ledger = kept.ledger(node, packet.facts)
         if ledger is not None:
-            ledger.charge(packet.facts["clients"], packet.facts["stage"])
+            ledger.charge(*(packet.facts[name] for name in ("clients", "round", "stage")))
         return reply(kept.train(node, packet, rows, seeds), message)
 
     def step(play: Callable[[Agreement, Packet], Packet]) -> Callable[[Message, Context], Message]:
@@ -178,11 +192,19 @@ def sizes_of(node: Node) -> dict[str, list[int]]:
 class _Kept:
     """What a node's process computes once: the algorithm, its plan, its compiled round."""
 
-    def __init__(self, build: Callable[[Node, Population], FederatedAlgorithm]):
-        self._build, self._plans = build, dict[str, Plan]()
+    def __init__(
+        self,
+        build: Callable[[Node, Population], FederatedAlgorithm],
+        terms: Callable[[Node, Population], Terms],
+    ):
+        self._build, self._terms = build, terms
+        self._plans = dict[str, tuple[Plan, Terms]]()
 
     def plan(self, node: Node, facts: Mapping[str, Any]) -> Plan:
         """Makes the plan of the server's public facts and this node's data."""
+        return self._planned(node, facts)[0]
+
+    def _planned(self, node: Node, facts: Mapping[str, Any]) -> tuple[Plan, Terms]:
         sizes = [facts[name] for name in sizes_of(node)]
         key = json.dumps([node.kind, *sizes])
         if key not in self._plans:
@@ -192,7 +214,8 @@ class _Kept:
             if len(second):
                 validation = Population(second, own.structure)
             population = Population(first, own.structure, validation)
-            self._plans[key] = Plan(self._build(node, population), population)
+            plan = Plan(self._build(node, population), population)
+            self._plans[key] = plan, self._terms(node, population)
         return self._plans[key]
 
     def require(self, node: Node, facts: Mapping[str, Any]) -> None:
@@ -209,7 +232,8 @@ class _Kept:
         checks.require(node.state_dir is not None, "state_dir", rule, node.state_dir)
         assert node.state_dir is not None
         folder = pathlib.Path(node.state_dir)
-        return NodeLedger(plan, node.clients, node.train.sizes.tolist(), folder)
+        budget = self._planned(node, facts)[1].budget
+        return NodeLedger(plan, node.clients, node.train.sizes.tolist(), folder, budget)
 
     def agreement(self, node: Node, facts: Mapping[str, Any], context: Context) -> Agreement | None:
         """Returns the node's part in an agreement on masks; None where there is none."""
@@ -227,6 +251,8 @@ class _Kept:
             checks.require(is_same, f"client {client}", rule, facts["sizes"][client])
         others = sorted(set(facts.get("clients", ())) - set(node.clients))
         checks.require(not others, "clients", f"be of {list(node.clients)}", others)
+        drawn = list(facts.get("clients", ()))
+        checks.require(len(set(drawn)) == len(drawn), "clients", "differ", drawn)
         return plan
 
     def train(

@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import Context
 
 from fedjax_dp.core import checks, files
-from fedjax_dp.flower.exchange import EVERY, FOLDER, Exchange, decoded, encoded, is_open, write
+from fedjax_dp.flower.exchange import EVERY, FOLDER, Exchange, decoded, encoded, is_open
 
 
 class Project:
@@ -92,7 +92,7 @@ class Project:
         content = self._exchange.model(round)
         self._pulled = self.current_round if round is None else round
         if file is not None:
-            write(pathlib.Path(file), content)
+            files.write_private(file, content)
         return decoded(content)
 
     def push(

@@ -1,13 +1,14 @@
 """Client states on a node: each as of the round that changed it last."""
 
-import os
 import pathlib
 from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
+
+from fedjax_dp.core import files
 
 
 class Rows(Protocol):
@@ -40,9 +41,8 @@ class RowsOnDisk:
     def write(self, client: int, round: int, arrays: Mapping[str, np.ndarray], last: int) -> None:
         """Writes a client's state after a round; deletes all others but that of round `last`."""
         path = self._folder / f"client-{client}-round-{round}.safetensors"
-        unfinished = path.with_suffix(".unfinished")
-        save_file({name: np.asarray(x, order="C") for name, x in arrays.items()}, unfinished)
-        os.replace(unfinished, path)
+        content = save({name: np.asarray(x, order="C") for name, x in arrays.items()})
+        files.write_private(path, content)
         for old, place in self._of(client).items():
             if old not in (round, last):
                 place.unlink()

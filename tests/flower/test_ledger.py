@@ -2,6 +2,7 @@
 
 import itertools
 
+import jax
 import numpy as np
 import pytest
 from cases import CASES
@@ -9,12 +10,19 @@ from federations import NODES, deploy, key
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 from marks import telling
-from small_problem import ROUNDS
+from small_problem import NUM_CLIENTS, NUM_FEATURES, ROUNDS, SIZES, make_data, make_model
 
-from fedjax_dp.engine import PrivacyAccounting
-from fedjax_dp.flower import GridNodes
+from fedjax_dp.algorithms import warm_start_averaging
+from fedjax_dp.clients import LocalConfig, dp_sgd_trainer
+from fedjax_dp.data import FederatedData, full_participation
+from fedjax_dp.engine import PrivacyAccounting, population_of
+from fedjax_dp.flower import Budget, GridNodes
+from fedjax_dp.flower.ledger import NodeLedger
 from fedjax_dp.flower.packets import Packet
+from fedjax_dp.flower.plan import Plan
 from fedjax_dp.flower.testing import InProcess
+from fedjax_dp.models import logistic_regression
+from fedjax_dp.privacy.claims import OnceClaim
 
 DELTA = 1e-3
 
@@ -112,3 +120,65 @@ def test_a_node_claims_for_its_own_clients_alone():
     reached = reached_by(others)
     expected = {client: CLAIM for client in range(5)}
     assert reached.claims(DELTA) == expected | {5: {"epsilon": 0.5, "releases": 0}}
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return Plan(CASES["dp_sgd"].make(make_model()), population_of(make_data()))
+
+
+def ledger_of(plan, folder, budget=None, clients=(0, 2)):
+    return NodeLedger(plan, clients, [SIZES[client] for client in clients], folder, budget)
+
+
+def test_two_processes_charge_both_of_their_rounds_to_a_file_of_its_owner(plan, tmp_path):
+    one, other = (ledger_of(plan, tmp_path) for _ in range(2))
+    one.charge([0, 2], 0, 0)
+    single = one.num_releases()
+    other.charge([0, 2], 1, 0)
+    assert ledger_of(plan, tmp_path).num_releases() == [2 * each for each in single]
+    (path,) = tmp_path.glob("*.json")
+    assert path.stat().st_mode & 0o077 == 0
+    assert {each.name for each in tmp_path.iterdir()} <= {"ledger.json", "ledger.lock"}
+
+
+def test_a_round_that_exceeds_the_budget_is_refused_and_not_charged(plan, tmp_path):
+    free = ledger_of(plan, tmp_path / "free")
+    for round in range(2):
+        free.charge([0, 2], round, 0)
+    spent = free.epsilon(DELTA)
+    # The first client can afford two rounds, the other one.
+    each = np.full(plan.num_clients, spent[0])
+    each[2] = 0.9 * spent[1]
+    bounded = ledger_of(plan, tmp_path / "bounded", Budget(each, DELTA))
+    bounded.charge([0, 2], 0, 0)
+    before = ledger_of(plan, tmp_path / "bounded").num_releases()
+    with pytest.raises(ValueError, match=r"ε of the records of client 2 must be at most .*ledger"):
+        bounded.charge([0, 2], 1, 0)
+    assert ledger_of(plan, tmp_path / "bounded").num_releases() == before
+    bounded.charge([0], 1, 0)
+    with pytest.raises(ValueError, match="ε of the records of client 0"):
+        bounded.charge([0], 2, 0)
+
+
+def test_a_round_that_is_asked_for_again_is_charged_where_each_record_is_read_once(tmp_path):
+    config = LocalConfig(
+        learning_rate=1.0, batch_size=1, num_steps=2, clip_norm=1.0, noise_multiplier=1.0
+    )
+    whole = full_participation()._replace(name="full_batch")
+    shape = jax.ShapeDtypeStruct((NUM_FEATURES,), np.float32)
+    model = logistic_regression(shape, 2, gradient_bound=1.0)
+    trainer = dp_sgd_trainer(model, config, sampler=whole)
+    rows = {"rows_per_round": 2, "regularizer": 0.3}
+    algorithm = warm_start_averaging(model, trainer, num_clients=NUM_CLIENTS, **rows)
+    data = make_data()
+    arrays = {"x": data.examples["x"], "y": np.asarray(data.examples["y"], np.int32)}
+    plan = Plan(algorithm, population_of(FederatedData(arrays, data.offsets)))
+    assert isinstance(algorithm.claims.record, OnceClaim)
+    counts = []
+    for round in (0, 1, 2, 1, 3, -1):
+        ledger_of(plan, tmp_path, clients=(2,)).charge([2], round, 0)
+        counts += ledger_of(plan, tmp_path, clients=(2,)).num_releases()
+    once = counts[0]
+    assert once > 0
+    assert counts == [once, once, once, 2 * once, 2 * once, 3 * once]

@@ -29,6 +29,13 @@ def test_the_row_that_counted_last_and_the_newest_stay(rows):
     assert rows.read(3, 2) is None and rows.read(3, 9)["own/0"].shape == ()
 
 
+def test_states_on_the_disk_are_for_their_owner_alone(tmp_path):
+    # Whatever made the folder, it may be open to others.
+    tmp_path.chmod(0o755)
+    RowsOnDisk(tmp_path).write(3, 1, {"own/0": np.float32(1)}, 0)
+    assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [0o600]
+
+
 def restarted(there):
     for context in there.grid.contexts.values():
         context.state = RecordDict()
