@@ -116,8 +116,8 @@ class OnFlower:
           experiment: as it was assembled to be simulated.
 
         Returns:
-          The experiment with another simulation. Personal models, which stay on their nodes, are
-          not evaluated; the shared model is, if there is one.
+          The experiment with another simulation, and a checkpoint of every round. Personal models,
+          which stay on their nodes, are not evaluated; the shared model is, if there is one.
 
         Raises:
           ValueError: as `deployed`; or if privacy is claimed, and nodes that draw keys of their own
@@ -136,8 +136,13 @@ class OnFlower:
         if self._keys == "device" and (masks := stated.get("secure_aggregation")):
             # All masks are made, whatever a simulation leaves out.
             stated["secure_aggregation"] = {**masks, "form": "masked", "keys": "between_nodes"}
+        # Saved before its aggregate leaves with the next round, a round is released once.
+        section = experiment.config.run.model_copy(update={"checkpoint_every": 1})
+        config = experiment.config.model_copy(update={"run": section})
         evaluator = of_shared(experiment.evaluator)
-        return experiment._replace(simulation=there, stated=stated, evaluator=evaluator)
+        return experiment._replace(
+            config=config, simulation=there, stated=stated, evaluator=evaluator
+        )
 
     def open(self, folder: pathlib.Path) -> Sequence[RoundRecord]:
         """Opens the journal of a run.

@@ -98,7 +98,8 @@ def deployed(
 
     Guarantee: the root key never leaves the server; nodes get the public key of a round alone, and
     with parity keys their own. A round is in the journal before a message of it leaves. A round
-    that is played again has fresh noise; with parity keys only after its aggregate was sent.
+    that is played again has fresh noise and, where secret cohorts amplify privacy, another cohort;
+    with parity keys only after its aggregate was sent. Correlated noise is released once.
     Messages of `secure.masked` are under masks that clients agree on in each round, between their
     nodes: against a server that is honest but curious, carries the public keys between them, and
     has at most `graph.colluders` of the clients on its side, each message is uniform. Parity keys
@@ -244,15 +245,13 @@ class _Server:
     def _play(
         self, state: SimulationState, key: PRNGKey, hyper: Hyper
     ) -> tuple[SimulationState, RoundRecord, RoundInfo]:
-        places = self._nodes.clients(self._question)
-        drawn = self._drawn(state, key, hyper, places)
+        number, places = int(state.round), self._nodes.clients(self._question)
+        repeats = self._repeats(number)
+        # Amplification counts on a cohort of its own for each release.
+        is_secret = self._federation.participation.sampler.charges_all
+        drawn = self._drawn(state, _again(key, repeats * is_secret), hyper, places)
         record = _record(drawn, hyper)
-        number, repeats = int(state.round), 0
         if self._journal is not None:
-            # The bits of an interrupted run are those of a whole one with parity keys alone.
-            is_parity = self._keys == "parity"
-            counted = self._journal.num_released if is_parity else self._journal.num_attempts
-            repeats = counted(number)
             self._journal.append(number, record)
         wire = _Wire()
         masking = set_up = seeds = None
@@ -276,9 +275,7 @@ class _Server:
             warnings.warn(f"round {number} is lost: fewer have replied than {rule}", stacklevel=2)
             total = jax.tree.map(np.zeros_like, total)
             fate = np.where(np.isin(fate, _SENT), Fate.LATE, fate).astype(np.int8)
-        private_key = fold(key, Purpose.CENTRAL_NOISE, number)
-        if repeats:
-            private_key = fold(private_key, Purpose.RUN, repeats)
+        private_key = _again(fold(key, Purpose.CENTRAL_NOISE, number), repeats)
         closed = self._close(
             seeds,
             state.server,
@@ -302,6 +299,20 @@ class _Server:
             of_round["is_abandoned"] = np.float32(is_abandoned)
         info = self._info(closed, fate, of_round)
         return after, record._replace(fate=_one(fate)), info
+
+    def _repeats(self, number: int) -> int:
+        """Counts the earlier attempts of a round that its draws must not repeat."""
+        if self._journal is None:
+            return 0
+        released, claim = self._journal.num_released(number), self._federation.claims.client
+        rule = (
+            "be released once, since correlated noise would share columns with the first release; "
+            "nearest valid choices: the newest checkpoint, restored from a copy, or a new run"
+        )
+        is_fresh = claim is None or claim.min_separation == 1
+        checks.require(is_fresh or not released, f"round {number}", rule, "a second time")
+        # The bits of an interrupted run are those of a whole one with parity keys alone.
+        return released if self._keys == "parity" else self._journal.num_attempts(number)
 
     def _agree(
         self, number: int, wire: "_Wire", step: str, packets: Mapping[int, Packet]
@@ -484,6 +495,11 @@ class _Server:
 def _closed(algorithm: FederatedAlgorithm, seeds: SeedTable | None, *of_round: Any) -> Closed:
     """Plays the server's side, with the seeds of masks that clients have agreed on."""
     return server_side(algorithm if seeds is None else with_seeds(algorithm, seeds), *of_round)
+
+
+def _again(key: PRNGKey, repeats: int) -> PRNGKey:
+    """Returns the key of a round that was played so many times before."""
+    return fold(key, Purpose.RUN, repeats) if repeats else key
 
 
 def _words(key: PRNGKey) -> np.ndarray:

@@ -1,6 +1,7 @@
 """An experiment on nodes: the run folder, ε and statement of a simulation, also after a crash."""
 
 import json
+import shutil
 import time
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import pytest
 from marks import slow, telling
 from test_scripts import script_of
 
-from fedjax_dp.experiment import evaluate_run, load_config, load_run, run
+from fedjax_dp.experiment import Watcher, evaluate_run, load_config, load_run, run
 from fedjax_dp.experiment.reading.config_files import to_toml
 from fedjax_dp.flower import client_app_of, project, run_on, write_app
 from fedjax_dp.flower.exchange import FOLDER, Exchange
@@ -50,6 +51,10 @@ def grid_of(app, change=lambda sent, reply: [reply], keys="parity"):
         for i in range(NUM_NODES)
     }
     return InProcess(app, nodes, change)
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().split("\n") if line]
 
 
 def params_of(folder):
@@ -133,6 +138,45 @@ def test_a_server_that_crashed_resumes_to_the_same_bits_and_charges_the_lost_rou
         np.testing.assert_array_equal(x, y)
     # Four rounds were sent, one of them twice.
     assert outcome.summary["epsilon"] > whole[0].summary["epsilon"]
+
+
+class CrashAfter(Watcher):
+    """Ends the server's process after a round, before it is saved."""
+
+    def __init__(self, rounds):
+        self._rounds = rounds
+
+    def done(self, rounds, row):
+        if rounds == self._rounds:
+            raise Crash
+
+
+@pytest.fixture(scope="module")
+def small():
+    """An experiment without a node, which is compiled for none."""
+    words = ["--model.name", "logistic_regression", "--run.plots", "false", "--run.rounds", "2"]
+    return load_config(None, [*WORDS, *SECRET, *words, "--run.checkpoint_every", "10"])
+
+
+@pytest.fixture(scope="module")
+def crashed(small, tmp_path_factory):
+    """The folder of a run whose server crashed after the last round, before it was saved."""
+    folder = tmp_path_factory.mktemp("crashed") / "run"
+    with pytest.raises(Crash):
+        run_on(InProcess(None, {}), small, folder, CrashAfter(2))
+    return folder
+
+
+def test_each_round_is_saved_before_the_next_and_one_that_is_played_again_draws_anew(
+    crashed, small, tmp_path
+):
+    shutil.copytree(crashed, folder := tmp_path / "run")
+    outcome = run_on(InProcess(None, {}), small, folder)
+    sent = lines_of(folder / "checkpoint" / "sent.jsonl")
+    assert [line["round"] for line in sent] == [0, 1, 1]
+    # Cohorts are equal by chance once in a million runs.
+    assert sent[1]["clients"] != sent[2]["clients"]
+    assert outcome.summary["rounds"] == 2
 
 
 @telling

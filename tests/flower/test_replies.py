@@ -182,12 +182,13 @@ def test_a_round_that_is_played_again_has_fresh_noise(tmp_path):
     assert all(np.all(x == y) for x, y in only_noise("parity"))
 
 
-def mean_of_all_shares():
-    """A mean whose claim counts on the noise of all clients; here no noise is added."""
+def claiming(**more):
+    """FedAvg with a claim, without its noise; and the population of its clients."""
     sensitivity, event = sensitivity_of_sum(0.5), GaussianDpEvent(4.0)
-    least = {"min_participants": NUM_CLIENTS}
-    claim = ClientClaim(lambda state, numbers: sensitivity, lambda numbers: event, **least)
-    return weighted_mean()._replace(claim=claim)
+    claim = ClientClaim(lambda state, numbers: sensitivity, lambda numbers: event, **more)
+    mean = weighted_mean()._replace(claim=claim)
+    algorithm = fedavg(make_model(), plain_trainer(make_model()), aggregator=mean)
+    return algorithm, population_of(make_data())
 
 
 class Ones:
@@ -211,8 +212,7 @@ class Ones:
 
 
 def test_messages_without_all_shares_of_the_noise_are_not_used():
-    model, population = make_model(), population_of(make_data())
-    algorithm = fedavg(model, plain_trainer(model), aggregator=mean_of_all_shares())
+    algorithm, population = claiming(min_participants=NUM_CLIENTS)
     everyone = participation(sampling.full_participation(), NUM_CLIENTS)
     nodes = Ones(Plan(algorithm, population).shapes.sent)
     simulated = deployed(federation_of(algorithm, population, everyone), nodes)
@@ -233,6 +233,20 @@ def test_messages_without_all_shares_of_the_noise_are_not_used():
     with pytest.warns(UserWarning, match="round 0 is lost"):
         assert play() == (True, {Fate.UNANNOUNCED}, [1])
     assert not nodes.asked
+
+
+def test_correlated_noise_is_released_once(tmp_path):
+    algorithm, population = claiming(min_separation=2)
+    halves = participation(sampling.cyclic(), NUM_CLIENTS, NUM_CLIENTS // 2)
+    bound = federation_of(algorithm, population, halves)
+    journal = JournalFile(tmp_path / "sent.jsonl")
+    simulated = deployed(bound, Ones({}), journal=journal)
+    start = simulated.init(key())
+    none = RoundRecord(*(np.zeros((1, 1), int) for _ in RoundRecord._fields))
+    for number in (0, 1):
+        journal.append(number, none)
+    with pytest.raises(ValueError, match="round 0 must be released once, since correlated noise"):
+        simulated.run(start, key(), 1)
 
 
 @pytest.fixture(scope="module")
