@@ -18,6 +18,7 @@ from fedjax_dp.engine.population import Population as Sizes
 from fedjax_dp.engine.record import RoundRecord
 from fedjax_dp.experiment.assembly.assemble import Parts, parts_of
 from fedjax_dp.experiment.assembly.own_data import (
+    FILE_OPTIONS,
     Registered,
     own_population,
     population_without_records,
@@ -50,6 +51,8 @@ from fedjax_dp.flower.server import deployed
 from fedjax_dp.io.logbook import write_json
 
 Scores = Literal["none", "exact"]
+# The sections that a client's round depends on.
+_ALIKE = ("model", "algorithm", "training", "participation", "secure_aggregation", "privacy")
 # By which the ε of a node may exceed that of the server by rounding.
 _SLACK = 1e-9
 
@@ -131,7 +134,10 @@ class OnFlower:
         sizes, timeout = federation.population.sizes, self._timeout
         scores = self._journal.report if self._scores == "exact" else None
         self.nodes = GridNodes(self._grid, sizes=sizes, timeout=timeout, scores=scores)
-        there = deployed(federation, self.nodes, keys=self._keys, journal=self._journal)
+        described = described_by(experiment.config)
+        there = deployed(
+            federation, self.nodes, keys=self._keys, journal=self._journal, described=described
+        )
         stated = {**experiment.stated, "deployment": {"keys": self._keys, "scores": self._scores}}
         if self._keys == "device" and (masks := stated.get("secure_aggregation")):
             # All masks are made, whatever a simulation leaves out.
@@ -334,8 +340,25 @@ def client_app_of(path: str | pathlib.Path) -> ClientApp:
     return client_app(
         lambda *of_node: parts_for(*of_node).algorithm,
         data,
-        lambda *of_node: Terms(budget_of(parts_for(*of_node).config)),
+        lambda *of_node: terms_of(parts_for(*of_node).config),
     )
+
+
+def terms_of(config: Config) -> Terms:
+    """Returns what a node that plays an experiment requires."""
+    return Terms(budget_of(config), described_by(config))
+
+
+def described_by(config: Config) -> dict[str, str]:
+    """Describes what server and nodes must have alike, by section of the configuration."""
+    data = {**config.data.model_dump(mode="json"), "data_dir": None}
+    # Files are where each machine has them.
+    data["options"] = {n: x for n, x in data["options"].items() if n not in FILE_OPTIONS}
+    sections = {name: getattr(config, name).model_dump(mode="json") for name in _ALIKE}
+    return {
+        f"section {name}": json.dumps(section, sort_keys=True)
+        for name, section in {**sections, "data": data}.items()
+    }
 
 
 def budget_of(config: Config) -> Budget | None:

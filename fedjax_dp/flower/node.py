@@ -67,9 +67,12 @@ class Terms(NamedTuple):
     Attributes:
       budget: of the records of its clients; a round that would exceed it is refused. None for no
         bound.
+      described: what neither numbers nor shapes of the algorithm show, by name; the server must
+        have it alike.
     """
 
     budget: Budget | None = None
+    described: Mapping[str, str] = {}
 
 
 def client_app(
@@ -214,8 +217,9 @@ class _Kept:
             if len(second):
                 validation = Population(second, own.structure)
             population = Population(first, own.structure, validation)
-            plan = Plan(self._build(node, population), population)
-            self._plans[key] = plan, self._terms(node, population)
+            terms = self._terms(node, population)
+            algorithm = self._build(node, population)
+            self._plans[key] = Plan(algorithm, population, terms.described), terms
         return self._plans[key]
 
     def require(self, node: Node, facts: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +18,12 @@ from fedjax_dp.core.versions import libraries
 from fedjax_dp.engine.cohort import traced, typed
 from fedjax_dp.engine.facts import Facts
 from fedjax_dp.engine.population import Population
+from fedjax_dp.privacy.events import to_dict
 from fedjax_dp.server.base import Roster
 from fedjax_dp.server.secure.aggregator import masks_of
 
 # Libraries whose versions change the bits of a round.
-_VERSIONS = ("fedjax-dp", "jax")
+_VERSIONS = ("fedjax-dp", "jax", "jaxlib", "optax", "flax")
 
 
 class Plan:
@@ -41,8 +42,13 @@ class Plan:
       reads_roster: whether what a client sends depends on the cohort, which it then has to learn.
     """
 
-    def __init__(self, algorithm: FederatedAlgorithm, population: Population) -> None:
-        """Traces one client's round."""
+    def __init__(
+        self,
+        algorithm: FederatedAlgorithm,
+        population: Population,
+        described: Mapping[str, str] = {},
+    ) -> None:
+        """Traces one client's round; `described` is what neither numbers nor shapes show."""
         self.algorithm, self.num_clients = algorithm, population.num_clients
         self.hyper = jax.tree.map(jnp.asarray, traced(algorithm, typed(algorithm.hyper)))
         self.structure, second = population.structure, population.validation
@@ -62,7 +68,7 @@ class Plan:
             known = jax.eval_shape(states.known, own)
         self.shapes = Shapes(message, facts.down[1], own, known, sent)
         self.reads_roster = any(marks_reaching(closed))
-        self.described = self._described()
+        self.described = {**self._described(), **described}
         text = json.dumps(self.described, sort_keys=True)
         self.digest = hashlib.sha256(text.encode()).hexdigest()
 
@@ -75,11 +81,31 @@ class Plan:
             "clients": str(self.num_clients),
             "limit": f"{self.limit} and {self.validation_limit}",
             "privacy units": ", ".join(units),
+            "privacy of a round": self._events(),
             "numbers": _shown(self.hyper),
             "masks": "" if masks is None else f"{masks.graph} {masks.encoding}",
             **{f"shapes of {name}": _kinds(part) for name, part in self.shapes._asdict().items()},
             **{name: libraries().get(name, "") for name in _VERSIONS},
         }
+
+    def _events(self) -> str:
+        """Describes what a round of the first client costs, were it the largest."""
+        hyper = jax.tree.map(np.asarray, self.hyper)
+        local = jax.tree.map(lambda x: x if x.ndim == 0 else x[0], hyper.local)
+        of_client, of_records = self.algorithm.claims
+        found = [] if of_client is None else [of_client.event(hyper.aggregator)]
+        for event in () if of_records is None else of_records.events:
+            found.append(event(self.limit, hyper._replace(local=local)))
+        return " and ".join(json.dumps(_shortened(to_dict(event))) for event in found)
+
+
+def _shortened(value: Any) -> Any:
+    """Rounds numbers, whose last digits depend on the machine."""
+    if isinstance(value, Mapping):
+        return {name: _shortened(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_shortened(each) for each in value]
+    return f"{value:.6g}" if isinstance(value, float) else value
 
 
 class Shapes(NamedTuple):

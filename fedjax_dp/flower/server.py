@@ -87,6 +87,7 @@ def deployed(
     *,
     keys: Keys = "device",
     journal: Journal | None = None,
+    described: Mapping[str, str] = {},
 ) -> Simulation:
     """Plays the rounds of a federation on nodes instead of a compiled program.
 
@@ -110,6 +111,7 @@ def deployed(
       nodes: the nodes.
       keys: "device" or "parity", as for `client_app`.
       journal: the rounds that were sent; None to write none.
+      described: what neither numbers nor shapes of the algorithm show, by name, as in `Terms`.
 
     Returns:
       The simulation; it holds one layout, of chunks of one client.
@@ -123,7 +125,7 @@ def deployed(
     checks.one_of("keys", keys, get_args(Keys))
     _require_deployable(federation)
     _require_masks(federation, keys)
-    server = _Server(federation, nodes, keys, journal)
+    server = _Server(federation, nodes, keys, journal, described)
     return Simulation(
         init=server.init,
         run=server.run,
@@ -191,7 +193,12 @@ class _Server:
     """Plays rounds on nodes."""
 
     def __init__(
-        self, federation: Federation, nodes: Nodes, keys: str, journal: Journal | None
+        self,
+        federation: Federation,
+        nodes: Nodes,
+        keys: str,
+        journal: Journal | None,
+        described: Mapping[str, str],
     ) -> None:
         self._federation, self._nodes, self._keys, self._journal = federation, nodes, keys, journal
         algorithm, population = federation.algorithm, federation.population
@@ -205,7 +212,7 @@ class _Server:
             "sizes": population.sizes.tolist(),
             "validation sizes": [] if second is None else second.sizes.tolist(),
         }
-        self._plan = plan = Plan(algorithm, population)
+        self._plan = plan = Plan(algorithm, population, described)
         texts = {"plan names": list(plan.described), "plan texts": list(plan.described.values())}
         self._facts = {**sizes, "digest": plan.digest}
         self._question = Packet({**self._facts, **texts})

@@ -10,7 +10,8 @@ import pytest
 
 from fedjax_dp.experiment import load_config
 from fedjax_dp.flower import write_app
-from fedjax_dp.flower.apps import clients_of, script_of
+from fedjax_dp.flower.apps import clients_of, script_of, terms_of
+from fedjax_dp.flower.plan import require_same
 
 yaml = pytest.importorskip("yaml")
 WORDS = ["--run.name", "A trial, 2", "--run.secret", "true"]
@@ -123,3 +124,23 @@ def test_a_node_config_says_that_a_script_trains():
         script_of({"training": "script"}, 5)
     with pytest.raises(ValueError, match="node-config training must be one of package, script"):
         script_of({"training": "scripts", "state-dir": "/s"}, 5)
+
+
+def test_a_node_requires_the_budget_and_the_sections_of_its_configuration():
+    def of(*words):
+        return terms_of(load_config(None, ["--privacy.record.epsilon", "3", *words]))
+
+    own = of()
+    assert (own.budget.epsilon, own.budget.relation) == (3, "zero_out")
+    assert terms_of(load_config(None, ["--privacy.unit", "none"])).budget is None
+    # What does not change a client's round, and where files are.
+    files = ("--data.data_dir", "/data", "--run.rounds", "7", "--execution.clients_per_chunk", "1")
+    require_same(own.described, of(*files).described)
+    for words in (
+        ("--privacy.record.per_layer", "true"),
+        ("--training.sampler", "full_batch"),
+        ("--data.options.test_fraction", "0.3"),
+    ):
+        name = words[0].removeprefix("--").partition(".")[0]
+        with pytest.raises(ValueError, match=f"section {name} of the server must be"):
+            require_same(own.described, of(*words).described)

@@ -12,6 +12,7 @@ from small_problem import NUM_CLIENTS, ROUNDS, make_data, make_model, plain_trai
 
 from fedjax_dp import algorithms
 from fedjax_dp.algorithms.base import FinishForAll
+from fedjax_dp.clients import LocalConfig, dp_sgd_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine import (
     anderson,
@@ -25,7 +26,7 @@ from fedjax_dp.flower.plan import Plan, require_same
 from fedjax_dp.server import secure
 from fedjax_dp.server.fixed_point import fixed_point
 from fedjax_dp.server.mean import weighted_mean
-from fedjax_dp.server.private import gaussian_mean
+from fedjax_dp.server.private import gaussian_mean, laplace_mean
 
 
 class NoNodes:
@@ -94,6 +95,26 @@ def test_masks_of_another_graph_are_another_plan():
     assert one.digest != other.digest
     with pytest.raises(ValueError, match="masks of the server must be"):
         require_same(one.described, other.described)
+
+
+def test_plans_whose_rounds_cost_otherwise_differ():
+    model, population = make_model(), population_of(make_data())
+    settings = LocalConfig(
+        learning_rate=0.3, batch_size=4, num_steps=2, clip_norm=1.0, noise_multiplier=1.0
+    )
+
+    def described(mean=None, sampler=sampling.poisson):
+        if mean is not None:
+            algorithm = algorithms.dp_fedavg(model, plain_trainer(model), aggregator=mean)
+        else:
+            trainer = dp_sgd_trainer(model, settings, sampler=sampler())
+            algorithm = algorithms.fedavg(model, trainer)
+        return Plan(algorithm, population).described
+
+    with pytest.raises(ValueError, match=r"privacy of a round of the server must be .*Gaussian"):
+        require_same(described(gaussian_mean(0.5, 2.0, 6.0)), described(laplace_mean(0.5, 2.0, 6)))
+    with pytest.raises(ValueError, match=r"privacy of a round of the server must be .*Sampled"):
+        require_same(described(), described(sampler=sampling.full_participation))
 
 
 class Masked:

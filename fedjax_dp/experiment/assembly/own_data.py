@@ -18,7 +18,7 @@ from fedjax_dp.experiment.components.experiment import Population
 from fedjax_dp.experiment.schema.config import Config
 
 # The options of a data set that name its files.
-_PATH, _TEST = "path", "test_path"
+FILE_OPTIONS = _PATH, _TEST = "path", "test_path"
 
 
 class Registered(NamedTuple):
