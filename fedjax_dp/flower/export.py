@@ -47,7 +47,7 @@ services:
       FLWR_TELEMETRY_ENABLED: "0"
       FLWR_DISABLE_UPDATE_CHECK: "1"
       JAX_COMPILATION_CACHE_DIR: /tmp/programs
-    ports: ["8000:8000"]
+    ports: ["127.0.0.1:8000:8000"]
     volumes: ["runs:{output}"]
 {nodes}volumes:
   runs:

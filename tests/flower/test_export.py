@@ -71,6 +71,8 @@ def test_the_compose_file_has_a_server_and_three_nodes(app):
     services = yaml.safe_load((app[0] / "compose.yaml").read_text())["services"]
     nodes = [each for name, each in services.items() if name.startswith("node")]
     assert len(nodes) == 3 and "server" in services
+    # Nothing authenticates a node of a trial.
+    assert services["server"]["ports"] == ["127.0.0.1:8000:8000"]
     held = [clients_of(_node_config(each["command"]), 10) for each in nodes]
     assert sorted(itertools.chain(*held)) == list(range(10))
     assert all(each["build"]["args"]["BASE"] == "supernode" for each in nodes)
