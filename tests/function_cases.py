@@ -661,7 +661,7 @@ SPECIAL: dict[str, Case] = {
             ),
             (
                 flower,
-                "GridNodes JournalFile OnFlower client_app client_app_of deployed project run_on "
+                "GridNodes OnFlower client_app client_app_of deployed project run_on "
                 "server_app_of write_app",
             ),
         )

@@ -40,7 +40,6 @@ from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.flower.exchange import FOLDER
 from fedjax_dp.flower.export import require_secret_root
 from fedjax_dp.flower.grid import GridNodes
-from fedjax_dp.flower.journal import JournalFile
 from fedjax_dp.flower.ledger import Budget
 from fedjax_dp.flower.log import LoggedProgress, close
 from fedjax_dp.flower.node import Keys, Node, Terms, client_app
@@ -48,6 +47,7 @@ from fedjax_dp.flower.registration import registered
 from fedjax_dp.flower.scores import SCORES_FILE, ScoresFile
 from fedjax_dp.flower.script import Script
 from fedjax_dp.flower.server import deployed
+from fedjax_dp.io.journal import JournalFile
 from fedjax_dp.io.logbook import write_json
 
 Scores = Literal["none", "exact"]
@@ -85,7 +85,7 @@ class OnFlower:
         """
         checks.one_of("scores", scores, get_args(Scores))
         self._grid, self._keys, self._timeout, self._scores = grid, keys, timeout, scores
-        self._own_data, self._journal = own_data, _Late()
+        self._own_data, self._journal, self._is_resumed = own_data, _Late(), False
         self._registered: Registered | None = None
 
     def population(self, config: Config, folder: pathlib.Path | None) -> Population | None:
@@ -101,6 +101,7 @@ class OnFlower:
         Raises:
           ValueError: if the experiment needs the clients' records, or data of nodes are not alike.
         """
+        self._is_resumed = folder is not None
         if not self._own_data:
             return None
         require_own_data(config)
@@ -150,18 +151,26 @@ class OnFlower:
             config=config, simulation=there, stated=stated, evaluator=evaluator
         )
 
-    def open(self, folder: pathlib.Path) -> Sequence[RoundRecord]:
+    def open(self, folder: pathlib.Path, rounds: int) -> Sequence[RoundRecord]:
         """Opens the journal of a run.
 
         Args:
           folder: the run folder.
+          rounds: those of its newest checkpoint.
 
         Returns:
           The records of all rounds that it has sent, in order.
+
+        Raises:
+          ValueError: if the journal of a run that is resumed is missing or damaged, or lacks one of
+            these rounds, which would not be charged then.
         """
         if self._registered is not None:
             self._registered.write(folder / CHECKPOINT_FOLDER / REGISTERED_FILE)
         self._journal.file = JournalFile(folder / CHECKPOINT_FOLDER / JOURNAL_FILE)
+        if not self._is_resumed:
+            self._journal.file.make()
+        self._journal.file.require(rounds)
         if self._scores == "exact":
             self._journal.scores = ScoresFile(folder / SCORES_FILE)
         return self._journal.file.records()

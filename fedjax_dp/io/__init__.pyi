@@ -5,6 +5,7 @@ from .client_plots import client_accuracies as client_accuracies
 from .client_plots import labels_by_client as labels_by_client
 from .clock_plots import accuracy_by_seconds as accuracy_by_seconds
 from .clock_plots import round_chart as round_chart
+from .journal import JournalFile as JournalFile
 from .logbook import Logbook as Logbook
 from .logbook import read_metrics as read_metrics
 from .logbook import write_json as write_json

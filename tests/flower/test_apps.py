@@ -11,7 +11,7 @@ import pytest
 from marks import slow, telling
 from test_scripts import script_of
 
-from fedjax_dp.experiment import Watcher, evaluate_run, load_config, load_run, run
+from fedjax_dp.experiment import Watcher, evaluate_run, load_config, load_run, report, resume, run
 from fedjax_dp.experiment.reading.config_files import to_toml
 from fedjax_dp.flower import client_app_of, project, run_on, write_app
 from fedjax_dp.flower.exchange import FOLDER, Exchange
@@ -177,6 +177,24 @@ def test_each_round_is_saved_before_the_next_and_one_that_is_played_again_draws_
     # Cohorts are equal by chance once in a million runs.
     assert sent[1]["clients"] != sent[2]["clients"]
     assert outcome.summary["rounds"] == 2
+
+
+def test_a_run_whose_journal_is_gone_is_not_resumed(crashed, small, tmp_path):
+    shutil.copytree(crashed, folder := tmp_path / "run")
+    (folder / "checkpoint" / "sent.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"sent\.jsonl must hold all 1 rounds"):
+        run_on(InProcess(None, {}), small, folder)
+
+
+def test_other_commands_know_a_deployed_run(crashed):
+    with pytest.raises(ValueError, match="the deployed run must be resumed where its rounds run"):
+        resume(crashed)
+    page = report(crashed, crashed.parent / "page.html").file.read_text()
+    assert f"flwr run with the output {crashed} resumes it" in page
+    # Both rounds were sent, and one was saved.
+    loaded = load_run(crashed)
+    assert int(loaded.state.round) == 1
+    assert loaded.accounting.ledgers["client"].num_compositions == [2]
 
 
 @telling

@@ -1,10 +1,11 @@
 """The journal: what was sent is on the disk before it is sent, and counted after a crash."""
 
 import numpy as np
+import pytest
 
 from fedjax_dp.engine import Fate
 from fedjax_dp.engine.record import RoundRecord
-from fedjax_dp.flower import JournalFile
+from fedjax_dp.io import JournalFile
 
 
 def record(clients):
@@ -30,15 +31,43 @@ def test_records_come_back_as_they_were(tmp_path):
     assert (tmp_path / "sent.jsonl").stat().st_mode & 0o077 == 0
 
 
-def test_a_line_that_was_cut_off_is_no_round_and_spoils_no_other(tmp_path):
+@pytest.mark.parametrize("cut", [1, 50, -1])
+def test_a_last_line_that_was_cut_off_is_no_round_and_is_replaced(tmp_path, cut):
     path = tmp_path / "sent.jsonl"
     JournalFile(path).append(0, record([3]))
     whole = path.read_text()
-    path.write_text(whole + whole[: len(whole) // 2])
+    path.write_text(whole + whole[:cut])
     journal = JournalFile(path)
     assert len(journal.records()) == 1
     journal.append(1, record([2]))
     assert [each.clients.tolist() for each in JournalFile(path).records()] == [[[3]], [[2]]]
+
+
+@pytest.mark.parametrize("damaged", ["{}", "[1]", '{"round": 0', "\xff"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_damaged_line_is_an_error_since_its_round_was_sent(tmp_path, place, damaged):
+    journal = JournalFile(path := tmp_path / "sent.jsonl")
+    for number in (0, 1):
+        journal.append(number, record([3]))
+    lines = path.read_text().splitlines()
+    lines[place] = damaged
+    path.write_text("\n".join([*lines, ""]))
+    with pytest.raises(ValueError, match=f"must be intact in line {place + 1}, to charge"):
+        JournalFile(path)
+
+
+def test_a_journal_without_the_rounds_of_a_checkpoint_is_an_error(tmp_path):
+    journal = JournalFile(tmp_path / "sent.jsonl")
+    with pytest.raises(ValueError, match=r"sent\.jsonl must hold all 0 rounds.*got None"):
+        journal.require(0)
+    journal.make()
+    assert journal.records() == [] and (tmp_path / "sent.jsonl").stat().st_mode & 0o077 == 0
+    journal.require(0)
+    for number in (0, 2):
+        journal.append(number, record([3]))
+    journal.require(1)
+    with pytest.raises(ValueError, match=r"must hold all 3 rounds.*got \[0, 2\]"):
+        JournalFile(tmp_path / "sent.jsonl").require(3)
 
 
 def test_attempts_whose_aggregate_was_sent_are_told_from_those_that_ended(tmp_path):

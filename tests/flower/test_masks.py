@@ -19,7 +19,6 @@ from fedjax_dp.experiment import load_config, run
 from fedjax_dp.experiment.reading.config_files import to_toml
 from fedjax_dp.flower import (
     GridNodes,
-    JournalFile,
     Node,
     Script,
     client_app,
@@ -30,6 +29,7 @@ from fedjax_dp.flower import (
 from fedjax_dp.flower.agreement import KEYS, SHARES, UNMASK
 from fedjax_dp.flower.exchange import FOLDER
 from fedjax_dp.flower.testing import InProcess
+from fedjax_dp.io import JournalFile
 from fedjax_dp.io.logbook import read_metrics
 from fedjax_dp.privacy.mechanisms.distributed import make_plan
 from fedjax_dp.server import secure

@@ -16,10 +16,11 @@ from fedjax_dp.data.participants import participation
 from fedjax_dp.engine import Fate, population_of
 from fedjax_dp.engine import federation as federation_of
 from fedjax_dp.engine.record import RoundRecord
-from fedjax_dp.flower import GridNodes, JournalFile, deployed
+from fedjax_dp.flower import GridNodes, deployed
 from fedjax_dp.flower.packets import Packet, arrays_of
 from fedjax_dp.flower.plan import Plan
 from fedjax_dp.flower.testing import InProcess
+from fedjax_dp.io import JournalFile
 from fedjax_dp.privacy.claims import ClientClaim
 from fedjax_dp.privacy.sensitivities import sensitivity_of_sum
 from fedjax_dp.server.mean import weighted_mean

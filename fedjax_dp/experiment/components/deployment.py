@@ -21,8 +21,9 @@ class Deployment(Protocol):
     def deploy(self, experiment: Experiment) -> Experiment:
         """Returns the experiment with another simulation, whose rounds run there."""
 
-    def open(self, folder: pathlib.Path) -> Sequence[RoundRecord]:
+    def open(self, folder: pathlib.Path, rounds: int) -> Sequence[RoundRecord]:
         """Opens a run folder; returns the records of all rounds that it has sent, in order.
 
-        They are charged when a run resumes, also those whose outcome was lost.
+        They are charged when a run resumes, also those whose outcome was lost; a ValueError if the
+        completed rounds, `rounds` of them, are not among them.
         """

@@ -34,10 +34,12 @@ from fedjax_dp.experiment.running.run_folder import (
     CONFIG_FILE,
     JOURNAL_FILE,
     REGISTERED_FILE,
+    is_deployed,
 )
 from fedjax_dp.experiment.running.starting import accounting_of, first_state
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.io.checkpoint import Checkpoints
+from fedjax_dp.io.journal import JournalFile
 from fedjax_dp.io.logbook import read_metrics
 from fedjax_dp.models.base import Model
 
@@ -52,7 +54,8 @@ class Run(NamedTuple):
       experiment: its configuration, data, model and simulation.
       state: the state of the newest intact checkpoint.
       hyper: the hyperparameters of its rounds.
-      accounting: the ledgers of all rounds up to that state.
+      accounting: the ledgers of all rounds up to that state; of a deployed run, of all that it has
+        sent.
       metrics: one dict for each of these rounds.
     """
 
@@ -101,7 +104,7 @@ class Run(NamedTuple):
         if personal is None:
             return self.params
         rule = "be none for a run on nodes, which personal models do not leave"
-        checks.require(not _is_deployed(self.folder), "client", rule, client)
+        checks.require(not is_deployed(self.folder), "client", rule, client)
         return masks.parted(personal(self.state, examples_of(train).client(client)))[0]
 
 
@@ -129,7 +132,7 @@ def load_run(folder: str | pathlib.Path) -> Run:
         population = population_without_records(registered, test)
     experiment = assemble(config, population)
     checkpoints = Checkpoints(kept, is_read_only=True)
-    if _is_deployed(folder):
+    if is_deployed(folder):
         # As the server of a federation makes it, whatever the placement of simulated clients.
         first = experiment.simulation.federation.init(jax.random.key(config.run.seed))
         clients = clients_at_server(experiment.simulation.algorithm, first.clients)
@@ -142,15 +145,13 @@ def load_run(folder: str | pathlib.Path) -> Run:
     checks.require(step is not None, str(kept), "hold an intact checkpoint", damaged)
     state, hyper, extra = checkpoints.restore(like, experiment.simulation.hyper, step)
     checkpoints.close()
-    accounting = accounting_of(experiment, hyper)
-    accounting.restore(extra["ledgers"])
+    if is_deployed(folder):
+        accounting = accounting_of(experiment, hyper, JournalFile(kept / JOURNAL_FILE).records())
+    else:
+        accounting = accounting_of(experiment, hyper)
+        accounting.restore(extra["ledgers"])
     rows = [row for row in read_metrics(folder) if row["round"] <= int(state.round)]
     return Run(folder, experiment, state, hyper, accounting, rows)
-
-
-def _is_deployed(folder: pathlib.Path) -> bool:
-    """Whether the rounds of a run were played on nodes."""
-    return (folder / CHECKPOINT_FOLDER / JOURNAL_FILE).exists()
 
 
 def other_data(run: Run, words: Sequence[str]) -> Population | None:

@@ -14,6 +14,7 @@ from fedjax_dp.experiment.running.run_folder import (
     ENVIRONMENT_FILE,
     RELEASE_FOLDER,
     REPORT_FILE,
+    is_deployed,
     is_in_use,
 )
 from fedjax_dp.io.logbook import read_metrics, write_text
@@ -172,8 +173,11 @@ def _state(
     at = f"round {done} of {planned}"
     if is_running:
         return "running", f"Under way: {at}."
+    command = f"fedjax-dp run --resume {folder}"
+    if is_deployed(folder):
+        command = f"flwr run with the output {folder}"
     sentences = {
-        "interrupted": f"Interrupted after {at}; fedjax-dp run --resume {folder} resumes it.",
+        "interrupted": f"Interrupted after {at}; {command} resumes it.",
         "callback": f"Stopped after {at} by the callback {summary.get('stopped_by')}.",
         "budget": f"Stopped after {at}: one more would exceed the privacy budget.",
         "finished": f"Finished: {at}.",

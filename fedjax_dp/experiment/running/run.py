@@ -5,6 +5,7 @@ import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from fedjax_dp.core import checks
 from fedjax_dp.engine.execution.compile import Simulation
 from fedjax_dp.engine.execution.joint import Played, Wanted
 from fedjax_dp.engine.round import SimulationState
@@ -18,8 +19,8 @@ from fedjax_dp.experiment.running.environment import use_compilation_cache
 from fedjax_dp.experiment.running.health import Health, never_reached, without_learning
 from fedjax_dp.experiment.running.interruptions import interruptions
 from fedjax_dp.experiment.running.release import require_publishable, without_model
-from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, require_place
-from fedjax_dp.experiment.running.starting import Start, charged_for, fresh, restored
+from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, is_deployed, require_place
+from fedjax_dp.experiment.running.starting import Start, accounting_of, fresh, restored
 from fedjax_dp.experiment.running.steps import Outcome, Steps, steps
 from fedjax_dp.experiment.running.watcher import Watcher
 from fedjax_dp.experiment.schema.config import Config
@@ -83,9 +84,13 @@ def resume(
       The same as `run`.
 
     Raises:
-      ValueError: as for `run`, or if the configuration differs from that of the run.
+      ValueError: as for `run`, if the configuration differs from that of the run, or if the run was
+        deployed and `deployment` is None.
     """
     place = pathlib.Path(folder)
+    rule = "be resumed where its rounds run, by `flwr run` with this folder as `output`"
+    is_there = deployment is not None or not is_deployed(place)
+    checks.require(is_there, "the deployed run", rule, str(place))
     config = config_files.load_config(place / CONFIG_FILE, words)
     return _run(
         config,
@@ -116,10 +121,11 @@ def _run(
     health = checked_health(experiment, callbacks, watcher)
     with full_disk_named():
         state, start = begin(experiment, health.warn)
-        if deployment is not None:
-            start = charged_for(experiment, start, deployment.open(start.folder))
     try:
         with full_disk_named(start.folder), interruptions(watcher) as is_interrupted:
+            if deployment is not None:
+                sent = deployment.open(start.folder, int(state.round))
+                start = start._replace(accounting=accounting_of(experiment, start.hyper, sent))
             course = steps(
                 experiment, state, start, callbacks, health, watcher, started, is_interrupted
             )

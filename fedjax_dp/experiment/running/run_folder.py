@@ -1,5 +1,6 @@
 """Run folders: the names in them, their lock, and the choice of a free one."""
 
+import os
 import pathlib
 
 from filelock import BaseFileLock, FileLock, Timeout
@@ -52,6 +53,12 @@ def is_in_use(folder: pathlib.Path) -> bool:
     except OSError:
         # A folder that can only be read, such as a copy.
         return False
+
+
+def is_deployed(folder: pathlib.Path) -> bool:
+    """Whether the rounds of a run were played on nodes."""
+    # False for those who may not read checkpoints.
+    return os.path.exists(folder / CHECKPOINT_FOLDER / JOURNAL_FILE)
 
 
 def require_free(output: pathlib.Path) -> None:

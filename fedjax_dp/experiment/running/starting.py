@@ -76,10 +76,15 @@ def first_state(experiment: Experiment) -> SimulationState:
     return experiment.simulation.init(jax.random.key(experiment.config.run.seed))
 
 
-def accounting_of(experiment: Experiment, hyper: Hyper) -> PrivacyAccounting:
-    """Makes empty ledgers for the noise in `hyper`."""
+def accounting_of(
+    experiment: Experiment, hyper: Hyper, sent: Sequence[RoundRecord] = ()
+) -> PrivacyAccounting:
+    """Makes ledgers for the noise in `hyper`: empty, or of rounds that a deployment has sent."""
     privacy = experiment.config.privacy
-    return PrivacyAccounting(experiment.simulation, privacy.relation, privacy.accountant, hyper)
+    made = PrivacyAccounting(experiment.simulation, privacy.relation, privacy.accountant, hyper)
+    for record in sent:
+        made.charge(record)
+    return made
 
 
 def _byte_totals(experiment: Experiment) -> ByteTotals:
@@ -144,16 +149,6 @@ def restored(
     withdraw_release(folder)
     write_text(folder / CONFIG_FILE, config_files.to_toml(experiment.written))
     return state, Start(folder, lock, key, hyper, accounting, checkpoints, seconds, traffic)
-
-
-def charged_for(experiment: Experiment, start: Start, sent: Sequence[RoundRecord]) -> Start:
-    """Charges all rounds that a deployment has sent, in place of those of a checkpoint."""
-    if not sent:
-        return start
-    accounting = accounting_of(experiment, start.hyper)
-    for record in sent:
-        accounting.charge(record)
-    return start._replace(accounting=accounting)
 
 
 def _require_one_round(

@@ -1,0 +1,148 @@
+"""The journal of a deployed run: the rounds whose messages have left, written before they leave."""
+
+import itertools
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedjax_dp.core import checks
+from fedjax_dp.core.files import sync_folder
+from fedjax_dp.engine.record import RoundRecord
+
+_KINDS: Mapping[str, Any] = {"fate": np.int8, "is_released": bool, "digest": np.uint32}
+
+
+class JournalFile:
+    """A journal in a file, one line for each attempt of a round."""
+
+    def __init__(self, path: str | pathlib.Path, facts: Mapping[str, str] = {}) -> None:
+        """Opens a journal.
+
+        Args:
+          path: the file; made with the first round if `make` was not called.
+          facts: what each round that is written now has besides, by name.
+
+        Raises:
+          ValueError: if a line is damaged. The last one may be cut off, and is left out: nothing of
+            its round was sent.
+        """
+        self._path, self._facts = pathlib.Path(path), dict(facts)
+        self._lines, self._size = list[dict[str, Any]](), 0
+        whole = self._path.read_bytes() if self._path.exists() else b""
+        # Without a line feed a line was cut off.
+        for line in whole.split(b"\n")[:-1]:
+            found = _parsed(line)
+            rule = f"be intact in line {len(self._lines) + 1}, to charge its round; {_COPY}"
+            shown = line[:40].decode(errors="replace")
+            checks.require(found is not None, str(self._path), rule, shown)
+            assert found is not None
+            self._lines.append(found)
+            self._size += len(line) + 1
+
+    def make(self) -> None:
+        """Makes the file before the first round, so that one that is missing later was lost."""
+        self._write(b"")
+
+    def append(self, round: int, record: RoundRecord) -> None:
+        """Writes a round that is about to be sent, and waits until it is on the disk.
+
+        Args:
+          round: rounds done before it.
+          record: its record, as it is known before messages leave.
+        """
+        fields = {name: np.asarray(x).tolist() for name, x in record._asdict().items()}
+        line = {"round": round, **fields, **self._facts}
+        self._write(json.dumps(line).encode() + b"\n")
+        self._lines.append(line)
+
+    def _write(self, text: bytes) -> None:
+        is_new = not self._path.exists()
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            # In place of a line that was cut off.
+            file.truncate(self._size)
+            file.seek(self._size)
+            self._size += file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        if is_new:
+            sync_folder(self._path.parent)
+
+    def require(self, rounds: int) -> None:
+        """Requires all completed rounds of a run.
+
+        Args:
+          rounds: their number.
+
+        Raises:
+          ValueError: if one is missing, which would not be charged.
+        """
+        done = {line["round"] for line in self._lines}
+        found = [each for each in range(rounds) if each in done] if self._path.exists() else None
+        rule = f"hold all {rounds} rounds of the newest checkpoint, to charge them; {_COPY}"
+        checks.require(found == [*range(rounds)], str(self._path), rule, found)
+
+    def values(self, name: str) -> set[str]:
+        """Returns the values of a fact in all rounds so far.
+
+        Args:
+          name: the name of the fact.
+
+        Returns:
+          The values.
+        """
+        return {line[name] for line in self._lines if name in line}
+
+    def num_attempts(self, round: int) -> int:
+        """Counts the earlier attempts of a round.
+
+        Args:
+          round: rounds done before it.
+
+        Returns:
+          The number of attempts.
+        """
+        return sum(line["round"] == round for line in self._lines)
+
+    def num_released(self, round: int) -> int:
+        """Counts the earlier attempts of a round whose aggregate was sent to nodes afterwards.
+
+        Args:
+          round: rounds done before it.
+
+        Returns:
+          The number of attempts.
+        """
+        rounds = [line["round"] for line in self._lines]
+        following = itertools.pairwise(rounds)
+        return sum(one == round and other == round + 1 for one, other in following)
+
+    def records(self) -> list[RoundRecord]:
+        """Returns the records of all attempts.
+
+        Returns:
+          The records in order, each `[1, ...]`.
+        """
+
+        def field(line: Mapping[str, Any], name: str) -> Any:
+            return np.asarray(line[name], _KINDS.get(name, np.int32))
+
+        names = RoundRecord._fields
+        return [RoundRecord(**{name: field(line, name) for name in names}) for line in self._lines]
+
+
+_COPY = "nearest valid choices: restore it from a copy, or a new run in another folder"
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """Reads a line; None if it is damaged."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    is_whole = isinstance(found, dict) and {"round", *RoundRecord._fields} <= found.keys()
+    return found if is_whole else None
