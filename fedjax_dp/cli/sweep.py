@@ -4,7 +4,7 @@ import json
 import pathlib
 import tomllib
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -14,7 +14,9 @@ from fedjax_dp.cli.progress import Progress, end_process
 from fedjax_dp.core import checks
 from fedjax_dp.core.packages import MissingPackageError
 from fedjax_dp.experiment.reading.config_files import load_config, require_key
+from fedjax_dp.experiment.studies.selection import select_privately
 from fedjax_dp.experiment.studies.sweep import (
+    Point,
     Study,
     average_over_seeds,
     grid_points,
@@ -24,6 +26,7 @@ from fedjax_dp.experiment.studies.sweep import (
 )
 from fedjax_dp.experiment.studies.tables import as_csv, as_list
 from fedjax_dp.io.disk import DiskFull
+from fedjax_dp.privacy.mechanisms.repetition import Repetition, repetition
 
 app = application()
 _NAME, _SEED = "sweep", "run.seed"
@@ -47,6 +50,17 @@ def command(
         pathlib.Path | None,
         typer.Option(help="Folder of the run folders; by default runs/NAME-sweep."),
     ] = None,
+    select: Annotated[
+        Literal["private"] | None,
+        typer.Option(help="Run a random number of trials and choose the best, at a price in ε."),
+    ] = None,
+    trials: Annotated[
+        float | None, typer.Option(help="The expected number of trials, at least 1.")
+    ] = None,
+    trials_shape: Annotated[
+        float | None,
+        typer.Option(help="The shape of its distribution, at least 0; 1, geometric, by default."),
+    ] = None,
 ) -> Answer:
     """Run a grid: `fedjax-dp sweep [FILE.toml] --over KEY=V1,V2 [--over …] [--section.key VALUE]`.
 
@@ -54,6 +68,10 @@ def command(
     in numbers alone run together, in one compiled program. The same command resumes a sweep that
     was interrupted. At the end there are `table.csv`, `table.md`, with means and standard
     deviations over `run.seed`, and `accuracy.png`.
+
+    With `--select private --trials M` a random number of trials runs, M on average, each of a point
+    drawn at random, and the folder `chosen` has the release of the best with the statement that
+    covers the choice.
     """
     axes = dict(_axis(word) for word in over or [])
     given = [word.partition("=")[0] for word in over or []]
@@ -69,6 +87,11 @@ def command(
         metrics=_METRICS,
     )
     grid = grid_points(study, words=context.args)
+    if select is None:
+        given = [n for n, v in (("--trials", trials), ("--trials-shape", trials_shape)) if v]
+        checks.require(not given, "--select", "be private, to draw trials", given)
+    else:
+        return _selected(study, grid, place, _repetition(axes, trials, trials_shape), out)
     rounds = sum(loaded(study, point).run.rounds for point in grid)
     try:
         with Progress(out, _NAME, rounds) as progress:
@@ -85,6 +108,34 @@ def command(
     _draw(study, entries, place / "accuracy.png", out)
     document = {"folder": str(place), "points": len(grid), "entries": entries}
     return Answer(document, lambda out: out.say(f"{table}\n\ntables: {place}"), str(place))
+
+
+def _repetition(axes: Mapping[str, Any], trials: float | None, shape: float | None) -> Repetition:
+    """Reads the distribution of the number of trials."""
+    rule = f"not name {_SEED}: every trial has noise of its own, on the same clients"
+    checks.require("seed" not in axes, "--over", rule, _SEED)
+    checks.require(trials is not None, "--trials", "be given, the expected number", trials)
+    assert trials is not None
+    return repetition(trials, shape=1.0 if shape is None else shape)
+
+
+def _selected(
+    study: Study, grid: Sequence[Point], place: pathlib.Path, trials: Repetition, out: Output
+) -> Answer:
+    """Chooses among points privately; the number of trials is in no answer."""
+    try:
+        choice = select_privately(study, grid, place, trials, report=lambda line: None)
+    except KeyboardInterrupt:
+        text = f"interrupted; the same command resumes the selection in {place}"
+        end_process(out, _NAME, text, 130)
+    if choice is None:
+        document = {"folder": str(place), "chosen": None}
+        return Answer(document, lambda out: out.say("no trial was drawn"), "")
+    chosen, epsilon = choice.point.values, choice.epsilon
+    answer = {"folder": str(choice.folder), "chosen": chosen, "epsilon": epsilon}
+    spent = ", ".join(f"ε = {value:.4g} ({unit})" for unit, value in choice.epsilon.items())
+    text = f"chosen: {choice.point.name}, {spent} with the choice\nstatement: {choice.folder}"
+    return Answer(answer, lambda out: out.say(text), str(choice.folder))
 
 
 def _axis(word: str) -> tuple[str, Mapping[str, Sequence[str]]]:

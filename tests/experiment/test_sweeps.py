@@ -64,6 +64,9 @@ def test_points_run_together_and_end_where_each_ends_alone(tmp_path, counted):
             read_json(folder / point.name, "privacy.json")
             for folder in (tmp_path, tmp_path / "all")
         )
+        said = there["claims"][0]["not_private"].pop()
+        assert said == "the choice of this run among the 8 of a sweep"
+        assert there["claims"][0].pop("sweep") == 8
         assert alone == there
     rows = read_summaries(grid, tmp_path / "all")
     entries = average_over_seeds(STUDY, rows)

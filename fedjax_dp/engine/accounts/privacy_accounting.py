@@ -14,6 +14,7 @@ from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.ranges import Count
 from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.execution.compile import Simulation
 from fedjax_dp.engine.federation import Federation
@@ -271,6 +272,26 @@ class PrivacyAccounting:
             middle = (fits + too_many) // 2
             fits, too_many = (fits, middle) if exceeds(middle) else (middle, too_many)
         return fits
+
+    @checked
+    def planned(self, state: SimulationState, key: PRNGKey, num_rounds: Count) -> dict[str, Ledger]:
+        """Computes the ledgers after rounds that are still to come, with the current numbers.
+
+        Args:
+          state: the state before those rounds.
+          key: the root key of the run.
+          num_rounds: how many, at least 1.
+
+        Returns:
+          Copies of the ledgers, charged for these rounds too.
+        """
+        cohorts = None if self._charges_all else self._cohorts(state, key, num_rounds)
+        rounds = int(state.round) + np.arange(num_rounds, dtype=np.int32)
+        stages = np.asarray(self._federation.stages(state, self._federation.hyper, rounds))
+        found = {unit: ledger.copy() for unit, ledger in self.ledgers.items()}
+        for unit, ledger in found.items():
+            self._charge(unit, ledger, stages, None if self._all_pay(unit) else cohorts)
+        return found
 
     def _cohorts(self, state: SimulationState, key: PRNGKey, num_rounds: int) -> np.ndarray:
         """Draws the coming cohorts, `[num_rounds, slots]`, -1 in empty slots."""

@@ -290,6 +290,7 @@ def facts_of(
         "also_not_private": [
             PARTITION_COUNTS,
             *read_exactly(experiment),
+            *_choice_in_sweep(experiment),
             *also_not_private,
         ],
         "has_personal_models": has_personal_models(experiment),
@@ -323,6 +324,12 @@ def facts_of(
             )
         )
     return {unit: each | _stated(experiment, unit) for unit, each in facts.items()}
+
+
+def _choice_in_sweep(experiment: Experiment) -> list[str]:
+    """Names the choice of a run in a sweep, which the statement of one run does not cover."""
+    count = experiment.stated.get("sweep")
+    return [] if count is None else [f"the choice of this run among the {count} of a sweep"]
 
 
 def _stated(experiment: Experiment, unit: str) -> dict[str, Any]:

@@ -117,20 +117,32 @@ def sweep(
       ConfigError: before anything runs, if a folder holds a run of another configuration.
       KeyboardInterrupt: if a run was interrupted.
     """
+    jobs = {i: Job(loaded(study, point), output / point.name) for i, point in enumerate(grid)}
+    labels = [f"[{i}/{len(grid)}] {point.name}" for i, point in enumerate(grid, 1)]
+    run_all(study, jobs, labels, report, seconds, watcher, {"sweep": len(grid)})
+
+
+def run_all(
+    study: Study,
+    jobs: Mapping[int, Job],
+    labels: Sequence[str],
+    report: Callable[[str], None],
+    seconds: float = float("inf"),
+    watcher: Watcher | None = None,
+    stated: Mapping[str, Any] = {},
+) -> None:
+    """Runs what has not ended yet, in batches; `stated` are facts for the statements."""
     started = time.perf_counter()
-    jobs = [Job(loaded(study, point), output / point.name) for point in grid]
-    for job in jobs:
+    for job in jobs.values():
         file = job.folder / CONFIG_FILE
         if file.is_file():
             require_same(file, tables_of(config_files.load_config(file)), tables_of(job.config))
-    labels = [f"[{i}/{len(grid)}] {point.name}" for i, point in enumerate(grid, 1)]
-    pending = []
-    for place, job in enumerate(jobs):
+    pending = {}
+    for place, job in jobs.items():
         if _is_done(job.folder):
             report(f"{labels[place]}: done before")
         else:
-            pending.append(place)
-
+            pending[place] = job.config
     # Each text once: points of a sweep warn of the same.
     warned: set[str] = set()
 
@@ -144,14 +156,13 @@ def sweep(
                 warned.add(text)
                 report(f"{labels[place]}: warning: {text}")
 
-    for places in batches({place: jobs[place].config for place in pending}):
+    for places in batches(pending):
         if time.perf_counter() - started > seconds:
             for place in places:
                 report(f"{labels[place]}: not started, out of time")
             continue
-        outcomes = run_together(
-            {place: jobs[place] for place in places}, watcher or Watcher(), ended
-        )
+        some = {place: jobs[place] for place in places}
+        outcomes = run_together(some, watcher or Watcher(), ended, stated)
         if any(outcome.ended == "interrupted" for outcome in outcomes.values()):
             raise KeyboardInterrupt
 

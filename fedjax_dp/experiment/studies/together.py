@@ -76,6 +76,7 @@ def run_together(
     jobs: Mapping[int, Job],
     watcher: Watcher,
     ended: Callable[[int, Outcome], None] = lambda place, outcome: None,
+    stated: Mapping[str, Any] = {},
 ) -> dict[int, Outcome]:
     """Runs experiments; rounds of those that share a program are played by one compiled program.
 
@@ -86,6 +87,7 @@ def run_together(
       jobs: the experiments, by place.
       watcher: receives the progress, in rounds of all experiments that run together.
       ended: `(place, outcome)` receives each outcome, as it comes.
+      stated: facts for the statement of each, besides its own.
 
     Returns:
       The outcomes, by place.
@@ -93,7 +95,10 @@ def run_together(
     Raises:
       ValueError: as for `run` and `resume`.
     """
-    experiments = dict(_assembled(jobs, watcher))
+    experiments = {
+        place: experiment._replace(stated={**experiment.stated, **stated})
+        for place, experiment in assembled(jobs, watcher)
+    }
     groups: dict[Any, list[int]] = {}
     for place, experiment in experiments.items():
         program = experiment.simulation.program
@@ -112,8 +117,8 @@ def run_together(
     return outcomes
 
 
-def _assembled(jobs: Mapping[int, Job], watcher: Watcher) -> Iterator[tuple[int, Experiment]]:
-    """Assembles experiments, of which those with the same data share them."""
+def assembled(jobs: Mapping[int, Job], watcher: Watcher) -> Iterator[tuple[int, Experiment]]:
+    """Assembles experiments by place, of which those with the same data share them."""
     populations: dict[Any, Population] = {}
     for number, (place, job) in enumerate(jobs.items(), 1):
         watcher.phase(f"reading data and calibrating noise, {number} of {len(jobs)}")

@@ -208,6 +208,13 @@ _NOISE = {
     ),
 }
 
+_CHOICE = (
+    "The run is the best by {score} of a random number of runs, each of a setting drawn at random "
+    "among {points}. Their number has a truncated negative binomial distribution of mean {mean:g} "
+    "and shape {shape:g} (Papernot and Steinke 2022). ε is that of all runs and of the choice, if "
+    "the chosen run's release and its setting are published and nothing else is: neither the other "
+    "runs nor how many there were. Records that the score is computed on are not protected."
+)
 _KEPT = (
     "Clients have personal models, or parts of them, which are released to the client itself "
     "alone; "
@@ -241,7 +248,8 @@ def statement(
     `also_not_private` name what no ε covers, personal models among the former if there are any;
     `num_shared` counts records that several clients have, at most `most_holders` each. `facts` are
     added as they are; the text has `clip_norm`, `contribution`, `batch_size_per_unit`,
-    `initial_clip_norm`, `seed`, `secure_aggregation`, `deployment` and `versions` of them. ε is
+    `initial_clip_norm`, `seed`, `secure_aggregation`, `deployment`, `choice` and `versions` of
+    them. ε is
     that at `dp_delta`. Where messages need masks, the claimed δ is larger by `dp_delta_of_masks`,
     the probability that a random graph of masks fails to keep a message secret in some round.
     Figures that differ by unit are given as the smallest and the largest, None if absent, and an
@@ -348,6 +356,10 @@ def _of_all_copies(
 def _describe(
     event: DpEvent, samplers: set[str], mechanisms: set[str], noise: dict[str, list[float]]
 ) -> None:
+    if isinstance(event, standard.RepeatAndSelectDpEvent):
+        for part, _ in ev.flatten(event.event):
+            _describe(part, samplers, mechanisms, noise)
+        return
     samplers.add(_SAMPLERS.get(type(event), "no sampling"))
     rate = ev.sampling_rate(event)
     if rate is not None:
@@ -413,6 +425,7 @@ def in_words(data: dict[str, Any]) -> str:
         _TRUST[data["trusted"]] + _hidden(data["must_stay_hidden"]),
         *_masks(data),
         *_deployed(data),
+        *_chosen(data),
         *([data["kept_by_clients"]] if "kept_by_clients" in data else []),
         _ROOTS[data["noise_root"]] + root,
         *([data["floating_point"]] if "floating_point" in data else []),
@@ -431,6 +444,12 @@ def _deployed(data: dict[str, Any]) -> list[str]:
     has_masks = data.get("secure_aggregation", {}).get("keys") == "between_nodes"
     words += _WITHOUT_MASKS * (data["trusted"] in _RESTS_ON_MASKS and not has_masks)
     return [words + _SCORES * (facts.get("scores") == "exact")]
+
+
+def _chosen(data: dict[str, Any]) -> list[str]:
+    """Writes how a run was chosen among several, where the choice is what ε covers."""
+    facts = data.get("choice")
+    return [] if facts is None else [_CHOICE.format(**facts)]
 
 
 def _masks(data: dict[str, Any]) -> list[str]:

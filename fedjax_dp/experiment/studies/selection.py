@@ -1,0 +1,189 @@
+"""Chooses among the runs of a grid, with a privacy cost that covers the choice."""
+
+import json
+import os
+import pathlib
+import secrets
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from fedjax_dp.core import checks, files
+from fedjax_dp.experiment.components.experiment import Experiment
+from fedjax_dp.experiment.running.results import facts_of
+from fedjax_dp.experiment.running.run_folder import RELEASE_FOLDER
+from fedjax_dp.experiment.running.starting import accounting_of, first_state
+from fedjax_dp.experiment.running.watcher import Watcher
+from fedjax_dp.experiment.studies.sweep import SUMMARY_FILE, Point, Study, loaded, run_all
+from fedjax_dp.experiment.studies.together import Job, assembled
+from fedjax_dp.io.logbook import write_json
+from fedjax_dp.io.statement import write_statement
+from fedjax_dp.privacy.accounting.ledger import Ledger
+from fedjax_dp.privacy.mechanisms.repetition import Repetition
+
+# In the folder of a selection. What was drawn is secret: it shows how many trials there were.
+TRIALS_FILE, CHOSEN_FOLDER = "trials.json", "chosen"
+# A figure on the data set's own test part, which the claim does not protect.
+SCORE = "test_accuracy"
+
+
+class Choice(NamedTuple):
+    """The best of a random number of trials.
+
+    Attributes:
+      trial: the run folder of the chosen one.
+      point: the setting that it ran.
+      folder: what may be published: the statement of the choice, and the release if there is one.
+      epsilon: ε of all trials and the choice, by unit, the largest of all accounts.
+    """
+
+    trial: pathlib.Path
+    point: Point
+    folder: pathlib.Path
+    epsilon: dict[str, float]
+
+
+def select_privately(
+    study: Study,
+    grid: Sequence[Point],
+    output: pathlib.Path,
+    trials: Repetition,
+    report: Callable[[str], None] = print,
+    watcher: Watcher | None = None,
+) -> Choice | None:
+    """Runs a random number of trials, each of a point drawn at random, and chooses the best.
+
+    Guarantee: the release of the chosen run and its setting have the ε of the statement in
+    `chosen`, if nothing else is published: neither other trials nor their number. Every trial costs
+    the same, whatever its setting; this is required of all points before any runs.
+
+    Args:
+      study: the study.
+      grid: the points to draw from; no axis may be the seed.
+      output: the folder of the trials; a selection that was interrupted resumes in it.
+      trials: the distribution of their number.
+      report: receives a line for every trial.
+      watcher: receives the progress; None for none.
+
+    Returns:
+      The choice; None if no trial was drawn, which the Poisson distribution allows.
+
+    Raises:
+      ValueError: if points have other costs, no secret root, callbacks, or no common test set.
+
+    Source: Papernot and Steinke 2022, "Hyperparameter tuning with Rényi differential privacy".
+    """
+    experiments = [e for _, e in assembled(_jobs(study, grid, output), watcher or Watcher())]
+    for experiment in experiments:
+        _require_selectable(experiment)
+    planned = _common_cost(grid, experiments)
+    drawn = _drawn(grid, output, trials)
+    jobs = {
+        i: Job(loaded(study, grid[place]), output / f"trial-{i + 1:04d}")
+        for i, place in enumerate(drawn)
+    }
+    labels = [f"[{i}/{len(drawn)}] {grid[place].name}" for i, place in enumerate(drawn, 1)]
+    run_all(study, jobs, labels, report, watcher=watcher)
+    summaries = [files.parse_json(files.read_text(f), f) for f in _summaries(jobs)]
+    for job, summary in zip(jobs.values(), summaries, strict=True):
+        rule = "have ended after its last round: a cost of other rounds was planned for all"
+        checks.require(summary["ended"] == "finished", job.folder.name, rule, summary["ended"])
+    if not drawn:
+        return None
+    best = max(range(len(drawn)), key=lambda i: summaries[i][SCORE])
+    point, experiment = grid[drawn[best]], experiments[drawn[best]]
+    folder = output / CHOSEN_FOLDER
+    folder.mkdir(exist_ok=True)
+    claims = write_statement(
+        folder,
+        {unit: _of_choice(ledger, trials) for unit, ledger in planned.items()},
+        experiment.dp_delta,
+        experiment.config.privacy.accountant,
+        _facts(experiment, trials, len(grid)),
+    )
+    release = jobs[best].folder / RELEASE_FOLDER
+    if release.is_dir():
+        shutil.copytree(release, folder / RELEASE_FOLDER, dirs_exist_ok=True)
+    write_json(folder / "setting.json", point.values)
+    epsilon = {claim["unit"]: float(claim["epsilon"]) for claim in claims}
+    return Choice(jobs[best].folder, point, folder, epsilon)
+
+
+def _jobs(study: Study, grid: Sequence[Point], output: pathlib.Path) -> dict[int, Job]:
+    return {i: Job(loaded(study, point), output / f"plan-{i}") for i, point in enumerate(grid)}
+
+
+def _summaries(jobs: Mapping[int, Job]) -> list[pathlib.Path]:
+    return [job.folder / SUMMARY_FILE for job in jobs.values()]
+
+
+def _require_selectable(experiment: Experiment) -> None:
+    """Requires runs whose trials are independent, of one length, and scored on public data."""
+    section, name = experiment.config.run, "a private selection"
+    rule = "have run.secret = true, so that each trial has noise of its own"
+    checks.require(section.secret, name, rule, section.secret)
+    rule = "have no callbacks, which may end a trial by exact figures"
+    checks.require(not section.callbacks, name, rule, list(section.callbacks))
+    units = list(experiment.config.privacy.units)
+    checks.require(bool(units), name, "choose among runs that claim privacy", units)
+    of_all = experiment.evaluator.whole is not None and not experiment.evaluator.is_personal
+    rule = "score a shared model on the data set's own test part, which clients do not hold"
+    checks.require(of_all, name, rule, experiment.config.data.name)
+    accountant = experiment.config.privacy.accountant
+    rule = "be an accountant by Rényi curves, which alone can analyse it"
+    checks.require(accountant != "pld", "privacy.accountant", rule, accountant)
+
+
+def _common_cost(grid: Sequence[Point], experiments: Sequence[Experiment]) -> Mapping[str, Ledger]:
+    """Computes the cost of one trial; requires that of all points to be the same."""
+    found: list[dict[str, Ledger]] = []
+    for experiment in experiments:
+        accounting = accounting_of(experiment, experiment.simulation.hyper)
+        state, rounds = first_state(experiment), experiment.config.run.rounds
+        # Of any root: a cost that depends on who was drawn differs between two.
+        found += [accounting.planned(state, jax.random.key(i), rounds) for i in range(2)]
+    texts = [{unit: ledger.to_json() for unit, ledger in each.items()} for each in found]
+    for place, text in enumerate(texts):
+        rule = f"cost what {grid[0].name} costs, whoever is drawn: the same noise, rates and rounds"
+        checks.require(text == texts[0], f"a trial of {grid[place // 2].name}", rule, "another")
+    return found[0]
+
+
+def _drawn(grid: Sequence[Point], output: pathlib.Path, trials: Repetition) -> list[int]:
+    """Draws the trials, or reads those that an interrupted selection has drawn."""
+    file = output / TRIALS_FILE
+    asked = {"mean": trials.mean, "shape": repr(trials.shape), "points": [p.name for p in grid]}
+    if file.is_file():
+        saved: Any = files.parse_json(files.read_text(file), file)
+        before = {name: saved[name] for name in asked}
+        rule = f"be {before} as when the selection began"
+        checks.require(before == asked, str(file), rule, asked)
+        return list(saved["drawn"])
+    drawn = [secrets.randbelow(len(grid)) for _ in range(trials.draw())]
+    output.mkdir(parents=True, exist_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+        json.dump({**asked, "drawn": drawn}, out)
+    return drawn
+
+
+def _of_choice(ledger: Ledger, trials: Repetition) -> Ledger:
+    """Computes the ledger of the best of all trials from that of one."""
+    found = Ledger(ledger.unit, ledger.relation, ledger.num_units)
+    for units, event in ledger.histories():
+        found.charge(trials.event(event), units=units)
+    return found
+
+
+def _facts(experiment: Experiment, trials: Repetition, points: int) -> dict[str, dict[str, Any]]:
+    """Collects the facts of the statement."""
+    facts = facts_of(
+        experiment, experiment.simulation.hyper, ["all other trials, and their number"]
+    )
+    choice = {"score": SCORE, "points": points, "mean": trials.mean, "shape": trials.shape}
+    # Each trial has a root of its own.
+    return {
+        unit: {k: v for k, v in each.items() if k != "noise_root_file"} | {"choice": choice}
+        for unit, each in facts.items()
+    }
