@@ -86,6 +86,9 @@ class OnFlower:
         checks.one_of("scores", scores, get_args(Scores))
         self._grid, self._keys, self._timeout, self._scores = grid, keys, timeout, scores
         self._own_data, self._journal, self._is_resumed = own_data, _Late(), False
+        self._facts: Mapping[str, str] = {"keys": keys, "scores": scores}
+        # The same of all sessions of a run.
+        self._stated = dict(self._facts)
         self._registered: Registered | None = None
 
     def population(self, config: Config, folder: pathlib.Path | None) -> Population | None:
@@ -102,6 +105,12 @@ class OnFlower:
           ValueError: if the experiment needs the clients' records, or data of nodes are not alike.
         """
         self._is_resumed = folder is not None
+        if folder is not None:
+            earlier = JournalFile(folder / CHECKPOINT_FOLDER / JOURNAL_FILE)
+            weaker = {"keys": "parity", "scores": "exact"}
+            self._stated |= {k: v for k, v in weaker.items() if v in earlier.values(k)}
+            if (folder / SCORES_FILE).exists():
+                self._stated["scores"] = "exact"
         if not self._own_data:
             return None
         require_own_data(config)
@@ -121,7 +130,8 @@ class OnFlower:
 
         Returns:
           The experiment with another simulation, and a checkpoint of every round. Personal models,
-          which stay on their nodes, are not evaluated; the shared model is, if there is one.
+          which stay on their nodes, are not evaluated; the shared model is, if there is one. A
+          statement names the server as trusted, and scores, if this holds for any session of a run.
 
         Raises:
           ValueError: as `deployed`; or if privacy is claimed, and nodes that draw keys of their own
@@ -130,8 +140,9 @@ class OnFlower:
         require_secret_root(experiment.config, self._keys)
         federation = experiment.simulation.federation
         rule = "be none in a run whose results are released: no noise protects scores"
-        is_private = experiment.config.run.release is None or self._scores == "none"
-        checks.require(is_private, "scores", rule, self._scores)
+        collected = self._stated["scores"]
+        is_private = experiment.config.run.release is None or collected == "none"
+        checks.require(is_private, "scores", rule, collected)
         sizes, timeout = federation.population.sizes, self._timeout
         scores = self._journal.report if self._scores == "exact" else None
         self.nodes = GridNodes(self._grid, sizes=sizes, timeout=timeout, scores=scores)
@@ -139,8 +150,8 @@ class OnFlower:
         there = deployed(
             federation, self.nodes, keys=self._keys, journal=self._journal, described=described
         )
-        stated = {**experiment.stated, "deployment": {"keys": self._keys, "scores": self._scores}}
-        if self._keys == "device" and (masks := stated.get("secure_aggregation")):
+        stated = {**experiment.stated, "deployment": self._stated}
+        if self._stated["keys"] == "device" and (masks := stated.get("secure_aggregation")):
             # All masks are made, whatever a simulation leaves out.
             stated["secure_aggregation"] = {**masks, "form": "masked", "keys": "between_nodes"}
         # Saved before its aggregate leaves with the next round, a round is released once.
@@ -167,7 +178,7 @@ class OnFlower:
         """
         if self._registered is not None:
             self._registered.write(folder / CHECKPOINT_FOLDER / REGISTERED_FILE)
-        self._journal.file = JournalFile(folder / CHECKPOINT_FOLDER / JOURNAL_FILE)
+        self._journal.file = JournalFile(folder / CHECKPOINT_FOLDER / JOURNAL_FILE, self._facts)
         if not self._is_resumed:
             self._journal.file.make()
         self._journal.file.require(rounds)
@@ -227,12 +238,13 @@ def run_on(
       folder also holds what the nodes' own ledgers claim, at the smallest δ.
 
     Raises:
-      ValueError: as `experiment.run` and `deployed`.
+      ValueError: as `experiment.run` and `deployed`; or if the folder holds a run of another
+        configuration, but for `[execution]`, `run.release` and fewer rounds.
     """
     place = pathlib.Path(folder)
     there = OnFlower(grid, keys=keys, timeout=timeout, own_data=own_data, scores=scores)
     if (place / CONFIG_FILE).exists():
-        outcome = resume(place, watcher, deployment=there)
+        outcome = resume(place, watcher, deployment=there, config=config)
     else:
         outcome = run(config, place, watcher, deployment=there)
     if outcome.ended != "interrupted":

@@ -163,7 +163,7 @@ def crashed(small, tmp_path_factory):
     """The folder of a run whose server crashed after the last round, before it was saved."""
     folder = tmp_path_factory.mktemp("crashed") / "run"
     with pytest.raises(Crash):
-        run_on(InProcess(None, {}), small, folder, CrashAfter(2))
+        run_on(InProcess(None, {}), small, folder, CrashAfter(2), keys="parity", scores="exact")
     return folder
 
 
@@ -177,6 +177,24 @@ def test_each_round_is_saved_before_the_next_and_one_that_is_played_again_draws_
     # Cohorts are equal by chance once in a million runs.
     assert sent[1]["clients"] != sent[2]["clients"]
     assert outcome.summary["rounds"] == 2
+    # What held before the crash is stated too.
+    assert outcome.summary["deployment"] == {"keys": "parity", "scores": "exact"}
+    assert [line["keys"] for line in sent] == ["parity", "parity", "device"]
+
+
+def test_a_run_that_collected_scores_before_is_not_released(crashed, small, tmp_path):
+    shutil.copytree(crashed, folder := tmp_path / "run")
+    section = small.run.model_copy(update={"release": "private"})
+    with pytest.raises(ValueError, match="scores must be none in a run whose results are rel"):
+        run_on(InProcess(None, {}), small.model_copy(update={"run": section}), folder)
+
+
+def test_a_changed_configuration_is_not_taken_for_that_of_the_run(crashed, tmp_path, small):
+    shutil.copytree(crashed, folder := tmp_path / "run")
+    section = small.training.model_copy(update={"learning_rate": 7.0})
+    other = small.model_copy(update={"training": section})
+    with pytest.raises(ValueError, match=r"config\.toml must be as it was when the run started"):
+        run_on(InProcess(None, {}), other, folder)
 
 
 def test_a_run_whose_journal_is_gone_is_not_resumed(crashed, small, tmp_path):

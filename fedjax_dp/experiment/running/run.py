@@ -69,6 +69,7 @@ def resume(
     callbacks: Mapping[str, Callback] = {},
     words: Sequence[str] = (),
     deployment: Deployment | None = None,
+    config: Config | None = None,
 ) -> Outcome:
     """Resumes a run from its newest intact checkpoint, with the bits of an uninterrupted run.
 
@@ -79,6 +80,8 @@ def resume(
       words: overrides as on a command line: of `[execution]`, `run.release`, and a larger
         `run.rounds`.
       deployment: as for `run`; rounds that were sent and whose outcome was lost are charged.
+      config: the configuration, which may differ from that of the run as `words` may; None for that
+        in the folder.
 
     Returns:
       The same as `run`.
@@ -91,7 +94,9 @@ def resume(
     rule = "be resumed where its rounds run, by `flwr run` with this folder as `output`"
     is_there = deployment is not None or not is_deployed(place)
     checks.require(is_there, "the deployed run", rule, str(place))
-    config = config_files.load_config(place / CONFIG_FILE, words)
+    checks.require(config is None or not words, "words", "be none beside a config", list(words))
+    if config is None:
+        config = config_files.load_config(place / CONFIG_FILE, words)
     return _run(
         config,
         lambda experiment, warn: restored(experiment, place, warn),
