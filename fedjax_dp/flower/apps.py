@@ -454,5 +454,7 @@ def _listed(text: str) -> list[int]:
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {"own_data": bool(given.get("own-data", False))}
+    own_data = given.get("own-data", False)
+    checks.require(isinstance(own_data, bool), "own-data", "be true or false", own_data)
+    found: dict[str, Any] = {"own_data": own_data}
     return found | {name: str(given[name]) for name in ("keys", "scores") if name in given}

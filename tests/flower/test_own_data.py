@@ -9,6 +9,7 @@ from marks import telling
 from fedjax_dp.experiment import load_config, load_run, run
 from fedjax_dp.experiment.assembly.own_data import Registered
 from fedjax_dp.flower import OnFlower, client_app_of, run_on
+from fedjax_dp.flower.apps import _options
 from fedjax_dp.flower.node import DATA
 from fedjax_dp.flower.packets import Packet
 from fedjax_dp.flower.registration import registered
@@ -135,6 +136,41 @@ def test_the_server_waits_for_all_clients_and_logs_which_are_missing(folder, cap
     assert found.kind["arrays"] == {"x": ["float32", [2]], "y": ["int32", []]}
     assert "1 of 3 clients are registered; missing: 1, 2" in caplog.text
     assert "all 3 clients are registered, on 3 nodes" in caplog.text
+
+
+BAD_ANSWERS = {
+    "a negative size": {"sizes": [-5]},
+    "a large size": {"sizes": [2**40]},
+    "a text for a size": {"sizes": ["x"]},
+    "no list": {"sizes": 30},
+    "a size too many": {"sizes": [30, 1]},
+    "a repeated client": {"clients": [0, 0], "sizes": [4, 4]},
+    "a kind of another form": {"kind": "["},
+    "no data of its own": {"kind": "{}"},
+}
+
+
+@pytest.mark.parametrize("wrong", BAD_ANSWERS)
+def test_a_node_whose_answer_does_not_fit_is_named_and_asked_again(folder, wrong):
+    asked = []
+
+    def change(sent, reply):
+        if sent.metadata.dst_node_id == 7:
+            asked.append(7)
+            if len(asked) == 1:
+                reply.content.config_records["facts"].update(BAD_ANSWERS[wrong])
+        return [reply]
+
+    grid = grid_of(folder, change=change)
+    with pytest.warns(UserWarning, match="node 7 is asked again: (sizes|clients|kind) must"):
+        assert registered(grid, 3, pause=0).sizes == SIZES
+    assert len(asked) == 2
+
+
+def test_a_text_is_no_switch():
+    assert _options({"own-data": True}) == {"own_data": True}
+    with pytest.raises(ValueError, match="own-data must be true or false, got 'false'"):
+        _options({"own-data": "false"})
 
 
 def test_columns_in_another_order_are_refused(folder, tmp_path):
