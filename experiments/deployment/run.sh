@@ -17,7 +17,7 @@ until curl --silent --fail http://127.0.0.1:8000/health > health.log; do sleep 0
 training=(package package script script)
 for node in 0 1 2 3; do
   config="clients=\"$((25 * node))-$((25 * node + 24))\" data=\"$PWD/data/node-$node.csv\""
-  config+=" state-dir=\"$PWD/states-$node\" training=\"${training[node]}\""
+  config+=" state-dir=\"$PWD/states-$node\" training=\"${training[node]}\" scores=\"exact\""
   flower-supernode --insecure --superlink 127.0.0.1:8000 --port $((9094 + node)) \
     --node-config "$config" > "node-$node.log" 2>&1 &
 done

@@ -156,6 +156,16 @@ def write_private(path: Path, content: bytes) -> None:
     sync_folder(folder)
 
 
+def append_line(path: Path, line: str) -> None:
+    """Appends a line to a file for its owner alone; a cut off line before it stays apart."""
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+    with os.fdopen(descriptor, "r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 1, 0))
+        is_cut = file.read(1) not in (b"", b"\n")
+        file.write(b"\n" * is_cut + line.encode() + b"\n")
+
+
 def sync_folder(folder: Path) -> None:
     """Waits until the names in a folder are on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -430,7 +430,7 @@ def script_of(config: Mapping[str, Any], rounds: int) -> Script | None:
       The script; None if the package trains them.
 
     Raises:
-      ValueError: for another `training`, or a script without `state-dir`.
+      ValueError: for another `training` or `scores`, or a script without `state-dir`.
     """
     training = str(config.get("training", "package"))
     checks.one_of("node-config training", training, ("package", "script"))
@@ -438,7 +438,10 @@ def script_of(config: Mapping[str, Any], rounds: int) -> Script | None:
         return None
     rule = "hold state-dir, the folder in which the node and a training script meet"
     checks.require("state-dir" in config, "node-config", rule, dict(config))
-    return Script(pathlib.Path(str(config["state-dir"])) / FOLDER, rounds)
+    scores = str(config.get("scores", "none"))
+    checks.one_of("node-config scores", scores, get_args(Scores))
+    folder = pathlib.Path(str(config["state-dir"])) / FOLDER
+    return Script(folder, rounds, sends_scores=scores == "exact")
 
 
 def _listed(text: str) -> list[int]:

@@ -6,6 +6,7 @@ and scores. All files appear whole, under a lock.
 
 import contextlib
 import json
+import os
 import pathlib
 import shutil
 import time
@@ -28,6 +29,8 @@ _MODEL, _TOKEN = "model.safetensors", "token"
 EVERY = 0.1
 # What one report of scores may hold.
 _MOST_SCORES, _LONGEST_NAME = 100, 100
+# The bytes of reports in one reply, below what a server takes.
+_MOST_SENT = 2**19
 # Types by their names in safetensors files.
 _TYPES = {
     name: np.dtype(kind)
@@ -86,10 +89,14 @@ class Exchange:
         """Opens a round; one that is played again loses the updates of its earlier attempt."""
         with self._locked():
             place = self._place(task, task.round)
-            # Later rounds were of an attempt that the server has gone back behind.
-            for old in place.parent.glob("round-*"):
-                if old.name >= place.name:
-                    shutil.rmtree(old)
+            # Later rounds were of an attempt that the server has gone back behind. They are set
+            # aside, since no message may delete what a participant was sent.
+            for old in sorted(place.parent.glob("round-*")):
+                if old.name > place.name:
+                    aside = old.with_name(f"replaced-{old.name}")
+                    shutil.rmtree(aside, ignore_errors=True)
+                    os.replace(old, aside)
+            shutil.rmtree(place, ignore_errors=True)
             place.mkdir(mode=0o700, parents=True)
             files.write_private(place / _MODEL, encoded(model))
             self._write_task(task)
@@ -158,27 +165,52 @@ class Exchange:
         number = task.round if round is None else round
         is_received = (self._place(task, number) / _MODEL).exists()
         checks.require(is_received, "round", "be one that this node has received", number)
-        line = {"round": number, "datalink": datalink, "scores": dict(scores)}
-        require_scores(line)
-        with self._locked(), open(self._folder / _SCORES, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"experiment": task.experiment, **line}) + "\n")
+        require_scores({"round": number, "datalink": datalink, "scores": scores})
+        plain = {name: float(value) for name, value in scores.items()}
+        line = {"round": number, "datalink": datalink, "scores": plain}
+        with self._locked():
+            text = json.dumps({"experiment": task.experiment, **line})
+            files.append_line(self._folder / _SCORES, text)
         return line
 
     def scores(self) -> list[dict[str, Any]]:
-        """Reads all scores that were reported, in order."""
-        path = self._folder / _SCORES
+        """Reads all scores that were reported, in order, without lines that a crash has cut off."""
+        path, found = self._folder / _SCORES, list[dict[str, Any]]()
         if not path.exists():
             return []
-        return [files.parse_json(line, path) for _, line in files.lines(files.read_text(path))]
+        for _, line in files.lines(path.read_text(encoding="utf-8", errors="replace")):
+            with contextlib.suppress(ValueError):
+                found.append(files.parse_json(line, path))
+        return found
 
-    def unsent_scores(self, experiment: str) -> list[dict[str, Any]]:
-        """Takes the scores of an experiment that no reply has carried."""
+    def unsent_scores(
+        self, experiment: str, start: int | None = None
+    ) -> tuple[list[dict[str, Any]], int]:
+        """Takes the scores of an experiment that no reply has carried, as many as a reply may have.
+
+        Args:
+          experiment: the digest of the plan.
+          start: how many of all reports the server has, if it knows: those of a reply that was lost
+            are then taken again.
+
+        Returns:
+          The reports, and how many the server has with them.
+        """
+        names = ("round", "datalink", "scores")
         with self._locked():
             sent, found = self._folder / _SENT, self.scores()
-            done = int(sent.read_text()) if sent.exists() else 0
-            files.write_private(sent, str(len(found)).encode())
-        names = ("round", "datalink", "scores")
-        return [{n: s[n] for n in names} for s in found[done:] if s["experiment"] == experiment]
+            end = int(sent.read_text()) if sent.exists() else 0
+            end = end if start is None else min(start, end)
+            taken, size = list[dict[str, Any]](), 0
+            for report in found[end:]:
+                size += len(json.dumps(report))
+                if size > _MOST_SENT:
+                    break
+                end += 1
+                if report["experiment"] == experiment:
+                    taken.append({name: report[name] for name in names})
+            files.write_private(sent, str(end).encode())
+        return taken, end
 
     def token(self, token: str) -> pathlib.Path:
         """Writes the token of a gateway to a file for its owner alone; returns its path."""

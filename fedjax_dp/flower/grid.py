@@ -43,6 +43,8 @@ class GridNodes:
         self._plan: dict[str, Any] = {}
         # The nodes whose clients a script trains.
         self._scripted: set[int] = set()
+        # How many reports of scores each node has sent.
+        self._reports: dict[int, int] = {}
 
     def clients(self, question: Packet) -> Mapping[int, int]:
         """Finds the node of each client that is online; asks new nodes which they hold.
@@ -111,17 +113,28 @@ class GridNodes:
         Returns:
           The first reply of each node; none of a node that failed, is late, or sent no packet.
         """
-        asked = {"timeout": self._timeout, "scores": self._scores is not None}
-        packets = {n: Packet({**p.facts, **asked}, p.arrays) for n, p in packets.items()}
+        packets = {
+            node: Packet(
+                {**packet.facts, "timeout": self._timeout, **self._asked(node)}, packet.arrays
+            )
+            for node, packet in packets.items()
+        }
         replies = ask(self._grid, TRAIN, packets, str(round), self._timeout)
         self._scripted |= {node for node, reply in replies.items() if "scores" in reply.facts}
         self._collect(replies)
         LOG.info(f"round {round + 1}: {len(replies)} of {len(packets)} nodes replied")
         return replies
 
+    def _asked(self, node: int) -> dict[str, Any]:
+        """Says whether scores are collected, and how many reports of a node are here."""
+        return {"scores": self._scores is not None, "scores from": self._reports.get(node, -1)}
+
     def _collect(self, replies: Mapping[int, Packet]) -> None:
         """Passes on the scores in replies."""
         for node, reply in replies.items():
+            end = reply.facts.get("scores end")
+            if isinstance(end, int) and 0 <= end < checks.COUNT_LIMIT:
+                self._reports[node] = end
             if self._scores is not None and reply.facts.get("scores"):
                 self._scores(self._known[node], str(reply.facts["scores"]))
 
@@ -129,7 +142,8 @@ class GridNodes:
         """Asks for the scores that scripts have reported since the last reply of their node."""
         if self._scores is not None:
             online = self._scripted.intersection(self._grid.get_node_ids())
-            asked = {node: Packet({"digest": self._plan["digest"]}) for node in online}
+            digest = {"digest": self._plan["digest"]}
+            asked = {node: Packet({**digest, **self._asked(node)}) for node in online}
             self._collect(ask(self._grid, SCORES, asked, "scores", self._timeout))
 
     def agree(self, step: str, packets: Mapping[int, Packet], round: int) -> Mapping[int, Packet]:

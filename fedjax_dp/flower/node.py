@@ -25,7 +25,7 @@ from fedjax_dp.flower.ledger import Budget, NodeLedger
 from fedjax_dp.flower.packets import Packet, arrays_of, packet_of, tree_of
 from fedjax_dp.flower.plan import Plan, Shapes, require_same
 from fedjax_dp.flower.rows import Rows, RowsInContext, RowsOnDisk
-from fedjax_dp.flower.script import Script, require_difference, trained_by, unsent_scores
+from fedjax_dp.flower.script import Script, reports, require_difference, trained_by
 from fedjax_dp.server.base import Diagnostic, Fate, Roster, Stacked
 from fedjax_dp.server.secure.aggregator import masks_of
 from fedjax_dp.server.secure.key_agreement import SeedTable
@@ -179,9 +179,9 @@ def client_app(
 
     @app.query("scores")
     def scores(message: Message, context: Context) -> Message:
-        script, digest = data(context).script, packet_of(message.content).facts["digest"]
-        left = "" if script is None else unsent_scores(script, digest)
-        return reply(Packet({"scores": left}), message)
+        script, facts = data(context).script, packet_of(message.content).facts
+        left = {"scores": ""} if script is None else reports(script, facts["digest"], facts)
+        return reply(Packet(left), message)
 
     return app
 
@@ -315,7 +315,7 @@ class _Kept:
         sent = _stacked(stack) if is_stacked else sums.value(total)
         arrays = arrays_of(sent, "sent") | (arrays_of(_stacked(known), "known") if known else {})
         answer = {name: facts[name] for name in ("digest", "round", "clients")}
-        scores = {"scores": trained.scores} if trained is not None else {}
+        scores = trained.scores if trained is not None else {}
         return Packet({**answer, "fates": fates, **scores}, arrays)
 
     @staticmethod

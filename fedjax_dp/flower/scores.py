@@ -4,6 +4,7 @@ import json
 import pathlib
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 from fedjax_dp.core import checks, files
 from fedjax_dp.flower.exchange import require_scores
@@ -26,22 +27,30 @@ class ScoresFile:
 
         Args:
           clients: those of the node.
-          text: reports as `Trained.scores` has them.
+          text: reports as a list, in JSON.
         """
+        lost = f"scores of clients {list(clients)} are lost"
         try:
             checks.require(len(text) <= _MOST_BYTES, "scores", "have at most 1 MiB", len(text))
             found = files.parse_json(text, "scores")
             checks.require(isinstance(found, list), "scores", "be a list of reports", found)
-            for line in found:
-                require_scores(line)
-                link = line["datalink"]
-                rule = f"be None or one of {list(clients)}"
-                checks.require(link is None or link in clients, "datalink", rule, link)
-        except Exception as error:  # Whatever a node sends, the round is played.
-            warnings.warn(f"scores of clients {list(clients)} are lost: {error}", stacklevel=2)
+        except ValueError as error:
+            warnings.warn(f"{lost}: {error}", stacklevel=2)
             return
-        with self._path.open("a", encoding="utf-8") as file:
-            for line in found:
-                of = list(clients) if line["datalink"] is None else [line["datalink"]]
-                report = {"round": line["round"], "clients": of, "scores": line["scores"]}
-                file.write(json.dumps(report) + "\n")
+        for line in found:
+            try:
+                report = _report(line, clients)
+            except Exception as error:  # Whatever a node sends, the round is played.
+                warnings.warn(f"{lost}: {error}", stacklevel=2)
+                continue
+            files.append_line(self._path, json.dumps(report))
+
+
+def _report(line: Any, clients: Sequence[int]) -> dict[str, Any]:
+    """Reads a report of a node."""
+    require_scores(line)
+    link = line["datalink"]
+    rule = f"be None or one of {list(clients)}"
+    checks.require(link is None or link in clients, "datalink", rule, link)
+    of = list(clients) if link is None else [link]
+    return {"round": line["round"], "clients": of, "scores": line["scores"]}

@@ -40,10 +40,12 @@ class Script(NamedTuple):
     Attributes:
       folder: where node and script meet.
       rounds: the rounds of the experiment; None if unknown.
+      sends_scores: whether reported scores may leave the node, for a server that collects them.
     """
 
     folder: str | pathlib.Path
     rounds: int | None = None
+    sends_scores: bool = False
 
 
 def require_difference(algorithm: FederatedAlgorithm, population: Population) -> None:
@@ -128,13 +130,26 @@ def trained_by(script: Script, plan: Plan, message: PyTree, packet: Packet) -> "
             warnings.warn(f"the update of data link {link} counts as lost: {error}", stacklevel=2)
             continue
         found[link] = jax.tree.unflatten(structure, [arrays[name] for name in model])
-    return Trained(found, unsent_scores(script, plan.digest) if facts.get("scores") else "")
+    return Trained(found, reports(script, plan.digest, facts))
 
 
-def unsent_scores(script: Script, digest: str) -> str:
-    """Takes the scores of an experiment that no reply has carried, as JSON; empty without any."""
-    found = Exchange(script.folder).unsent_scores(digest)
-    return json.dumps(found) if found else ""
+def reports(script: Script, digest: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Takes the scores that no reply has carried, if this node sends scores and they are asked for.
+
+    Args:
+      script: the script.
+      digest: of the plan.
+      asked: facts of the server's message: `scores`, whether it collects them, and `scores from`,
+        how many reports it has; -1 if it does not know.
+
+    Returns:
+      Facts of the reply: `scores`, JSON or empty, and `scores end`, how many it has with these.
+    """
+    if not (script.sends_scores and asked.get("scores")):
+        return {"scores": ""}
+    start = int(asked.get("scores from", -1))
+    found, end = Exchange(script.folder).unsent_scores(digest, None if start < 0 else start)
+    return {"scores": json.dumps(found) if found else "", "scores end": end}
 
 
 class Trained(NamedTuple):
@@ -142,11 +157,11 @@ class Trained(NamedTuple):
 
     Attributes:
       params: trained parameters by client; none of a client that was not trained in time.
-      scores: reports as JSON, for a server that collects them; else empty.
+      scores: facts of the reply, from `reports`.
     """
 
     params: Mapping[int, PyTree]
-    scores: str
+    scores: Mapping[str, Any]
 
     def work(
         self,

@@ -228,7 +228,11 @@ def test_a_script_takes_part_in_an_experiment_and_its_scores_are_in_the_run_fold
     grid, links = grid_of(app), SimpleNamespace(client=lambda link: None)
     own = tmp_path / "states"
     exchange = Exchange(own / FOLDER)
-    grid.contexts[2].node_config |= {"training": "script", "state-dir": str(own)}
+    grid.contexts[2].node_config |= {
+        "training": "script",
+        "scores": "exact",
+        "state-dir": str(own),
+    }
     folder = tmp_path / "run"
     with script_of(own, push_and_report, links) as seen:
         outcome = run_on(grid, config, folder, keys="parity", scores="exact")

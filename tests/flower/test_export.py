@@ -122,6 +122,11 @@ def test_a_node_config_says_that_a_script_trains():
     assert script_of({"state-dir": "/s"}, 5) is None
     script = script_of({"training": "script", "state-dir": "/s"}, 5)
     assert (str(script.folder), script.rounds) == ("/s/project", 5)
+    assert not script.sends_scores
+    wanted = {"training": "script", "state-dir": "/s", "scores": "exact"}
+    assert script_of(wanted, 5).sends_scores
+    with pytest.raises(ValueError, match="node-config scores must be one of exact, none"):
+        script_of({**wanted, "scores": "all"}, 5)
     with pytest.raises(ValueError, match="node-config must hold state-dir"):
         script_of({"training": "script"}, 5)
     with pytest.raises(ValueError, match="node-config training must be one of package, script"):

@@ -91,7 +91,7 @@ def federation(tmp_path_factory):
     }
     has_torch = importlib.util.find_spec("torch") is not None
     for i in (BY_CURL, BY_TORCH) if has_torch else (BY_CURL,):
-        nodes[i]["training"] = "script"
+        nodes[i] |= {"training": "script", "scores": "exact"}
     grid = InProcess(client_app_of(EXAMPLE / "federation.toml"), nodes)
     with programs(folder) as start:
         own, table = states(BY_CURL), data / f"node-{BY_CURL}.csv"

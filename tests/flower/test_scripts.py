@@ -23,7 +23,7 @@ from fedjax_dp.engine import Fate, federation, population_of, simulation
 from fedjax_dp.flower import GridNodes, Node, NotOpenError, Script, client_app, deployed, project
 from fedjax_dp.flower.exchange import FOLDER, Exchange, Task, decoded, encoded
 from fedjax_dp.flower.scores import ScoresFile
-from fedjax_dp.flower.script import require_difference
+from fedjax_dp.flower.script import reports, require_difference
 from fedjax_dp.flower.testing import InProcess
 from fedjax_dp.privacy.mechanisms.distributed import make_plan
 from fedjax_dp.server.distributed import discrete_mean
@@ -61,7 +61,7 @@ def federated(folder, *, timeout=20.0, scores=None, make=make, scripted=(SCRIPTE
     def data(context):
         ids = [int(part) for part in context.node_config["clients"].split(",")]
         own = folder / str(context.node_id)
-        script = Script(own / FOLDER, ROUNDS) if context.node_id in scripted else None
+        script = Script(own / FOLDER, ROUNDS, True) if context.node_id in scripted else None
         return Node(ids, train.select(ids), keys="parity", state_dir=own, script=script)
 
     nodes = {node: {"clients": ",".join(map(str, ids))} for node, ids in NODES.items()}
@@ -299,6 +299,9 @@ def test_a_round_that_is_sent_again_starts_anew(open_round, tmp_path):
     assert here.pull()["b"] == 1
     with pytest.raises(NotOpenError, match="received no round 2 yet"):
         here.push(MODEL, datalink=4, round=2)
+    # The model of the later round is no server's to delete.
+    (aside,) = (tmp_path / FOLDER).rglob("replaced-*")
+    assert decoded((aside / "model.safetensors").read_bytes())["b"] == 0
 
 
 @pytest.mark.parametrize(
@@ -325,12 +328,48 @@ def test_a_server_stores_scores_of_the_nodes_own_clients_alone(tmp_path):
     file = ScoresFile(tmp_path / "scores.jsonl")
     good = {"round": 0, "datalink": None, "scores": {"a": 0.5}}
     file.append([1, 3], json.dumps([good, {**good, "datalink": 3}]))
-    for wrong in ("[", "3", json.dumps([good, {**good, "datalink": 2}]), json.dumps([{}])):
+    # A report that does not fit loses none beside it.
+    huge = '[{"round": 0, "datalink": null, "scores": {"a": 1' + "0" * 400 + "}}]"
+    of_another = json.dumps([good, {**good, "datalink": 2}])
+    for wrong in ("[", "[" * 10**5, "3", json.dumps([{}]), json.dumps([3]), huge, of_another):
         with pytest.warns(UserWarning, match=r"scores of clients \[1, 3\] are lost"):
             file.append([1, 3], wrong)
     lines = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
-    assert [line["clients"] for line in lines] == [[1, 3], [3]]
+    assert [line["clients"] for line in lines] == [[1, 3], [3], [1, 3]]
     assert (tmp_path / "scores.jsonl").stat().st_mode & 0o077 == 0
+
+
+def test_scores_outlast_a_crash_and_a_lost_reply(open_round, tmp_path):
+    here, digest = project(tmp_path), "a" * 64
+    path = tmp_path / FOLDER / "scores.jsonl"
+    here.report({"a": np.float32(1)}, 0)
+    with path.open("a") as file:
+        file.write('{"experiment": "aaa')
+    here.report({"a": 2}, 2)
+    assert [line["scores"]["a"] for line in here.scores()] == [1, 2]
+    assert path.stat().st_mode & 0o077 == 0
+
+    def sent(start=-1, script=Script(tmp_path / FOLDER, sends_scores=True), asked=True):
+        facts = reports(script, digest, {"scores": asked, "scores from": start})
+        found = json.loads(facts["scores"] or "[]")
+        return [line["scores"]["a"] for line in found], facts.get("scores end")
+
+    # Neither side sends scores by itself.
+    assert sent(asked=False) == sent(script=Script(tmp_path / FOLDER)) == ([], None)
+    assert sent() == ([1, 2], 2) and sent() == ([], 2)
+    here.report({"a": 3}, 2)
+    # The server has the first report alone: a reply was lost.
+    assert sent(1) == ([2, 3], 3) and sent(3) == sent(99) == ([], 3)
+
+
+def test_reports_are_as_many_as_a_reply_may_have(open_round, tmp_path):
+    here, names = project(tmp_path), [f"{i:0>100}" for i in range(100)]
+    for _ in range(60):
+        here.report(dict.fromkeys(names, 0.1), 0)
+    first, end = open_round.unsent_scores("a" * 64)
+    assert 0 < end < 60 and len(json.dumps(first)) < 2**20
+    rest, end = open_round.unsent_scores("a" * 64, end)
+    assert (len(first) + len(rest), end) == (60, 60)
 
 
 def refusal(algorithm, case=None):
