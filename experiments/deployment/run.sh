@@ -30,7 +30,8 @@ bash "$here/refusals.sh" states-3 > refusals.log 2>&1 &
 SECONDS=0
 flwr run app --stream --run-config 'own-data=true scores="exact"' > run.log 2>&1
 echo "$SECONDS seconds"
-grep "nodes replied" run.log
+jq --raw-output '"round \(.round): \(.nodes_replied) of \(.nodes_asked) nodes replied"' \
+  federated/metrics.jsonl
 jq --raw-output '"\(input_filename): accuracy \(.test_accuracy), ε \(.epsilon)"' \
   simulated/summary.json federated/summary.json
 cat refusals.log

@@ -4,7 +4,7 @@ import json
 import pathlib
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -305,6 +305,8 @@ def client_app_of(path: str | pathlib.Path) -> ClientApp:
     absolute path of a file of its own, or a pattern, which is read in place of `data.options.path`,
     as the server's `own-data` expects it. Its clients are those of the node, in the order of their
     names. With `training = "script"` a script of the participant's own trains them, see `project`.
+    `experiment` is the absolute path of a TOML file of the node's own, which it plays in place of
+    the app's; the server's must be the same in all that a client's round depends on.
 
     Args:
       path: the TOML file.
@@ -313,56 +315,80 @@ def client_app_of(path: str | pathlib.Path) -> ClientApp:
       The app.
     """
 
-    @cache
-    def config() -> Config:
-        found = load_config(str(path))
-        # Each message has a process of its own, which reads the programs of those before.
-        use_compilation_cache(found.execution.compilation_cache, least_seconds=0.0)
-        return found
-
-    parts = cache(lambda: parts_of(config()))
-    read = cache(lambda file: own_population(config(), file))
+    played = cache(_Played)
 
     def data(context: Context) -> Node:
-        given = {
-            name.replace("-", "_"): str(context.node_config[name])
-            for name in ("state-dir", "keys")
-            if name in context.node_config
-        }
-        script = script_of(context.node_config, config().run.rounds)
-        if "data" in context.node_config:
-            file = str(context.node_config["data"])
-            rule = "be an absolute path"
-            checks.require(pathlib.Path(file).is_absolute(), "node-config data", rule, file)
-            own, kind = read(file)
-            clients = clients_of(context.node_config, config().data.num_clients)
-            rule = f"hold the {len(clients)} clients {clients} of this node"
-            fits = own.train.num_clients == len(clients)
-            checks.require(fits, file, rule, list(own.train.client_names))
-            return Node(clients, own.train, own.validation, kind=kind, script=script, **given)  # type: ignore
-        whole = parts().population
-        clients = clients_of(context.node_config, whole.train.num_clients)
-        second = None if whole.validation is None else whole.validation.select(clients)
-        return Node(clients, whole.train.select(clients), second, script=script, **given)  # type: ignore
-
-    @cache
-    def of_registered(text: str) -> Parts:
-        population = population_without_records(Registered(*json.loads(text)))
-        return parts_of(config(), population)
+        own = context.node_config.get("experiment")
+        if own is None:
+            return played(str(path)).node(context)
+        rule = "be an absolute path"
+        checks.require(pathlib.Path(str(own)).is_absolute(), "node-config experiment", rule, own)
+        return played(str(own)).node(context)
 
     def parts_for(node: Node, population: Sizes) -> Parts:
-        if not node.kind:
-            return parts()
-        sizes, second = population.sizes.tolist(), population.validation
-        return of_registered(
-            json.dumps([node.kind, sizes, [] if second is None else second.sizes.tolist()])
-        )
+        return played(node.experiment).parts_for(node, population)
 
     return client_app(
         lambda *of_node: parts_for(*of_node).algorithm,
         data,
         lambda *of_node: terms_of(parts_for(*of_node).config),
     )
+
+
+class _Played:
+    """An experiment on a node, of which everything is read and built once."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._read = cache(lambda file: own_population(self._config, file))
+        self._of_registered = cache(
+            lambda text: parts_of(
+                self._config, population_without_records(Registered(*json.loads(text)))
+            )
+        )
+
+    @cached_property
+    def _config(self) -> Config:
+        found = load_config(self._path)
+        # Each message has a process of its own, which reads the programs of those before.
+        use_compilation_cache(found.execution.compilation_cache, least_seconds=0.0)
+        return found
+
+    @cached_property
+    def _parts(self) -> Parts:
+        return parts_of(self._config)
+
+    def node(self, context: Context) -> Node:
+        """Reads the clients of a node and their data."""
+        given = {
+            name.replace("-", "_"): str(context.node_config[name])
+            for name in ("state-dir", "keys")
+            if name in context.node_config
+        }
+        script = script_of(context.node_config, self._config.run.rounds)
+        of_node = {**given, "script": script, "experiment": self._path}
+        if "data" in context.node_config:
+            file = str(context.node_config["data"])
+            rule = "be an absolute path"
+            checks.require(pathlib.Path(file).is_absolute(), "node-config data", rule, file)
+            own, kind = self._read(file)
+            clients = clients_of(context.node_config, self._config.data.num_clients)
+            rule = f"hold the {len(clients)} clients {clients} of this node"
+            fits = own.train.num_clients == len(clients)
+            checks.require(fits, file, rule, list(own.train.client_names))
+            return Node(clients, own.train, own.validation, kind=kind, **of_node)  # type: ignore
+        whole = self._parts.population
+        clients = clients_of(context.node_config, whole.train.num_clients)
+        second = None if whole.validation is None else whole.validation.select(clients)
+        return Node(clients, whole.train.select(clients), second, **of_node)  # type: ignore
+
+    def parts_for(self, node: Node, population: Sizes) -> Parts:
+        """Builds the parts of the experiment for the registered sizes of all clients."""
+        if not node.kind:
+            return self._parts
+        sizes, second = population.sizes.tolist(), population.validation
+        second_sizes = [] if second is None else second.sizes.tolist()
+        return self._of_registered(json.dumps([node.kind, sizes, second_sizes]))
 
 
 def terms_of(config: Config) -> Terms:

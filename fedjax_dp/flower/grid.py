@@ -1,5 +1,6 @@
 """The nodes of a federation as Flower reaches them."""
 
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -8,9 +9,11 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedjax_dp.core import checks
-from fedjax_dp.flower.log import LOG
 from fedjax_dp.flower.node import CLIENTS, PRIVACY, SCORES, TRAIN
 from fedjax_dp.flower.packets import Packet, counts_of, packet_of
+
+# Each question that has no answer costs the time of a round.
+_MOST_SILENCES = 3
 
 
 class GridNodes:
@@ -40,6 +43,8 @@ class GridNodes:
         # What each node has answered; None for a node of another plan.
         self._known: dict[int, list[int]] = {}
         self._holder: dict[int, int] = {}
+        # How often a node has let the time of a question pass.
+        self._silent: dict[int, int] = {}
         self._plan: dict[str, Any] = {}
         # The nodes whose clients a script trains.
         self._scripted: set[int] = set()
@@ -62,8 +67,21 @@ class GridNodes:
         """
         online, is_start = set(self._grid.get_node_ids()), not self._known
         self._plan = {n: x for n, x in question.facts.items() if not n.startswith("plan ")}
-        new = {node: question for node in sorted(online) if node not in self._known}
-        for node, reply in ask(self._grid, CLIENTS, new, "set-up", self._timeout).items():
+        self._silent = {node: times for node, times in self._silent.items() if node in online}
+        new = {
+            node: question
+            for node in sorted(online.difference(self._known))
+            if self._silent.get(node, 0) < _MOST_SILENCES
+        }
+        start = time.monotonic()
+        replies = ask(self._grid, CLIENTS, new, "set-up", self._timeout)
+        if time.monotonic() - start >= self._timeout:
+            for node in sorted(set(new).difference(replies)):
+                self._silent[node] = times = self._silent.get(node, 0) + 1
+                if times == _MOST_SILENCES:
+                    text = f"node {node} is asked no more: {times} questions had no answer in time"
+                    warnings.warn(text, stacklevel=2)
+        for node, reply in replies.items():
             try:
                 self._known[node] = self._registered(node, reply)
             except ValueError as error:
@@ -122,7 +140,6 @@ class GridNodes:
         replies = ask(self._grid, TRAIN, packets, str(round), self._timeout)
         self._scripted |= {node for node, reply in replies.items() if "scores" in reply.facts}
         self._collect(replies)
-        LOG.info(f"round {round + 1}: {len(replies)} of {len(packets)} nodes replied")
         return replies
 
     def _asked(self, node: int) -> dict[str, Any]:

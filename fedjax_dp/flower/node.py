@@ -50,6 +50,7 @@ class Node(NamedTuple):
       kind: what the data of all nodes must have alike, for JSON; the server compares it if it has
         no data of its own.
       script: a script of the participant's own that trains the clients; None to train here.
+      experiment: which algorithm `build` makes, where an app has several.
     """
 
     clients: Sequence[int]
@@ -59,6 +60,7 @@ class Node(NamedTuple):
     state_dir: str | pathlib.Path | None = None
     kind: Mapping[str, Any] = {}
     script: Script | None = None
+    experiment: str = ""
 
 
 class Terms(NamedTuple):
@@ -209,7 +211,7 @@ class _Kept:
 
     def _planned(self, node: Node, facts: Mapping[str, Any]) -> tuple[Plan, Terms]:
         sizes = [facts[name] for name in sizes_of(node)]
-        key = json.dumps([node.kind, *sizes])
+        key = json.dumps([node.experiment, node.kind, *sizes])
         if key not in self._plans:
             own = population_of(node.train, node.validation)
             first, second = (np.array(each, np.int32) for each in sizes)

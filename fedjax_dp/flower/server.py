@@ -304,6 +304,11 @@ class _Server:
         of_round = wire.metrics()
         if self._least:
             of_round["is_abandoned"] = np.float32(is_abandoned)
+        # Not in the log, which more people read.
+        of_round |= {
+            "nodes_asked": np.int64(len(packets)),
+            "nodes_replied": np.int64(len(replies)),
+        }
         info = self._info(closed, fate, of_round)
         return after, record._replace(fate=_one(fate)), info
 

@@ -181,6 +181,24 @@ def test_columns_in_another_order_are_refused(folder, tmp_path):
         registered(grid_of(folder, files=files), 3, pause=0)
 
 
+def test_a_node_plays_an_experiment_of_its_own(folder, tmp_path):
+    text = (folder / "deployed.toml").read_text()
+    own = tmp_path / "own.toml"
+    grid = grid_of(folder)
+    grid.contexts[8].node_config["experiment"] = str(own)
+    own.write_text(text.replace('path = "/nowhere/', 'path = "/elsewhere/'))
+    assert registered(grid, 3, pause=0).sizes == SIZES
+    grid = grid_of(folder)
+    grid.contexts[8].node_config["experiment"] = str(other := tmp_path / "other.toml")
+    other.write_text(text.replace('["no", "yes"]', '["yes", "no"]'))
+    message = "class_names of the data of node 8, as of node 7, must be"
+    with pytest.raises(ValueError, match=message):
+        registered(grid, 3, pause=0)
+    grid.contexts[8].node_config["experiment"] = "own.toml"
+    (reply,) = grid.send_and_receive([Message(Packet().record(), 8, DATA)])
+    assert "node-config experiment must be an absolute path" in reply.error.reason
+
+
 def test_a_client_on_two_nodes_is_refused(folder):
     grid = grid_of(folder)
     grid.contexts[9].node_config["clients"] = "0"

@@ -257,12 +257,13 @@ def answering():
     return there, there.simulation.run.__self__._question
 
 
-def asked(answering, change=lambda sent, reply: [reply]):
+def asked(answering, change=lambda sent, reply: [reply], **options):
     """Returns new nodes of the same app, their grid, and the question."""
     there, question = answering
     configs = {node: {"clients": ",".join(map(str, ids))} for node, ids in NODES.items()}
     grid = InProcess(there.grid._app, configs, change)
-    return GridNodes(grid, sizes=there.simulation.federation.population.sizes), grid, question
+    sizes = there.simulation.federation.population.sizes
+    return GridNodes(grid, sizes=sizes, **options), grid, question
 
 
 def context_of(node, clients):
@@ -307,3 +308,37 @@ def test_a_client_stays_on_its_node_until_that_is_offline(answering):
     assert reached.clients(question) == before | {5: 66}
     del grid.contexts[13], grid.contexts[66]
     assert reached.clients(question) == {c: n for c, n in before.items() if c != 5}
+
+
+def test_a_node_that_never_answers_costs_three_rounds_their_time(answering):
+    questions = []
+
+    def change(sent, reply):
+        if sent.metadata.dst_node_id == 99:
+            questions.append(99)
+            return []
+        return [reply]
+
+    # Every answer takes longer than that.
+    reached, grid, question = asked(answering, change, timeout=1e-9)
+    before = reached.clients(question)
+    grid.contexts[99] = context_of(99, "1")
+    for _ in range(2):
+        assert reached.clients(question) == before
+    with pytest.warns(UserWarning, match="node 99 is asked no more: 3 questions"):
+        reached.clients(question)
+    reached.clients(question)
+    assert questions == [99] * 3
+    # One that was away is asked again.
+    context = grid.contexts.pop(99)
+    reached.clients(question)
+    grid.contexts[99] = context
+    reached.clients(question)
+    assert questions == [99] * 4
+
+
+def test_counts_of_replies_are_figures_of_the_run_and_not_in_the_log(federation, caplog):
+    with caplog.at_level("INFO", logger="flwr"):
+        _, _, info = one_round(federation, lost)
+    counts = [int(info.server[name][0]) for name in ("nodes_asked", "nodes_replied")]
+    assert counts[0] == counts[1] + 1 and not caplog.text

@@ -93,7 +93,10 @@ _MASK_KEYS = {
 }
 _DEPLOYED = (
     "Deployed on Flower: clips and noise of clients are made on the nodes, which are trusted to "
-    "make them as agreed, and by the clients of a node to keep their updates to themselves. {keys} "
+    "make them as agreed, and by the clients of a node to keep their updates to themselves. Nodes "
+    "play the app and the configuration that the person who starts the run sends them: the claim "
+    "trusts that person, but for nodes that run signed apps alone, with a configuration of their "
+    "own. {keys} "
     "A client whose node is offline when it is drawn, or whose reply does not fit, sends nothing: "
     "the claim assumes that this depends neither on the model nor on who else is drawn. Logs and "
     "database of the SuperLink hold who was messaged: those who read them must keep it secret. "
