@@ -140,6 +140,12 @@ def averaged_models(
     )
 
 
+def has_common_noise(algorithm: FederatedAlgorithm) -> bool:
+    """Whether clients scale their noise by numbers of others, which the server sends."""
+    made = getattr(algorithm.broadcast, "__self__", None)
+    return isinstance(made, _Averaging) and made.noise is not None and made.is_common
+
+
 class _Averaging(NamedTuple):
     """The functions of the declaration, and what they share."""
 

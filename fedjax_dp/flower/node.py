@@ -23,7 +23,7 @@ from fedjax_dp.engine.sides import Received, Work, client_side
 from fedjax_dp.flower.agreement import KEYS, SHARES, UNMASK, Agreement, with_seeds
 from fedjax_dp.flower.ledger import Budget, NodeLedger
 from fedjax_dp.flower.packets import Packet, arrays_of, packet_of, tree_of
-from fedjax_dp.flower.plan import Plan, Shapes, require_same
+from fedjax_dp.flower.plan import Plan, Shapes, require_own_scale, require_same
 from fedjax_dp.flower.rows import Rows, RowsInContext, RowsOnDisk
 from fedjax_dp.flower.script import Script, reports, require_difference, trained_by
 from fedjax_dp.server.base import Diagnostic, Fate, Roster, Stacked
@@ -207,7 +207,9 @@ class _Kept:
 
     def plan(self, node: Node, facts: Mapping[str, Any]) -> Plan:
         """Makes the plan of the server's public facts and this node's data."""
-        return self._planned(node, facts)[0]
+        plan = self._planned(node, facts)[0]
+        require_own_scale(plan.algorithm, node.keys)
+        return plan
 
     def _planned(self, node: Node, facts: Mapping[str, Any]) -> tuple[Plan, Terms]:
         sizes = [facts[name] for name in sizes_of(node)]

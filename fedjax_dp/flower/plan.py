@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.algorithms.model_averaging import has_common_noise
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.marks import mark, marks_reaching
 from fedjax_dp.core.messages import received
@@ -139,6 +140,15 @@ def require_same(own: Mapping[str, str], others: Mapping[str, str]) -> None:
     for name in sorted({*own, *others}):
         mine, theirs = own.get(name, ""), others.get(name, "")
         checks.require(mine == theirs, f"{name} of the server", f"be {mine!r} as here", theirs)
+
+
+def require_own_scale(algorithm: FederatedAlgorithm, keys: str) -> None:
+    """Refuses noise of clients for which the server, which must not be trusted, sends the scale."""
+    rule = (
+        f"be parity, which trusts the server: it sends the scale of the noise of {algorithm.name}, "
+        "of shares or printed; nearest valid choices: calibration 'corrected' and whole noise"
+    )
+    checks.require(keys == "parity" or not has_common_noise(algorithm), "keys", rule, keys)
 
 
 def _kinds(tree: PyTree) -> str:

@@ -38,7 +38,7 @@ from fedjax_dp.flower.journal import Journal
 from fedjax_dp.flower.masking import Masking, SetUp
 from fedjax_dp.flower.node import Keys
 from fedjax_dp.flower.packets import Packet, arrays_of, tree_of
-from fedjax_dp.flower.plan import Plan
+from fedjax_dp.flower.plan import Plan, require_own_scale
 from fedjax_dp.server.base import Close, Fate, Roster, Stacked
 from fedjax_dp.server.secure.aggregator import masks_of
 from fedjax_dp.server.secure.key_agreement import SeedTable
@@ -118,12 +118,14 @@ def deployed(
 
     Raises:
       ValueError: for a federation with a wrapper, an algorithm whose rounds end with a second
-        message or whose host steps read client states; for masks, if secret cohorts amplify
+        message or whose host steps read client states, or whose noise at the clients has a scale
+        that the server sends, unless keys are of parity; for masks, if secret cohorts amplify
         privacy of clients, if the server has a part of client states, or for parity keys with
         those that were agreed in this process.
     """
     checks.one_of("keys", keys, get_args(Keys))
     _require_deployable(federation)
+    require_own_scale(federation.algorithm, keys)
     _require_masks(federation, keys)
     server = _Server(federation, nodes, keys, journal, described)
     return Simulation(

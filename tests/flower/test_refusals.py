@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from cases import CASES
 from federations import deploy, key
+from flwr.app import Message
 from marks import slow
-from small_problem import NUM_CLIENTS, ROUNDS, make_data, make_model, plain_trainer
+from small_problem import NUM_CLIENTS, NUM_FEATURES, ROUNDS, make_data, make_model, plain_trainer
 
 from fedjax_dp import algorithms
 from fedjax_dp.algorithms.base import FinishForAll
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer
-from fedjax_dp.data import participants, sampling
+from fedjax_dp.data import FederatedData, participants, sampling
 from fedjax_dp.engine import (
     anderson,
     examples_of,
@@ -21,8 +22,12 @@ from fedjax_dp.engine import (
     population_of,
     serverless,
 )
-from fedjax_dp.flower import deployed
+from fedjax_dp.flower import Node, client_app, deployed
+from fedjax_dp.flower.node import CLIENTS
+from fedjax_dp.flower.packets import Packet
 from fedjax_dp.flower.plan import Plan, require_same
+from fedjax_dp.flower.testing import InProcess
+from fedjax_dp.models import logistic_regression
 from fedjax_dp.server import secure
 from fedjax_dp.server.fixed_point import fixed_point
 from fedjax_dp.server.mean import weighted_mean
@@ -60,6 +65,34 @@ def test_what_nodes_cannot_do_is_refused():
             deployed(wrapped, NoNodes())
     with pytest.raises(ValueError, match="keys must be one of"):
         deployed(plain, NoNodes(), keys="mine")
+
+
+@pytest.mark.parametrize("options", [{"calibration": "paper"}, {"mechanism": "gamma_shares"}])
+def test_noise_whose_scale_the_server_sends_is_refused_on_both_sides(options):
+    # Numbers of other clients, of which the server could say anything.
+    shape = jax.ShapeDtypeStruct((NUM_FEATURES,), np.float32)
+    model = logistic_regression(shape, 2, gradient_bound=1.0)
+    config = LocalConfig(
+        learning_rate=1.0, batch_size=1, num_steps=2, clip_norm=1.0, noise_multiplier=1.0
+    )
+    whole = sampling.full_participation()._replace(name="full_batch")
+    trainer = dp_sgd_trainer(model, config, sampler=whole)
+    rows = {"rows_per_round": 2, "regularizer": 0.3}
+    algorithm = algorithms.warm_start_averaging(
+        model, trainer, num_clients=NUM_CLIENTS, **rows, **options
+    )
+    data = make_data()
+    labels = np.asarray(data.examples["y"], np.int32)
+    data = FederatedData({"x": data.examples["x"], "y": labels}, data.offsets)
+    message = "keys must be parity, which trusts the server: it sends the scale of the noise"
+    with pytest.raises(ValueError, match=message):
+        deployed(federation(algorithm, population_of(data), everyone()), NoNodes())
+    node = Node([0], data.select([0]))
+    app = client_app(lambda node, population: algorithm, lambda context: node)
+    facts = {"sizes": data.sizes.tolist(), "validation sizes": [], "plan names": []}
+    asked = Packet(facts | {"plan texts": []}).record()
+    (reply,) = InProcess(app, {11: {}}).send_and_receive([Message(asked, 11, CLIENTS)])
+    assert message in reply.error.reason
 
 
 def test_masks_of_keys_that_one_process_agreed_are_refused():
