@@ -10,10 +10,11 @@ from scipy import stats
 from small_problem import NUM_CLIENTS, NUM_FEATURES, ROUNDS, SIZES, make_data, make_model
 from test_scripts import RATE, one_step, script_of
 
-from fedjax_dp.algorithms import dp_fedavg, fedavg
+from fedjax_dp.algorithms import dp_fedavg, fedavg, scaffold
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import local_trainer
 from fedjax_dp.data import participants, sampling
+from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import Fate, PrivacyAccounting, federation, population_of, simulation
 from fedjax_dp.experiment import load_config, run
 from fedjax_dp.experiment.reading.config_files import to_toml
@@ -315,6 +316,39 @@ def test_shares_of_noise_are_added_under_masks_and_never_the_same():
         for noise in noises[-1].values():
             assert np.all(np.abs(noise) < 8 * stddev) and np.any(noise != 0)
     assert all(np.any(noises[0][name] != x) for name, x in noises[1].items())
+
+
+class WithStates(Case):
+    """SCAFFOLD, whose clients have states; the records of one client are damaged."""
+
+    def __init__(self):
+        super().__init__()
+        self.data = self._damaged
+
+    @staticmethod
+    def _damaged():
+        clients = [make_data().client(client) for client in range(NUM_CLIENTS)]
+        clients[4] = {**clients[4], "x": np.full_like(clients[4]["x"], np.nan)}
+        return FederatedData.from_clients(clients)
+
+    def make(self, model, form="masked"):
+        trainer = local_trainer(model, LocalConfig(learning_rate=RATE, batch_size=max(SIZES)))
+        algorithm = scaffold(model, trainer, num_clients=NUM_CLIENTS)
+        mean = secure.masked(algorithm.aggregator, WORDS, GRAPH, form=form)
+        return algorithm._replace(aggregator=mean)
+
+
+@slow
+def test_under_masks_a_node_says_of_no_client_that_its_update_was_not_finite():
+    case, masks = WithStates(), Federation(WithStates())
+    simulated = simulation(case.make(make_model(), "cancelled"), case.data(), case.participation())
+    state, expected, _ = simulated.run(simulated.init(key()), key(), ROUNDS)
+    is_damaged = expected.clients == 4
+    np.testing.assert_array_equal(expected.fate == Fate.NOT_FINITE, is_damaged)
+    # Its state of each round, which is the one before, is stored all the same.
+    found, record, _ = masks.play(rounds=ROUNDS)
+    assert np.all(record.fate == Fate.CONTRIBUTED)
+    same(found.server, state.server)
 
 
 @slow
