@@ -39,6 +39,7 @@ from fedjax_dp.flower.masking import Masking, SetUp
 from fedjax_dp.flower.node import Keys
 from fedjax_dp.flower.packets import Packet, arrays_of, tree_of
 from fedjax_dp.flower.plan import Plan, require_own_scale
+from fedjax_dp.privacy.claims import OnceClaim
 from fedjax_dp.server.base import Close, Fate, Roster, Stacked
 from fedjax_dp.server.secure.aggregator import masks_of
 from fedjax_dp.server.secure.key_agreement import SeedTable
@@ -256,6 +257,10 @@ class _Server:
     ) -> tuple[SimulationState, RoundRecord, RoundInfo]:
         number, places = int(state.round), self._nodes.clients(self._question)
         repeats = self._repeats(number)
+        if self._is_read(number):
+            text = "its records are read once, and were when it was sent before: no node is asked"
+            warnings.warn(f"round {number}: {text}", stacklevel=2)
+            places = {}
         # Amplification counts on a cohort of its own for each release.
         is_secret = self._federation.participation.sampler.charges_all
         drawn = self._drawn(state, _again(key, repeats * is_secret), hyper, places)
@@ -327,6 +332,11 @@ class _Server:
         checks.require(is_fresh or not released, f"round {number}", rule, "a second time")
         # The bits of an interrupted run are those of a whole one with parity keys alone.
         return released if self._keys == "parity" else self._journal.num_attempts(number)
+
+    def _is_read(self, number: int) -> bool:
+        """Whether records that are charged for one round were read in an attempt of it."""
+        is_once = isinstance(self._federation.claims.record, OnceClaim)
+        return is_once and self._journal is not None and self._journal.num_attempts(number) > 0
 
     def _agree(
         self, number: int, wire: "_Wire", step: str, packets: Mapping[int, Packet]

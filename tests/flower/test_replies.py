@@ -5,6 +5,7 @@ import io
 import jax
 import numpy as np
 import pytest
+from cases import CASES
 from dp_accounting import GaussianDpEvent
 from federations import NODES, deploy, key
 from flwr.app import Array, ConfigRecord, Context, Error, Message, RecordDict
@@ -21,7 +22,7 @@ from fedjax_dp.flower.packets import Packet, arrays_of
 from fedjax_dp.flower.plan import Plan
 from fedjax_dp.flower.testing import InProcess
 from fedjax_dp.io import JournalFile
-from fedjax_dp.privacy.claims import ClientClaim
+from fedjax_dp.privacy.claims import ClientClaim, OnceClaim
 from fedjax_dp.privacy.sensitivities import sensitivity_of_sum
 from fedjax_dp.server.mean import weighted_mean
 
@@ -342,3 +343,34 @@ def test_counts_of_replies_are_figures_of_the_run_and_not_in_the_log(federation,
         _, _, info = one_round(federation, lost)
     counts = [int(info.server[name][0]) for name in ("nodes_asked", "nodes_replied")]
     assert counts[0] == counts[1] + 1 and not caplog.text
+
+
+class Once:
+    """A case whose records are read in one round each."""
+
+    def __init__(self):
+        self._case = CASES["dp_sgd"]
+        self.data, self.validation = self._case.data, self._case.validation
+        self.participation = self._case.participation
+
+    def make(self, model):
+        algorithm = self._case.make(model)
+        once = algorithm.training._replace(record=OnceClaim(*algorithm.claims.record))
+        return algorithm._replace(training=once)
+
+
+def test_records_that_are_read_once_are_not_read_in_a_round_that_is_played_again(tmp_path):
+    asked = []
+
+    def change(sent, reply):
+        asked.append(sent.metadata.message_type)
+        return [] if asked[-1] == "train" else [reply]
+
+    journal = JournalFile(tmp_path / "journal")
+    journal.num_attempts = lambda round: 1
+    there = deploy("dp_sgd", case=Once(), journal=journal, change=change).simulation
+    start = there.init(key())
+    with pytest.warns(UserWarning, match="round 0: its records are read once"):
+        state, record, _ = there.run(start, key(), 1)
+    assert set(asked) == {"query.clients"} and int(state.round) == 1
+    assert set(record.fate[record.clients >= 0]) == {Fate.UNANNOUNCED}
