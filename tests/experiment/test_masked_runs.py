@@ -24,6 +24,7 @@ from fedjax_dp.experiment.studies.workloads import WORKLOADS, prepare
 from fedjax_dp.server.base import Roster, Sender
 from fedjax_dp.server.masking import gradient_mask
 from fedjax_dp.server.mean import uniform_mean
+from fedjax_dp.server.secure.aggregator import masks_of
 
 FEDAVG = ("--privacy.unit=none", "--algorithm.name=fedavg")
 DISCRETE = (
@@ -57,6 +58,14 @@ def secure(**options):
             "communication.servers must give each server at least 2 clients of a round under",
         ),
         (secure(form="masked", dropouts=6), "secure_aggregation.dropouts must leave 2 of 6"),
+        (
+            secure(form="masked", absent=5),
+            "secure_aggregation.absent must leave at least 2 of the 6 clients of a round, got 5",
+        ),
+        (
+            secure(form="masked", absent=2, dropouts=3),
+            "secure_aggregation.dropouts must leave 2 of 4",
+        ),
         (
             secure(form="masked", graph="random_neighbors", num_neighbors=6),
             "secure_aggregation.num_neighbors must be even, at least 2 and below the 6 clients",
@@ -109,6 +118,15 @@ def test_an_aggregator_that_needs_every_message_is_refused():
     words = [*SIX, *FEDAVG, "--algorithm.aggregator=trimmed_mean", *secure(form="cancelled")]
     with pytest.raises(ValueError, match=r"secure_aggregation\.form must be left out for fedavg"):
         assemble(load_config(None, words))
+
+
+def test_noise_is_for_the_clients_that_neither_absence_nor_drop_outs_take_away():
+    options = secure(form="masked", absent=1, dropouts=2, colluders=1)
+    experiment = assemble(load_config(None, [*SIX, *DISCRETE, *options]))
+    algorithm = experiment.simulation.algorithm
+    graph = masks_of(algorithm.aggregator).graph
+    assert (graph.num_clients, graph.min_senders, graph.threshold) == (5, 3, 2)
+    assert algorithm.claims.min_participants == 3
 
 
 def test_words_hold_the_weights_of_clients():

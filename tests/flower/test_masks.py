@@ -422,12 +422,19 @@ def test_an_experiment_under_masks_has_the_privacy_of_its_simulation_and_says_wh
         *("--privacy.client.mechanism", "discrete_gaussian"),
         *("--secure_aggregation.form", "cancelled", "--secure_aggregation.keys", "agreed"),
         *("--secure_aggregation.colluders", "1", "--secure_aggregation.dropouts", "1"),
+        *("--secure_aggregation.absent", "2"),
     )
     config = load_config(None, list(words))
     (tmp_path / "experiment.toml").write_text(to_toml(config))
     app = client_app_of(tmp_path / "experiment.toml")
-    grid = InProcess(app, {i + 1: {"partition-id": i, "num-partitions": 3} for i in range(3)})
-    outcome = run_on(grid, config, tmp_path / "there")
+
+    def change(sent, reply):
+        # A node that never answers for its two clients.
+        is_lost = sent.metadata.message_type == KEYS and sent.metadata.dst_node_id == 1
+        return [] if is_lost else [reply]
+
+    nodes = {i + 1: {"partition-id": i, "num-partitions": 3} for i in range(3)}
+    outcome = run_on(InProcess(app, nodes, change), config, tmp_path / "there")
     simulated = run(config, tmp_path / "here")
     assert outcome.summary["epsilon"] == simulated.summary["epsilon"]
     said, other = ((tmp_path / place / "privacy.md").read_text() for place in ("there", "here"))

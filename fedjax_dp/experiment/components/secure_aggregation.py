@@ -51,6 +51,9 @@ def graph_of(config: Config, participation: Participation) -> MaskGraph | None:
     count = participation.min_drawn
     rule = "be at least 2 under secure_aggregation"
     checks.require(count >= 2, "the number of clients of a round", rule, count)
+    rule = f"leave at least 2 of the {count} clients of a round"
+    checks.require(section.absent <= count - 2, "secure_aggregation.absent", rule, section.absent)
+    count -= section.absent
     if leaving.tolerance is not None:
         away = participation.num_clients - leaving.min_active
         least = participation.num_clients - count + 2 + section.colluders + section.dropouts

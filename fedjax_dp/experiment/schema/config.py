@@ -354,7 +354,14 @@ class SecureAggregationSection(Section):
         None, "largest probability that a random graph fails in a round; 2^-40 if not given"
     )
     colluders: Index = _setting(0, "clients of a round that may collude with the server")
-    dropouts: Index = _setting(0, "clients of a round that may drop out; more lose the round")
+    absent: Index = _setting(
+        0,
+        "clients of a round that may be offline until masks are agreed, such as nodes of a "
+        "deployment; more lose the round",
+    )
+    dropouts: Index = _setting(
+        0, "clients of a round that may drop out once masks are agreed; more lose the round"
+    )
     word_bits: Literal[32, 64] = _setting(
         32,
         "bits of the words that floats are sent as; 64 make sums finer and messages twice as long, "
