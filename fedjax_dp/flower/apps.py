@@ -239,7 +239,7 @@ def run_on(
 
     Raises:
       ValueError: as `experiment.run` and `deployed`; or if the folder holds a run of another
-        configuration, but for `[execution]`, `run.release` and fewer rounds.
+        configuration, but for what `experiment.resume` lets change.
     """
     place = pathlib.Path(folder)
     there = OnFlower(grid, keys=keys, timeout=timeout, own_data=own_data, scores=scores)

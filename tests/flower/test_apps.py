@@ -155,7 +155,8 @@ class CrashAfter(Watcher):
 def small():
     """An experiment without a node, which is compiled for none."""
     words = ["--model.name", "logistic_regression", "--run.plots", "false", "--run.rounds", "2"]
-    return load_config(None, [*WORDS, *SECRET, *words, "--run.checkpoint_every", "10"])
+    rare = ["--run.checkpoint_every", "10", "--run.evaluate_every", "10"]
+    return load_config(None, [*WORDS, *SECRET, *words, *rare])
 
 
 @pytest.fixture(scope="module")
