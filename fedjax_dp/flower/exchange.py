@@ -285,8 +285,9 @@ def require_scores(line: Any) -> None:
     fits = isinstance(scores, Mapping) and 0 < len(scores) <= _MOST_SCORES
     checks.require(fits, "scores", f"be 1 to {_MOST_SCORES} numbers by name", scores)
     for name, value in scores.items():
-        is_name = isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME
-        checks.require(is_name, "a score", f"have a name of 1 to {_LONGEST_NAME} letters", name)
+        is_name = isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME and name.isprintable()
+        rule = f"have a name of 1 to {_LONGEST_NAME} printable letters"
+        checks.require(is_name, "a score", rule, name)
         is_number = not isinstance(value, bool) and checks.is_finite_number(value)
         checks.require(is_number, f"score {name!r}", "be a finite number", value)
 

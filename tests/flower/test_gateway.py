@@ -157,6 +157,7 @@ def test_a_page_of_another_host_is_refused(opened):
         (b"[]", "the body must be an object of scores, round, datalink"),
         (b'{"scores": {"a": NaN}}', "score 'a' must be a finite number"),
         (b'{"scores": {"a": 1' + b"0" * 400 + b"}}", "score 'a' must be a finite number"),
+        (b'{"scores": {"\\ud800": 1}}', "must have a name of 1 to 100 printable letters"),
         (b'{"scores": [1]}', "scores must be 1 to 100 numbers by name"),
         (b'{"scores": null}', "scores must be 1 to 100 numbers by name"),
         (b'{"scores": "a"}', "scores must be 1 to 100 numbers by name"),
