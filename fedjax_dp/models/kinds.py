@@ -36,7 +36,7 @@ def marked(params: PyTree, where: Where) -> PyTree:
     if callable(where):
         flags = [bool(where(path, leaf)) for path, leaf in zip(paths, leaves, strict=True)]
     else:
-        flags = [any(_matches(path, p) for p in patterns(where)) for path in paths]
+        flags = [any(matches(path, p) for p in patterns(where)) for path in paths]
     return jax.tree.unflatten(structure, flags)
 
 
@@ -187,7 +187,7 @@ def home(shapes: PyTree, where: Where, buffer_keys: Where = (), *, name: str = "
 def require_matches(name: str, asked: Sequence[str], paths: Sequence[str], rule: str) -> None:
     """Requires that every pattern matches a path; the error names the nearest one."""
     for pattern in asked:
-        if not any(_matches(path, pattern) for path in paths):
+        if not any(matches(path, pattern) for path in paths):
             raise ValueError(
                 f"{name} must name {rule}, got {pattern!r}; did you mean "
                 f"{_nearest(pattern, paths)!r}?"
@@ -208,7 +208,7 @@ def _layer(path: str) -> str:
     return "/".join(path.split("/")[1:-1])
 
 
-def _matches(path: str, pattern: str) -> bool:
+def matches(path: str, pattern: str) -> bool:
     """Checks whether a pattern matches a path or one of its prefixes."""
     pattern = pattern.rstrip("/")
     return any(fnmatch.fnmatchcase(path, form) for form in (pattern, f"{pattern}/*"))
