@@ -478,6 +478,14 @@ SPECIAL: dict[str, Case] = {
     "update_transform": case(clients.update_transform, apply=VALUES["apply"]),
     "prune": case(clients.prune, params=TREE, target=0.9),
     "options of models": case(models.options, name="mlp"),
+    "lora": case(
+        models.lora,
+        model=lambda: models.mlp(VECTOR, 3, hidden_sizes=(4,)),
+        params=lambda: models.mlp(VECTOR, 3, hidden_sizes=(4,)).init(KEY),
+        rank=2,
+        targets="params/*/kernel",
+        trained=(),
+    ),
     "build of models": case(models.build, name="mlp", example={"x": VECTOR}),
     **{name: case(getattr(models, name), example_x=image) for name, image in _IMAGE_OF.items()},
     **{
