@@ -163,3 +163,28 @@ def _require_kind(array: np.ndarray, shape: Any, dtype: np.dtype, name: str) -> 
     fits = array.shape == tuple(shape) and array.dtype == dtype
     rule = f"be {dtype}{list(shape)}"
     checks.require(fits, f"array {name!r}", rule, f"{array.dtype}{list(array.shape)}")
+
+
+class Distinct:
+    """Trees for the clients of a node, of which equal ones are sent once.
+
+    Attributes:
+      arrays: the arrays of all distinct trees, by name.
+      places: for each client the number of its tree.
+    """
+
+    def __init__(self, room: str) -> None:
+        """Begins without trees; `room` is the first part of each name."""
+        self._room, self.arrays, self.places = room, dict[str, np.ndarray](), list[int]()
+        self._seen: list[dict[str, np.ndarray]] = []
+
+    def add(self, tree: PyTree) -> None:
+        """Adds the tree of the next client."""
+        found = arrays_of(tree, "")
+        for place, other in enumerate(self._seen):
+            if all(np.array_equal(other[name], x) for name, x in found.items()):
+                self.places.append(place)
+                return
+        self.places.append(len(self._seen))
+        self.arrays |= {f"{self._room}/{len(self._seen)}{name}": x for name, x in found.items()}
+        self._seen.append(found)

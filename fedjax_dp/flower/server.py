@@ -12,7 +12,7 @@ from chex import PRNGKey
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.values import Hyper, Recipient, Round
-from fedjax_dp.core import checks, sums, trees
+from fedjax_dp.core import checks, trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.messages import received, tariff_of
 from fedjax_dp.core.trees import PyTree
@@ -37,8 +37,9 @@ from fedjax_dp.flower.agreement import with_seeds
 from fedjax_dp.flower.journal import Journal
 from fedjax_dp.flower.masking import Masking, SetUp
 from fedjax_dp.flower.node import Keys
-from fedjax_dp.flower.packets import Packet, arrays_of, tree_of
+from fedjax_dp.flower.packets import Distinct, Packet, arrays_of
 from fedjax_dp.flower.plan import Plan, require_own_scale
+from fedjax_dp.flower.replies import Replies
 from fedjax_dp.privacy.claims import OnceClaim
 from fedjax_dp.server.base import Close, Fate, Roster, Stacked
 from fedjax_dp.server.secure.aggregator import masks_of
@@ -206,7 +207,6 @@ class _Server:
         self._federation, self._nodes, self._keys, self._journal = federation, nodes, keys, journal
         algorithm, population = federation.algorithm, federation.population
         self._algorithm = algorithm
-        self._is_stacked = isinstance(algorithm.aggregator, Stacked)
         # Under masks the aggregator itself loses a sum of fewer.
         is_masked = masks_of(algorithm.aggregator) is not None
         self._least = 0 if is_masked else federation.claims.min_participants
@@ -216,6 +216,8 @@ class _Server:
             "validation sizes": [] if second is None else second.sizes.tolist(),
         }
         self._plan = plan = Plan(algorithm, population, described)
+        is_stacked = isinstance(algorithm.aggregator, Stacked)
+        self._replies = Replies(plan.shapes, is_stacked=is_stacked)
         texts = {"plan names": list(plan.described), "plan texts": list(plan.described.values())}
         self._facts = {**sizes, "digest": plan.digest}
         self._question = Packet({**self._facts, **texts})
@@ -280,7 +282,8 @@ class _Server:
             drawn = drawn._replace(fate=fate)
         packets = self._packets(state, key, drawn, places, set_up)
         replies = wire.counted(packets, self._nodes.train(packets, number) if packets else {})
-        total, known, fate = self._gathered(replies, packets, drawn)
+        ids = np.asarray(drawn.cohort.ids)
+        total, known, fate = self._replies.gathered(replies, packets, ids, drawn.fate)
         if masking is not None and set_up is not None:
             seeds, fate = masking.recovered(set_up, fate)
         is_abandoned = np.sum(np.isin(fate, _SENT)) < self._least
@@ -399,7 +402,7 @@ class _Server:
         packets = {}
         for node, clients in sorted(groups.items()):
             arrays, of_own = dict(common), dict[str, Any]()
-            messages = _Distinct("message")
+            messages = Distinct("message")
             for client in clients:
                 own = None if known is None else trees.take(known, client)
                 sent = self._message(
@@ -417,69 +420,6 @@ class _Server:
             of_own |= {"clients": clients, "messages": messages.places}
             packets[node] = Packet({**facts, **of_own}, arrays)
         return packets
-
-    def _gathered(
-        self, replies: Mapping[int, Packet], packets: Mapping[int, Packet], drawn: _Drawn
-    ) -> tuple[PyTree, dict[int, PyTree], np.ndarray]:
-        """Adds up, or stacks, the replies that fit; a client without one has dropped out."""
-        ids, fate = drawn.cohort.ids, drawn.fate.copy()
-        slot_of = {int(c): s for s, c in enumerate(ids) if fate[s] == Fate.CONTRIBUTED}
-        for slot in slot_of.values():
-            fate[slot] = Fate.DROPPED
-        like, num_slots = self._plan.shapes.sent, len(ids)
-        if self._is_stacked:
-            total = jax.tree.map(lambda s: np.zeros((num_slots, *s.shape), s.dtype), like)
-        else:
-            total = sums.zeros_like(like)
-        known: dict[int, PyTree] = {}
-        for node, packet in sorted(packets.items()):
-            if node not in replies:
-                continue
-            clients = packet.facts["clients"]
-            try:
-                sent, own, fates = self._read(replies[node], packet)
-            except Exception as error:  # Whatever a node sends, the round is played.
-                warnings.warn(f"the reply of node {node} counts as lost: {error}", stacklevel=2)
-                continue
-            for place, client in enumerate(clients):
-                slot = slot_of[client]
-                fate[slot] = fates[place]
-                if own is not None:
-                    known[client] = trees.take(own, place)
-                if self._is_stacked and fates[place] == Fate.CONTRIBUTED:
-                    for all_slots, part in zip(
-                        jax.tree.leaves(total), jax.tree.leaves(sent), strict=True
-                    ):
-                        all_slots[slot] = part[place]
-            if not self._is_stacked:
-                total = _added(total, sent)
-        return (total if self._is_stacked else sums.value(total)), known, fate
-
-    def _read(self, reply: Packet, packet: Packet) -> tuple[PyTree, PyTree, list[int]]:
-        """Reads a reply, or raises a ValueError that says why it does not fit."""
-        for name in ("digest", "round", "clients"):
-            found, asked = reply.facts.get(name), packet.facts[name]
-            checks.require(found == asked, name, f"be {asked!r}", found)
-        num = len(packet.facts["clients"])
-        fates = list(reply.facts.get("fates", []))
-        known_fates = (Fate.CONTRIBUTED, Fate.NOT_FINITE, Fate.DROPPED)
-        rule = f"hold {num} of {[int(fate) for fate in known_fates]}"
-        fits = len(fates) == num and set(fates) <= {*known_fates}
-        checks.require(fits, "fates", rule, fates)
-
-        def by_client(shapes: PyTree) -> PyTree:
-            return jax.tree.map(lambda s: jax.ShapeDtypeStruct((num, *s.shape), s.dtype), shapes)
-
-        like = by_client(self._plan.shapes.sent) if self._is_stacked else self._plan.shapes.sent
-        sent = tree_of(reply.arrays, "sent", like)
-        checks.require(bool(trees.can_be_summed(sent)), "a sum", "be finite", "NaN or too large")
-        known = None
-        if self._plan.shapes.known is not None:
-            known = tree_of(reply.arrays, "known", by_client(self._plan.shapes.known))
-        rooms = {name.partition("/")[0] for name in reply.arrays}
-        expected = {"sent"} | ({"known"} if known is not None else set())
-        checks.require(rooms <= expected, "a reply", f"hold {sorted(expected)}", sorted(rooms))
-        return sent, known, fates
 
     def _counted(
         self, state: SimulationState, drawn: _Drawn, fate: np.ndarray, news: Mapping[int, PyTree]
@@ -565,27 +505,3 @@ def _record(drawn: _Drawn, hyper: Hyper) -> RoundRecord:
         is_released=_one(True),
         digest=_one(digest_of_numbers(jax.tree.map(np.asarray, hyper))),
     )
-
-
-@jax.jit
-def _added(total: PyTree, part: PyTree) -> PyTree:
-    return sums.add(total, jax.tree.map(jnp.asarray, part))
-
-
-class _Distinct:
-    """Trees for the clients of a node, of which equal ones are sent once."""
-
-    def __init__(self, room: str) -> None:
-        self._room, self.arrays, self.places = room, dict[str, np.ndarray](), list[int]()
-        self._seen: list[dict[str, np.ndarray]] = []
-
-    def add(self, tree: PyTree) -> None:
-        """Adds the tree of the next client."""
-        found = arrays_of(tree, "")
-        for place, other in enumerate(self._seen):
-            if all(np.array_equal(other[name], x) for name, x in found.items()):
-                self.places.append(place)
-                return
-        self.places.append(len(self._seen))
-        self.arrays |= {f"{self._room}/{len(self._seen)}{name}": x for name, x in found.items()}
-        self._seen.append(found)
