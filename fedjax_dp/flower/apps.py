@@ -366,7 +366,7 @@ class _Played:
             if name in context.node_config
         }
         script = script_of(context.node_config, self._config.run.rounds)
-        of_node = {**given, "script": script, "experiment": self._path}
+        of_node: dict[str, Any] = {**given, "script": script, "experiment": self._path}
         if "data" in context.node_config:
             file = str(context.node_config["data"])
             rule = "be an absolute path"
@@ -376,11 +376,11 @@ class _Played:
             rule = f"hold the {len(clients)} clients {clients} of this node"
             fits = own.train.num_clients == len(clients)
             checks.require(fits, file, rule, list(own.train.client_names))
-            return Node(clients, own.train, own.validation, kind=kind, **of_node)  # type: ignore
+            return Node(clients, own.train, own.validation, kind=kind, **of_node)
         whole = self._parts.population
         clients = clients_of(context.node_config, whole.train.num_clients)
         second = None if whole.validation is None else whole.validation.select(clients)
-        return Node(clients, whole.train.select(clients), second, **of_node)  # type: ignore
+        return Node(clients, whole.train.select(clients), second, **of_node)
 
     def parts_for(self, node: Node, population: Sizes) -> Parts:
         """Builds the parts of the experiment for the registered sizes of all clients."""
