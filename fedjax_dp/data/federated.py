@@ -11,12 +11,16 @@ import numpy as np
 
 from fedjax_dp.core import argument_checks, checks, files
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.ranges import Count
 from fedjax_dp.data import arrays as array_checks
+from fedjax_dp.data import tables
 from fedjax_dp.data.arrays import example_array
-from fedjax_dp.data.tables import column_of
+from fedjax_dp.data.store_writer import NAMES as _NAMES
+from fedjax_dp.data.store_writer import OFFSETS as _OFFSETS
+from fedjax_dp.data.store_writer import write_store
 
-_OFFSETS = "offsets.npy"
-_NAMES = "client_names.txt"
+# Rows of a memory map that are checked at once.
+_CHECKED_ROWS = 1 << 16
 # What NumPy raises for an invalid header.
 _DAMAGE = (
     ValueError,
@@ -188,7 +192,9 @@ class FederatedData:
                 array_checks.require_32_bits(f"examples[{name!r}]", array)
             if not np.issubdtype(array.dtype, np.floating):
                 continue
-            rows = ~np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
+            axes = tuple(range(1, array.ndim))
+            parts = (array[i : i + _CHECKED_ROWS] for i in range(0, len(array), _CHECKED_ROWS))
+            rows = np.concatenate([[], *(~np.isfinite(part).all(axis=axes) for part in parts)])
             if rows.any():
                 row = int(np.argmax(rows))
                 client = int(np.searchsorted(self.offsets, row, side="right")) - 1
@@ -366,35 +372,111 @@ class FederatedData:
         rows = array_checks.rows_of_clients("clients", clients, size)
         all_rows = np.concatenate(rows)
         offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])])
+        # A store on disk whose rows are in order is used as it is.
+        is_mapped = all(isinstance(array, np.memmap) for array in examples.values())
+        if is_mapped and np.array_equal(all_rows, np.arange(size)):
+            return cls(examples, offsets, tuple(client_names))
         arrays = {name: np.asarray(array)[all_rows] for name, array in examples.items()}
         return cls(arrays, offsets, tuple(client_names))
 
     @classmethod
+    @checked
     def from_huggingface(
-        cls, table: Any, client_column: str, columns: Mapping[str, str] | None = None
+        cls,
+        table: Any,
+        client_column: str,
+        columns: Mapping[str, str] | None = None,
+        *,
+        directory: str | pathlib.Path | None = None,
+        padding: Mapping[str, Sequence[float]] = {},
+        batch_size: Count = 4096,
     ) -> "FederatedData":
         """Builds a store from a Hugging Face `datasets` table.
 
         Args:
-          table: a `datasets.Dataset`.
+          table: a `datasets.Dataset`; with a directory an `IterableDataset` of known columns too.
           client_column: the column that names the client of each row.
           columns: for each array of the store the column it is read from; if None, all other
             columns under their own names.
+          directory: an empty or new folder, into which a table larger than memory is written as
+            by `from_parquet`; None for a store in memory.
+          padding: for columns of lists of several lengths: the length, and the value that fills
+            shorter lists at the end.
+          batch_size: how many rows are read at once into a directory.
 
         Returns:
-          The store, in memory; integers are int64 and others float32.
+          The store, clients by first appearance. In memory integers are int64 and others float32;
+          on disk as by `from_parquet`.
 
         Raises:
-          ValueError: if a column does not exist, holds nulls, or lists of unequal lengths.
+          ValueError: if a column does not exist, holds nulls, or lists of unequal lengths without
+            padding.
         """
-        known = list(table.column_names)
-        checks.one_of("client_column", client_column, known)
-        columns = columns or {name: name for name in known if name != client_column}
-        for column in columns.values():
-            checks.one_of("columns", column, known)
-        examples = {name: column_of(table, column) for name, column in columns.items()}
-        ids = column_of(table, client_column)
-        return cls.from_client_ids(examples, ids, keep_order=True)
+        source = tables.huggingface_parts(table, batch_size)
+        chosen = tables.columns_of(source.names, client_column, columns)
+        tables.require_padding(padding, chosen)
+        if directory is not None:
+            ids = tables.client_ids_of(source, client_column)
+            batches = tables.batches_of(source, client_column, chosen, padding)
+            write_store(pathlib.Path(directory), ids, batches, keep_order=True)
+            return cls.open(directory)
+        examples = {
+            name: tables.column_of(table, str(column), padding.get(str(column)))
+            for name, column in chosen.items()
+        }
+        column = tables.column_of(table, client_column)
+        return cls.from_client_ids(examples, column, keep_order=True)
+
+    @classmethod
+    @checked
+    def from_parquet(
+        cls,
+        path: str | pathlib.Path | Sequence[str | pathlib.Path],
+        client_column: str,
+        columns: Mapping[str, str | Sequence[str]] | None = None,
+        *,
+        directory: str | pathlib.Path,
+        padding: Mapping[str, Sequence[float]] = {},
+        batch_size: Count = 4096,
+    ) -> "FederatedData":
+        """Imports Parquet files into a store on disk, without holding them in memory.
+
+        Rows need not be sorted by client. Files are read twice: the client column, to place each
+        client's examples, and then the columns that are used, which are written to their places.
+        Memory holds a batch, the compressed row group that it is from, and a number and a name for
+        each client. Needs the extra `table`.
+
+        Args:
+          path: a file, a pattern such as "part-*.parquet", or several; all of one schema.
+          client_column: the column that names the client of each row: integers or strings.
+          columns: for each array of the store the column that it is read from, or a list of columns
+            of numbers, side by side as float32; if None, all other columns under their own names.
+          directory: an empty or new folder for the store.
+          padding: for columns of lists of several lengths: the length, and the value that fills
+            shorter lists at the end; longer lists are refused.
+          batch_size: how many rows are read at once.
+
+        Returns:
+          The store, opened from disk. Clients are in the order of their ids, and each client's
+          examples in that of the files. Numbers keep their types; 64 bits become 32.
+
+        Raises:
+          ValueError: naming file, column and row, if a column does not exist, is not of numbers,
+            holds nulls, numbers that 32 bits cannot hold, or lists of unequal lengths without
+            padding; or if the folder is not empty.
+          ImportError: if pyarrow is not installed.
+
+        Example:
+          `FederatedData.from_parquet("notes-*.parquet", "user", {"x": "tokens", "y": "next"},
+          directory="store", padding={"tokens": [20, 0], "next": [20, -1]})`
+        """
+        source = tables.parquet_parts(path, batch_size, client_column)
+        chosen = tables.columns_of(source.names, client_column, columns)
+        tables.require_padding(padding, chosen)
+        ids = tables.client_ids_of(source, client_column)
+        batches = tables.batches_of(source, client_column, chosen, padding)
+        write_store(pathlib.Path(directory), ids, batches)
+        return cls.open(directory)
 
 
 @checked

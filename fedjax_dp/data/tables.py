@@ -1,40 +1,283 @@
-"""Columns of Hugging Face tables as arrays, without a Python object for each cell."""
+"""Columns of Arrow tables as arrays, whole or in batches, without a Python object for each cell."""
 
-from typing import Any
+import glob
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_dp.core import checks, files
+from fedjax_dp.core.packages import needed_for
+from fedjax_dp.data.store_writer import Batch
 
-def column_of(table: Any, name: str) -> np.ndarray:
+# For each array of a store the column it is read from, or several of them side by side.
+Columns = Mapping[str, str | Sequence[str]]
+# For columns of lists of several lengths: the length of all, and the value at the end of shorter.
+Padding = Mapping[str, Sequence[float]]
+
+
+class Part(NamedTuple):
+    """Neighbouring rows of an Arrow table.
+
+    Attributes:
+      table: a `pyarrow.Table` or `RecordBatch`.
+      origin: the file it is from, for errors; or nothing.
+      first_row: the number of its first row in that file.
+    """
+
+    table: Any
+    origin: str
+    first_row: int
+
+
+class TableParts(NamedTuple):
+    """A table that is read in parts.
+
+    Attributes:
+      names: the columns.
+      parts: `(columns) -> parts` of these columns, from the first row on.
+    """
+
+    names: Sequence[str]
+    parts: Callable[[Sequence[str]], Iterator[Part]]
+
+
+def parquet_parts(path: Any, batch_size: int, client_column: str) -> TableParts:
+    """Opens Parquet files of one schema; their columns are read `batch_size` rows at a time."""
+    with needed_for("Reading Parquet files", "table"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+    paths, schemas = _parquet_files(path), []
+    for each in paths:
+        with files.reading(each, "be an intact Parquet file", pa.ArrowInvalid, OSError):
+            schemas.append(pq.read_schema(each))
+    for each, schema in zip(paths, schemas, strict=True):
+        for field in schemas[0]:
+            checks.one_of(f"column of {each}", field.name, schema.names)
+            kind, rule = schema.field(field.name).type, f"be {field.type}, as in {paths[0]}"
+            what = f"{each}, column {field.name!r},"
+            checks.require(kind == field.type, what, rule, str(kind))
+
+    def parts(columns: Sequence[str]) -> Iterator[Part]:
+        for each in paths:
+            row = 0
+            with (
+                files.reading(each, "be an intact Parquet file", pa.ArrowInvalid, OSError),
+                pq.ParquetFile(each) as file,
+            ):
+                for batch in file.iter_batches(batch_size, columns=list(columns)):
+                    yield Part(batch, str(each), row)
+                    row += batch.num_rows
+
+    checks.one_of("client_column", client_column, schemas[0].names)
+    return TableParts(schemas[0].names, parts)
+
+
+def huggingface_parts(table: Any, batch_size: int) -> TableParts:
+    """Reads a Hugging Face table, which may be one that streams, `batch_size` rows at a time."""
+
+    def parts(columns: Sequence[str]) -> Iterator[Part]:
+        row = 0
+        chosen = table.select_columns(list(columns)).with_format("arrow")
+        for each in chosen.iter(batch_size=batch_size):
+            yield Part(each, "", row)
+            row += each.num_rows
+
+    return TableParts(list(table.column_names), parts)
+
+
+def columns_of(names: Sequence[str], client_column: str, columns: Columns | None) -> Columns:
+    """Chooses the columns of each array; by default each other column is one."""
+    checks.one_of("client_column", client_column, names)
+    columns = columns or {name: name for name in names if name != client_column}
+    for column in columns.values():
+        for name in _names(column):
+            checks.one_of("columns", name, names)
+    return columns
+
+
+def client_ids_of(source: TableParts, client_column: str) -> Iterator[np.ndarray]:
+    """Reads the client of each row, and no other column."""
+    for part in source.parts([client_column]):
+        yield ids_of(part, client_column)
+
+
+def batches_of(
+    source: TableParts, client_column: str, columns: Columns, padding: Padding
+) -> Iterator[Batch]:
+    """Reads batches of examples with their client ids."""
+    used = [name for column in columns.values() for name in _names(column)]
+    for part in source.parts(list(dict.fromkeys([client_column, *used]))):
+        arrays = {name: _array(part, column, padding) for name, column in columns.items()}
+        yield ids_of(part, client_column), arrays
+
+
+def require_padding(padding: Padding, columns: Columns) -> None:
+    """Requires `[length, value]` for columns that are read on their own."""
+    known = [*map(_names, columns.values())]
+    for name, rule in padding.items():
+        checks.one_of("padding", name, [names[0] for names in known if len(names) == 1])
+        fits = len(rule) == 2 and float(rule[0]).is_integer() and rule[0] >= 1
+        checks.require(fits, f"padding[{name!r}]", "be a length of at least 1 and a value", rule)
+
+
+def ids_of(part: Part, name: str) -> np.ndarray:
+    """Reads the client ids of some rows: integers, text or Booleans."""
+    array = _whole(part.table.column(name))
+    what = _what(part.origin, name)
+    _require_no_null(what, array, [len(array)], part.first_row)
+    kind = _values(what, array, part.first_row, None)
+    rule = "hold integers or strings, one for each row"
+    checks.require(kind.ndim == 1 and kind.dtype.kind in "iuUb", what, rule, str(array.type))
+    return kind
+
+
+def column_of(table: Any, name: str, padding: Sequence[float] | None = None) -> np.ndarray:
     """Reads a column as `[rows, ...]`: int64, float32, booleans or text; lists become axes."""
+    array = _whole(table.select_columns([name]).with_format("arrow")[:].column(0))
+    if _is_other(_innermost(array.type)):
+        return np.stack(list(table.with_format("numpy")[name]))
+    values = _values(_what("", name), array, 0, padding)
+    as_plain = {"i": np.int64, "u": np.int64, "f": np.float32}.get(values.dtype.kind)
+    return values if as_plain is None else values.astype(as_plain, copy=False)
+
+
+def _parquet_files(path: Any) -> list[pathlib.Path]:
+    """Finds the files of a path, a pattern, or a sequence of both."""
+    found: list[pathlib.Path] = []
+    for each in [path] if isinstance(path, str | pathlib.Path) else path:
+        if any(mark in str(each) for mark in "*?["):
+            matches = sorted(pathlib.Path(name) for name in glob.glob(str(each), recursive=True))
+            checks.require(bool(matches), "path", "match files", str(each))
+        else:
+            matches = [pathlib.Path(each)]
+        for match in matches:
+            files.require_file(match, "path")
+        found += matches
+    checks.require(bool(found), "path", "name at least one file", path)
+    return found
+
+
+def _names(column: str | Sequence[str]) -> list[str]:
+    """Lists the columns of one array."""
+    return [column] if isinstance(column, str) else list(column)
+
+
+def _array(part: Part, column: str | Sequence[str], padding: Padding) -> np.ndarray:
+    """Reads the columns of one array; several stand side by side, as float32."""
+
+    def values(name: str) -> np.ndarray:
+        what, array = _what(part.origin, name), _whole(part.table.column(name))
+        rule = "hold numbers, Booleans, or lists of them"
+        kind = _innermost(array.type)
+        checks.require(not (_is_text(kind) or _is_other(kind)), what, rule, str(array.type))
+        return _values(what, array, part.first_row, padding.get(name))
+
+    if isinstance(column, str):
+        return values(column)
+    found = [values(name) for name in column]
+    if len(found) == 1 and found[0].ndim > 1:
+        return found[0]
+    for name, array in zip(column, found, strict=True):
+        rule = "hold one number in each row, to stand beside others"
+        checks.require(array.ndim == 1, _what(part.origin, name), rule, f"lists {array.shape[1:]}")
+    return np.stack([np.asarray(array, np.float32) for array in found], axis=1)
+
+
+def _values(what: str, array: Any, first_row: int, padding: Sequence[float] | None) -> np.ndarray:
+    """Converts an Arrow array to `[rows, ...]`; lists become axes."""
     import pyarrow as pa
 
-    column = table.select_columns([name]).with_format("arrow")[:].column(0)
-    array = pa.concat_arrays(column.chunks) if column.num_chunks else column.combine_chunks()
     shape = [len(array)]
     while True:
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
-        _require_no_null(name, array, shape)
+        if pa.types.is_dictionary(array.type):
+            array = array.cast(array.type.value_type)
+        _require_no_null(what, array, shape, first_row)
         if not _is_list(array.type):
             break
+        if padding is not None and len(shape) == 1:
+            return _padded(what, array, first_row, padding)
         lengths = np.asarray(array.value_lengths())
         unequal = np.flatnonzero(lengths != lengths[:1])
         if len(unequal):
-            row = int(unequal[0]) // max(1, int(np.prod(shape[1:])))
+            row = first_row + int(unequal[0]) // max(1, int(np.prod(shape[1:])))
             raise ValueError(
-                f"column {name!r} must hold lists of one length, got {lengths[0]} in the first and "
+                f"{what} must hold lists of one length, got {lengths[0]} in the first and "
                 f"{lengths[unequal[0]]} in row {row}; nearest valid choice: padding"
             )
         array = array.flatten()
         shape.append(int(lengths[0]) if len(lengths) else 0)
-    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+    if _is_text(array.type):
         return np.asarray(array.to_pylist(), dtype=str).reshape(shape)
-    if not (pa.types.is_primitive(array.type) and not pa.types.is_temporal(array.type)):
-        return np.stack(list(table.with_format("numpy")[name]))
-    values = array.to_numpy(zero_copy_only=False).reshape(shape)
-    as_plain = {"i": np.int64, "u": np.int64, "f": np.float32}.get(values.dtype.kind)
-    return values if as_plain is None else values.astype(as_plain, copy=False)
+    return array.to_numpy(zero_copy_only=False).reshape(shape)
+
+
+def _padded(what: str, array: Any, first_row: int, padding: Sequence[float]) -> np.ndarray:
+    """Fills lists up to one length with a value that their type can hold."""
+    length, value = int(padding[0]), padding[1]
+    lengths = np.asarray(array.value_lengths())
+    longer = np.flatnonzero(lengths > length)
+    if len(longer):
+        found = f"{lengths[longer[0]]} in row {first_row + longer[0]}"
+        checks.require(False, what, f"hold lists of at most {length} numbers, its padding", found)
+    numbers = array.flatten()
+    rule = "hold lists of numbers, of one level, to be padded"
+    is_flat = not (_is_list(numbers.type) or _is_text(numbers.type) or _is_other(numbers.type))
+    checks.require(is_flat, what, rule, str(array.type))
+    _require_no_null(what, numbers, [], first_row, np.repeat(np.arange(len(array)), lengths))
+    values = numbers.to_numpy(zero_copy_only=False)
+    kind, fits = values.dtype, True
+    if kind.kind in "iu":
+        fits = float(value).is_integer() and np.iinfo(kind).min <= value <= np.iinfo(kind).max
+    checks.require(fits, f"padding of {what.rstrip(',')}", f"be a value of type {kind}", value)
+    filled = np.full((len(array), length), value, kind)
+    filled[np.arange(length) < lengths[:, np.newaxis]] = values
+    return filled
+
+
+def _whole(column: Any) -> Any:
+    """Joins the chunks of a column."""
+    import pyarrow as pa
+
+    if isinstance(column, pa.Array):
+        return column
+    return pa.concat_arrays(column.chunks) if column.num_chunks else column.combine_chunks()
+
+
+def _what(origin: str, name: str) -> str:
+    """Names a column, and its file if there is one."""
+    return f"{origin}, column {name!r}," if origin else f"column {name!r}"
+
+
+def _innermost(kind: Any) -> Any:
+    """The type of the values in lists of lists."""
+    import pyarrow as pa
+
+    while True:
+        if isinstance(kind, pa.BaseExtensionType):
+            kind = kind.storage_type
+        elif pa.types.is_dictionary(kind) or _is_list(kind):
+            kind = kind.value_type
+        else:
+            return kind
+
+
+def _is_other(kind: Any) -> bool:
+    """Whether values are neither numbers, Booleans nor text."""
+    import pyarrow as pa
+
+    is_number = pa.types.is_primitive(kind) and not pa.types.is_temporal(kind)
+    return not (is_number or _is_text(kind) or pa.types.is_null(kind))
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def _is_list(kind: Any) -> bool:
@@ -44,11 +287,13 @@ def _is_list(kind: Any) -> bool:
     return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
 
 
-def _require_no_null(name: str, array: Any, shape: list[int]) -> None:
+def _require_no_null(
+    what: str, array: Any, shape: list[int], first_row: int, rows: np.ndarray | None = None
+) -> None:
     if array.null_count:
         first = int(np.flatnonzero(np.asarray(array.is_null()))[0])
-        row = first // max(1, int(np.prod(shape[1:])))
+        row = first // max(1, int(np.prod(shape[1:]))) if rows is None else int(rows[first])
         raise ValueError(
-            f"column {name!r} must hold no nulls, got {array.null_count}, the first in row {row}; "
-            "nearest valid choices: leave the rows out, or fill them"
+            f"{what} must hold no nulls, got {array.null_count}, the first in row "
+            f"{first_row + row}; nearest valid choices: leave the rows out, or fill them"
         )

@@ -19,6 +19,7 @@ from fedjax_dp.data.datasets import (
     heart_disease,
     kddcup99,
     mnist,
+    parquet,
     shakespeare,
     shifted_mnist,
     table,
@@ -48,6 +49,7 @@ LOADERS: Registry[Callable[..., Dataset]] = Registry(
         "kddcup99": kddcup99.load,
         "credit_card_fraud": credit_card_fraud.load,
         "table": table.load,
+        "parquet": parquet.load,
     }
 )
 

@@ -95,8 +95,8 @@ def load(
     Example:
       `load(None, path="patients.csv", label="ill", client="hospital", missing="drop")`
     """
-    paths = _found("path", path, data_dir)
-    tests = _found("test_path", test_path, data_dir) if test_path is not None else []
+    paths = find_files("path", path, data_dir)
+    tests = find_files("test_path", test_path, data_dir) if test_path is not None else []
     is_plain = len(separator) == 1 and separator.isascii() and separator not in '"\r\n'
     rule = "be one ASCII character, not a quote or line break"
     checks.require(is_plain, "separator", rule, separator)
@@ -164,7 +164,7 @@ def load(
     )
 
 
-def _found(name: str, path: str, data_dir: pathlib.Path | None) -> list[pathlib.Path]:
+def find_files(name: str, path: str, data_dir: pathlib.Path | None) -> list[pathlib.Path]:
     """Finds the files of a path or pattern, in the current folder or in that of data files."""
     places = [pathlib.Path(), *([] if data_dir is None else [pathlib.Path(data_dir)])]
     if any(mark in path for mark in "*?["):

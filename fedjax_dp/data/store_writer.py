@@ -1,0 +1,116 @@
+"""Writes a store on disk from batches of examples in any order of clients."""
+
+import pathlib
+import shutil
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_dp.core import checks
+from fedjax_dp.data import arrays as array_checks
+
+OFFSETS, NAMES = "offsets.npy", "client_names.txt"
+# Client ids `[rows]`, and named arrays `[rows, ...]`.
+Batch = tuple[np.ndarray, Mapping[str, np.ndarray]]
+
+
+def write_store(
+    directory: pathlib.Path,
+    client_ids: Iterable[np.ndarray],
+    batches: Iterable[Batch],
+    *,
+    keep_order: bool = False,
+) -> None:
+    """Writes examples client after client; memory holds one batch and a number for each client.
+
+    The first pass counts, and so places, the examples of each client; the second writes each batch
+    to its places. Numbers of 64 bits are stored in the 32 that JAX computes with. The offsets are
+    written last, so that an interrupted store does not open.
+
+    Args:
+      directory: a folder that is empty or does not exist.
+      client_ids: the client of each example, in parts.
+      batches: the examples in the same order, with their client ids.
+      keep_order: number the clients by first appearance instead of by sorted id.
+
+    Raises:
+      ValueError: if the folder is not empty, no example is there, disk space is short, or arrays
+        differ in names, types or shapes from batch to batch.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    found = sorted(path.name for path in directory.iterdir())
+    checks.require(not found, "directory", "be empty, or not exist yet", found)
+    counts = _counts(client_ids)
+    names = list(counts) if keep_order else sorted(counts)
+    checks.require(bool(names), "the data", "hold at least one example", "none")
+    offsets = np.concatenate([[0], np.cumsum([counts[name] for name in names])])
+    number, free = {name: i for i, name in enumerate(names)}, offsets[:-1].copy()
+    stored: dict[str, np.memmap] = {}
+    for ids, examples in batches:
+        different, owner = np.unique(ids, return_inverse=True)
+        owner = np.array([number[name] for name in different.tolist()], np.int64)[owner]
+        order = np.argsort(owner, kind="stable")
+        clients, first, sizes = np.unique(owner[order], return_index=True, return_counts=True)
+        rows = np.repeat(free[clients] - first, sizes) + np.arange(len(order))
+        free[clients] += sizes
+        parts = {name: _narrow(name, array) for name, array in examples.items()}
+        if not stored:
+            stored = _created(directory, parts, int(offsets[-1]))
+        for name, array in stored.items():
+            _require_alike(name, parts[name], array)
+            array[rows] = parts[name][order]
+    rule = f"hold the {offsets[-1]} examples that were counted"
+    num_written = int((free - offsets[:-1]).sum())
+    checks.require(num_written == offsets[-1], "the data", rule, num_written)
+    for array in stored.values():
+        array.flush()
+    texts = [str(name) for name in names]
+    broken = [text for text in texts if "\n" in text]
+    checks.require(not broken, "client ids", "hold no line breaks", broken[:1])
+    (directory / NAMES).write_text("\n".join(texts) + "\n", encoding="utf-8")
+    np.save(directory / OFFSETS, offsets.astype(np.int64))
+
+
+def _counts(client_ids: Iterable[np.ndarray]) -> dict[Any, int]:
+    """Counts the examples of each client, by first appearance."""
+    counts: dict[Any, int] = {}
+    for ids in client_ids:
+        names, first, sizes = np.unique(ids, return_index=True, return_counts=True)
+        for i in np.argsort(first):
+            name = names[i].item()
+            counts[name] = counts.get(name, 0) + int(sizes[i])
+    return counts
+
+
+def _narrow(name: str, array: np.ndarray) -> np.ndarray:
+    """Converts 64 bits to 32, after a check that all numbers fit."""
+    array = array_checks.example_array(f"examples[{name!r}]", array)
+    return np.asarray(array, jax.dtypes.canonicalize_dtype(array.dtype))
+
+
+def _created(
+    directory: pathlib.Path, parts: Mapping[str, np.ndarray], num_examples: int
+) -> dict[str, np.memmap]:
+    """Creates the files of all arrays, of the types and shapes of the first batch."""
+    needed = sum(num_examples * part[:1].nbytes for part in parts.values())
+    space = shutil.disk_usage(directory).free
+    rule = f"be on a disk with {needed:,} bytes free"
+    # A full disk would end a write to a memory map by a signal.
+    checks.require(needed <= space, "directory", rule, f"{space:,} bytes free in {directory}")
+    stored = {}
+    for name, part in parts.items():
+        path = directory / f"{name}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stored[name] = np.lib.format.open_memmap(
+            path, mode="w+", dtype=part.dtype, shape=(num_examples, *part.shape[1:])
+        )
+    return stored
+
+
+def _require_alike(name: str, part: np.ndarray, array: np.ndarray) -> None:
+    alike = part.dtype == array.dtype and part.shape[1:] == array.shape[1:]
+    rule = f"have rows of {array.dtype}{list(array.shape[1:])}, as in the first batch"
+    shown = f"{part.dtype}{list(part.shape[1:])}"
+    checks.require(alike, f"examples[{name!r}]", rule, shown)
