@@ -5,7 +5,7 @@ import pathlib
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 from flwr.app import Context
@@ -16,7 +16,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.engine.evaluation import of_shared
 from fedjax_dp.engine.population import Population as Sizes
 from fedjax_dp.engine.record import RoundRecord
-from fedjax_dp.experiment.assembly.assemble import Parts, parts_of
+from fedjax_dp.experiment.assembly.assemble import Parts, checked_config, parts_of
 from fedjax_dp.experiment.assembly.own_data import (
     FILE_OPTIONS,
     Registered,
@@ -37,20 +37,18 @@ from fedjax_dp.experiment.running.run_folder import (
     REGISTERED_FILE,
 )
 from fedjax_dp.experiment.schema.config import Config
-from fedjax_dp.flower.exchange import FOLDER
 from fedjax_dp.flower.export import require_secret_root
 from fedjax_dp.flower.grid import GridNodes
 from fedjax_dp.flower.ledger import Budget
 from fedjax_dp.flower.log import LoggedProgress, close
 from fedjax_dp.flower.node import Keys, Node, Terms, client_app
+from fedjax_dp.flower.node_config import clients_of, require_node_config, script_of
 from fedjax_dp.flower.registration import registered
-from fedjax_dp.flower.scores import SCORES_FILE, ScoresFile
-from fedjax_dp.flower.script import Script
+from fedjax_dp.flower.scores import SCORES_FILE, Scores, ScoresFile
 from fedjax_dp.flower.server import deployed
 from fedjax_dp.io.journal import JournalFile
 from fedjax_dp.io.logbook import write_json
 
-Scores = Literal["none", "exact"]
 # The sections that a client's round depends on.
 _ALIKE = ("model", "algorithm", "training", "participation", "secure_aggregation", "privacy")
 # By which the ε of a node may exceed that of the server by rounding.
@@ -81,8 +79,10 @@ class OnFlower:
             the run folder; "none" to ask for none.
 
         Raises:
-          ValueError: for other `scores`.
+          ValueError: for other `keys`, `timeout` or `scores`.
         """
+        checks.one_of("keys", keys, get_args(Keys))
+        checks.positive("timeout", timeout)
         checks.one_of("scores", scores, get_args(Scores))
         self._grid, self._keys, self._timeout, self._scores = grid, keys, timeout, scores
         self._own_data, self._journal, self._is_resumed = own_data, _Late(), False
@@ -102,7 +102,8 @@ class OnFlower:
           The clients, as they registered, before an interruption if the run is resumed.
 
         Raises:
-          ValueError: if the experiment needs the clients' records, or data of nodes are not alike.
+          ValueError: if the experiment needs the clients' records, parts of it do not fit together,
+            data of nodes are not alike, or as `deploy` for the root of the server's noise.
         """
         self._is_resumed = folder is not None
         if folder is not None:
@@ -114,6 +115,9 @@ class OnFlower:
         if not self._own_data:
             return None
         require_own_data(config)
+        # Before nodes are waited for.
+        checked_config(config)
+        require_secret_root(config, self._keys)
         if folder is not None:
             self._registered = Registered.read(folder / CHECKPOINT_FOLDER / REGISTERED_FILE)
         if self._registered is None:
@@ -289,9 +293,8 @@ def server_app_of(path: str | pathlib.Path) -> ServerApp:
         rule = "be in the run configuration: the run folder on the server, an absolute path"
         output = str(given.get("output", ""))
         checks.require(pathlib.Path(output).is_absolute(), "output", rule, output)
-        config, options = load_config(str(path)), _options(given)
-        timeout, watcher = float(given.get("timeout", 600.0)), LoggedProgress(config.run.rounds)
-        close(run_on(grid, config, output, watcher, timeout=timeout, **options))
+        config = load_config(str(path))
+        close(run_on(grid, config, output, LoggedProgress(config.run.rounds), **_options(given)))
 
     return app
 
@@ -306,7 +309,8 @@ def client_app_of(path: str | pathlib.Path) -> ClientApp:
     as the server's `own-data` expects it. Its clients are those of the node, in the order of their
     names. With `training = "script"` a script of the participant's own trains them, see `project`.
     `experiment` is the absolute path of a TOML file of the node's own, which it plays in place of
-    the app's; the server's must be the same in all that a client's round depends on.
+    the app's; the server's must be the same in all that a client's round depends on. Another name,
+    or a relative path, is refused in an error reply.
 
     Args:
       path: the TOML file.
@@ -318,12 +322,8 @@ def client_app_of(path: str | pathlib.Path) -> ClientApp:
     played = cache(_Played)
 
     def data(context: Context) -> Node:
-        own = context.node_config.get("experiment")
-        if own is None:
-            return played(str(path)).node(context)
-        rule = "be an absolute path"
-        checks.require(pathlib.Path(str(own)).is_absolute(), "node-config experiment", rule, own)
-        return played(str(own)).node(context)
+        require_node_config(context.node_config)
+        return played(str(context.node_config.get("experiment", path))).node(context)
 
     def parts_for(node: Node, population: Sizes) -> Parts:
         return played(node.experiment).parts_for(node, population)
@@ -369,8 +369,6 @@ class _Played:
         of_node: dict[str, Any] = {**given, "script": script, "experiment": self._path}
         if "data" in context.node_config:
             file = str(context.node_config["data"])
-            rule = "be an absolute path"
-            checks.require(pathlib.Path(file).is_absolute(), "node-config data", rule, file)
             own, kind = self._read(file)
             clients = clients_of(context.node_config, self._config.data.num_clients)
             rule = f"hold the {len(clients)} clients {clients} of this node"
@@ -416,74 +414,10 @@ def budget_of(config: Config) -> Budget | None:
     return Budget(level.epsilon, level.dp_delta, **config.privacy.promise)  # type: ignore[arg-type]
 
 
-def clients_of(config: Mapping[str, Any], num_clients: int) -> list[int]:
-    """Reads which clients a node holds.
-
-    Args:
-      config: the node's configuration.
-      num_clients: the size of the population.
-
-    Returns:
-      Their indices, in order.
-
-    Raises:
-      ValueError: if it names none, or one that is not in the population.
-    """
-    if "clients" in config:
-        found = _listed(str(config["clients"]))
-    else:
-        rule = "hold clients, or partition-id and num-partitions"
-        names = ("partition-id", "num-partitions")
-        checks.require(all(n in config for n in names), "node-config", rule, dict(config))
-        own, parts = (int(config[name]) for name in names)
-        rule = f"be from 0 to {parts - 1}"
-        checks.require(0 <= own < parts, "partition-id", rule, own)
-        found = [i for i in range(num_clients) if i % parts == own]
-    outside = [i for i in found if not 0 <= i < num_clients]
-    rule = f"hold some of the {num_clients} clients of the population"
-    checks.require(bool(found) and not outside, "node-config clients", rule, outside or found)
-    return found
-
-
-def script_of(config: Mapping[str, Any], rounds: int) -> Script | None:
-    """Reads who trains the clients of a node.
-
-    Args:
-      config: the node's configuration.
-      rounds: the rounds of the experiment.
-
-    Returns:
-      The script; None if the package trains them.
-
-    Raises:
-      ValueError: for another `training` or `scores`, or a script without `state-dir`.
-    """
-    training = str(config.get("training", "package"))
-    checks.one_of("node-config training", training, ("package", "script"))
-    if training == "package":
-        return None
-    rule = "hold state-dir, the folder in which the node and a training script meet"
-    checks.require("state-dir" in config, "node-config", rule, dict(config))
-    scores = str(config.get("scores", "none"))
-    checks.one_of("node-config scores", scores, get_args(Scores))
-    folder = pathlib.Path(str(config["state-dir"])) / FOLDER
-    return Script(folder, rounds, sends_scores=scores == "exact")
-
-
-def _listed(text: str) -> list[int]:
-    """Reads a list such as "0-4,9"."""
-    found: set[int] = set()
-    for part in text.split(","):
-        numbers = part.strip().split("-")
-        is_range = len(numbers) <= 2 and all(each.isdigit() for each in numbers)
-        rule = "be numbers and ranges, such as 0-4,9"
-        checks.require(is_range, "node-config clients", rule, text)
-        found |= set(range(int(numbers[0]), int(numbers[-1]) + 1))
-    return sorted(found)
-
-
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
-    own_data = given.get("own-data", False)
+    """Reads the options of `OnFlower` from Flower's run configuration."""
+    own_data, timeout = given.get("own-data", False), given.get("timeout", 600.0)
     checks.require(isinstance(own_data, bool), "own-data", "be true or false", own_data)
-    found: dict[str, Any] = {"own_data": own_data}
+    checks.numbers("timeout", "be a number of seconds", timeout)
+    found: dict[str, Any] = {"own_data": own_data, "timeout": float(timeout)}
     return found | {name: str(given[name]) for name in ("keys", "scores") if name in given}

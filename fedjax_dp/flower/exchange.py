@@ -25,7 +25,7 @@ from fedjax_dp.core import checks, files
 FOLDER = "project"
 _CURRENT, _LOCK, _SCORES, _SENT = "current.json", ".lock", "scores.jsonl", "scores.sent"
 _MODEL, _TOKEN = "model.safetensors", "token"
-# Seconds between two looks at the folder.
+# Seconds between two reads of the folder.
 EVERY = 0.1
 # What one report of scores may hold.
 _MOST_SCORES, _LONGEST_NAME = 100, 100
@@ -120,9 +120,10 @@ class Exchange:
     def model(self, round: int | None = None) -> bytes:
         """Reads the model of a round, the newest by default, as safetensors."""
         task = self._task_of(round)
-        path = self._place(task, task.round if round is None else round) / _MODEL
+        number = task.round if round is None else round
+        path = self._place(task, number) / _MODEL
         if not path.exists():
-            raise FileNotFoundError(f"this node has received no model in round {round}")
+            raise FileNotFoundError(f"this node has received no model in round {number}")
         return path.read_bytes()
 
     def put(self, content: bytes, datalink: int | None, round: int) -> int:

@@ -9,6 +9,7 @@ import tomli_w
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.versions import PACKAGE
+from fedjax_dp.experiment.assembly.assemble import checked_config
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.flower.node import Keys
@@ -87,7 +88,7 @@ def write_app(
     """Writes the app of an experiment, which `flwr run` starts.
 
     Args:
-      config: the experiment, checked.
+      config: the experiment.
       folder: a folder that is new or empty.
       output: the run folder on the server's machine, an absolute path outside of `folder`.
       keys: "device" or "parity", as for `Node`.
@@ -96,11 +97,12 @@ def write_app(
       The names of the files.
 
     Raises:
-      ValueError: if the folder holds files, the output is not absolute or inside it, or nodes would
-        know the root of the server's noise.
+      ValueError: if the folder holds files, the output is not absolute or inside it, nodes would
+        know the root of the server's noise, or parts of the configuration do not fit together.
     """
     checks.one_of("keys", keys, get_args(Keys))
     require_secret_root(config, keys)
+    checked_config(config)
     place, runs = pathlib.Path(folder), pathlib.PurePosixPath(output)
     is_free = not place.exists() or (place.is_dir() and not any(place.iterdir()))
     checks.require(is_free, "the folder of the app", "be new or empty", str(place))

@@ -101,8 +101,8 @@ class Masking:
                 return SetUp(facts, cohort, neighbors, sealed)
             ids = _only(ids, sealed)
         LOG.info("too few clients for masks, or too many: the round has no sum")
-        nobody = np.full_like(ids, -1)
-        return SetUp(facts, Cohort(nobody, np.zeros(0, np.uint8), round_key), {}, {})
+        none = np.full_like(ids, -1)
+        return SetUp(facts, Cohort(none, np.zeros(0, np.uint8), round_key), {}, {})
 
     def recovered(self, set_up: SetUp, fate: np.ndarray) -> tuple[SeedTable, np.ndarray]:
         """Recovers the seeds of the masks that are left in the sum of a round.
@@ -112,8 +112,8 @@ class Masking:
           fate: of each slot, as it is after the messages have arrived.
 
         Returns:
-          The seeds, and the fates. If the seeds cannot be recovered, nobody's message counts, so
-          that the round is lost; the same holds for too few messages, of which nothing is asked.
+          The seeds, and the fates. If the seeds cannot be recovered, no message counts, so that
+          the round is lost; the same holds for too few messages, of which nothing is asked.
         """
         cohort, graph, slots = set_up.cohort, self._graph, set_up.cohort.slots
         table = cohort.table(max(1, graph.dropouts))

@@ -24,8 +24,8 @@ from fedjax_dp.flower.agreement import KEYS, SHARES, UNMASK, Agreement, with_see
 from fedjax_dp.flower.ledger import Budget, NodeLedger
 from fedjax_dp.flower.packets import Packet, arrays_of, packet_of, tree_of
 from fedjax_dp.flower.plan import Plan, Shapes, require_own_scale, require_same
-from fedjax_dp.flower.rows import Rows, RowsInContext, RowsOnDisk
 from fedjax_dp.flower.script import Script, reports, require_difference, trained_by
+from fedjax_dp.flower.states import States, StatesInContext, StatesOnDisk
 from fedjax_dp.server.base import Diagnostic, Fate, Roster, Stacked
 from fedjax_dp.server.secure.aggregator import masks_of
 from fedjax_dp.server.secure.key_agreement import SeedTable
@@ -137,16 +137,16 @@ def client_app(
     def train(message: Message, context: Context) -> Message:
         node, packet = data(context), packet_of(message.content)
         checks.one_of("keys", node.keys, get_args(Keys))
-        rows: Rows = RowsInContext(context.state)
+        stored: States = StatesInContext(context.state)
         if node.state_dir is not None:
-            rows = RowsOnDisk(node.state_dir)
+            stored = StatesOnDisk(node.state_dir)
         agreement = kept.agreement(node, packet.facts, context)
         seeds = None if agreement is None else agreement.seeds(packet)
         # Before the work: a crash can only charge too much.
         ledger = kept.ledger(node, packet.facts)
         if ledger is not None:
             ledger.charge(*(packet.facts[name] for name in ("clients", "round", "stage")))
-        return reply(kept.train(node, packet, rows, seeds), message)
+        return reply(kept.train(node, packet, stored, seeds), message)
 
     def step(play: Callable[[Agreement, Packet], Packet]) -> Callable[[Message, Context], Message]:
         def answered(message: Message, context: Context) -> Message:
@@ -264,7 +264,7 @@ class _Kept:
         return plan
 
     def train(
-        self, node: Node, packet: Packet, rows: Rows, seeds: Mapping[int, SeedTable] | None
+        self, node: Node, packet: Packet, stored: States, seeds: Mapping[int, SeedTable] | None
     ) -> Packet:
         """Runs the rounds of the drawn clients of a node, under masks of these seeds if given."""
         facts = packet.facts
@@ -286,7 +286,7 @@ class _Kept:
             trained = trained_by(node.script, plan, model, packet)
         for place, client in enumerate(facts["clients"]):
             received = _received(packet, place, plan)
-            own = _own(packet, place, shapes, rows)
+            own = _own(packet, place, shapes, stored)
             key = _key(packet, place, node.keys)
             place_here = jnp.int32(list(node.clients).index(client))
             at = jnp.int32(client), jnp.int32(facts["round"]), jnp.int32(facts["stage"])
@@ -307,7 +307,7 @@ class _Kept:
                 after = work.output.state if is_finite else own
                 if counts:
                     last = facts["last"][place]
-                    rows.write(client, facts["round"], arrays_of(after, "own"), last)
+                    stored.write(client, facts["round"], arrays_of(after, "own"), last)
                 if states is not None and states.known is not None:
                     known.append(states.known(after))
             message = _without_figures(work.sent)
@@ -382,14 +382,14 @@ def _received(packet: Packet, place: int, plan: Plan) -> Received:
     )
 
 
-def _own(packet: Packet, place: int, shapes: Shapes, rows: Rows) -> PyTree:
+def _own(packet: Packet, place: int, shapes: Shapes, stored: States) -> PyTree:
     """Reads the state that a client's round starts from: that of its last round that counted."""
     if shapes.own is None:
         return None
     client, last = packet.facts["clients"][place], packet.facts["last"][place]
     if last < 0:
         return tree_of(packet.arrays, "own", shapes.own)
-    arrays = rows.read(client, last)
+    arrays = stored.read(client, last)
     rule = f"be stored on this node as of round {last}: restore its state folder"
     checks.require(arrays is not None, f"the state of client {client}", rule, None)
     assert arrays is not None

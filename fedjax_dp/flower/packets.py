@@ -93,26 +93,26 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def arrays_of(tree: PyTree, room: str) -> dict[str, np.ndarray]:
-    """Names the leaves of a tree: those of the room "own" are "own/0", "own/1/kernel".
+def arrays_of(tree: PyTree, prefix: str) -> dict[str, np.ndarray]:
+    """Names the leaves of a tree: those under "own" are "own/0", "own/1/kernel".
 
     Args:
       tree: arrays, numbers or random keys.
-      room: the first part of each name.
+      prefix: the first part of each name.
 
     Returns:
       NumPy arrays; keys as their words, and types that NumPy lacks as words of the same width.
     """
     names, leaves = trees.paths(tree), jax.tree.leaves(tree)
-    return {f"{room}/{n}": _sendable(x) for n, x in zip(names, leaves, strict=True)}
+    return {f"{prefix}/{n}": _sendable(x) for n, x in zip(names, leaves, strict=True)}
 
 
-def tree_of(arrays: Mapping[str, np.ndarray], room: str, like: PyTree) -> PyTree:
-    """Rebuilds a tree from the arrays of a room.
+def tree_of(arrays: Mapping[str, np.ndarray], prefix: str, like: PyTree) -> PyTree:
+    """Rebuilds a tree from the arrays under a prefix.
 
     Args:
       arrays: all arrays of a message.
-      room: as for `arrays_of`.
+      prefix: as for `arrays_of`.
       like: shapes and types, arrays or `jax.ShapeDtypeStruct`s.
 
     Returns:
@@ -122,8 +122,8 @@ def tree_of(arrays: Mapping[str, np.ndarray], room: str, like: PyTree) -> PyTree
       ValueError: naming an array that is missing, left over, or of another shape or type.
     """
     leaves, structure = jax.tree.flatten(like)
-    names = [f"{room}/{name}" for name in trees.paths(like)]
-    found = {name for name in arrays if name.startswith(f"{room}/")}
+    names = [f"{prefix}/{name}" for name in trees.paths(like)]
+    found = {name for name in arrays if name.startswith(f"{prefix}/")}
     missing, extra = sorted(set(names) - found), sorted(found - set(names))
     checks.require(not missing, "a message", "hold the arrays of its plan", f"no {missing[:3]}")
     checks.require(not extra, "a message", "hold the arrays of its plan alone", extra[:3])
@@ -173,9 +173,9 @@ class Distinct:
       places: for each client the number of its tree.
     """
 
-    def __init__(self, room: str) -> None:
-        """Begins without trees; `room` is the first part of each name."""
-        self._room, self.arrays, self.places = room, dict[str, np.ndarray](), list[int]()
+    def __init__(self, prefix: str) -> None:
+        """Begins without trees; `prefix` is the first part of each name."""
+        self._prefix, self.arrays, self.places = prefix, dict[str, np.ndarray](), list[int]()
         self._seen: list[dict[str, np.ndarray]] = []
 
     def add(self, tree: PyTree) -> None:
@@ -186,5 +186,5 @@ class Distinct:
                 self.places.append(place)
                 return
         self.places.append(len(self._seen))
-        self.arrays |= {f"{self._room}/{len(self._seen)}{name}": x for name, x in found.items()}
+        self.arrays |= {f"{self._prefix}/{len(self._seen)}{name}": x for name, x in found.items()}
         self._seen.append(found)

@@ -108,9 +108,11 @@ class Replies:
         known = None
         if self._shapes.known is not None:
             known = tree_of(reply.arrays, "known", by_client(self._shapes.known))
-        rooms = {name.partition("/")[0] for name in reply.arrays}
+        prefixes = {name.partition("/")[0] for name in reply.arrays}
         expected = {"sent"} | ({"known"} if known is not None else set())
-        checks.require(rooms <= expected, "a reply", f"hold {sorted(expected)}", sorted(rooms))
+        checks.require(
+            prefixes <= expected, "a reply", f"hold {sorted(expected)}", sorted(prefixes)
+        )
         return sent, known, fates
 
 

@@ -4,11 +4,13 @@ import json
 import pathlib
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from fedjax_dp.core import checks, files
 from fedjax_dp.flower.exchange import require_scores
 
+# What a server collects, and what a node sends.
+Scores = Literal["none", "exact"]
 # In a run folder. It shows who was drawn, which is secret, and its numbers are exact.
 SCORES_FILE = "scores.jsonl"
 _MOST_BYTES = 2**20

@@ -155,7 +155,11 @@ def _require_deployable(federation: Federation) -> None:
         for name in ("init", "draw", "step")
         if getattr(getattr(federation, name), "__code__", None) is not getattr(plain, name).__code__
     ]
-    checks.require(not wrapped, "federation", "have no wrapper to be deployed", wrapped)
+    rule = (
+        "have no wrapper to be deployed: no acceleration, clock or asynchronous rounds, no clients "
+        "that leave, and one server"
+    )
+    checks.require(not wrapped, "federation", rule, wrapped)
 
 
 def _require_masks(federation: Federation, keys: str) -> None:
@@ -349,7 +353,7 @@ class _Server:
     def _drawn(
         self, state: SimulationState, key: PRNGKey, hyper: Hyper, places: Mapping[int, int]
     ) -> _Drawn:
-        """Draws the cohort from the whole population, whoever is online."""
+        """Draws the cohort from the whole population, whatever nodes are online."""
         cohort = jax.device_get(self._draw(state._replace(clients=None), hyper, key))
         online = np.isin(cohort.ids, np.array(sorted(places), np.int32))
         fate = np.where(

@@ -10,7 +10,8 @@ import pytest
 
 from fedjax_dp.experiment import load_config
 from fedjax_dp.flower import write_app
-from fedjax_dp.flower.apps import clients_of, script_of, terms_of
+from fedjax_dp.flower.apps import terms_of
+from fedjax_dp.flower.node_config import clients_of, require_node_config, script_of
 from fedjax_dp.flower.plan import require_same
 
 yaml = pytest.importorskip("yaml")
@@ -103,9 +104,14 @@ def test_a_folder_with_files_and_a_relative_output_are_refused(app, tmp_path):
         ({"clients": "0-x"}, "must be numbers and ranges"),
         ({"clients": "-3"}, "must be numbers and ranges"),
         ({"clients": "x"}, "must be numbers and ranges"),
-        ({"clients": "9,10"}, r"must hold some of the 10 clients of the population, got \[10\]"),
-        ({"clients": "4-3"}, "must hold some of the 10 clients"),
+        ({"clients": "9,10"}, r"must be from 0 to 9, as the population has 10 clients, got \[10\]"),
+        ({"clients": "4-3"}, "must be numbers and ranges"),
+        ({"clients": "1", "partition-id": 0}, "partition-id and num-partitions, not both"),
+        ({"partition-id": 0}, "must hold clients, or partition-id and num-partitions"),
         ({"partition-id": 3, "num-partitions": 3}, "partition-id must be from 0 to 2"),
+        ({"partition-id": "a", "num-partitions": 3}, "partition-id must be a whole number"),
+        ({"partition-id": 0, "num-partitions": 0}, "num-partitions must be at least 1"),
+        ({"partition-id": 10, "num-partitions": 11}, "partition-id must be from 0 to 9"),
     ],
 )
 def test_a_node_without_clients_is_refused(config, message):
@@ -125,12 +131,26 @@ def test_a_node_config_says_that_a_script_trains():
     assert not script.sends_scores
     wanted = {"training": "script", "state-dir": "/s", "scores": "exact"}
     assert script_of(wanted, 5).sends_scores
-    with pytest.raises(ValueError, match="node-config scores must be one of exact, none"):
-        script_of({**wanted, "scores": "all"}, 5)
     with pytest.raises(ValueError, match="node-config must hold state-dir"):
         script_of({"training": "script"}, 5)
-    with pytest.raises(ValueError, match="node-config training must be one of package, script"):
-        script_of({"training": "scripts", "state-dir": "/s"}, 5)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"state_dir": "/s"}, "a name in node-config must be one of .*; did you mean 'state-dir'"),
+        ({"state-dir": "states"}, "node-config state-dir must be an absolute path, got 'states'"),
+        ({"state-dir": ""}, "node-config state-dir must be an absolute path, got ''"),
+        ({"experiment": "a.toml"}, "node-config experiment must be an absolute path"),
+        ({"keys": "devise"}, "node-config keys must be one of device, parity, got 'devise'"),
+        ({"training": "scripts"}, "node-config training must be one of package, script"),
+        ({"scores": "all"}, "node-config scores must be one of exact, none"),
+    ],
+)
+def test_a_node_config_that_is_misspelt_or_relative_is_refused(config, message):
+    require_node_config({"clients": "0", "data": "/a.csv", "scores": "exact"})
+    with pytest.raises(ValueError, match=message):
+        require_node_config({"clients": "0", **config})
 
 
 def test_a_node_requires_the_budget_and_the_sections_of_its_configuration():

@@ -167,10 +167,23 @@ def test_a_node_whose_answer_does_not_fit_is_named_and_asked_again(folder, wrong
     assert len(asked) == 2
 
 
-def test_a_text_is_no_switch():
-    assert _options({"own-data": True}) == {"own_data": True}
+def test_a_text_is_no_switch_and_no_number():
+    assert _options({"own-data": True}) == {"own_data": True, "timeout": 600}
     with pytest.raises(ValueError, match="own-data must be true or false, got 'false'"):
         _options({"own-data": "false"})
+    with pytest.raises(ValueError, match="timeout must be a number of seconds, got 'ten'"):
+        _options({"timeout": "ten"})
+
+
+def test_wrong_options_are_refused_before_nodes_are_waited_for(folder):
+    config, grid = load_config(str(folder / "deployed.toml")), InProcess(None, {})
+    grid.get_node_ids = None
+    for wrong in ({"keys": "devise"}, {"timeout": 0.0}, {"scores": "all"}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
+            run_on(grid, config, folder / "run", own_data=True, **wrong)
+    other = load_config(str(folder / "deployed.toml"), ["--asynchronous.concurrency", "2"])
+    with pytest.raises(ValueError, match="concurrency must be left out without a clock"):
+        run_on(grid, other, folder / "run", own_data=True)
 
 
 def test_columns_in_another_order_are_refused(folder, tmp_path):
@@ -239,7 +252,7 @@ def test_a_resumed_run_waits_for_no_node_and_holds_no_records(folder, tmp_path):
         str(folder / "deployed.toml"), [f"--data.options.test_path={folder}/public.csv"]
     )
     nobody = InProcess(client_app_of(folder / "deployed.toml"), {})
-    there = OnFlower(nobody, own_data=True).population(config, tmp_path)
+    there = OnFlower(nobody, keys="parity", own_data=True).population(config, tmp_path)
     assert there.train.sizes.tolist() == [4, 10**9, 6] and there.test.num_examples == 50
     assert all(not any(x.strides) for x in there.train.examples.values())
 

@@ -61,7 +61,10 @@ def test_what_nodes_cannot_do_is_refused():
     plain = bound(algorithms.fedavg(make_model(), plain_trainer(make_model())))
     wrappers = (partial(anderson, memory=2), serverless)
     for wrapped in (wrapper(plain) for wrapper in wrappers):
-        with pytest.raises(ValueError, match="federation must have no wrapper"):
+        with pytest.raises(
+            ValueError,
+            match="federation must have no wrapper to be deployed: no acceleration, clock",
+        ):
             deployed(wrapped, NoNodes())
     with pytest.raises(ValueError, match="keys must be one of"):
         deployed(plain, NoNodes(), keys="mine")

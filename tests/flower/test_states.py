@@ -10,29 +10,29 @@ from marks import telling
 from small_problem import ROUNDS
 
 from fedjax_dp.engine import Fate
-from fedjax_dp.flower.rows import RowsInContext, RowsOnDisk
+from fedjax_dp.flower.states import StatesInContext, StatesOnDisk
 
 NAME = "scaffold"
 
 
 @pytest.fixture(params=["disk", "context"])
-def rows(request, tmp_path):
-    return RowsOnDisk(tmp_path) if request.param == "disk" else RowsInContext(RecordDict())
+def states(request, tmp_path):
+    return StatesOnDisk(tmp_path) if request.param == "disk" else StatesInContext(RecordDict())
 
 
-def test_the_row_that_counted_last_and_the_newest_stay(rows):
+def test_the_state_that_counted_last_and_the_newest_stay(states):
     for round in (2, 5, 7):
-        rows.write(3, round, {"own/0": np.float32([round])}, 2)
-    assert rows.read(3, 2)["own/0"] == 2 and rows.read(3, 7)["own/0"] == 7
-    assert rows.read(3, 5) is None and rows.read(4, 2) is None
-    rows.write(3, 9, {"own/0": np.float32(9)}, 7)
-    assert rows.read(3, 2) is None and rows.read(3, 9)["own/0"].shape == ()
+        states.write(3, round, {"own/0": np.float32([round])}, 2)
+    assert states.read(3, 2)["own/0"] == 2 and states.read(3, 7)["own/0"] == 7
+    assert states.read(3, 5) is None and states.read(4, 2) is None
+    states.write(3, 9, {"own/0": np.float32(9)}, 7)
+    assert states.read(3, 2) is None and states.read(3, 9)["own/0"].shape == ()
 
 
 def test_states_on_the_disk_are_for_their_owner_alone(tmp_path):
     # Whatever made the folder, it may be open to others.
     tmp_path.chmod(0o755)
-    RowsOnDisk(tmp_path).write(3, 1, {"own/0": np.float32(1)}, 0)
+    StatesOnDisk(tmp_path).write(3, 1, {"own/0": np.float32(1)}, 0)
     assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [0o600]
 
 

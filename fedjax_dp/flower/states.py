@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save
 from fedjax_dp.core import files
 
 
-class Rows(Protocol):
+class States(Protocol):
     """The states of a node's clients, as arrays by name."""
 
     def read(self, client: int, round: int) -> Mapping[str, np.ndarray] | None:
@@ -21,7 +21,7 @@ class Rows(Protocol):
         """Writes a client's state after a round; deletes all others but that of round `last`."""
 
 
-class RowsOnDisk:
+class StatesOnDisk:
     """States in files of a folder, which outlast the node's process."""
 
     def __init__(self, folder: str | pathlib.Path):
@@ -48,7 +48,7 @@ class RowsOnDisk:
                 place.unlink()
 
 
-class RowsInContext:
+class StatesInContext:
     """States in Flower's context of a node, which outlast a message but not the node's process."""
 
     def __init__(self, state: RecordDict):

@@ -1,0 +1,112 @@
+"""The configuration of a node, `flower-supernode --node-config`, as apps of experiments read it."""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from fedjax_dp.core import checks
+from fedjax_dp.flower.exchange import FOLDER
+from fedjax_dp.flower.node import Keys
+from fedjax_dp.flower.scores import Scores
+from fedjax_dp.flower.script import Script
+
+_PARTITION = ("partition-id", "num-partitions")
+# They are read by processes that Flower starts, wherever it does.
+_PATHS = ("data", "state-dir", "experiment")
+_CHOICES = {
+    "keys": get_args(Keys),
+    "training": ("package", "script"),
+    "scores": get_args(Scores),
+}
+_NAMES = ("clients", *_PARTITION, *_PATHS, *_CHOICES)
+
+
+def require_node_config(config: Mapping[str, Any]) -> None:
+    """Requires names that are read, absolute paths, and one of the choices where there are some.
+
+    Args:
+      config: the node's configuration.
+
+    Raises:
+      ValueError: naming the first that is not.
+    """
+    for name in config:
+        checks.one_of("a name in node-config", name, _NAMES)
+    for name in _PATHS:
+        path = str(config.get(name, "/"))
+        rule = "be an absolute path"
+        checks.require(pathlib.Path(path).is_absolute(), f"node-config {name}", rule, path)
+    for name, choices in _CHOICES.items():
+        if name in config:
+            checks.one_of(f"node-config {name}", str(config[name]), choices)
+
+
+def clients_of(config: Mapping[str, Any], num_clients: int) -> list[int]:
+    """Reads which clients a node holds.
+
+    Args:
+      config: the node's configuration.
+      num_clients: the size of the population.
+
+    Returns:
+      Their indices, in order.
+
+    Raises:
+      ValueError: if it names none, or one that is not in the population.
+    """
+    of_partition = [name for name in _PARTITION if name in config]
+    if "clients" in config:
+        rule = "hold clients, or partition-id and num-partitions, not both"
+        checks.require(not of_partition, "node-config", rule, dict(config))
+        found = _listed(str(config["clients"]))
+        outside = [i for i in found if not 0 <= i < num_clients]
+        rule = f"be from 0 to {num_clients - 1}, as the population has {num_clients} clients"
+        checks.require(not outside, "node-config clients", rule, outside)
+        return found
+    rule = "hold clients, or partition-id and num-partitions"
+    checks.require(len(of_partition) == len(_PARTITION), "node-config", rule, dict(config))
+    own, parts = (_index(f"node-config {name}", config[name]) for name in _PARTITION)
+    checks.require(parts >= 1, "node-config num-partitions", "be at least 1", parts)
+    most = min(parts, num_clients) - 1
+    checks.require(own <= most, "node-config partition-id", f"be from 0 to {most}", own)
+    return [i for i in range(num_clients) if i % parts == own]
+
+
+def script_of(config: Mapping[str, Any], rounds: int) -> Script | None:
+    """Reads who trains the clients of a node.
+
+    Args:
+      config: the node's configuration.
+      rounds: the rounds of the experiment.
+
+    Returns:
+      The script; None if the package trains them.
+
+    Raises:
+      ValueError: for a script without `state-dir`.
+    """
+    if config.get("training", "package") == "package":
+        return None
+    rule = "hold state-dir, the folder in which the node and a training script meet"
+    checks.require("state-dir" in config, "node-config", rule, dict(config))
+    folder = pathlib.Path(str(config["state-dir"])) / FOLDER
+    return Script(folder, rounds, sends_scores=config.get("scores") == "exact")
+
+
+def _listed(text: str) -> list[int]:
+    """Reads a list such as "0-4,9"."""
+    found: set[int] = set()
+    for part in text.split(","):
+        numbers = part.strip().split("-")
+        rule = "be numbers and ranges, such as 0-4,9"
+        is_range = len(numbers) <= 2 and all(each.isdecimal() for each in numbers)
+        is_range = is_range and int(numbers[0]) <= int(numbers[-1])
+        checks.require(is_range, "node-config clients", rule, text)
+        found |= set(range(int(numbers[0]), int(numbers[-1]) + 1))
+    return sorted(found)
+
+
+def _index(name: str, value: Any) -> int:
+    """Reads a whole number, with or without quotes."""
+    checks.require(str(value).isdecimal(), name, "be a whole number", value)
+    return int(value)
