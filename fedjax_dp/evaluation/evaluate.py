@@ -1,6 +1,7 @@
 """Exact loss and accuracy of one model, or of each client's model, in compiled batches."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -121,7 +122,8 @@ def shared_evaluator(
     num_rows, num_parts = max(1, data.num_examples), -(-data.num_bytes // _PART_BYTES)
     part = max(block, -(-num_rows // max(1, num_parts)))
     num_blocks = -(-min(part, data.num_examples) // block)
-    whole = _rows(data, 0, num_rows) if part == num_rows else None
+    # Placed when it is first evaluated.
+    whole = cache(lambda: _rows(data, 0, num_rows))
     client_of_example, frozen = data.client_of_example, jax.device_put(model.constants)
 
     @jax.jit
@@ -150,8 +152,8 @@ def shared_evaluator(
         return jax.lax.fori_loop(0, num_blocks, body, zeros)
 
     def parts(params):
-        if whole is not None:
-            yield 0, values_of(params, whole, frozen)
+        if part == num_rows:
+            yield 0, values_of(params, whole(), frozen)
             return
         for first in range(0, num_rows, part):
             # As with blocks, the last part is full.
@@ -210,7 +212,7 @@ def personal_evaluator(
     block = min(block_size, max(1, int(data.sizes.max())))
     count = max(1, -(-data.num_bytes // _PART_BYTES))
     starts = data.offsets[:-1].astype(np.int32)
-    whole = (_rows(data, 0, data.num_examples), starts) if count == 1 else None
+    whole = cache(lambda: (_rows(data, 0, data.num_examples), starts))
     sizes, frozen = jax.device_put((data.sizes.astype(np.int32), model.constants))
 
     @jax.jit
@@ -241,8 +243,8 @@ def personal_evaluator(
     all_clients = np.arange(data.num_clients, dtype=np.int32)
 
     def with_examples(clients: np.ndarray) -> Iterator[tuple[np.ndarray, tuple[Any, Any]]]:
-        if whole is not None:
-            yield clients, whole
+        if count == 1:
+            yield clients, whole()
             return
         for few in np.array_split(clients, min(len(clients), count)):
             arrays, first_rows = data.slab(few)
