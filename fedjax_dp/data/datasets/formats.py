@@ -5,7 +5,7 @@ import gzip
 import math
 import pathlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ _IDX_TYPES: dict[int, np.dtype] = {
     0x0E: np.dtype(">f8"),
 }
 
+HDF5_DAMAGE = (OSError, RuntimeError, LookupError, ValueError, TypeError)
 # MNIST's have three.
 _MOST_DIMENSIONS = 8
 
@@ -96,19 +97,23 @@ def require_classes(labels: np.ndarray, num_classes: int, name: str, first: int 
         checks.require(False, name, rule, f"{labels[wrong[0]]} in row {wrong[0]}")
 
 
-def hdf5_clients(path: pathlib.Path, *fields: str) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """Reads each client's name and arrays from TFF's layout, `examples/CLIENT/FIELD`."""
+def hdf5_clients(
+    path: pathlib.Path,
+    *fields: str,
+    group: str = "examples",
+    read: Callable[[Any], Any] = lambda stored: np.asarray(stored[()]),
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Reads what is stored of each client in the layout `examples/CLIENT/FIELD`, which TFF uses."""
     h5py = import_h5py(path)
-    damage = (OSError, RuntimeError, LookupError, ValueError, TypeError)
     with contextlib.ExitStack() as stack:
-        with files.reading(path, "be an intact HDF5 file", *damage):
+        with files.reading(path, "be an intact HDF5 file", *HDF5_DAMAGE):
             file = stack.enter_context(h5py.File(path, "r"))
-            groups = file.get("examples")
+            groups = file.get(group)
             names = list(groups) if isinstance(groups, h5py.Group) else []
-        checks.require(bool(names), str(path), "hold clients under `examples`", "none")
+        checks.require(bool(names), str(path), f"hold clients under `{group}`", "none")
         for name in names:
-            with files.reading(path, f"hold {', '.join(fields)} of client {name!r}", *damage):
-                arrays = {field: np.asarray(groups[name][field][()]) for field in fields}
+            with files.reading(path, f"hold {', '.join(fields)} of client {name!r}", *HDF5_DAMAGE):
+                arrays = {field: read(groups[name][field]) for field in fields}
             yield name, arrays
 
 

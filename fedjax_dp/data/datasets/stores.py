@@ -58,6 +58,7 @@ def as_dataset(
     task: Task,
     class_names: tuple[str, ...] = (),
     origin: str = "",
+    exact_statistics: tuple[str, ...] = (),
 ) -> Dataset:
     """Makes a data set of stores, whose examples stay on disk."""
     empty = {key: array[:0] for key, array in train.examples.items()}
@@ -71,6 +72,7 @@ def as_dataset(
         test_clients=np.zeros(0, np.int64) if test is None else _client_ids(test),
         class_names=class_names,
         origin=origin,
+        exact_statistics=exact_statistics,
     )
 
 
