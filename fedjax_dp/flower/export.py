@@ -30,13 +30,14 @@ from fedjax_dp.flower import client_app_of
 
 app = client_app_of(pathlib.Path(__file__).parent / "experiment.toml")
 '''
-_DOCKERFILE = """# An image of a server or a node with fedjax-dp, whose wheel lies in wheels/.
+_DOCKERFILE = """# An image of a server or a node with fedjax-dp. Its wheel goes into wheels/, and
+# those of packages that the experiment names, such as data and models of your own.
 #   docker build --build-arg BASE=superlink --tag {name}-server .
 #   docker build --build-arg BASE=supernode --tag {name}-node .
 ARG BASE=supernode
 FROM flwr/${{BASE}}:{flower}
 COPY --chown=app:app wheels/ wheels/
-RUN python -m pip install --no-cache-dir "$(ls wheels/*.whl)[{extras}]"
+RUN python -m pip install --no-cache-dir wheels/*.whl "fedjax-dp[{extras}]"
 """
 _COMPOSE = """# A server and three nodes on one machine, for a trial. On several machines each
 # runs one service, with TLS and registered nodes.

@@ -79,6 +79,8 @@ def test_the_compose_file_has_a_server_and_three_nodes(app):
     assert all(each["build"]["args"]["BASE"] == "supernode" for each in nodes)
     arguments = (app[0] / "Dockerfile").read_text()
     assert "FROM flwr/${BASE}:" in arguments
+    # One command takes any number of wheels.
+    assert 'pip install --no-cache-dir wheels/*.whl "fedjax-dp[cli,flower' in arguments
 
 
 def _node_config(command):
