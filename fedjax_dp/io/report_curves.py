@@ -97,7 +97,10 @@ def participation(run: RunFiles) -> str:
 
 def communication(run: RunFiles) -> str:
     """Shows bytes up and down, by round and in total; "" without metrics."""
-    curves = {"up": run.curve("bytes_up", 1e-6), "down": run.curve("bytes_down", 1e-6)}
+    # By the meter; and of a deployed run those of the arrays that nodes sent and received.
+    names = {"up": "bytes_up", "down": "bytes_down"}
+    names |= {"up from nodes": "wire_bytes_up", "down to nodes": "wire_bytes_down"}
+    curves = {way: run.curve(name, 1e-6) for way, name in names.items()}
     rows = []
     for way, points in curves.items():
         sums = [value for _, value in points]

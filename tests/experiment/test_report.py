@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shutil
 import threading
 import time
@@ -181,6 +182,15 @@ def test_a_page_is_one_file_with_headings_headers_and_descriptions(folder):
 
 
 HOSTILE = "<script>alert(1)</script>\"'>&amp;"
+
+
+def test_bytes_of_nodes_are_beside_those_of_the_meter(folder, tmp_path):
+    sent = {"wire_bytes_up": 250_000, "wire_bytes_down": 3_250_000}
+    rows = [{**row, **sent} for row in ROWS]
+    text = page_of(write(tmp_path / "deployed", rows=rows))[1]
+    for way, total, each in (("up from nodes", "1", "0.25"), ("down to nodes", "13", "3.25")):
+        assert re.search(rf"{way}</t[hd]>\s*<td[^>]*>{total}</td>\s*<td[^>]*>{each}</td>", text)
+        assert way not in page_of(folder)[1]
 
 
 def test_texts_of_a_folder_are_text(tmp_path):
