@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from fedjax_dp.core import checks
+from fedjax_dp.data.zarr_store import StoredArray
 
 # Kinds of NumPy types that no model reads: objects, strings, times.
 _NO_NUMBERS = "OSUmM"
@@ -21,7 +22,8 @@ def example_array(what: str, value: Any) -> Any:
         checks.require(num_hidden == 0, what, rule, f"{num_hidden} of {value.size}")
         value = value.data
     try:
-        array = value if isinstance(value, np.ndarray | jax.Array) else np.asarray(value)
+        is_array = isinstance(value, np.ndarray | jax.Array | StoredArray)
+        array = value if is_array else np.asarray(value)
     except ValueError:
         checks.require(False, what, "have rows of one shape", "lists of unequal lengths")
     dtype = array.dtype
@@ -33,7 +35,7 @@ def example_array(what: str, value: Any) -> Any:
     is_known = dtype.kind != "f" or dtype.itemsize <= 8
     rule = "hold numbers of a type that JAX supports, such as float32"
     checks.require(is_known, what, rule, str(dtype))
-    if isinstance(array, np.memmap):
+    if is_on_disk(array):
         rule = "be in the byte order of this computer, as an array on disk, which is not converted"
         checks.require(dtype.isnative, what, rule, str(dtype))
         return array
@@ -43,6 +45,11 @@ def example_array(what: str, value: Any) -> Any:
         array = array.astype(dtype.newbyteorder("="))
     require_32_bits(what, array)
     return array
+
+
+def is_on_disk(array: Any) -> bool:
+    """Whether rows of an array are read when they are indexed."""
+    return isinstance(array, np.memmap | StoredArray)
 
 
 def require_32_bits(what: str, array: Any) -> None:

@@ -13,7 +13,7 @@ from fedjax_dp.core import argument_checks, checks, files
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.data import arrays as array_checks
-from fedjax_dp.data import tables
+from fedjax_dp.data import tables, zarr_store
 from fedjax_dp.data.arrays import example_array
 from fedjax_dp.data.store_writer import NAMES as _NAMES
 from fedjax_dp.data.store_writer import OFFSETS as _OFFSETS
@@ -188,7 +188,7 @@ class FederatedData:
           ValueError: naming the array, the first client and the row that break the rule.
         """
         for name, array in self.examples.items():
-            if isinstance(array, np.memmap):
+            if array_checks.is_on_disk(array):
                 array_checks.require_32_bits(f"examples[{name!r}]", array)
             if not np.issubdtype(array.dtype, np.floating):
                 continue
@@ -268,6 +268,41 @@ class FederatedData:
             checks.require(len(names) == num_clients, str(names_file), rule, len(names))
         with files.reading(directory / _OFFSETS, "fit the arrays beside it", ValueError):
             return cls(arrays, np.array(offsets), tuple(names))
+
+    @checked
+    def save_zarr(self, place: str | pathlib.Path) -> None:
+        """Writes the store in the zarr 3 format, in chunks of about a megabyte.
+
+        Args:
+          place: a folder, or the address of an object store that TensorStore knows, such as
+            "gs://bucket/notes" or "s3://bucket/notes"; empty or new.
+
+        Raises:
+          ValueError: if something is there, or 32 bits cannot hold a number.
+        """
+        for name, array in self.examples.items():
+            array_checks.require_32_bits(f"examples[{name!r}]", array)
+        zarr_store.write(self.examples, self.offsets, self.client_names, str(place))
+
+    @classmethod
+    @checked
+    def open_zarr(cls, place: str | pathlib.Path) -> "FederatedData":
+        """Opens a store that `save_zarr` wrote, without reading the examples.
+
+        Cohorts are read as from memory maps, and results are the same.
+
+        Args:
+          place: a folder, or the address of an object store, as for `save_zarr`.
+
+        Returns:
+          A store whose arrays are read when they are indexed.
+
+        Raises:
+          ValueError: if there is no store, or it is damaged.
+        """
+        arrays, offsets, names = zarr_store.read(str(place))
+        with files.reading(place, "hold arrays that fit each other", ValueError):
+            return cls(arrays, offsets, names)
 
     @classmethod
     @checked
@@ -373,8 +408,8 @@ class FederatedData:
         all_rows = np.concatenate(rows)
         offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])])
         # A store on disk whose rows are in order is used as it is.
-        is_mapped = all(isinstance(array, np.memmap) for array in examples.values())
-        if is_mapped and np.array_equal(all_rows, np.arange(size)):
+        is_on_disk = all(map(array_checks.is_on_disk, examples.values()))
+        if is_on_disk and np.array_equal(all_rows, np.arange(size)):
             return cls(examples, offsets, tuple(client_names))
         arrays = {name: np.asarray(array)[all_rows] for name, array in examples.items()}
         return cls(arrays, offsets, tuple(client_names))

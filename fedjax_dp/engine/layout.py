@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from fedjax_dp.core import argument_checks, checks
 from fedjax_dp.core.devices import memory_per_device
 from fedjax_dp.core.ranges import Count, Index
+from fedjax_dp.data.arrays import is_on_disk
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.data.record_file import Folder
@@ -263,7 +264,7 @@ class ExecutionConfig(NamedTuple):
         """
         if self.placement != "auto":
             return self.placement == "device"
-        on_disk = any(isinstance(array, np.memmap) for array in data.examples.values())
+        on_disk = any(is_on_disk(array) for array in data.examples.values())
         is_small = data.num_bytes <= _RESIDENT_BYTES
         return not on_disk and is_small and state_bytes <= _STATE_SHARE * memory_per_device()
 

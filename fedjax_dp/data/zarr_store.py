@@ -1,0 +1,110 @@
+"""The store in chunks of the zarr 3 format, on disk or in an object store, through TensorStore."""
+
+import io
+import json
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_dp.core import checks, files
+
+# Bytes of a chunk, unless a row is larger.
+_CHUNK_BYTES = 1 << 20
+_INDEX, _OFFSETS = "store.json", "offsets.npy"
+
+
+class StoredArray:
+    """An array `[rows, ...]` in chunks, of which indexing reads what is asked for alone."""
+
+    def __init__(self, store: Any):
+        """Takes a `tensorstore.TensorStore`."""
+        self._store = store
+        self.shape: tuple[int, ...] = tuple(store.shape)
+        self.dtype: np.dtype = store.dtype.numpy_dtype
+        self.ndim, self.size = len(self.shape), math.prod(self.shape)
+        self.nbytes = self.size * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        """Counts the rows."""
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
+        """Reads a slice of rows, or those of an array of indices."""
+        if isinstance(rows, slice):
+            start, stop, step = rows.indices(len(self))
+            rows = slice(start, max(start, stop)) if step == 1 else np.arange(start, stop, step)
+        else:
+            rows = np.asarray(rows, np.int64)
+        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        if count == 0:
+            return np.zeros((0, *self.shape[1:]), self.dtype)
+        return np.asarray(self._store[rows].read().result())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Reads the whole array."""
+        return self[:].astype(dtype or self.dtype, copy=False)
+
+
+def write(arrays: Mapping[str, Any], offsets: np.ndarray, names: Sequence[str], place: str) -> None:
+    """Writes arrays chunk by chunk, and then the index that makes them a store."""
+    import tensorstore as ts
+
+    address = _address(place)
+    keys = ts.KvStore.open(address).result()
+    checks.require(not keys.list().result(), "place", "hold nothing yet", place)
+    for name, array in arrays.items():
+        row_bytes = max(1, math.prod(array.shape[1:]) * array.dtype.itemsize)
+        rows = max(1, _CHUNK_BYTES // row_bytes)
+        shape = list(array.shape)
+        store = ts.open(
+            {"driver": "zarr3", "kvstore": f"{address}{name}/"},
+            create=True,
+            dtype=jax.dtypes.canonicalize_dtype(array.dtype),
+            shape=shape,
+            chunk_layout=ts.ChunkLayout(chunk_shape=[rows, *(max(1, n) for n in shape[1:])]),
+        ).result()
+        for start in range(0, shape[0], rows):
+            part = np.asarray(array[start : start + rows], store.dtype.numpy_dtype)
+            store[start : start + len(part)].write(part).result()
+    buffer = io.BytesIO()
+    np.save(buffer, np.asarray(offsets, np.int64))
+    keys.write(_OFFSETS, buffer.getvalue()).result()
+    index = {"arrays": list(arrays), "client_names": list(names)}
+    keys.write(_INDEX, json.dumps(index).encode()).result()
+
+
+def read(place: str) -> tuple[dict[str, Any], np.ndarray, tuple[str, ...]]:
+    """Opens arrays without reading them; returns them with offsets and names of clients."""
+    import tensorstore as ts
+
+    address = _address(place)
+    damage = (ValueError, LookupError, TypeError, OSError, EOFError)
+    with files.reading(place, "hold a store that `save_zarr` wrote", *damage):
+        keys = ts.KvStore.open(address).result()
+        found = [keys.read(key).result() for key in (_INDEX, _OFFSETS)]
+        if any(each.state != "value" for each in found):
+            raise ValueError(f"there is no {_INDEX} or no {_OFFSETS}")
+        index = json.loads(found[0].value)
+        offsets = np.load(io.BytesIO(found[1].value), allow_pickle=False)
+        arrays = {
+            name: StoredArray(
+                ts.open({"driver": "zarr3", "kvstore": f"{address}{name}/"}, read=True).result()
+            )
+            for name in index["arrays"]
+        }
+        names = tuple(index["client_names"])
+    for name, array in arrays.items():
+        rule = "have a type that JAX computes with, as `save_zarr` writes it"
+        fits = jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype
+        checks.require(fits, f"{name!r} in {place}", rule, str(array.dtype))
+    return arrays, offsets, names
+
+
+def _address(place: str) -> str:
+    """The address of a folder, or that of an object store, with a slash at the end."""
+    found = place if "://" in place else pathlib.Path(place).absolute().as_uri()
+    return found.rstrip("/") + "/"
