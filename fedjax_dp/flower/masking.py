@@ -76,6 +76,7 @@ class Masking:
           so that a sum of them would be lost.
         """
         num_drawn = np.sum(ids >= 0)
+        facts = {**facts, "setup": ""}
         while self._graph.num_clients <= np.sum(ids >= 0) <= self._most:
             facts = {**facts, "setup": secrets.token_hex(_SETUP_BYTES)}
             made = self._public_keys(facts, ids[ids >= 0].tolist())

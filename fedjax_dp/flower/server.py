@@ -102,7 +102,8 @@ def deployed(
     Guarantee: the root key never leaves the server; nodes get the public key of a round alone, and
     with parity keys their own. A round is in the journal before a message of it leaves. A round
     that is played again has fresh noise and, where secret cohorts amplify privacy, another cohort;
-    with parity keys only after its aggregate was sent. Correlated noise is released once.
+    with parity keys only after its aggregate was sent. Correlated noise is released once. No node
+    is asked in a round that is played again under masks.
     Messages of `secure.masked` are under masks that clients agree on in each round, between their
     nodes: against a server that is honest but curious, carries the public keys between them, and
     has at most `graph.colluders` of the clients on its side, each message is uniform. Parity keys
@@ -263,9 +264,8 @@ class _Server:
     ) -> tuple[SimulationState, RoundRecord, RoundInfo]:
         number, places = int(state.round), self._nodes.clients(self._question)
         repeats = self._repeats(number)
-        if self._is_read(number):
-            text = "its records are read once, and were when it was sent before: no node is asked"
-            warnings.warn(f"round {number}: {text}", stacklevel=2)
+        if reason := self._reason_to_ask_none(number):
+            warnings.warn(f"round {number}: {reason}: no node is asked", stacklevel=2)
             places = {}
         # Amplification counts on a cohort of its own for each release.
         is_secret = self._federation.participation.sampler.charges_all
@@ -340,10 +340,15 @@ class _Server:
         # The bits of an interrupted run are those of a whole one with parity keys alone.
         return released if self._keys == "parity" else self._journal.num_attempts(number)
 
-    def _is_read(self, number: int) -> bool:
-        """Whether records that are charged for one round were read in an attempt of it."""
-        is_once = isinstance(self._federation.claims.record, OnceClaim)
-        return is_once and self._journal is not None and self._journal.num_attempts(number) > 0
+    def _reason_to_ask_none(self, number: int) -> str:
+        """Says why no node may be asked in a round that was sent before; empty if nodes may."""
+        if self._journal is None or self._journal.num_attempts(number) == 0:
+            return ""
+        if isinstance(self._federation.claims.record, OnceClaim):
+            return "its records are read once, and were when it was sent before"
+        if self._masks is not None:
+            return "it was sent before, and the difference of two masked sums could be one client's"
+        return ""
 
     def _agree(
         self, number: int, wire: "_Wire", step: str, packets: Mapping[int, Packet]

@@ -139,6 +139,13 @@ def test_the_others_agree_again_without_a_node_that_does_not_answer(step):
     assert not few.cohort.slots
 
 
+def test_too_few_clients_online_are_asked_for_nothing():
+    nodes = Nodes()
+    few = nodes.server.set_up(FACTS, np.where(IDS < 5, IDS, -1), ROUND_KEY)
+    assert not few.cohort.slots and not nodes.sent
+    assert few.facts == {**FACTS, "setup": ""}
+
+
 def spoilt(name, change):
     def changed(step, node, reply):
         if node != 11 or name not in reply.arrays:

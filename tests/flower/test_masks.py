@@ -351,30 +351,46 @@ def test_under_masks_a_node_says_of_no_client_that_its_update_was_not_finite():
     same(found.server, state.server)
 
 
-@slow
-@quiet
-def test_a_round_that_a_crash_lost_is_played_again_under_new_masks(tmp_path):
-    journal = JournalFile(tmp_path / "sent.jsonl")
+def test_no_client_takes_part_in_a_round_that_is_played_again_under_masks(tmp_path):
+    class Stop(RuntimeError):
+        """The round is in the journal, and no message has left."""
+
+    def append(number, record):
+        fates.append(set(record.fate.tolist()[0]))
+        raise Stop
+
+    fates, journal = [], JournalFile(tmp_path / "sent.jsonl")
+    journal.append, journal.num_attempts = append, lambda number: 1
     masks = Federation(journal=journal)
-    found = {node: [] for node in NODES}
+    with pytest.raises(Stop), pytest.warns(UserWarning, match="round 0: .*: no node is asked"):
+        masks.play()
+    assert fates == [{Fate.UNANNOUNCED}]
+
+
+@slow
+def test_a_masked_round_that_a_crash_lost_is_noise_alone(tmp_path):
+    journal, asked = JournalFile(tmp_path / "sent.jsonl"), []
 
     class Crash(RuntimeError):
         """The server's process ends."""
 
-    def read(sent, reply):
-        if words := words_in(sent, reply):
-            found[sent.metadata.dst_node_id].append(np.concatenate(words))
-        if sent.metadata.message_type == UNMASK and journal.num_attempts(0) == 1:
+    def change(sent, reply):
+        asked.append(sent.metadata.message_type)
+        if asked[-1] == KEYS:
             raise Crash
         return [reply]
 
+    masks = Federation(journal=journal)
     with pytest.raises(Crash):
-        masks.play(read)
-    state, _, info = masks.play(read)
-    assert journal.num_attempts(0) == 2 and info.aggregator["num_lost"] == 0
-    assert all(np.all(np.equal(*words) == 0) for words in found.values())
-    noise = difference(state.server.params, masks.mean_of(range(NUM_CLIENTS)))
-    assert all(np.all(x != 0) for x in noise.values())
+        masks.play(change)
+    asked.clear()
+    with pytest.warns(UserWarning, match="round 0: .*: no node is asked"):
+        state, record, info = masks.play(change)
+    assert asked in ([], ["query.clients"]) and journal.num_attempts(0) == 2
+    assert np.all(record.fate == Fate.UNANNOUNCED) and info.aggregator["num_lost"] == 1
+    # The step is noise alone.
+    noise = difference(state.server.params, masks.start)
+    assert all(np.all(np.isfinite(x) & (x != 0)) for x in noise.values())
 
 
 @slow
