@@ -1,5 +1,6 @@
 """The server of a federation: it draws, sends, adds up, adds noise and steps."""
 
+import secrets
 import warnings
 from collections.abc import Mapping
 from functools import partial
@@ -100,10 +101,10 @@ def deployed(
     messages of fewer than the claim counts on are not used: the round adds zeros, and is charged.
 
     Guarantee: the root key never leaves the server; nodes get the public key of a round alone, and
-    with parity keys their own. A round is in the journal before a message of it leaves. A round
-    that is played again has fresh noise and, where secret cohorts amplify privacy, another cohort;
-    with parity keys only after its aggregate was sent. Correlated noise is released once. No node
-    is asked in a round that is played again under masks.
+    with parity keys their own. A round is in the journal before a message of it leaves. Each
+    attempt of a round has fresh noise and, where secret cohorts amplify privacy, another cohort,
+    whatever the journal holds; with parity keys only after its aggregate was sent. Correlated noise
+    is released once. No node is asked in a round that is played again under masks.
     Messages of `secure.masked` are under masks that clients agree on in each round, between their
     nodes: against a server that is honest but curious, carries the public keys between them, and
     has at most `graph.colluders` of the clients on its side, each message is uniform. Parity keys
@@ -185,6 +186,8 @@ def _require_masks(federation: Federation, keys: str) -> None:
     checks.require(states is None or states.known is None, "the aggregator", rule, "some")
 
 
+# As many random bits as a key of JAX holds, in words of 32.
+_WORDS = 2
 # Clients that have sent a message, and with it their share of the noise.
 _SENT = (Fate.CONTRIBUTED, Fate.NOT_FINITE)
 
@@ -263,13 +266,13 @@ class _Server:
         self, state: SimulationState, key: PRNGKey, hyper: Hyper
     ) -> tuple[SimulationState, RoundRecord, RoundInfo]:
         number, places = int(state.round), self._nodes.clients(self._question)
-        repeats = self._repeats(number)
+        attempt = self._attempt(number)
         if reason := self._reason_to_ask_none(number):
             warnings.warn(f"round {number}: {reason}: no node is asked", stacklevel=2)
             places = {}
         # Amplification counts on a cohort of its own for each release.
         is_secret = self._federation.participation.sampler.charges_all
-        drawn = self._drawn(state, _again(key, repeats * is_secret), hyper, places)
+        drawn = self._drawn(state, fold(key, *attempt * is_secret), hyper, places)
         record = _record(drawn, hyper)
         if self._journal is not None:
             self._journal.append(number, record)
@@ -296,7 +299,7 @@ class _Server:
             warnings.warn(f"round {number} is lost: fewer have replied than {rule}", stacklevel=2)
             total = jax.tree.map(np.zeros_like, total)
             fate = np.where(np.isin(fate, _SENT), Fate.LATE, fate).astype(np.int8)
-        private_key = _again(fold(key, Purpose.CENTRAL_NOISE, number), repeats)
+        private_key = fold(key, Purpose.CENTRAL_NOISE, number, *attempt)
         closed = self._close(
             seeds,
             state.server,
@@ -326,19 +329,23 @@ class _Server:
         info = self._info(closed, fate, of_round)
         return after, record._replace(fate=_one(fate)), info
 
-    def _repeats(self, number: int) -> int:
-        """Counts the earlier attempts of a round that its draws must not repeat."""
-        if self._journal is None:
-            return 0
-        released, claim = self._journal.num_released(number), self._federation.claims.client
-        rule = (
-            "be released once, since correlated noise would share columns with the first release; "
-            "nearest valid choices: the newest checkpoint, restored from a copy, or a new run"
-        )
-        is_fresh = claim is None or claim.min_separation == 1
-        checks.require(is_fresh or not released, f"round {number}", rule, "a second time")
+    def _attempt(self, number: int) -> tuple[int, ...]:
+        """Makes what an attempt of a round folds into the keys that no other attempt may have."""
+        released = 0
+        if self._journal is not None:
+            released, claim = self._journal.num_released(number), self._federation.claims.client
+            rule = (
+                "be released once, since correlated noise would share columns with the first "
+                "release; nearest valid choices: the newest checkpoint, restored from a copy, or a "
+                "new run"
+            )
+            is_fresh = claim is None or claim.min_separation == 1
+            checks.require(is_fresh or not released, f"round {number}", rule, "a second time")
+        if self._keys == "device":
+            # Not a count: a journal that was restored lacks the attempts after it.
+            return Purpose.RUN, *(secrets.randbits(32) for _ in range(_WORDS))
         # The bits of an interrupted run are those of a whole one with parity keys alone.
-        return released if self._keys == "parity" else self._journal.num_attempts(number)
+        return (Purpose.RUN, released) if released else ()
 
     def _reason_to_ask_none(self, number: int) -> str:
         """Says why no node may be asked in a round that was sent before; empty if nodes may."""
@@ -468,11 +475,6 @@ class _Server:
 def _closed(algorithm: FederatedAlgorithm, seeds: SeedTable | None, *of_round: Any) -> Closed:
     """Plays the server's side, with the seeds of masks that clients have agreed on."""
     return server_side(algorithm if seeds is None else with_seeds(algorithm, seeds), *of_round)
-
-
-def _again(key: PRNGKey, repeats: int) -> PRNGKey:
-    """Returns the key of a round that was played so many times before."""
-    return fold(key, Purpose.RUN, repeats) if repeats else key
 
 
 def _words(key: PRNGKey) -> np.ndarray:

@@ -135,7 +135,10 @@ class JournalFile:
         return [RoundRecord(**{name: field(line, name) for name in names}) for line in self._lines]
 
 
-_COPY = "nearest valid choices: restore it from a copy, or a new run in another folder"
+_COPY = (
+    "nearest valid choice: a new run in another folder, since a copy lacks the rounds that were "
+    "sent after it"
+)
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
