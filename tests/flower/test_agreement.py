@@ -146,9 +146,9 @@ def test_too_few_clients_online_are_asked_for_nothing():
     assert few.facts == {**FACTS, "setup": ""}
 
 
-def spoilt(name, change):
+def spoilt(name, change, *at):
     def changed(step, node, reply):
-        if node != 11 or name not in reply.arrays:
+        if node not in (at or (11,)) or name not in reply.arrays:
             return reply
         return reply._replace(arrays={name: change(reply.arrays[name])})
 
@@ -161,8 +161,9 @@ def spoilt(name, change):
         lambda keys: keys[:, :2],
         lambda keys: keys.astype(np.int32),
         lambda keys: np.concatenate([keys[:1], keys[:1], keys[2:]]),
+        lambda keys: np.concatenate([keys[:1] * np.uint8([[1], [1], [0]]), keys[1:]]),
     ],
-    ids=["another shape", "another type", "repeated keys"],
+    ids=["another shape", "another type", "repeated keys", "a key of low order"],
 )
 def test_public_keys_that_do_not_fit_are_left_out(change):
     nodes = Nodes(secure.all_pairs(3), change=spoilt("public", change))
@@ -176,7 +177,8 @@ def test_shares_that_are_wrong_or_missing_lose_the_round():
     def flipped(given):
         return given ^ np.uint8(1)
 
-    for change in (spoilt("given", flipped), lost(UNMASK, 11, 12, 13)):
+    # Of one node alone they would do without.
+    for change in (spoilt("given", flipped, 11, 12), lost(UNMASK, 11, 12, 13)):
         nodes = Nodes(change=change)
         set_up = nodes.set_up()
         nodes.seeds(set_up)
@@ -189,6 +191,18 @@ def test_shares_that_are_wrong_or_missing_lose_the_round():
     others = replace(set_up.cohort, public=set_up.cohort.public[:, [1, 0, 2]])
     _, fate = nodes.server.recovered(set_up._replace(cohort=others), fates(set_up))
     np.testing.assert_array_equal(fate, fates(set_up, *COHORT))
+
+
+@pytest.mark.parametrize(("node", "dropped"), [(11, ()), (13, (4,))])
+def test_wrong_shares_of_one_node_lose_no_round(node, dropped):
+    nodes = Nodes(change=spoilt("given", lambda given: given ^ np.uint8(1), node))
+    set_up = nodes.set_up()
+    tables, slots = nodes.seeds(set_up), set_up.cohort.slots
+    table, fate = nodes.server.recovered(set_up, fates(set_up, *dropped))
+    np.testing.assert_array_equal(fate, fates(set_up, *dropped))
+    for client in set(COHORT) - set(dropped):
+        slot = slots[client]
+        np.testing.assert_array_equal(table.own[slot], tables[client].own[slot])
 
 
 def test_too_few_messages_ask_for_no_shares():
