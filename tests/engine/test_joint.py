@@ -92,6 +92,26 @@ def test_programs_that_differ_in_more_than_numbers_are_refused(other):
         Joint(programs)
 
 
+def test_programs_that_call_python_back_share_nothing():
+    """Their text is the same whatever they call."""
+
+    def calling(value):
+        one = made(0.1)
+        shape = jax.ShapeDtypeStruct((), np.float32)
+        inner = one.algorithm.server_step
+
+        def step(server, aggregate, hyper, round, key):
+            factor = jax.pure_callback(lambda: np.float32(value), shape)
+            aggregate = jax.tree.map(lambda x: factor * x, aggregate)
+            return inner(server, aggregate, hyper, round, key)
+
+        algorithm = one.algorithm._replace(server_step=step)
+        return simulation(algorithm, make_data(), one.participation).program
+
+    with pytest.raises(ValueError, match="programs must be of one digest"):
+        Joint([calling(1.0), calling(2.0)])
+
+
 def test_streamed_rounds_have_no_program_to_share():
     one = made(0.1)
     execution = ExecutionConfig(placement="host")

@@ -17,6 +17,7 @@ from fedjax_dp.privacy.accounting.renyi import orders_of
 from fedjax_dp.privacy.mechanisms.repetition import Repetition, repetition
 
 ROUNDS = 3
+RELEASED = {"model.safetensors", "config.toml", "environment.json"}
 WORDS = (
     *(SMALL[0], "--execution.devices=1", "--participation.sampler=poisson"),
     *("--participation.cohort_size=2", "--privacy.unit=client", "--algorithm.name=dp_fedavg"),
@@ -55,7 +56,10 @@ def test_the_best_trial_is_released_with_the_cost_of_the_choice(tmp_path):
     best = int(np.argmax([each["test_accuracy"] for each in scores]))
     assert choice.trial.name == f"trial-{best + 1:04d}"
     assert read_json(choice.folder, "setting.json") == choice.point.values
-    assert (choice.folder / "release" / "privacy.json").is_file()
+    held = {path.name for path in choice.folder.iterdir()}
+    assert held == {"privacy.json", "privacy.md", "setting.json"} | RELEASED
+    model = (choice.folder / "model.safetensors").read_bytes()
+    assert model == (choice.trial / "release" / "model.safetensors").read_bytes()
     # By hand: cohorts of 2 of 3 clients, and a noise multiplier of 1.5.
     one = dpa.PoissonSampledDpEvent(2 / 3, dpa.GaussianDpEvent(1.5))
     account = RdpAccountant(orders_of("rdp"))
@@ -65,6 +69,7 @@ def test_the_best_trial_is_released_with_the_cost_of_the_choice(tmp_path):
     assert choice.epsilon == {"client": claim["epsilon"]}
     text = (choice.folder / "privacy.md").read_text()
     assert "the best by test_accuracy of a random number of runs" in text
+    assert claim["trusted"] == "selection" and "those who run the trials are trusted" in text
     # Roots differ, so that two trials of one setting do.
     assert len({each["test_loss"] for each in scores}) == 3
 
@@ -84,7 +89,7 @@ def test_an_interrupted_selection_resumes_the_trials_that_it_drew(tmp_path):
 @pytest.mark.parametrize(
     ("words", "rule"),
     [
-        (("--run.secret=false", "--run.release=none"), "must have run.secret = true"),
+        (("--run.release=none",), "must have run.release = 'private'"),
         (("--run.callbacks.early_stopping.patience=2",), "must have no callbacks"),
         (("--privacy.accountant=pld",), "privacy.accountant must be"),
     ],
@@ -104,6 +109,9 @@ def test_models_without_a_common_test_set_have_no_score():
     for evaluator in (Evaluator(None, None), experiment.evaluator._replace(is_personal=True)):
         with pytest.raises(ValueError, match="test part, which clients do not hold"):
             _require_selectable(experiment._replace(evaluator=evaluator))
+    exact = experiment.population._replace(exact_statistics=("means of columns",))
+    with pytest.raises(ValueError, match="no ε covers means of columns"):
+        _require_selectable(experiment._replace(population=exact))
 
 
 @telling

@@ -7,7 +7,15 @@ import pytest
 from marks import telling
 from run_folders import NOT_PRIVATE, SMALL, dying_after, read_json
 
-from fedjax_dp.experiment import Study, average_over_seeds, grid_points, load_config, run, sweep
+from fedjax_dp.experiment import (
+    Study,
+    Watcher,
+    average_over_seeds,
+    grid_points,
+    load_config,
+    run,
+    sweep,
+)
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.studies import together
 from fedjax_dp.experiment.studies.sweep import loaded, read_summaries
@@ -117,6 +125,18 @@ def test_an_interrupted_point_is_not_done(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "run_together", lambda jobs, *rest: asked.extend(jobs) or {})
     sweep(STUDY, grid, tmp_path, lambda line: None)
     assert asked == [0]
+
+
+@telling
+def test_evaluations_are_shared_where_they_read_the_same(tmp_path):
+    """Frozen parameters are an argument of a program, and of its evaluations."""
+    for words, is_shared in (((), True), (("--model.frozen=['params/Dense_0']",), False)):
+        model = ("--model.name=mlp", *words)
+        config = load_config(None, (*PLAIN, *NOT_PRIVATE, "--run.rounds=1", *model))
+        jobs = {i: together.Job(config, tmp_path / str(i)) for i in range(2)}
+        found = together._sharing([e for _, e in together.assembled(jobs, Watcher())])
+        assert (found[0].evaluator is found[1].evaluator) == is_shared
+        assert found[0].population is found[1].population
 
 
 def test_experiments_that_differ_in_numbers_alone_are_alike():

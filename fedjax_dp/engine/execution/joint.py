@@ -59,7 +59,8 @@ class Program:
         """The SHA-256 of the program before it is compiled: the first state, a round, the models.
 
         Programs of one digest differ in their arguments alone: states, numbers, keys, examples and
-        frozen parameters.
+        frozen parameters. A program that calls Python back has a digest of its own: its text does
+        not show what is called.
         """
         federation, layout = self.federation, self.layout
         key = jax.eval_shape(jax.random.key, 0)
@@ -81,7 +82,8 @@ class Program:
             jax.jit(models).lower(state, examples, index),
         )
         texts = [part.as_text() for part in traced_parts]
-        facts = self.rounds_per_call, layout.mesh
+        calls_back = any("_python_" in text for text in texts)
+        facts = self.rounds_per_call, layout.mesh, id(self) if calls_back else None
         return hashlib.sha256("\n".join((*texts, repr(facts))).encode()).hexdigest()
 
 

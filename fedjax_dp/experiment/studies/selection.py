@@ -12,8 +12,9 @@ import jax
 
 from fedjax_dp.core import checks, files
 from fedjax_dp.experiment.components.experiment import Experiment
+from fedjax_dp.experiment.running.release import MODEL_FILE, require_publishable
 from fedjax_dp.experiment.running.results import facts_of
-from fedjax_dp.experiment.running.run_folder import RELEASE_FOLDER
+from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, ENVIRONMENT_FILE, RELEASE_FOLDER
 from fedjax_dp.experiment.running.starting import accounting_of, first_state
 from fedjax_dp.experiment.running.watcher import Watcher
 from fedjax_dp.experiment.studies.sweep import SUMMARY_FILE, Point, Study, loaded, run_all
@@ -35,7 +36,7 @@ class Choice(NamedTuple):
     Attributes:
       trial: the run folder of the chosen one.
       point: the setting that it ran.
-      folder: what may be published: the statement of the choice, and the release if there is one.
+      folder: what may be published: the statement of the choice, the setting and the model.
       epsilon: ε of all trials and the choice, by unit, the largest of all accounts.
     """
 
@@ -55,9 +56,10 @@ def select_privately(
 ) -> Choice | None:
     """Runs a random number of trials, each of a point drawn at random, and chooses the best.
 
-    Guarantee: the release of the chosen run and its setting have the ε of the statement in
-    `chosen`, if nothing else is published: neither other trials nor their number. Every trial costs
-    the same, whatever its setting; this is required of all points before any runs.
+    Guarantee: the folder `chosen`, which has the model of the chosen run and its setting, has the ε
+    of its statement, if nothing else is published: neither other trials nor their number, which the
+    server and those who run them know. Every trial costs the same, whatever its setting, and may be
+    released; this is required of all points before any runs.
 
     Args:
       study: the study.
@@ -71,13 +73,16 @@ def select_privately(
       The choice; None if no trial was drawn, which the Poisson distribution allows.
 
     Raises:
-      ValueError: if points have other costs, no secret root, callbacks, or no common test set.
+      ValueError: if points have other costs or data, no release, callbacks, or no common test set.
 
     Source: Papernot and Steinke 2022, "Hyperparameter tuning with Rényi differential privacy".
     """
     experiments = [e for _, e in assembled(_jobs(study, grid, output), watcher or Watcher())]
-    for experiment in experiments:
+    for point, experiment in zip(grid, experiments, strict=True):
         _require_selectable(experiment)
+        rule = f"be on the data of {grid[0].name}, whose test part has the scores"
+        is_same = experiment.population is experiments[0].population
+        checks.require(is_same, f"a trial of {point.name}", rule, "other data")
     planned = _common_cost(grid, experiments)
     drawn = _drawn(grid, output, trials)
     jobs = {
@@ -103,9 +108,11 @@ def select_privately(
         experiment.config.privacy.accountant,
         _facts(experiment, trials, len(grid)),
     )
-    release = jobs[best].folder / RELEASE_FOLDER
-    if release.is_dir():
-        shutil.copytree(release, folder / RELEASE_FOLDER, dirs_exist_ok=True)
+    for file in (MODEL_FILE, CONFIG_FILE, ENVIRONMENT_FILE):
+        # Statement and summary of a trial have the ε of that trial alone.
+        released = jobs[best].folder / RELEASE_FOLDER / file
+        if released.is_file():
+            shutil.copy(released, folder / file)
     write_json(folder / "setting.json", point.values)
     epsilon = {claim["unit"]: float(claim["epsilon"]) for claim in claims}
     return Choice(jobs[best].folder, point, folder, epsilon)
@@ -120,10 +127,11 @@ def _summaries(jobs: Mapping[int, Job]) -> list[pathlib.Path]:
 
 
 def _require_selectable(experiment: Experiment) -> None:
-    """Requires runs whose trials are independent, of one length, and scored on public data."""
+    """Requires runs that may be released, of one length, and scored on public data."""
     section, name = experiment.config.run, "a private selection"
-    rule = "have run.secret = true, so that each trial has noise of its own"
-    checks.require(section.secret, name, rule, section.secret)
+    rule = "have run.release = 'private', since the best trial's is published"
+    checks.require(section.release is not None, name, rule, section.release)
+    require_publishable(experiment, {})
     rule = "have no callbacks, which may end a trial by exact figures"
     checks.require(not section.callbacks, name, rule, list(section.callbacks))
     units = list(experiment.config.privacy.units)
@@ -162,7 +170,7 @@ def _drawn(grid: Sequence[Point], output: pathlib.Path, trials: Repetition) -> l
         checks.require(before == asked, str(file), rule, asked)
         return list(saved["drawn"])
     drawn = [secrets.randbelow(len(grid)) for _ in range(trials.draw())]
-    output.mkdir(parents=True, exist_ok=True)
+    output.mkdir(mode=0o700, parents=True, exist_ok=True)
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
         json.dump({**asked, "drawn": drawn}, out)
     return drawn
@@ -182,8 +190,10 @@ def _facts(experiment: Experiment, trials: Repetition, points: int) -> dict[str,
         experiment, experiment.simulation.hyper, ["all other trials, and their number"]
     )
     choice = {"score": SCORE, "points": points, "mean": trials.mean, "shape": trials.shape}
-    # Each trial has a root of its own.
+    # Each trial has a root of its own; and the server sees all of them, whatever one claims.
+    own = {"choice": choice, "trust": "selection"}
+    left_out = ("noise_root_file", "deployment")
     return {
-        unit: {k: v for k, v in each.items() if k != "noise_root_file"} | {"choice": choice}
+        unit: {k: v for k, v in each.items() if k not in left_out} | own
         for unit, each in facts.items()
     }

@@ -75,7 +75,7 @@ class Repetition(NamedTuple):
         """Finds γ in (0, 1] at which the mean is that of the distribution."""
 
         def excess(log: float) -> float:
-            return _mean(self.shape, math.exp(log)) - self.mean
+            return _mean(self.shape, log) - self.mean
 
         if self.mean == 1:
             return 1.0
@@ -102,8 +102,7 @@ def repetition(mean: float, *, shape: float = 1.0) -> Repetition:
     return Repetition(float(mean), float(shape))
 
 
-def _mean(shape: float, gamma: float) -> float:
-    """Computes the mean of the distribution, at γ below 1."""
-    if shape == 0:
-        return (1 / gamma - 1) / -math.log(gamma)
-    return shape * (1 - gamma) / (gamma * -math.expm1(shape * math.log(gamma)))
+def _mean(shape: float, log_gamma: float) -> float:
+    """Computes the mean of the distribution, at log γ below 0."""
+    odds = math.expm1(-log_gamma)
+    return odds / -log_gamma if shape == 0 else shape * odds / -math.expm1(shape * log_gamma)

@@ -64,6 +64,10 @@ _TRUST = {
         "that fakes parties (a Sybil attack) and knows how it permuted the shares: that would take "
         "a secure shuffle, which is not implemented."
     ),
+    "selection": (
+        "The server and those who run the trials are trusted: they see every trial, and how many "
+        "there were. The claim holds against all who see only what is published of the best one."
+    ),
 }
 _SECURE = (
     "Secure aggregation: {forms}, under {pairs}. It protects as long as the number of clients of a "
