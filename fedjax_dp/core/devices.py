@@ -1,17 +1,37 @@
-"""The memory of the devices of this process and of its machine."""
+"""The processes of a program, and the memory of their devices and machines."""
 
 import math
 import os
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 
 def memory_per_device(num_devices: int | None = None) -> float:
-    """Reads a device's memory in bytes (a CPU's share of the host's); infinity if unknown."""
+    """Reads a device's memory in bytes (a CPU's share of the host's); infinity if unknown.
+
+    With several processes it is the least of theirs, so that all of them choose the same layout;
+    all of them have to ask.
+    """
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     if limit is not None:
-        return float(limit)
-    return memory_of_host() / (num_devices or jax.local_device_count())
+        return _least(float(limit))
+    if num_devices is None or is_distributed():
+        num_devices = jax.local_device_count()
+    return _least(memory_of_host() / num_devices)
+
+
+def is_distributed() -> bool:
+    """Whether the program runs in several processes."""
+    return jax.process_count() > 1
+
+
+def _least(number: float) -> float:
+    """Returns the least of the numbers of all processes."""
+    if not is_distributed():
+        return number
+    return float(np.min(multihost_utils.process_allgather(np.float32(number))))
 
 
 def memory_of_host() -> float:

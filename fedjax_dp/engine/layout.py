@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_dp.core import argument_checks, checks
-from fedjax_dp.core.devices import memory_per_device
+from fedjax_dp.core.devices import is_distributed, memory_per_device
 from fedjax_dp.core.ranges import Count, Index
+from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.arrays import is_on_disk
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
@@ -108,6 +109,19 @@ class Layout(NamedTuple):
         usual = -(-usual // self.chunk) * self.chunk
         return min(usual, self.slots_per_device(participation, is_owned=True))
 
+    def on_all_devices(self, tree: PyTree) -> PyTree:
+        """Copies traced arrays to every device, so that every process can read them.
+
+        Args:
+          tree: traced arrays.
+
+        Returns:
+          The same arrays.
+        """
+        if self.mesh is None:
+            return tree
+        return jax.lax.with_sharding_constraint(tree, NamedSharding(self.mesh, PartitionSpec()))
+
     def is_alone(self, steps: jax.Array) -> jax.Array:
         """Marks the clients that are computed one by one.
 
@@ -157,7 +171,8 @@ class ExecutionConfig(NamedTuple):
         "auto" chooses by backend and by the arithmetic and memory of a client; "tuned" times two
         rounds with that choice and its neighbours, once per process for each kind of work.
       devices: the number of devices that share the cohort, or the devices themselves; None is one.
-        "auto" takes all devices if each gets a few clients, else one.
+        "auto" takes all devices if each gets a few clients, else one. Several processes use all
+        devices of all of them.
       placement: "device" holds all examples and client states in device memory; "host" gathers
         those of each cohort on the host, before its round; "disk" does the same, with client states
         in a file, where clients that never participated take no space; "auto" is "device" if
@@ -186,7 +201,15 @@ class ExecutionConfig(NamedTuple):
             checks.whole("clients_per_chunk", self.clients_per_chunk)
         checks.one_of("placement", self.placement, ("auto", "device", "host", "disk"))
         checks.whole("rounds_per_call", self.rounds_per_call)
-        self.device_list()
+        num_devices = len(self.device_list())
+        if not is_distributed():
+            return
+        rule = (
+            f"be 'auto' or {jax.device_count()}, the devices of all {jax.process_count()} processes"
+        )
+        checks.require(num_devices == jax.device_count(), "devices", rule, self.devices)
+        rule = "be a number or 'auto' for several processes, which would measure different times"
+        checks.require(self.clients_per_chunk != "tuned", "clients_per_chunk", rule, "tuned")
 
     def device_list(self) -> list[Any]:
         """Lists the devices that share the cohort.
@@ -226,7 +249,7 @@ class ExecutionConfig(NamedTuple):
         if not isinstance(self.devices, str):
             return self
         count = len(self.device_list())
-        is_worthwhile = cohort_size >= _CLIENTS_PER_DEVICE * count
+        is_worthwhile = is_distributed() or cohort_size >= _CLIENTS_PER_DEVICE * count
         return self._replace(devices=count if is_worthwhile else None)
 
     def chunk(self, cost: Callable[[], Cost], clients_per_device: int, own_bytes: int = 0) -> int:

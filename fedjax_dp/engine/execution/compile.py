@@ -15,6 +15,7 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.devices import is_distributed
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
@@ -57,7 +58,8 @@ class Simulation(NamedTuple):
       num_traces: `() -> int`, how often the round was traced.
       layouts: the trials that chose the layout, fastest first; empty unless it was tuned.
       program: its rounds as a program that other simulations may share, see `joint`; None if
-        examples or states are streamed, or rounds have work on the host between them.
+        examples or states are streamed, rounds have work on the host between them, or several
+        processes share them.
     """
 
     init: Callable[[PRNGKey], SimulationState]
@@ -173,6 +175,8 @@ def compile_federation(
         is_resident=execution.is_resident(data, state_bytes),
         kind=execution.placement,
     )
+    if is_distributed():
+        _require_distributable(federation, place)
     memory = memory_of(
         federation,
         layout,
@@ -185,17 +189,17 @@ def compile_federation(
         require_host_room(num_clients, facts.own_bytes)
     count, made = Count(), _Made()
     with explained(memory):
-        frozen = jax.device_put(tuple(part.constants for part in facts.frozen), place.everywhere)
+        frozen = place.share(tuple(part.constants for part in facts.frozen))
     round_of = one_round(federation, layout, frozen, count)
     program = None
     if place.is_resident:
 
         @cache
         def examples() -> Examples:
-            return jax.device_put(examples_of(data, validation), place.everywhere)
+            return place.share(examples_of(data, validation))
 
         rounds_of = resident_rounds(round_of, examples, execution.rounds_per_call)
-        if not federation.algorithm.stages.host_steps:
+        if not is_distributed() and not federation.algorithm.stages.host_steps:
             program = Program(
                 round_of, federation, layout, data, validation, execution.rounds_per_call
             )
@@ -209,7 +213,7 @@ def compile_federation(
     # Few examples, for rare work: they are placed on a device when first used.
     scoring = None if validation is None else examples_of(validation)
     init = _initial(federation, layout, place, outer, execution.folder)
-    start = jax.device_put(traced(federation.algorithm, federation.hyper), place.everywhere)
+    start = place.share(traced(federation.algorithm, federation.hyper))
     host_steps = federation.algorithm.stages.host_steps
 
     @explained(memory)
@@ -219,8 +223,7 @@ def compile_federation(
         numbers = start
         if hyper is not None:
             federation.check(hyper)
-            numbers = _same_kind(federation.algorithm, hyper, start)
-            numbers = jax.device_put(numbers, place.everywhere)
+            numbers = place.share(_same_kind(federation.algorithm, hyper, start))
         state, left = made.or_copies(place.put(state)), []
         done = int(state.round)
         for block, steps in rounds_and_host_steps(host_steps, done, num_rounds):
@@ -342,6 +345,15 @@ def _require_streamable(federation: Federation, outer: PyTree, placement: str) -
     name = federation.algorithm.name
     rule = f"be 'device' for {name}, which changes the state of every client in every round"
     checks.require(not federation.facts.is_finished_for_all, "placement", rule, placement)
+
+
+def _require_distributable(federation: Federation, place: Placement) -> None:
+    """Refuses what does not yet run in several processes."""
+    rule = "be 'device' for several processes, each of which would have to stream its clients alone"
+    checks.require(place.is_resident, "placement", rule, place.kind)
+    rule = "be none for several processes, which would each run them"
+    steps = [f"after round {step.after}" for step in federation.algorithm.stages.host_steps]
+    checks.require(not steps, "stages.host_steps", rule, steps)
 
 
 def _resident_bytes(*stores: FederatedData | None) -> int:

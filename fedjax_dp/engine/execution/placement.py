@@ -1,11 +1,13 @@
-"""The placement of a simulation's state on devices, in host memory or on disk."""
+"""The placement of a simulation's arrays on devices, in host memory or on disk."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
@@ -40,6 +42,10 @@ class Placement(NamedTuple):
         """Whether client states are on disk."""
         return self.kind == "disk"
 
+    def share(self, tree: PyTree) -> PyTree:
+        """Places what all clients share; every process passes the same values."""
+        return _placed(tree, self.everywhere)
+
     def put(self, state: Any) -> SimulationState:
         """Converts and places every leaf as the program was traced for.
 
@@ -48,8 +54,7 @@ class Placement(NamedTuple):
         """
         clients, outer = state.clients, state.outer
         shared = jax.tree.map(_typed, state._replace(clients=None, outer=()))
-        state = jax.device_put(shared, self.everywhere)
-        state = state._replace(outer=by_part(self._put_wrapper, outer))
+        state = self.share(shared)._replace(outer=by_part(self._put_wrapper, outer))
         if clients is None:
             return state
         rule = "be that of the state: client state is not moved between memory and disk"
@@ -61,22 +66,25 @@ class Placement(NamedTuple):
 
     def _put_clients(self, table: PyTree) -> PyTree:
         wide = jax.tree.map(lambda x: _padded(_typed(x), self.num_rows), table)
-        return jax.device_put(wide, self.by_client)
+        return _placed(wide, self.by_client)
 
     def _put_wrapper(self, part: Any) -> Any:
         if isinstance(part, ByClient):
             return self._put_clients(part)
-        return jax.device_put(_typed(part), self.everywhere)
+        return self.share(_typed(part))
 
     def portable(self, state: Any, *, copies: bool = True) -> SimulationState:
-        """Copies a state to the host, as one device would hold it, see `Simulation.portable`."""
+        """Copies a state to the host, as one device would hold it, see `Simulation.portable`.
+
+        With several processes all of them have to call it, and each gets the whole state.
+        """
         if isinstance(state.clients, ClientStore):
             return jax.device_get(state)
 
         def of_clients(x: Any) -> np.ndarray:
             # Once written, a table in host memory is written in place by later rounds.
             is_written = isinstance(x, np.ndarray) and x.flags.writeable
-            part = np.asarray(x)[: self.num_clients]
+            part = _whole(x)[: self.num_clients]
             return part.copy() if copies and is_written else part
 
         clients = jax.tree.map(of_clients, state.clients)
@@ -110,6 +118,30 @@ def placement_of(
 def by_part(function: Callable[[Any], Any], outer: PyTree) -> PyTree:
     """Maps a function over the arrays of wrappers' states, each `ByClient` as a whole."""
     return jax.tree.map(function, outer, is_leaf=lambda x: isinstance(x, ByClient))
+
+
+def _placed(tree: PyTree, sharding: Any) -> PyTree:
+    if sharding.is_fully_addressable:
+        return jax.device_put(tree, sharding)
+    return jax.tree.map(partial(_over_processes, sharding=sharding), tree)
+
+
+def _over_processes(x: Any, sharding: Any) -> jax.Array:
+    """Places an array that each process holds whole; each copies the part of its own devices."""
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return jax.device_put(x, sharding)
+    if jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key):
+        words = _over_processes(jax.random.key_data(x), sharding)
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
+    array = np.asarray(x, jax.dtypes.canonicalize_dtype(np.asarray(x).dtype))
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def _whole(x: Any) -> np.ndarray:
+    """Copies an array to the host, where it may span the devices of several processes."""
+    if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
+        return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+    return np.asarray(x)
 
 
 def _typed(x: Any) -> Any:

@@ -159,8 +159,10 @@ def one_round(
         count.traces += 1
         with kinds.given(federation.facts.frozen, frozen):
             if cohort is None:
-                return federation.play(state, hyper, examples, key, layout)
-            return federation.step(state, hyper, examples, cohort, key, layout)
+                state, *left = federation.play(state, hyper, examples, key, layout)
+            else:
+                state, *left = federation.step(state, hyper, examples, cohort, key, layout)
+            return state, *layout.on_all_devices(left)
 
     return OneRound(step, frozen)
 
