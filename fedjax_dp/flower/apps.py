@@ -201,6 +201,11 @@ class _Late:
         """Writes the scores in a reply."""
         self.scores.append(clients, text)
 
+    @property
+    def run(self) -> str:
+        """The name of the run."""
+        return self.file.run
+
     def append(self, round: int, record: RoundRecord) -> None:
         """Writes a round that is about to be sent."""
         self.file.append(round, record)

@@ -8,6 +8,10 @@ from fedjax_dp.engine.record import RoundRecord
 class Journal(Protocol):
     """The rounds that were sent, in order."""
 
+    @property
+    def run(self) -> str:
+        """A random name of the run, the same when it is resumed."""
+
     def append(self, round: int, record: RoundRecord) -> None:
         """Writes a round that is about to be sent.
 

@@ -1,5 +1,6 @@
 """The privacy of records on a node: charged where the noise is made, before anything leaves."""
 
+import hashlib
 import json
 import pathlib
 from collections.abc import Sequence
@@ -47,8 +48,8 @@ class NodeLedger:
 
     A client pays for each round that it begins, with the numbers of the node's own plan, whether or
     not its reply arrives. Under an `OnceClaim` it pays again for a round that is not after all
-    before, whose records are then read again. The ledger is a file, which outlasts the node's
-    process and is locked while a round is charged.
+    before, or is of another run or plan: its records are then read again. The ledger is a file,
+    which outlasts the node's process and is locked while a round is charged.
     """
 
     def __init__(
@@ -84,30 +85,41 @@ class NodeLedger:
             each = algorithm.training._replace(record=RecordClaim(*claim))
             self._again = accounting(algorithm._replace(training=each))
             self._again.ledgers = self._accounting.ledgers
-        # The last round of each client.
-        self._last = dict[str, int]()
+        # The last round of each client, and the plan and run that it was of.
+        self._last, self._of = dict[str, int](), dict[str, str]()
+        self._digest = plan.digest
         self._read()
 
-    def charge(self, clients: Sequence[int], round: int, stage: int) -> None:
+    def charge(self, clients: Sequence[int], round: int, stage: int, run: str = "") -> None:
         """Charges a round to clients, and writes that down; refuses one that exceeds the budget."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileLock(self._folder / _LOCK):
             # Another process may have charged a round.
             self._read()
+            own = hashlib.sha256(f"{self._digest} {run}".encode()).hexdigest()
             last = {client: self._last.get(str(client), -1) for client in clients}
-            self._charge([c for c in clients if round > last[c]], stage, self._accounting)
-            self._charge([c for c in clients if round <= last[c]], stage, self._again)
+            is_new = {c: round > last[c] and self._is_of(c, own) for c in clients}
+            self._charge([c for c in clients if is_new[c]], stage, self._accounting)
+            self._charge([c for c in clients if not is_new[c]], stage, self._again)
             self._require_budget(clients)
-            self._last |= {str(client): max(round, last[client]) for client in clients}
-            content = {"last": self._last, "accounts": json.loads(self._accounting.to_json())}
+            for client in clients:
+                before = last[client] if self._is_of(client, own) else -1
+                self._last[str(client)] = max(round, before)
+            self._of |= {str(client): own for client in clients}
+            accounts = json.loads(self._accounting.to_json())
+            content = {"last": self._last, "of": self._of, "accounts": accounts}
             files.write_private(self._folder / _FILE, json.dumps(content).encode())
+
+    def _is_of(self, client: int, run: str) -> bool:
+        """Whether all that a client has paid for before was of this run, or was nothing."""
+        return str(client) not in self._last or self._of.get(str(client)) == run
 
     def _read(self) -> None:
         path = self._folder / _FILE
         if not path.exists():
             return
         found = files.parse_json(files.read_text(path), path)
-        self._last = found["last"]
+        self._last, self._of = found["last"], found.get("of", {})
         self._accounting.restore(json.dumps(found["accounts"]))
         self._again.ledgers = self._accounting.ledgers
 

@@ -145,7 +145,8 @@ def client_app(
         # Before the work: a crash can only charge too much.
         ledger = kept.ledger(node, packet.facts)
         if ledger is not None:
-            ledger.charge(*(packet.facts[name] for name in ("clients", "round", "stage")))
+            named = ("clients", "round", "stage", "run")
+            ledger.charge(*(packet.facts[name] for name in named))
         return reply(kept.train(node, packet, stored, seeds), message)
 
     def step(play: Callable[[Agreement, Packet], Packet]) -> Callable[[Message, Context], Message]:

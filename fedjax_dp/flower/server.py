@@ -235,6 +235,7 @@ class _Server:
         self._masks = masks if keys == "device" else None
         self._close = jax.jit(partial(_closed, algorithm))
         self._message = jax.jit(self._message_to)
+        self._run = secrets.token_hex(8)
 
     def init(self, key: PRNGKey) -> SimulationState:
         """Makes the state before the first round: of client states, the part that is known."""
@@ -410,6 +411,7 @@ class _Server:
         sizes = self._federation.population.sizes
         facts = {
             **self._facts,
+            "run": self._run if self._journal is None else self._journal.run,
             "round": int(state.round),
             "stage": int(drawn.round.stage),
         }

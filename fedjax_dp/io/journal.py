@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import pathlib
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +18,11 @@ _KINDS: Mapping[str, Any] = {"fate": np.int8, "is_released": bool, "digest": np.
 
 
 class JournalFile:
-    """A journal in a file, one line for each attempt of a round."""
+    """A journal in a file, one line for each attempt of a round.
+
+    Attributes:
+      run: a random name of the run, the same when it is resumed.
+    """
 
     def __init__(self, path: str | pathlib.Path, facts: Mapping[str, str] = {}) -> None:
         """Opens a journal.
@@ -42,6 +47,7 @@ class JournalFile:
             assert found is not None
             self._lines.append(found)
             self._size += len(line) + 1
+        self.run: str = self._lines[0].get("run", "") if self._lines else secrets.token_hex(8)
 
     def make(self) -> None:
         """Makes the file before the first round, so that one that is missing later was lost."""
@@ -55,7 +61,7 @@ class JournalFile:
           record: its record, as it is known before messages leave.
         """
         fields = {name: np.asarray(x).tolist() for name, x in record._asdict().items()}
-        line = {"round": round, **fields, **self._facts}
+        line = {"round": round, "run": self.run, **fields, **self._facts}
         self._write(json.dumps(line).encode() + b"\n")
         self._lines.append(line)
 

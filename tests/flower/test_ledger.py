@@ -182,3 +182,9 @@ def test_a_round_that_is_asked_for_again_is_charged_where_each_record_is_read_on
     once = counts[0]
     assert once > 0
     assert counts == [once, once, once, 2 * once, 2 * once, 3 * once]
+    # Another run reads the same records, though in rounds after those of the first.
+    counts = []
+    for run, round in (("b", 4), ("b", 5), ("c", 6), ("c", 7)):
+        ledger_of(plan, tmp_path, clients=(2,)).charge([2], round, 0, run)
+        counts += ledger_of(plan, tmp_path, clients=(2,)).num_releases()
+    assert counts == [4 * once, 4 * once, 5 * once, 5 * once]

@@ -167,26 +167,24 @@ def test_a_round_without_replies_has_noise_and_steps(federation):
 
 @quiet
 def test_a_round_that_is_played_again_has_fresh_noise(tmp_path):
-    def only_noise(keys, is_restored=False):
-        """Plays round 0 twice without a reply, so that the model is noise alone."""
+    def only_noise(keys):
+        """Plays round 0 three times without a reply, so that the model is noise alone."""
 
         def lost(sent, reply):
             return [] if sent.metadata.message_type == "train" else [reply]
 
-        journal = JournalFile(tmp_path / f"{keys}{is_restored}")
+        journal = JournalFile(tmp_path / keys)
         there = deploy("dp_fedavg", keys=keys, journal=journal, change=lost).simulation
         start = there.init(key())
-        states = [there.run(start, key(), 1)[0]]
-        if is_restored:
-            # From a copy that was made before the round.
-            journal.__init__(tmp_path / "none")
+        states = [there.run(start, key(), 1)[0] for _ in range(2)]
+        # Restored from a copy that was made before the round.
+        journal.__init__(tmp_path / f"{keys}-copy")
         states.append(there.run(start, key(), 1)[0])
         return zip(*(jax.tree.leaves(jax.device_get(each.server)) for each in states), strict=True)
 
-    assert all(np.all(x != y) for x, y in only_noise("device"))
-    assert all(np.all(x != y) for x, y in only_noise("device", is_restored=True))
+    assert all(np.all(x != y) and np.all(x != z) for x, y, z in only_noise("device"))
     # The same bits with parity keys, since nothing of the first attempt was sent.
-    assert all(np.all(x == y) for x, y in only_noise("parity"))
+    assert all(np.all(x == y) and np.all(x == z) for x, y, z in only_noise("parity"))
 
 
 def claiming(**more):
