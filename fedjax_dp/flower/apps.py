@@ -35,6 +35,7 @@ from fedjax_dp.experiment.running.run_folder import (
     JOURNAL_FILE,
     NODES_FILE,
     REGISTERED_FILE,
+    SCORES_FILE,
 )
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.flower.export import require_secret_root
@@ -44,7 +45,7 @@ from fedjax_dp.flower.log import LoggedProgress, close
 from fedjax_dp.flower.node import Keys, Node, Terms, client_app
 from fedjax_dp.flower.node_config import clients_of, require_node_config, script_of
 from fedjax_dp.flower.registration import registered
-from fedjax_dp.flower.scores import SCORES_FILE, Scores, ScoresFile
+from fedjax_dp.flower.scores import Scores, ScoresFile
 from fedjax_dp.flower.server import deployed
 from fedjax_dp.io.journal import JournalFile
 from fedjax_dp.io.logbook import write_json

@@ -11,8 +11,6 @@ from fedjax_dp.flower.exchange import require_scores
 
 # What a server collects, and what a node sends.
 Scores = Literal["none", "exact"]
-# In a run folder. It shows who was drawn, which is secret, and its numbers are exact.
-SCORES_FILE = "scores.jsonl"
 _MOST_BYTES = 2**20
 
 

@@ -19,7 +19,7 @@ from fedjax_dp.io.run_files import (
 from fedjax_dp.io.statement import MARK_WORDS
 
 _CONFIG, _ENVIRONMENT, _SUMMARY = "config.toml", "environment.json", "summary.json"
-_METRICS, _STATEMENT = "metrics.jsonl", "privacy.md"
+_METRICS, _STATEMENT, _SCORES = "metrics.jsonl", "privacy.md", "scores.jsonl"
 # From the mark of what may be published to that of what must be kept most secret.
 _STRICTNESS = ("public", "covered", "exact", "secret")
 
@@ -171,6 +171,7 @@ _SECTIONS = (
     _Section("participation", "Participation", (_METRICS,), curves.participation),
     _Section("communication", "Communication", (_METRICS,), curves.communication),
     _Section("clients", "Clients", (_METRICS, _SUMMARY), curves.clients),
+    _Section("scores", "Scores of participants", (_SCORES,), curves.scores),
     _Section("time", "Simulated time", (_METRICS,), curves.time),
     _Section("metrics", "Newest metrics", (_METRICS,), _newest),
     _Section("privacy", "Privacy statement", (_STATEMENT,), _privacy),

@@ -18,6 +18,8 @@ _BY_CLIENT = {
 }
 _DRAWN_BY_CLIENT = ("best client", "mean", "worst tenth", "worst client")
 _AFTER = "_after_local"
+# Names of scores that a page shows.
+_MOST_SCORES = 8
 
 
 def _beside(*parts: str) -> str:
@@ -138,6 +140,27 @@ def clients(run: RunFiles) -> str:
         for kind in columns
     ]
     return _beside(*charts, page.table(("over clients", *columns), rows))
+
+
+def scores(run: RunFiles) -> str:
+    """Shows the scores that participants reported: means by round, and their spread; "" if none."""
+    reports = [(each["round"] + 1, each["scores"]) for each in run.scores]
+    names = sorted({name for _, found in reports for name in found})
+    curves, rows = {}, []
+    for name in names[:_MOST_SCORES]:
+        by_round: dict[int, list[float]] = {}
+        for round, found in reports:
+            if is_number(found.get(name)):
+                by_round.setdefault(round, []).append(found[name])
+        every = [value for values in by_round.values() for value in values]
+        if every:
+            means = {round: sum(each) / len(each) for round, each in sorted(by_round.items())}
+            curves[name] = [(float(round), mean) for round, mean in means.items()]
+            rows.append((name, str(len(every)), text_of(min(every)), text_of(max(every))))
+    if not rows:
+        return ""
+    chart = line_chart("Mean score by round", curves, _ROUND, Axis("score"))
+    return _beside(chart, page.table(("score", "reports", "smallest", "largest"), rows))
 
 
 def time(run: RunFiles) -> str:

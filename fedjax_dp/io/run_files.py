@@ -24,6 +24,8 @@ class RunFiles(NamedTuple):
       rows: metrics by round, as `read_metrics` returns them.
       marks: the mark of each file: public, covered, exact or secret.
       place: the path of the folder; "" if it must not be shown.
+      scores: what the participants of a federation reported: "round", the rounds done before, and
+        "scores", numbers by name.
     """
 
     state: str
@@ -36,6 +38,7 @@ class RunFiles(NamedTuple):
     rows: Sequence[Mapping[str, Any]]
     marks: Mapping[str, str]
     place: str = ""
+    scores: Sequence[Mapping[str, Any]] = ()
 
     @property
     def tables(self) -> dict[str, Any]:

@@ -184,6 +184,24 @@ def test_a_page_is_one_file_with_headings_headers_and_descriptions(folder):
 HOSTILE = "<script>alert(1)</script>\"'>&amp;"
 
 
+def test_scores_of_participants_are_shown_as_means_and_make_the_page_secret(folder):
+    reports = [(0, [2], {"accuracy": 0.5}), (0, [0], {"accuracy": 0.7, "<b>": 3.0})]
+    reports += [(2, [2], {"accuracy": 0.9})]
+    names = ("round", "clients", "scores")
+    lines = [json.dumps(dict(zip(names, each, strict=True))) for each in reports]
+    # The last line is being written.
+    (folder / "scores.jsonl").write_text("\n".join(lines) + '\n{"round": 3, "cli')
+    found, html = page_of(folder)
+    assert found.mark == "secret"
+    drawn, page = charts(html), Page(html)
+    chart = drawn["Mean score by round"]
+    assert chart.legend == ["<b>", "accuracy"]
+    is_close(chart.curves[1], [(1, 0.6), (3, 0.9)])
+    assert "accuracy 3 0.5 0.9" in page.text and "Scores of participants" in page.text
+    (folder / "scores.jsonl").unlink()
+    assert page_of(folder)[0].mark == "exact"
+
+
 def test_bytes_of_nodes_are_beside_those_of_the_meter(folder, tmp_path):
     sent = {"wire_bytes_up": 250_000, "wire_bytes_down": 3_250_000}
     rows = [{**row, **sent} for row in ROWS]

@@ -22,6 +22,7 @@ from fedjax_dp.experiment.running.run_folder import (
     NODES_FILE,
     RELEASE_FOLDER,
     REPORT_FILE,
+    SCORES_FILE,
 )
 from fedjax_dp.io.logbook import write_json, write_text
 from fedjax_dp.io.params import write_params
@@ -44,7 +45,7 @@ _MARKS: Mapping[str, Mark] = {
     CLIENTS_FOLDER: "exact",
     # Of a deployment: they show who was drawn.
     NODES_FILE: "secret",
-    "scores.jsonl": "secret",
+    SCORES_FILE: "secret",
     RELEASE_FOLDER: "covered",
     REPORT_FILE: "exact",
     ".lock": "public",

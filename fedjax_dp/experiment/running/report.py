@@ -14,6 +14,7 @@ from fedjax_dp.experiment.running.run_folder import (
     ENVIRONMENT_FILE,
     RELEASE_FOLDER,
     REPORT_FILE,
+    SCORES_FILE,
     is_deployed,
     is_in_use,
 )
@@ -140,6 +141,7 @@ def _read(folder: pathlib.Path) -> RunFiles:
         rows,
         marks_of(folder, is_secret=entry_of(tables, "run", "secret") is True),
         place=f"Run folder: {folder}",
+        scores=_reports(folder / SCORES_FILE),
     )
 
 
@@ -187,6 +189,13 @@ def _state(
     if ended not in sentences or (ended == "finished" and done != planned):
         ended = "interrupted"
     return ended, sentences[ended]
+
+
+def _reports(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Reads the scores that participants reported; a last line that is being written is left."""
+    text = _text(path)
+    whole = text[: text.rfind("\n") + 1]
+    return [files.parse_json(line, path) for _, line in files.lines(whole)]
 
 
 def _text(path: pathlib.Path) -> str:

@@ -12,8 +12,8 @@ CONFIG_FILE, CHECKPOINT_FOLDER = "config.toml", "checkpoint"
 # Client state that is stored on disk.
 CLIENTS_FOLDER = "clients"
 ENVIRONMENT_FILE = "environment.json"
-# What the ledgers of a deployment's nodes claim.
-NODES_FILE = "nodes.json"
+# What the ledgers of the nodes of a deployment claim, and the scores that scripts report.
+NODES_FILE, SCORES_FILE = "nodes.json", "scores.jsonl"
 # The publishable part of a run.
 RELEASE_FOLDER = "release"
 REPORT_FILE = "report.html"
