@@ -15,6 +15,7 @@ from fedjax_dp.core import checks, files
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading.keys import Row, describe, describe_choice
 from fedjax_dp.experiment.running import run as running
+from fedjax_dp.experiment.running.processes import is_first_process, start_processes
 from fedjax_dp.experiment.running.run import Outcome, Watcher
 from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, require_free
 from fedjax_dp.experiment.running.words import early_end_in_words, summary_in_words
@@ -70,10 +71,14 @@ def command(
         start = _resuming(resume, words)
     else:
         config = config_files.load_config(file, words)
-        if output is not None:
+        start_processes(config)
+        if output is not None and is_first_process():
             require_free(output)
         start = _starting(config, output)
     try:
+        if not is_first_process():
+            # The first process shows progress and answers for all.
+            raise typer.Exit(_status(start(Watcher())))
         return shown(config, start, out)
     except KeyboardInterrupt:
         # Python would wait for the round to end.
@@ -93,14 +98,19 @@ def _resuming(folder: pathlib.Path, words: Sequence[str]) -> Callable[[Watcher],
 
 def shown(config: Config, start: Callable[[Watcher], Outcome], out: Output) -> Answer:
     """Runs an experiment with progress and returns its answer."""
-    # Status 0 at the end, 130 after an interruption, 3 if no client's work entered the model.
     with Progress(out, _NAME, config.run.rounds) as progress:
         outcome = start(progress)
-    status = 130 if outcome.ended == "interrupted" else 3 if outcome.is_futile else 0
     document: dict[str, Any] = {"folder": str(outcome.folder), "ended": outcome.ended}
     document |= {"is_futile": outcome.is_futile}
     document |= {"summary": outcome.summary}
-    return Answer(document, lambda out: _report(out, outcome), str(outcome.folder), status)
+    return Answer(
+        document, lambda out: _report(out, outcome), str(outcome.folder), _status(outcome)
+    )
+
+
+def _status(outcome: Outcome) -> int:
+    """Returns 0 at the end, 130 if interrupted, 3 if no client's work entered the model."""
+    return 130 if outcome.ended == "interrupted" else 3 if outcome.is_futile else 0
 
 
 def _keys(parts: Sequence[str]) -> Answer:

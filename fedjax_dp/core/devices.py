@@ -27,11 +27,23 @@ def is_distributed() -> bool:
     return jax.process_count() > 1
 
 
+def of_all_processes(array: np.ndarray) -> np.ndarray:
+    """Gathers an array from each process, `[processes, ...]`; all of them have to call it."""
+    if not is_distributed():
+        return np.asarray(array)[None]
+    return np.asarray(multihost_utils.process_allgather(array))
+
+
+def any_of_processes(flag: bool) -> bool:
+    """Whether a flag is true in any process; all of them have to ask."""
+    return bool(np.any(of_all_processes(np.asarray(flag))))
+
+
 def _least(number: float) -> float:
     """Returns the least of the numbers of all processes."""
     if not is_distributed():
         return number
-    return float(np.min(multihost_utils.process_allgather(np.float32(number))))
+    return float(np.min(of_all_processes(np.asarray(number, np.float32))))
 
 
 def memory_of_host() -> float:

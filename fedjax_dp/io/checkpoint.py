@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.devices import is_distributed
 from fedjax_dp.core.files import digest_of
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.trees import PyTree
@@ -64,9 +65,12 @@ class Checkpoints:
             # While the folder is empty; files made in it later cannot be reached either.
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.directory.chmod(0o700)
+        if is_distributed() and not is_read_only:
+            self.directory.mkdir(parents=True, exist_ok=True)
         options = ocp.CheckpointManagerOptions(
             max_to_keep=None if is_read_only else keep,
-            create=not is_read_only,
+            create=not (is_read_only or is_distributed()),
+            multiprocessing_options=_alone(),
             enable_async_checkpointing=False,
             # Leftovers of interrupted writes take space.
             cleanup_tmp_directories=not is_read_only,
@@ -249,6 +253,16 @@ class Checkpoints:
     def close(self) -> None:
         """Waits for writes and closes the folder."""
         self._manager.close()
+
+
+def _alone() -> ocp.options.MultiprocessingOptions:
+    """Lets a process save and restore without the others of its program."""
+    if not is_distributed():
+        return ocp.options.MultiprocessingOptions()
+    own = jax.process_index()
+    return ocp.options.MultiprocessingOptions(
+        primary_host=own, active_processes={own}, barrier_sync_key_prefix=f"process {own}"
+    )
 
 
 def _named(tree: PyTree) -> dict[str, np.ndarray]:

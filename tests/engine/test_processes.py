@@ -2,46 +2,16 @@
 
 import os
 import pathlib
-import socket
-import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 from marks import slow
+from side_by_side import free_address, run_all
 from small_problem import NUM_CLIENTS
 
 HERE = pathlib.Path(__file__).parent
-# All compile, and processes that fail end the others at once.
-SECONDS = 900
 ONE, TWO = "one", ("first", "second")
-
-
-def free_address() -> str:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{found.getsockname()[1]}"
-
-
-def run_all(commands, environment, folder) -> None:
-    """Runs processes side by side until all end well; ends the others if one does not."""
-    logs = [folder / f"{i}.log" for i in range(len(commands))]
-    started = [
-        subprocess.Popen(command, env=environment, stderr=log.open("w"))
-        for command, log in zip(commands, logs, strict=True)
-    ]
-    try:
-        limit = time.monotonic() + SECONDS
-        while any(p.poll() is None for p in started) and not any(p.poll() for p in started):
-            assert time.monotonic() < limit, "the processes must end in time"
-            time.sleep(0.1)
-        ends = [process.poll() for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    assert not any(ends), [log.read_text()[-4000:] for log in logs]
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from fedjax_dp.experiment.assembly.build import (
     record_level,
     setting_of,
 )
-from fedjax_dp.experiment.assembly.devices import offer_devices
+from fedjax_dp.experiment.assembly.devices import devices_here, offer_devices, require_connected
 from fedjax_dp.experiment.assembly.population import build_population
 from fedjax_dp.experiment.components.asynchrony import asynchrony_of
 from fedjax_dp.experiment.components.budgets import with_named_lists
@@ -145,7 +145,8 @@ def assemble(config: Config, population: Population | None = None) -> Experiment
       ValueError: if a choice does not exist, does not fit the data, or claims privacy that it would
         not have.
     """
-    offer_devices(config.execution.devices)
+    require_connected(config.execution)
+    offer_devices(devices_here(config.execution))
     execution = execution_of(config.execution, config.run)
     if population is not None and population.is_elsewhere:
         # No device holds records that are not here.
@@ -275,8 +276,9 @@ def _evaluator(
 
 
 def _settled(section: ExecutionSection, compiled: Simulation) -> ExecutionSection:
-    """Records the chosen layout, so that a resumed run uses the same."""
+    """Records the chosen layout, so that a resumed run uses the same, in one process or more."""
     found: dict[str, Any] = {"devices": compiled.layout.num_devices}
+    found |= {"coordinator": None, "num_processes": None, "process_id": None}
     if section.clients_per_chunk == "tuned":
         found["clients_per_chunk"] = compiled.layout.chunk
     return section.model_copy(update=found)

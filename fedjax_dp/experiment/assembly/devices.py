@@ -6,6 +6,8 @@ import os
 import jax
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.devices import is_distributed
+from fedjax_dp.experiment.schema.config import ExecutionSection
 
 
 def offer_devices(devices: int | str) -> None:
@@ -19,9 +21,25 @@ def offer_devices(devices: int | str) -> None:
         jax.config.update("jax_num_cpu_devices", count)
 
 
+def devices_here(section: ExecutionSection) -> int | str:
+    """Returns how many devices this process adds to those of a run."""
+    if section.num_processes is None or section.devices == "auto":
+        return section.devices
+    return int(section.devices) // section.num_processes
+
+
+def require_connected(section: ExecutionSection) -> None:
+    """Refuses several processes for commands that do not connect them."""
+    is_connected = section.coordinator is None or jax.distributed.is_initialized()
+    rule = "be none but for `fedjax-dp run`, which alone connects several processes"
+    checks.require(is_connected, "execution.coordinator", rule, section.coordinator)
+
+
 def more_than_cores(devices: int | str) -> str | None:
     """Returns a warning if CPU devices outnumber the cores, else None."""
     if devices == "auto" or int(devices) <= _num_cores() or jax.default_backend() != "cpu":
+        return None
+    if is_distributed():
         return None
     return (
         f"execution.devices = {devices} is more than the {_num_cores()} cores of this machine, "

@@ -66,6 +66,7 @@ def validate(config: Config) -> None:
     _check_bound(needs.option_for_bound, config.algorithm.aggregator, privacy)
     _check_batches(config.training, is_private="record" in privacy.units)
     _check_paths(config)
+    check_processes(config)
     declared("algorithm.options", needs.transforms, is_private="record" in privacy.units)
     require_public_sizes(privacy.relation, "privacy.relation")
     if "record" in privacy.units:
@@ -333,6 +334,34 @@ def _check_paths(config: Config) -> None:
     cache = config.execution.compilation_cache
     if cache not in (None, "auto"):
         files.require_folder(os.path.expanduser(cache), "execution.compilation_cache")
+
+
+def check_processes(config: Config) -> None:
+    """Checks how processes find each other, and that they can run this configuration."""
+    section = config.execution
+    has_address = section.coordinator not in (None, "auto")
+    for key in ("num_processes", "process_id"):
+        value = getattr(section, key)
+        rule = "be given with an address as execution.coordinator, and only then"
+        checks.require((value is not None) == has_address, f"execution.{key}", rule, value)
+    if section.coordinator is None:
+        return
+    if section.num_processes is not None and section.process_id is not None:
+        rule = f"be below execution.num_processes = {section.num_processes}"
+        is_below = section.process_id < section.num_processes
+        checks.require(is_below, "execution.process_id", rule, section.process_id)
+    if section.num_processes is not None and section.devices != "auto":
+        rule = f"be 'auto' or a multiple of the {section.num_processes} processes"
+        is_even = section.devices % section.num_processes == 0
+        checks.require(is_even, "execution.devices", rule, section.devices)
+    rule = "be 'auto' or 'device' for several processes"
+    is_held = section.placement in ("auto", "device")
+    checks.require(is_held, "execution.placement", rule, section.placement)
+    rule = "be a number or 'auto' for several processes"
+    is_same = section.clients_per_chunk != "tuned"
+    checks.require(is_same, "execution.clients_per_chunk", rule, section.clients_per_chunk)
+    rule = "be none for several processes, which might decide differently"
+    checks.require(not config.run.callbacks, "run.callbacks", rule, sorted(config.run.callbacks))
 
 
 def _check_budget(level: RecordLevel | ClientLevel, key: str) -> None:

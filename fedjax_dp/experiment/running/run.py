@@ -18,6 +18,13 @@ from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.environment import use_compilation_cache
 from fedjax_dp.experiment.running.health import Health, never_reached, without_learning
 from fedjax_dp.experiment.running.interruptions import interruptions
+from fedjax_dp.experiment.running.processes import (
+    agreed,
+    place_of_process,
+    require_one_process,
+    require_same,
+    start_processes,
+)
 from fedjax_dp.experiment.running.release import require_publishable, without_model
 from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, is_deployed, require_place
 from fedjax_dp.experiment.running.starting import Start, accounting_of, fresh, restored
@@ -40,7 +47,8 @@ def run(
       config: the experiment.
       folder: the run folder to write; None for the next free one under `runs/`.
       watcher: receives the progress; None for none.
-      callbacks: called after each evaluation, by name, besides those of the configuration.
+      callbacks: called after each evaluation, by name, besides those of the configuration; none
+        where several processes share the run.
       deployment: where rounds run, such as on the nodes of a Flower federation; None for this
         process.
 
@@ -51,16 +59,21 @@ def run(
       ValueError: if `assemble` refuses the configuration, the privacy cannot be accounted, or the
         folder is in use.
     """
-    place = None if folder is None else pathlib.Path(folder)
-    require_place(place, config.title)
-    return _run(
-        config,
-        lambda experiment, warn: fresh(experiment, place),
-        watcher or Watcher(),
-        callbacks,
-        deployment,
-        None,
-    )
+    if deployment is not None:
+        require_one_process(config.execution, "a deployment")
+    if callbacks:
+        require_one_process(config.execution, "callbacks")
+    start_processes(config)
+    with place_of_process(None if folder is None else pathlib.Path(folder)) as place:
+        require_place(place, config.title)
+        return _run(
+            config,
+            lambda experiment, warn: fresh(experiment, place),
+            watcher or Watcher(),
+            callbacks,
+            deployment,
+            None,
+        )
 
 
 def resume(
@@ -97,6 +110,7 @@ def resume(
     checks.require(config is None or not words, "words", "be none beside a config", list(words))
     if config is None:
         config = config_files.load_config(place / CONFIG_FILE, words)
+    require_one_process(config.execution, "a run that is resumed")
     return _run(
         config,
         lambda experiment, warn: restored(experiment, place, warn),
@@ -122,12 +136,14 @@ def _run(
         experiment = assemble(config)
     else:
         experiment = deployment.deploy(assemble(config, deployment.population(config, resumed)))
+    require_same(config, config_files.to_toml(experiment.written))
     callbacks = {**callbacks_of(config.run.callbacks), **callbacks}
     health = checked_health(experiment, callbacks, watcher)
     with full_disk_named():
         state, start = begin(experiment, health.warn)
     try:
-        with full_disk_named(start.folder), interruptions(watcher) as is_interrupted:
+        with full_disk_named(start.folder), interruptions(watcher) as is_asked:
+            is_interrupted = agreed(is_asked)
             if deployment is not None:
                 sent = deployment.open(start.folder, int(state.round))
                 start = start._replace(accounting=accounting_of(experiment, start.hyper, sent))

@@ -7,12 +7,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from chex import PRNGKey
 from filelock import BaseFileLock
 
 from fedjax_dp.algorithms.registry import ALGORITHMS
 from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.core import checks
+from fedjax_dp.core.devices import of_all_processes
 from fedjax_dp.core.keys import secret_key
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.client_store import ClientStore, stored_in
@@ -68,7 +70,12 @@ class Start(NamedTuple):
 
 def new_root(section: RunSection) -> PRNGKey:
     """Returns the root key of cohorts, batches and noise; data and model use the seed alone."""
-    return secret_key() if section.secret else jax.random.key(section.seed)
+    if not section.secret:
+        return jax.random.key(section.seed)
+    root = secret_key()
+    # That of the first process.
+    words = of_all_processes(np.asarray(jax.random.key_data(root)))[0]
+    return jax.random.wrap_key_data(jnp.asarray(words), impl=jax.random.key_impl(root))
 
 
 def first_state(experiment: Experiment) -> SimulationState:

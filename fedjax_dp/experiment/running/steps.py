@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_dp.core.devices import is_distributed
 from fedjax_dp.engine.execution.joint import Played, Wanted
 from fedjax_dp.engine.record import RoundInfo, RoundRecord, as_metrics
 from fedjax_dp.engine.round import SimulationState
@@ -19,6 +20,7 @@ from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.environment import environment
 from fedjax_dp.experiment.running.health import Health
+from fedjax_dp.experiment.running.processes import is_first_process
 from fedjax_dp.experiment.running.results import Ended, evaluate, write_results
 from fedjax_dp.experiment.running.run_folder import ENVIRONMENT_FILE
 from fedjax_dp.experiment.running.starting import Start
@@ -81,7 +83,8 @@ def steps(
         }
         # Saved before the next round overwrites client state.
         at_hand = experiment.simulation.portable(state, copies=False)
-        start.checkpoints.save(at_hand, start.hyper, extra)
+        if is_first_process():
+            start.checkpoints.save(at_hand, start.hyper, extra)
 
     if section.secret:
         # From round 0 on, so that no two configurations ever share a root.
@@ -101,7 +104,7 @@ def steps(
         not_covered = [f"after how many rounds the run ended, which {stopped_by} decided"]
     summary = write_results(
         experiment,
-        state,
+        _at_hand(experiment, state),
         start,
         timing,
         health.warnings,
@@ -130,7 +133,7 @@ def _rounds(
 
     def affordable() -> int:
         return start.accounting.affordable_rounds(
-            state,
+            _at_hand(experiment, state),
             start.key,
             total - done,
             experiment.budget,
@@ -161,7 +164,8 @@ def _rounds(
         if allowed == 0:
             allowed = affordable()
         if allowed == 0 or done % section.evaluate_every == 0:
-            rows[-1] |= evaluate(experiment.evaluator, state, start.hyper, section.seed)
+            held = _at_hand(experiment, state)
+            rows[-1] |= evaluate(experiment.evaluator, held, start.hyper, section.seed)
         health.note(rows)
         for row in rows:
             logbook.write(row)
@@ -172,6 +176,11 @@ def _rounds(
         if done % section.evaluate_every == 0 and (name := stopping(state)):
             return state, "callback", name
     return state, "interrupted" if done < total else "finished", None
+
+
+def _at_hand(experiment: Experiment, state: SimulationState) -> SimulationState:
+    """Returns a state that this process holds whole, for work that it does alone."""
+    return experiment.simulation.portable(state) if is_distributed() else state
 
 
 def _rows(

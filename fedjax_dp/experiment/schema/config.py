@@ -529,6 +529,13 @@ class ExecutionSection(Section):
     compilation_cache: str | None = _setting(
         "auto", "folder of compiled programs; auto is the user's cache"
     )
+    coordinator: str | None = _setting(
+        None,
+        "several processes that share one run: address and port of the first, such as "
+        "10.0.0.1:4567, or auto if JAX finds them, as under Slurm",
+    )
+    num_processes: Count | None = _setting(None, "how many processes, if there is an address")
+    process_id: Index | None = _setting(None, "which of them this is, from 0")
 
 
 class CommunicationSection(Section):
