@@ -138,7 +138,12 @@ def _allows(rule, alternatives, value, word):
 
 # Keys whose value names a part have tests of their own: `test_own_parts.py`, `test_config.py`.
 NAMES = {*CHOICES, "run.metrics", "participation.sampler", "privacy.client.mechanism"}
-FILLED = {"an integer of at least 1": "2", "a string": "x", "a list": "[1]"}
+FILLED = {
+    "an integer of at least 1": "2",
+    "a string": "x",
+    "a list, each entry a string": "['x']",
+    "a list": "[1]",
+}
 
 
 def filled(rule):
