@@ -16,6 +16,7 @@ from fedjax_dp.experiment import load_config, report
 from fedjax_dp.experiment.components.callbacks import Callback
 from fedjax_dp.experiment.reading import validate as validation
 from fedjax_dp.experiment.running import run as running
+from fedjax_dp.experiment.running import steps
 from fedjax_dp.experiment.running.release import exact_keys, marks_of, require_publishable
 from fedjax_dp.experiment.running.results import covered_models, has_personal_models, whose_models
 from fedjax_dp.io import plots
@@ -372,14 +373,14 @@ def test_a_run_that_was_interrupted_publishes_nothing_until_it_is_done(
     """The experimenter has seen exact figures, and may have stopped because of them."""
     monkeypatch.setattr(plots, "save", lambda figure, path: None)
     monkeypatch.setattr("fedjax_dp.core.keys.secrets.token_bytes", lambda size: ROOT[:size])
-    rounds = running._rounds
+    rounds = steps._rounds
 
     def stopped(experiment, state, start, *rest):
         *others, _ = rest
         return rounds(experiment, state, start, *others, lambda: True)
 
     with monkeypatch.context() as patched:
-        patched.setattr(running, "_rounds", stopped)
+        patched.setattr(steps, "_rounds", stopped)
         execute(tmp_path / "run", *SECRET)
     assert not (tmp_path / "run" / "release").exists()
     summary = read_json(tmp_path / "run", "summary.json")

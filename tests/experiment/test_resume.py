@@ -68,12 +68,12 @@ Logbook.write = stalling
 # The process leaves a mark when its rounds are compiled and begin.
 _MARKING = """
 import pathlib
-from fedjax_dp.experiment.running import run
-rounds = run._rounds
+from fedjax_dp.experiment.running import steps
+rounds = steps._rounds
 def marking(*args):
     pathlib.Path(COMPILED).touch()
     return rounds(*args)
-run._rounds = marking
+steps._rounds = marking
 """
 # The process kills itself where a whole checkpoint would take its name.
 _HALF_WRITTEN = """
