@@ -71,7 +71,7 @@ def calls(monkeypatch):
     """What a sweep asks for, by folder, in place of runs."""
     asked = {}
 
-    def run_together(jobs, watcher, ended):
+    def run_together(jobs, watcher, ended, stated):
         for place, job in jobs.items():
             asked[job.folder.name] = (job.folder / "config.toml").is_file()
             summary = {"accuracy": 0.5, "seconds": 1.0}
