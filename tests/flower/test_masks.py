@@ -48,6 +48,12 @@ WIDE = fixed_point(NUM_CLIENTS, integer_bits=4, word_bits=64)
 quiet = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
+@pytest.fixture(autouse=True)
+def noise_of_the_root(monkeypatch):
+    """Without the random bits of each attempt, so that noise is that of the simulation."""
+    monkeypatch.setattr("fedjax_dp.flower.server._Server._attempt", lambda self, number: ())
+
+
 class Case:
     """An algorithm of all clients under masks; training takes one step on all records."""
 
