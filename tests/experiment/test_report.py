@@ -449,11 +449,18 @@ def test_the_command_writes_a_page_and_refuses_what_is_no_run(fedjax_dp, folder,
         }
     )
     (tmp_path / "empty").mkdir()
+    # An exported app, with the connections of Flower.
+    flower = tmp_path / "app" / ".flwr"
+    flower.mkdir(parents=True)
+    (flower / "config.toml").write_text("[superlink]\n")
     config = folder / "config.toml"
+    rule = "folder must be a run folder with a config.toml, and environment.json or summary.json"
     for words, message in (
-        ((tmp_path / "empty",), "folder must be a run folder with a config.toml, got"),
-        ((tmp_path / "none",), "folder must be a run folder with a config.toml, got"),
-        ((tmp_path,), "a config.toml; 'run' in it is one, of 1, got"),
+        ((tmp_path / "empty",), f"{rule}, got"),
+        ((tmp_path / "none",), f"{rule}, got"),
+        ((flower.parent,), f"{rule}, got"),
+        ((flower,), f"{rule}, got"),
+        ((tmp_path,), f"{rule}; 'run' in it is one, of 1, got"),
         ((config,), "folder must be a folder"),
         ((folder, "--output", config), "output must end in .html, got"),
         ((folder, "--every", "2"), "--every must come with --watch, got 2"),

@@ -15,14 +15,16 @@ from fedjax_dp.experiment.running.run_folder import (
     RELEASE_FOLDER,
     REPORT_FILE,
     SCORES_FILE,
+    SUMMARY_FILE,
     is_deployed,
     is_in_use,
+    is_run,
 )
 from fedjax_dp.io.logbook import read_metrics, write_text
 from fedjax_dp.io.report import report_page
 from fedjax_dp.io.run_files import RunFiles, entry_of
 
-_SUMMARY_FILE, _CLAIMS_FILE, _STATEMENT_FILE = "summary.json", "privacy.json", "privacy.md"
+_CLAIMS_FILE, _STATEMENT_FILE = "privacy.json", "privacy.md"
 _MAY_BE_PUBLISHED = ("public", "covered")
 
 
@@ -92,11 +94,11 @@ def report(
 def _require_run(folder: pathlib.Path) -> None:
     """Requires a run folder; for a folder of several, the error names some."""
     files.require_folder(folder, "folder")
-    rule = f"be a run folder with a {CONFIG_FILE}"
-    runs = sorted(file.parent.name for file in folder.glob(f"*/{CONFIG_FILE}"))
-    if runs and not (folder / CONFIG_FILE).is_file():
+    rule = f"be a run folder with a {CONFIG_FILE}, and {ENVIRONMENT_FILE} or {SUMMARY_FILE}"
+    runs = sorted(place.name for place in folder.glob("*") if is_run(place))
+    if runs:
         rule += f"; {runs[0]!r} in it is one, of {len(runs)}"
-    checks.require((folder / CONFIG_FILE).is_file(), "folder", rule, str(folder))
+    checks.require(is_run(folder), "folder", rule, str(folder))
 
 
 def _write(folder: pathlib.Path, page: pathlib.Path, every: float | None) -> Report:
@@ -118,7 +120,7 @@ def _publishable(folder: pathlib.Path) -> dict[str, str]:
         return {}
     found = {name: mark for name, mark in marks.items() if mark in _MAY_BE_PUBLISHED}
     # The summary of a whole run is exact.
-    return found if {CONFIG_FILE, _SUMMARY_FILE} <= found.keys() else {}
+    return found if {CONFIG_FILE, SUMMARY_FILE} <= found.keys() else {}
 
 
 def _read(folder: pathlib.Path) -> RunFiles:
@@ -129,7 +131,7 @@ def _read(folder: pathlib.Path) -> RunFiles:
     is_running = is_in_use(folder)
     config, rows = files.read_text(folder / CONFIG_FILE), read_metrics(folder)
     tables = files.parse_toml(config, folder / CONFIG_FILE)
-    summary = {} if is_running else _object(folder / _SUMMARY_FILE)
+    summary = {} if is_running else _object(folder / SUMMARY_FILE)
     if rows and summary.get("rounds") != rows[-1]["round"]:
         # The run was resumed and has not ended since: figures and ε of its last end are too small.
         summary = {}
@@ -146,7 +148,7 @@ def _read(folder: pathlib.Path) -> RunFiles:
 
 
 def _of_release(folder: pathlib.Path, marks: dict[str, str]) -> RunFiles:
-    summary = public_summary(_object(folder / _SUMMARY_FILE))
+    summary = public_summary(_object(folder / SUMMARY_FILE))
     config = files.read_text(folder / CONFIG_FILE)
     files.parse_toml(config, folder / CONFIG_FILE)
     return RunFiles(

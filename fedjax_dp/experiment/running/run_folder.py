@@ -11,7 +11,7 @@ from fedjax_dp.experiment.schema.constraints import ConfigError
 CONFIG_FILE, CHECKPOINT_FOLDER = "config.toml", "checkpoint"
 # Client state that is stored on disk.
 CLIENTS_FOLDER = "clients"
-ENVIRONMENT_FILE = "environment.json"
+ENVIRONMENT_FILE, SUMMARY_FILE = "environment.json", "summary.json"
 # What the ledgers of the nodes of a deployment claim, and the scores that scripts report.
 NODES_FILE, SCORES_FILE = "nodes.json", "scores.jsonl"
 # The publishable part of a run.
@@ -39,6 +39,13 @@ def locked(folder: pathlib.Path) -> BaseFileLock:
             "one is using it"
         ) from None
     return lock
+
+
+def is_run(folder: pathlib.Path) -> bool:
+    """Whether a folder has a run; other programs have files named `config.toml` too."""
+    # The first is written when a run starts; a folder for publication may lack it.
+    beside = any((folder / name).is_file() for name in (ENVIRONMENT_FILE, SUMMARY_FILE))
+    return beside and (folder / CONFIG_FILE).is_file()
 
 
 def is_in_use(folder: pathlib.Path) -> bool:

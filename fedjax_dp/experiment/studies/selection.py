@@ -14,10 +14,15 @@ from fedjax_dp.core import checks, files
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.running.release import MODEL_FILE, require_publishable
 from fedjax_dp.experiment.running.results import facts_of
-from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, ENVIRONMENT_FILE, RELEASE_FOLDER
+from fedjax_dp.experiment.running.run_folder import (
+    CONFIG_FILE,
+    ENVIRONMENT_FILE,
+    RELEASE_FOLDER,
+    SUMMARY_FILE,
+)
 from fedjax_dp.experiment.running.starting import accounting_of, first_state
 from fedjax_dp.experiment.running.watcher import Watcher
-from fedjax_dp.experiment.studies.sweep import SUMMARY_FILE, Point, Study, loaded, run_all
+from fedjax_dp.experiment.studies.sweep import Point, Study, loaded, run_all
 from fedjax_dp.experiment.studies.together import Job, assembled
 from fedjax_dp.io.logbook import write_json
 from fedjax_dp.io.statement import write_statement

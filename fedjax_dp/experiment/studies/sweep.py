@@ -11,13 +11,12 @@ import numpy as np
 from fedjax_dp.core import checks, files
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading.config_diff import require_same, tables_of
-from fedjax_dp.experiment.running.run_folder import CONFIG_FILE
+from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, SUMMARY_FILE
 from fedjax_dp.experiment.running.steps import Outcome
 from fedjax_dp.experiment.running.watcher import Watcher
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.experiment.studies.together import Job, batches, run_together
 
-SUMMARY_FILE = "summary.json"
 Axes = Mapping[str, Mapping[str, Sequence[str]]]
 
 
