@@ -1,6 +1,5 @@
 """The privacy of records on a node: charged where the noise is made, before anything leaves."""
 
-import hashlib
 import json
 import pathlib
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from fedjax_dp.engine.federation import federation
 from fedjax_dp.engine.population import Population
 from fedjax_dp.engine.record import RoundRecord
 from fedjax_dp.flower.plan import Plan
+from fedjax_dp.flower.states import run_digest
 from fedjax_dp.privacy.claims import OnceClaim, RecordClaim
 from fedjax_dp.server.base import Fate
 
@@ -96,7 +96,7 @@ class NodeLedger:
         with FileLock(self._folder / _LOCK):
             # Another process may have charged a round.
             self._read()
-            own = hashlib.sha256(f"{self._digest} {run}".encode()).hexdigest()
+            own = run_digest(self._digest, run)
             last = {client: self._last.get(str(client), -1) for client in clients}
             is_new = {c: round > last[c] and self._is_of(c, own) for c in clients}
             self._charge([c for c in clients if is_new[c]], stage, self._accounting)

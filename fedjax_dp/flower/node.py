@@ -25,7 +25,7 @@ from fedjax_dp.flower.ledger import Budget, NodeLedger
 from fedjax_dp.flower.packets import Packet, arrays_of, packet_of, tree_of
 from fedjax_dp.flower.plan import Plan, Shapes, require_own_scale, require_same
 from fedjax_dp.flower.script import Script, reports, require_difference, trained_by
-from fedjax_dp.flower.states import States, StatesInContext, StatesOnDisk
+from fedjax_dp.flower.states import States, StatesInContext, StatesOnDisk, run_digest
 from fedjax_dp.server.base import Diagnostic, Fate, Roster, Stacked
 from fedjax_dp.server.secure.aggregator import masks_of
 from fedjax_dp.server.secure.key_agreement import SeedTable
@@ -137,9 +137,10 @@ def client_app(
     def train(message: Message, context: Context) -> Message:
         node, packet = data(context), packet_of(message.content)
         checks.one_of("keys", node.keys, get_args(Keys))
-        stored: States = StatesInContext(context.state)
+        run = run_digest(packet.facts["digest"], packet.facts["run"])
+        stored: States = StatesInContext(context.state, run)
         if node.state_dir is not None:
-            stored = StatesOnDisk(node.state_dir)
+            stored = StatesOnDisk(node.state_dir, run)
         agreement = kept.agreement(node, packet.facts, context)
         seeds = None if agreement is None else agreement.seeds(packet)
         # Before the work: a crash can only charge too much.

@@ -1,5 +1,6 @@
-"""Client states on a node: each as of the round that changed it last."""
+"""Client states on a node: each as of the round that changed it last, for each run on its own."""
 
+import hashlib
 import pathlib
 from collections.abc import Mapping
 from typing import Protocol
@@ -10,9 +11,17 @@ from safetensors.numpy import load_file, save
 
 from fedjax_dp.core import files
 
+# Enough that no two runs of a node share a name.
+_DIGITS = 16
+
+
+def run_digest(plan: str, run: str) -> str:
+    """Computes the SHA-256 of a run: of the digest of its plan, and its random name."""
+    return hashlib.sha256(f"{plan} {run}".encode()).hexdigest()
+
 
 class States(Protocol):
-    """The states of a node's clients, as arrays by name."""
+    """The states of a node's clients in one run, as arrays by name."""
 
     def read(self, client: int, round: int) -> Mapping[str, np.ndarray] | None:
         """Reads a client's state as of a round, or None."""
@@ -24,13 +33,13 @@ class States(Protocol):
 class StatesOnDisk:
     """States in files of a folder, which outlast the node's process."""
 
-    def __init__(self, folder: str | pathlib.Path):
-        """Opens a folder; made, for its owner alone, where it is missing."""
-        self._folder = pathlib.Path(folder)
+    def __init__(self, folder: str | pathlib.Path, run: str):
+        """Opens a folder for a run; made, for its owner alone, where it is missing."""
+        self._folder, self._run = pathlib.Path(folder), run
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _of(self, client: int) -> dict[int, pathlib.Path]:
-        found = self._folder.glob(f"client-{client}-round-*.safetensors")
+        found = self._folder.glob(f"{_prefix(self._run, client)}*.safetensors")
         return {int(path.stem.rpartition("-")[2]): path for path in found}
 
     def read(self, client: int, round: int) -> Mapping[str, np.ndarray] | None:
@@ -40,7 +49,7 @@ class StatesOnDisk:
 
     def write(self, client: int, round: int, arrays: Mapping[str, np.ndarray], last: int) -> None:
         """Writes a client's state after a round; deletes all others but that of round `last`."""
-        path = self._folder / f"client-{client}-round-{round}.safetensors"
+        path = self._folder / f"{_prefix(self._run, client)}{round}.safetensors"
         content = save({name: np.asarray(x, order="C") for name, x in arrays.items()})
         files.write_private(path, content)
         for old, place in self._of(client).items():
@@ -51,25 +60,30 @@ class StatesOnDisk:
 class StatesInContext:
     """States in Flower's context of a node, which outlast a message but not the node's process."""
 
-    def __init__(self, state: RecordDict):
-        """Wraps `Context.state`."""
-        self._state = state
+    def __init__(self, state: RecordDict, run: str):
+        """Wraps `Context.state` for a run."""
+        self._state, self._run = state, run
 
-    def _rounds(self, client: int) -> list[int]:
-        prefix = f"client-{client}-round-"
-        return sorted(int(n.removeprefix(prefix)) for n in self._state if n.startswith(prefix))
+    def _of(self, client: int) -> dict[int, str]:
+        prefix = _prefix(self._run, client)
+        return {int(n.removeprefix(prefix)): n for n in self._state if n.startswith(prefix)}
 
     def read(self, client: int, round: int) -> Mapping[str, np.ndarray] | None:
         """Reads a client's state as of a round, or None."""
-        if round not in self._rounds(client):
+        name = self._of(client).get(round)
+        if name is None:
             return None
-        record = self._state.array_records[f"client-{client}-round-{round}"]
-        return {name: array.numpy() for name, array in record.items()}
+        return {n: array.numpy() for n, array in self._state.array_records[name].items()}
 
     def write(self, client: int, round: int, arrays: Mapping[str, np.ndarray], last: int) -> None:
         """Writes a client's state after a round; deletes all others but that of round `last`."""
         named = {name: Array(np.asarray(x, order="C")) for name, x in arrays.items()}
-        self._state[f"client-{client}-round-{round}"] = ArrayRecord(named)
-        for old in self._rounds(client):
+        self._state[f"{_prefix(self._run, client)}{round}"] = ArrayRecord(named)
+        for old, name in self._of(client).items():
             if old not in (round, last):
-                del self._state[f"client-{client}-round-{old}"]
+                del self._state[name]
+
+
+def _prefix(run: str, client: int) -> str:
+    """Begins the names of a client's states in a run, which end with the round."""
+    return f"run-{run[:_DIGITS]}-client-{client}-round-"

@@ -162,8 +162,8 @@ def test_a_node_that_was_killed_resumes_from_its_state_folder(federation, tmp_pa
     run_on(InProcess(client_app_of(toml), nodes, lost), config, expected, keys="parity")
     for x, y in zip(params_of(output), params_of(expected), strict=True):
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-6)
-    states = sorted(path.name for path in federation.states(0).glob("client-0-*"))
-    assert states == ["client-0-round-0.safetensors", "client-0-round-2.safetensors"]
+    states = federation.states(0).glob("run-*-client-0-round-*.safetensors")
+    assert sorted(path.stem.rpartition("-")[2] for path in states) == ["0", "2"]
 
 
 def test_tls_and_registered_nodes_change_nothing_and_others_are_refused(

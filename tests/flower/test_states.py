@@ -1,5 +1,7 @@
 """Client states on nodes: after a restart, after replies that did not count, and when lost."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
@@ -10,14 +12,35 @@ from marks import telling
 from small_problem import ROUNDS
 
 from fedjax_dp.engine import Fate
-from fedjax_dp.flower.states import StatesInContext, StatesOnDisk
+from fedjax_dp.flower.states import StatesInContext, StatesOnDisk, run_digest
+from fedjax_dp.io import JournalFile
 
-NAME = "scaffold"
+NAME, RUN = "scaffold", run_digest("plan", "run")
 
 
 @pytest.fixture(params=["disk", "context"])
-def states(request, tmp_path):
-    return StatesOnDisk(tmp_path) if request.param == "disk" else StatesInContext(RecordDict())
+def states_of(request, tmp_path):
+    """Returns the states of a run in one place for all runs."""
+    if request.param == "disk":
+        return lambda run: StatesOnDisk(tmp_path, run)
+    return partial(StatesInContext, RecordDict())
+
+
+@pytest.fixture
+def states(states_of):
+    return states_of(RUN)
+
+
+def test_each_run_has_states_of_its_own(states_of):
+    runs = [run_digest("plan", "a"), run_digest("plan", "b"), run_digest("other plan", "a")]
+    for value, run in enumerate(runs):
+        states_of(run).write(3, 2, {"own/0": np.float32(value)}, -1)
+    # A later round of one run, before which another state of that run alone is out of date.
+    states_of(runs[0]).write(3, 4, {"own/0": np.float32(9)}, -1)
+    assert states_of(runs[0]).read(3, 2) is None and states_of(runs[0]).read(3, 4)["own/0"] == 9
+    assert [states_of(run).read(3, 2)["own/0"] for run in runs[1:]] == [1, 2]
+    # A client whose number begins alike is another.
+    assert states_of(runs[0]).read(34, 4) is None
 
 
 def test_the_state_that_counted_last_and_the_newest_stay(states):
@@ -32,7 +55,7 @@ def test_the_state_that_counted_last_and_the_newest_stay(states):
 def test_states_on_the_disk_are_for_their_owner_alone(tmp_path):
     # Whatever made the folder, it may be open to others.
     tmp_path.chmod(0o755)
-    StatesOnDisk(tmp_path).write(3, 1, {"own/0": np.float32(1)}, 0)
+    StatesOnDisk(tmp_path, RUN).write(3, 1, {"own/0": np.float32(1)}, 0)
     assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [0o600]
 
 
@@ -61,6 +84,27 @@ def test_states_on_the_disk_outlast_their_node_and_lost_ones_are_named(tmp_path)
     with pytest.warns(UserWarning, match=r"the state of client \d must be stored on this node"):
         _, records = run_with_restarts(deploy(NAME))
     assert any(np.any(record.fate == Fate.DROPPED) for record in records)
+
+
+@telling
+def test_two_runs_at_once_with_one_folder_go_their_own_ways_and_resume(tmp_path):
+    def there(run, folder):
+        journal = JournalFile(tmp_path / f"{run}.jsonl")
+        return deploy(NAME, journal=journal, state_dir=tmp_path / folder).simulation
+
+    alone = there("alone", "alone")
+    expected, _, _ = alone.run(alone.init(key()), key(), ROUNDS)
+    one, other = there("one", "both"), there("other", "both")
+    state, beside = one.init(key()), other.init(jax.random.key(9))
+    for number in range(ROUNDS):
+        if number == ROUNDS - 1:
+            # Resumed from its journal.
+            one = there("one", "both")
+        state, _, _ = one.run(state, key(), 1)
+        beside, _, _ = other.run(beside, jax.random.key(9), 1)
+    pairs = (jax.tree.leaves(each.server) for each in (state, expected))
+    for x, y in zip(*pairs, strict=True):
+        np.testing.assert_array_equal(x, y)
 
 
 @telling
