@@ -63,7 +63,7 @@ def lora(
 
     Raises:
       ValueError: for a pattern that matches nothing, a target with fewer than two axes or that
-        `trained` names too, or values of other shapes.
+        `trained` names too, a rank above that of a target, or values of other shapes.
 
     Source: Hu and others 2022, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.
     """
@@ -80,6 +80,10 @@ def lora(
         checks.require(not is_trained[i], names[i], rule, "both")
     held = _held(shapes, params, is_trained)
     num_in = {i: _axes_in(names[i], leaves[i].ndim, targets) for i in adapted}
+    for i, split in num_in.items():
+        most = min(math.prod(leaves[i].shape[:split]), math.prod(leaves[i].shape[split:]))
+        rule = f"be at most {most}, the rank that {names[i]} can have"
+        checks.require(rank <= most, "rank", rule, rank)
     scale = alpha / rank
 
     def init(key: PRNGKey) -> PyTree:
@@ -92,10 +96,9 @@ def lora(
             up = jnp.zeros((rank, *shape[split:]))
             dtype = leaves[i].dtype
             found[names[i]] = {_DOWN: down.astype(dtype), _UP: up.astype(dtype)}
-        whole = [
-            x if flag else None
-            for x, flag in zip(jax.tree.leaves(model.init(key)), is_trained, strict=True)
-        ]
+        # Without one no value of the base is drawn.
+        drawn = jax.tree.leaves(model.init(key)) if any(is_trained) else leaves
+        whole = [x if flag else None for x, flag in zip(drawn, is_trained, strict=True)]
         return {"adapters": found, "trained": jax.tree.unflatten(held.structure, whole)}
 
     def with_adapters(own: PyTree) -> PyTree:

@@ -25,6 +25,7 @@ from fedjax_dp.experiment.assembly.build import (
     build_problem,
     build_trainer,
     calibrated,
+    parameter_facts,
     record_level,
     setting_of,
 )
@@ -180,7 +181,8 @@ def assemble(config: Config, population: Population | None = None) -> Experiment
         dp_delta={u: level.dp_delta for u, level in levels.items()},
         budget={u: level.epsilon for u, level in levels.items() if level.epsilon is not None},
         num_parameters=trees.num_parameters(setting.structure),
-        stated=stated_facts(secure, setting.graph, keys, plan),
+        stated=stated_facts(secure, setting.graph, keys, plan)
+        | parameter_facts(config.model, model),
     )
 
 

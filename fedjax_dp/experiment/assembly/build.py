@@ -10,7 +10,8 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.registry import Problem
 from fedjax_dp.clients.base import LocalConfig, LocalTrainer
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import example_structure
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.accounts.calibration import calibrate
@@ -28,23 +29,45 @@ from fedjax_dp.experiment.schema.config import (
     RecordLevel,
     TrainingSection,
 )
-from fedjax_dp.io.params import read_params
+from fedjax_dp.io.params import by_path, read_params
 from fedjax_dp.models import registry as models
 from fedjax_dp.models.base import Model
+from fedjax_dp.models.lora import lora
 from fedjax_dp.server.base import Aggregator
 from fedjax_dp.server.registry import AGGREGATORS, AROUND
 
 
 def build_model(section: ModelSection, population: Population, seed: int) -> Model:
-    """Builds the model; frozen parameters get the initial values of the seed."""
+    """Builds the model; frozen parameters are those of the file, else the seed's initial ones."""
     example = example_structure(population.train)
-    model = models.build(section.name, example, population.num_classes, **section.options)
-    if section.pretrained is not None:
-        model = model.with_params(read_params(section.pretrained))
-    if not section.frozen:
+    plain = models.build(section.name, example, population.num_classes, **section.options)
+    given = {} if section.pretrained is None else read_params(section.pretrained)
+    model = plain if section.pretrained is None else plain.with_params(given)
+    rank, options = section.adapters.rank, section.adapters.model_dump(exclude={"rank"})
+    if rank is None and not section.frozen:
         return model
-    start = jax.jit(model.init)(init_key(jax.random.key(seed)))
-    return model.freeze(section.frozen, start)
+    paths = set(trees.paths(structure_of(plain)))
+    # Not from `model.init`, whose program would contain what the file holds.
+    drawn = {} if paths <= given.keys() else by_path(_initial(plain, seed))
+    base = {**drawn, **given}
+    if rank is None:
+        return model.freeze(section.frozen, base)
+    return lora(model, base, rank=rank, **options)
+
+
+def _initial(model: Model, seed: int) -> PyTree:
+    return jax.jit(model.init)(init_key(jax.random.key(seed)))
+
+
+def parameter_facts(section: ModelSection, model: Model) -> dict[str, Any]:
+    """Collects what a statement says of parameters that the run did not train from nothing."""
+    frozen = trees.num_parameters(model.constants)
+    if not frozen and section.pretrained is None:
+        return {}
+    trained = trees.num_parameters(structure_of(model))
+    is_pretrained = section.pretrained is not None
+    facts = {"num_trained": trained, "num_frozen": frozen, "is_pretrained": is_pretrained}
+    return {"parameters": facts}
 
 
 def record_level(privacy: PrivacySection) -> RecordLevel | None:

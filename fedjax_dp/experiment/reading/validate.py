@@ -29,6 +29,7 @@ from fedjax_dp.experiment.schema.config import (
     DataSection,
     GaussianLevel,
     LaplaceLevel,
+    ModelSection,
     PrivacySection,
     RecordLevel,
     RunSection,
@@ -65,6 +66,7 @@ def validate(config: Config) -> None:
     _check_steps(name, needs.steps, config.training)
     _check_bound(needs.option_for_bound, config.algorithm.aggregator, privacy)
     _check_batches(config.training, is_private="record" in privacy.units)
+    _check_adapters(config.model)
     _check_paths(config)
     check_processes(config)
     declared("algorithm.options", needs.transforms, is_private="record" in privacy.units)
@@ -323,6 +325,21 @@ def _check_batches(section: TrainingSection, *, is_private: bool) -> None:
         is_whole = value is None or bool(np.all(np.mod(value, 1) == 0))
         rule = f"be whole under the sampler {sampler.name!r}"
         checks.require(is_whole, f"training.{name}", rule, value)
+
+
+def _check_adapters(section: ModelSection) -> None:
+    adapters = section.adapters
+    for name in sorted(adapters.model_fields_set - {"rank"} if adapters.rank is None else ()):
+        rule = "be left out without a model.adapters.rank"
+        raise ValueError(f"model.adapters.{name} must {rule}, got {getattr(adapters, name)!r}")
+    if adapters.rank is None:
+        return
+    rule = "name at least one kernel, such as params/*/query/kernel"
+    checks.require(bool(adapters.targets), "model.adapters.targets", rule, adapters.targets)
+    rule = (
+        "be left out with model.adapters.rank, which freezes all but adapters and adapters.trained"
+    )
+    checks.require(not section.frozen, "model.frozen", rule, section.frozen)
 
 
 def _check_paths(config: Config) -> None:

@@ -67,6 +67,7 @@ _OPEN = {
     "rounds",
     "num_clients",
     "num_parameters",
+    "parameters",
     "dp_delta_of_shared_record",
     "clients_per_chunk",
     "test_accuracy_of",
@@ -195,10 +196,9 @@ def public_config(experiment: Experiment) -> str:
     tables = tomllib.loads(config_files.to_toml(experiment.config))
     tables["data"].pop("data_dir", None)
     # Patterns of parameter paths stay.
-    frozen = tables["model"].get("frozen")
+    patterns = {name: tables["model"].get(name) for name in ("frozen", "adapters")}
     tables = _without_places(tables)
-    if frozen is not None:
-        tables["model"]["frozen"] = frozen
+    tables["model"] |= {name: each for name, each in patterns.items() if each is not None}
     return tomli_w.dumps(tables)
 
 

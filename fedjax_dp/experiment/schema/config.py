@@ -114,6 +114,24 @@ class DataSection(Section):
     check_finite: bool = _setting(True, "refuse data with NaN or infinity before any work")
 
 
+class AdaptersSection(Section):
+    """Low-rank adapters (LoRA), if a rank is given: all else of the model is frozen."""
+
+    rank: Count | None = _setting(
+        None, "rank of the adapters; the model itself is trained if not given"
+    )
+    targets: list[str] | ByName[Count] = Field(
+        default_factory=list,
+        description="paths or patterns, such as params/*/query/kernel, of the kernels that get "
+        "one; or a table of how many leading axes of each are inputs",
+    )
+    alpha: Positive = _setting(16.0, "adapters are added with weight alpha/rank")
+    trained: list[str] = Field(
+        default_factory=list,
+        description="paths or patterns, such as params/head, of parameters to train as they are",
+    )
+
+
 class ModelSection(Section):
     """What is trained."""
 
@@ -126,6 +144,7 @@ class ModelSection(Section):
         default_factory=list,
         description="paths or patterns, such as params/Conv_0/*, of parameters not to train",
     )
+    adapters: AdaptersSection = Field(default_factory=AdaptersSection)
 
 
 class AlgorithmSection(Section):

@@ -222,6 +222,15 @@ _CHOICE = (
     "the chosen run's release and its setting are published and nothing else is: neither the other "
     "runs nor how many there were. Records that the score is computed on are not protected."
 )
+_PARAMETERS = (
+    "Of the model's {whole:,} parameters {num_trained:,} are trained; {num_frozen:,} are frozen, "
+    "and neither noised nor sent. "
+)
+_ORIGINS = {
+    True: "The run started from parameters in a file; no ε here covers data that they were "
+    "trained on.",
+    False: "They have the initial values of the seed.",
+}
 _KEPT = (
     "Clients have personal models, or parts of them, which are released to the client itself "
     "alone; "
@@ -255,12 +264,11 @@ def statement(
     `also_not_private` name what no ε covers, personal models among the former if there are any;
     `num_shared` counts records that several clients have, at most `most_holders` each. `facts` are
     added as they are; the text has `clip_norm`, `contribution`, `batch_size_per_unit`,
-    `initial_clip_norm`, `seed`, `secure_aggregation`, `deployment`, `choice` and `versions` of
-    them. ε is
-    that at `dp_delta`. Where messages need masks, the claimed δ is larger by `dp_delta_of_masks`,
-    the probability that a random graph of masks fails to keep a message secret in some round.
-    Figures that differ by unit are given as the smallest and the largest, None if absent, and an
-    infinite ε as "inf".
+    `initial_clip_norm`, `seed`, `parameters`, `secure_aggregation`, `deployment`, `choice` and
+    `versions` of them. ε is that at `dp_delta`. Where messages need masks, the claimed δ is larger
+    by `dp_delta_of_masks`, the probability that a random graph of masks fails to keep a message
+    secret in some round. Figures that differ by unit are given as the smallest and the largest,
+    None if absent, and an infinite ε as "inf".
     """
     deltas = np.asarray(dp_delta, float)
     inside = bool(np.all((deltas > 0) & (deltas < 1)))
@@ -430,6 +438,7 @@ def in_words(data: dict[str, Any]) -> str:
         + f"{_range(data['num_compositions'])} releases are composed for a unit, by the "
         f"accountant `{data['accountant']}`.",
         _TRUST[data["trusted"]] + _hidden(data["must_stay_hidden"]),
+        *_parameters(data),
         *_masks(data),
         *_deployed(data),
         *_chosen(data),
@@ -457,6 +466,17 @@ def _chosen(data: dict[str, Any]) -> list[str]:
     """Writes how a run was chosen among several, where the choice is what ε covers."""
     facts = data.get("choice")
     return [] if facts is None else [_CHOICE.format(**facts)]
+
+
+def _parameters(data: dict[str, Any]) -> list[str]:
+    """Writes which parameters the run did not train, and where they came from."""
+    facts = data.get("parameters")
+    if facts is None:
+        return []
+    whole, is_partial = facts["num_trained"] + facts["num_frozen"], facts["num_frozen"] > 0
+    return [
+        _PARAMETERS.format(whole=whole, **facts) * is_partial + _ORIGINS[facts["is_pretrained"]]
+    ]
 
 
 def _masks(data: dict[str, Any]) -> list[str]:
