@@ -1,5 +1,6 @@
 """The nodes of a federation as Flower reaches them."""
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,11 +10,14 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedjax_dp.core import checks
+from fedjax_dp.flower.log import LOG
 from fedjax_dp.flower.node import CLIENTS, PRIVACY, SCORES, TRAIN
 from fedjax_dp.flower.packets import Packet, counts_of, packet_of
 
 # Each question that has no answer costs the time of a round.
 _MOST_SILENCES = 3
+# Seconds between two looks for a node, as nodes ask for messages.
+_PAUSE = 3.0
 
 
 class GridNodes:
@@ -32,7 +36,7 @@ class GridNodes:
         Args:
           grid: as Flower passes it to a server app.
           sizes: the registered number of records of each client, `[num_clients]`.
-          timeout: seconds to wait for the replies of a round, above 0.
+          timeout: seconds to wait for the replies of a round, and for a first node, above 0.
           scores: `(clients, reports)` receives what training scripts report, exact numbers that no
             noise protects; None to ask for none.
         """
@@ -40,6 +44,7 @@ class GridNodes:
         self._scores = scores
         self._grid, self._timeout = grid, timeout
         self._sizes = [int(size) for size in sizes]
+        self._has_begun = False
         # What each node has answered; None for a node of another plan.
         self._known: dict[int, list[int]] = {}
         self._holder: dict[int, int] = {}
@@ -62,10 +67,11 @@ class GridNodes:
 
         Raises:
           ValueError: before the first round, if two nodes hold one client, or a node one that is
-            not registered. Later such a node is left out. A client stays on its node while that is
-            online; then it is on the one that came last, such as one that was started again.
+            not registered; if no node comes in time; or if all that answer refuse the plan or fail.
+            Later such a node is left out. A client stays on its node while that is online; then it
+            is on the one that came last, such as one that was started again.
         """
-        online, is_start = set(self._grid.get_node_ids()), not self._known
+        online, is_start = self._online(), not self._has_begun
         self._plan = {n: x for n, x in question.facts.items() if not n.startswith("plan ")}
         self._silent = {node: times for node, times in self._silent.items() if node in online}
         new = {
@@ -74,7 +80,10 @@ class GridNodes:
             if self._silent.get(node, 0) < _MOST_SILENCES
         }
         start = time.monotonic()
-        replies = ask(self._grid, CLIENTS, new, "set-up", self._timeout)
+        replies, failures = answers(self._grid, CLIENTS, new, "set-up", self._timeout)
+        if is_start and failures and not replies:
+            node, reason = next(iter(failures.items()))
+            raise ValueError(f"a node must accept the plan, got from node {node}: {reason}")
         if time.monotonic() - start >= self._timeout:
             for node in sorted(set(new).difference(replies)):
                 self._silent[node] = times = self._silent.get(node, 0) + 1
@@ -107,7 +116,20 @@ class GridNodes:
         for (before, node), clients in moved.items():
             text = f"clients {clients} are now on node {node}: node {before} is offline"
             warnings.warn(text, stacklevel=2)
+        self._has_begun = True
         return {client: self._holder[client] for client in newest}
+
+    def _online(self) -> set[int]:
+        """Lists the nodes that are online; before the first round, once there is one."""
+        end, is_logged = time.monotonic() + self._timeout, False
+        while not (online := set(self._grid.get_node_ids())) and not self._has_begun:
+            rule = f"be connected within {self._timeout:g} seconds of the start"
+            checks.require(time.monotonic() < end, "a node", rule, "none")
+            if not is_logged:
+                LOG.info("no node is connected yet: waiting for one, %g seconds", self._timeout)
+            is_logged = True
+            time.sleep(min(_PAUSE, self._timeout))
+        return online
 
     def _registered(self, node: int, reply: Packet) -> list[int]:
         """Requires that a node holds registered clients, of the registered sizes."""
@@ -193,7 +215,7 @@ class GridNodes:
         for node, reply in ask(self._grid, PRIVACY, online, "privacy", self._timeout).items():
             try:
                 said = _claims(reply)
-            except Exception as error:
+            except ValueError as error:
                 warnings.warn(f"the claims of node {node} are left out: {error}", stacklevel=2)
                 continue
             found |= {c: each for c, each in said.items() if self._holder.get(c) == node}
@@ -203,10 +225,14 @@ class GridNodes:
 def _claims(reply: Packet) -> dict[int, dict[str, float]]:
     """Reads ε and the number of releases of each client."""
     clients, releases = (counts_of(reply, name) for name in ("clients", "releases"))
-    spent = reply.facts["epsilon"]
+    spent = reply.facts.get("epsilon")
+    rule = f"be a list of {len(clients)} numbers"
+    checks.require(isinstance(spent, list), "epsilon", rule, spent)
+    assert isinstance(spent, list)
     for epsilon in spent:
         # An infinite ε is true where no noise was added.
-        is_epsilon = isinstance(epsilon, int | float) and epsilon >= 0
+        is_number = checks.is_finite_number(epsilon) or epsilon == math.inf
+        is_epsilon = is_number and epsilon >= 0
         checks.require(is_epsilon, "epsilon", "be numbers of at least 0", epsilon)
     columns = zip(clients, spent, releases, strict=True)
     return {client: {"epsilon": float(e), "releases": n} for client, e, n in columns}
@@ -216,22 +242,32 @@ def ask(
     grid: Grid, kind: str, packets: Mapping[int, Packet], group: str, timeout: float
 ) -> dict[int, Packet]:
     """Sends messages of one kind and reads what comes back, the first reply of each node."""
+    return answers(grid, kind, packets, group, timeout)[0]
+
+
+def answers(
+    grid: Grid, kind: str, packets: Mapping[int, Packet], group: str, timeout: float
+) -> tuple[dict[int, Packet], dict[int, str]]:
+    """Sends messages; returns the first reply of each node, and why others have failed."""
     if not packets:
-        return {}
+        return {}, {}
     sent: list[Message] = [
         Message(packet.record(), node, kind, group_id=group)
         for node, packet in sorted(packets.items())
     ]
     found: dict[int, Packet] = {}
+    failures: dict[int, str] = {}
     for reply in grid.send_and_receive(sent, timeout=timeout):
         node = reply.metadata.src_node_id
         if reply.has_error():
-            warnings.warn(f"node {node} failed: {reply.error.reason}", stacklevel=2)
+            failures[node] = reply.error.reason
+            warnings.warn(f"node {node} failed: {failures[node]}", stacklevel=2)
             continue
         if node in found or node not in packets:
             continue
         try:
             found[node] = packet_of(reply.content)
-        except Exception as error:  # Whatever a node sends, the round is played.
+        except ValueError as error:
+            failures[node] = f"a damaged reply: {error}"
             warnings.warn(f"the reply of node {node} is damaged: {error}", stacklevel=2)
-    return found
+    return found, failures

@@ -11,6 +11,7 @@ from fedjax_dp.flower.scores import Scores
 from fedjax_dp.flower.script import Script
 
 _PARTITION = ("partition-id", "num-partitions")
+_MOST_DIGITS = 100
 # They are read by processes that Flower starts, wherever it does.
 _PATHS = ("data", "state-dir", "experiment")
 _CHOICES = {
@@ -58,11 +59,7 @@ def clients_of(config: Mapping[str, Any], num_clients: int) -> list[int]:
     if "clients" in config:
         rule = "hold clients, or partition-id and num-partitions, not both"
         checks.require(not of_partition, "node-config", rule, dict(config))
-        found = _listed(str(config["clients"]))
-        outside = [i for i in found if not 0 <= i < num_clients]
-        rule = f"be from 0 to {num_clients - 1}, as the population has {num_clients} clients"
-        checks.require(not outside, "node-config clients", rule, outside)
-        return found
+        return _listed(str(config["clients"]), num_clients)
     rule = "hold clients, or partition-id and num-partitions"
     checks.require(len(of_partition) == len(_PARTITION), "node-config", rule, dict(config))
     own, parts = (_index(f"node-config {name}", config[name]) for name in _PARTITION)
@@ -93,20 +90,27 @@ def script_of(config: Mapping[str, Any], rounds: int) -> Script | None:
     return Script(folder, rounds, sends_scores=config.get("scores") == "exact")
 
 
-def _listed(text: str) -> list[int]:
-    """Reads a list such as "0-4,9"."""
+def _listed(text: str, num_clients: int) -> list[int]:
+    """Reads a list such as "0-4,9" of clients of a population."""
     found: set[int] = set()
     for part in text.split(","):
         numbers = part.strip().split("-")
         rule = "be numbers and ranges, such as 0-4,9"
-        is_range = len(numbers) <= 2 and all(each.isdecimal() for each in numbers)
+        is_range = len(numbers) <= 2 and all(_is_number(each) for each in numbers)
         is_range = is_range and int(numbers[0]) <= int(numbers[-1])
         checks.require(is_range, "node-config clients", rule, text)
+        rule = f"be from 0 to {num_clients - 1}, as the population has {num_clients} clients"
+        checks.require(int(numbers[-1]) < num_clients, "node-config clients", rule, part.strip())
         found |= set(range(int(numbers[0]), int(numbers[-1]) + 1))
     return sorted(found)
 
 
 def _index(name: str, value: Any) -> int:
     """Reads a whole number, with or without quotes."""
-    checks.require(str(value).isdecimal(), name, "be a whole number", value)
+    checks.require(_is_number(str(value)), name, "be a whole number", value)
     return int(value)
+
+
+def _is_number(text: str) -> bool:
+    """Whether a text is a whole number that Python reads."""
+    return text.isdecimal() and len(text) <= _MOST_DIGITS

@@ -58,7 +58,7 @@ def packet_of(record: RecordDict) -> Packet:
     for name, array in record.array_records[_ARRAYS].items():
         try:
             arrays[name] = array.numpy()
-        except Exception as error:
+        except Exception as error:  # Of Flower and NumPy alone, which raise many for bad bytes.
             raise ValueError(f"array {name!r} must be readable, got {error!r}") from error
         # NumPy also reads archives of arrays.
         is_array = isinstance(arrays[name], np.ndarray)

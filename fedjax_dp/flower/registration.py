@@ -47,7 +47,7 @@ def registered(
         for node, packet in ask(grid, DATA, new, "registration", timeout).items():
             try:
                 answers[node] = _answer(packet)
-            except Exception as error:  # Whatever a node sends, others are waited for.
+            except ValueError as error:
                 warnings.warn(f"node {node} is asked again: {error}", stacklevel=2)
         known = {node: each for node, each in (known | answers).items() if node in online}
         found = _merged({node: known[node] for node in sorted(known)}, num_clients)

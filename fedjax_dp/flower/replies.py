@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_dp.core import checks, sums, trees
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.flower.packets import Packet, tree_of
+from fedjax_dp.flower.packets import Packet, counts_of, tree_of
 from fedjax_dp.flower.plan import Shapes
 from fedjax_dp.server.base import Fate
 
@@ -70,7 +70,7 @@ class Replies:
             clients = packet.facts["clients"]
             try:
                 sent, own, fates = self._read(replies[node], packet)
-            except Exception as error:  # Whatever a node sends, the round is played.
+            except ValueError as error:
                 warnings.warn(f"the reply of node {node} counts as lost: {error}", stacklevel=2)
                 continue
             for place, client in enumerate(clients):
@@ -93,7 +93,7 @@ class Replies:
             found, asked = reply.facts.get(name), packet.facts[name]
             checks.require(found == asked, name, f"be {asked!r}", found)
         num = len(packet.facts["clients"])
-        fates = list(reply.facts.get("fates", []))
+        fates = counts_of(reply, "fates")
         known_fates = (Fate.CONTRIBUTED, Fate.NOT_FINITE, Fate.DROPPED)
         rule = f"hold {num} of {[int(fate) for fate in known_fates]}"
         fits = len(fates) == num and set(fates) <= {*known_fates}

@@ -40,7 +40,7 @@ class ScoresFile:
         for line in found:
             try:
                 report = _report(line, clients)
-            except Exception as error:  # Whatever a node sends, the round is played.
+            except ValueError as error:
                 warnings.warn(f"{lost}: {error}", stacklevel=2)
                 continue
             files.append_line(self._path, json.dumps(report))

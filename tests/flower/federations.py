@@ -4,10 +4,13 @@ from typing import Any, NamedTuple
 
 import jax
 from cases import CASES, Case
+from flwr.app import Message
+from flwr.clientapp import ClientApp
 from small_problem import make_model
 
 from fedjax_dp.engine import federation, population_of
 from fedjax_dp.flower import GridNodes, Node, client_app, deployed
+from fedjax_dp.flower.packets import Packet
 from fedjax_dp.flower.testing import InProcess
 
 # One node with several clients, one with one, as hosts and silos are.
@@ -49,6 +52,19 @@ def deploy(name, *, nodes=NODES, keys="parity", change=None, journal=None, case=
     bound = federation(algorithm, population, case.participation())
     reached = GridNodes(grid, sizes=population.sizes)
     return Deployment(deployed(bound, reached, keys=keys, journal=journal), grid, reached)
+
+
+def idle_grid(refusal=None):
+    """A grid of one node, which holds no client, or refuses every plan."""
+    app = ClientApp()
+
+    @app.query("clients")
+    def clients(message, context):
+        if refusal is not None:
+            raise ValueError(refusal)
+        return Message(Packet({"clients": [], "sizes": []}).record(), reply_to=message)
+
+    return InProcess(app, {1: {}})
 
 
 def key():

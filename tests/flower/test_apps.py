@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from federations import idle_grid
 from marks import slow, telling
 from test_scripts import script_of
 
@@ -98,8 +99,8 @@ def test_a_run_of_shared_models_is_loaded_wherever_a_simulation_would_store_stat
     words = ["--algorithm.name=scaffold", "--run.rounds=1", "--data.num_clients=3"]
     words += ["--privacy.unit=none", "--execution.placement=disk"]
     config = load_config(None, words)
-    # Without a node nothing is compiled for one.
-    outcome = run_on(InProcess(None, {}), config, tmp_path / "run")
+    # Without clients on a node nothing is compiled for one.
+    outcome = run_on(idle_grid(), config, tmp_path / "run")
     loaded = load_run(outcome.folder)
     assert evaluate_run(loaded)["test_accuracy"] == outcome.summary["test_accuracy"]
     x, y = (jax.tree.leaves(params) for params in (loaded.params, loaded.params_of(1)))
@@ -153,7 +154,7 @@ class CrashAfter(Watcher):
 
 @pytest.fixture(scope="module")
 def small():
-    """An experiment without a node, which is compiled for none."""
+    """An experiment for nodes without clients, which is compiled for none."""
     words = ["--model.name", "logistic_regression", "--run.plots", "false", "--run.rounds", "2"]
     rare = ["--run.checkpoint_every", "10", "--run.evaluate_every", "10"]
     return load_config(None, [*WORDS, *SECRET, *words, *rare])
@@ -164,7 +165,7 @@ def crashed(small, tmp_path_factory):
     """The folder of a run whose server crashed after the last round, before it was saved."""
     folder = tmp_path_factory.mktemp("crashed") / "run"
     with pytest.raises(Crash):
-        run_on(InProcess(None, {}), small, folder, CrashAfter(2), keys="parity", scores="exact")
+        run_on(idle_grid(), small, folder, CrashAfter(2), keys="parity", scores="exact")
     return folder
 
 
@@ -172,7 +173,7 @@ def test_each_round_is_saved_before_the_next_and_one_that_is_played_again_draws_
     crashed, small, tmp_path
 ):
     shutil.copytree(crashed, folder := tmp_path / "run")
-    outcome = run_on(InProcess(None, {}), small, folder)
+    outcome = run_on(idle_grid(), small, folder)
     sent = lines_of(folder / "checkpoint" / "sent.jsonl")
     assert [line["round"] for line in sent] == [0, 1, 1]
     # Cohorts are equal by chance once in a million runs.
@@ -181,6 +182,26 @@ def test_each_round_is_saved_before_the_next_and_one_that_is_played_again_draws_
     # What held before the crash is stated too.
     assert outcome.summary["deployment"] == {"keys": "parity", "scores": "exact"}
     assert [line["keys"] for line in sent] == ["parity", "parity", "device"]
+
+
+@pytest.mark.filterwarnings("ignore:node 1 failed")
+def test_a_run_that_all_nodes_refuse_sends_nothing_and_starts_once_one_accepts(small, tmp_path):
+    folder = tmp_path / "run"
+    message = "a node must accept the plan, got from node 1: .*limit of the server must be '3'"
+    with pytest.raises(ValueError, match=message):
+        run_on(idle_grid("limit of the server must be '3' as here"), small, folder)
+    assert not lines_of(folder / "checkpoint" / "sent.jsonl")
+    assert run_on(idle_grid(), small, folder).summary["rounds"] == 2
+
+
+def test_a_run_that_is_resumed_without_any_node_sends_nothing(crashed, small, tmp_path):
+    shutil.copytree(crashed, folder := tmp_path / "run")
+    before = (folder / "checkpoint" / "sent.jsonl").read_text()
+    with pytest.raises(
+        ValueError, match=r"a node must be connected within 0\.01 seconds of the st"
+    ):
+        run_on(InProcess(None, {}), small, folder, timeout=0.01)
+    assert (folder / "checkpoint" / "sent.jsonl").read_text() == before
 
 
 def test_a_run_that_collected_scores_before_is_not_released(crashed, small, tmp_path):

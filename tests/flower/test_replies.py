@@ -300,6 +300,49 @@ def test_a_node_that_comes_later_never_stops_a_run(answering, wrong):
     assert reached.clients(question) == before
 
 
+@quiet
+def test_a_run_begins_once_one_node_accepts_its_plan(answering):
+    failing = {11, 12, 13}
+
+    def change(sent, reply):
+        is_failing = sent.metadata.dst_node_id in failing
+        return failed(sent) if is_failing else [reply]
+
+    reached, _, question = asked(answering, change)
+    for failing in ({11, 12, 13}, {11, 12}):
+        if len(failing) == len(NODES):
+            message = "a node must accept the plan, got from node 11: out of memory"
+            with pytest.raises(ValueError, match=message):
+                reached.clients(question)
+        else:
+            assert reached.clients(question) == {5: 13}
+    # A later round is played, whatever nodes answer.
+    reached._grid.contexts.pop(13)
+    failing = {11, 12}
+    assert reached.clients(question) == {}
+    # Silence at the start is no refusal.
+    reached, _, _ = asked(answering, lambda sent, reply: [])
+    assert reached.clients(question) == {}
+
+
+def test_a_run_waits_for_its_first_node(answering, caplog, monkeypatch):
+    reached, grid, question = asked(answering)
+    seen = []
+
+    def appearing():
+        seen.append(len(seen))
+        return list(grid.contexts) if len(seen) > 2 else []
+
+    grid.get_node_ids = appearing
+    monkeypatch.setattr("fedjax_dp.flower.grid._PAUSE", 0.0)
+    with caplog.at_level("INFO", logger="flwr"):
+        assert sorted(reached.clients(question)) == [*range(NUM_CLIENTS)]
+    assert caplog.text.count("no node is connected yet: waiting for one, 600 seconds") == 1
+    # Later rounds are played without any.
+    grid.get_node_ids = lambda: []
+    assert reached.clients(question) == {}
+
+
 def test_a_client_stays_on_its_node_until_that_is_offline(answering):
     reached, grid, question = asked(answering)
     before = reached.clients(question)
