@@ -6,7 +6,7 @@ import typer
 
 from fedjax_dp.audit.noise import StepCheck
 from fedjax_dp.audit.runs import AuditResult
-from fedjax_dp.cli.options import Configured, answering, application
+from fedjax_dp.cli.options import ConfigFile, Configured, answering, application
 from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.core import checks
 from fedjax_dp.core.decimals import rounded_down, rounded_up
@@ -21,10 +21,7 @@ app = application()
 def command(
     context: typer.Context,
     out: Output,
-    file: Annotated[
-        str | None,
-        typer.Argument(metavar="FILE", help="A TOML file; without one, the defaults."),
-    ] = None,
+    file: ConfigFile = None,
     canaries: Annotated[
         int | None,
         typer.Option(help="Canaries of a run; by default 100, at most one for each parameter."),

@@ -19,6 +19,9 @@ from fedjax_dp.cli.output import (
     print_answer,
 )
 
+ConfigFile = Annotated[
+    str | None, typer.Argument(metavar="FILE", help="A TOML file; without one, the defaults.")
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print the answer as one JSON document.")]
 _Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print the shortest answer, without progress.")

@@ -8,7 +8,7 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
-from fedjax_dp.cli.options import Configured, answering, application
+from fedjax_dp.cli.options import ConfigFile, Configured, answering, application
 from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.cli.progress import Progress, end_process
 from fedjax_dp.core import checks, files
@@ -30,10 +30,7 @@ _NAME = "run"
 def command(
     context: typer.Context,
     out: Output,
-    file: Annotated[
-        str | None,
-        typer.Argument(metavar="FILE", help="A TOML file; without one, the defaults."),
-    ] = None,
+    file: ConfigFile = None,
     output: Annotated[
         pathlib.Path | None,
         typer.Option(help="Run folder; by default the next free one under runs/."),

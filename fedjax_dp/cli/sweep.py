@@ -1,6 +1,8 @@
-"""`fedjax-dp sweep`: runs a grid of experiments."""
+"""`fedjax-dp sweep`: runs a grid of experiments, or those that a search chooses."""
 
+import contextlib
 import json
+import math
 import pathlib
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -8,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from fedjax_dp.cli.options import Configured, answering, application
+from fedjax_dp.cli.options import ConfigFile, Configured, answering, application
 from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.cli.progress import Progress, end_process
 from fedjax_dp.core import checks
@@ -24,7 +26,7 @@ from fedjax_dp.experiment.studies.sweep import (
     read_summaries,
     sweep,
 )
-from fedjax_dp.experiment.studies.tables import as_csv, as_list
+from fedjax_dp.experiment.studies.tables import as_csv, as_list, as_rows
 from fedjax_dp.io.disk import DiskFull
 from fedjax_dp.privacy.mechanisms.repetition import Repetition, repetition
 
@@ -38,13 +40,14 @@ _METRICS = {"test_accuracy": 1.0, "worst_client_accuracy": 1.0, "epsilon": 1.0}
 def command(
     context: typer.Context,
     out: Output,
-    file: Annotated[
-        str | None,
-        typer.Argument(metavar="FILE", help="A TOML file; without one, the defaults."),
-    ] = None,
+    file: ConfigFile = None,
     over: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=V1,V2", help="A key and its values; several make a grid."),
+        typer.Option(
+            metavar="KEY=V1,V2",
+            help="A key and its values; several make a grid. Under --search also a range, "
+            "LOW..HIGH or LOW..HIGH:log.",
+        ),
     ] = None,
     output: Annotated[
         pathlib.Path | None,
@@ -54,12 +57,29 @@ def command(
         Literal["private"] | None,
         typer.Option(help="Run a random number of trials and choose the best, at a price in ε."),
     ] = None,
+    search: Annotated[
+        Literal["optuna"] | None,
+        typer.Option(help="Let Optuna choose the points, by exact accuracy on the test data."),
+    ] = None,
     trials: Annotated[
-        float | None, typer.Option(help="The expected number of trials, at least 1.")
+        float | None,
+        typer.Option(help="The number of runs of a search, or the expected one of --select."),
     ] = None,
     trials_shape: Annotated[
         float | None,
         typer.Option(help="The shape of its distribution, at least 0; 1, geometric, by default."),
+    ] = None,
+    sampler: Annotated[
+        Literal["tpe", "random"] | None,
+        typer.Option(help="How a search chooses: by a model of the results (default), or random."),
+    ] = None,
+    pruner: Annotated[
+        Literal["halving"] | None,
+        typer.Option(help="End the worse runs of a search early, by successive halving."),
+    ] = None,
+    at_once: Annotated[
+        int | None,
+        typer.Option(help="Points that a search chooses together, by default 4."),
     ] = None,
 ) -> Answer:
     """Run a grid: `fedjax-dp sweep [FILE.toml] --over KEY=V1,V2 [--over …] [--section.key VALUE]`.
@@ -72,7 +92,23 @@ def command(
     With `--select private --trials M` a random number of trials runs, M on average, each of a point
     drawn at random, and the folder `chosen` has the release of the best with the statement that
     covers the choice.
+
+    With `--search optuna --trials N` Optuna chooses N points, which no statement covers. The table
+    then has a row for each run, the best first.
     """
+    if search is not None:
+        rule = (
+            "not be combined with --search, whose points depend on the results of others: the cost "
+            "of a choice is known only of points that are drawn at random"
+        )
+        checks.require(select is None, "--select", rule, select)
+        checks.require(trials_shape is None, "--trials-shape", "be of --select", trials_shape)
+        return _searched(
+            file, context.args, output, over or [], trials, sampler, pruner, at_once, out
+        )
+    for_search = {"--sampler": sampler, "--pruner": pruner, "--at-once": at_once}
+    given = [name for name, value in for_search.items() if value is not None]
+    checks.require(not given, "--search", "be optuna, for options of a search", given)
     axes = dict(_axis(word) for word in over or [])
     given = [word.partition("=")[0] for word in over or []]
     checks.require(len(axes) == len(given) > 0, "--over", "name one key or more, each once", given)
@@ -89,7 +125,7 @@ def command(
     grid = grid_points(study, words=context.args)
     if select is None:
         given = [n for n, v in (("--trials", trials), ("--trials-shape", trials_shape)) if v]
-        checks.require(not given, "--select", "be private, to draw trials", given)
+        checks.require(not given, "--select or --search", "be given, to have trials", given)
     else:
         return _selected(study, grid, place, _repetition(axes, trials, trials_shape), out)
     rounds = sum(loaded(study, point).run.rounds for point in grid)
@@ -108,6 +144,88 @@ def command(
     _draw(study, entries, place / "accuracy.png", out)
     document = {"folder": str(place), "points": len(grid), "entries": entries}
     return Answer(document, lambda out: out.say(f"{table}\n\ntables: {place}"), str(place))
+
+
+def _searched(
+    file: str | None,
+    words: Sequence[str],
+    output: pathlib.Path | None,
+    over: Sequence[str],
+    trials: float | None,
+    sampler: Literal["tpe", "random"] | None,
+    pruner: Literal["halving"] | None,
+    at_once: int | None,
+    out: Output,
+) -> Answer:
+    """Runs the points that Optuna chooses."""
+    from fedjax_dp.experiment.studies.search import Plan, Span, search
+
+    def axis_of(word: str) -> tuple[str, Span | Sequence[str]]:
+        key, values = _axis(word)
+        ends = _ends(word)
+        rule = f"not name {_SEED}: the highest accuracy of a search would be that of a lucky seed"
+        checks.require(key != "seed", "--over", rule, word)
+        return key, Span(*ends) if ends else list(values)
+
+    space, config = dict(map(axis_of, over)), load_config(file, words)
+    rule = "name one key or more, each once"
+    checks.require(len(space) == len(over) > 0, "--over", rule, list(over))
+    rule = "be given, the whole number of runs"
+    checks.require(trials is not None and trials == int(trials) >= 1, "--trials", rule, trials)
+    assert trials is not None
+    if at_once is not None:
+        checks.whole("--at-once", at_once)
+    plan = Plan(
+        space,
+        int(trials),
+        sampler or "tpe",
+        is_halving=pruner is not None,
+        at_once=at_once or 4,
+        seed=config.run.seed,
+    )
+    place = output or pathlib.Path("runs") / f"{config.title}-search"
+    study = Study(
+        name=config.title,
+        file=None if file is None else pathlib.Path(file),
+        axes={},
+        rows="",
+        columns="",
+        metrics=_METRICS,
+    )
+    try:
+        with Progress(out, _NAME, plan.trials * config.run.rounds) as progress:
+            entries = search(study, plan, place, words, out.note, progress)
+    except KeyboardInterrupt:
+        end_process(out, _NAME, f"interrupted; the same command resumes the search in {place}", 130)
+    except DiskFull as error:
+        end_process(out, _NAME, f"error: {error}", 2)
+    table = as_rows(entries)
+    (place / "table.csv").write_text(as_csv(entries), encoding="utf-8")
+    (place / "table.md").write_text(f"# {study.name}\n\n{table}\n", encoding="utf-8")
+    document = {"folder": str(place), "points": len(entries), "entries": entries}
+    return Answer(document, lambda out: out.say(f"{table}\n\ntables: {place}"), str(place))
+
+
+def _ends(word: str) -> tuple[Any, Any, bool] | None:
+    """Reads a range, such as "training.learning_rate=0.01..1:log"; None for listed values."""
+    text = word.partition("=")[2]
+    ends, _, scale = text.partition(":")
+    low, dots, high = ends.partition("..")
+    if not dots or "," in text:
+        return None
+    rule = "be a range of numbers, LOW..HIGH or LOW..HIGH:log, of LOW < HIGH, above 0 for log"
+    numbers = [_number(each) for each in (low, high)]
+    is_range = None not in numbers and numbers[0] < numbers[1] and scale in ("", "log")
+    checks.require(is_range and (not scale or numbers[0] > 0), "--over", rule, word)
+    return numbers[0], numbers[1], bool(scale)
+
+
+def _number(text: str) -> Any:
+    """Reads a finite number; whole if it is written so."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text) if math.isfinite(kind(text)) else None
+    return None
 
 
 def _repetition(axes: Mapping[str, Any], trials: float | None, shape: float | None) -> Repetition:

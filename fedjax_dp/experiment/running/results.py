@@ -327,9 +327,12 @@ def facts_of(
 
 
 def _choice_in_sweep(experiment: Experiment) -> list[str]:
-    """Names the choice of a run in a sweep, which the statement of one run does not cover."""
-    count = experiment.stated.get("sweep")
-    return [] if count is None else [f"the choice of this run among the {count} of a sweep"]
+    """Names the choices of a sweep, which the statement of one run does not cover."""
+    count, engine = experiment.stated.get("sweep"), experiment.stated.get("search")
+    texts = [] if count is None else [f"the choice of this run among the {count} of a sweep"]
+    if engine is not None:
+        texts.append(f"the setting of this run, which {engine} chose by the results of other runs")
+    return texts
 
 
 def _stated(experiment: Experiment, unit: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, SUMMARY_FILE
 from fedjax_dp.experiment.running.steps import Outcome
 from fedjax_dp.experiment.running.watcher import Watcher
 from fedjax_dp.experiment.schema.config import Config
-from fedjax_dp.experiment.studies.together import Job, batches, run_together
+from fedjax_dp.experiment.studies.together import Continued, Job, batches, run_together
 
 Axes = Mapping[str, Mapping[str, Sequence[str]]]
 
@@ -124,7 +124,7 @@ def sweep(
 def run_all(
     study: Study,
     jobs: Mapping[int, Job],
-    labels: Sequence[str],
+    labels: Sequence[str] | Mapping[int, str],
     report: Callable[[str], None],
     seconds: float = float("inf"),
     watcher: Watcher | None = None,
@@ -144,6 +144,7 @@ def run_all(
             pending[place] = job.config
     # Each text once: points of a sweep warn of the same.
     warned: set[str] = set()
+    counted = Continued(watcher or Watcher())
 
     def ended(place: int, outcome: Outcome) -> None:
         summary = outcome.summary
@@ -161,7 +162,7 @@ def run_all(
                 report(f"{labels[place]}: not started, out of time")
             continue
         some = {place: jobs[place] for place in places}
-        outcomes = run_together(some, watcher or Watcher(), ended, stated)
+        outcomes = run_together(some, counted, ended, stated)
         if any(outcome.ended == "interrupted" for outcome in outcomes.values()):
             raise KeyboardInterrupt
 

@@ -82,6 +82,23 @@ def as_list(study: Study, entries: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def as_rows(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Writes one Markdown table with a row for each entry.
+
+    Args:
+      entries: of the same names.
+
+    Returns:
+      The table.
+    """
+    heads = list(entries[0]) if entries else ["trial"]
+    lines = [_line(heads), _rule(len(heads))]
+    for entry in entries:
+        shown = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in entry.values())
+        lines.append(_line(list(shown)))
+    return "\n".join(lines)
+
+
 def _cell(entry: Mapping[str, Any], digits: int) -> str:
     text = f"{entry['mean']:.{digits}f}"
     if entry["std"] is not None:

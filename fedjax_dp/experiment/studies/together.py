@@ -13,7 +13,7 @@ from fedjax_dp.algorithms.registry import ALGORITHMS
 from fedjax_dp.engine.execution.joint import Joint, Played, Wanted
 from fedjax_dp.experiment.assembly.assemble import assemble, checked_config, population_of
 from fedjax_dp.experiment.assembly.devices import offer_devices
-from fedjax_dp.experiment.components.callbacks import callbacks_of
+from fedjax_dp.experiment.components.callbacks import Callback, callbacks_of
 from fedjax_dp.experiment.components.experiment import Experiment, Population
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.environment import use_compilation_cache
@@ -31,10 +31,17 @@ _AT_ONCE = 64
 
 
 class Job(NamedTuple):
-    """An experiment to run, and its run folder, where an earlier run of it is resumed."""
+    """An experiment to run.
+
+    Attributes:
+      config: the experiment.
+      folder: its run folder, where an earlier run of it is resumed.
+      callbacks: called after each evaluation, besides those of the configuration.
+    """
 
     config: Config
     folder: pathlib.Path
+    callbacks: Mapping[str, Callback] = {}
 
 
 def alike(config: Config) -> str:
@@ -175,7 +182,7 @@ def _begun(
     stack: contextlib.ExitStack,
 ) -> Steps:
     """Starts or resumes a run, whose folder stays locked until the stack is closed."""
-    callbacks = callbacks_of(experiment.config.run.callbacks)
+    callbacks = {**callbacks_of(experiment.config.run.callbacks), **job.callbacks}
     health = checked_health(experiment, callbacks, watcher)
     with full_disk_named(job.folder):
         if (job.folder / CONFIG_FILE).is_file():
@@ -241,3 +248,30 @@ class _Progress:
                 outer.done(sum(done.values()), row)
 
         return OfOne()
+
+
+class Continued(Watcher):
+    """Adds the rounds of experiments that ran before, for which the count begins again at 0."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        """Continues the count of a watcher."""
+        self._watcher, self._before, self._now = watcher, 0, 0
+
+    def phase(self, name: str) -> None:
+        """Receives the current phase."""
+        self._watcher.phase(name)
+
+    def done(self, rounds: int, row: Mapping[str, Any]) -> None:
+        """Receives the rounds of the experiments that run now."""
+        if rounds < self._now:
+            self._before += self._now
+        self._now = rounds
+        self._watcher.done(self._before + rounds, row)
+
+    def warn(self, text: str) -> None:
+        """Receives a warning."""
+        self._watcher.warn(text)
+
+    def end(self) -> None:
+        """Ends the process."""
+        self._watcher.end()

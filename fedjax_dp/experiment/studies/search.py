@@ -1,0 +1,263 @@
+"""Lets Optuna choose the points of a sweep by the results of those before them."""
+
+import math
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from fedjax_dp.core import checks, files
+from fedjax_dp.core.packages import needed_for
+from fedjax_dp.experiment.components.callbacks import Callback, Progress
+from fedjax_dp.experiment.running.watcher import Watcher
+from fedjax_dp.experiment.studies.sweep import SUMMARY_FILE, Point, Study, loaded, run_all
+from fedjax_dp.experiment.studies.together import Continued, Job
+
+with needed_for("a search", "search"):
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+    from optuna.trial import TrialState
+
+# In the folder of a search: Optuna's journal, from which it resumes.
+STUDY_FILE = "optuna.journal"
+SCORE, HALVING = "test_accuracy", "successive_halving"
+
+
+class Span(NamedTuple):
+    """The numbers of an axis: between two ends, both included.
+
+    Attributes:
+      low: the smaller end.
+      high: the larger end.
+      is_log: whether numbers are drawn on a logarithmic scale.
+    """
+
+    low: int | float
+    high: int | float
+    is_log: bool = False
+
+    @property
+    def distribution(self) -> Any:
+        """Optuna's distribution; of whole numbers if both ends are written as such."""
+        is_whole = isinstance(self.low, int) and isinstance(self.high, int)
+        kind: Any = optuna.distributions.FloatDistribution
+        if is_whole:
+            kind = optuna.distributions.IntDistribution
+        return kind(self.low, self.high, log=self.is_log)
+
+
+class Plan(NamedTuple):
+    """How points are chosen.
+
+    Attributes:
+      space: for each key of the configuration a `Span`, or its values as words.
+      trials: the number of runs.
+      sampler: "tpe", which models the results so far, or "random".
+      is_halving: whether runs whose accuracy at an evaluation is not among the best so far end
+        early, by asynchronous successive halving.
+      at_once: the runs that are chosen together, before any of them has a result.
+      seed: of the choices.
+
+    Source: Bergstra and others 2011 (TPE); Li and others 2020 (asynchronous successive halving).
+    """
+
+    space: Mapping[str, Span | Sequence[str]]
+    trials: int
+    sampler: Literal["tpe", "random"] = "tpe"
+    is_halving: bool = False
+    at_once: int = 4
+    seed: int = 0
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a resumed search may not change; it may have more trials."""
+        space = {
+            key: list(values) if not isinstance(values, Span) else [*values]
+            for key, values in self.space.items()
+        }
+        return {**self._asdict(), "space": space, "trials": None}
+
+
+def search(
+    study: Study,
+    plan: Plan,
+    output: pathlib.Path,
+    words: Sequence[str] = (),
+    report: Callable[[str], None] = print,
+    watcher: Watcher | None = None,
+) -> list[dict[str, Any]]:
+    """Runs points that Optuna chooses, for the highest accuracy on the test data.
+
+    Nothing that the choice reads is private: the statement of each run says that neither its
+    setting, which results of runs before it have chosen, nor the choice among all is covered.
+
+    Args:
+      study: its name, the file of all points, and the metrics to report.
+      plan: how points are chosen.
+      output: the folder of the run folders; the same call resumes a search in it.
+      words: overrides for every point, as words of a command line.
+      report: receives a line for every run.
+      watcher: receives the progress; None for none.
+
+    Returns:
+      An entry for each run, the best first: its number, setting, state and results.
+
+    Raises:
+      ConfigError: before anything runs, if a value is not allowed.
+      ValueError: if the folder holds another search, or runs have no accuracy on test data.
+      KeyboardInterrupt: if a run was interrupted.
+    """
+    for point in _ends(plan):
+        loaded(study, point._replace(words=(*point.words, *words)))
+    output.mkdir(parents=True, exist_ok=True)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    found = optuna.create_study(
+        storage=optuna.storages.JournalStorage(JournalFileBackend(str(output / STUDY_FILE))),
+        study_name="search",
+        direction="maximize",
+        pruner=optuna.pruners.SuccessiveHalvingPruner(1) if plan.is_halving else None,
+        load_if_exists=True,
+    )
+    _require_same(found, {**plan.facts, "words": list(words)}, output)
+    counted = Continued(watcher or Watcher())
+    while trials := _asked(found, plan):
+        points = {trial.number: _point(trial, plan, words) for trial in trials}
+        jobs = {
+            number: Job(
+                loaded(study, point),
+                output / f"trial-{number + 1:04d}",
+                {HALVING: _halving(trial)} if plan.is_halving else {},
+            )
+            for (number, point), trial in zip(points.items(), trials, strict=True)
+        }
+        labels = {n: f"[{n + 1}/{plan.trials}] {point.name}" for n, point in points.items()}
+        stated = {"sweep": plan.trials, "search": "Optuna"}
+        run_all(study, jobs, labels, report, watcher=counted, stated=stated)
+        for trial in trials:
+            _tell(found, trial, _summary(jobs[trial.number].folder))
+    return _entries(found, plan, output)
+
+
+def _ends(plan: Plan) -> list[Point]:
+    """Lists points that have every end and every value of each axis."""
+    values = {
+        key: [_text(axis.low), _text(axis.high)] if isinstance(axis, Span) else list(axis)
+        for key, axis in plan.space.items()
+    }
+    first = {key: each[0] for key, each in values.items()}
+    return [_made({**first, key: value}) for key, each in values.items() for value in each]
+
+
+def _made(values: Mapping[str, str]) -> Point:
+    return Point(dict(values), tuple(f"--{key}={value}" for key, value in values.items()))
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else repr(value)
+
+
+def _require_same(found: Any, facts: Mapping[str, Any], output: pathlib.Path) -> None:
+    """Requires that a search is resumed as it began."""
+    before = found.user_attrs.get("facts")
+    if before is None:
+        found.set_user_attr("facts", dict(facts))
+        return
+    differing = [name for name in facts if facts[name] != before.get(name)]
+    rule = "be resumed with the same keys, sampler and overrides, or use another folder"
+    checks.require(not differing, f"the search in {output}", rule, f"other {differing}")
+
+
+def _asked(found: Any, plan: Plan) -> list[Any]:
+    """Lists the trials to run next: those that an interrupted search has left, or new ones."""
+    every = found.get_trials(deepcopy=False)
+    left = [each for each in every if each.state == TrialState.RUNNING]
+    if left:
+        return [optuna.trial.Trial(found, each._trial_id) for each in left]
+    asked = []
+    for number in range(len(every), min(plan.trials, len(every) + plan.at_once)):
+        # Of the number, so that a resumed search draws what an uninterrupted one draws.
+        seed = int(np.random.SeedSequence([plan.seed, number]).generate_state(1)[0])
+        found.sampler = optuna.samplers.RandomSampler(seed=seed)
+        if plan.sampler == "tpe":
+            found.sampler = optuna.samplers.TPESampler(seed=seed)
+        trial = found.ask()
+        _setting(trial, plan)
+        asked.append(trial)
+    return asked
+
+
+def _setting(trial: Any, plan: Plan) -> dict[str, str]:
+    """Returns the values of a trial, which are drawn once."""
+    values = {}
+    for key, axis in plan.space.items():
+        if not isinstance(axis, Span):
+            value = trial.suggest_categorical(key, list(axis))
+        elif isinstance(axis.low, int) and isinstance(axis.high, int):
+            value = trial.suggest_int(key, axis.low, axis.high, log=axis.is_log)
+        else:
+            value = trial.suggest_float(key, axis.low, axis.high, log=axis.is_log)
+        values[key] = _text(value)
+    return values
+
+
+def _point(trial: Any, plan: Plan, words: Sequence[str]) -> Point:
+    point = _made(_setting(trial, plan))
+    return point._replace(words=(*point.words, *words))
+
+
+def _halving(trial: Any) -> Callback:
+    """Ends a run early; its steps are evaluations."""
+    known = set(trial.study.trials[trial.number].intermediate_values)
+
+    def call(progress: Progress) -> bool:
+        scores = [row[SCORE] for row in progress.rows if row.get(SCORE) is not None]
+        for step, score in enumerate(scores, 1):
+            if step not in known:
+                trial.report(float(score), step)
+                known.add(step)
+        is_last = progress.rows[-1]["round"] >= progress.experiment.config.run.rounds
+        return not is_last and bool(trial.should_prune())
+
+    return Callback(call)
+
+
+def _summary(folder: pathlib.Path) -> dict[str, Any]:
+    file = folder / SUMMARY_FILE
+    found: dict[str, Any] = files.parse_json(files.read_text(file), file)
+    return found
+
+
+def _tell(found: Any, trial: Any, summary: Mapping[str, Any]) -> None:
+    """Records the result of a run."""
+    score = summary.get(SCORE)
+    rule = f"have {SCORE}, which a search maximises"
+    checks.require(score is not None, f"trial {trial.number + 1}", rule, sorted(summary))
+    assert score is not None
+    if summary.get("stopped_by") == HALVING:
+        found.tell(trial, state=TrialState.PRUNED)
+    elif math.isfinite(score):
+        found.tell(trial, float(score))
+    else:
+        found.tell(trial, state=TrialState.FAIL)
+
+
+def _entries(found: Any, plan: Plan, output: pathlib.Path) -> list[dict[str, Any]]:
+    """Lists the runs, best first, those that ended early after the others."""
+    entries = []
+    for trial in found.get_trials(deepcopy=False):
+        folder = output / f"trial-{trial.number + 1:04d}"
+        summary = _summary(folder)
+        entries.append(
+            {
+                "trial": trial.number + 1,
+                **{key: _text(trial.params[key]) for key in plan.space},
+                "state": {TrialState.COMPLETE: "complete", TrialState.PRUNED: "ended early"}.get(
+                    trial.state, "failed"
+                ),
+                "rounds": summary["rounds"],
+                SCORE: summary[SCORE],
+                "epsilon": summary.get("epsilon"),
+            }
+        )
+    return sorted(entries, key=lambda e: (e["state"] != "complete", -e[SCORE], e["trial"]))

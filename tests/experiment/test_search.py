@@ -1,0 +1,172 @@
+"""Points that Optuna chooses: within their ranges, resumed as they began, covered by nothing."""
+
+import json
+import pathlib
+from types import SimpleNamespace
+
+import pytest
+from marks import telling
+from run_folders import SMALL, read_json
+
+from fedjax_dp.experiment import Study
+from fedjax_dp.experiment.components.callbacks import Progress
+
+pytest.importorskip("optuna")
+from fedjax_dp.experiment.studies import search as module
+from fedjax_dp.experiment.studies.search import HALVING, Plan, Span, search
+
+STUDY = Study("digits", None, {}, "", "", {"test_accuracy": 1.0})
+RATE, SIZE, NAME = "training.learning_rate", "training.batch_size", "algorithm.name"
+PLAN = Plan(
+    {RATE: Span(0.01, 1.0, is_log=True), SIZE: Span(2, 9), NAME: ["fedavg", "fedprox"]},
+    trials=10,
+    at_once=4,
+)
+ROUNDS = 16
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """Runs whose accuracy is their learning rate; the numbers of the runs of each batch."""
+    batches = []
+
+    def run_all(study, jobs, labels, report, watcher, stated):
+        batches.append(sorted(jobs))
+        for job in jobs.values():
+            rows, rate = [], job.config.training.learning_rate
+            summary = {"test_accuracy": rate, "rounds": ROUNDS, "ended": "finished"}
+            for done in range(1, ROUNDS + 1):
+                rows.append({"round": done, "test_accuracy": rate})
+                experiment = SimpleNamespace(
+                    config=SimpleNamespace(run=SimpleNamespace(rounds=ROUNDS))
+                )
+                progress = Progress(rows, None, experiment, job.folder)
+                if any(each.call(progress) for each in job.callbacks.values()):
+                    summary |= {"rounds": done, "ended": "callback", "stopped_by": HALVING}
+                    break
+            job.folder.mkdir(exist_ok=True)
+            (job.folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+
+    monkeypatch.setattr(module, "run_all", run_all)
+    return batches
+
+
+def points(entries):
+    return {e["trial"]: (e[RATE], e[SIZE], e[NAME]) for e in entries}
+
+
+def test_points_lie_in_their_ranges_and_the_best_is_first(played, tmp_path):
+    entries = search(STUDY, PLAN, tmp_path)
+    assert played == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert len(set(points(entries).values())) == 10
+    for entry in entries:
+        assert 0.01 <= float(entry[RATE]) <= 1 and int(entry[SIZE]) in range(2, 10)
+        assert entry[NAME] in ("fedavg", "fedprox") and entry["state"] == "complete"
+    rates = [float(e[RATE]) for e in entries]
+    assert rates == sorted(rates, reverse=True)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_a_search_resumes_with_the_points_of_an_uninterrupted_one(
+    played, tmp_path, monkeypatch, sampler
+):
+    plan = PLAN._replace(sampler=sampler, trials=14)
+    whole = search(STUDY, plan, tmp_path / "whole")
+    inner = module.run_all
+
+    def dying(study, jobs, *rest, **more):
+        if 12 in jobs:
+            raise KeyboardInterrupt
+        inner(study, jobs, *rest, **more)
+
+    monkeypatch.setattr(module, "run_all", dying)
+    with pytest.raises(KeyboardInterrupt):
+        search(STUDY, plan, tmp_path / "two")
+    monkeypatch.setattr(module, "run_all", inner)
+    before = len(played)
+    assert points(search(STUDY, plan, tmp_path / "two")) == points(whole)
+    # Those that were chosen before the interruption, and no others.
+    assert played[before:] == [[12, 13]]
+    # More runs continue a search, and others need a folder of their own.
+    more = search(STUDY, plan._replace(trials=15), tmp_path / "two")
+    assert len(more) == 15 and played[-1] == [14]
+    for other in (plan._replace(seed=1), plan._replace(space={RATE: Span(0.1, 1.0)})):
+        with pytest.raises(ValueError, match="must be resumed with the same keys"):
+            search(STUDY, other, tmp_path / "two")
+
+
+def test_the_worse_runs_end_early(played, tmp_path):
+    """By asynchronous halving: of those at a rung so far the best quarter stays."""
+    plan = PLAN._replace(space={RATE: Span(0.01, 1.0)}, is_halving=True, sampler="random")
+    entries = search(STUDY, plan, tmp_path)
+    rungs = {1: [], 4: [], 16: []}
+    for number in range(1, 11):
+        [entry] = [e for e in entries if e["trial"] == number]
+        rate, expected = float(entry[RATE]), ("complete", ROUNDS)
+        for rung, there in rungs.items():
+            there.append(rate)
+            best = sorted(there, reverse=True)[: max(1, len(there) // 4)]
+            if rung < ROUNDS and rate not in best:
+                expected = ("ended early", rung)
+                break
+        assert (entry["state"], entry["rounds"]) == expected
+    assert {e["state"] for e in entries} == {"complete", "ended early"}
+    assert entries[0]["state"] == "complete" and entries[-1]["state"] == "ended early"
+
+
+def test_values_that_are_not_allowed_are_refused_before_any_run(played, tmp_path):
+    for space in ({RATE: Span(-1.0, 1.0)}, {NAME: ["fedavg", "fedavgg"]}):
+        with pytest.raises(ValueError, match=r"learning_rate|algorithm.name"):
+            search(STUDY, PLAN._replace(space=space), tmp_path / "new")
+    assert not played and not (tmp_path / "new").exists()
+
+
+WORDS = ("sweep", "--search=optuna", "--over", f"{RATE}=0.01..1:log", "--trials", "3")
+
+
+def test_the_command_searches_and_writes_a_table(fedjax_dp, played, tmp_path):
+    status, out, _ = fedjax_dp(*WORDS, "--output", str(tmp_path / "s"), "--at-once=2", "--json")
+    document = json.loads(out)
+    assert status == 0 and document["points"] == 3 and played == [[0, 1], [2]]
+    lines = (tmp_path / "s" / "table.csv").read_text().splitlines()
+    assert lines[0].startswith(f"trial,{RATE},state") and len(lines) == 4
+    best = max(document["entries"], key=lambda e: e["test_accuracy"])
+    assert f"| {best['trial']} |" in (tmp_path / "s" / "table.md").read_text().splitlines()[4]
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        ((*WORDS, "--select", "private"), "--select must not be combined with --search"),
+        ((*WORDS[:4],), "--trials must be given"),
+        ((*WORDS[:5], "2.5"), "--trials must be given, the whole number"),
+        ((*WORDS, "--over", "run.seed=0,1"), "not name run.seed"),
+        ((*WORDS, "--over", "training.batch_size=9..2"), "--over must be a range"),
+        ((*WORDS, "--over", "training.momentum=0..1:log"), "training.momentum|must be a range"),
+        (("sweep", "--over", "training.batch_size=2,4", "--pruner=halving"), "--search must be"),
+        ((*WORDS, "--at-once", "0"), "--at-once must be"),
+    ],
+)
+def test_a_search_that_cannot_be_is_refused_before_any_work(
+    fedjax_dp, played, tmp_path, words, rule
+):
+    status, _, errors = fedjax_dp(*words, "--output", str(tmp_path / "grid"))
+    said = " ".join(errors.split())
+    assert status == 2 and any(part in said for part in rule.split("|")), said
+    assert not played and not (tmp_path / "grid").exists()
+
+
+@telling
+def test_the_statement_of_a_run_covers_no_choice(tmp_path):
+    plan = Plan({RATE: Span(0.1, 0.5)}, trials=2, is_halving=True)
+    words = (SMALL[0], "--run.rounds=2", "--run.evaluate_every=1", "--execution.devices=1")
+    entries = search(STUDY, plan, tmp_path, words, lambda line: None)
+    assert len(entries) == 2 and entries[0]["test_accuracy"] >= entries[1]["test_accuracy"]
+    for entry in entries:
+        folder = pathlib.Path(tmp_path) / f"trial-{entry['trial']:04d}"
+        [claim] = read_json(folder, "privacy.json")["claims"]
+        said = "\n".join(claim["not_private"])
+        assert "the choice of this run among the 2 of a sweep" in said
+        assert "which Optuna chose by the results of other runs" in said
+        if entry["state"] != "complete":
+            assert f"which {HALVING} decided" in said
