@@ -1,6 +1,7 @@
 """Parts by name: those of the package, and those of users as `module:function`."""
 
 import difflib
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -65,11 +66,7 @@ def is_own(name: str) -> bool:
 
 def imported(name: str) -> Any:
     """Imports `package.module:name`, or `file.py:name`; errors say what failed, and where."""
-    place, _, attribute = name.rpartition(":")
-    is_named = bool(place) and attribute.isidentifier()
-    if not is_named:
-        raise ValueError(f"{name!r} must have the form package.module:name or file.py:name")
-    module = _of_file(pathlib.Path(place), name) if place.endswith(".py") else _module(place, name)
+    module, place, attribute = _module_of(name)
     if not hasattr(module, attribute):
         known = [n for n in vars(module) if not n.startswith("_")]
         hint = difflib.get_close_matches(attribute, known, 1)
@@ -78,6 +75,22 @@ def imported(name: str) -> Any:
             + (f"; did you mean {place}:{hint[0]}?" if hint else "")
         )
     return getattr(module, attribute)
+
+
+def digest_of_source(name: str) -> str:
+    """Computes the SHA-256 of the file from which a name is imported; empty without a file."""
+    file = getattr(_module_of(name)[0], "__file__", None)
+    return hashlib.sha256(pathlib.Path(file).read_bytes()).hexdigest() if file else ""
+
+
+def _module_of(name: str) -> tuple[ModuleType, str, str]:
+    """Imports the module of a name; returns it, where it is, and the name in it."""
+    place, _, attribute = name.rpartition(":")
+    is_named = bool(place) and attribute.isidentifier()
+    if not is_named:
+        raise ValueError(f"{name!r} must have the form package.module:name or file.py:name")
+    module = _of_file(pathlib.Path(place), name) if place.endswith(".py") else _module(place, name)
+    return module, place, attribute
 
 
 def _module(place: str, name: str) -> ModuleType:

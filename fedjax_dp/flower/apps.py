@@ -13,6 +13,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.registry import digest_of_source
 from fedjax_dp.engine.evaluation import of_shared
 from fedjax_dp.engine.population import Population as Sizes
 from fedjax_dp.engine.record import RoundRecord
@@ -25,6 +26,7 @@ from fedjax_dp.experiment.assembly.own_data import (
     public_test,
     require_own_data,
 )
+from fedjax_dp.experiment.components.catalogue import own_parts
 from fedjax_dp.experiment.components.experiment import Experiment, Population
 from fedjax_dp.experiment.reading.config_files import load_config
 from fedjax_dp.experiment.running.environment import use_compilation_cache
@@ -401,14 +403,17 @@ def terms_of(config: Config) -> Terms:
 
 
 def described_by(config: Config) -> dict[str, str]:
-    """Describes what server and nodes must have alike, by section of the configuration."""
+    """Describes what server and nodes must have alike: sections, and files of imported parts."""
     data = {**config.data.model_dump(mode="json"), "data_dir": None}
     # Files are where each machine has them.
     data["options"] = {n: x for n, x in data["options"].items() if n not in FILE_OPTIONS}
     sections = {name: getattr(config, name).model_dump(mode="json") for name in _ALIKE}
     return {
-        f"section {name}": json.dumps(section, sort_keys=True)
-        for name, section in {**sections, "data": data}.items()
+        **{
+            f"section {name}": json.dumps(section, sort_keys=True)
+            for name, section in {**sections, "data": data}.items()
+        },
+        **{f"source of {name}": digest_of_source(name) for name in own_parts(config)},
     }
 
 

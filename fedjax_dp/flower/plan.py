@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import numpy as np
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.model_averaging import has_common_noise
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.jaxprs import ClosedJaxpr
 from fedjax_dp.core.marks import mark, marks_reaching
 from fedjax_dp.core.messages import received
 from fedjax_dp.core.trees import PyTree
@@ -25,6 +27,9 @@ from fedjax_dp.server.secure.aggregator import Masks, masks_of
 
 # Libraries whose versions change the bits of a round.
 _VERSIONS = ("fedjax-dp", "jax", "jaxlib", "optax", "flax")
+# In the text of a traced function: addresses of objects, and numbers that are not whole.
+_ADDRESS = re.compile(r"\b0x[0-9a-f]+")
+_FLOAT = re.compile(r"\b\d+(\.\d+(e[-+]?\d+)?|e[-+]?\d+)")
 
 
 class Plan:
@@ -69,7 +74,7 @@ class Plan:
             known = jax.eval_shape(states.known, own)
         self.shapes = Shapes(message, facts.down[1], own, known, sent)
         self.reads_roster = any(marks_reaching(closed))
-        self.described = {**self._described(), **described}
+        self.described = {**self._described(), "traced contribution": _traced(closed), **described}
         text = json.dumps(self.described, sort_keys=True)
         self.digest = hashlib.sha256(text.encode()).hexdigest()
 
@@ -104,6 +109,12 @@ def _masks(masks: Masks) -> str:
     # A bound whose last digits depend on the machine, and which no node reads.
     graph = {name: x for name, x in masks.graph._asdict().items() if name != "failure"}
     return f"{graph} and {masks.encoding._asdict()}"
+
+
+def _traced(closed: ClosedJaxpr) -> str:
+    """Computes the SHA-256 of a traced function, but for values in constant arrays."""
+    text = _FLOAT.sub(lambda found: _shortened(float(found[0])), _ADDRESS.sub("", str(closed)))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _shortened(value: Any) -> Any:

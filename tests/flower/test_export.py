@@ -3,6 +3,7 @@
 import io
 import itertools
 import pathlib
+import sys
 import tomllib
 import zipfile
 
@@ -176,3 +177,22 @@ def test_a_node_requires_the_budget_and_the_sections_of_its_configuration():
         name = words[0].removeprefix("--").partition(".")[0]
         with pytest.raises(ValueError, match=f"section {name} of the server must be"):
             require_same(own.described, of(*words).described)
+
+
+def test_a_node_requires_the_files_of_parts_that_are_not_of_the_package(tmp_path, monkeypatch):
+    """Two machines have a module of one name."""
+    source = "def optimizer(learning_rate):\n    return optax.sgd({} * learning_rate)\n"
+    described = []
+    for factor in (1, 1, 2):
+        machine = tmp_path / f"machine-{len(described)}"
+        machine.mkdir()
+        (machine / "own_optimizers.py").write_text("import optax\n" + source.format(factor))
+        with monkeypatch.context() as patched:
+            patched.syspath_prepend(machine)
+            config = load_config(None, ["--training.optimizer=own_optimizers:optimizer"])
+            described.append(terms_of(config).described)
+        sys.modules.pop("own_optimizers")
+    server, same, other = described
+    require_same(server, same)
+    with pytest.raises(ValueError, match="source of own_optimizers:optimizer of the server"):
+        require_same(server, other)

@@ -151,6 +151,11 @@ def test_plans_whose_rounds_cost_otherwise_differ():
         require_same(described(gaussian_mean(0.5, 2.0, 6.0)), described(laplace_mean(0.5, 2.0, 6)))
     with pytest.raises(ValueError, match=r"privacy of a round of the server must be .*Sampled"):
         require_same(described(), described(sampler=sampling.full_participation))
+    # Of one event, bound, and shape.
+    own, others = (described(gaussian_mean(0.5, 2.0, 6, per_layer=x)) for x in (False, True))
+    with pytest.raises(ValueError, match="traced contribution of the server must be"):
+        require_same(own, others)
+    require_same(own, described(gaussian_mean(0.5, 2.0, 6)))
 
 
 class Masked:

@@ -106,6 +106,12 @@ def options_of_other_parts(tables: Mapping[str, Any], changes: Mapping[str, Any]
     return found
 
 
+def own_parts(config: Config) -> list[str]:
+    """Lists the parts of a configuration that are imported by name, but callbacks and metrics."""
+    names = (_at(config, key) for key in CHOICES)
+    return sorted({name for name in names if name is not None and is_own(name)})
+
+
 def read_parts(config: Config, origin: Callable[[str], str]) -> Config:
     """Checks that the parts a configuration names exist, and reads their options."""
     for key, choice in CHOICES.items():
