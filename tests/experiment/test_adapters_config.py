@@ -18,6 +18,7 @@ from fedjax_dp.engine.federation import init_key
 from fedjax_dp.experiment import load_config, load_run
 from fedjax_dp.experiment.assembly.assemble import population_of
 from fedjax_dp.experiment.assembly.build import build_model, parameter_facts
+from fedjax_dp.experiment.reading.config_files import to_toml
 from fedjax_dp.experiment.reading.validate import validate
 from fedjax_dp.experiment.running.release import public_config
 
@@ -133,3 +134,11 @@ def test_adapters_alone_are_trained_sent_and_saved_and_the_statement_says_so(
     # A release names the patterns, and no folder.
     text = public_config(run.experiment)
     assert "params/*/kernel" in text and '"base.safetensors"' in text and path not in text
+
+
+def test_a_stored_configuration_without_adapters_can_be_read_and_run_again(tmp_path):
+    config = load_config(None, [*MLP, *NOT_PRIVATE])
+    (tmp_path / "config.toml").write_text(to_toml(config), encoding="utf-8")
+    again = load_config(tmp_path / "config.toml")
+    assert again == config
+    validate(again)

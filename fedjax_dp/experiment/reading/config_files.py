@@ -1,6 +1,7 @@
 """Reads a configuration from a file and a command line; errors name the mistake and its origin."""
 
 import functools
+import operator
 import pathlib
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ _SWITCHES = {
     "secure_aggregation": "form",
     "leaving": "tolerance",
     "asynchronous": "concurrency",
+    "model.adapters": "rank",
 }
 
 
@@ -108,9 +110,9 @@ def to_toml(config: Config) -> str:
     if "learning_rate" not in config.training.model_fields_set and _has_no_steps(config):
         del tables["training"]["learning_rate"]
     for name, switch in _SWITCHES.items():
-        section = getattr(config, name)
+        section = operator.attrgetter(name)(config)
         if getattr(section, switch) is None and section.model_fields_set <= {switch}:
-            del tables[name]
+            tables = _without(tables, name)
     if not config.clock.model_fields_set:
         del tables["clock"]
     return tomli_w.dumps(tables)
