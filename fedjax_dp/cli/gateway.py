@@ -23,14 +23,15 @@ def gateway(
 ) -> Answer:
     """Serve a node's models to a training script: `fedjax-dp gateway --state-dir DIR [--port N]`.
 
-    The node is configured with `training="script"` and the same `state-dir`. Address and token are
+    The node is configured with `training="script"` and the same `state-dir`, which it prepares when
+    the first message of a run arrives. Address and token are
     printed to the error stream, and the token is in the file `project/token` of that folder. The
     gateway listens on this machine alone and ends when it is interrupted.
     """
     with needed_for("fedjax-dp gateway", "flower"):
-        from fedjax_dp.flower.exchange import FOLDER, Exchange
+        from fedjax_dp.flower.exchange import exchange_of
         from fedjax_dp.flower.gateway import HOST, server_of
-    exchange, token = Exchange(state_dir / FOLDER), secrets.token_urlsafe(32)
+    exchange, token = exchange_of(state_dir), secrets.token_urlsafe(32)
     server, socket = server_of(exchange, token, port)
     address, file = f"http://{HOST}:{socket.getsockname()[1]}", exchange.token(token)
     typer.echo(f"address {address}\ntoken {token}\ntoken file {file}", err=True)

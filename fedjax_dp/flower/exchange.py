@@ -25,6 +25,8 @@ from fedjax_dp.core import checks, files
 FOLDER = "project"
 _CURRENT, _LOCK, _SCORES, _SENT = "current.json", ".lock", "scores.jsonl", "scores.sent"
 _MODEL, _TOKEN = "model.safetensors", "token"
+# Which a node has made.
+_PREPARED = ".prepared"
 # Seconds between two reads of the folder.
 EVERY = 0.1
 # What one report of scores may hold.
@@ -74,9 +76,10 @@ class Exchange:
     """The folder in which a node and a script meet."""
 
     def __init__(self, folder: str | pathlib.Path) -> None:
-        """Opens the folder; made, for its owner alone, where it is missing."""
+        """Opens the folder on a node; made, for its owner alone, where it is missing."""
         self._folder = pathlib.Path(folder)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (self._folder / _PREPARED).touch(mode=0o600)
 
     def task(self) -> Task | None:
         """Reads the newest round; None before the first."""
@@ -237,6 +240,18 @@ class Exchange:
             what = "no round" if round is None else f"no round {round}"
             raise NotOpenError(f"this node has received {what} yet")
         return task
+
+
+def exchange_of(state_dir: str | pathlib.Path) -> Exchange:
+    """Opens the folder of a node, for its script; refuses one that no node has prepared."""
+    folder = pathlib.Path(state_dir) / FOLDER
+    rule = (
+        "be the state-dir of a node with training = 'script', which prepares it when the first "
+        "message of a run arrives"
+    )
+    is_prepared = files.kind_of(folder / _PREPARED, "state-dir") == "file"
+    checks.require(is_prepared, "state-dir", rule, str(state_dir))
+    return Exchange(folder)
 
 
 def encoded(arrays: Mapping[str, np.ndarray]) -> bytes:

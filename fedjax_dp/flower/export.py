@@ -3,16 +3,20 @@
 import importlib.metadata
 import pathlib
 import re
+import warnings
 from typing import get_args
 
 import tomli_w
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.versions import PACKAGE
-from fedjax_dp.experiment.assembly.assemble import checked_config
+from fedjax_dp.data import datasets
+from fedjax_dp.experiment.assembly.assemble import checked_config, federation_of, population_of
+from fedjax_dp.experiment.assembly.own_data import FILE_OPTIONS
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.flower.node import Keys
+from fedjax_dp.flower.server import require_deployable
 
 _SERVER = '''"""The server app of this experiment."""
 
@@ -99,7 +103,8 @@ def write_app(
 
     Raises:
       ValueError: if the folder holds files, the output is not absolute or inside it, nodes would
-        know the root of the server's noise, or parts of the configuration do not fit together.
+        know the root of the server's noise, parts of the configuration do not fit together, or
+        nodes cannot play it, as `deployed` says; the latter where the data can be read here.
     """
     checks.one_of("keys", keys, get_args(Keys))
     require_secret_root(config, keys)
@@ -111,6 +116,7 @@ def write_app(
     rule = "be outside the folder of the app, which `flwr run` sends to all nodes"
     is_inside = pathlib.Path(runs).resolve().is_relative_to(place.resolve())
     checks.require(not is_inside, "output", rule, str(output))
+    _require_deployable(config, keys)
     name = re.sub(r"[^a-z0-9]+", "-", config.title.lower()).strip("-") or "experiment"
     package = name.replace("-", "_")
     if not package[0].isalpha():
@@ -131,6 +137,21 @@ def write_app(
         (place / path).parent.mkdir(parents=True, exist_ok=True)
         (place / path).write_text(text, encoding="utf-8")
     return list(contents)
+
+
+def _require_deployable(config: Config, keys: Keys) -> None:
+    """Refuses what a server would refuse at its start, where the data can be read here."""
+    try:
+        population = population_of(config)
+    except (datasets.MissingDataError, ValueError) as error:
+        is_missing = isinstance(error, datasets.MissingDataError)
+        # Such data may lie on the nodes alone.
+        if not is_missing and FILE_OPTIONS[0] not in datasets.options(config.data.name):
+            raise
+        text = "data are not here, so that the server alone checks whether nodes can play this"
+        warnings.warn(f"{text}: {error}", stacklevel=3)
+        return
+    require_deployable(federation_of(config, population), keys)
 
 
 def require_secret_root(config: Config, keys: str) -> None:

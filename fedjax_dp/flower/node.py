@@ -24,7 +24,7 @@ from fedjax_dp.flower.agreement import KEYS, SHARES, UNMASK, Agreement, with_see
 from fedjax_dp.flower.ledger import Budget, NodeLedger
 from fedjax_dp.flower.packets import Packet, arrays_of, packet_of, tree_of
 from fedjax_dp.flower.plan import Plan, Shapes, require_own_scale, require_same
-from fedjax_dp.flower.script import Script, reports, require_difference, trained_by
+from fedjax_dp.flower.script import Script, prepare, reports, require_difference, trained_by
 from fedjax_dp.flower.states import States, StatesInContext, StatesOnDisk, run_digest
 from fedjax_dp.server.base import Diagnostic, Fate, Roster, Stacked
 from fedjax_dp.server.secure.aggregator import masks_of
@@ -119,6 +119,7 @@ def client_app(
     @app.query("data")
     def described(message: Message, context: Context) -> Message:
         node = data(context)
+        prepare(node.script)
         kind = json.dumps(node.kind)
         return reply(
             Packet({"clients": list(node.clients), "kind": kind, **sizes_of(node)}), message
@@ -131,6 +132,7 @@ def client_app(
         if node.script is not None:
             algorithm = kept.plan(node, asked).algorithm
             require_difference(algorithm, population_of(node.train, node.validation))
+            prepare(node.script)
         return reply(Packet({"clients": list(node.clients), **sizes_of(node)}), message)
 
     @app.train()

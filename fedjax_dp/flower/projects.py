@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import Context
 
 from fedjax_dp.core import checks, files
-from fedjax_dp.flower.exchange import EVERY, FOLDER, Exchange, decoded, encoded, is_open
+from fedjax_dp.flower.exchange import EVERY, Exchange, decoded, encoded, exchange_of, is_open
 
 
 class Project:
@@ -159,10 +159,11 @@ def project(where: Context | str | pathlib.Path) -> Project:
       The project.
 
     Raises:
-      ValueError: for a node without a state folder.
+      ValueError: for a node without a state folder, or a folder that no node has prepared, as it
+        does when the first message of a run arrives.
     """
     if isinstance(where, Context):
         rule = "hold state-dir for a training script"
         checks.require("state-dir" in where.node_config, "node-config", rule, where.node_config)
         where = str(where.node_config["state-dir"])
-    return Project(Exchange(pathlib.Path(where) / FOLDER))
+    return Project(exchange_of(where))

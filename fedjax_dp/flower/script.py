@@ -99,6 +99,12 @@ def _kinds(tree: PyTree) -> Any:
     return structure, [(tuple(x.shape), np.dtype(x.dtype).name) for x in leaves]
 
 
+def prepare(script: Script | None) -> None:
+    """Makes the folder in which node and script meet, which the script waits for."""
+    if script is not None:
+        Exchange(script.folder)
+
+
 def trained_by(script: Script, plan: Plan, message: PyTree, packet: Packet) -> "Trained":
     """Passes the model of a round to the script and waits for the trained parameters.
 

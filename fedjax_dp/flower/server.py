@@ -128,9 +128,7 @@ def deployed(
         those that were agreed in this process.
     """
     checks.one_of("keys", keys, get_args(Keys))
-    _require_deployable(federation)
-    require_own_scale(federation.algorithm, keys)
-    _require_masks(federation, keys)
+    require_deployable(federation, keys)
     server = _Server(federation, nodes, keys, journal, described)
     return Simulation(
         init=server.init,
@@ -143,7 +141,23 @@ def deployed(
     )
 
 
-def _require_deployable(federation: Federation) -> None:
+def require_deployable(federation: Federation, keys: Keys) -> None:
+    """Refuses what nodes cannot play.
+
+    Args:
+      federation: as for `deployed`.
+      keys: alike.
+
+    Raises:
+      ValueError: as `deployed`.
+    """
+    _require_plain_rounds(federation)
+    require_own_scale(federation.algorithm, keys)
+    _require_masks(federation, keys)
+
+
+def _require_plain_rounds(federation: Federation) -> None:
+    """Refuses rounds of more than one message, host steps that read client states, wrappers."""
     algorithm = federation.algorithm
     states = algorithm.client_state
     rule = f"have no second message at the end of a round to be deployed, as {algorithm.name} has"

@@ -8,6 +8,7 @@ import tomllib
 import zipfile
 
 import pytest
+from marks import telling
 
 from fedjax_dp.experiment import load_config
 from fedjax_dp.flower import write_app
@@ -19,10 +20,10 @@ yaml = pytest.importorskip("yaml")
 WORDS = ["--run.name", "A trial, 2", "--run.secret", "true"]
 
 
-@pytest.fixture
-def app(tmp_path):
-    names = write_app(load_config(None, WORDS), tmp_path / "app", "/runs/1")
-    return tmp_path / "app", names
+@pytest.fixture(scope="module")
+def app(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported") / "app"
+    return folder, write_app(load_config(None, WORDS), folder, "/runs/1")
 
 
 def test_every_file_is_named_and_parses(app):
@@ -98,6 +99,69 @@ def test_a_folder_with_files_and_a_relative_output_are_refused(app, tmp_path):
         write_app(config, tmp_path / "other", "runs/1")
     with pytest.raises(ValueError, match="output must be outside the folder of the app"):
         write_app(config, tmp_path / "other", tmp_path / "x" / ".." / "other" / "run")
+
+
+CLOCK = ("--clock.places=['here']", "--clock.seconds=[[0.1]]", "--clock.server=here")
+CLOCK += ("--clock.clients=['here']",)
+GROWING = ("--algorithm.name=retrained_averaging", "--data.num_clients=3")
+GROWING += ("--algorithm.options.rows_per_round=5",)
+IN_SHARES = (*GROWING, "--privacy.unit=record", "--training.sampler=full_batch")
+IN_SHARES += ("--training.num_steps=3", "--model.options.gradient_bound=1.0")
+FEDAVG = "--algorithm.name=fedavg"
+PRIVATE = ("--algorithm.name=dp_fedavg", "--privacy.unit=client", "--privacy.relation=replace_one")
+PRIVATE += ("--privacy.client.noise_multiplier=2", "--privacy.client.epsilon=none")
+PRIVATE += ("--participation.sampler=fixed_size", "--participation.cohort_size=5")
+NO_WRAPPER = "federation must have no wrapper to be deployed"
+REFUSED = {
+    "a second message": (
+        [
+            "--algorithm.name=splitting",
+            "--algorithm.options.form=centralised",
+            "--training.learning_rate=0.5",
+        ],
+        "algorithm must have no second message",
+    ),
+    "a host step that reads states": (
+        ["--algorithm.name=jump_start", "--data.client_validation_share=0.2"],
+        "host_steps.reads_clients must be false in a federation",
+    ),
+    "acceleration": ([FEDAVG, "--acceleration.memory=2"], NO_WRAPPER),
+    "a clock": ([FEDAVG, *CLOCK], NO_WRAPPER),
+    "asynchronous rounds": ([FEDAVG, *CLOCK, "--asynchronous.concurrency=10"], NO_WRAPPER),
+    "several servers": ([FEDAVG, "--communication.servers=[0, 1]"], NO_WRAPPER),
+    "no server": ([FEDAVG, "--communication.serverless=true"], NO_WRAPPER),
+    "clients that leave": ([*GROWING, "--leaving.tolerance=1"], NO_WRAPPER),
+    "noise of a scale that the server sends": (
+        [*IN_SHARES, "--algorithm.options.calibration=paper"],
+        "keys must be parity, which trusts the server",
+    ),
+    "masks and secret cohorts": (
+        [*PRIVATE, "--secure_aggregation.form=masked"],
+        "the aggregator must have no masks in a federation where secret cohorts",
+    ),
+}
+PLAIN = ("--model.name=logistic_regression", "--run.secret=true", "--privacy.unit=none")
+TABLE = (FEDAVG, "--data.name=table", "--data.options.path=/nowhere/*", "--data.options.label=y")
+
+
+@pytest.mark.parametrize(
+    "wrong", [pytest.param(n, marks=telling) if n.startswith("masks") else n for n in REFUSED]
+)
+def test_what_a_server_refuses_at_its_start_is_not_exported(wrong, tmp_path):
+    words, message = REFUSED[wrong]
+    with pytest.raises(ValueError, match=message):
+        write_app(load_config(None, [*PLAIN, *words]), tmp_path / "app", "/runs/1")
+    assert not (tmp_path / "app").exists()
+
+
+def test_an_app_is_exported_where_its_data_are_not_with_a_warning(tmp_path):
+    elsewhere = ([FEDAVG, "--data.name=cifar10", f"--data.data_dir={tmp_path}"], TABLE)
+    for place, words in enumerate(elsewhere):
+        with pytest.warns(UserWarning, match="data are not here, so that the server alone checks"):
+            write_app(load_config(None, [*PLAIN, *words]), tmp_path / str(place), "/runs/1")
+    config = load_config(None, [*PLAIN, FEDAVG, "--data.num_clients=9999"])
+    with pytest.raises(ValueError, match="num_clients must leave at least 1 of 1437 examples"):
+        write_app(config, tmp_path / "other", "/runs/1")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from cases import CASES
 from federations import NODES, key
+from flwr.app import Message
 from marks import slow, telling
 from small_problem import COHORT, NUM_CLIENTS, NUM_FEATURES, SIZES, make_data, make_model
 
@@ -22,6 +23,8 @@ from fedjax_dp.data.sampling import poisson
 from fedjax_dp.engine import Fate, federation, population_of, simulation
 from fedjax_dp.flower import GridNodes, Node, NotOpenError, Script, client_app, deployed, project
 from fedjax_dp.flower.exchange import FOLDER, Exchange, Task, decoded, encoded
+from fedjax_dp.flower.node import DATA
+from fedjax_dp.flower.packets import Packet
 from fedjax_dp.flower.scores import ScoresFile
 from fedjax_dp.flower.script import reports, require_difference
 from fedjax_dp.flower.testing import InProcess
@@ -99,7 +102,12 @@ def script_of(folder, train_one, data=None):
     seen, is_done, data = [], threading.Event(), data or make_data()
 
     def loop():
-        here = project(folder)
+        here = None
+        while here is None and not is_done.is_set():
+            # Not before the node has prepared the folder.
+            with contextlib.suppress(ValueError):
+                here = project(folder)
+            time.sleep(0.01)
         while not is_done.is_set():
             number = here.wait(0.1)
             if number is None:
@@ -222,6 +230,31 @@ def open_round(tmp_path):
 
 
 BF16 = np.zeros(3, jax.numpy.bfloat16)
+
+
+@pytest.mark.parametrize("place", ["missing", "empty", "of something else", "."])
+def test_a_folder_that_no_node_has_prepared_is_refused(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    for folder in ("of something else", "."):
+        (tmp_path / folder / FOLDER).mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    message = f"state-dir must be the state-dir of a node .*, got '{place}'"
+    with pytest.raises(ValueError, match=message):
+        project(place)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_node_prepares_the_folder_of_its_script_when_it_is_asked_for_its_data(tmp_path):
+    def data(context):
+        return Node([0], make_data().select([0]), script=Script(tmp_path / FOLDER))
+
+    grid = InProcess(client_app(None, data), {SCRIPTED: {}})
+    (reply,) = grid.send_and_receive([Message(Packet().record(), SCRIPTED, DATA)])
+    assert not reply.has_error()
+    assert project(tmp_path).current_round is None
+
+
 WRONG = {
     "an unknown name": ({**MODEL, "v": MODEL["b"]}, r"an update must hold .* got \['v'\]"),
     "a missing name": ({"b": MODEL["b"]}, r"got \"no \['w'\]\""),

@@ -11,7 +11,7 @@ from fedjax_dp.core import checks, trees
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.evaluation import Evaluator, evaluator
 from fedjax_dp.engine.execution.compile import Simulation, simulation
-from fedjax_dp.engine.federation import Federation
+from fedjax_dp.engine.federation import Federation, federation
 from fedjax_dp.engine.layout import ExecutionConfig
 from fedjax_dp.engine.population import population_of as sizes_and_shapes
 from fedjax_dp.engine.wrappers.anderson import anderson
@@ -184,6 +184,15 @@ def assemble(config: Config, population: Population | None = None) -> Experiment
         stated=stated_facts(secure, setting.graph, keys, plan)
         | parameter_facts(config.model, model),
     )
+
+
+def federation_of(config: Config, population: Population) -> Federation:
+    """Binds the algorithm of an experiment to its clients, under its wrappers; compiles nothing."""
+    parts = parts_of(config, population)
+    facts = sizes_and_shapes(population.train, population.validation)
+    bound = federation(parts.algorithm, facts, parts.participation)
+    wrapper = wrapper_of(parts.config, parts.model, population.train.num_clients)
+    return bound if wrapper is None else wrapper(bound)
 
 
 def population_of(config: Config) -> Population:
