@@ -260,7 +260,7 @@ def answers(
     for reply in grid.send_and_receive(sent, timeout=timeout):
         node = reply.metadata.src_node_id
         if reply.has_error():
-            failures[node] = reply.error.reason
+            failures[node] = str(reply.error.reason)
             warnings.warn(f"node {node} failed: {failures[node]}", stacklevel=2)
             continue
         if node in found or node not in packets:
