@@ -52,26 +52,25 @@ def check_client(
     numbers = jax.tree.map(np.asarray, algorithm.hyper.of_client(owner))
     local = numbers.local._replace(num_steps=np.int32(1), batch_size=np.float32(size))
     hyper = numbers._replace(local=local)
-    results = []
+    send, results = _sender(planted, hyper, owner), []
     for stage, event_of in enumerate(record.events):
         parts = flatten(event_of(size, hyper))
         # A stage in which the client chooses too releases more than steps: see `check_choice`. Two
         # trainings of a step each are two like releases, and what is sent carries the noise of one.
         kinds = {repr(event) for event, _ in parts}
         if len(kinds) == 1 and stated_multiplier(parts[0][0]):
-            send = _sender(planted, hyper, owner, stage)
-            noise = measure_noise(send, (state, True), key, num_draws=num_draws)
-            sent = send(state, True, key), send(state, False, key)
+            noise = measure_noise(send, (state, True, stage), key, num_draws=num_draws)
+            sent = send(state, True, stage, key), send(state, False, stage, key)
             results += noise.compare_parts("what a client sends", *sent, parts[0][0])
     return results
 
 
-def _sender(planted: Planted, hyper: Hyper, owner: int, stage: int) -> Any:
-    """Compiles `(state, is_included, key) -> ` all that a client sends, or its own model."""
+def _sender(planted: Planted, hyper: Hyper, owner: int) -> Any:
+    """Compiles `(state, is_included, stage, key) -> ` what a client sends, or its own model."""
     algorithm, examples = planted.algorithm, jax.device_put(examples_of(planted.data))
 
     @jax.jit
-    def send(state, is_included, key):
+    def send(state, is_included, stage, key):
         coins = jnp.arange(len(planted.owners)) < jnp.where(is_included, 1, 0)
         held = examples.replace(arrays=examples.arrays | {MARK: planted.marks(coins)})
         own = None if state.clients is None else trees.take(state.clients, owner)

@@ -167,17 +167,22 @@ def mean_release(
 
 @partial(jax.jit, static_argnums=0)
 def _moments(release, arguments, keys):
-    # Deviations from the first release, since float32 would lose them beside a large value.
+    # Deviations from the first release, since float32 would lose them beside a large value. It is
+    # made by the loop too: a round is compiled once, and rounds alike.
     def wide(key):
         return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), release(*arguments, key))
 
-    first = wide(keys[0])
+    def add(carry, inputs):
+        first, total = carry
+        key, is_first = inputs
+        released = wide(key)
+        first = trees.where(is_first, released, first)
+        gap = trees.subtract(released, first)
+        return (first, trees.add(total, (gap, jax.tree.map(jnp.square, gap)))), None
 
-    def add(total, key):
-        gap = trees.subtract(wide(key), first)
-        return trees.add(total, (gap, jax.tree.map(jnp.square, gap))), None
-
-    return jax.lax.scan(add, trees.zeros_like((first, first)), keys)[0]
+    zeros = trees.zeros_like(jax.eval_shape(wide, keys[0]))
+    inputs = keys, jnp.arange(len(keys)) == 0
+    return jax.lax.scan(add, (zeros, (zeros, zeros)), inputs)[0][1]
 
 
 def distance(a: PyTree, b: PyTree) -> float:

@@ -165,8 +165,10 @@ def check_cohort(
     ordinary = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), structure)
     num_clients = data.num_clients if claim.min_participants > 0 else _COHORT
     run = _round_of(algorithm, ordinary, min(data.num_clients, num_clients))
-    release = jax.jit(lambda *arguments: run(*arguments)[0])
-    stated = jax.jit(lambda *arguments: run(*arguments)[1].get("noise_stddev"))
+    run = jax.jit(run)
+
+    def release(*arguments):
+        return run(*arguments)[0]
 
     @jax.jit
     def contribution_of(update, weight):
@@ -207,7 +209,7 @@ def check_cohort(
         check = noise.compare(_ROUND, released, neighbour, event)
         assert check is not None
         results.append(check)
-    stddev = stated(state, ordinary, 1.0, True, key)
+    stddev = run(state, ordinary, 1.0, True, key)[1].get("noise_stddev")
     if stddev is not None:
         # Rounding adds to discrete noise; the first of tied rounds carries more than later ones.
         may_exceed = aggregator.encode is not None or claim.min_separation > 1
@@ -301,6 +303,7 @@ def _reaching_leaves(
     if isinstance(aggregator, Stacked) or aggregator.encode is not None:
         return None
 
+    @jax.jit
     def aggregate(leaves):
         total = jax.tree.unflatten(structure, leaves)
         _, close = _one_client(jnp.float32(1), key, key)
