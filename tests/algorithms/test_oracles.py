@@ -3,16 +3,18 @@
 import inspect
 import pkgutil
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import CASES, quick_first
 from marks import telling
 from references import PLAIN, Reference, reference
-from small_problem import NUM_MODELS, ROUNDS, SIZES, snapshot
+from small_problem import KEY, NUM_MODELS, ROUNDS, SIZES, snapshot
 
 import fedjax_dp.algorithms
 from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.core.messages import SentIf
 
 
 def run_of(ref: Reference):
@@ -101,6 +103,15 @@ def test_every_algorithm_is_registered_by_name():
     assert not missing, f"register {sorted(missing)} in algorithms/registry.py"
 
 
+def sending_once(algorithm):
+    """FedAvg whose server sends its model in the first round alone."""
+
+    def broadcast(server, client):
+        return SentIf(algorithm.broadcast(server, client), client.round == 0)
+
+    return algorithm._replace(broadcast=broadcast)
+
+
 def sending_one_model(algorithm):
     """R-DPCFL whose server sends each client the model after its last one, whatever it draws."""
 
@@ -113,12 +124,17 @@ def sending_one_model(algorithm):
     return algorithm._replace(broadcast=broadcast)
 
 
-def test_an_algorithm_that_reads_more_than_it_sends_does_not_agree_with_numpy():
+FAULTY = {"fedavg": sending_once, "r_dpcfl": sending_one_model}
+
+
+@pytest.mark.parametrize("name", quick_first(FAULTY))
+def test_an_algorithm_that_reads_more_than_it_sends_does_not_agree_with_numpy(name):
     """The message is the contract: a model that was not sent reads as zeros."""
-    case = CASES["r_dpcfl"]
-    faulty = case._replace(make=lambda model: sending_one_model(case.make(model)))
-    ref, sim = reference("r_dpcfl"), faulty.simulation(PLAIN)
-    final, _, _ = sim.run(ref.initial, ref.key, ROUNDS)
-    observed, expected = case.observe(snapshot(final)), case.expect(run_of(ref))
+    case = CASES[name]
+    faulty = case._replace(make=lambda model: FAULTY[name](case.make(model)))
+    sim, key = faulty.simulation(PLAIN), jax.random.key(KEY)
+    initial = snapshot(sim.init(key))
+    final, _, _ = sim.run(initial, key, ROUNDS)
+    observed, expected = case.observe(snapshot(final)), case.expect(case.run_of(initial, key))
     with pytest.raises(AssertionError, match="Not equal"):
         assert_close(observed, expected)

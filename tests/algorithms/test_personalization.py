@@ -10,6 +10,7 @@ import pytest
 from aggregating import closed, sent_by
 from cases import CASES, JUMP_BY_ALL, VARIANTS
 from marks import slow, telling
+from references import PLAIN
 from small_problem import ROUNDS, make_data, make_model, normed
 
 from fedjax_dp import algorithms
@@ -27,7 +28,8 @@ from fedjax_dp.data import (
     full_participation_first,
     participation,
 )
-from fedjax_dp.engine import ExecutionConfig, evaluator, simulation
+from fedjax_dp.engine import evaluator, simulation
+from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.federation import init_key
 from fedjax_dp.engine.population import examples_of
 from fedjax_dp.engine.record import Fate
@@ -35,7 +37,6 @@ from fedjax_dp.models import Model, kinds
 from fedjax_dp.privacy.claims import RecordClaim
 from fedjax_dp.server import sparse_mean, uniform_mean
 
-PLAIN = ExecutionConfig(clients_per_chunk=1, placement="device")
 KEY = jax.random.key(0)
 A = np.array([-2.0, 0.0, 1.0, 5.0])
 
@@ -400,18 +401,24 @@ def test_tickets_stay_zero_where_they_are_pruned_whatever_trains_them(optimizer)
         assert np.all(np.asarray(x)[~np.asarray(m)] == 0) and np.any(~np.asarray(m))
     # What is sent, before an aggregator masks it again.
     examples = jax.device_put(examples_of(halves(), halves(1)))
-    for i in range(len(SIZES)):
-        own_row = jax.tree.map(lambda x, i=i: jnp.asarray(x)[i], own)
+    hyper = typed(algorithm.hyper)
+
+    @jax.jit
+    def update_of(i):
+        own_row = jax.tree.map(lambda x: jnp.asarray(x)[i], own)
         client = examples.client(i)
         message = received(algorithm.message_to(server, own_row, client))
-        output = algorithm.client(message, own_row, client, algorithm.hyper.of_client(i), KEY)
-        sent = output.update
+        return algorithm.client(message, own_row, client, hyper.of_client(i), KEY).update
+
+    for i in range(len(SIZES)):
+        sent = update_of(i)
         for m, x in zip(jax.tree.leaves(sent.mask), masked_of(sent), strict=True):
             assert np.all(np.asarray(x)[~np.asarray(m)] == 0) and np.any(np.asarray(x) != 0)
     # Of training itself, which the model of a client no longer shows.
     client = jax.device_put(examples_of(halves())).client(2)
     start = model.init(KEY)
-    left = trainer.train(start, client, trainer.config.row(2), KEY, mask=mask).params
+    config = trainer.config.row(2)
+    left = jax.jit(lambda p: trainer.train(p, client, config, KEY, mask=mask).params)(start)
     for m, old, new in zip(
         jax.tree.leaves(mask),
         *([t["params"][n]["kernel"] for n in ("Dense_0", "Dense_1")] for t in (start, left)),
@@ -517,7 +524,7 @@ def test_after_a_jump_all_go_on_from_the_best():
 @pytest.mark.parametrize("placement", ["device", "disk"])
 def test_a_ticket_may_be_chosen_by_the_data_of_all(placement, tmp_path):
     """By hand, where the best at home is not the best at all clients."""
-    execution = ExecutionConfig(placement=placement, folder=tmp_path)
+    execution = PLAIN._replace(placement=placement, folder=tmp_path)
     chosen, key = {}, jax.random.key(4)
     for case in (JUMP_BY_ALL, CASES["jump_start"]):
         sim = case.simulation(execution)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from cases import CASES, VARIANTS
 from marks import later, slow, telling
+from references import reference
 from small_problem import (
     COHORT,
     NUM_CLIENTS,
@@ -438,9 +439,8 @@ def test_one_party_sends_nothing():
 @telling
 @pytest.mark.parametrize("name", CLUSTERED)
 def test_models_are_sent_to_choose_from_or_one_by_one(name):
-    sim = CASES[name].simulation()
-    _, record, info = sim.run(sim.init(KEY), KEY, ROUNDS)
-    sent = communication(sim, record, info)
+    ref = reference(name)
+    record, sent = ref.record, communication(ref.sim, ref.record, ref.info)
     selecting = {"f_cdpfl": 0}.get(name, 2)
     for i in range(ROUNDS):
         clients = int(record.num_drawn[i])
@@ -606,8 +606,7 @@ def test_masked_messages_are_words_whatever_a_transform_dropped_or_rounded(mean,
 @telling
 def test_tickets_are_counted_by_what_is_alive():
     """LotteryFL on the case: as many numbers up and down as the masks of those who sent keep."""
-    case = CASES["lottery_fl"]
-    sim, key = case.simulation(), jax.random.key(SEED)
+    sim, key = reference("lottery_fl").sim, jax.random.key(SEED)
     state = sim.init(key)
     for _ in range(ROUNDS):
         before = np.asarray(state.clients["w"]).copy()
