@@ -11,10 +11,13 @@ import numpy as np
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.engine.layout import ExecutionConfig
 from fedjax_dp.models.base import Model
 
 ROUNDS = 3
 KEY = 3
+# One client at a time compiles fastest.
+ALONE = ExecutionConfig(clients_per_chunk=1)
 NUM_FEATURES = 3
 SHAPES = [(), (NUM_FEATURES,)]
 SIZES = (7, 0, 12, 5, 9, 3)

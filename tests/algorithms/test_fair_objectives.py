@@ -7,7 +7,15 @@ import pytest
 from dp_accounting import GaussianDpEvent
 from marks import telling
 from oracles import generalization
-from small_problem import SETTINGS, make_data, make_model, plain_trainer, private_trainer, theta_of
+from small_problem import (
+    ALONE,
+    SETTINGS,
+    make_data,
+    make_model,
+    plain_trainer,
+    private_trainer,
+    theta_of,
+)
 
 from fedjax_dp.algorithms import ALGORITHMS, afl, fedavg, propfair, q_ffl, registry, term
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
@@ -28,7 +36,7 @@ def joins(num_clients):
 
 def run(algorithm, num_rounds=3, data=None, hyper=None, cohort=None):
     data = make_data(SIZES) if data is None else data
-    sim = simulation(algorithm, data, cohort or joins(data.num_clients))
+    sim = simulation(algorithm, data, cohort or joins(data.num_clients), ALONE)
     key = jax.random.key(0)
     state, _, info = sim.run(sim.init(key), key, num_rounds, hyper)
     return state, info
@@ -177,7 +185,7 @@ def test_a_large_tilt_is_on_its_way_after_a_round(tilt, losses, risk):
     model, _, data = given_losses(*losses)
     rates = 1e-6 * (1 + np.arange(len(losses)))
     trainer = local_trainer(model, LocalConfig(learning_rate=rates, batch_size=1, num_steps=1))
-    sim = simulation(term(model, trainer, tilt=tilt), data, joins(len(losses)))
+    sim = simulation(term(model, trainer, tilt=tilt), data, joins(len(losses)), ALONE)
     key = jax.random.key(0)
     first, _, info = sim.run(sim.init(key), key, 1)
     assert info.server["num_limited"] == len(losses)
@@ -195,7 +203,7 @@ def test_a_large_tilt_is_on_its_way_after_a_round(tilt, losses, risk):
 def test_tilts_of_either_sign_serve_the_worst_or_the_rest():
     """A larger tilt leaves a smaller largest loss; a negative one a larger."""
     model = make_model()
-    sim = simulation(term(model, plain_trainer(model)), make_data(SIZES), joins(6))
+    sim = simulation(term(model, plain_trainer(model)), make_data(SIZES), joins(6), ALONE)
     key, largest = jax.random.key(0), {}
     for tilt in (-5.0, 0.0, 5.0):
         hyper = sim.hyper._replace(algorithm={**sim.hyper.algorithm, "tilt": tilt})
@@ -221,7 +229,7 @@ def test_q_ffl_steps_by_the_curvature_that_it_bounds():
 @pytest.mark.parametrize(("losses", "q"), [((1.0, -1.0), 0.5), ((1.0, -1.0), 2.0), ((1.0, 90), 20)])
 def test_a_loss_without_a_power_counts_as_not_finite(losses, q):
     model, trainer, data = given_losses(*losses)
-    sim = simulation(q_ffl(model, trainer, q=float(q)), data, joins(2))
+    sim = simulation(q_ffl(model, trainer, q=float(q)), data, joins(2), ALONE)
     key = jax.random.key(0)
     state, record, _ = sim.run(sim.init(key), key, 1)
     assert np.sum(np.asarray(record.fate) == Fate.NOT_FINITE) == 1
@@ -305,7 +313,7 @@ def test_bad_numbers_are_refused_by_name():
 
 def test_a_margin_above_the_baseline_is_refused_in_a_sweep_too():
     model = make_model()
-    sim = simulation(propfair(model, plain_trainer(model)), make_data(SIZES), joins(6))
+    sim = simulation(propfair(model, plain_trainer(model)), make_data(SIZES), joins(6), ALONE)
     numbers = {**sim.hyper.algorithm, "baseline": 0.1, "margin": 0.2}
     with pytest.raises(
         ValueError, match=r"hyper\.algorithm\.margin must be above 0 and below .*0.1"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from marks import slow, telling
 from scipy.special import softmax
-from small_problem import assert_same_state
+from small_problem import ALONE, assert_same_state
 
 from fedjax_dp import algorithms, engine, models
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
@@ -21,7 +21,7 @@ from fedjax_dp.data import (
     participation,
     poisson,
 )
-from fedjax_dp.engine import ExecutionConfig, Fate, PrivacyAccounting, RoundRecord
+from fedjax_dp.engine import Fate, PrivacyAccounting, RoundRecord
 from fedjax_dp.privacy.claims import OnceClaim, RecordClaim
 from fedjax_dp.server import counted_mean, secure, weighted_mean
 
@@ -52,7 +52,7 @@ def algorithm_of(factory=WARM, *, noise_multiplier=1.0, sizes=SIZES, **options):
     return factory(MODEL, trainer, num_clients=len(sizes), **options)
 
 
-def simulation_of(algorithm, *, sizes=SIZES, execution=ExecutionConfig(), wrapper=None):
+def simulation_of(algorithm, *, sizes=SIZES, execution=ALONE, wrapper=None):
     joins = participation(full_participation(), len(sizes))
     return engine.simulation(algorithm, data_of(sizes), joins, execution, wrapper=wrapper)
 
@@ -390,9 +390,10 @@ def test_streamed_rounds_of_clients_that_leave_are_the_resident_ones():
     wrapper = partial(engine.leaving, tolerance=0.4)
     states = []
     for placement in ("device", "host"):
-        execution = ExecutionConfig(placement=placement, clients_per_chunk=2)
         _, state, record, _ = played(
-            algorithm_of(ANEW, noise_multiplier=0.3), execution=execution, wrapper=wrapper
+            algorithm_of(ANEW, noise_multiplier=0.3),
+            execution=ALONE._replace(placement=placement),
+            wrapper=wrapper,
         )
         states.append((jax.device_get(state), np.asarray(record.clients)))
     np.testing.assert_array_equal(states[0][1], states[1][1])
@@ -411,7 +412,7 @@ def test_shares_sum_to_the_noise_of_one_and_a_round_without_all_of_them_is_lost(
         ANEW, mechanism="gamma_shares", noise_multiplier=2.0, aggregator=counted_mean()
     )
     for made in (algorithm, careless):
-        sim = engine.simulation(made, data_of(), joins)
+        sim = engine.simulation(made, data_of(), joins, ALONE)
         state, record, info = sim.run(sim.init(KEY), KEY, 6)
         # A client has no records left after the first rounds.
         lost = (np.asarray(record.num_drawn) < 3) | (np.arange(6) >= ROUNDS)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from marks import later, telling
-from small_problem import NUM_CLIENTS, make_data, make_model, plain_trainer
+from small_problem import ALONE, NUM_CLIENTS, make_data, make_model, plain_trainer
 
 from fedjax_dp.algorithms import dp_fedavg
 from fedjax_dp.core.keys import Purpose, fold
@@ -18,7 +18,7 @@ from fedjax_dp.data import (
     poisson,
     without_amplification,
 )
-from fedjax_dp.engine import ExecutionConfig, PrivacyAccounting, federation, simulation
+from fedjax_dp.engine import PrivacyAccounting, federation, simulation
 from fedjax_dp.privacy import make_plan
 from fedjax_dp.privacy.reports import statement
 from fedjax_dp.server import discrete_mean, gaussian_mean, secure
@@ -48,8 +48,7 @@ def joined(sampler, size=RATE):
 @functools.cache
 def ran(noise):
     algorithm, _ = declared(noise)
-    execution = ExecutionConfig(devices=None)
-    sim = simulation(algorithm, make_data(), joined(KNOWN), execution)
+    sim = simulation(algorithm, make_data(), joined(KNOWN), ALONE)
     _, record, info = sim.run(sim.init(KEY), KEY, ROUNDS)
     return sim, jax.device_get(record), jax.device_get(info)
 

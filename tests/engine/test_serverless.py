@@ -84,7 +84,7 @@ def under_masks(form="masked", dropouts=2, of=None):
         graph = secure.all_pairs(NUM_CLIENTS, colluders=1, dropouts=dropouts)
         mean = secure.masked(mean, secure.fixed_point(NUM_CLIENTS), graph, form=form)
     built = fedavg(model, plain_trainer(model), aggregator=mean)
-    execution = ExecutionConfig(clients_per_chunk=2)
+    execution = ExecutionConfig(clients_per_chunk=1)
     return simulation(built, make_data(), timed.all_join(), execution, wrapper=of)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from aggregating import closed, sent_by
 from scipy import stats
-from small_problem import NUM_CLIENTS, make_data, make_model, plain_trainer
+from small_problem import ALONE, NUM_CLIENTS, make_data, make_model, plain_trainer
 
 from fedjax_dp import algorithms, data, engine, privacy
 from fedjax_dp.core.messages import tariff_of
@@ -204,7 +204,7 @@ def averaging(**options):
 
 def test_a_round_clips_noises_and_is_charged():
     joining = data.participation(data.full_participation(), NUM_CLIENTS)
-    sim = engine.simulation(averaging(), make_data(), joining)
+    sim = engine.simulation(averaging(), make_data(), joining, ALONE)
     key = jax.random.key(0)
     _, record, info = sim.run(sim.init(key), key, 3)
     # Six Laplace numbers of scale 1, over 6.
@@ -224,7 +224,7 @@ def test_a_round_clips_noises_and_is_charged():
 def test_keys_agreed_again_and_terms_are_in_the_meter():
     """Rounds of six parties with four weights, message by message; keys before rounds 0 and 3."""
     joining = data.participation(data.full_participation(), NUM_CLIENTS)
-    sim = engine.simulation(averaging(), make_data(), joining)
+    sim = engine.simulation(averaging(), make_data(), joining, ALONE)
     key, parts, n, d = jax.random.key(0), [], NUM_CLIENTS, 4
     exchange = noise_messages(n, d, key_rounds=(0, 3))
     state = sim.init(key)

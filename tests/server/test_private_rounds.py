@@ -11,13 +11,14 @@ import pytest
 from aggregating import closed, sent_by
 from marks import later, slow, telling
 from scipy import special, stats
+from small_problem import ALONE
 
 from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine import ExecutionConfig, Fate, PrivacyAccounting, simulation
+from fedjax_dp.engine import Fate, PrivacyAccounting, simulation
 from fedjax_dp.engine.cohort import Cohort
 from fedjax_dp.engine.population import examples_of
 from fedjax_dp.engine.round import play_round
@@ -69,7 +70,7 @@ def _simulation(targets, aggregator, sampler=None, cohort=None, **execution):
         sampler or sampling.full_participation(), data.num_clients, cohort
     )
     algorithm = fedavg(model, trainer, aggregator=aggregator)
-    return simulation(algorithm, data, participation, ExecutionConfig(**execution))
+    return simulation(algorithm, data, participation, ALONE._replace(**execution))
 
 
 def _charged(run, num_rounds, dp_delta):
