@@ -13,7 +13,7 @@ from dp_accounting.pld import PLDAccountant
 from marks import later, slow, telling
 from rounds import flat
 from scipy import stats
-from small_problem import make_model
+from small_problem import ALONE, make_model
 
 from experiments.clustered_dp.metrics import is_minority_found, is_partition_found
 from fedjax_dp import algorithms
@@ -24,7 +24,6 @@ from fedjax_dp.core.messages import received
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import (
-    ExecutionConfig,
     PrivacyAccounting,
     RoundRecord,
     Simulation,
@@ -430,7 +429,7 @@ def test_micro_batches_of_the_whole_first_batch_change_nothing():
             num_rounds=ROUNDS,
             num_models=4,
         )
-        sim = simulation(algorithm, data, FULL)
+        sim = simulation(algorithm, data, FULL, ALONE)
         state, _, info = sim.run(sim.init(key), key)
         assert info.training.num_examples[0] == SIZE * len(TRUE), "one step on everything"
         found.append(np.asarray(state.server.similarity.scatter))
@@ -465,7 +464,7 @@ def calibrated_run(algorithm, seed) -> Run:
     data, key = hidden_clusters(seed), jax.random.key(seed)
     hyper = calibrate(algorithm, data.sizes, EPSILON, DELTA, ROUNDS)
     algorithm = algorithm.with_hyper(hyper)
-    sim = simulation(algorithm, data, FULL, ExecutionConfig(rounds_per_call=ROUNDS))
+    sim = simulation(algorithm, data, FULL, ALONE._replace(rounds_per_call=ROUNDS))
     state = sim.init(key)
     accounting = PrivacyAccounting(sim)
     planned = accounting.affordable_rounds(

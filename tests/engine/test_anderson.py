@@ -9,7 +9,7 @@ import pytest
 from cases import CASES
 from marks import slow, telling
 from oracles.splitting import LeastSquares, chapter_data
-from small_problem import make_data, make_model, plain_trainer
+from small_problem import ALONE, make_data, make_model, plain_trainer
 
 from fedjax_dp import algorithms
 from fedjax_dp.clients.base import LocalConfig
@@ -282,7 +282,7 @@ def test_buffers_are_as_rounds_leave_them():
     fed = federation(plain._replace(server_step=server_step), make_data(), full_participation(6))
     found = {}
     for shown, flags in {"weight": None, "buffer": lambda p: {"w": False, "b": True}}.items():
-        sim = compile_federation(anderson(fed, memory=2, is_buffer=flags), make_data())
+        sim = compile_federation(anderson(fed, memory=2, is_buffer=flags), make_data(), ALONE)
         state, _, info = sim.run(sim.init(KEY), KEY, 8)
         assert info.server["is_mixed"].any()
         found[shown] = float(sim.federation.shared(state)["b"])
@@ -303,7 +303,7 @@ def test_what_has_arrived_stays_there():
 @telling
 def test_a_residual_that_grows_starts_the_memory_anew():
     fed = _fedavg(growth=1.0, first=2)
-    sim = compile_federation(fed, make_data())
+    sim = compile_federation(fed, make_data(), ALONE)
     _, _, info = sim.run(sim.init(KEY), KEY, 40)
     residual, is_mixed = info.server["residual"], info.server["is_mixed"]
     # With the bound 1 whatever is longer than the shortest in memory stays plain.
@@ -313,10 +313,11 @@ def test_a_residual_that_grows_starts_the_memory_anew():
 
 @telling
 def test_numbers_are_swept_and_damping_of_1_is_no_acceleration():
-    sim = compile_federation(_fedavg(), make_data())
+    sim = compile_federation(_fedavg(), make_data(), ALONE)
     plain = compile_federation(
         federation(CASES["fedavg"].make(make_model()), make_data(), full_participation(6)),
         make_data(),
+        ALONE,
     )
     expected, _, _ = plain.run(plain.init(KEY), KEY, 6)
     ends = {}
@@ -334,7 +335,7 @@ def test_numbers_are_swept_and_damping_of_1_is_no_acceleration():
 
 @telling
 def test_a_run_resumes_from_its_state():
-    sim = compile_federation(_fedavg(), make_data())
+    sim = compile_federation(_fedavg(), make_data(), ALONE)
     whole, _, _ = sim.run(sim.init(KEY), KEY, 7)
     whole = sim.portable(whole)
     half, _, _ = sim.run(sim.init(KEY), KEY, 4)
@@ -351,7 +352,7 @@ def test_privacy_is_what_it_was():
     assert fast.claims is fed.claims
     spent = []
     for one in (fed, fast):
-        sim = compile_federation(one, make_data())
+        sim = compile_federation(one, make_data(), ALONE)
         state, record, _ = sim.run(sim.init(KEY), KEY, 5)
         accounting = PrivacyAccounting(one)
         accounting.charge(record)
