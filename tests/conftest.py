@@ -26,10 +26,15 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+def pytest_sessionstart() -> None:
+    """What is imported and collected stays; to look through it for garbage takes time."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """What has been imported stays; to look through it for garbage again and again takes time."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 # Linux gives a process 65,530 mapped pieces of memory, and each compiled program takes some.
