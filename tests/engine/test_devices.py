@@ -18,9 +18,8 @@ HERE = pathlib.Path(__file__).parent
 QUICK = ("scaffold:4:device", "ifca:2:host")
 # And: stacked updates, both noises.
 TELLING = (
-    *("median:2:device", "dp_both:4:device", "fedavg:2:device", "fedprox:2:device"),
-    *("scaffold:2:device", "scaffold:2:disk", "local_only:2:device", "dp_fedavg:2:device"),
-    "dp_sgd:2:device",
+    *("median:2:device", "dp_both:4:device", "fedavg:2:device"),
+    *("scaffold:2:device", "scaffold:2:disk"),
 )
 OTHERS = {
     name: [
