@@ -4,20 +4,30 @@ from typing import Annotated, Any
 
 import typer
 
-from fedjax_dp.cli.options import answering, application
+from fedjax_dp.cli.options import Configured, answering, application
 from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.core import checks
 from fedjax_dp.experiment.assembly.devices import offer_devices
-from fedjax_dp.experiment.studies.timing import measure, settings
+from fedjax_dp.experiment.reading.config_files import load_config
+from fedjax_dp.experiment.studies.projection import Network
+from fedjax_dp.experiment.studies.timing import (
+    Projecting,
+    measure,
+    measure_experiment,
+    settings,
+)
 from fedjax_dp.experiment.studies.workloads import WORKLOADS
 
 app = application()
 
 
-@answering(app)
+@answering(app, cls=Configured)
 def command(
+    context: typer.Context,
     out: Output,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A workload, or `list`.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A workload, a TOML file, or `list`.")
+    ],
     rounds: Annotated[int, typer.Option(help="Rounds that are timed.")] = 5,
     layout: Annotated[
         str, typer.Option(help="auto, tuned, sequential, vmap, or a chunk size.")
@@ -26,15 +36,37 @@ def command(
     scale: Annotated[
         str | None, typer.Option(help="A curve over clients, cohort, chunk, devices or model.")
     ] = None,
+    project: Annotated[
+        str | None,
+        typer.Option(metavar="N1,N2", help="Project rounds to these numbers of devices: a model."),
+    ] = None,
+    bandwidth: Annotated[
+        float, typer.Option(help="Of a projection: GB a second into each device.")
+    ] = 35.0,
+    latency: Annotated[
+        float, typer.Option(help="Of a projection: microseconds of a message.")
+    ] = 10.0,
 ) -> Answer:
-    """Time a workload, or list them: `fedjax-dp bench list`, `fedjax-dp bench W1 --json`."""
+    """Time a workload, or list them: `fedjax-dp bench list`, `fedjax-dp bench W1 --json`.
+
+    With a TOML file, and overrides as of `fedjax-dp run`, it times rounds of that experiment.
+
+    `--project N` also computes the expected seconds of a round on N devices, from measured seconds,
+    the real sizes of clients in the packing of real rounds, and an assumed network. These figures
+    are a model, marked as one, and in a table of their own.
+    """
     if name == "list":
         lines = [(key, workload.about) for key, workload in WORKLOADS.items()]
         document = {"workloads": [{"name": key, "about": about} for key, about in lines]}
         return Answer(
             document, lambda out: out.table(("name", "what"), lines), "\n".join(WORKLOADS)
         )
+    projecting = _projecting(project, bandwidth, latency)
+    if name.endswith(".toml"):
+        return _experiment(context, name, rounds, layout, devices, scale, projecting, out)
     checks.one_of("NAME", name, WORKLOADS)
+    rule = "be of a TOML file, which workloads have not"
+    checks.require(not context.args, "overrides", rule, list(context.args))
     checks.require(
         devices == "auto" or (devices.isdigit() and int(devices) > 0),
         "--devices",
@@ -47,9 +79,43 @@ def command(
     for execution, changes in settings(name, _layout(layout), count, scale):
         which = "".join(f", {key} {value}" for key, value in changes.items())
         out.note(f"timing {name}{which}")
-        results.append(measure(name, execution, rounds, **changes) | changes)
+        results.append(measure(name, execution, rounds, projecting, **changes) | changes)
         out.note(f"{results[-1]['seconds_per_round']:.4g} s per round")
+    return _answer(results)
 
+
+def _projecting(project: str | None, bandwidth: float, latency: float) -> Projecting | None:
+    """Reads the numbers of devices and the network of a projection."""
+    checks.positive("--bandwidth", bandwidth)
+    checks.non_negative("--latency", latency)
+    if project is None:
+        return None
+    counts = project.split(",")
+    rule = "be a number of devices, or several with commas between them"
+    checks.require(all(c.isdigit() and int(c) > 0 for c in counts), "--project", rule, project)
+    return Projecting([int(c) for c in counts], Network(bandwidth * 1e9, latency / 1e6))
+
+
+def _experiment(
+    context: typer.Context,
+    file: str,
+    rounds: int,
+    layout: str,
+    devices: str,
+    scale: str | None,
+    projecting: Projecting | None,
+    out: Output,
+) -> Answer:
+    """Times rounds of an experiment, whose file has its layout."""
+    given = [layout != "auto", devices != "auto", scale is not None]
+    rule = "be left out for a TOML file, which has `execution.clients_per_chunk` and others"
+    checks.require(not any(given), "--layout, --devices and --scale", rule, given)
+    config = load_config(file, context.args)
+    out.note(f"timing {file}")
+    return _answer([measure_experiment(config, rounds, projecting)])
+
+
+def _answer(results: list[dict[str, Any]]) -> Answer:
     def show(out: Output) -> None:
         for result in results:
             _show(out, result)
@@ -81,6 +147,20 @@ def _show(out: Output, result: dict[str, Any]) -> None:
     lines = [
         (key, f"{value:.4g}" if isinstance(value, float) else str(value))
         for key, value in result.items()
-        if key not in ("name", "about") and value is not None
+        if key not in ("name", "about", "model") and value is not None
     ]
-    out.table(("figure", "value"), lines)
+    out.table(("measured", "value"), lines)
+    if "model" in result:
+        _show_model(out, result["model"])
+
+
+def _show_model(out: Output, model: dict[str, Any]) -> None:
+    """Prints a projection apart from everything measured."""
+
+    def text(value: Any) -> str:
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+    out.say("model, not measured; it assumes:")
+    out.table(("assumption", "value"), [(k, text(v)) for k, v in model["assumptions"].items()])
+    heads = list(model["rows"][0])
+    out.table(("model", *heads), [("model", *map(text, row.values())) for row in model["rows"]])

@@ -115,6 +115,12 @@ class Facts:
         return jax.eval_shape(aggregate, self.update, jax.random.key(0))
 
     @cached_property
+    def total(self) -> PyTree:
+        """The shapes of the running sums over clients, or of one client's entry of a stack."""
+        found = jax.eval_shape(lambda update: self.sent(update, _alone()), self.update)
+        return found if self.is_stacked else jax.eval_shape(sums.zeros_like, found)
+
+    @cached_property
     def after(self) -> PyTree:
         """The message to a client at the end of a round; None if there is none."""
         clients = self._algorithm.client_state

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from fedjax_dp.core import argument_checks, checks
 from fedjax_dp.core.devices import is_distributed, memory_per_device
@@ -47,7 +47,8 @@ class Layout(NamedTuple):
 
     Attributes:
       chunk: the number of clients that are vmapped together.
-      mesh: the devices that share the cohort, or None for one device.
+      mesh: the devices that share the cohort, or None for one device; an `AbstractMesh` is for
+        draws alone.
       has_spare_slots: whether devices have twice the slots of an even division of clients, so that
         work can be balanced; not if the whole stack of updates is held.
       alone_above: clients with more local steps than this are computed one by one, before the
@@ -55,7 +56,7 @@ class Layout(NamedTuple):
     """
 
     chunk: Count = 1
-    mesh: Mesh | None = None
+    mesh: Mesh | AbstractMesh | None = None
     has_spare_slots: bool = False
     alone_above: Index | None = None
 

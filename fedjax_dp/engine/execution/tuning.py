@@ -51,7 +51,7 @@ def layout_of(
             tried = trials(_work(federation, execution), candidates(chunk, expected), forced)
         chunk = tried[0].clients_per_chunk
     share = participation.cohort_size / federation.population.num_clients
-    above = alone_above(_steps(federation), chunk, share)
+    above = alone_above(local_steps(federation), chunk, share)
     has_spare_slots = not facts.is_stacked
     return Layout(chunk, mesh, has_spare_slots=has_spare_slots, alone_above=above), tried
 
@@ -90,7 +90,7 @@ def _try(simulation: Any, chunk: int, tick: Callable[[], float]) -> Trial:
     return Trial(chunk, seconds, compiled - started)
 
 
-def _steps(federation: Federation) -> np.ndarray:
+def local_steps(federation: Federation) -> np.ndarray:
     """Counts the local steps of every client."""
     sizes, local = jnp.asarray(federation.population.sizes), federation.hyper.local
     one = jax.vmap(lambda i: federation.algorithm.training.num_steps(sizes[i], local.row(i)))

@@ -4,7 +4,8 @@ import resource
 import statistics
 import sys
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +14,10 @@ from fedjax_dp.core import checks
 from fedjax_dp.engine.execution.compile import Simulation, simulation
 from fedjax_dp.engine.layout import ExecutionConfig
 from fedjax_dp.engine.record import as_metrics
-from fedjax_dp.experiment.studies.workloads import WORKLOADS, Workload, prepare
-from fedjax_dp.models.base import Model
+from fedjax_dp.experiment.assembly.assemble import assemble
+from fedjax_dp.experiment.schema.config import Config
+from fedjax_dp.experiment.studies.projection import Network, projection
+from fedjax_dp.experiment.studies.workloads import WORKLOADS, Prepared, prepare
 from fedjax_dp.models.cost import training_cost
 
 _GEMM_SIZE = 2048
@@ -35,20 +38,10 @@ def gemm_peak(seconds: float = 1.0) -> float:
 
 
 class _Case:
-    """A compiled workload that can be timed round by round."""
+    """A simulation that is timed round by round."""
 
-    def __init__(self, workload: Workload, execution: ExecutionConfig):
-        parts = prepare(workload)
-        self.model: Model = parts.model
-        self.workload = workload
-        self.simulation: Simulation = simulation(
-            parts.algorithm,
-            parts.data,
-            parts.participation,
-            execution,
-            validation=parts.validation,
-            wrapper=parts.wrapper,
-        )
+    def __init__(self, simulation: Simulation):
+        self.simulation = simulation
         self._key = jax.random.key(0)
         state = self.simulation.init(self._key)
         started = time.perf_counter()
@@ -65,16 +58,33 @@ class _Case:
         return elapsed
 
 
+class Projecting(NamedTuple):
+    """Numbers of devices to project rounds to, and their assumed network."""
+
+    devices: Sequence[int]
+    network: Network = Network()
+
+    def of(self, case: _Case, seconds: Sequence[float]) -> dict[str, Any]:
+        """Projects measured rounds; the first was round 1, after one that is not counted."""
+        return projection(case.simulation, seconds, 1, self.devices, self.network)
+
+
 def measure(
-    name: str, execution: ExecutionConfig, num_rounds: int, **changes: Any
+    name: str,
+    execution: ExecutionConfig,
+    num_rounds: int,
+    projecting: Projecting | None = None,
+    **changes: Any,
 ) -> dict[str, Any]:
     """Times a workload next to its base, in alternating rounds as machine speed drifts."""
     checks.one_of("NAME", name, WORKLOADS)
     checks.whole("--rounds", num_rounds)
     workload = WORKLOADS[name]._replace(**changes)
-    cases = [_Case(workload, execution)]
+    parts = prepare(workload)
+    cases = [_Case(_compiled(parts, execution))]
     if workload.base is not None:
-        cases.append(_Case(WORKLOADS[workload.base]._replace(**changes), execution))
+        base = WORKLOADS[workload.base]._replace(**changes)
+        cases.append(_Case(_compiled(prepare(base), execution)))
     times: list[list[float]] = [[] for _ in cases]
     peaks = []
     for i in range(num_rounds + 1):
@@ -85,33 +95,64 @@ def measure(
         peaks.append(gemm_peak(0.2))
     case, median = cases[0], statistics.median(times[0])
     info, examples = case.info, float(case.info["num_examples"][0])
-    cost = training_cost(case.model, workload.shape, workload.batch_size)
+    cost = training_cost(parts.model, workload.shape, workload.batch_size)
     rate, peak = examples / median / 1e9, statistics.median(peaks)
     achieved = cost.direct_operations * rate
-    stats = jax.local_devices()[0].memory_stats() or {}
-    return {
+    found = {
         "name": name,
         "about": workload.about,
-        "seconds_per_round": median,
-        "seconds_per_round_min": min(times[0]),
-        "seconds_per_round_max": max(times[0]),
-        "clients_per_second": float(info["num_participants"][0]) / median,
-        "examples_per_second": examples / median,
+        **_speed(case, times[0]),
         "gflops": achieved,
         "gemm_peak_gflops": peak,
         "gemm_peak_share": achieved / peak,
         "multiplied_share": cost.operations * rate / peak,
         "padding_share": float(info["padding_share"][0]),
+        "dp_overhead": median / statistics.median(times[1]) if len(cases) > 1 else None,
+        "layouts": [trial._asdict() for trial in case.simulation.layouts],
+    }
+    return found if projecting is None else found | {"model": projecting.of(case, times[0])}
+
+
+def measure_experiment(
+    config: Config, num_rounds: int, projecting: Projecting | None = None
+) -> dict[str, Any]:
+    """Times rounds of an experiment, without its evaluations and checkpoints."""
+    checks.whole("--rounds", num_rounds)
+    case = _Case(assemble(config).simulation)
+    seconds = [case.time_round() for _ in range(num_rounds + 1)][1:]
+    found = {"name": config.title, "about": "rounds of an experiment", **_speed(case, seconds)}
+    return found if projecting is None else found | {"model": projecting.of(case, seconds)}
+
+
+def _compiled(parts: Prepared, execution: ExecutionConfig) -> Simulation:
+    return simulation(
+        parts.algorithm,
+        parts.data,
+        parts.participation,
+        execution,
+        validation=parts.validation,
+        wrapper=parts.wrapper,
+    )
+
+
+def _speed(case: _Case, seconds: Sequence[float]) -> dict[str, Any]:
+    """Collects what is measured of every simulation."""
+    median, info = statistics.median(seconds), case.info
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return {
+        "seconds_per_round": median,
+        "seconds_per_round_min": min(seconds),
+        "seconds_per_round_max": max(seconds),
+        "clients_per_second": float(info["num_participants"][0]) / median,
+        "examples_per_second": float(info["num_examples"][0]) / median,
         "compile_seconds": case.compile_seconds,
         "peak_rss_mb": _peak_rss_mb(),
         "peak_device_mb": stats.get("peak_bytes_in_use", 0) / 2**20 or None,
-        "dp_overhead": median / statistics.median(times[1]) if len(cases) > 1 else None,
-        "layouts": [trial._asdict() for trial in case.simulation.layouts],
         "clients_per_chunk": case.simulation.layout.chunk,
         "devices": case.simulation.layout.num_devices,
         "backend": jax.default_backend(),
         "jax": jax.__version__,
-        "rounds": num_rounds,
+        "rounds": len(seconds),
     }
 
 

@@ -1,0 +1,185 @@
+"""Projects the seconds of a round on other numbers of devices: a model, not a measurement."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from fedjax_dp.core import checks, trees
+from fedjax_dp.engine.cohort import Cohort, traced, typed
+from fedjax_dp.engine.execution.compile import Simulation
+from fedjax_dp.engine.execution.tuning import local_steps
+from fedjax_dp.engine.layout import AXIS, Layout
+from fedjax_dp.engine.population import examples_of
+from fedjax_dp.engine.record import Fate
+
+_KEY, _DRAWS, _REPEATS = 0, 20, 5
+
+
+class Network(NamedTuple):
+    """The assumed connection of each device to the others.
+
+    Attributes:
+      bandwidth: bytes a second; 70 % of 400 Gb/s by default.
+      latency: seconds of a message.
+    """
+
+    bandwidth: float = 35e9
+    latency: float = 1e-5
+
+    def seconds_to_gather(self, num_devices: int, num_bytes: float) -> float:
+        """Returns the seconds until each device has received `num_bytes` from the others."""
+        return num_bytes / self.bandwidth + math.ceil(math.log2(num_devices)) * self.latency
+
+
+class Rates(NamedTuple):
+    """The measured speed of one device.
+
+    Attributes:
+      step: seconds of a local step of one client.
+      fixed: seconds of a round without clients, such as those of noise and the server's step.
+    """
+
+    step: float
+    fixed: float
+
+
+def loads(layout: Layout, steps: np.ndarray) -> np.ndarray:
+    """Counts the steps that each device computes; all clients of a chunk take those of the longest.
+
+    Args:
+      layout: chunks and devices.
+      steps: local steps of the client in each slot, `[slots]`; 0 in empty slots.
+
+    Returns:
+      Steps times clients, `[devices]`.
+    """
+    by_chunk = steps.reshape(layout.num_devices, -1, layout.chunk)
+    is_alone = np.asarray(layout.is_alone(jnp.asarray(by_chunk)))
+    alone = np.where(is_alone, by_chunk, 0).sum(axis=(1, 2))
+    return alone + layout.chunk * np.where(is_alone, 0, by_chunk).max(axis=2).sum(axis=1)
+
+
+def cohort_loads(simulation: Simulation, layout: Layout, rounds: Sequence[int]) -> np.ndarray:
+    """Draws and packs the cohorts of rounds; returns the loads, `[rounds, devices]`."""
+    federation = simulation.federation
+    steps, key = local_steps(federation), jax.random.key(_KEY)
+    hyper = traced(federation.algorithm, typed(federation.hyper))
+    state = simulation.init(key)
+
+    @jax.jit
+    def slots_of(state: Any, index: Any) -> Cohort:
+        return federation.draw(state._replace(round=index), hyper, key, layout)
+
+    found = []
+    for index in rounds:
+        cohort = jax.device_get(slots_of(state, np.int32(index)))
+        found.append(loads(layout, np.where(cohort.fate == Fate.EMPTY, 0, steps[cohort.ids])))
+    return np.stack(found)
+
+
+def on_devices(simulation: Simulation, num_devices: int) -> Layout:
+    """Makes the layout that a simulation would have on other devices, which need not exist."""
+    layout, cohort_size = simulation.layout, simulation.participation.cohort_size
+    mesh = None if num_devices == 1 else AbstractMesh((num_devices,), (AXIS,))
+    chunk = min(layout.chunk, max(1, round(cohort_size / num_devices)))
+    return layout._replace(mesh=mesh, chunk=chunk)
+
+
+def fixed_seconds(simulation: Simulation) -> float:
+    """Measures a round without clients."""
+    program, layout, key = simulation.program, simulation.layout, jax.random.key(_KEY)
+    rule = "be with examples and states in device memory, and without work on the host"
+    checks.require(program is not None, "a projected round", rule, "streamed")
+    assert program is not None
+    everywhere = None if layout.mesh is None else NamedSharding(layout.mesh, PartitionSpec())
+    examples = jax.device_put(examples_of(program.data, program.validation), everywhere)
+    frozen = program.one_round.frozen
+    federation, state = simulation.federation, simulation.init(key)
+    hyper = traced(federation.algorithm, typed(federation.hyper))
+    cohort = federation.draw(state, hyper, key, layout)
+    nobody = cohort._replace(fate=jnp.full_like(cohort.fate, Fate.EMPTY))
+    seconds = []
+    for _ in range(_REPEATS + 1):
+        before = time.perf_counter()
+        jax.block_until_ready(program.one_round.step(state, hyper, examples, nobody, key, frozen))
+        seconds.append(time.perf_counter() - before)
+    return statistics.median(seconds[1:])
+
+
+def rates_of(simulation: Simulation, seconds: Sequence[float], first: int) -> Rates:
+    """Divides measured rounds, of which the first is round `first`, by the steps they took."""
+    fixed = fixed_seconds(simulation)
+    rounds = range(first, first + len(seconds))
+    most = cohort_loads(simulation, simulation.layout, rounds).max(axis=1)
+    steps = [max(0.0, s - fixed) / max(1, load) for s, load in zip(seconds, most, strict=True)]
+    return Rates(statistics.median(steps), fixed)
+
+
+def projected(
+    simulation: Simulation, rates: Rates, num_devices: int, network: Network = Network()
+) -> dict[str, Any]:
+    """Computes the expected seconds of a round, of real clients in the packing of real rounds.
+
+    `T(n) = E[max_d steps_d] · step + fixed + (n − 1) · B / w + ⌈log2 n⌉ · α`: every device receives
+    the sums of all others, B bytes each, and adds them in the same order. Of a stacked aggregator
+    it receives the updates of the others' slots.
+
+    Args:
+      simulation: the experiment.
+      rates: measured on one device.
+      num_devices: n.
+      network: w and α.
+
+    Returns:
+      The seconds and their parts, bytes received by a device, and the balance of the devices: their
+      mean load over the largest one.
+    """
+    layout, facts = on_devices(simulation, num_devices), simulation.federation.facts
+    found = cohort_loads(simulation, layout, range(_DRAWS))
+    received = (num_devices - 1) * trees.num_bytes(facts.total)
+    if facts.is_stacked:
+        received *= layout.slots_per_device(simulation.participation)
+    training = float(found.max(axis=1).mean()) * rates.step
+    adding = network.seconds_to_gather(num_devices, received)
+    return {
+        "devices": num_devices,
+        "seconds_per_round": training + rates.fixed + adding,
+        "training_seconds": training,
+        "fixed_seconds": rates.fixed,
+        "adding_seconds": adding,
+        "bytes_received": received,
+        "balance": float((found.mean(axis=1) / found.max(axis=1).clip(1)).mean()),
+    }
+
+
+def projection(
+    simulation: Simulation,
+    seconds: Sequence[float],
+    first: int,
+    devices: Sequence[int],
+    network: Network = Network(),
+    note: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Projects measured rounds to several numbers of devices, with all that was assumed."""
+    note("measuring a round without clients")
+    rates = rates_of(simulation, seconds, first)
+    return {
+        "kind": "model",
+        "assumptions": {
+            "seconds_per_client_step": rates.step,
+            "fixed_seconds": rates.fixed,
+            "bandwidth_bytes_per_second": network.bandwidth,
+            "latency_seconds": network.latency,
+            "cohorts": _DRAWS,
+            "measured_on": f"{simulation.layout.num_devices} {jax.default_backend()} devices",
+            "rule": "a client's step takes as long on each device, in a chunk of any width",
+        },
+        "rows": [projected(simulation, rates, count, network) for count in devices],
+    }
