@@ -10,6 +10,7 @@ from fedjax_dp.models.linear import (
     logistic_regression,
     loss_bounds,
 )
+from fedjax_dp.models.llama import llama
 from fedjax_dp.models.lora import lora
 from fedjax_dp.models.losses import (
     IGNORE_LABEL,
@@ -40,6 +41,7 @@ __all__ = [
     "least_squares",
     "lenet5",
     "linear_regression",
+    "llama",
     "logistic_regression",
     "lora",
     "loss_bounds",

@@ -13,6 +13,7 @@ from fedjax_dp.models.base import Model
 from fedjax_dp.models.cnn import emnist_cnn, fedavg_cnn, thesis_cnn
 from fedjax_dp.models.lenet import lenet5
 from fedjax_dp.models.linear import least_squares, linear_regression, logistic_regression
+from fedjax_dp.models.llama import llama
 from fedjax_dp.models.lstm import char_lstm
 from fedjax_dp.models.mlp import mlp
 from fedjax_dp.models.resnet import resnet18, resnet34
@@ -35,6 +36,7 @@ FACTORIES: Registry[Callable[..., Model]] = Registry(
             resnet34,
             char_lstm,
             char_transformer,
+            llama,
         )
     }
 )

@@ -38,6 +38,20 @@ COUNTS = [
     ("char_lstm", CHARS, 90, {}, 820_522),
     ("char_lstm", CHARS, 80, {"num_layers": 1}, 640 + 4 * 256 * 265 + 257 * 80),
     ("char_transformer", CHARS, 80, {}, 115_536),
+    # TinyLlama-1.1B; no value is drawn.
+    (
+        "llama",
+        CHARS,
+        32_000,
+        {
+            "hidden_size": 2048,
+            "intermediate_size": 5632,
+            "num_layers": 22,
+            "num_heads": 32,
+            "num_kv_heads": 4,
+        },
+        1_100_048_384,
+    ),
 ]
 
 SMALL_IMAGE = jax.ShapeDtypeStruct((8, 8), jnp.uint8)

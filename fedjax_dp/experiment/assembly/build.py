@@ -1,5 +1,6 @@
 """Builds model, local training and algorithm, each from its own section."""
 
+import os
 from typing import Any
 
 import jax
@@ -29,6 +30,7 @@ from fedjax_dp.experiment.schema.config import (
     RecordLevel,
     TrainingSection,
 )
+from fedjax_dp.io.llama import llama_options, read_llama
 from fedjax_dp.io.params import by_path, read_params
 from fedjax_dp.models import registry as models
 from fedjax_dp.models.base import Model
@@ -40,8 +42,13 @@ from fedjax_dp.server.registry import AGGREGATORS, AROUND
 def build_model(section: ModelSection, population: Population, seed: int) -> Model:
     """Builds the model; frozen parameters are those of the file, else the seed's initial ones."""
     example = example_structure(population.train)
-    plain = models.build(section.name, example, population.num_classes, **section.options)
-    given = {} if section.pretrained is None else read_params(section.pretrained)
+    options, given = dict(section.options), dict[str, np.ndarray]()
+    if section.pretrained is not None and os.path.isdir(section.pretrained):
+        options = llama_options(section.pretrained) | options
+        given = read_llama(section.pretrained)
+    elif section.pretrained is not None:
+        given = read_params(section.pretrained)
+    plain = models.build(section.name, example, population.num_classes, **options)
     model = plain if section.pretrained is None else plain.with_params(given)
     rank, options = section.adapters.rank, section.adapters.model_dump(exclude={"rank"})
     if rank is None and not section.frozen:

@@ -138,7 +138,9 @@ class ModelSection(Section):
     name: str = _setting("logistic_regression", "a model of the zoo")
     options: Options = _table("options of the model; `run --keys model.name=NAME`")
     pretrained: str | None = _setting(
-        None, "file with initial parameters, .safetensors or .npz, with paths such as params/w"
+        None,
+        "file with initial parameters, .safetensors or .npz, with paths such as params/w; for the "
+        "model llama also a folder with config.json and safetensors files",
     )
     frozen: list[str] = Field(
         default_factory=list,

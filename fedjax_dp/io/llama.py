@@ -1,0 +1,108 @@
+"""Checkpoints of Llama-type models as Hugging Face lays them out: config.json and safetensors."""
+
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from fedjax_dp.core import checks, files
+
+_CONFIG, _TENSORS = "config.json", "*.safetensors"
+# Options of `models.llama` by the key of config.json; a key that is absent or null is left out.
+_OPTIONS = {
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "head_dim": "head_size",
+    "rope_theta": "rope_theta",
+    "rms_norm_eps": "norm_epsilon",
+    "tie_word_embeddings": "is_tied",
+}
+_NEEDED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+# What `models.llama` computes; a checkpoint of anything else would give other outputs.
+_FIXED: Mapping[str, tuple[Any, ...]] = {
+    "model_type": ("llama",),
+    "hidden_act": ("silu", None),
+    "rope_scaling": (None,),
+    "attention_bias": (False, None),
+    "mlp_bias": (False, None),
+}
+
+
+def llama_options(folder: str | pathlib.Path) -> dict[str, Any]:
+    """Reads the options of `models.llama` from the folder's config.json.
+
+    Args:
+      folder: the folder of a checkpoint.
+
+    Returns:
+      The options by name.
+
+    Raises:
+      ValueError: if the file is missing or damaged, or describes a model that `models.llama` is
+        not, such as one with scaled rotary embeddings.
+    """
+    path = pathlib.Path(folder) / _CONFIG
+    files.require_file(path, _CONFIG)
+    found = files.parse_json(files.read_text(path), path)
+    checks.require(isinstance(found, dict), str(path), "hold an object", found)
+    for key, allowed in _FIXED.items():
+        rule = f"be {' or '.join('absent' if each is None else repr(each) for each in allowed)}"
+        checks.require(found.get(key) in allowed, f"{path}, {key!r},", rule, found.get(key))
+    for key in _NEEDED:
+        checks.require(found.get(key) is not None, f"{path}, {key!r},", "be given", None)
+    return {ours: found[key] for key, ours in _OPTIONS.items() if found.get(key) is not None}
+
+
+def read_llama(folder: str | pathlib.Path) -> dict[str, np.ndarray]:
+    """Reads the parameters of `models.llama` from all safetensors files of a folder.
+
+    Args:
+      folder: the folder of a checkpoint, in one file or several.
+
+    Returns:
+      Arrays by path, kernels as `[inputs, outputs]`.
+
+    Raises:
+      ValueError: if there is no such file, one is damaged, or holds an array that no model of this
+        type has.
+    """
+    is_tied = llama_options(folder).get("is_tied", False)
+    parts = sorted(pathlib.Path(folder).glob(_TENSORS))
+    checks.require(bool(parts), str(folder), f"hold a file {_TENSORS}", "none")
+    arrays: dict[str, np.ndarray] = {}
+    for part in parts:
+        for name, array in _tensors(part):
+            is_head = name.startswith("lm_head.")
+            if name.endswith("rotary_emb.inv_freq") or (is_tied and is_head):
+                # Both follow from other values.
+                continue
+            path = _path_of(name, part)
+            checks.require(path not in arrays, f"{part}, {name!r},", "be in one file alone", "two")
+            arrays[path] = array.T if path.endswith("/kernel") else array
+    return arrays
+
+
+def _tensors(part: pathlib.Path) -> Iterator[tuple[str, np.ndarray]]:
+    from safetensors.flax import load_file
+
+    # The reader raises many types of errors for damaged files.
+    with files.reading(part, "be an intact safetensors file", Exception):
+        found = load_file(str(part))
+    for name, array in found.items():
+        yield name, np.asarray(array)
+
+
+def _path_of(name: str, part: pathlib.Path) -> str:
+    """Translates model.layers.0.mlp.up_proj.weight to params/layers_0/mlp/up_proj/kernel."""
+    *modules, last = name.removeprefix("model.").split(".")
+    rule = "be the weight of a module; models.llama has no others"
+    checks.require(last == "weight" and bool(modules), f"{part}, {name!r},", rule, last)
+    if modules[0] == "layers" and len(modules) > 1:
+        modules[:2] = [f"layers_{modules[1]}"]
+    is_norm, is_table = modules[-1].endswith("norm"), modules[-1] == "embed_tokens"
+    leaf = "scale" if is_norm else "embedding" if is_table else "kernel"
+    return "/".join(["params", *modules, leaf])

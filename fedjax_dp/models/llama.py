@@ -1,0 +1,169 @@
+"""A decoder of the Llama type: RMS normalisation, rotary embeddings, grouped queries, SwiGLU."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_dp.core import checks
+from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.ranges import Count, Positive
+from fedjax_dp.models import inputs
+from fedjax_dp.models.base import Model
+
+
+class _Norm(nn.Module):
+    """Divides by the root mean square, in float32."""
+
+    epsilon: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
+        x = x.astype(jnp.float32)
+        return x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + self.epsilon) * scale
+
+
+def _rotated(x: jax.Array, theta: float) -> jax.Array:
+    """Turns entry i and entry i + d/2 of `[examples, tokens, heads, d]` by t·θ^(-2i/d)."""
+    length, half = x.shape[1], x.shape[-1] // 2
+    frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angles = jnp.arange(length, dtype=jnp.float32)[:, None, None] * frequencies
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    first, second = x[..., :half], x[..., half:]
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+class _Attention(nn.Module):
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    theta: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        def heads(count: int, name: str) -> jax.Array:
+            y = nn.Dense(count * self.head_size, use_bias=False, name=name)(x)
+            return y.reshape(*x.shape[:2], count, self.head_size)
+
+        query, key = heads(self.num_heads, "q_proj"), heads(self.num_kv_heads, "k_proj")
+        value = heads(self.num_kv_heads, "v_proj")
+        query, key = _rotated(query, self.theta), _rotated(key, self.theta)
+        # Consecutive heads of queries share one of keys and values.
+        y = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+        y = y.reshape(*x.shape[:2], self.num_heads * self.head_size)
+        return nn.Dense(x.shape[-1], use_bias=False, name="o_proj")(y)
+
+
+class _MLP(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        gate = nn.Dense(self.width, use_bias=False, name="gate_proj")(x)
+        up = nn.Dense(self.width, use_bias=False, name="up_proj")(x)
+        return nn.Dense(x.shape[-1], use_bias=False, name="down_proj")(nn.silu(gate) * up)
+
+
+class _Layer(nn.Module):
+    attention: tuple[int, int, int, float]
+    width: int
+    epsilon: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = _Norm(self.epsilon, name="input_layernorm")(x)
+        x = x + _Attention(*self.attention, name="self_attn")(y)
+        y = _Norm(self.epsilon, name="post_attention_layernorm")(x)
+        return x + _MLP(self.width, name="mlp")(y)
+
+
+class _Llama(nn.Module):
+    vocabulary_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    attention: tuple[int, int, int, float]
+    epsilon: float
+    is_tied: bool
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        init = nn.initializers.normal(0.02)
+        table = nn.Embed(
+            self.vocabulary_size, self.hidden_size, embedding_init=init, name="embed_tokens"
+        )
+        x = table(inputs.tokens(x, self.vocabulary_size))
+        for i in range(self.num_layers):
+            layer = _Layer(self.attention, self.intermediate_size, self.epsilon, name=f"layers_{i}")
+            x = layer(x)
+        x = _Norm(self.epsilon, name="norm")(x)
+        if self.is_tied:
+            return table.attend(x)
+        return nn.Dense(self.vocabulary_size, use_bias=False, name="lm_head")(x)
+
+
+@checked
+def llama(
+    example_x: jax.ShapeDtypeStruct,
+    num_classes: int,
+    *,
+    hidden_size: Count = 64,
+    intermediate_size: Count = 172,
+    num_layers: Count = 2,
+    num_heads: Count = 4,
+    num_kv_heads: Count | None = None,
+    head_size: Count | None = None,
+    rope_theta: Positive = 10_000.0,
+    norm_epsilon: Positive = 1e-5,
+    is_tied: bool = False,
+) -> Model:
+    """Builds a decoder of the Llama type, as published checkpoints of these models have it.
+
+    In a configuration, a folder as `model.pretrained` has the values and all options; see
+    `io.llama`. Its parameters have the names of such checkpoints, as
+    `params/layers_0/self_attn/q_proj/kernel`.
+
+    Args:
+      example_x: shape and type of one sequence, `[tokens]`, integers; tokens outside the vocabulary
+        are read as the nearest inside it.
+      num_classes: the number of tokens of the vocabulary, at least 2.
+      hidden_size: size of a token's vector.
+      intermediate_size: width of the gated network of a layer.
+      num_layers: the number of layers.
+      num_heads: heads of queries in a layer.
+      num_kv_heads: heads of keys and values, which divide `num_heads`; as many if None.
+      head_size: size of a head, even; `hidden_size` over `num_heads` if None.
+      rope_theta: base of the rotary embeddings' wavelengths.
+      norm_epsilon: added to mean squares.
+      is_tied: whether the embedding is the last layer too.
+
+    Returns:
+      The model; outputs are logits of the next token at every position, `[examples, tokens,
+      classes]`, and targets are `[examples, tokens]`, -1 for none.
+
+    Raises:
+      ValueError: if an argument is out of its range.
+
+    Source: Touvron and others 2023, "LLaMA: Open and Efficient Foundation Language Models", section
+    2.2; Ainslie and others 2023, "GQA", for grouped queries.
+    """
+    inputs.check_tokens(example_x)
+    checks.whole("num_classes", num_classes, at_least=2)
+    own_heads = num_heads if num_kv_heads is None else num_kv_heads
+    rule = f"divide the {num_heads} heads of queries"
+    checks.require(num_heads % own_heads == 0, "num_kv_heads", rule, own_heads)
+    rule = f"be a multiple of {num_heads} heads, if no head_size is given"
+    is_given = head_size is not None
+    checks.require(is_given or hidden_size % num_heads == 0, "hidden_size", rule, hidden_size)
+    size = head_size if head_size is not None else hidden_size // num_heads
+    checks.require(size % 2 == 0, "head_size", "be even", size)
+    module = _Llama(
+        vocabulary_size=num_classes,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        num_layers=num_layers,
+        attention=(num_heads, own_heads, size, float(rope_theta)),
+        epsilon=float(norm_epsilon),
+        is_tied=is_tied,
+    )
+    return Model.from_flax(module, example_x, loss="softmax_cross_entropy", name="llama")
