@@ -6,6 +6,7 @@ import pytest
 from cases import CASES, KINDS
 from federations import deploy, key
 from marks import later
+from references import PLAIN
 from small_problem import ROUNDS, make_model
 
 from fedjax_dp.engine import PrivacyAccounting
@@ -28,7 +29,7 @@ NAMES = [
 
 @pytest.mark.parametrize("name", later(NAMES, but={"fedavg"}, soon={"scaffold"}))
 def test_a_federation_agrees_with_its_simulation(name, tmp_path):
-    simulated = CASES[name].simulation()
+    simulated = CASES[name].simulation(PLAIN)
     there = deploy(name, state_dir=tmp_path).simulation
     state, record, _ = simulated.run(simulated.init(key()), key(), ROUNDS)
     found, charged, _ = there.run(there.init(key()), key(), ROUNDS)
