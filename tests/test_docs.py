@@ -146,6 +146,10 @@ def is_variation(words: list[str]) -> bool:
     return words[0] == "audit" or "DATA" in words or others
 
 
+# A run with one of these is as long as it says, or none.
+ENDING = ("--run.rounds", "--resume", "--keys", "--help")
+
+
 def programs():
     """Every page with what runs of it: all but variations soon, those too in the slow suite."""
     for page in sorted((ROOT / "docs").glob("*.md")):
@@ -162,7 +166,10 @@ def programs():
 def test_what_a_page_prints_works_in_the_readers_order(
     page, with_variations, tmp_path, monkeypatch, fedjax_dp, data_folder
 ):
-    """Files, command lines and Python of a page; lines with DATA run one round if it is here."""
+    """Files, command lines and Python of a page; lines with DATA run one round if it is here.
+
+    Runs without a number of rounds end after two: the main job has a test of its own.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     names: dict = {"__name__": page.stem}
@@ -182,6 +189,8 @@ def test_what_a_page_prints_works_in_the_readers_order(
                     continue
                 words = [str(data_folder) if word == "DATA" else word for word in words]
                 words.append("--run.rounds=1")
+            elif words[0] == "run" and not any(word.startswith(ENDING) for word in words):
+                words.append("--run.rounds=2")
             status, _, said = fedjax_dp(*words)
             assert not status, f"{words}: {said}"
     if page.name in FILES:
