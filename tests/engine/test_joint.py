@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from marks import telling
 from small_problem import KEY, make_data, make_model
 
 from fedjax_dp.algorithms import dp_fedavg
@@ -11,6 +12,7 @@ from fedjax_dp.clients.sgd import local_trainer
 from fedjax_dp.data import participation, poisson
 from fedjax_dp.engine import ExecutionConfig, simulation
 from fedjax_dp.engine.execution.joint import Joint, Wanted
+from fedjax_dp.experiment.studies.workloads import Workload, prepare
 from fedjax_dp.server import gaussian_mean
 
 RATES, ROUNDS = (0.1, 0.3, 0.5), 3
@@ -117,3 +119,22 @@ def test_streamed_rounds_have_no_program_to_share():
     execution = ExecutionConfig(placement="host")
     streamed = simulation(one.algorithm, make_data(), one.participation, execution)
     assert streamed.program is None and one.program is not None
+
+
+@telling
+def test_memory_grows_with_the_points_side_by_side_and_not_otherwise():
+    """As the compiled calls say, besides arguments and results."""
+    parts = prepare(Workload("", (784,), 10, "logistic_regression", 4, 8, 4))
+    execution = ExecutionConfig(devices=1, rounds_per_call=1)
+    one = simulation(parts.algorithm, parts.data, parts.participation, execution)
+    sims = [one] * 8
+    asked = wanted(sims, 1)
+    sizes = {
+        width: Joint([each.program for each in sims], width).temporary_bytes(
+            {i: asked[i] for i in range(width)}
+        )
+        for width in (2, 4, 8)
+    }
+    of_a_point = (sizes[8] - sizes[4]) / 4
+    assert of_a_point > 0
+    assert sizes[4] - sizes[2] == pytest.approx(2 * of_a_point, rel=0.2)

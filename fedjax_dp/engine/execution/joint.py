@@ -167,20 +167,36 @@ class Joint:
                 played |= self._played({place: wanted[place] for place in some}, num_rounds)
         return played
 
-    def _played(self, wanted: Mapping[int, Wanted], num_rounds: int) -> dict[int, Played]:
-        """Plays rounds in one call, which missing simulations repeat the last of."""
+    def temporary_bytes(self, wanted: Mapping[int, Wanted]) -> int:
+        """Compiles a call and counts the bytes that it needs besides arguments and results.
+
+        Args:
+          wanted: simulations of one data, by place, as many as a call has.
+
+        Returns:
+          The bytes on one device.
+        """
+        compiled = self._block.lower(*self._arguments(wanted), np.int32(1)).compile()
+        return int(compiled.memory_analysis().temp_size_in_bytes)
+
+    def _arguments(self, wanted: Mapping[int, Wanted]) -> tuple[Any, ...]:
+        """Stacks what a call is about; missing simulations repeat the last."""
         program = self._programs[next(iter(wanted))]
-        examples, frozen = self._inputs_of(program)
         each = [(w.state, self._numbers(program, w.hyper), w.key) for w in wanted.values()]
         if self._is_alone:
-            state, hyper, key = each[0]
-            state, left = self._block(state, hyper, key, examples, frozen, np.int32(num_rounds))
-            return {next(iter(wanted)): _on_host(state, left, num_rounds)}
+            return *each[0], *self._inputs_of(program)
         missing = self._width * len(self._devices) - len(each)
         stacked = jax.tree.map(lambda *x: jnp.stack(x), *(each + [each[-1]] * missing))
         if len(self._devices) > 1:
             stacked = jax.device_put(stacked, NamedSharding(self._mesh, P(_AXIS)))
-        found = self._block(*stacked, examples, frozen, np.int32(num_rounds))
+        return *stacked, *self._inputs_of(program)
+
+    def _played(self, wanted: Mapping[int, Wanted], num_rounds: int) -> dict[int, Played]:
+        """Plays rounds in one call."""
+        found = self._block(*self._arguments(wanted), np.int32(num_rounds))
+        if self._is_alone:
+            state, left = found
+            return {next(iter(wanted)): _on_host(state, left, num_rounds)}
         parts = (self._part(found, i) for i in range(len(wanted)))
         return {
             place: _on_host(state, left, num_rounds)
