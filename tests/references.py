@@ -38,8 +38,14 @@ def reference(name: str) -> Reference:
 
 
 def num_slab_sizes(sim: Simulation, participants) -> int:
-    """How many sizes of slab a streamed run needs: twice the expected rows, or powers of two."""
-    sizes = np.asarray(sim.sizes)
-    rows = [int(np.sum(sizes[ids[ids >= 0]])) for ids in participants]
-    rows_at_least = int(np.ceil(2 * sim.participation.cohort_size * sizes.mean()))
+    """How many sizes of slab a streamed run needs: twice the expected rows, or powers of two.
+
+    Participants are `[rounds, slots]` on one device, or `[rounds, devices, slots]`; -1 is nobody.
+    """
+    sizes = np.append(np.asarray(sim.sizes), 0)
+    ids = np.asarray(participants)
+    by_device = ids[:, None] if ids.ndim == 2 else ids
+    rows = np.max(np.sum(sizes[by_device], axis=2), axis=1).tolist()
+    expected = sim.participation.cohort_size * sim.sizes.mean() / by_device.shape[1]
+    rows_at_least = int(np.ceil(2 * expected))
     return len({1 << (max(n, rows_at_least) - 1).bit_length() for n in rows})

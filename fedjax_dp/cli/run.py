@@ -65,6 +65,7 @@ def command(
         rule = f"name a run folder with a {CONFIG_FILE}"
         checks.require(found, "--resume", rule, str(resume))
         config = config_files.load_config(resume / CONFIG_FILE, words)
+        start_processes(config)
         start = _resuming(resume, words)
     else:
         config = config_files.load_config(file, words)

@@ -2,10 +2,13 @@
 
 import math
 import os
+from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+
+from fedjax_dp.core.trees import PyTree
 
 
 def memory_per_device(num_devices: int | None = None) -> float:
@@ -32,6 +35,22 @@ def of_all_processes(array: np.ndarray) -> np.ndarray:
     if not is_distributed():
         return np.asarray(array)[None]
     return np.asarray(multihost_utils.process_allgather(array))
+
+
+def of_first_process(tree: PyTree) -> PyTree:
+    """Returns host arrays of the first process, bit for bit; all of them have to call it.
+
+    Those of the others have the same structure, shapes and types.
+    """
+    if not is_distributed():
+        return tree
+
+    def first(x: Any) -> np.ndarray:
+        own = np.asarray(x)
+        sent = of_all_processes(np.frombuffer(own.tobytes(), np.uint8))[0]
+        return np.frombuffer(sent.tobytes(), own.dtype).reshape(own.shape)
+
+    return jax.tree.map(first, tree)
 
 
 def any_of_processes(flag: bool) -> bool:

@@ -39,14 +39,30 @@ class Cohort(NamedTuple):
         """The slots that hold a client, `[slots]`, bool."""
         return self.fate != Fate.EMPTY
 
+    def of_process(self, layout: Layout) -> "Cohort":
+        """Returns the slots of this process's devices.
+
+        Args:
+          layout: the devices.
+
+        Returns:
+          The same overflow, and these slots on the host.
+        """
+
+        def own(x: Any) -> Any:
+            return np.asarray(x).reshape(layout.num_devices, -1)[layout.own_devices].reshape(-1)
+
+        return self._replace(ids=own(self.ids), fate=own(self.fate))
+
 
 @flax.struct.dataclass
 class Examples:
     """The clients' examples, as a round reads them.
 
     Attributes:
-      arrays: all examples, each array `[num_examples, ...]`.
-      starts: the first row of each client or slot, int32.
+      arrays: all examples, each array `[num_examples, ...]`; by slot, those of each device's slots,
+        `[devices * rows, ...]`.
+      starts: the first row of each client, or of each slot on its device, int32.
       sizes: the number of examples of each client or slot, int32.
       validation: a second split of the same clients' own data, or None.
       limit: the size of the largest client; static.

@@ -65,6 +65,14 @@ class Layout(NamedTuple):
         """The number of devices."""
         return 1 if self.mesh is None else self.mesh.size
 
+    @property
+    def own_devices(self) -> range:
+        """The devices of this process, counted as the mesh does."""
+        if self.mesh is None:
+            return range(1)
+        count = self.num_devices // jax.process_count()
+        return range(count * jax.process_index(), count * (jax.process_index() + 1))
+
     def clients_per_device(self, num_clients: int) -> int:
         """Counts the clients whose state a device holds.
 

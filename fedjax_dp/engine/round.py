@@ -224,10 +224,14 @@ def _over_devices(
         return _added_up(total, layout.num_devices), outcome, table
 
     shared = context._replace(state=context.state._replace(clients=None))
+    is_split = context.examples.is_by_slot
+    of_shared = _Context._make(
+        P(AXIS) if is_split and name == "examples" else P() for name in _Context._fields
+    )
     return jax.shard_map(
         on_each_device,
         mesh=layout.mesh,
-        in_specs=(P(), P(AXIS), P(AXIS)),
+        in_specs=(of_shared, P(AXIS), P(AXIS)),
         out_specs=(P(), P(AXIS), P(AXIS)),
         check_vma=False,
     )(shared, context.state.clients, slots)

@@ -111,7 +111,7 @@ def client_app(
         client state that was lost, privacy of records without a folder for its ledger, or a round
         that exceeds their budget.
     """
-    app, plans = ClientApp(), _Plans(build, terms)
+    app, kept = ClientApp(), _Kept(build, terms)
 
     def reply(packet: Packet, message: Message) -> Message:
         return Message(packet.record(), reply_to=message)
@@ -128,9 +128,9 @@ def client_app(
     @app.query("clients")
     def clients(message: Message, context: Context) -> Message:
         node, asked = data(context), packet_of(message.content).facts
-        plans.require(node, asked)
+        kept.require(node, asked)
         if node.script is not None:
-            algorithm = plans.plan(node, asked).algorithm
+            algorithm = kept.plan(node, asked).algorithm
             require_difference(algorithm, population_of(node.train, node.validation))
             prepare(node.script)
         return reply(Packet({"clients": list(node.clients), **sizes_of(node)}), message)
@@ -143,19 +143,19 @@ def client_app(
         stored: States = StatesInContext(context.state, run)
         if node.state_dir is not None:
             stored = StatesOnDisk(node.state_dir, run)
-        agreement = plans.agreement(node, packet.facts, context)
+        agreement = kept.agreement(node, packet.facts, context)
         seeds = None if agreement is None else agreement.seeds(packet)
         # Before the work: a crash can only charge too much.
-        ledger = plans.ledger(node, packet.facts)
+        ledger = kept.ledger(node, packet.facts)
         if ledger is not None:
             named = ("clients", "round", "stage", "run")
             ledger.charge(*(packet.facts[name] for name in named))
-        return reply(plans.train(node, packet, stored, seeds), message)
+        return reply(kept.train(node, packet, stored, seeds), message)
 
     def step(play: Callable[[Agreement, Packet], Packet]) -> Callable[[Message, Context], Message]:
         def answered(message: Message, context: Context) -> Message:
             node, packet = data(context), packet_of(message.content)
-            agreement = plans.agreement(node, packet.facts, context)
+            agreement = kept.agreement(node, packet.facts, context)
             rule = "be 'device' for an algorithm under masks, to agree on them"
             checks.require(agreement is not None, "keys", rule, node.keys)
             assert agreement is not None
@@ -173,7 +173,7 @@ def client_app(
     @app.query("privacy")
     def privacy(message: Message, context: Context) -> Message:
         node, facts = data(context), packet_of(message.content).facts
-        ledger = plans.ledger(node, facts)
+        ledger = kept.ledger(node, facts)
         checks.require(ledger is not None, "algorithm", "claim privacy for records", None)
         assert ledger is not None
         claims = {
@@ -198,7 +198,7 @@ def sizes_of(node: Node) -> dict[str, list[int]]:
     return {"sizes": node.train.sizes.tolist(), "validation sizes": second}
 
 
-class _Plans:
+class _Kept:
     """What a node's process computes once: the algorithm, its plan, its compiled round."""
 
     def __init__(

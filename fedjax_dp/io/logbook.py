@@ -11,6 +11,8 @@ import numpy as np
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Index
 
+METRICS_FILE = "metrics.jsonl"
+
 
 class Logbook:
     """Writes one row of metrics for each round.
@@ -28,7 +30,7 @@ class Logbook:
           from_round: rows of later rounds are removed, since these will run again.
         """
         directory = pathlib.Path(directory)
-        self.path = directory / "metrics.jsonl"
+        self.path = directory / METRICS_FILE
         kept = [row for row in read_metrics(directory) if row["round"] <= from_round]
         write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
         self._file = self.path.open("a", encoding="utf-8")
@@ -86,7 +88,7 @@ def read_metrics(directory: str | pathlib.Path) -> list[dict[str, Any]]:
     Returns:
       One dict for each round, without damaged lines.
     """
-    path = pathlib.Path(directory) / "metrics.jsonl"
+    path = pathlib.Path(directory) / METRICS_FILE
     if not path.is_file():
         return []
     rows = []

@@ -10,13 +10,27 @@ from small_problem import KEY, ROUNDS
 
 from fedjax_dp.engine.client_store import ClientStore
 from fedjax_dp.engine.layout import ExecutionConfig
-from fedjax_dp.engine.record import joined
+from fedjax_dp.engine.record import Fate, joined
+from fedjax_dp.engine.round import SimulationState
 
 
 def held(state) -> list[int]:
     """The rows of client state that each device holds, over all arrays on devices."""
     leaves = [x for x in jax.tree.leaves(state.clients) if isinstance(x, jax.Array)]
     return [shard.data.shape[0] for leaf in leaves for shard in leaf.addressable_shards]
+
+
+def slots(sim, key, rounds: int) -> np.ndarray:
+    """The clients of the slots of each device, `[rounds, devices, slots]`; -1 in empty ones."""
+
+    @jax.jit
+    def draw(i):
+        state = SimulationState((), (), None, i)
+        return sim.federation.draw(state, sim.hyper, key, sim.layout)
+
+    cohorts = [jax.device_get(draw(np.int32(i))) for i in range(rounds)]
+    ids = np.array([np.where(c.fate == Fate.EMPTY, -1, c.ids) for c in cohorts])
+    return ids.reshape(rounds, sim.layout.num_devices, -1)
 
 
 def main(output: str, *jobs: str) -> None:
@@ -42,6 +56,7 @@ def main(output: str, *jobs: str) -> None:
         arrays[f"{job}/traces"] = np.int32(sim.num_traces())
         arrays[f"{job}/devices"] = np.int32(len(jax.tree.leaves(state.server)[0].devices()))
         arrays[f"{job}/participants"] = joined([record, more]).clients
+        arrays[f"{job}/slots"] = slots(sim, key, ROUNDS + 1)
         arrays[f"{job}/held"] = np.array(held(state), np.int32)
         for part, tree in (("server", sim.portable(state).server), ("clients", kept)):
             for i, leaf in enumerate(jax.tree.leaves(tree)):

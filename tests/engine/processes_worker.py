@@ -1,6 +1,7 @@
 """Runs cases in one of several processes, or in one process with as many devices."""
 
 import sys
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ if int(NUM_PROCESSES) > 1:
         int(NUM_PROCESSES),
         int(PROCESS),
         coordinator_bind_address=ADDRESS,
-        initialization_timeout=120,
+        initialization_timeout=300,
     )
 
 from cases import CASES  # noqa: E402
@@ -22,23 +23,46 @@ from fedjax_dp.algorithms import fedavg  # noqa: E402
 from fedjax_dp.clients.base import LocalConfig  # noqa: E402
 from fedjax_dp.clients.sgd import local_trainer  # noqa: E402
 from fedjax_dp.core import devices  # noqa: E402
-from fedjax_dp.data import participants, sampling  # noqa: E402
+from fedjax_dp.data import FederatedData, participants, sampling  # noqa: E402
 from fedjax_dp.engine import Simulation, simulation  # noqa: E402
 from fedjax_dp.engine.layout import ExecutionConfig  # noqa: E402
+from fedjax_dp.experiment.running.processes import chosen_by_first  # noqa: E402
 from fedjax_dp.privacy.mechanisms.distributed import make_plan  # noqa: E402
+from fedjax_dp.server import secure, uniform_mean  # noqa: E402
+from fedjax_dp.server.base import Summed  # noqa: E402
 from fedjax_dp.server.distributed import discrete_mean  # noqa: E402
 
-NAMES = ("dp_fedavg", "scaffold", "robust_hdp", "discrete")
+# Some of them on cohorts that are streamed from the host.
+STREAMED = ("fedavg:host", "scaffold:host")
+PRIVATE = ("dp_fedavg", "robust_hdp", "discrete", "masked")
+# One of them has work on the host between its rounds.
+NAMES = ("fedavg", "scaffold", "r_dpcfl", *PRIVATE, *STREAMED)
 
 
-def discrete(execution: ExecutionConfig) -> Simulation:
+def discrete() -> Summed:
     """Sums of whole numbers, in which each client adds its share of discrete Gaussian noise."""
-    model = make_model()
-    structure = jax.eval_shape(model.init, jax.random.key(0))
+    structure = jax.eval_shape(make_model().init, jax.random.key(0))
     plan = make_plan(4, 0.5, 1.0, num_clients=NUM_CLIENTS, bits=16)
+    return discrete_mean(structure, plan, NUM_CLIENTS)
+
+
+def masked() -> Summed:
+    """Sums of words under masks of all pairs."""
+    graph = secure.all_pairs(NUM_CLIENTS)
+    return secure.masked(uniform_mean(), secure.fixed_point(NUM_CLIENTS), graph)
+
+
+AGGREGATORS = {"discrete": discrete, "masked": masked}
+
+
+def built(name: str, execution: ExecutionConfig) -> Simulation:
+    """A case by its name, or plain averaging by an aggregator in rounds that all clients join."""
+    if name not in AGGREGATORS:
+        return CASES[name].simulation(execution)
+    model = make_model()
     trainer = local_trainer(model, LocalConfig(0.1, 4, 1))
     return simulation(
-        fedavg(model, trainer, aggregator=discrete_mean(structure, plan, NUM_CLIENTS)),
+        fedavg(model, trainer, aggregator=AGGREGATORS[name]()),
         make_data(),
         participants.participation(sampling.full_participation(), NUM_CLIENTS),
         execution,
@@ -51,9 +75,7 @@ def refusals() -> list[str]:
     for name, choice in (
         ("fedavg", {"devices": 1}),
         ("fedavg", {"clients_per_chunk": "tuned"}),
-        ("fedavg", {"placement": "host"}),
         ("fedavg", {"placement": "disk"}),
-        ("r_dpcfl", {}),
     ):
         try:
             CASES[name].simulation(ExecutionConfig(**choice))
@@ -66,20 +88,60 @@ def refusals() -> list[str]:
 
 def least_memory() -> float:
     """The memory of a device, where that of each process is another."""
-    devices.memory_of_host = lambda: 2.0**30 * (2 - int(PROCESS))
+    devices.memory_of_host = lambda: 2.0**30 * (int(NUM_PROCESSES) - int(PROCESS))
     return devices.memory_per_device()
+
+
+def chosen() -> np.ndarray:
+    """What all processes receive, where each would choose otherwise."""
+    own = int(PROCESS)
+    found = [
+        chosen_by_first(lambda: "b" if own == 0 else "a", ["a", "b"]),
+        chosen_by_first(lambda: None if own == 0 else "a", ["a", "b"]),
+    ]
+    return np.array([str(one) for one in found])
+
+
+def held(clients: Any) -> list[int]:
+    """The clients whose states this process holds, by array."""
+    arrays = jax.tree.leaves(clients)
+    return [
+        sum(shard.data.shape[0] for shard in x.addressable_shards)
+        if isinstance(x, jax.Array)
+        else len(x)
+        for x in arrays
+    ]
+
+
+def read_clients() -> list[np.ndarray]:
+    """A list that receives the clients whose examples are read, of each reading."""
+    select, found = FederatedData.select, []
+
+    def reading(data: FederatedData, clients: Any) -> FederatedData:
+        found.append(np.array(clients))
+        return select(data, clients)
+
+    FederatedData.select = reading  # type: ignore[method-assign]
+    return found
 
 
 def main() -> None:
     """Saves model, client states, record and info after noisy rounds of each case."""
-    arrays = {}
+    arrays, read = {}, read_clients()
     for name in NAMES:
-        execution = ExecutionConfig(clients_per_chunk=2, devices=2, rounds_per_call=2)
-        sim = discrete(execution) if name == "discrete" else CASES[name].simulation(execution)
+        case, _, placement = name.partition(":")
+        execution = ExecutionConfig(
+            clients_per_chunk=2,
+            devices=jax.device_count(),
+            placement=placement or "device",
+            rounds_per_call=2,
+        )
+        sim = built(case, execution)
         key = jax.random.key(KEY)
+        read.clear()
         state, *left = sim.run(sim.init(key), key, ROUNDS)
-        held = [x.addressable_shards for x in jax.tree.leaves(state.clients)]
-        arrays[f"{name}/held"] = np.array([[s.data.shape[0] for s in shards] for shards in held])
+        arrays[f"{name}/read"] = np.concatenate([*read, []])
+        arrays[f"{name}/held"] = held(state.clients)
         kept = sim.portable(state)
         # From host arrays, as after a checkpoint, the same program takes the state back.
         again, *_ = sim.run(kept, key, 1)
@@ -90,6 +152,7 @@ def main() -> None:
     if int(NUM_PROCESSES) > 1:
         arrays["refusals"] = np.array(refusals())
         arrays["memory"] = least_memory()
+        arrays["chosen"] = chosen()
     np.savez(OUTPUT, **arrays)
 
 

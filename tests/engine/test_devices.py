@@ -49,7 +49,7 @@ def check(job, results):
     ref = reference(name)
     assert results[f"{job}/devices"] == int(devices), job
     participants = results[f"{job}/participants"]
-    shapes = num_slab_sizes(ref.sim, participants) if placement != "device" else 1
+    shapes = num_slab_sizes(ref.sim, results[f"{job}/slots"]) if placement != "device" else 1
     assert results[f"{job}/traces"] == shapes, job
     counts = np.sum(participants[: len(ref.record.clients)] >= 0, axis=1)
     np.testing.assert_array_equal(counts, ref.record.num_drawn)

@@ -205,10 +205,8 @@ def compile_federation(
             )
     else:
         _require_streamable(federation, outer, execution.placement)
-        slabs = Slabs(data, federation.participation, place.everywhere, validation)
-        rounds_of = streamed_rounds(
-            round_of, federation, layout, slabs, place.everywhere, place.by_client
-        )
+        slabs = Slabs(data, federation.participation, layout, place, validation)
+        rounds_of = streamed_rounds(round_of, federation, layout, slabs, place)
 
     # Few examples, for rare work: they are placed on a device when first used.
     scoring = None if validation is None else examples_of(validation)
@@ -230,8 +228,11 @@ def compile_federation(
             state, more = rounds_of(state, numbers, key, block)
             left += [(compact(record), info) for record, info in (b.on_host() for b in more)]
             for step in steps:
-                after = after_host_step(step, state, numbers, key, num_clients, scoring)
-                state = place.put(after)
+                whole = state
+                if is_distributed() and step.reads_clients:
+                    whole = place.portable(state, copies=False)
+                after = after_host_step(step, whole, numbers, key, num_clients, scoring)
+                state = place.put(state._replace(server=after.server))
         records, infos = zip(*left, strict=True)
         return made.noted(state), joined(records), joined_info(infos)
 
@@ -349,11 +350,13 @@ def _require_streamable(federation: Federation, outer: PyTree, placement: str) -
 
 def _require_distributable(federation: Federation, place: Placement) -> None:
     """Refuses what does not yet run in several processes."""
-    rule = "be 'device' for several processes, each of which would have to stream its clients alone"
-    checks.require(place.is_resident, "placement", rule, place.kind)
-    rule = "be none for several processes, which would each run them"
-    steps = [f"after round {step.after}" for step in federation.algorithm.stages.host_steps]
-    checks.require(not steps, "stages.host_steps", rule, steps)
+    rule = "not be 'disk' for several processes, each of which would have a file of its own"
+    checks.require(not place.is_on_disk, "placement", rule, place.kind)
+    num_own = len(place.own_rows)
+    has_table = federation.algorithm.client_state is not None and not place.is_resident
+    rule = f"be above {num_own}, or all clients would be of one process"
+    is_shared = not has_table or place.num_clients > num_own
+    checks.require(is_shared, "the number of clients", rule, place.num_clients)
 
 
 def _resident_bytes(*stores: FederatedData | None) -> int:

@@ -11,6 +11,7 @@ from chex import PRNGKey
 from fedjax_dp.algorithms.base import HostStep
 from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.core import checks
+from fedjax_dp.core.devices import of_first_process
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.client_store import ClientStore
@@ -82,7 +83,10 @@ def after_host_step(
     num_clients: int | None = None,
     validation: Examples | None = None,
 ) -> Any:
-    """Runs a host step; `validation` is the second split of all clients, for scores."""
+    """Runs a host step; `validation` is the second split of all clients, for scores.
+
+    With several processes, which all hold the whole state, the first runs it for all.
+    """
     before = jax.device_get(state.server)
     states = None
     if step.reads_clients and state.clients is not None:
@@ -90,7 +94,9 @@ def after_host_step(
         table = stored if isinstance(stored, ClientStore) else Table(stored, num_clients)
         states = Scored(table, step, validation)
     numbers = jax.tree.map(np.asarray, hyper)
-    server = step.step(before, states, numbers, fold(key, Purpose.SERVER, step.after))
+    server = before
+    if jax.process_index() == 0:
+        server = step.step(before, states, numbers, fold(key, Purpose.SERVER, step.after))
     kinds = [jax.tree.map(lambda x: (np.shape(x), jnp.result_type(x)), t) for t in (before, server)]
     checks.require(
         kinds[0] == kinds[1],
@@ -98,4 +104,4 @@ def after_host_step(
         f"keep structure, shapes and types {kinds[0]}",
         kinds[1],
     )
-    return state._replace(server=server)
+    return state._replace(server=of_first_process(server))

@@ -12,10 +12,14 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.devices import is_distributed, of_all_processes
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.client_store import ClientStore
 from fedjax_dp.engine.layout import AXIS, Layout
 from fedjax_dp.engine.round import ByClient, SimulationState
+
+# Tables of processes are joined in blocks of about so many bytes of each.
+_BLOCK_BYTES = 2**26
 
 
 class Placement(NamedTuple):
@@ -26,6 +30,7 @@ class Placement(NamedTuple):
       by_client: of what has an entry for each client, if it is in device memory.
       num_clients: the population.
       num_rows: the clients and the padding up to a multiple of the devices.
+      own_rows: those of this process's devices.
       is_resident: whether client states are in device memory.
       kind: as in `ExecutionConfig.placement`; "disk" holds client states in a file.
     """
@@ -34,6 +39,7 @@ class Placement(NamedTuple):
     by_client: Any
     num_clients: int
     num_rows: int
+    own_rows: range
     is_resident: bool
     kind: str
 
@@ -61,8 +67,22 @@ class Placement(NamedTuple):
         fits = isinstance(clients, ClientStore) == self.is_on_disk
         checks.require(fits, "placement", rule, self.kind)
         if not self.is_resident:
-            return state._replace(clients=jax.tree.map(np.asarray, clients))
+            return state._replace(clients=jax.tree.map(self._put_table, clients))
         return state._replace(clients=self._put_clients(clients))
+
+    def by_slot(self, tree: PyTree) -> PyTree:
+        """Places what has an entry for each slot; each process passes those of its devices."""
+        if self.by_client.is_fully_addressable:
+            return jax.device_put(tree, self.by_client)
+        place = partial(jax.make_array_from_process_local_data, self.by_client)
+        return jax.tree.map(place, tree)
+
+    def _put_table(self, x: Any) -> Any:
+        """Returns the clients of this process, from a table of all or of these."""
+        table = np.asarray(x)
+        if not is_distributed() or len(table) != self.num_clients:
+            return table
+        return table[np.minimum(self.own_rows, self.num_clients - 1)]
 
     def _put_clients(self, table: PyTree) -> PyTree:
         wide = jax.tree.map(lambda x: _padded(_typed(x), self.num_rows), table)
@@ -84,6 +104,8 @@ class Placement(NamedTuple):
         def of_clients(x: Any) -> np.ndarray:
             # Once written, a table in host memory is written in place by later rounds.
             is_written = isinstance(x, np.ndarray) and x.flags.writeable
+            if isinstance(x, np.ndarray) and len(x) < self.num_clients:
+                x = _joined(x)
             part = _whole(x)[: self.num_clients]
             return part.copy() if copies and is_written else part
 
@@ -111,8 +133,12 @@ def placement_of(
     by_client: Any = everywhere
     if layout.mesh is not None:
         everywhere, by_client = (NamedSharding(layout.mesh, spec) for spec in (P(), P(AXIS)))
-    num_rows = layout.clients_per_device(num_clients) * layout.num_devices
-    return Placement(everywhere, by_client, num_clients, num_rows, is_resident, kind)
+    per_device, own = layout.clients_per_device(num_clients), layout.own_devices
+    num_rows, own_rows = (
+        per_device * layout.num_devices,
+        range(per_device * own.start, per_device * own.stop),
+    )
+    return Placement(everywhere, by_client, num_clients, num_rows, own_rows, is_resident, kind)
 
 
 def by_part(function: Callable[[Any], Any], outer: PyTree) -> PyTree:
@@ -142,6 +168,21 @@ def _whole(x: Any) -> np.ndarray:
     if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
         return np.asarray(multihost_utils.process_allgather(x, tiled=True))
     return np.asarray(x)
+
+
+def own_part(x: Any) -> np.ndarray:
+    """Copies the part of an array by client or slot that is on this process's devices."""
+    if not isinstance(x, jax.Array) or x.is_fully_addressable:
+        return np.asarray(x)
+    shards = sorted(x.addressable_shards, key=lambda shard: shard.index[0].start)
+    return np.concatenate([np.asarray(shard.data) for shard in shards])
+
+
+def _joined(table: np.ndarray) -> np.ndarray:
+    """Joins the tables of all processes, by blocks, since they may not fit into device memory."""
+    rows = max(1, _BLOCK_BYTES * len(table) // max(1, table.nbytes))
+    blocks = [of_all_processes(table[i : i + rows]) for i in range(0, len(table), rows)]
+    return np.concatenate(blocks, axis=1).reshape(-1, *table.shape[1:])
 
 
 def _typed(x: Any) -> Any:

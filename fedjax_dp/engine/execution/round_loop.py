@@ -11,6 +11,7 @@ from chex import PRNGKey
 from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import Cohort, Examples
+from fedjax_dp.engine.execution.placement import Placement, own_part
 from fedjax_dp.engine.execution.stream import Slabs, narrowed, stream_of
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import Layout
@@ -86,25 +87,25 @@ def streamed_rounds(
     federation: Federation,
     layout: Layout,
     slabs: Slabs,
-    everywhere: Any,
-    by_client: Any,
+    place: Placement,
 ) -> Rounds:
     """Runs rounds for which examples and client states are brought to the device.
 
-    `everywhere` and `by_client` are the device or sharding of what clients share and of their
-    states.
+    Each process draws the whole cohort, and brings what the slots of its own devices need.
     """
     block_of = _blocks_of(one_round, 1)
 
     @jax.jit
     def draw_ahead(round_index, hyper, key):
         state = SimulationState((), (), None, round_index)
-        return federation.draw(state, hyper, key, layout)
+        return layout.on_all_devices(federation.draw(state, hyper, key, layout))
 
-    draw = jax.jit(lambda state, hyper, key: federation.draw(state, hyper, key, layout))
+    @jax.jit
+    def draw(state, hyper, key):
+        return layout.on_all_devices(federation.draw(state, hyper, key, layout))
 
     def run(state, hyper, key, num_rounds):
-        with stream_of(state.clients) as kept:
+        with stream_of(state.clients, place.own_rows.start) as kept:
             kept.require_room(federation.participation, num_rounds)
             state, blocks = rounds(state, kept, hyper, key, num_rounds)
         return state._replace(clients=kept.left()), blocks
@@ -120,9 +121,9 @@ def streamed_rounds(
             return narrowed(jax.device_get(drawn), layout, federation.participation)
 
         def play(state, examples, cohort, num_rounds):
-            state = state._replace(clients=jax.device_put(kept.gather(cohort), by_client))
-            here = jax.device_put(cohort, everywhere)
-            return block_of(state, hyper, examples, here, key, np.int32(num_rounds))
+            own = kept.gather(cohort.of_process(layout))
+            state = state._replace(clients=place.by_slot(own))
+            return block_of(state, hyper, examples, place.share(cohort), key, np.int32(num_rounds))
 
         cohort, blocks = cohort_of(0, state), []
         examples = slabs.gather(cohort)
@@ -138,11 +139,12 @@ def streamed_rounds(
             # that its examples are gathered meanwhile; the draw after it waits for the round.
             if i + 1 < num_rounds:
                 cohort = following if is_ahead else cohort_of(i + 1, state)
-                kept.ahead(cohort, under_way=played)
+                kept.ahead(cohort.of_process(layout), under_way=played.of_process(layout))
                 examples = slabs.gather(cohort)
             if is_ahead and i + 2 < num_rounds:
                 following = cohort_of(i + 2, state)
-            kept.scatter(played, state.clients)
+            part = jax.tree.map(own_part, state.clients)
+            kept.scatter(played.of_process(layout), part)
         return state, blocks
 
     return run

@@ -11,53 +11,67 @@ from fedjax_dp.data.federated import FederatedData, nested
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.client_store import UNWRITTEN, ClientStore
 from fedjax_dp.engine.cohort import Cohort, Examples
+from fedjax_dp.engine.execution.placement import Placement
 from fedjax_dp.engine.layout import Layout, power_of_two
 from fedjax_dp.engine.record import Fate
 
 
 class Slabs:
-    """The examples of cohorts, as slabs of few sizes."""
+    """The examples of cohorts, as slabs of few sizes, one for each device."""
 
     def __init__(
         self,
         data: FederatedData,
         participation: Participation,
-        placement: Any,
+        layout: Layout,
+        place: Placement,
         validation: FederatedData | None = None,
     ):
-        """Measures the slab that nearly every cohort fits into; slabs go to `placement`."""
-        self._data, self._placement = data, placement
+        """Measures the slab that nearly every cohort fits into."""
+        self._data, self._layout, self._place = data, layout, place
         self._limit = max(1, int(data.sizes.max()))
-        # No cohort has more records than the largest possible one.
+        # No device has more records than the largest possible cohort.
         largest = np.sort(data.sizes)[::-1][: participation.capacity]
         self._most_records = max(1, int(largest.sum()))
         expected = participation.cohort_size * data.num_examples / data.num_clients
+        expected /= layout.num_devices
         self._usual_records = min(self._most_records, power_of_two(2 * expected))
         self._validation = None
         if validation is not None:
-            self._validation = Slabs(validation, participation, placement)
+            self._validation = Slabs(validation, participation, layout, place)
 
     def gather(self, cohort: Cohort) -> Examples:
-        """Reads a cohort's examples and puts them on the device."""
-        return jax.device_put(self._on_host(cohort), self._placement)
+        """Reads the examples of this process's slots and puts them on its devices."""
+        return self._place.by_slot(self._on_host(cohort))
 
     def _on_host(self, cohort: Cohort) -> Examples:
-        is_drawn = _is_drawn(cohort)
-        ids = np.asarray(cohort.ids)[is_drawn]
-        sizes = self._data.sizes[ids]
-        num_records = int(sizes.sum())
+        is_drawn = _is_drawn(cohort).reshape(self._layout.num_devices, -1)
+        ids = np.where(is_drawn, np.asarray(cohort.ids).reshape(is_drawn.shape), 0)
+        sizes = np.where(is_drawn, self._data.sizes[ids], 0).astype(np.int32)
+        starts = np.where(is_drawn, np.cumsum(sizes, axis=1) - sizes, 0).astype(np.int32)
+        num_records, own = sizes.sum(axis=1), self._layout.own_devices
         # Few widths, none as large as the population, since a round is compiled for each.
-        width = max(self._usual_records, min(self._most_records, power_of_two(num_records)))
-        starts, sizes_by_slot = np.zeros((2, len(is_drawn)), np.int32)
-        starts[is_drawn], sizes_by_slot[is_drawn] = np.cumsum(sizes) - sizes, sizes
-        part = self._data.select(ids).examples if len(ids) else {}
-        slab = {}
-        for name, array in self._data.examples.items():
-            slab[name] = np.zeros((width, *array.shape[1:]), array.dtype)
-            if len(ids):
-                slab[name][:num_records] = part[name]
+        needed = power_of_two(int(num_records.max()))
+        width = max(self._usual_records, min(self._most_records, needed))
+        slab = {
+            name: np.zeros((len(own), width, *array.shape[1:]), array.dtype)
+            for name, array in self._data.examples.items()
+        }
+        for place, device in enumerate(own):
+            clients = ids[device][is_drawn[device]]
+            part = self._data.select(clients).examples if len(clients) else {}
+            for name, array in part.items():
+                slab[name][place, : num_records[device]] = array
+        flat = {name: array.reshape(-1, *array.shape[2:]) for name, array in slab.items()}
         second = None if self._validation is None else self._validation._on_host(cohort)
-        return Examples(nested(slab), starts, sizes_by_slot, second, self._limit, is_by_slot=True)
+        return Examples(
+            nested(flat),
+            starts[own].reshape(-1),
+            sizes[own].reshape(-1),
+            second,
+            self._limit,
+            is_by_slot=True,
+        )
 
 
 def narrowed(cohort: Cohort, layout: Layout, participation: Participation) -> Cohort:
@@ -77,9 +91,9 @@ def narrowed(cohort: Cohort, layout: Layout, participation: Participation) -> Co
 class TableStream:
     """Client state in host memory; a cohort's part is copied to the device and back."""
 
-    def __init__(self, table: PyTree):
-        """Takes NumPy arrays `[num_clients, ...]` that may be written to; None for no state."""
-        self._table = table
+    def __init__(self, table: PyTree, first: int):
+        """Takes NumPy arrays `[clients, ...]`, from a client on, to write to; None for no state."""
+        self._table, self._first = table, first
 
     def __enter__(self) -> "TableStream":
         """Enters."""
@@ -96,15 +110,15 @@ class TableStream:
 
     def gather(self, cohort: Cohort) -> PyTree:
         """Returns the states of the clients of all slots, `[slots, ...]`."""
-        ids = np.asarray(cohort.ids)
-        return jax.tree.map(lambda a: a[ids], self._table)
+        rows = np.where(_is_drawn(cohort), np.asarray(cohort.ids) - self._first, 0)
+        return jax.tree.map(lambda a: a[rows], self._table)
 
     def scatter(self, cohort: Cohort, part: PyTree) -> None:
         """Writes back the states of the clients of all slots, `[slots, ...]`."""
         is_drawn = _is_drawn(cohort)
-        ids = np.asarray(cohort.ids)[is_drawn]
+        rows = np.asarray(cohort.ids)[is_drawn] - self._first
         for array, new in zip(jax.tree.leaves(self._table), jax.tree.leaves(part), strict=True):
-            array[ids] = np.asarray(new)[is_drawn]
+            array[rows] = new[is_drawn]
 
     def left(self) -> PyTree:
         """Returns the table."""
@@ -171,7 +185,7 @@ class StoreStream:
         if self._writing is not None:
             self._writing.result()  # At most one round waits for the disk.
         places = {c: place for place, c in enumerate(_clients(cohort).tolist()) if c >= 0}
-        self._last = places, jax.tree.map(np.asarray, part)
+        self._last = places, part
         self._writing = self._thread.submit(self._write, *self._last)
 
     def left(self) -> ClientStore:
@@ -195,9 +209,11 @@ class StoreStream:
                 self._free.append(old)
 
 
-def stream_of(clients: PyTree) -> TableStream | StoreStream:
-    """Chooses the stream of clients' states: on disk, in host memory, or None."""
-    return StoreStream(clients) if isinstance(clients, ClientStore) else TableStream(clients)
+def stream_of(clients: PyTree, first: int) -> TableStream | StoreStream:
+    """Chooses the stream of clients' states: on disk, in host memory from a client on, or None."""
+    if isinstance(clients, ClientStore):
+        return StoreStream(clients)
+    return TableStream(clients, first)
 
 
 def _is_drawn(cohort: Cohort) -> np.ndarray:

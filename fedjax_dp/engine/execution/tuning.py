@@ -31,7 +31,9 @@ def layout_of(
     federation: Federation, execution: ExecutionConfig, build: Callable[[ExecutionConfig], Any]
 ) -> tuple[Layout, tuple[Trial, ...]]:
     """Chooses chunk and mesh; also returns the trials that chose them, fastest first, if any."""
-    devices, participation = execution.device_list(), federation.participation
+    # Neighbours on the mesh where they are devices of one process.
+    devices = sorted(execution.device_list(), key=lambda device: device.process_index)
+    participation = federation.participation
     mesh = Mesh(np.array(devices), (AXIS,)) if len(devices) > 1 else None
     # There may be many more slots than expected clients, which fill a chunk.
     expected = max(1, round(participation.cohort_size / len(devices)))

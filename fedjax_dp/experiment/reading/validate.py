@@ -372,14 +372,12 @@ def check_processes(config: Config) -> None:
         rule = f"be 'auto' or a multiple of the {section.num_processes} processes"
         is_even = section.devices % section.num_processes == 0
         checks.require(is_even, "execution.devices", rule, section.devices)
-    rule = "be 'auto' or 'device' for several processes"
-    is_held = section.placement in ("auto", "device")
+    rule = "not be 'disk' for several processes"
+    is_held = section.placement != "disk"
     checks.require(is_held, "execution.placement", rule, section.placement)
     rule = "be a number or 'auto' for several processes"
     is_same = section.clients_per_chunk != "tuned"
     checks.require(is_same, "execution.clients_per_chunk", rule, section.clients_per_chunk)
-    rule = "be none for several processes, which might decide differently"
-    checks.require(not config.run.callbacks, "run.callbacks", rule, sorted(config.run.callbacks))
 
 
 def _check_budget(level: RecordLevel | ClientLevel, key: str) -> None:

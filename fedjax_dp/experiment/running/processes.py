@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import pathlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import jax
@@ -17,7 +17,7 @@ from fedjax_dp.experiment.reading.validate import check_processes
 from fedjax_dp.experiment.schema.config import Config, ExecutionSection
 
 # A process that dies ends the others within about so many seconds, and an end waits for the others.
-_HEARTBEAT_SECONDS, _SHUTDOWN_SECONDS = 30, 60
+HEARTBEAT_SECONDS, _SHUTDOWN_SECONDS = 20, 60
 
 
 def start_processes(config: Config) -> None:
@@ -28,7 +28,7 @@ def start_processes(config: Config) -> None:
         return
     connect = partial(
         jax.distributed.initialize,
-        heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
         shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
     )
     if section.coordinator == "auto":
@@ -66,11 +66,12 @@ def place_of_process(place: pathlib.Path | None) -> Iterator[pathlib.Path | None
         yield pathlib.Path(folder)
 
 
-def require_same(config: Config, text: str) -> None:
-    """Requires that all processes run the same configuration; otherwise they would hang."""
-    own = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
-    same = bool(np.all(of_all_processes(own) == own))
-    checks.require(same, "the configuration", "be the same in all processes", config.title)
+def require_same(what: str, text: str) -> None:
+    """Requires that a text is the same in all processes; each waits until all have it."""
+    own = hashlib.sha256(text.encode()).digest()
+    digests = of_all_processes(np.frombuffer(own, np.uint8))
+    same = bool(np.all(digests == digests[0]))
+    checks.require(same, what, "be the same in all processes", f"SHA-256 {own.hex()[:16]}")
 
 
 def require_one_process(section: ExecutionSection, what: str) -> None:
@@ -80,6 +81,13 @@ def require_one_process(section: ExecutionSection, what: str) -> None:
     )
     rule = f"be none for {what}, in one process"
     checks.require(is_one, "execution.coordinator", rule, section.coordinator)
+
+
+def chosen_by_first(choose: Callable[[], str | None], names: Sequence[str]) -> str | None:
+    """Lets the first process choose a name, or none, for all."""
+    found = [None, *names]
+    own = found.index(choose()) if is_first_process() else 0
+    return found[int(of_all_processes(np.asarray(own))[0])]
 
 
 def agreed(is_interrupted: Callable[[], bool]) -> Callable[[], bool]:

@@ -47,8 +47,8 @@ def run(
       config: the experiment.
       folder: the run folder to write; None for the next free one under `runs/`.
       watcher: receives the progress; None for none.
-      callbacks: called after each evaluation, by name, besides those of the configuration; none
-        where several processes share the run.
+      callbacks: called after each evaluation, by name, besides those of the configuration; where
+        several processes share the run, by the first, and the others receive its decision.
       deployment: where rounds run, such as on the nodes of a Flower federation; None for this
         process.
 
@@ -59,11 +59,7 @@ def run(
       ValueError: if `assemble` refuses the configuration, the privacy cannot be accounted, or the
         folder is in use.
     """
-    if deployment is not None:
-        require_one_process(config.execution, "a deployment")
-    if callbacks:
-        require_one_process(config.execution, "callbacks")
-    start_processes(config)
+    _connect(config, deployment)
     with place_of_process(None if folder is None else pathlib.Path(folder)) as place:
         require_place(place, config.title)
         return _run(
@@ -110,15 +106,23 @@ def resume(
     checks.require(config is None or not words, "words", "be none beside a config", list(words))
     if config is None:
         config = config_files.load_config(place / CONFIG_FILE, words)
-    require_one_process(config.execution, "a run that is resumed")
-    return _run(
-        config,
-        lambda experiment, warn: restored(experiment, place, warn),
-        watcher or Watcher(),
-        callbacks,
-        deployment,
-        place,
-    )
+    _connect(config, deployment)
+    with place_of_process(place) as own:
+        return _run(
+            config,
+            lambda experiment, warn: restored(experiment, place, warn, own),
+            watcher or Watcher(),
+            callbacks,
+            deployment,
+            place,
+        )
+
+
+def _connect(config: Config, deployment: Deployment | None) -> None:
+    """Connects the processes of a run, of which there is one where others would not work."""
+    if deployment is not None:
+        require_one_process(config.execution, "a deployment")
+    start_processes(config)
 
 
 def _run(
@@ -136,7 +140,8 @@ def _run(
         experiment = assemble(config)
     else:
         experiment = deployment.deploy(assemble(config, deployment.population(config, resumed)))
-    require_same(config, config_files.to_toml(experiment.written))
+    # Programs that differ would wait for each other for ever.
+    require_same("the configuration", config_files.to_toml(experiment.written))
     callbacks = {**callbacks_of(config.run.callbacks), **callbacks}
     health = checked_health(experiment, callbacks, watcher)
     with full_disk_named():

@@ -1,6 +1,8 @@
 """Starts a run from its seed, or resumes it from its newest checkpoint."""
 
+import json
 import pathlib
+import shutil
 import tomllib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -24,6 +26,7 @@ from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.components.secure_aggregation import graph_of
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.byte_totals import ByteTotals
+from fedjax_dp.experiment.running.processes import require_same
 from fedjax_dp.experiment.running.release import withdraw_release
 from fedjax_dp.experiment.running.run_folder import (
     CHECKPOINT_FOLDER,
@@ -40,7 +43,7 @@ from fedjax_dp.experiment.schema.config import (
     RunSection,
 )
 from fedjax_dp.io.checkpoint import KEPT, ROOT_FILE, Checkpoints
-from fedjax_dp.io.logbook import write_text
+from fedjax_dp.io.logbook import METRICS_FILE, write_text
 from fedjax_dp.server.secure import mask_messages
 
 
@@ -127,25 +130,40 @@ def fresh(experiment: Experiment, folder: pathlib.Path | None) -> tuple[Simulati
 
 
 def restored(
-    experiment: Experiment, folder: pathlib.Path, warn: Callable[[str], None]
+    experiment: Experiment,
+    folder: pathlib.Path,
+    warn: Callable[[str], None],
+    place: pathlib.Path | None = None,
 ) -> tuple[SimulationState, Start]:
-    """Resumes a run from its newest intact checkpoint, or from its seed if there is none."""
+    """Resumes a run from its newest intact checkpoint, or from its seed if there is none.
+
+    A process that shares the run reads its folder and writes to `place`, a folder of its own.
+    """
     config, seconds, ledgers, sent = experiment.config, 0.0, None, None
-    lock = locked(folder)
+    place = folder if place is None else place
+    is_writer = place == folder
+    lock = locked(place)
     _require_same(experiment.written, (folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, is_secret=config.run.secret)
+    checkpoints = Checkpoints(
+        folder / CHECKPOINT_FOLDER, is_secret=config.run.secret, is_read_only=not is_writer
+    )
     key = _saved_root(config.run, checkpoints)
     state = stored_in(first_state(experiment), folder / CLIENTS_FOLDER)
     hyper, like = experiment.simulation.hyper, experiment.simulation.portable(state)
     step, damaged = checkpoints.newest_intact(like)
     for rounds, wrong in damaged.items():
         warn(f"the checkpoint of round {rounds} is damaged ({wrong}) and is skipped")
-    checkpoints.set_aside(damaged)
     if step is not None:
         state, hyper, extra = checkpoints.restore(like, hyper, step)
         _require_same(experiment.written, extra["config"])
         ledgers, seconds = extra["ledgers"], extra["seconds"]
         sent = extra["traffic"]
+    if not is_writer and (folder / METRICS_FILE).exists():
+        shutil.copy(folder / METRICS_FILE, place)
+    # All have read the folder before one of them changes it.
+    require_same("the checkpoint", json.dumps([step, ledgers]))
+    if is_writer:
+        checkpoints.set_aside(damaged)
     # The noise that is accounted is the noise that runs: after a restart, the saved one.
     accounting, traffic = accounting_of(experiment, hyper), _byte_totals(experiment)
     if ledgers is not None:
@@ -153,9 +171,9 @@ def restored(
     if sent is not None:
         traffic.restore(sent)
     _require_space(experiment, state)
-    withdraw_release(folder)
-    write_text(folder / CONFIG_FILE, config_files.to_toml(experiment.written))
-    return state, Start(folder, lock, key, hyper, accounting, checkpoints, seconds, traffic)
+    withdraw_release(place)
+    write_text(place / CONFIG_FILE, config_files.to_toml(experiment.written))
+    return state, Start(place, lock, key, hyper, accounting, checkpoints, seconds, traffic)
 
 
 def _require_one_round(

@@ -20,7 +20,11 @@ from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.environment import environment
 from fedjax_dp.experiment.running.health import Health
-from fedjax_dp.experiment.running.processes import is_first_process
+from fedjax_dp.experiment.running.processes import (
+    chosen_by_first,
+    is_first_process,
+    require_same,
+)
 from fedjax_dp.experiment.running.results import Ended, evaluate, write_results
 from fedjax_dp.experiment.running.run_folder import ENVIRONMENT_FILE
 from fedjax_dp.experiment.running.starting import Start
@@ -75,8 +79,10 @@ def steps(
         return start.seconds + time.perf_counter() - started
 
     def save(state: SimulationState) -> None:
+        ledgers = start.accounting.to_json()
+        require_same("the ledgers", ledgers)
         extra = {
-            "ledgers": start.accounting.to_json(),
+            "ledgers": ledgers,
             "traffic": start.traffic.to_json(),
             "seconds": seconds(),
             "config": text,
@@ -143,8 +149,15 @@ def _rounds(
         )
 
     def stopping(state: SimulationState) -> str | None:
-        progress = Progress(list(history), state, experiment, start.folder)
-        return next((name for name, each in callbacks.items() if each.call(progress)), None)
+        if not callbacks:
+            return None
+        at_hand = _at_hand(experiment, state)
+
+        def choose() -> str | None:
+            progress = Progress(list(history), at_hand, experiment, start.folder)
+            return next((name for name, each in callbacks.items() if each.call(progress)), None)
+
+        return chosen_by_first(choose, list(callbacks))
 
     # Computed again once used up: if fewer clients were drawn than allowed for, there is more.
     allowed = affordable()
