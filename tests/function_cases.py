@@ -51,7 +51,7 @@ BoundedRangeDpEvent DistributedDiscreteGaussianDpEvent PureDpEvent SkellamDpEven
 StaircaseDpEvent GammaShares GammaSharesDpEvent FixedPoint Played SetUp Terms Cheating
 CollusionResult MaskGraph MaskKeys HeldShares Compute Latencies RoundTimes Availability
 Moment CountedMean FloatOffsets LossBounds Node Nodes Journal NotOpenError Script Project
-Report
+Report Budget
 """
 HOLD = set(_NAMES.split())
 

@@ -23,10 +23,9 @@ def gateway(
 ) -> Answer:
     """Serve a node's models to a training script: `fedjax-dp gateway --state-dir DIR [--port N]`.
 
-    The node is configured with `training="script"` and the same `state-dir`, which it prepares when
-    the first message of a run arrives. Address and token are
-    printed to the error stream, and the token is in the file `project/token` of that folder. The
-    gateway listens on this machine alone and ends when it is interrupted.
+    The node is configured with `training="script"` and the same `state-dir`, a folder that exists.
+    Address and token are printed to the error stream, and the token is in the file `project/token`
+    of that folder. The gateway listens on this machine alone and ends when it is interrupted.
     """
     with needed_for("fedjax-dp gateway", "flower"):
         from fedjax_dp.flower.exchange import exchange_of

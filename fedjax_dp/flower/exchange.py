@@ -25,8 +25,6 @@ from fedjax_dp.core import checks, files
 FOLDER = "project"
 _CURRENT, _LOCK, _SCORES, _SENT = "current.json", ".lock", "scores.jsonl", "scores.sent"
 _MODEL, _TOKEN = "model.safetensors", "token"
-# Which a node has made.
-_PREPARED = ".prepared"
 # Seconds between two reads of the folder.
 EVERY = 0.1
 # What one report of scores may hold.
@@ -76,10 +74,9 @@ class Exchange:
     """The folder in which a node and a script meet."""
 
     def __init__(self, folder: str | pathlib.Path) -> None:
-        """Opens the folder on a node; made, for its owner alone, where it is missing."""
+        """Opens the folder; made, for its owner alone, where it is missing."""
         self._folder = pathlib.Path(folder)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (self._folder / _PREPARED).touch(mode=0o600)
 
     def task(self) -> Task | None:
         """Reads the newest round; None before the first."""
@@ -243,15 +240,14 @@ class Exchange:
 
 
 def exchange_of(state_dir: str | pathlib.Path) -> Exchange:
-    """Opens the folder of a node, for its script; refuses one that no node has prepared."""
-    folder = pathlib.Path(state_dir) / FOLDER
+    """Opens the folder of a node, for its script; refuses a state folder that does not exist."""
     rule = (
-        "be the state-dir of a node with training = 'script', which prepares it when the first "
-        "message of a run arrives"
+        "be a folder, the state-dir of a node with training = 'script', which makes it when the "
+        "first message of a run arrives"
     )
-    is_prepared = files.kind_of(folder / _PREPARED, "state-dir") == "file"
-    checks.require(is_prepared, "state-dir", rule, str(state_dir))
-    return Exchange(folder)
+    is_folder = files.kind_of(pathlib.Path(state_dir), "state-dir") == "folder"
+    checks.require(is_folder, "state-dir", rule, str(state_dir))
+    return Exchange(pathlib.Path(state_dir) / FOLDER)
 
 
 def encoded(arrays: Mapping[str, np.ndarray]) -> bytes:

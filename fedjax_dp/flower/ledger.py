@@ -3,14 +3,17 @@
 import json
 import pathlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
+from annotated_types import Gt, Lt
 from filelock import FileLock
 from numpy.typing import ArrayLike
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.core import checks, files
+from fedjax_dp.core.argument_checks import check_fields
+from fedjax_dp.core.ranges import PositiveNumbers
 from fedjax_dp.data import sampling
 from fedjax_dp.data.participants import participation
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
@@ -37,10 +40,25 @@ class Budget(NamedTuple):
       accountant: alike.
     """
 
-    epsilon: ArrayLike
-    dp_delta: ArrayLike
+    epsilon: PositiveNumbers
+    dp_delta: Annotated[ArrayLike, Gt(0), Lt(1)]
     relation: str = "zero_out"
     accountant: str | None = None
+
+    def validate(self, num_clients: int) -> None:
+        """Checks every field.
+
+        Args:
+          num_clients: the size of the population.
+
+        Raises:
+          ValueError: naming the field, the rule and the value.
+        """
+        check_fields(self, "budget.")
+        for name in ("epsilon", "dp_delta"):
+            given = getattr(self, name)
+            rule = f"be one number or one for each of {num_clients} clients"
+            checks.require(np.shape(given) in ((), (num_clients,)), f"budget.{name}", rule, given)
 
 
 class NodeLedger:
@@ -62,6 +80,8 @@ class NodeLedger:
     ) -> None:
         """Opens the ledger in the folder of a node whose plan claims privacy for records."""
         self._clients, self._folder, self._budget = np.asarray(clients), folder, budget
+        if budget is not None:
+            budget.validate(plan.num_clients)
         # Clients elsewhere have no records here, and pay nothing.
         of_all = np.zeros(plan.num_clients, np.int32)
         of_all[self._clients] = sizes

@@ -159,8 +159,8 @@ def project(where: Context | str | pathlib.Path) -> Project:
       The project.
 
     Raises:
-      ValueError: for a node without a state folder, or a folder that no node has prepared, as it
-        does when the first message of a run arrives.
+      ValueError: for a node without a state folder, or one that does not exist: the node makes it
+        when the first message of a run arrives, or you do before.
     """
     if isinstance(where, Context):
         rule = "hold state-dir for a training script"

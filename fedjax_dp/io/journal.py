@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.files import sync_folder
 from fedjax_dp.engine.record import RoundRecord
 
@@ -24,6 +25,7 @@ class JournalFile:
       run: a random name of the run, the same when it is resumed.
     """
 
+    @checked
     def __init__(self, path: str | pathlib.Path, facts: Mapping[str, str] = {}) -> None:
         """Opens a journal.
 

@@ -161,6 +161,26 @@ def test_a_round_that_exceeds_the_budget_is_refused_and_not_charged(plan, tmp_pa
         bounded.charge([0], 2, 0)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"epsilon": "much"},
+        {"epsilon": np.nan},
+        {"epsilon": [1.0, 2.0]},
+        {"dp_delta": 1.0},
+        {"dp_delta": None},
+        {"relation": 3},
+        {"accountant": "counting"},
+    ],
+    ids=str,
+)
+def test_a_budget_that_means_nothing_is_refused_by_name(plan, tmp_path, wrong):
+    ((name, _),) = wrong.items()
+    good = {"epsilon": 1.0, "dp_delta": DELTA}
+    with pytest.raises(ValueError, match=rf"{name} must .*got"):
+        ledger_of(plan, tmp_path, Budget(**{**good, **wrong}))
+
+
 def test_a_round_that_is_asked_for_again_is_charged_where_each_record_is_read_once(tmp_path):
     config = LocalConfig(
         learning_rate=1.0, batch_size=1, num_steps=2, clip_norm=1.0, noise_multiplier=1.0

@@ -15,7 +15,6 @@ from marks import slow
 
 from fedjax_dp.experiment import load_config, run
 from fedjax_dp.flower import client_app_of, project, run_on
-from fedjax_dp.flower.exchange import FOLDER, Exchange
 from fedjax_dp.flower.testing import InProcess
 
 pytest.importorskip("pyarrow")
@@ -93,8 +92,7 @@ def federation(tmp_path_factory):
     has_torch = importlib.util.find_spec("torch") is not None
     for i in (BY_CURL, BY_TORCH) if has_torch else (BY_CURL,):
         nodes[i] |= {"training": "script", "scores": "exact"}
-        # As the node does at its first message.
-        Exchange(states(i) / FOLDER)
+        states(i).mkdir()
     grid = InProcess(client_app_of(EXAMPLE / "federation.toml"), nodes)
     with programs(folder) as start:
         own, table = states(BY_CURL), data / f"node-{BY_CURL}.csv"

@@ -99,15 +99,11 @@ def in_thread(work):
 @contextlib.contextmanager
 def script_of(folder, train_one, data=None):
     """Runs a script's loop beside a federation; yields the rounds that it saw."""
+    folder.mkdir(exist_ok=True)
     seen, is_done, data = [], threading.Event(), data or make_data()
 
     def loop():
-        here = None
-        while here is None and not is_done.is_set():
-            # Not before the node has prepared the folder.
-            with contextlib.suppress(ValueError):
-                here = project(folder)
-            time.sleep(0.01)
+        here = project(folder)
         while not is_done.is_set():
             number = here.wait(0.1)
             if number is None:
@@ -232,27 +228,26 @@ def open_round(tmp_path):
 BF16 = np.zeros(3, jax.numpy.bfloat16)
 
 
-@pytest.mark.parametrize("place", ["missing", "empty", "of something else", "."])
-def test_a_folder_that_no_node_has_prepared_is_refused(place, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
-    for folder in ("of something else", "."):
-        (tmp_path / folder / FOLDER).mkdir(parents=True)
-    before = sorted(tmp_path.rglob("*"))
-    message = f"state-dir must be the state-dir of a node .*, got '{place}'"
-    with pytest.raises(ValueError, match=message):
+def test_a_state_folder_that_does_not_exist_is_refused_and_not_made(tmp_path):
+    place = tmp_path / "missing"
+    with pytest.raises(ValueError, match=r"state-dir must be a folder, .*missing"):
         project(place)
-    assert sorted(tmp_path.rglob("*")) == before
+    assert not place.exists()
+    place.touch()
+    with pytest.raises(ValueError, match=r"state-dir must be a folder, .*missing"):
+        project(place)
 
 
-def test_a_node_prepares_the_folder_of_its_script_when_it_is_asked_for_its_data(tmp_path):
+def test_a_node_makes_the_folder_of_its_script_when_it_is_asked_for_its_data(tmp_path):
+    place = tmp_path / "states"
+
     def data(context):
-        return Node([0], make_data().select([0]), script=Script(tmp_path / FOLDER))
+        return Node([0], make_data().select([0]), script=Script(place / FOLDER))
 
     grid = InProcess(client_app(None, data), {SCRIPTED: {}})
     (reply,) = grid.send_and_receive([Message(Packet().record(), SCRIPTED, DATA)])
     assert not reply.has_error()
-    assert project(tmp_path).current_round is None
+    assert project(place).current_round is None
 
 
 WRONG = {
