@@ -125,7 +125,7 @@ def ended(machines: list[Machine]) -> Iterator[None]:
             machine.end()
 
 
-def until(is_done: Callable[[], bool], what: str) -> None:
+def until(is_done: Callable[[], object], what: str) -> None:
     """Waits."""
     end = time.monotonic() + LONGEST
     while not is_done():
@@ -163,10 +163,10 @@ def from_nothing(folder: pathlib.Path) -> dict[str, object]:
         until(is_listening, "server")
         run = server.start(page.start)
         metrics = work / "hospitals-run" / "metrics.jsonl"
-        until(lambda: run.poll() is not None or _rounds(metrics) > 0, "end of round 1")
-        if _rounds(metrics) == 0:
-            raise RuntimeError(f"the run must play a round, see the logs in {folder}")
+        until(lambda: run.poll() is not None or _first_row(metrics), "end of round 1")
         end = time.monotonic()
+    if (replies := _first_row(metrics).get("nodes_replied", 0)) != len(nodes):
+        raise RuntimeError(f"{replies} of {len(nodes)} nodes took part in round 1, see {folder}")
     return {
         "seconds to install": round(installed - begin),
         "seconds to the end of round 1": round(end - installed),
@@ -174,8 +174,10 @@ def from_nothing(folder: pathlib.Path) -> dict[str, object]:
     }
 
 
-def _rounds(metrics: pathlib.Path) -> int:
-    return metrics.read_text().count("\n") if metrics.exists() else 0
+def _first_row(metrics: pathlib.Path) -> dict[str, object]:
+    """The metrics of round 1; empty before its end."""
+    text = metrics.read_text(encoding="utf-8") if metrics.exists() else ""
+    return json.loads(text.splitlines()[0]) if "\n" in text else {}
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ class OnFlower:
         checks.positive("timeout", timeout)
         checks.one_of("scores", scores, get_args(Scores))
         self._grid, self._keys, self._timeout, self._scores = grid, keys, timeout, scores
-        self._own_data, self._journal, self._is_resumed = own_data, _Late(), False
+        self._own_data, self._journal, self._is_resumed = own_data, _FilesOfRun(), False
         self._facts: Mapping[str, str] = {"keys": keys, "scores": scores}
         # The same of all sessions of a run.
         self._stated = dict(self._facts)
@@ -194,7 +194,7 @@ class OnFlower:
         return self._journal.file.records()
 
 
-class _Late:
+class _FilesOfRun:
     """Files that are known once the run folder is: the journal, and scores."""
 
     file: JournalFile

@@ -52,24 +52,7 @@ def gateway_app(exchange: Exchange, token: str) -> FastAPI:
       The app.
     """
     app = FastAPI(openapi_url=None)
-    expected = f"Bearer {token}".encode()
-
-    @app.middleware("http")
-    async def refuse(request: Request, proceed: Callable[[Request], Awaitable[Response]]) -> Any:
-        given = request.headers.get("authorization", "").encode()
-        if not secrets.compare_digest(given, expected):
-            headers = {"WWW-Authenticate": "Bearer"}
-            return JSONResponse({"error": "the token must be that of the gateway"}, 401, headers)
-        return await proceed(request)
-
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*_HOSTS])
-
-    async def refused(request: Request, error: Exception) -> JSONResponse:
-        status = next(status for kind, status in _STATUS if isinstance(error, kind))
-        return JSONResponse({"error": str(error)}, status)
-
-    for kind, _ in _STATUS:
-        app.add_exception_handler(kind, refused)
+    _refuse_others(app, token)
 
     @app.get("/project")
     def project() -> dict[str, Any]:
@@ -108,6 +91,28 @@ def gateway_app(exchange: Exchange, token: str) -> FastAPI:
         return exchange.report(given["scores"], given.get("round"), given.get("datalink"))
 
     return app
+
+
+def _refuse_others(app: FastAPI, token: str) -> None:
+    """Answers requests without the token, for other hosts, or with errors, by refusals."""
+    expected = f"Bearer {token}".encode()
+
+    @app.middleware("http")
+    async def refuse(request: Request, proceed: Callable[[Request], Awaitable[Response]]) -> Any:
+        given = request.headers.get("authorization", "").encode()
+        if not secrets.compare_digest(given, expected):
+            headers = {"WWW-Authenticate": "Bearer"}
+            return JSONResponse({"error": "the token must be that of the gateway"}, 401, headers)
+        return await proceed(request)
+
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*_HOSTS])
+
+    async def refused(request: Request, error: Exception) -> JSONResponse:
+        status = next(status for kind, status in _STATUS if isinstance(error, kind))
+        return JSONResponse({"error": str(error)}, status)
+
+    for kind, _ in _STATUS:
+        app.add_exception_handler(kind, refused)
 
 
 def server_of(

@@ -36,6 +36,10 @@ TRAIN, CLIENTS = "train", "query.clients"
 DATA, PRIVACY, SCORES = "query.data", "query.privacy", "query.scores"
 
 
+# `(plans, node, packet, context) -> packet` of the reply.
+_Answer = Callable[["_Plans", "Node", Packet, Context], Packet]
+
+
 class Node(NamedTuple):
     """The clients of a node and their data.
 
@@ -111,85 +115,93 @@ def client_app(
         client state that was lost, privacy of records without a folder for its ledger, or a round
         that exceeds their budget.
     """
-    app, kept = ClientApp(), _Kept(build, terms)
+    app, plans = ClientApp(), _Plans(build, terms)
 
-    def reply(packet: Packet, message: Message) -> Message:
-        return Message(packet.record(), reply_to=message)
-
-    @app.query("data")
-    def described(message: Message, context: Context) -> Message:
-        node = data(context)
-        prepare(node.script)
-        kind = json.dumps(node.kind)
-        return reply(
-            Packet({"clients": list(node.clients), "kind": kind, **sizes_of(node)}), message
-        )
-
-    @app.query("clients")
-    def clients(message: Message, context: Context) -> Message:
-        node, asked = data(context), packet_of(message.content).facts
-        kept.require(node, asked)
-        if node.script is not None:
-            algorithm = kept.plan(node, asked).algorithm
-            require_difference(algorithm, population_of(node.train, node.validation))
-            prepare(node.script)
-        return reply(Packet({"clients": list(node.clients), **sizes_of(node)}), message)
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        node, packet = data(context), packet_of(message.content)
-        checks.one_of("keys", node.keys, get_args(Keys))
-        run = run_digest(packet.facts["digest"], packet.facts["run"])
-        stored: States = StatesInContext(context.state, run)
-        if node.state_dir is not None:
-            stored = StatesOnDisk(node.state_dir, run)
-        agreement = kept.agreement(node, packet.facts, context)
-        seeds = None if agreement is None else agreement.seeds(packet)
-        # Before the work: a crash can only charge too much.
-        ledger = kept.ledger(node, packet.facts)
-        if ledger is not None:
-            named = ("clients", "round", "stage", "run")
-            ledger.charge(*(packet.facts[name] for name in named))
-        return reply(kept.train(node, packet, stored, seeds), message)
-
-    def step(play: Callable[[Agreement, Packet], Packet]) -> Callable[[Message, Context], Message]:
+    def answers(play: _Answer) -> Callable[[Message, Context], Message]:
         def answered(message: Message, context: Context) -> Message:
             node, packet = data(context), packet_of(message.content)
-            agreement = kept.agreement(node, packet.facts, context)
-            rule = "be 'device' for an algorithm under masks, to agree on them"
-            checks.require(agreement is not None, "keys", rule, node.keys)
-            assert agreement is not None
-            return reply(play(agreement, packet), message)
+            return Message(play(plans, node, packet, context).record(), reply_to=message)
 
         return answered
 
-    for kind, play in (
+    app.train()(answers(_trained))
+    for kind, step in (
         (KEYS, Agreement.keys),
         (SHARES, Agreement.shares),
         (UNMASK, Agreement.unmask),
     ):
-        app.train(kind.removeprefix(f"{TRAIN}."))(step(play))
-
-    @app.query("privacy")
-    def privacy(message: Message, context: Context) -> Message:
-        node, facts = data(context), packet_of(message.content).facts
-        ledger = kept.ledger(node, facts)
-        checks.require(ledger is not None, "algorithm", "claim privacy for records", None)
-        assert ledger is not None
-        claims = {
-            "clients": list(node.clients),
-            "epsilon": ledger.epsilon(facts["dp_delta"]),
-            "releases": ledger.num_releases(),
-        }
-        return reply(Packet(claims), message)
-
-    @app.query("scores")
-    def scores(message: Message, context: Context) -> Message:
-        script, facts = data(context).script, packet_of(message.content).facts
-        left = {"scores": ""} if script is None else reports(script, facts["digest"], facts)
-        return reply(Packet(left), message)
-
+        app.train(kind.removeprefix(f"{TRAIN}."))(answers(partial(_agreed, step)))
+    for kind, play in (
+        (DATA, _described),
+        (CLIENTS, _registered),
+        (PRIVACY, _claimed),
+        (SCORES, _scored),
+    ):
+        app.query(kind.removeprefix("query."))(answers(play))
     return app
+
+
+def _described(plans: "_Plans", node: Node, packet: Packet, context: Context) -> Packet:
+    """Answers what the clients of a node are, and of what kind their data."""
+    prepare(node.script)
+    return Packet({"clients": list(node.clients), "kind": json.dumps(node.kind), **sizes_of(node)})
+
+
+def _registered(plans: "_Plans", node: Node, packet: Packet, context: Context) -> Packet:
+    """Requires the server's plan, and answers which clients a node holds."""
+    plans.require(node, packet.facts)
+    if node.script is not None:
+        algorithm = plans.plan(node, packet.facts).algorithm
+        require_difference(algorithm, population_of(node.train, node.validation))
+        prepare(node.script)
+    return Packet({"clients": list(node.clients), **sizes_of(node)})
+
+
+def _trained(plans: "_Plans", node: Node, packet: Packet, context: Context) -> Packet:
+    """Plays the round of the drawn clients of a node."""
+    checks.one_of("keys", node.keys, get_args(Keys))
+    run = run_digest(packet.facts["digest"], packet.facts["run"])
+    stored: States = StatesInContext(context.state, run)
+    if node.state_dir is not None:
+        stored = StatesOnDisk(node.state_dir, run)
+    agreement = plans.agreement(node, packet.facts, context)
+    seeds = None if agreement is None else agreement.seeds(packet)
+    # Before the work: a crash can only charge too much.
+    ledger = plans.ledger(node, packet.facts)
+    if ledger is not None:
+        ledger.charge(*(packet.facts[name] for name in ("clients", "round", "stage", "run")))
+    return plans.train(node, packet, stored, seeds)
+
+
+def _agreed(
+    step: Callable[[Agreement, Packet], Packet],
+    plans: "_Plans",
+    node: Node,
+    packet: Packet,
+    context: Context,
+) -> Packet:
+    """Takes a step of the agreement on masks."""
+    agreement = plans.agreement(node, packet.facts, context)
+    rule = "be 'device' for an algorithm under masks, to agree on them"
+    checks.require(agreement is not None, "keys", rule, node.keys)
+    assert agreement is not None
+    return step(agreement, packet)
+
+
+def _claimed(plans: "_Plans", node: Node, packet: Packet, context: Context) -> Packet:
+    """Answers what the ledger of a node claims for the records of its clients."""
+    ledger = plans.ledger(node, packet.facts)
+    checks.require(ledger is not None, "algorithm", "claim privacy for records", None)
+    assert ledger is not None
+    epsilon, releases = ledger.epsilon(packet.facts["dp_delta"]), ledger.num_releases()
+    return Packet({"clients": list(node.clients), "epsilon": epsilon, "releases": releases})
+
+
+def _scored(plans: "_Plans", node: Node, packet: Packet, context: Context) -> Packet:
+    """Answers the scores that a script has reported since the node's last reply."""
+    if node.script is None:
+        return Packet({"scores": ""})
+    return Packet(reports(node.script, packet.facts["digest"], packet.facts))
 
 
 def sizes_of(node: Node) -> dict[str, list[int]]:
@@ -198,7 +210,7 @@ def sizes_of(node: Node) -> dict[str, list[int]]:
     return {"sizes": node.train.sizes.tolist(), "validation sizes": second}
 
 
-class _Kept:
+class _Plans:
     """What a node's process computes once: the algorithm, its plan, its compiled round."""
 
     def __init__(

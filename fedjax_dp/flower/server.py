@@ -2,7 +2,7 @@
 
 import secrets
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol, get_args
 
@@ -207,12 +207,24 @@ _SENT = (Fate.CONTRIBUTED, Fate.NOT_FINITE)
 
 
 class _Drawn(NamedTuple):
-    """A round that is under way."""
+    """A round that is under way; under masks with what clients have agreed, and its end."""
 
     round: Round
     cohort: Cohort
     fate: np.ndarray
     public_key: PRNGKey
+    set_up: SetUp | None = None
+    recovered: Callable[[np.ndarray], tuple[SeedTable | None, np.ndarray]] | None = None
+
+
+class _Gathered(NamedTuple):
+    """What the replies of a round add up to, and whether they are too few to be used."""
+
+    total: PyTree
+    known: Mapping[int, PyTree]
+    fate: np.ndarray
+    seeds: SeedTable | None
+    is_abandoned: bool
 
 
 class _Server:
@@ -229,9 +241,9 @@ class _Server:
         self._federation, self._nodes, self._keys, self._journal = federation, nodes, keys, journal
         algorithm, population = federation.algorithm, federation.population
         self._algorithm = algorithm
+        masks = masks_of(algorithm.aggregator)
         # Under masks the aggregator itself loses a sum of fewer.
-        is_masked = masks_of(algorithm.aggregator) is not None
-        self._least = 0 if is_masked else federation.claims.min_participants
+        self._least = federation.claims.min_participants if masks is None else 0
         second = population.validation
         sizes = {
             "sizes": population.sizes.tolist(),
@@ -244,7 +256,6 @@ class _Server:
         self._facts = {**sizes, "digest": plan.digest}
         self._question = Packet({**self._facts, **texts})
         self._draw = jax.jit(federation.draw)
-        masks = masks_of(algorithm.aggregator)
         # Those of parity keys are simulated, in the encoder itself.
         self._masks = masks if keys == "device" else None
         self._close = jax.jit(partial(_closed, algorithm))
@@ -292,57 +303,75 @@ class _Server:
         if self._journal is not None:
             self._journal.append(number, record)
         wire = _Wire()
-        masking = set_up = seeds = None
-        if self._masks is not None:
-            send = partial(self._agree, number, wire)
-            masking = Masking(self._masks, places, send)
-            facts = {**self._facts, "round": number}
-            ids = np.where(drawn.fate == Fate.CONTRIBUTED, drawn.cohort.ids, -1)
-            set_up = masking.set_up(facts, ids, _words(drawn.public_key))
-            is_left = (drawn.fate != Fate.CONTRIBUTED) | (set_up.cohort.ids >= 0)
-            fate = np.where(is_left, drawn.fate, Fate.UNANNOUNCED).astype(np.int8)
-            drawn = drawn._replace(fate=fate)
-        packets = self._packets(state, key, drawn, places, set_up)
+        drawn = self._agreed(drawn, places, wire)
+        packets = self._packets(state, key, drawn, places)
         replies = wire.counted(packets, self._nodes.train(packets, number) if packets else {})
-        ids = np.asarray(drawn.cohort.ids)
+        gathered = self._gathered(drawn, packets, replies)
+        private_key = fold(key, Purpose.CENTRAL_NOISE, number, *attempt)
+        step_key = fold(key, Purpose.SERVER_STEP, number)
+        after, closed, fate = self._stepped(state, hyper, drawn, gathered, private_key, step_key)
+        of_round = wire.metrics()
+        if self._least:
+            of_round["is_abandoned"] = np.float32(gathered.is_abandoned)
+        # Not in the log, which more people read.
+        of_round["nodes_asked"] = np.int64(len(packets))
+        of_round["nodes_replied"] = np.int64(len(replies))
+        return after, record._replace(fate=_one(fate)), self._info(closed, fate, of_round)
+
+    def _agreed(self, drawn: _Drawn, places: Mapping[int, int], wire: "_Wire") -> _Drawn:
+        """Lets clients agree on masks, if there are any; those that do not are left out."""
+        if self._masks is None:
+            return drawn
+        number = int(drawn.round.index)
+        masking = Masking(self._masks, places, partial(self._agree, number, wire))
+        ids = np.where(drawn.fate == Fate.CONTRIBUTED, drawn.cohort.ids, -1)
+        facts = {**self._facts, "round": number}
+        set_up = masking.set_up(facts, ids, _words(drawn.public_key))
+        is_left = (drawn.fate != Fate.CONTRIBUTED) | (set_up.cohort.ids >= 0)
+        fate = np.where(is_left, drawn.fate, Fate.UNANNOUNCED).astype(np.int8)
+        recovered = partial(masking.recovered, set_up)
+        return drawn._replace(fate=fate, set_up=set_up, recovered=recovered)
+
+    def _gathered(
+        self, drawn: _Drawn, packets: Mapping[int, Packet], replies: Mapping[int, Packet]
+    ) -> _Gathered:
+        """Adds up replies; zeros where fewer have come than a claim counts on."""
+        ids, seeds = np.asarray(drawn.cohort.ids), None
         total, known, fate = self._replies.gathered(replies, packets, ids, drawn.fate)
-        if masking is not None and set_up is not None:
-            seeds, fate = masking.recovered(set_up, fate)
-        is_abandoned = np.sum(np.isin(fate, _SENT)) < self._least
+        if drawn.recovered is not None:
+            seeds, fate = drawn.recovered(fate)
+        is_abandoned = bool(np.sum(np.isin(fate, _SENT)) < self._least)
         if is_abandoned:
             rule = f"the {self._least} clients whose shares of noise the claim counts"
-            warnings.warn(f"round {number} is lost: fewer have replied than {rule}", stacklevel=2)
+            text = f"round {int(drawn.round.index)} is lost: fewer have replied than {rule}"
+            warnings.warn(text, stacklevel=3)
             total = jax.tree.map(np.zeros_like, total)
             fate = np.where(np.isin(fate, _SENT), Fate.LATE, fate).astype(np.int8)
-        private_key = fold(key, Purpose.CENTRAL_NOISE, number, *attempt)
-        closed = self._close(
-            seeds,
-            state.server,
-            state.aggregator,
-            hyper,
-            total,
-            Close(self._roster(drawn), jnp.asarray(fate), drawn.public_key, private_key),
-            drawn.round,
-            fold(key, Purpose.SERVER_STEP, number),
-        )
+        return _Gathered(total, known, fate, seeds, is_abandoned)
+
+    def _stepped(
+        self,
+        state: SimulationState,
+        hyper: Hyper,
+        drawn: _Drawn,
+        gathered: _Gathered,
+        private_key: PRNGKey,
+        step_key: PRNGKey,
+    ) -> tuple[SimulationState, Closed, np.ndarray]:
+        """Adds the noise and steps along the aggregate; returns the fates too."""
+        fate = gathered.fate
+        close = Close(self._roster(drawn), jnp.asarray(fate), drawn.public_key, private_key)
+        of_server = state.server, state.aggregator, hyper, gathered.total, close
+        closed = self._close(gathered.seeds, *of_server, drawn.round, step_key)
         if not closed.is_finite:
             fate = np.where(fate == Fate.CONTRIBUTED, Fate.NOT_FINITE, fate).astype(np.int8)
         after = state._replace(
             server=closed.server,
             aggregator=closed.aggregator,
-            clients=self._counted(state, drawn, fate, known),
+            clients=self._counted(state, drawn, fate, gathered.known),
             round=state.round + 1,
         )
-        of_round = wire.metrics()
-        if self._least:
-            of_round["is_abandoned"] = np.float32(is_abandoned)
-        # Not in the log, which more people read.
-        of_round |= {
-            "nodes_asked": np.int64(len(packets)),
-            "nodes_replied": np.int64(len(replies)),
-        }
-        info = self._info(closed, fate, of_round)
-        return after, record._replace(fate=_one(fate)), info
+        return after, closed, fate
 
     def _attempt(self, number: int) -> tuple[int, ...]:
         """Makes what an attempt of a round folds into the keys that no other attempt may have."""
@@ -410,7 +439,6 @@ class _Server:
         key: PRNGKey,
         drawn: _Drawn,
         places: Mapping[int, int],
-        set_up: SetUp | None,
     ) -> dict[int, Packet]:
         """Makes the message to each node that holds a drawn client."""
         groups: dict[int, list[int]] = {}
@@ -419,7 +447,7 @@ class _Server:
         of_aggregator = self._algorithm.aggregator.broadcast(state.aggregator)
         common = arrays_of(of_aggregator, "aggregator")
         common["public_key"] = _words(drawn.public_key)
-        if self._plan.reads_roster or set_up is not None:
+        if self._plan.reads_roster or drawn.set_up is not None:
             common |= arrays_of(self._roster(drawn), "roster")
         first, known, last = state.clients if state.clients is not None else (None, None, None)
         sizes = self._federation.population.sizes
@@ -429,8 +457,8 @@ class _Server:
             "round": int(state.round),
             "stage": int(drawn.round.stage),
         }
-        if set_up is not None:
-            facts["setup"] = set_up.facts["setup"]
+        if drawn.set_up is not None:
+            facts["setup"] = drawn.set_up.facts["setup"]
         packets = {}
         for node, clients in sorted(groups.items()):
             arrays, of_own = dict(common), dict[str, Any]()

@@ -1,5 +1,7 @@
 """The timed start of a federation runs the commands of the page, here with empty programs."""
 
+import json
+
 import pytest
 
 from experiments.deployment import from_nothing
@@ -11,8 +13,8 @@ printf '%s\\n' "$HOME" "$FLWR_HOME" "$FEDJAX_DP_DATA" > "$HOME/variables-of-$(ba
 """
 # A round ends once the server and three nodes have started.
 STARTED = '$(ls "$HOME"/../*/variables-of-flower-* | wc -l) = 4'
-ROUND = f"until [ {STARTED} ]; do sleep 0.1; done\n"
-ROUND += "mkdir -p hospitals-run; echo '{}' >> hospitals-run/metrics.jsonl; sleep 60\n"
+ROUND = f"until [ {STARTED} ]; do sleep 0.1; done; mkdir hospitals-run\n"
+ROUND += f"echo '{json.dumps({'nodes_replied': 3})}' > hospitals-run/metrics.jsonl; sleep 60\n"
 
 
 @pytest.fixture
@@ -61,6 +63,12 @@ def test_the_commands_are_those_of_the_page(machines):
         assert called(name, "flower-supernode") == ["flower-supernode", *node]
     config = from_toml((work / "hospitals.toml").read_text(), "hospitals.toml")
     assert (config.data.num_clients, config.privacy.units) == (3, ("record",))
+
+
+def test_a_round_without_a_node_is_no_federation(machines, monkeypatch):
+    monkeypatch.setitem(globals(), "ROUND", ROUND.replace("3", "2", 1))
+    with pytest.raises(RuntimeError, match="2 of 3 nodes took part in round 1"):
+        from_nothing.from_nothing(machines[0])
 
 
 def test_every_command_stands_on_the_page():
