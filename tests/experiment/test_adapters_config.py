@@ -66,6 +66,7 @@ def test_a_model_starts_as_its_base_which_is_read_from_a_file(base):
         np.testing.assert_array_equal(full[layer]["bias"], arrays[f"params/{layer}/bias"])
 
 
+@telling
 def test_without_a_file_the_base_is_that_of_the_seed():
     words = (*ADAPTERS, "--model.adapters.trained=['params/Dense_1/bias']")
     model, facts = built(*words)
