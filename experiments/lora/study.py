@@ -91,7 +91,7 @@ def rows_of(base: pathlib.Path, unit: str, method: str, words: Sequence[str]) ->
         config = load_config(file, [*common, *budget_words(unit, epsilon)])
         experiment = assemble(config)
         if shared is None:
-            # The budgets differ in numbers alone: all run the program of the first.
+            # The budgets differ in numbers alone: all run the simulation of the first.
             shared, memory = experiment, memory_of(experiment)
             state = shared.simulation.init(jax.random.key(0))
             jax.block_until_ready(shared.simulation.compile(state, jax.random.key(0)))

@@ -119,11 +119,11 @@ def _allows(rule, alternatives, value, word):
         # A number or a truth value on the command line is the text that was typed.
         text = value if isinstance(value, str) else word
         return bool(re.fullmatch(r"\w[\w .,=+-]*", text))
-    if rule.startswith("a table, each value "):
-        entry = rule.removeprefix("a table, each value ")
-        return isinstance(value, dict) and all(
-            _allows(entry, [entry], v, word) for v in value.values()
-        )
+    if named := re.fullmatch(r"a table( of at least one entry)?, each value (.*)", rule):
+        entry = named[2]
+        if not isinstance(value, dict) or (named[1] and not value):
+            return False
+        return all(_allows(entry, [entry], v, word) for v in value.values())
     kind = re.fullmatch(r"(an integer|a number|a finite number)(?: (.*))?", rule)
     assert kind, f"no reading of {rule!r}"
     # Whatever the rule, runs compute in float32.
