@@ -75,7 +75,7 @@ class OnFlower:
         Args:
           grid: as Flower passes it to a server app.
           keys: "device" or "parity", as for `Node`.
-          timeout: seconds to wait for the replies of a round, above 0.
+          timeout: seconds to wait for a first node, and for the replies of a round, above 0.
           own_data: whether each node reads data of its own, of which the server has the sizes
             alone; else all read those of the configuration.
           scores: "exact" to collect the scores that training scripts report, in `scores.jsonl` of
@@ -241,7 +241,7 @@ def run_on(
       folder: the run folder.
       watcher: receives the progress; None for none.
       keys: "device" or "parity", as for `client_app`.
-      timeout: seconds to wait for the replies of a round, above 0.
+      timeout: seconds to wait for a first node, and for the replies of a round, above 0.
       own_data: whether each node reads data of its own, as for `OnFlower`.
       scores: "exact" or "none", as for `OnFlower`.
 

@@ -148,7 +148,7 @@ def _require_deployable(config: Config, keys: Keys) -> None:
         # Such data may lie on the nodes alone.
         if not is_missing and FILE_OPTIONS[0] not in datasets.options(config.data.name):
             raise
-        text = "data are not here, so that the server alone checks whether nodes can play this"
+        text = "the data cannot be read here; only the server will check whether nodes can play it"
         warnings.warn(f"{text}: {error}", stacklevel=3)
         return
     require_deployable(federation_of(config, population), keys)

@@ -67,7 +67,7 @@ class GridNodes:
 
         Raises:
           ValueError: before the first round, if two nodes hold one client, or a node one that is
-            not registered; if no node comes in time; or if all that answer refuse the plan or fail.
+            not registered; if no node comes or answers in time; or if all answers are errors.
             Later such a node is left out. A client stays on its node while that is online; then it
             is on the one that came last, such as one that was started again.
         """
@@ -81,9 +81,10 @@ class GridNodes:
         }
         start = time.monotonic()
         replies, failures = answers(self._grid, CLIENTS, new, "set-up", self._timeout)
-        if is_start and failures and not replies:
-            node, reason = next(iter(failures.items()))
-            raise ValueError(f"a node must accept the plan, got from node {node}: {reason}")
+        if is_start and not replies:
+            named = (f"from node {node}: {reason}" for node, reason in failures.items())
+            silence = f"no answer in {self._timeout:g} seconds"
+            raise ValueError(f"a node must accept the plan, got {next(named, silence)}")
         if time.monotonic() - start >= self._timeout:
             for node in sorted(set(new).difference(replies)):
                 self._silent[node] = times = self._silent.get(node, 0) + 1

@@ -160,7 +160,7 @@ def _registered(plans: "_Plans", node: Node, packet: Packet, context: Context) -
 def _trained(plans: "_Plans", node: Node, packet: Packet, context: Context) -> Packet:
     """Plays the round of the drawn clients of a node."""
     checks.one_of("keys", node.keys, get_args(Keys))
-    run = run_digest(packet.facts["digest"], packet.facts["run"])
+    run = run_digest(packet.facts["run"])
     stored: States = StatesInContext(context.state, run)
     if node.state_dir is not None:
         stored = StatesOnDisk(node.state_dir, run)

@@ -15,9 +15,9 @@ from fedjax_dp.core import files
 _DIGITS = 16
 
 
-def run_digest(plan: str, run: str) -> str:
-    """Computes the SHA-256 of a run: of the digest of its plan, and its random name."""
-    return hashlib.sha256(f"{plan} {run}".encode()).hexdigest()
+def run_digest(*names: str) -> str:
+    """Computes the SHA-256 of a run's random name, or of its plan's digest and that name."""
+    return hashlib.sha256(" ".join(names).encode()).hexdigest()
 
 
 class States(Protocol):

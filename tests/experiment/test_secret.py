@@ -22,6 +22,7 @@ from run_folders import (
 from fedjax_dp.core import keys
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.running import starting
 from fedjax_dp.experiment.running.starting import first_state, new_root
 
 pytestmark = [
@@ -70,6 +71,14 @@ def test_the_root_is_in_the_checkpoint_readable_by_its_owner_alone(uninterrupted
     for path in others:
         text = path.read_bytes().lower()
         assert not any(shape.lower() in text for shape in shapes), path
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_of_several_processes_the_first_alone_writes_the_root(is_first, tmp_path, monkeypatch):
+    monkeypatch.setattr(starting, "is_first_process", lambda: is_first)
+    experiment = assemble_once(load_config(None, SECRET))
+    starting.fresh(experiment, tmp_path / "run")[1].checkpoints.close()
+    assert root_file(tmp_path / "run").exists() == is_first
 
 
 def test_the_statement_names_the_place_of_the_root_and_what_must_stay_hidden(uninterrupted):

@@ -157,7 +157,7 @@ def test_what_a_server_refuses_at_its_start_is_not_exported(wrong, tmp_path):
 def test_an_app_is_exported_where_its_data_are_not_with_a_warning(tmp_path):
     elsewhere = ([FEDAVG, "--data.name=cifar10", f"--data.data_dir={tmp_path}"], TABLE)
     for place, words in enumerate(elsewhere):
-        with pytest.warns(UserWarning, match="data are not here, so that the server alone checks"):
+        with pytest.warns(UserWarning, match="the data cannot be read here"):
             write_app(load_config(None, [*PLAIN, *words]), tmp_path / str(place), "/runs/1")
     config = load_config(None, [*PLAIN, FEDAVG, "--data.num_clients=9999"])
     with pytest.raises(ValueError, match="num_clients must leave at least 1 of 1437 examples"):

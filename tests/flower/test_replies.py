@@ -320,9 +320,9 @@ def test_a_run_begins_once_one_node_accepts_its_plan(answering):
     reached._grid.contexts.pop(13)
     failing = {11, 12}
     assert reached.clients(question) == {}
-    # Silence at the start is no refusal.
     reached, _, _ = asked(answering, lambda sent, reply: [])
-    assert reached.clients(question) == {}
+    with pytest.raises(ValueError, match=r"a node must accept the plan, got no answer in \d+ sec"):
+        reached.clients(question)
 
 
 def test_a_run_waits_for_its_first_node(answering, caplog, monkeypatch):

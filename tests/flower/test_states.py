@@ -12,10 +12,11 @@ from marks import telling
 from small_problem import ROUNDS
 
 from fedjax_dp.engine import Fate
+from fedjax_dp.flower import plan
 from fedjax_dp.flower.states import StatesInContext, StatesOnDisk, run_digest
 from fedjax_dp.io import JournalFile
 
-NAME, RUN = "scaffold", run_digest("plan", "run")
+NAME, RUN = "scaffold", run_digest("run")
 
 
 @pytest.fixture(params=["disk", "context"])
@@ -32,7 +33,7 @@ def states(states_of):
 
 
 def test_each_run_has_states_of_its_own(states_of):
-    runs = [run_digest("plan", "a"), run_digest("plan", "b"), run_digest("other plan", "a")]
+    runs = [run_digest(name) for name in "abc"]
     for value, run in enumerate(runs):
         states_of(run).write(3, 2, {"own/0": np.float32(value)}, -1)
     # A later round of one run, before which another state of that run alone is out of date.
@@ -87,7 +88,7 @@ def test_states_on_the_disk_outlast_their_node_and_lost_ones_are_named(tmp_path)
 
 
 @telling
-def test_two_runs_at_once_with_one_folder_go_their_own_ways_and_resume(tmp_path):
+def test_two_runs_at_once_with_one_folder_go_their_own_ways_and_resume(tmp_path, monkeypatch):
     def there(run, folder):
         journal = JournalFile(tmp_path / f"{run}.jsonl")
         return deploy(NAME, journal=journal, state_dir=tmp_path / folder).simulation
@@ -98,7 +99,8 @@ def test_two_runs_at_once_with_one_folder_go_their_own_ways_and_resume(tmp_path)
     state, beside = one.init(key()), other.init(jax.random.key(9))
     for number in range(ROUNDS):
         if number == ROUNDS - 1:
-            # Resumed from its journal.
+            # Resumed from its journal, with other versions on both sides.
+            monkeypatch.setattr(plan, "libraries", lambda: {"optax": "later"})
             one = there("one", "both")
         state, _, _ = one.run(state, key(), 1)
         beside, _, _ = other.run(beside, jax.random.key(9), 1)

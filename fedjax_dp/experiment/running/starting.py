@@ -26,7 +26,7 @@ from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.components.secure_aggregation import graph_of
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.byte_totals import ByteTotals
-from fedjax_dp.experiment.running.processes import require_same
+from fedjax_dp.experiment.running.processes import is_first_process, require_same
 from fedjax_dp.experiment.running.release import withdraw_release
 from fedjax_dp.experiment.running.run_folder import (
     CHECKPOINT_FOLDER,
@@ -121,7 +121,7 @@ def fresh(experiment: Experiment, folder: pathlib.Path | None) -> tuple[Simulati
     state = stored_in(state, folder / CLIENTS_FOLDER)
     _require_space(experiment, state)
     checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, is_secret=section.secret)
-    if section.secret:
+    if section.secret and is_first_process():
         # Saved before the first round, so that no round is released with two draws of noise.
         checkpoints.write_root(jax.random.key_data(key))
     write_text(folder / CONFIG_FILE, config_files.to_toml(experiment.written))
@@ -161,7 +161,8 @@ def restored(
     if not is_writer and (folder / METRICS_FILE).exists():
         shutil.copy(folder / METRICS_FILE, place)
     # All have read the folder before one of them changes it.
-    require_same("the checkpoint", json.dumps([step, ledgers]))
+    root = np.asarray(jax.random.key_data(key)).tolist()
+    require_same("the checkpoint", json.dumps([step, ledgers, root]))
     if is_writer:
         checkpoints.set_aside(damaged)
     # The noise that is accounted is the noise that runs: after a restart, the saved one.
