@@ -30,6 +30,8 @@ _FIXED: Mapping[str, tuple[Any, ...]] = {
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
 }
+# Where Transformers writes the rotary embeddings from version 5 on.
+_ROTARY, _ROTARY_KEYS = "rope_parameters", ("rope_theta", "rope_type")
 
 
 def llama_options(folder: str | pathlib.Path) -> dict[str, Any]:
@@ -52,6 +54,13 @@ def llama_options(folder: str | pathlib.Path) -> dict[str, Any]:
     for key, allowed in _FIXED.items():
         rule = f"be {' or '.join('absent' if each is None else repr(each) for each in allowed)}"
         checks.require(found.get(key) in allowed, f"{path}, {key!r},", rule, found.get(key))
+    rotary = found.get(_ROTARY) or {}
+    rule = f"hold {' and '.join(_ROTARY_KEYS)} alone, of the type 'default'"
+    is_plain = isinstance(rotary, dict) and rotary.get("rope_type", "default") == "default"
+    checks.require(
+        is_plain and set(rotary) <= set(_ROTARY_KEYS), f"{path}, {_ROTARY!r},", rule, rotary
+    )
+    found = {**found, **rotary}
     for key in _NEEDED:
         checks.require(found.get(key) is not None, f"{path}, {key!r},", "be given", None)
     return {ours: found[key] for key, ours in _OPTIONS.items() if found.get(key) is not None}

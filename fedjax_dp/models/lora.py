@@ -47,7 +47,11 @@ def lora(
     another way, as by a convolution, is made where it is used.
 
     Args:
-      model: any model; one with batch norm is applied as in evaluation, by its frozen statistics.
+      model: any model; one with buffers, such as batch norm, is applied as in evaluation, by its
+        frozen statistics, after which its examples are taken not to influence one another. Where
+        they do all the same, as by its loss, `_replace(mixes_examples=True)` must say so of the
+        result: this cannot be checked, and a wrong value voids per-example clipping. Any other
+        model keeps its `mixes_examples`.
       params: the values of the base, of the structure of the model's parameters, such as
         `init(key)` or what was read from a file.
       rank: r, at least 1.
@@ -125,7 +129,8 @@ def lora(
         name=f"{model.name}_lora",
         init=init,
         apply=apply,
-        mixes_examples=False,
+        # As in evaluation, statistics of a batch are not read.
+        mixes_examples=model.mixes_examples and not model.buffer_keys,
         buffer_keys=(),
         full_params=full_params,
         is_quadratic=False,

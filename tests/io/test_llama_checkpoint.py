@@ -153,6 +153,8 @@ def test_a_configuration_names_the_folder_and_its_adapters(tmp_path):
     [
         ({"model_type": "gpt2"}, "'model_type', must be 'llama'"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "'rope_scaling', must be absent"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}}, "of the type 'default'"),
+        ({"rope_parameters": {"rope_theta": 5e5, "factor": 8.0}}, "rope_theta and rope_type alone"),
         ({"attention_bias": True}, "'attention_bias', must be False or absent"),
         ({"hidden_size": ...}, "'hidden_size', must be given"),
     ],
@@ -160,6 +162,15 @@ def test_a_configuration_names_the_folder_and_its_adapters(tmp_path):
 def test_checkpoints_of_other_models_are_refused(tmp_path, changes, rule):
     with pytest.raises(ValueError, match=rule):
         llama_options(write(tmp_path, {}, **changes))
+
+
+def test_rotary_embeddings_are_read_as_transformers_5_writes_them(tmp_path):
+    rotary = {"rope_type": "default", "rope_theta": 7.0}
+    folder = write(tmp_path, {}, rope_theta=..., rope_scaling=..., rope_parameters=rotary)
+    expected = llama_options(write(tmp_path, {}, rope_theta=7.0))
+    assert expected["rope_theta"] == 7.0
+    write(tmp_path, {}, rope_theta=..., rope_scaling=..., rope_parameters=rotary)
+    assert llama_options(folder) == expected
 
 
 def test_arrays_that_no_such_model_has_are_refused(tmp_path):

@@ -206,3 +206,26 @@ def test_adapters_that_cannot_be_are_refused(options, rule):
     given = {"params": model.init(jax.random.key(0)), "rank": 2} | options
     with pytest.raises(ValueError, match=rule):
         lora(model, given.pop("params"), **given)
+
+
+class _Centred(nn.Module):
+    """Outputs less their mean over a batch, with or without statistics of batches."""
+
+    normed: bool
+
+    @nn.compact
+    def __call__(self, x, is_training=False):
+        x = nn.Dense(3)(x)
+        if self.normed:
+            return nn.BatchNorm(use_running_average=not is_training)(x)
+        return x - jnp.mean(x, 0)
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_adapters_mix_examples_where_evaluation_of_the_model_does(normed):
+    module = _Centred(normed)
+    model = Model.from_flax(module, FLOATS, loss=LOSS, mixes_examples=True, lower=False)
+    low = lora(model, model.init(jax.random.key(0)), rank=1, targets="params/*/kernel")
+    own, x = low.init(jax.random.key(1)), jnp.ones((2, 5))
+    one, other = (low.apply(own, x.at[1].set(v), is_training=True)[0][0] for v in (1.0, 9.0))
+    assert low.mixes_examples == bool(np.any(one != other)) == (not normed)
