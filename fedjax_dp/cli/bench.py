@@ -65,7 +65,7 @@ def command(
     if name.endswith(".toml"):
         return _experiment(context, name, rounds, layout, devices, scale, projecting, out)
     checks.one_of("NAME", name, WORKLOADS)
-    rule = "be of a TOML file, which workloads have not"
+    rule = "be left out for a workload: only the keys of a TOML file can be changed"
     checks.require(not context.args, "overrides", rule, list(context.args))
     checks.require(
         devices == "auto" or (devices.isdigit() and int(devices) > 0),
@@ -107,9 +107,14 @@ def _experiment(
     out: Output,
 ) -> Answer:
     """Times rounds of an experiment, whose file has its layout."""
-    given = [layout != "auto", devices != "auto", scale is not None]
+    changed = {
+        "--layout": layout != "auto",
+        "--devices": devices != "auto",
+        "--scale": scale is not None,
+    }
+    given = [name for name, is_given in changed.items() if is_given]
     rule = "be left out for a TOML file, which has `execution.clients_per_chunk` and others"
-    checks.require(not any(given), "--layout, --devices and --scale", rule, given)
+    checks.require(not given, "--layout, --devices and --scale", rule, given)
     config = load_config(file, context.args)
     out.note(f"timing {file}")
     return _answer([measure_experiment(config, rounds, projecting)])

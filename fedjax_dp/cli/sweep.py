@@ -102,7 +102,8 @@ def command(
             "of a choice is known only of points that are drawn at random"
         )
         checks.require(select is None, "--select", rule, select)
-        checks.require(trials_shape is None, "--trials-shape", "be of --select", trials_shape)
+        rule = "be left out with --search: it is an option of --select private"
+        checks.require(trials_shape is None, "--trials-shape", rule, trials_shape)
         return _searched(
             file, context.args, output, over or [], trials, sampler, pruner, at_once, out
         )
@@ -171,7 +172,9 @@ def _searched(
     rule = "name one key or more, each once"
     checks.require(len(space) == len(over) > 0, "--over", rule, list(over))
     rule = "be given, the whole number of runs"
-    checks.require(trials is not None and trials == int(trials) >= 1, "--trials", rule, trials)
+    checks.require(
+        trials is not None and trials.is_integer() and trials >= 1, "--trials", rule, trials
+    )
     assert trials is not None
     if at_once is not None:
         checks.whole("--at-once", at_once)

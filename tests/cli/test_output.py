@@ -194,6 +194,12 @@ def test_the_error_stream_follows_its_level(fedjax_dp, finished, word, seen):
         (("run", "--log-level", "loud"), "run", "loud"),
         (("data", "fetch", "mnits"), "data fetch", "did you mean 'mnist'?"),
         (("bench", "W0"), "bench", "NAME"),
+        (
+            ("bench", "W1", "--run.rounds", "3"),
+            "bench",
+            "overrides must be left out for a workload",
+        ),
+        (("bench", "x.toml", "--layout", "vmap"), "bench", "others, got ['--layout']"),
     ],
 )
 def test_a_mistake_is_a_document_too(fedjax_dp, words, command, message):
