@@ -121,6 +121,41 @@ def test_values_that_are_not_allowed_are_refused_before_any_run(played, tmp_path
     assert not played and not (tmp_path / "new").exists()
 
 
+def test_a_setting_that_its_run_refuses_fails_and_the_others_run(played, tmp_path, monkeypatch):
+    inner, said = module.run_all, []
+
+    def refusing(study, jobs, *rest, **more):
+        for job in jobs.values():
+            if job.config.algorithm.name == "fedprox":
+                raise ValueError("privacy.client.epsilon must afford one round")
+        inner(study, jobs, *rest, **more)
+
+    monkeypatch.setattr(module, "run_all", refusing)
+    entries = search(STUDY, PLAN, tmp_path, report=said.append)
+    states = {(e[NAME], e["state"], e["test_accuracy"] is None) for e in entries}
+    assert states == {("fedavg", "complete", False), ("fedprox", "failed", True)}
+    refused = [e for e in entries if e["state"] == "failed"]
+    assert entries[-len(refused) :] == refused
+    assert sum("refused: privacy.client.epsilon must afford" in line for line in said) == len(
+        refused
+    )
+    # Once, and in no repetition.
+    before = len(played)
+    assert search(STUDY, PLAN, tmp_path) == entries and len(played) == before
+    # A run that has a folder was not refused: an error of it ends the search, and it runs again.
+
+    def in_use(study, jobs, *rest, **more):
+        for job in jobs.values():
+            job.folder.mkdir(exist_ok=True)
+        raise ValueError("the run folder must be used by one process at a time")
+
+    monkeypatch.setattr(module, "run_all", in_use)
+    with pytest.raises(ValueError, match="the run folder"):
+        search(STUDY, PLAN._replace(trials=11), tmp_path)
+    monkeypatch.setattr(module, "run_all", inner)
+    assert search(STUDY, PLAN._replace(trials=11), tmp_path)[0]["state"] == "complete"
+
+
 WORDS = ("sweep", "--search=optuna", "--over", f"{RATE}=0.01..1:log", "--trials", "3")
 
 
@@ -140,6 +175,12 @@ def test_the_command_searches_and_writes_a_table(fedjax_dp, played, tmp_path):
         ((*WORDS, "--select", "private"), "--select must not be combined with --search"),
         ((*WORDS[:4],), "--trials must be given"),
         ((*WORDS[:5], "2.5"), "--trials must be given, the whole number"),
+        ((*WORDS[:5], "inf"), "--trials must be given, the whole number"),
+        ((*WORDS, "--trials-shape", "1"), "--trials-shape must be left out with --search"),
+        (
+            (*WORDS, "--pruner=halving", "--run.release=private", "--run.secret=true"),
+            "run.release must not be combined with --pruner",
+        ),
         ((*WORDS, "--over", "run.seed=0,1"), "not name run.seed"),
         ((*WORDS, "--over", "training.batch_size=9..2"), "--over must be a range"),
         ((*WORDS, "--over", "training.momentum=0..1:log"), "training.momentum|must be a range"),
@@ -166,7 +207,7 @@ def test_the_statement_of_a_run_covers_no_choice(tmp_path):
         folder = pathlib.Path(tmp_path) / f"trial-{entry['trial']:04d}"
         [claim] = read_json(folder, "privacy.json")["claims"]
         said = "\n".join(claim["not_private"])
-        assert "the choice of this run among the 2 of a sweep" in said
+        assert "the choice of this run among the 2 or more of a sweep" in said
         assert "which Optuna chose by the results of other runs" in said
-        if entry["state"] != "complete":
-            assert f"which {HALVING} decided" in said
+        # Also of a run that it did not end.
+        assert f"which {HALVING} decided" in said

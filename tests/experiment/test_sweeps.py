@@ -13,10 +13,16 @@ from fedjax_dp.experiment import (
     average_over_seeds,
     grid_points,
     load_config,
+    resume,
     run,
     sweep,
 )
+from fedjax_dp.experiment.components.callbacks import Callback
+from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.running import results, starting, steps
+from fedjax_dp.experiment.running import run as running
+from fedjax_dp.experiment.running.release import require_publishable
 from fedjax_dp.experiment.studies import together
 from fedjax_dp.experiment.studies.sweep import loaded, read_summaries
 from fedjax_dp.experiment.studies.tables import as_csv, as_list
@@ -73,7 +79,7 @@ def test_points_run_together_and_end_where_each_ends_alone(tmp_path, counted):
             for folder in (tmp_path, tmp_path / "all")
         )
         said = there["claims"][0]["not_private"].pop()
-        assert said == "the choice of this run among the 8 of a sweep"
+        assert said == "the choice of this run among the 8 or more of a sweep"
         assert there["claims"][0].pop("sweep") == 8
         assert alone == there
     rows = read_summaries(grid, tmp_path / "all")
@@ -125,6 +131,81 @@ def test_an_interrupted_point_is_not_done(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "run_together", lambda jobs, *rest: asked.extend(jobs) or {})
     sweep(STUDY, grid, tmp_path, lambda line: None)
     assert asked == [0]
+
+
+@telling
+def test_a_point_that_is_resumed_alone_states_what_its_sweep_does(tmp_path):
+    noise = ("--privacy.client.epsilon=none", "--privacy.client.noise_multiplier=5")
+    config = load_config(None, (*PLAIN, *CLIENT, *noise, "--run.rounds=1", "--run.plots=false"))
+    facts = {"sweep": 2, "search": "Optuna", "pruner": "halving"}
+    jobs = {0: together.Job(config, tmp_path)}
+    together.run_together(jobs, Watcher(), stated=facts)
+    before = [read_json(tmp_path, name) for name in ("privacy.json", "summary.json")]
+    [claim] = before[0]["claims"]
+    assert {*claim["not_private"]} >= {
+        "the choice of this run among the 2 or more of a sweep",
+        "the setting of this run, which Optuna chose by the results of other runs",
+        # Also that it was not ended early.
+        "after how many rounds the run ended, which halving decided",
+    }
+    resume(tmp_path)
+    after = [read_json(tmp_path, name) for name in ("privacy.json", "summary.json")]
+    for old, new in zip(before, after, strict=True):
+        assert not [k for k in old if old[k] != new.get(k) and not k.startswith("seconds")]
+    assert "rounds" in after[1]["not_private"]
+
+
+class Reached(Exception):
+    """Stands for the work that follows."""
+
+
+def test_a_run_that_is_resumed_reads_the_facts_of_its_sweep(tmp_path, monkeypatch):
+    config = load_config(None, (*PLAIN, *CLIENT, "--run.secret=true", "--run.release=private"))
+    blank = Experiment(*[None] * len(Experiment._fields))._replace(config=config, stated={"a": 1})
+    facts = {"sweep": 2, "search": "Optuna", "pruner": "halving"}
+    starting._write_sweep(starting.with_sweep(blank, tmp_path, facts | {"sweep": 1}), tmp_path)
+    # A larger search rewrites them when it resumes the run.
+    starting._write_sweep(starting.with_sweep(blank, tmp_path, {"sweep": 2}), tmp_path)
+    (tmp_path / "config.toml").write_text(config_files.to_toml(config), encoding="utf-8")
+    found = []
+
+    def checked_health(experiment, *rest):
+        found.append(experiment)
+        # What is published would show what other runs had as results.
+        with pytest.raises(ValueError, match="the results of other runs could end this one early"):
+            require_publishable(experiment, {})
+        raise Reached
+
+    monkeypatch.setattr(Experiment, "written", property(lambda self: self.config))
+    monkeypatch.setattr(running, "assemble", lambda config: blank)
+    monkeypatch.setattr(running, "checked_health", checked_health)
+    with pytest.raises(Reached):
+        resume(tmp_path)
+    assert found[0].stated == {"a": 1} | facts
+    assert results._choice_in_sweep(found[0]) == [
+        "the choice of this run among the 2 or more of a sweep",
+        "the setting of this run, which Optuna chose by the results of other runs",
+    ]
+
+
+def test_the_length_of_a_run_that_a_pruner_did_not_end_is_not_covered():
+    said = "after how many rounds the run ended, which {} decided"
+    callbacks = {"private": Callback(lambda p: True, is_private=True)}
+    callbacks |= {name: Callback(lambda p: True) for name in ("halving", "own")}
+    for stopped_by, pruner, names in (
+        (None, None, []),
+        (None, "halving", ["halving"]),
+        ("halving", "halving", ["halving"]),
+        ("own", None, ["own"]),
+        ("own", "halving", ["own", "halving"]),
+        ("private", "halving", ["halving"]),
+    ):
+        found = steps._ends_not_covered("finished", stopped_by, pruner, callbacks)
+        assert found == [said.format(name) for name in names]
+        # Resumed without the search, a run has no callback of it.
+        assert steps._ends_not_covered("finished", None, pruner, {}) == [
+            said.format(name) for name in names if name == pruner
+        ]
 
 
 @telling

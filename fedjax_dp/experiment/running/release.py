@@ -23,6 +23,7 @@ from fedjax_dp.experiment.running.run_folder import (
     RELEASE_FOLDER,
     REPORT_FILE,
     SCORES_FILE,
+    SWEEP_FILE,
 )
 from fedjax_dp.io.logbook import write_json, write_text
 from fedjax_dp.io.params import write_params
@@ -34,6 +35,7 @@ MODEL_FILE = "model.safetensors"
 _MARKS: Mapping[str, Mark] = {
     CONFIG_FILE: "public",
     ENVIRONMENT_FILE: "public",
+    SWEEP_FILE: "public",
     "privacy.json": "covered",
     "privacy.md": "covered",
     "summary.json": "exact",
@@ -104,6 +106,8 @@ def require_publishable(experiment: Experiment, callbacks: Mapping[str, Callback
     deciding = [name for name, callback in callbacks.items() if not callback.is_private]
     rule = "depend on released models and public facts only if run.release is 'private'"
     checks.require(not deciding, "run.callbacks", rule, deciding)
+    rule = "be left out: the results of other runs could end this one early"
+    checks.require("pruner" not in experiment.stated, name, rule, section.release)
     claims = experiment.simulation.federation.claims
     for unit in experiment.config.privacy.units:
         rule = f"be left out: this run claims no {unit}-level privacy"

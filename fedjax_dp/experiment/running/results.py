@@ -329,7 +329,9 @@ def facts_of(
 def _choice_in_sweep(experiment: Experiment) -> list[str]:
     """Names the choices of a sweep, which the statement of one run does not cover."""
     count, engine = experiment.stated.get("sweep"), experiment.stated.get("search")
-    texts = [] if count is None else [f"the choice of this run among the {count} of a sweep"]
+    texts = (
+        [] if count is None else [f"the choice of this run among the {count} or more of a sweep"]
+    )
     if engine is not None:
         texts.append(f"the setting of this run, which {engine} chose by the results of other runs")
     return texts

@@ -27,7 +27,13 @@ from fedjax_dp.experiment.running.processes import (
 )
 from fedjax_dp.experiment.running.release import require_publishable, without_model
 from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, is_deployed, require_place
-from fedjax_dp.experiment.running.starting import Start, accounting_of, fresh, restored
+from fedjax_dp.experiment.running.starting import (
+    Start,
+    accounting_of,
+    fresh,
+    restored,
+    with_sweep,
+)
 from fedjax_dp.experiment.running.steps import Outcome, Steps, steps
 from fedjax_dp.experiment.running.watcher import Watcher
 from fedjax_dp.experiment.schema.config import Config
@@ -140,6 +146,8 @@ def _run(
         experiment = assemble(config)
     else:
         experiment = deployment.deploy(assemble(config, deployment.population(config, resumed)))
+    if resumed is not None:
+        experiment = with_sweep(experiment, resumed)
     # Programs that differ would wait for each other for ever.
     require_same("the configuration", config_files.to_toml(experiment.written))
     callbacks = {**callbacks_of(config.run.callbacks), **callbacks}

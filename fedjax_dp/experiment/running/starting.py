@@ -4,8 +4,8 @@ import json
 import pathlib
 import shutil
 import tomllib
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from filelock import BaseFileLock
 
 from fedjax_dp.algorithms.registry import ALGORITHMS
 from fedjax_dp.algorithms.values import Hyper
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, files
 from fedjax_dp.core.devices import of_all_processes
 from fedjax_dp.core.keys import secret_key
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
@@ -32,6 +32,7 @@ from fedjax_dp.experiment.running.run_folder import (
     CHECKPOINT_FOLDER,
     CLIENTS_FOLDER,
     CONFIG_FILE,
+    SWEEP_FILE,
     locked,
     next_folder,
     require_free,
@@ -43,8 +44,11 @@ from fedjax_dp.experiment.schema.config import (
     RunSection,
 )
 from fedjax_dp.io.checkpoint import KEPT, ROOT_FILE, Checkpoints
-from fedjax_dp.io.logbook import METRICS_FILE, write_text
+from fedjax_dp.io.logbook import METRICS_FILE, write_json, write_text
 from fedjax_dp.server.secure import mask_messages
+
+# The number of its runs, what chose their settings, and what ends some of them early.
+_SWEEP_FACTS = ("sweep", "search", "pruner")
 
 
 class Start(NamedTuple):
@@ -97,6 +101,24 @@ def accounting_of(
     return made
 
 
+def with_sweep(
+    experiment: Experiment, folder: pathlib.Path, facts: Mapping[str, Any] = {}
+) -> Experiment:
+    """Adds the facts of the sweep that a run is part of: those in its folder, and newer ones."""
+    file, saved = folder / SWEEP_FILE, {}
+    if file.is_file():
+        saved = files.parse_json(files.read_text(file), file)
+        checks.require(isinstance(saved, dict), str(file), "hold an object", saved)
+    return experiment._replace(stated={**experiment.stated, **saved, **facts})
+
+
+def _write_sweep(experiment: Experiment, folder: pathlib.Path) -> None:
+    """Writes the facts of the sweep, for a run that is resumed without it."""
+    facts = {k: experiment.stated[k] for k in _SWEEP_FACTS if k in experiment.stated}
+    if facts:
+        write_json(folder / SWEEP_FILE, facts)
+
+
 def _byte_totals(experiment: Experiment) -> ByteTotals:
     """Makes byte totals that start at zero; without a server keys and shares are not counted."""
     config, simulation = experiment.config, experiment.simulation
@@ -124,6 +146,7 @@ def fresh(experiment: Experiment, folder: pathlib.Path | None) -> tuple[Simulati
     if section.secret and is_first_process():
         # Saved before the first round, so that no round is released with two draws of noise.
         checkpoints.write_root(jax.random.key_data(key))
+    _write_sweep(experiment, folder)
     write_text(folder / CONFIG_FILE, config_files.to_toml(experiment.written))
     traffic = _byte_totals(experiment)
     return state, Start(folder, lock, key, hyper, accounting, checkpoints, 0.0, traffic)
@@ -173,6 +196,7 @@ def restored(
         traffic.restore(sent)
     _require_space(experiment, state)
     withdraw_release(place)
+    _write_sweep(experiment, place)
     write_text(place / CONFIG_FILE, config_files.to_toml(experiment.written))
     return state, Start(place, lock, key, hyper, accounting, checkpoints, seconds, traffic)
 

@@ -103,11 +103,6 @@ def steps(
     start.checkpoints.close()
     watcher.phase("evaluating and drawing")
     timing = {"seconds": seconds(), **timing}
-    not_covered = []
-    if ended == "interrupted":
-        not_covered = ["after how many rounds the run was interrupted"]
-    if stopped_by is not None and not callbacks[stopped_by].is_private:
-        not_covered = [f"after how many rounds the run ended, which {stopped_by} decided"]
     summary = write_results(
         experiment,
         _at_hand(experiment, state),
@@ -116,7 +111,7 @@ def steps(
         health.warnings,
         ended,
         stopped_by,
-        not_covered,
+        _ends_not_covered(ended, stopped_by, experiment.stated.get("pruner"), callbacks),
     )
     return Outcome(start.folder, summary, ended, health.is_futile)
 
@@ -189,6 +184,17 @@ def _rounds(
         if done % section.evaluate_every == 0 and (name := stopping(state)):
             return state, "callback", name
     return state, "interrupted" if done < total else "finished", None
+
+
+def _ends_not_covered(
+    ended: Ended, stopped_by: str | None, pruner: str | None, callbacks: Mapping[str, Callback]
+) -> list[str]:
+    """Names what no ε covers of when a run ended; a pruner also decides that a run continues."""
+    found = ["after how many rounds the run was interrupted"] * (ended == "interrupted")
+    for name in dict.fromkeys((stopped_by, pruner)):
+        if name is not None and not (name in callbacks and callbacks[name].is_private):
+            found.append(f"after how many rounds the run ended, which {name} decided")
+    return found
 
 
 def _at_hand(experiment: Experiment, state: SimulationState) -> SimulationState:

@@ -109,7 +109,10 @@ def search(
       KeyboardInterrupt: if a run was interrupted.
     """
     for point in _ends(plan):
-        loaded(study, point._replace(words=(*point.words, *words)))
+        config = loaded(study, point._replace(words=(*point.words, *words)))
+        rule = "not be combined with --pruner, which ends runs by exact results of others"
+        release = config.run.release
+        checks.require(not plan.is_halving or release is None, "run.release", rule, release)
     output.mkdir(parents=True, exist_ok=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     found = optuna.create_study(
@@ -121,6 +124,9 @@ def search(
     )
     _require_same(found, {**plan.facts, "words": list(words)}, output)
     counted = Continued(watcher or Watcher())
+    stated = {"sweep": plan.trials, "search": "Optuna"}
+    if plan.is_halving:
+        stated["pruner"] = HALVING
     while trials := _asked(found, plan):
         points = {trial.number: _point(trial, plan, words) for trial in trials}
         jobs = {
@@ -132,10 +138,17 @@ def search(
             for (number, point), trial in zip(points.items(), trials, strict=True)
         }
         labels = {n: f"[{n + 1}/{plan.trials}] {point.name}" for n, point in points.items()}
-        stated = {"sweep": plan.trials, "search": "Optuna"}
-        run_all(study, jobs, labels, report, watcher=counted, stated=stated)
+
+        def play(some: Mapping[int, Job], labels: Mapping[int, str] = labels) -> None:
+            run_all(study, some, labels, report, watcher=counted, stated=stated)
+
+        refused = _played(jobs, play)
         for trial in trials:
-            _tell(found, trial, _summary(jobs[trial.number].folder))
+            if trial.number in refused:
+                report(f"{labels[trial.number]}: refused: {refused[trial.number]}")
+                found.tell(trial, state=TrialState.FAIL)
+            else:
+                _tell(found, trial, _summary(jobs[trial.number].folder))
     return _entries(found, plan, output)
 
 
@@ -222,6 +235,25 @@ def _halving(trial: Any) -> Callback:
     return Callback(call)
 
 
+def _played(
+    jobs: Mapping[int, Job], play: Callable[[Mapping[int, Job]], None]
+) -> dict[int, ValueError]:
+    """Runs experiments together; if one is refused, each alone. Returns the refusals."""
+    refused: dict[int, ValueError] = {}
+    try:
+        play(jobs)
+    except ValueError:
+        for number, job in jobs.items():
+            try:
+                play({number: job})
+            except ValueError as error:
+                # A run that was not refused has a folder: the error is not of its setting.
+                if job.folder.exists():
+                    raise
+                refused[number] = error
+    return refused
+
+
 def _summary(folder: pathlib.Path) -> dict[str, Any]:
     file = folder / SUMMARY_FILE
     found: dict[str, Any] = files.parse_json(files.read_text(file), file)
@@ -247,7 +279,8 @@ def _entries(found: Any, plan: Plan, output: pathlib.Path) -> list[dict[str, Any
     entries = []
     for trial in found.get_trials(deepcopy=False):
         folder = output / f"trial-{trial.number + 1:04d}"
-        summary = _summary(folder)
+        # A run that was refused has none.
+        summary = _summary(folder) if (folder / SUMMARY_FILE).is_file() else {}
         entries.append(
             {
                 "trial": trial.number + 1,
@@ -255,9 +288,9 @@ def _entries(found: Any, plan: Plan, output: pathlib.Path) -> list[dict[str, Any
                 "state": {TrialState.COMPLETE: "complete", TrialState.PRUNED: "ended early"}.get(
                     trial.state, "failed"
                 ),
-                "rounds": summary["rounds"],
-                SCORE: summary[SCORE],
+                "rounds": summary.get("rounds"),
+                SCORE: summary.get(SCORE),
                 "epsilon": summary.get("epsilon"),
             }
         )
-    return sorted(entries, key=lambda e: (e["state"] != "complete", -e[SCORE], e["trial"]))
+    return sorted(entries, key=lambda e: (e["state"] != "complete", -(e[SCORE] or 0.0), e["trial"]))

@@ -20,7 +20,7 @@ from fedjax_dp.experiment.running.environment import use_compilation_cache
 from fedjax_dp.experiment.running.interruptions import interruptions
 from fedjax_dp.experiment.running.run import checked_health, played_by
 from fedjax_dp.experiment.running.run_folder import CONFIG_FILE
-from fedjax_dp.experiment.running.starting import fresh, restored
+from fedjax_dp.experiment.running.starting import fresh, restored, with_sweep
 from fedjax_dp.experiment.running.steps import Outcome, Steps, steps
 from fedjax_dp.experiment.running.watcher import Watcher
 from fedjax_dp.experiment.schema.config import Config, ExecutionSection
@@ -103,7 +103,7 @@ def run_together(
       ValueError: as for `run` and `resume`.
     """
     experiments = {
-        place: experiment._replace(stated={**experiment.stated, **stated})
+        place: with_sweep(experiment, jobs[place].folder, stated)
         for place, experiment in assembled(jobs, watcher)
     }
     groups: dict[Any, list[int]] = {}
