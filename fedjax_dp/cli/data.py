@@ -1,16 +1,18 @@
-"""`fedjax-dp data`: lists and fetches data sets."""
+"""`fedjax-dp data`: lists and fetches data sets, and writes them as stores."""
 
 import pathlib
 from typing import Annotated
 
+import numpy as np
 import rich.progress
 import typer
 
-from fedjax_dp.cli.options import answering, application
+from fedjax_dp.cli.options import ConfiguredData, answering, application
 from fedjax_dp.cli.output import Answer, Output
+from fedjax_dp.core import checks
 from fedjax_dp.data import datasets
 
-app = application("Data sets: list them, fetch them.")
+app = application("Data sets: list them, fetch them, store them by client.")
 
 _DataDir = Annotated[
     pathlib.Path | None,
@@ -71,3 +73,39 @@ def fetch(
             out.say(f"nothing to fetch: all files of {name} are here")
 
     return Answer({"name": name, "files": files}, show, "\n".join(files))
+
+
+@answering(app, cls=ConfiguredData)
+def store(
+    context: typer.Context,
+    out: Output,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name of `fedjax-dp data list`.")],
+    folder: Annotated[pathlib.Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    form: Annotated[str, typer.Option("--format", help="npy (memory maps) or zarr.")] = "npy",
+) -> Answer:
+    """Write a data set as a store: `fedjax-dp data store NAME DIR [--data.options.key VALUE ...]`.
+
+    The data set must have natural clients. Training then reads one cohort after another, by
+    `data.name = "store"` and `data.options.path = "DIR"`. The folder is as private as the data.
+    """
+    from fedjax_dp.experiment.reading import config_files
+
+    checks.one_of("--format", form, ("npy", "zarr"))
+    section = config_files.load_config(None, [f"--data.name={name}", *context.args]).data
+    out.note(f"reading {name}")
+    data = datasets.load(section.name, section.data_dir, **section.options)
+    out.note(f"writing {folder}")
+    datasets.save(data, folder, format=form)  # type: ignore[arg-type]
+    document = {
+        "name": name,
+        "folder": str(folder),
+        "format": form,
+        "num_clients": len(np.unique(np.asarray(data.train_clients))),
+        "num_examples": len(data.train["y"]),
+        "num_test_examples": len(data.test["y"]),
+    }
+    words = (
+        f"wrote {folder}: {document['num_examples']:,} examples of {document['num_clients']:,} "
+        f"clients, {document['num_test_examples']:,} for testing"
+    )
+    return Answer(document, lambda out: out.say(words), str(folder))

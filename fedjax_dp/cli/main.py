@@ -29,7 +29,7 @@ COMMANDS = {
     "report": "Write a page about a run: `fedjax-dp report DIR [--watch] [--output FILE.html]`.",
     "gateway": "Serve a node's models to a training script: `fedjax-dp gateway --state-dir DIR "
     "[--port N]`.",
-    "data": "Data sets: list them, fetch them.",
+    "data": "Data sets: list them, fetch them, store them by client.",
     "privacy": "Accounting: ε, calibration, reports, comparisons.",
     "audit": "Audit an experiment: `fedjax-dp audit [FILE.toml] [--section.key VALUE ...]`.",
     "bench": "Time a workload, or list them: `fedjax-dp bench list`, `fedjax-dp bench W1 --json`.",

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from fedjax_dp.core import checks
-from fedjax_dp.data.zarr_store import StoredArray
+from fedjax_dp.data.disk_arrays import DiskArray, is_on_disk, parts
 
 # Kinds of NumPy types that no model reads: objects, strings, times.
 _NO_NUMBERS = "OSUmM"
@@ -22,7 +22,7 @@ def example_array(what: str, value: Any) -> Any:
         checks.require(num_hidden == 0, what, rule, f"{num_hidden} of {value.size}")
         value = value.data
     try:
-        is_array = isinstance(value, np.ndarray | jax.Array | StoredArray)
+        is_array = isinstance(value, np.ndarray | jax.Array | DiskArray)
         array = value if is_array else np.asarray(value)
     except ValueError:
         checks.require(False, what, "have rows of one shape", "lists of unequal lengths")
@@ -47,30 +47,33 @@ def example_array(what: str, value: Any) -> Any:
     return array
 
 
-def is_on_disk(array: Any) -> bool:
-    """Whether rows of an array are read when they are indexed."""
-    return isinstance(array, np.memmap | StoredArray)
-
-
 def require_32_bits(what: str, array: Any) -> None:
     """Requires 64-bit numbers to fit the 32 bits to which JAX converts them."""
     dtype = array.dtype
     is_wide = dtype.kind in "iuf" and dtype.itemsize >= 8
     if not is_wide or not array.size or jax.dtypes.canonicalize_dtype(dtype) == dtype:
         return
+    ends = np.array([_ends(np.asarray(part)) for part in parts(array)])
     if dtype.kind == "f":
-        is_finite = np.isfinite(array)
-        most = max(abs(float(of(array, where=is_finite, initial=0.0))) for of in (np.min, np.max))
+        most = float(np.max(np.abs(ends)))
         fits = most <= _LARGEST and (most == 0 or most >= _SMALLEST)
         rule = f"hold numbers that float32 can represent, {_SMALLEST:.2g} to {_LARGEST:.2g}"
         checks.require(fits, what, f"{rule} (rescale them)", most)
         return
-    low, high = int(array.min()), int(array.max())
+    low, high = int(ends.min()), int(ends.max())
     bounds = np.iinfo(np.uint32 if dtype.kind == "u" else np.int32)
     rule = f"hold integers that {bounds.dtype} can represent, {bounds.min} to {bounds.max}"
     wrong = low if low < bounds.min else high
     fits = bounds.min <= wrong <= bounds.max
     checks.require(fits, what, f"{rule} (rescale them, or code them)", wrong)
+
+
+def _ends(part: np.ndarray) -> tuple[Any, Any]:
+    """Returns the smallest and the largest number; of floats the finite ones and 0."""
+    if part.dtype.kind != "f":
+        return part.min(), part.max()
+    is_finite = np.isfinite(part)
+    return np.min(part, where=is_finite, initial=0.0), np.max(part, where=is_finite, initial=0.0)
 
 
 def require_same_rows(

@@ -13,14 +13,12 @@ from fedjax_dp.core import argument_checks, checks, files
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.data import arrays as array_checks
-from fedjax_dp.data import tables, zarr_store
+from fedjax_dp.data import disk_arrays, tables, zarr_store
 from fedjax_dp.data.arrays import example_array
 from fedjax_dp.data.store_writer import NAMES as _NAMES
 from fedjax_dp.data.store_writer import OFFSETS as _OFFSETS
 from fedjax_dp.data.store_writer import write_store
 
-# Rows of a memory map that are checked at once.
-_CHECKED_ROWS = 1 << 16
 # What NumPy raises for an invalid header.
 _DAMAGE = (
     ValueError,
@@ -188,13 +186,13 @@ class FederatedData:
           ValueError: naming the array, the first client and the row that break the rule.
         """
         for name, array in self.examples.items():
-            if array_checks.is_on_disk(array):
+            if disk_arrays.is_on_disk(array):
                 array_checks.require_32_bits(f"examples[{name!r}]", array)
             if not np.issubdtype(array.dtype, np.floating):
                 continue
             axes = tuple(range(1, array.ndim))
-            parts = (array[i : i + _CHECKED_ROWS] for i in range(0, len(array), _CHECKED_ROWS))
-            rows = np.concatenate([[], *(~np.isfinite(part).all(axis=axes) for part in parts)])
+            parts = (~np.isfinite(part).all(axis=axes) for part in disk_arrays.parts(array))
+            rows = np.concatenate([[], *parts])
             if rows.any():
                 row = int(np.argmax(rows))
                 client = int(np.searchsorted(self.offsets, row, side="right")) - 1
@@ -223,7 +221,12 @@ class FederatedData:
         (directory / _NAMES).unlink(missing_ok=True)
         for name, array in self.examples.items():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            np.save(directory / f"{name}.npy", array)
+            with (directory / f"{name}.npy").open("wb") as file:
+                kind = np.lib.format.dtype_to_descr(array.dtype)
+                header = {"descr": kind, "fortran_order": False, "shape": tuple(array.shape)}
+                np.lib.format.write_array_header_1_0(file, header)
+                for part in disk_arrays.parts(array):
+                    np.ascontiguousarray(part).tofile(file)
         np.save(directory / _OFFSETS, self.offsets)
         if self.client_names:
             (directory / _NAMES).write_text("\n".join(self.client_names) + "\n", encoding="utf-8")
@@ -231,11 +234,12 @@ class FederatedData:
     @classmethod
     @checked
     def open(cls, directory: str | pathlib.Path) -> "FederatedData":
-        """Opens a saved store as memory maps, without reading the examples.
+        """Opens a saved store, without reading the examples.
 
         Args:
           directory: a folder written by `save`, or any `.npy` files: one for each array, named
-            `NAME.npy`, nested names in folders, and `offsets.npy`.
+            `NAME.npy`, nested names in folders, and `offsets.npy`; these become memory maps. Or a
+            folder or address that `save_zarr` wrote to, opened as by `open_zarr`.
 
         Returns:
           A store whose arrays are read from disk when they are indexed.
@@ -244,6 +248,8 @@ class FederatedData:
           ValueError: if the folder has no offsets or no arrays, or a file is damaged or does
             not fit the others.
         """
+        if zarr_store.is_at(str(directory)):
+            return cls.open_zarr(directory)
         directory = pathlib.Path(directory)
         checks.require(
             (directory / _OFFSETS).is_file(),
@@ -397,7 +403,8 @@ class FederatedData:
           client_names: a label for each client, or nothing.
 
         Returns:
-          The store, clients and rows in the order given.
+          The store, clients and rows in the order given. Arrays on disk stay there, and rows are
+          read when they are indexed.
 
         Raises:
           ValueError: if there are no clients, or a row is not an integer or outside the pool.
@@ -407,11 +414,7 @@ class FederatedData:
         rows = array_checks.rows_of_clients("clients", clients, size)
         all_rows = np.concatenate(rows)
         offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])])
-        # A store on disk whose rows are in order is used as it is.
-        is_on_disk = all(map(array_checks.is_on_disk, examples.values()))
-        if is_on_disk and np.array_equal(all_rows, np.arange(size)):
-            return cls(examples, offsets, tuple(client_names))
-        arrays = {name: np.asarray(array)[all_rows] for name, array in examples.items()}
+        arrays = {name: disk_arrays.take(array, all_rows) for name, array in examples.items()}
         return cls(arrays, offsets, tuple(client_names))
 
     @classmethod

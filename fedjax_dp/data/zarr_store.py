@@ -11,42 +11,23 @@ import jax
 import numpy as np
 
 from fedjax_dp.core import checks, files
+from fedjax_dp.data.disk_arrays import DiskArray
 
 # Bytes of a chunk, unless a row is larger.
 _CHUNK_BYTES = 1 << 20
 _INDEX, _OFFSETS = "store.json", "offsets.npy"
 
 
-class StoredArray:
-    """An array `[rows, ...]` in chunks, of which indexing reads what is asked for alone."""
+class StoredArray(DiskArray):
+    """An array `[rows, ...]` in chunks."""
 
     def __init__(self, store: Any):
         """Takes a `tensorstore.TensorStore`."""
+        super().__init__(tuple(store.shape), store.dtype.numpy_dtype)
         self._store = store
-        self.shape: tuple[int, ...] = tuple(store.shape)
-        self.dtype: np.dtype = store.dtype.numpy_dtype
-        self.ndim, self.size = len(self.shape), math.prod(self.shape)
-        self.nbytes = self.size * self.dtype.itemsize
 
-    def __len__(self) -> int:
-        """Counts the rows."""
-        return self.shape[0]
-
-    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
-        """Reads a slice of rows, or those of an array of indices."""
-        if isinstance(rows, slice):
-            start, stop, step = rows.indices(len(self))
-            rows = slice(start, max(start, stop)) if step == 1 else np.arange(start, stop, step)
-        else:
-            rows = np.asarray(rows, np.int64)
-        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
-        if count == 0:
-            return np.zeros((0, *self.shape[1:]), self.dtype)
+    def _read(self, rows: slice | np.ndarray) -> np.ndarray:
         return np.asarray(self._store[rows].read().result())
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Reads the whole array."""
-        return self[:].astype(dtype or self.dtype, copy=False)
 
 
 def write(arrays: Mapping[str, Any], offsets: np.ndarray, names: Sequence[str], place: str) -> None:
@@ -102,6 +83,11 @@ def read(place: str) -> tuple[dict[str, Any], np.ndarray, tuple[str, ...]]:
         fits = jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype
         checks.require(fits, f"{name!r} in {place}", rule, str(array.dtype))
     return arrays, offsets, names
+
+
+def is_at(place: str) -> bool:
+    """Whether a place is the address of an object store, or a folder with the index of a store."""
+    return "://" in place or (pathlib.Path(place) / _INDEX).is_file()
 
 
 def _address(place: str) -> str:

@@ -12,7 +12,7 @@ from fedjax_dp.core import argument_checks, checks
 from fedjax_dp.core.devices import is_distributed, memory_per_device
 from fedjax_dp.core.ranges import Count, Index
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.data.arrays import is_on_disk
+from fedjax_dp.data.disk_arrays import is_on_disk
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.data.record_file import Folder

@@ -1,34 +1,21 @@
 """Stack Overflow and FLAIR, on small files in their published formats that are written here."""
 
-import io
 import json
 
 import h5py
 import numpy as np
 import pytest
-from PIL import Image
+from published_files import (
+    COARSE,
+    SENTENCES,
+    color_of,
+    write_flair_files,
+    write_flair_hdf5,
+    write_stackoverflow,
+)
 
 from fedjax_dp.data import datasets, partition
 from fedjax_dp.data.federated import FederatedData
-
-SENTENCES = {
-    "9": [b"how do i sort", b"the list is long and very old"],
-    "10": [b"sort the list"],
-    "800": [b"no"],
-}
-
-
-def write_stackoverflow(folder):
-    folder.mkdir(parents=True)
-    for part in ("train", "held_out", "test"):
-        with h5py.File(folder / f"stackoverflow_{part}.h5", "w") as file:
-            for user, sentences in SENTENCES.items():
-                own = sentences if part == "train" else sentences[:1]
-                group = file.create_group(f"examples/{user}")
-                group["tokens"] = np.array(own, object)
-                group["score"] = np.arange(len(own))
-    # The most frequent word is not the first.
-    (folder / "stackoverflow.word_count").write_text("sort 5\nthe 9\nlist 4\nold 1\n")
 
 
 def by_hand(sentence, length, words):
@@ -54,7 +41,9 @@ class TestStackOverflow:
         np.testing.assert_array_equal(found.train["y"], [y for _, y in rows])
         store = FederatedData.from_indices(found.train, partition.natural(found.train_clients))
         assert store.sizes.tolist() == [1, 1, 2] and isinstance(store.examples["x"], np.memmap)
-        assert found.train_clients.tolist() == ["10", "800", "9", "9"]
+        assert found.client_names == ("10", "800", "9")
+        assert found.train_clients.tolist() == [0, 1, 2, 2]
+        assert found.test_clients.tolist() == [0, 1, 2]
         assert len(found.test["y"]) == 3
 
     def test_a_public_vocabulary_and_limits(self, tmp_path):
@@ -89,72 +78,14 @@ class TestStackOverflow:
         assert not any((folder / "stores").glob("*")), "nothing unfinished is left"
 
 
-# image, user, part, labels, fine labels
-IMAGES = [
-    ("11", "b@N00", "train", ["plant", "food"], ["tree"]),
-    ("12", "a@N01", "train", ["food"], ["bread", "waffle"]),
-    ("13", "b@N00", "train", ["plant"], ["tree", "plant"]),
-    ("14", "c@N02", "val", ["animal"], ["cat"]),
-    ("15", "d@N03", "test", ["food", "animal"], ["cat", "bread"]),
-]
-COARSE = ("animal", "food", "plant")
-
-
-def color_of(image_id):
-    """Images of one colour, which JPEG nearly keeps."""
-    return np.full((256, 256, 3), 10 * int(image_id) + 5, np.uint8)
-
-
-def write_flair_files(folder):
-    (folder / "small_images").mkdir(parents=True)
-    entries = []
-    for name, user, part, labels, fine in IMAGES:
-        buffer = io.BytesIO()
-        Image.fromarray(color_of(name)).save(buffer, "JPEG", quality=95)
-        (folder / "small_images" / f"{name}.jpg").write_bytes(buffer.getvalue())
-        entries.append(
-            {
-                "user_id": user,
-                "image_id": name,
-                "partition": part,
-                "labels": labels,
-                "fine_grained_labels": fine,
-            }
-        )
-    (folder / "labels_and_metadata.json").write_text(json.dumps(entries))
-
-
-def write_flair_hdf5(folder):
-    """By pfl-research's `preprocess_federated_dataset`: users below parts, labels as pairs."""
-    folder.mkdir(parents=True)
-    numbers = {
-        "label": {name: i for i, name in enumerate(COARSE)},
-        "fine_grained_label": {
-            name: i for i, name in enumerate(sorted({f for *_, fine in IMAGES for f in fine}))
-        },
-    }
-    with h5py.File(folder / "flair_federated.hdf5", "w") as file:
-        for part, user in sorted({(part, user) for _, user, part, *_ in IMAGES}):
-            own = [image for image in IMAGES if image[1] == user]
-            place = f"/{part}/{user}"
-            for kind, at in (("label", 3), ("fine_grained_label", 4)):
-                pairs = [(j, numbers[kind][n]) for j, image in enumerate(own) for n in image[at]]
-                row, column = zip(*pairs, strict=True)
-                file[f"{place}/{kind}s_row"] = np.asarray(row, np.uint16)
-                file[f"{place}/{kind}s_col"] = np.asarray(column, np.uint16)
-            file[f"{place}/image_ids"] = np.asarray([image[0] for image in own], "S")
-            file.create_dataset(f"{place}/images", data=np.stack([color_of(i[0]) for i in own]))
-        for kind, mapping in numbers.items():
-            file[f"/metadata/{kind}_mapping"] = json.dumps(mapping)
-
-
 class TestFlair:
     @pytest.mark.parametrize("write", [write_flair_files, write_flair_hdf5])
     def test_images_by_user_with_several_labels(self, tmp_path, write):
         write(tmp_path / "flair")
         found = datasets.load("flair", tmp_path)
         assert found.num_classes == 3 and found.class_names == COARSE
-        assert found.train_clients.tolist() == ["a@N01", "b@N00", "b@N00"]
+        assert found.client_names == ("a@N01", "b@N00", "d@N03")
+        assert found.train_clients.tolist() == [0, 1, 1] and found.test_clients.tolist() == [2]
         assert found.train["y"].tolist() == [[0, 1, 0], [0, 1, 1], [0, 0, 1]]
         for row, name in enumerate(["12", "11", "13"]):
             error = np.abs(found.train["x"][row].astype(int) - color_of(name)).max()

@@ -13,6 +13,7 @@ from fedjax_dp.data.datasets.registry import (
     options,
     status,
 )
+from fedjax_dp.data.datasets.stores import save
 
 __all__ = [
     "LOADERS",
@@ -27,5 +28,6 @@ __all__ = [
     "loader",
     "options",
     "resolve_data_dir",
+    "save",
     "status",
 ]

@@ -37,6 +37,8 @@ class Dataset:
       exact_statistics: exact figures of the training part that entered every example, such as the
         means that features were scaled by, as text for the privacy statement; empty if an example
         depends only on itself and public facts.
+      client_names: if clients are numbered from 0 in `train_clients` and `test_clients`, the name
+        of each.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Dataset:
     feature_names: tuple[str, ...] = ()
     origin: str = ""
     exact_statistics: tuple[str, ...] = ()
+    client_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Checks that the parts fit each other, and hold what JAX can compute with."""
@@ -69,6 +72,7 @@ class Dataset:
                 clients = array_checks.client_ids(f"{part}_clients", clients)
                 object.__setattr__(self, f"{part}_clients", clients)
                 lengths.add(len(clients))
+                _require_named(f"{part}_clients", clients, self.client_names)
             checks.require(
                 len(lengths) == 1, part, "have arrays and client ids of one length", sorted(lengths)
             )
@@ -81,6 +85,16 @@ class Dataset:
             f"name all {self.num_classes} classes or none",
             len(self.class_names),
         )
+
+
+def _require_named(what: str, clients: np.ndarray, names: tuple[str, ...]) -> None:
+    """Requires numbers of clients that have names, if there are names."""
+    if not names or not len(clients):
+        return
+    is_number = clients.dtype.kind in "iu"
+    fits = is_number and int(clients.min()) >= 0 and int(clients.max()) < len(names)
+    rule = f"be integers in [0, {len(names)}), as client_names has {len(names)} names"
+    checks.require(fits, what, rule, "others")
 
 
 def stratified_split(

@@ -8,7 +8,13 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Index
 from fedjax_dp.data.datasets.base import Dataset
-from fedjax_dp.data.datasets.stores import Source, as_dataset, opened, require_same_arrays
+from fedjax_dp.data.datasets.stores import (
+    Source,
+    as_dataset,
+    opened,
+    require_counted,
+    require_same_arrays,
+)
 from fedjax_dp.data.datasets.table import find_files
 from fedjax_dp.data.federated import FederatedData
 
@@ -55,9 +61,7 @@ def load(
       ValueError: naming file, column and row; see `FederatedData.from_parquet`.
       ImportError: if pyarrow is not installed.
     """
-    is_counted = (num_classes > 0) == (task != "regression")
-    rule = "be 0" if task == "regression" else "be given, the number of classes or tokens,"
-    checks.require(is_counted, "num_classes", f"{rule} for task={task!r}", num_classes)
+    require_counted(num_classes, task)
     checks.require(len(x) > 0, "x", "name at least one column", list(x))
     columns = {"x": list(x), "y": y}
     folder = data_dir / "parquet" if store is None else pathlib.Path(store)

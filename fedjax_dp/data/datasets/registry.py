@@ -24,6 +24,7 @@ from fedjax_dp.data.datasets import (
     shakespeare,
     shifted_mnist,
     stackoverflow,
+    stores,
     table,
     tiny_imagenet,
 )
@@ -54,6 +55,7 @@ LOADERS: Registry[Callable[..., Dataset]] = Registry(
         "credit_card_fraud": credit_card_fraud.load,
         "table": table.load,
         "parquet": parquet.load,
+        "store": stores.load,
     }
 )
 

@@ -1,19 +1,35 @@
-"""Data sets that are written once into a store on disk and opened from there."""
+"""Data sets in a store on disk: written once and opened from there, or your own."""
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import pathlib
 import shutil
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, files
+from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.ranges import Count, Index
+from fedjax_dp.data import partition
 from fedjax_dp.data.datasets.base import Dataset, Task
 from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.data.store_writer import OFFSETS
+
+# What describes a saved data set, and the fields of it.
+_FACTS = "dataset.json"
+_KINDS = {
+    "task": str,
+    "num_classes": int,
+    "class_names": list,
+    "feature_names": list,
+    "origin": str,
+    "exact_statistics": list,
+}
 
 
 class Source(NamedTuple):
@@ -57,22 +73,34 @@ def as_dataset(
     num_classes: int,
     task: Task,
     class_names: tuple[str, ...] = (),
+    feature_names: tuple[str, ...] = (),
     origin: str = "",
     exact_statistics: tuple[str, ...] = (),
 ) -> Dataset:
     """Makes a data set of stores, whose examples stay on disk."""
     empty = {key: array[:0] for key, array in train.examples.items()}
+    names = list(train.client_names or map(str, range(train.num_clients)))
+    number, test_clients = {name: i for i, name in enumerate(names)}, np.zeros(0, np.int32)
+    if test is not None:
+        of_test = test.client_names or tuple(map(str, range(test.num_clients)))
+        for name_ in of_test:
+            if name_ not in number:
+                number[name_] = len(names)
+                names.append(name_)
+        test_clients = np.repeat(np.array([number[n] for n in of_test], np.int32), test.sizes)
     return Dataset(
         name,
         train.examples,
         empty if test is None else test.examples,
         num_classes=num_classes,
         task=task,
-        train_clients=_client_ids(train),
-        test_clients=np.zeros(0, np.int64) if test is None else _client_ids(test),
+        train_clients=train.client_of_example,
+        test_clients=test_clients,
         class_names=class_names,
+        feature_names=feature_names,
         origin=origin,
         exact_statistics=exact_statistics,
+        client_names=tuple(names),
     )
 
 
@@ -83,11 +111,152 @@ def require_same_arrays(train: FederatedData, test: FederatedData) -> None:
         checks.require(found == array.dtype, f"{name!r} of the test part", rule, found)
 
 
-def _client_ids(data: FederatedData) -> np.ndarray:
-    """Returns the client of each example, in an order that sorting keeps."""
-    names = np.asarray(data.client_names)
-    with contextlib.suppress(ValueError, OverflowError):
-        numbers = names.astype(np.int64)
-        if np.all(np.diff(numbers) > 0) and np.array_equal(numbers.astype(str), names):
-            names = numbers
-    return np.repeat(names, data.sizes)
+def require_counted(num_classes: int, task: str) -> None:
+    """Requires a number of classes, unless the task is regression."""
+    is_counted = (num_classes > 0) == (task != "regression")
+    rule = "be 0" if task == "regression" else "be given, the number of classes or tokens,"
+    checks.require(is_counted, "num_classes", f"{rule} for task={task!r}", num_classes)
+
+
+@checked
+def load(
+    data_dir: pathlib.Path,
+    *,
+    path: str,
+    test_path: str | None = None,
+    num_classes: Index | None = None,
+    task: Task | None = None,
+    max_clients: Count | None = None,
+) -> Dataset:
+    """Opens a store without reading its examples: memory maps, or chunks of the zarr format.
+
+    Clients are those of the store, for the partition "natural"; one without examples is left out.
+
+    Guarantee: examples are as they were stored. If `save` wrote the folder, privacy statements name
+    the exact statistics that entered them; a folder of `FederatedData.save` says nothing of any.
+
+    Args:
+      data_dir: where to search for a relative path that is not in the current folder.
+      path: a folder that `fedjax-dp data store`, `FederatedData.save` or `FederatedData.save_zarr`
+        wrote, with arrays x and y; or an address that `save_zarr` wrote to, such as "gs://…".
+      test_path: a store of test examples; not with a folder of `fedjax-dp data store`, which has
+        its own test part.
+      num_classes: the number of classes or tokens, 0 for regression; known from a folder of
+        `fedjax-dp data store`.
+      task: what the target means; known from the same, or classification.
+      max_clients: how many clients are used, the first of the store; None for all.
+
+    Returns:
+      The arrays of the store, read when they are indexed, with the clients' numbers and names.
+
+    Raises:
+      ValueError: naming folder and rule, if there is no store, or it is damaged.
+    """
+    place, facts = _place("path", path, data_dir), {}
+    test: FederatedData | None = None
+    if place.folder is not None and (place.folder / _FACTS).is_file():
+        for key, given in (("test_path", test_path), ("num_classes", num_classes), ("task", task)):
+            rule = f"be left out, since {place.folder / _FACTS} describes the data"
+            checks.require(given is None, key, rule, given)
+        facts = _read_facts(place.folder / _FACTS)
+        train = FederatedData.open(place.folder / "train")
+        if (place.folder / "test").exists():
+            test = FederatedData.open(place.folder / "test")
+    else:
+        facts = {"task": task or "classification", "num_classes": num_classes or 0}
+        train = _opened("path", place)
+        require_counted(facts["num_classes"], facts["task"])
+        if test_path is not None:
+            test = _opened("test_path", _place("test_path", test_path, data_dir))
+    if test is not None:
+        require_same_arrays(train, test)
+    if max_clients is not None and max_clients < train.num_clients:
+        kept = [np.arange(a, b) for a, b in itertools.pairwise(train.offsets[: max_clients + 1])]
+        names = train.client_names[:max_clients]
+        train = FederatedData.from_indices(train.examples, kept, names)
+    return as_dataset("store", train, test, **{"origin": place.text, **facts})
+
+
+@checked
+def save(
+    data: Dataset, directory: str | pathlib.Path, *, format: Literal["npy", "zarr"] = "npy"
+) -> None:
+    """Writes a data set with natural clients as a store, for the data set "store".
+
+    Both parts are written client after client, a few megabytes at a time, and last what describes
+    them, so that an interrupted store does not open. The folder is as private as the data.
+
+    Args:
+      data: the data set; arrays on disk are not held in memory.
+      directory: an empty or new folder.
+      format: "npy" for memory maps, the faster ones; "zarr" for compressible chunks of about a
+        megabyte.
+
+    Raises:
+      ValueError: if the data set names no clients, or the folder is not empty.
+    """
+    directory = pathlib.Path(directory)
+    rule = f"name clients; {data.name} has none, and a partition spreads its examples over some"
+    checks.require(data.train_clients is not None, "the data set", rule, None)
+    files.require_folder(directory, "directory", writable=True)
+    directory.mkdir(parents=True, exist_ok=True)
+    found = sorted(path.name for path in directory.iterdir())
+    checks.require(not found, "directory", "be empty, or not exist yet", found)
+    for part in ("train", "test"):
+        examples, ids = getattr(data, part), getattr(data, f"{part}_clients")
+        if not len(examples["y"]):
+            continue
+        clients = [np.arange(len(examples["y"]))]
+        names: tuple[str, ...] = (part,)
+        if ids is not None:
+            numbers = np.unique(ids).tolist()
+            names = tuple(data.client_names[i] if data.client_names else str(i) for i in numbers)
+            clients = partition.natural(ids)
+        stored = FederatedData.from_indices(examples, clients, names)
+        (stored.save if format == "npy" else stored.save_zarr)(directory / part)
+    facts = {name: getattr(data, name) for name in _KINDS} | {"num_classes": int(data.num_classes)}
+    (directory / _FACTS).write_text(json.dumps(facts) + "\n", encoding="utf-8")
+
+
+class _Place(NamedTuple):
+    """Where a store is: a folder, or the address of an object store."""
+
+    text: str
+    folder: pathlib.Path | None
+
+
+def _place(name: str, path: str, data_dir: pathlib.Path) -> _Place:
+    """Finds a folder, in the current one or in that of data files; an address is taken as it is."""
+    if "://" in path:
+        return _Place(path, None)
+    places = dict.fromkeys([pathlib.Path(path), data_dir / path])
+    for folder in places:
+        if files.kind_of(folder, name) != "missing":
+            files.require_folder(folder, name)
+            return _Place(str(folder), folder)
+    rule = f"be the folder of a store; there is none at {' or '.join(map(str, places))}"
+    checks.require(False, name, rule, path)
+    raise AssertionError
+
+
+def _opened(name: str, place: _Place) -> FederatedData:
+    """Opens a store that `FederatedData` wrote."""
+    if place.folder is not None:
+        rule = f"hold a store: {_FACTS} of a finished `fedjax-dp data store`, or {OFFSETS}"
+        checks.require((place.folder / OFFSETS).is_file(), name, rule, place.text)
+    return FederatedData.open(place.text)
+
+
+def _read_facts(path: pathlib.Path) -> dict[str, Any]:
+    """Reads what describes a saved data set."""
+    found = files.parse_json(files.read_text(path), path)
+    rule = f"describe a data set by {', '.join(_KINDS)}"
+    is_known = isinstance(found, dict) and found.keys() == _KINDS.keys()
+    checks.require(is_known, str(path), rule, found)
+    for name, kind in _KINDS.items():
+        value = found[name]
+        is_kind = type(value) is kind if kind is not list else isinstance(value, list)
+        is_kind = is_kind and (kind is not list or all(isinstance(each, str) for each in value))
+        checks.require(is_kind, f"{name} in {path}", f"be a {kind.__name__}", value)
+    checks.one_of(f"task in {path}", found["task"], get_args(Task))
+    return {name: tuple(x) if isinstance(x, list) else x for name, x in found.items()}

@@ -47,8 +47,7 @@ class Registered(NamedTuple):
 def kind_of(data: Dataset) -> dict[str, Any]:
     """Describes what the data of all clients must have alike, for JSON: types, shapes, names."""
     arrays = {
-        name: [str(np.asarray(x).dtype), list(np.shape(x)[1:])]
-        for name, x in sorted(flat(data.train).items())
+        name: [str(x.dtype), list(x.shape[1:])] for name, x in sorted(flat(data.train).items())
     }
     return {
         "arrays": arrays,

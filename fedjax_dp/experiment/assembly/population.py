@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from fedjax_dp.core import checks
-from fedjax_dp.data import arrays, datasets, partition, statistics
+from fedjax_dp.data import arrays, datasets, disk_arrays, partition, statistics
 from fedjax_dp.data.federated import FederatedData, flat
 from fedjax_dp.experiment.components.experiment import Population
 from fedjax_dp.experiment.components.partitions import PARTITIONS, Facts, Spread
@@ -19,6 +19,8 @@ from fedjax_dp.models.losses import IGNORE_LABEL
 _SPLIT, _PUBLIC, _VALIDATION = 1, 3, 4
 # The most clients that a note names.
 _SHOWN = 5
+# Rows of labels that are checked at once.
+_CHECKED_ROWS = 1 << 20
 
 
 def build_population(section: DataSection, seed: int) -> Population:
@@ -52,7 +54,8 @@ def population_from(data: datasets.Dataset, section: DataSection, seed: int) -> 
     else:
         names: tuple[str, ...] = ()
         if not entry.counts_clients:
-            names = tuple(str(i) for i in np.unique(np.asarray(data.train_clients)))
+            ids = np.unique(np.asarray(data.train_clients)).tolist()
+            names = tuple(data.client_names[i] if data.client_names else str(i) for i in ids)
         train, client_test = _split(data, made, names, section.client_test_share, seed)
         if len(data.test["y"]):
             test = FederatedData(data.test, np.array([0, len(data.test["y"])]), ("test",))
@@ -129,18 +132,23 @@ def _check_labels(data: datasets.Dataset) -> None:
     """Requires labels that are classes, or the marker for no target."""
     if data.task == "regression":
         return
-    for part, examples in (("train", data.train), ("test", data.test)):
-        labels = np.asarray(examples["y"])
+    for part, labels in (("train", data.train["y"]), ("test", data.test["y"])):
+        num_labelled, num_wrong, first = 0, 0, ""
         rule = f"be integers from 0 to {data.num_classes - 1}, or {IGNORE_LABEL} for none"
         what = f"the labels of {data.name}, {part} part,"
         checks.require(labels.dtype.kind in "iu", what, rule, labels.dtype)
-        wrong = np.flatnonzero((labels < IGNORE_LABEL) | (labels >= data.num_classes))
-        if len(wrong):
-            row = int(wrong[0] // max(1, labels[0].size))
-            value = int(labels.ravel()[wrong[0]])
-            checks.require(False, what, rule, f"{value} in row {row}, {len(wrong)} in all")
+        # Labels on disk are not read at once.
+        for start in range(0, len(labels), _CHECKED_ROWS):
+            some = np.asarray(labels[start : start + _CHECKED_ROWS])
+            wrong = np.flatnonzero((some < IGNORE_LABEL) | (some >= data.num_classes))
+            if len(wrong) and not num_wrong:
+                row = start + int(wrong[0] // max(1, some[0].size))
+                first = f"{int(some.ravel()[wrong[0]])} in row {row}"
+            num_wrong += len(wrong)
+            num_labelled += int(np.count_nonzero(some >= 0))
+        checks.require(not num_wrong, what, rule, f"{first}, {num_wrong} in all")
         rule = "include at least one class"
-        checks.require(not labels.size or bool(np.any(labels >= 0)), what, rule, IGNORE_LABEL)
+        checks.require(not labels.size or num_labelled > 0, what, rule, IGNORE_LABEL)
 
 
 def _hold_out_public(
@@ -154,10 +162,10 @@ def _hold_out_public(
     checks.require(count < size, "data.public_examples", rule, count)
     order = np.random.default_rng([seed, _PUBLIC]).permutation(size)
     kept = np.sort(order[count:])
-    train = {name: np.asarray(array)[kept] for name, array in flat(data.train).items()}
+    train = {name: disk_arrays.take(array, kept) for name, array in flat(data.train).items()}
     clients = None if data.train_clients is None else np.asarray(data.train_clients)[kept]
     rest = dataclasses.replace(data, train=train, train_clients=clients)
-    inputs = jax.tree.map(lambda x: np.asarray(x)[order[:count]], data.train["x"])
+    inputs = jax.tree.map(lambda x: np.asarray(x[order[:count]]), data.train["x"])
     return rest, inputs
 
 
