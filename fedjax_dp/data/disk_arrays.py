@@ -2,6 +2,7 @@
 
 import abc
 import math
+import mmap
 from collections.abc import Iterator
 from typing import Any
 
@@ -65,7 +66,17 @@ def is_on_disk(array: Any) -> bool:
 def parts(array: Any) -> Iterator[Any]:
     """Splits an array by rows into a few megabytes each: one on disk is not read at once."""
     count = max(1, _PART_BYTES // max(1, math.prod(array.shape[1:]) * array.dtype.itemsize))
-    return (array[i : i + count] for i in range(0, len(array), count))
+    for i in range(0, len(array), count):
+        yield array[i : i + count]
+        _release(array)
+
+
+def _release(array: Any) -> None:
+    """Unmaps the pages that a read-only memory map has read, which stay in the system's cache."""
+    is_read_only = isinstance(array, np.memmap) and array.mode == "r"
+    pages = getattr(array, "_mmap", None) if is_read_only else None
+    if pages is not None and hasattr(mmap, "MADV_DONTNEED"):
+        pages.madvise(mmap.MADV_DONTNEED)
 
 
 def take(array: Any, rows: np.ndarray) -> Any:
