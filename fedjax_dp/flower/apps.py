@@ -51,6 +51,8 @@ from fedjax_dp.flower.scores import Scores, ScoresFile
 from fedjax_dp.flower.server import deployed
 from fedjax_dp.io.journal import JournalFile
 from fedjax_dp.io.logbook import write_json
+from fedjax_dp.models import kinds
+from fedjax_dp.models.base import Model
 
 # The sections that a client's round depends on.
 _ALIKE = ("model", "algorithm", "training", "participation", "secure_aggregation", "privacy")
@@ -153,7 +155,7 @@ class OnFlower:
         sizes, timeout = federation.population.sizes, self._timeout
         scores = self._journal.report if self._scores == "exact" else None
         self.nodes = GridNodes(self._grid, sizes=sizes, timeout=timeout, scores=scores)
-        described = described_by(experiment.config)
+        described = described_by(experiment.config, experiment.model)
         there = deployed(
             federation, self.nodes, keys=self._keys, journal=self._journal, described=described
         )
@@ -336,10 +338,14 @@ def client_app_of(path: str | pathlib.Path) -> ClientApp:
     def parts_for(node: Node, population: Sizes) -> Parts:
         return played(node.experiment).parts_for(node, population)
 
+    def terms(node: Node, population: Sizes) -> Terms:
+        parts = parts_for(node, population)
+        return terms_of(parts.config, parts.model)
+
     return client_app(
         lambda *of_node: parts_for(*of_node).algorithm,
         data,
-        lambda *of_node: terms_of(parts_for(*of_node).config),
+        terms,
     )
 
 
@@ -397,13 +403,14 @@ class _Played:
         return self._of_registered(json.dumps([node.kind, sizes, second_sizes]))
 
 
-def terms_of(config: Config) -> Terms:
+def terms_of(config: Config, model: Model | None = None) -> Terms:
     """Returns what a node that plays an experiment requires."""
-    return Terms(budget_of(config), described_by(config))
+    return Terms(budget_of(config), described_by(config, model))
 
 
-def described_by(config: Config) -> dict[str, str]:
-    """Describes what server and nodes must have alike: sections, and files of imported parts."""
+def described_by(config: Config, model: Model | None = None) -> dict[str, str]:
+    """Describes what both sides must have alike: sections, imported files, frozen parameters."""
+    base = "" if model is None else kinds.digest(model.frozen)
     data = {**config.data.model_dump(mode="json"), "data_dir": None}
     # Files are where each machine has them.
     data["options"] = {n: x for n, x in data["options"].items() if n not in FILE_OPTIONS}
@@ -414,6 +421,7 @@ def described_by(config: Config) -> dict[str, str]:
             for name, section in {**sections, "data": data}.items()
         },
         **{f"source of {name}": digest_of_source(name) for name in own_parts(config)},
+        **({"SHA-256 of frozen parameters": base} if base else {}),
     }
 
 

@@ -1,14 +1,14 @@
 """Checkpoints of Llama-type models as Hugging Face lays them out: config.json and safetensors."""
 
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedjax_dp.core import checks, files
 
-_CONFIG, _TENSORS = "config.json", "*.safetensors"
+_CONFIG, _TENSORS, _INDEX = "config.json", "*.safetensors", "model.safetensors.index.json"
 # Options of `models.llama` by the key of config.json; a key that is absent or null is left out.
 _OPTIONS = {
     "hidden_size": "hidden_size",
@@ -76,12 +76,13 @@ def read_llama(folder: str | pathlib.Path) -> dict[str, np.ndarray]:
       Arrays by path, kernels as `[inputs, outputs]`.
 
     Raises:
-      ValueError: if there is no such file, one is damaged, or holds an array that no model of this
-        type has.
+      ValueError: if there is no such file, one that the folder's index names is missing, one is
+        damaged, or holds an array that no model of this type has.
     """
     is_tied = llama_options(folder).get("is_tied", False)
     parts = sorted(pathlib.Path(folder).glob(_TENSORS))
     checks.require(bool(parts), str(folder), f"hold a file {_TENSORS}", "none")
+    _require_parts(pathlib.Path(folder), parts)
     arrays: dict[str, np.ndarray] = {}
     for part in parts:
         for name, array in _tensors(part):
@@ -93,6 +94,19 @@ def read_llama(folder: str | pathlib.Path) -> dict[str, np.ndarray]:
             checks.require(path not in arrays, f"{part}, {name!r},", "be in one file alone", "two")
             arrays[path] = array.T if path.endswith("/kernel") else array
     return arrays
+
+
+def _require_parts(folder: pathlib.Path, parts: Sequence[pathlib.Path]) -> None:
+    """Requires the files that an index names, where there is one."""
+    path = folder / _INDEX
+    if not path.exists():
+        return
+    found = files.parse_json(files.read_text(path), path)
+    of_arrays: Any = found.get("weight_map") if isinstance(found, dict) else None
+    is_map = isinstance(of_arrays, dict) and all(isinstance(x, str) for x in of_arrays.values())
+    checks.require(is_map, f"{path}, 'weight_map',", "be files by array", of_arrays)
+    missing = sorted(set(of_arrays.values()) - {part.name for part in parts})
+    checks.require(not missing, str(folder), f"hold all files of {_INDEX}", f"none of {missing}")
 
 
 def _tensors(part: pathlib.Path) -> Iterator[tuple[str, np.ndarray]]:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.files import digest_of
 from fedjax_dp.core.trees import PyTree
 
 Where = str | Sequence[str] | Callable[[str, Any], bool]
@@ -77,6 +78,17 @@ class Frozen(NamedTuple):
     def constants(self) -> tuple[np.ndarray, ...]:
         """The frozen values alone, in order."""
         return tuple(value for value in self.values if value is not None)
+
+
+def digest(parts: Sequence[Frozen]) -> str:
+    """Computes the SHA-256 of frozen parameters with their paths; empty if there are none."""
+    found: list[Any] = []
+    for part in parts:
+        tree = jax.tree.unflatten(part.structure, part.values)
+        for path, value in zip(trees.paths(tree), part.constants, strict=True):
+            facts = f"{path} {value.dtype} {value.shape}\n"
+            found += [facts.encode(), np.ascontiguousarray(value).reshape(-1).view(np.uint8)]
+    return digest_of(found).hex() if found else ""
 
 
 @contextlib.contextmanager

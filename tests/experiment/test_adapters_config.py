@@ -1,5 +1,7 @@
 """Low-rank adapters by configuration: what is trained, sent, stated, and refused."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -15,12 +17,14 @@ from run_folders import (
 from safetensors.numpy import save_file
 
 from fedjax_dp.engine.federation import init_key
-from fedjax_dp.experiment import load_config, load_run
+from fedjax_dp.experiment import load_config, load_run, resume
 from fedjax_dp.experiment.assembly.assemble import population_of
 from fedjax_dp.experiment.assembly.build import build_model, parameter_facts
 from fedjax_dp.experiment.reading.config_files import to_toml
 from fedjax_dp.experiment.reading.validate import validate
 from fedjax_dp.experiment.running.release import public_config
+from fedjax_dp.experiment.running.starting import require_same_base
+from fedjax_dp.models.kinds import digest, frozen
 
 # The digits have 64 features and 10 classes.
 MLP = (*SMALL, "--model.name=mlp", "--model.options.hidden_sizes=[16]")
@@ -135,6 +139,27 @@ def test_adapters_alone_are_trained_sent_and_saved_and_the_statement_says_so(
     # A release names the patterns, and no folder.
     text = public_config(run.experiment)
     assert "params/*/kernel" in text and '"base.safetensors"' in text and path not in text
+    save_file({name: array + 1 for name, array in arrays.items()}, path)
+    with pytest.raises(ValueError, match="must be those of the checkpoint"):
+        load_run(folder)
+    with pytest.raises(ValueError, match="must be those of the checkpoint"):
+        resume(folder)
+
+
+def test_a_run_resumes_on_its_own_base_alone():
+    def of(value):
+        base = frozen({"body": np.zeros(2), "head": np.zeros(2)}, "body", {"body": value})
+        section = SimpleNamespace(pretrained="base.safetensors")
+        model = SimpleNamespace(frozen=(base,))
+        return SimpleNamespace(model=model, config=SimpleNamespace(model=section))
+
+    one, other = of(np.zeros(2)), of(np.ones(2))
+    saved = {"frozen": digest(one.model.frozen)}
+    require_same_base(one, saved)
+    with pytest.raises(ValueError, match=r"of base\.safetensors must be those of the checkpoint"):
+        require_same_base(other, saved)
+    # Checkpoints of earlier versions.
+    require_same_base(other, {})
 
 
 def test_a_stored_configuration_without_adapters_can_be_read_and_run_again(tmp_path):

@@ -6,13 +6,16 @@ import pathlib
 import sys
 import tomllib
 import zipfile
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from marks import telling
 
 from fedjax_dp.experiment import load_config
+from fedjax_dp.experiment.reading.config_files import to_toml
 from fedjax_dp.flower import write_app
-from fedjax_dp.flower.apps import terms_of
+from fedjax_dp.flower.apps import client_app_of, terms_of
 from fedjax_dp.flower.node_config import clients_of, require_node_config, script_of
 from fedjax_dp.flower.plan import require_same
 
@@ -259,4 +262,30 @@ def test_a_node_requires_the_files_of_parts_that_are_not_of_the_package(tmp_path
     server, same, other = described
     require_same(server, same)
     with pytest.raises(ValueError, match="source of own_optimizers:optimizer of the server"):
+        require_same(server, other)
+
+
+def test_a_node_requires_the_frozen_parameters_of_the_server(tmp_path, monkeypatch):
+    """Nodes have files of one name."""
+    monkeypatch.setattr("fedjax_dp.flower.apps.client_app", lambda build, data, terms: terms)
+    described = []
+    for value in (0, 0, 1):
+        arrays = {
+            "params/Dense_0/kernel": np.full((64, 10), value),
+            "params/Dense_0/bias": np.zeros(10),
+        }
+        np.savez(tmp_path / "base.npz", **arrays)
+        words = [
+            "--model.frozen=['params/Dense_0/kernel']",
+            f"--model.pretrained={tmp_path / 'base.npz'}",
+        ]
+        path = tmp_path / "experiment.toml"
+        path.write_text(
+            to_toml(load_config(None, [*words, "--privacy.unit=none", "--algorithm.name=fedavg"]))
+        )
+        terms = client_app_of(path)
+        described.append(terms(SimpleNamespace(experiment=str(path), kind=""), None).described)
+    server, same, other = described
+    require_same(server, same)
+    with pytest.raises(ValueError, match="SHA-256 of frozen parameters of the server must be"):
         require_same(server, other)

@@ -1,6 +1,7 @@
 """Checkpoints of Llama-type models: names, shapes and outputs, beside NumPy in float64."""
 
 import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from fedjax_dp.core import trees
-from fedjax_dp.experiment.assembly.build import build_model
+from fedjax_dp.experiment.assembly.build import _require_whole, build_model
 from fedjax_dp.experiment.schema.config import AdaptersSection, ModelSection
 from fedjax_dp.io.llama import llama_options, read_llama
 from fedjax_dp.models import llama
@@ -180,3 +181,49 @@ def test_arrays_that_no_such_model_has_are_refused(tmp_path):
     (tmp_path / "model-00001-of-00002.safetensors").write_bytes(b"none")
     with pytest.raises(ValueError, match="intact"):
         read_llama(tmp_path)
+
+
+def test_a_folder_without_one_of_its_files_is_refused(tmp_path):
+    folder = write(tmp_path, tensors())
+    last = "model-00002-of-00002.safetensors"
+    index = {"weight_map": {"model.norm.weight": last}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    assert read_llama(folder)
+    (tmp_path / last).unlink()
+    with pytest.raises(ValueError, match=f"hold all files of model.safetensors.index.json.*{last}"):
+        read_llama(folder)
+    (tmp_path / "model.safetensors.index.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(ValueError, match="'weight_map', must be files by array"):
+        read_llama(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "missing"),
+    [
+        ({}, "params/head"),
+        ({"adapters": AdaptersSection(rank=1, targets=["params/body"])}, "params/head"),
+        ({"adapters": AdaptersSection(rank=1, trained=["params/head"])}, None),
+        ({"frozen": ["params/body"]}, None),
+        ({"frozen": ["params/head"]}, "params/head"),
+    ],
+)
+def test_a_folder_holds_all_but_what_is_trained_from_its_initial_values(options, missing):
+    section = ModelSection(name="llama", pretrained="folder", **options)
+    shapes = {"params": {"body": TEXT, "head": TEXT}}
+    if missing is None:
+        _require_whole(section, shapes, {"params/body": TOKENS})
+    else:
+        with pytest.raises(ValueError, match=f"folder must hold '{missing}' of the model"):
+            _require_whole(section, shapes, {"params/body": TOKENS})
+
+
+def test_no_part_of_a_damaged_folder_is_that_of_the_seed(tmp_path):
+    arrays = tensors()
+    del arrays["model.layers.1.mlp.up_proj.weight"]
+    section = ModelSection(name="llama", pretrained=write(tmp_path, arrays))
+    population = SimpleNamespace(num_classes=VOCABULARY, train=None)
+    with pytest.MonkeyPatch.context() as patched:
+        name = "fedjax_dp.experiment.assembly.build.example_structure"
+        patched.setattr(name, lambda train: {"x": TEXT})
+        with pytest.raises(ValueError, match="hold 'params/layers_1/mlp/up_proj/kernel' of the"):
+            build_model(section, population, 0)

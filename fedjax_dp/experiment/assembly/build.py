@@ -1,6 +1,7 @@
 """Builds model, local training and algorithm, each from its own section."""
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -32,6 +33,7 @@ from fedjax_dp.experiment.schema.config import (
 )
 from fedjax_dp.io.llama import llama_options, read_llama
 from fedjax_dp.io.params import by_path, read_params
+from fedjax_dp.models import kinds
 from fedjax_dp.models import registry as models
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.lora import lora
@@ -50,6 +52,8 @@ def build_model(section: ModelSection, population: Population, seed: int) -> Mod
         given = read_params(section.pretrained)
     plain = models.build(section.name, example, population.num_classes, **options)
     model = plain if section.pretrained is None else plain.with_params(given)
+    if section.pretrained is not None and os.path.isdir(section.pretrained):
+        _require_whole(section, structure_of(plain), given)
     rank, options = section.adapters.rank, section.adapters.model_dump(exclude={"rank"})
     if rank is None and not section.frozen:
         return model
@@ -60,6 +64,19 @@ def build_model(section: ModelSection, population: Population, seed: int) -> Mod
     if rank is None:
         return model.freeze(section.frozen, base)
     return lora(model, base, rank=rank, **options)
+
+
+def _require_whole(section: ModelSection, shapes: PyTree, given: Mapping[str, Any]) -> None:
+    """Requires of a folder all but what adapters, or frozen parameters, leave to be trained."""
+    others = jax.tree.map(lambda x: False, shapes)
+    if section.adapters.rank is not None:
+        others = kinds.marked(shapes, section.adapters.trained)
+    elif section.frozen:
+        others = jax.tree.map(lambda x: not x, kinds.marked(shapes, section.frozen))
+    pairs = zip(trees.paths(shapes), jax.tree.leaves(others), strict=True)
+    missing = [path for path, is_trained in pairs if not is_trained and path not in given]
+    rule = f"hold {missing[0]!r} of the model" if missing else ""
+    checks.require(not missing, f"{section.pretrained}", rule, f"{len(missing)} missing")
 
 
 def _initial(model: Model, seed: int) -> PyTree:

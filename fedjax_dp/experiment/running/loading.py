@@ -36,7 +36,7 @@ from fedjax_dp.experiment.running.run_folder import (
     REGISTERED_FILE,
     is_deployed,
 )
-from fedjax_dp.experiment.running.starting import accounting_of, first_state
+from fedjax_dp.experiment.running.starting import accounting_of, first_state, require_same_base
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.io.checkpoint import Checkpoints
 from fedjax_dp.io.journal import JournalFile
@@ -145,6 +145,7 @@ def load_run(folder: str | pathlib.Path) -> Run:
     checks.require(step is not None, str(kept), "hold an intact checkpoint", damaged)
     state, hyper, extra = checkpoints.restore(like, experiment.simulation.hyper, step)
     checkpoints.close()
+    require_same_base(experiment, extra)
     if is_deployed(folder):
         accounting = accounting_of(experiment, hyper, JournalFile(kept / JOURNAL_FILE).records())
     else:

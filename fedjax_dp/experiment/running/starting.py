@@ -45,6 +45,7 @@ from fedjax_dp.experiment.schema.config import (
 )
 from fedjax_dp.io.checkpoint import KEPT, ROOT_FILE, Checkpoints
 from fedjax_dp.io.logbook import METRICS_FILE, write_json, write_text
+from fedjax_dp.models import kinds
 from fedjax_dp.server.secure import mask_messages
 
 # The number of its runs, what chose their settings, and what ends some of them early.
@@ -179,6 +180,7 @@ def restored(
     if step is not None:
         state, hyper, extra = checkpoints.restore(like, hyper, step)
         _require_same(experiment.written, extra["config"])
+        require_same_base(experiment, extra)
         ledgers, seconds = extra["ledgers"], extra["seconds"]
         sent = extra["traffic"]
     if not is_writer and (folder / METRICS_FILE).exists():
@@ -268,6 +270,14 @@ def _require_same(config: Config, saved: str) -> None:
         "change, and run.rounds may grow",
         {name: table for name, table in now.items() if table != then.get(name)},
     )
+
+
+def require_same_base(experiment: Experiment, extra: Mapping[str, Any]) -> None:
+    """Requires the frozen parameters of a checkpoint; older checkpoints do not name them."""
+    now = kinds.digest(experiment.model.frozen)
+    then, source = extra.get("frozen", now), experiment.config.model.pretrained
+    rule = f"be those of the checkpoint, of SHA-256 {then[:12] or 'none'}; use the same base file"
+    checks.require(now == then, f"frozen parameters of {source or 'the model'}", rule, now[:12])
 
 
 def _require_extensible(config: Config, planned: int) -> None:

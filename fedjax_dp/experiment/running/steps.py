@@ -30,6 +30,7 @@ from fedjax_dp.experiment.running.run_folder import ENVIRONMENT_FILE
 from fedjax_dp.experiment.running.starting import Start
 from fedjax_dp.experiment.running.watcher import Watcher
 from fedjax_dp.io.logbook import Logbook, read_metrics, to_json, write_json
+from fedjax_dp.models import kinds
 
 
 class Outcome(NamedTuple):
@@ -73,7 +74,7 @@ def steps(
     compiling = time.perf_counter()
     state = jax.block_until_ready((yield Wanted(state, start.key, start.hyper, 0)).state)
     timing = {"seconds_compiling": time.perf_counter() - compiling}
-    text = config_files.to_toml(experiment.written)
+    text, base = config_files.to_toml(experiment.written), kinds.digest(experiment.model.frozen)
 
     def seconds() -> float:
         return start.seconds + time.perf_counter() - started
@@ -86,6 +87,7 @@ def steps(
             "traffic": start.traffic.to_json(),
             "seconds": seconds(),
             "config": text,
+            "frozen": base,
         }
         # Saved before the next round overwrites client state.
         at_hand = experiment.simulation.portable(state, copies=False)
