@@ -81,6 +81,7 @@ def test_points_run_together_and_end_where_each_ends_alone(tmp_path, counted):
         said = there["claims"][0]["not_private"].pop()
         assert said == "the choice of this run among the 8 or more of a sweep"
         assert there["claims"][0].pop("sweep") == 8
+        assert there["files"].pop("sweep.json") == "public"
         assert alone == there
     rows = read_summaries(grid, tmp_path / "all")
     entries = average_over_seeds(STUDY, rows)
