@@ -22,8 +22,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 PAGES = sorted(path for path in ROOT.rglob("*.md") if ".venv" not in path.parts)
 # The pages that show a file of the package.
 FILES = {
-    "write-an-algorithm.md": "fedjax_dp/algorithms/feddyn.py",
-    "write-an-aggregator.md": "fedjax_dp/server/trimmed_mean.py",
+    "how-to/write-an-algorithm.md": "fedjax_dp/algorithms/feddyn.py",
+    "how-to/write-an-aggregator.md": "fedjax_dp/server/trimmed_mean.py",
 }
 
 
@@ -51,12 +51,13 @@ def test_the_round_of_the_readme_runs():
     assert "nan" not in loss and "client" in epsilon
 
 
-def test_every_page_is_linked_from_the_readme_and_from_the_navigation():
-    pages = {path.name for path in (ROOT / "docs").glob("*.md")}
+def test_every_page_is_in_the_navigation_and_every_section_in_the_readme():
+    docs = ROOT / "docs"
+    pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
+    assert set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text("utf-8"))) == pages
     read_on = (ROOT / "README.md").read_text("utf-8").partition("Read on: ")[2].partition("\n\n")[0]
-    assert set(re.findall(r"\]\(docs/([\w-]+\.md)\)", read_on)) == pages
-    navigation = (ROOT / "mkdocs.yml").read_text("utf-8").partition("nav:")[2]
-    assert set(re.findall(r": ([\w-]+\.md)", navigation)) == pages
+    sections = {page.partition("/")[0] + "/" if "/" in page else page for page in pages}
+    assert set(re.findall(r"\]\(docs/([\w/.-]+)\)", read_on)) == sections
 
 
 def command_lines(code: str) -> list[list[str]]:
@@ -107,7 +108,7 @@ def test_a_command_line_of_a_page_is_one_that_exists(page, words, tmp_path, monk
 
 @slow
 def test_the_page_on_splitting_prints_the_accuracies_of_its_command(tmp_path, fedjax_dp):
-    page = ROOT / "docs" / "splitting.md"
+    page = ROOT / "docs" / "methods" / "splitting.md"
     lines = [words for code in blocks(page, "") for words in command_lines(code)]
     (line,) = [words for words in lines if "--algorithm.options.dual_weight=-1" in words]
     text = " ".join(page.read_text("utf-8").split())
@@ -152,14 +153,15 @@ ENDING = ("--run.rounds", "--resume", "--keys", "--help")
 
 def programs():
     """Every page with what runs of it: all but variations soon, those too in the slow suite."""
-    for page in sorted((ROOT / "docs").glob("*.md")):
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        name = page.relative_to(ROOT / "docs").with_suffix("").as_posix()
         found = fenced(page.read_text("utf-8"))
         lines = [words for kind, code in found if not kind for words in command_lines(code)]
         varied = [words for words in lines if is_variation(words)]
         if len(varied) < len(lines) or any(kind for kind, _ in found):
-            yield pytest.param(page, False, marks=telling, id=page.stem)
+            yield pytest.param(page, False, marks=telling, id=name)
         if varied:
-            yield pytest.param(page, True, marks=slow, id=f"{page.stem}, with variations")
+            yield pytest.param(page, True, marks=slow, id=f"{name}, with variations")
 
 
 @pytest.mark.parametrize(("page", "with_variations"), list(programs()))
@@ -193,5 +195,5 @@ def test_what_a_page_prints_works_in_the_readers_order(
                 words.append("--run.rounds=2")
             status, _, said = fedjax_dp(*words)
             assert not status, f"{words}: {said}"
-    if page.name in FILES:
+    if any(page == ROOT / "docs" / shown for shown in FILES):
         assert printed.getvalue().splitlines() == blocks(page, "")[-1].splitlines()

@@ -1,7 +1,8 @@
 """Times a federation from empty environments: python -m experiments.deployment.from_nothing FOLDER.
 
-Plays the hospitals of docs/deployment.md on four machines, each a virtual environment and a home of
-its own: installs the package in each, then runs the commands of the page until round 1 has ended.
+Plays the hospitals of docs/how-to/deployment.md on four machines, each a virtual environment and a
+home of its own: installs the package in each, then runs the commands of the page until round 1 has
+ended.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "deployment.md"
+PAGE = ROOT / "docs" / "how-to" / "deployment.md"
 HOSPITALS, PORT, LONGEST = ("east", "north", "west"), 8000, 1800
 
 

@@ -14,7 +14,7 @@ from fedjax_dp import experiment
 from fedjax_dp.cli.main import command
 from fedjax_dp.experiment.reading.validate import check_processes
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "scaling.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "how-to" / "scaling.md"
 # Programs that stand for those of the recipes.
 PROGRAMS = {
     "fedjax-dp": "printf '%s\\n' \"$@\"",

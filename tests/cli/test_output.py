@@ -81,7 +81,7 @@ def test_every_command_answers_json_is_quiet_and_has_a_log_level():
         assert {"--json", "--quiet", "--log-level"} <= options, path
 
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "command-line.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "reference" / "command-line.md"
 LISTS = {("run", "keys"): "run --keys", ("bench", "workloads"): "bench list"}
 
 

@@ -20,7 +20,7 @@ import pytest
 _START, _RUN, _END = 600, 1200, 30
 _BIN = pathlib.Path(sys.executable).parent
 _HOST = "127.0.0.1"
-_PAGE = pathlib.Path(__file__).parents[2] / "docs" / "deployment.md"
+_PAGE = pathlib.Path(__file__).parents[2] / "docs" / "how-to" / "deployment.md"
 
 
 def free_port() -> int:
