@@ -25,6 +25,7 @@ def robust_hdp(
     reestimate: Literal["first", "every"] | Count = "first",
     block_size: Count = 200_000,
     num_blocks: Count | None = None,
+    reads_tail: bool = False,
     mode: Literal["inexact", "fixed"] = "inexact",
     tolerance: Positive = 1e-6,
     max_iterations: Count = 1000,
@@ -45,6 +46,8 @@ def robust_hdp(
         "every" estimates in each round, as algorithm 1 is written; a number k every k-th round.
       block_size: p', parameters that are decomposed together, at least 1.
       num_blocks: Q, blocks that are read, at least 1; all by default.
+      reads_tail: read the parameters after the last block too, by one more block that overlaps it,
+        as the thesis does; only without `num_blocks`.
       mode: "inexact" is fast, "fixed" follows the paper's pursuit; see
         `principal_component_pursuit`.
       tolerance: relative residual at which the pursuit stops, above 0.
@@ -56,20 +59,22 @@ def robust_hdp(
     Raises:
       ValueError: if the trainer is not private or an option is not valid.
 
-    Source: Malekmohammadi and others 2024, algorithms 1 and 2.
+    Source: Malekmohammadi and others 2024, algorithms 1 and 2; section 3.5.5 of the thesis for
+      `reads_tail`.
     """
-    # Refuses more blocks than the model has.
-    structure = jax.eval_shape(model.init, jax.random.key(0))
-    blocks_of(trees.num_parameters(structure), block_size, num_blocks)
     aggregator = noise_aware_mean(
         num_clients,
         reestimate=reestimate,
         block_size=block_size,
         num_blocks=num_blocks,
+        reads_tail=reads_tail,
         mode=mode,
         tolerance=tolerance,
         max_iterations=max_iterations,
     )
+    # Refuses blocks that the model does not have.
+    structure = jax.eval_shape(model.init, jax.random.key(0))
+    blocks_of(trees.num_parameters(structure), block_size, num_blocks, reads_tail)
     # A weight above 0 marks a client with examples; sizes are not read.
     algorithm = dp_sgd(
         model, trainer, weight_of=lambda client, config: jnp.float32(1), aggregator=aggregator

@@ -77,6 +77,7 @@ def noise_aware_mean(
     reestimate: str | int = "first",
     block_size: Count = 200_000,
     num_blocks: int | None = None,
+    reads_tail: bool = False,
     mode: str = "inexact",
     tolerance: float = 1e-6,
     max_iterations: int = 1000,
@@ -92,6 +93,7 @@ def noise_aware_mean(
         every round, a number k in every k-th round.
       block_size: p', parameters that are decomposed together, at least 1.
       num_blocks: Q, blocks that are read, at least 1; all if None.
+      reads_tail: as for `estimate_noise`; only without `num_blocks`.
       mode: "inexact" or "fixed", see `principal_component_pursuit`.
       tolerance: relative residual at which the pursuit stops, above 0.
       max_iterations: stops it in any case, at least 1.
@@ -107,9 +109,7 @@ def noise_aware_mean(
 
     Source: Malekmohammadi and others 2024, algorithms 1 and 2.
     """
-    if num_blocks is not None:
-        checks.whole("num_blocks", num_blocks)
-    check_options(mode, tolerance, max_iterations)
+    check_options(mode, tolerance, max_iterations, num_blocks, reads_tail)
     if isinstance(reestimate, str):
         checks.one_of("reestimate", reestimate, ("first", "every"))
         period = {"first": 0, "every": 1}[reestimate]
@@ -141,6 +141,7 @@ def noise_aware_mean(
                 counts,
                 block_size=block_size,
                 num_blocks=num_blocks,
+                reads_tail=reads_tail,
                 mode=mode,
                 tolerance=tolerance,
                 max_iterations=max_iterations,

@@ -57,24 +57,37 @@ class NoiseEstimate(NamedTuple):
     rank: jax.Array
 
 
-def check_options(mode: str, tolerance: float, max_iterations: int) -> None:
-    """Checks the static options of the pursuit."""
+def check_options(
+    mode: str,
+    tolerance: float,
+    max_iterations: int,
+    num_blocks: int | None = None,
+    reads_tail: bool = False,
+) -> None:
+    """Checks the static options of the pursuit, and of the blocks that it reads."""
     checks.one_of("mode", mode, MODES)
     checks.positive("tolerance", tolerance)
     checks.whole("max_iterations", max_iterations)
+    if num_blocks is not None:
+        checks.whole("num_blocks", num_blocks)
+        rule = "be None if reads_tail is set, which reads all parameters"
+        checks.require(not reads_tail, "num_blocks", rule, num_blocks)
 
 
-def blocks_of(num_parameters: int, block_size: int, num_blocks: int | None) -> tuple[int, int]:
-    """Returns the width of a block of parameters and the number of blocks to read."""
+def blocks_of(
+    num_parameters: int, block_size: int, num_blocks: int | None, reads_tail: bool = False
+) -> tuple[int, list[int]]:
+    """Returns the width of a block of parameters and the first parameter of each block to read."""
     checks.whole("block_size", block_size)
     width = min(block_size, num_parameters)
-    available = num_parameters // width
+    starts = [b * width for b in range(num_parameters // width)]
+    if reads_tail and num_parameters % width:
+        starts.append(num_parameters - width)
     if num_blocks is None:
-        return width, available
-    checks.whole("num_blocks", num_blocks)
-    rule = f"be at most {available}, the blocks of {width} in {num_parameters} parameters"
-    checks.require(num_blocks <= available, "num_blocks", rule, num_blocks)
-    return width, num_blocks
+        return width, starts
+    rule = f"be at most {len(starts)}, the blocks of {width} in {num_parameters} parameters"
+    checks.require(num_blocks <= len(starts), "num_blocks", rule, num_blocks)
+    return width, starts[:num_blocks]
 
 
 @checked
@@ -157,6 +170,7 @@ def estimate_noise(
     *,
     block_size: int = 200_000,
     num_blocks: int | None = None,
+    reads_tail: bool = False,
     mode: str = "inexact",
     tolerance: float = 1e-6,
     max_iterations: int = 1000,
@@ -173,6 +187,8 @@ def estimate_noise(
         fewer.
       num_blocks: Q, blocks that are read, the first ones in the order of the leaves; all ⌊p/p'⌋ if
         None.
+      reads_tail: read the last p' parameters as one more block, which overlaps the one before it,
+        if ⌊p/p'⌋ blocks leave a rest; such a block weighs as much as any other.
       mode: as for `principal_component_pursuit`.
       tolerance: as for `principal_component_pursuit`.
       max_iterations: as for `principal_component_pursuit`.
@@ -181,15 +197,18 @@ def estimate_noise(
       The estimate; levels are those of a whole update, scaled up from the blocks that were read.
 
     Raises:
-      ValueError: for a choice that is not valid, or more blocks than the model has.
+      ValueError: for a choice that is not valid, more blocks than the model has, or a number of
+        blocks together with the tail.
 
-    Source: Malekmohammadi and others 2024, section 3.5 and algorithm 2.
+    Source: Malekmohammadi and others 2024, section 3.5 and algorithm 2; section 3.5.5 of the
+      thesis for the tail.
     """
-    check_options(mode, tolerance, max_iterations)
+    check_options(mode, tolerance, max_iterations, num_blocks, reads_tail)
     leaves = [x.reshape(x.shape[0], -1) for x in jax.tree.leaves(updates)]
     num_slots, num_parameters = leaves[0].shape[0], sum(x.shape[1] for x in leaves)
     is_real = jnp.ones(num_slots, bool) if is_real is None else is_real
-    width, count = blocks_of(num_parameters, block_size, num_blocks)
+    width, starts = blocks_of(num_parameters, block_size, num_blocks, reads_tail)
+    count = len(starts)
 
     def decompose(block: jax.Array) -> NoiseEstimate:
         found = principal_component_pursuit(
@@ -202,7 +221,7 @@ def estimate_noise(
         )
 
     def body(i, total: NoiseEstimate) -> NoiseEstimate:
-        readers = [_reader(leaves, b * width, width) for b in range(count)]
+        readers = [_reader(leaves, start, width) for start in starts]
         one = decompose(jax.lax.switch(i, readers))
         return NoiseEstimate(
             total.noise_levels + one.noise_levels,

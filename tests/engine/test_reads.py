@@ -257,6 +257,7 @@ VALUES = {
     "features": ("centred", "authors"),
     "split": ("mixture", "top_tenth"),
     "reestimate": ("first",),
+    "reads_tail": (False,),
     "mode": ("inexact",),
     "extension": ("smooth",),
     "client_map": ("prox", "gradient"),

@@ -12,6 +12,7 @@ from oracles import noise_aware
 from fedjax_dp import server
 from fedjax_dp.privacy import calibrate_poisson
 from fedjax_dp.privacy.accounting import budgets
+from fedjax_dp.server.robust_pca import blocks_of
 
 PARAMETERS, CLIENTS = 4000, 20
 
@@ -162,7 +163,7 @@ def test_empty_input_has_zeros():
 
 @telling
 def test_blocks_read_neighbouring_parameters_across_leaves():
-    """Three blocks of 4 in 13 parameters; the last parameter is in none."""
+    """Three blocks of 4 in 13 parameters; the last parameter is in none but the tail."""
     rng = np.random.default_rng(4)
     tree = {
         "a": rng.normal(size=(5, 2, 3)),
@@ -171,14 +172,29 @@ def test_blocks_read_neighbouring_parameters_across_leaves():
     }
     tree = jax.tree.map(jnp.float32, tree)
     flat = np.concatenate([np.asarray(x).reshape(5, -1) for x in jax.tree.leaves(tree)], axis=1)
-    parts = [
-        np.sum(np.square(principal_component_pursuit(flat[:, i : i + 4], mode="inexact").sparse), 1)
-        for i in (0, 4, 8)
-    ]
-    for count, options in ((3, {}), (2, {"num_blocks": 2}), (1, {"num_blocks": 1})):
+    parts = []
+    for i in (0, 4, 8, 9):
+        block = flat[:, i : i + 4].astype(np.float64).T
+        _, sparse = noise_aware.pursuit(block, mode="inexact", tolerance=1e-6)
+        parts.append(np.sum(sparse**2, axis=0))
+    for count, options in (
+        (3, {}),
+        (2, {"num_blocks": 2}),
+        (1, {"num_blocks": 1}),
+        (4, {"reads_tail": True}),
+    ):
         found = estimate_noise(tree, block_size=4, **options)
         expected = np.sum(parts[:count], axis=0) * 13 / (4 * count)
-        np.testing.assert_allclose(found.noise_levels, expected, rtol=1e-4)
+        np.testing.assert_allclose(found.noise_levels, expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("num_parameters", "width", "starts"),
+    [(10, 4, [0, 4, 6]), (8, 4, [0, 4]), (5, 3, [0, 2]), (3, 7, [0])],
+)
+def test_the_tail_is_one_more_block_where_blocks_leave_a_rest(num_parameters, width, starts):
+    found = blocks_of(num_parameters, width, None, reads_tail=True)
+    assert found == (min(width, num_parameters), starts)
 
 
 @telling
@@ -214,6 +230,10 @@ def test_memory_of_eleven_million_parameters_and_sixty_clients():
         ({"max_iterations": 0}, "max_iterations must be an integer of at least 1"),
         ({"block_size": 4, "num_blocks": 3}, "num_blocks must be at most 2"),
         ({"num_blocks": 0}, "num_blocks must be an integer of at least 1"),
+        (
+            {"block_size": 4, "num_blocks": 2, "reads_tail": True},
+            "num_blocks must be None if reads_tail is set",
+        ),
     ],
 )
 def test_bad_choices_are_refused(options, message):
