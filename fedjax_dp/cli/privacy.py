@@ -14,6 +14,7 @@ from fedjax_dp.core.decimals import rounded_up
 from fedjax_dp.privacy.accounting.calibration import calibrate_poisson
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.accounting.poisson import bound_of_poisson
+from fedjax_dp.privacy.reports.latex import for_paper
 
 app = application("Accounting: ε, calibration, reports, comparisons.")
 
@@ -89,7 +90,11 @@ def calibrate(
 
 @answering(app)
 def report(
-    out: Output, run: Annotated[pathlib.Path, typer.Argument(metavar="RUN", help="A run folder.")]
+    out: Output,
+    run: Annotated[pathlib.Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    latex: Annotated[
+        bool, typer.Option("--latex", help="Print a LaTeX paragraph and its BibTeX entries.")
+    ] = False,
 ) -> Answer:
     """Print a run's privacy statement, with the events to recompute ε from."""
     words, data = run / "privacy.md", run / "privacy.json"
@@ -103,6 +108,10 @@ def report(
             for claim in statement["claims"]
             for history in claim["histories"]
         ]
+        paper = for_paper(statement["claims"] if latex else [])
+    if latex:
+        printed = f"{paper.latex}\n{paper.bibtex}".rstrip()
+        return Answer(paper._asdict(), lambda out: out.say(printed), printed)
 
     def show(out: Output) -> None:
         for part in (text, "\nEvents, as charged:\n", *events):

@@ -1,4 +1,4 @@
-"""Writes the privacy statement of a run, in words and as JSON."""
+"""Writes the privacy statement of a run: in words, as JSON, and in LaTeX with BibTeX."""
 
 import pathlib
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 from fedjax_dp.core.decimals import rounded_up
 from fedjax_dp.io.logbook import write_json, write_text
 from fedjax_dp.privacy.accounting.ledger import Ledger
+from fedjax_dp.privacy.reports.latex import for_paper
 from fedjax_dp.privacy.reports.statement import in_words, statement
 
 # What each mark of a file says: whether it may be published, and why.
@@ -35,7 +36,7 @@ def write_statement(
     facts: Mapping[str, Mapping[str, Any]],
     marks: Mapping[str, str] = {},
 ) -> list[dict[str, Any]]:
-    """Writes `privacy.json` and `privacy.md` into a folder and returns the claims."""
+    """Writes `privacy.json`, `.md`, `.tex` and `.bib` into a folder and returns the claims."""
     folder = pathlib.Path(folder)
     claims = [
         statement(ledger, dp_delta[unit], accountant=accountant, **facts[unit])
@@ -55,6 +56,9 @@ def write_statement(
     if marks:
         parts += ["## Files of this folder\n", _listing(marks)]
     write_text(folder / "privacy.md", "\n".join(parts))
+    latex, bibtex = for_paper(claims)
+    write_text(folder / "privacy.tex", latex)
+    write_text(folder / "privacy.bib", bibtex)
     return claims
 
 

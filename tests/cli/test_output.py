@@ -318,6 +318,8 @@ def test_accounting_answers_json(fedjax_dp, tmp_path, monkeypatch):
     (tmp_path / "privacy.json").write_text('{"claims": []}')
     found = document(fedjax_dp("privacy", "report", tmp_path, "--json")[1])
     assert found["statement"] == {"claims": []}
+    _, output, _ = fedjax_dp("privacy", "report", tmp_path, "--latex")
+    assert output.strip() == "No differential privacy is claimed."
 
 
 def test_the_page_lists_every_command():

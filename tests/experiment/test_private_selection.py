@@ -17,6 +17,7 @@ from fedjax_dp.privacy.accounting.renyi import orders_of
 from fedjax_dp.privacy.mechanisms.repetition import Repetition, repetition
 
 ROUNDS = 3
+STATEMENT = {f"privacy.{kind}" for kind in ("json", "md", "tex", "bib")}
 RELEASED = {"model.safetensors", "config.toml", "environment.json"}
 WORDS = (
     *(SMALL[0], "--execution.devices=1", "--participation.sampler=poisson"),
@@ -57,7 +58,7 @@ def test_the_best_trial_is_released_with_the_cost_of_the_choice(tmp_path):
     assert choice.trial.name == f"trial-{best + 1:04d}"
     assert read_json(choice.folder, "setting.json") == choice.point.values
     held = {path.name for path in choice.folder.iterdir()}
-    assert held == {"privacy.json", "privacy.md", "setting.json"} | RELEASED
+    assert held == {"setting.json", *STATEMENT} | RELEASED
     model = (choice.folder / "model.safetensors").read_bytes()
     assert model == (choice.trial / "release" / "model.safetensors").read_bytes()
     # By hand: cohorts of 2 of 3 clients, and a noise multiplier of 1.5.

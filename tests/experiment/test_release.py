@@ -29,10 +29,11 @@ pytestmark = [
     pytest.mark.usefixtures("shared_programs"),
 ]
 
+STATEMENT = {f"privacy.{kind}" for kind in ("json", "md", "tex", "bib")}
 # All that a folder for publication may hold: files, and the keys of those that have some.
 MAY_BE_PUBLISHED = {
-    *("config.toml", "environment.json", "model.safetensors", "privacy.json", "privacy.md"),
-    "summary.json",
+    *("config.toml", "environment.json", "model.safetensors", "summary.json"),
+    *STATEMENT,
 }
 OPEN_KEYS = (
     "algorithm clients_per_chunk covered_models dp_delta dp_delta_smallest epsilon epsilon_client "
@@ -65,7 +66,7 @@ def test_every_file_of_a_run_folder_has_its_mark(folder):
         {"tensorboard"} if (folder / "tensorboard").exists() else set()
     )
     assert by_mark.pop("secret") == {"checkpoint"}
-    assert by_mark.pop("covered") == {"privacy.json", "privacy.md", "release"}
+    assert by_mark.pop("covered") == {*STATEMENT, "release"}
     assert by_mark == {"public": {".lock", "config.toml", "environment.json"}}
     text = (folder / "privacy.md").read_text("utf-8")
     for name in marks:

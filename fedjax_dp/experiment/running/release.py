@@ -38,6 +38,9 @@ _MARKS: Mapping[str, Mark] = {
     SWEEP_FILE: "public",
     "privacy.json": "covered",
     "privacy.md": "covered",
+    # They show no seed.
+    "privacy.tex": "covered",
+    "privacy.bib": "covered",
     "summary.json": "exact",
     "metrics.jsonl": "exact",
     "partition.txt": "exact",
@@ -52,7 +55,7 @@ _MARKS: Mapping[str, Mark] = {
     REPORT_FILE: "exact",
     ".lock": "public",
 }
-_STATED = ("privacy.json", "privacy.md", "summary.json")
+_STATED = ("privacy.json", "privacy.md", "privacy.tex", "privacy.bib", "summary.json")
 # Files that show the seed of a run.
 _WITH_SEED = (CONFIG_FILE, REPORT_FILE, "privacy.json", "privacy.md")
 # In a run folder, but not in a release.
