@@ -121,6 +121,7 @@ def r_dpcfl(
     num_rounds: Count,
     num_models: Count | None = None,
     max_models: Count = 10,
+    separation: Literal["adjusted", "plain"] = "adjusted",
     selection: Literal["private", "exact"] = "private",
     selection_epsilon: Positive = 0.15,
     num_selections: Index | None = None,
@@ -156,6 +157,8 @@ def r_dpcfl(
       num_rounds: rounds of the whole run (E), at least 1.
       num_models: number of clusters (M); None for the number with the best separated mixture.
       max_models: the largest M to try if M is not given.
+      separation: the score by which M is found, if it is not given: "plain", the smallest
+        separation of two clusters (MSS), or "adjusted", see `fit_best_mixture`.
       selection: "private" by the exponential mechanism, or "exact".
       selection_epsilon: ε of one private choice, above 0; the authors take 0.03 of the total.
       num_selections: rounds with a choice; None for ⌊E/10⌋.
@@ -183,6 +186,8 @@ def r_dpcfl(
     trainer = _reading_whole(trainer, num_copies, copy_stddev, perturb)
     capacity = max_models if num_models is None else num_models
     checks.whole("num_models", capacity)
+    rule = "be 'adjusted' if num_models is given, since nothing is left to compare"
+    checks.require(num_models is None or separation == "adjusted", "separation", rule, separation)
     choice = make_choice(model, selection, score)
     not_covered = NOT_COVERED if choice.event is None else None
     if num_selections is None:
@@ -226,7 +231,7 @@ def r_dpcfl(
         seen = features[np.asarray(server.similarity.is_seen)]
         if len(seen) < 2:
             return server
-        mixture = _mixture_of(seen, num_models, max_models, key)
+        mixture = _mixture_of(seen, num_models, max_models, separation, key)
         found = num_soft_rounds(mixture.overlap, num_rounds)
         return _with_mixture(server, mixture, hyper.algorithm.get("soft_rounds", found))
 
@@ -306,13 +311,19 @@ def _server_step(server, aggregate: ClusterAggregate, hyper, round, key):
     ), {}
 
 
-def _mixture_of(seen: np.ndarray, num_models: int | None, max_models: int, key: Any) -> Mixture:
+def _mixture_of(
+    seen: np.ndarray,
+    num_models: int | None,
+    max_models: int,
+    separation: Literal["adjusted", "plain"],
+    key: Any,
+) -> Mixture:
     """Fits the mixture to features `[clients, features]`, with the best M if none is given."""
     seed = int(np.asarray(jax.random.bits(key, (), jnp.uint32)))
     if num_models is not None:
         return fit_mixture(seen, min(num_models, len(seen)), seed)
     candidates = range(2, max(2, min(max_models, len(seen) - 1)) + 1)
-    return fit_best_mixture(seen, candidates, seed)
+    return fit_best_mixture(seen, candidates, seed, separation=separation)
 
 
 def _with_mixture(server: ServerState, mixture: Mixture, soft_rounds: Any) -> ServerState:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -141,21 +141,31 @@ def fit_mixture(features: ArrayLike, num_clusters: Count, seed: int) -> Mixture:
 
 
 @checked
-def fit_best_mixture(features: ArrayLike, candidates: Sequence[int], seed: int) -> Mixture:
+def fit_best_mixture(
+    features: ArrayLike,
+    candidates: Sequence[int],
+    seed: int,
+    *,
+    separation: Literal["adjusted", "plain"] = "adjusted",
+) -> Mixture:
     """Fits mixtures of several sizes and keeps the one whose clusters are farthest apart.
 
-    In this comparison a cluster of a single client, which has no width and would seem far from all
-    others, counts as no narrower than the unbiased average of all clusters, since all clients have
-    the same noise.
+    A cluster of a single client has no width and seems far from all others. In an "adjusted"
+    comparison it counts as no narrower than the unbiased average of all clusters, since all clients
+    have the same noise.
+
+    Guarantee: post-processing of the features.
 
     Args:
       features: `[clients, features]`.
       candidates: numbers of clusters, each at least 2 and below the number of clients.
       seed: as for `fit_mixture`.
+      separation: "plain" compares the smallest separation scores (MSS) as the source defines them;
+        "adjusted" those in which clusters that are expected to hold fewer than 1.5 clients have at
+        least the average width.
 
     Returns:
-      The mixture with the largest MSS (smallest separation score), where clusters that are expected
-      to hold fewer than 1.5 clients have at least the average width.
+      The mixture with the largest score, its own MSS being the plain one; the first of several.
 
     Raises:
       ValueError: if there is no candidate.
@@ -165,14 +175,15 @@ def fit_best_mixture(features: ArrayLike, candidates: Sequence[int], seed: int) 
     checks.require(np.ndim(features) == 2, "features", "be [clients, features]", features)
     checks.require(len(candidates) > 0, "candidates", "name a number of clusters", candidates)
 
-    def separation(mixture: Mixture) -> float:
+    def adjusted(mixture: Mixture) -> float:
         shares = mixture.responsibilities.mean(axis=0)
         n, m = mixture.responsibilities.shape
         average = np.sqrt(np.sum(shares * np.square(mixture.radii)) * n / max(n - m, 1))
         least = np.where(n * shares < _FEW_CLIENTS, average, 0.0)
         return float(np.min(separation_scores(mixture.means, np.maximum(mixture.radii, least))))
 
-    return max((fit_mixture(features, m, seed) for m in candidates), key=separation)
+    score = adjusted if separation == "adjusted" else lambda mixture: mixture.separation
+    return max((fit_mixture(features, m, seed) for m in candidates), key=score)
 
 
 @checked

@@ -35,6 +35,7 @@ from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.events import flatten
 from fedjax_dp.privacy.mechanisms.selection import BoundedRangeDpEvent, selection_event
+from fedjax_dp.server.clustering import similarity_of
 
 pytestmark = pytest.mark.xdist_group("runs of clustered methods")
 
@@ -435,6 +436,31 @@ def test_micro_batches_of_the_whole_first_batch_change_nothing():
         found.append(np.asarray(state.server.similarity.scatter))
     assert np.abs(found[0]).max() > 0.01
     np.testing.assert_allclose(found[1], found[0], atol=1e-6)
+
+
+@pytest.mark.parametrize(("separation", "num_models"), [("adjusted", 4), ("plain", 5)])
+def test_the_number_of_clusters_is_found_by_the_score_that_is_named(separation, num_models):
+    """Four clusters in the plane; a client that is a fifth of its own has no width."""
+    rng = np.random.default_rng(6)
+    corners = 14 * np.array([[0, 0], [1, 0], [0, 1], [1, 1]])[np.repeat(np.arange(4), (3, 6, 6, 6))]
+    updates = {"w": jnp.float32(corners + rng.normal(size=(21, 2)))}
+    algorithm = algorithms.r_dpcfl(
+        linear_model(),
+        trainer(linear_model()),
+        num_clients=21,
+        num_rounds=ROUNDS,
+        separation=separation,
+    )
+    server = algorithm.init(jax.random.key(0))
+    server = server._replace(similarity=similarity_of(updates, jnp.ones(21, bool)))
+    [cluster] = algorithm.stages.host_steps
+    found = cluster.step(jax.device_get(server), None, algorithm.hyper, jax.random.key(0))
+    assert found.num_models == num_models
+
+
+def test_a_score_of_numbers_of_clusters_needs_several():
+    with pytest.raises(ValueError, match="separation must be 'adjusted' if num_models is given"):
+        of_one_client(separation="plain")
 
 
 @telling

@@ -258,6 +258,7 @@ VALUES = {
     "split": ("mixture", "top_tenth"),
     "reestimate": ("first",),
     "reads_tail": (False,),
+    "separation": ("adjusted",),
     "mode": ("inexact",),
     "extension": ("smooth",),
     "client_map": ("prox", "gradient"),
@@ -453,8 +454,8 @@ QUICK = {
     "dp_sgd-record",
     "blur_lus-record-0.6-cost-fedavg",
     "blur_lus-record-0.6-magnitude-fedavg",
-    "r_dpcfl-record-private-accuracy-centred-False",
-    "r_dpcfl-record-exact-loss-centred-False",
+    "r_dpcfl-record-adjusted-private-accuracy-centred-False",
+    "r_dpcfl-record-adjusted-exact-loss-centred-False",
 }
 
 

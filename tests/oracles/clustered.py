@@ -53,9 +53,9 @@ def principal_features(deltas, count):
     return np.where(is_used, (scores - low) / np.where(high > low, high - low, 1.0), 0.0)
 
 
-def responsibilities(features, num_clusters, seed):
-    """A spherical mixture whose clusters are equally likely beforehand."""
-    fitted = GaussianMixture(
+def _fitted(points, num_clusters, seed):
+    """A spherical mixture by expectation-maximisation."""
+    return GaussianMixture(
         num_clusters,
         covariance_type="spherical",
         tol=1e-6,
@@ -63,7 +63,23 @@ def responsibilities(features, num_clusters, seed):
         n_init=10,
         init_params="k-means++",
         random_state=seed,
-    ).fit(np.round(features, 4))
+    ).fit(points)
+
+
+def smallest_separation(points, num_clusters, seed):
+    """MSS: the smallest distance of two centres over twice the larger width."""
+    fitted = _fitted(points, num_clusters, seed)
+    means, widths = fitted.means_, np.sqrt(fitted.covariances_)
+    return min(
+        np.sqrt(np.sum((means[i] - means[j]) ** 2)) / (2 * max(widths[i], widths[j]))
+        for i in range(num_clusters)
+        for j in range(i)
+    )
+
+
+def responsibilities(features, num_clusters, seed):
+    """Those of a spherical mixture whose clusters are equally likely beforehand."""
+    fitted = _fitted(np.round(features, 4), num_clusters, seed)
     squared = ((np.round(features, 4)[:, None] - fitted.means_) ** 2).sum(axis=2)
     dim = features.shape[1]
     log = -squared / (2 * fitted.covariances_) - dim / 2 * np.log(fitted.covariances_)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from aggregating import closed
 from marks import telling
+from oracles.clustered import smallest_separation
 from scipy.special import erfc
 from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
@@ -111,6 +112,17 @@ def test_clusters_of_single_clients_do_not_count_as_well_separated():
     points = separated(14.0, np.random.default_rng(2))
     assert fit_mixture(points, 6, 0).separation > fit_mixture(points, 4, 0).separation
     assert len(fit_best_mixture(points, [4, 6], 0).means) == 4
+    assert len(fit_best_mixture(points, [4, 6], 0, separation="plain").means) == 6
+
+
+@pytest.mark.parametrize("seed", [3, 8])
+def test_the_plain_choice_maximises_the_smallest_separation(seed):
+    """argmax over M of min over pairs of ‖μ - μ'‖ / (2 max(s, s')), by hand."""
+    points = separated(6.0, np.random.default_rng(seed))
+    scores = {m: smallest_separation(points, m, 0) for m in range(2, 8)}
+    best = fit_best_mixture(points, range(2, 8), 0, separation="plain")
+    assert len(best.means) == max(scores, key=scores.get)
+    np.testing.assert_allclose(best.separation, max(scores.values()), rtol=1e-6)
 
 
 def test_clusters_of_several_clients_may_be_narrower_than_others():
