@@ -53,8 +53,10 @@ def test_the_round_of_the_readme_runs():
 
 def test_every_page_is_in_the_navigation_and_every_section_in_the_readme():
     docs = ROOT / "docs"
-    pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
-    assert set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text("utf-8"))) == pages
+    files = (*docs.rglob("*.md"), *docs.rglob("*.ipynb"))
+    pages = {path.relative_to(docs).as_posix() for path in files}
+    navigation = (ROOT / "mkdocs.yml").read_text("utf-8")
+    assert pages <= set(re.findall(r"[\w/-]+\.(?:md|ipynb)", navigation))
     read_on = (ROOT / "README.md").read_text("utf-8").partition("Read on: ")[2].partition("\n\n")[0]
     sections = {page.partition("/")[0] + "/" if "/" in page else page for page in pages}
     assert set(re.findall(r"\]\(docs/([\w/.-]+)\)", read_on)) == sections
