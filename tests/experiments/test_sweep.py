@@ -7,6 +7,7 @@ import pytest
 from run_folders import SMALL, dying_after, read_json
 
 from fedjax_dp.experiment import load_config
+from fedjax_dp.experiment.assembly.assemble import checked_config
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.run import Outcome
 from fedjax_dp.experiment.schema.constraints import ConfigError
@@ -27,12 +28,12 @@ STUDY = sweep.Study(
 )
 
 
-def _finish(output, words=()):
-    grid = sweep.grid_points(STUDY, {}, ())
+def _finish(output, words=(), study=STUDY):
+    grid = sweep.grid_points(study, {}, ())
     for point in grid:
         folder = output / point.name
         folder.mkdir()
-        config = load_config(FILE, ("--run.name=study", *point.words, *words))
+        config = checked_config(load_config(study.file, ("--run.name=study", *point.words, *words)))
         (folder / "config.toml").write_text(config_files.to_toml(config), encoding="utf-8")
         (folder / "summary.json").write_text("{}", encoding="utf-8")
     return grid
@@ -43,6 +44,14 @@ def test_finished_runs_of_the_same_setting_are_left_out(tmp_path, words):
     grid = _finish(tmp_path, words)
     shown = []
     sweep.sweep(STUDY, grid, tmp_path, shown.append)
+    assert sum("done before" in line for line in shown) == 2
+
+
+def test_finished_runs_of_published_budgets_are_left_out(tmp_path):
+    """Their folders hold the numbers that the names stand for."""
+    study = STUDY._replace(file=FILE.parents[1] / "heterogeneous_dp" / "mnist.toml")
+    grid, shown = _finish(tmp_path, study=study), []
+    sweep.sweep(study, grid, tmp_path, shown.append)
     assert sum("done before" in line for line in shown) == 2
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_dp.core import checks, files
+from fedjax_dp.experiment.components.budgets import with_named_lists
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading.config_diff import require_same, tables_of
 from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, SUMMARY_FILE
@@ -135,7 +136,9 @@ def run_all(
     for job in jobs.values():
         file = job.folder / CONFIG_FILE
         if file.is_file():
-            require_same(file, tables_of(config_files.load_config(file)), tables_of(job.config))
+            # A run records the numbers of published lists, and not their names.
+            wanted = with_named_lists(job.config)
+            require_same(file, tables_of(config_files.load_config(file)), tables_of(wanted))
     pending = {}
     for place, job in jobs.items():
         if _is_done(job.folder):
