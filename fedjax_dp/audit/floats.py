@@ -19,7 +19,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import flat, nested
 from fedjax_dp.privacy.mechanisms.clipping import clip_by_global_norm, clip_by_l1_norm
 
-# Allowed rounding above a bound (docs/privacy/index.md, "Clipping in floating point").
+# Allowed rounding above a bound (docs/privacy/proofs.md, "Clipping in floating point").
 MARGIN = 1e-3
 
 # Ranks and axis lengths of the arrays, and the most entries of one.

@@ -131,7 +131,7 @@ def test_normal_numbers_reach_so_far_that_no_run_is_long_enough_to_see_it():
     # The last cell holds 2^-311 of each side's mass; its number stands in its middle.
     assert farthest == pytest.approx(-special.ndtri_exp(-312 * np.log(2)), rel=1e-6)
     assert farthest > 20.5
-    # What docs/privacy/index.md adds up for 10,000 releases of 10^9 numbers.
+    # What docs/privacy/proofs.md adds up for 10,000 releases of 10^9 numbers.
     releases, size = 10_000, 10**9
     beyond = releases * size * 2.0 ** -(311 - 1)
     twice = releases * size**2 * 2.0**-125
