@@ -334,7 +334,7 @@ def _whole_batches(run: Run):
     return train
 
 
-def r_dpcfl(is_exact):
+def r_dpcfl(is_exact, soft_rounds=SOFT_ROUNDS, trained=ROUNDS):
     def expect(run: Run):
         def choose(candidates, r, i):
             x, y = run.clients[i]
@@ -347,13 +347,18 @@ def r_dpcfl(is_exact):
             return len(run.clients[i][1]) if is_exact else 1
 
         trains = run.dp_sgd(), _whole_batches(run)
-        return clustered.r_dpcfl(run, *trains, ROUNDS, NUM_MODELS, SOFT_ROUNDS, choose, weight_of)
+        numbers = ROUNDS, NUM_MODELS, soft_rounds
+        return clustered.r_dpcfl(run, *trains, *numbers, choose, weight_of, trained)
 
     return expect
 
 
-def f_cdpfl(run: Run):
-    return clustered.f_cdpfl(run, run.dp_sgd(), ROUNDS, 2, CHOICE_EPSILON)
+def f_cdpfl(num_selections, trained=ROUNDS):
+    def expect(run: Run):
+        numbers = ROUNDS, num_selections, CHOICE_EPSILON, trained
+        return clustered.f_cdpfl(run, run.dp_sgd(), *numbers)
+
+    return expect
 
 
 def o_dpcfl(run: Run):

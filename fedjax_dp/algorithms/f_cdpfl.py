@@ -14,10 +14,16 @@ from fedjax_dp.algorithms.base import (
     claim_of,
     training_of,
 )
-from fedjax_dp.algorithms.r_dpcfl import NOT_COVERED
+from fedjax_dp.algorithms.r_dpcfl import NOT_COVERED, rounds_of_training
 from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.base import LocalTrainer
-from fedjax_dp.clients.selection import RANGES, make_choice, trained_and_chosen
+from fedjax_dp.clients.selection import (
+    RANGES,
+    make_choice,
+    only_chosen,
+    trained_and_chosen,
+    without_steps,
+)
 from fedjax_dp.core import trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
@@ -28,7 +34,7 @@ from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.claims import RecordClaim
 from fedjax_dp.server.mean import ModelChoice, mean_per_model
 
-_SELECT, _FROZEN = 0, 1
+_SELECT, _FROZEN, _LAST = 0, 1, 2
 
 
 class ServerState(NamedTuple):
@@ -51,6 +57,7 @@ def f_cdpfl(
     loss_bound: Positive = 5.0,
     is_weighted: bool = False,
     is_identical_start: bool = False,
+    ends_with_choice: bool = False,
 ) -> FederatedAlgorithm:
     """Declares IFCA under record-level privacy.
 
@@ -75,9 +82,11 @@ def f_cdpfl(
       is_weighted: weight clients by their number of examples within a cluster.
       is_identical_start: start from one model for all clusters, so that the first choices are
         random.
+      ends_with_choice: make the last round a choice alone, as for `r_dpcfl`, so that a client has
+        the model that fits its data best after training, and not the one that it last trained.
 
     Returns:
-      The algorithm; a client's state is the index of the model that it last trained.
+      The algorithm; a client's state is the index of the model that it last trained or chose.
 
     Raises:
       ValueError: for a trainer that is not private, or numbers out of range.
@@ -88,8 +97,9 @@ def f_cdpfl(
     trainer.private_claim()  # Refuses a trainer that is not private.
     choice = make_choice(model, selection, score)
     is_exact = choice.event is None
+    num_trained = rounds_of_training(num_rounds, ends_with_choice)
     if num_selections is None:
-        num_selections = num_rounds if is_exact else num_rounds // 10
+        num_selections = num_rounds if is_exact else num_trained // 10
     is_offered = jnp.ones(num_models, bool)
 
     def init(key):
@@ -101,24 +111,30 @@ def f_cdpfl(
 
     def stage_of(server, hyper, round_index):
         is_choosing = round_index < hyper.algorithm["num_selections"]
-        return jnp.where(is_choosing, _SELECT, _FROZEN).astype(jnp.int32)
+        stage = jnp.where(is_choosing, _SELECT, _FROZEN)
+        is_last = ends_with_choice & (round_index + 1 == num_rounds)
+        return jnp.where(is_last, _LAST, stage).astype(jnp.int32)
 
     def broadcast(server, client):
         """Sends all models if clients choose; else the one that the client chose last."""
-        is_choosing = client.stage == _SELECT
+        is_choosing = client.stage != _FROZEN
         return Choices(server.models, jnp.int32(num_models), is_choosing, client.known)
 
     def client(message, own, client, hyper, key):
         own_key = fold(key, Purpose.SELECTION)
         # All clients are at the same stage, so the choice is skipped under vmap too.
         chosen = jax.lax.cond(
-            client.stage == _SELECT,
+            client.stage != _FROZEN,
             lambda: choice.of(own_key, message.offered(), client, is_offered, hyper.algorithm),
             lambda: own,
         )
         chosen = jnp.where(client.size > 0, chosen, own)
-        result = trainer.train(message.take(chosen), client, hyper.local, key)
+        is_last = client.stage == _LAST
+        local = without_steps(hyper.local, is_last)
+        result = trainer.train(message.take(chosen), client, local, key)
         weight = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
+        # Noise that clients add to an update would move models that nobody trained.
+        weight = jnp.where(is_last, 0.0, weight)
         update = ModelChoice(chosen, result.delta)
         return ClientOutput(update, weight, chosen, result.metrics)
 
@@ -128,7 +144,8 @@ def f_cdpfl(
     trained = claim_of(trainer, lambda hyper: hyper.local)
     assert trained is not None
     (train_event,) = trained.events
-    events = trained_and_chosen(train_event, choice), train_event
+    last = (only_chosen(choice),) if ends_with_choice else ()
+    events = trained_and_chosen(train_event, choice), train_event, *last
     numbers = {
         "selection_epsilon": selection_epsilon,
         "loss_bound": loss_bound,

@@ -23,7 +23,14 @@ from fedjax_dp.algorithms.base import (
 )
 from fedjax_dp.algorithms.values import ClientOutput, Hyper, Recipient
 from fedjax_dp.clients.base import LocalConfig, LocalTrainer
-from fedjax_dp.clients.selection import RANGES, Choice, make_choice, trained_and_chosen
+from fedjax_dp.clients.selection import (
+    RANGES,
+    Choice,
+    make_choice,
+    only_chosen,
+    trained_and_chosen,
+    without_steps,
+)
 from fedjax_dp.clients.whole_batches import (
     WHOLE,
     Perturb,
@@ -69,12 +76,14 @@ class Stage(enum.IntEnum):
       SOFT: clients draw their cluster from the mixture.
       SELECT: clients choose their cluster on their own data.
       FROZEN: clients remain in the cluster that they chose last.
+      LAST: clients choose their cluster and train nothing.
     """
 
     FIRST = 0
     SOFT = 1
     SELECT = 2
     FROZEN = 3
+    LAST = 4
 
 
 class Message(NamedTuple):
@@ -130,6 +139,7 @@ def r_dpcfl(
     num_components: Count = 2,
     features: Literal["centred", "authors"] = "centred",
     soft_rounds: Index | None = None,
+    ends_with_choice: bool = False,
     is_weighted: bool = False,
     num_copies: Count = 1,
     copy_stddev: Positive | None = None,
@@ -167,6 +177,9 @@ def r_dpcfl(
       num_components: principal components that are clustered.
       features: "centred", or "authors" for the published code's projection.
       soft_rounds: E_c, the last round of soft clusters; None for what the mixture implies.
+      ends_with_choice: make the last round a choice alone, in addition to `num_selections`: clients
+        choose among the trained models, train nothing, and have the model that they chose. E is
+        then one less than `num_rounds`, which must be at least 2.
       is_weighted: weight clients by their number of examples within a cluster.
       num_copies: instances of each record in the first round: itself, and perturbed copies of it. A
         record's gradient is then the mean of its copies' clipped gradients.
@@ -175,7 +188,7 @@ def r_dpcfl(
       name: the name in reports.
 
     Returns:
-      The algorithm; a client's state is the index of the model that it last trained.
+      The algorithm; a client's state is the index of the model that it last trained or chose.
 
     Raises:
       ValueError: for a trainer that does not fit, or numbers out of range.
@@ -190,8 +203,9 @@ def r_dpcfl(
     checks.require(num_models is None or separation == "adjusted", "separation", rule, separation)
     choice = make_choice(model, selection, score)
     not_covered = NOT_COVERED if choice.event is None else None
+    num_trained = rounds_of_training(num_rounds, ends_with_choice)
     if num_selections is None:
-        num_selections = num_rounds if choice.event is None else num_rounds // 10
+        num_selections = num_rounds if choice.event is None else num_trained // 10
     numbers = {
         "selection_epsilon": selection_epsilon,
         "loss_bound": loss_bound,
@@ -219,9 +233,12 @@ def r_dpcfl(
     def client(message, own, client, hyper, key):
         own_key = fold(key, Purpose.SELECTION)
         chosen = _choose(choice, message, own, client, hyper, own_key)
-        local = _at_stage(hyper.local, client.stage == Stage.FIRST)
+        is_last = client.stage == Stage.LAST
+        local = without_steps(_at_stage(hyper.local, client.stage == Stage.FIRST), is_last)
         result = trainer.train(message.models.take(chosen), client, local, key)
         weight = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
+        # Noise that clients add to an update would move models that nobody trained.
+        weight = jnp.where(is_last, 0.0, weight)
         update = ModelChoice(chosen, result.delta)
         return ClientOutput(update, weight, chosen, result.metrics)
 
@@ -232,9 +249,17 @@ def r_dpcfl(
         if len(seen) < 2:
             return server
         mixture = _mixture_of(seen, num_models, max_models, separation, key)
-        found = num_soft_rounds(mixture.overlap, num_rounds)
+        found = num_soft_rounds(mixture.overlap, num_trained)
         return _with_mixture(server, mixture, hyper.algorithm.get("soft_rounds", found))
 
+    def stage_of(server, hyper, round_index):
+        stage = _stage_of(server, hyper, round_index)
+        is_last = ends_with_choice & (round_index + 1 == num_rounds)
+        return jnp.where(is_last, Stage.LAST, stage).astype(jnp.int32)
+
+    events = _events(trainer, choice)
+    if ends_with_choice:
+        events = *events, only_chosen(choice)
     return FederatedAlgorithm(
         name=name,
         init=init,
@@ -242,20 +267,27 @@ def r_dpcfl(
         client=client,
         aggregator=mean_per_cluster(capacity, num_clients, features=features),
         server_step=_server_step,
-        training=training_of(trainer, record=RecordClaim(_events(trainer, choice), not_covered)),
+        training=training_of(trainer, record=RecordClaim(events, not_covered)),
         numbers=Numbers(num_clients=num_clients),
         views=Views(personal=lambda server, own, client: trees.take(server.models, own)),
         client_state=ClientState(init=lambda server: jnp.int32(0), known=lambda own: own),
         stages=Stages(
-            stage_of=_stage_of,
+            stage_of=stage_of,
             host_steps=(HostStep(1, cluster, reads_clients=False),),
             choice=choice,
         ),
     ).with_numbers(numbers, {**RANGES, "num_selections": Index, "soft_rounds": Index})
 
 
+def rounds_of_training(num_rounds: int, ends_with_choice: bool) -> int:
+    """Counts the rounds before a last one that is a choice alone, if there is one."""
+    rule = "be at least 2 if the last round is a choice alone"
+    checks.require(num_rounds >= 2 or not ends_with_choice, "num_rounds", rule, num_rounds)
+    return num_rounds - int(ends_with_choice)
+
+
 def _stage_of(server: ServerState, hyper: Hyper, round_index: Any) -> jax.Array:
-    """Finds a round's stage; before the mixture is known it assumes choices from round 2."""
+    """Finds a round's stage but for the last one; without a mixture, choices begin in round 2."""
     e = round_index + 1
     first_selection = jnp.maximum(server.soft_rounds + 1, 2)
     stage = jnp.where(e < first_selection, Stage.SOFT, Stage.SELECT)
@@ -273,12 +305,16 @@ def _at_stage(config: LocalConfig, is_first: jax.Array) -> LocalConfig:
 def _broadcast(server: ServerState, client: Recipient) -> Message:
     """Sends all models if a client chooses or draws, else its last; and its probabilities."""
     is_soft = client.stage == Stage.SOFT
-    sends_all = is_soft | (client.stage == Stage.SELECT)
+    sends_all = is_soft | _is_choosing(client.stage)
     chances = server.responsibilities[client.index]
     return Message(
         Choices(server.models, server.num_models, sends_all, client.known),
         Sparse(chances, jnp.full(chances.shape, is_soft), is_known=True),
     )
+
+
+def _is_choosing(stage: Any) -> Any:
+    return (stage == Stage.SELECT) | (stage == Stage.LAST)
 
 
 def _choose(
@@ -290,7 +326,7 @@ def _choose(
     is_offered = jnp.arange(len(chances)) < models.num_offered
     # All clients are at the same stage, so only one branch is computed under vmap too.
     chosen = jax.lax.switch(
-        client.stage,
+        jnp.where(_is_choosing(client.stage), Stage.SELECT, client.stage),
         [
             lambda: own,
             lambda: jax.random.categorical(key, chances).astype(jnp.int32),

@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.algorithms.r_dpcfl import r_dpcfl
+from fedjax_dp.algorithms.r_dpcfl import r_dpcfl, rounds_of_training
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, Fraction, Positive
@@ -19,6 +19,7 @@ def rc_dpfl(
     num_rounds: Count,
     num_models: Count,
     soft_share: Fraction = 0.5,
+    assignment: Literal["start", "end"] = "start",
     num_components: Count = 2,
     features: Literal["centred", "authors"] = "centred",
     num_copies: Count = 1,
@@ -38,9 +39,12 @@ def rc_dpfl(
       model: what is trained.
       trainer: as for `r_dpcfl`.
       num_clients: the population, at least 1.
-      num_rounds: rounds of the whole run (E), at least 1.
+      num_rounds: rounds of the whole run, at least 1.
       num_models: number of clusters (M), at least 1.
-      soft_share: the share of rounds with soft clusters; the paper gives no value.
+      soft_share: E_c as a share of E, the rounds with training; the paper gives no value.
+      assignment: when clusters are assigned, "start" of a round as in `r_dpcfl`, or "end" of the
+        round before, as in the paper: soft clusters then last one round longer, until E_c + 1, and
+        the last of E + 1 rounds is a choice among the trained models.
       num_components: principal components that are clustered.
       features: as for `r_dpcfl`.
       num_copies: as for `r_dpcfl`.
@@ -50,9 +54,14 @@ def rc_dpfl(
     Returns:
       The algorithm.
 
+    Raises:
+      ValueError: as `r_dpcfl`.
+
     Source: "Mitigating Disparate Impact of Differential Privacy in Federated Learning through
       Robust Clustering", algorithm 1.
     """
+    is_at_end = assignment == "end"
+    num_trained = rounds_of_training(num_rounds, is_at_end)
     return r_dpcfl(
         model,
         trainer,
@@ -60,7 +69,8 @@ def rc_dpfl(
         num_rounds=num_rounds,
         num_models=num_models,
         selection="exact",
-        soft_rounds=int(soft_share * num_rounds),
+        soft_rounds=int(soft_share * num_trained) + int(is_at_end),
+        ends_with_choice=is_at_end,
         num_components=num_components,
         features=features,
         num_copies=num_copies,

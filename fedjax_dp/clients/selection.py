@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from chex import PRNGKey
-from dp_accounting import ComposedDpEvent, DpEvent
+from dp_accounting import ComposedDpEvent, DpEvent, NoOpDpEvent
 
+from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.client_data import ClientData, PublicClient
 from fedjax_dp.core import checks, sums
 from fedjax_dp.core.argument_checks import checked
@@ -157,6 +158,25 @@ def trained_and_chosen(train_event: RecordEvent, choice: Choice) -> RecordEvent:
         return trained if size == 0 else ComposedDpEvent([trained, price(hyper.algorithm)])
 
     return event
+
+
+def only_chosen(choice: Choice) -> RecordEvent:
+    """Returns the event of a round in which clients choose and train nothing."""
+    price = choice.event
+
+    def event(size, hyper):
+        return NoOpDpEvent() if price is None or size == 0 else price(hyper.algorithm)
+
+    return event
+
+
+def without_steps(config: LocalConfig, is_idle: jax.Array) -> LocalConfig:
+    """Leaves out all local steps where a traced flag is set."""
+
+    def none(count: Any) -> Any:
+        return None if count is None else jnp.where(is_idle, 0, count)
+
+    return config._replace(num_epochs=none(config.num_epochs), num_steps=none(config.num_steps))
 
 
 @checked

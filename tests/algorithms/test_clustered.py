@@ -563,6 +563,32 @@ def test_rounds_are_charged_as_what_they_were():
     }
 
 
+@pytest.mark.parametrize("name", ["f_cdpfl", "r_dpcfl"])
+def test_a_choice_alone_is_charged_without_training(name):
+    """Ten rounds: three with a choice, the last one nothing but a choice; by hand."""
+    options = {"num_models": 4} if name == "r_dpcfl" else {}
+    algorithm = declared(name, num_selections=3, ends_with_choice=True, **options)
+    gaussian = dp_accounting.GaussianDpEvent(1.0)
+    sampled = dp_accounting.PoissonSampledDpEvent(25 / SIZE, gaussian)
+    whole = {gaussian: 1} if name == "r_dpcfl" else {}
+    hyper = jax.tree.map(np.asarray, algorithm.hyper)
+    charged = {}
+    for event, count in flatten(_whole_run(algorithm, SIZE, hyper, ROUNDS)):
+        charged[event] = charged.get(event, 0) + count
+    trained = ROUNDS - 1 - len(whole)
+    assert charged == {**whole, sampled: 6 * trained, selection_event(0.15): 4}
+
+
+@pytest.mark.parametrize("name", ["r_dpcfl", "rc_dpfl", "f_cdpfl"])
+def test_a_choice_alone_needs_a_round_before_it(name):
+    option = {"assignment": "end"} if name == "rc_dpfl" else {"ends_with_choice": True}
+    number = {} if name == "f_cdpfl" else {"num_clients": 3}
+    with pytest.raises(ValueError, match="num_rounds must be at least 2 if the last round is a"):
+        getattr(algorithms, name)(
+            linear_model(), trainer(linear_model()), num_rounds=1, num_models=2, **option, **number
+        )
+
+
 @telling
 def test_a_ledger_of_single_rounds_equals_that_of_a_block():
     algorithm, data = declared("f_cdpfl", num_selections=3), hidden_clusters(0)

@@ -88,8 +88,14 @@ def responsibilities(features, num_clusters, seed):
     return (chances / chances.sum(axis=1, keepdims=True))[:, order]
 
 
-def r_dpcfl(run, train, train_whole, rounds, num_models, soft_rounds, choose, weight_of):
-    """R-DPCFL with a given E_c: one round on whole batches, soft clusters, then choices."""
+def r_dpcfl(
+    run, train, train_whole, rounds, num_models, soft_rounds, choose, weight_of, trained=None
+):
+    """R-DPCFL with a given E_c: one round on whole batches, soft clusters, then choices.
+
+    After `trained` rounds, all of them by default, clients choose and nothing moves.
+    """
+    trained = rounds if trained is None else trained
     theta = np.concatenate(
         [np.asarray(run.initial.server.models[k][0], np.float64).reshape(-1) for k in ("b", "w")]
     )
@@ -114,6 +120,8 @@ def r_dpcfl(run, train, train_whole, rounds, num_models, soft_rounds, choose, we
                     )
             else:
                 choices[i] = choose(models, r, i)
+            if r >= trained:
+                continue
             m = choices[i]
             summed[m] += weight_of(i) * (train(models[m], r, i) - models[m])
             total[m] += weight_of(i)
@@ -121,8 +129,12 @@ def r_dpcfl(run, train, train_whole, rounds, num_models, soft_rounds, choose, we
     return {"models": models, "choices": choices, "chances": chances}
 
 
-def f_cdpfl(run, train, rounds, num_selections, epsilon):
-    """IFCA with private choices in the first rounds and uniform means."""
+def f_cdpfl(run, train, rounds, num_selections, epsilon, trained=None):
+    """IFCA with private choices in the first rounds and uniform means.
+
+    After `trained` rounds, all of them by default, clients choose and nothing moves.
+    """
+    trained = rounds if trained is None else trained
     models = np.concatenate(
         [np.asarray(run.initial.server.models[k], np.float64).reshape(2, -1) for k in ("b", "w")],
         axis=1,
@@ -134,9 +146,11 @@ def f_cdpfl(run, train, rounds, num_selections, epsilon):
             x, y = run.clients[i]
             if len(y) == 0:
                 continue
-            if r < num_selections:
+            if r < num_selections or r >= trained:
                 noise = gumbel(run.replay, r, i, len(models))
                 choices[i] = choose_privately(models, x, y, epsilon, noise)
+            if r >= trained:
+                continue
             summed[choices[i]] += train(models[choices[i]], r, i) - models[choices[i]]
             total[choices[i]] += 1
         models = models + summed / np.where(total > 0, total, 1.0)[:, None]
