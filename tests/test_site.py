@@ -24,6 +24,30 @@ def test_the_site_builds_strictly_and_has_every_public_name(tmp_path):
         found |= set(re.findall(r'id="(fedjax_dp[\w.]*)"', page.read_text("utf-8")))
     missing = {path for paths in reference.public_names() for path in paths} - found
     assert not missing
+    listed = (tmp_path / "reference" / "configuration" / "index.html").read_text("utf-8")
+    assert all(f'id="{key}"' in listed for key, *_ in reference.describe())
+
+
+_NAME = r"[^\W\d_][\w’'-]+"
+# Before a year: "Li and others", "Wang, Balle and Kasiviswanathan", 'Goodfellow, "A title",'.
+_CITED = re.compile(rf"({_NAME}(?:(?:,|,? and) {_NAME})*)(?: et al\.)?(?:, \"[^\"]+\",)? \(?$")
+
+
+def test_every_source_that_is_cited_by_author_and_year_is_in_the_bibliography():
+    known = {
+        (re.split(" and |,", source["author"])[0].split()[-1], source.get("year"))
+        for source in reference.sources().values()
+    }
+    found, missing = set(), set()
+    for page in (*(ROOT / "fedjax_dp").rglob("*.py"), *ROOT.glob("[de]*/**/*.md")):
+        text = re.sub(r"\s+(# )?", " ", page.read_text("utf-8"))
+        for year in re.finditer(r"\b(?:18|19|20)\d\d\b", text):
+            before = _CITED.search(text[max(0, year.start() - 160) : year.start()])
+            words = re.findall(_NAME, before[1]) if before else []
+            if words and words[0][0].isupper() and not words[-1].isupper() and words != ["Cup"]:
+                of_text = {(word, year[0]) for word in words}
+                (found if of_text & known else missing).update(of_text)
+    assert len(found & known) > 90 and not missing, missing
 
 
 def test_links_into_the_repository_become_links_of_the_site_or_names():

@@ -2,18 +2,44 @@
 
 import importlib
 import inspect
+import itertools
 import pkgutil
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import click
 from mkdocs.structure.files import File, Files
 
 import fedjax_dp
+from fedjax_dp.cli.main import COMMANDS, command
+from fedjax_dp.experiment.components.catalogue import CHOICES
+from fedjax_dp.experiment.reading.keys import Row, describe, describe_choice
+from fedjax_dp.privacy.reports.latex import references
+
+# Fields of a BibTeX entry: where it was published, and what links to it.
+_VENUES = ("booktitle", "journal", "institution", "school", "publisher", "howpublished")
+_LINKS = {
+    "doi": "[DOI](https://doi.org/{})",
+    "eprint": "[arXiv](https://arxiv.org/abs/{})",
+    "url": "[online]({})",
+}
+_FIELD = re.compile(r"^  (\w+) = \{(.*)\},$", re.MULTILINE)
+_ACCENTS = {"'": "\u0301", "`": "\u0300", '"': "\u0308", "~": "\u0303", "v": "\u030c"}
+# Options that every command has.
+_OF_ALL = ("as_json", "is_quiet", "log_level", "help")
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Adds the pages that are made from the package."""
-    for place, text in api_pages().items():
-        files.append(File.generated(config, place, content=text))
+    made = {
+        "configuration.md": configuration(),
+        "commands.md": commands(),
+        "bibliography.md": bibliography(),
+    }
+    for place, text in (api_pages() | made).items():
+        files.append(File.generated(config, f"reference/{place}", content=text))
     return files
 
 
@@ -37,24 +63,23 @@ def public_names() -> list[list[str]]:
 def api_pages() -> dict[str, str]:
     """A page for each part of the package, and one for the names of `fedjax_dp` itself."""
     parts = [name for name in fedjax_dp.__all__ if inspect.ismodule(getattr(fedjax_dp, name))]
-    pages = {f"reference/api/{part}.md": _part(f"fedjax_dp.{part}") for part in parts}
-    return pages | {"reference/api/index.md": _front()}
+    pages = {f"api/{part}.md": _part(f"fedjax_dp.{part}") for part in parts}
+    return pages | {"api/index.md": _front()}
 
 
 def _front() -> str:
     """The page of the names that `fedjax_dp` itself has."""
-    table, own = ["| name | |", "|---|---|"], []
+    rows, own = [], []
     for paths in _sorted(public_names()):
         name = paths[0].removeprefix("fedjax_dp.")
         if "." in name:
             continue
         value = getattr(fedjax_dp, name)
         link = f"({name}.md)" if inspect.ismodule(value) else f"[{_defined(paths)}]"
-        about = value.__doc__ if inspect.ismodule(value) or _is_defined(value) else ""
-        table.append(f"| [`{name}`]{link} | {inspect.cleandoc(about).partition(chr(10))[0]} |")
+        rows.append((f"[`{name}`]{link}", _about(value)))
         if len(paths) == 1 and _is_defined(value):
             own.append(_entry(paths, 2))
-    return "\n\n".join([*_head("fedjax_dp"), "\n".join(table), *own])
+    return "\n\n".join([*_head("fedjax_dp"), _table(("name", "what it does"), rows), *own])
 
 
 def _part(part: str) -> str:
@@ -84,6 +109,12 @@ def _is_defined(value: Any) -> bool:
     return inspect.isclass(value) or inspect.isfunction(value)
 
 
+def _about(value: Any) -> str:
+    """The first line of a docstring of its own."""
+    has_own = inspect.ismodule(value) or _is_defined(value)
+    return inspect.cleandoc(value.__doc__ or "").partition("\n")[0] if has_own else ""
+
+
 def _defined(paths: list[str]) -> str:
     """The path of an object in the module that defines it, which may have the same name."""
     package, _, name = paths[-1].rpartition(".")
@@ -96,3 +127,107 @@ def _entry(paths: list[str], level: int) -> str:
     path = _defined(paths)
     anchors = "".join(f"[](){{ #{other} }}\n" for other in paths if other != path)
     return f"{anchors}\n::: {path}\n    options:\n      heading_level: {level}"
+
+
+def configuration() -> str:
+    """The page of all keys of a configuration, and of the options of every part."""
+    text = [
+        "# Configuration",
+        "What `fedjax-dp run --keys` lists. A key is written as `key = value` in the table of its "
+        "section, or as `--section.key VALUE` on the command line.",
+    ]
+    heads = ("key", "default", "may be", "meaning")
+    for section, rows in itertools.groupby(describe(), lambda row: row[0].rpartition(".")[0]):
+        text += [f"## {section}", _table(heads, [_key(row, has_id=True) for row in rows])]
+    for key, choice in CHOICES.items():
+        text.append(f"## Options by {key}")
+        text.append(f"Keys of the table `{choice.options}`, by the part that `{key}` names.")
+        for name in choice.names:
+            part = choice.names[name]  # type: ignore[index]
+            text += [f"### {name} {{ #{key}={name} }}", _about(getattr(part, "factory", part))]
+            rows = [_key(row, has_id=False) for row in describe_choice(f"{key}={name}")]
+            text.append(_table(heads, rows) if rows else "No options.")
+    return "\n\n".join(text)
+
+
+def _key(row: Row, *, has_id: bool) -> tuple[str, ...]:
+    key, rule, default, about = row
+    name = f"`{key.rpartition('.')[2]}`" + (f"{{ #{key} }}" if has_id else "")
+    return name, default and f"`{default}`", _escaped(rule), _escaped(about)
+
+
+def _escaped(text: str) -> str:
+    """Escapes what Markdown would read as emphasis or a tag, outside of code."""
+    return re.sub(r"`[^`]*`|([*<_])", lambda found: rf"\{found[1]}" if found[1] else found[0], text)
+
+
+def commands() -> str:
+    """The page of all commands with their arguments and options."""
+    text = [
+        "# Commands and options",
+        "Each command also has `--json`, `--quiet`, `--log-level` and `--help`, see "
+        "[command line](command-line.md#output).",
+    ]
+    for name in COMMANDS:
+        called = command(name)
+        text += _command("##", f"fedjax-dp {name}", called)
+        for part, inner in getattr(called, "commands", {}).items():
+            text += _command("###", f"fedjax-dp {name} {part}", inner)
+    return "\n\n".join(text)
+
+
+def _command(level: str, words: str, called: click.Command) -> Iterator[str]:
+    context = click.Context(called, info_name=words)
+    yield f"{level} {words}"
+    yield inspect.cleandoc(called.help or "")
+    own = (each for each in called.get_params(context) if each.name not in _OF_ALL)
+    records = (each.get_help_record(context) for each in own)
+    rows = [(f"`{words}`", about) for words, about in filter(None, records)]
+    if rows:
+        yield _table(("argument or option", "what it does"), rows)
+
+
+def bibliography() -> str:
+    """The page of all sources."""
+    text = [
+        "# Bibliography",
+        "Sources of the package, its pages and its studies, each with the key of its BibTeX entry "
+        "in `fedjax_dp/privacy/reports/references.bib`.",
+    ]
+    return "\n\n".join([*text, *(_source(key, entry) for key, entry in sources().items())])
+
+
+def sources() -> dict[str, dict[str, str]]:
+    """The fields of every entry of the bibliography, as plain text."""
+    return {
+        key: {name: _plain(value) for name, value in _FIELD.findall(entry)}
+        for key, entry in references().items()
+    }
+
+
+def _plain(text: str) -> str:
+    """Text without LaTeX: accents become letters, braces and commands are removed."""
+    accented = r"\{\\(['`\"~v]) ?\\?(\w)\}"
+    text = re.sub(accented, lambda found: found[2] + _ACCENTS[found[1]], text)
+    text = re.sub(r"[{}]|\\url|\\(?=[&_])", "", text).replace("--", "–")
+    return unicodedata.normalize("NFC", text)
+
+
+def _source(key: str, entry: Mapping[str, str]) -> str:
+    """An entry as text, with its key as anchor."""
+    people = [" ".join(reversed(name.split(", "))) for name in entry["author"].split(" and ")]
+    where = [entry[name] for name in _VENUES if name in entry]
+    if "volume" in entry:
+        where.append(entry["volume"] + (f"({entry['number']})" if "number" in entry else ""))
+    where += [entry[name] for name in ("pages", "year") if name in entry]
+    links = [link.format(entry[name]) for name, link in _LINKS.items() if name in entry]
+    text = ". ".join(filter(None, (", ".join(people), f"*{entry['title']}*", ", ".join(where))))
+    return f"{text}. {' '.join([*links, f'`{key}`'])}\n{{ #{key} }}"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = (heads, ["---"] * len(heads), *rows)
+    return "\n".join(
+        "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in line) + " |"
+        for line in lines
+    )
