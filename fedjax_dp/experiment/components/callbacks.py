@@ -1,41 +1,15 @@
-"""Callbacks after each evaluation: early stopping, further evaluations, other logs."""
+"""Callbacks by name: early stopping, experiment trackers, and those of users."""
 
-import pathlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import numpy as np
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Count, NonNegative
 from fedjax_dp.core.registry import Registry
-from fedjax_dp.engine.round import SimulationState
-from fedjax_dp.experiment.components.experiment import Experiment
-
-
-class Progress(NamedTuple):
-    """The input of a callback after an evaluation; the last of `rows` holds its metrics."""
-
-    rows: Sequence[Mapping[str, Any]]
-    state: SimulationState
-    experiment: Experiment
-    folder: pathlib.Path
-
-
-class Callback(NamedTuple):
-    """A function that is called after each evaluation.
-
-    A resumed run calls it again for the rounds that are run again, so its decision should depend on
-    `Progress.rows` alone.
-
-    Attributes:
-      call: `(progress) -> bool | None`; true stops the run.
-      is_private: whether its decision depends on released models and public facts alone. If not,
-        and it stops a run, the statement declares that ε does not cover when the run ended.
-    """
-
-    call: Callable[[Progress], bool | None]
-    is_private: bool = False
+from fedjax_dp.experiment.components import trackers
+from fedjax_dp.experiment.components.callback import Callback, Progress
 
 
 def early_stopping(
@@ -80,7 +54,13 @@ def _adopted(own: Any) -> Callable[..., Callback]:
 
 
 CALLBACKS: Registry[Callable[..., Callback]] = Registry(
-    {"early_stopping": early_stopping}, _adopted
+    {
+        "early_stopping": early_stopping,
+        "mlflow": trackers.mlflow,
+        "wandb": trackers.wandb,
+        "trackio": trackers.trackio,
+    },
+    _adopted,
 )
 
 

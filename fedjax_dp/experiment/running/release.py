@@ -11,7 +11,7 @@ import tomli_w
 from fedjax_dp.core import checks
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.round import SimulationState
-from fedjax_dp.experiment.components.callbacks import Callback
+from fedjax_dp.experiment.components.callback import Callback
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.run_folder import (

@@ -11,7 +11,8 @@ from fedjax_dp.engine.execution.joint import Played, Wanted
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.assembly.devices import more_than_cores
-from fedjax_dp.experiment.components.callbacks import Callback, callbacks_of
+from fedjax_dp.experiment.components.callback import Callback
+from fedjax_dp.experiment.components.callbacks import callbacks_of
 from fedjax_dp.experiment.components.deployment import Deployment
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.reading import config_files

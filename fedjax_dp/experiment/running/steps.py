@@ -15,7 +15,7 @@ from fedjax_dp.core.devices import is_distributed
 from fedjax_dp.engine.execution.joint import Played, Wanted
 from fedjax_dp.engine.record import RoundInfo, RoundRecord, as_metrics
 from fedjax_dp.engine.round import SimulationState
-from fedjax_dp.experiment.components.callbacks import Callback, Progress
+from fedjax_dp.experiment.components.callback import Callback, Progress
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.environment import environment

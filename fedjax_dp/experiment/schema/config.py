@@ -80,8 +80,8 @@ class RunSection(Section):
         "your own as package.module:name",
     )
     callbacks: Options = _table(
-        "callbacks after evaluations, by name, with their options: early_stopping, or your own as "
-        "package.module:name"
+        "callbacks after evaluations, by name, with their options: early_stopping, mlflow, wandb, "
+        "trackio, or your own as package.module:name"
     )
 
 

@@ -1,0 +1,213 @@
+"""Callbacks that send the metrics of a run to an experiment tracker: MLflow, W&B, Trackio.
+
+What they send is exact, and no ε covers it: those who see a tracker's pages count as trusted.
+"""
+
+import atexit
+import importlib
+import math
+import uuid
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any, Literal, NamedTuple
+
+from fedjax_dp.core import checks, files
+from fedjax_dp.experiment.components.callback import Callback, Progress
+from fedjax_dp.io.logbook import write_json
+
+# Holds the identity of a run by tracker, so that a resumed run continues there too.
+TRACKERS_FILE = "trackers.json"
+# The length that MLflow allows for a parameter.
+_LONGEST = 6000
+_Config = dict[str, Any]
+
+
+class _Tracked(NamedTuple):
+    """A run at a tracker: `log` takes numbers by name and the round, `finish` ends the run."""
+
+    log: Callable[[Mapping[str, float], int], Any]
+    finish: Callable[[], Any]
+
+
+def mlflow(*, experiment: str = "fedjax_dp", tracking_uri: str | None = None) -> Callback:
+    """Sends metrics to MLflow.
+
+    Args:
+      experiment: name of the experiment that holds the run; it is made where it is missing.
+      tracking_uri: server or database, such as "sqlite:///mlflow.db"; MLflow's own default if
+        None.
+
+    Returns:
+      The callback. It stops no run.
+
+    Raises:
+      ValueError: without the extra `mlflow`.
+    """
+    _package("mlflow")
+    tracking = importlib.import_module("mlflow.tracking")
+
+    def start(name: str, identity: str, config: _Config) -> _Tracked:
+        client = tracking.MlflowClient(tracking_uri)
+        found = client.get_experiment_by_name(experiment)
+        place = client.create_experiment(experiment) if found is None else found.experiment_id
+        runs = client.search_runs([place], f"tags.fedjax_dp = '{identity}'")
+        if runs:
+            run_id = runs[0].info.run_id
+            client.update_run(run_id, "RUNNING")
+        else:
+            run = client.create_run(place, tags={"fedjax_dp": identity}, run_name=name)
+            run_id = run.info.run_id
+            for key, value in config.items():
+                client.log_param(run_id, key, str(value)[:_LONGEST])
+
+        def log(values: Mapping[str, float], round_index: int) -> None:
+            for key, value in values.items():
+                client.log_metric(run_id, key, value, step=round_index)
+
+        return _Tracked(log, lambda: client.set_terminated(run_id))
+
+    return _tracking("mlflow", start)
+
+
+def wandb(
+    *,
+    project: str = "fedjax_dp",
+    entity: str | None = None,
+    mode: Literal["online", "offline"] = "online",
+) -> Callback:
+    """Sends metrics to Weights & Biases.
+
+    Args:
+      project: name of the project.
+      entity: user or team; that of the login if None.
+      mode: "online", or "offline" to write files for a later `wandb sync`.
+
+    Returns:
+      The callback. It stops no run.
+
+    Raises:
+      ValueError: without the extra `wandb`.
+    """
+    package = _package("wandb")
+
+    def start(name: str, identity: str, config: _Config) -> _Tracked:
+        run = package.init(
+            project=project,
+            entity=entity,
+            mode=mode,
+            name=name,
+            id=identity,
+            resume="allow",
+            config=config,
+            # Runs of a sweep are open side by side.
+            reinit="create_new",
+        )
+        run.define_metric("*", step_metric="round")
+
+        def log(values: Mapping[str, float], round_index: int) -> None:
+            run.log({"round": round_index, **values})
+
+        return _Tracked(log, run.finish)
+
+    return _tracking("wandb", start)
+
+
+def trackio(*, project: str = "fedjax_dp", space_id: str | None = None) -> Callback:
+    """Sends metrics to Trackio, which stores them on this machine.
+
+    Args:
+      project: name of the project; `trackio show --project NAME` shows it.
+      space_id: a Hugging Face Space that stores them instead, as "owner/name".
+
+    Returns:
+      The callback. It stops no run.
+
+    Raises:
+      ValueError: without the extra `trackio`.
+    """
+    package = _package("trackio")
+
+    def start(name: str, identity: str, config: _Config) -> _Tracked:
+        run = package.init(
+            project=project,
+            name=f"{name}-{identity[:8]}",
+            space_id=space_id,
+            config=config,
+            resume="allow",
+            embed=False,
+        )
+        return _Tracked(lambda values, round_index: run.log(dict(values), round_index), run.finish)
+
+    return _tracking("trackio", start)
+
+
+def _package(name: str) -> ModuleType:
+    """Imports a tracker, whose extra has its name."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        message = f"the callback {name} needs the extra: pip install 'fedjax-dp[{name}]'"
+        raise ValueError(message) from error
+
+
+def _tracking(tracker: str, start: Callable[[str, str, _Config], _Tracked]) -> Callback:
+    """Sends each row of metrics once, and ends the tracker's run with the last round."""
+    opened: list[_Tracked] = []
+    last_sent = 0
+
+    def finish() -> None:
+        if opened:
+            opened.pop().finish()
+        atexit.unregister(finish)
+
+    def call(progress: Progress) -> None:
+        nonlocal last_sent
+        if not opened:
+            name = progress.folder.name
+            opened.append(start(name, _identity(tracker, progress), _settings(progress)))
+            # A run that ends early, by its budget, another callback or a signal.
+            atexit.register(finish)
+        for row in progress.rows:
+            if row["round"] > last_sent:
+                numbers = {key: value for key, value in row.items() if _is_finite(value)}
+                last_sent = numbers.pop("round")
+                opened[0].log(numbers, last_sent)
+        if last_sent >= progress.experiment.config.run.rounds:
+            finish()
+
+    # It decides nothing, so that it reveals nothing through when a run ends.
+    return Callback(call, is_private=True)
+
+
+def _is_finite(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value)
+
+
+def _identity(tracker: str, progress: Progress) -> str:
+    """Reads the run's identity at a tracker, or draws one and writes it down."""
+    path = progress.folder / TRACKERS_FILE
+    known = files.parse_json(files.read_text(path), path) if path.is_file() else {}
+    checks.require(isinstance(known, dict), str(path), "be a table of identities", known)
+    if tracker not in known:
+        known[tracker] = uuid.uuid4().hex
+        write_json(path, known)
+    return known[tracker]
+
+
+def _settings(progress: Progress) -> _Config:
+    """Flattens the configuration, without the seed where noise is drawn from it."""
+    config = progress.experiment.config
+    flat: _Config = {}
+
+    def add(prefix: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                add(f"{prefix}.{key}" if prefix else key, inner)
+        elif value is not None:
+            flat[prefix] = value
+
+    add("", config.model_dump(mode="json"))
+    if not config.run.secret:
+        del flat["run.seed"]
+    return flat

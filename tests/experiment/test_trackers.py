@@ -1,0 +1,111 @@
+"""Metrics reach each experiment tracker once, without a network, and a resumed run continues."""
+
+import json
+import os
+import sqlite3
+import sys
+import types
+
+import numpy as np
+import pytest
+from marks import slow, telling
+
+from fedjax_dp.experiment import load_config
+from fedjax_dp.experiment.components import trackers
+from fedjax_dp.experiment.components.callback import Progress
+from fedjax_dp.experiment.components.callbacks import callbacks_of
+
+ROWS = [
+    {"round": i, "test_accuracy": i / 8, "test_loss": np.nan, "sizes": [1, 2], "done": True}
+    for i in range(1, 5)
+]
+
+
+def played(callback, folder, *ends, secret=False):
+    """Calls a callback as a run of four rounds does that evaluates after these."""
+    config = load_config(None, ["--run.rounds=4", f"--run.secret={str(secret).lower()}"])
+    for end in ends:
+        progress = Progress(ROWS[:end], None, types.SimpleNamespace(config=config), folder)
+        assert callback.call(progress) is None
+
+
+@pytest.fixture
+def at_exit(monkeypatch):
+    """What is registered for the end of the process."""
+    registered = []
+    stand_in = types.SimpleNamespace(register=registered.append, unregister=lambda one: None)
+    monkeypatch.setattr(trackers, "atexit", stand_in)
+    return registered
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "run-001").mkdir()
+    return tmp_path / "run-001"
+
+
+@slow
+def test_mlflow_has_each_round_once_and_one_run_for_a_resumed_one(folder, at_exit):
+    from mlflow.tracking import MlflowClient
+
+    address = f"sqlite:///{folder.parent / 'mlflow.db'}"
+    made = {"mlflow": {"experiment": "mine", "tracking_uri": address}}
+    played(callbacks_of(made)["mlflow"], folder, 1, 2)
+    client = MlflowClient(address)
+    place = client.get_experiment_by_name("mine").experiment_id
+    (run,) = client.search_runs([place])
+    assert run.info.status == "RUNNING" and run.info.run_name == "run-001"
+    at_exit.pop()()
+    assert client.get_run(run.info.run_id).info.status == "FINISHED"
+    played(callbacks_of(made)["mlflow"], folder, 3, 4)
+    (run,) = client.search_runs([place])
+    assert run.info.status == "FINISHED"
+    found = {m.step: m.value for m in client.get_metric_history(run.info.run_id, "test_accuracy")}
+    assert found == {1: 0.125, 2: 0.25, 3: 0.375, 4: 0.5}
+    assert run.data.metrics.keys() == {"test_accuracy"}
+    assert run.data.params["run.rounds"] == "4" and "run.seed" not in run.data.params
+
+
+@telling
+def test_wandb_writes_files_for_a_later_sync(folder, monkeypatch, at_exit):
+    monkeypatch.setenv("WANDB_DIR", str(folder.parent))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    options = {"wandb": {"project": "mine", "mode": "offline"}}
+    played(callbacks_of(options)["wandb"], folder, 2, 4)
+    identity = json.loads((folder / trackers.TRACKERS_FILE).read_text())["wandb"]
+    (file,) = folder.parent.glob("wandb/offline-run-*/*.wandb")
+    assert file.stem == f"run-{identity}" and file.read_bytes().count(b"test_accuracy") >= 4
+
+
+@telling
+def test_trackio_stores_each_round_on_this_machine(folder, monkeypatch, at_exit):
+    monkeypatch.setenv("TRACKIO_DIR", str(folder.parent / "trackio"))
+    played(callbacks_of({"trackio": {"project": "mine"}})["trackio"], folder, 2, 4)
+    (database,) = (folder.parent / "trackio").glob("*.db")
+    with sqlite3.connect(database) as connection:
+        rows = connection.execute("select step, metrics from metrics order by step").fetchall()
+    assert [(step, json.loads(text)["test_accuracy"]) for step, text in rows] == [
+        (i, i / 8) for i in range(1, 5)
+    ]
+
+
+def test_a_tracker_that_is_not_installed_names_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(ValueError, match=r"mlflow needs the extra: pip install 'fedjax-dp\[mlf"):
+        callbacks_of({"mlflow": {}})
+
+
+def test_settings_hold_the_seed_only_where_the_noise_does_not_follow_from_it(folder):
+    seen = []
+
+    def start(name, identity, config):
+        seen.append((name, config))
+        return trackers._Tracked(lambda values, number: None, lambda: None)
+
+    for secret in (False, True):
+        played(trackers._tracking("some", start), folder, 4, secret=secret)
+    assert [("run.seed" in config, config["run.rounds"]) for _, config in seen] == [
+        (False, 4),
+        (True, 4),
+    ]
+    assert os.listdir(folder) == [trackers.TRACKERS_FILE]
