@@ -1,0 +1,177 @@
+"""Pages of figures are what the files beside them say, and their commands are ones that exist."""
+
+import argparse
+import pathlib
+import re
+import runpy
+import shlex
+import sys
+
+import pytest
+from marks import telling
+
+from experiments import reproduction, sweep
+from fedjax_dp.experiment import load_config
+from fedjax_dp.experiment.assembly.assemble import checked_config
+from fedjax_dp.experiment.components.budgets import with_named_lists
+from fedjax_dp.experiment.reading import validate
+from fedjax_dp.experiment.schema.constraints import ConfigError
+from fedjax_dp.experiment.studies.sweep import loaded
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGES = sorted((ROOT / "experiments").rglob("README.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+def test_a_page_is_what_the_files_beside_it_say(page):
+    """Every file that a page's numbers come from is there too: a missing one is an error."""
+    assert page.read_text("utf-8") == reproduction.generate(page), "run experiments.reproduction"
+
+
+@pytest.mark.parametrize("folder", reproduction.FOLDERS)
+def test_an_entry_has_a_reason_and_its_figures_come_from_files(folder):
+    for item in reproduction.read_claims(folder)["item"]:
+        name = f"{item['of']}: {item['finding']}"
+        is_compared = "ours" in item
+        assert is_compared == ("holds" in item), name
+        assert not is_compared or item.keys() >= {"rows", "theirs", "size", "command"}, name
+        # What is in braces is read from a file.
+        typed = re.sub(r"\{[^}]*\}", "", item.get("ours", ""))
+        assert not re.search(r"\d\.\d", typed), name
+    for entry in reproduction.entries(folder):
+        assert entry.verdict in reproduction.VERDICTS
+        if entry.verdict in ("does not hold", "not run"):
+            assert entry.why, entry
+
+
+class Read(Exception):
+    """The words of a command have been read."""
+
+
+COMMANDS = sorted(
+    {
+        entry.command.strip("`")
+        for folder in reproduction.FOLDERS
+        for entry in reproduction.entries(folder)
+        if entry.command
+    }
+)
+
+
+def read_words(command, monkeypatch, tmp_path):
+    """Runs a command until its words have been read; of a sweep also one point's configuration."""
+    original = argparse.ArgumentParser.parse_args
+
+    def parse_args(self, args=None, namespace=None):
+        original(self, args, namespace)
+        raise Read
+
+    def run(study, grid, *_):
+        assert grid, "no point"
+        checked_config(loaded(study, grid[0]))
+        raise Read
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+    monkeypatch.setattr(sweep, "sweep", run)
+    program, *words = shlex.split(command)
+    if program == "pytest":
+        assert (ROOT / words[-1]).is_file()
+    elif program == "fedjax-dp":
+        name, file, *rest = words
+        assert name == "run"
+        validate.validate(with_named_lists(load_config(ROOT / file, rest)))
+    else:
+        assert (program, words[0]) == ("python", "-m"), command
+        monkeypatch.setattr(sys, "argv", words[1:])
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+        with pytest.raises(Read):
+            runpy.run_module(words[1], run_name="__main__", alter_sys=False)
+
+
+@telling
+def test_every_command_of_the_page_is_read_to_its_last_word(monkeypatch, tmp_path):
+    for number, command in enumerate(COMMANDS):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with monkeypatch.context() as patch:
+            read_words(command, patch, folder)
+    wrong = "python -m experiments.user_level_dp.grids lambda --algorithms.name=fedavg"
+    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="algorithms"):
+        read_words(wrong, patch, tmp_path)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A source with a file of each kind."""
+    (tmp_path / "source" / "results").mkdir(parents=True)
+    files = {
+        "claims.toml": """
+source = "A source"
+[[item]]
+of = "Table {place:g}"
+finding = "{method}"
+rows = '''SELECT p.*, p.value AS printed, avg(o.value) AS ours, stdev(o.value) AS spread
+  FROM "printed.csv" p LEFT JOIN "results/runs.csv" o ON o.method = p.method GROUP BY p.method'''
+theirs = "{printed:.1f}"
+ours = "{ours:.2f} ± {spread:.2f}"
+holds = "ours >= printed - 1"
+size = "small"
+why = "too small"
+[[item]]
+of = "Figure"
+finding = "two | three"
+rows = '''SELECT json_extract(json, '$.a') AS a, (SELECT 0 + cell FROM "results/page.md#2") AS b
+  FROM "results/*.json" WHERE json_extract(json, '$.b') IS NULL'''
+ours = "{a:g} and {b}"
+holds = "a < b"
+[[item]]
+of = "Diagram"
+finding = "arrows"
+verdict = "nothing to run"
+[block.both]
+rows = '''SELECT method, value FROM "results/runs.csv" '''
+[block.line]
+rows = '''SELECT count(*) AS runs FROM "results/runs.csv" '''
+text = "There are {runs} runs."
+""",
+        "printed.csv": "# a comment\nplace,method,value\n1,A,90\n1,B,80\n1,C,70\n",
+        "results/runs.csv": "method,value\nA,89.5\nA,90.5\nB,78\n",
+        "results/one.json": '{"a": 1, "b": NaN}',
+        "results/page.md": "| x |\n|---|\n| 7 |\n\n| cell |\n|---|\n| 2 ± 1 |\n",
+        "README.md": "<!-- generated: both -->\n<!-- end -->\n"
+        "<!-- generated: line -->\nold\n<!-- end -->\n",
+    }
+    for name, text in files.items():
+        (tmp_path / "source" / name).write_text(text, "utf-8")
+    monkeypatch.setattr(reproduction, "HERE", tmp_path)
+    return tmp_path / "source"
+
+
+def test_numbers_come_from_files_and_verdicts_from_rules(folder):
+    a, b, c, figure, diagram = reproduction.entries("source")
+    assert a[:5] == ("Table 1", "A", "90.0", "90.00 ± 0.71", "holds") and a.why == ""
+    assert b[:5] == ("Table 1", "B", "80.0", "78.00", "does not hold") and b.why == "too small"
+    assert c[:5] == ("Table 1", "C", "70.0", "", "not run") and c.size == ""
+    assert figure[3:5] == ("1 and 2", "holds")
+    assert diagram.verdict == "nothing to run"
+    assert r"two \| three" in reproduction.source_table("source")
+    (folder / "results" / "runs.csv").write_text("method,value\nB,90\n", "utf-8")
+    assert reproduction.entries("source")[1].verdict == "holds"
+
+
+def test_blocks_of_a_page_are_written_and_nothing_else(folder, capsys):
+    page = folder / "README.md"
+    with pytest.raises(SystemExit, match="not what the files say"):
+        reproduction.main(["--check"])
+    reproduction.main([])
+    reproduction.main(["--check"])
+    text = page.read_text("utf-8")
+    assert "| A | 89.5 |\n| A | 90.5 |" in text and "There are 3 runs." in text
+    assert "old" not in text and text.endswith("<!-- end -->\n")
+
+
+def test_a_missing_file_is_an_error(folder):
+    (folder / "results" / "page.md").unlink()
+    with pytest.raises(SystemExit, match=r"source has no results/page\.md"):
+        reproduction.entries("source")
