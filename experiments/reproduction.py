@@ -137,13 +137,16 @@ def _number(text: str) -> str | float | None:
 
 
 def markdown_tables(text: str) -> list[list[Row]]:
-    """Reads all tables of a page; cells stay texts."""
+    """Reads all tables of a page; cells stay texts, and a second column of a name is "name (2)"."""
     tables = []
     for is_table, group in itertools.groupby(text.splitlines(), lambda x: x.startswith("|")):
         if is_table:
             header, _, *body = (
                 [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in group
             )
+            for i, name in enumerate(header):
+                if count := header[:i].count(name):
+                    header[i] = f"{name} ({count + 1})"
             tables.append([dict(zip(header, cells, strict=True)) for cells in body])
     return tables
 
