@@ -44,6 +44,32 @@ def test_an_entry_has_a_reason_and_its_figures_come_from_files(folder):
             assert entry.why, entry
 
 
+# Figures of a run that nothing is kept of, or of a paper that is quoted.
+NOT_KEPT = {
+    "deployment": {".628", ".817", ".872", ".558", ".808", ".867", ".04", ".61", ".80"}
+    | {"6.482462905382097"},
+    "personalization": {"46.2", "48.1", "0.92"},
+    "secure_aggregation": {"3.3"},
+}
+DECIMAL = re.compile(r"(?<![\w.,])\d*\.\d+(?!\w)")
+FILES = (".csv", ".json", ".md", ".py", ".toml")
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.parent.name)
+def test_a_decimal_that_is_typed_into_a_page_is_in_a_file_of_its_folder(page):
+    """Covers decimal fractions outside blocks, not whole numbers: those are mostly settings."""
+    folder = page.parent
+    files = [path for path in folder.rglob("*") if path.suffix in FILES and path != page]
+    texts = [path.read_text("utf-8") for path in files]
+    if folder.name in reproduction.FOLDERS:
+        texts.append(reproduction.source_table(folder.name))
+    known = {float(n) for text in texts for n in re.findall(r"\d*\.\d+(?:e-?\d+)?|\d+", text)}
+    prose = reproduction.BLOCK.sub("", page.read_text("utf-8"))
+    prose = re.sub(r"(?ms)^```.*?^```|`[^`]*`|\]\([^)]*\)", "", prose)
+    typed = {number for number in DECIMAL.findall(prose) if float(number) not in known}
+    assert typed == NOT_KEPT.get(folder.name, set())
+
+
 class Read(Exception):
     """The words of a command have been read."""
 
