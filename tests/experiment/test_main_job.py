@@ -1,6 +1,8 @@
 """The main job: one command without arguments, and every file that it leaves."""
 
 import os
+import pathlib
+import re
 import struct
 import tomllib
 
@@ -119,6 +121,21 @@ def test_the_statement_is_complete(folder):
     assert [int(client) for client, _, _ in rows] == list(range(10))
     np.testing.assert_allclose([float(e) for _, e, _ in rows], claim["epsilon_per_unit"], atol=1e-4)
     assert [int(n) for _, _, n in rows] == claim["num_compositions"]
+
+
+def test_the_page_on_statements_quotes_that_of_the_main_job(folder):
+    """All paragraphs of the text, and the text for a paper; versions may be others."""
+    page = pathlib.Path(__file__).parents[2] / "docs" / "privacy" / "statement.md"
+    shown = page.read_text("utf-8")
+
+    def words(text):
+        return re.sub(r"\d+(\.\d+){2,}", "", text).split()
+
+    said = (folder / "privacy.md").read_text("utf-8").partition("| client |")[0]
+    quoted = "\n".join(line[1:] for line in shown.splitlines() if line.startswith(">"))
+    assert words("# Privacy ## Record level " + quoted) == words(said)
+    (block,) = re.findall(r"^```latex\n(.*?)^```$", shown, re.DOTALL | re.MULTILINE)
+    assert words(block) == words((folder / "privacy.tex").read_text("utf-8"))
 
 
 def test_metrics_hold_every_round(folder):

@@ -1,6 +1,8 @@
 """The pages on privacy say what the code does."""
 
+import ast
 import contextlib
+import inspect
 import io
 import pathlib
 import re
@@ -11,12 +13,14 @@ from dp_accounting import dp_event as standard
 from marks import telling
 
 from fedjax_dp.data import sampling
+from fedjax_dp.io import statement as files
 from fedjax_dp.privacy import events as ev
 from fedjax_dp.privacy.accounting.dp_accounting_adapter import require_analysis
 from fedjax_dp.privacy.mechanisms.distributed import make_central_plan
 from fedjax_dp.privacy.mechanisms.gamma_shares import GammaSharesDpEvent
 from fedjax_dp.privacy.mechanisms.scalar_noise import BoundedLaplaceDpEvent, StaircaseDpEvent
 from fedjax_dp.privacy.mechanisms.selection import selection_event
+from fedjax_dp.privacy.reports import latex, statement
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -119,3 +123,63 @@ def test_the_page_prints_what_relations_cost():
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(code, {})
     assert printed.getvalue() == shown
+
+
+class Texts(ast.NodeVisitor):
+    """Collects what a module may write: no docstrings, no messages of errors."""
+
+    def __init__(self, *, with_dicts):
+        self.found, self.with_dicts = [], with_dicts
+
+    def visit_Constant(self, node):
+        self.found += [node.value] if isinstance(node.value, str) else []
+
+    def visit_JoinedStr(self, node):
+        parts = [part.value if isinstance(part, ast.Constant) else "{}" for part in node.values]
+        self.found.append("".join(parts))
+
+    def visit_Dict(self, node):
+        if self.with_dicts:
+            self.generic_visit(node)
+
+    def visit_Expr(self, node):
+        if not isinstance(node.value, ast.Constant):
+            self.generic_visit(node)
+
+    def visit_Call(self, node):
+        if not ast.unparse(node.func).startswith("checks."):
+            self.generic_visit(node)
+
+    def visit_Assign(self, node):
+        if ast.unparse(node.targets[0]) != "rule":
+            self.generic_visit(node)
+
+
+def sentences_of(*modules, with_dicts=True):
+    """The first four words of every sentence, and its last four if others share the first."""
+    texts = Texts(with_dicts=with_dicts)
+    for module in modules:
+        texts.visit(ast.parse(inspect.getsource(module)))
+    alike = {}
+    for text in texts.found:
+        for sentence in re.split(r"(?<=[.]) ", text):
+            # Words between numbers, emphasis and formulas.
+            pieces = (piece.split() for piece in re.split(r"\{[^{}]*\}|[*$~#]|\n", sentence))
+            if pieces := [words for words in pieces if len(words) > 1]:
+                first = " ".join(pieces[0][:4]).strip(" .,:;")
+                alike.setdefault(first, set()).add(" ".join(pieces[-1][-4:]).strip(" .,:;"))
+    return [*alike, *(last for ends in alike.values() if len(ends) > 1 for last in ends)]
+
+
+def test_every_sentence_of_a_statement_is_explained():
+    # Neither the blocks nor the quoted statement, which explain nothing.
+    page = re.sub(r"^```.*?^```$", "", page_of("statement.md"), flags=re.DOTALL | re.MULTILINE)
+    page = re.sub(r"^>.*$", "", page, flags=re.MULTILINE).replace("*", "")
+    quoted = " ".join(" | ".join(re.findall(r'"([^"]+)"', page)).split())
+    sentences = sentences_of(statement, files)
+    assert len(sentences) > 100
+    assert not [words for words in sentences if words not in quoted]
+    # By another test, the terms in these dicts are those of the statement.
+    short = [words for words in sentences_of(latex, with_dicts=False) if words[0].isupper()]
+    assert len(short) > 12
+    assert not [words for words in short if words not in quoted]

@@ -543,8 +543,10 @@ def _computed(data: dict[str, Any]) -> list[str]:
 def _hidden(what: list[str]) -> str:
     if not what:
         return ""
-    words = f" The claim rests on sampling: {', and '.join(what)} must stay hidden from all who "
-    words += "are not trusted."
+    words = (
+        f" The claim rests on sampling: {', and '.join(what)} must stay hidden from all who are "
+        "not trusted."
+    )
     if _COUNT in what:
         words += (
             " Given that n of N were drawn, a unit's chance to be among them is n/N and not the "
