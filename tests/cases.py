@@ -420,15 +420,17 @@ VARIANTS = {
         control="gradient",
         **_BY_CLIENT,
     ),
-    "r_dpcfl, with a choice at the end": case(
+    # Two of the clients have more records than that.
+    "r_dpcfl, with a first batch of 8, and a choice at the end": case(
         "r_dpcfl",
-        expected.r_dpcfl(is_exact=False, trained=ROUNDS - 1),
+        expected.r_dpcfl(is_exact=False, trained=ROUNDS - 1, first_batch=8),
         expected.chances,
         num_rounds=ROUNDS,
         num_models=NUM_MODELS,
         selection_epsilon=expected.CHOICE_EPSILON,
         soft_rounds=expected.SOFT_ROUNDS,
         num_selections=0,
+        first_batch_size=8,
         ends_with_choice=True,
         **_BOTH,
     ),

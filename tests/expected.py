@@ -318,23 +318,23 @@ def ifca(run: Run):
     return {"models": found, "choices": choices}
 
 
-def _whole_batches(run: Run):
-    """DP-SGD of a round in which every batch is all of the client's data."""
-    sizes, replay = run.replay.sizes, run.replay
-    whole = Replay(
-        replay.key, replay.participation, replay.sampler, sizes, np.maximum(sizes, 1), SHAPES
-    )
+def _first_batches(run: Run, largest):
+    """DP-SGD of a round whose batches are this large, or all of a client's data."""
+    replay = run.replay
+    sizes = np.minimum(np.maximum(replay.sizes, 1), largest)
+    first = Replay(replay.key, replay.participation, replay.sampler, replay.sizes, sizes, SHAPES)
 
     def train(start, round_index, i):
-        (x, y), steps = run.clients[i], int(SETTINGS.num_epochs[i])
-        batches, noise = (of(round_index, i, steps) for of in (whole.batches, whole.record_noise))
-        rate, *_, clip_norm, multiplier = (column[i] for column in SETTINGS)
-        return local.dp_sgd(start, x, y, batches, noise, rate, len(y), clip_norm, multiplier)
+        x, y = run.clients[i]
+        rate, _, epochs, clip_norm, multiplier = (column[i] for column in SETTINGS)
+        steps = local.num_steps(len(y), sizes[i], epochs)
+        batches, noise = (of(round_index, i, steps) for of in (first.batches, first.record_noise))
+        return local.dp_sgd(start, x, y, batches, noise, rate, sizes[i], clip_norm, multiplier)
 
     return train
 
 
-def r_dpcfl(is_exact, soft_rounds=SOFT_ROUNDS, trained=ROUNDS):
+def r_dpcfl(is_exact, soft_rounds=SOFT_ROUNDS, trained=ROUNDS, first_batch=np.inf):
     def expect(run: Run):
         def choose(candidates, r, i):
             x, y = run.clients[i]
@@ -346,7 +346,7 @@ def r_dpcfl(is_exact, soft_rounds=SOFT_ROUNDS, trained=ROUNDS):
         def weight_of(i):
             return len(run.clients[i][1]) if is_exact else 1
 
-        trains = run.dp_sgd(), _whole_batches(run)
+        trains = run.dp_sgd(), _first_batches(run, first_batch)
         numbers = ROUNDS, NUM_MODELS, soft_rounds
         return clustered.r_dpcfl(run, *trains, *numbers, choose, weight_of, trained)
 

@@ -22,7 +22,7 @@ from fedjax_dp.algorithms.base import (
     training_of,
 )
 from fedjax_dp.algorithms.values import ClientOutput, Hyper, Recipient
-from fedjax_dp.clients.base import LocalConfig, LocalTrainer
+from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.selection import (
     RANGES,
     Choice,
@@ -68,6 +68,13 @@ NOT_COVERED = (
 )
 
 
+_OWN_RANGES: Mapping[str, Any] = {
+    "num_selections": Index,
+    "soft_rounds": Index,
+    "first_batch_size": Count,
+}
+
+
 class Stage(enum.IntEnum):
     """The stages of a run.
 
@@ -105,6 +112,7 @@ class ServerState(NamedTuple):
       responsibilities: probability of each client to belong to each cluster, `[clients, models]`.
       separation: the smallest separation score of two clusters (MSS), float32.
       overlap: the largest overlap of two clusters (MPO), float32.
+      num_iterations: of expectation-maximisation, by which the mixture was found, int32.
       num_models: number of clusters (M), int32.
       soft_rounds: the last round of soft clustering (E_c), rounds counting from 1, int32.
     """
@@ -117,6 +125,7 @@ class ServerState(NamedTuple):
     responsibilities: Any
     separation: Any
     overlap: Any
+    num_iterations: Any
     num_models: Any
     soft_rounds: Any
 
@@ -141,6 +150,7 @@ def r_dpcfl(
     soft_rounds: Index | None = None,
     ends_with_choice: bool = False,
     is_weighted: bool = False,
+    first_batch_size: Count | None = None,
     num_copies: Count = 1,
     copy_stddev: Positive | None = None,
     perturb: Perturb | None = None,
@@ -148,21 +158,21 @@ def r_dpcfl(
 ) -> FederatedAlgorithm:
     """Declares R-DPCFL: private clustered federated learning that is robust to its own noise.
 
-    In the first round every client takes each step on all of its data, which makes the noise in its
-    update small enough to cluster by. A mixture of Gaussians on the updates' principal components
-    gives each client's probability to belong to each cluster; until round E_c clients draw their
-    cluster from it. Then they choose on their own training data, in a tenth of all rounds, and
-    remain there. The less the clusters overlap, the larger E_c.
+    In the first round every client takes each step on all of its data, or on a large batch, which
+    makes the noise in its update small enough to cluster by. A mixture of Gaussians on the updates'
+    principal components gives each client's probability to belong to each cluster; until round E_c
+    clients draw their cluster from it. Then they choose on their own training data, in a tenth of
+    all rounds, and remain there. The less the clusters overlap, the larger E_c.
 
     Guarantee: unit of privacy is one record of one client; the relation is that of the trainer's
     event, and private choices hold under both. A round is charged by its stage, so that
-    the whole batch of the first round, the batches after it and the choices are composed jointly.
+    the batches of the first round, those after it and the choices are composed jointly.
     With `selection="exact"` the choices are not covered, and the declaration says so.
 
     Args:
       model: what is trained.
-      trainer: a private trainer, such as `dp_sgd_trainer`; in the first round its sampler is not
-        used, and its micro-batches are as large as in all others.
+      trainer: a private trainer, such as `dp_sgd_trainer`; whole batches of the first round do not
+        use its sampler, and its micro-batches are as large as in all others.
       num_clients: the population, at least 1.
       num_rounds: rounds of the whole run (E), at least 1.
       num_models: number of clusters (M); None for the number with the best separated mixture.
@@ -181,8 +191,13 @@ def r_dpcfl(
         choose among the trained models, train nothing, and have the model that they chose. E is
         then one less than `num_rounds`, which must be at least 2.
       is_weighted: weight clients by their number of examples within a cluster.
-      num_copies: instances of each record in the first round: itself, and perturbed copies of it. A
-        record's gradient is then the mean of its copies' clipped gradients.
+      first_batch_size: b¹, the batch size of the first round, drawn and charged by the trainer's
+        sampler; whole for a client that has no more records. None for whole batches. The number of
+        epochs is that of the trainer, so that larger batches take fewer steps; the number of steps
+        is, if the trainer has one. A sweep may make it smaller, not larger.
+      num_copies: instances of each record in whole batches of the first round: itself, and
+        perturbed copies of it. A record's gradient is then the mean of its copies' clipped
+        gradients. 1 if `first_batch_size` is given.
       copy_stddev: the standard deviation of Gaussian noise on the inputs of copies, above 0.
       perturb: makes a copy in another way, `(example, key) -> example` of one record.
       name: the name in reports.
@@ -196,7 +211,7 @@ def r_dpcfl(
     Source: "Differentially Private Clustered Federated Learning", algorithm 1.
     """
     trainer.private_claim()  # Refuses a trainer that is not private.
-    trainer = _reading_whole(trainer, num_copies, copy_stddev, perturb)
+    trainer = _reading_whole(trainer, first_batch_size, num_copies, copy_stddev, perturb)
     capacity = max_models if num_models is None else num_models
     checks.whole("num_models", capacity)
     rule = "be 'adjusted' if num_models is given, since nothing is left to compare"
@@ -213,6 +228,15 @@ def r_dpcfl(
     }
     if soft_rounds is not None:
         numbers["soft_rounds"] = soft_rounds
+    if first_batch_size is not None:
+        numbers["first_batch_size"] = first_batch_size
+
+    def check_numbers(values, prefix):
+        asked, built = values.get("first_batch_size", 0), first_batch_size or 0
+        is_known = not isinstance(asked, jax.core.Tracer)
+        rule = f"be at most {built}, as it was built"
+        fits = not is_known or bool(np.all(np.asarray(asked) <= built))
+        checks.require(fits, f"{prefix}first_batch_size", rule, asked)
 
     def init(key):
         start = model.init(key)
@@ -226,6 +250,7 @@ def r_dpcfl(
             responsibilities=jnp.full((num_clients, capacity), 1 / capacity),
             separation=jnp.float32(0),
             overlap=jnp.float32(1),
+            num_iterations=jnp.int32(0),
             num_models=jnp.int32(capacity),
             soft_rounds=jnp.int32(0),
         )
@@ -233,8 +258,9 @@ def r_dpcfl(
     def client(message, own, client, hyper, key):
         own_key = fold(key, Purpose.SELECTION)
         chosen = _choose(choice, message, own, client, hyper, own_key)
-        is_last = client.stage == Stage.LAST
-        local = without_steps(_at_stage(hyper.local, client.stage == Stage.FIRST), is_last)
+        is_first, is_last = client.stage == Stage.FIRST, client.stage == Stage.LAST
+        batch = jnp.where(is_first, _first_batch(hyper, client.size), hyper.local.batch_size)
+        local = without_steps(hyper.local._replace(batch_size=batch), is_last)
         result = trainer.train(message.models.take(chosen), client, local, key)
         weight = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
         # Noise that clients add to an update would move models that nobody trained.
@@ -276,7 +302,7 @@ def r_dpcfl(
             host_steps=(HostStep(1, cluster, reads_clients=False),),
             choice=choice,
         ),
-    ).with_numbers(numbers, {**RANGES, "num_selections": Index, "soft_rounds": Index})
+    ).with_numbers(numbers, {**RANGES, **_OWN_RANGES}, check_numbers)
 
 
 def rounds_of_training(num_rounds: int, ends_with_choice: bool) -> int:
@@ -296,10 +322,10 @@ def _stage_of(server: ServerState, hyper: Hyper, round_index: Any) -> jax.Array:
     return jnp.where(e == 1, Stage.FIRST, stage).astype(jnp.int32)
 
 
-def _at_stage(config: LocalConfig, is_first: jax.Array) -> LocalConfig:
-    """Takes whole batches in the first round."""
-    batch = jnp.where(is_first, WHOLE, jnp.asarray(config.batch_size, jnp.float32))
-    return config._replace(batch_size=batch)
+def _first_batch(hyper: Hyper, size: Any) -> jax.Array:
+    """Returns the batch size of the first round, float32; whole if a client has no more records."""
+    wanted = jnp.asarray(hyper.algorithm.get("first_batch_size", WHOLE), jnp.float32)
+    return jnp.where(wanted < size, wanted, WHOLE)
 
 
 def _broadcast(server: ServerState, client: Recipient) -> Message:
@@ -376,6 +402,7 @@ def _with_mixture(server: ServerState, mixture: Mixture, soft_rounds: Any) -> Se
         responsibilities=responsibilities,
         separation=np.float32(mixture.separation),
         overlap=np.float32(mixture.overlap),
+        num_iterations=np.int32(mixture.num_iterations),
         num_models=np.int32(count),
         soft_rounds=np.int32(soft_rounds),
     )
@@ -388,24 +415,29 @@ def _events(trainer: LocalTrainer, choice: Choice) -> tuple[Callable[..., DpEven
     (train_event,) = trained.events
 
     def first_event(size, hyper):
-        whole = hyper.local._replace(batch_size=WHOLE)
-        return train_event(size, hyper._replace(local=whole))
+        first = hyper.local._replace(batch_size=float(_first_batch(hyper, size)))
+        return train_event(size, hyper._replace(local=first))
 
     return first_event, train_event, trained_and_chosen(train_event, choice), train_event
 
 
 def _reading_whole(
-    trainer: LocalTrainer, num_copies: int, stddev: float | None, perturb: Perturb | None
+    trainer: LocalTrainer,
+    first_batch_size: int | None,
+    num_copies: int,
+    stddev: float | None,
+    perturb: Perturb | None,
 ) -> LocalTrainer:
-    """Makes the trainer that can read whole batches, with copies if requested."""
+    """Makes the trainer of first batches that are whole, with copies if requested, or large."""
     if trainer.reading_whole is None:
         raise ValueError(
             "trainer must offer whole batches, as `local_trainer` does, got one that does not"
         )
+    _require_whole({"first_batch_size": first_batch_size, "num_copies": num_copies})
     if perturb is None:
         check_copies({"num_copies": num_copies, "copy_stddev": stddev}, "")
         if stddev is None:
-            return trainer.reading_whole(WholeBatches())
+            return trainer.reading_whole(WholeBatches(largest=first_batch_size or 0))
         return trainer.reading_whole(gaussian_copies(num_copies, stddev))
     checks.require(stddev is None, "copy_stddev", "be None if `perturb` is given", stddev)
     rule = "be at least 2 if copies are perturbed"
@@ -413,7 +445,15 @@ def _reading_whole(
     return trainer.reading_whole(WholeBatches(num_copies, perturb))
 
 
+def _require_whole(options: Mapping[str, Any]) -> None:
+    """Requires whole first batches for copies: a record of a drawn batch has none."""
+    batch, copies = options.get("first_batch_size"), options["num_copies"]
+    rule = "be left out with copies of records, which are those of whole batches"
+    checks.require(batch is None or copies == 1, "first_batch_size", rule, batch)
+
+
 def needs_of_copies(options: Mapping[str, Any]) -> Needs:
-    """Refuses copies without noise, and noise without copies."""
+    """Refuses copies without noise, noise without copies, and copies in batches that are drawn."""
+    _require_whole(options)
     check_copies(options, "")
     return Needs()

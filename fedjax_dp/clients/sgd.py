@@ -134,7 +134,11 @@ def _declared(training: "_Training", config: LocalConfig) -> LocalTrainer:
     def reading_whole(whole: WholeBatches) -> LocalTrainer:
         rule = "keep examples apart if whole batches are read by micro-batches"
         checks.require(not training.model.mixes_examples, "model", rule, training.model.name)
-        return _declared(dataclasses.replace(training, whole=whole), config)
+        draws_as_asked = int(training.sampler.nominal_size(3, 2)) == 2
+        rule = "draw batches of a size that can be chosen, if first batches are to have one"
+        checks.require(not whole.largest or draws_as_asked, "sampler", rule, training.sampler.name)
+        largest = max(training.max_batch_size, whole.largest)
+        return _declared(dataclasses.replace(training, whole=whole, max_batch_size=largest), config)
 
     return LocalTrainer(
         training.train,

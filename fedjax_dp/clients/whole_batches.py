@@ -27,11 +27,13 @@ class WholeBatches(NamedTuple):
     """A step on all records of a client, each as `num_copies` copies, itself included.
 
     A record's gradient is the mean of its copies' clipped gradients, so that its bound stays the
-    same. `perturb`, `(example, key) -> example`, makes a copy; None without copies.
+    same. `perturb`, `(example, key) -> example`, makes a copy; None without copies. `largest` is
+    the largest batch of other steps, 0 if none exceeds those that training was built with.
     """
 
     num_copies: int = 1
     perturb: Perturb | None = None
+    largest: int = 0
 
     def copies(
         self, batch: PyTree, rows: jax.Array, copy: jax.Array, is_copied: jax.Array, key: PRNGKey

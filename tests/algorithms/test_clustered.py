@@ -11,6 +11,7 @@ import pytest
 from cases import CASES
 from dp_accounting.pld import PLDAccountant
 from marks import later, slow, telling
+from oracles import clustered
 from rounds import flat
 from scipy import stats
 from small_problem import ALONE, make_model
@@ -146,6 +147,8 @@ def test_noise_is_that_of_the_paper_with_a_whole_first_batch_and_with_selections
 
     small = multiplier(algorithms.dp_sgd(model, local), epsilon)
     whole = multiplier(r_dpcfl(num_selections=0), epsilon)
+    as_small = multiplier(r_dpcfl(num_selections=0, first_batch_size=32), epsilon)
+    assert as_small == small
     jointly = multiplier(r_dpcfl(selection_epsilon=0.03 * epsilon), epsilon)
     assert small == pytest.approx(ALL_SMALL[which], rel=2e-3)
     assert whole == pytest.approx(FULL_FIRST[which], rel=2e-3)
@@ -291,6 +294,38 @@ def test_the_first_round_reads_all_records_of_a_large_client(name):
 
 
 @telling
+def test_a_first_batch_finds_a_slot_for_every_record_that_it_draws():
+    """600 of 3,000 records in each of five steps, beside batches of 25, whose slots hold 105."""
+    x, y = large_client()
+    _, output = first_update(of_one_client(first_batch_size=600), x, y)
+    read, spread = int(output.training.num_read), np.sqrt(5 * 3000 * 0.2 * 0.8)
+    assert output.training.num_overflow == 0 and abs(read - 3000) < 5 * spread
+
+
+def test_a_first_batch_is_charged_as_its_draw():
+    """By hand: ⌈150/60⌉ draws at rate 60/150, and a whole batch where there is no more to draw."""
+    numbers = algorithms.base.Hyper(LocalConfig(batch_size=25.0, clip_norm=1, noise_multiplier=2.0))
+    gaussian = dp_accounting.GaussianDpEvent(2.0)
+    sampled = dp_accounting.PoissonSampledDpEvent(np.float32(60) / 150, gaussian)
+    for size, expected in ((150, (sampled, 3)), (60, (gaussian, 1)), (7, (gaussian, 1))):
+        algorithm = of_one_client(first_batch_size=60)
+        numbers = numbers._replace(algorithm=algorithm.hyper.algorithm)
+        assert list(flatten(algorithm.claims.record.at(0)(size, numbers))) == [expected]
+
+
+def test_first_batches_that_do_not_fit_are_refused():
+    algorithm = of_one_client(first_batch_size=60)
+    numbers = algorithm.hyper.algorithm
+    larger = algorithm.hyper._replace(algorithm={**numbers, "first_batch_size": 61})
+    with pytest.raises(ValueError, match=r"algorithm\.first_batch_size must be at most 60"):
+        algorithm.check(larger)
+    config = LocalConfig(batch_size=25, clip_norm=1.0, noise_multiplier=1.0)
+    of_all = dp_sgd_trainer(linear_model(), config, sampler=sampling.full_participation())
+    with pytest.raises(ValueError, match="sampler must draw batches of a size that can be chosen"):
+        of_one_client(of_all, first_batch_size=60)
+
+
+@telling
 @pytest.mark.parametrize("sampler", [sampling.poisson(capacity=30), sampling.fixed_size()])
 def test_the_first_round_asks_no_sampler(sampler):
     """A draw that is cut, or of fixed size, would leave most records out."""
@@ -405,6 +440,10 @@ def test_gaussian_copies_have_the_scale_that_is_asked_for():
     ("options", "match"),
     [
         ({"num_copies": 3}, "copy_stddev must be given if num_copies is above 1"),
+        (
+            {"num_copies": 3, "copy_stddev": 0.1, "first_batch_size": 9},
+            "first_batch_size must be left out with copies of records",
+        ),
         ({"copy_stddev": 0.1}, "copy_stddev must be given if num_copies is above 1"),
         ({"perturb": turned}, "num_copies must be at least 2 if copies are perturbed"),
         (
@@ -456,6 +495,8 @@ def test_the_number_of_clusters_is_found_by_the_score_that_is_named(separation, 
     [cluster] = algorithm.stages.host_steps
     found = cluster.step(jax.device_get(server), None, algorithm.hyper, jax.random.key(0))
     assert found.num_models == num_models
+    seed = int(jax.random.bits(jax.random.key(0), (), np.uint32))
+    assert found.num_iterations == clustered.fitted(found.features, num_models, seed).n_iter_
 
 
 def test_a_score_of_numbers_of_clusters_needs_several():

@@ -53,7 +53,7 @@ def principal_features(deltas, count):
     return np.where(is_used, (scores - low) / np.where(high > low, high - low, 1.0), 0.0)
 
 
-def _fitted(points, num_clusters, seed):
+def fitted(points, num_clusters, seed):
     """A spherical mixture by expectation-maximisation."""
     return GaussianMixture(
         num_clusters,
@@ -68,8 +68,8 @@ def _fitted(points, num_clusters, seed):
 
 def smallest_separation(points, num_clusters, seed):
     """MSS: the smallest distance of two centres over twice the larger width."""
-    fitted = _fitted(points, num_clusters, seed)
-    means, widths = fitted.means_, np.sqrt(fitted.covariances_)
+    mixture = fitted(points, num_clusters, seed)
+    means, widths = mixture.means_, np.sqrt(mixture.covariances_)
     return min(
         np.sqrt(np.sum((means[i] - means[j]) ** 2)) / (2 * max(widths[i], widths[j]))
         for i in range(num_clusters)
@@ -79,12 +79,12 @@ def smallest_separation(points, num_clusters, seed):
 
 def responsibilities(features, num_clusters, seed):
     """Those of a spherical mixture whose clusters are equally likely beforehand."""
-    fitted = _fitted(np.round(features, 4), num_clusters, seed)
-    squared = ((np.round(features, 4)[:, None] - fitted.means_) ** 2).sum(axis=2)
+    mixture = fitted(np.round(features, 4), num_clusters, seed)
+    squared = ((np.round(features, 4)[:, None] - mixture.means_) ** 2).sum(axis=2)
     dim = features.shape[1]
-    log = -squared / (2 * fitted.covariances_) - dim / 2 * np.log(fitted.covariances_)
+    log = -squared / (2 * mixture.covariances_) - dim / 2 * np.log(mixture.covariances_)
     chances = np.exp(log - log.max(axis=1, keepdims=True))
-    order = sorted(range(num_clusters), key=lambda m: tuple(fitted.means_[m]))
+    order = sorted(range(num_clusters), key=lambda m: tuple(mixture.means_[m]))
     return (chances / chances.sum(axis=1, keepdims=True))[:, order]
 
 
