@@ -212,7 +212,7 @@ def source_table(folder: str) -> str:
 
 def summary() -> str:
     """Counts verdicts by source."""
-    rows = []
+    rows: list[list[Any]] = []
     for folder in FOLDERS:
         counts = Counter(entry.verdict for entry in entries(folder))
         link = f"[{folder}]({folder}/README.md)"
