@@ -12,13 +12,14 @@ _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^()\s#]+)(#[^()\s]*)?\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pages of `experiments/` and `benchmarks/`, and the pictures that they show."""
-    for folder in ("experiments", "benchmarks"):
+    """Adds the pages of `experiments/` and `benchmarks/`, and the pictures that any page shows."""
+    for folder in ("docs", "experiments", "benchmarks"):
         for page in sorted((ROOT / folder).rglob("*.md")):
-            shown = [page.parent / link[3] for link in _LINK.finditer(page.read_text("utf-8"))]
-            for path in (page, *(file for file in shown if file.suffix == ".png")):
+            links = _LINK.finditer(page.read_text("utf-8"))
+            shown = [(page.parent / link[3]).resolve() for link in links if link[1]]
+            for path in (page, *filter(pathlib.Path.is_file, shown)):
                 place = path.relative_to(ROOT).as_posix()
-                if not files.get_file_from_path(place):
+                if not place.startswith("docs/") and not files.get_file_from_path(place):
                     files.append(File.generated(config, place, abs_src_path=str(path)))
     return files
 
