@@ -27,7 +27,9 @@ def pool(data: FederatedData) -> FederatedData:
 
 @checked
 def centralized(model: Model, trainer: LocalTrainer) -> FederatedAlgorithm:
-    """Declares training on the pool of all examples; run it on `pool(data)`.
+    """Declares training on the pool of all examples, the reference for the cost of federation.
+
+    Run it on `pool(data)`.
 
     Args:
       model: what is trained.
@@ -35,6 +37,8 @@ def centralized(model: Model, trainer: LocalTrainer) -> FederatedAlgorithm:
 
     Returns:
       The algorithm; one round is one run of the trainer, continued from the last.
+
+    Source: with a private trainer Abadi and others 2016, algorithm 1.
     """
     base = fedavg(model, trainer, name="centralized")
 

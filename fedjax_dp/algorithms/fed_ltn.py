@@ -240,7 +240,7 @@ def fed_ltn(
     scope: Scope = "tensor",
     prunable: Where | None = None,
 ) -> FederatedAlgorithm:
-    """Declares FedLTN.
+    """Declares FedLTN: tickets pruned after training, a server with momentum.
 
     A client trains its ticket with a pull towards its start. If it is then accurate enough on the
     validation data, the client prunes the smallest weights and trains the rest once more. It sends

@@ -55,7 +55,7 @@ def lottery_fl(
     scope: Scope = "tensor",
     prunable: Where | None = None,
 ) -> FederatedAlgorithm:
-    """Declares LotteryFL.
+    """Declares LotteryFL, whose clients prune shared weights to tickets of their own.
 
     A client whose masked model is above the threshold on its validation data prunes the smallest of
     its weights and rewinds the rest to the initial model; then it trains, and sends the weights of

@@ -93,6 +93,7 @@ class Entry(NamedTuple):
 _ANY = ("none", "record", "client", "both")
 _RECORD, _OPEN, _UNPROTECTED = ("record",), ("none", "record"), ("none",)
 _BY_LOSS = "which weights clients by exact losses, which no noise covers"
+_BY_CHOICE = "whose clients choose by exact losses, which no noise covers"
 _BY_ACCURACY = "whose pruning depends on exact accuracies, which no noise covers"
 _MEAN, _CLIENTS = ("aggregator",), ("num_clients",)
 _BOTH_COUNTS = ("num_clients", "num_rounds")
@@ -129,7 +130,7 @@ ALGORITHMS: Registry[Entry] = Registry(
         **_in("splitting", _OPEN, needs=needs_of_splitting, for_code=("name",)),
         **_in("splitting", _OPEN, *_SPLITTINGS, needs=needs_of_splitting),
         **_in("scaffold", _OPEN, given=(*_CLIENTS, *_MEAN), needs=needs_of_scaffold),
-        **_in("ifca", _UNPROTECTED),
+        **_in("ifca", _UNPROTECTED, reason=_BY_CHOICE),
         **_in("dp_fedavg", ("client", "both"), given=_MEAN),
         **_in("blur_lus", _ANY, given=_MEAN, needs=needs_of_blur_lus),
         **_in("ae_dpfl", _ANY, given=("public_x", "num_rounds", *_MEAN), sends_model=False),

@@ -51,7 +51,7 @@ def scaffold(
     control: Control = "steps",
     aggregator: Aggregator | None = None,
 ) -> FederatedAlgorithm:
-    """Declares SCAFFOLD.
+    """Declares SCAFFOLD, whose control variates correct the drift of local training.
 
     A client adds `c − c_i` to every gradient. Afterwards its control variate becomes the mean
     gradient of its steps, `c_i − c + (x − y_i) / (K · learning rate)`, which is valid for plain SGD

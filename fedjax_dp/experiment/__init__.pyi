@@ -25,6 +25,11 @@ from .studies.audits import (
     AuditReport as AuditReport,
     audit_experiment as audit_experiment,
 )
+from .studies.methods import (
+    Method as Method,
+    methods as methods,
+    methods_table as methods_table,
+)
 from .studies.sweep import (
     Study as Study,
     average_over_seeds as average_over_seeds,

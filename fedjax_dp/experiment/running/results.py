@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.core.packages import MissingPackageError
+from fedjax_dp.core.trees import PyTree
 from fedjax_dp.core.versions import PACKAGE, libraries
 from fedjax_dp.data.statistics import PartitionStatistics
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
@@ -262,11 +264,14 @@ def partition_text(statistics: PartitionStatistics) -> str:
 
 def has_personal_models(experiment: Experiment) -> bool:
     """Returns whether client state holds a part of the model that the client uses."""
-    algorithm = experiment.simulation.algorithm
-    clients = algorithm.client_state
-    if clients is None or algorithm.views.personal is None:
+    simulation = experiment.simulation
+    return has_own_models(simulation.algorithm, simulation.federation.facts.own)
+
+
+def has_own_models(algorithm: FederatedAlgorithm, own: PyTree) -> bool:
+    """Returns the same for client state of these shapes."""
+    if own is None or algorithm.views.personal is None:
         return False
-    own = experiment.simulation.federation.facts.own
     # An index of a server model is not part of a model.
     return any(jnp.issubdtype(x.dtype, jnp.floating) for x in jax.tree.leaves(own))
 

@@ -1,0 +1,34 @@
+"""The table of methods: every algorithm has a source, and the facts of its declaration."""
+
+import inspect
+
+import pytest
+
+from fedjax_dp.algorithms.registry import ALGORITHMS
+from fedjax_dp.experiment import methods, methods_table
+from fedjax_dp.experiment.studies.methods import _source
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_names_its_source(name):
+    text = " ".join(inspect.getdoc(ALGORITHMS[name].factory).split())
+    assert len(_source(text)) > 15 and "\n" not in _source(text)
+
+
+def test_facts_of_methods_are_those_of_their_papers():
+    scaffold, ifca = methods(["scaffold", "ifca"])
+    # Karimireddy and others 2020, algorithm 1: x and c down, their changes up, c_i kept.
+    assert (scaffold.kept, scaffold.down, scaffold.up) == ("1 model", "2 models", "2 models")
+    assert scaffold.units == ("record",) and "record" in scaffold.covered
+    # Ghosh and others 2020, algorithm 1: all models down, one of them up, with choice and weight.
+    assert (ifca.down, ifca.up) == ("2 models", "1 model and 8 bytes")
+    assert not ifca.units and ifca.not_covered.startswith("nothing: clients choose")
+    assert "--algorithm.options.num_models=2" in ifca.command
+    lines = methods_table([scaffold, ifca]).splitlines()
+    assert len(lines) == 4 and len({line.count(" | ") for line in lines}) == 1
+    assert "Karimireddy and others 2020, algorithm 1" in lines[2]
+
+
+def test_a_method_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="names must be one of"):
+        methods(["fedavgg"])
