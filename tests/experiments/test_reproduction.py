@@ -11,6 +11,7 @@ import pytest
 from marks import telling
 
 from experiments import reproduction, sweep
+from experiments.clustered_dp.grid import points
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly.assemble import checked_config
 from fedjax_dp.experiment.components.budgets import with_named_lists
@@ -89,7 +90,11 @@ def read_words(command, monkeypatch, tmp_path):
     original = argparse.ArgumentParser.parse_args
 
     def parse_args(self, args=None, namespace=None):
-        original(self, args, namespace)
+        options = original(self, args, namespace)
+        if hasattr(options, "methods"):
+            words = options.epsilons or [], options.seeds[:1], options.set
+            for point in points(ROOT / options.config, options.methods, *words):
+                checked_config(point.config)
         raise Read
 
     def run(study, grid, *_):
