@@ -16,7 +16,6 @@ from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly.assemble import checked_config
 from fedjax_dp.experiment.components.budgets import with_named_lists
 from fedjax_dp.experiment.reading import validate
-from fedjax_dp.experiment.schema.constraints import ConfigError
 from fedjax_dp.experiment.studies.sweep import loaded
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -128,7 +127,7 @@ def test_every_command_of_the_page_is_read_to_its_last_word(monkeypatch, tmp_pat
         with monkeypatch.context() as patch:
             read_words(command, patch, folder)
     wrong = "python -m experiments.user_level_dp.grids lambda --algorithms.name=fedavg"
-    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="algorithms"):
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="algorithms"):
         read_words(wrong, patch, tmp_path)
 
 
