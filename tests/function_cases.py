@@ -541,6 +541,18 @@ SPECIAL: dict[str, Case] = {
     "describe": case(statistics.describe, clients=ROWS, labels=LABELS),
     "describe_data": case(statistics.describe_data),
     "options of data": case(datasets.options, name="digits"),
+    "save": case(
+        datasets.save,
+        data=lambda: datasets.Dataset(
+            name="small",
+            train={"x": np.ones((4, 2), np.float32), "y": np.zeros(4, np.int32)},
+            test={"x": np.ones((2, 2), np.float32), "y": np.zeros(2, np.int32)},
+            num_classes=2,
+            task="classification",
+            train_clients=np.arange(4) // 2,
+        ),
+        directory=lambda: tempfile.mkdtemp(),
+    ),
     # Privacy.
     "add_bounded_laplace": case(privacy.add_bounded_laplace, dp_delta=1e-3),
     "banded_noise": case(privacy.banded_noise, num_rounds=4),
