@@ -17,7 +17,9 @@ from marks import slow, telling
 FOLDER = pathlib.Path(__file__).parents[1] / "docs" / "tutorials"
 TUTORIALS = sorted(FOLDER.glob("*.ipynb"))
 # Those that take more than eight seconds.
-LONG: set[str] = set()
+LONG: set[str] = {
+    "unequal-budgets",
+}
 
 TIME = re.compile(r"\d[\d.]*(?= ?(?:s|ms|min|seconds)\b)")
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
