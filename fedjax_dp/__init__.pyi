@@ -102,6 +102,7 @@ from .engine import (
     Fate as Fate,
     Federation as Federation,
     Layout as Layout,
+    ModelAxis as ModelAxis,
     PrivacyAccounting as PrivacyAccounting,
     RoundInfo as RoundInfo,
     RoundRecord as RoundRecord,

@@ -14,6 +14,7 @@ from fedjax_dp.clients.micro_batches import size_for
 from fedjax_dp.clients.objectives import Objective
 from fedjax_dp.core import checks, sums, trees
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.devices import undivided
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.per_example import per_example
@@ -99,7 +100,7 @@ def plain(model: Model) -> GradientRule:
 
         (loss, refreshed), gradient = jax.value_and_grad(total, has_aux=True)(params)
         gradient = jax.tree.map(trees.at_least_float32, gradient)
-        return GradientSum(gradient, loss, jnp.float32(0), refreshed)
+        return GradientSum(undivided(gradient), loss, jnp.float32(0), refreshed)
 
     def release(gradient_sum, count, config, key):
         del config, key
@@ -200,10 +201,10 @@ def clipped(
             factors = jax.tree.map(
                 lambda after, before: _factor(after, before, is_real), clipped_norms, norms
             )
-            losses, summed = gradients.losses, gradients.weighted_sum(factors)
+            losses, summed = gradients.losses, undivided(gradients.weighted_sum(factors))
         else:
             gradient_of = jax.value_and_grad(loss_of)
-            losses, each = jax.vmap(gradient_of, in_axes=(None, 0))(params, examples)
+            losses, each = undivided(jax.vmap(gradient_of, in_axes=(None, 0))(params, examples))
             bounded, norm = jax.vmap(mechanism.clip)(jax.tree.map(trees.at_least_float32, each))
             bounded = jax.tree.map(lambda g: jnp.where(_expanded_like(is_real, g), g, 0), bounded)
             summed = sums.value(sums.over_first_axis(bounded))

@@ -7,8 +7,24 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_dp.core.trees import PyTree
+
+# The mesh axis of devices that hold parts of a model.
+MODEL_AXIS = "model"
+
+
+def undivided(tree: PyTree) -> PyTree:
+    """Keeps traced arrays, and their gradients, whole on each device where a model is divided.
+
+    Without it the compiler would divide what is computed with them too, by messages between all
+    devices in loops that end at different times. Returns the same arrays elsewhere.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if MODEL_AXIS not in mesh.axis_names:
+        return tree
+    return jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))
 
 
 def memory_per_device(num_devices: int | None = None) -> float:

@@ -8,6 +8,7 @@ from fedjax_dp.engine.evaluation import Evaluator, evaluator
 from fedjax_dp.engine.execution.compile import Simulation, compile_federation, simulation
 from fedjax_dp.engine.federation import Federation, federation
 from fedjax_dp.engine.layout import ExecutionConfig, Layout
+from fedjax_dp.engine.model_axis import ModelAxis
 from fedjax_dp.engine.population import examples_of, population_of
 from fedjax_dp.engine.record import Fate, RoundInfo, RoundRecord, TrainingInfo, as_metrics
 from fedjax_dp.engine.round import SimulationState
@@ -48,6 +49,7 @@ __all__ = [
     "Federation",
     "Latencies",
     "Layout",
+    "ModelAxis",
     "Moment",
     "PrivacyAccounting",
     "RoundInfo",

@@ -9,13 +9,14 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from fedjax_dp.core import argument_checks, checks
-from fedjax_dp.core.devices import is_distributed, memory_per_device
+from fedjax_dp.core.devices import MODEL_AXIS, is_distributed, memory_per_device
 from fedjax_dp.core.ranges import Count, Index
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.disk_arrays import is_on_disk
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.data.record_file import Folder
+from fedjax_dp.engine.model_axis import ModelAxis
 from fedjax_dp.models.cost import Cost
 
 # The mesh axis that clients are divided over, and the axis of a chunk that is vmapped.
@@ -47,8 +48,8 @@ class Layout(NamedTuple):
 
     Attributes:
       chunk: the number of clients that are vmapped together.
-      mesh: the devices that share the cohort, or None for one device; an `AbstractMesh` is for
-        draws alone.
+      mesh: the devices that share the cohort, or None for one device, with a second axis if they
+        divide the model; an `AbstractMesh` is for draws alone.
       has_spare_slots: whether devices have twice the slots of an even division of clients, so that
         work can be balanced; not if the whole stack of updates is held.
       alone_above: clients with more local steps than this are computed one by one, before the
@@ -62,8 +63,18 @@ class Layout(NamedTuple):
 
     @property
     def num_devices(self) -> int:
-        """The number of devices."""
+        """The number of devices, or of groups that divide the model, that share the cohort."""
+        return 1 if self.mesh is None else self.mesh.shape[AXIS]
+
+    @property
+    def mesh_size(self) -> int:
+        """The number of devices, those of a group included."""
         return 1 if self.mesh is None else self.mesh.size
+
+    @property
+    def divides_model(self) -> bool:
+        """Whether groups of devices divide the frozen parameters, see `ModelAxis`."""
+        return self.mesh is not None and MODEL_AXIS in self.mesh.axis_names
 
     @property
     def own_devices(self) -> range:
@@ -189,6 +200,8 @@ class ExecutionConfig(NamedTuple):
       rounds_per_call: the number of rounds of one compiled call.
       folder: the folder of the file of client states; None if `stored_in` names it later. A new
         state in the same folder overwrites those of any other.
+      model_axis: the division of frozen parameters over groups of `devices`; None if each device
+        holds all of them.
     """
 
     clients_per_chunk: Count | str = "auto"
@@ -196,6 +209,7 @@ class ExecutionConfig(NamedTuple):
     placement: str = "auto"
     rounds_per_call: int = 10
     folder: Folder | None = None
+    model_axis: ModelAxis | None = None
 
     def validate(self) -> None:
         """Checks every choice.
@@ -211,6 +225,10 @@ class ExecutionConfig(NamedTuple):
         checks.one_of("placement", self.placement, ("auto", "device", "host", "disk"))
         checks.whole("rounds_per_call", self.rounds_per_call)
         num_devices = len(self.device_list())
+        if self.model_axis is not None:
+            self.model_axis.validate(num_devices)
+            rule = "be None for several processes, which do not divide a model"
+            checks.require(not is_distributed(), "model_axis", rule, self.model_axis)
         if not is_distributed():
             return
         rule = (
@@ -257,9 +275,12 @@ class ExecutionConfig(NamedTuple):
         """
         if not isinstance(self.devices, str):
             return self
-        count = len(self.device_list())
-        is_worthwhile = is_distributed() or cohort_size >= _CLIENTS_PER_DEVICE * count
-        return self._replace(devices=count if is_worthwhile else None)
+        count, least = len(self.device_list()), None
+        groups = count
+        if self.model_axis is not None:
+            least, groups = self.model_axis.size, count // self.model_axis.size
+        is_worthwhile = is_distributed() or cohort_size >= _CLIENTS_PER_DEVICE * groups
+        return self._replace(devices=count if is_worthwhile else least)
 
     def chunk(self, cost: Callable[[], Cost], clients_per_device: int, own_bytes: int = 0) -> int:
         """Chooses the clients per chunk.

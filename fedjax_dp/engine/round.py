@@ -233,6 +233,7 @@ def _over_devices(
         mesh=layout.mesh,
         in_specs=(of_shared, P(AXIS), P(AXIS)),
         out_specs=(P(), P(AXIS), P(AXIS)),
+        axis_names={AXIS},
         check_vma=False,
     )(shared, context.state.clients, slots)
 
@@ -418,6 +419,7 @@ def _finished(
             mesh=layout.mesh,
             in_specs=(P(AXIS),) * 4,
             out_specs=P(AXIS),
+            axis_names={AXIS},
             check_vma=False,
         )
     return written(table, own, slots, contributes)

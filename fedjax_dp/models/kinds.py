@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.devices import undivided
 from fedjax_dp.core.files import digest_of
 from fedjax_dp.core.trees import PyTree
 
@@ -62,7 +63,7 @@ class Frozen(NamedTuple):
         read = _READ.get()
         if read is not None and all(part.values is not self.values for part in read):
             read.append(self)
-        given = jax.tree.leaves(params)
+        given = jax.tree.leaves(undivided(params))
         count = sum(value is None for value in self.values)
         checks.require(
             len(given) == count,

@@ -17,6 +17,7 @@ from jax import lax
 
 from fedjax_dp.core import checks, jaxprs, trees
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.devices import undivided
 from fedjax_dp.core.jaxprs import ClosedJaxpr, JaxprEqn
 from fedjax_dp.core.ranges import Count, Positive
 from fedjax_dp.core.trees import PyTree
@@ -106,6 +107,7 @@ def lora(
         return {"adapters": found, "trained": jax.tree.unflatten(held.structure, whole)}
 
     def with_adapters(own: PyTree) -> PyTree:
+        own = undivided(own)
         base = jax.tree.leaves(held.within(own["trained"]))
         for i in adapted:
             pair = own["adapters"][names[i]]

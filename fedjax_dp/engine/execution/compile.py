@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
+from jax.sharding import Mesh
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.values import Hyper
@@ -31,6 +32,7 @@ from fedjax_dp.engine.execution.stream import Slabs
 from fedjax_dp.engine.execution.tuning import Trial, layout_of
 from fedjax_dp.engine.federation import Federation, federation
 from fedjax_dp.engine.layout import ExecutionConfig, Layout
+from fedjax_dp.engine.model_axis import ModelAxis
 from fedjax_dp.engine.population import examples_of, population_of
 from fedjax_dp.engine.record import RoundInfo, RoundRecord, compact, joined, joined_info
 from fedjax_dp.engine.round import ByClient, SimulationState
@@ -58,8 +60,8 @@ class Simulation(NamedTuple):
       num_traces: `() -> int`, how often the round was traced.
       layouts: the trials that chose the layout, fastest first; empty unless it was tuned.
       program: its rounds as a program that other simulations may share, see `joint`; None if
-        examples or states are streamed, rounds have work on the host between them, or several
-        processes share them.
+        examples or states are streamed, rounds have work on the host between them, several
+        processes share them, or devices divide the model.
     """
 
     init: Callable[[PRNGKey], SimulationState]
@@ -183,14 +185,16 @@ def compile_federation(
         outer=outer,
         clients=state_bytes if place.is_resident else facts.own_bytes * _slots(federation, layout),
         examples=_resident_bytes(data, validation) if place.is_resident else 0,
+        model_axis=execution.model_axis,
     )
-    require_room(memory, layout.num_devices)
+    require_room(memory, layout.mesh_size)
     if not place.is_resident and not place.is_on_disk:
         require_host_room(num_clients, facts.own_bytes)
     count, made = Count(), _Made()
     with explained(memory):
-        frozen = place.share(tuple(part.constants for part in facts.frozen))
-    round_of = one_round(federation, layout, frozen, count)
+        frozen = _placed_frozen(federation, layout, place, execution.model_axis)
+    of_state = place.of_state(outer) if layout.divides_model else None
+    round_of = one_round(federation, layout, frozen, count, of_state)
     program = None
     if place.is_resident:
 
@@ -199,7 +203,8 @@ def compile_federation(
             return place.share(examples_of(data, validation))
 
         rounds_of = resident_rounds(round_of, examples, execution.rounds_per_call)
-        if not is_distributed() and not federation.algorithm.stages.host_steps:
+        is_alone = is_distributed() or layout.divides_model
+        if not is_alone and not federation.algorithm.stages.host_steps:
             program = Program(
                 round_of, federation, layout, data, validation, execution.rounds_per_call
             )
@@ -266,6 +271,17 @@ def _warn_of_divisor(bound: Federation) -> None:
             "mean",
             stacklevel=4,
         )
+
+
+def _placed_frozen(
+    federation: Federation, layout: Layout, place: Placement, model_axis: ModelAxis | None
+) -> tuple[tuple[jax.Array, ...], ...]:
+    """Copies frozen parameters to every device, or to each of a group its part."""
+    frozen = federation.facts.frozen
+    if model_axis is None:
+        return place.share(tuple(part.constants for part in frozen))
+    assert isinstance(layout.mesh, Mesh)
+    return model_axis.placed(frozen, layout.mesh)
 
 
 def _slots(federation: Federation, layout: Layout) -> int:

@@ -12,6 +12,7 @@ from fedjax_dp.core.devices import memory_of_host, memory_per_device
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import Layout
+from fedjax_dp.engine.model_axis import ModelAxis
 from fedjax_dp.engine.round import ByClient
 
 
@@ -59,6 +60,7 @@ def memory_of(
     outer: PyTree = (),
     clients: int = 0,
     examples: int = 0,
+    model_axis: ModelAxis | None = None,
 ) -> Memory:
     """Estimates a round's memory on one device; `clients` and `examples` are its bytes there.
 
@@ -74,7 +76,10 @@ def memory_of(
         trees.num_bytes(part) // (layout.num_devices if isinstance(part, ByClient) else 1)
         for part in jax.tree.leaves(outer, is_leaf=lambda x: isinstance(x, ByClient))
     )
-    frozen = trees.num_bytes([part.constants for part in facts.frozen])
+    if model_axis is None:
+        frozen = trees.num_bytes([part.constants for part in facts.frozen])
+    else:
+        frozen = model_axis.bytes_per_device(facts.frozen)
     return Memory(trees.num_bytes(server), training, stack, clients, examples, wrappers, frozen)
 
 

@@ -151,9 +151,17 @@ def streamed_rounds(
 
 
 def one_round(
-    federation: Federation, layout: Layout, frozen: Sequence[Sequence[jax.Array]], count: Count
+    federation: Federation,
+    layout: Layout,
+    frozen: Sequence[Sequence[jax.Array]],
+    count: Count,
+    of_state: SimulationState | None = None,
 ) -> OneRound:
-    """Compiles a round whose frozen parameters are an argument, since they are large."""
+    """Compiles a round whose frozen parameters are an argument, since they are large.
+
+    `of_state` has the shardings of a state where the compiler could choose others: where devices
+    divide the model.
+    """
 
     # Traced once, for the shapes of its results and for the loop.
     @jax.jit
@@ -164,6 +172,8 @@ def one_round(
                 state, *left = federation.play(state, hyper, examples, key, layout)
             else:
                 state, *left = federation.step(state, hyper, examples, cohort, key, layout)
+            if of_state is not None:
+                state = jax.lax.with_sharding_constraint(state, of_state)
             return state, *layout.on_all_devices(left)
 
     return OneRound(step, frozen)

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.checks import COUNT_LIMIT
+from fedjax_dp.core.devices import MODEL_AXIS
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import AXIS, ExecutionConfig, Layout, alone_above
 
@@ -34,9 +35,14 @@ def layout_of(
     # Neighbours on the mesh where they are devices of one process.
     devices = sorted(execution.device_list(), key=lambda device: device.process_index)
     participation = federation.participation
-    mesh = Mesh(np.array(devices), (AXIS,)) if len(devices) > 1 else None
+    mesh, axis = (
+        Mesh(np.array(devices), (AXIS,)) if len(devices) > 1 else None,
+        execution.model_axis,
+    )
+    if axis is not None:
+        mesh = Mesh(np.array(devices).reshape(-1, axis.size), (AXIS, MODEL_AXIS))
     # There may be many more slots than expected clients, which fill a chunk.
-    expected = max(1, round(participation.cohort_size / len(devices)))
+    expected = max(1, round(participation.cohort_size / (1 if mesh is None else mesh.shape[AXIS])))
 
     facts = federation.facts
     chunk, tried = (
@@ -122,4 +128,5 @@ def _work(federation: Federation, execution: ExecutionConfig) -> Hashable:
         participation.sampler.name,
         participation.cohort_size,
         str(execution.device_list()),
+        str(execution.model_axis),
     )

@@ -13,6 +13,7 @@ from fedjax_dp.engine.evaluation import Evaluator, evaluator
 from fedjax_dp.engine.execution.compile import Simulation, simulation
 from fedjax_dp.engine.federation import Federation, federation
 from fedjax_dp.engine.layout import ExecutionConfig
+from fedjax_dp.engine.model_axis import ModelAxis
 from fedjax_dp.engine.population import population_of as sizes_and_shapes
 from fedjax_dp.engine.wrappers.anderson import anderson
 from fedjax_dp.engine.wrappers.leaving import leaving
@@ -151,6 +152,9 @@ def assemble(config: Config, population: Population | None = None) -> Experiment
     execution = execution_of(config.execution, config.run)
     if population is not None and population.is_elsewhere:
         # No device holds records that are not here.
+        rule = "be 1 for clients on other machines, which train there"
+        size = config.execution.model_devices
+        checks.require(size == 1, "execution.model_devices", rule, size)
         execution = execution._replace(placement="host", clients_per_chunk=1)
     parts = parts_of(config, population)
     config, population, model, participation, trainer, setting, algorithm, keys = parts
@@ -239,11 +243,15 @@ def acceleration_of(
 def execution_of(section: ExecutionSection, run: RunSection) -> ExecutionConfig:
     """Returns the checked layout; no compiled call runs past an evaluation or a checkpoint."""
     stops = min(run.evaluate_every, run.checkpoint_every)
+    size, rules = section.model_devices, section.model_rules
+    rule = "be given with execution.model_devices above 1, and only then"
+    checks.require(bool(rules) == (size > 1), "execution.model_rules", rule, rules)
     execution = ExecutionConfig(
         clients_per_chunk=section.clients_per_chunk,
         devices=section.devices,
         placement=section.placement,
         rounds_per_call=min(stops, run.rounds),
+        model_axis=ModelAxis(size, rules) if size > 1 else None,
     )
     execution.validate()
     return execution
@@ -288,7 +296,7 @@ def _evaluator(
 
 def _settled(section: ExecutionSection, compiled: Simulation) -> ExecutionSection:
     """Records the chosen layout, so that a resumed run uses the same, in one process or more."""
-    found: dict[str, Any] = {"devices": compiled.layout.num_devices}
+    found: dict[str, Any] = {"devices": compiled.layout.mesh_size}
     found |= {"coordinator": None, "num_processes": None, "process_id": None}
     if section.clients_per_chunk == "tuned":
         found["clients_per_chunk"] = compiled.layout.chunk

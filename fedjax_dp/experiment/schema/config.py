@@ -542,6 +542,13 @@ class ExecutionSection(Section):
     devices: Count | Literal["auto"] = _setting(
         "auto", "devices that share a cohort; a CPU's cores"
     )
+    model_devices: Count = _setting(
+        1, "devices that train clients together, each with a part of the frozen parameters"
+    )
+    model_rules: dict[str, Index] = _table(
+        "axis along which frozen parameters are divided, from 0, by path or pattern, such as "
+        '{"params/*/dense_in/kernel" = 1}; the first that matches counts'
+    )
     placement: Literal["auto", "device", "host", "disk"] = _setting(
         "auto",
         "where examples and client state are kept; disk: client state in a file of the run folder, "

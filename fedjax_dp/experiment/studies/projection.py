@@ -95,8 +95,8 @@ def on_devices(simulation: Simulation, num_devices: int) -> Layout:
 def fixed_seconds(simulation: Simulation) -> float:
     """Measures a round without clients."""
     program, layout, key = simulation.program, simulation.layout, jax.random.key(_KEY)
-    rule = "be with examples and states in device memory, and without work on the host"
-    checks.require(program is not None, "a projected round", rule, "streamed")
+    rule = "be with all in device memory, and without work on the host or a model axis"
+    checks.require(program is not None, "a projected round", rule, "another")
     assert program is not None
     everywhere = None if layout.mesh is None else NamedSharding(layout.mesh, PartitionSpec())
     examples = jax.device_put(examples_of(program.data, program.validation), everywhere)

@@ -149,7 +149,7 @@ def _speed(case: _Case, seconds: Sequence[float]) -> dict[str, Any]:
         "peak_rss_mb": _peak_rss_mb(),
         "peak_device_mb": stats.get("peak_bytes_in_use", 0) / 2**20 or None,
         "clients_per_chunk": case.simulation.layout.chunk,
-        "devices": case.simulation.layout.num_devices,
+        "devices": case.simulation.layout.mesh_size,
         "backend": jax.default_backend(),
         "jax": jax.__version__,
         "rounds": len(seconds),
