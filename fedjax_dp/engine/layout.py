@@ -275,10 +275,9 @@ class ExecutionConfig(NamedTuple):
         """
         if not isinstance(self.devices, str):
             return self
-        count, least = len(self.device_list()), None
-        groups = count
-        if self.model_axis is not None:
-            least, groups = self.model_axis.size, count // self.model_axis.size
+        count, axis = len(self.device_list()), self.model_axis
+        groups = count if axis is None else count // axis.size
+        least = None if axis is None else axis.size
         is_worthwhile = is_distributed() or cohort_size >= _CLIENTS_PER_DEVICE * groups
         return self._replace(devices=count if is_worthwhile else least)
 

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 
 from fedjax_dp.engine.federation import init_key
 from fedjax_dp.experiment import load_config, load_run, resume
-from fedjax_dp.experiment.assembly.assemble import population_of
+from fedjax_dp.experiment.assembly.assemble import execution_of, population_of
 from fedjax_dp.experiment.assembly.build import build_model, parameter_facts
 from fedjax_dp.experiment.reading.config_files import to_toml
 from fedjax_dp.experiment.reading.validate import validate
@@ -168,3 +168,16 @@ def test_a_stored_configuration_without_adapters_can_be_read_and_run_again(tmp_p
     again = load_config(tmp_path / "config.toml")
     assert again == config
     validate(again)
+
+
+def test_a_base_is_divided_by_rules_of_the_configuration():
+    words = ("--execution.model_devices=2", "--execution.model_rules={'params/*/kernel'=1}")
+    one = "--execution.devices=1"
+    for some in (words[:1], words[1:]):
+        config = load_config(None, (one, *some))
+        with pytest.raises(ValueError, match=r"model_rules must be given with .*model_devices"):
+            execution_of(config.execution, config.run)
+    config = load_config(None, (one, *words))
+    assert config.execution.model_rules == {"params/*/kernel": 1}
+    with pytest.raises(ValueError, match="size must divide the number of devices, 1, got 2"):
+        execution_of(config.execution, config.run)

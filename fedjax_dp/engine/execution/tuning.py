@@ -35,14 +35,13 @@ def layout_of(
     # Neighbours on the mesh where they are devices of one process.
     devices = sorted(execution.device_list(), key=lambda device: device.process_index)
     participation = federation.participation
-    mesh, axis = (
-        Mesh(np.array(devices), (AXIS,)) if len(devices) > 1 else None,
-        execution.model_axis,
-    )
-    if axis is not None:
-        mesh = Mesh(np.array(devices).reshape(-1, axis.size), (AXIS, MODEL_AXIS))
+    mesh = Mesh(np.array(devices), (AXIS,)) if len(devices) > 1 else None
+    if execution.model_axis is not None:
+        groups = np.array(devices).reshape(-1, execution.model_axis.size)
+        mesh = Mesh(groups, (AXIS, MODEL_AXIS))
     # There may be many more slots than expected clients, which fill a chunk.
-    expected = max(1, round(participation.cohort_size / (1 if mesh is None else mesh.shape[AXIS])))
+    count = 1 if mesh is None else mesh.shape[AXIS]
+    expected = max(1, round(participation.cohort_size / count))
 
     facts = federation.facts
     chunk, tried = (

@@ -372,6 +372,10 @@ def check_processes(config: Config) -> None:
         rule = f"be 'auto' or a multiple of the {section.num_processes} processes"
         is_even = section.devices % section.num_processes == 0
         checks.require(is_even, "execution.devices", rule, section.devices)
+    rule = "be 1 for several processes, which do not divide a model"
+    checks.require(
+        section.model_devices == 1, "execution.model_devices", rule, section.model_devices
+    )
     rule = "not be 'disk' for several processes"
     is_held = section.placement != "disk"
     checks.require(is_held, "execution.placement", rule, section.placement)

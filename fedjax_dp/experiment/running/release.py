@@ -203,9 +203,12 @@ def public_config(experiment: Experiment) -> str:
     tables = tomllib.loads(config_files.to_toml(experiment.config))
     tables["data"].pop("data_dir", None)
     # Patterns of parameter paths stay.
-    patterns = {name: tables["model"].get(name) for name in ("frozen", "adapters")}
+    patterns = [("model", "frozen"), ("model", "adapters"), ("execution", "model_rules")]
+    kept = [(part, name, tables[part].get(name)) for part, name in patterns]
     tables = _without_places(tables)
-    tables["model"] |= {name: each for name, each in patterns.items() if each is not None}
+    for part, name, each in kept:
+        if each is not None:
+            tables[part][name] = each
     return tomli_w.dumps(tables)
 
 
