@@ -115,6 +115,26 @@ class ModelAxis(NamedTuple):
             for x, spec in zip(part.constants, specs, strict=True)
         )
 
+    def require_separate_groups(self, compiled: jax.stages.Compiled) -> None:
+        """Refuses a program in which a group of CPU devices would wait for another.
+
+        There, a permutation of arrays among the devices of a group waits for all devices, and
+        groups have their own numbers of local steps. A sum or a gathering waits for the group.
+
+        Args:
+          compiled: rounds for these groups.
+
+        Raises:
+          ValueError: if devices permute arrays.
+        """
+        is_permuted = "collective-permute" in (compiled.as_text() or "")
+        rule = (
+            "divide layers that follow each other along outputs and inputs in turn, and attention "
+            "by whole heads: otherwise devices exchange parts of arrays, and on CPU devices one "
+            "group would wait for another without end"
+        )
+        checks.require(not is_permuted, "model_axis.rules", rule, self.rules)
+
 
 def _paths(part: Frozen) -> list[str]:
     """Names the frozen parameters of a part, in the order of its constants."""

@@ -12,14 +12,14 @@ from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import ExecutionConfig, ModelAxis, simulation
-from fedjax_dp.models import char_transformer, lora, mlp
+from fedjax_dp.models import char_transformer, llama, lora, mlp
 from fedjax_dp.server.private import gaussian_mean
 
 NUMBERS = LocalConfig(learning_rate=0.1, batch_size=3, num_epochs=2)
 PRIVATE = NUMBERS._replace(clip_norm=0.5, noise_multiplier=0.7)
 FEATURES, TOKENS, CLASSES = 20, 6, 11
 # Of the kernels that are divided, no axis is as long as an adapter or another array.
-WIDTHS = (24, 28)
+WIDTHS = (24,)
 RULES = {
     "mlp": {"params/Dense_0/kernel": 1, "params/Dense_1/kernel": -2},
     "transformer": {
@@ -28,6 +28,8 @@ RULES = {
         "params/*/dense_out/kernel": 0,
         **{f"params/*/{name}/kernel": 1 for name in ("query", "key", "value")},
     },
+    # Halves of the one head of keys, which its rotation exchanges.
+    "llama": {"params/*/k_proj/kernel": 1, "params/*/q_proj/kernel": 1},
 }
 
 
@@ -38,10 +40,15 @@ def made(kind):
         shape = jax.ShapeDtypeStruct((FEATURES,), jnp.float32)
         model = mlp(shape, CLASSES, hidden_sizes=WIDTHS)
         targets = "params/*/kernel"
-    else:
+    elif kind == "transformer":
         shape = jax.ShapeDtypeStruct((TOKENS,), jnp.int32)
         model = char_transformer(shape, CLASSES, width=16, num_heads=2, num_layers=1)
         targets = ["params/*/query/kernel", "params/*/dense_in/kernel"]
+    else:
+        shape = jax.ShapeDtypeStruct((TOKENS,), jnp.int32)
+        sizes = {"hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "num_kv_heads": 1}
+        model = llama(shape, CLASSES, num_layers=1, **sizes)
+        targets = "params/*/q_proj/kernel"
     clients = []
     for size in SIZES:
         if kind == "mlp":
@@ -61,12 +68,24 @@ def divided(kind, model):
 
 
 def algorithm_of(name, model):
-    """What has norms of examples, of clients, or states by client."""
+    """What has norms of examples, of clients, of both, or states by client."""
+    clips = gaussian_mean(0.2, 0.8, 4.0)
     if name == "dp_sgd":
         return dp_sgd(model, dp_sgd_trainer(model, PRIVATE))
+    if name == "dp_both":
+        return dp_fedavg(model, dp_sgd_trainer(model, PRIVATE), aggregator=clips)
     if name == "scaffold":
         return scaffold(model, local_trainer(model, NUMBERS), num_clients=NUM_CLIENTS)
-    return dp_fedavg(model, local_trainer(model, NUMBERS), aggregator=gaussian_mean(0.2, 0.8, 4.0))
+    return dp_fedavg(model, local_trainer(model, NUMBERS), aggregator=clips)
+
+
+def refusal(sim, key):
+    """The message of an error before the first round."""
+    try:
+        sim.compile(sim.init(key), key)
+    except ValueError as error:
+        return str(error)
+    return "none"
 
 
 def main(output: str, *jobs: str) -> None:
@@ -81,6 +100,9 @@ def main(output: str, *jobs: str) -> None:
             axis = ModelAxis(2, RULES[kind]) if is_divided else None
             execution = ExecutionConfig(2, 4 if is_divided else 1, placement, 2, model_axis=axis)
             sim = simulation(algorithm_of(name, model), data, joins, execution)
+            if kind == "llama":
+                arrays[f"{job}/refused"] = refusal(sim, key)
+                break
             state, *_ = sim.run(sim.init(key), key, ROUNDS)
             # From host arrays, as after a checkpoint, the same program must take the state back.
             state, record, info = sim.run(sim.portable(state), key, 1)

@@ -20,11 +20,12 @@ from fedjax_dp.engine import ExecutionConfig, Layout, ModelAxis, simulation
 from fedjax_dp.models import mlp
 
 HERE = pathlib.Path(__file__).parent
-# Norms of examples and of clients; examples and client states in host memory.
-TELLING = ("dp_sgd:mlp:device", "dp_fedavg:transformer:host")
+# Norms of examples and of clients; one program and its twin on one device.
+TELLING = ("dp_both:mlp:device",)
+# Attention; examples and client states in host memory.
+OTHERS = ("dp_sgd:transformer:device", "dp_fedavg:transformer:host", "scaffold:mlp:host")
 # Refused before anything is placed on them.
 TWO = [jax.devices()[0]] * 2
-OTHERS = ("dp_sgd:transformer:device", "dp_fedavg:mlp:device", "scaffold:mlp:host")
 
 
 def run_jobs(folder, jobs):
@@ -98,6 +99,14 @@ def test_a_divided_base_changes_nothing_and_is_never_gathered(jobs, tmp_path):
                 assert not any(is_part_of(kernel, shape) for kernel in kernels), (kind, shape)
 
 
+@slow
+def test_a_division_that_would_stop_cpu_devices_is_refused(tmp_path):
+    job = "dp_fedavg:llama:device"
+    results, _ = run_jobs(tmp_path, [job])
+    message = r"model_axis\.rules must divide .*, and attention by whole heads"
+    assert re.match(message, str(results[f"{job}/refused"]))
+
+
 def build(execution, kind="mlp", model=None):
     adapted, data = made(kind)
     joins = participants.participation(sampling.poisson(), NUM_CLIENTS, 4.0)
@@ -112,7 +121,7 @@ def build(execution, kind="mlp", model=None):
         (3, RULES["mlp"], "model_axis.size must divide the number of devices, 2"),
         (2, {"params/Dense_7/kernel": 0}, "rules must name frozen parameters, .*Dense_7"),
         (2, {"params/Dense_0/kernel": 2}, "must be an axis of params/Dense_0/kernel"),
-        (2, {"params/Dense_2/bias": 0}, r"must divide axis 0 of params/Dense_2/bias.*\(11,\)"),
+        (2, {"params/Dense_1/bias": 0}, r"must divide axis 0 of params/Dense_1/bias.*\(11,\)"),
     ],
 )
 def test_an_axis_that_cannot_be_is_refused(size, rules, rule):
@@ -121,7 +130,7 @@ def test_an_axis_that_cannot_be_is_refused(size, rules, rule):
 
 
 def test_rounds_without_a_frozen_base_are_refused():
-    model = mlp(jax.ShapeDtypeStruct((20,), jnp.float32), 11, hidden_sizes=(24, 28))
+    model = mlp(jax.ShapeDtypeStruct((20,), jnp.float32), 11, hidden_sizes=(24,))
     execution = ExecutionConfig(1, devices=TWO, model_axis=ModelAxis(2, RULES["mlp"]))
     with pytest.raises(ValueError, match="model_axis must be None for rounds without frozen"):
         build(execution, model=model)
@@ -132,10 +141,9 @@ def test_the_first_rule_that_matches_counts():
     axis = ModelAxis(2, {"params/Dense_0/kernel": -1, "params/*/kernel": 0})
     pairs = zip(frozen[0].constants, axis.specs(frozen)[0], strict=True)
     specs = {x.shape: tuple(spec) for x, spec in pairs}
-    assert specs[20, 24] == (None, "model") and specs[24, 28] == specs[28, 11] == ("model",)
-    assert specs[24,] == specs[28,] == specs[11,] == ()
-    whole = 20 * 24 + 24 * 28 + 28 * 11
-    assert axis.bytes_per_device(frozen) == 4 * (whole // 2 + 24 + 28 + 11)
+    assert specs[20, 24] == (None, "model") and specs[24, 11] == ("model",)
+    assert specs[24,] == specs[11,] == ()
+    assert axis.bytes_per_device(frozen) == 4 * ((20 * 24 + 24 * 11) // 2 + 24 + 11)
 
 
 def test_groups_of_devices_share_a_cohort(monkeypatch):

@@ -195,6 +195,8 @@ def compile_federation(
         frozen = _placed_frozen(federation, layout, place, execution.model_axis)
     of_state = place.of_state(outer) if layout.divides_model else None
     round_of = one_round(federation, layout, frozen, count, of_state)
+    if execution.model_axis is not None and jax.default_backend() == "cpu":
+        round_of = round_of._replace(check=execution.model_axis.require_separate_groups)
     program = None
     if place.is_resident:
 

@@ -49,10 +49,12 @@ class OneRound(NamedTuple):
       step: `(state, hyper, examples, cohort, key, frozen) -> (state, record, info)`; the cohort is
         drawn where it is None.
       frozen: the values of `Facts.frozen`, on the device.
+      check: refuses a compiled program before it runs; None if all are accepted.
     """
 
     step: Callable[..., tuple[SimulationState, RoundRecord, RoundInfo]]
     frozen: Sequence[Sequence[jax.Array]]
+    check: Callable[[jax.stages.Compiled], None] | None = None
 
 
 class Count:
@@ -184,7 +186,11 @@ def _blocks_of(one_round: OneRound, capacity: int) -> Callable[..., Any]:
     block_of = jax.jit(block_function(one_round.step, capacity), donate_argnums=0)
 
     def run(state, hyper, examples, cohort, key, num_rounds):
-        return block_of(state, hyper, examples, cohort, key, one_round.frozen, num_rounds)
+        given = state, hyper, examples, cohort, key, one_round.frozen, num_rounds
+        if one_round.check is not None:
+            # The call uses the same program, which is compiled once for each shape.
+            one_round.check(block_of.lower(*given).compile())
+        return block_of(*given)
 
     return run
 
