@@ -67,6 +67,7 @@ NAMED = {
     "participation.sampler": "poisson",
     "privacy.client.mechanism": "laplace",
     "run.name": "2024-05-01",
+    "execution.model_rules": {"kernel": 1},
     "secure_aggregation.word_bits": 64,
     "training.learning_rate": [0.5, 0.25],
     "privacy.record.epsilon": None,
