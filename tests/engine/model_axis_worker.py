@@ -99,6 +99,7 @@ def main(output: str, *jobs: str) -> None:
         for is_divided in (True, False):
             axis = ModelAxis(2, RULES[kind]) if is_divided else None
             execution = ExecutionConfig(2, 4 if is_divided else 1, placement, 2, model_axis=axis)
+            others = jax.live_arrays()
             sim = simulation(algorithm_of(name, model), data, joins, execution)
             if kind == "llama":
                 arrays[f"{job}/refused"] = refusal(sim, key)
@@ -119,7 +120,10 @@ def main(output: str, *jobs: str) -> None:
                 continue
             used = {device for leaf in jax.tree.leaves(state.server) for device in leaf.devices()}
             arrays[f"{job}/devices"] = np.int32(len(used))
-            held = [x for x in jax.live_arrays() if x.shape in divided(kind, model)]
+            own = {id(x): x for x in jax.live_arrays()}
+            for other in others:
+                own.pop(id(other), None)
+            held = [x for x in own.values() if x.shape in divided(kind, model)]
             sizes = [(x.size, s.data.size) for x in held for s in x.addressable_shards]
             arrays[f"{job}/held"] = np.array(sizes)
     np.savez(output, **arrays)
