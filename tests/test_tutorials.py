@@ -20,6 +20,7 @@ TUTORIALS = sorted(FOLDER.glob("*.ipynb"))
 LONG: set[str] = {
     "hidden-clusters",
     "unequal-budgets",
+    "user-level",
 }
 
 TIME = re.compile(r"\d[\d.]*(?= ?(?:s|ms|min|seconds)\b)")
