@@ -106,7 +106,7 @@ def test_rates_are_measured_rounds_over_the_steps_they_took(monkeypatch):
 def test_a_round_without_clients_is_measured_where_all_is_in_memory():
     assert fixed_seconds(made()) > 0
     sim = made()
-    with pytest.raises(ValueError, match="a projected round must be with examples"):
+    with pytest.raises(ValueError, match="a projected round must be with all in device memory"):
         fixed_seconds(sim._replace(program=None))
 
 
