@@ -18,6 +18,7 @@ FOLDER = pathlib.Path(__file__).parents[1] / "docs" / "tutorials"
 TUTORIALS = sorted(FOLDER.glob("*.ipynb"))
 # Those that take more than eight seconds.
 LONG: set[str] = {
+    "auditing-and-attacking",
     "hidden-clusters",
     "unequal-budgets",
     "user-level",
