@@ -20,6 +20,7 @@ TUTORIALS = sorted(FOLDER.glob("*.ipynb"))
 LONG: set[str] = {
     "auditing-and-attacking",
     "hidden-clusters",
+    "personal-and-sparse",
     "unequal-budgets",
     "user-level",
 }
