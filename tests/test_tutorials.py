@@ -19,6 +19,7 @@ TUTORIALS = sorted(FOLDER.glob("*.ipynb"))
 # Those that take more than eight seconds.
 LONG: set[str] = {
     "auditing-and-attacking",
+    "deploying",
     "hidden-clusters",
     "personal-and-sparse",
     "unequal-budgets",
