@@ -22,6 +22,7 @@ LONG: set[str] = {
     "deploying",
     "hidden-clusters",
     "personal-and-sparse",
+    "secure-aggregation-and-clock",
     "unequal-budgets",
     "user-level",
 }
