@@ -126,6 +126,8 @@ class ClientData(_Chunked):
       round: as in `PublicClient`.
       stage: as in `PublicClient`.
       validation: a second split of the client's own data, or None if the population has none.
+      batch_axis: the mesh axis of devices that divide each of its batches; None if one device
+        trains it; static.
     """
 
     examples: PyTree
@@ -137,6 +139,7 @@ class ClientData(_Chunked):
     round: jax.typing.ArrayLike = 0
     stage: jax.typing.ArrayLike = 0
     validation: "ClientData | None" = None
+    batch_axis: str | None = flax.struct.field(pytree_node=False, default=None)
 
     def gather(self, indices: jax.Array) -> PyTree:
         """Reads some of the client's examples.

@@ -21,6 +21,7 @@ from fedjax_dp.clients.base import (
 from fedjax_dp.clients.client_data import ClientData, PublicClient
 from fedjax_dp.clients.noise_safety import check_noised
 from fedjax_dp.clients.objectives import Objective
+from fedjax_dp.clients.shares import Share
 from fedjax_dp.clients.transforms import Apply, UpdateContext, UpdateTransform, declared
 from fedjax_dp.clients.whole_batches import WholeBatches
 from fedjax_dp.core import checks, masks, sums, trees
@@ -217,6 +218,9 @@ class _Training:
         transforms = self.transforms + declared("update_transform", more, is_private=is_private)
         event = self.event if is_private else None
         reporter, client = client, client.read_by("local training", event)
+        share = Share(client.batch_axis)
+        if not share.is_whole:
+            _require_divisible(self.model, until)
         is_whole = None
         if self.whole is not None:
             is_whole = whole_batches.is_whole(config)
@@ -230,9 +234,19 @@ class _Training:
             optimizer = optax.chain(gradient_transform, optimizer)
         steps = self.num_steps(client.size, config)
         keys = _Keys(*(fold(key, purpose) for purpose in _PURPOSES))
-        parts = self.parts(start, client)
+        parts = self.parts(start, client, share)
         run = _Run(
-            client, config, keys, steps, optimizer, penalty, objective, mask, is_whole, *parts
+            client,
+            config,
+            keys,
+            steps,
+            optimizer,
+            penalty,
+            objective,
+            mask,
+            is_whole,
+            share,
+            *parts,
         )
         # The last gradient is dead code, which costs nothing, if no transform reads it.
         local = _Local(
@@ -260,12 +274,13 @@ class _Training:
         weight = client.size.astype(jnp.float32)
         return LocalResult(delta, local.params, weight, local.step, metrics.reported_by(reporter))
 
-    def parts(self, start: Any, client: ClientData) -> tuple[int, int]:
-        """Chooses the slots of a draw, and how many of them are computed at once."""
+    def parts(self, start: Any, client: ClientData, share: Share) -> tuple[int, int]:
+        """Chooses the slots of a draw, and how many a device computes at once."""
         capacity = self.sampler.capacity(client.limit, self.max_batch_size)
+        own = share.capacity(capacity)
         if self.micro_batch_size is not None:
-            return capacity, min(self.micro_batch_size, capacity)
-        most = min(self.widest or capacity, capacity)
+            return capacity, min(self.micro_batch_size, own)
+        most = min(self.widest or own, own)
         return capacity, micro_batches.size_for(self.model, start, client, most)
 
     def step(self, run: "_Run", local: "_Local") -> "_Local":
@@ -298,8 +313,9 @@ class _Training:
         # A finished client waits for the others of its chunk: it must not request more passes.
         passes: Any = 1
         if run.is_looped:
-            passes = jnp.where(i < run.num_steps, -(-count // run.micro) * num_copies, 0)
-        summed = self.gradient_sum(run, local, draw, passes)
+            own = run.share.count(count)
+            passes = jnp.where(i < run.num_steps, -(-own // run.micro) * num_copies, 0)
+        summed, passes = self.gradient_sum(run, local, run.share.of(draw), passes)
         noise_key = fold(run.keys.noise, i)
         gradient = self.rule.release(summed.gradient, count, run.config, noise_key)
         if run.objective is not None and self.rule.event is None:
@@ -324,12 +340,17 @@ class _Training:
         metrics = trees.add(local.metrics, read)
         return _Local(i + 1, params, opt_state, drawing, metrics, gradient)
 
-    def gradient_sum(self, run: "_Run", local: "_Local", draw: sampling.Draw, passes: Any) -> Any:
-        """Sums the gradient rule over the micro-batches of one draw."""
-        padding = run.num_micro * run.micro - run.capacity
+    def gradient_sum(
+        self, run: "_Run", local: "_Local", draw: sampling.Draw, passes: Any
+    ) -> tuple[gradients.GradientSum, Any]:
+        """Sums the gradient rule over the micro-batches of a draw, and their number, on all devices.
+
+        The draw and the passes are those of this device's share.
+        """
+        padding = run.num_micro * run.micro - len(draw.indices)
         indices = jnp.pad(draw.indices, (0, padding))
         is_real = jnp.pad(draw.is_real, (0, padding))
-        key = fold(run.keys.model, local.step)
+        key = run.share.key(fold(run.keys.model, local.step))
         micro_batch = self.rule.micro_batch
         if run.penalty is not None:
             micro_batch = partial(micro_batch, penalty=run.penalty)
@@ -342,6 +363,7 @@ class _Training:
             real = jax.lax.dynamic_slice_in_dim(is_real, at * run.micro, run.micro)
             if run.is_whole is not None:
                 in_order = at * run.micro + jnp.arange(run.micro, dtype=rows.dtype)
+                in_order = run.share.positions(in_order)
                 rows = jnp.where(run.is_whole, in_order, rows)
                 real = jnp.where(run.is_whole, in_order < run.client.size, real)
             batch = run.client.gather(rows)
@@ -351,7 +373,7 @@ class _Training:
             return micro_batch(params, batch, real, fold(key, i), run.config)
 
         if not run.is_looped:
-            return part(0, local.params)
+            return part(0, local.params), passes
 
         def body(i, carry):
             total, params = carry
@@ -361,11 +383,12 @@ class _Training:
         shapes = jax.eval_shape(part, 0, local.params)._replace(params=None)
         carry = sums.zeros_like(shapes), local.params
         total, params = jax.lax.fori_loop(0, passes, body, carry)
+        total, passes = run.share.added_up((total, passes))
         summed = sums.value(total)
         if self.num_copies > 1 and run.is_whole is not None:
             # A record counts once, by the mean over its copies, whose norm has the same bound.
             summed = trees.scale(summed, jnp.where(run.is_whole, 1 / self.num_copies, 1.0))
-        return summed._replace(params=params)
+        return summed._replace(params=params), passes
 
     @property
     def num_copies(self) -> int:
@@ -398,18 +421,19 @@ class _Run(NamedTuple):
     objective: Objective | None
     mask: Any
     is_whole: jax.Array | None
+    share: Share
     capacity: int
     micro: int
 
     @property
     def num_micro(self) -> int:
-        """Counts the micro-batches of a full draw."""
-        return -(-self.capacity // self.micro)
+        """Counts the micro-batches of a device's share of a full draw."""
+        return -(-self.share.capacity(self.capacity) // self.micro)
 
     @property
     def is_looped(self) -> bool:
         """Whether a step may need more than one micro-batch."""
-        return self.num_micro > 1 or self.is_whole is not None
+        return self.num_micro > 1 or self.is_whole is not None or not self.share.is_whole
 
     def masked(self, tree: Any) -> Any:
         """Sets entries that are not trained to zero."""
@@ -425,6 +449,15 @@ class _Local(NamedTuple):
     sampler: Any
     metrics: TrainingMetrics
     gradient: Any
+
+
+def _require_divisible(model: Model, until: Any) -> None:
+    """Refuses training whose batches several devices cannot divide."""
+    rule = "keep examples apart and have no buffers where devices divide a client's batches"
+    is_apart = not model.mixes_examples and not model.buffer_keys
+    checks.require(is_apart, "model", rule, model.name)
+    rule = "be None where devices divide a client's batches, as each has to take the same steps"
+    checks.require(until is None, "until", rule, until)
 
 
 def _nothing_read() -> TrainingMetrics:

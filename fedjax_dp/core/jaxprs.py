@@ -78,6 +78,14 @@ def inner_jaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
     return [item.jaxpr if isinstance(item, ClosedJaxpr) else item for item in found]
 
 
+def has_primitive(jaxpr: Jaxpr, name: str) -> bool:
+    """Checks whether a jaxpr, or one inside of it, has an equation of a primitive."""
+    return any(
+        eqn.primitive.name == name or any(has_primitive(body, name) for body in inner_jaxprs(eqn))
+        for eqn in jaxpr.eqns
+    )
+
+
 def body_of(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """Returns what a call, a checkpoint or a custom rule evaluates on the operands, if any."""
     names = ("jaxpr", "call_jaxpr", "fun_jaxpr")

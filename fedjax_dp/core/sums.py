@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_dp.core import trees
 from fedjax_dp.core.trees import PyTree
 
 _FEW = 85
@@ -57,6 +58,15 @@ def merge(a: PyTree, b: PyTree) -> PyTree:
         return _renormalized(*_two_sum(x.high, y.high), x.low + y.low)
 
     return jax.tree.map(both, a, b, is_leaf=_is_sum)
+
+
+def over_devices(total: PyTree, axis: str) -> PyTree:
+    """Adds the running sums of the devices of a mesh axis, in the same order on each."""
+    everywhere = jax.lax.all_gather(total, axis)
+    first, *others = (trees.take(everywhere, i) for i in range(jax.lax.axis_size(axis)))
+    for other in others:
+        first = merge(first, other)
+    return first
 
 
 def value(total: PyTree) -> PyTree:

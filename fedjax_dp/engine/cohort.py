@@ -28,11 +28,13 @@ class Cohort(NamedTuple):
       fate: the `Fate` of each slot as known before the round, `[slots]`, int8: empty, to
         contribute, or the reason why a drawn client will not contribute.
       overflow: the number of drawn clients without a slot, int32.
+      num_split: the number of first slots whose clients all devices train together, int32.
     """
 
     ids: jax.Array
     fate: jax.Array
     overflow: jax.Array
+    num_split: jax.typing.ArrayLike = 0
 
     @property
     def is_drawn(self) -> jax.Array:
@@ -142,9 +144,11 @@ def draw_cohort(
     ids, is_real, steps = ids[order], is_real[order], steps[order]
     num_devices, is_owned = layout.num_devices, algorithm.client_state is not None
     per_device = layout.slots_per_device(participation, is_owned)
-    is_alone = is_real & layout.is_alone(steps)
+    num_split = layout.num_split(jnp.maximum(steps, 0))
+    is_split = jnp.arange(len(ids)) < num_split
+    is_alone = is_real & (layout.is_alone(steps) | is_split)
     # After the clients that are computed alone, slots stay empty up to the next chunk.
-    available = per_device - (layout.chunk if layout.alone_above is not None else 0)
+    available = per_device - (layout.chunk if layout.has_singles else 0)
     if num_devices == 1:
         slots = jnp.arange(len(ids))
         if layout.alone_above is not None:
@@ -154,8 +158,10 @@ def draw_cohort(
             device = ids // layout.clients_per_device(len(sizes))
             place = _place_among(jnp.where(is_real, device, num_devices), num_devices)
         else:
-            device, place = _shared_out(steps, num_devices, available)
-        if layout.alone_above is not None:
+            # The load of clients that are split is the same on each device: the first has them.
+            own_steps = jnp.where(is_split, 0, steps)
+            device, place = _shared_out(own_steps, num_devices, available)
+        if layout.has_singles:
             num_alone = jnp.zeros(num_devices + 1, jnp.int32).at[device].add(is_alone)
             place = place + jnp.where(is_alone, 0, -num_alone[device] % layout.chunk)
         slots = jnp.where(is_real, device * per_device + place, num_devices * per_device)
@@ -165,6 +171,7 @@ def draw_cohort(
         empty.at[slots].set(ids, mode="drop"),
         empty.at[slots].set(fate, mode="drop").astype(jnp.int8),
         drawn.overflow,
+        num_split,
     )
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm, FinishForAll
 from fedjax_dp.clients.client_data import ClientData
-from fedjax_dp.core import sums, trees
+from fedjax_dp.core import jaxprs, sums, trees
 from fedjax_dp.core.messages import received
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import typed
@@ -128,15 +128,26 @@ class Facts:
             return None
         return jax.eval_shape(clients.finish.broadcast, self.server, self.aggregate)
 
+    def divides_batches(self, axis: str, num_devices: int) -> bool:
+        """Checks whether devices of a mesh axis would divide the batches of a client."""
+        closed, _ = self._traced(axis, axis_env=[(axis, num_devices)])
+        return jaxprs.has_primitive(closed.jaxpr, "all_gather")
+
     @cached_property
     def _round(self) -> _Round:
+        with kinds.reads() as frozen:
+            jaxpr, (update, up, down) = self._traced()
+        return _Round(update, up, down, tuple(frozen), cost_of_jaxpr(jaxpr))
+
+    def _traced(self, batch_axis: str | None = None, **options: Any) -> tuple[Any, Any]:
+        """Traces one client's round; returns its jaxpr, and the update and both messages."""
         algorithm, population = self._algorithm, self._population
 
         def one(key, examples, validation, index):
             def data(of, arrays):
                 return ClientData(arrays, index, index, index, of.limit, round=index, stage=index)
 
-            client = data(population, examples)
+            client = data(population, examples).replace(batch_axis=batch_axis)
             if population.validation is not None:
                 second = data(population.validation, validation)
                 client = client.replace(validation=second)
@@ -150,9 +161,7 @@ class Facts:
         second = None if population.validation is None else population.validation.structure
         index = jax.ShapeDtypeStruct((), jnp.int32)
         arguments = jax.random.key(0), population.structure, second, index
-        with kinds.reads() as frozen:
-            jaxpr, (update, up, down) = jax.make_jaxpr(one, return_shape=True)(*arguments)
-        return _Round(update, up, down, tuple(frozen), cost_of_jaxpr(jaxpr))
+        return jax.make_jaxpr(one, return_shape=True, **options)(*arguments)
 
     def _numbers(self) -> Any:
         """The numbers of the aggregator at the start."""

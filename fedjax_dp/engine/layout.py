@@ -54,12 +54,15 @@ class Layout(NamedTuple):
         work can be balanced; not if the whole stack of updates is held.
       alone_above: clients with more local steps than this are computed one by one, before the
         chunks, which then do not wait for them; None for no client.
+      splits_longest: whether all devices train each client together that has more local steps than
+        the mean device, before all others, each with a share of every batch.
     """
 
     chunk: Count = 1
     mesh: Mesh | AbstractMesh | None = None
     has_spare_slots: bool = False
     alone_above: Index | None = None
+    splits_longest: bool = False
 
     @property
     def num_devices(self) -> int:
@@ -111,8 +114,9 @@ class Layout(NamedTuple):
             slots = min(participation.capacity, owned)
         elif self.has_spare_slots:
             slots = min(participation.capacity, 2 * slots)
-        if self.alone_above is not None:
-            # Chunks begin at a multiple of their width, after the clients that are computed alone.
+        if self.splits_longest:
+            slots += self.num_devices - 1
+        if self.has_singles:
             slots += self.chunk
         return -(-slots // self.chunk) * self.chunk
 
@@ -141,6 +145,27 @@ class Layout(NamedTuple):
         if self.mesh is None:
             return tree
         return jax.lax.with_sharding_constraint(tree, NamedSharding(self.mesh, PartitionSpec()))
+
+    @property
+    def has_singles(self) -> bool:
+        """Whether clients may come before the chunks, which begin at a multiple of their width."""
+        return self.alone_above is not None or self.splits_longest
+
+    def num_split(self, steps: jax.Array) -> jax.Array:
+        """Counts the clients of a cohort that all devices train together.
+
+        Args:
+          steps: the local steps of each client, `[clients]`.
+
+        Returns:
+          How many have more steps than the mean device; fewer than there are devices.
+        """
+        if not self.splits_longest:
+            return jnp.int32(0)
+        # Neither sum overflows where a device's steps are int32.
+        mean = jnp.sum(steps // self.num_devices)
+        mean += jnp.sum(steps % self.num_devices) // self.num_devices
+        return jnp.sum(steps > mean, dtype=jnp.int32)
 
     def is_alone(self, steps: jax.Array) -> jax.Array:
         """Marks the clients that are computed one by one.
@@ -202,6 +227,9 @@ class ExecutionConfig(NamedTuple):
         state in the same folder overwrites those of any other.
       model_axis: the division of frozen parameters over groups of `devices`; None if each device
         holds all of them.
+      split_clients: whether a client with more local steps than the mean device of its round is
+        trained by all devices, each with a share of every batch; others would wait for it. Only the
+        order of sums and draws of dropout differ. No effect on one device.
     """
 
     clients_per_chunk: Count | str = "auto"
@@ -210,6 +238,7 @@ class ExecutionConfig(NamedTuple):
     rounds_per_call: int = 10
     folder: Folder | None = None
     model_axis: ModelAxis | None = None
+    split_clients: bool = False
 
     def validate(self) -> None:
         """Checks every choice.

@@ -70,6 +70,7 @@ class _Slots(NamedTuple):
     takes_part: jax.Array
     # The index of the client's state in the table of its device.
     places: jax.Array
+    # Whether the client is trained alone, or by all devices.
     is_alone: jax.Array
     validation: tuple[jax.Array, jax.Array] | None
 
@@ -89,6 +90,13 @@ class _Outcome(NamedTuple):
     is_finite: jax.Array
     counts_up: tuple[jax.Array, ...]
     counts_down: tuple[jax.Array, ...]
+
+
+class _Split(NamedTuple):
+    """The slots whose clients all devices train together: the first `count` of some, `[slots]`."""
+
+    slots: _Slots
+    count: jax.Array
 
 
 class _Context(NamedTuple):
@@ -132,7 +140,11 @@ def play_round(
     roster = Roster(cohort.ids, cohort.is_drawn & (cohort.fate != Fate.UNANNOUNCED))
     context = _Context(state, hyper, examples, round, key, public_key, roster)
     slots = _slots_of(algorithm, layout, context, cohort)
-    total, outcome, table = _over_devices(algorithm, layout, context, slots)
+    split = None
+    if layout.splits_longest:
+        first = jax.tree.map(lambda a: a[: layout.num_devices - 1], slots)
+        split = _Split(first, jnp.asarray(cohort.num_split, jnp.int32))
+    total, outcome, table = _over_devices(algorithm, layout, context, slots, split)
 
     contributes = slots.takes_part & outcome.is_finite
 
@@ -194,7 +206,7 @@ def _slots_of(
         sizes,
         cohort.fate == Fate.CONTRIBUTED,
         places,
-        cohort.is_drawn & layout.is_alone(steps),
+        cohort.is_drawn & (layout.is_alone(steps) | (jnp.arange(num_slots) < cohort.num_split)),
         None if validation is None else validation.spans(cohort.ids, cohort.is_drawn),
     )
 
@@ -209,7 +221,11 @@ def _waits(algorithm: FederatedAlgorithm) -> bool:
 
 
 def _over_devices(
-    algorithm: FederatedAlgorithm, layout: Layout, context: _Context, slots: _Slots
+    algorithm: FederatedAlgorithm,
+    layout: Layout,
+    context: _Context,
+    slots: _Slots,
+    split: _Split | None,
 ) -> tuple[PyTree, _Outcome, PyTree]:
     """Runs the slots of all devices; the sum of contributions is the same on each.
 
@@ -218,57 +234,53 @@ def _over_devices(
     if layout.mesh is None:
         return _run_slots(algorithm, layout, context, slots)
 
-    def on_each_device(context, clients, slots):
+    def on_each_device(context, clients, slots, split):
         own_part = context._replace(state=context.state._replace(clients=clients))
-        total, outcome, table = _run_slots(algorithm, layout, own_part, slots)
-        return _added_up(total, layout.num_devices), outcome, table
+        total, outcome, table = _run_slots(algorithm, layout, own_part, slots, split)
+        return sums.over_devices(total, AXIS), outcome, table
 
     shared = context._replace(state=context.state._replace(clients=None))
-    is_split = context.examples.is_by_slot
+    is_by_slot = context.examples.is_by_slot
     of_shared = _Context._make(
-        P(AXIS) if is_split and name == "examples" else P() for name in _Context._fields
+        P(AXIS) if is_by_slot and name == "examples" else P() for name in _Context._fields
     )
     return jax.shard_map(
         on_each_device,
         mesh=layout.mesh,
-        in_specs=(of_shared, P(AXIS), P(AXIS)),
+        in_specs=(of_shared, P(AXIS), P(AXIS), P()),
         out_specs=(P(), P(AXIS), P(AXIS)),
         axis_names={AXIS},
         check_vma=False,
-    )(shared, context.state.clients, slots)
-
-
-def _added_up(total: PyTree, num_devices: int) -> PyTree:
-    """Adds the sums of all devices, in the same order on each."""
-    everywhere = jax.lax.all_gather(total, AXIS)
-    first, *others = (trees.take(everywhere, i) for i in range(num_devices))
-    for other in others:
-        first = sums.merge(first, other)
-    return first
+    )(shared, context.state.clients, slots, split)
 
 
 def _run_slots(
-    algorithm: FederatedAlgorithm, layout: Layout, context: _Context, slots: _Slots
+    algorithm: FederatedAlgorithm,
+    layout: Layout,
+    context: _Context,
+    slots: _Slots,
+    split: _Split | None = None,
 ) -> tuple[PyTree, _Outcome, PyTree]:
     """Loops over the chunks of a cohort; returns the sum, the outcomes and the client states."""
     chunk, is_stacked = layout.chunk, isinstance(algorithm.aggregator, Stacked)
 
     waits = _waits(algorithm)
 
-    def chunk_of(table, c, width):
+    def chunk_of(table, c, width, slots=slots, batch_axis=None):
         now = context._replace(state=context.state._replace(clients=table))
         part = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, c * width, width), slots)
 
         def run(slot):
-            return _run_slot(algorithm, now, slot, CHUNK_AXIS if width > 1 else None)
+            chunk_axis = CHUNK_AXIS if width > 1 else None
+            return _run_slot(algorithm, now, slot, chunk_axis, batch_axis)
 
         if width > 1:
             return jax.vmap(run, axis_name=CHUNK_AXIS)(part)
         return jax.tree.map(lambda a: a[None], run(jax.tree.map(lambda a: a[0], part)))
 
-    def body(width, c, carry):
+    def body(width, c, carry, **of_chunk):
         total, outcome, table = carry
-        new = chunk_of(table, c, width)
+        new = chunk_of(table, c, width, **of_chunk)
         if not is_stacked:
             total = sums.merge(total, sums.over_first_axis(new.contribution))
             new = new._replace(contribution=None)
@@ -305,19 +317,33 @@ def _run_slots(
     # Participants come first: chunks after the last of them are never computed.
     after_last = jnp.max(jnp.where(slots.takes_part, jnp.arange(1, num_slots + 1), 0))
     carry, first = (total, empty, table), jnp.int32(0)
-    if layout.alone_above is not None:
-        num_alone = jnp.sum(slots.is_alone, dtype=jnp.int32)
-        carry = jax.lax.fori_loop(0, num_alone, partial(body, 1), carry)
-        first = -(-num_alone // chunk)
+    num_done = jnp.int32(0)
+    if split is not None:
+        # They are of the first device: elsewhere they contribute nothing, and the entries that they
+        # leave are those of empty slots, or written again.
+        is_own = jax.lax.axis_index(AXIS) == 0
+        of_all = split.slots._replace(takes_part=split.slots.takes_part & is_own)
+        together = partial(body, 1, slots=of_all, batch_axis=AXIS)
+        carry = jax.lax.fori_loop(0, split.count, together, carry)
+        num_done = jnp.where(is_own, split.count, 0)
+    if layout.has_singles:
+        after_alone = jnp.max(jnp.where(slots.is_alone, jnp.arange(1, num_slots + 1), 0))
+        if layout.alone_above is not None:
+            carry = jax.lax.fori_loop(num_done, after_alone, partial(body, 1), carry)
+        first = -(-after_alone // chunk)
     return jax.lax.fori_loop(first, -(-after_last // chunk), partial(body, chunk), carry)
 
 
 def _run_slot(
-    algorithm: FederatedAlgorithm, context: _Context, slot: _Slots, chunk_axis: str | None
+    algorithm: FederatedAlgorithm,
+    context: _Context,
+    slot: _Slots,
+    chunk_axis: str | None,
+    batch_axis: str | None,
 ) -> _Outcome:
     """Runs one client and masks its contribution."""
     state, hyper, aggregator = context.state, context.hyper, algorithm.aggregator
-    client = _client(context, slot, chunk_axis)
+    client = _client(context, slot, chunk_axis).replace(batch_axis=batch_axis)
     own = None if state.clients is None else trees.take(state.clients, slot.places)
     key = fold(context.key, Purpose.CLIENT, context.round.index, slot.ids)
     down = algorithm.message_to(state.server, own, client)

@@ -28,6 +28,7 @@ from fedjax_dp.engine.execution.joint import Program
 from fedjax_dp.engine.execution.memory import explained, memory_of, require_host_room, require_room
 from fedjax_dp.engine.execution.placement import Placement, placement_of
 from fedjax_dp.engine.execution.round_loop import Count, one_round, resident_rounds, streamed_rounds
+from fedjax_dp.engine.execution.splitting import require_divisible
 from fedjax_dp.engine.execution.stream import Slabs
 from fedjax_dp.engine.execution.tuning import Trial, layout_of
 from fedjax_dp.engine.federation import Federation, federation
@@ -179,6 +180,7 @@ def compile_federation(
     )
     if is_distributed():
         _require_distributable(federation, place)
+    require_divisible(federation, layout, place)
     memory = memory_of(
         federation,
         layout,

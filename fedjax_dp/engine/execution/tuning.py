@@ -58,9 +58,15 @@ def layout_of(
             tried = trials(_work(federation, execution), candidates(chunk, expected), forced)
         chunk = tried[0].clients_per_chunk
     share = participation.cohort_size / federation.population.num_clients
-    above = alone_above(local_steps(federation), chunk, share)
+    steps, splits = local_steps(federation), execution.split_clients and mesh is not None
+    if splits:
+        # Those that are split are in no chunk.
+        steps = np.where(steps > share * steps.sum() / len(devices), 0, steps)
+    above = alone_above(steps, chunk, share)
     has_spare_slots = not facts.is_stacked
-    return Layout(chunk, mesh, has_spare_slots=has_spare_slots, alone_above=above), tried
+    return Layout(
+        chunk, mesh, has_spare_slots=has_spare_slots, alone_above=above, splits_longest=splits
+    ), tried
 
 
 def candidates(guess: int, widest: int) -> list[int]:
@@ -128,4 +134,5 @@ def _work(federation: Federation, execution: ExecutionConfig) -> Hashable:
         participation.cohort_size,
         str(execution.device_list()),
         str(execution.model_axis),
+        execution.split_clients,
     )
