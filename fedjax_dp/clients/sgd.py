@@ -313,7 +313,7 @@ class _Training:
         # A finished client waits for the others of its chunk: it must not request more passes.
         passes: Any = 1
         if run.is_looped:
-            own = run.share.count(count)
+            own = run.share.num_own(count)
             passes = jnp.where(i < run.num_steps, -(-own // run.micro) * num_copies, 0)
         summed, passes = self.gradient_sum(run, local, run.share.of(draw), passes)
         noise_key = fold(run.keys.noise, i)
@@ -343,9 +343,9 @@ class _Training:
     def gradient_sum(
         self, run: "_Run", local: "_Local", draw: sampling.Draw, passes: Any
     ) -> tuple[gradients.GradientSum, Any]:
-        """Sums the gradient rule over the micro-batches of a draw, and their number, on all devices.
+        """Sums the gradient rule over the micro-batches of a draw; also returns their number.
 
-        The draw and the passes are those of this device's share.
+        The draw and the passes are those of this device's share, the results those of all devices.
         """
         padding = run.num_micro * run.micro - len(draw.indices)
         indices = jnp.pad(draw.indices, (0, padding))

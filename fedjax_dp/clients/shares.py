@@ -34,7 +34,7 @@ class Share(NamedTuple):
         """Bounds the examples of a share by those of the batch."""
         return -(-capacity // self.num_devices)
 
-    def count(self, count: jax.Array) -> jax.Array:
+    def num_own(self, count: jax.Array) -> jax.Array:
         """Counts the examples of this device's share of a batch of `count`."""
         if self.axis is None:
             return count

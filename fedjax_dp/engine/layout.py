@@ -162,10 +162,10 @@ class Layout(NamedTuple):
         """
         if not self.splits_longest:
             return jnp.int32(0)
-        # Neither sum overflows where a device's steps are int32.
+        # Neither sum overflows unless the mean does.
         mean = jnp.sum(steps // self.num_devices)
         mean += jnp.sum(steps % self.num_devices) // self.num_devices
-        return jnp.sum(steps > mean, dtype=jnp.int32)
+        return jnp.minimum(jnp.sum(steps > mean, dtype=jnp.int32), self.num_devices - 1)
 
     def is_alone(self, steps: jax.Array) -> jax.Array:
         """Marks the clients that are computed one by one.

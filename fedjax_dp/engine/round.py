@@ -28,6 +28,7 @@ from fedjax_dp.engine.record import (
     training_info,
 )
 from fedjax_dp.engine.sides import Closed, Received, client_side, server_side
+from fedjax_dp.engine.split_clients import require_on_each_device
 from fedjax_dp.server.base import Aggregator, Close, Roster, Stacked
 
 
@@ -93,10 +94,10 @@ class _Outcome(NamedTuple):
 
 
 class _Split(NamedTuple):
-    """The slots whose clients all devices train together: the first `count` of some, `[slots]`."""
+    """The slots whose clients all devices train together: the first `num` of some, `[slots]`."""
 
     slots: _Slots
-    count: jax.Array
+    num: jax.Array
 
 
 class _Context(NamedTuple):
@@ -142,7 +143,8 @@ def play_round(
     slots = _slots_of(algorithm, layout, context, cohort)
     split = None
     if layout.splits_longest:
-        first = jax.tree.map(lambda a: a[: layout.num_devices - 1], slots)
+        require_on_each_device(algorithm, is_resident=not examples.is_by_slot)
+        first = jax.tree.map(lambda a: a[: max(1, layout.num_devices - 1)], slots)
         split = _Split(first, jnp.asarray(cohort.num_split, jnp.int32))
     total, outcome, table = _over_devices(algorithm, layout, context, slots, split)
 
@@ -324,8 +326,8 @@ def _run_slots(
         is_own = jax.lax.axis_index(AXIS) == 0
         of_all = split.slots._replace(takes_part=split.slots.takes_part & is_own)
         together = partial(body, 1, slots=of_all, batch_axis=AXIS)
-        carry = jax.lax.fori_loop(0, split.count, together, carry)
-        num_done = jnp.where(is_own, split.count, 0)
+        carry = jax.lax.fori_loop(0, split.num, together, carry)
+        num_done = jnp.where(is_own, split.num, 0)
     if layout.has_singles:
         after_alone = jnp.max(jnp.where(slots.is_alone, jnp.arange(1, num_slots + 1), 0))
         if layout.alone_above is not None:
@@ -343,7 +345,7 @@ def _run_slot(
 ) -> _Outcome:
     """Runs one client and masks its contribution."""
     state, hyper, aggregator = context.state, context.hyper, algorithm.aggregator
-    client = _client(context, slot, chunk_axis).replace(batch_axis=batch_axis)
+    client = _client(context, slot, chunk_axis, batch_axis)
     own = None if state.clients is None else trees.take(state.clients, slot.places)
     key = fold(context.key, Purpose.CLIENT, context.round.index, slot.ids)
     down = algorithm.message_to(state.server, own, client)
@@ -378,7 +380,9 @@ def message_up(aggregator: Aggregator, output: ClientOutput) -> PyTree:
     return aggregator.message(update, output.weight)
 
 
-def _client(context: _Context, slot: _Slots, chunk_axis: str | None) -> ClientData:
+def _client(
+    context: _Context, slot: _Slots, chunk_axis: str | None, batch_axis: str | None
+) -> ClientData:
     def view(examples: Examples, start: jax.Array, size: jax.Array) -> ClientData:
         return ClientData(
             examples.arrays,
@@ -389,6 +393,7 @@ def _client(context: _Context, slot: _Slots, chunk_axis: str | None) -> ClientDa
             chunk_axis,
             context.round.index,
             context.round.stage,
+            batch_axis=batch_axis,
         )
 
     client = view(context.examples, slot.starts, slot.sizes)

@@ -20,8 +20,11 @@ def held(state) -> list[int]:
     return [shard.data.shape[0] for leaf in leaves for shard in leaf.addressable_shards]
 
 
-def slots(sim, key, rounds: int) -> np.ndarray:
-    """The clients of the slots of each device, `[rounds, devices, slots]`; -1 in empty ones."""
+def slots(sim, key, rounds: int) -> tuple[np.ndarray, np.ndarray]:
+    """The clients of the slots of each device, `[rounds, devices, slots]`; -1 in empty ones.
+
+    Also how many of them all devices train together, `[rounds]`.
+    """
 
     @jax.jit
     def draw(i):
@@ -30,7 +33,8 @@ def slots(sim, key, rounds: int) -> np.ndarray:
 
     cohorts = [jax.device_get(draw(np.int32(i))) for i in range(rounds)]
     ids = np.array([np.where(c.fate == Fate.EMPTY, -1, c.ids) for c in cohorts])
-    return ids.reshape(rounds, sim.layout.num_devices, -1)
+    split = np.array([c.num_split for c in cohorts])
+    return ids.reshape(rounds, sim.layout.num_devices, -1), split
 
 
 def main(output: str, *jobs: str) -> None:
@@ -38,12 +42,14 @@ def main(output: str, *jobs: str) -> None:
     arrays = {}
     for job in jobs:
         name, devices, placement = job.split(":")
+        placement, _, splits = placement.partition("+")
         execution = ExecutionConfig(
             clients_per_chunk=2,
             devices=int(devices),
             placement=placement,
             rounds_per_call=2,
             folder=tempfile.mkdtemp() if placement == "disk" else None,
+            split_clients=splits == "split",
         )
         sim = CASES[name].simulation(execution)
         key = jax.random.key(KEY)
@@ -56,7 +62,7 @@ def main(output: str, *jobs: str) -> None:
         arrays[f"{job}/traces"] = np.int32(sim.num_traces())
         arrays[f"{job}/devices"] = np.int32(len(jax.tree.leaves(state.server)[0].devices()))
         arrays[f"{job}/participants"] = joined([record, more]).clients
-        arrays[f"{job}/slots"] = slots(sim, key, ROUNDS + 1)
+        arrays[f"{job}/slots"], arrays[f"{job}/split"] = slots(sim, key, ROUNDS + 1)
         arrays[f"{job}/held"] = np.array(held(state), np.int32)
         for part, tree in (("server", sim.portable(state).server), ("clients", kept)):
             for i, leaf in enumerate(jax.tree.leaves(tree)):

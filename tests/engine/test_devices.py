@@ -18,14 +18,17 @@ HERE = pathlib.Path(__file__).parent
 QUICK = ("scaffold:4:device", "ifca:2:host")
 # And: stacked updates, both noises.
 TELLING = (
-    *("median:2:device", "dp_both:4:device", "fedavg:2:device"),
+    *("median:2:device", "dp_both:4:device+split", "fedavg:2:device"),
     *("scaffold:2:device", "scaffold:2:disk"),
 )
+# All devices train the longest clients of a cohort together.
+SPLIT = ("fedavg", "fedprox", "fedadam", "gma_private", "term", "propfair")
 OTHERS = {
     name: [
         job
-        for job in (f"{name}:{n}:{placement}" for n in (2, 4) for placement in ("device", "host"))
-        if job not in QUICK + TELLING
+        for n in (2, 4)
+        for placement in ("device", "host", *(["device+split"] if name in SPLIT else []))
+        if (job := f"{name}:{n}:{placement}") not in QUICK + TELLING
     ]
     for name in CASES
 }
@@ -46,6 +49,8 @@ def run_jobs(output, jobs):
 
 def check(job, results):
     name, devices, placement = job.split(":")
+    placement, _, splits = placement.partition("+")
+    assert np.any(results[f"{job}/split"] > 0) == bool(splits), job
     ref = reference(name)
     assert results[f"{job}/devices"] == int(devices), job
     participants = results[f"{job}/participants"]

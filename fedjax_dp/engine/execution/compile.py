@@ -28,15 +28,15 @@ from fedjax_dp.engine.execution.joint import Program
 from fedjax_dp.engine.execution.memory import explained, memory_of, require_host_room, require_room
 from fedjax_dp.engine.execution.placement import Placement, placement_of
 from fedjax_dp.engine.execution.round_loop import Count, one_round, resident_rounds, streamed_rounds
-from fedjax_dp.engine.execution.splitting import require_divisible
 from fedjax_dp.engine.execution.stream import Slabs
 from fedjax_dp.engine.execution.tuning import Trial, layout_of
 from fedjax_dp.engine.federation import Federation, federation
-from fedjax_dp.engine.layout import ExecutionConfig, Layout
+from fedjax_dp.engine.layout import AXIS, ExecutionConfig, Layout
 from fedjax_dp.engine.model_axis import ModelAxis
 from fedjax_dp.engine.population import examples_of, population_of
 from fedjax_dp.engine.record import RoundInfo, RoundRecord, compact, joined, joined_info
 from fedjax_dp.engine.round import ByClient, SimulationState
+from fedjax_dp.engine.split_clients import require_on_each_device, require_split
 
 # A public divisor that is off by more than this factor gets a warning.
 _DIVISOR_FACTOR = 2.0
@@ -180,7 +180,8 @@ def compile_federation(
     )
     if is_distributed():
         _require_distributable(federation, place)
-    require_divisible(federation, layout, place)
+    if layout.splits_longest:
+        _require_divisible(federation, layout, place)
     memory = memory_of(
         federation,
         layout,
@@ -377,6 +378,15 @@ def _require_distributable(federation: Federation, place: Placement) -> None:
     rule = f"be above {num_own}, or all clients would be of one process"
     is_shared = not has_table or place.num_clients > num_own
     checks.require(is_shared, "the number of clients", rule, place.num_clients)
+
+
+def _require_divisible(federation: Federation, layout: Layout, place: Placement) -> None:
+    """Refuses clients that devices cannot split, by a trace of one on the axis of the devices."""
+    algorithm = federation.algorithm
+    require_split(not is_distributed(), "for several processes")
+    require_on_each_device(algorithm, is_resident=place.is_resident)
+    divides = federation.facts.divides_batches(AXIS, layout.num_devices)
+    require_split(divides, f"for {algorithm.name}, whose clients sum no gradients over batches")
 
 
 def _resident_bytes(*stores: FederatedData | None) -> int:

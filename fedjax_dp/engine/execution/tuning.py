@@ -58,8 +58,8 @@ def layout_of(
             tried = trials(_work(federation, execution), candidates(chunk, expected), forced)
         chunk = tried[0].clients_per_chunk
     share = participation.cohort_size / federation.population.num_clients
-    steps, splits = local_steps(federation), execution.split_clients and mesh is not None
-    if splits:
+    steps, splits = local_steps(federation), execution.split_clients
+    if splits and mesh is not None:
         # Those that are split are in no chunk.
         steps = np.where(steps > share * steps.sum() / len(devices), 0, steps)
     above = alone_above(steps, chunk, share)

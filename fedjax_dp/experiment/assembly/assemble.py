@@ -155,6 +155,8 @@ def assemble(config: Config, population: Population | None = None) -> Experiment
         rule = "be 1 for clients on other machines, which train there"
         size = config.execution.model_devices
         checks.require(size == 1, "execution.model_devices", rule, size)
+        rule, splits = "be false for clients on other machines", config.execution.split_clients
+        checks.require(not splits, "execution.split_clients", rule, splits)
         execution = execution._replace(placement="host", clients_per_chunk=1)
     parts = parts_of(config, population)
     config, population, model, participation, trainer, setting, algorithm, keys = parts
@@ -252,6 +254,7 @@ def execution_of(section: ExecutionSection, run: RunSection) -> ExecutionConfig:
         placement=section.placement,
         rounds_per_call=min(stops, run.rounds),
         model_axis=ModelAxis(size, rules) if size > 1 else None,
+        split_clients=section.split_clients,
     )
     execution.validate()
     return execution

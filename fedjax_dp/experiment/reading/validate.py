@@ -376,6 +376,9 @@ def check_processes(config: Config) -> None:
     checks.require(
         section.model_devices == 1, "execution.model_devices", rule, section.model_devices
     )
+    rule = "be false for several processes"
+    splits = section.split_clients
+    checks.require(not splits, "execution.split_clients", rule, splits)
     rule = "not be 'disk' for several processes"
     is_held = section.placement != "disk"
     checks.require(is_held, "execution.placement", rule, section.placement)

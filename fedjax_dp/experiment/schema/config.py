@@ -554,6 +554,11 @@ class ExecutionSection(Section):
         "where examples and client state are kept; disk: client state in a file of the run folder, "
         "in which clients without a round take no space",
     )
+    split_clients: bool = _setting(
+        False,
+        "train a client that is longer than the mean load of a device on all devices, each with a "
+        "share of every batch",
+    )
     compilation_cache: str | None = _setting(
         "auto", "folder of compiled programs; auto is the user's cache"
     )

@@ -50,24 +50,50 @@ class Rates(NamedTuple):
     fixed: float
 
 
-def loads(layout: Layout, steps: np.ndarray) -> np.ndarray:
+class Loads(NamedTuple):
+    """The work of rounds.
+
+    Attributes:
+      by_device: steps times clients that each device computes, `[rounds, devices]`.
+      split: steps that all devices take together, `[rounds]`.
+    """
+
+    by_device: np.ndarray
+    split: np.ndarray
+
+    @property
+    def most(self) -> np.ndarray:
+        """The largest load of a device, `[rounds]`."""
+        return self.by_device.max(axis=1)
+
+
+def loads(layout: Layout, steps: np.ndarray, num_split: int = 0) -> np.ndarray:
     """Counts the steps that each device computes; all clients of a chunk take those of the longest.
 
     Args:
       layout: chunks and devices.
       steps: local steps of the client in each slot, `[slots]`; 0 in empty slots.
+      num_split: the number of first slots whose clients all devices train together, each with an
+        even share of their steps.
 
     Returns:
       Steps times clients, `[devices]`.
     """
+    share = steps[:num_split].sum() / layout.num_devices
+    own = np.concatenate([np.zeros_like(steps[:num_split]), steps[num_split:]])
+    return share + _own_loads(layout, own)
+
+
+def _own_loads(layout: Layout, steps: np.ndarray) -> np.ndarray:
+    """Counts the steps of the clients that one device trains, `[devices]`."""
     by_chunk = steps.reshape(layout.num_devices, -1, layout.chunk)
     is_alone = np.asarray(layout.is_alone(jnp.asarray(by_chunk)))
     alone = np.where(is_alone, by_chunk, 0).sum(axis=(1, 2))
     return alone + layout.chunk * np.where(is_alone, 0, by_chunk).max(axis=2).sum(axis=1)
 
 
-def cohort_loads(simulation: Simulation, layout: Layout, rounds: Sequence[int]) -> np.ndarray:
-    """Draws and packs the cohorts of rounds; returns the loads, `[rounds, devices]`."""
+def cohort_loads(simulation: Simulation, layout: Layout, rounds: Sequence[int]) -> Loads:
+    """Draws and packs the cohorts of rounds, and counts their loads."""
     federation = simulation.federation
     steps, key = local_steps(federation), jax.random.key(_KEY)
     hyper = traced(federation.algorithm, typed(federation.hyper))
@@ -80,8 +106,10 @@ def cohort_loads(simulation: Simulation, layout: Layout, rounds: Sequence[int]) 
     found = []
     for index in rounds:
         cohort = jax.device_get(slots_of(state, np.int32(index)))
-        found.append(loads(layout, np.where(cohort.fate == Fate.EMPTY, 0, steps[cohort.ids])))
-    return np.stack(found)
+        taken = np.where(cohort.fate == Fate.EMPTY, 0, steps[cohort.ids])
+        count = int(cohort.num_split)
+        found.append((loads(layout, taken, count), taken[:count].sum()))
+    return Loads(*map(np.stack, zip(*found, strict=True)))
 
 
 def on_devices(simulation: Simulation, num_devices: int) -> Layout:
@@ -117,7 +145,7 @@ def rates_of(simulation: Simulation, seconds: Sequence[float], first: int) -> Ra
     """Divides measured rounds, of which the first is round `first`, by the steps they took."""
     fixed = fixed_seconds(simulation)
     rounds = range(first, first + len(seconds))
-    most = cohort_loads(simulation, simulation.layout, rounds).max(axis=1)
+    most = cohort_loads(simulation, simulation.layout, rounds).most
     steps = [max(0.0, s - fixed) / max(1, load) for s, load in zip(seconds, most, strict=True)]
     return Rates(statistics.median(steps), fixed)
 
@@ -127,9 +155,10 @@ def projected(
 ) -> dict[str, Any]:
     """Computes the expected seconds of a round, of real clients in the packing of real rounds.
 
-    `T(n) = E[max_d steps_d] · step + fixed + (n − 1) · B / w + ⌈log2 n⌉ · α`: every device receives
-    the sums of all others, B bytes each, and adds them in the same order. Of a stacked aggregator
-    it receives the updates of the others' slots.
+    `T(n) = E[max_d steps_d] · step + fixed + (1 + E[split steps]) · ((n − 1) · B / w + ⌈log2 n⌉ ·
+    α)`: every device receives the sums of all others, B bytes each, and adds them in the same
+    order, once a round and in each step of a client that is split. Of a stacked aggregator it
+    receives the updates of the others' slots.
 
     Args:
       simulation: the experiment.
@@ -146,16 +175,17 @@ def projected(
     received = (num_devices - 1) * trees.num_bytes(facts.total)
     if facts.is_stacked:
         received *= layout.slots_per_device(simulation.participation)
-    training = float(found.max(axis=1).mean()) * rates.step
-    adding = network.seconds_to_gather(num_devices, received)
+    training = float(found.most.mean()) * rates.step
+    times = 1 + float(found.split.mean())
+    adding = times * network.seconds_to_gather(num_devices, received)
     return {
         "devices": num_devices,
         "seconds_per_round": training + rates.fixed + adding,
         "training_seconds": training,
         "fixed_seconds": rates.fixed,
         "adding_seconds": adding,
-        "bytes_received": received,
-        "balance": float((found.mean(axis=1) / found.max(axis=1).clip(1)).mean()),
+        "bytes_received": times * received,
+        "balance": float((found.by_device.mean(axis=1) / found.most.clip(1)).mean()),
     }
 
 
