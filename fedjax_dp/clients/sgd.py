@@ -313,9 +313,9 @@ class _Training:
         # A finished client waits for the others of its chunk: it must not request more passes.
         passes: Any = 1
         if run.is_looped:
-            own = run.share.num_own(count)
-            passes = jnp.where(i < run.num_steps, -(-own // run.micro) * num_copies, 0)
-        summed, passes = self.gradient_sum(run, local, run.share.of(draw), passes)
+            counts = run.share.counts(count)
+            passes = jnp.where(i < run.num_steps, -(-counts // run.micro) * num_copies, 0)
+        summed = self.gradient_sum(run, local, run.share.of(draw), run.share.own(passes))
         noise_key = fold(run.keys.noise, i)
         gradient = self.rule.release(summed.gradient, count, run.config, noise_key)
         if run.objective is not None and self.rule.event is None:
@@ -333,20 +333,15 @@ class _Training:
             loss_sum=summed.loss,
             num_read=count,
             num_clipped=summed.clipped,
-            num_computed=run.micro * run.client.widest(jnp.asarray(passes, jnp.int32)),
+            num_computed=run.micro * jnp.sum(run.client.widest(jnp.asarray(passes, jnp.int32))),
             num_overflow=overflow,
             update_norm=jnp.float32(0),
         )
         metrics = trees.add(local.metrics, read)
         return _Local(i + 1, params, opt_state, drawing, metrics, gradient)
 
-    def gradient_sum(
-        self, run: "_Run", local: "_Local", draw: sampling.Draw, passes: Any
-    ) -> tuple[gradients.GradientSum, Any]:
-        """Sums the gradient rule over the micro-batches of a draw; also returns their number.
-
-        The draw and the passes are those of this device's share, the results those of all devices.
-        """
+    def gradient_sum(self, run: "_Run", local: "_Local", draw: sampling.Draw, passes: Any) -> Any:
+        """Sums the gradient rule over the micro-batches of one draw, of which this is a share."""
         padding = run.num_micro * run.micro - len(draw.indices)
         indices = jnp.pad(draw.indices, (0, padding))
         is_real = jnp.pad(draw.is_real, (0, padding))
@@ -373,7 +368,7 @@ class _Training:
             return micro_batch(params, batch, real, fold(key, i), run.config)
 
         if not run.is_looped:
-            return part(0, local.params), passes
+            return part(0, local.params)
 
         def body(i, carry):
             total, params = carry
@@ -383,12 +378,11 @@ class _Training:
         shapes = jax.eval_shape(part, 0, local.params)._replace(params=None)
         carry = sums.zeros_like(shapes), local.params
         total, params = jax.lax.fori_loop(0, passes, body, carry)
-        total, passes = run.share.added_up((total, passes))
-        summed = sums.value(total)
+        summed = run.share.value(total)
         if self.num_copies > 1 and run.is_whole is not None:
             # A record counts once, by the mean over its copies, whose norm has the same bound.
             summed = trees.scale(summed, jnp.where(run.is_whole, 1 / self.num_copies, 1.0))
-        return summed._replace(params=params), passes
+        return summed._replace(params=params)
 
     @property
     def num_copies(self) -> int:

@@ -1,10 +1,11 @@
 """Shares of a batch: what each of several devices computes of it."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from chex import PRNGKey
+from jax.flatten_util import ravel_pytree
 
 from fedjax_dp.core import sums
 from fedjax_dp.core.trees import PyTree
@@ -34,11 +35,15 @@ class Share(NamedTuple):
         """Bounds the examples of a share by those of the batch."""
         return -(-capacity // self.num_devices)
 
-    def num_own(self, count: jax.Array) -> jax.Array:
-        """Counts the examples of this device's share of a batch of `count`."""
+    def counts(self, count: jax.Array) -> jax.Array:
+        """Counts the examples of the share of each device, `[devices]`; all of them for one."""
         if self.axis is None:
             return count
-        return (count + self.num_devices - 1 - jax.lax.axis_index(self.axis)) // self.num_devices
+        return (count + self.num_devices - 1 - jnp.arange(self.num_devices)) // self.num_devices
+
+    def own(self, each: Any) -> Any:
+        """Returns this device's entry of `[devices]`; the only one of one device."""
+        return each if self.axis is None else each[jax.lax.axis_index(self.axis)]
 
     def positions(self, positions: jax.Array) -> jax.Array:
         """Returns where positions of the share are in the batch."""
@@ -62,6 +67,13 @@ class Share(NamedTuple):
         """Returns the device's own key."""
         return key if self.axis is None else jax.random.fold_in(key, jax.lax.axis_index(self.axis))
 
-    def added_up(self, total: PyTree) -> PyTree:
-        """Adds the running sums of all shares; each device gets the same bits."""
-        return total if self.axis is None else sums.over_devices(total, self.axis)
+    def value(self, total: PyTree) -> PyTree:
+        """Reads running sums of floats over all shares; each device gets the same bits."""
+        if self.axis is None:
+            return sums.value(total)
+
+        # One vector, so that the number of messages is not that of the arrays.
+        parts = jax.tree.leaves(total, is_leaf=lambda x: isinstance(x, sums.Sum))
+        vectors = (jnp.concatenate([x.ravel() for x in each]) for each in zip(*parts, strict=True))
+        summed = sums.value(sums.over_devices(sums.Sum(*vectors), self.axis))
+        return ravel_pytree(sums.value(total))[1](summed)

@@ -25,6 +25,7 @@ from fedjax_dp.data import full_participation
 from fedjax_dp.engine import (
     ExecutionConfig,
     Fate,
+    Layout,
     PrivacyAccounting,
     clocked,
     examples_of,
@@ -120,6 +121,20 @@ def test_resumed_and_streamed_runs_are_the_same(placement, chunk):
     assert_same_state(sim.portable(state), whole[0], atol=0 if chunk == 1 else 1e-6)
     np.testing.assert_array_equal(record.num_drawn, whole[1].num_drawn[2:])
     assert whole[1].count(Fate.LATE).sum() > 0
+
+
+@telling
+def test_clients_that_are_computed_alone_may_be_of_any_server():
+    """The longest is of the first server, the next of the second."""
+    trainer = local_trainer(make_model(), LocalConfig(learning_rate=0.1, batch_size=1))
+    fed = TWO(federation(fedavg(make_model(), trainer), make_data(), all_join()))
+    state, ends = fed.init(KEY), []
+    for layout in (Layout(), Layout(chunk=2, alone_above=8)):
+        play = jax.jit(partial(fed.play, examples=examples_of(make_data()), layout=layout))
+        after, record, _ = play(state, fed.hyper, key=KEY)
+        ends.append(snapshot(after))
+        assert np.sum(record.fate == Fate.CONTRIBUTED) == NUM_CLIENTS
+    assert_same_state(*ends, atol=1e-6)
 
 
 @telling

@@ -33,18 +33,23 @@ SIZES = (40, 3, 22, 8, 8, 1, 17, 30, 2, 2, 12, 5)
 NUM_PARAMS = 4
 
 
-def made(algorithm_of=fedavg, chunk=1, **more):
+# Epochs of batches of two.
+STEPS = [math.ceil(size / 2) for size in SIZES]
+
+
+def made(algorithm_of=fedavg, chunk=1, splits=False, **more):
     data, model = make_data(SIZES), make_model()
     trainer = local_trainer(model, LocalConfig(0.1, 2, num_epochs=1))
     algorithm = algorithm_of(model, trainer, **more)
     joins = participation(full_participation(), len(SIZES), len(SIZES))
-    return simulation(algorithm, data, joins, ExecutionConfig(clients_per_chunk=chunk, devices=1))
+    execution = ExecutionConfig(clients_per_chunk=chunk, devices=1, split_clients=splits)
+    return simulation(algorithm, data, joins, execution)
 
 
-def longest_first(num_devices):
-    """The steps of each device, by a heap: epochs of batches of two."""
+def longest_first(num_devices, clients=STEPS):
+    """The steps of each device, by a heap."""
     heap = [0] * num_devices
-    for steps in sorted((math.ceil(size / 2) for size in SIZES), reverse=True):
+    for steps in sorted(clients, reverse=True):
         heapq.heappush(heap, heapq.heappop(heap) + steps)
     return heap
 
@@ -80,6 +85,17 @@ def test_a_projected_round_is_the_formula_on_the_packing_of_its_clients(num_devi
     assert found["adding_seconds"] == pytest.approx(seconds)
     total = found["training_seconds"] + 10.0 + seconds
     assert found["seconds_per_round"] == pytest.approx(total)
+
+
+def test_projected_devices_share_the_steps_of_clients_that_are_split():
+    long = [steps for steps in STEPS if 8 * steps > sum(STEPS)]
+    rest = longest_first(8, [steps for steps in STEPS if steps not in long])
+    load = np.add(rest, sum(long) / 8)
+    found = projected(made(splits=True), Rates(step=2.0, fixed=10.0), 8)
+    assert len(long) == 3 and found["training_seconds"] == pytest.approx(2.0 * max(load))
+    assert found["balance"] == pytest.approx(np.mean(load) / max(load))
+    # Sums once, and those of each step that all take together.
+    assert found["bytes_received"] == (1 + sum(long)) * 7 * 8 * (NUM_PARAMS + 1)
 
 
 def test_bytes_are_those_of_sums_or_of_stacked_updates():
