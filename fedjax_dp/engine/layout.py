@@ -258,6 +258,8 @@ class ExecutionConfig(NamedTuple):
             self.model_axis.validate(num_devices)
             rule = "be None for several processes, which do not divide a model"
             checks.require(not is_distributed(), "model_axis", rule, self.model_axis)
+            rule = "be False where groups of devices divide the model"
+            checks.require(not self.split_clients, "split_clients", rule, True)
         if not is_distributed():
             return
         rule = (

@@ -12,7 +12,7 @@ from small_problem import NUM_CLIENTS, make_data, make_model, normed
 from fedjax_dp.algorithms import fedavg, scaffold
 from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import full_participation, participation
-from fedjax_dp.engine import ExecutionConfig, Fate, federation, simulation
+from fedjax_dp.engine import ExecutionConfig, Fate, ModelAxis, federation, simulation
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.population import examples_of
 from fedjax_dp.experiment.studies.projection import loads
@@ -105,6 +105,9 @@ def test_streamed_examples_and_several_processes_are_refused(monkeypatch):
     for_host = ExecutionConfig(1, TWO, "host", split_clients=True)
     with pytest.raises(ValueError, match="split_clients must be False unless examples are in"):
         build(execution=for_host)
+    of_model = for_host._replace(placement="device", model_axis=ModelAxis(2, {"params/*": 0}))
+    with pytest.raises(ValueError, match="split_clients must be False where groups of devices"):
+        build(execution=of_model)
     module = "fedjax_dp.engine.execution.compile.is_distributed"
     monkeypatch.setattr(module, partial(bool, 1))
     with pytest.raises(ValueError, match="split_clients must be False for several processes"):

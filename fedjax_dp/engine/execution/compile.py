@@ -208,7 +208,8 @@ def compile_federation(
             return place.share(examples_of(data, validation))
 
         rounds_of = resident_rounds(round_of, examples, execution.rounds_per_call)
-        is_alone = is_distributed() or layout.divides_model
+        splits = layout.splits_longest and layout.num_devices > 1
+        is_alone = is_distributed() or layout.divides_model or splits
         if not is_alone and not federation.algorithm.stages.host_steps:
             program = Program(
                 round_of, federation, layout, data, validation, execution.rounds_per_call
