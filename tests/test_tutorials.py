@@ -19,11 +19,14 @@ TUTORIALS = sorted(FOLDER.glob("*.ipynb"))
 # Those that take more than eight seconds.
 LONG: set[str] = {
     "auditing-and-attacking",
+    "choosing-a-method",
     "deploying",
     "hidden-clusters",
+    "own-data-and-model",
     "personal-and-sparse",
     "scaling",
     "secure-aggregation-and-clock",
+    "sweeps",
     "unequal-budgets",
     "user-level",
 }
