@@ -41,7 +41,7 @@ from fedjax_dp.server.distributed import num_shares
 DIMENSION = 6
 STRUCTURE = {"w": jax.ShapeDtypeStruct((DIMENSION,), jnp.float32)}
 KEY = jax.random.key(0)
-DOCS = pathlib.Path(__file__).parents[2] / "docs"
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "privacy" / "user-level.md"
 
 
 def _population(targets):
@@ -272,7 +272,7 @@ def test_the_leak_of_a_known_cohort_size_is_as_documented():
     ledger.charge(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(stddev)))
     stated = ledger.delta(epsilon, "pld")[0]
     assert hidden <= stated < known and stated == pytest.approx(hidden, rel=1e-2)
-    text = (DOCS / "user_level_dp.md").read_text("utf-8")
+    text = PAGE.read_text("utf-8")
     assert f"{known:.1e}".replace("e-04", "e-4") in text
     assert f"{hidden:.1e}".replace("e-04", "e-4") in text
 
@@ -293,7 +293,7 @@ def test_with_this_many_shares_one_round_in_ten_thousand_is_lost(num_clients, co
     stated = {20: 8.8, 50: 5.5, 1000: 1.2}.get(cohort)
     if stated is not None:
         assert round(100 * extra, 1) == stated
-        assert f"{stated} %" in (DOCS / "user_level_dp.md").read_text("utf-8")
+        assert f"{stated} %" in PAGE.read_text("utf-8")
 
 
 @telling
