@@ -93,7 +93,7 @@ class Files:
         self.folder = folder
         self.database = sqlite3.connect(":memory:")
         self.database.row_factory = sqlite3.Row
-        self.database.create_aggregate("stdev", 1, Deviation)  # type: ignore[arg-type]
+        self.database.create_aggregate("stdev", 1, Deviation)
         self.database.create_function("sqrt", 1, math.sqrt)
 
     def rows(self, query: str) -> list[Row]:

@@ -143,7 +143,7 @@ def configuration() -> str:
         text.append(f"## Options by {key}")
         text.append(f"Keys of the table `{choice.options}`, by the part that `{key}` names.")
         for name in choice.names:
-            part = choice.names[name]  # type: ignore[index]
+            part = choice.names[name]
             text += [f"### {name} {{ #{key}={name} }}", _about(getattr(part, "factory", part))]
             rows = [_key(row, has_id=False) for row in describe_choice(f"{key}={name}")]
             text.append(_table(heads, rows) if rows else "No options.")
