@@ -2,6 +2,7 @@
 
 import csv
 import importlib.util
+import json
 import pathlib
 import re
 import subprocess
@@ -66,6 +67,33 @@ def test_the_first_page_compares_packages_by_figures_that_were_measured():
             ]
             printed = re.match(r" ([\d.]+)", cell)
             assert (printed and float(printed[1])) == (figure and float(f"{figure:.3g}"))
+
+
+def test_the_page_on_performance_has_figures_that_were_measured():
+    with (ROOT / "benchmarks/results/peers.csv").open(encoding="utf-8") as file:
+        rows = [
+            (row["workload"], row["implementation"], float(row["ms_per_client"]))
+            for row in csv.DictReader(file)
+        ]
+    results = json.loads((ROOT / "benchmarks/results/cpu.json").read_text("utf-8"))["results"]
+    overheads = {row["name"]: row["dp_overhead"] for row in results}
+    page = (ROOT / "docs/how-to/performance.md").read_text("utf-8")
+    lines = [line.split("|")[1:-1] for line in page.splitlines() if re.match(r"\| W\d", line)]
+    assert {name for name, *_ in rows} == {cells[0].partition(":")[0].strip() for cells in lines}
+    names = {"pfl": "pfl-research", "drjax": "DrJAX", "fedjax": "FedJAX"}
+    for about, own, other, ratio, overhead in lines:
+        workload = about.partition(":")[0].strip()
+        (measured,) = (ms for name, who, ms in rows if (name, who) == (workload, "ours"))
+        least, who = min((ms, who) for name, who, ms in rows if name == workload and who != "ours")
+        who = names.get(who, "PyTorch" if who == "opacus plain" else "Opacus")
+        figure, package = other.strip().split(", ")
+        assert (float(own), float(figure), package) == (
+            float(f"{measured:.3g}"),
+            float(f"{least:.3g}"),
+            who,
+        )
+        assert float(ratio) == round(measured / least, 2)
+        assert float(overhead.strip() or 0) == round(overheads[workload] or 0, 2)
 
 
 # Before a year: "Li and others", "Wang, Balle and Kasiviswanathan", 'Goodfellow, "A title",'.
