@@ -82,7 +82,7 @@ def ae_dpfl(
     Raises:
       ValueError: for a number out of range, or outputs of another shape.
 
-    Source: Zhu and others 2020; `user_level_dp` section 7.
+    Source: Zhu and others 2020 (AE-DPFL).
     """
     public_x = jnp.asarray(public_x)
     checks.require(public_x.ndim > 0, "public_x", "have an axis of queries", public_x)

@@ -42,9 +42,9 @@ def afl(
     Raises:
       ValueError: for a private trainer, or a number out of its range.
 
-    Source: Mohri, Sivek, Suresh 2019, "Agnostic Federated Learning", algorithm 1, with local
-    training in place of one gradient, the last model in place of the mean of all, and, as in
-    PropFair's code, λ updated before it is used.
+    Source: Mohri, Sivek, Suresh 2019 (AFL), algorithm 1, with local training in place of one
+    gradient, the last model in place of the mean of all, and, as in PropFair's code, λ updated
+    before it is used.
     """
     trainer.require_open("clients are weighted by exact losses, which no noise covers")
     algorithm: Any = fedavg(

@@ -71,7 +71,7 @@ def blur_lus(
     Raises:
       ValueError: for a number out of range, an unknown server, or a score that would leak.
 
-    Source: Cheng and others 2022, algorithm 2; `user_level_dp` sections 3 to 5.
+    Source: Cheng and others 2022 (BLUR and LUS), algorithm 2.
     """
     if trainer.is_plain_sgd:
         largest = float(np.max(np.asarray(trainer.config.learning_rate)))

@@ -79,7 +79,7 @@ def ditto(
       ValueError: for a number out of its range; interleaved or chosen strengths with a private
         trainer; a choice of strengths for a model without accuracy.
 
-    Source: Li and others 2021 (Ditto), algorithm 1; `personalization` section 2.
+    Source: Li and others 2021 (Ditto), algorithm 1.
     """
     is_interleaved = order == "interleaved"
     if is_interleaved:

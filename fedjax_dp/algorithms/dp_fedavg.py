@@ -31,7 +31,7 @@ def dp_fedavg(model: Model, trainer: LocalTrainer, *, aggregator: Aggregator) ->
     Raises:
       ValueError: for an aggregator that protects no client.
 
-    Source: McMahan and others 2018, algorithm 1; `user_level_dp` section 2.
+    Source: McMahan and others 2018, algorithm 1.
     """
     rule = "bound contributions and add noise, as gaussian_mean does"
     checks.require(aggregator.claim is not None, "aggregator", rule, "one that does not")

@@ -44,7 +44,7 @@ def dp_sgd(
     Raises:
       ValueError: if the trainer is not private.
 
-    Source: Abadi and others 2016, algorithm 1; `heterogeneous_dp` section 2.
+    Source: Abadi and others 2016, algorithm 1.
     """
     trainer.private_claim()  # Refuses a trainer that is not private.
     algorithm = fedavg(model, trainer, name="dp_sgd", **options)

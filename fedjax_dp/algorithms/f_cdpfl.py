@@ -91,8 +91,8 @@ def f_cdpfl(
     Raises:
       ValueError: for a trainer that is not private, or numbers out of range.
 
-    Source: Ghosh and others 2020, algorithm 1; f-CDPFL of "Mitigating Disparate Impact of
-      Differential Privacy in Federated Learning through Robust Clustering".
+    Source: Ghosh and others 2020 (IFCA), algorithm 1; f-CDPFL of Malekmohammadi and others 2024
+    (RC-DPFL).
     """
     trainer.private_claim()  # Refuses a trainer that is not private.
     choice = make_choice(model, selection, score)

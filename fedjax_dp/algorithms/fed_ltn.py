@@ -285,7 +285,7 @@ def fed_ltn(
       ValueError: for a number out of its range, a private trainer, one with update transforms, a
         pattern that matches nothing, or a model without prunable weights or without accuracy.
 
-    Source: Mugunthan 2022, chapter 4, algorithm 1 (FedLTN, ECCV 2022); `personalization` section 6.
+    Source: Mugunthan 2022 (FedLTN), chapter 4, algorithm 1.
     """
     given = locals()
     options = Pruning(**{name: given[name] for name in Pruning._fields})

@@ -54,7 +54,7 @@ def fedbn(
       ValueError: for a number out of its range, a pattern that matches nothing, or if all
         parameters are local.
 
-    Source: Li and others 2021 (FedBN), algorithm 1; `personalization` section 4.
+    Source: Li and others 2021 (FedBN), algorithm 1.
     """
     return averaged(
         model,

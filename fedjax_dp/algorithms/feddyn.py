@@ -60,7 +60,7 @@ def feddyn(
     Raises:
       ValueError: for a number out of its range.
 
-    Source: Acar and others 2021, algorithm 1.
+    Source: Acar and others 2021 (FedDyn), algorithm 1.
     """
 
     def correction_of(params):

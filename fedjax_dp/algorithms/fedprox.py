@@ -36,7 +36,7 @@ def fedprox(
     Raises:
       ValueError: for a number out of its range.
 
-    Source: Li and others 2020, algorithm 2.
+    Source: Li and others 2020 (FedProx), algorithm 2.
     """
 
     def client(message, own, client, hyper, key):

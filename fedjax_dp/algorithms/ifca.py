@@ -52,7 +52,7 @@ def ifca(
     Raises:
       ValueError: for a private trainer.
 
-    Source: Ghosh and others 2020, algorithm 1, option II.
+    Source: Ghosh and others 2020 (IFCA), algorithm 1, option II.
     """
     checks.require(
         not trainer.is_private,

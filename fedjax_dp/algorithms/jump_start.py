@@ -219,7 +219,7 @@ def jump_start(
     Raises:
       ValueError: as for `fed_ltn`.
 
-    Source: Mugunthan 2022, chapter 4, algorithm 2; `personalization` section 7.
+    Source: Mugunthan 2022 (FedLTN with Jump-Start), chapter 4, algorithm 2.
     """
     given = locals()
     options = Pruning(**{name: given[name] for name in Pruning._fields})

@@ -62,8 +62,7 @@ def km_cdpfl(
     Returns:
       The algorithm; all models start equal and clients use the model of their last cluster.
 
-    Source: KM-CDPFL of "Mitigating Disparate Impact of Differential Privacy in Federated Learning
-      through Robust Clustering"; the identity of clusters is our resolution.
+    Source: KM-CDPFL of Malekmohammadi and others 2024 (RC-DPFL); the identity of clusters is ours.
     """
 
     def init(key):

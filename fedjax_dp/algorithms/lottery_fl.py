@@ -80,7 +80,7 @@ def lottery_fl(
       ValueError: for a number out of its range, a private trainer, one with update transforms, or a
         model without prunable weights or without accuracy.
 
-    Source: Li and others 2021 (LotteryFL), algorithm 1; `personalization` section 5.
+    Source: Li and others 2021 (LotteryFL), algorithm 1.
     """
     trainer.require_open(UNPROTECTED)
     trainer.require_untransformed(AS_TICKETS)

@@ -34,7 +34,7 @@ def minimum_epsilon(
     Raises:
       ValueError: if the trainer is not private.
 
-    Source: Malekmohammadi and others 2024, section 3.3.
+    Source: Liu and others 2021 (PFA), the baseline of a common minimum.
     """
     algorithm = record_dp_fedavg(model, trainer, num_clients=num_clients, is_weighted=is_weighted)
     return algorithm._replace(name="minimum_epsilon")

@@ -63,7 +63,7 @@ def mr_mtl(
       ValueError: for a number out of its range, or a trainer with update transforms, after which
         the mean would not be that of the clients' models.
 
-    Source: Liu and others 2022, algorithm 1; a pull after clipping is our resolution.
+    Source: Liu and others 2022 (MR-MTL), algorithm 1; a pull after clipping is ours.
     """
     trainer.require_untransformed(
         "the server's model is the mean of the clients' models, unchanged"

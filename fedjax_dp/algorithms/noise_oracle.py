@@ -34,7 +34,7 @@ def noise_oracle(model: Model, trainer: LocalTrainer, *, num_clients: Count) -> 
     Raises:
       ValueError: if the trainer is not private.
 
-    Source: Malekmohammadi and others 2024, (3.3) and (3.5).
+    Source: Malekmohammadi and others 2024 (Robust-HDP); Malekmohammadi 2025, equations 3.3 and 3.5.
     """
 
     def weight_of(client, config):

@@ -52,8 +52,7 @@ def o_dpcfl(
     Raises:
       ValueError: if a client has no cluster.
 
-    Source: O-CDPFL of "Mitigating Disparate Impact of Differential Privacy in Federated Learning
-      through Robust Clustering".
+    Source: O-CDPFL of Malekmohammadi and others 2024 (RC-DPFL).
     """
     checks.require(
         len(clusters) == num_clients and all(int(c) == c and c >= 0 for c in clusters),

@@ -56,8 +56,8 @@ def pfa(
       ValueError: if the trainer is not private, budgets are missing, not positive or too few, or an
         option is not valid.
 
-    Source: Malekmohammadi and others 2024, section 3.6; Liu and others 2021. Its authors treat the
-    tenth of the clients with the largest budgets as public and do not standardise.
+    Source: Liu and others 2021 (PFA); Malekmohammadi 2025, section 3.6. The former treat the tenth
+    of the clients with the largest budgets as public and do not standardise.
     """
     declared = checks.positive_for_each_client("declared_epsilon", declared_epsilon, num_clients)
     epsilon = jnp.asarray(declared)
@@ -91,7 +91,7 @@ def public_clients(epsilon: ArrayLike, split: Split = "mixture") -> np.ndarray:
     Raises:
       ValueError: for an unknown split, or budgets that are not positive.
 
-    Source: Malekmohammadi and others 2024, section 3.6; Liu and others 2021 for the tenth.
+    Source: Malekmohammadi 2025, section 3.6; Liu and others 2021 (PFA) for the tenth.
     """
     checks.positive("epsilon", epsilon)
     budgets = np.asarray(epsilon, np.float64)

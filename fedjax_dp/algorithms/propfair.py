@@ -56,7 +56,7 @@ def propfair(
       ValueError: for a number out of its range, a margin that is not below the baseline, or an
         unknown extension.
 
-    Source: Zhang and others 2022, "Proportional Fairness in Federated Learning", algorithm 1.
+    Source: Zhang and others 2022 (PropFair), algorithm 1.
     """
     has_share = not (trainer.is_private and extension == "released")
 

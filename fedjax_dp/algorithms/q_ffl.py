@@ -62,7 +62,7 @@ def q_ffl(
       ValueError: for a private trainer, one that does not take plain SGD steps, a learning rate of
         0, or a number out of its range.
 
-    Source: Li and others 2020, "Fair Resource Allocation in Federated Learning", algorithm 2.
+    Source: Li and others 2020 (q-FFL), algorithm 2.
     """
     trainer.require_open("updates are scaled by exact losses, which no noise covers")
     trainer.require_plain_sgd("the curvature is bounded by its steps over the learning rate")

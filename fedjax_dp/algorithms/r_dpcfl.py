@@ -208,7 +208,7 @@ def r_dpcfl(
     Raises:
       ValueError: for a trainer that does not fit, or numbers out of range.
 
-    Source: "Differentially Private Clustered Federated Learning", algorithm 1.
+    Source: Malekmohammadi and others 2025 (R-DPCFL), algorithm 1.
     """
     trainer.private_claim()  # Refuses a trainer that is not private.
     trainer = _reading_whole(trainer, first_batch_size, num_copies, copy_stddev, perturb)

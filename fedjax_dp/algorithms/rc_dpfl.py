@@ -57,8 +57,7 @@ def rc_dpfl(
     Raises:
       ValueError: as `r_dpcfl`.
 
-    Source: "Mitigating Disparate Impact of Differential Privacy in Federated Learning through
-      Robust Clustering", algorithm 1.
+    Source: Malekmohammadi and others 2024 (RC-DPFL), algorithm 1.
     """
     is_at_end = assignment == "end"
     num_trained = rounds_of_training(num_rounds, is_at_end)

@@ -34,7 +34,7 @@ def record_dp_fedavg(
     Raises:
       ValueError: if the trainer is not private.
 
-    Source: Malekmohammadi and others 2024, section 3.3 (DPFedAvg); Noble and others 2022.
+    Source: Noble and others 2022 (DPFedAvg), as in Malekmohammadi and others 2024 (Robust-HDP).
     """
 
     def weight_of(client, config):

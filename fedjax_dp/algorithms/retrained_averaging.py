@@ -57,8 +57,7 @@ def retrained_averaging(
     Raises:
       ValueError: for a number out of its range, or training whose sensitivity is unknown.
 
-    Source: Mugunthan, Peraire-Bueno, Kagal 2020 (PrivacyFL), algorithm 3; `secure_aggregation`
-    section 6.
+    Source: Mugunthan and others 2020 (PrivacyFL), algorithm 3.
     """
     return averaged_models(
         model,

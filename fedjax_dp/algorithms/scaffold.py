@@ -78,7 +78,7 @@ def scaffold(
       ValueError: for a number out of its range, weights together with an aggregator, or a trainer
         that is private or takes other steps than plain SGD if control variates do not allow it.
 
-    Source: Karimireddy and others 2020, algorithm 1.
+    Source: Karimireddy and others 2020 (SCAFFOLD), algorithm 1.
     """
     if control == "steps":
         trainer.require_plain_sgd("control variates are computed from both")

@@ -207,9 +207,9 @@ def splitting(
         accelerated inner steps with a trainer other than plain SGD without noise, or a dual weight
         if all points equal the model.
 
-    Source: Malekmohammadi and others 2021 ("An Operator Splitting View of Federated Learning"),
-    equations 2.15 to 2.17; (2.12) and (2.13) for the reflected methods, section 2.4.4 for the dual
-    variable, 2.4.5 for FedRP, which is not the random-projection method of the same name.
+    Source: Malekmohammadi and others 2021 (operator splitting); Malekmohammadi 2025, equations 2.15
+    to 2.17, with 2.12 and 2.13 for the reflected methods, section 2.4.4 for the dual variable, and
+    2.4.5 for FedRP, which is not the random-projection method of the same name.
     """
     check_schedule(schedule, period)
     is_prox, is_exact, is_central = client_map == "prox", solver == "exact", form == "centralised"
@@ -585,7 +585,7 @@ def fedsplit(
     Returns:
       The algorithm; it raises the errors of `splitting`.
 
-    Source: Malekmohammadi and others 2021, section 2.4.
+    Source: Pathak and Wainwright 2020 (FedSplit); Malekmohammadi 2025, section 2.4.3.
     """
     return splitting(**locals(), alpha=2.0, beta=2.0, name="fedsplit")
 
@@ -631,7 +631,7 @@ def fedpi(
     Returns:
       The algorithm; it raises the errors of `splitting`.
 
-    Source: Malekmohammadi and others 2021, section 2.4.
+    Source: Malekmohammadi and others 2021 (operator splitting); Malekmohammadi 2025, section 2.4.4.
     """
     return splitting(**locals(), alpha=2.0, beta=2.0, gamma=0.5, name="fedpi")
 
@@ -675,7 +675,7 @@ def fedrp(
     Returns:
       The algorithm; it raises the errors of `splitting`.
 
-    Source: Malekmohammadi and others 2021, section 2.4.5.
+    Source: Malekmohammadi and others 2021 (operator splitting); Malekmohammadi 2025, section 2.4.5.
     """
     return splitting(**locals(), alpha=2.0, name="fedrp")
 
@@ -711,7 +711,7 @@ def reflected_fedavg(
     Returns:
       The algorithm; it raises the errors of `splitting`.
 
-    Source: Malekmohammadi and others 2021, equation 2.12.
+    Source: Malekmohammadi and others 2021 (operator splitting); Malekmohammadi 2025, equation 2.12.
     """
     return splitting(**locals(), beta=2.0, client_map="gradient", name="reflected_fedavg")
 
@@ -756,6 +756,6 @@ def reflected_fedprox(
     Returns:
       The algorithm; it raises the errors of `splitting`.
 
-    Source: Malekmohammadi and others 2021, equation 2.13.
+    Source: Malekmohammadi and others 2021 (operator splitting); Malekmohammadi 2025, equation 2.13.
     """
     return splitting(**locals(), beta=2.0, name="reflected_fedprox")

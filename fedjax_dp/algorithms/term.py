@@ -71,8 +71,7 @@ def term(
     Raises:
       ValueError: for a private trainer, or a number out of its range.
 
-    Source: Li and others 2021, "Tilted Empirical Risk Minimization", algorithm 4, with weights
-    normalised in each round.
+    Source: Li and others 2021 (TERM), algorithm 4, with weights normalised in each round.
     """
     trainer.require_open("clients are weighted by exact losses, which no noise covers")
 

@@ -63,8 +63,7 @@ def warm_start_averaging(
     Raises:
       ValueError: for a number out of its range, or training whose sensitivity is unknown.
 
-    Source: Mugunthan, Peraire-Bueno, Kagal 2020 (PrivacyFL), algorithm 2; `secure_aggregation`
-    section 6.
+    Source: Mugunthan and others 2020 (PrivacyFL), algorithm 2.
     """
     return averaged_models(
         model,

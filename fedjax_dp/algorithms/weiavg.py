@@ -39,7 +39,7 @@ def weiavg(
     Raises:
       ValueError: if the trainer is not private, or budgets are missing, not positive or too few.
 
-    Source: Malekmohammadi and others 2024, section 3.3 (WeiAvg).
+    Source: Liu and others 2021 (PFA), algorithm 5 (WeiAvg).
     """
     epsilon = jnp.asarray(
         checks.positive_for_each_client("declared_epsilon", declared_epsilon, num_clients)

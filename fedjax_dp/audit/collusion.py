@@ -45,7 +45,8 @@ def expected_residual(attack: Attack, noise: GammaShares) -> float:
     Returns:
       The variance of one weight, in units of the sum squared.
 
-    Source: `secure_aggregation` section 4; "pooled" is derived at `collude`.
+    Source: derived from Mugunthan 2022 (Π_PPFL), protocol 1, whose counts in appendix A.7 do not
+    agree with each other; "pooled" at `collude`.
     """
     n, own = noise.num_parties, noise.shares_per_party * noise.share_variance
     factors = {
@@ -71,7 +72,7 @@ def expected_r2(attack: Attack, noise: GammaShares, value_variance: Positive) ->
     Returns:
       A number in (0, 1).
 
-    Source: `secure_aggregation` section 4.
+    Source: Mugunthan 2022, section 2.5.4, which reports r².
     """
     return value_variance / (value_variance + expected_residual(attack, noise))
 
@@ -96,7 +97,7 @@ def collude(
       subtract half of that. What stays is half the variance of 2(n − 1) terms, and one term of its
       own: as much as where every party drew its own noise.
 
-    The first five are those of the thesis, whose parties do not pool what they received.
+    The first five are those of the source, whose parties do not pool what they received.
 
     Args:
       played: from `play`; with terms, but for "non_oblivious".
@@ -110,7 +111,7 @@ def collude(
     Raises:
       ValueError: if the record is of another kind than the attack reads.
 
-    Source: `secure_aggregation` section 4.
+    Source: Mugunthan 2022, section 2.5.4 and appendix A.13.2; "pooled" is ours.
     """
     n = len(played.values)
     checks.require(honest < n, "honest", f"be below the number of parties, {n}", honest)
@@ -169,7 +170,7 @@ def snoop(played: Played, *, honest: Index = 0) -> np.ndarray:
     Returns:
       What its words decode to, `[weights]`, float64.
 
-    Source: `secure_aggregation` section 4, the snooping server.
+    Source: Mugunthan 2022, appendix A.13.1.
     """
     n = len(played.values)
     checks.require(honest < n, "honest", f"be below the number of parties, {n}", honest)
@@ -253,7 +254,7 @@ def leave_noise_out(
     Raises:
       ValueError: if the coalition has no party, or all of them.
 
-    Source: `secure_aggregation` section 3, appendix A.8 of the thesis.
+    Source: Mugunthan 2022, appendix A.8.
     """
     n = set_up.noise.num_parties
     coalition = np.asarray(coalition)

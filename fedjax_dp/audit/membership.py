@@ -59,8 +59,7 @@ def membership_attack(
     Raises:
       ValueError: if a side has fewer than four examples, or features are not finite.
 
-    Source: Yeom and others 2018; Tenison and others, "Gradient Masked Averaging for Federated
-    Learning", appendix B.
+    Source: Yeom and others 2018; Tenison and others 2022, appendix B.
     """
     sides = [np.asarray(side, float) for side in (members, others)]
     size = min(len(np.atleast_1d(side)) for side in sides)

@@ -41,8 +41,7 @@ def accelerated(
     solution, or its mix is not shorter than the newest gradient, the step is plain; buffers always
     take plain steps.
 
-    Source: Malekmohammadi and others 2021, section 2.5, "the same acceleration can also be applied
-    on each client"; Anderson 1965.
+    Source: Anderson 1965; Malekmohammadi 2025, section 2.5, last paragraph on acceleration.
     """
     places = memory + 1
 

@@ -158,7 +158,7 @@ def clipped(
     Raises:
       ValueError: if the model mixes examples, or `per_layer` is set with a mechanism.
 
-    Source: Abadi and others 2016, algorithm 1; `heterogeneous_dp` (3.1).
+    Source: Abadi and others 2016, algorithm 1; Malekmohammadi 2025, equation 3.1.
     """
     checks.require(
         not model.mixes_examples,

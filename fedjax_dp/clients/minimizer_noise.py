@@ -217,8 +217,8 @@ def minimizer_noise(
       ValueError: for another model, a trainer of a model without these bounds, training by batches,
         other optimisers or transforms, a clip norm below the gradient bound, or too large steps.
 
-    Source: `secure_aggregation` sections 1, 3 and 6; Chaudhuri, Monteleoni, Sarwate 2011,
-    algorithm 1 (output perturbation); `minimizer_sensitivity`.
+    Source: Chaudhuri, Monteleoni, Sarwate 2011, algorithm 1 (output perturbation); Mugunthan and
+    others 2020 (PrivacyFL) for shares of clients, whose scale is corrected.
     """
     bounds = loss_bounds(model)
     rule = "be logistic_regression with a gradient_bound, on which the noise rests"

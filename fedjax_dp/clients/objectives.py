@@ -34,7 +34,7 @@ def proportional(
     Above M − ε it is linear: "smooth" with the slope 1/ε that it has there; "released" as `ℓ/M` and
     "released_huber" as `ℓ/ε`, the two forms of the authors' program, which are discontinuous.
 
-    Source: Zhang and others 2022, "Proportional Fairness in Federated Learning", equation 8.
+    Source: Zhang and others 2022 (PropFair), equation 8.
     """
     checks.one_of("extension", extension, ("smooth", "released", "released_huber"))
     ranges.check({"baseline": baseline, "margin": margin}, {"baseline": Positive})

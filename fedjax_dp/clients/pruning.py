@@ -82,7 +82,7 @@ def prune(
     Raises:
       ValueError: for a mask that is not of bools in the shapes of `params`, or has none.
 
-    Source: Li and others 2021 (LotteryFL), algorithm 1; `personalization` sections 5 and 6.
+    Source: Li and others 2021 (LotteryFL), algorithm 1.
     """
     _require_mask(mask, params)
     kept, structure = jax.tree.flatten(mask)

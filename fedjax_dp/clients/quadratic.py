@@ -73,7 +73,7 @@ def factorise(model: Model, client: ClientData, like: PyTree) -> Quadratic:
 def proximal_move(quadratic: Quadratic, at: PyTree, step_size: jax.typing.ArrayLike) -> PyTree:
     """Computes `argmin_x f(x) + ‖x − v‖² / (2 η)` minus v, so that little is lost to rounding.
 
-    Source: Malekmohammadi and others 2021, equation 2.5.
+    Source: Malekmohammadi 2025, equation 2.5.
     """
     flat, to_params = ravel_pytree(at)
     with jax.default_matmul_precision("highest"):

@@ -61,7 +61,7 @@ def drawn_back(
     Returns:
       The transform.
 
-    Source: Mugunthan 2022, algorithm 1 (FedLTN); `personalization` section 6.
+    Source: Mugunthan 2022 (FedLTN), chapter 4, algorithm 1.
     """
     ranges.check({"strength": strength}, {"strength": NonNegative})
 
@@ -92,7 +92,7 @@ def blur(strength: float, radius: Bound) -> optax.GradientTransformation:
     Returns:
       The transform.
 
-    Source: Cheng and others 2022, equation 7; `user_level_dp` section 3.
+    Source: Cheng and others 2022 (BLUR), equations 5 and 7.
     """
     ranges.check({"strength": strength}, {"strength": NonNegative})
     ranges.check({"radius": radius}, {"radius": Bound})

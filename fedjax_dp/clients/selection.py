@@ -237,7 +237,8 @@ def exact_choice(model: Model) -> Choice:
     Returns:
       The choice.
 
-    Source: Ghosh and others 2020, algorithm 1; RC-DPFL, algorithm 1.
+    Source: Ghosh and others 2020 (IFCA), algorithm 1; Malekmohammadi and others 2024 (RC-DPFL),
+    algorithm 1.
     """
 
     def choose(key, models, client, is_offered, numbers):
@@ -268,7 +269,7 @@ def private_choice(model: Model, *, score: str = "accuracy") -> Choice:
     Raises:
       ValueError: for an unknown score, or accuracy of a model that has none.
 
-    Source: Liu and others 2022, section 5; `clustered_dp` section 5.
+    Source: Liu and others 2022, section 5; Malekmohammadi and others 2025 (R-DPCFL), equation 8.
     """
     checks.one_of("score", score, SCORES)
     has_accuracy = score == "loss" or model.correct_fn is not None

@@ -45,7 +45,7 @@ def sparsify(model: Model, sparsity: Decay, *, score: Score = "cost") -> UpdateT
     Raises:
       ValueError: for a number or a name that is out of range.
 
-    Source: Cheng and others 2022, section 4.2; `user_level_dp` section 4.
+    Source: Cheng and others 2022 (LUS), section 4.2, equations 11 to 13.
     """
     declaration = declared_sparsification(sparsity, score)
     share = 1 - sparsity

@@ -43,6 +43,6 @@ def step_factor(schedule: str, round_index: Any, period: Any = None) -> jax.Arra
     "exponential" one half after every `period` rounds. Of these, "inverse" alone has a sum without
     bound and a bounded sum of squares, which convergence to the exact minimum needs.
 
-    Source: Malekmohammadi and others 2021, section 2.4 and theorem 3.
+    Source: Malekmohammadi 2025, theorem 3.
     """
     return _FACTORS[schedule](jnp.asarray(round_index, jnp.float32), period)

@@ -63,8 +63,8 @@ def gaussian_copies(
 ) -> WholeBatches:
     """Perturbs copies of records by Gaussian noise of a standard deviation on their inputs, "x".
 
-    Source: RC-DPFL, "Mitigating Disparate Impact of Differential Privacy in Federated Learning
-      through Robust Clustering", section 4.3, which does not define the perturbations.
+    Source: Malekmohammadi and others 2024 (RC-DPFL), section 4.3, which does not define the
+    perturbations.
     """
 
     def perturb(example, key):

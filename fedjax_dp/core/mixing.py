@@ -15,7 +15,7 @@ def mixing_weights(
     damping a in [0, 1] they become (1 − a) w, and the newest gains a. Not finite without a
     solution.
 
-    Source: Malekmohammadi and others 2021, section 2.5, the closed form under "Acceleration".
+    Source: Malekmohammadi 2025, section 2.5, the closed form under "Acceleration".
     """
     both = counts[:, None] & counts[None, :]
     products = jnp.where(both, products, 0)

@@ -23,8 +23,7 @@ def add(total: PyTree, part: PyTree) -> PyTree:
 
     Each addition errs by about 2^-47 of the sum so far, whatever the order.
 
-    Source: Knuth, "The Art of Computer Programming", volume 2, section 4.2.2, theorem B; Dekker
-    1971, section 5.
+    Source: Knuth 1997, section 4.2.2, theorem B; Dekker 1971, section 5.
     """
     return jax.tree.map(_add, total, part, is_leaf=_is_sum)
 

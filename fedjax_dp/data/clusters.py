@@ -44,7 +44,7 @@ def overlapping_draw(
     Raises:
       ValueError: if an argument is out of range.
 
-    Source: the experiments of "Differentially Private Clustered Federated Learning" (R-DPCFL).
+    Source: Malekmohammadi and others 2025 (R-DPCFL), section 6.
     """
     checks.require(len(cluster_sizes) > 0, "cluster_sizes", "name a cluster", cluster_sizes)
     count = num_examples // 6 if samples_per_client is None else samples_per_client

@@ -98,8 +98,7 @@ def label_and_size_skew(
     Raises:
       ValueError: if an argument is out of range.
 
-    Source: Hsu, Qi, Brown, Measuring the Effects of Non-Identical Data Distribution for Federated
-      Visual Classification, 2019, section 3.
+    Source: Hsu, Qi, Brown 2019, section 3.
     """
     labels = np.asarray(labels)
     checks.require(
@@ -140,7 +139,7 @@ def majority_classes(
     Raises:
       ValueError: if an argument is out of range.
 
-    Source: Mugunthan, A Practical Approach to Federated Learning, MIT 2022, appendix B.2.
+    Source: Mugunthan 2022, appendix B.2.
     """
     labels = np.asarray(labels)
     num_classes = len(np.unique(labels))

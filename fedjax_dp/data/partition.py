@@ -89,7 +89,7 @@ def dirichlet(
     Raises:
       ValueError: if an argument is out of range.
 
-    Source: Yurochkin et al., Bayesian Nonparametric Federated Learning, ICML 2019, section 4.
+    Source: Yurochkin and others 2019, section 4.
     """
     labels = _check_labels(labels)
     check_pool(len(labels), num_clients, min_size)
@@ -135,8 +135,7 @@ def shards(
       ValueError: if an argument is out of range, or there are more shards than examples or fewer
         shards than classes.
 
-    Source: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized
-      Data, AISTATS 2017, section 3.
+    Source: McMahan and others 2017, section 3.
     """
     labels = _check_labels(labels)
     check_pool(len(labels), num_clients, min_size=shards_per_client)
@@ -208,7 +207,7 @@ def few_classes(
     Raises:
       ValueError: if there are fewer classes than a client needs, or too few examples of one.
 
-    Source: Mugunthan 2022, section 4.4; `personalization` section 9.
+    Source: Mugunthan 2022, section 4.3.1.
     """
     labels, test_labels = _check_labels(labels), _check_labels(test_labels)
     rng = np.random.default_rng(rng)
@@ -256,7 +255,7 @@ def class_mixtures(
     Raises:
       ValueError: if there are too few examples of a class.
 
-    Source: Mugunthan 2022, section 4.4, table 4.4; `personalization` section 9.
+    Source: Mugunthan 2022, section 4.3.1 and table 4.4.
     """
     labels, test_labels = _check_labels(labels), _check_labels(test_labels)
     rng = np.random.default_rng(rng)

@@ -115,7 +115,7 @@ def poisson(capacity: Count | None = None) -> Sampler:
     Raises:
       ValueError: if the capacity is not a positive integer.
 
-    Source: Abadi and others 2016, section 3.1; truncation: arXiv 2508.15089.
+    Source: Abadi and others 2016, section 3.1; Ganesh 2025 for truncation.
     """
     is_cut = capacity is not None
 

@@ -124,8 +124,7 @@ def color_by_label(
     Raises:
       ValueError: if shapes do not fit.
 
-    Source: FedCMNIST of Mugunthan, A Practical Approach to Federated Learning, MIT 2022, appendix
-      B.2, which leaves the palette open.
+    Source: Mugunthan 2022 (FedCMNIST), appendix B.2, which leaves the palette open.
     """
     images = np.asarray(images)
     _check_images(images)
@@ -168,8 +167,7 @@ def rotate_by_label(
     Raises:
       ValueError: if shapes do not fit or a label has no angle.
 
-    Source: FedRotMNIST of Mugunthan, A Practical Approach to Federated Learning, MIT 2022, appendix
-      B.2.
+    Source: Mugunthan 2022 (FedRotMNIST), appendix B.2.
     """
     images = np.asarray(images)
     _check_images(images)

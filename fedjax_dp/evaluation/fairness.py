@@ -28,7 +28,8 @@ def summarize(
       `mean_client_accuracy`, `std_client_accuracy`, `worst_client_loss`, and `client_accuracy_qNN`
       for each quantile; empty if no client has an accuracy.
 
-    Source: `clustered_dp` section 9 (min_acc, acc_disparity).
+    Source: Malekmohammadi and others 2024 (RC-DPFL), section 5, for the worst accuracy and the
+    disparity.
     """
     checks.probability("quantiles", quantiles, allow_zero=True)
     summary = {}

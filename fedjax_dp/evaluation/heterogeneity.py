@@ -48,7 +48,7 @@ def heterogeneity(
     Raises:
       ValueError: for a block without examples, or a population without any.
 
-    Source: Malekmohammadi and others 2021, section 2.4.6.
+    Source: Malekmohammadi 2025, section 2.4.6.
     """
     checks.require(data.num_examples > 0, "data", "hold examples", data.num_examples)
     examples = jax.device_put(nested({k: np.asarray(v) for k, v in data.examples.items()}))

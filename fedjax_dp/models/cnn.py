@@ -70,8 +70,9 @@ def thesis_cnn(example_x: jax.ShapeDtypeStruct, num_classes: int) -> Model:
     Raises:
       ValueError: if the image is too small or there are too few classes.
 
-    Source: `heterogeneous_dp` §2. Padding follows from the count: 28,938 − 416 − 12,832 − 10 is
-    10 · 32 · 7 · 7, and only size-keeping convolutions leave 7×7 after two poolings.
+    Source: the code of Malekmohammadi and others 2024 (Robust-HDP). Padding follows from the
+    count: 28,938 − 416 − 12,832 − 10 is 10 · 32 · 7 · 7, and only size-keeping convolutions leave
+    7×7 after two poolings.
     """
     inputs.check_image(example_x, at_least=4)
     checks.whole("num_classes", num_classes, at_least=2)
@@ -97,8 +98,7 @@ def fedavg_cnn(example_x: jax.ShapeDtypeStruct, num_classes: int) -> Model:
     Raises:
       ValueError: if the image is too small or there are too few classes.
 
-    Source: McMahan and others, "Communication-Efficient Learning of Deep Networks from
-    Decentralized Data", AISTATS 2017, section 3.
+    Source: McMahan and others 2017, section 3.
     """
     inputs.check_image(example_x, at_least=4)
     checks.whole("num_classes", num_classes, at_least=2)
@@ -131,8 +131,7 @@ def emnist_cnn(
     Raises:
       ValueError: if an argument is out of its range.
 
-    Source: Reddi and others, "Adaptive Federated Optimization", ICLR 2021, appendix C.2;
-    `user_level_dp` §8.
+    Source: Reddi and others 2021, appendix C.2.
     """
     inputs.check_image(example_x, at_least=6)
     checks.whole("num_classes", num_classes, at_least=2)

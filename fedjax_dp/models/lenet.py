@@ -50,8 +50,7 @@ def lenet5(example_x: jax.ShapeDtypeStruct, num_classes: int) -> Model:
     Raises:
       ValueError: if `example_x` is no image or there are too few classes.
 
-    Source: LeCun and others, "Gradient-Based Learning Applied to Document Recognition", 1998,
-    section II.B.
+    Source: LeCun and others 1998, section II.B.
     """
     inputs.check_image(example_x, at_least=1)
     checks.whole("num_classes", num_classes, at_least=2)

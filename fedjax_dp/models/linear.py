@@ -160,7 +160,7 @@ def least_squares(example_x: jax.ShapeDtypeStruct, *, scale: Positive = 1.0) -> 
     Raises:
       ValueError: for a scale that is not above 0.
 
-    Source: Malekmohammadi and others 2021, section 2.4.1.
+    Source: Malekmohammadi 2025, section 2.4.1.
     """
 
     def loss(outputs, batch):

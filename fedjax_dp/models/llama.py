@@ -144,8 +144,8 @@ def llama(
     Raises:
       ValueError: if an argument is out of its range.
 
-    Source: Touvron and others 2023, "LLaMA: Open and Efficient Foundation Language Models", section
-    2.2; Ainslie and others 2023, "GQA", for grouped queries.
+    Source: Touvron and others 2023 (LLaMA), section 2.2; Ainslie and others 2023 (GQA) for grouped
+    queries.
     """
     inputs.check_tokens(example_x)
     checks.whole("num_classes", num_classes, at_least=2)

@@ -70,7 +70,7 @@ def lora(
       ValueError: for a pattern that matches nothing, a target with fewer than two axes or that
         `trained` names too, a rank above that of a target, or values of other shapes.
 
-    Source: Hu and others 2022, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.
+    Source: Hu and others 2022 (LoRA), section 4.
     """
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     names, leaves = trees.paths(shapes), jax.tree.leaves(shapes)

@@ -91,8 +91,8 @@ def char_lstm(
     Raises:
       ValueError: if an argument is out of its range.
 
-    Source: Caldas and others, "LEAF: A Benchmark for Federated Settings", 2018; Reddi and others,
-    "Adaptive Federated Optimization", ICLR 2021, appendix C, for a loss at every position.
+    Source: Caldas and others 2018 (LEAF); Reddi and others 2021, appendix C, for a loss at every
+    position.
     """
     inputs.check_tokens(example_x)
     checks.whole("num_classes", num_classes, at_least=2)

@@ -55,8 +55,7 @@ def mlp(
     Raises:
       ValueError: if an argument is out of its range.
 
-    Source: McMahan and others, "Communication-Efficient Learning of Deep Networks from
-    Decentralized Data", AISTATS 2017, section 3.
+    Source: McMahan and others 2017, section 3.
     """
     for size in hidden_sizes:
         checks.whole("hidden_sizes", size)

@@ -111,8 +111,8 @@ def resnet18(
     Raises:
       ValueError: if an argument is out of its range.
 
-    Source: He and others, "Deep Residual Learning for Image Recognition", CVPR 2016;
-    `heterogeneous_dp` §2 for group norm with 2 groups.
+    Source: He and others 2016; the code of Malekmohammadi and others 2024 (Robust-HDP) for group
+    norm with 2 groups.
     """
     return _resnet("resnet18", (2, 2, 2, 2), example_x, num_classes, norm, num_groups, stem)
 
@@ -144,8 +144,8 @@ def resnet34(
     Raises:
       ValueError: if an argument is out of its range.
 
-    Source: He and others, "Deep Residual Learning for Image Recognition", CVPR 2016;
-    `heterogeneous_dp` §2 for group norm with 2 groups.
+    Source: He and others 2016; the code of Malekmohammadi and others 2024 (Robust-HDP) for group
+    norm with 2 groups.
     """
     return _resnet("resnet34", (3, 4, 6, 3), example_x, num_classes, norm, num_groups, stem)
 

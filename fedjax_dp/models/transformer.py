@@ -88,8 +88,7 @@ def char_transformer(
     Raises:
       ValueError: if an argument is out of its range.
 
-    Source: Radford and others, "Language Models are Unsupervised Multitask Learners", 2019, for the
-    layout.
+    Source: Radford and others 2019 (GPT-2) for the layout.
     """
     inputs.check_tokens(example_x)
     checks.whole("num_classes", num_classes, at_least=2)

@@ -64,7 +64,8 @@ def similarity_of(deltas: PyTree, is_real: jax.Array, *, features: str = "centre
     Returns:
       The similarity by slot.
 
-    Source: `clustered_dp` section 3.
+    Source: the code of Malekmohammadi and others 2025 (R-DPCFL), corrected: it finds components of
+    standardised updates and projects others on them.
     """
     count = jnp.maximum(jnp.sum(is_real), 1)
     num_slots = is_real.shape[0]

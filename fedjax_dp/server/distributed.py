@@ -69,7 +69,7 @@ def discrete_mean(
     Raises:
       ValueError: if fewer clients take part than shares of noise are accounted.
 
-    Source: Kairouz, Liu, Steinke 2021, algorithms 1 and 2; `user_level_dp` section 6.
+    Source: Kairouz, Liu, Steinke 2021, algorithms 1 and 2.
     """
     if plan.num_shares == 1:
         checks.positive("expected_cohort_size", expected_cohort_size)

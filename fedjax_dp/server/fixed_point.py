@@ -99,7 +99,7 @@ def fixed_point(
     Raises:
       ValueError: if the modulus is too small.
 
-    Source: `secure_aggregation` section 3, fixed-point field encoding.
+    Source: Mugunthan 2022, section 2.4.1 (fixed-point values as field elements).
     """
     low, high = 2 - word_bits, word_bits - 3
     rule = f"be an integer from {low} to {high}"

@@ -76,8 +76,8 @@ def float_offsets(num_clients: Count, seed: Seed = 0) -> FloatOffsets:
     Raises:
       ValueError: for fewer than two clients.
 
-    Source: PrivacyFL (Mugunthan and others 2020), section on secure offsets; `secure_aggregation`
-    section 7.
+    Source: Mugunthan 2022, section 5.3.2; the code of Mugunthan and others 2020 (PrivacyFL) for the
+    18 bits.
     """
     checks.whole("num_clients", num_clients, at_least=2)
     pairs = [(i, j) for i in range(num_clients) for j in range(i + 1, num_clients)]

@@ -99,9 +99,8 @@ def gradient_mask(
       ValueError: for a number out of its range, a mean that is stacked or already masked, or a
         private one that does not clip whole updates and add Gaussian noise.
 
-    Source: Tenison and others 2022, "Gradient Masked Averaging for Federated Learning", algorithm 1
-    and equation 3; the hard mask is that of Parascandolo and others 2021. Votes under noise are our
-    resolution.
+    Source: Tenison and others 2022 (GMA), algorithm 1 and equation 3; the hard mask is that of
+    Parascandolo and others 2021. Votes under noise are ours.
     """
     base = mean or (weighted_mean() if is_weighted else uniform_mean())
     checks.require(isinstance(base, Summed), "mean", "be summed, not stacked", type(base).__name__)

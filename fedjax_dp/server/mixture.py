@@ -60,7 +60,7 @@ def principal_features(similarity: Similarity, num_components: Count = 2) -> np.
       `[clients, components]`, float64; 0 for clients that were not seen, and for a component that
       does not separate clients.
 
-    Source: `clustered_dp` section 3.
+    Source: the code of Malekmohammadi and others 2025 (R-DPCFL); the paper leaves features open.
     """
     is_seen = np.asarray(similarity.is_seen)
     scatter = np.asarray(similarity.scatter, np.float64)[np.ix_(is_seen, is_seen)]
@@ -101,7 +101,7 @@ def fit_mixture(features: ArrayLike, num_clusters: Count, seed: int) -> Mixture:
     Raises:
       ValueError: if there are fewer clients than clusters.
 
-    Source: `clustered_dp` sections 3 and 4.
+    Source: Malekmohammadi and others 2025 (R-DPCFL), algorithm 1 and section 4.3.
     """
     features = np.asarray(features, np.float64)
     checks.require(np.ndim(features) == 2, "features", "be [clients, features]", features)
@@ -170,7 +170,7 @@ def fit_best_mixture(
     Raises:
       ValueError: if there is no candidate.
 
-    Source: `clustered_dp` section 2 (choice of M); the least width is our resolution.
+    Source: Malekmohammadi and others 2025 (R-DPCFL), section 4.3; the least width is ours.
     """
     checks.require(np.ndim(features) == 2, "features", "be [clients, features]", features)
     checks.require(len(candidates) > 0, "candidates", "name a number of clusters", candidates)
@@ -197,6 +197,6 @@ def num_soft_rounds(largest_overlap: Fraction, num_rounds: Count) -> int:
     Returns:
       `E_c = ⌊(1 − MPO) E / 2⌋`.
 
-    Source: `clustered_dp` section 4.
+    Source: Malekmohammadi and others 2025 (R-DPCFL), section 4.3.
     """
     return math.floor((1 - largest_overlap) * num_rounds / 2)

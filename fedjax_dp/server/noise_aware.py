@@ -61,7 +61,7 @@ def inverse_noise_weights(levels: jax.Array, counts: jax.Array) -> jax.Array:
       Weights that sum to one, `[clients]`; equal ones if no update holds noise, zeros if no client
       takes part.
 
-    Source: Malekmohammadi and others 2024, section 3.5.
+    Source: Malekmohammadi and others 2024 (Robust-HDP); Malekmohammadi 2025, section 3.5.3.
     """
     largest = jnp.max(jnp.where(counts, levels, 0.0))
     relative = levels / jnp.where(largest > 0, largest, 1.0)
@@ -107,7 +107,7 @@ def noise_aware_mean(
     Raises:
       ValueError: naming the argument, the rule and the value.
 
-    Source: Malekmohammadi and others 2024, algorithms 1 and 2.
+    Source: Malekmohammadi and others 2024 (Robust-HDP), algorithms 1 and 2.
     """
     check_options(mode, tolerance, max_iterations, num_blocks, reads_tail)
     if isinstance(reestimate, str):

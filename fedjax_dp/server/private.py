@@ -117,7 +117,7 @@ def gaussian_mean(
     Returns:
       The aggregator.
 
-    Source: McMahan and others 2018, algorithm 1; `user_level_dp` section 2.
+    Source: McMahan and others 2018, algorithm 1.
     """
     method = "per_layer" if per_layer else "global"
     gaussian = partial(mechanisms.gaussian, method=method)
@@ -138,7 +138,7 @@ def by_realised_count(mean: Summed) -> Summed:
     Returns:
       The aggregator, whose noise claims nothing.
 
-    Source: Cheng and others 2022, algorithm 1; `user_level_dp` section 2.
+    Source: Cheng and others 2022, algorithm 1.
     """
 
     def contribute(state, numbers, update, sender):

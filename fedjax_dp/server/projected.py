@@ -41,7 +41,7 @@ def projected_mean(
     Raises:
       ValueError: naming the argument, the rule and the value.
 
-    Source: Malekmohammadi and others 2024, section 3.6, after Liu and others 2021 (PFA).
+    Source: Liu and others 2021 (PFA); Malekmohammadi 2025, section 3.6, for the standardisation.
     """
     public_host = np.asarray(is_public)
     checks.require(

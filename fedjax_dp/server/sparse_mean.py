@@ -25,7 +25,7 @@ def sparse_mean(*, is_masked: bool = True) -> Summed:
       mask marks the coordinates that some client keeps; all others are 0. It bounds no update, so
       noise on the aggregate is refused.
 
-    Source: Li and others 2021 (LotteryFL), equation 4; `personalization` sections 5 and 6.
+    Source: Li and others 2021 (LotteryFL), equation 4.
     """
 
     def contribute(state, numbers, update: Sparse, sender):

@@ -1,4 +1,4 @@
-"""Privacy of whole clients: the oracles of `user_level_dp` §10 that need whole rounds."""
+"""Privacy of whole clients: oracles that need whole rounds."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""BLUR and LUS against what their paper says, one by one and together (`user_level_dp` §10)."""
+"""BLUR and LUS against what their paper says, one by one and together."""
 
 import functools
 

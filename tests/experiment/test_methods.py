@@ -26,7 +26,7 @@ def test_facts_of_methods_are_those_of_their_papers():
     assert "--algorithm.options.num_models=2" in ifca.command
     lines = methods_table([scaffold, ifca]).splitlines()
     assert len(lines) == 4 and len({line.count(" | ") for line in lines}) == 1
-    assert "Karimireddy and others 2020, algorithm 1" in lines[2]
+    assert "Karimireddy and others 2020 (SCAFFOLD), algorithm 1" in lines[2]
 
 
 def test_a_method_that_does_not_exist_is_refused():

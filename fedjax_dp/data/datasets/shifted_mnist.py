@@ -38,8 +38,7 @@ def load_fedcmnist(
     Returns:
       Images `[n, 28, 28, 3]` and labels 0 to 9, without natural clients.
 
-    Source: Mugunthan, A Practical Approach to Federated Learning, MIT 2022, appendix B.2; it names
-      no palette, and both of `data.shifts` are ours.
+    Source: Mugunthan 2022, appendix B.2; it names no palette, and both of `data.shifts` are ours.
     """
     checks.one_of("test_colors", test_colors, ("of_others", "unseen"))
     grey = load_mnist(data_dir, dtype=dtype)
@@ -73,7 +72,7 @@ def load_fedrotmnist(data_dir: pathlib.Path, *, dtype: ImageDtype = "float32") -
     Returns:
       Images `[n, 28, 28, 1]` and labels 0 to 9, without natural clients.
 
-    Source: Mugunthan, A Practical Approach to Federated Learning, MIT 2022, appendix B.2.
+    Source: Mugunthan 2022, appendix B.2.
     """
     upright = load_mnist(data_dir, dtype=dtype)
     x = shifts.rotate_by_label(upright.train["x"], upright.train["y"])

@@ -41,7 +41,7 @@ def load(
       Images `[n, 64, 64, 3]` and labels that number the drawn classes in the order of `wnids.txt`;
       without natural clients.
 
-    Source: Le, Yang, Tiny ImageNet Visual Recognition Challenge, Stanford CS231n, 2015.
+    Source: Le and Yang 2015.
     """
     located = locate(CATALOG["tiny_imagenet"], data_dir, None)
     paths = located.paths

@@ -96,7 +96,8 @@ def calibrate(
       ValueError: if nothing is claimed for records, a budget cannot be reached, or there is not one
         for each client.
 
-    Source: `clustered_dp` sections 4 and 5.
+    Source: Malekmohammadi and others 2025 (R-DPCFL), section 5; corrected: selections are composed
+    with training before one conversion to ε, which the authors' code converts apart.
     """
     sizes = np.asarray(sizes)
     algorithm.check(algorithm.hyper, len(sizes))

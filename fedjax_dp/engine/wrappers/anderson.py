@@ -110,9 +110,8 @@ def anderson(
         without such a point, with steps on the host, or without full participation where clients'
         points are mixed.
 
-    Source: Malekmohammadi and others 2021, section 2.5, the least-squares problem under
-    "Acceleration"; the weighted norm is that of the product space, beside equation 2.2. Anderson
-    1965.
+    Source: Anderson 1965; Malekmohammadi 2025, section 2.5, the least-squares problem under
+    "Acceleration", with the weighted norm of the product space (equation 2.2).
     """
     if num_rounds is not None:
         checks.require(memory < num_rounds, "memory", f"be below the {num_rounds} rounds", memory)

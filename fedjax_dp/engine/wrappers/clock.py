@@ -95,7 +95,7 @@ def clocked(
         can meet, availability by the hour without a deadline, asynchronous rounds, or what no claim
         covers.
 
-    Source: the times of a round of PrivacyFL (Mugunthan and others 2020), see `round_times`.
+    Source: Mugunthan and others 2020 (PrivacyFL), times of a round, see `round_times`.
     """
     name = federation.participation.sampler.name
     rule = "have no clock of its own, as asynchronous rounds have"

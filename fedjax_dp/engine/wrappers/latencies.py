@@ -298,7 +298,7 @@ def round_times(
         out of its range.
 
     Source: arriveₖ = Lₖ + compₖ + Lₖ, server = max arriveₖ + server seconds, receiveₖ = server +
-    Lₖ, as in PrivacyFL (Mugunthan and others 2020), with latencies of either direction.
+    Lₖ, as in Mugunthan and others 2020 (PrivacyFL), with latencies of either direction.
     """
     rule = "have a server; the times of rounds without one are serverless_times"
     checks.require(latencies.server is not None, "latencies", rule, None)
@@ -340,7 +340,7 @@ def serverless_times(
       ValueError: if the arguments are not of the same clients, fewer than two clients are active,
         or a number is out of its range.
 
-    Source: receiveₖ = max over j ≠ k of (compⱼ + Lⱼₖ), PrivacyFL (Mugunthan and others 2020).
+    Source: receiveₖ = max over j ≠ k of (compⱼ + Lⱼₖ), Mugunthan and others 2020 (PrivacyFL).
     """
     is_active = _active(latencies, compute, active, least=2)
     seconds = compute.seconds(_of_clients("num_steps", num_steps, len(is_active)))

@@ -51,7 +51,7 @@ def leaving(
       ValueError: for a number out of its range, a federation whose clients send no models of their
         own, or masks whose rounds would be lost before fewer than `min_active` clients are left.
 
-    Source: `secure_aggregation` section 8 (CLIENT_DROPOUT of PrivacyFL).
+    Source: Mugunthan and others 2020 (PrivacyFL), configuration parameter CLIENT_DROPOUT.
     """
     facts = federation.facts
     has_models = isinstance(facts.own, OwnModel) and isinstance(facts.server, ServerState)

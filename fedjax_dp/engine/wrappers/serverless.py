@@ -43,8 +43,8 @@ def serverless(federation: Federation) -> Federation:
       ValueError: for noise of a server or in shares, masks that hold against no colluder, cohorts
         of some clients, steps on the host, or messages of a server at the end of a round.
 
-    Source: PrivacyFL (Mugunthan and others 2020), serverless mode, with each client's own masked
-    message in its sum.
+    Source: Mugunthan and others 2020 (PrivacyFL), serverless mode; corrected: each client's own
+    masked message is in its sum.
     """
     algorithm, participation = federation.algorithm, federation.participation
     name, num_clients = algorithm.name, federation.population.num_clients

@@ -155,9 +155,8 @@ def _method(name: str, entry: Entry, populations: dict[str, Population]) -> Meth
 
 
 def _source(docstring: str) -> str:
-    """The first sentence of a source, in one line, without the sections of other documents."""
-    text = re.split(r"\. (?=[A-Z])", docstring.partition("Source: ")[2])[0].rstrip(".")
-    return "; ".join(part for part in text.split("; ") if not part.startswith("`"))
+    """The first sentence of a source, in one line."""
+    return re.split(r"\. (?=[A-Z])", docstring.partition("Source: ")[2])[0].rstrip(".")
 
 
 def _reason(entry: Entry) -> str:

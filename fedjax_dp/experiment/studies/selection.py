@@ -80,7 +80,7 @@ def select_privately(
     Raises:
       ValueError: if points have other costs or data, no release, callbacks, or no common test set.
 
-    Source: Papernot and Steinke 2022, "Hyperparameter tuning with Rényi differential privacy".
+    Source: Papernot and Steinke 2022.
     """
     experiments = [e for _, e in assembled(_jobs(study, grid, output), watcher or Watcher())]
     for point, experiment in zip(grid, experiments, strict=True):

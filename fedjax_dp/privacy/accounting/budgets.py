@@ -31,7 +31,7 @@ def published_budgets(name: str, num_clients: int) -> np.ndarray:
     Raises:
       ValueError: if there is no such list.
 
-    Source: Malekmohammadi and others 2024, section 3.6, as released by the authors.
+    Source: Malekmohammadi and others 2024 (Robust-HDP), lists as released by the authors.
     """
     checks.one_of("name", name, DISTRIBUTIONS)
     return _lists()[_key(name, num_clients)].copy()
@@ -50,7 +50,7 @@ def published_batch_sizes(num_clients: int) -> np.ndarray:
     Raises:
       ValueError: if there is no such list.
 
-    Source: Malekmohammadi and others 2024, section 3.6, as released by the authors.
+    Source: Malekmohammadi and others 2024 (Robust-HDP), lists as released by the authors.
     """
     return _lists()[_key("batch_size", num_clients)].copy()
 

@@ -47,8 +47,8 @@ def poisson_gaussian(
 
     Guarantee: no value lies below the divergence; the largest possible rounding error is added.
 
-    Source: Mironov, Talwar, Zhang, "Rényi Differential Privacy of the Sampled Gaussian
-    Mechanism", 2019, sections 3.1 to 3.3; Wang, Balle, Kasiviswanathan 2019, corollary 10 (chords).
+    Source: Mironov, Talwar, Zhang 2019, sections 3.1 to 3.3; Wang, Balle, Kasiviswanathan 2019,
+    corollary 10 (chords).
     """
     q, z = np.broadcast_arrays(
         np.atleast_1d(np.asarray(sampling_probability, float)),
@@ -79,8 +79,7 @@ def poisson_of_any(
     `curve` holds the mechanism's own divergences at orders 2, 3, ..., m + 1; between whole orders
     `(α − 1)·ρ(α)`, which is convex, is bounded by its chord.
 
-    Source: Zhu and Wang 2019, "Poisson Subsampled Rényi Differential Privacy", theorem 5;
-    Wang, Balle, Kasiviswanathan 2019, corollary 10 (chords).
+    Source: Zhu and Wang 2019, theorem 5; Wang, Balle, Kasiviswanathan 2019, corollary 10 (chords).
     """
     q = float(sampling_probability)
     if q == 0:

@@ -196,8 +196,7 @@ def clip_per_layer(tree: PyTree, clip_norm: Norms) -> tuple[PyTree, jax.Array]:
       `(clipped, norm)`: the clipped tree, and the norm of the whole tree before clipping, inf if it
       was not finite. The norm is not private.
 
-    Source: McMahan and others, "Learning Differentially Private Recurrent Language Models",
-    ICLR 2018, section 3 ("per-layer clipping").
+    Source: McMahan and others 2018, section 3 ("per-layer clipping").
     """
     leaves, treedef = _leaves_of(tree)
     norm = _norm(leaves)

@@ -62,8 +62,7 @@ class BandedNoise(NamedTuple):
         Returns:
           `(state, noised)`, the noised tree float32 or better.
 
-        Source: Choquette-Choo and others 2023, "(Amplified) Banded Matrix Factorization",
-        algorithm 9 (row by row solution of C z̃ = z).
+        Source: Choquette-Choo and others 2023, algorithm 9 (row by row solution of C z̃ = z).
         """
         leaves, treedef = jax.tree.flatten(total)
         past = jax.tree.leaves(state)

@@ -341,7 +341,7 @@ def choose_bits(
     Raises:
       ValueError: if 32 bits are too few.
 
-    Source: Kairouz, Liu, Steinke 2021, section 4; `user_level_dp` section 6.
+    Source: Kairouz, Liu, Steinke 2021, section 4.
     """
     # Fewer do not hold the rounding of this many clients.
     fewest = max(2, math.floor(math.log2(num_deviations) + 0.5 * math.log2(num_clients)) + 1)

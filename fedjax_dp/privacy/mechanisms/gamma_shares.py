@@ -189,7 +189,8 @@ def gamma_shares(
     Raises:
       ValueError: if there is one party only, or nothing to hide.
 
-    Source: `secure_aggregation` sections 2 and 3; Dwork and others 2006 for the Laplace mechanism.
+    Source: Mugunthan 2022 (Π_PPFL), protocol 1 and appendix A.4, corrected: the paper's scale is n
+    times too small. Dwork and others 2006 for the Laplace mechanism.
     """
     checks.whole("num_parties", num_parties, at_least=2)
     checks.positive("sensitivity.l2", sensitivity.l2)
@@ -224,7 +225,7 @@ def minimizer_sensitivity(
       The sensitivity, in L2 norm, of the sum over parties under replace-one; that of their average
       is an n-th of it.
 
-    Source: `secure_aggregation` section 1; Chaudhuri, Monteleoni, Sarwate 2011, corollary 8.
+    Source: Chaudhuri, Monteleoni, Sarwate 2011, corollary 8; Mugunthan 2022, section 2.2.3.
     """
     return Sensitivity(2 * lipschitz / (smallest * regularizer), "replace_one")
 
@@ -248,7 +249,7 @@ def draw_shares(key: PRNGKey, shape: tuple[int, ...], share_shape: Probabilities
     Returns:
       The numbers, float32.
 
-    Source: Jöhnk 1964; Devroye 1986, "Non-Uniform Random Variate Generation", section IX.3.5.
+    Source: Jöhnk 1964; Devroye 1986, section IX.3.5.
     """
     # Both numbers of all shares in one draw, which compiles once.
     first, second = _gamma(key, (2, *shape), share_shape)

@@ -71,7 +71,7 @@ def blocks(key: PRNGKey, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     of noise. Entry i has the words of the counter (i, 0). Keys of other kinds are left to
     `jax.random`.
 
-    Source: Salmon and others 2011, "Parallel Random Numbers: As Easy as 1, 2, 3".
+    Source: Salmon and others 2011.
     """
     size = math.prod(shape)
     if size == 0 or "threefry" not in str(jax.random.key_impl(key)):

@@ -95,7 +95,7 @@ def repetition(mean: float, *, shape: float = 1.0) -> Repetition:
     Raises:
       ValueError: for numbers out of range, or a mean of 10^9 or more.
 
-    Source: Papernot and Steinke 2022, "Hyperparameter tuning with Rényi differential privacy".
+    Source: Papernot and Steinke 2022.
     """
     checks.require(1 <= mean < 1e9, "mean", "be at least 1 and below 10^9", mean)
     checks.require(shape >= 0, "shape", "be at least 0", shape)

@@ -282,8 +282,7 @@ def add_bounded_laplace(
     Returns:
       The noised tree, float32 or better; nothing moves by more than `bounded_laplace_range`.
 
-    Source: Geng, Ding, Guo, Kumar 2020, "Tight Analysis of Privacy and Utility Tradeoff in
-    Approximate Differential Privacy", definition 2 and theorem 1.
+    Source: Geng, Ding, Guo, Kumar 2020, definition 2 and theorem 1.
     """
     largest = bounded_laplace_range(epsilon, dp_delta, sensitivity)
     scale = sensitivity / jnp.asarray(epsilon, jnp.float32)

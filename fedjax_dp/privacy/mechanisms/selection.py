@@ -39,7 +39,7 @@ class BoundedRangeDpEvent(CurveDpEvent):
         Returns:
           `[orders]`.
 
-        Source: Cesar and Rogers 2021, "Bounding, Concentrating, and Truncating", lemma 3.2.
+        Source: Cesar and Rogers 2021, lemma 3.2.
         """
         del relation
         return orders * self.epsilon**2 / 8
@@ -60,10 +60,9 @@ class BoundedRangeDpEvent(CurveDpEvent):
           By multiple of `interval` the probability of that loss; what lies between two multiples
           goes to both, such that the mass of either distribution is kept.
 
-        Source: Dong, Durfee, Rogers 2020, "Optimal Differential Privacy Composition for Exponential
-        Mechanisms" (worst case of one choice); Zhu, Dong, Wang 2022, "Optimal Accounting of
-        Differential Privacy via Characteristic Function", proposition 8 and theorem 10 (curves of
-        dominating pairs, and that they compose); Doroshenko and others 2022 (lattice).
+        Source: Dong, Durfee, Rogers 2020 for the worst case of one choice; Zhu, Dong, Wang 2022,
+        proposition 8 and theorem 10, for curves of dominating pairs and their composition;
+        Doroshenko and others 2022 for the lattice.
         """
         if self.epsilon == 0:
             return {0: 1.0}
@@ -146,8 +145,7 @@ def selection_event(epsilon: NonNegative) -> DpEvent:
     Returns:
       The event. It holds for the relation of the scores' sensitivity and is not rescaled.
 
-    Source: Cesar and Rogers 2021, "Bounding, Concentrating, and Truncating"; Dong, Durfee, Rogers
-    2020.
+    Source: Cesar and Rogers 2021; Dong, Durfee, Rogers 2020.
     """
     return BoundedRangeDpEvent(float(epsilon))
 

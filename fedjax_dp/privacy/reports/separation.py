@@ -26,7 +26,7 @@ def separation_scores(centres: ArrayLike, stddevs: ArrayLike) -> np.ndarray:
     Raises:
       ValueError: naming the argument, the rule and the value.
 
-    Source: Malekmohammadi and others 2025, section 4.2 (separation score).
+    Source: Malekmohammadi and others 2025 (R-DPCFL), section 4.2 (separation score).
     """
     centres = np.asarray(centres, np.float64)
     checks.require(
@@ -57,7 +57,7 @@ def overlap(separation: ArrayLike) -> np.ndarray:
     Returns:
       `2 Q(SS) = erfc(SS/√2)`, in [0, 1], the shape of `separation`.
 
-    Source: Malekmohammadi and others 2025, section 4.2 (pairwise overlap).
+    Source: Malekmohammadi and others 2025 (R-DPCFL), section 4.2 (pairwise overlap).
     """
     score = np.asarray(separation, np.float64)
     checks.require(bool(np.all(score >= 0)), "separation", "be at least 0", separation)

@@ -72,7 +72,8 @@ def oblivious_mean(
     Raises:
       ValueError: for one party, or a number out of its range.
 
-    Source: `secure_aggregation` sections 2 and 3.
+    Source: Mugunthan 2022 (Π_PPFL), protocol 1 and appendix A.4; its scale is corrected, see
+    `privacy.gamma_shares`.
     """
     start = {"clip_norm": clip_norm, "noise_multiplier": noise_multiplier}
     ranges.check(start, RANGES)
@@ -159,7 +160,7 @@ def noise_messages(
     Returns:
       Bytes of types "keys" and "uint64", for `communication(..., exchange=...)`.
 
-    Source: `secure_aggregation` section 3, appendix A.11 and A.14 of the thesis.
+    Source: Mugunthan 2022 (Π_PPFL), protocol 1, appendices A.11 and A.14.
     """
     num_pairs = num_parties * (num_parties - 1)
     term_bytes = num_weights * (_WORD_BITS // 8) if form == "pairs" else 0

@@ -154,7 +154,7 @@ def set_up_protocol(
     Raises:
       ValueError: if words of 64 bits do not hold the sum, or an agreement is no 32 bytes.
 
-    Source: `secure_aggregation` sections 3 and 7, appendix A.11 and A.14 of the thesis.
+    Source: Mugunthan 2022 (Π_PPFL), protocol 1, appendices A.11 and A.14.
     """
     rule = f"have at most {_MOST_PARTIES} parties, more in `oblivious_mean`"
     checks.require(noise.num_parties <= _MOST_PARTIES, "noise", rule, noise.num_parties)
@@ -222,7 +222,7 @@ def play(
     Raises:
       ValueError: if shapes do not fit, or values are too large for the words.
 
-    Source: `secure_aggregation` section 3, appendix A.7, A.8 and A.11 of the thesis.
+    Source: Mugunthan 2022 (Π_PPFL), protocol 1, appendices A.7, A.8 and A.11.
     """
     noise, fixed_point = set_up.noise, set_up.fixed_point
     n = noise.num_parties
