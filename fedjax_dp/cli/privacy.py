@@ -129,9 +129,9 @@ def compare(
     ],
     steps: _Steps,
     delta: _Delta,
-    output: Annotated[pathlib.Path, typer.Option(help="The PNG file.")] = pathlib.Path(
-        "epsilon_by_round.png"
-    ),
+    output: Annotated[
+        pathlib.Path, typer.Option(help="The PNG file; a PDF is beside it.")
+    ] = pathlib.Path("epsilon_by_round.png"),
     accountant: _Accountant = "rdp",
     relation: _Relation = "add_remove",
 ) -> Answer:

@@ -1,6 +1,5 @@
 """Plots of a run by round: accuracy, ε, update norms."""
 
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy as np
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.packages import needed_for
 from fedjax_dp.io import drawing
+from fedjax_dp.io.figure_files import save as save
 
 with needed_for("drawing", "plots"):
     from matplotlib.axes import Axes
@@ -203,10 +203,3 @@ def epsilon_curves(
     axes.grid(alpha=0.25)
     drawing.legend_beside(axes)
     return figure
-
-
-def save(figure: Figure, path: str | pathlib.Path) -> None:
-    """Saves a figure as PNG, PDF or SVG, by the suffix of the path."""
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)

@@ -170,11 +170,13 @@ def png_size(path):
 def test_plots_are_pictures(folder):
     from PIL import Image
 
-    names = {path.name for path in (folder / "plots").iterdir()}
+    names = {path.name for path in (folder / "plots").glob("*.png")}
     assert names == {
         *("accuracy_epsilon.png", "accuracy_megabytes.png", "client_accuracy.png"),
         *("partition.png", "update_norms.png"),
     }
+    in_papers = {path.name for path in (folder / "plots").glob("*.pdf")}
+    assert in_papers == {name.replace(".png", ".pdf") for name in names}
     for name in names:
         width, height = png_size(folder / "plots" / name)
         assert width >= 600 and height >= 400

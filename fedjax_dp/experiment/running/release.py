@@ -60,7 +60,8 @@ _STATED = ("privacy.json", "privacy.md", "privacy.tex", "privacy.bib", "summary.
 _WITH_SEED = (CONFIG_FILE, REPORT_FILE, "privacy.json", "privacy.md")
 # In a run folder, but not in a release.
 PARTITION_COUNTS = (
-    "the counts of examples and labels by client in `partition.txt` and `plots/partition.png`"
+    "the counts of examples and labels by client in `partition.txt`, "
+    "`plots/partition.png` and `plots/partition.pdf`"
 )
 # Summary entries that depend only on the configuration, public sizes and what ε covers. All others
 # are exact.
