@@ -135,6 +135,7 @@ def deployed(
         run=server.run,
         compile=lambda state, key: state,
         portable=lambda state, *, copies=True: jax.device_get(state),
+        for_checkpoint=jax.device_get,
         federation=federation,
         layout=Layout(),
         num_traces=lambda: 1,

@@ -1,29 +1,38 @@
 """Checkpoints of a run; an interrupted write leaves the previous one intact."""
 
 import json
+import math
 import os
 import pathlib
 import shutil
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 from numpy.typing import ArrayLike
 
 from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.devices import is_distributed
+from fedjax_dp.core.devices import (
+    any_of_processes,
+    is_distributed,
+    of_all_processes,
+    of_first_process,
+)
 from fedjax_dp.core.files import digest_of
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.client_store import ClientStore
 from fedjax_dp.engine.cohort import typed
+from fedjax_dp.engine.execution.placement import Spread
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.io.digests import damage, write_digests
-from fedjax_dp.io.disk import require_space
+from fedjax_dp.io.disk import DiskFull, require_space
 
 # The root of a secret run, next to the checkpoints.
 ROOT_FILE = "root.key"
@@ -33,10 +42,19 @@ _DIGESTS = "digests"
 KEPT = 2
 # Without a target: Orbax would cast to its types.
 _AS_SAVED = ocp.args.StandardRestore()
+# In Orbax's metadata: the clients of tables that several processes have saved with padding.
+_CLIENTS = "clients"
+# What the first process writes to find out whether the others can read it, and for how long they
+# try: a network file system may show a file late.
+_MARK, _PATIENCE = ".shared", 10.0
 
 
 class Checkpoints:
     """Saves and restores the states and hyperparameters of a run in a folder.
+
+    With several processes all of them open the folder, which they have to share, and call the same
+    methods in the same order. Each writes and reads the states of its own clients; the first writes
+    everything else. A checkpoint counts once all have written.
 
     Attributes:
       directory: the folder.
@@ -58,19 +76,26 @@ class Checkpoints:
           keep: how many of the newest checkpoints to keep, at least 1.
           is_secret: whether to let only the owner enter the folder, if the system has such
             permissions.
-          is_read_only: whether to change nothing in the folder, which a run may be using.
+          is_read_only: whether to change nothing in the folder, which a run may be using; with
+            several processes this one reads it alone.
+
+        Raises:
+          ValueError: if several processes do not share the folder.
         """
         self.directory = pathlib.Path(directory).absolute()
-        if is_secret and not is_read_only:
+        self._is_shared = is_distributed() and not is_read_only
+        self._is_first = not self._is_shared or jax.process_index() == 0
+        if is_secret and self._is_first and not is_read_only:
             # While the folder is empty; files made in it later cannot be reached either.
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.directory.chmod(0o700)
-        if is_distributed() and not is_read_only:
-            self.directory.mkdir(parents=True, exist_ok=True)
+        if self._is_shared:
+            _require_shared(self.directory)
+        together = ocp.options.MultiprocessingOptions()
         options = ocp.CheckpointManagerOptions(
             max_to_keep=None if is_read_only else keep,
             create=not (is_read_only or is_distributed()),
-            multiprocessing_options=_alone(),
+            multiprocessing_options=_alone() if is_read_only else together,
             enable_async_checkpointing=False,
             # Leftovers of interrupted writes take space.
             cleanup_tmp_directories=not is_read_only,
@@ -81,8 +106,8 @@ class Checkpoints:
         """Writes a checkpoint of the completed rounds, unless there is one already.
 
         Args:
-          state: the state, as `Simulation.portable` returns it, so that a run can resume on another
-            number of devices.
+          state: the state, as `Simulation.for_checkpoint` or `Simulation.portable` returns it, so
+            that a run can resume on another number of devices and processes.
           hyper: the hyperparameters of the run.
           extra: JSON values that are saved too.
 
@@ -96,16 +121,18 @@ class Checkpoints:
         if isinstance(state.clients, ClientStore):
             # Before the checkpoint, which refers to them.
             state.clients.file.sync()
-        require_space(self.directory, trees.num_bytes((arrays, numbers)) + len(json.dumps(extra)))
+        self._require_space(trees.num_bytes((arrays, numbers)) + len(json.dumps(extra)))
         self._manager.save(
             step,
             args=ocp.args.Composite(
-                state=ocp.args.StandardSave(arrays),
+                state=ocp.args.StandardSave(arrays, custom_metadata=_spread(state)),
                 hyper=ocp.args.StandardSave(numbers),
                 extra=ocp.args.JsonSave(extra),
             ),
         )
         self._manager.wait_until_finished()
+        if not self._is_first:
+            return
         # Last: a checkpoint without digests is incomplete.
         write_digests(self.directory / str(step), self._record(step))
         for old in self._record(step).parent.iterdir():
@@ -115,6 +142,16 @@ class Checkpoints:
             file, kept = state.clients.file, set(self._manager.all_steps())
             slots = {**file.pinned, step: state.clients.slots}
             file.pin({rounds: each for rounds, each in slots.items() if rounds in kept})
+
+    def _require_space(self, num_bytes: int) -> None:
+        """Requires free disk space, in all processes if it is missing in one."""
+        full = None
+        try:
+            require_space(self.directory, num_bytes)
+        except DiskFull as error:
+            full = error
+        if any_of_processes(full is not None):
+            raise full or DiskFull(f"{self.directory} is full for another process")
 
     def _record(self, step: int) -> pathlib.Path:
         return self.directory / _DIGESTS / f"{step}.json"
@@ -176,18 +213,26 @@ class Checkpoints:
 
         Returns:
           Its number of completed rounds, or None if there is none; and for each newer checkpoint,
-          by its rounds, what is damaged.
+          by its rounds, what is damaged, which with several processes the first alone reports.
         """
         damaged: dict[int, str] = {}
-        for step in self._newest_first():
-            wrong = self._damage(step)
-            if wrong is None and like is not None and isinstance(like.clients, ClientStore):
-                wrong = self._state(step, like).clients.damage()
-            if wrong is None:
-                self._pin(like, step)
-                return step, damaged
+        steps = self._newest_first() if self._is_first else []
+        newest = next((s for s in steps if self._is_intact(s, like, damaged)), None)
+        if self._is_shared:
+            found = int(of_first_process(np.asarray(-1 if newest is None else newest)))
+            newest = None if found < 0 else found
+        if newest is not None:
+            self._pin(like, newest)
+        return newest, damaged
+
+    def _is_intact(self, step: int, like: SimulationState | None, damaged: dict[int, str]) -> bool:
+        """Whether a checkpoint is intact; adds what is damaged."""
+        wrong = self._damage(step)
+        if wrong is None and like is not None and isinstance(like.clients, ClientStore):
+            wrong = self._state(step, like).clients.damage()
+        if wrong is not None:
             damaged[step] = wrong
-        return None, damaged
+        return wrong is None
 
     def _newest_first(self) -> list[int]:
         return sorted(self._manager.all_steps(), reverse=True)
@@ -214,6 +259,8 @@ class Checkpoints:
                 shutil.rmtree(folder)
             (self.directory / str(step)).rename(folder)
             self._record(step).unlink(missing_ok=True)
+        # With several processes the first has renamed before the others read.
+        any_of_processes(False)
         self._manager.reload()
 
     def restore(
@@ -224,13 +271,15 @@ class Checkpoints:
         Client state on disk that intact checkpoints refer to is not overwritten from now on.
 
         Args:
-          like: a state of the same simulation, as `Simulation.portable` returns it, for structure,
-            shapes and the folder of client state on disk.
+          like: a state of the same simulation, as `Simulation.for_checkpoint` or
+            `Simulation.portable` returns it, for structure, shapes, the processes of client states,
+            and the folder of client state on disk.
           hyper: hyperparameters of the same simulation, for structure and shapes.
           step: its number of completed rounds; None for the newest intact checkpoint.
 
         Returns:
-          The saved state, hyperparameters and extra values, on the host.
+          The saved state, hyperparameters and extra values, on the host; client states as `like`
+          has them.
 
         Raises:
           ValueError: if there is no such checkpoint, or it belongs to another simulation.
@@ -245,7 +294,19 @@ class Checkpoints:
         return self._state(step, like), numbers, json.loads(json.dumps(saved["extra"]))
 
     def _state(self, step: int | None, like: SimulationState) -> SimulationState:
-        return _like(like, self._saved(step, state=_AS_SAVED)["state"], "state")
+        folder = epath.Path(self.directory / str(step) / "state")
+        found = ocp.StandardCheckpointHandler().metadata(folder)
+        leaves = {f"{i:05d}": x for i, x in enumerate(jax.tree.leaves(like))}
+        target = {name: _target(each, leaves.get(name)) for name, each in found.tree.items()}
+        # Not strict: a table has another number of padding rows for other devices.
+        saved = self._saved(step, state=ocp.args.StandardRestore(target, strict=False))["state"]
+        counts = (found.custom_metadata or {}).get(_CLIENTS, {})
+        for name, table in saved.items():
+            if isinstance(table, jax.Array):
+                saved[name] = Spread(table, counts.get(name, found.tree[name].shape[0]))
+            elif name in counts:
+                saved[name] = table[: counts[name]]
+        return _like(like, saved, "state")
 
     def _saved(self, step: int | None, **parts: Any) -> Any:
         return self._manager.restore(step, args=ocp.args.Composite(**parts))
@@ -265,9 +326,52 @@ def _alone() -> ocp.options.MultiprocessingOptions:
     )
 
 
-def _named(tree: PyTree) -> dict[str, np.ndarray]:
-    """Numbers the leaves of a tree that are not empty, on the host."""
-    return {f"{i:05d}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(tree)) if np.size(x)}
+def _require_shared(folder: pathlib.Path) -> None:
+    """Requires that all processes find a file that the first writes into a folder."""
+    mark, is_first = folder / _MARK, jax.process_index() == 0
+    token = np.frombuffer(os.urandom(16), np.uint8)
+    if is_first:
+        folder.mkdir(parents=True, exist_ok=True)
+        mark.write_bytes(token.tobytes())
+    # Received once it is written.
+    expected, limit = of_first_process(token).tobytes(), time.monotonic() + _PATIENCE
+    while not (is_found := mark.is_file() and mark.read_bytes() == expected):
+        if time.monotonic() > limit:
+            break
+        time.sleep(0.1)
+    missing = np.flatnonzero(~of_all_processes(np.asarray(is_found)))
+    if is_first:
+        mark.unlink()
+    rule = (
+        "be in a file system that all processes share, at the same path, and it is another folder "
+        f"for processes {missing.tolist()}"
+    )
+    checks.require(not len(missing), "the folder of checkpoints", rule, str(folder))
+
+
+def _named(tree: PyTree) -> dict[str, Any]:
+    """Numbers the leaves of a tree that are not empty, those of one process on the host."""
+    leaves = enumerate(jax.tree.leaves(tree))
+    return {
+        f"{i:05d}": x.array if isinstance(x, Spread) else np.asarray(x)
+        for i, x in leaves
+        if math.prod(np.shape(x))
+    }
+
+
+def _spread(state: SimulationState) -> dict[str, Any] | None:
+    """Returns the number of clients of each table that several processes hold."""
+    leaves = enumerate(jax.tree.leaves(state))
+    found = {f"{i:05d}": x.num_clients for i, x in leaves if isinstance(x, Spread)}
+    return {_CLIENTS: found} if found else None
+
+
+def _target(saved: Any, leaf: Any) -> Any:
+    """Returns what Orbax restores an array to: the saved type, on the processes of a leaf."""
+    if isinstance(leaf, Spread) and saved.shape:
+        shape = len(leaf.array), *saved.shape[1:]
+        return jax.ShapeDtypeStruct(shape, saved.dtype, sharding=leaf.array.sharding)
+    return np.broadcast_to(np.zeros((), saved.dtype), saved.shape)
 
 
 def _like(like: PyTree, saved: Mapping[str, Any] | None, what: str) -> PyTree:
@@ -276,9 +380,9 @@ def _like(like: PyTree, saved: Mapping[str, Any] | None, what: str) -> PyTree:
     names = list(_named(like))
     rule = f"hold {len(names)} arrays as this simulation's {what} does"
     checks.require(sorted(saved or {}) == names, "checkpoint", rule, len(saved or {}))
-    arrays = [np.zeros(np.shape(leaf), leaf.dtype) for leaf in leaves]
+    arrays: list[Any] = [np.zeros(np.shape(leaf), leaf.dtype) for leaf in leaves]
     for name, array in (saved or {}).items():
-        arrays[int(name)] = np.asarray(array)
+        arrays[int(name)] = array if isinstance(array, Spread) else np.asarray(array)
     for path, array, leaf in zip(trees.paths(like), arrays, leaves, strict=True):
         checks.require(
             array.shape == leaf.shape and array.dtype == leaf.dtype,

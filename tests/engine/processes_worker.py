@@ -1,12 +1,13 @@
 """Runs cases in one of several processes, or in one process with as many devices."""
 
+import pathlib
 import sys
 from typing import Any
 
 import jax
 import numpy as np
 
-OUTPUT, PROCESS, NUM_PROCESSES, ADDRESS = sys.argv[1:]
+OUTPUT, PROCESS, NUM_PROCESSES, ADDRESS, *EARLIER = sys.argv[1:]
 if int(NUM_PROCESSES) > 1:
     jax.distributed.initialize(
         ADDRESS,
@@ -27,6 +28,7 @@ from fedjax_dp.data import FederatedData, participants, sampling  # noqa: E402
 from fedjax_dp.engine import Simulation, simulation  # noqa: E402
 from fedjax_dp.engine.layout import ExecutionConfig  # noqa: E402
 from fedjax_dp.experiment.running.processes import chosen_by_first  # noqa: E402
+from fedjax_dp.io import Checkpoints, checkpoint  # noqa: E402
 from fedjax_dp.privacy.mechanisms.distributed import make_plan  # noqa: E402
 from fedjax_dp.server import secure, uniform_mean  # noqa: E402
 from fedjax_dp.server.base import Summed  # noqa: E402
@@ -37,6 +39,8 @@ STREAMED = ("fedavg:host", "scaffold:host")
 PRIVATE = ("dp_fedavg", "robust_hdp", "discrete", "masked")
 # One of them has work on the host between its rounds.
 NAMES = ("fedavg", "scaffold", "r_dpcfl", *PRIVATE, *STREAMED)
+# Those that are saved, and restored by other numbers of processes.
+SAVED = ("dp_fedavg", "scaffold", "scaffold:host")
 
 
 def discrete() -> Summed:
@@ -125,6 +129,24 @@ def read_clients() -> list[np.ndarray]:
     return found
 
 
+def unshared() -> str:
+    """The words of the error where each process has a folder of its own."""
+    checkpoint._PATIENCE = 0.0
+    try:
+        Checkpoints(pathlib.Path(OUTPUT).with_suffix(""))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def restored(sim: Simulation, folder: pathlib.Path) -> list[np.ndarray]:
+    """The arrays of the newest checkpoint in a folder, by way of this program's devices."""
+    key = jax.random.key(KEY)
+    like = sim.for_checkpoint(sim.init(key))
+    state, *_ = Checkpoints(folder).restore(like, sim.hyper)
+    return jax.tree.leaves(sim.portable(sim.compile(state, key)))
+
+
 def main() -> None:
     """Saves model, client states, record and info after noisy rounds of each case."""
     arrays, read = {}, read_clients()
@@ -143,6 +165,12 @@ def main() -> None:
         arrays[f"{name}/read"] = np.concatenate([*read, []])
         arrays[f"{name}/held"] = held(state.clients)
         kept = sim.portable(state)
+        if name in SAVED:
+            folder = pathlib.Path(OUTPUT).parent / name
+            Checkpoints(folder).save(sim.for_checkpoint(state), sim.hyper, {})
+            for i, earlier in enumerate([*EARLIER, folder.parent]):
+                for j, leaf in enumerate(restored(sim, pathlib.Path(earlier) / name)):
+                    arrays[f"{name}/restored {i}/{j}"] = leaf
         # From host arrays, as after a checkpoint, the same program takes the state back.
         again, *_ = sim.run(kept, key, 1)
         arrays[f"{name}/traces"] = np.int32(sim.num_traces())
@@ -153,6 +181,7 @@ def main() -> None:
         arrays["refusals"] = np.array(refusals())
         arrays["memory"] = least_memory()
         arrays["chosen"] = chosen()
+        arrays["unshared"] = unshared()
     np.savez(OUTPUT, **arrays)
 
 

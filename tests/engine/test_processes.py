@@ -4,13 +4,19 @@ import functools
 import itertools
 import os
 import pathlib
+import shutil
 import sys
 
+import jax
 import numpy as np
 import pytest
+from cases import CASES
 from marks import slow
 from side_by_side import free_address, run_all
-from small_problem import NUM_CLIENTS
+from small_problem import KEY, NUM_CLIENTS, ROUNDS
+
+from fedjax_dp.engine.layout import ExecutionConfig
+from fedjax_dp.io import Checkpoints
 
 HERE = pathlib.Path(__file__).parent
 ONE, MANY, NUM_DEVICES = "one", (2, 4), 4
@@ -20,26 +26,36 @@ NAMES = (
     *("fedavg", "dp_fedavg", "scaffold", "robust_hdp", "r_dpcfl", "discrete", "masked"),
     *("fedavg:host", "scaffold:host"),
 )
+SAVED = ("dp_fedavg", "scaffold", "scaffold:host")
 
 
 @pytest.fixture(scope="module")
 def worked(tmp_path_factory):
-    """`(count) -> folder` of the results of so many processes, by number."""
+    """`(count) -> results` of each of so many processes, which restore what fewer have saved."""
+    folders = {}
 
     @functools.cache
     def work(count):
+        for fewer in (fewer for fewer in (1, *MANY) if fewer < count):
+            work(fewer)
+        earlier = list(folders.values())
         folder, address = tmp_path_factory.mktemp("processes"), free_address()
+        folders[count] = folder
         environment = os.environ | {
             "JAX_PLATFORMS": "cpu",
             "JAX_NUM_CPU_DEVICES": str(NUM_DEVICES // count),
             "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
         }
         environment.pop("XLA_FLAGS", None)
-        lines = [[folder / f"{process}.npz", process, count, address] for process in range(count)]
+        lines = [
+            [folder / f"{process}.npz", process, count, address, *earlier]
+            for process in range(count)
+        ]
         start = sys.executable, str(HERE / "processes_worker.py")
         run_all([[*start, *map(str, words)] for words in lines], environment, folder)
         return [dict(np.load(folder / f"{process}.npz")) for process in range(count)]
 
+    work.folders = folders
     return work
 
 
@@ -58,8 +74,8 @@ def of_each(results):
 @pytest.mark.parametrize("name", NAMES)
 def test_models_states_records_and_infos_are_those_of_one_process(results, name):
     expected = results[ONE]
-    own = f"{name}/held", f"{name}/read"
-    parts = [key for key in expected if key.startswith(f"{name}/") and key not in own]
+    own = tuple(f"{name}/{part}" for part in ("held", "read", "restored"))
+    parts = [k for k in expected if k.startswith(f"{name}/") and not k.startswith(own)]
     assert len(parts) > 10
     for found in of_each(results):
         for key in parts:
@@ -94,6 +110,52 @@ def test_each_process_reads_the_examples_of_its_own_slots(results, name):
         owned = OWNED * NUM_DEVICES // count
         for process, ids in enumerate(read):
             np.testing.assert_array_equal(ids // owned, process)
+
+
+@slow
+@pytest.mark.parametrize("name", SAVED)
+def test_other_numbers_of_processes_restore_every_bit(worked, name):
+    """1, 2 and 4 processes restore their own checkpoints, and those of fewer."""
+    states = {
+        count: [x for key, x in worked(count)[0].items() if key.startswith(f"{name}/state/")]
+        for count in (1, *MANY)
+    }
+    for count in states:
+        saved = [states[c] for c in states if c <= count]
+        for found in worked(count):
+            for i, arrays in enumerate(saved):
+                for j, array in enumerate(arrays):
+                    restored = found[f"{name}/restored {i}/{j}"]
+                    assert restored.dtype == array.dtype
+                    np.testing.assert_array_equal(restored, array, err_msg=f"{count} {i} {j}")
+
+
+@slow
+@pytest.mark.parametrize("count", MANY)
+def test_one_process_restores_what_several_have_saved_unless_a_share_is_missing(
+    worked, count, tmp_path
+):
+    expected = worked(count)[0]
+    sim, folder = CASES["scaffold"].simulation(ExecutionConfig(devices=1)), worked.folders[count]
+    like = sim.for_checkpoint(sim.init(jax.random.key(KEY)))
+    for name in ("scaffold", "scaffold:host"):
+        state, *_ = Checkpoints(folder / name, is_read_only=True).restore(like, sim.hyper)
+        for i, leaf in enumerate(jax.tree.leaves(state)):
+            np.testing.assert_array_equal(leaf, expected[f"{name}/state/{i}"])
+        shutil.copytree(folder / name, tmp_path / name)
+        last = next((tmp_path / name).glob(f"*/state/ocdbt.process_{count - 1}"))
+        shutil.rmtree(last)
+        step, damaged = Checkpoints(tmp_path / name, is_read_only=True).newest_intact(like)
+        assert step is None and f"ocdbt.process_{count - 1}" in damaged[ROUNDS]
+        assert "is missing" in damaged[ROUNDS]
+
+
+@slow
+def test_checkpoints_are_refused_where_processes_have_folders_of_their_own(results):
+    others = list(range(1, len(of_each(results))))
+    for found in of_each(results):
+        assert "in a file system that all processes share" in str(found["unshared"])
+        assert f"another folder for processes {others}" in str(found["unshared"])
 
 
 @slow

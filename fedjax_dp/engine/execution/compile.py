@@ -56,6 +56,8 @@ class Simulation(NamedTuple):
       compile: `(state, key) -> state` compiles the round without running one; donates too.
       portable: `(state, *, copies=True) -> state` on the host, as one device would hold it; without
         copies, client state in host memory is shared with the state, and later rounds write to it.
+      for_checkpoint: `(state) -> state` for `Checkpoints`: as `portable` without copies, but with
+        several processes each client's state is held by its own process alone.
       federation: the compiled federation.
       layout: the layout of its rounds.
       num_traces: `() -> int`, how often the round was traced.
@@ -69,6 +71,7 @@ class Simulation(NamedTuple):
     run: Callable[..., tuple[SimulationState, RoundRecord, RoundInfo]]
     compile: Callable[[SimulationState, PRNGKey], SimulationState]
     portable: Callable[..., SimulationState]
+    for_checkpoint: Callable[[SimulationState], SimulationState]
     federation: Federation
     layout: Layout
     num_traces: Callable[[], int]
@@ -256,6 +259,7 @@ def compile_federation(
         run=run,
         compile=compile_round,
         portable=place.portable,
+        for_checkpoint=place.for_checkpoint,
         federation=federation,
         layout=layout,
         num_traces=lambda: count.traces,
@@ -379,6 +383,10 @@ def _require_distributable(federation: Federation, place: Placement) -> None:
     rule = f"be above {num_own}, or all clients would be of one process"
     is_shared = not has_table or place.num_clients > num_own
     checks.require(is_shared, "the number of clients", rule, place.num_clients)
+    platforms: str | None = jax.config.jax_platforms  # type: ignore[attr-defined]
+    rule = "include 'cpu' for client state in host memory of several processes"
+    is_on_hosts = not has_table or not platforms or "cpu" in platforms.split(",")
+    checks.require(is_on_hosts, "JAX_PLATFORMS", rule, platforms)
 
 
 def _require_divisible(federation: Federation, layout: Layout, place: Placement) -> None:

@@ -1,5 +1,6 @@
 """The placement of a simulation's arrays on devices, in host memory or on disk."""
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from fedjax_dp.core import checks
@@ -20,6 +21,29 @@ from fedjax_dp.engine.round import ByClient, SimulationState
 
 # Tables of processes are joined in blocks of about so many bytes of each.
 _BLOCK_BYTES = 2**26
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """A table of all clients over several processes, as a checkpoint saves and restores it.
+
+    Attributes:
+      array: the table; each process holds the rows of its own clients.
+      num_clients: the number of clients; rows after them are padding.
+    """
+
+    array: jax.Array
+    num_clients: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape without padding."""
+        return self.num_clients, *self.array.shape[1:]
+
+    @property
+    def dtype(self) -> Any:
+        """The type of the numbers."""
+        return self.array.dtype
 
 
 class Placement(NamedTuple):
@@ -79,14 +103,16 @@ class Placement(NamedTuple):
 
     def _put_table(self, x: Any) -> Any:
         """Returns the clients of this process, from a table of all or of these."""
-        table = np.asarray(x)
+        table = own_part(x.array if isinstance(x, Spread) else x)
         if not is_distributed() or len(table) != self.num_clients:
             return table
         return table[np.minimum(self.own_rows, self.num_clients - 1)]
 
     def _put_clients(self, table: PyTree) -> PyTree:
-        wide = jax.tree.map(lambda x: _padded(_typed(x), self.num_rows), table)
-        return _placed(wide, self.by_client)
+        def wide(x: Any) -> Any:
+            return x.array if isinstance(x, Spread) else _padded(_typed(x), self.num_rows)
+
+        return _placed(jax.tree.map(wide, table), self.by_client)
 
     def _put_wrapper(self, part: Any) -> Any:
         if isinstance(part, ByClient):
@@ -115,6 +141,28 @@ class Placement(NamedTuple):
         )
         return jax.device_get(state._replace(clients=clients, outer=outer))
 
+    def for_checkpoint(self, state: Any) -> SimulationState:
+        """Returns a state as checkpoints hold it, see `Simulation.for_checkpoint`."""
+        if not is_distributed():
+            return self.portable(state, copies=False)
+
+        def of_clients(x: Any) -> Spread:
+            return Spread(x if isinstance(x, jax.Array) else self._on_hosts(x), self.num_clients)
+
+        outer = by_part(
+            lambda x: jax.tree.map(of_clients if isinstance(x, ByClient) else jax.device_get, x),
+            state.outer,
+        )
+        shared = jax.device_get(state._replace(clients=None, outer=()))
+        clients = jax.tree.map(of_clients, state.clients)
+        return shared._replace(clients=clients, outer=outer)
+
+    def _on_hosts(self, table: np.ndarray) -> jax.Array:
+        """Joins the tables of all processes to one array, without a copy to another process."""
+        own = self._put_table(table)
+        shape = self.num_rows, *own.shape[1:]
+        return jax.make_array_from_process_local_data(_by_process(), own, shape)
+
     def of_state(self, outer: PyTree) -> SimulationState:
         """Returns the sharding of every part of a state in device memory."""
         of_wrappers = by_part(
@@ -139,6 +187,12 @@ def placement_of(
         range(per_device * own.start, per_device * own.stop),
     )
     return Placement(everywhere, by_client, num_clients, num_rows, own_rows, is_resident, kind)
+
+
+def _by_process() -> NamedSharding:
+    """Returns the sharding of host arrays over all processes."""
+    first = {device.process_index: device for device in reversed(jax.devices("cpu"))}
+    return NamedSharding(Mesh([first[i] for i in range(jax.process_count())], AXIS), P(AXIS))
 
 
 def by_part(function: Callable[[Any], Any], outer: PyTree) -> PyTree:

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import os
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -11,13 +12,15 @@ import jax
 import numpy as np
 
 from fedjax_dp.core import checks
-from fedjax_dp.core.devices import any_of_processes, of_all_processes
+from fedjax_dp.core.devices import any_of_processes, of_all_processes, of_first_process
 from fedjax_dp.experiment.assembly.devices import devices_here, offer_devices
 from fedjax_dp.experiment.reading.validate import check_processes
 from fedjax_dp.experiment.schema.config import Config, ExecutionSection
 
 # A process that dies ends the others within about so many seconds, and an end waits for the others.
 HEARTBEAT_SECONDS, _SHUTDOWN_SECONDS = 20, 60
+# The longest path on Linux, in bytes.
+_PATH_BYTES = 4096
 
 
 def start_processes(config: Config) -> None:
@@ -64,6 +67,13 @@ def place_of_process(place: pathlib.Path | None) -> Iterator[pathlib.Path | None
         return
     with tempfile.TemporaryDirectory() as folder:
         yield pathlib.Path(folder)
+
+
+def folder_of_first(folder: pathlib.Path) -> pathlib.Path:
+    """Returns the folder of the first process."""
+    own = os.fsencode(folder.absolute())[:_PATH_BYTES].ljust(_PATH_BYTES, b"\0")
+    sent = of_first_process(np.frombuffer(own, np.uint8)).tobytes()
+    return pathlib.Path(os.fsdecode(sent.rstrip(b"\0")))
 
 
 def require_same(what: str, text: str) -> None:

@@ -26,7 +26,11 @@ from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.components.secure_aggregation import graph_of
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.byte_totals import ByteTotals
-from fedjax_dp.experiment.running.processes import is_first_process, require_same
+from fedjax_dp.experiment.running.processes import (
+    folder_of_first,
+    is_first_process,
+    require_same,
+)
 from fedjax_dp.experiment.running.release import withdraw_release
 from fedjax_dp.experiment.running.run_folder import (
     CHECKPOINT_FOLDER,
@@ -143,7 +147,8 @@ def fresh(experiment: Experiment, folder: pathlib.Path | None) -> tuple[Simulati
     require_free(folder)
     state = stored_in(state, folder / CLIENTS_FOLDER)
     _require_space(experiment, state)
-    checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, is_secret=section.secret)
+    shared = folder_of_first(folder) / CHECKPOINT_FOLDER
+    checkpoints = Checkpoints(shared, is_secret=section.secret)
     if section.secret and is_first_process():
         # Saved before the first round, so that no round is released with two draws of noise.
         checkpoints.write_root(jax.random.key_data(key))
@@ -161,19 +166,16 @@ def restored(
 ) -> tuple[SimulationState, Start]:
     """Resumes a run from its newest intact checkpoint, or from its seed if there is none.
 
-    A process that shares the run reads its folder and writes to `place`, a folder of its own.
+    A process that shares the run writes to `place`, a folder of its own, all but checkpoints.
     """
     config, seconds, ledgers, sent = experiment.config, 0.0, None, None
     place = folder if place is None else place
-    is_writer = place == folder
     lock = locked(place)
     _require_same(experiment.written, (folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    checkpoints = Checkpoints(
-        folder / CHECKPOINT_FOLDER, is_secret=config.run.secret, is_read_only=not is_writer
-    )
+    checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, is_secret=config.run.secret)
     key = _saved_root(config.run, checkpoints)
     state = stored_in(first_state(experiment), folder / CLIENTS_FOLDER)
-    hyper, like = experiment.simulation.hyper, experiment.simulation.portable(state)
+    hyper, like = experiment.simulation.hyper, experiment.simulation.for_checkpoint(state)
     step, damaged = checkpoints.newest_intact(like)
     for rounds, wrong in damaged.items():
         warn(f"the checkpoint of round {rounds} is damaged ({wrong}) and is skipped")
@@ -183,13 +185,12 @@ def restored(
         require_same_base(experiment, extra)
         ledgers, seconds = extra["ledgers"], extra["seconds"]
         sent = extra["traffic"]
-    if not is_writer and (folder / METRICS_FILE).exists():
+    if place != folder and (folder / METRICS_FILE).exists():
         shutil.copy(folder / METRICS_FILE, place)
     # All have read the folder before one of them changes it.
     root = np.asarray(jax.random.key_data(key)).tolist()
     require_same("the checkpoint", json.dumps([step, ledgers, root]))
-    if is_writer:
-        checkpoints.set_aside(damaged)
+    checkpoints.set_aside(damaged)
     # The noise that is accounted is the noise that runs: after a restart, the saved one.
     accounting, traffic = accounting_of(experiment, hyper), _byte_totals(experiment)
     if ledgers is not None:

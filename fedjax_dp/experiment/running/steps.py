@@ -22,7 +22,6 @@ from fedjax_dp.experiment.running.environment import environment
 from fedjax_dp.experiment.running.health import Health
 from fedjax_dp.experiment.running.processes import (
     chosen_by_first,
-    is_first_process,
     require_same,
 )
 from fedjax_dp.experiment.running.results import Ended, evaluate, write_results
@@ -90,9 +89,7 @@ def steps(
             "frozen": base,
         }
         # Saved before the next round overwrites client state.
-        at_hand = experiment.simulation.portable(state, copies=False)
-        if is_first_process():
-            start.checkpoints.save(at_hand, start.hyper, extra)
+        start.checkpoints.save(experiment.simulation.for_checkpoint(state), start.hyper, extra)
 
     if section.secret:
         # From round 0 on, so that no two configurations ever share a root.
@@ -107,7 +104,7 @@ def steps(
     timing = {"seconds": seconds(), **timing}
     summary = write_results(
         experiment,
-        _at_hand(experiment, state),
+        _models_at_hand(experiment, state),
         start,
         timing,
         health.warnings,
@@ -136,7 +133,7 @@ def _rounds(
 
     def affordable() -> int:
         return start.accounting.affordable_rounds(
-            _at_hand(experiment, state),
+            _at_hand(experiment, state._replace(clients=None)),
             start.key,
             total - done,
             experiment.budget,
@@ -174,7 +171,7 @@ def _rounds(
         if allowed == 0:
             allowed = affordable()
         if allowed == 0 or done % section.evaluate_every == 0:
-            held = _at_hand(experiment, state)
+            held = _models_at_hand(experiment, state)
             rows[-1] |= evaluate(experiment.evaluator, held, start.hyper, section.seed)
         health.note(rows)
         for row in rows:
@@ -202,6 +199,13 @@ def _ends_not_covered(
 def _at_hand(experiment: Experiment, state: SimulationState) -> SimulationState:
     """Returns a state that this process holds whole, for work that it does alone."""
     return experiment.simulation.portable(state) if is_distributed() else state
+
+
+def _models_at_hand(experiment: Experiment, state: SimulationState) -> SimulationState:
+    """Returns the same for evaluations, which read client state for personal models alone."""
+    if is_distributed() and experiment.simulation.federation.personal is None:
+        state = state._replace(clients=None)
+    return _at_hand(experiment, state)
 
 
 def _rows(
