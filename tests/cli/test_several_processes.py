@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 from marks import slow
-from run_folders import command, in_subprocess, metrics, read_json, saved_arrays
+from run_folders import ENTRY, command, in_subprocess, metrics, read_json, saved_arrays
 from side_by_side import SECONDS, free_address, run_all
 
 from fedjax_dp.experiment.assembly.assemble import assemble
@@ -21,6 +21,7 @@ from fedjax_dp.experiment.running.processes import (
     start_processes,
 )
 from fedjax_dp.experiment.running.run import run
+from fedjax_dp.io import Checkpoints
 
 ADDRESS = "--execution.coordinator=127.0.0.1:1"
 PAIR = (ADDRESS, "--execution.num_processes=2", "--execution.process_id=1")
@@ -97,6 +98,22 @@ def running(output, lines, folder, first_round):
             process.wait()
 
 
+# A process that dies by a signal while it writes its fourth checkpoint.
+DYING = f"""
+import os, signal
+import orbax.checkpoint as ocp
+write, saved = ocp.type_handlers.ArrayHandler.serialize, []
+async def dying(*args, **options):
+    writes = await write(*args, **options)
+    saved.append(True)
+    if len(saved) == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return writes
+ocp.type_handlers.ArrayHandler.serialize = dying
+{ENTRY}
+"""
+
+
 @slow
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_death_ends_the_others_and_an_interruption_ends_all_after_the_same_round(
@@ -105,10 +122,14 @@ def test_a_death_ends_the_others_and_an_interruption_ends_all_after_the_same_rou
     output, other = tmp_path / "run", 1 - killed
     words = ("--run.rounds=100000", "--run.checkpoint_every=1", "--run.evaluate_every=100000")
     lines = together(2, *WORDS, *words, "--run.secret=true", "--output", str(output))
-    with running(output, lines, tmp_path, 3) as started:
-        started[killed].kill()
+    lines[killed][2] = DYING
+    with running(output, lines, tmp_path, 2) as started:
+        # While the checkpoint of round 3 is written, after that of round 0.
+        assert started[killed].wait(SECONDS) == -signal.SIGKILL
         # Twice the heartbeat, since both share the cores of this machine with other work.
         assert started[other].wait(2 * HEARTBEAT_SECONDS) not in (0, 130)
+    assert saved_arrays(output)[0] == 2
+    assert Checkpoints(output / "checkpoint", is_read_only=True).newest_intact() == (2, {})
     before = len(metrics(output))
     lines = together(2, "--resume", str(output))
     with running(output, lines, tmp_path, before + 2) as started:
