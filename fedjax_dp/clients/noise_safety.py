@@ -13,6 +13,8 @@ from fedjax_dp.models.base import Model
 
 # Optimisers that gather several gradients before they step move nothing until then.
 _MOST_STEPS = 100
+# A model above so many bytes is tried with at most so many entries along each axis.
+_MOST_BYTES, _MOST_ENTRIES = 2**30, 256
 
 
 def check_noised(
@@ -38,7 +40,7 @@ def check_noised(
             f"with {_some(buffers)}: replace batch norm by group norm, or freeze the buffers "
             "(Model.freeze), which are then not sent"
         )
-    is_moved = jax.device_get(_is_moved(make_optimizer(), shapes))
+    is_moved = jax.device_get(_is_moved(make_optimizer(), _at_most(_MOST_BYTES, shapes)))
     # Empty arrays cannot move and need not; parameters that are not sent get no noise.
     sizes = [leaf.size for leaf in jax.tree.leaves(shapes)]
     tried = [
@@ -54,6 +56,15 @@ def check_noised(
             f"that leaves {_some(left)} as it is: freeze those parameters instead (Model.freeze, "
             "or model.frozen in a configuration), which are then not sent"
         )
+
+
+def _at_most(num_bytes: int, shapes: PyTree) -> PyTree:
+    """Shortens the axes of a large model, which this machine may not hold."""
+    if trees.num_bytes(shapes) <= num_bytes:
+        return shapes
+    return jax.tree.map(
+        lambda s: jax.ShapeDtypeStruct([min(n, _MOST_ENTRIES) for n in s.shape], s.dtype), shapes
+    )
 
 
 def _is_moved(optimizer: optax.GradientTransformation, shapes: Any) -> list[jax.Array]:

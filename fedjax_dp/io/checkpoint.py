@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from etils import epath
 from numpy.typing import ArrayLike
 
 from fedjax_dp.algorithms.values import Hyper
@@ -294,7 +293,7 @@ class Checkpoints:
         return self._state(step, like), numbers, json.loads(json.dumps(saved["extra"]))
 
     def _state(self, step: int | None, like: SimulationState) -> SimulationState:
-        folder = epath.Path(self.directory / str(step) / "state")
+        folder = self._manager.directory / str(step) / "state"
         found = ocp.StandardCheckpointHandler().metadata(folder)
         leaves = {f"{i:05d}": x for i, x in enumerate(jax.tree.leaves(like))}
         target = {name: _target(each, leaves.get(name)) for name, each in found.tree.items()}

@@ -28,6 +28,7 @@ from small_problem import (
 from small_problem import SETTINGS as NUMBERS
 
 from fedjax_dp.algorithms import dp_fedavg, fedavg, registry
+from fedjax_dp.clients.noise_safety import check_noised
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.core import trees
 from fedjax_dp.core.keys import Purpose, fold
@@ -244,6 +245,15 @@ def test_an_optimizer_that_leaves_weights_alone_is_refused_behind_noise_alone(op
     with pytest.raises(ValueError, match=r"leaves 'base' as it is.*Model.freeze"):
         simulation(fedavg(model, trainer, aggregator=aggregator), make_data(), FULL, PLAIN)
     simulation(fedavg(model, trainer), make_data(), FULL, PLAIN)
+
+
+def test_a_model_larger_than_any_memory_is_checked_in_part():
+    names = {"w": 2**40, "b": 2**20, "base": 2**30}
+    shapes = {name: (rows, 1024) for name, rows in names.items()}
+    model = with_base()._replace(init=lambda key: {n: jnp.zeros(s) for n, s in shapes.items()})
+    check_noised(model, lambda: optax.sgd(0.1))
+    with pytest.raises(ValueError, match="leaves 'base' as it is"):
+        check_noised(model, lambda: with_zeros(0.1))
 
 
 SGD_AFTER_FOUR = optax.MultiSteps(optax.sgd(0.1), 4).gradient_transformation()
