@@ -1,17 +1,19 @@
 """Runs rounds with and without a model axis on four CPU devices; a process of its own."""
 
 import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from small_problem import KEY, NUM_CLIENTS, ROUNDS, SIZES
+from test_asynchronous import RULES as ARRIVALS
 
-from fedjax_dp.algorithms import dp_fedavg, dp_sgd, scaffold
+from fedjax_dp.algorithms import dp_fedavg, dp_sgd, fedavg, scaffold
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine import ExecutionConfig, ModelAxis, simulation
+from fedjax_dp.engine import ExecutionConfig, ModelAxis, anderson, asynchronous, simulation
 from fedjax_dp.models import char_transformer, llama, lora, mlp
 from fedjax_dp.server.private import gaussian_mean
 
@@ -74,11 +76,26 @@ def algorithm_of(name, model):
         return dp_sgd(model, dp_sgd_trainer(model, PRIVATE))
     if name == "dp_both":
         return dp_fedavg(model, dp_sgd_trainer(model, PRIVATE), aggregator=clips)
+    # Without clips a larger rate diverges, and rounding with it.
+    slow = local_trainer(model, NUMBERS._replace(learning_rate=0.01))
+    if name == "anderson":
+        return fedavg(model, slow)
     if name == "scaffold":
-        # Without clips a larger rate diverges, and rounding with it.
-        slow = local_trainer(model, NUMBERS._replace(learning_rate=0.01))
         return scaffold(model, slow, num_clients=NUM_CLIENTS)
+    if name == "asynchronous":
+        return dp_fedavg(model, slow, aggregator=clips)
     return dp_fedavg(model, local_trainer(model, NUMBERS), aggregator=clips)
+
+
+def rounds_of(name):
+    """The participation of clients, and what wraps the rounds."""
+    if name == "anderson":
+        everyone = participants.participation(sampling.full_participation(), NUM_CLIENTS)
+        return everyone, partial(anderson, memory=2)
+    if name == "asynchronous":
+        pairs = participants.participation(sampling.fixed_size(), NUM_CLIENTS, 2)
+        return pairs, partial(asynchronous, **ARRIVALS)
+    return participants.participation(sampling.poisson(), NUM_CLIENTS, 4.0), None
 
 
 def refusal(sim, key):
@@ -96,13 +113,13 @@ def main(output: str, *jobs: str) -> None:
     for job in jobs:
         name, kind, placement = job.split(":")
         model, data = made(kind)
-        joins = participants.participation(sampling.poisson(), NUM_CLIENTS, 4.0)
+        joins, wrapper = rounds_of(name)
         key = jax.random.key(KEY)
         for is_divided in (True, False):
             axis = ModelAxis(2, RULES[kind]) if is_divided else None
             execution = ExecutionConfig(2, 4 if is_divided else 1, placement, 2, model_axis=axis)
             others = jax.live_arrays()
-            sim = simulation(algorithm_of(name, model), data, joins, execution)
+            sim = simulation(algorithm_of(name, model), data, joins, execution, wrapper=wrapper)
             if kind == "llama":
                 arrays[f"{job}/refused"] = refusal(sim, key)
                 break
@@ -116,7 +133,9 @@ def main(output: str, *jobs: str) -> None:
             for part in ("server", "clients"):
                 leaves = jax.tree.leaves(getattr(kept, part))
                 numbers |= {f"state/{part}/{i}": leaf for i, leaf in enumerate(leaves)}
-            numbers |= {f"info/{i}": x for i, x in enumerate(jax.tree.leaves(info.training))}
+            # Slots are padded by device.
+            shown = jax.tree.leaves(info.training._replace(padding_share=()))
+            numbers |= {f"info/{i}": x for i, x in enumerate(shown)}
             arrays |= {f"{which}/{part}": value for part, value in numbers.items()}
             if not is_divided:
                 continue

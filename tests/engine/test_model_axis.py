@@ -22,8 +22,9 @@ from fedjax_dp.models import mlp
 HERE = pathlib.Path(__file__).parent
 # Norms of examples and of clients; one program and its twin on one device.
 TELLING = ("dp_both:mlp:device",)
-# Attention; examples and client states in host memory.
+# Attention; examples and client states in host memory; wrapped rounds.
 OTHERS = ("dp_sgd:transformer:device", "dp_fedavg:transformer:host", "scaffold:mlp:host")
+OTHERS += ("anderson:mlp:device", "asynchronous:mlp:device")
 # Refused before anything is placed on them.
 TWO = [jax.devices()[0]] * 2
 
