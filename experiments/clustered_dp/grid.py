@@ -15,6 +15,8 @@ SELECTION_SHARE = 0.03  # of the total ε, for one private choice
 # Our names, and how the paper calls the same thing in its tables.
 METHODS = {
     "R-DPCFL": None,
+    "R-DPCFL, M unknown": None,
+    "R-DPCFL, M unknown, plain": None,
     "RC-DPFL": "RC-DPFL",
     "f-CDPFL": "f-CDPFL",
     "IFCA": None,
@@ -111,6 +113,8 @@ def words_of(method: str, setting: Config) -> tuple[str, ...]:
     choice = {"selection_epsilon": SELECTION_SHARE * float(setting.privacy.record.epsilon)}
     name, options = {
         "R-DPCFL": ("r_dpcfl", options | choice),
+        "R-DPCFL, M unknown": ("r_dpcfl", choice),
+        "R-DPCFL, M unknown, plain": ("r_dpcfl", choice | {"separation": "plain"}),
         "RC-DPFL": ("rc_dpfl", options),
         "f-CDPFL": ("f_cdpfl", options | {"selection": "exact"}),
         "IFCA": ("f_cdpfl", options | choice),

@@ -166,12 +166,13 @@ def run_one(point: Point, arguments: argparse.Namespace) -> dict[str, Any]:
         "examples_per_second": float(np.sum(info.training.num_examples)) / seconds_rounds,
         "hardware": f"{os.cpu_count()} {platform.machine()} cores, {jax.default_backend()}",
     }
-    if method in ("R-DPCFL", "RC-DPFL"):
+    if sim.algorithm.name in ("r_dpcfl", "rc_dpfl"):
         server = jax.device_get(state.server)
         result["separation"] = float(server.separation)
         result["overlap"] = float(server.overlap)
         result["soft_rounds"] = int(server.soft_rounds)
-        count = int(server.num_models)
+        result["num_models"] = count = int(server.num_models)
+        result["num_iterations"] = int(server.num_iterations)
         figure = study_plots.updates_and_mixture(
             server.features, true, server.means[:count], server.radii[:count],
             f"updates of round 1, MSS {server.separation:.1f}",
