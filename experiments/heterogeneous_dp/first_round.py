@@ -1,0 +1,153 @@
+"""Figures E.1 and E.2 of the thesis: `python -m experiments.heterogeneous_dp.first_round`.
+
+One round of Robust-HDP on MNIST with the noise of a whole run, from several seeds. Singular values
+of the matrix of updates M and of its low-rank part L are in `singular_values.csv`, weights of
+clients by method in `weights.csv`.
+"""
+
+import argparse
+import csv
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments import noise_levels, study_plots
+from experiments.heterogeneous_dp import noise
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.engine import ExecutionConfig, Simulation, as_metrics, simulation
+from fedjax_dp.experiment import assemble, load_config
+from fedjax_dp.experiment.running.starting import new_root
+from fedjax_dp.io import drawing, plots
+from fedjax_dp.privacy.accounting import budgets
+from fedjax_dp.server.robust_pca import principal_component_pursuit
+
+HERE = pathlib.Path(__file__).parent
+# Of E.1, and of E.2.
+SPECTRA, WEIGHTS = ("Dist3", "Dist9"), "Dist8"
+Row = dict[str, Any]
+
+
+def with_matrices(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
+    """Adds M and L, `[clients, parameters]`, to the info of each round."""
+    inner = algorithm.aggregator
+
+    def combine(state, numbers, stack, close):
+        state, aggregate, info = inner.combine(state, numbers, stack, close)
+        updates = [leaf.reshape(len(leaf), -1) for leaf in jax.tree.leaves(stack[0])]
+        matrix = jnp.concatenate(updates, axis=1)
+        found = principal_component_pursuit(matrix, mode="inexact")
+        return state, aggregate, info | {"M": matrix, "L": found.low_rank}
+
+    return algorithm._replace(aggregator=inner._replace(combine=combine))
+
+
+def simulation_of(seed: int) -> tuple[Simulation, Any]:
+    """Returns a simulation of `mnist.toml`, whose noise is a number of the round, and its key."""
+    one = [f"--run.{name}=1" for name in ("rounds", "evaluate_every", "checkpoint_every")]
+    words = (*one, f"--run.seed={seed}", "--privacy.record.noise_multiplier=1")
+    config = load_config(HERE / "mnist.toml", words)
+    built = assemble(config)
+    algorithm, train = with_matrices(built.simulation.algorithm), built.population.train
+    layout = ExecutionConfig(clients_per_chunk=1)
+    sim = simulation(algorithm, train, built.simulation.participation, layout)
+    return sim, new_root(config.run)
+
+
+def first_rounds(seeds: Sequence[int]) -> Iterator[tuple[str, int, dict[str, np.ndarray]]]:
+    """Runs one round of each distribution and seed; yields the metrics of the round."""
+    batch = budgets.published_batch_sizes(noise.CLIENTS)
+    for seed in seeds:
+        sim, key = simulation_of(seed)
+        for name in (*SPECTRA, WEIGHTS):
+            z = noise.multipliers(budgets.published_budgets(name, noise.CLIENTS), batch)
+            local = sim.hyper.local._replace(noise_multiplier=np.float32(z))
+            _, record, info = sim.run(sim.init(key), key, 1, sim.hyper._replace(local=local))
+            yield name, seed, {k: v[0] for k, v in as_metrics(record, info).items()}
+
+
+def weights_of(name: str, estimated: np.ndarray) -> dict[str, np.ndarray]:
+    """Lists the weights of clients by method; those of Robust-HDP are given."""
+    epsilon = budgets.published_budgets(name, noise.CLIENTS)
+    variance = noise.update_variances(epsilon, budgets.published_batch_sizes(noise.CLIENTS))
+    return {
+        "oracle": noise_levels.inverse_variance_weights(variance),
+        "Robust-HDP": estimated,
+        "WeiAvg": epsilon / epsilon.sum(),
+        "DPFedAvg": np.full(noise.CLIENTS, 1 / noise.CLIENTS),
+    }
+
+
+def tables(seeds: Sequence[int]) -> tuple[list[Row], list[Row]]:
+    """Computes the rows of both files."""
+    values, weights = [], []
+    for name, seed, metrics in first_rounds(seeds):
+        row = {"distribution": name, "seed": seed}
+        for matrix in ("M", "L"):
+            found = np.linalg.svd(np.asarray(metrics[matrix], np.float64), compute_uv=False)
+            values += [row | {"matrix": matrix, "rank": i, "value": v} for i, v in _from_1(found)]
+        for method, own in weights_of(name, metrics["weights"]).items():
+            weights += [
+                row | {"method": method, "client": i - 1, "weight": w} for i, w in _from_1(own)
+            ]
+    return values, weights
+
+
+def _from_1(numbers: np.ndarray) -> list[tuple[int, float]]:
+    return list(enumerate(np.asarray(numbers, np.float64).tolist(), start=1))
+
+
+def draw_spectra(values: Sequence[Row]) -> Figure:
+    """Draws singular values by rank, over the largest: the mean over seeds, and their range."""
+    figure = drawing.new_figure()
+    axes = figure.subplots()
+    for i, (name, matrix) in enumerate((n, m) for n in SPECTRA for m in ("M", "L")):
+        seeds: dict[int, list[float]] = {}
+        for row in values:
+            if (row["distribution"], row["matrix"]) == (name, matrix):
+                seeds.setdefault(row["seed"], []).append(row["value"])
+        shares = np.array([np.divide(v, max(v)) for v in seeds.values()])
+        ranks = np.arange(1, shares.shape[1] + 1)
+        line = drawing.draw_curve(axes, i, ranks, shares.mean(axis=0), f"{matrix}, {name}")
+        low, high = shares.min(axis=0), shares.max(axis=0)
+        axes.fill_between(ranks, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
+    axes.set(xlabel="rank", ylabel="singular value over the largest", ylim=(0, 1.02))
+    drawing.whole_ticks(axes)
+    drawing.set_title(axes, "updates of the first round, MNIST, and their low-rank part")
+    axes.grid(alpha=0.25)
+    drawing.legend_beside(axes)
+    return figure
+
+
+def write(path: pathlib.Path, rows: Sequence[Row]) -> None:
+    """Writes rows as a CSV file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("runs/first_round"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    known = parser.parse_args(arguments)
+    values, weights = tables(known.seeds)
+    write(known.output / "singular_values.csv", values)
+    write(known.output / "weights.csv", weights)
+    plots.save(draw_spectra(values), known.output / "singular_values.png")
+    shown: dict[str, list[float]] = {}
+    for row in weights:
+        if (row["distribution"], row["seed"]) == (WEIGHTS, known.seeds[0]):
+            shown.setdefault(row["method"], []).append(row["weight"])
+    figure = study_plots.weights_of_clients(shown, f"MNIST, {WEIGHTS}, first round")
+    plots.save(figure, known.output / "weights.png")
+
+
+if __name__ == "__main__":
+    main()
