@@ -1,0 +1,236 @@
+"""The first round of R-DPCFL alone: `python -m experiments.clustered_dp.first_round`.
+
+Figures 5, 8 and 9 of the paper, C.2, D.5, D.6 and E.7 (left) of the thesis, on the small MNIST
+setting: batch sizes of the first round b¹ and of later ones b^{>1}, budgets and data set sizes, one
+at a time. A mixture of each size M is fitted to the updates of a round. `mixtures.csv` has its MSS,
+its EM steps, and whether its clusters are the true ones; `distances.csv` the distances of the true
+clusters' mean updates in a round without noise.
+"""
+
+import argparse
+import itertools
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments import noise_levels, study_plots
+from experiments.clustered_dp.grid import true_clusters
+from experiments.clustered_dp.metrics import is_partition_found
+from experiments.heterogeneous_dp.first_round import write
+from fedjax_dp.engine import examples_of
+from fedjax_dp.experiment import Config, assemble, load_config
+from fedjax_dp.experiment.running.starting import new_root
+from fedjax_dp.io import plots
+from fedjax_dp.server.clustering import Similarity
+from fedjax_dp.server.mixture import fit_mixture, principal_features
+
+HERE = pathlib.Path(__file__).parent
+SIZES = (600, 300)
+FIRST, LATER, EPSILONS = (32, 64, 128, 256), (16, 32, 64, 128), (15.0, 10.0, 5.0, 4.0, 3.0)
+MODELS = range(2, 11)
+Row = dict[str, Any]
+
+
+class Point(NamedTuple):
+    """Examples of a client, batch sizes of the first round and of later ones, and the budget."""
+
+    num_examples: int = SIZES[0]
+    first: int = SIZES[0]
+    later: int = 32
+    epsilon: float = 10.0
+
+
+def points() -> list[Point]:
+    """Lists the points of all figures, each once."""
+    found = [Point(first=first) for first in FIRST] + [Point(later=later) for later in LATER]
+    found += [
+        Point(size, size, later, epsilon)
+        for size, later, epsilon in itertools.product(SIZES, (16, 32), EPSILONS)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def setting(num_examples: int, seed: int) -> Config:
+    """The configuration of a data set size."""
+    options = {"num_models": 4, "first_batch_size": num_examples}
+    words = [f"--algorithm.options.{name}={value}" for name, value in options.items()]
+    samples = f"--data.partition_options.samples_per_client={num_examples}"
+    file = HERE / "mnist_two_cores.toml"
+    return load_config(file, (*words, samples, f"--run.seed={seed}", "--algorithm.name=r_dpcfl"))
+
+
+def noise_multiplier(point: Point, config: Config) -> float:
+    """The noise of a whole run of these batches, without private choices."""
+    record = config.privacy.record
+    found = noise_levels.noise_multiplier_of_run(
+        point.epsilon,
+        record.dp_delta,
+        point.num_examples,
+        point.later,
+        num_rounds=config.run.rounds,
+        first_batch_size=point.first,
+        accountant=config.privacy.accountant,
+    )
+    return float(found)
+
+
+FirstRound = Callable[[int, float], Similarity]
+
+
+def first_rounds(num_examples: int, seeds: Sequence[int]) -> Iterator[tuple[int, FirstRound]]:
+    """Yields for each seed `(b¹, z) -> inner products of updates`, all by one compiled program."""
+    play = None
+    for seed in seeds:
+        config = setting(num_examples, seed)
+        built, key = assemble(config), new_root(config.run)
+        bound, examples = built.simulation.federation, examples_of(built.population.train)
+        play = play or jax.jit(bound.play)
+
+        def run(
+            first: int,
+            z: float,
+            play: Any = play,
+            bound: Any = bound,
+            examples: Any = examples,
+            key: Any = key,
+        ) -> Similarity:
+            numbers = bound.hyper.algorithm | {"first_batch_size": np.float32(first)}
+            local = bound.hyper.local._replace(noise_multiplier=np.float32(z))
+            hyper = bound.hyper._replace(algorithm=numbers, local=local)
+            state, *_ = play(bound.init(key), hyper, examples, key)
+            return jax.device_get(state.server.similarity)
+
+        yield seed, run
+
+
+def mixtures(similarity: Similarity, true: np.ndarray, seed: int) -> Iterator[Row]:
+    """Fits a mixture of each size."""
+    features = principal_features(similarity)
+    for count in MODELS:
+        mixture = fit_mixture(features, count, seed)
+        assigned = np.argmax(mixture.responsibilities, axis=1)
+        yield {
+            "models": count,
+            "separation": mixture.separation,
+            "steps": mixture.num_iterations,
+            "found": int(is_partition_found(assigned, true)),
+        }
+
+
+def distances(similarity: Similarity, true: np.ndarray) -> Iterator[Row]:
+    """Computes the distance of mean updates of each pair of true clusters."""
+    share = np.stack([(true == c) / np.sum(true == c) for c in np.unique(true)])
+    for a, b in itertools.combinations(range(len(share)), 2):
+        between = share[a] - share[b]
+        squared = between @ np.asarray(similarity.scatter, np.float64) @ between
+        yield {"pair": f"{a}-{b}", "distance": float(np.sqrt(max(squared, 0.0)))}
+
+
+def run(seeds: Sequence[int], output: pathlib.Path) -> tuple[list[Row], list[Row]]:
+    """Runs all points, and draws the updates of the smallest and the largest b¹ (figure 5)."""
+    found: list[Row] = []
+    apart: list[Row] = []
+    for size in SIZES:
+        for seed, first_round in first_rounds(size, seeds):
+            config = setting(size, seed)
+            true = true_clusters(config)
+            for point in (p for p in points() if p.num_examples == size):
+                z = noise_multiplier(point, config)
+                similarity = first_round(point.first, z)
+                row = point._asdict() | {"seed": seed, "noise_multiplier": z}
+                found += [row | one for one in mixtures(similarity, true, seed)]
+                if seed == seeds[0] and point in (Point(), Point(first=FIRST[0])):
+                    plots.save(scatter(similarity, true, point, seed), output / _name(point))
+            for first in (*FIRST, size) if size == SIZES[0] else ():
+                row = {"first": first, "seed": seed}
+                apart += [row | one for one in distances(first_round(first, 0.0), true)]
+            write(output / "mixtures.csv", found)
+            write(output / "distances.csv", apart)
+            print(f"{size} examples, seed {seed}", flush=True)
+    return found, apart
+
+
+def _name(point: Point) -> str:
+    return f"updates,first={point.first}.png"
+
+
+def scatter(similarity: Similarity, true: np.ndarray, point: Point, seed: int) -> Figure:
+    """Draws updates and the mixture of as many components as there are clusters."""
+    features = principal_features(similarity)
+    mixture = fit_mixture(features, len(np.unique(true)), seed)
+    title = f"first round with $b^1$ = {point.first}, MSS {mixture.separation:.1f}"
+    return study_plots.updates_and_mixture(features, true, mixture.means, mixture.radii, title)
+
+
+def curve(rows: Iterable[Row], x: str, y: str) -> tuple[list[float], list[float], list[float]]:
+    """Averages over rows of the same x: its values, means of y, and deviations (n - 1)."""
+    found: dict[float, list[float]] = {}
+    for row in rows:
+        found.setdefault(row[x], []).append(row[y])
+    places = sorted(found)
+    spread = [float(np.std(found[p], ddof=1)) if len(found[p]) > 1 else 0.0 for p in places]
+    return places, [float(np.mean(found[p])) for p in places], spread
+
+
+def bands(curves: dict[str, Any], title: str, x: str, y: str) -> Figure:
+    """Draws curves with bands of one deviation over seeds."""
+    figure = study_plots.accuracy_by_round(curves, title)
+    figure.axes[0].set(xlabel=x, ylabel=y)
+    return figure
+
+
+def draw(found: Sequence[Row], apart: Sequence[Row]) -> dict[str, Figure]:
+    """Draws figures 8 and 9, C.2, D.5, D.6 and E.7 by file name."""
+    size, four = SIZES[0], [row for row in found if row["models"] == 4]
+    base = Point()._asdict()
+
+    def where(rows: Sequence[Row], **given: Any) -> list[Row]:
+        fixed = base | given
+        return [r for r in rows if all(r[k] == v for k, v in fixed.items() if v is not None)]
+
+    by_first = where(four, first=None)
+    by_later = where(four, later=None)
+    by_models = {
+        f"ε = {e:g}": curve(where(found, epsilon=e), "models", "separation") for e in EPSILONS
+    }
+    by_budget = {
+        f"N = {n}, $b^{{>1}}$ = {later}": curve(
+            where(four, num_examples=n, first=n, later=later, epsilon=None), "epsilon", "separation"
+        )
+        for n, later in itertools.product(SIZES, (32, 16))
+    }
+    pairs = sorted({row["pair"] for row in apart})
+    by_pair = {
+        pair: curve((r for r in apart if r["pair"] == pair), "first", "distance") for pair in pairs
+    }
+    first, later = "batch size of the first round $b^1$", "later batch size $b^{>1}$"
+    figures = {
+        "steps": bands({"EM": curve(by_first, "first", "steps")}, "ε = 10", first, "steps of EM"),
+        "separation_by_later": bands(
+            {"MSS": curve(by_later, "later", "separation")}, "ε = 10", later, "MSS"
+        ),
+        "separation_by_models": bands(by_models, "full first batches", "components M", "MSS"),
+        "separation_by_epsilon": bands(by_budget, "full first batches", "ε", "MSS"),
+        "distances": bands(by_pair, f"no noise, N = {size}", first, "distance of mean updates"),
+    }
+    for axis in ("x", "y"):
+        getattr(figures["distances"].axes[0], f"set_{axis}scale")("log")
+    return figures
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("runs/first_round"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    known = parser.parse_args(arguments)
+    found, apart = run(known.seeds, known.output)
+    for name, figure in draw(found, apart).items():
+        plots.save(figure, known.output / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main()
