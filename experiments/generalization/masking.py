@@ -146,6 +146,19 @@ STUDIES = TABLES | {
         {str(n): [f"--data.num_clients={n}"] for n in (10, 50, 100, 250)},
         published=printed_of("B.8", "clients"),
     ),
+    "rates": _over(
+        "rates",
+        "rates",
+        {
+            f"{server:g};{local:g}": [
+                f"--algorithm.options.server_learning_rate={server:g}",
+                f"--training.learning_rate={local:g}",
+            ]
+            for server in (0.01, 0.1, 1, 1.5, 2)
+            for local in (0.001, 0.01, 0.05, 0.1, 1)
+        },
+        published=printed_of("B.7", "rates"),
+    ),
     "threshold": _over("threshold", "mask", {})._replace(
         axes={
             "mask": {

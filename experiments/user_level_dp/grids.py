@@ -113,7 +113,7 @@ def sweeps(file: pathlib.Path) -> dict[str, Study]:
         "lambda": (
             {"DP-FedAvg+BLUR": regularised(0.0, 0.0), "DP-FedAvg+BLUR+LUS": regularised(0.0, 0.7)},
             "algorithm.options.strength",
-            (0.0, 0.05, 0.1, 0.2, 0.4, 0.8),
+            (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8),
         ),
         "c": (
             {"DP-FedAvg+LUS": regularised(0.0, 0.0), "DP-FedAvg+BLUR+LUS": regularised(0.4, 0.0)},
