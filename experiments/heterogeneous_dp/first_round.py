@@ -7,6 +7,7 @@ clients by method in `weights.csv`.
 
 import argparse
 import csv
+import itertools
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,7 +23,7 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.engine import ExecutionConfig, Simulation, as_metrics, simulation
 from fedjax_dp.experiment import assemble, load_config
 from fedjax_dp.experiment.running.starting import new_root
-from fedjax_dp.io import drawing, plots
+from fedjax_dp.io import plots
 from fedjax_dp.privacy.accounting import budgets
 from fedjax_dp.server.robust_pca import principal_component_pursuit
 
@@ -33,7 +34,7 @@ Row = dict[str, Any]
 
 
 def with_matrices(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
-    """Adds M and L, `[clients, parameters]`, to the info of each round."""
+    """Adds M and L, `[slots, parameters]`, to the info of each round."""
     inner = algorithm.aggregator
 
     def combine(state, numbers, stack, close):
@@ -102,24 +103,20 @@ def _from_1(numbers: np.ndarray) -> list[tuple[int, float]]:
 
 
 def draw_spectra(values: Sequence[Row]) -> Figure:
-    """Draws singular values by rank, over the largest: the mean over seeds, and their range."""
-    figure = drawing.new_figure()
-    axes = figure.subplots()
-    for i, (name, matrix) in enumerate((n, m) for n in SPECTRA for m in ("M", "L")):
+    """Draws singular values by rank, over the largest, with bands of one deviation over seeds."""
+    curves = {}
+    for name, matrix in itertools.product(SPECTRA, ("M", "L")):
         seeds: dict[int, list[float]] = {}
         for row in values:
             if (row["distribution"], row["matrix"]) == (name, matrix):
                 seeds.setdefault(row["seed"], []).append(row["value"])
         shares = np.array([np.divide(v, max(v)) for v in seeds.values()])
-        ranks = np.arange(1, shares.shape[1] + 1)
-        line = drawing.draw_curve(axes, i, ranks, shares.mean(axis=0), f"{matrix}, {name}")
-        low, high = shares.min(axis=0), shares.max(axis=0)
-        axes.fill_between(ranks, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
-    axes.set(xlabel="rank", ylabel="singular value over the largest", ylim=(0, 1.02))
-    drawing.whole_ticks(axes)
-    drawing.set_title(axes, "updates of the first round, MNIST, and their low-rank part")
-    axes.grid(alpha=0.25)
-    drawing.legend_beside(axes)
+        spread = shares.std(axis=0, ddof=1) if len(shares) > 1 else np.zeros(shares.shape[1])
+        ranks = range(1, shares.shape[1] + 1)
+        curves[f"{matrix}, {name}"] = ranks, shares.mean(axis=0).tolist(), spread.tolist()
+    title = "updates of the first round on MNIST (M) and their low-rank part (L)"
+    figure = study_plots.accuracy_by_round(curves, title)
+    figure.axes[0].set(xlabel="rank", ylabel="singular value over the largest")
     return figure
 
 
