@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import re
 
 import pytest
 from marks import telling
@@ -231,3 +232,11 @@ def test_importing_flips_no_global_switch():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and id(node) not in inside:
                 assert "config.update" not in ast.unparse(node.func), module
+
+
+def test_the_page_on_architecture_names_every_package_once():
+    page = (ROOT.parent / "docs" / "architecture.md").read_text("utf-8")
+    table = page.partition("| package | what it holds |")[2].partition("\n\n")[0]
+    named = re.findall(r"^\| `([\w/]+)` \|", table, re.MULTILINE)
+    packages = [path.parent.relative_to(ROOT).as_posix() for path in ROOT.rglob("__init__.py")]
+    assert sorted(named) == sorted(set(packages) - {"."})
