@@ -1,11 +1,18 @@
 """The statement of a paper says what the claim says, and cites what it needs."""
 
 import re
+import shutil
+import subprocess
 
 import dp_accounting as dpa
 import pytest
+from marks import slow
 
 from fedjax_dp.privacy.accounting.ledger import Ledger
+from fedjax_dp.privacy.mechanisms.distributed import (
+    DistributedDiscreteGaussianDpEvent,
+    SkellamDpEvent,
+)
 from fedjax_dp.privacy.reports import latex
 from fedjax_dp.privacy.reports import statement as st
 from fedjax_dp.privacy.reports.latex import for_paper, references
@@ -24,6 +31,7 @@ def cited(text):
     return {key for group in re.findall(r"\\cite\{([^}]*)\}", text) for key in group.split(",")}
 
 
+MASKS = {"form": "masked", "keys": "agreed", "colluders": 3, "dropouts": 2, "num_neighbors": None}
 CLAIMS = {
     "poisson": claimed(dpa.PoissonSampledDpEvent(0.1, GAUSSIAN), seed=48613, clip_norm=0.25),
     "laplace": claimed(dpa.PoissonSampledDpEvent(0.1, dpa.LaplaceDpEvent(2.0)), unit="record"),
@@ -34,6 +42,21 @@ CLAIMS = {
         dpa.TruncatedSubsampledGaussianDpEvent(100, 0.1, 20, 3.0), accountant="pld", units=2
     ),
     "masks": claimed(GAUSSIAN, trust="honest_but_curious", noise_root="secret"),
+    "discrete": claimed(
+        DistributedDiscreteGaussianDpEvent(6.0, 4, 3.0, 5.0, 7),
+        trust="honest_but_curious",
+        secure_aggregation=MASKS | {"num_neighbors": 6, "secrecy_failure": 1e-9},
+    ),
+    "skellam": claimed(SkellamDpEvent(36.0, 3.0, 5.0)),
+    "deployed": claimed(
+        GAUSSIAN, trust="secure_aggregation", deployment={"keys": "device", "scores": "exact"}
+    ),
+    "deployed with masks": claimed(
+        GAUSSIAN,
+        trust="secure_aggregation",
+        deployment={"keys": "device"},
+        secure_aggregation=MASKS | {"keys": "between_nodes"},
+    ),
     "copies": claimed(GAUSSIAN, unit="record", units=3, num_shared=5, most_holders=2),
     "not covered": claimed(GAUSSIAN, not_covered="what costs 5% & more_of it"),
     "chosen": claimed(
@@ -94,6 +117,17 @@ def test_what_limits_a_claim_is_said():
     assert "12 settings" in said["chosen"] and "papernot2022hyperparameter" in said["chosen"]
     assert "zhu2019poisson" in said["laplace"] and "abadi2016deep" not in said["laplace"]
     assert "secret key of 64 bits" in said["masks"] and "from a seed" not in said["masks"]
+    assert "noise in a sum has a scale of $4$ times" in said["discrete"]
+    assert "noise in a sum has a scale of $2$ times" in said["skellam"]
+    assert "with 6 random neighbours each" in said["discrete"]
+    assert "at most 3 of the clients of a round collude" in said["discrete"]
+    assert "fails with a probability of at most $10^{-8}$ over all rounds" in said["discrete"]
+    assert "masks are simulated" in said["discrete"]
+    assert "one for each pair of clients" in said["deployed with masks"]
+    for words in ("masks are simulated", "no masks", "exact scores"):
+        assert words not in said["deployed with masks"]
+    assert "no masks between the clients" in said["deployed"]
+    assert "exact scores of participants" in said["deployed"]
     both = for_paper([CLAIMS["poisson"], CLAIMS["laplace"]])
     assert "level of clients" in both.latex and "level of records" in both.latex
     assert both.bibtex.count("{dwork2014algorithmic,") == 1
@@ -124,3 +158,28 @@ def test_every_work_is_cited_and_has_what_an_entry_needs():
         assert re.search(r"^  title = \{.+\},$", entry, re.MULTILINE), key
         year = re.search(r"^  year = \{(\d{4})\},$", entry, re.MULTILINE)
         assert key in ("dpaccounting", "fedjaxdp") or year[1] in key, key
+        # Kinds that BibTeX knows, and no command of another package.
+        assert re.match(
+            r"@(article|inproceedings|incollection|book|misc|phdthesis|mastersthesis|techreport)\{",
+            entry,
+        ), key
+        assert "\\url" not in entry, key
+
+
+@slow
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs LaTeX")
+def test_latex_prints_every_claim_and_every_work(tmp_path):
+    text = "\n".join(for_paper([claim]).latex for claim in CLAIMS.values())
+    (tmp_path / "works.bib").write_text("\n".join(references().values()), encoding="utf-8")
+    (tmp_path / "paper.tex").write_text(
+        "\\documentclass{article}\n\\begin{document}\n" + text + "\\nocite{*}\n"
+        "\\bibliographystyle{plain}\\bibliography{works}\n\\end{document}\n",
+        encoding="utf-8",
+    )
+    typeset = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper"]
+    for command in (typeset, ["bibtex", "paper"], typeset, typeset):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-2000:]
+    log = (tmp_path / "paper.log").read_text(encoding="latin-1")
+    assert "undefined" not in log and "Overfull" not in log
+    assert "Warning" not in (tmp_path / "paper.blg").read_text(encoding="latin-1")

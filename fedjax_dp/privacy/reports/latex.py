@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_dp.core.decimals import rounded_up
+from fedjax_dp.privacy.reports.statement import RESTS_ON_MASKS
 
 _UNITS = {"client": "all data of one client", "record": "one record of one client"}
 _RELATIONS = {
@@ -50,6 +51,10 @@ _NOISE = {
     ),
     "laplace_scale": (
         r"The Laplace noise has a scale of {} times the largest $\ell_1$ norm of a contribution."
+    ),
+    "discrete_multiplier": (
+        r"The discrete noise in a sum has a scale of {} times the largest $\ell_2$ norm of a "
+        "contribution, both on the lattice."
     ),
     "entry_stddev": (
         "Each entry has its own noise, with a standard deviation of {} times its bound."
@@ -104,6 +109,27 @@ _ROOTS = {
         "The noise is pseudorandom from a secret key of 64 bits, drawn from the operating system."
     ),
 }
+_MASKS = (
+    "Messages are under pairwise masks, {pairs}: they stay secret while at most {colluders} of the "
+    "clients of a round collude with the server, and a sum is found while at most {dropouts} drop "
+    "out."
+)
+_SIMULATED_KEYS = (
+    "Key agreement and masks are simulated, and the guarantee assumes that a deployment has them."
+)
+_EXPOSED = (
+    r"The random graph of masks fails with a probability of at most ${}$ over all rounds, which "
+    r"$\delta$ includes~\cite{{bell2020secure}}."
+)
+_DEPLOYED = (
+    "Rounds ran on clients' own machines~\\cite{beutel2020flower}, which are trusted to clip and "
+    "to add noise as agreed; it is assumed that whether a client answers depends neither on "
+    "the model nor on who else was drawn."
+)
+_WITHOUT_MASKS = (
+    "There were no masks between the clients: the server is trusted to add messages up unread."
+)
+_SCORES = r"The server has exact scores of participants, which $\varepsilon$ does not cover."
 _FLOATS = (
     "The analysis is for real-valued noise; the implementation is in floating "
     r"point~\cite{mironov2012significance,casacuberta2022widespread,haney2022precision}."
@@ -140,8 +166,7 @@ class Paragraphs(NamedTuple):
 def for_paper(claims: Sequence[Mapping[str, Any]]) -> Paragraphs:
     """Writes the claims of a run as LaTeX paragraphs, with the BibTeX entries that they cite.
 
-    The text holds no seed and no key, and nothing that ε does not cover. It needs no LaTeX package
-    but `url`, for the address in the entry of dp-accounting.
+    The text holds no seed and no key, and nothing that ε does not cover. It needs no LaTeX package.
 
     Args:
       claims: what `statement` returned for each unit; none for a run that claims no privacy.
@@ -177,6 +202,8 @@ def _paragraph(claim: Mapping[str, Any]) -> str:
         *_released(claim),
         _TRUST[claim["trusted"]],
         *_hidden(claim),
+        *_masks(claim),
+        *_deployed(claim),
         *([_CHOICE.format(**claim["choice"])] if "choice" in claim else []),
         *_models(claim),
         _ROOTS[claim["noise_root"]],
@@ -243,6 +270,31 @@ def _released(claim: Mapping[str, Any]) -> list[str]:
 def _hidden(claim: Mapping[str, Any]) -> list[str]:
     what = claim["must_stay_hidden"]
     return [f"It assumes that {' and '.join(what)} stay hidden."] if what else []
+
+
+def _masks(claim: Mapping[str, Any]) -> list[str]:
+    """Writes what secure aggregation assumes, and its part of δ."""
+    facts = claim.get("secure_aggregation")
+    if facts is None:
+        return []
+    k = facts["num_neighbors"]
+    pairs = "one for each pair of clients" if k is None else f"with {k} random neighbours each"
+    text = [_MASKS.format(pairs=pairs, colluders=facts["colluders"], dropouts=facts["dropouts"])]
+    text += [_SIMULATED_KEYS] * (facts["keys"] != "between_nodes")
+    if "dp_delta_of_masks" in claim:
+        text.append(_EXPOSED.format(_number(claim["dp_delta_of_masks"], 4)))
+    return text
+
+
+def _deployed(claim: Mapping[str, Any]) -> list[str]:
+    """Writes what a deployment assumes."""
+    facts = claim.get("deployment")
+    if facts is None:
+        return []
+    has_masks = claim.get("secure_aggregation", {}).get("keys") == "between_nodes"
+    is_open = claim["trusted"] in RESTS_ON_MASKS and not has_masks
+    is_exact = facts.get("scores") == "exact"
+    return [_DEPLOYED, *[_WITHOUT_MASKS] * is_open, *[_SCORES] * is_exact]
 
 
 def _models(claim: Mapping[str, Any]) -> list[str]:

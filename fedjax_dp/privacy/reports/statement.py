@@ -1,5 +1,6 @@
 """The privacy statement of a run, derived from its ledger: as data and as text."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,7 +76,7 @@ _SECURE = (
     "the round is lost. {keys}"
 )
 # Trust under which a message by itself has too little noise.
-_RESTS_ON_MASKS = ("secure_aggregation", "honest_but_curious", "gamma_shares")
+RESTS_ON_MASKS = ("secure_aggregation", "honest_but_curious", "gamma_shares")
 _EXPOSED = (
     " In a round, the random graph of masks fails to keep messages secret with a probability of at "
     "most {probability}; δ includes {dp_delta} for all rounds."
@@ -209,6 +210,10 @@ _NOISE = {
     "laplace_scale": (
         "The Laplace noise has a scale of {} times the largest L1 norm of one unit's contribution. "
     ),
+    "discrete_multiplier": (
+        "The discrete noise in a sum has a scale of {} times the largest L2 norm of one unit's "
+        "contribution, both on the lattice. "
+    ),
     "entry_stddev": (
         "Every entry has separate noise, with a standard deviation of {} times the bound on that "
         "entry. "
@@ -295,7 +300,7 @@ def statement(
     )
     checks.require(trusted != "honest_but_curious" or not hidden, "trust", rule, trusted)
     exposed = 0.0
-    if trusted in _RESTS_ON_MASKS:
+    if trusted in RESTS_ON_MASKS:
         masks = facts.get("secure_aggregation", {})
         exposed = float(np.max(ledger.num_compositions)) * masks.get("secrecy_failure", 0.0)
     claimed = np.minimum(deltas + exposed, 1.0)
@@ -387,6 +392,11 @@ def _describe(
         # The multiplier is a standard deviation for Gaussian noise only.
         if isinstance(part, EntrywiseDpEvent):
             noise["entry_stddev"].append(part.entry_stddev)
+        elif isinstance(part, DistributedDiscreteGaussianDpEvent):
+            scale = math.sqrt(part.num_shares) * part.noise_scale
+            noise["discrete_multiplier"].append(scale / part.l2_norm)
+        elif isinstance(part, SkellamDpEvent):
+            noise["discrete_multiplier"].append(math.sqrt(part.variance) / part.l2_norm)
         elif isinstance(part, dpa.LaplaceDpEvent | GammaSharesDpEvent):
             noise["laplace_scale"].append(float(part.noise_multiplier))
         elif hasattr(part, "noise_multiplier"):
@@ -458,7 +468,7 @@ def _deployed(data: dict[str, Any]) -> list[str]:
         return []
     words = _DEPLOYED.format(keys=_DEPLOYED_KEYS[facts["keys"]])
     has_masks = data.get("secure_aggregation", {}).get("keys") == "between_nodes"
-    words += _WITHOUT_MASKS * (data["trusted"] in _RESTS_ON_MASKS and not has_masks)
+    words += _WITHOUT_MASKS * (data["trusted"] in RESTS_ON_MASKS and not has_masks)
     return [words + _SCORES * (facts.get("scores") == "exact")]
 
 
