@@ -263,6 +263,24 @@ def test_a_user_callback_ends_a_run_and_the_statement_declares_it(tmp_path):
 
 
 @telling
+def test_an_end_that_follows_from_releases_costs_all_planned_rounds(tmp_path):
+    """Noise is calibrated for five rounds and ε = 8, which a run that could have had them pays."""
+    name = f"{PARTS}:stop_after"
+    options = "{rounds = 2, is_private = true}"
+    words = (*SMALL, "--run.rounds=5", f'--run.callbacks={{"{name}" = {options}}}')
+    folder = tmp_path / "run"
+    for resumed in (False, True):
+        assert execute(folder, *words, resume=resumed)[0] == 0
+        summary = read_json(folder, "summary.json")
+        assert (summary["rounds"], summary["stopped_by"]) == (2, name)
+        assert summary["epsilon"] == pytest.approx(8, rel=1e-3)
+        assert metrics(folder)[-1]["epsilon_record"] < 6
+        said = (folder / "privacy.md").read_text(encoding="utf-8")
+        assert "Any of its 5 planned rounds could have been the last" in said
+        assert "the run ended, which" not in said
+
+
+@telling
 def test_a_callback_that_watches_ends_nothing(tmp_path):
     looks = imported(f"{PARTS}:looks")
     looks.clear()

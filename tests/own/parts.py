@@ -42,12 +42,12 @@ first_class = Metric(
 )
 
 
-def stop_after(*, rounds: int):
+def stop_after(*, rounds: int, is_private: bool = False):
     def call(look):
         looks.append(look)
         return len(look.rows) >= rounds
 
-    return Callback(call)
+    return Callback(call, is_private)
 
 
 watching = Callback(looks.append, is_private=True)

@@ -25,8 +25,9 @@ class Callback(NamedTuple):
 
     Attributes:
       call: `(progress) -> bool | None`; true stops the run.
-      is_private: whether its decision depends on released models and public facts alone. If not,
-        and it stops a run, the statement declares that ε does not cover when the run ended.
+      is_private: whether its decision depends on released models and public facts alone. If so, and
+        it stops a run, ε is that of all planned rounds, any of which could have been the last; if
+        not, the statement declares that ε does not cover when the run ended.
     """
 
     call: Callable[[Progress], bool | None]

@@ -102,6 +102,8 @@ def steps(
     start.checkpoints.close()
     watcher.phase("evaluating and drawing")
     timing = {"seconds": seconds(), **timing}
+    if stopped_by is not None and callbacks[stopped_by].is_private:
+        experiment = _charged_as_planned(experiment, state, start)
     summary = write_results(
         experiment,
         _models_at_hand(experiment, state),
@@ -132,15 +134,7 @@ def _rounds(
     done, total = int(state.round), section.rounds
 
     def affordable() -> int:
-        return start.accounting.affordable_rounds(
-            _at_hand(experiment, state._replace(clients=None)),
-            start.key,
-            total - done,
-            experiment.budget,
-            experiment.dp_delta,
-            experiment.config.privacy.accountant,
-            start.hyper,
-        )
+        return _affordable(experiment, state, start)
 
     def stopping(state: SimulationState) -> str | None:
         if not callbacks:
@@ -183,6 +177,34 @@ def _rounds(
         if done % section.evaluate_every == 0 and (name := stopping(state)):
             return state, "callback", name
     return state, "interrupted" if done < total else "finished", None
+
+
+def _affordable(experiment: Experiment, state: SimulationState, start: Start) -> int:
+    """Counts the planned rounds that may still run before a budget is exceeded."""
+    return start.accounting.affordable_rounds(
+        _at_hand(experiment, state._replace(clients=None)),
+        start.key,
+        experiment.config.run.rounds - int(state.round),
+        experiment.budget,
+        experiment.dp_delta,
+        experiment.config.privacy.accountant,
+        start.hyper,
+    )
+
+
+def _charged_as_planned(experiment: Experiment, state: SimulationState, start: Start) -> Experiment:
+    """Charges the rounds that a run left out because of what it had released, and states them.
+
+    Any round could have been the last: ε of the rounds that ran covers no such choice, and ε of all
+    planned rounds covers each, as post-processing of the longest run.
+    """
+    count = _affordable(experiment, state, start)
+    if count == 0:
+        return experiment
+    at_hand = _at_hand(experiment, state._replace(clients=None))
+    start.accounting.ledgers = start.accounting.planned(at_hand, start.key, count)
+    facts = {"planned_rounds": int(state.round) + count}
+    return experiment._replace(stated={**experiment.stated, **facts})
 
 
 def _ends_not_covered(

@@ -227,6 +227,10 @@ _CHOICE = (
     "the chosen run's release and its setting are published and nothing else is: neither the other "
     "runs nor how many there were. Records that the score is computed on are not protected."
 )
+_PLANNED = (
+    "The run ended early, by a rule on what it had released. Any of its {} planned rounds could "
+    "have been the last, and ε is that of all of them."
+)
 _PARAMETERS = (
     "Of the model's {whole:,} parameters {num_trained:,} are trained; {num_frozen:,} are frozen, "
     "and neither noised nor sent. "
@@ -269,11 +273,11 @@ def statement(
     `also_not_private` name what no ε covers, personal models among the former if there are any;
     `num_shared` counts records that several clients have, at most `most_holders` each. `facts` are
     added as they are; the text has `clip_norm`, `contribution`, `batch_size_per_unit`,
-    `initial_clip_norm`, `seed`, `parameters`, `secure_aggregation`, `deployment`, `choice` and
-    `versions` of them. ε is that at `dp_delta`. Where messages need masks, the claimed δ is larger
-    by `dp_delta_of_masks`, the probability that a random graph of masks fails to keep a message
-    secret in some round. Figures that differ by unit are given as the smallest and the largest,
-    None if absent, and an infinite ε as "inf".
+    `initial_clip_norm`, `seed`, `parameters`, `secure_aggregation`, `deployment`, `choice`,
+    `planned_rounds` and `versions` of them. ε is that at `dp_delta`. Where messages need masks, the
+    claimed δ is larger by `dp_delta_of_masks`, the probability that a random graph of masks fails
+    to keep a message secret in some round. Figures that differ by unit are given as the smallest
+    and the largest, None if absent, and an infinite ε as "inf".
     """
     deltas = np.asarray(dp_delta, float)
     inside = bool(np.all((deltas > 0) & (deltas < 1)))
@@ -452,6 +456,7 @@ def in_words(data: dict[str, Any]) -> str:
         *_masks(data),
         *_deployed(data),
         *_chosen(data),
+        *([_PLANNED.format(data["planned_rounds"])] if "planned_rounds" in data else []),
         *([data["kept_by_clients"]] if "kept_by_clients" in data else []),
         _ROOTS[data["noise_root"]] + root,
         *([data["floating_point"]] if "floating_point" in data else []),
