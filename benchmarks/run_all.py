@@ -1,4 +1,4 @@
-"""Runs the CPU workloads one after the other and writes a table.
+"""Runs the CPU workloads one after another and writes a table.
 
     python benchmarks/run_all.py [--rounds 5] [NAME ...]
 

@@ -1,4 +1,4 @@
-"""A model that nobody prepared for, under record-level privacy, against its own plain step loop.
+"""A model without special support, under record-level privacy, against its own plain step loop.
 
 Strided, dilated, depthwise and transposed convolutions, group norm, attention and an embedding, as
 a Flax module in its usual words. Two times are compared: one jitted call for each step without

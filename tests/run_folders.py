@@ -52,7 +52,7 @@ def assemble_once(config: Config) -> Experiment:
     text = config_files.to_toml(plain)
     if text not in _assembled:
         found = assemble(plain)
-        # A run that goes on names the layout that it had found.
+        # A run that resumes names the layout that it had found.
         _assembled[text] = _assembled[config_files.to_toml(found.config)] = found
     found = _assembled[text]
     settled = found.config.run.model_copy(update=own)

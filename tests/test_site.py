@@ -57,7 +57,7 @@ def test_the_first_page_compares_packages_by_figures_that_were_measured():
             (row["workload"], row["implementation"]): float(row["ms_per_client"])
             for row in csv.DictReader(file)
         }
-    page = (ROOT / "docs/index.md").read_text("utf-8").partition("## Speed beside others")[2]
+    page = (ROOT / "docs/index.md").read_text("utf-8").partition("## Speed compared with others")[2]
     lines = [line.split("|")[2:-1] for line in page.splitlines() if line.startswith("|")][2:]
     for workload, cells in zip(WORKLOADS, lines, strict=True):
         for peer, cell in zip(PEERS, cells, strict=True):

@@ -3,7 +3,7 @@
     python benchmarks/peers/compare.py [--repeats 3] [--peers ours pfl ...] [WORKLOAD ...]
 
 Runs in the environment of fedjax_dp; peers run in theirs (`install.py`). The runners of a workload
-are started one after the other, each compiles and warms up in a round that is not counted, and then
+are started one after another, each compiles and warms up in a round that is not counted, and then
 they are asked for one round at a time, in an order that rotates, with a matrix product measured
 before each. Runners that wait use no core.
 """
@@ -338,7 +338,7 @@ def main() -> None:
     unknown = set(options.workloads) - set(LINEUP)
     if unknown:
         parser.error(f"unknown workload {sorted(unknown)[0]!r}; there are {', '.join(LINEUP)}")
-    # Runners are ended on the way out, whoever asks for it.
+    # Runners are ended on the way out, whatever ends the program.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     # Before JAX starts its threads; what is started from here inherits it.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])

@@ -74,7 +74,7 @@ class Session:
         print(json.dumps(values), file=_answers, flush=True)
 
     def serve(self, run: Run) -> None:
-        """Warms up by one round and answers until it is told to quit."""
+        """Warms up by one round and answers until it is asked to quit."""
         whole = self.problem.num_clients, self.num_steps, self.problem.noise_multiplier
         first = run(*whole)[0]
         self.answer(

@@ -44,7 +44,7 @@ class Commands(NamedTuple):
 
 def commands_of(page: str) -> Commands:
     """Finds the commands of the page, each by how it begins."""
-    text = page.partition("## Data of one's own")[0]
+    text = page.partition("## Your own data")[0]
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     lines = [(kind, line) for kind, block in blocks for line in _whole_lines(kind, block)]
 

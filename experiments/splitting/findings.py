@@ -137,7 +137,7 @@ def _schedules(curves: Curves, figure: str, problem: str) -> list[Row]:
         (
             figure,
             problem,
-            "1/t goes on towards the minimum, the lowest of all",
+            "1/t continues towards the minimum, the lowest of all",
             f"{_text(ends)}; the last halving of 1/t's rounds brings a factor "
             f"{_halving(inverse):.3g}",
             ends["inverse"] <= min(ends.values()) * 1.01 and _halving(inverse) > 2,

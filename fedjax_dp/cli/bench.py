@@ -41,10 +41,10 @@ def command(
         typer.Option(metavar="N1,N2", help="Project rounds to these numbers of devices: a model."),
     ] = None,
     bandwidth: Annotated[
-        float, typer.Option(help="Of a projection: GB a second into each device.")
+        float, typer.Option(help="Assumed by a projection: GB per second into each device.")
     ] = 35.0,
     latency: Annotated[
-        float, typer.Option(help="Of a projection: microseconds of a message.")
+        float, typer.Option(help="Assumed by a projection: microseconds per message.")
     ] = 10.0,
 ) -> Answer:
     """Time a workload, or list them: `fedjax-dp bench list`, `fedjax-dp bench W1 --json`.

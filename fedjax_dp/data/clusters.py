@@ -39,7 +39,7 @@ def overlapping_draw(
 
     Returns:
       The rows of each client, ascending, and the cluster of each client, `[clients]`, clients of a
-      cluster one after the other.
+      cluster one after another.
 
     Raises:
       ValueError: if an argument is out of range.

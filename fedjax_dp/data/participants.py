@@ -42,7 +42,7 @@ class Participation(NamedTuple):
         return self._drawn(self.sampler.init(self.num_clients), key, round_index)[1]
 
     def draws(self, key: PRNGKey, rounds: jax.typing.ArrayLike, start: Any = None) -> Draw:
-        """Draws the cohorts of several rounds, one after the other.
+        """Draws the cohorts of several rounds, one after another.
 
         Args:
           key: as for `draw`.

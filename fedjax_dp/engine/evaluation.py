@@ -78,7 +78,7 @@ def evaluator(
       train: the clients' training data, which some algorithms read to choose a personal model.
       whole: held-out data for the shared model, of all clients together.
       clients: held-out data of each client, as many clients as `train` has.
-      metrics: metrics beside loss and accuracy, by name.
+      metrics: metrics in addition to loss and accuracy, by name.
       trainer: local training of clients' models for `Evaluator.after_local`, which is None without
         it or without `clients`.
       on_training: whether to evaluate on `train` too, see `Evaluator.training`.

@@ -1,4 +1,4 @@
-"""Participation by a training script of one's own: the loop is the script's."""
+"""Participation by your own training script, which has the loop."""
 
 import math
 import pathlib

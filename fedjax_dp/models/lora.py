@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA): a frozen base, and few trained parameters beside its kernels.
+"""Low-rank adapters (LoRA): a frozen base, and few trained parameters added to its kernels.
 
 The base's kernels are replaced where a traced model multiplies by them, so that any module can be
 adapted, and a client's kernel is never made: all clients share the base.

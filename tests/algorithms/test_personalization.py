@@ -322,7 +322,7 @@ def test_a_rate_that_takes_nothing_rewinds_nothing():
 
 @telling
 def test_a_personal_model_that_diverges_is_put_back():
-    """The shared one goes on, and no strength that diverges is chosen."""
+    """The shared one keeps training, and no strength that diverges is chosen."""
     model = make_model()
     config = LocalConfig(learning_rate=1.0, batch_size=4, num_epochs=60)
     for options in ({"strength": 1e4}, {"strengths": [1e4, 1e5]}):

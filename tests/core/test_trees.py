@@ -109,7 +109,7 @@ def test_norms_of_any_rank_do_not_stand_still(rank):
 
 
 def test_many_leaves_are_added_in_pairs():
-    """One after the other they would stand still behind the first, and lose 1e-5 of the sum."""
+    """One after another they would stand still behind the first, and lose 1e-5 of the sum."""
     leaves = [np.float32([1.0]), *[np.float32([2.0**-25.2])] * 400]
     exact = 1 + 400 * 2.0**-25.2
     assert abs(float(jax.jit(trees.l1_norm)(leaves)) / exact - 1) <= 1e-6

@@ -152,7 +152,7 @@ def test_a_clock_is_alone_and_around_a_federation_without_a_server():
     timed = clocked(federation(algorithm(), make_data(), all_join()), **TIMED, deadline=9.0)
     with pytest.raises(ValueError, match="federation must have no clock of its own: the outer"):
         clocked(timed, **TIMED, deadline=3.0)
-    with pytest.raises(ValueError, match="federation must be inside of the clock"):
+    with pytest.raises(ValueError, match="federation must be inside the clock"):
         serverless(timed)
 
 

@@ -74,7 +74,7 @@ def test_clients_choose_their_own_delta(tmp_path):
     assert status == 0 and "ε = 4 at δ = 1e-07 to 0.001" in text
     claim = read_json(whole, "privacy.json")["claims"][0]
     noise = claim["noise_multiplier_per_unit"]
-    # Everybody releases the same, whole batches: what remains between them is δ.
+    # All clients release the same, whole batches: what remains between them is δ.
     for z, delta, epsilon in zip(noise, deltas, claim["epsilon_per_unit"], strict=True):
         assert epsilon == pytest.approx(epsilon_of(gaussian(z), 2, delta), rel=1e-6)
         assert epsilon <= 4 and epsilon == pytest.approx(4, rel=1e-5)
@@ -111,7 +111,7 @@ def by_client(claim, sizes):
 
 @pytest.mark.slow
 def test_a_client_does_not_pay_for_rounds_that_it_sat_out(tmp_path):
-    """The run goes on until one more round might exceed the budget of one of its clients."""
+    """The run continues until one more round might exceed the budget of one of its clients."""
     folder, noise, budget = tmp_path / "run", 3.0, 1.5
     words = (f"--privacy.record.noise_multiplier={noise}", f"--privacy.record.epsilon={budget}")
     words = (*words, "--participation.sampler=poisson", "--participation.cohort_size=1.5")

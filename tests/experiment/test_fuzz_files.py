@@ -618,7 +618,7 @@ def outcome(reader: Reader, folder: pathlib.Path, harm: Harm, whole: Any) -> str
 
 
 def harmed(name: str, root: pathlib.Path) -> Iterator[tuple[Harm, str]]:
-    """Harms the files of a reader one after the other; gives each harm and its outcome."""
+    """Harms the files of a reader one after another; gives each harm and its outcome."""
     reader, rng = READERS[name], np.random.default_rng([SEED, *name.encode()])
     given, folder = place(name, root)
     folder.mkdir(parents=True, exist_ok=True)

@@ -98,7 +98,7 @@ def secure(**options):
         ([*DISCRETE, *secure(form="masked", word_bits=64)], "word_bits must be 32 for discrete"),
         (
             [*DISCRETE, *secure(form="masked", colluders=2, dropouts=3)],
-            "secure_aggregation.dropouts must leave 2 of 6 clients beside 2 colluders",
+            "secure_aggregation.dropouts must leave 2 of 6 clients in addition to 2 colluders",
         ),
         (
             [*DISCRETE, *secure(form="masked", graph="random_neighbors", colluders=2, failure=0.9)],

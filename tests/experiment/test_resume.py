@@ -1,4 +1,4 @@
-"""A run that was killed or interrupted anywhere goes on to the bits of one that was not."""
+"""A run that was killed or interrupted anywhere resumes to the bits of one that was not."""
 
 import contextlib
 import errno
@@ -392,7 +392,7 @@ def test_a_resumed_run_may_execute_in_another_way(finished):
 
 @telling
 def test_the_noise_that_is_accounted_is_the_one_in_the_checkpoint(finished, monkeypatch):
-    """Calibration may change between versions; the run goes on with the noise it started with."""
+    """Calibration may change between versions; the run continues with the noise it started with."""
     calibrated = assemble.calibrated
 
     def louder(*args):

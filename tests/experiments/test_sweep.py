@@ -1,4 +1,4 @@
-"""A sweep goes on in a folder of the same setting only, and with secret runs only as they were."""
+"""A sweep resumes in a folder of the same setting only, and with secret runs only as they were."""
 
 import pathlib
 import shutil

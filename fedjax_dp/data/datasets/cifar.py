@@ -93,7 +93,7 @@ def _from_batches(path: pathlib.Path) -> tuple[Part, Part]:
 
 
 def _members(path: pathlib.Path) -> Iterator[tuple[str, bytes]]:
-    """Reads the plain files of an archive one after the other, without unpacking to disk."""
+    """Reads the plain files of an archive one after another, without unpacking to disk."""
     with (
         files.reading(path, "be an intact archive", *_ARCHIVE_DAMAGE),
         tarfile.open(path) as archive,

@@ -50,7 +50,7 @@ def serverless(federation: Federation) -> Federation:
     name, num_clients = algorithm.name, federation.population.num_clients
     rule = "have one model for all clients"
     checks.require(federation.facts.has_one_model, "federation", rule, "several_servers()")
-    rule = "be inside of the clock, which then has no server, deadline or keep"
+    rule = "be inside the clock, which then has no server, deadline or keep"
     checks.require(not federation.facts.has_clock, "federation", rule, "clocked()")
     rule = (
         "add no noise for clients without a server: no party is trusted with the noise, and each "

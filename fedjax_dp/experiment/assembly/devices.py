@@ -31,7 +31,7 @@ def devices_here(section: ExecutionSection) -> int | str:
 def require_connected(section: ExecutionSection) -> None:
     """Refuses several processes for commands that do not connect them."""
     is_connected = section.coordinator is None or jax.distributed.is_initialized()
-    rule = "be none but for `fedjax-dp run`, which alone connects several processes"
+    rule = "be none except for `fedjax-dp run`, which alone connects several processes"
     checks.require(is_connected, "execution.coordinator", rule, section.coordinator)
 
 

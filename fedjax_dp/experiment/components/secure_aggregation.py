@@ -59,7 +59,7 @@ def graph_of(config: Config, participation: Participation) -> MaskGraph | None:
         least = participation.num_clients - count + 2 + section.colluders + section.dropouts
         rule = (
             f"be at least {least} under secure_aggregation, so that 2 clients of a round are left "
-            f"beside {section.colluders} colluders and {section.dropouts} drop-outs"
+            f"in addition to {section.colluders} colluders and {section.dropouts} drop-outs"
         )
         checks.require(leaving.min_active >= least, "leaving.min_active", rule, leaving.min_active)
         count -= away

@@ -110,7 +110,9 @@ def resume(
     rule = "be resumed where its rounds run, by `flwr run` with this folder as `output`"
     is_there = deployment is not None or not is_deployed(place)
     checks.require(is_there, "the deployed run", rule, str(place))
-    checks.require(config is None or not words, "words", "be none beside a config", list(words))
+    checks.require(
+        config is None or not words, "words", "be none if a config is given", list(words)
+    )
     if config is None:
         config = config_files.load_config(place / CONFIG_FILE, words)
     _connect(config, deployment)

@@ -104,8 +104,8 @@ class DataSection(Section):
     )
     client_numbers: str | None = _setting(
         None,
-        "CSV file of numbers by client: the first column, client, has their names, each other one "
-        "the name of the key that it fills, such as privacy.record.epsilon",
+        "CSV file of numbers by client: the first column, client, holds their names; each other "
+        "column is named after the key that it fills, such as privacy.record.epsilon",
     )
     public_examples: Index = _setting(
         0,
@@ -175,7 +175,7 @@ class AccelerationSection(Section):
     weights: Literal["federation", "equal"] | Each[NonNegative] | None = _setting(
         None,
         "of clients in the norm of their points: those of the mean (federation, if not given), "
-        "equal, or a list with one a client; for of = clients alone",
+        "equal, or a list with one per client; only for of = clients",
     )
     first: Index | None = _setting(None, "plain rounds before it begins; memory + 1 if not given")
     ridge: NonNegative = _setting(1e-10, "regularisation of the small system, over its trace")
@@ -205,7 +205,7 @@ class AvailabilitySection(Section):
         "[[8, 22]], or a table by class of device; needs a clock.deadline",
     )
     first: Index | Each[Index] | None = _setting(
-        None, "the first round of clients, from 0, one for all or a list with one a client"
+        None, "the first round of clients, from 0, one for all or a list with one per client"
     )
     end: Count | Each[Count] | None = _setting(None, "the first round without them")
     chance: ProperFraction | None = _setting(
@@ -234,18 +234,19 @@ class ClockSection(Section):
         description="one-way seconds of messages, a list for each place, if there is no file",
     )
     jitter: NonNegative = _setting(
-        0.0, "mean of what is added to each message, exponentially distributed, in seconds"
+        0.0, "mean extra delay of each message, exponentially distributed, in seconds"
     )
     server: str | None = _setting(None, "place of the server")
     clients: list[str] = Field(
-        default_factory=list, description="places of the clients, in turn if there are fewer"
+        default_factory=list, description="places of the clients, repeated cyclically if fewer"
     )
     edges: list[str] = Field(
         default_factory=list,
         description="places of the clients' edge servers, in turn, which send one sum each",
     )
     classes: list[str] = Field(
-        default_factory=list, description="classes of the clients' devices, in turn"
+        default_factory=list,
+        description="classes of the clients' devices, repeated cyclically if fewer",
     )
     per_step: NonNegative | ByClass = _setting(
         0.0, "seconds of one local step, or a table by class of device"
@@ -283,7 +284,7 @@ class AsynchronousSection(Section):
         "if not given",
     )
     max_staleness: Index = _setting(
-        10, "largest staleness of an update that counts, in rounds; so many states are held"
+        10, "largest staleness of an update that counts, in rounds; that many states are held"
     )
     discount: NonNegative = _setting(0.5, "a, for a weight of (1 + staleness)^-a of each update")
     max_participations: Count | None = _setting(
@@ -300,7 +301,7 @@ class TrainingSection(Section):
     )
     learning_rate: NonNegatives = _setting(2.0, "step size")
     batch_size: Size | Each[Size] | ByName[Size] | NamedBatchSizes = _setting(
-        64.0, "examples a step, expected ones under Poisson sampling; or a published list"
+        64.0, "examples per step, expected under Poisson sampling; or a published list"
     )
     num_epochs: Amounts = _setting(1.0, "passes over the client's data in a round")
     num_steps: Amounts | None = _setting(None, "local steps in a round, instead of epochs")
@@ -319,7 +320,7 @@ class FullParticipation(Section):
 
 
 class _Cohort(Section):
-    cohort_size: Positive | None = _setting(None, "(expected) clients a round; all if not given")
+    cohort_size: Positive | None = _setting(None, "(expected) clients per round; all if not given")
 
 
 class PoissonCohort(_Cohort):
@@ -478,7 +479,7 @@ class DiscreteGaussianLevel(_ClientLevel):
     mechanism: Literal["discrete_gaussian"] = _setting("discrete_gaussian", _ABOUT)
     bits: Annotated[int, Ge(2), Le(32)] | Literal["auto"] = _setting(
         16,
-        "bits that a client sends for each parameter; auto takes the fewest that cost 1 %",
+        "bits that a client sends for each parameter; auto takes the fewest that cost at most 1 %",
     )
     num_deviations: Positive = _setting(
         4.0, "standard deviations of the sum that the bits can represent; sums beyond wrap around"

@@ -159,7 +159,7 @@ def _common_cost(grid: Sequence[Point], experiments: Sequence[Experiment]) -> Ma
         found += [accounting.planned(state, jax.random.key(i), rounds) for i in range(2)]
     texts = [{unit: ledger.to_json() for unit, ledger in each.items()} for each in found]
     for place, text in enumerate(texts):
-        rule = f"cost what {grid[0].name} costs, whoever is drawn: the same noise, rates and rounds"
+        rule = f"cost what {grid[0].name} costs in every trial: the same noise, rates and rounds"
         checks.require(text == texts[0], f"a trial of {grid[place // 2].name}", rule, "another")
     return found[0]
 

@@ -154,7 +154,7 @@ def add_staircase(
 
     The noise is drawn for ε − 2^-18 and a step that is up to 2^-11 wider than the sensitivity, so
     that neither the probabilities of steps nor their edges, as floats, exceed the claim. Edges are
-    exact multiples of the step: the digits of many steps are added one after the other, with the
+    exact multiples of the step: the digits of many steps are added one after another, with the
     rounding error of each addition.
 
     Args:

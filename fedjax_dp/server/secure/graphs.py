@@ -163,7 +163,7 @@ def _failures(n: int, k: int, t: int, d: int, threshold: Any) -> tuple[Any, Any]
 def _check_numbers(num_clients: int, colluders: int, dropouts: int) -> None:
     rule = f"be at most {num_clients - 2}, so that 2 of the {num_clients} clients do not collude"
     checks.require(colluders <= num_clients - 2, "colluders", rule, colluders)
-    rule = f"leave 2 of {num_clients} clients beside {colluders} colluders"
+    rule = f"leave 2 of {num_clients} clients in addition to {colluders} colluders"
     checks.require(dropouts + colluders <= num_clients - 2, "dropouts", rule, dropouts)
 
 

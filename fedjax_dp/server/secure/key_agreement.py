@@ -1,4 +1,4 @@
-"""Seeds of masks: what each pair of clients shares, and what each client has for itself."""
+"""Seeds of masks: shared by each pair of clients, and of each client alone."""
 
 import secrets
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ class MaskKeys(NamedTuple):
 
     Attributes:
       of_pair: `(public_key, client, other) -> seed` of a round that both derive.
-      of_client: `(public_key, client) -> seed` of a round that the client has for itself.
+      of_client: `(public_key, client) -> seed` of a round that the client alone has.
       is_simulated: whether seeds follow from the run's public key, which protects nothing.
     """
 
@@ -76,7 +76,7 @@ def agreed_keys(
     masks, and the difference of two messages of a client is then bare: agree for every run on new
     seeds, with new private keys. Who has neither of two private keys cannot compute the pair's
     seed, as far as X25519 is secure; a seed has 64 bits, as Threefry-2x32 takes, and can be
-    searched for by whoever has 2^64 tries.
+    found by anyone who can try 2^64 keys.
 
     Args:
       num_clients: the population, from 2 to 4,096; the cost grows with its square.
