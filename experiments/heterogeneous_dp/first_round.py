@@ -103,20 +103,23 @@ def _from_1(numbers: np.ndarray) -> list[tuple[int, float]]:
 
 
 def draw_spectra(values: Sequence[Row]) -> Figure:
-    """Draws singular values by rank, over the largest, with bands of one deviation over seeds."""
+    """Draws singular values over the largest of M, with bands of one deviation over seeds."""
+    found: dict[tuple[str, str], dict[int, list[float]]] = {}
+    for row in values:
+        seeds = found.setdefault((row["distribution"], row["matrix"]), {})
+        seeds.setdefault(row["seed"], []).append(row["value"])
     curves = {}
     for name, matrix in itertools.product(SPECTRA, ("M", "L")):
-        seeds: dict[int, list[float]] = {}
-        for row in values:
-            if (row["distribution"], row["matrix"]) == (name, matrix):
-                seeds.setdefault(row["seed"], []).append(row["value"])
-        shares = np.array([np.divide(v, max(v)) for v in seeds.values()])
+        seeds, largest = found[name, matrix], found[name, "M"]
+        shares = np.array([np.divide(own, max(largest[seed])) for seed, own in seeds.items()])
         spread = shares.std(axis=0, ddof=1) if len(shares) > 1 else np.zeros(shares.shape[1])
         ranks = range(1, shares.shape[1] + 1)
         curves[f"{matrix}, {name}"] = ranks, shares.mean(axis=0).tolist(), spread.tolist()
     title = "updates of the first round on MNIST (M) and their low-rank part (L)"
     figure = study_plots.accuracy_by_round(curves, title)
-    figure.axes[0].set(xlabel="rank", ylabel="singular value over the largest")
+    axes = figure.axes[0]
+    axes.set(xlabel="rank", ylabel="singular value over the largest of M", yscale="log")
+    axes.set_ylim(1e-6, 2)
     return figure
 
 

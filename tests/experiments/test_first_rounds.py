@@ -189,15 +189,15 @@ def test_the_low_rank_part_leaves_the_noise_that_weights_are_made_of(monkeypatch
     assert not np.allclose(metrics["Dist3"]["M"], metrics["Dist9"]["M"], rtol=0.1)
 
 
-def test_figure_e1_shows_singular_values_over_the_largest():
+def test_figure_e1_shows_singular_values_over_the_largest_of_m():
     rows = [
         {"distribution": name, "seed": seed, "matrix": matrix, "rank": r, "value": v * (1 + seed)}
         for name in ("Dist3", "Dist9")
         for seed in (0, 1)
-        for matrix, values in (("M", (4.0, 2.0)), ("L", (4.0, 1.0)))
+        for matrix, values in (("M", (4.0, 2.0)), ("L", (1.0, 0.5)))
         for r, v in enumerate(values, start=1)
     ]
     lines = unequal.draw_spectra(rows).axes[0].get_lines()
     assert [line.get_label() for line in lines] == ["M, Dist3", "L, Dist3", "M, Dist9", "L, Dist9"]
     np.testing.assert_allclose(lines[0].get_xydata(), [[1, 1], [2, 0.5]])
-    np.testing.assert_allclose(lines[1].get_xydata(), [[1, 1], [2, 0.25]])
+    np.testing.assert_allclose(lines[1].get_xydata(), [[1, 0.25], [2, 0.125]])
