@@ -321,7 +321,6 @@ def test_rounds_are_those_of_numpy_and_clients_know_what_they_added(factory, is_
 
 @telling
 def test_a_client_alone_takes_all_noise_out_of_what_it_receives():
-    # secure_aggregation §11 (8): n = 1.
     algorithm = algorithm_of(ANEW, sizes=(12,), personal="received", noise_multiplier=3.0)
     sim, state, _, _ = played(algorithm, 1, sizes=(12,))
     received = sim.federation.personal(state, engine.examples_of(data_of((12,))).client(0))

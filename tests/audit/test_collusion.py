@@ -10,7 +10,7 @@ from fedjax_dp.audit.collusion import squared_correlation
 from fedjax_dp.server.oblivious import play, set_up_protocol
 
 PARTIES, TRIALS = 20, 4000
-# secure_aggregation §4 and §11 (3), for n = 20 and scale 1: v = 1/10.
+# Variances by hand for n = 20 and scale 1, where a share has the variance v = 1/10.
 TABLE = {"naive": 40.0, "random": 40.0, "mean": 21.0, "diff": 116.0, "non_oblivious": 2.0}
 VALUE_VARIANCE = 16.0
 

@@ -147,7 +147,7 @@ def test_noise_by_entry_has_its_reach_and_mean(mechanism):
     noise, z = noise_of(mechanism, entry_delta=1e-3), 1.0
     draws = np.abs(added(noise, 10, z)) / float(noise.contribution(10))
     if mechanism == "staircase":
-        # secure_aggregation §11 (5): E|X| = Δ·e^(ε/2)/(e^ε − 1), .9595 at ε = 1.
+        # Geng and others 2015: E|X| = Δ·e^(ε/2)/(e^ε − 1), .9595 at ε = 1.
         assert draws.mean() == pytest.approx(0.9595, abs=4 * draws.std() / np.sqrt(draws.size))
         return
     reach = np.log(1 + (np.e - 1) / 2e-3)

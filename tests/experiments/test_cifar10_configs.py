@@ -33,7 +33,7 @@ SMALL = {
 }
 NUM_IMAGES = 400
 COMMON = ("--run.rounds=2", "--execution.clients_per_chunk=1", "--training.micro_batch_size=8")
-# ResNet-18 with group norm as the paper counts it: heterogeneous_dp §2, clustered_dp §8.
+# ResNet-18 with group norm as the papers of Robust-HDP and R-DPCFL count it.
 RESNET18 = 11_181_642
 
 

@@ -15,7 +15,7 @@ def at(first, later):
 
 @telling
 def test_multipliers_over_both_batch_sizes():
-    """clustered_dp §11.1 at ε = 5: 1.444 with a full first batch, 1.165 with batches of 32."""
+    """By dp-accounting at ε = 5: 1.444 with a full first batch, 1.165 with batches of 32."""
     z = figures.multipliers()
     assert z[at(6600, 32)] == pytest.approx(1.444, abs=0.001)
     assert z[at(32, 32)] == pytest.approx(1.165, abs=0.001)
@@ -32,7 +32,7 @@ def test_multipliers_over_both_batch_sizes():
 
 @telling
 def test_variances_over_both_batch_sizes():
-    """Lemma 4.1, K N η² p c² z²/b³, with the multipliers of §11.1."""
+    """Lemma 4.1 of R-DPCFL, K N η² p c² z²/b³, with the multipliers above."""
     first, later = figures.variances(figures.multipliers())
     whole = 6600 * 25e-8 * 11_181_642 * 9 * 1.444**2
     assert first[at(6600, 32)] == pytest.approx(whole / 6600**3, rel=0.002)

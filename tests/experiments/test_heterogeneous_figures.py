@@ -15,7 +15,7 @@ from fedjax_dp.io import plots
 from fedjax_dp.privacy.accounting import budgets
 from fedjax_dp.privacy.accounting.calibration import calibrate_poisson
 
-# heterogeneous_dp §8.2: the authors' accountant at N = 2400, E = 200, δ = 1e-4.
+# Computed by the accountant of the authors of Robust-HDP at N = 2400, E = 200, δ = 1e-4.
 AUTHORS = {
     0.5: (10.08, 14.24, 20.13, 28.45),
     1.0: (5.15, 7.25, 10.22, 14.44),

@@ -121,7 +121,7 @@ def test_fifty_random_settings_match_dp_accounting_by_pld(sampler, relation):
 
 
 def test_one_gaussian_release_costs_as_much_as_the_closed_form():
-    # user_level_dp.md §10 (2): σ=1, δ=1e-5 gives 4.729 by RDP, and the exact value is below.
+    # dp-accounting 0.6.0: σ=1, δ=1e-5 gives 4.729 by RDP, and the exact value is below.
     got = spent(gaussian(1.0))
     assert got == pytest.approx(4.729, abs=1e-3)
     assert dpa.get_epsilon_gaussian(1.0, 1e-5) < got
@@ -140,7 +140,7 @@ def test_replacing_costs_as_much_as_half_the_noise():
     "z,add_remove,replace_one,fixed_size", [(2.0, 3.256, 6.920, 22.3), (4.0, 1.387, 3.002, 8.23)]
 )
 def test_gap_between_relations_is_the_published_one(z, add_remove, replace_one, fixed_size):
-    # heterogeneous_dp.md §3: N=2400, b=32, 15,000 steps, δ=1e-4. Its PLD figures were computed on
+    # N=2400, b=32, 15,000 steps, δ=1e-4. The PLD figures were computed by dp-accounting 0.6.0 on
     # a grid of 1e-3, which rounds up; the default grid of 1e-4 stays below by less than 1 %.
     event = poisson(32 / 2400, z)
     for relation, published in [("add_remove", add_remove), ("replace_one", replace_one)]:
@@ -198,7 +198,7 @@ def test_each_unit_pays_for_what_it_ran():
 
 
 def test_a_full_first_batch_composes_with_sampled_rounds():
-    # clustered_dp.md §4: RDP adds K·ρ(q=1) of the first round to (E−1)·K·(N/b)·ρ(q=b/N).
+    # As R-DPCFL is accounted: RDP adds K·ρ(q=1) of the first round to (E−1)·K·(N/b)·ρ(q=b/N).
     z, q, steps = 1.444, 32 / 6600, 41_044
     ledger = Ledger("record")
     ledger.charge(poisson(1.0, z))
@@ -434,7 +434,7 @@ def test_a_budget_stops_exactly_where_it_is_spent():
     event, budget, dp_delta = poisson(0.04, 1.449), 4.0, 1 / 3400
     ledger = Ledger()
     rounds = ledger.max_rounds(event, budget, dp_delta)
-    # user_level_dp.md §10 (1): this multiplier is calibrated to 1000 rounds, to three digits.
+    # By dp-accounting this multiplier is calibrated to 1000 rounds, to three digits.
     assert rounds == pytest.approx(1000, abs=2)
     assert spent(event, count=rounds, dp_delta=dp_delta) <= budget
     assert spent(event, count=rounds + 1, dp_delta=dp_delta) > budget

@@ -20,7 +20,7 @@ def poisson(q, z):
     return dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(z))
 
 
-# heterogeneous_dp.md §8 (2): N = 2400, E = 200, δ = 1e-4, b = 16, 32, 64, 128.
+# By the accountant of the authors of Robust-HDP: N = 2400, E = 200, δ = 1e-4, b = 16, 32, 64, 128.
 Z_TABLE = {
     0.5: (10.08, 14.24, 20.13, 28.45),
     1.0: (5.15, 7.25, 10.22, 14.44),
@@ -37,7 +37,7 @@ def test_authors_recipe_reproduces_the_table_of_multipliers(epsilon):
 
 
 def test_multipliers_grow_with_rate_and_fall_with_budget():
-    # heterogeneous_dp.md §3: sub-linear in the rate, decreasing in ε and δ.
+    # Sub-linear in the rate, decreasing in ε and δ.
     rates = np.array([0.005, 0.01, 0.02, 0.04])
     z = cal.calibrate_poisson(1.0, 1e-4, rates, 1000)
     assert np.all(np.diff(z) > 0) and np.all(z[1:] / z[:-1] < 2)
@@ -45,7 +45,7 @@ def test_multipliers_grow_with_rate_and_fall_with_budget():
     assert np.all(np.diff(cal.calibrate_poisson(1.0, [1e-7, 1e-5, 1e-3], 0.01, 1000)) < 0)
 
 
-# clustered_dp.md §11 (1): N = 6600, b = 32, K = 1, E = 200, δ = 1e-4: first batch full | all of 32.
+# By dp-accounting: N = 6600, b = 32, K = 1, E = 200, δ = 1e-4; first batch full, or all of 32.
 FIRST_BATCH = {
     2: (3.206, 2.338),
     3: (2.218, 1.673),
@@ -68,7 +68,7 @@ def test_a_full_first_batch_costs_noise_in_every_later_round():
     assert np.all(np.diff(full / alike) < 0)
 
 
-# clustered_dp.md §11 (2): 20 selections at ε_sel = 0.03 ε: ε of the selections alone, multipliers
+# By dp-accounting: 20 selections at ε_sel = 0.03 ε: ε of the selections alone, multipliers
 # when these get a budget of their own, and when both curves are added before one conversion.
 SELECTIONS = {
     2: (0.585, 4.443, 3.360),
@@ -97,7 +97,7 @@ def test_selections_are_cheaper_in_one_joint_conversion(epsilon):
 
 @telling
 def test_user_level_multipliers_are_the_published_ones():
-    # user_level_dp.md §10 (1).
+    # By dp-accounting 0.6.0.
     got = cal.calibrate_poisson([2, 4, 6, 8], 1 / 3400, 0.04, 1000)
     np.testing.assert_allclose(got, [2.382, 1.449, 1.136, 0.979], atol=6e-4)
     got = cal.calibrate_poisson([2, 4, 6, 8], 1 / 500, 0.06, 300)
@@ -204,7 +204,7 @@ def test_parts_of_steps_are_for_the_old_recipe_alone():
 
 
 def test_one_gaussian_needs_less_noise_than_the_textbook_bound():
-    # user_level_dp.md §2: σ ≥ √(2 ln(1.25/δ))/ε holds for one release and ε < 1 only.
+    # Dwork and Roth 2014, theorem A.1: σ ≥ √(2 ln(1.25/δ))/ε holds for one release and ε < 1 only.
     textbook = math.sqrt(2 * math.log(1.25 / 1e-5)) / 0.9
     got = cal.calibrate_noise_multiplier(dpa.GaussianDpEvent, 0.9, 1e-5, accountant="pld")
     exact = dpa.get_sigma_gaussian(0.9, 1e-5)

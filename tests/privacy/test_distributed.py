@@ -146,7 +146,7 @@ def test_noise_on_the_decoded_sum_has_the_planned_deviation(noise, num_shares):
 
 
 def test_the_plan_solves_its_equation():
-    # user_level_dp.md §6: 2^B = 2k√((ρ/d')S²n² + (γ²/4 + τ²)n)/γ with ρ = 1, k = 4.
+    # The authors' code (distributed_dp): 2^B = 2k√((ρ/d')S²n² + (γ²/4 + τ²)n)/γ with ρ = 1, k = 4.
     plan = dist.make_plan(1000, 0.7, 1.3, num_clients=50, bits=16)
     share = plan.noise_stddev / math.sqrt(50)
     inside = 0.7**2 * 50**2 / 1024 + (plan.granularity**2 / 4 + share**2) * 50
@@ -192,7 +192,7 @@ def test_no_update_makes_a_contribution_longer_than_planned():
 
 
 def expected_curve(alpha, s, n, d, l2, l1):
-    """user_level_dp.md §6, term by term."""
+    """Kairouz, Liu, Steinke 2021, proposition 14 and theorem 1, term by term."""
     tau = 10 * sum(math.exp(-2 * math.pi**2 * s**2 * k / (k + 1)) for k in range(1, n))
     s2, s1 = l2 / (math.sqrt(n) * s), l1 / (math.sqrt(n) * s)
     return min(

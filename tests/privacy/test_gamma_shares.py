@@ -24,7 +24,6 @@ def draws_of(seed, a, size=SIZE):
     "n,num_sums", [(2, 30_000), (20, 30_000), pytest.param(5000, 4_000, marks=slow)]
 )
 def test_n_shares_sum_to_one_laplace(n, num_sums):
-    # secure_aggregation §11 (4).
     size = SIZE if n < 5000 else num_sums * n
     sums = draws_of(n, 1 / n, size)[: num_sums * n].reshape(num_sums, n).sum(axis=1)
     assert stats.kstest(sums, stats.laplace.cdf).pvalue > 1e-3

@@ -114,7 +114,7 @@ def test_classic_conversion_is_mironovs_proposition_3():
 
 
 def test_classic_recipe_has_its_known_floor():
-    # heterogeneous_dp.md §3: ε can never go below ln(1/δ)/63 = 0.146 at δ = 1e-4.
+    # The conversion alone: ε can never go below ln(1/δ)/63 = 0.146 at δ = 1e-4.
     curve = rdp.poisson_gaussian(0.01, 1e6, rdp.CLASSIC_ORDERS)[0]
     floor = rdp.to_epsilon(curve, rdp.CLASSIC_ORDERS, 1e-4, is_classic=True)
     assert floor == pytest.approx(0.146, abs=5e-4)

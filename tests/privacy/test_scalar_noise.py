@@ -64,7 +64,7 @@ def test_staircase_law_accepts_the_right_scale_and_rejects_three_percent_off(eps
     "epsilon,expected", later([(1.0, 0.9595), (5.0, 0.0826)], but=[(1.0, 0.9595)])
 )
 def test_staircase_beats_laplace_by_the_published_error(epsilon, expected):
-    # secure_aggregation.md §11 (5): E|X| = Δ e^(ε/2)/(e^ε − 1) at the best γ; Laplace has Δ/ε.
+    # Geng and others 2015: E|X| = Δ e^(ε/2)/(e^ε − 1) at the best γ; Laplace has Δ/ε.
     draws = np.asarray(sn.add_staircase(jax.random.key(1), FEWER_ZEROS, epsilon, 1.0), np.float64)
     exact = np.exp(epsilon / 2) / np.expm1(epsilon)
     assert exact == pytest.approx(expected, abs=6e-5)

@@ -26,7 +26,6 @@ def frequencies(scores, epsilon, sensitivity):
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
 def test_choices_follow_the_softmax_of_the_scores(epsilon):
-    # clustered_dp.md §11 (5).
     scores, sensitivity = np.array([0.2, 0.9, 0.55, 0.7]), 0.25
     expected = len(KEYS) * special.softmax(epsilon * scores / (2 * sensitivity))
     observed = frequencies(scores, epsilon, sensitivity)
@@ -54,7 +53,7 @@ def test_a_score_that_is_no_number_is_never_preferred():
 
 
 def test_scale_of_the_noise_in_percent_of_accuracy():
-    # clustered_dp.md §11 (2): 2·(100/6599)/(0.03·5) = 0.2020. The odds of two choices that lie one
+    # R-DPCFL at ε = 5: 2·(100/6599)/(0.03·5) = 0.2020. The odds of two choices that lie one
     # scale apart are e.
     scale = 2 * (100 / 6599) / (0.03 * 5)
     assert scale == pytest.approx(0.2020, abs=1e-4)

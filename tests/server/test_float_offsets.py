@@ -14,7 +14,7 @@ def test_offsets_cancel_up_to_rounding_and_after_clients_left():
         assert total.sum() == 0 and not np.any(total[~is_active])
         assert np.all(np.abs(total[is_active]) > 2**10)
         masked = (weights + total[:, None])[is_active]
-        # secure_aggregation §11 (7): at most 1e-9.
+        # Offsets cancel up to rounding in float64.
         error = np.abs(masked.mean(axis=0) - weights[is_active].mean(axis=0))
         assert 0 < error.max() < 1e-9
         # In float32 the mean is lost.

@@ -31,7 +31,7 @@ def rates(distance):
 
 @slow
 def test_six_standard_deviations_are_not_enough_for_the_number_of_clusters():
-    """Oracle 6 of clustered_dp §11 says so; with 21 clients about half of the draws have four."""
+    """With 21 clients only about half of the draws have four clusters."""
     plain, ours, parts = rates(6.0)
     assert 0.25 <= plain < 1 and 0.4 <= ours < 1 and 0.4 <= parts < 1
     assert ours >= plain

@@ -42,7 +42,6 @@ def rounded(values, bits):
 
 @pytest.mark.parametrize("bits", [0, 7, 32])
 def test_words_hold_numbers_to_half_a_unit(bits):
-    # secure_aggregation §11 (6).
     form = fixed_point(2, integer_bits=15, fraction_bits=bits, word_bits=64)
     rng = np.random.default_rng(bits)
     values = rng.uniform(-(2.0**15), 2.0**15, 1000)
@@ -122,7 +121,7 @@ def is_uniform(words):
 
 
 def test_messages_of_all_but_one_look_uniform():
-    # secure_aggregation §11 (2); with no noise but masks to hide behind, and equal values.
+    # With no noise but masks to hide behind, and equal values.
     n, size = 4, 30_000
     noise = noise_of(n)._replace(scale=1e-12)
     values = np.broadcast_to(np.arange(4.0)[:, None], (n, size))

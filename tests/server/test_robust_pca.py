@@ -45,7 +45,7 @@ def aggregated(weights, variance):
 
 @pytest.mark.parametrize("mode", ["fixed", "inexact"])
 def test_noise_of_a_rank_one_signal_is_found(mode):
-    """heterogeneous_dp §8 (3): correlation of logarithms 0.999, and nearly the least variance."""
+    """Computed elsewhere: correlation of logarithms 0.999, and nearly the least variance."""
     updates, variance = noisy_updates()
     found = estimate_noise(jnp.asarray(updates), mode=mode, max_iterations=1000)
     levels = np.asarray(found.noise_levels, float)
@@ -60,10 +60,10 @@ def test_noise_of_a_rank_one_signal_is_found(mode):
 
 
 def test_weights_by_the_norms_of_updates_depend_on_the_signal():
-    """heterogeneous_dp §8 (3) prints 0.0172 for 1/‖M_i‖² and does not give the signal's scale.
+    """A computation elsewhere gave 0.0172 for 1/‖M_i‖², for a signal of unknown scale.
 
     Of unit signals the expected norms (1 + s²)p give 0.033; a signal of half that size would give
-    what is printed. Robust PCA does as well under both.
+    that figure. Robust PCA does as well under both.
     """
     found = {}
     for scale in (1.0, 0.5):
@@ -98,7 +98,7 @@ def low_rank_and_sparse(size=200, rank=5, share=0.05):
 @telling
 @pytest.mark.parametrize("mode, most", [("fixed", 40), ("inexact", 25)])
 def test_low_rank_and_sparse_parts_are_recovered(mode, most):
-    """heterogeneous_dp §8 (4): relative errors of 1.4e-7 and 7e-8 in 23 iterations, in float64."""
+    """Computed elsewhere in float64: errors of 1.4e-7 and 7e-8 after 23 iterations."""
     low_rank, sparse = low_rank_and_sparse()
     with jax.enable_x64(True):
         found = principal_component_pursuit(
