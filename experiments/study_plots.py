@@ -1,6 +1,6 @@
 """Plots of several runs: accuracy by budget or round, noise, weights of clients, mixtures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,11 @@ from fedjax_dp.io import drawing
 
 
 def accuracy_by_epsilon(
-    curves: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[float]]], title: str
+    curves: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[float]]],
+    title: str,
+    seeds: Iterable[int] = (),
 ) -> Figure:
-    """Draws accuracy by ε: `{method: (budgets, means, deviations over seeds)}`."""
+    """Draws accuracy in percent by ε: `{method: (budgets, means, deviations over seeds)}`."""
     figure = drawing.new_figure()
     axes = figure.subplots()
     for i, (name, (budgets, means, deviations)) in enumerate(curves.items()):
@@ -26,11 +28,12 @@ def accuracy_by_epsilon(
             budgets, means, yerr=deviations, fmt="none", ecolor=line.get_color(), capsize=3
         )
     everything = [float(b) for budgets, _, _ in curves.values() for b in budgets]
-    axes.set(xlabel="ε", ylabel="accuracy")
+    axes.set_ylabel("test accuracy, %")
+    drawing.set_lines_below(axes, "ε", drawing.words_of_spread(seeds, "bars"))
     _budget_ticks(axes, everything)
     drawing.set_title(axes, title)
     axes.grid(alpha=0.25)
-    drawing.legend_beside(axes)
+    drawing.legend_above(axes)
     return figure
 
 
@@ -43,28 +46,22 @@ def _budget_ticks(axes: Axes, budgets: Sequence[float]) -> None:
 
 
 def accuracy_by_round(
-    curves: Mapping[str, tuple[Sequence[int], Sequence[float], Sequence[float]]], title: str
+    curves: Mapping[str, tuple[Sequence[int], Sequence[float], Sequence[float]]],
+    title: str,
+    seeds: Iterable[int] = (),
 ) -> Figure:
     """Draws accuracy in percent by round: `{method: (rounds, means, deviations)}`."""
     # Source: Malekmohammadi and others 2024, figure 3.5.
     figure = drawing.new_figure()
     axes = figure.subplots()
     for i, (name, (rounds, means, deviations)) in enumerate(curves.items()):
-        mean, deviation = np.asarray(means), np.asarray(deviations)
-        line = drawing.draw_curve(axes, i, rounds, mean, name)
-        axes.fill_between(
-            rounds,
-            mean - deviation,
-            mean + deviation,
-            color=line.get_color(),
-            alpha=0.12,
-            linewidth=0,
-        )
-    axes.set(xlabel="round", ylabel="test accuracy in percent")
+        drawing.draw_band(axes, drawing.draw_curve(axes, i, rounds, means, name), deviations)
+    axes.set_ylabel("test accuracy, %")
+    drawing.set_lines_below(axes, "round", drawing.words_of_spread(seeds, "band"))
     drawing.set_title(axes, title)
     drawing.whole_ticks(axes)
     axes.grid(alpha=0.25)
-    drawing.legend_beside(axes)
+    drawing.legend_above(axes)
     return figure
 
 
@@ -76,7 +73,7 @@ def updates_and_mixture(
     title: str,
 ) -> Figure:
     """Draws two components of the updates by true cluster, and circles of 1, 2 and 3 radii."""
-    figure = drawing.new_figure(height=5.0, width=6.5)
+    figure = drawing.new_figure(4.6)
     axes = figure.subplots()
     for i, cluster in enumerate(np.unique(clusters)):
         of_it = clusters == cluster
@@ -95,10 +92,12 @@ def updates_and_mixture(
                 (mean[0], mean[1]), times * radius, fill=False, color="black", alpha=0.9 / times
             )
             axes.add_patch(edge)
+    if len(means):
+        edge.set_label("1, 2 and 3 radii")
     axes.set(xlabel="first principal component", ylabel="second principal component")
     axes.set_aspect("equal")
     drawing.set_title(axes, title)
-    drawing.legend_beside(axes)
+    drawing.legend_above(axes)
     return figure
 
 
@@ -107,7 +106,7 @@ def multipliers_by_batch_size(
     multipliers: Mapping[str, Sequence[float]],
     title: str,
     *,
-    label: str = "batch size b",
+    label: str = "batch size $b$",
 ) -> Figure:
     """Draws noise multipliers by batch size, for each setting."""
     # Source: Malekmohammadi and others 2024, figure 3.2.
@@ -116,13 +115,13 @@ def multipliers_by_batch_size(
     for i, (name, values) in enumerate(multipliers.items()):
         drawing.draw_curve(axes, i, batch_sizes, values, name, markevery=1)
     axes.set_xscale("log", base=2)
-    axes.set(xlabel=label, ylabel="noise multiplier z")
+    axes.set(xlabel=label, ylabel="noise multiplier $z$")
     everything = np.concatenate([np.asarray(v, float) for v in multipliers.values()])
     if not drawing.log_where_wide(axes, "y", everything):
         axes.set_ylim(bottom=0)
     drawing.set_title(axes, title)
     axes.grid(alpha=0.25)
-    drawing.legend_beside(axes)
+    drawing.legend_above(axes)
     return figure
 
 
@@ -132,13 +131,13 @@ def variance_by_setting(
     columns: Sequence[float],
     title: str,
     *,
-    labels: tuple[str, str] = ("ε", "batch size b"),
+    labels: tuple[str, str] = ("ε", "batch size $b$"),
 ) -> Figure:
     """Draws the noise variance of an update, `[rows, columns]`, as a table of colours."""
     # Source: Malekmohammadi and others 2024, figure 3.3.
     values = np.asarray(variance, float)
     figure = drawing.new_figure(
-        height=max(4.5, 1.5 + 0.3 * len(rows)), width=max(7.0, 2.0 + 0.45 * len(columns))
+        max(3.2, 1.4 + 0.28 * len(rows)), max(drawing.COLUMN, 1.6 + 0.45 * len(columns))
     )
     axes = figure.subplots()
     norm = LogNorm(values.min(), max(values.max(), values.min() * (1 + 1e-9)))
@@ -146,7 +145,8 @@ def variance_by_setting(
     for (i, j), value in np.ndenumerate(values):
         is_dark = norm(value) < 0.6
         colour = "white" if is_dark else "black"
-        axes.text(j, i, f"{value:.2g}", ha="center", va="center", color=colour, fontsize=8)
+        shown = f"{value:.0f}" if 100 <= value < 1e5 else f"{value:.2g}"
+        axes.text(j, i, shown, ha="center", va="center", color=colour, fontsize=8)
     axes.set_xticks(range(len(columns)), [f"{c:g}" for c in columns])
     axes.set_yticks(range(len(rows)), [f"{r:g}" for r in rows])
     axes.set(ylabel=labels[0], xlabel=labels[1])
@@ -177,11 +177,11 @@ def weights_of_clients(
         drawing.draw_curve(axes, i, np.arange(len(order)), shown, label, **_marks(i, len(order)))
     axes.set_yscale("log")
     step = drawing.name_places(axes, called)
-    axes.set(xlabel="client" + (f" (every {step}th is named)" if step > 1 else ""))
+    axes.set(xlabel="client" + (f" (1 in {step} named)" if step > 1 else ""))
     axes.set_ylabel("weight")
     drawing.set_title(axes, title)
     axes.grid(alpha=0.25)
-    drawing.legend_beside(axes)
+    drawing.legend_above(axes)
     return figure
 
 
@@ -198,14 +198,17 @@ def precision_by_block_size(
     means: Sequence[float],
     deviations: Sequence[float],
     title: str,
+    seeds: Iterable[int] = (),
 ) -> Figure:
     """Draws the precision of weights by the number of parameters decomposed together."""
     # Source: Malekmohammadi and others 2024, figure 3.7.
     figure = drawing.new_figure()
     axes = figure.subplots()
-    axes.errorbar(block_sizes, means, yerr=deviations, marker=".", capsize=3, color=drawing.BLUE)
+    axes.errorbar(block_sizes, means, yerr=deviations, marker="o", capsize=3, color=drawing.BLUE)
     axes.set_xscale("log")
-    axes.set(xlabel="parameters decomposed together p'", ylabel="precision Σ min(w, w*)")
+    axes.set_ylabel("precision, Σ min(w, w*)")
+    label = "parameters decomposed together, $p'$"
+    drawing.set_lines_below(axes, label, drawing.words_of_spread(seeds, "bars"))
     drawing.set_title(axes, title)
     axes.set_ylim(0, 1.02)
     axes.grid(alpha=0.25)

@@ -174,33 +174,35 @@ def markdown(rows: Sequence[Row], notes: Sequence[str] = ()) -> str:
 
 def plot(path: pathlib.Path, rows: Sequence[Row]) -> None:
     """Draws the time per client of every implementation over ours, by workload."""
-    from matplotlib.figure import Figure
+    from fedjax_dp.io import drawing, plots
 
     workloads = list(dict.fromkeys(r.workload for r in rows if r.ours_over_this is not None))
     if not workloads:
         return
     bars = {w: [r for r in rows if r.workload == w] for w in workloads}
     height = sum(len(b) + 1 for b in bars.values())
-    figure = Figure(figsize=(8, 0.24 * height + 1), layout="constrained")
+    figure = drawing.new_figure(0.18 * height + 0.6, drawing.PAGE)
     axes = figure.subplots()
     ticks, labels, y = [], [], 0.0
     for workload, group in bars.items():
         for row in group:
-            color = "tab:blue" if row.implementation == "ours" else "lightgray"
+            color = drawing.BLUE if row.implementation == "ours" else "lightgray"
             relative = 1 / row.ours_over_this
             axes.barh(y, relative, color=color, edgecolor="gray", linewidth=0.5)
-            axes.text(relative, y, f" {row.ms_per_client:.3g} ms", va="center", fontsize=7)
+            ms = row.ms_per_client
+            shown = f" {ms:.3g} ms" if ms < 1000 else f" {ms / 1000:.3g} s"
+            axes.text(relative, y, shown, va="center", fontsize=7)
             ticks.append(y)
             labels.append(f"{workload}  {row.implementation}")
             y += 1
         y += 1
     axes.set_yticks(ticks, labels, fontsize=7)
-    axes.invert_yaxis()
+    axes.set_ylim(y - 1, -1)
     axes.set_xscale("log")
-    axes.axvline(1.0, color="tab:blue", linewidth=0.8)
+    axes.axvline(1.0, color=drawing.BLUE, linewidth=0.8)
     axes.set_xlabel("time per client, ours = 1 (log); to the right of 1 is slower than ours")
     axes.margins(x=0.15)
-    figure.savefig(path, dpi=150)
+    plots.save(figure, path)
 
 
 def _text(value: Any) -> str:

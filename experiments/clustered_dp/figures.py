@@ -107,10 +107,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write(output, z)
     title = f"{N:,} records, {ROUNDS} rounds, ε = {EPSILON:g}, δ = {DELTA:g}"
     curves = {f"$b^{{>1}}$ = {b}": z[:, j].tolist() for j, b in enumerate(LATER_BATCHES)}
-    label = "batch size of the first round $b^1$"
+    label = "first batch size $b^1$"
     figure = study_plots.multipliers_by_batch_size(FIRST_BATCHES, curves, title, label=label)
     plots.save(figure, output / "multipliers_by_batch_sizes.png")
-    labels = ("$b^1$", "$b^{>1}$")
+    labels = ("first batch size $b^1$", "later batch size $b^{>1}$")
     for name, table in zip(("first", "later"), variances(z), strict=True):
         about = f"noise of the {name} update\n{title},\n"
         about += f"clip norm {CLIP:g}, {PARAMETERS:,} parameters, η = {RATE:g}"

@@ -175,7 +175,7 @@ def run_one(point: Point, arguments: argparse.Namespace) -> dict[str, Any]:
         result["num_iterations"] = int(server.num_iterations)
         figure = study_plots.updates_and_mixture(
             server.features, true, server.means[:count], server.radii[:count],
-            f"updates of round 1, MSS {server.separation:.1f}",
+            f"updates of round 1, separation {server.separation:.1f}",
         )  # fmt: skip
         plots.save(figure, folder / f"mixture,{point.name}.png")
     write(folder / f"{point.name}.json", result)

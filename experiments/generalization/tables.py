@@ -173,14 +173,16 @@ def draw(folder: pathlib.Path, study: str, algorithm: str, file: pathlib.Path) -
         for path in sorted((folder / study).glob(pattern)):
             rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
             measured = {r["round"]: 100 * r["test_accuracy"] for r in rows if "test_accuracy" in r}
-            axes.plot(*zip(*measured.items(), strict=True), color=drawing.COLOURS[k], alpha=0.35)
+            style = {"color": drawing.COLOURS[k], "alpha": 0.35, "linewidth": 0.8}
+            axes.plot(*zip(*measured.items(), strict=True), **style)
             runs.append(measured)
         rounds = sorted(set.intersection(*map(set, runs))) if runs else []
         means = [float(np.mean([run[r] for run in runs])) for r in rounds]
-        drawing.draw_curve(axes, k, rounds, means, f"{kind}, mean of seeds")
-    axes.set(xlabel="round", ylabel="test accuracy, %")
+        drawing.draw_curve(axes, k, rounds, means, f"{kind} (n = {len(runs)})")
+    axes.set_ylabel("test accuracy, %")
+    drawing.set_lines_below(axes, "round", "thick: mean of n seeds, thin: each seed")
     drawing.set_title(axes, f"{study}, {algorithm}")
-    drawing.legend_beside(axes)
+    drawing.legend_above(axes)
     axes.grid(alpha=0.25)
     plots.save(figure, file)
 

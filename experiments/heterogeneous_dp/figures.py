@@ -7,6 +7,7 @@ Robust-HDP, 3.7), `--precision SWEEP` (of the study `block_size`, 3.7), `--conve
 import argparse
 import json
 import pathlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -175,7 +176,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         scores = precision_by_block_size(known.precision)
         curve = [float(np.mean(s)) for s in scores.values()], list(map(_deviation, scores.values()))
         title = "How near Robust-HDP's weights come to the oracle's"
-        figure = study_plots.precision_by_block_size(list(scores), *curve, title)
+        seeds = map(len, scores.values())
+        figure = study_plots.precision_by_block_size(list(scores), *curve, title, seeds)
         plots.save(figure, known.output / "precision_by_block_size.png")
         found = [f"{size},{score!r}" for size, all_of in scores.items() for score in all_of]
         text = "\n".join(["block_size,precision", *found, ""])
@@ -183,7 +185,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if known.convergence is not None:
         curves = accuracy_by_round(known.convergence, known.distribution)
         title = f"Budgets of {known.distribution}"
-        figure = study_plots.accuracy_by_round(curves, title)
+        runs = [r for r in runs_of(known.convergence) if r["distribution"] == known.distribution]
+        seeds = Counter(run["algorithm"] for run in runs).values()
+        figure = study_plots.accuracy_by_round(curves, title, seeds)
         plots.save(figure, known.output / "accuracy_by_round.png")
 
 

@@ -155,14 +155,14 @@ def _cells(line: str) -> list[str]:
 
 def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], file: pathlib.Path) -> None:
     """Draws pruning by round, and accuracies against bytes, of the first seed of each method."""
-    figure = drawing.new_figure(height=8.0)
+    figure = drawing.new_figure(8.6)
     pruning, *panels = figure.subplots(3, 1)
     for i, (method, group) in enumerate(runs.items()):
         rows = group[0]["metrics"]
         if "pruned_share" in rows[-1]:
             rounds = [row["round"] for row in rows]
             pruned = [100 * row["pruned_share"] for row in rows]
-            drawing.draw_curve(pruning, i, rounds, pruned, method, linewidth=1.2)
+            drawing.draw_curve(pruning, i, rounds, pruned, method)
         sent = np.cumsum([row["bytes_up"] for row in rows]) / 1e6
         is_evaluated = np.array(["mean_client_accuracy" in row for row in rows])
         for axes, ending in zip(panels, ("", AFTER), strict=True):
@@ -173,8 +173,8 @@ def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], file: pathlib.Path) ->
     for axes, which in zip(panels, ("as received", "after local training"), strict=True):
         axes.set(xlabel="MB up", ylabel=f"mean accuracy of clients\n{which}, %")
     for axes in (pruning, *panels):
-        drawing.legend_beside(axes)
         axes.grid(alpha=0.25)
+    drawing.legend_below(figure, panels[0], columns=2)
     plots.save(figure, file)
 
 

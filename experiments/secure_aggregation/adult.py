@@ -189,7 +189,7 @@ def draw(results: list[dict[str, Any]]) -> Any:
         panels.setdefault(title, []).append(one)
     columns = min(3, len(panels))
     num_lines = -(-len(panels) // columns)
-    figure = drawing.new_figure(2.8 * num_lines + 0.3, 3.2 * columns + 1.2)
+    figure = drawing.new_figure(2.3 * num_lines + 0.6, drawing.PAGE)
     grid = figure.subplots(num_lines, columns, squeeze=False, sharey=True)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
@@ -197,8 +197,10 @@ def draw(results: list[dict[str, Any]]) -> Any:
         for i, one in enumerate(runs):
             label = f"{one['num_parties']} parties"
             drawing.draw_curve(axes, i, range(1, len(one["mcc"]) + 1), one["mcc"], label)
-        axes.set(xlabel="round", ylabel="MCC on the test part", ylim=(-0.1, 0.6))
+        axes.set(xlabel="round", ylim=(-0.1, 0.6))
         drawing.set_title(axes, title)
         axes.grid(alpha=0.25)
-    drawing.legend_beside(grid.flat[columns - 1])
+    for axes in grid[:, 0]:
+        axes.set_ylabel("MCC on the test part")
+    drawing.legend_below(figure, grid.flat[0], columns=3)
     return figure

@@ -108,11 +108,11 @@ def as_markdown(result: dict[str, Any]) -> str:
 
 def draw(result: dict[str, Any]) -> Any:
     """Draws accuracy by simulated time."""
-    figure = drawing.new_figure(3.8)
+    figure = drawing.new_figure()
     axes = figure.subplots()
     for index, (name, curve) in enumerate(result["curves"].items()):
         drawing.draw_curve(axes, index, curve["seconds"], curve["accuracy"], name)
     axes.set(xlabel="simulated seconds", ylabel="test accuracy", ylim=(0, 1))
     axes.grid(alpha=0.25)
-    drawing.legend_beside(axes)
+    drawing.legend_above(axes)
     return figure

@@ -96,7 +96,7 @@ def as_markdown(result: dict[str, Any]) -> str:
 
 def draw(result: dict[str, Any]) -> Any:
     """Draws r² by attack: ours, predicted, and those that the thesis prints."""
-    figure = drawing.new_figure(3.8)
+    figure = drawing.new_figure()
     axes = figure.subplots()
     found = result["attacks"]
     places = np.arange(len(found))
@@ -110,7 +110,8 @@ def draw(result: dict[str, Any]) -> Any:
     axes.hlines(best, 1.6, 5.4, color=drawing.RED, linestyle="--", label="thesis, best of four")
     names = [one["attack"].replace("_", "-\n") for one in found]
     axes.set_xticks(places, names)
-    axes.set(ylabel="r² of estimates", ylim=(0, 1))
+    axes.tick_params(axis="x", labelsize=8)
+    axes.set(xlabel="attack", ylabel="r² of estimates", ylim=(0, 1))
     axes.grid(axis="y", alpha=0.25)
-    drawing.legend_beside(axes)
+    drawing.legend_above(axes)
     return figure

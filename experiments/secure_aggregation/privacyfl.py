@@ -375,7 +375,7 @@ def _grid_table(rows: list[dict[str, Any]]) -> list[str]:
 
 def draw(rows: list[dict[str, Any]]) -> Any:
     """Draws accuracy by round, a panel for each noise, with the clients' own models."""
-    figure = drawing.new_figure(3.6)
+    figure = drawing.new_figure(3.6, drawing.PAGE)
     panels = figure.subplots(1, 2, sharey=True)
     (free,) = [one for one in rows if one["noise"] == "none"]
     rounds = range(1, len(free["scores"]) + 1)
@@ -387,10 +387,10 @@ def draw(rows: list[dict[str, Any]]) -> Any:
             drawing.draw_curve(axes, i, rounds, shared, f"ε = {one['asked']:g}")
         shared = [score["shared"] for score in free["scores"]]
         drawing.draw_curve(axes, len(curves), rounds, shared, "no noise")
-        drawing.draw_curve(axes, len(curves) + 1, rounds, own, "nobody federates")
+        drawing.draw_curve(axes, len(curves) + 1, rounds, own, "no federation")
         axes.set(xlabel="round", ylim=(0, 1))
         drawing.set_title(axes, f"{noise} noise")
         axes.grid(alpha=0.25)
     panels[0].set_ylabel("accuracy on 300 digits")
-    drawing.legend_beside(panels[1])
+    drawing.legend_below(figure, panels[1], columns=5)
     return figure

@@ -2,6 +2,7 @@
 
 import pathlib
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ TITLES = {
     "B.1": "Cohorts in which each client is with probability p",
     "B.2": "Mini-batches of a fifth of a client's examples",
 }
+_RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 class Curve(NamedTuple):
@@ -47,11 +49,14 @@ def draw(results: Sequence[Mapping[str, Any]], folder: pathlib.Path) -> None:
 
     Args:
       results: the groups of curves.
-      folder: gets a PNG file for each figure.
+      folder: gets a PNG and a PDF file for each figure.
     """
     for name, panels in panels_of(results).items():
-        columns = 2 if len(panels) in (2, 4) else len(panels)
-        figure = drawing.new_figure(3.4 * -(-len(panels) // columns) + 0.4, 5.5 * columns)
+        columns = min(len(panels), 3 if len(panels) == 3 else 2)
+        labels = [[curve.label for curve in curves] for curves in panels.values()]
+        is_shared = len(panels) > 1 and labels.count(labels[0]) == len(labels)
+        width = drawing.COLUMN if columns == 1 else drawing.PAGE
+        figure = drawing.new_figure(3.0 * -(-len(panels) // columns) + 0.6, width)
         grid = figure.subplots(-(-len(panels) // columns), columns, squeeze=False)
         for axes, (title, curves) in zip(grid.flat, panels.items(), strict=True):
             if name == "2.4":
@@ -60,8 +65,11 @@ def draw(results: Sequence[Mapping[str, Any]], folder: pathlib.Path) -> None:
                 _gaps(axes, curves, with_averages=name in ("2.5", "2.6"))
             drawing.set_title(axes, title)
             axes.grid(alpha=0.25)
-            drawing.legend_beside(axes)
-        figure.suptitle(TITLES[name])
+            if not is_shared:
+                drawing.legend_above(axes)
+        if is_shared:
+            drawing.legend_below(figure, grid.flat[0], columns=2 if name == "2.8" else 3)
+        figure.suptitle("\n".join(wrap(TITLES[name], int(11 * width))), fontsize=11)
         plots.save(figure, folder / f"figure_{name}.png")
 
 
@@ -76,13 +84,13 @@ def panels_of(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[
         for label, curve in result["curves"].items():
             name, panel, style = figure, PROBLEMS[setting["problem"]], {}
             if figure == "2.2":
-                panel += " by local steps" if label.startswith("k") else " by step size, k = 10"
+                panel += " by local steps" if label.startswith("k") else ", k = 10"
             elif figure == "2.5":
                 method, _, label = label.partition(", ")
                 name, label = "2.5" if method == "FedProx" else "2.6", label.replace("_", " ")
             elif figure == "2.7":
                 digits, power = f"{4 * result['H']:.2e}".split("e")
-                panel += rf", $H = {digits} \cdot 10^{int(power)}$"
+                panel += f"\nH = {digits} × 10{str(int(power)).translate(_RAISED)}"
             elif figure == "2.8":
                 style = _of_method(label, is_plain=not setting["memory"])
                 label += ", τ = 2" if setting["memory"] else ""

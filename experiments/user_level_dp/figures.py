@@ -6,6 +6,7 @@ python -m experiments.user_level_dp.figures SWEEP_FOLDER --output FOLDER
 import argparse
 import json
 import pathlib
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,9 @@ def main() -> None:
     folders = [p.name for p in options.sweep.iterdir() if (p / "summary.json").is_file()]
     curves = accuracy_by_epsilon(rows)
     if any(len(budgets) > 1 for budgets, _, _ in curves.values()):
-        figure = study_plots.accuracy_by_epsilon(curves, "Test accuracy in percent by budget")
+        private = [row for row in rows if row["epsilon"] is not None]
+        seeds = Counter((row["method"], row["budget"]) for row in private).values()
+        figure = study_plots.accuracy_by_epsilon(curves, "Test accuracy by budget", seeds)
         plots.save(figure, options.output / "accuracy_by_epsilon.png")
     for name in sorted(folders):
         if not name.endswith("seed=0"):

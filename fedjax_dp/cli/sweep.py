@@ -293,7 +293,8 @@ def _draw(
     axes = [axis for axis in study.axes if axis != "seed" and not axis.endswith(".epsilon")]
     curves = curves_of(entries, axes)
     if curves:
-        plots.save(sweep_plots.accuracy_by(curves, "ε", study.name), file)
+        seeds = [int(entry["seeds"]) for entry in entries if entry["metric"] == "test_accuracy"]
+        plots.save(sweep_plots.accuracy_by(curves, "ε", study.name, seeds=seeds), file)
 
 
 def curves_of(

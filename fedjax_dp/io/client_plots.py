@@ -18,10 +18,11 @@ with needed_for("drawing", "plots"):
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import BoundaryNorm, Colormap, ListedColormap
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
 # More clients than this are drawn as a curve with a band.
 _MOST_MARKS = 60
-_MOST_LABELS = 20
+_MOST_LABELS = 10
 
 
 @checked
@@ -61,19 +62,19 @@ def client_accuracies(
     known, unknown = np.flatnonzero(is_known), np.flatnonzero(~is_known)
     known = known[np.argsort(accuracies[known], kind="stable")]
     order = np.concatenate([known, unknown])
-    figure = drawing.new_figure(height=5.0)
+    figure = drawing.new_figure(5.0, drawing.PAGE)
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     _accuracies(top, accuracies[known], test_sizes[known])
     if len(unknown):
         top.axvspan(len(known) - 0.5, len(order) - 0.5, color="0.9", label="no test data")
     top.set(ylim=(-0.02, 1.02), ylabel="test accuracy")
     drawing.set_title(top, title)
-    drawing.legend_beside(top)
+    drawing.legend_above(top)
     _sizes(bottom, {"training": sizes[order], "test": test_sizes[order]})
     step = drawing.name_places(bottom, [called[i] for i in order])
     top.tick_params(axis="x", labelbottom=False)
     words = "clients, from least to most accurate"
-    words += f" (every {step}th is named)" if step > 1 else ""
+    words += f" (1 in {step} named)" if step > 1 else ""
     drawing.set_lines_below(bottom, words, *_missing("test data", [called[i] for i in unknown]))
     return figure
 
@@ -146,7 +147,7 @@ def _sizes(axes: Axes, by_part: dict[str, np.ndarray]) -> None:
     axes.set_ylabel("examples")
     axes.grid(alpha=0.25, axis="y")
     if len(by_part) > 1:
-        drawing.legend_beside(axes)
+        drawing.legend_above(axes)
 
 
 @checked
@@ -174,21 +175,20 @@ def labels_by_client(
     if statistics.num_clients > max_clients:
         order = order[np.linspace(0, len(order) - 1, max_clients).round().astype(int)]
     counts = statistics.label_counts
-    figure = drawing.new_figure(height=4.6 if counts is not None else 3.0, width=10.0)
+    figure = drawing.new_figure(4.6 if counts is not None else 3.0, drawing.PAGE)
     grid = figure.add_gridspec(1 if counts is None else 2, 2, width_ratios=(3, 1))
     top = figure.add_subplot(grid[0, 0])
     _sizes(top, {"examples": statistics.sizes[order]})
-    top.set_title("examples by client")
     lowest = top
     if counts is not None:
         lowest = figure.add_subplot(grid[1, 0], sharex=top)
         _label_shares(lowest, counts[order], statistics.labels)
         top.tick_params(axis="x", labelbottom=False)
-    step = drawing.name_places(lowest, [called[i] for i in order], most=60)
+    step = drawing.name_places(lowest, [called[i] for i in order], most=36)
     shown = f"{len(order)} of " if len(order) < statistics.num_clients else ""
     words = f"{shown}{statistics.num_clients} clients, largest first"
     empty = np.flatnonzero(statistics.sizes == 0)
-    words += f" (every {step}th is named)" if step > 1 else ""
+    words += f" (1 in {step} named)" if step > 1 else ""
     drawing.set_lines_below(lowest, words, *_missing("examples", [called[i] for i in empty]))
     _histogram(figure.add_subplot(grid[:, 1]), statistics.sizes)
     if title is not None:
@@ -208,7 +208,7 @@ def _label_shares(axes: Axes, counts: np.ndarray, labels: Sequence[str]) -> None
     axes.set(ylabel="share of the label", ylim=(0, 1))
     figure = axes.get_figure(root=True)
     if len(labels) <= _MOST_LABELS:
-        drawing.legend_beside(axes, "label", columns=1 + (len(labels) > 10))
+        drawing.legend_beside(axes, "label")
     elif figure is not None:
         bar = ScalarMappable(BoundaryNorm(np.arange(len(labels) + 1) - 0.5, len(labels)), colours)
         ticks = np.linspace(0, len(labels) - 1, 8).round().astype(int)
@@ -218,12 +218,8 @@ def _label_shares(axes: Axes, counts: np.ndarray, labels: Sequence[str]) -> None
 
 
 def _colours(num_labels: int) -> Colormap:
-    """Returns a colour for each label."""
-    if num_labels <= 10:
-        return colormaps["tab10"]
-    if num_labels <= _MOST_LABELS:
-        return colormaps["tab20"]
-    return ListedColormap(colormaps["turbo"](np.linspace(0, 1, num_labels)))
+    """Returns a colour for each label, the lighter the later it is."""
+    return ListedColormap(colormaps["viridis"](np.linspace(0, 1, num_labels)))
 
 
 def _histogram(axes: Axes, sizes: np.ndarray) -> None:
@@ -235,5 +231,5 @@ def _histogram(axes: Axes, sizes: np.ndarray) -> None:
         axes.hist(known, edges, color=drawing.BLUE)
     else:
         axes.hist(sizes, bins, color=drawing.BLUE)
-    axes.set(xlabel="examples of a client", ylabel="clients")
-    axes.set_title("client sizes")
+    axes.set(xlabel="examples", ylabel="clients")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))

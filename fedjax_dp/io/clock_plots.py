@@ -14,6 +14,8 @@ from fedjax_dp.io import drawing
 with needed_for("drawing", "plots"):
     from matplotlib.figure import Figure
 
+# Neighbours differ in lightness. The update has the colour of no other part.
+_COLOURS = tuple(drawing.COLOURS[i] for i in (0, 4, 1, 5))
 # More bars are not legible.
 _MOST_CLIENTS = 40
 
@@ -30,7 +32,7 @@ def accuracy_by_seconds(rows: list[dict[str, Any]], title: str) -> Figure:
     Returns:
       The figure; a curve for `test_accuracy`, and one for the shared model if that is another.
     """
-    figure = drawing.new_figure(3.5)
+    figure = drawing.new_figure()
     axes = figure.subplots()
     names = {"test_accuracy": "test accuracy", "shared_test_accuracy": "shared model"}
     if any("shared_test_accuracy" in row for row in rows):
@@ -42,10 +44,10 @@ def accuracy_by_seconds(rows: list[dict[str, Any]], title: str) -> Figure:
         if known:
             seconds, values = ([row[k] for row in known] for k in ("simulated_seconds", name))
             drawing.draw_curve(axes, i, seconds, values, label)
-    if len(axes.get_lines()) > 1:
-        drawing.legend_beside(axes)
     axes.set(xlabel="simulated seconds", ylabel="test accuracy", ylim=(-0.02, 1.02))
     drawing.set_title(axes, title)
+    if len(axes.get_lines()) > 1:
+        drawing.legend_above(axes)
     axes.grid(alpha=0.25)
     return figure
 
@@ -69,7 +71,7 @@ def round_chart(times: RoundTimes, names: Sequence[str], title: str) -> Figure:
     count = len(times.arrive)
     checks.require(len(names) == count, "names", f"name each of the {count} clients", len(names))
     shown = np.arange(min(count, _MOST_CLIENTS))
-    figure = drawing.new_figure(1.5 + 0.22 * len(shown))
+    figure = drawing.new_figure(1.9 + 0.2 * len(shown))
     axes = figure.subplots()
     server = np.full(count, times.server)
     bars = {
@@ -81,17 +83,20 @@ def round_chart(times: RoundTimes, names: Sequence[str], title: str) -> Figure:
     is_late = np.asarray(times.is_late, bool)
     for i, (label, (start, end)) in enumerate(bars.items()):
         active = shown[np.isfinite((end - start)[shown])]
-        colour, is_update = drawing.COLOURS[i], label == "update"
-        for part, of in ((active[~is_late[active]], label), (active[is_late[active]], "late")):
+        colour, is_update = _COLOURS[i], label == "update"
+        for part, of in (
+            (active[~is_late[active]], label),
+            (active[is_late[active]], "late update"),
+        ):
             hatched: dict[str, Any] = (
-                {"hatch": "////", "edgecolor": "white"} if of == "late" and is_update else {}
+                {"hatch": "////", "edgecolor": "white"} if of == "late update" and is_update else {}
             )
             axes.barh(
                 *(part, (end - start)[part]),
                 left=start[part],
                 height=0.7,
                 color=colour,
-                label=of if len(part) and (of != "late" or is_update) else None,
+                label=of if len(part) and (of != "late update" or is_update) else None,
                 **hatched,
             )
     for at, label, style in ((times.closes, "sum closed", ":"), (times.server, "new model", "--")):
@@ -100,7 +105,7 @@ def round_chart(times: RoundTimes, names: Sequence[str], title: str) -> Figure:
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.set(xlabel="simulated seconds from the start of the round", xlim=(0, None))
     drawing.set_title(axes, title)
-    drawing.legend_beside(axes)
+    drawing.legend_above(axes)
     return figure
 
 

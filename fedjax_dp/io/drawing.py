@@ -1,6 +1,6 @@
-"""Shared parts of plots: distinct curves, legends, scales, names that fit."""
+"""Shared parts of plots: sizes, distinct curves, bands, legends, scales, names that fit."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from textwrap import wrap
 from typing import Any
 
@@ -19,16 +19,21 @@ with needed_for("drawing", "plots"):
 BLUE, RED = COLOURS[:2]
 GREY = COLOURS[7]
 
-MARKERS = "os^DvPX*"
+# Widths in inches: texts of 10 points become 6.6 in a column of 8 cm; a page is 17.8 cm wide.
+COLUMN, PAGE = 4.8, 7.0
+# The numbers of colours, marks and dashes make all of the first 56 curves differ.
+MARKERS = "os^DvPX"
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)))
-_WIDTHS = (4.0, 2.8, 2.0, 1.4, 1.2)
+_WIDTHS = (3.4, 2.4, 1.7, 1.2, 1.0)
 _MARKS_ON_A_CURVE = 8
 _LONGEST_NAME = 24
-# Letters per inch: of titles, labels, and names of clients.
-_TITLE, _LABEL, _NAME = 8, 9, 16
+# Letters per inch: of titles, labels, names of clients, and legends.
+_TITLE, _LABEL, _NAME, _LEGEND = 10, 9, 16, 13
+# What an entry of a legend takes beside its letters, in inches, and its height in points.
+_SAMPLE, _LINE = 0.65, 12.0
 
 
-def new_figure(height: float = 4.0, width: float = 7.0) -> Figure:
+def new_figure(height: float = 3.2, width: float = COLUMN) -> Figure:
     """Makes a figure, in inches, without a window."""
     return Figure(figsize=(width, height), layout="constrained")
 
@@ -44,13 +49,76 @@ def draw_curve(
         "linestyle": _DASHES[index % several],
         "linewidth": _WIDTHS[min(index, len(_WIDTHS) - 1)],
         "marker": MARKERS[index % len(MARKERS)],
-        "markersize": 5,
+        "markersize": 4.5,
         "markevery": (index % gap, gap),
         "zorder": 2 + 0.01 * index,
         "label": label,
     }
     (line,) = axes.plot(x, y, **style | more)
     return line
+
+
+def draw_band(axes: Axes, line: Line2D, deviations: Sequence[float | None]) -> None:
+    """Draws a band of one standard deviation on both sides of a curve; None is no deviation."""
+    x, y = (np.asarray(values, float) for values in line.get_data())
+    width = np.asarray([d or 0.0 for d in deviations])
+    axes.fill_between(x, y - width, y + width, color=line.get_color(), alpha=0.15, linewidth=0)
+
+
+def words_of_spread(seeds: Iterable[int], mark: str) -> str:
+    """Describes the bands or bars over such numbers of seeds, if there are several of any."""
+    least, most = min(seeds := list(seeds), default=1), max(seeds, default=1)
+    if most < 2:
+        return ""
+    number = f"{most}" if least == most else f"{least} to {most}"
+    return f"{mark}: ± 1 standard deviation, {number} seeds"
+
+
+def legend_above(axes: Axes) -> None:
+    """Puts the legend between the axes and their title, in as many columns as fit."""
+    labels = axes.get_legend_handles_labels()[1]
+    if not labels:
+        return
+    room = _width(axes) - 0.6
+    columns = int(room / (_SAMPLE + max(map(len, labels)) / _LEGEND))
+    columns = min(max(1, columns), len(labels))
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(0.0, 1.0),
+        borderaxespad=0.2,
+        borderpad=0.1,
+        frameon=False,
+        fontsize=9,
+        ncols=columns,
+        columnspacing=1.2,
+        handlelength=2.8,
+        labelspacing=0.2,
+    )
+    lines = -(-len(labels) // columns)
+    axes.set_title(axes.get_title(), fontsize=11, pad=8 + _LINE * lines)
+    figure, spec = axes.get_figure(root=True), axes.get_subplotspec()
+    if figure is not None and (spec is None or spec.is_first_col()):
+        _grow(figure, lines)
+
+
+def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
+    """Puts one legend for all axes, made of one of them, below a figure."""
+    handles, labels = axes.get_legend_handles_labels()
+    _grow(figure, -(-len(labels) // columns))
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        frameon=False,
+        fontsize=9,
+        ncols=columns,
+        handlelength=2.8,
+    )
+
+
+def _grow(figure: Figure, lines: int) -> None:
+    """Makes room for lines of a legend, so that the axes keep their size."""
+    figure.set_figheight(float(figure.get_size_inches()[1]) + _LINE * lines / 72)
 
 
 def legend_beside(axes: Axes, title: str | None = None, columns: int = 1) -> None:
@@ -61,9 +129,9 @@ def legend_beside(axes: Axes, title: str | None = None, columns: int = 1) -> Non
             bbox_to_anchor=(1.01, 1.0),
             borderaxespad=0.0,
             frameon=False,
-            fontsize=8,
+            fontsize=9,
             title=title,
-            title_fontsize=8,
+            title_fontsize=9,
             ncols=columns,
         )
 
@@ -102,12 +170,20 @@ def whole_ticks(axes: Axes) -> None:
 
 def set_title(axes: Axes, title: str) -> None:
     """Writes a title, wrapped to the width of the figure."""
-    figure = axes.get_figure(root=True)
-    spec = axes.get_subplotspec()
-    width = 1.0 if figure is None else float(figure.get_size_inches()[0])
-    columns = 1 if spec is None else spec.get_gridspec().ncols
-    wide = max(20, int(_TITLE * width / columns))
-    axes.set_title("\n".join(line for part in title.splitlines() for line in wrap(part, wide)))
+    wide = max(20, int(_TITLE * _width(axes)))
+    lines = (line for part in title.splitlines() for line in wrap(part, wide))
+    axes.set_title("\n".join(lines), fontsize=11)
+
+
+def _width(axes: Axes) -> float:
+    """Returns the inches of a figure that axes have, with their labels and legend."""
+    figure, spec = axes.get_figure(root=True), axes.get_subplotspec()
+    width = COLUMN if figure is None else float(figure.get_size_inches()[0])
+    if spec is None:
+        return width
+    grid = spec.get_gridspec()
+    shares = np.asarray(grid.get_width_ratios() or [1] * grid.ncols, float)
+    return width * float(shares[spec.colspan.start] / shares.sum())
 
 
 def name_places(axes: Axes, names: Sequence[str], most: int = 45) -> int:
@@ -116,7 +192,7 @@ def name_places(axes: Axes, names: Sequence[str], most: int = 45) -> int:
     places = range(0, len(names), step)
     axes.set_xticks(places, [shortened(names[i]) for i in places], fontsize=7)
     figure = axes.get_figure(root=True)
-    width = 7.0 if figure is None else float(figure.get_size_inches()[0])
+    width = COLUMN if figure is None else float(figure.get_size_inches()[0])
     longest = max((len(shortened(name)) for name in names), default=0)
     if (longest + 1) * len(places) > 0.6 * _NAME * width:
         axes.tick_params(axis="x", rotation=90)
@@ -134,9 +210,8 @@ def shortened(name: str) -> str:
 
 def set_lines_below(axes: Axes, *lines: str) -> None:
     """Labels the horizontal axis with several lines, each wrapped."""
-    figure = axes.get_figure(root=True)
-    width = 7.0 if figure is None else min(7.0, float(figure.get_size_inches()[0]))
-    axes.set_xlabel("\n".join(part for line in lines for part in wrap(line, int(_LABEL * width))))
+    wide = int(_LABEL * _width(axes))
+    axes.set_xlabel("\n".join(part for line in lines for part in wrap(line, wide)))
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:

@@ -16,7 +16,7 @@ with needed_for("drawing", "plots"):
     from matplotlib.font_manager import findfont
     from matplotlib.text import Text
 
-_DOTS_PER_INCH = 150
+_DOTS_PER_INCH = 200
 _FONT = "DejaVu Sans"
 # Latin and Greek, punctuation and superscripts, arrows and operators.
 _CHARACTERS = frozenset(

@@ -33,7 +33,7 @@ def accuracy_and_epsilon(rows: list[dict[str, Any]], title: str) -> Figure:
     """
     names = {name.removesuffix(_SMALLEST) for row in rows for name in row if _is_epsilon(name)}
     curves = {name: spent for name in sorted(names) if (spent := _known(rows, name))}
-    figure = drawing.new_figure(height=5.0 if curves else 3.5)
+    figure = drawing.new_figure(4.8 if curves else 3.2)
     parts = figure.subplots(1 + bool(curves), sharex=True, squeeze=False)[:, 0]
     top, bottom = parts[0], parts[-1]
     shared = _known(rows, "shared_test_accuracy")
@@ -46,13 +46,13 @@ def accuracy_and_epsilon(rows: list[dict[str, Any]], title: str) -> Figure:
     top.set(ylabel="test accuracy", ylim=(-0.02, 1.02))
     drawing.set_title(top, title)
     if shared:
-        drawing.legend_beside(top)
+        drawing.legend_above(top)
     for i, (name, spent) in enumerate(curves.items()):
         _epsilon(bottom, i, name.removeprefix("epsilon_"), spent, _known(rows, name + _SMALLEST))
     if curves:
         bottom.set_ylabel("ε spent")
         bottom.set_ylim(bottom=0)
-        drawing.legend_beside(bottom)
+        drawing.legend_above(bottom)
     for axes in parts:
         axes.grid(alpha=0.25)
     bottom.set_xlabel("round")
@@ -103,7 +103,7 @@ def accuracy_by_megabytes(rows: list[dict[str, Any]], title: str) -> Figure:
     Returns:
       The figure; a curve for the upload and one for both directions, in MB of 10⁶ bytes.
     """
-    figure = drawing.new_figure(3.5)
+    figure = drawing.new_figure()
     axes = figure.subplots()
     up = np.cumsum([row.get("bytes_up") or 0 for row in rows]) / 1e6
     both = up + np.cumsum([row.get("bytes_down") or 0 for row in rows]) / 1e6
@@ -113,11 +113,11 @@ def accuracy_by_megabytes(rows: list[dict[str, Any]], title: str) -> Figure:
     if values and all("bytes_up" in row for row in rows):
         drawing.draw_curve(axes, 0, both[is_measured], values, "up and down")
         drawing.draw_curve(axes, 1, up[is_measured], values, "up")
-        drawing.legend_beside(axes)
     axes.set(xlabel="MB sent", ylabel="test accuracy", ylim=(-0.02, 1.02))
     axes.set_xlim(left=0)
     drawing.set_title(axes, title)
     axes.grid(alpha=0.25)
+    drawing.legend_above(axes)
     return figure
 
 
@@ -135,14 +135,15 @@ def update_norms(rows: list[dict[str, Any]], clip_norm: float | None, title: str
     measured = [row for row in rows if row.get("update_norm_quantiles") is not None]
     below = {
         "share clipped": _known(rows, "clipped_client_share"),
-        "noise of\na coordinate": _known(rows, "noise_stddev"),
+        "noise stddev\nby coordinate": _known(rows, "noise_stddev"),
     }
     below = {label: points for label, points in below.items() if points}
-    figure = drawing.new_figure(3.5 + 1.5 * len(below))
+    figure = drawing.new_figure(3.4 + 1.2 * len(below))
     heights = (2.5, *[1] * len(below))
     parts = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     _norms(parts[0], measured, _bounds(rows, measured, clip_norm))
     drawing.set_title(parts[0], title)
+    drawing.legend_above(parts[0])
     for axes, (label, points) in zip(parts[1:], below.items(), strict=True):
         axes.plot(*_columns(points), color=drawing.BLUE if "share" in label else drawing.RED)
         axes.set_ylabel(label)
@@ -166,7 +167,7 @@ def _bounds(
 
 def _norms(axes: Axes, measured: list[dict[str, Any]], bounds: list[tuple[int, float]]) -> None:
     """Draws norms as bands, on a logarithmic scale if they spread widely."""
-    axes.set_ylabel("norm of an update")
+    axes.set_ylabel("L2 norm of an update")
     least = 0.0
     if measured:
         rounds = [row["round"] for row in measured]
@@ -176,7 +177,9 @@ def _norms(axes: Axes, measured: list[dict[str, Any]], bounds: list[tuple[int, f
         if drawing.log_where_wide(axes, "y", seen):
             least = float(np.min(seen[seen > 0])) / 1.5
             norms = np.maximum(norms, least)
-        axes.fill_between(rounds, norms[0], norms[4], color=drawing.BLUE, alpha=0.15, label="all")
+        axes.fill_between(
+            rounds, norms[0], norms[4], color=drawing.BLUE, alpha=0.15, label="least to largest"
+        )
         axes.fill_between(
             rounds, norms[1], norms[3], color=drawing.BLUE, alpha=0.3, label="10 % to 90 %"
         )
@@ -184,7 +187,6 @@ def _norms(axes: Axes, measured: list[dict[str, Any]], bounds: list[tuple[int, f
     if bounds:
         axes.plot(*_columns(bounds), color=drawing.RED, linestyle="--", label="clip norm")
     axes.set_ylim(bottom=least)
-    drawing.legend_beside(axes)
 
 
 def epsilon_curves(
@@ -201,5 +203,5 @@ def epsilon_curves(
     drawing.set_title(axes, title)
     drawing.whole_ticks(axes)
     axes.grid(alpha=0.25)
-    drawing.legend_beside(axes)
+    drawing.legend_above(axes)
     return figure

@@ -1,8 +1,6 @@
 """Plots of a sweep: accuracy by ε, with bands over seeds."""
 
-from collections.abc import Mapping, Sequence
-
-import numpy as np
+from collections.abc import Iterable, Mapping, Sequence
 
 from fedjax_dp.core.packages import needed_for
 from fedjax_dp.io import drawing
@@ -14,13 +12,16 @@ with needed_for("drawing", "plots"):
 Curve = tuple[Sequence[float], Sequence[float], Sequence[float | None]]
 
 
-def accuracy_by(curves: Mapping[str, Curve], label: str, title: str) -> Figure:
+def accuracy_by(
+    curves: Mapping[str, Curve], label: str, title: str, *, seeds: Iterable[int] = ()
+) -> Figure:
     """Draws accuracy by ε or another number, with a band of one standard deviation over seeds.
 
     Args:
       curves: by name, in order of x.
       label: the name of x.
       title: the title.
+      seeds: the numbers of seeds that points are means of.
 
     Returns:
       The figure.
@@ -29,13 +30,11 @@ def accuracy_by(curves: Mapping[str, Curve], label: str, title: str) -> Figure:
     axes = figure.subplots()
     for i, (name, (x, means, deviations)) in enumerate(curves.items()):
         line = drawing.draw_curve(axes, i, x, means, name)
-        mean, width = np.asarray(means), np.asarray([d or 0.0 for d in deviations])
-        axes.fill_between(
-            x, mean - width, mean + width, color=line.get_color(), alpha=0.12, linewidth=0
-        )
-    axes.set(xlabel=label, ylabel="test accuracy")
+        drawing.draw_band(axes, line, deviations)
+    axes.set_ylabel("test accuracy")
+    drawing.set_lines_below(axes, label, drawing.words_of_spread(seeds, "band"))
     drawing.log_where_wide(axes, "x", [v for x, _, _ in curves.values() for v in x])
     drawing.set_title(axes, title)
     axes.grid(alpha=0.25)
-    drawing.legend_beside(axes)
+    drawing.legend_above(axes)
     return figure

@@ -159,6 +159,6 @@ def test_a_cell_is_drawn_as_the_mean_of_its_seeds(tmp_path, monkeypatch):
     monkeypatch.setattr(plots, "save", lambda figure, path: shown.append(figure))
     tables.draw(tmp_path, "study", "FedAvg", tmp_path / "picture.png")
     lines = {line.get_label(): line.get_xydata() for line in shown[0].axes[0].get_lines()}
-    np.testing.assert_allclose(lines["AVG, mean of seeds"], [[1, 20], [2, 50]])
-    np.testing.assert_allclose(lines["GMA, mean of seeds"], [[1, 20], [2, 40]])
+    np.testing.assert_allclose(lines["AVG (n = 2)"], [[1, 20], [2, 50]])
+    np.testing.assert_allclose(lines["GMA (n = 1)"], [[1, 20], [2, 40]])
     assert flaws(shown[0]) == []

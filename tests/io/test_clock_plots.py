@@ -52,7 +52,7 @@ def test_a_chart_of_a_round_has_a_bar_for_each_message():
     assert sorted(line.get_xdata()[0] for line in axes.get_lines()) == [10, 12]
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert set(labels) == {
-        *("broadcast", "local work", "update", "late", "next broadcast"),
+        *("broadcast", "local work", "update", "late update", "next broadcast"),
         *("sum closed", "new model"),
     }
     assert len(labels) == len(set(labels))

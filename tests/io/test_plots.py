@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from drawn import flaws, visible_share
 
-from fedjax_dp.io import accuracy_and_epsilon, accuracy_by_megabytes, plots
+from fedjax_dp.io import accuracy_and_epsilon, accuracy_by_megabytes, drawing, plots, sweep_plots
 
 ROWS = [
     {"round": 1, "test_accuracy": 0.0, "epsilon_record": 1.0},
@@ -109,6 +109,45 @@ def test_no_texts_overlap_and_no_legend_covers_a_curve():
         assert flaws(figure) == [], name
 
 
+def test_every_curve_has_a_style_of_its_own_with_and_without_colour():
+    axes = drawing.new_figure().subplots()
+    lines = [drawing.draw_curve(axes, i, [1], [1], "a") for i in range(56)]
+    styles = [
+        (line.get_color(), str(line._unscaled_dash_pattern), line.get_marker()) for line in lines
+    ]
+    grey = [(str(line._unscaled_dash_pattern), line.get_marker()) for line in lines[:28]]
+    assert len(set(styles)) == 56 and len(set(grey)) == 28
+    assert len({line.get_color() for line in lines[:8]}) == 8
+
+
+def test_a_legend_above_keeps_the_size_of_the_axes():
+    heights = []
+    for count in (1, 9):
+        curves = {f"a method with a long name {i}": ([1, 2], [1, 2]) for i in range(count)}
+        figure = plots.epsilon_curves(curves, "title")
+        assert flaws(figure) == []
+        heights.append(figure.axes[0].get_window_extent().height)
+    assert heights[1] == pytest.approx(heights[0], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "words"),
+    [
+        ((), ""),
+        ((1, 1), ""),
+        ((3, 3), "band: ± 1 standard deviation, 3 seeds"),
+        ((1, 3), "band: ± 1 standard deviation, 1 to 3 seeds"),
+    ],
+)
+def test_bands_are_described_with_their_number_of_seeds(seeds, words):
+    curve = ([1.0, 2.0], [0.4, 0.5], [0.1, None])
+    axes = sweep_plots.accuracy_by({"a": curve}, "ε", "title", seeds=seeds).axes[0]
+    assert axes.get_xlabel().replace("\n", " ") == f"ε {words}".rstrip()
+    (band,) = axes.collections
+    corners = band.get_paths()[0].vertices.tolist()
+    assert [1.0, 0.5] in corners and [1.0, 0.30000000000000004] in corners and [2.0, 0.5] in corners
+
+
 def test_curves_that_coincide_can_all_be_seen():
     same = (ROUNDS, [50 + r for r in ROUNDS])
     figure = plots.epsilon_curves({name: same for name in "abcd"}, "title")
@@ -178,7 +217,7 @@ def test_one_of_share_and_noise_alone_has_the_lower_part(name):
     rows = [{"round": 1, "update_norm_quantiles": [1.0] * 5, name: 0.5}]
     axes = plots.update_norms(rows, None, "title").axes
     assert len(axes) == 2 and drawn(axes[1]) == [[[1, 0.5]]]
-    assert axes[1].get_ylabel() in ("share clipped", "noise of\na coordinate")
+    assert axes[1].get_ylabel() in ("share clipped", "noise stddev\nby coordinate")
 
 
 def test_accuracy_against_what_was_sent_up_to_then(tmp_path):
