@@ -133,7 +133,7 @@ def f_cdpfl(
         local = without_steps(hyper.local, is_last)
         result = trainer.train(message.take(chosen), client, local, key)
         weight = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
-        # Noise that clients add to an update would move models that nobody trained.
+        # Noise that clients add to an update would move models that no client trained.
         weight = jnp.where(is_last, 0.0, weight)
         update = ModelChoice(chosen, result.delta)
         return ClientOutput(update, weight, chosen, result.metrics)

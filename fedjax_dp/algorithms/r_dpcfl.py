@@ -263,7 +263,7 @@ def r_dpcfl(
         local = without_steps(hyper.local._replace(batch_size=batch), is_last)
         result = trainer.train(message.models.take(chosen), client, local, key)
         weight = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
-        # Noise that clients add to an update would move models that nobody trained.
+        # Noise that clients add to an update would move models that no client trained.
         weight = jnp.where(is_last, 0.0, weight)
         update = ModelChoice(chosen, result.delta)
         return ClientOutput(update, weight, chosen, result.metrics)
@@ -313,7 +313,7 @@ def rounds_of_training(num_rounds: int, ends_with_choice: bool) -> int:
 
 
 def _stage_of(server: ServerState, hyper: Hyper, round_index: Any) -> jax.Array:
-    """Finds a round's stage but for the last one; without a mixture, choices begin in round 2."""
+    """Finds the stage of all rounds but the last; without a mixture, choices begin in round 2."""
     e = round_index + 1
     first_selection = jnp.maximum(server.soft_rounds + 1, 2)
     stage = jnp.where(e < first_selection, Stage.SOFT, Stage.SELECT)

@@ -100,7 +100,7 @@ def collude(
     The first five are those of the source, whose parties do not pool what they received.
 
     Args:
-      played: from `play`; with terms, but for "non_oblivious".
+      played: from `play`; with terms, except for "non_oblivious".
       attack: one of these.
       rng: for coins.
       honest: the party that is attacked, below the number of parties.

@@ -49,7 +49,7 @@ def command(
 ) -> Answer:
     """Time a workload, or list them: `fedjax-dp bench list`, `fedjax-dp bench W1 --json`.
 
-    With a TOML file, and overrides as of `fedjax-dp run`, it times rounds of that experiment.
+    With a TOML file, and overrides as for `fedjax-dp run`, it times rounds of that experiment.
 
     `--project N` also computes the expected seconds of a round on N devices, from measured seconds,
     the real sizes of clients in the packing of real rounds, and an assumed network. These figures

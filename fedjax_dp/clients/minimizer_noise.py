@@ -195,7 +195,7 @@ def minimizer_noise(
     Guarantee: one release of one client's noised parameters has `MinimizerNoise.event`, for one
     record of the client, against all who see them; with "gamma_shares" against those who see the
     sum over all clients alone. Noise is in float32, with gaps between its possible values, which no
-    event covers, but for staircase noise. Before staircase and bounded Laplace noise, parameters
+    event covers, except for staircase noise. Before staircase and bounded Laplace noise, parameters
     beyond 2,048 c are cut off, which clients of many more than 2,048 records may reach.
 
     Args:

@@ -253,7 +253,7 @@ def run_on(
 
     Raises:
       ValueError: as `experiment.run` and `deployed`; or if the folder holds a run of another
-        configuration, but for what `experiment.resume` lets change.
+        configuration, except for what `experiment.resume` lets change.
     """
     place = pathlib.Path(folder)
     there = OnFlower(grid, keys=keys, timeout=timeout, own_data=own_data, scores=scores)

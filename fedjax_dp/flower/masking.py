@@ -142,7 +142,7 @@ class Masking:
         return table, fate
 
     def _public_keys(self, facts: Mapping[str, Any], clients: list[int]) -> dict[int, np.ndarray]:
-        """Collects the public keys of clients, but for nodes some of whose keys are of no use."""
+        """Collects the public keys of clients, without nodes some of whose keys are of no use."""
         packets = self._packets(facts, clients)
         made = self._answers(KEYS, packets, "public", (NUM_KEYS, KEY_BYTES))
         counts = Counter(key.tobytes() for keys in made.values() for key in keys)

@@ -93,7 +93,7 @@ def client_app(
     where the aggregator reads messages one by one. Clients of a node with a script are trained by
     it; clipping, encoding and noise stay here.
 
-    Guarantee: exact figures, such as losses, never leave the node, but for scores that a script
+    Guarantee: exact figures, such as losses, never leave the node, except for scores that a script
     reports where the server collects them. With keys of its own every batch and every noise of a
     client is drawn from random bits of this machine, new in each round, which the server does not
     have. With parity keys the server has made them, so that it must be trusted, whatever the

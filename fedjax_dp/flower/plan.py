@@ -112,7 +112,7 @@ def _masks(masks: Masks) -> str:
 
 
 def _traced(closed: ClosedJaxpr) -> str:
-    """Computes the SHA-256 of a traced function, but for values in constant arrays."""
+    """Computes the SHA-256 of a traced function, except for values in constant arrays."""
     text = _FLOAT.sub(lambda found: _shortened(float(found[0])), _ADDRESS.sub("", str(closed)))
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -39,7 +39,7 @@ def lora(
     alpha: Positive = 16.0,
     trained: Where = (),
 ) -> Model:
-    """Freezes a model but for low-rank adapters of some kernels.
+    """Freezes a model except for low-rank adapters of some kernels.
 
     A kernel W that inputs multiply becomes W + (α/r)·A·B, with A of r columns and B of r rows. Only
     A and B are parameters of the new model: they alone are clipped, noised, sent and stored by
@@ -304,7 +304,7 @@ def _marked(name: str, shapes: PyTree, where: Where) -> list[bool]:
 
 
 def _held(shapes: PyTree, params: PyTree, is_trained: Sequence[bool]) -> Frozen:
-    """Holds the base, but for what is trained as it is."""
+    """Holds the base, except what is trained directly."""
     given = dict(zip(trees.paths(params), jax.tree.leaves(params), strict=True))
     values: list[np.ndarray | None] = []
     names, leaves = trees.paths(shapes), jax.tree.leaves(shapes)

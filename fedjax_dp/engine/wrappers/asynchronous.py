@@ -216,7 +216,7 @@ class _Buffered(NamedTuple):
     def draw(self, state, hyper, key, layout=Layout()):
         """Reads the cohort from the state; updates that are too old are late.
 
-        Without times there is no cohort: nobody is drawn.
+        Without times there is no cohort: no client is drawn.
         """
         federation, in_flight = self.federation, state.outer[-1].in_flight
         sampler = federation.participation.sampler._replace(init=lambda limit: in_flight)

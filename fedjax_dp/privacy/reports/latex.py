@@ -140,7 +140,7 @@ _CHOICE = (
 )
 _NOT_COVERED = (
     r"Metrics of training and evaluation were computed exactly, and $\varepsilon$ covers neither "
-    "them nor choices, such as of hyper-parameters, made from the data outside of the run."
+    "them nor choices made from the data outside of the run, such as of hyper-parameters."
 )
 _SPECIAL = {c: "\\" + c for c in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",

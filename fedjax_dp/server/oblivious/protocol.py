@@ -59,7 +59,7 @@ class SetUp(NamedTuple):
 class Terms(NamedTuple):
     """The noise terms of an iteration; index [i, j] is what party i made for party j.
 
-    Nobody knows all of it: party i has its terms and masks, the server the permutations, party j
+    No party knows all of it: party i has its terms and masks, the server the permutations, party j
     the choices. `masks` of a pair without terms are 0.
 
     Attributes:

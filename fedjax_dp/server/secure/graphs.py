@@ -103,9 +103,10 @@ def random_neighbors(
 
     The bound is the sum of these probabilities, for the threshold at which it is smallest.
 
-    Guarantee: as for `all_pairs`, but for rounds of that probability, if colluders and drop-outs do
-    not depend on the graph. The first and the last of the three break secrecy: times the number of
-    rounds, `MaskGraph.secrecy_failure` is a part of δ where clients add noise, see `masking_facts`.
+    Guarantee: as for `all_pairs`, except for rounds of that probability, if colluders and drop-outs
+    do not depend on the graph. The first and the last of the three break secrecy: times the number
+    of rounds, `MaskGraph.secrecy_failure` is a part of δ where clients add noise, see
+    `masking_facts`.
     Cost grows with n k.
 
     Args:
