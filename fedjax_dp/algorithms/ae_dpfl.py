@@ -71,7 +71,7 @@ def ae_dpfl(
       public_x: public inputs without labels, `[queries, ...]`, from the distribution of the task.
       num_rounds: the number of rounds that share the queries.
       server_learning_rate: step size of the server's SGD.
-      server_batch_size: public examples a step; a run may use fewer, not more.
+      server_batch_size: public examples per step; a run may use fewer, not more.
       server_epochs: passes over the labelled inputs in a round.
       aggregator: sums the votes, such as `gaussian_mean` with any clip norm; an exact sum by
         default.

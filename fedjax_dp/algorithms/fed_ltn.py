@@ -110,7 +110,7 @@ class ServerState(NamedTuple):
 
 
 class Own(NamedTuple):
-    """The state of a client: its mask, one bit a weight, and its local parameters."""
+    """The state of a client: its mask, one bit per weight, and its local parameters."""
 
     mask: PyTree
     home: PyTree
@@ -278,7 +278,7 @@ def fed_ltn(
       prunable: the weights that may be pruned, as for `weights_of`.
 
     Returns:
-      The algorithm; a client's state is its mask, one bit a weight, and its local parameters. It
+      The algorithm; a client's state is its mask, one bit per weight, and its local parameters. It
       needs validation data.
 
     Raises:

@@ -74,7 +74,7 @@ def lottery_fl(
       prunable: the weights that may be pruned, as for `weights_of`.
 
     Returns:
-      The algorithm; a client's state is its mask, one bit a weight. It needs validation data.
+      The algorithm; a client's state is its mask, one bit per weight. It needs validation data.
 
     Raises:
       ValueError: for a number out of its range, a private trainer, one with update transforms, or a

@@ -38,7 +38,7 @@ class LocalConfig(NamedTuple):
 
     Attributes:
       learning_rate: step size, at least 0; given to the optimiser factory.
-      batch_size: examples a step (the expected number under Poisson sampling), at least 1; if the
+      batch_size: examples per step (the expected number under Poisson sampling), at least 1; if the
         sampler draws a fixed number, a fraction is refused when training is built, and rounded down
         in a sweep.
       num_epochs: passes over the client's data, at least 0; used if `num_steps` is None.

@@ -43,7 +43,7 @@ def applied(mask: PyTree, values: PyTree) -> PyTree:
 
 
 def packed(mask: PyTree) -> PyTree:
-    """Packs a mask into bytes, one bit an entry."""
+    """Packs a mask into bytes, one bit per entry."""
     return jax.tree.map(lambda m: jnp.packbits(m.ravel()), mask)
 
 

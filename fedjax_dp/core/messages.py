@@ -23,7 +23,7 @@ _INDEX_BYTES = 4
 
 @flax.struct.dataclass
 class Coded:
-    """Arrays of integers, or their shapes, sent with `bits` bits an entry (static)."""
+    """Arrays of integers, or their shapes, sent with `bits` bits per entry (static)."""
 
     values: PyTree
     bits: int = flax.struct.field(pytree_node=False)

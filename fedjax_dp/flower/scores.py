@@ -15,7 +15,7 @@ _MOST_BYTES = 2**20
 
 
 class ScoresFile:
-    """A file of reports, one a line: round, clients and scores."""
+    """A file of reports, one per line: round, clients and scores."""
 
     def __init__(self, path: str | pathlib.Path) -> None:
         """Opens the file; a new one is readable by its owner alone."""

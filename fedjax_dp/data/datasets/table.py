@@ -45,7 +45,7 @@ def load(
     ranges: Mapping[str, Sequence[float]] = {},
     separator: str = ",",
 ) -> Dataset:
-    """Loads a table, one example a row.
+    """Loads a table, one example per row.
 
     Numeric columns are inputs, scaled or not; string columns, and those that `categories` names,
     are encoded. Nothing is guessed: a missing value, a string in a numeric column, a number that

@@ -91,7 +91,7 @@ def rows_of(
     num_steps: ArrayLike,
     accountant: str,
 ) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Checks the numbers of clients and writes them as a table, one row a client.
+    """Checks the numbers of clients and writes them as a table, one row per client.
 
     `first` is a client's budget or noise multiplier, checked by the caller. Returns `[clients, 3 +
     2·phases]` (first, δ, ρ, then the rates and the steps of all phases) and the shape of an answer.

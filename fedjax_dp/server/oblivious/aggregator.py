@@ -61,7 +61,7 @@ def oblivious_mean(
       clip_norm: bound on the L2 norm of one client's update, above 0.
       noise_multiplier: scale of one Laplace over `clip_norm` where it is corrected, at least 0.
       num_parties: n, the clients of every cohort, at least 2, and the public divisor.
-      form: "pairs", or "one" for one share a client, as in PrivacyFL.
+      form: "pairs", or "one" for one share per client, as in PrivacyFL.
       calibration: "corrected", "variance" or "paper", see `privacy.gamma_shares`.
       self_noise: whether a client's shares include one from itself.
 
