@@ -57,7 +57,7 @@ def retrained_averaging(
     Raises:
       ValueError: for a number out of its range, or training whose sensitivity is unknown.
 
-    Source: Mugunthan and others 2020 (PrivacyFL), algorithm 3.
+    Source: Mugunthan and others 2020 (PrivacyFL); Mugunthan 2022, chapter 5, algorithm 3.
     """
     return averaged_models(
         model,

@@ -59,7 +59,7 @@ def robust_hdp(
     Raises:
       ValueError: if the trainer is not private or an option is not valid.
 
-    Source: Malekmohammadi and others 2024 (Robust-HDP), algorithms 1 and 2; Malekmohammadi 2025,
+    Source: Malekmohammadi and others 2024 (Robust-HDP), algorithm 1; Malekmohammadi 2025,
     section 3.5.5, for `reads_tail`.
     """
     aggregator = noise_aware_mean(

@@ -63,7 +63,7 @@ def warm_start_averaging(
     Raises:
       ValueError: for a number out of its range, or training whose sensitivity is unknown.
 
-    Source: Mugunthan and others 2020 (PrivacyFL), algorithm 2.
+    Source: Mugunthan and others 2020 (PrivacyFL); Mugunthan 2022, chapter 5, algorithm 2.
     """
     return averaged_models(
         model,

@@ -59,7 +59,7 @@ def membership_attack(
     Raises:
       ValueError: if a side has fewer than four examples, or features are not finite.
 
-    Source: Yeom and others 2018; Tenison and others 2022, appendix B.
+    Source: Yeom and others 2018; Tenison and others 2022; Mugunthan 2022, appendix B.4.3.
     """
     sides = [np.asarray(side, float) for side in (members, others)]
     size = min(len(np.atleast_1d(side)) for side in sides)

@@ -78,7 +78,7 @@ def growing(rows_per_round: Count | Sequence[Count], num_clients: Count, form: F
     Raises:
       ValueError: for a number out of its range, or another number of clients.
 
-    Source: Mugunthan and others 2020 (PrivacyFL), algorithms 2 and 3.
+    Source: Mugunthan and others 2020 (PrivacyFL); Mugunthan 2022, chapter 5, algorithms 2 and 3.
     """
     rows = rows_per_round if isinstance(rows_per_round, int) else list(rows_per_round)
     checks.one_for_each("rows_per_round", rows, num_clients)

@@ -107,7 +107,7 @@ def noise_aware_mean(
     Raises:
       ValueError: naming the argument, the rule and the value.
 
-    Source: Malekmohammadi and others 2024 (Robust-HDP), algorithms 1 and 2.
+    Source: Malekmohammadi and others 2024 (Robust-HDP), algorithm 1.
     """
     check_options(mode, tolerance, max_iterations, num_blocks, reads_tail)
     if isinstance(reestimate, str):

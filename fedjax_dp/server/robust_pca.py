@@ -200,8 +200,8 @@ def estimate_noise(
       ValueError: for a choice that is not valid, more blocks than the model has, or a number of
         blocks together with the tail.
 
-    Source: Malekmohammadi and others 2024 (Robust-HDP), algorithm 2; Malekmohammadi 2025, section
-    3.5.5, for the tail.
+    Source: Malekmohammadi and others 2024 (Robust-HDP), algorithm 1; Malekmohammadi 2025, section
+    3.5.5, for blocks and the tail.
     """
     check_options(mode, tolerance, max_iterations, num_blocks, reads_tail)
     leaves = [x.reshape(x.shape[0], -1) for x in jax.tree.leaves(updates)]
