@@ -4,12 +4,15 @@ Figures 5, 8 and 9 of the paper, C.2, D.5, D.6 and E.7 (left) of the thesis, on 
 setting: batch sizes of the first round b¹ and of later ones b^{>1}, budgets and data set sizes, one
 at a time. A mixture of each size M is fitted to the updates of a round. `mixtures.csv` has its MSS,
 its EM steps, and whether its clusters are the true ones; `distances.csv` the distances of the true
-clusters' mean updates in a round without noise.
+clusters' mean updates in a round without noise. An interrupted run resumes.
 """
 
 import argparse
+import contextlib
+import csv
 import itertools
 import pathlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -78,33 +81,29 @@ def noise_multiplier(point: Point, config: Config) -> float:
     return float(found)
 
 
-FirstRound = Callable[[int, float], Similarity]
+class FirstRounds:
+    """First rounds of a data set size, of all seeds by one compiled program."""
 
+    def __init__(self, num_examples: int):
+        self.num_examples = num_examples
+        self.play: Callable[..., Any] | None = None
+        self.seed: int | None = None
 
-def first_rounds(num_examples: int, seeds: Sequence[int]) -> Iterator[tuple[int, FirstRound]]:
-    """Yields for each seed `(b¹, z) -> inner products of updates`, all by one compiled program."""
-    play = None
-    for seed in seeds:
-        config = setting(num_examples, seed)
-        built, key = assemble(config), new_root(config.run)
-        bound, examples = built.simulation.federation, examples_of(built.population.train)
-        play = play or jax.jit(bound.play)
-
-        def run(
-            first: int,
-            z: float,
-            play: Any = play,
-            bound: Any = bound,
-            examples: Any = examples,
-            key: Any = key,
-        ) -> Similarity:
-            numbers = bound.hyper.algorithm | {"first_batch_size": np.float32(first)}
-            local = bound.hyper.local._replace(noise_multiplier=np.float32(z))
-            hyper = bound.hyper._replace(algorithm=numbers, local=local)
-            state, *_ = play(bound.init(key), hyper, examples, key)
-            return jax.device_get(state.server.similarity)
-
-        yield seed, run
+    def run(self, seed: int, first: int, z: float) -> Similarity:
+        """Returns the inner products of updates with first batches and a noise multiplier."""
+        if seed != self.seed:
+            config = setting(self.num_examples, seed)
+            built, self.seed, self.key = assemble(config), seed, new_root(config.run)
+            self.bound = built.simulation.federation
+            self.examples = examples_of(built.population.train)
+        self.play = self.play or jax.jit(self.bound.play)
+        hyper = self.bound.hyper
+        hyper = hyper._replace(
+            algorithm=hyper.algorithm | {"first_batch_size": np.float32(first)},
+            local=hyper.local._replace(noise_multiplier=np.float32(z)),
+        )
+        state, *_ = self.play(self.bound.init(self.key), hyper, self.examples, self.key)
+        return jax.device_get(state.server.similarity)
 
 
 def mixtures(similarity: Similarity, true: np.ndarray, seed: int) -> Iterator[Row]:
@@ -130,28 +129,57 @@ def distances(similarity: Similarity, true: np.ndarray) -> Iterator[Row]:
         yield {"pair": f"{a}-{b}", "distance": float(np.sqrt(max(squared, 0.0)))}
 
 
-def run(seeds: Sequence[int], output: pathlib.Path) -> tuple[list[Row], list[Row]]:
-    """Runs all points, and draws the updates of the smallest and the largest b¹ (figure 5)."""
-    found: list[Row] = []
-    apart: list[Row] = []
-    for size in SIZES:
-        for seed, first_round in first_rounds(size, seeds):
-            config = setting(size, seed)
-            true = true_clusters(config)
-            for point in (p for p in points() if p.num_examples == size):
-                z = noise_multiplier(point, config)
-                similarity = first_round(point.first, z)
-                row = point._asdict() | {"seed": seed, "noise_multiplier": z}
-                found += [row | one for one in mixtures(similarity, true, seed)]
-                if seed == seeds[0] and point in (Point(), Point(first=FIRST[0])):
-                    plots.save(scatter(similarity, true, point, seed), output / _name(point))
-            for first in (*FIRST, size) if size == SIZES[0] else ():
-                row = {"first": first, "seed": seed}
-                apart += [row | one for one in distances(first_round(first, 0.0), true)]
-            write(output / "mixtures.csv", found)
-            write(output / "distances.csv", apart)
-            print(f"{size} examples, seed {seed}", flush=True)
+def run(
+    seeds: Sequence[int], output: pathlib.Path, seconds: float = float("inf")
+) -> tuple[list[Row], list[Row]]:
+    """Runs the points that the files do not have, none later than some seconds after the call.
+
+    Draws the updates of the first seed with the smallest and with the largest b¹ (figure 5).
+    """
+    started = time.perf_counter()
+    files = output / "mixtures.csv", output / "distances.csv"
+    found, apart = map(read, files)
+    rounds = {size: FirstRounds(size) for size in SIZES}
+    noisy = [(seed, point) for seed in seeds for point in points()]
+    clear = [(seed, Point(first=first)) for seed in seeds for first in (*FIRST, SIZES[0])]
+    there = {(row["seed"], Point(*(row[name] for name in Point._fields))) for row in found}
+    # A round without noise has neither a budget nor later batches.
+    there_clear = {(row["seed"], Point(first=row["first"])) for row in apart}
+    jobs = [(*job, True) for job in noisy if job not in there]
+    jobs += [(*job, False) for job in clear if job not in there_clear]
+    for seed, point, is_noisy in sorted(jobs, key=lambda job: job[0]):
+        if time.perf_counter() - started > seconds:
+            break
+        config = setting(point.num_examples, seed)
+        z, true = noise_multiplier(point, config) if is_noisy else 0.0, true_clusters(config)
+        similarity = rounds[point.num_examples].run(seed, point.first, z)
+        if not is_noisy:
+            row = {"first": point.first, "seed": seed}
+            apart += [row | one for one in distances(similarity, true)]
+            write(files[1], apart)
+            continue
+        row = point._asdict() | {"seed": seed, "noise_multiplier": z}
+        found += [row | one for one in mixtures(similarity, true, seed)]
+        write(files[0], found)
+        if seed == seeds[0] and point in (Point(), Point(first=FIRST[0])):
+            plots.save(scatter(similarity, true, point, seed), output / _name(point))
+        print(f"seed {seed}, {point}", flush=True)
     return found, apart
+
+
+def read(path: pathlib.Path) -> list[Row]:
+    """Reads rows of a CSV file; none if it is not there."""
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return [{k: _number(v) for k, v in row.items()} for row in csv.DictReader(file)]
+
+
+def _number(text: str) -> float | int | str:
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def _name(point: Point) -> str:
@@ -226,8 +254,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("runs/first_round"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start nothing later")
     known = parser.parse_args(arguments)
-    found, apart = run(known.seeds, known.output)
+    found, apart = run(known.seeds, known.output, known.seconds)
     for name, figure in draw(found, apart).items():
         plots.save(figure, known.output / f"{name}.png")
 

@@ -111,6 +111,33 @@ def test_curves_are_means_with_deviations_of_the_rows_they_name():
     assert (places, means) == ([32], [5.5]) and spread[0] == pytest.approx(np.sqrt(0.5))
 
 
+def test_an_interrupted_run_resumes_with_what_is_left(tmp_path, monkeypatch):
+    drawn, calls = [], []
+    monkeypatch.setattr(clustered.plots, "save", lambda figure, path: drawn.append(path.name))
+    monkeypatch.setattr(
+        clustered, "noise_multiplier", lambda point, config: point.later + point.epsilon / 100
+    )
+    mixture = {"models": 4, "separation": 1.5, "steps": 3, "found": 1}
+    monkeypatch.setattr(clustered, "mixtures", lambda similarity, true, seed: [mixture])
+
+    def round_of(self, seed, first, z):
+        calls.append((self.num_examples, seed, first, z))
+        if len(calls) == 40:
+            raise KeyboardInterrupt
+        return similarity_of(updates_of(0.3, seed))
+
+    monkeypatch.setattr(clustered.FirstRounds, "run", round_of)
+    with pytest.raises(KeyboardInterrupt):
+        clustered.run([0, 1], tmp_path)
+    found, apart = clustered.run([0, 1], tmp_path)
+    assert clustered.run([0, 1], tmp_path, seconds=0.0) == (found, apart)
+    one = len(clustered.points())
+    assert len(found) == 2 * one and len(apart) == 2 * 5 * 6
+    assert len(calls) == 2 * (one + 5) + 1 and len(set(calls)) == 2 * (one + 5)
+    assert set(clustered.draw(found, apart)) >= {"steps", "distances"}
+    assert drawn == ["updates,first=32.png", "updates,first=600.png"]
+
+
 SMALL = (
     *("--run.rounds=4", "--data.name=digits", "--data.partition=shifted_clusters"),
     "--data.partition_options.cluster_sizes=[1, 2]",
@@ -131,8 +158,8 @@ def test_a_whole_first_batch_without_noise_is_one_clipped_step(monkeypatch):
     """Logistic regression by hand: -η times the mean of clipped gradients (p - y) xᵀ."""
     config = load_config(None, SMALL)
     monkeypatch.setattr(clustered, "setting", lambda num_examples, seed: config)
-    [(_, run)] = clustered.first_rounds(40, [0])
-    found = run(40, 0.0)
+    rounds = clustered.FirstRounds(40)
+    found = rounds.run(0, 40, 0.0)
     built, true = assemble(config), true_clusters(config)
     models = built.simulation.init(new_root(config.run)).server.models
     weights, bias = (
@@ -153,8 +180,8 @@ def test_a_whole_first_batch_without_noise_is_one_clipped_step(monkeypatch):
     [here], [there] = (list(clustered.distances(s, true)) for s in (found, expected))
     assert here["distance"] == pytest.approx(there["distance"], rel=1e-3)
     # The same program with smaller batches takes two steps, and with noise another way.
-    assert run(20, 0.0).scatter.trace() > 2 * found.scatter.trace()
-    assert run(40, 3.0).scatter.trace() > 2 * found.scatter.trace()
+    assert rounds.run(0, 20, 0.0).scatter.trace() > 2 * found.scatter.trace()
+    assert rounds.run(0, 40, 3.0).scatter.trace() > 2 * found.scatter.trace()
 
 
 def test_weights_of_figure_e2_are_those_of_each_method():
