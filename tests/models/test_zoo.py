@@ -38,6 +38,16 @@ COUNTS = [
     ("char_lstm", CHARS, 90, {}, 820_522),
     ("char_lstm", CHARS, 80, {"num_layers": 1}, 640 + 4 * 256 * 265 + 257 * 80),
     ("char_transformer", CHARS, 80, {}, 115_536),
+    # That of pfl-research on Stack Overflow, with as many positions as `CHARS` has.
+    (
+        "char_transformer",
+        CHARS,
+        10_000,
+        {"width": 96, "num_heads": 8, "num_layers": 3, "intermediate_size": 1536, "is_tied": True},
+        96 * (10_000 + CHARS.shape[0])
+        + 3 * (4 * (96 * 96 + 96) + 96 * 1536 + 1536 + 1536 * 96 + 96 + 4 * 96)
+        + 2 * 96,
+    ),
     # TinyLlama-1.1B; no value is drawn.
     (
         "llama",

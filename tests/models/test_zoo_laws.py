@@ -173,8 +173,9 @@ def test_lstm_equals_numpy():
 
 
 @telling
-def test_transformer_equals_numpy():
-    model = SMALL["char_transformer"]()
+@pytest.mark.parametrize("options", [{}, {"intermediate_size": 5, "is_tied": True}])
+def test_transformer_equals_numpy(options):
+    model = models.char_transformer(WORDS, 9, width=8, num_heads=2, **options)
     params = model.init(jax.random.key(4))
     tree = jax.tree.map(np.float64, params["params"])
 
@@ -200,7 +201,8 @@ def test_transformer_equals_numpy():
         z = dense(norm(y, block["dense_norm"]), block["dense_in"])
         gelu = 0.5 * z * (1 + np.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
         y = y + dense(gelu, block["dense_out"])
-    oracle = dense(norm(y, tree["final_norm"]), tree["head"])
+    y = norm(y, tree["final_norm"])
+    oracle = y @ tree["embedding"]["embedding"].T if options else dense(y, tree["head"])
     np.testing.assert_allclose(model.predict(params, TOKENS), oracle, rtol=1e-4, atol=1e-5)
 
 

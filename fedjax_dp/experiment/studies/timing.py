@@ -95,7 +95,8 @@ def measure(
         peaks.append(gemm_peak(0.2))
     case, median = cases[0], statistics.median(times[0])
     info, examples = case.info, float(case.info["num_examples"][0])
-    cost = training_cost(parts.model, workload.shape, workload.batch_size)
+    dtype = parts.data.examples["x"].dtype
+    cost = training_cost(parts.model, workload.shape, workload.batch_size, dtype)
     rate, peak = examples / median / 1e9, statistics.median(peaks)
     achieved = cost.direct_operations * rate
     found = {
@@ -181,6 +182,9 @@ def settings(
     if scale == "devices":
         counts = [n for n in (1, 2, 4, 8) if n <= jax.device_count()]
         return [(execution._replace(devices=n), {}) for n in counts]
+    if WORKLOADS[name].is_text:
+        texts = ("char_lstm", "char_transformer")
+        return [(execution, {"model": model, "model_options": {}}) for model in texts]
     flat = len(WORKLOADS[name].shape) == 1
     models = ("logistic_regression", "mlp") if flat else ("thesis_cnn", "emnist_cnn", "resnet18")
     return [(execution, {"model": model, "model_options": {}}) for model in models]

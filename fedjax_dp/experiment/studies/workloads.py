@@ -37,13 +37,14 @@ class Workload(NamedTuple):
 
     Attributes:
       about: a description in one line.
-      shape: the shape of one example.
+      shape: the shape of one example, or of one sequence of tokens.
       cohort: clients a round; None for all.
       num_steps: local steps a round; None for one epoch.
       clip_norm: bound on a delta or on a gradient; None without privacy.
       unit: "none", "client" or "record".
       base: the workload without privacy, or with FedAvg, to measure the overhead against.
       algorithm: used without privacy only.
+      is_text: whether inputs are integer tokens, and labels the tokens that follow.
       is_validated: whether clients have a validation split of 25 examples.
       is_masked: whether FedAvg's steps are masked by agreement.
       memory: τ of Anderson acceleration; None without.
@@ -68,6 +69,7 @@ class Workload(NamedTuple):
     base: str | None = None
     algorithm: str = "fedavg"
     options: Mapping[str, Any] = {}
+    is_text: bool = False
     is_validated: bool = False
     is_masked: bool = False
     memory: int | None = None
@@ -114,6 +116,22 @@ _RESNET = Workload(
     (32, 32, 3), 10, "resnet18", 20, 2500, 64, {"stem": "cifar"},
 )  # fmt: skip
 
+# Settings of published comparisons: sizes, batches and networks. All clients step by 0.1.
+_F1 = _FEMNIST._replace(
+    about="FLUTE's FEMNIST: EMNIST CNN, 3,400 clients of 200, cohorts of 10, batch 20", cohort=10
+)
+_F4 = Workload(
+    "FLUTE's MNIST: logistic regression, 1,000 clients of 60, cohorts of 10, batch 10",
+    (784,), 10, "logistic_regression", 1000, 60, 10, cohort=10,
+)  # fmt: skip
+_P2 = Workload(
+    "pfl-research's Stack Overflow: transformer on 20 tokens, 2,000 users of 64, cohorts of 400, "
+    "batch 16, server Adam without warm-up; for a GPU",
+    (20,), 10_000, "char_transformer", 2000, 64, 16,
+    {"width": 96, "num_heads": 8, "num_layers": 3, "intermediate_size": 1536, "is_tied": True},
+    cohort=400, algorithm="fedadam", is_text=True,
+    options={"server_learning_rate": 0.1, "adaptivity": 0.01},
+)  # fmt: skip
 _USERS = Workload(
     "thesis CNN, 2,000 users of 20, Poisson cohorts of 200, one step; client-level privacy",
     (28, 28, 1), 10, "thesis_cnn", 2000, 20, 20, cohort=200,
@@ -183,6 +201,11 @@ WORKLOADS: Mapping[str, Workload] = {
     "femnistdp": _with_privacy(_FEMNIST, "femnist", "client", 0.1),
     "resnet18dp": _with_privacy(_RESNET, "resnet18", "record", 1.0),
     "resnet18": _RESNET,
+    "P1": _CIFAR,
+    "P1dp": _with_privacy(_CIFAR, "P1", "client", 0.4),
+    "P2": _P2,
+    "F1": _F1,
+    "F4": _F4,
 }
 
 
@@ -198,12 +221,16 @@ class Prepared(NamedTuple):
 
 
 def synthetic_data(workload: Workload, seed: Seed = 0) -> FederatedData:
-    """Draws uniform inputs and uniform labels."""
+    """Draws uniform inputs and uniform labels, or uniform tokens."""
     rng = np.random.default_rng(seed)
     count = workload.num_clients * workload.examples_per_client
+    offsets = np.arange(workload.num_clients + 1) * workload.examples_per_client
+    if workload.is_text:
+        (length,) = workload.shape
+        tokens = rng.integers(0, workload.num_classes, (count, length + 1), dtype=np.int32)
+        return FederatedData({"x": tokens[:, :-1], "y": tokens[:, 1:]}, offsets)
     x = rng.random((count, *workload.shape), dtype=np.float32)
     y = rng.integers(0, workload.num_classes, count, dtype=np.int32)
-    offsets = np.arange(workload.num_clients + 1) * workload.examples_per_client
     return FederatedData({"x": x, "y": y}, offsets)
 
 
