@@ -1,0 +1,67 @@
+"""Measures this machine's accelerator in steps, and goes on where an earlier call stopped.
+
+    python -m benchmarks.accelerator [--minutes 8] [--output benchmarks/results] [--only NAME ...]
+                                     [--again]
+
+Tests, workloads, layouts, peaks, peers and scale, each step in a process of its own with a limit.
+Writes `accelerator-BACKEND.json` and `.md` after every step. A CPU gets a few tiny steps. It needs
+no network, and nothing but the files of the project and its packages.
+"""
+
+import argparse
+import os
+import pathlib
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+
+from benchmarks.accelerator.page import page, summary
+from benchmarks.accelerator.runner import ROOT, Book, play, play_all
+from benchmarks.accelerator.steps import MACHINE, on_accelerator, on_cpu
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures what is left, for as many minutes."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=8.0, help="of the whole call, 8")
+    parser.add_argument("--output", type=pathlib.Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="steps or groups")
+    parser.add_argument("--again", action="store_true", help="drop results, and measure anew")
+    options = parser.parse_args(arguments)
+    if not options.minutes > 0:
+        parser.error(f"--minutes must be above 0, got {options.minutes:g}")
+    names = {n for make in (on_accelerator, on_cpu) for s in make() for n in (s.name, s.group)}
+    for name in options.only:
+        if name not in names:
+            parser.error(
+                f"--only {name!r} is no step or group; there are {', '.join(sorted(names))}"
+            )
+    ends = time.monotonic() + 60 * options.minutes
+    # Steps are ended on the way out, whatever ends the program.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with tempfile.TemporaryDirectory() as compiled:
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled
+        found = play(MACHINE.command, min(MACHINE.limit, ends - time.monotonic()))
+        if found["status"] != "done":
+            raise SystemExit(f"JAX finds no device: {found['error']}\n{found['messages']}")
+        (machine,) = found["rows"]
+        steps = on_cpu() if machine["backend"] == "cpu" else on_accelerator()
+        wanted = set(options.only)
+        chosen = [s for s in steps if not wanted or wanted & {s.name, s.group}]
+        if not chosen:
+            raise SystemExit(f"a {machine['backend']} has no step {' or '.join(options.only)}")
+        path = options.output.resolve() / f"accelerator-{machine['backend']}.json"
+        book = Book(path, machine, page, chosen if options.again else ())
+        left = play_all(steps, chosen, book, ends - time.monotonic(), _say)
+    _say(f"results are in {path.with_suffix('.md')}")
+    _say(summary(left))
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""A step of the EMNIST CNN by clients side by side: grouped convolutions against products."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from benchmarks.accelerator.clock import PRECISIONS, timed
+from fedjax_dp.models import Model
+from fedjax_dp.models.cost import training_cost
+
+
+class EmnistCnn(nn.Module):
+    """The network of `models.emnist_cnn`, in any type of inputs."""
+
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for width in (32, 64):
+            x = nn.relu(nn.Conv(width, (3, 3), padding="VALID", dtype=self.dtype)(x))
+        x = nn.max_pool(x, (2, 2), strides=(2, 2)).reshape(x.shape[0], -1)
+        x = nn.relu(nn.Dense(128, dtype=self.dtype)(x))
+        return nn.Dense(62, dtype=self.dtype)(x)
+
+
+def rows(
+    is_native: bool, precision: str, counts: Sequence[int], batch_size: int = 20
+) -> Iterator[dict[str, Any]]:
+    """Times a step of SGD by clients side by side, each with weights of its own."""
+    products, dtype = PRECISIONS[precision]
+    shape = (28, 28, 1)
+    model = Model.from_flax(
+        EmnistCnn(dtype),
+        jax.ShapeDtypeStruct(shape, jnp.float32),
+        loss="softmax_cross_entropy",
+        lower=not is_native,
+    )
+    operations = training_cost(model, shape, batch_size).direct_operations * batch_size
+
+    def step(params: Any, x: jax.Array, y: jax.Array) -> Any:
+        def loss(params: Any) -> jax.Array:
+            return jnp.mean(model.losses(params, {"x": x, "y": y}, is_training=True)[0])
+
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+
+    for count in counts:
+        start = model.init(jax.random.key(0))
+        params = jax.tree.map(lambda p, n=count: jnp.tile(p, (n,) + (1,) * p.ndim), start)
+        x = jax.random.uniform(jax.random.key(1), (count, batch_size, *shape))
+        y = jax.random.randint(jax.random.key(2), (count, batch_size), 0, 62)
+        with jax.default_matmul_precision(products):
+            lowered = jax.jit(jax.vmap(step), donate_argnums=0).lower(params, x, y)
+        compiled, compile_seconds = timed(lowered.compile)
+        params = jax.block_until_ready(compiled(params, x, y))
+        seconds: list[float] = []
+        while len(seconds) < 3 or (sum(seconds) < 1 and len(seconds) < 100):
+            params, elapsed = timed(lambda p=params, f=compiled, x=x, y=y: f(p, x, y))
+            seconds.append(elapsed)
+        memory, median = compiled.memory_analysis(), statistics.median(seconds)
+        cost = compiled.cost_analysis() or {}
+        yield {
+            "clients": count,
+            "form": "native" if is_native else "products",
+            "precision": precision,
+            "seconds": median,
+            "seconds_min": min(seconds),
+            "seconds_max": max(seconds),
+            "clients_per_second": count / median,
+            "compile_seconds": compile_seconds,
+            "temporary_mb": memory and memory.temp_size_in_bytes / 2**20,
+            "arguments_mb": memory and memory.argument_size_in_bytes / 2**20,
+            "gflops": operations * count / median / 1e9,
+            # Of the program as XLA counts them; what fused kernels reread is not in it.
+            "gb_per_second": cost.get("bytes accessed", 0) / median / 1e9 or None,
+        }
+        del params, x, y
