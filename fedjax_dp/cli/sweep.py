@@ -87,7 +87,7 @@ def command(
     Each point has a run folder of its own, with its noise, ledger and statement; points that differ
     in numbers alone run together, in one compiled program. The same command resumes a sweep that
     was interrupted. At the end there are `table.csv`, `table.md`, with means and standard
-    deviations over `run.seed`, and `accuracy.png`.
+    deviations over `run.seed`, and `accuracy.png` with its PDF.
 
     With `--select private --trials M` a random number of trials runs, M on average, each of a point
     drawn at random, and the folder `chosen` has the release of the best with the statement that

@@ -73,7 +73,7 @@ class RunSection(Section):
     rounds: Count = _setting(30, "number of rounds")
     evaluate_every: Count = _setting(1, "rounds between two evaluations")
     checkpoint_every: Count = _setting(10, "rounds between two checkpoints")
-    plots: bool = _setting(True, "draw pictures into the run folder at the end")
+    plots: bool = _setting(True, "draw plots, PNG and PDF, into the run folder at the end")
     metrics: list[str] = Field(
         default_factory=list,
         description="metrics besides loss and accuracy: perplexity, f1, mcc, calibration_error, or "
