@@ -167,7 +167,7 @@ def weights_of_clients(
     first = np.asarray(next(iter(weights.values())), float)
     order = np.argsort(-first) if order is None else np.asarray(order)
     called = [names[c] if len(names) else str(c) for c in order]
-    figure = drawing.new_figure()
+    figure = drawing.new_figure(width=drawing.PAGE)
     axes = figure.subplots()
     for i, (name, values) in enumerate(weights.items()):
         shown = np.asarray(values, float)[order]

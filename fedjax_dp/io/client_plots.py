@@ -227,6 +227,7 @@ def _histogram(axes: Axes, sizes: np.ndarray) -> None:
     bins = min(30, max(5, len(sizes) // 2))
     known = sizes[sizes > 0]
     if drawing.log_where_wide(axes, "x", known):
+        axes.tick_params(axis="x", rotation=90)
         edges = np.geomspace(known.min(), known.max(), bins + 1).tolist()
         axes.hist(known, edges, color=drawing.BLUE)
     else:
