@@ -1,5 +1,6 @@
 """`fedjax-dp predict`: writes the outputs of a run's model."""
 
+import csv
 import pathlib
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from fedjax_dp.cli.options import ConfiguredData, answering, application
 from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.core import checks
+from fedjax_dp.experiment.components.experiment import Population
 from fedjax_dp.experiment.running.loading import load_run, other_data, predict
 
 app = application()
@@ -20,7 +22,7 @@ def command(
     context: typer.Context,
     out: Output,
     folder: Annotated[pathlib.Path, typer.Argument(metavar="DIR", help="A run folder.")],
-    output: Annotated[pathlib.Path, typer.Option(help="The new .npz file.")],
+    output: Annotated[pathlib.Path, typer.Option(help="The new .npz or .csv file.")],
     part: Annotated[str, typer.Option(help="Examples: test, train or client_test.")] = "test",
     client: Annotated[
         int | None,
@@ -29,12 +31,13 @@ def command(
 ) -> Answer:
     """Write the outputs of a run's model: `fedjax-dp predict DIR --output FILE.npz`.
 
-    `--data.key VALUE` selects other data. The file holds `outputs`, or one array for each output,
-    and `y` if the examples have it.
+    `--data.key VALUE` selects other data. An .npz file holds `outputs`, or one array for each
+    output, and `y` if the examples have it. A .csv file has the columns `prediction` and `label`,
+    the names of classes or numbers, with one line for each example in the order of the data.
     """
     checks.one_of("--part", part, ("test", "train", "client_test"))
-    is_new = output.suffix == ".npz" and not output.exists()
-    checks.require(is_new, "--output", "be a new file that ends in .npz", str(output))
+    is_new = output.suffix in (".npz", ".csv") and not output.exists()
+    checks.require(is_new, "--output", "be a new file that ends in .npz or .csv", str(output))
     out.note("reading the run")
     run = load_run(folder)
     population = other_data(run, context.args) or run.experiment.population
@@ -43,12 +46,42 @@ def command(
     params = run.params if client is None else run.params_of(client)
     outputs = predict(run.model, params, data)
     leaves = jax.tree.leaves(outputs)
+    if output.suffix == ".csv":
+        columns = _columns(outputs, data.examples.get("y"), population)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with output.open("w", newline="", encoding="utf-8") as text:
+            rows = csv.writer(text, lineterminator="\n")
+            rows.writerows([list(columns), *zip(*columns.values(), strict=True)])
+        return _answer(output, part, client, data.num_examples, list(columns))
     names = ["outputs"] if len(leaves) == 1 else [f"outputs_{i}" for i in range(len(leaves))]
     targets = {"y": data.examples["y"]} if "y" in data.examples else {}
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("wb") as file:
         np.savez(file, **dict(zip(names, leaves, strict=True)), **targets)
-    count = int(data.num_examples)
+    return _answer(output, part, client, data.num_examples, [*names, *targets])
+
+
+def _columns(outputs: Any, labels: Any, population: Population) -> dict[str, list[Any]]:
+    """Returns the columns of a table of predictions, by class or as numbers."""
+    scores, classes = np.asarray(outputs), population.class_names
+    is_class = population.has_class_labels and scores.ndim == 2
+    is_number = not population.has_class_labels and scores.size == len(scores)
+    rule = "end in .npz unless each example has one class or one number to predict"
+    checks.require(is_class or is_number, "--output", rule, f"outputs of shape {scores.shape}")
+    predicted = np.argmax(scores, axis=-1) if is_class else scores.reshape(-1)
+
+    def shown(values: Any) -> list[Any]:
+        values = np.asarray(values).tolist()
+        return [classes[v] if v >= 0 else "" for v in values] if is_class and classes else values
+
+    known = {} if labels is None else {"label": shown(labels)}
+    return {"prediction": shown(predicted)} | known
+
+
+def _answer(
+    output: pathlib.Path, part: str, client: int | None, count: int, arrays: list[str]
+) -> Answer:
+    """Builds the answer about a written file."""
     document: dict[str, Any] = {"file": str(output), "part": part, "client": client}
-    document |= {"num_examples": count, "arrays": [*names, *targets]}
+    document |= {"num_examples": int(count), "arrays": arrays}
     return Answer(document, lambda out: out.say(f"wrote {output}: {count} examples"), str(output))

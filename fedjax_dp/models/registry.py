@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+from flax import linen, nnx
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
@@ -18,6 +19,18 @@ from fedjax_dp.models.lstm import char_lstm
 from fedjax_dp.models.mlp import mlp
 from fedjax_dp.models.resnet import resnet18, resnet34
 from fedjax_dp.models.transformer import char_transformer
+
+
+def _adopted(own: Any) -> Callable[..., Model]:
+    """Returns a user's factory; refuses a module class, which is only half of a model."""
+    is_module = isinstance(own, type) and issubclass(own, linen.Module | nnx.Module)
+    rule = (
+        "name a function (example_x, num_classes, *, options…) that returns a Model, such as "
+        "Model.from_flax(MyModule(…), example_x, loss=…) or Model.from_nnx"
+    )
+    checks.require(callable(own) and not is_module, "a model of your own", rule, own)
+    return own
+
 
 # A user's factory is `(example_x, num_classes, *, options…) -> Model` too, or has no `num_classes`.
 FACTORIES: Registry[Callable[..., Model]] = Registry(
@@ -38,7 +51,8 @@ FACTORIES: Registry[Callable[..., Model]] = Registry(
             char_transformer,
             llama,
         )
-    }
+    },
+    _adopted,
 )
 
 # Arguments that the data determine; all other parameters are options.
@@ -93,5 +107,10 @@ def build(
     takes_classes = "num_classes" in inspect.signature(factory).parameters
     given = (example["x"], num_classes) if takes_classes else (example["x"],)
     model = factory(*given, **chosen)
-    checks.require(isinstance(model, Model), f"the result of {name}", "be a Model", type(model))
+    checks.require(
+        isinstance(model, Model),
+        f"the result of {name}",
+        "be a Model, as Model.from_flax and Model.from_nnx return",
+        type(model),
+    )
     return model

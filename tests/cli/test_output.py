@@ -291,6 +291,36 @@ def test_what_reads_a_run_answers_json(fedjax_dp, monkeypatch, tmp_path):
     assert found["format"] == "safetensors"
 
 
+def test_predictions_are_a_table_of_names_or_numbers(fedjax_dp, monkeypatch, tmp_path):
+    main.command("predict")
+    module = sys.modules["fedjax_dp.cli.predict"]
+    run = a_run()
+    monkeypatch.setattr(module, "load_run", lambda folder: run)
+    monkeypatch.setattr(module, "other_data", lambda run, words: None)
+    population = run.experiment.population
+    population.class_names, population.has_class_labels = ("well", "ill, or not"), True
+    population.test.examples["y"] = np.array([1, 0, -1, 1])
+    scores = np.array([[0.0, 1], [2, 1], [3, 1], [1, 0]])
+
+    def written(name):
+        monkeypatch.setattr(module, "predict", lambda model, params, data: scores)
+        code, output, _ = fedjax_dp("predict", "runs/x", "--output", tmp_path / name, "--json")
+        return code, document(output), (tmp_path / name).exists() and (tmp_path / name).read_text()
+
+    _, found, text = written("a.csv")
+    assert found["arrays"] == ["prediction", "label"]
+    assert (
+        text
+        == 'prediction,label\n"ill, or not","ill, or not"\nwell,well\nwell,\nwell,"ill, or not"\n'
+    )
+    population.has_class_labels, scores = False, np.array([[0.5], [1], [2], [3]])
+    assert written("b.csv")[2].splitlines()[:2] == ["prediction,label", "0.5,1"]
+    scores = np.zeros((4, 3))
+    code, found, text = written("c.csv")
+    assert code == 2 and not text and "end in .npz unless each example has one" in found["error"]
+    assert written("d.txt")[0] == 2
+
+
 def test_lists_answer_json(fedjax_dp, monkeypatch, tmp_path):
     found = document(fedjax_dp("data", "list", "--data-dir", tmp_path, "--json")[1])
     here = {each["name"]: each["is_present"] for each in found["data"]}

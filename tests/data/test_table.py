@@ -140,6 +140,19 @@ def test_public_ranges_learn_nothing(write):
         load(scaling="range", features=["age"])
 
 
+def test_all_columns_without_a_fill_or_a_range_are_named(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a,b,c,d,y\n1,,,u,p\n,2,4,,q\n3,5,6,v,p\n")
+    options = {"path": str(path), "label": "y"}
+    for more, way in (
+        ({"missing": "fill", "fill": {"c": 1}}, "or one in fill; so must 'b', 'd', got '1 missing"),
+        ({}, "'drop', 'fill' or 'mean'; so must 'b', 'c', 'd', got"),
+        ({"missing": "drop", "scaling": "range", "ranges": {"b": [0, 9]}}, "value of 'a', 'c', "),
+    ):
+        with pytest.raises(ValueError, match=way):
+            datasets.load("table", **options, **more)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

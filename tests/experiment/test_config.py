@@ -300,6 +300,8 @@ def test_files_that_are_missing_or_broken_are_named(tmp_path):
     with pytest.raises(ConfigError) as error:
         load_config(broken)
     assert f"{broken} is not valid TOML" in str(error.value)
+    with pytest.raises(ConfigError, match=r"a table is read by --data.name=table .*got 'my.csv'"):
+        load_config("my.csv")
 
 
 def test_every_key_is_described():

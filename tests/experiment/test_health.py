@@ -127,6 +127,14 @@ def test_with_no_privacy_at_all_its_settings_may_stay():
     assert "[privacy.record]" in text and "[privacy.client]" not in text
 
 
+def test_the_other_unit_is_one_override_away_too(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("[privacy.record]\nepsilon = 2\n")
+    for discarded in ("--privacy.record={}", "--privacy.record.epsilon=none"):
+        words = ("--privacy.unit=client", "--algorithm.name=dp_fedavg", discarded, *SMALL)
+        assert set(assemble(load_config(file, words)).budget) == {"client"}
+
+
 def dataset(train, test=(0, 1), task="classification"):
     return Dataset(
         "mine",

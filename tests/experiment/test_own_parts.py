@@ -314,7 +314,7 @@ def test_early_stopping_waits_for_something_better(losses, stop):
         (f"--model.name={PARTS}:modle", "has no 'modle'"),
         (f"--model.name={PARTS}:no_kin", "did you mean .*parts.py:no_kind"),
         (f"--model.name={PARTS}:no_kind", "option width .* must be annotated with a kind"),
-        (f"--model.name={PARTS}:number", "must name a function, got int"),
+        (f"--model.name={PARTS}:number", r"must name a function \(example_x.*got 3"),
         (f"--algorithm.name={PARTS}:number", "name a function or an Entry, got 3"),
         (f"--data.partition={PARTS}:number", "name a function or a Partition, got 3"),
         ("--model.name=nowhere.py:model", "must name an existing file"),
@@ -327,6 +327,12 @@ def test_early_stopping_waits_for_something_better(losses, stop):
         ("--run.callbacks.early_stopping=3", "must be a table of options, got 3"),
         ("--run.callbacks.early_stopping.patience=0", "patience must be an integer of at leas"),
         ("--data.name=digit", "did you mean 'digits'"),
+        (
+            "--data.name=my.csv",
+            "a file is data.name = 'table' with data.options.path, got 'my.csv'",
+        ),
+        ("--model.name=net.py", "the form file.py:name or package.module:name if it is your own"),
+        (f"--model.name={LANGUAGE}:Bigrams", r"a function \(example_x.*Model.from_flax"),
     ],
 )
 def test_what_cannot_be_a_part_is_refused_with_its_place(word, message):

@@ -28,6 +28,27 @@ def built(monkeypatch):
     return build
 
 
+def test_a_client_column_that_is_not_used_and_unscaled_numbers_are_named(tmp_path):
+    path = tmp_path / "t.csv"
+    lines = [f"site {i % 3},{i},{1000 * i},{'yn'[i % 2]}" for i in range(12)]
+    path.write_text("\n".join(["site,small,big,ill", *lines]))
+
+    def notes(partition, **more):
+        options = {"path": str(path), "client": "site", "label": "ill"} | more
+        section = DataSection(name="table", options=options, partition=partition, num_clients=2)
+        made = population.build_population(section, seed=0)
+        assert made.class_names == ("n", "y") and made.feature_names == ("small", "big")
+        return [note for note in made.notes if "test part" not in note]
+
+    unused, unscaled = notes("iid")
+    assert unused.startswith(
+        "data.options.client does not determine the clients: the partition iid"
+    )
+    assert unscaled.startswith("the inputs big of table have values above 100")
+    ranges = {"small": [0, 12], "big": [0, 12_000]}
+    assert notes("natural", scaling="range", ranges=ranges) == []
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [

@@ -208,6 +208,7 @@ def test_options_of_other_choices_are_checked_too(tmp_path, no_data, words, opti
             "privacy.client.noise_multiplier must be above 0 to keep the budget",
         ),
         (("--privacy.unit=client",), "privacy.unit must be record or both for the algorithm dp_sg"),
+        (("--privacy.unit=none",), "dp_sgd; without privacy take another algorithm.name, such as"),
         (
             ("--privacy.unit=client", "--algorithm.name=scaffold"),
             "privacy.unit must be none or record for the algorithm scaffold, got 'client'",

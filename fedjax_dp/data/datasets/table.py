@@ -132,7 +132,7 @@ def load(
     rows = kept[~is_test], kept[is_test]
     checks.require(len(rows[0]) > 0, table.files[0], "hold training rows", "none")
 
-    coder = _Coder(table, rows, missing, fill, categories, scaling, ranges)
+    coder = _Coder(table, rows, inputs, missing, fill, categories, scaling, ranges)
     numbers, coded = {}, {}
     for name in inputs:
         column = table.columns[name]
@@ -288,6 +288,7 @@ class _Coder:
 
     table: Table
     rows: tuple[np.ndarray, np.ndarray]
+    inputs: Sequence[str]
     missing: str
     fill: Mapping[str, Any]
     categories: Mapping[str, Sequence[str | int]]
@@ -317,12 +318,19 @@ class _Coder:
 
     def _require_rule(self, column: Column) -> None:
         """Refuses missing cells without a rule, or for which the rule has no value."""
+        filled = self.fill if self.missing == "fill" else ()
+        if self.missing not in ("refuse", "fill") or column.name in filled:
+            return
         everything = np.concatenate(self.rows)
-        if self.missing == "refuse":
-            rule = "have a value in every row, unless missing is 'drop', 'fill' or 'mean'"
-            column.require_present(everything, rule)
-        if self.missing == "fill" and column.name not in self.fill:
-            column.require_present(everything, "have a value in every row, or one in fill")
+        others = [
+            repr(name)
+            for name in self.inputs
+            if name not in (column.name, *filled)
+            and self.table.columns[name].is_missing[everything].any()
+        ]
+        way = "or one in fill" if filled else "unless missing is 'drop', 'fill' or 'mean'"
+        also = f"; so must {', '.join(others)}" if others else ""
+        column.require_present(everything, f"have a value in every row, {way}{also}")
 
     def scaled(self, column: Column) -> list[np.ndarray]:
         """Returns a numeric column of both parts, filled and scaled, `[rows]`, float64."""
@@ -349,8 +357,17 @@ class _Coder:
         return parts
 
     def _range(self, name: str) -> Numeric:
-        rule = f"hold the lowest and highest value of {name!r}, since scaling is 'range'"
-        checks.require(name in self.ranges, "ranges", rule, dict(self.ranges))
+        if name not in self.ranges:
+            columns = [self.table.columns[each] for each in self.inputs]
+            needed = [
+                repr(column.name)
+                for column in columns
+                if column.name not in (*self.ranges, *self.categories)
+                and column.numbers is not None
+                and not column.is_boolean
+            ]
+            rule = f"hold the lowest and highest value of {', '.join(needed)}, since scaling is "
+            checks.require(False, "ranges", f"{rule}'range'", dict(self.ranges))
         bounds = self.ranges[name]
         bounds = list(bounds) if isinstance(bounds, Sequence | np.ndarray) else [bounds]
         fits = len(bounds) == 2 and all(map(_is_number, bounds)) and bounds[0] < bounds[1]

@@ -17,7 +17,11 @@ from fedjax_dp.models.losses import IGNORE_LABEL
 
 # Purposes of the draws from a seed; those of partitions are 0 and 2.
 _SPLIT, _PUBLIC, _VALIDATION = 1, 3, 4
-# The most clients that a note names.
+# Options of data sets that name the client of each row.
+_NAMES_CLIENTS = ("client", "clients_are_files")
+# Numbers above it are taken to be unscaled.
+_LARGE_INPUT = 100
+# The most clients or columns that a note names.
 _SHOWN = 5
 # Rows of labels that are checked at once.
 _CHECKED_ROWS = 1 << 20
@@ -77,14 +81,30 @@ def population_from(data: datasets.Dataset, section: DataSection, seed: int) -> 
         is_labelled,
         validation,
         data.exact_statistics,
-        _notes(data, train),
+        _notes(data, train, section),
         sharing,
+        tuple(data.class_names),
+        tuple(data.feature_names),
     )
 
 
-def _notes(data: datasets.Dataset, train: FederatedData) -> tuple[str, ...]:
+def _notes(data: datasets.Dataset, train: FederatedData, section: DataSection) -> tuple[str, ...]:
     """Lists warnings about the data."""
     found = []
+    entry = PARTITIONS[section.partition]
+    named = [name for name in _NAMES_CLIENTS if section.options.get(name)]
+    if named and not {"client_ids", "pool"} & set(entry.given):
+        found.append(
+            f"data.options.{named[0]} does not determine the clients: the partition "
+            f"{section.partition} divides the rows among {train.num_clients} clients of its own; "
+            "data.partition = 'natural' takes those of the data"
+        )
+    if large := _large_inputs(data, section.name):
+        found.append(
+            f"the inputs {', '.join(large[:_SHOWN])}{', …' * (len(large) > _SHOWN)} of {data.name} "
+            f"have values above {_LARGE_INPUT} in magnitude, which makes training slow or "
+            "unstable; data.options.scaling maps them to similar ranges"
+        )
     empty = np.flatnonzero(train.sizes == 0)
     if len(empty):
         names = train.client_names or [str(i) for i in range(train.num_clients)]
@@ -98,6 +118,18 @@ def _notes(data: datasets.Dataset, train: FederatedData) -> tuple[str, ...]:
             "that data.client_test_share holds out at each client"
         )
     return tuple(found)
+
+
+def _large_inputs(data: datasets.Dataset, name: str) -> list[str]:
+    """Lists the columns of a table whose numbers were left unscaled."""
+    if "scaling" not in datasets.options(name):
+        return []
+    x = data.train["x"]
+    numbers = x.get("numbers") if isinstance(x, dict) else x
+    if numbers is None or not len(numbers):
+        return []
+    is_large = np.max(np.abs(numbers), axis=0) > _LARGE_INPUT
+    return [name for name, large in zip(data.feature_names, is_large, strict=False) if large]
 
 
 def _checked_rows(clients: Any, size: int) -> list[np.ndarray]:

@@ -8,6 +8,7 @@ from fedjax_dp.algorithms import registry as algorithms
 from fedjax_dp.core import checks
 from fedjax_dp.core.registry import is_own, options_of
 from fedjax_dp.data import datasets
+from fedjax_dp.data.datasets.cells import without_ending
 from fedjax_dp.evaluation.metrics import METRICS
 from fedjax_dp.experiment.components import optimizers
 from fedjax_dp.experiment.components.callbacks import CALLBACKS
@@ -146,6 +147,12 @@ def _require_known(
     key: str, name: str, names: Collection[str], origin: Callable[[str], str]
 ) -> None:
     try:
+        is_table = key == "data.name" and without_ending(name) != name
+        rule = "be a data set; a file is data.name = 'table' with data.options.path"
+        checks.require(not is_table, key, rule, name)
+        is_place = "." in name and not is_own(name)
+        rule = "have the form file.py:name or package.module:name if it is your own"
+        checks.require(not is_place, key, rule, name)
         checks.one_of(key, name, names)
     except ValueError as error:
         raise ConfigError(f"{origin(key)}: {error}") from None

@@ -31,6 +31,8 @@ class Population(NamedTuple):
       exact_statistics: descriptions of exact statistics of the training part that entered examples.
       notes: descriptions of properties of the data that may be unintended.
       sharing: training records that several clients hold.
+      class_names: names of the classes in the order of their labels, if the data set has them.
+      feature_names: names of the inputs in their order, if the data set has them.
       is_elsewhere: whether the training records are on other machines; `train` then has their sizes
         and shapes alone.
     """
@@ -45,6 +47,8 @@ class Population(NamedTuple):
     exact_statistics: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     sharing: statistics.Sharing = statistics.Sharing()
+    class_names: tuple[str, ...] = ()
+    feature_names: tuple[str, ...] = ()
     is_elsewhere: bool = False
 
     def statistics(self) -> statistics.PartitionStatistics:

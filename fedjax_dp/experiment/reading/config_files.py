@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from fedjax_dp.algorithms.registry import ALGORITHMS, options_of
 from fedjax_dp.core import checks, files
+from fedjax_dp.data.datasets.cells import without_ending
 from fedjax_dp.experiment.components.catalogue import options_of_other_parts, read_parts
 from fedjax_dp.experiment.schema.config import Config, Options
 from fedjax_dp.experiment.schema.constraints import (
@@ -86,6 +87,9 @@ def _read(path: str | pathlib.Path) -> dict[str, Any]:
     """Reads the tables of a configuration file."""
     try:
         kind = files.kind_of(path, "the configuration file")
+        is_table = without_ending(str(path)) != str(path)
+        rule = "be TOML; a table is read by --data.name=table --data.options.path=FILE"
+        checks.require(not is_table, "the configuration file", rule, str(path))
         if kind == "missing":
             raise ConfigError(f"there is no configuration file {str(path)!r}")
         if kind != "other":

@@ -134,7 +134,9 @@ def _check_public_examples(name: str, entry: Entry, count: int) -> None:
 
 def _check_unit(name: str, entry: Entry, privacy: PrivacySection) -> None:
     what = f"be {' or '.join(entry.units)} for the algorithm {name}"
-    rule = ", ".join(filter(None, (what, entry.reason)))
+    without = "without privacy take another algorithm.name, such as fedavg"
+    hint = without if privacy.unit == "none" and not entry.reason else ""
+    rule = ", ".join(filter(None, (what, entry.reason))) + (f"; {hint}" if hint else "")
     checks.require(privacy.unit in entry.units, "privacy.unit", rule, privacy.unit)
     if entry.budgets is not None:
         noise = privacy.record.noise_multiplier
@@ -184,8 +186,13 @@ def _check_inactive(privacy: PrivacySection) -> None:
     for unit in ("record", "client"):
         if privacy.units and unit not in privacy.units and unit in privacy.model_fields_set:
             given = getattr(privacy, unit)
-            fields = sorted(given.model_fields_set) or ["mechanism"]
-            rule = f"be left out, since privacy.unit = {privacy.unit!r} does not protect a {unit}"
+            fields = [f for f in sorted(given.model_fields_set) if getattr(given, f) is not None]
+            if not fields:
+                continue
+            rule = (
+                f"be left out, since privacy.unit = {privacy.unit!r} does not protect a {unit} "
+                f"(privacy.{unit} = {{}} discards all settings of a file)"
+            )
             key = f"privacy.{unit}.{fields[0]}"
             raise ValueError(f"{key} must {rule}, got {getattr(given, fields[0])!r}")
 

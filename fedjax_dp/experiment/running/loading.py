@@ -164,8 +164,11 @@ def other_data(run: Run, words: Sequence[str]) -> Population | None:
         same = name == "data" or getattr(config, name) == getattr(run.config, name)
         same |= name in ("execution", "communication")
         checks.require(same, "overrides", "change [data] only", list(words))
-    found = build_population(config.data, config.run.seed)
-    ours, theirs = (shapes_of(p.train) for p in (run.experiment.population, found))
+    found, trained = build_population(config.data, config.run.seed), run.experiment.population
+    for what, field in (("the classes", "class_names"), ("the inputs", "feature_names")):
+        mine, other = getattr(trained, field), getattr(found, field)
+        checks.require(mine == other, what, f"be those of the training, {mine}", other)
+    ours, theirs = (shapes_of(p.train) for p in (trained, found))
     checks.require(ours == theirs, "the examples", f"have the shapes {ours}", theirs)
     return found
 
