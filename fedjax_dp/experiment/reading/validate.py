@@ -191,7 +191,7 @@ def _check_inactive(privacy: PrivacySection) -> None:
                 continue
             rule = (
                 f"be left out, since privacy.unit = {privacy.unit!r} does not protect a {unit} "
-                f"(privacy.{unit} = {{}} discards all settings of a file)"
+                "(--KEY=none removes a key from a file)"
             )
             key = f"privacy.{unit}.{fields[0]}"
             raise ValueError(f"{key} must {rule}, got {getattr(given, fields[0])!r}")
