@@ -134,7 +134,7 @@ def _summaries(jobs: Mapping[int, Job]) -> list[pathlib.Path]:
 def _require_selectable(experiment: Experiment) -> None:
     """Requires runs that may be released, of one length, and scored on public data."""
     section, name = experiment.config.run, "a private selection"
-    rule = "have run.release = 'private', since the best trial's is published"
+    rule = "have run.release = 'private' and run.secret = true, since the best trial's is published"
     checks.require(section.release is not None, name, rule, section.release)
     require_publishable(experiment, {})
     rule = "have no callbacks, which may end a trial by exact figures"
