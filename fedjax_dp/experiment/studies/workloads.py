@@ -117,8 +117,12 @@ _RESNET = Workload(
 )  # fmt: skip
 
 # Settings of published comparisons: sizes, batches and networks. All clients step by 0.1.
+_DROPOUT = {"dropout": (0.25, 0.5)}
+_P1 = _CIFAR._replace(about=f"pfl-research's {_CIFAR.about}; dropout", model_options=_DROPOUT)
 _F1 = _FEMNIST._replace(
-    about="FLUTE's FEMNIST: EMNIST CNN, 3,400 clients of 200, cohorts of 10, batch 20", cohort=10
+    about="FLUTE's FEMNIST: EMNIST CNN with dropout, 3,400 clients of 200, cohorts of 10, batch 20",
+    cohort=10,
+    model_options=_DROPOUT,
 )
 _F4 = Workload(
     "FLUTE's MNIST: logistic regression, 1,000 clients of 60, cohorts of 10, batch 10",
@@ -201,8 +205,8 @@ WORKLOADS: Mapping[str, Workload] = {
     "femnistdp": _with_privacy(_FEMNIST, "femnist", "client", 0.1),
     "resnet18dp": _with_privacy(_RESNET, "resnet18", "record", 1.0),
     "resnet18": _RESNET,
-    "P1": _CIFAR,
-    "P1dp": _with_privacy(_CIFAR, "P1", "client", 0.4),
+    "P1": _P1,
+    "P1dp": _with_privacy(_P1, "P1", "client", 0.4),
     "P2": _P2,
     "F1": _F1,
     "F4": _F4,
