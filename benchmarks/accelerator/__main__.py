@@ -39,8 +39,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 f"--only {name!r} is no step or group; there are {', '.join(sorted(names))}"
             )
     ends = time.monotonic() + 60 * options.minutes
-    # Steps are ended on the way out, whatever ends the program.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory() as compiled:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled
         found = play(MACHINE.command, min(MACHINE.limit, ends - time.monotonic()))
@@ -64,4 +62,6 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
+    # Steps are ended on the way out, whatever ends the program.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     main()

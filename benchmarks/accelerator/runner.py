@@ -107,6 +107,7 @@ def play_all(
     ends = time.monotonic() + seconds
     for step in chosen:
         if step.missing:
+            say(f"{step.name}: skipped, {step.missing}")
             book.put(step, {"status": "skipped", "error": step.missing, "seconds": 0.0, "rows": []})
         elif book.is_left(step):
             usual, remaining = book.usual_seconds(step), ends - time.monotonic()
