@@ -64,6 +64,7 @@ CLAIMS = {
         trust="selection",
         choice={"points": 12, "mean": 4.0, "shape": 1.0, "score": "test_accuracy"},
     ),
+    "ended early": claimed(GAUSSIAN, planned_rounds=30),
     "personal": claimed(GAUSSIAN, has_personal_models=True),
     "no noise": claimed(dpa.NonPrivateDpEvent()),
     "nothing": claimed(),
@@ -126,6 +127,7 @@ def test_what_limits_a_claim_is_said():
     assert "one for each pair of clients" in said["deployed with masks"]
     for words in ("masks are simulated", "no masks", "exact scores"):
         assert words not in said["deployed with masks"]
+    assert "of all 30 planned rounds" in said["ended early"]
     assert "no masks between the clients" in said["deployed"]
     assert "exact scores of participants" in said["deployed"]
     both = for_paper([CLAIMS["poisson"], CLAIMS["laplace"]])

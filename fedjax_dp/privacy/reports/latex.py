@@ -138,6 +138,10 @@ _CHOICE = (
     r"The run was chosen among {points} settings by random repetition of mean {mean:g} and shape "
     r"{shape:g}, which $\varepsilon$ includes~\cite{{papernot2022hyperparameter}}."
 )
+_PLANNED = (
+    r"Training ended early by a rule on released values; $\varepsilon$ is that of all {} planned "
+    "rounds."
+)
 _NOT_COVERED = (
     r"Metrics of training and evaluation were computed exactly, and $\varepsilon$ covers neither "
     "them nor choices made from the data outside of the run, such as of hyper-parameters."
@@ -205,6 +209,7 @@ def _paragraph(claim: Mapping[str, Any]) -> str:
         *_masks(claim),
         *_deployed(claim),
         *([_CHOICE.format(**claim["choice"])] if "choice" in claim else []),
+        *([_PLANNED.format(claim["planned_rounds"])] if "planned_rounds" in claim else []),
         *_models(claim),
         _ROOTS[claim["noise_root"]],
         *([_FLOATS] if "floating_point" in claim else []),
