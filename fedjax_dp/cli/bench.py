@@ -1,5 +1,7 @@
 """`fedjax-dp bench`: times the rounds of a workload."""
 
+import json
+import pathlib
 from typing import Annotated, Any
 
 import typer
@@ -9,6 +11,7 @@ from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.core import checks
 from fedjax_dp.experiment.assembly.devices import offer_devices
 from fedjax_dp.experiment.reading.config_files import load_config
+from fedjax_dp.experiment.studies.comparison import Change, compare, require_comparable
 from fedjax_dp.experiment.studies.projection import Network
 from fedjax_dp.experiment.studies.timing import (
     Projecting,
@@ -17,6 +20,9 @@ from fedjax_dp.experiment.studies.timing import (
     settings,
 )
 from fedjax_dp.experiment.studies.workloads import WORKLOADS
+
+# Not for the table of a result.
+_HIDDEN = ("name", "about", "model", "seconds", "gemm_gflops")
 
 app = application()
 
@@ -46,6 +52,10 @@ def command(
     latency: Annotated[
         float, typer.Option(help="Assumed by a projection: microseconds per message.")
     ] = 10.0,
+    old: Annotated[
+        pathlib.Path | None,
+        typer.Option("--compare", metavar="OLD.json", help="Compare with what `--json` wrote."),
+    ] = None,
 ) -> Answer:
     """Time a workload, or list them: `fedjax-dp bench list`, `fedjax-dp bench W1 --json`.
 
@@ -54,7 +64,11 @@ def command(
     `--project N` also computes the expected seconds of a round on N devices, from measured seconds,
     the real sizes of clients in the packing of real rounds, and an assumed network. These figures
     are a model, marked as one, and in a table of their own.
+
+    `--compare OLD.json` says what changed since `fedjax-dp bench ... --json > OLD.json`, with an
+    interval of 95 % that allows for the noise of rounds and the speed of the machine.
     """
+    earlier = None if old is None else _earlier(old)
     if name == "list":
         lines = [(key, workload.about) for key, workload in WORKLOADS.items()]
         document = {"workloads": [{"name": key, "about": about} for key, about in lines]}
@@ -63,8 +77,11 @@ def command(
         )
     projecting = _projecting(project, bandwidth, latency)
     if name.endswith(".toml"):
-        return _experiment(context, name, rounds, layout, devices, scale, projecting, out)
+        found = _experiment(context, name, rounds, layout, devices, scale, projecting, earlier, out)
+        return _answer(found, earlier)
     checks.one_of("NAME", name, WORKLOADS)
+    if earlier is not None:
+        require_comparable(earlier, name, rounds)
     rule = "be left out for a workload: only the keys of a TOML file can be changed"
     checks.require(not context.args, "overrides", rule, list(context.args))
     checks.require(
@@ -81,7 +98,17 @@ def command(
         out.note(f"timing {name}{which}")
         results.append(measure(name, execution, rounds, projecting, **changes) | changes)
         out.note(f"{results[-1]['seconds_per_round']:.4g} s per round")
-    return _answer(results)
+    return _answer(results, earlier)
+
+
+def _earlier(file: pathlib.Path) -> list[dict[str, Any]]:
+    """Reads the results of an earlier benchmark."""
+    text = file.read_text(encoding="utf-8")
+    try:
+        return list(json.loads(text)["results"])
+    except (ValueError, KeyError, TypeError):
+        rule = "be a file that `fedjax-dp bench NAME --json` wrote"
+        raise ValueError(f"--compare must {rule}, got {str(file)!r}") from None
 
 
 def _projecting(project: str | None, bandwidth: float, latency: float) -> Projecting | None:
@@ -104,8 +131,9 @@ def _experiment(
     devices: str,
     scale: str | None,
     projecting: Projecting | None,
+    earlier: list[dict[str, Any]] | None,
     out: Output,
-) -> Answer:
+) -> list[dict[str, Any]]:
     """Times rounds of an experiment, whose file has its layout."""
     changed = {
         "--layout": layout != "auto",
@@ -116,17 +144,34 @@ def _experiment(
     rule = "be left out for a TOML file, which has `execution.clients_per_chunk` and others"
     checks.require(not given, "--layout, --devices and --scale", rule, given)
     config = load_config(file, context.args)
+    if earlier is not None:
+        require_comparable(earlier, config.title, rounds)
     out.note(f"timing {file}")
-    return _answer([measure_experiment(config, rounds, projecting)])
+    return [measure_experiment(config, rounds, projecting)]
 
 
-def _answer(results: list[dict[str, Any]]) -> Answer:
+def _answer(results: list[dict[str, Any]], earlier: list[dict[str, Any]] | None) -> Answer:
+    changes = [] if earlier is None else compare(earlier, results)
+
     def show(out: Output) -> None:
         for result in results:
             _show(out, result)
+        for change in changes:
+            out.say(_in_words(change))
 
     times = "\n".join(f"{result['seconds_per_round']:.6g}" for result in results)
-    return Answer({"results": results}, show, times)
+    document: dict[str, Any] = {"results": results}
+    if changes:
+        document["changes"] = [change._asdict() for change in changes]
+    return Answer(document, show, times)
+
+
+def _in_words(change: Change) -> str:
+    once = "".join(f"; {key} {ratio:.3g} times" for key, ratio in change.once.items())
+    return (
+        f"{change.name}: {change.verdict}: a round takes {change.ratio:.3g} times as long, 95 % "
+        f"interval {change.low:.3g} to {change.high:.3g}{once}"
+    )
 
 
 def _layout(text: str) -> int | str:
@@ -152,7 +197,7 @@ def _show(out: Output, result: dict[str, Any]) -> None:
     lines = [
         (key, f"{value:.4g}" if isinstance(value, float) else str(value))
         for key, value in result.items()
-        if key not in ("name", "about", "model") and value is not None
+        if key not in _HIDDEN and value is not None
     ]
     out.table(("measured", "value"), lines)
     if "model" in result:

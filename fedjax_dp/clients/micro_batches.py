@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.clients.client_data import ClientData
+from fedjax_dp.core.backend import backend
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.cost import cost_of
@@ -19,7 +20,7 @@ _FEWEST = 4
 def size_for(model: Model, params: PyTree, client: ClientData, batch_size: int) -> int:
     """Chooses a micro-batch of at most `batch_size` whose values stay in a CPU's cache."""
     stays_whole = model.mixes_examples or bool(model.buffer_keys) or client.chunk_axis is not None
-    if stays_whole or jax.default_backend() != "cpu" or batch_size <= _FEWEST:
+    if stays_whole or backend() != "cpu" or batch_size <= _FEWEST:
         return batch_size
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), params)
     one = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape[1:]), a.dtype), client.examples)

@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from fedjax_dp.core import argument_checks, checks
+from fedjax_dp.core.backend import backend
 from fedjax_dp.core.devices import MODEL_AXIS, is_distributed, memory_per_device
 from fedjax_dp.core.ranges import Count, Index
 from fedjax_dp.core.trees import PyTree
@@ -326,12 +327,12 @@ class ExecutionConfig(NamedTuple):
         """
         if not isinstance(self.clients_per_chunk, str):
             return min(int(self.clients_per_chunk), clients_per_device)
-        backend = jax.default_backend()
+        kind = backend()
         of_one = cost()
-        busy = _OPERATIONS_PER_CHUNK.get(backend, 1e9) / max(1.0, of_one.operations)
+        busy = _OPERATIONS_PER_CHUNK.get(kind, 1e9) / max(1.0, of_one.operations)
         fitting = _CHUNK_SHARE * memory_per_device() / max(1, _LIVE_VALUES * of_one.largest_bytes)
-        widest = min(_WIDEST_CHUNK.get(backend, 256), clients_per_device)
-        if own_bytes and backend == "cpu":
+        widest = min(_WIDEST_CHUNK.get(kind, 256), clients_per_device)
+        if own_bytes and kind == "cpu":
             widest = min(widest, max(_STATES_PER_CHUNK, _CACHED_STATE_BYTES // own_bytes))
         return int(np.clip(min(busy, fitting), 1, widest))
 

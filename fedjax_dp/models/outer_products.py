@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_dp.core import sums, trees
+from fedjax_dp.core.backend import backend
 from fedjax_dp.core.materialize import materialize
 
 # On a CPU a matrix that is formed costs, for each of its entries, as much as this many
@@ -37,7 +38,7 @@ def is_formed(num_rows: int, inputs: int, outputs: int) -> bool:
     # Counted for `norms`: small products and the factorisation run at a fraction of the full speed.
     without = num_rows**2 * (6 * wide + 40 * narrow)
     is_cheaper = without < _COST_OF_AN_ENTRY * inputs * outputs
-    return jax.default_backend() != "cpu" or not is_cheaper
+    return backend() != "cpu" or not is_cheaper
 
 
 def matrices(rows: jax.Array, columns: jax.Array) -> jax.Array:

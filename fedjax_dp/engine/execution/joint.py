@@ -6,6 +6,7 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
@@ -55,6 +56,24 @@ class Program:
         self.rounds_per_call = rounds_per_call
 
     @cached_property
+    def arguments(self) -> tuple[Any, ...]:
+        """The shapes of a round's arguments."""
+        federation, key = self.federation, jax.eval_shape(jax.random.key, 0)
+        state = jax.eval_shape(partial(federation.init, layout=self.layout), key)
+        hyper = _shapes(traced(federation.algorithm, typed(federation.hyper)))
+        examples = _shapes(examples_of(self.data, self.validation))
+        return state, hyper, examples, None, key, _shapes(self.one_round.frozen)
+
+    def exported(self, platform: str) -> jax.export.Exported:
+        """Exports a round for a platform, "cpu", "cuda", "rocm" or "tpu", which need not be here.
+
+        The simulation has to be built within `traced_for` of that platform's backend too.
+        """
+        return jax.export.export(jax.jit(self.one_round.step), platforms=[platform])(
+            *self.arguments
+        )
+
+    @cached_property
     def digest(self) -> str:
         """The SHA-256 of the program before it is compiled: the first state, a round, the models.
 
@@ -63,12 +82,8 @@ class Program:
         not show what is called.
         """
         federation, layout = self.federation, self.layout
-        key = jax.eval_shape(jax.random.key, 0)
         init = jax.jit(partial(federation.init, layout=layout))
-        state = jax.eval_shape(init, key)
-        hyper = _shapes(traced(federation.algorithm, typed(federation.hyper)))
-        examples = _shapes(examples_of(self.data, self.validation))
-        frozen = _shapes(self.one_round.frozen)
+        state, _, examples, _, key, _ = arguments = self.arguments
 
         def models(state, examples, index):
             client = examples.client(index)
@@ -78,7 +93,7 @@ class Program:
         index = jax.ShapeDtypeStruct((), jnp.int32)
         traced_parts = (
             init.lower(key),
-            jax.jit(self.one_round.step).lower(state, hyper, examples, None, key, frozen),
+            jax.jit(self.one_round.step).lower(*arguments),
             jax.jit(models).lower(state, examples, index),
         )
         texts = [part.as_text() for part in traced_parts]

@@ -102,7 +102,7 @@ def measure(
     found = {
         "name": name,
         "about": workload.about,
-        **_speed(case, times[0]),
+        **_speed(case, times[0], peaks[1:]),
         "gflops": achieved,
         "gemm_peak_gflops": peak,
         "gemm_peak_share": achieved / peak,
@@ -120,8 +120,10 @@ def measure_experiment(
     """Times rounds of an experiment, without its evaluations and checkpoints."""
     checks.whole("--rounds", num_rounds)
     case = _Case(assemble(config).simulation)
-    seconds = [case.time_round() for _ in range(num_rounds + 1)][1:]
-    found = {"name": config.title, "about": "rounds of an experiment", **_speed(case, seconds)}
+    timed = [(case.time_round(), gemm_peak(0.2)) for _ in range(num_rounds + 1)][1:]
+    seconds, peaks = zip(*timed, strict=True)
+    speed = _speed(case, seconds, peaks)
+    found = {"name": config.title, "about": "rounds of an experiment", **speed}
     return found if projecting is None else found | {"model": projecting.of(case, seconds)}
 
 
@@ -136,7 +138,7 @@ def _compiled(parts: Prepared, execution: ExecutionConfig) -> Simulation:
     )
 
 
-def _speed(case: _Case, seconds: Sequence[float]) -> dict[str, Any]:
+def _speed(case: _Case, seconds: Sequence[float], peaks: Sequence[float]) -> dict[str, Any]:
     """Collects what is measured of every simulation."""
     median, info = statistics.median(seconds), case.info
     stats = jax.local_devices()[0].memory_stats() or {}
@@ -154,6 +156,8 @@ def _speed(case: _Case, seconds: Sequence[float]) -> dict[str, Any]:
         "backend": jax.default_backend(),
         "jax": jax.__version__,
         "rounds": len(seconds),
+        "seconds": list(seconds),
+        "gemm_gflops": list(peaks),
     }
 
 

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_dp.core.backend import backend
 from fedjax_dp.core.materialize import materialize
 from fedjax_dp.models.lowering import bilinear
 from fedjax_dp.models.lowering.bilinear import Padding
@@ -85,7 +86,7 @@ def is_faster(x: jax.Array, w: jax.Array, padding: Sequence[tuple[int, int]]) ->
     height, width = _sizes(x, padding)
     num_positions = x.shape[0] * height * width
     return (
-        jax.default_backend() == "cpu"
+        backend() == "cpu"
         and min(inputs, outputs) >= 32
         and min(height, width) >= 2
         and num_positions**2 >= inputs * outputs
