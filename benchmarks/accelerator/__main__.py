@@ -1,4 +1,4 @@
-"""Measures this machine's accelerator in steps, and goes on where an earlier call stopped.
+"""Measures this machine's accelerator in steps, and continues where an earlier call stopped.
 
     python -m benchmarks.accelerator [--minutes 8] [--output benchmarks/results] [--only NAME ...]
                                      [--again]
