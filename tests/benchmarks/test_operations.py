@@ -28,7 +28,7 @@ def test_a_round_is_exported_with_the_operations_of_the_table(name, platform):
     assert round_of.platforms == (platform,)
     text, document = round_of.mlir_module(), kept()
     found = counts(text)
-    # No call of the host; of libraries those of linear algebra, where Anderson's weights are solved.
+    # No call of the host, and of libraries only that which solves for Anderson's weights.
     assert not any("callback" in target for target in custom_calls(text))
     assert name == "W1anderson" or not custom_calls(text)
     assert "f64" not in text
