@@ -39,12 +39,13 @@ Row = dict[str, Any]
 
 
 class Point(NamedTuple):
-    """Examples of a client, batch sizes of the first round and of later ones, and the budget."""
+    """Examples of a client, batch sizes of the first round and later, budget, and features."""
 
     num_examples: int = SIZES[0]
     first: int = SIZES[0]
     later: int = 32
     epsilon: float = 10.0
+    components: int = 2
 
 
 def points() -> list[Point]:
@@ -54,6 +55,8 @@ def points() -> list[Point]:
         Point(size, size, later, epsilon)
         for size, later, epsilon in itertools.product(SIZES, (16, 32), EPSILONS)
     ]
+    # Two components are the authors' choice; four clusters span three.
+    found += [Point(epsilon=epsilon, components=3) for epsilon in EPSILONS]
     return list(dict.fromkeys(found))
 
 
@@ -106,9 +109,11 @@ class FirstRounds:
         return jax.device_get(state.server.similarity)
 
 
-def mixtures(similarity: Similarity, true: np.ndarray, seed: int) -> Iterator[Row]:
-    """Fits a mixture of each size."""
-    features = principal_features(similarity)
+def mixtures(
+    similarity: Similarity, true: np.ndarray, seed: int, num_components: int = 2
+) -> Iterator[Row]:
+    """Fits a mixture of each size to principal components of the updates."""
+    features = principal_features(similarity, num_components)
     for count in MODELS:
         mixture = fit_mixture(features, count, seed)
         assigned = np.argmax(mixture.responsibilities, axis=1)
@@ -159,7 +164,7 @@ def run(
             write(files[1], apart)
             continue
         row = point._asdict() | {"seed": seed, "noise_multiplier": z}
-        found += [row | one for one in mixtures(similarity, true, seed)]
+        found += [row | one for one in mixtures(similarity, true, seed, point.components)]
         write(files[0], found)
         if seed == seeds[0] and point in (Point(), Point(first=FIRST[0])):
             plots.save(scatter(similarity, true, point, seed), output / _name(point))
@@ -223,7 +228,12 @@ def draw(found: Sequence[Row], apart: Sequence[Row]) -> dict[str, Figure]:
     by_first = where(four, first=None)
     by_later = where(four, later=None)
     by_models = {
-        f"ε = {e:g}": curve(where(found, epsilon=e), "models", "separation") for e in EPSILONS
+        f"ε = {e:g}" + (", 3 components" if c == 3 else ""): curve(
+            where(found, epsilon=e, components=c), "models", "separation"
+        )
+        for c in (2, 3)
+        for e in EPSILONS
+        if where(found, epsilon=e, components=c)
     }
     by_budget = {
         f"N = {n}, $b^{{>1}}$ = {later}": curve(
@@ -241,12 +251,17 @@ def draw(found: Sequence[Row], apart: Sequence[Row]) -> dict[str, Figure]:
         "separation_by_later": bands(
             {"MSS": curve(by_later, "later", "separation")}, "ε = 10", later, "MSS"
         ),
-        "separation_by_models": bands(by_models, "full first batches", "components M", "MSS"),
+        "separation_by_models": bands(by_models, "full first batches", "clusters M", "MSS"),
         "separation_by_epsilon": bands(by_budget, "full first batches", "ε", "MSS"),
         "distances": bands(by_pair, f"no noise, N = {size}", first, "distance of mean updates"),
     }
-    for axis in ("x", "y"):
-        getattr(figures["distances"].axes[0], f"set_{axis}scale")("log")
+    figures["distances"].axes[0].set_yscale("log")
+    ticks = {"steps": (*FIRST, size), "distances": (*FIRST, size), "separation_by_later": LATER}
+    for name, places in ticks.items():
+        axes = figures[name].axes[0]
+        axes.set_xscale("log")
+        axes.minorticks_off()
+        axes.set_xticks(places, [str(place) for place in places])
     return figures
 
 
