@@ -27,7 +27,7 @@ from experiments.heterogeneous_dp.first_round import write
 from fedjax_dp.engine import examples_of
 from fedjax_dp.experiment import Config, assemble, load_config
 from fedjax_dp.experiment.running.starting import new_root
-from fedjax_dp.io import plots
+from fedjax_dp.io import drawing, plots
 from fedjax_dp.server.clustering import Similarity
 from fedjax_dp.server.mixture import fit_mixture, principal_features
 
@@ -209,10 +209,12 @@ def curve(rows: Iterable[Row], x: str, y: str) -> tuple[list[float], list[float]
     return places, [float(np.mean(found[p])) for p in places], spread
 
 
-def bands(curves: dict[str, Any], title: str, x: str, y: str) -> Figure:
+def bands(curves: dict[str, Any], title: str, x: str, y: str, num_seeds: int) -> Figure:
     """Draws curves with bands of one deviation over seeds."""
     figure = study_plots.accuracy_by_round(curves, title)
-    figure.axes[0].set(xlabel=x, ylabel=y)
+    axes = figure.axes[0]
+    axes.set_ylabel(y)
+    drawing.set_lines_below(axes, x, drawing.words_of_spread([num_seeds], "band"))
     return figure
 
 
@@ -246,15 +248,20 @@ def draw(found: Sequence[Row], apart: Sequence[Row]) -> dict[str, Figure]:
         pair: curve((r for r in apart if r["pair"] == pair), "first", "distance") for pair in pairs
     }
     first, later = "batch size of the first round $b^1$", "later batch size $b^{>1}$"
-    figures = {
-        "steps": bands({"EM": curve(by_first, "first", "steps")}, "ε = 10", first, "steps of EM"),
-        "separation_by_later": bands(
-            {"MSS": curve(by_later, "later", "separation")}, "ε = 10", later, "MSS"
+    shown = {
+        "steps": ({"EM": curve(by_first, "first", "steps")}, "ε = 10", first, "steps of EM"),
+        "separation_by_later": (
+            {"MSS": curve(by_later, "later", "separation")},
+            "ε = 10",
+            later,
+            "MSS",
         ),
-        "separation_by_models": bands(by_models, "full first batches", "clusters M", "MSS"),
-        "separation_by_epsilon": bands(by_budget, "full first batches", "ε", "MSS"),
-        "distances": bands(by_pair, f"no noise, N = {size}", first, "distance of mean updates"),
+        "separation_by_models": (by_models, "full first batches", "clusters M", "MSS"),
+        "separation_by_epsilon": (by_budget, "full first batches", "ε", "MSS"),
+        "distances": (by_pair, f"no noise, N = {size}", first, "distance of mean updates"),
     }
+    num_seeds = len({row["seed"] for row in found})
+    figures = {name: bands(*parts, num_seeds) for name, parts in shown.items()}
     figures["distances"].axes[0].set_yscale("log")
     ticks = {"steps": (*FIRST, size), "distances": (*FIRST, size), "separation_by_later": LATER}
     for name, places in ticks.items():
