@@ -1,11 +1,15 @@
 """User-defined partitions and unusual data: refused, or reported."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from fedjax_dp.data.datasets import Dataset
 from fedjax_dp.experiment.assembly import population
 from fedjax_dp.experiment.components.partitions import Partition
+from fedjax_dp.experiment.reading.config_files import load_config, to_toml
+from fedjax_dp.experiment.running.loading import other_data
 from fedjax_dp.experiment.schema.config import DataSection
 
 NUM = 6
@@ -74,3 +78,30 @@ def test_empty_clients_and_an_empty_test_part_are_named(built):
     assert untested.startswith("the test part of own is empty: test accuracy is")
     assert found.test is None and found.client_test is not None
     assert found.pooled().notes == ()
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "message"),
+    [
+        ("a,b,y", "1,2,up\n3,4,down\n", None),
+        ("a,b,y", "1,2,up\n3,4,left\n", "the classes must be those of the training"),
+        ("b,a,y", "1,2,up\n3,4,down\n", "the inputs must be those of the training"),
+    ],
+)
+def test_other_data_have_the_classes_and_inputs_of_the_training(tmp_path, header, rows, message):
+    for name, text in (("old", "a,b,y\n1,2,up\n3,4,down\n"), ("new", f"{header}\n{rows}")):
+        (tmp_path / f"{name}.csv").write_text(text, encoding="utf-8")
+    words = ("--data.options.label=y", "--data.num_clients=1", "--algorithm.name=fedavg")
+    words = ("--data.name=table", *words, "--privacy.unit=none", "--data.client_test_share=0")
+    config = load_config(None, [*words, f"--data.options.path={tmp_path / 'old.csv'}"])
+    (tmp_path / "config.toml").write_text(to_toml(config), encoding="utf-8")
+    trained = population.build_population(config.data, 0)
+    run = SimpleNamespace(
+        folder=tmp_path, config=config, experiment=SimpleNamespace(population=trained)
+    )
+    words = [f"--data.options.path={tmp_path / 'new.csv'}"]
+    if message is None:
+        assert other_data(run, words).class_names == trained.class_names
+    else:
+        with pytest.raises(ValueError, match=message):
+            other_data(run, words)
