@@ -229,14 +229,6 @@ def draw(found: Sequence[Row], apart: Sequence[Row]) -> dict[str, Figure]:
 
     by_first = where(four, first=None)
     by_later = where(four, later=None)
-    by_models = {
-        f"ε = {e:g}" + (", 3 components" if c == 3 else ""): curve(
-            where(found, epsilon=e, components=c), "models", "separation"
-        )
-        for c in (2, 3)
-        for e in EPSILONS
-        if where(found, epsilon=e, components=c)
-    }
     by_budget = {
         f"N = {n}, $b^{{>1}}$ = {later}": curve(
             where(four, num_examples=n, first=n, later=later, epsilon=None), "epsilon", "separation"
@@ -256,10 +248,16 @@ def draw(found: Sequence[Row], apart: Sequence[Row]) -> dict[str, Figure]:
             later,
             "MSS",
         ),
-        "separation_by_models": (by_models, "full first batches", "clusters M", "MSS"),
         "separation_by_epsilon": (by_budget, "full first batches", "ε", "MSS"),
         "distances": (by_pair, f"no noise, N = {size}", first, "distance of mean updates"),
     }
+    for count in (2, 3):
+        by_models = {
+            f"ε = {e:g}": curve(where(found, epsilon=e, components=count), "models", "separation")
+            for e in EPSILONS
+        }
+        about = f"full first batches, {count} principal components"
+        shown[f"separation_by_models,components={count}"] = by_models, about, "clusters M", "MSS"
     num_seeds = len({row["seed"] for row in found})
     figures = {name: bands(*parts, num_seeds) for name, parts in shown.items()}
     figures["distances"].axes[0].set_yscale("log")

@@ -189,6 +189,21 @@ STUDIES = TABLES | {
         }
     ),
 }
+# Table B.3 without momentum; with it, it is part of tables 3.1 and 3.2.
+STUDIES["momentum"] = _over("momentum", "cell", {})._replace(
+    axes={
+        "cell": {
+            name: [
+                *TABLES[name].axes["algorithm"]["FedAvg"],
+                "--training.optimizer_options={momentum=0.0}",
+            ]
+            for name in TABLES
+            if name.startswith(("mnist", "fashion_mnist", "cifar10"))
+        },
+        "aggregation": AGGREGATIONS,
+        "seed": SEEDS,
+    }
+)
 # Section 3.5.4: one step a round; the last ten evaluations are of the last 200 rounds.
 STUDIES["convex"] = _over("convex", "distribution", {})._replace(
     axes={

@@ -103,7 +103,7 @@ def test_curves_are_means_with_deviations_of_the_rows_they_name():
     np.testing.assert_allclose(line("steps"), [[32, 6], [600, 10]])
     np.testing.assert_allclose(line("separation_by_later"), [[32, 5.5], [64, 4.5]])
     ten = clustered.EPSILONS.index(10.0)
-    np.testing.assert_allclose(line("separation_by_models", ten), [[4, 5.5], [5, 2.5]])
+    np.testing.assert_allclose(line("separation_by_models,components=2", ten), [[4, 5.5], [5, 2.5]])
     np.testing.assert_allclose(line("separation_by_epsilon", 2), [[3, 1.0]])
     np.testing.assert_allclose(line("distances"), [[32, 2], [64, 1]])
     places, means, spread = clustered.curve(
