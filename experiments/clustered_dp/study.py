@@ -109,6 +109,9 @@ def run_one(point: Point, arguments: argparse.Namespace) -> dict[str, Any]:
     config, method = point.config, point.method
     true = true_clusters(config)
     experiment = assemble(config)
+    folder = pathlib.Path(arguments.output)
+    # References of other settings are refused before any work.
+    reference = reference_of(point, experiment, true, arguments)
     # Nothing here is resumed: a secret root is forgotten with the process.
     sim, key = experiment.simulation, new_root(config.run)
     state = first_state(experiment)
@@ -129,8 +132,6 @@ def run_one(point: Point, arguments: argparse.Namespace) -> dict[str, Any]:
     on_train = evaluator(sim, experiment.model, train, clients=train).clients
     assert on_train is not None
     loss = on_train(state).client_loss
-    folder = pathlib.Path(arguments.output)
-    reference = reference_of(point, experiment, true, arguments)
     smallest = np.argmin(np.bincount(true))
     metrics = cluster_fairness(
         accuracy, loss, reference["accuracy"], reference["loss"], true == smallest
