@@ -51,7 +51,7 @@ BoundedRangeDpEvent DistributedDiscreteGaussianDpEvent PureDpEvent SkellamDpEven
 StaircaseDpEvent GammaShares GammaSharesDpEvent FixedPoint Played SetUp Terms Cheating
 CollusionResult MaskGraph MaskKeys HeldShares Compute Latencies RoundTimes Availability
 Moment CountedMean FloatOffsets LossBounds Node Nodes Journal NotOpenError Script Project
-Report Budget
+Report Budget Method
 """
 HOLD = set(_NAMES.split())
 
@@ -359,6 +359,14 @@ SPECIAL: dict[str, Case] = {
             plain_algorithm(), store(), joining(), engine.ExecutionConfig(**kw)
         ),
     ),
+    # Rules are checked against a model, not by themselves.
+    "ModelAxis": case(
+        engine.ModelAxis,
+        lambda **kw: engine.ModelAxis(**kw).validate(num_devices=2),
+        size=2,
+        rules={"w": 0},
+    ),
+    "methods_table": case(experiment.methods_table, listed=lambda: experiment.methods(["fedavg"])),
     "Layout": case(
         engine.Layout,
         lambda **kw: engine.federation(plain_algorithm(), store(), joining()).init(
