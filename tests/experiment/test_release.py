@@ -40,8 +40,8 @@ OPEN_KEYS = (
     "epsilon_record name not_private num_clients num_parameters rounds test_accuracy_of"
 )
 CLAIM_KEYS = (
-    "accountant batch_size_per_unit clip_norm clip_norm_per_unit dp_delta "
-    "dp_delta_per_unit entry_stddev epsilon epsilon_per_unit floating_point histories "
+    "accountant batch_size_per_unit clip_norm clip_norm_per_unit discrete_multiplier "
+    "dp_delta dp_delta_per_unit entry_stddev epsilon epsilon_per_unit floating_point histories "
     "laplace_scale mechanisms must_stay_hidden noise_multiplier noise_multiplier_per_unit "
     "noise_root not_private num_compositions relation samplers sampling_rate seed trusted unit "
     "versions"
