@@ -4,6 +4,7 @@ import json
 import os
 import sqlite3
 import sys
+import time
 import types
 
 import numpy as np
@@ -74,6 +75,10 @@ def test_wandb_writes_files_for_a_later_sync(folder, monkeypatch, at_exit):
     played(callbacks_of(options)["wandb"], folder, 2, 4)
     identity = json.loads((folder / trackers.TRACKERS_FILE).read_text())["wandb"]
     (file,) = folder.parent.glob("wandb/offline-run-*/*.wandb")
+    # Its service, a process of its own, writes the file.
+    ends = time.monotonic() + 20
+    while file.read_bytes().count(b"test_accuracy") < 4 and time.monotonic() < ends:
+        time.sleep(0.1)
     assert file.stem == f"run-{identity}" and file.read_bytes().count(b"test_accuracy") >= 4
 
 
