@@ -37,7 +37,7 @@ from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import evaluator, simulation
 from fedjax_dp.evaluation.evaluate import personal_evaluator
 from fedjax_dp.experiment import Experiment, assemble
-from fedjax_dp.experiment.reading.config_diff import REPORTED, require_same, tables_of
+from fedjax_dp.experiment.reading.config_diff import REPORTED, completed, require_same, tables_of
 from fedjax_dp.experiment.running.starting import accounting_of, first_state, new_root
 from fedjax_dp.io import plots
 
@@ -95,7 +95,9 @@ def reference_of(
     setting = {k: v for k, v in setting.items() if k in ("data", "model")} | {"training": training}
     if path.is_file():
         found = json.loads(path.read_text(encoding="utf-8"))
-        require_same(path, found["setting"], setting)
+        saved = dict(found["setting"])
+        its_training = saved.pop("training")
+        require_same(path, completed(saved, str(path)) | {"training": its_training}, setting)
         return found
     accuracy, loss = references(experiment, true, **training)
     found = {"setting": setting, "accuracy": accuracy.tolist(), "loss": loss.tolist()}
@@ -198,7 +200,8 @@ def run(arguments: argparse.Namespace) -> None:
         done = pathlib.Path(arguments.output) / f"{point.name}.json"
         if done.is_file():
             found = json.loads(done.read_text(encoding="utf-8"))
-            require_same(done, found["setting"], tables_of(point.setting), REPORTED)
+            saved = completed(found["setting"], str(done))
+            require_same(done, saved, tables_of(point.setting), REPORTED)
             require_same(done, {"changes": found["changes"]}, {"changes": list(point.words)})
             print(f"{done} is there already")
             continue

@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.clustered_dp.grid import METHODS
 from experiments.clustered_dp.metrics import over_seeds
-from fedjax_dp.experiment.reading.config_diff import REPORTED, differences
+from fedjax_dp.experiment.reading.config_diff import REPORTED, completed, differences
 
 HERE = pathlib.Path(__file__).parent
 METRICS = ("acc_all", "acc_maj", "acc_min", "min_acc", "acc_disparity", "F_acc", "F_loss")
@@ -19,7 +19,10 @@ SHIFTS = {"rotation": "covariate", "label": "concept"}
 
 def read_results(folder: pathlib.Path) -> list[dict[str, Any]]:
     """Reads the results of a folder, which must be of one setting but for ε and seed."""
-    results = [json.loads(p.read_text(encoding="utf-8")) for p in sorted(folder.glob("method=*"))]
+    files = sorted(folder.glob("method=*.json"))
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+    for path, result in zip(files, results, strict=True):
+        result["setting"] = completed(result["setting"], str(path))
     if not results:
         raise SystemExit(f"{folder} holds no result")
     first = results[0]

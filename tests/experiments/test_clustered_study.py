@@ -101,6 +101,22 @@ def test_results_of_another_setting_are_not_taken_for_these(folder, words, messa
     assert message in str(refused.value)
 
 
+def test_results_saved_before_a_key_existed_are_extended(folder, capsys):
+    """They ran at its default."""
+    for path in folder.glob("*.json"):
+        result = json.loads(path.read_text())
+        del result["setting"]["data"]["check_finite"], result["setting"]["model"]["frozen"]
+        result["setting"].pop("evaluation", None)
+        path.write_text(json.dumps(result))
+    run(folder, "--epsilons", "4")
+    assert "is there already" in capsys.readouterr().out
+    [point] = grid.points(folder.parent / "small.toml", ["Global"], [4], [0])
+    arguments = argparse.Namespace(output=folder, reference_epochs=1, reference_learning_rate=0.1)
+    assert study.reference_of(point, None, None, arguments)["accuracy"] == []
+    with pytest.raises(SystemExit, match=r"data\.check_finite: True and False"):
+        run(folder, "--epsilons", "4", "--set=--data.check_finite=false")
+
+
 def test_how_a_run_executes_is_no_other_setting(folder, capsys):
     words = ("--set=--execution.clients_per_chunk=1", "--set=--training.micro_batch_size=4")
     run(folder, "--epsilons", "4", *words)

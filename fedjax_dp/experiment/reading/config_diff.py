@@ -21,6 +21,18 @@ def tables_of(config: Config) -> dict[str, Any]:
     return tables
 
 
+def completed(tables: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Gives the sections of saved settings the keys that came later, at their defaults.
+
+    Results that were saved before a key existed ran at its default, and so can be extended.
+
+    Raises:
+      ConfigError: for a key that no longer exists; `where` names the settings.
+    """
+    today = tables_of(config_files.from_tables(tables, where))
+    return {name: today[name] for name in tables if name in today}
+
+
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Lists the values that determine a run's results, by dotted name, below a prefix."""
     found: dict[str, Any] = {}

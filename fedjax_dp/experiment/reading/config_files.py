@@ -68,6 +68,11 @@ def from_toml(text: str, where: str) -> Config:
     return _made(files.parse_toml(text, where), where, [])
 
 
+def from_tables(tables: Mapping[str, Any], where: str) -> Config:
+    """Reads a configuration from tables as `load_config` does; `where` names them in errors."""
+    return _made(dict(tables), where, [])
+
+
 def _made(tables: dict[str, Any], file: str, pairs: Sequence[tuple[str, str]]) -> Config:
     """Makes a configuration of the tables of a file and of overrides."""
     _require_whole_or_parts([key for key, _ in pairs])
