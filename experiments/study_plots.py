@@ -20,17 +20,28 @@ def accuracy_by_epsilon(
     seeds: Iterable[int] = (),
 ) -> Figure:
     """Draws accuracy in percent by ε: `{method: (budgets, means, deviations over seeds)}`."""
+    figure = accuracy_by_number(curves, title, "ε", seeds)
+    _budget_ticks(figure.axes[0], [float(b) for own, _, _ in curves.values() for b in own])
+    return figure
+
+
+def accuracy_by_number(
+    curves: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[float]]],
+    title: str,
+    label: str,
+    seeds: Iterable[int] = (),
+) -> Figure:
+    """Draws accuracy in percent by a number: `{method: (numbers, means, deviations)}`."""
+    # Source: Malekmohammadi and others 2024, figure 3.6.
     figure = drawing.new_figure()
     axes = figure.subplots()
-    for i, (name, (budgets, means, deviations)) in enumerate(curves.items()):
-        line = drawing.draw_curve(axes, i, budgets, means, name, markevery=1)
+    for i, (name, (numbers, means, deviations)) in enumerate(curves.items()):
+        line = drawing.draw_curve(axes, i, numbers, means, name, markevery=1)
         axes.errorbar(
-            budgets, means, yerr=deviations, fmt="none", ecolor=line.get_color(), capsize=3
+            numbers, means, yerr=deviations, fmt="none", ecolor=line.get_color(), capsize=3
         )
-    everything = [float(b) for budgets, _, _ in curves.values() for b in budgets]
     axes.set_ylabel("test accuracy, %")
-    drawing.set_lines_below(axes, "ε", drawing.words_of_spread(seeds, "bars"))
-    _budget_ticks(axes, everything)
+    drawing.set_lines_below(axes, label, drawing.words_of_spread(seeds, "bars"))
     drawing.set_title(axes, title)
     axes.grid(alpha=0.25)
     drawing.legend_above(axes)
@@ -204,12 +215,14 @@ def precision_by_block_size(
     # Source: Malekmohammadi and others 2024, figure 3.7.
     figure = drawing.new_figure()
     axes = figure.subplots()
-    axes.errorbar(block_sizes, means, yerr=deviations, marker="o", capsize=3, color=drawing.BLUE)
+    bars = {"marker": "o", "markersize": 3, "capsize": 3, "color": drawing.BLUE}
+    axes.errorbar(block_sizes, means, yerr=deviations, **bars)
     axes.set_xscale("log")
     axes.set_ylabel("precision, Σ min(w, w*)")
     label = "parameters decomposed together, $p'$"
     drawing.set_lines_below(axes, label, drawing.words_of_spread(seeds, "bars"))
     drawing.set_title(axes, title)
-    axes.set_ylim(0, 1.02)
+    least = float(np.min(np.subtract(means, deviations)))
+    axes.set_ylim(max(0.0, np.floor(10 * least) / 10), 1.005)
     axes.grid(alpha=0.25)
     return figure

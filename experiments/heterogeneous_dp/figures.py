@@ -1,21 +1,25 @@
-"""Figures 3.2, 3.3, 3.5 and 3.7 of the thesis: `python -m experiments.heterogeneous_dp.figures`.
+"""Figures 3.2, 3.3 and 3.5 to 3.7 of the thesis: `python -m experiments.heterogeneous_dp.figures`.
 
 3.2 and 3.3 need no training. The others are drawn from what ran: `--run FOLDER` (a run of
-Robust-HDP, 3.7), `--precision SWEEP` (of the study `block_size`, 3.7), `--convergence SWEEP` (3.5).
+Robust-HDP, 3.7), `--precision SWEEP` (of the study `block_size`, 3.7), `--convergence SWEEP` (3.5),
+`--robustness SWEEP` (of `num_clients` or `falsified`, 3.6). What they show is written to a CSV file
+in FOLDER or SWEEP; a folder that has this file alone is drawn from it.
 """
 
 import argparse
 import json
 import pathlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from experiments import noise_levels, study_plots
 from experiments.heterogeneous_dp import noise
+from experiments.heterogeneous_dp.first_round import Row, read, write
 from experiments.heterogeneous_dp.noise import DELTA, ROUNDS, N
+from experiments.heterogeneous_dp.sweep import ALGORITHMS, LIAR, LIES
 from fedjax_dp.experiment import Config, assemble, load_config
 from fedjax_dp.experiment.running.run_folder import CONFIG_FILE
 from fedjax_dp.io import plots
@@ -110,42 +114,101 @@ def runs_of(sweep: pathlib.Path) -> list[dict[str, Any]]:
     return found
 
 
-def precision_by_block_size(sweep: pathlib.Path) -> dict[int, list[float]]:
+def rows_of(
+    folder: pathlib.Path, name: str, compute: Callable[[pathlib.Path], list[Row]]
+) -> list[Row]:
+    """Computes and writes what a figure shows of runs; without runs, reads what was written."""
+    if (folder / "runs.json").exists() or (folder / CONFIG_FILE).exists():
+        write(folder / name, compute(folder))
+    return read(folder / name)
+
+
+def weights_by_client(folder: pathlib.Path) -> list[Row]:
+    """Weights of a run by method and client."""
+    ran, weights = weights_of_run(folder)
+    return [
+        {"run": ran, "method": method, "client": client, "weight": float(weight)}
+        for method, of_clients in weights.items()
+        for client, weight in enumerate(of_clients)
+    ]
+
+
+def precision_by_block_size(sweep: pathlib.Path) -> list[Row]:
     """Precision of the weights of each run of the study `block_size`, by p'."""
-    found: dict[int, list[float]] = {}
+    found = []
     for row in runs_of(sweep):
         _, weights = weights_of_run(row["folder"])
         score = precision(weights["Robust-HDP"], weights["oracle"])
-        found.setdefault(int(row["block_size"]), []).append(score)
-    return dict(sorted(found.items()))
+        found.append({"block_size": int(row["block_size"]), "precision": score})
+    return sorted(found, key=lambda row: row["block_size"])
 
 
-def accuracy_by_round(
-    sweep: pathlib.Path, distribution: str
-) -> dict[str, tuple[list[int], list[float], list[float]]]:
-    """Test accuracy in percent of each method: rounds, means over seeds, and deviations."""
-    seeds: dict[str, dict[int, list[float]]] = {}
-    for row in runs_of(sweep):
-        if row["distribution"] != distribution:
-            continue
-        of_method = seeds.setdefault(row["algorithm"], {})
-        for entry in read_metrics(row["folder"]):
-            if entry.get("test_accuracy") is not None:
-                of_method.setdefault(entry["round"], []).append(100 * entry["test_accuracy"])
-    if not seeds:
-        raise SystemExit(f"{sweep} has no run of {distribution}")
+def accuracy_of_runs(sweep: pathlib.Path) -> list[Row]:
+    """Test accuracy in percent of each run of a sweep, by round."""
+    return [
+        {name: row[name] for name in ("distribution", "algorithm", "seed")}
+        | {"round": entry["round"], "test_accuracy": 100 * entry["test_accuracy"]}
+        for row in runs_of(sweep)
+        for entry in read_metrics(row["folder"])
+        if entry.get("test_accuracy") is not None
+    ]
+
+
+def curves_of(
+    rows: Sequence[Row], curve: str, place: str, value: str
+) -> dict[str, tuple[list[Any], list[float], list[float]]]:
+    """Averages rows over seeds: for each curve its places, means and deviations."""
+    found: dict[str, dict[Any, list[float]]] = {}
+    for row in rows:
+        found.setdefault(row[curve], {}).setdefault(row[place], []).append(row[value])
     return {
-        method: (
-            sorted(rounds),
-            [float(np.mean(rounds[r])) for r in sorted(rounds)],
-            [_deviation(rounds[r]) for r in sorted(rounds)],
+        name: (
+            sorted(places),
+            [float(np.mean(places[x])) for x in sorted(places)],
+            [_deviation(places[x]) for x in sorted(places)],
         )
-        for method, rounds in seeds.items()
+        for name, places in found.items()
     }
 
 
 def _deviation(values: Sequence[float]) -> float:
     return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+
+
+def _in_order(curves: Mapping[str, Any]) -> dict[str, Any]:
+    """Puts methods in the order of the studies, so that each has its colour in all figures."""
+    places = {name: place for place, name in enumerate(ALGORITHMS)}
+    return dict(sorted(curves.items(), key=lambda item: places.get(item[0], len(places))))
+
+
+def accuracy_by_claim(rows: Sequence[Row]) -> list[Row]:
+    """Rows of the study `falsified` by claim; what reads no claim has one accuracy for all."""
+    found = []
+    for row in rows:
+        method, _, times = row["algorithm"].partition(" x")
+        for claim in [int(times)] if times else LIES:
+            found.append({**row, "algorithm": method, "claim": claim})
+    return found
+
+
+def draw_robustness(folder: pathlib.Path, output: pathlib.Path) -> None:
+    """Draws figure 3.6, middle or right, of the table of a sweep."""
+    rows = [row for row in read(folder / "table.csv") if row["metric"] == "test_accuracy"]
+    is_clients = "clients" in rows[0]
+    name, label = "clients", "number of clients"
+    if not is_clients:
+        rows = accuracy_by_claim(rows)
+        name, label = "claim", f"declared over true ε of client {LIAR}"
+    curves: dict[str, tuple[list[float], list[float], list[float]]] = {}
+    for row in sorted(rows, key=lambda row: row[name]):
+        curve = curves.setdefault(row["algorithm"], ([], [], []))
+        for values, value in zip(curve, (row[name], row["mean"], row["std"] or 0.0), strict=True):
+            values.append(value)
+    title, seeds = f"MNIST, budgets of {rows[0]['distribution']}", [row["seeds"] for row in rows]
+    figure = study_plots.accuracy_by_number(_in_order(curves), title, label, seeds)
+    places = sorted({row[name] for row in rows})
+    figure.axes[0].set_xticks(places, [str(place) for place in places])
+    plots.save(figure, output / f"accuracy_by_{name}.png")
 
 
 def draw_noise_levels(output: pathlib.Path) -> None:
@@ -162,33 +225,45 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("runs/figures"))
     parser.add_argument("--run", type=pathlib.Path, help="a run folder of robust_hdp, for 3.7")
-    parser.add_argument(
-        "--precision", type=pathlib.Path, help="a sweep of block_size, for 3.7; gets precision.csv"
-    )
+    parser.add_argument("--precision", type=pathlib.Path, help="a sweep of block_size, for 3.7")
     parser.add_argument("--convergence", type=pathlib.Path, help="a sweep, for 3.5")
     parser.add_argument("--distribution", default="Dist6", help="budgets of 3.5")
+    parser.add_argument(
+        "--robustness",
+        type=pathlib.Path,
+        action="append",
+        default=[],
+        help="a sweep of num_clients or falsified, for 3.6",
+    )
     known = parser.parse_args(arguments)
     draw_noise_levels(known.output)
     if known.run is not None:
-        title, weights = weights_of_run(known.run)
-        plots.save(study_plots.weights_of_clients(weights, title), known.output / "weights.png")
+        rows = rows_of(known.run, "weights.csv", weights_by_client)
+        weights: dict[str, list[float]] = {}
+        for row in rows:
+            weights.setdefault(row["method"], []).append(row["weight"])
+        figure = study_plots.weights_of_clients(weights, rows[0]["run"])
+        plots.save(figure, known.output / "weights.png")
     if known.precision is not None:
-        scores = precision_by_block_size(known.precision)
-        curve = [float(np.mean(s)) for s in scores.values()], list(map(_deviation, scores.values()))
-        title = "How near Robust-HDP's weights come to the oracle's"
-        seeds = map(len, scores.values())
-        figure = study_plots.precision_by_block_size(list(scores), *curve, title, seeds)
+        rows = rows_of(known.precision, "precision.csv", precision_by_block_size)
+        everything = [{"curve": "precision", **row} for row in rows]
+        curve = curves_of(everything, "curve", "block_size", "precision")["precision"]
+        title = "Robust-HDP's weights beside the oracle's"
+        seeds = Counter(row["block_size"] for row in rows).values()
+        figure = study_plots.precision_by_block_size(*curve, title, seeds)
         plots.save(figure, known.output / "precision_by_block_size.png")
-        found = [f"{size},{score!r}" for size, all_of in scores.items() for score in all_of]
-        text = "\n".join(["block_size,precision", *found, ""])
-        (known.precision / "precision.csv").write_text(text, encoding="utf-8")
     if known.convergence is not None:
-        curves = accuracy_by_round(known.convergence, known.distribution)
+        rows = rows_of(known.convergence, "accuracy_by_round.csv", accuracy_of_runs)
+        rows = [row for row in rows if row["distribution"] == known.distribution]
+        if not rows:
+            raise SystemExit(f"{known.convergence} has no run of {known.distribution}")
+        curves = _in_order(curves_of(rows, "algorithm", "round", "test_accuracy"))
+        seeds = Counter(row["algorithm"] for row in rows if row["round"] == rows[0]["round"])
         title = f"Budgets of {known.distribution}"
-        runs = [r for r in runs_of(known.convergence) if r["distribution"] == known.distribution]
-        seeds = Counter(run["algorithm"] for run in runs).values()
-        figure = study_plots.accuracy_by_round(curves, title, seeds)
+        figure = study_plots.accuracy_by_round(curves, title, seeds.values())
         plots.save(figure, known.output / "accuracy_by_round.png")
+    for folder in known.robustness:
+        draw_robustness(folder, known.output)
 
 
 if __name__ == "__main__":

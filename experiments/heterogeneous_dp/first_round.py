@@ -2,10 +2,11 @@
 
 One round of Robust-HDP on MNIST with the noise of a whole run, from several seeds. Singular values
 of the matrix of updates M and of its low-rank part L are in `singular_values.csv`, weights of
-clients by method in `weights.csv`.
+clients by method in `weights.csv`; `--draw` draws both files again.
 """
 
 import argparse
+import contextlib
 import csv
 import itertools
 import pathlib
@@ -132,18 +133,34 @@ def write(path: pathlib.Path, rows: Sequence[Row]) -> None:
         writer.writerows(rows)
 
 
+def read(path: pathlib.Path) -> list[Row]:
+    """Reads rows of a CSV file, in which what looks like a number is one."""
+    with path.open(encoding="utf-8") as file:
+        return [{name: _number(text) for name, text in row.items()} for row in csv.DictReader(file)]
+
+
+def _number(text: str) -> str | int | float:
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("runs/first_round"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--draw", action="store_true", help="draw what the folder has; run nothing")
     known = parser.parse_args(arguments)
-    values, weights = tables(known.seeds)
-    write(known.output / "singular_values.csv", values)
-    write(known.output / "weights.csv", weights)
+    files = [known.output / f"{name}.csv" for name in ("singular_values", "weights")]
+    if not known.draw:
+        for file, rows in zip(files, tables(known.seeds), strict=True):
+            write(file, rows)
+    values, weights = map(read, files)
     plots.save(draw_spectra(values), known.output / "singular_values.png")
     shown: dict[str, list[float]] = {}
     for row in weights:
-        if (row["distribution"], row["seed"]) == (WEIGHTS, known.seeds[0]):
+        if (row["distribution"], row["seed"]) == (WEIGHTS, weights[0]["seed"]):
             shown.setdefault(row["method"], []).append(row["weight"])
     figure = study_plots.weights_of_clients(shown, f"MNIST, {WEIGHTS}, first round")
     plots.save(figure, known.output / "weights.png")

@@ -227,3 +227,27 @@ def test_figure_e1_shows_singular_values_over_the_largest_of_m():
     assert [line.get_label() for line in lines] == ["M, Dist3", "L, Dist3", "M, Dist9", "L, Dist9"]
     np.testing.assert_allclose(lines[0].get_xydata(), [[1, 1], [2, 0.5]])
     np.testing.assert_allclose(lines[1].get_xydata(), [[1, 0.25], [2, 0.125]])
+
+
+def test_kept_tables_of_a_first_round_are_drawn_again(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(unequal.plots, "save", lambda f, path: drawn.__setitem__(path.name, f))
+    values = [
+        {"distribution": name, "seed": 4, "matrix": matrix, "rank": r, "value": 1 / r}
+        for name in ("Dist3", "Dist9")
+        for matrix in ("M", "L")
+        for r in (1, 2)
+    ]
+    weights = [
+        {"distribution": name, "seed": 4, "method": "oracle", "client": c, "weight": w}
+        for name in ("Dist3", "Dist8")
+        for c, w in ((0, 0.25), (1, 0.75))
+    ]
+    unequal.write(tmp_path / "singular_values.csv", values)
+    unequal.write(tmp_path / "weights.csv", weights)
+    assert unequal.read(tmp_path / "weights.csv") == weights
+    unequal.main(["--draw", "--output", str(tmp_path)])
+    [line] = drawn["weights.png"].axes[0].get_lines()
+    np.testing.assert_allclose(line.get_ydata(), [0.75, 0.25])
+    spectrum = drawn["singular_values.png"].axes[0].get_lines()[0]
+    np.testing.assert_allclose(spectrum.get_xydata(), [[1, 1], [2, 0.5]])

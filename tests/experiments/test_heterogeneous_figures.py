@@ -7,7 +7,7 @@ import pytest
 from marks import telling
 from run_folders import execute
 
-from experiments.heterogeneous_dp import figures, sweep
+from experiments.heterogeneous_dp import figures, first_round, sweep
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.components.budgets import with_named_lists
 from fedjax_dp.experiment.reading import config_files
@@ -133,15 +133,63 @@ def test_figure_35_shows_means_and_deviations_over_seeds(tmp_path, shown):
     }
     path = folder_of_sweep(tmp_path / "study", **runs)
     figures.main(["--output", str(tmp_path), "--convergence", str(path)])
-    curves = figures.accuracy_by_round(path, "Dist6")
-    assert curves["A"][0] == [1, 3] and set(curves) == {"A", "B"}
-    np.testing.assert_allclose(curves["A"][1], [20, 50])
-    np.testing.assert_allclose(curves["A"][2], [np.sqrt(200), 0])
-    lines = shown["accuracy_by_round.png"].axes[0].get_lines()
-    np.testing.assert_allclose(lines[0].get_ydata(), [20, 50])
+    rows = [row for row in first_round.read(path / "accuracy_by_round.csv") if row["seed"] == 1]
+    setting = {"distribution": "Dist6", "algorithm": "A", "seed": 1}
+    assert rows == [setting | {"round": r, "test_accuracy": a} for r, a in ((1, 30), (3, 50))]
+    axes = shown["accuracy_by_round.png"].axes[0]
+    assert [line.get_label() for line in axes.get_lines()] == ["A", "B"]
+    np.testing.assert_allclose(axes.get_lines()[0].get_xydata(), [[1, 20], [3, 50]])
+    band = axes.collections[0].get_paths()[0].get_extents()
+    np.testing.assert_allclose([band.y0, band.y1], [20 - np.sqrt(200), 50])
     assert {"multipliers_by_batch_size.png", "variance_by_setting.png"} < set(shown)
     with pytest.raises(SystemExit, match="no run of Dist9"):
-        figures.accuracy_by_round(path, "Dist9")
+        figures.main(["--convergence", str(path), "--distribution", "Dist9"])
+
+
+def test_a_folder_that_has_the_file_alone_is_drawn_from_it(tmp_path, shown):
+    ran = [(1, 0.1), (2, 0.5)]
+    path = folder_of_sweep(tmp_path / "study", **{"distribution=Dist6,algorithm=A,seed=0": ran})
+    words = ["--output", str(tmp_path), "--convergence"]
+    figures.main([*words, str(path)])
+    before = shown["accuracy_by_round.png"].axes[0].get_lines()[0].get_xydata()
+    (tmp_path / "kept").mkdir()
+    (path / "accuracy_by_round.csv").rename(tmp_path / "kept" / "accuracy_by_round.csv")
+    shown.clear()
+    figures.main([*words, str(tmp_path / "kept")])
+    after = shown["accuracy_by_round.png"].axes[0].get_lines()[0].get_xydata()
+    np.testing.assert_allclose(after, before)
+    np.testing.assert_allclose(after, [[1, 10], [2, 50]])
+
+
+TABLE = "distribution,{axes},metric,mean,std,seeds,published\n"
+
+
+def test_figure_36_shows_accuracy_by_number_of_clients(tmp_path, shown):
+    lines = [f"Dist6,{n},{m},test_accuracy,{a},,1," for n, m, a in ((40, "PFA", 7), (20, "PFA", 5))]
+    lines += [
+        "Dist6,20,Robust-HDP,test_accuracy,9,2,3,",
+        "Dist6,20,PFA,worst_client_accuracy,1,,1,",
+    ]
+    text = TABLE.format(axes="clients,algorithm") + "\n".join(lines)
+    (tmp_path / "table.csv").write_text(text)
+    figures.main(["--output", str(tmp_path), "--robustness", str(tmp_path)])
+    axes = shown["accuracy_by_clients.png"].axes[0]
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()}
+    assert drawn.items() >= {"Robust-HDP": [[20, 9]], "PFA": [[20, 5], [40, 7]]}.items()
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["20", "40"]
+
+
+def test_figure_36_shows_accuracy_by_claim(tmp_path, shown):
+    lines = [f"Dist5,{m},test_accuracy,{a},,1," for m, a in (("WeiAvg x10", 4), ("WeiAvg x1", 8))]
+    text = TABLE.format(axes="algorithm") + "\n".join(
+        [*lines, "Dist5,DPFedAvg,test_accuracy,6,,1,"]
+    )
+    (tmp_path / "table.csv").write_text(text)
+    figures.main(["--output", str(tmp_path), "--robustness", str(tmp_path)])
+    axes = shown["accuracy_by_claim.png"].axes[0]
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()}
+    flat = [[1, 6], [2, 6], [5, 6], [10, 6]]
+    assert drawn.items() >= {"WeiAvg": [[1, 8], [10, 4]], "DPFedAvg": flat}.items()
 
 
 def test_figure_37_shows_the_precision_of_each_block_size(tmp_path, monkeypatch, shown):
@@ -154,9 +202,9 @@ def test_figure_37_shows_the_precision_of_each_block_size(tmp_path, monkeypatch,
         return "", {"Robust-HDP": ours, "oracle": np.array([1.0, 0.0])}
 
     monkeypatch.setattr(figures, "weights_of_run", weights_of_run)
-    scores = figures.precision_by_block_size(path)
-    np.testing.assert_allclose([scores[30], scores[200]], [[0.53, 0.63], [0.7, 0.8]])
     figures.main(["--output", str(tmp_path), "--precision", str(path)])
+    found = [tuple(row.values()) for row in first_round.read(path / "precision.csv")]
+    np.testing.assert_allclose(found, [(30, 0.53), (30, 0.63), (200, 0.7), (200, 0.8)])
     drawn = shown["precision_by_block_size.png"].axes[0].get_lines()[0].get_xydata()
     np.testing.assert_allclose(drawn, [[30, 0.58], [200, 0.75]])
 
