@@ -3,8 +3,8 @@
     python benchmarks/run_all.py [--rounds 5] [NAME ...]
 
 Each workload runs in a process of its own through `fedjax-dp bench NAME --json`. Peers on the same
-shapes are timed by `peers/compare.py`; compare ratios to the GEMM peak, which is measured in the
-same run, and not seconds of two machines.
+shapes are timed by `benchmarks.peers.compare`; compare ratios to the GEMM peak, which is measured
+in the same run, and not seconds of two machines.
 """
 
 import argparse

@@ -131,7 +131,7 @@ def peers(peer: str, names: Sequence[str], rounds: int, venvs: str) -> Rows:
             *(sys.executable, str(ROOT / "benchmarks/peers/compare.py"), *names),
             *("--peers", "ours", peer, "--repeats", str(rounds), "--venvs", venvs),
             *("--folder", f"{folder}/work", "--results", f"{folder}/results"),
-            *("--cores", str(os.cpu_count())),
+            *("--cores", str(os.cpu_count()), "--installed"),
         ]
         # Both processes hold the device at once.
         shared = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}

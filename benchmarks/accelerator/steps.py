@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.accelerator.runner import ROOT, Step
+from benchmarks.peers.install import is_installed
 
 VENVS = ROOT / "benchmarks" / "peers" / ".venvs"
 # Files of the quick suite that say whether results hold on another backend.
@@ -128,7 +129,7 @@ def _peers(venvs: pathlib.Path, only: tuple[str, ...] = (*PEERS, *CPU_PEERS)) ->
         step = measuring(f"peer {peer}", "peers", 90, 300, **asked)
         if peer in CPU_PEERS:
             step = step._replace(missing="its runner in benchmarks/peers computes on the CPU")
-        elif not (venvs / peer / "bin" / "python").exists():
+        elif not is_installed(peer, venvs):
             step = step._replace(missing=f"not installed: no environment {venvs / peer}")
         steps.append(step)
     return steps

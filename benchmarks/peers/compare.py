@@ -1,11 +1,12 @@
-"""Runs every implementation of a workload in turn, checks their deltas and writes the results.
+"""Compares all implementations on all workloads: makes environments, measures, checks, writes.
 
-    python benchmarks/peers/compare.py [--repeats 3] [--peers ours pfl ...] [WORKLOAD ...]
+    python -m benchmarks.peers.compare [--repeats 3] [--peers ours pfl ...] [WORKLOAD ...]
 
-Runs in the environment of fedjax_dp; peers run in theirs (`install.py`). The runners of a workload
-are started one after another, each compiles and warms up in a round that is not counted, and then
-they are asked for one round at a time, in an order that rotates, with a matrix product measured
-before each. Runners that wait use no core.
+Runs in the environment of fedjax_dp; peers run in theirs, which are made if they are missing
+(`install.py`). The runners of a workload are started one after another, each compiles and warms up
+in a round that is not counted, and then they are asked for one round at a time, in an order that
+rotates, with a matrix product measured before each. Runners that wait use no core. Results are
+written after each workload (`book.py`); if the command is stopped, the same command continues.
 """
 
 import argparse
@@ -18,10 +19,16 @@ import signal
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+# Runners are scripts in other environments: what they import too is found beside them.
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import install
 import problem as problems
 import report
+from book import Book
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -148,8 +155,48 @@ class Runner:
             self._process.wait()
 
 
-def run_workload(name: str, options: Any) -> tuple[list[report.Row], list[str]]:
+def peers_of(workloads: Iterable[str], asked: Sequence[str] | None) -> list[str]:
+    """Lists the peers that need an environment, in the order in which they first run."""
+    entries = (entry for name in workloads for entry in LINEUP[name])
+    named = (e.peer for e in entries if e != OURS and (not asked or e.peer in asked))
+    return list(dict.fromkeys(named))
+
+
+def environments(peers: Iterable[str], venvs: pathlib.Path, *, make: bool = True) -> dict[str, str]:
+    """Makes the environments that are missing.
+
+    Args:
+      peers: their names.
+      venvs: the folder of all environments.
+      make: whether to make any; else those that are missing count as not installed.
+
+    Returns:
+      By peer, why it has no environment.
+    """
+    reasons: dict[str, str] = {}
+    for peer in peers:
+        if install.is_installed(peer, venvs):
+            continue
+        if not make:
+            reasons[peer] = "not installed"
+            continue
+        _say(f"{peer}: making its environment")
+        reason = install.install(peer, venvs)
+        if reason is not None:
+            reasons[peer] = f"its environment could not be made: {reason}"
+            _say(f"{peer}: {reasons[peer]}")
+    return reasons
+
+
+def run_workload(
+    name: str, options: Any, missing: Mapping[str, str]
+) -> tuple[list[report.Row], list[str]]:
     """Measures and checks one workload.
+
+    Args:
+      name: the workload.
+      options: of the command.
+      missing: peers without an environment, and why.
 
     Returns:
       A row for each implementation that ran, and a note for each that did not.
@@ -170,7 +217,7 @@ def run_workload(name: str, options: Any) -> tuple[list[report.Row], list[str]]:
         try:
             action()
         except (Failed, subprocess.TimeoutExpired) as error:
-            notes.append(f"{name}, {runner.entry.title}: {error}")
+            notes.append(f"{runner.entry.title}: {error}")
             runner.kill()
             runners.remove(runner)
 
@@ -178,14 +225,13 @@ def run_workload(name: str, options: Any) -> tuple[list[report.Row], list[str]]:
         for entry in LINEUP[name]:
             if options.peers and entry.peer not in options.peers:
                 continue
-            python = _python_of(entry.peer, options.venvs)
-            if not python.exists():
-                notes.append(f"{name}, {entry.title}: not installed")
+            if entry.peer in missing:
+                notes.append(f"{entry.title}: {missing[entry.peer]}")
                 continue
             try:
-                runners.append(Runner(entry, python, path, options))
+                runners.append(Runner(entry, _python_of(entry.peer, options.venvs), path, options))
             except Failed as error:
-                notes.append(f"{name}, {entry.title}: {error}")
+                notes.append(f"{entry.title}: {error}")
                 continue
             _say(f"{name} {entry.title}: ready in {runners[-1].ready['setup_seconds']:.1f} s")
         for i in range(options.repeats):
@@ -309,7 +355,7 @@ def _row(
 
 
 def _python_of(peer: str, venvs: pathlib.Path) -> pathlib.Path:
-    return pathlib.Path(sys.executable) if peer == "ours" else venvs / peer / "bin" / "python"
+    return pathlib.Path(sys.executable) if peer == "ours" else install.python_of(peer, venvs)
 
 
 def hardware_class(num_cores: int, flags: str) -> str:
@@ -324,20 +370,57 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workloads", nargs="*", default=list(LINEUP), metavar="WORKLOAD")
-    parser.add_argument("--peers", nargs="+", help="all that are installed where left out")
-    parser.add_argument("--repeats", type=int, default=3, help="timed rounds of each")
-    parser.add_argument("--cores", type=int, default=2)
+def compare(options: Any) -> list[str]:
+    """Measures what the same run has left, and writes after each workload.
+
+    Returns:
+      What did not run.
+    """
+    settings = {
+        "peers": options.peers,
+        "repeats": options.repeats,
+        "limit": options.limit,
+        "hardware": options.hardware,
+    }
+    book = Book(options.results, options.workloads, settings, again=options.again)
+    if len(book.left) < len(options.workloads):
+        _say(f"continues a run that was stopped; left: {', '.join(book.left)}")
+    peers = peers_of(book.left, options.peers)
+    missing = environments(peers, options.venvs, make=not options.installed)
+    for name in book.left:
+        try:
+            rows, notes = run_workload(name, options, missing)
+        except (subprocess.CalledProcessError, OSError) as error:
+            rows, notes = [], [f"the whole workload: {error}"]
+        book.put(name, rows, notes)
+    return book.notes
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help="all where left out")
+    parser.add_argument("--peers", nargs="+", help="all where left out; ours is one")
+    parser.add_argument("--repeats", type=int, default=3, help="timed rounds of each, 3")
+    parser.add_argument("--cores", type=int, default=2, help="of all that runs, 2")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds to wait for an answer")
+    parser.add_argument("--installed", action="store_true", help="make no environment")
+    parser.add_argument("--again", action="store_true", help="continue no run, measure everything")
     parser.add_argument("--venvs", type=pathlib.Path, default=HERE / ".venvs")
     parser.add_argument("--folder", type=pathlib.Path, default=HERE / ".work")
     parser.add_argument("--results", type=pathlib.Path, default=HERE.parent / "results")
-    options = parser.parse_args()
-    unknown = set(options.workloads) - set(LINEUP)
-    if unknown:
-        parser.error(f"unknown workload {sorted(unknown)[0]!r}; there are {', '.join(LINEUP)}")
+    options = parser.parse_args(arguments)
+    options.workloads = list(dict.fromkeys(options.workloads)) or list(LINEUP)
+    for what, asked, known in (
+        ("workload", options.workloads, list(LINEUP)),
+        ("peer", options.peers or [], [OURS.peer, *install.PEERS]),
+    ):
+        if unknown := [name for name in asked if name not in known]:
+            parser.error(f"unknown {what} {unknown[0]!r}; there are {', '.join(known)}")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _options(arguments)
     # Runners are ended on the way out, whatever ends the program.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     # Before JAX starts its threads; what is started from here inherits it.
@@ -347,18 +430,9 @@ def main() -> None:
     options.hardware = hardware_class(len(os.sched_getaffinity(0)), flags)
     options.folder = options.folder.resolve()
     options.venvs = options.venvs.resolve()
-    options.results.mkdir(parents=True, exist_ok=True)
-    table = options.results / "peers.csv"
-    notes: list[str] = []
-    rows = report.read_csv(table)
-    for name in options.workloads:
-        fresh, new_notes = run_workload(name, options)
-        rows, notes = report.merge(rows, fresh), notes + new_notes
-        report.write_csv(table, rows)
-        (options.results / "peers.md").write_text(report.markdown(rows, notes))
-        report.plot(options.results / "peers.png", rows)
-    for note in notes:
+    for note in compare(options):
         _say(f"did not run: {note}")
+    _say(f"results are in {options.results / 'peers.md'}")
 
 
 if __name__ == "__main__":

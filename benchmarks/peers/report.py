@@ -135,8 +135,8 @@ def read_csv(path: pathlib.Path) -> list[Row]:
         return [Row(**{k: _value(k, v) for k, v in line.items()}) for line in csv.DictReader(file)]
 
 
-def markdown(rows: Sequence[Row], notes: Sequence[str] = ()) -> str:
-    """Writes the table for people."""
+def markdown(rows: Sequence[Row], notes: Sequence[str] = (), left: Sequence[str] = ()) -> str:
+    """Writes the table for people, what did not run, and what is still to be measured."""
     lines = [
         "# Peers on the same data, weights and batches",
         "",
@@ -169,6 +169,8 @@ def markdown(rows: Sequence[Row], notes: Sequence[str] = ()) -> str:
         lines += [f"  - {text}: {', '.join(sorted(names))}" for text, names in versions.items()]
     if notes:
         lines += ["", "What did not run:", "", *[f"- {note}" for note in notes]]
+    if left:
+        lines += ["", f"This run is unfinished; left: {', '.join(left)}."]
     return "\n".join(lines) + "\n"
 
 

@@ -1,12 +1,21 @@
-"""The arithmetic around the comparison with peers; needs none of them."""
+"""What is around the comparison with peers: arithmetic, plans, files; needs none of them."""
 
+import json
+import pathlib
+import subprocess
+import sys
+
+import compare
+import install
 import numpy as np
 import prepare
 import problem
 import pytest
 import reference
 import report
+from book import Book
 from compare import LINEUP, hardware_class
+from conftest import ROOT
 
 from fedjax_dp.experiment.studies.workloads import WORKLOADS
 
@@ -204,3 +213,154 @@ def test_every_workload_of_the_line_up_exists_and_has_us_in_it():
 def test_hardware_is_named_by_class():
     assert hardware_class(2, "flags : fpu avx2 avx512f") == "2 CPU cores, AVX-512"
     assert hardware_class(4, "flags : fpu avx2") == "4 CPU cores, AVX2"
+
+
+def test_without_arguments_all_ten_workloads_and_all_peers_are_compared():
+    options = compare._options([])
+    assert len(options.workloads) == 10
+    assert set(options.workloads) == set(LINEUP) == set(prepare.NAMES)
+    peers = compare.peers_of(options.workloads, options.peers)
+    assert set(peers) == set(install.PEERS)
+    assert compare.peers_of(["W5", "W3nodp"], None) == ["opacus", "jax_privacy", "pfl", "fedjax"]
+    assert compare.peers_of(["W5", "W3nodp"], ["ours", "pfl"]) == ["pfl"]
+    for name in install.PEERS:
+        assert (compare.HERE / f"run_{name}.py").exists()
+        lines = (compare.HERE / "requirements" / f"{name}.txt").read_text("utf-8").split()
+        assert all("==" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"), [("W9", "workload 'W9'"), ("--peers=tff", "peer 'tff'")]
+)
+def test_unknown_names_are_refused(argument, message, capsys):
+    with pytest.raises(SystemExit):
+        compare._options([argument])
+    assert message in capsys.readouterr().err
+
+
+def test_the_command_is_a_module():
+    command = [sys.executable, "-m", "benchmarks.peers.compare", "--help"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "--repeats" in shown
+
+
+class Commands:
+    """Stands for `subprocess.run`: makes what `venv` makes, and fails where it is told to."""
+
+    def __init__(self, failing=None, messages=""):
+        self.failing, self.messages, self.called = failing, messages, []
+
+    def __call__(self, command, **_):
+        self.called.append(command[2])
+        if "venv" in command:
+            python = pathlib.Path(command[-1], "bin", "python")
+            python.parent.mkdir(parents=True)
+            python.touch()
+        code = int(self.failing in command)
+        return subprocess.CompletedProcess(command, code, "", self.messages if code else "")
+
+
+def test_an_environment_is_made_once_for_its_versions(tmp_path, monkeypatch):
+    monkeypatch.setattr(install.subprocess, "run", commands := Commands())
+    assert compare.environments(["pfl", "drjax"], tmp_path) == {}
+    assert commands.called == ["venv", "pip"] * 2
+    assert compare.environments(["pfl", "drjax"], tmp_path) == {}
+    assert len(commands.called) == 4
+    (tmp_path / "pfl" / "installed.txt").write_text("pfl==0.1\n")
+    assert not install.is_installed("pfl", tmp_path)
+    assert install.is_installed("drjax", tmp_path)
+
+
+def test_an_environment_that_cannot_be_made_is_named_with_the_last_error(tmp_path, monkeypatch):
+    messages = "ERROR: first\nERROR: No matching distribution found for torch\nnotice: a new pip\n"
+    for failing in ("pip", "venv"):
+        folder = tmp_path / failing
+        monkeypatch.setattr(install.subprocess, "run", Commands(failing, messages))
+        reasons = compare.environments(["pfl"], folder)
+        assert reasons["pfl"].endswith("made: ERROR: No matching distribution found for torch")
+        assert not install.is_installed("pfl", folder)
+    assert compare.environments(["pfl"], folder, make=False) == {"pfl": "not installed"}
+    assert install.last_line("a\n b \n\n") == "b"
+    assert install.last_line("") == "no reason given"
+
+
+def book_of(folder, workloads, **changes):
+    again = changes.pop("again", False)
+    return Book(folder, workloads, {"repeats": 3, **changes}, again=again)
+
+
+def test_a_stopped_run_is_continued_by_the_same_run_alone(tmp_path):
+    names = ["W1", "W2", "W3"]
+    book = book_of(tmp_path, names)
+    book.put("W1", [row()], ["flower: not installed"])
+    assert "left: W2, W3." in (tmp_path / "peers.md").read_text()
+    assert book_of(tmp_path, names).left == ["W2", "W3"]
+    for other in (
+        book_of(tmp_path, ["W1", "W2"]),
+        book_of(tmp_path, names, repeats=5),
+        book_of(tmp_path, names, again=True),
+    ):
+        assert "W1" in other.left
+    book = book_of(tmp_path, names)
+    for name in book.left:
+        book.put(name, [row(workload=name)], [])
+    assert "left:" not in (tmp_path / "peers.md").read_text()
+    assert "- W1, flower: not installed" in (tmp_path / "peers.md").read_text()
+    # A run that came to its end is not continued.
+    assert book_of(tmp_path, names).left == names
+
+
+def test_the_files_of_results_agree(tmp_path):
+    book = book_of(tmp_path, ["W1"])
+    rows = [row(), row(implementation="pfl", ms_per_client=80.0, step_difference=float("inf"))]
+    rows[0] = rows[0]._replace(seconds=2.000000004, gflops=1e12)
+    book.put("W1", report.with_ratios(rows), [])
+    rows[0] = rows[0]._replace(seconds=2.0)
+    assert book_of(tmp_path, ["W1"]).rows == book.rows == report.read_csv(tmp_path / "peers.csv")
+    assert book.rows == report.with_ratios(rows)
+    stored = (tmp_path / "peers.json").read_text()
+    json.loads(stored, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert (tmp_path / "peers.md").read_text() == report.markdown(book.rows)
+    assert (tmp_path / "peers.pdf").stat().st_size > 0
+    # Rows outlive a run in which nothing ran.
+    book_of(tmp_path, ["W1"]).put("W1", [], ["ours: killed"])
+    again = book_of(tmp_path, ["W1"])
+    assert (again.rows, again.notes) == (book.rows, ["W1, ours: killed"])
+
+
+def test_results_in_the_repository_are_those_of_their_table():
+    folder = ROOT / "benchmarks" / "results"
+    book = Book(folder, [], {})
+    assert [r.workload for r in book.rows] == sorted(r.workload for r in book.rows)
+    assert book.rows == report.read_csv(folder / "peers.csv")
+    assert (folder / "peers.md").read_text("utf-8") == report.markdown(book.rows, book.notes)
+
+
+def test_a_comparison_notes_what_fails_and_continues_after_a_stop(tmp_path, monkeypatch, capsys):
+    arguments = ["W4", "W1", "W2", "--results", str(tmp_path), "--venvs", str(tmp_path / "venvs")]
+    options = compare._options(arguments)
+    options.hardware = "2 CPU cores"
+    monkeypatch.setattr(compare.install, "install", lambda peer, venvs: f"ERROR: no {peer}")
+    played, stops = [], [KeyboardInterrupt]
+
+    def run_workload(name, options, missing):
+        played.append(name)
+        assert missing["flower"] == "its environment could not be made: ERROR: no flower"
+        if name == "W1":
+            raise subprocess.CalledProcessError(1, "reference.py")
+        if name == "W2" and stops:
+            raise stops.pop()
+        return [row(workload=name)], [f"flower: {missing['flower']}"]
+
+    monkeypatch.setattr(compare, "run_workload", run_workload)
+    with pytest.raises(KeyboardInterrupt):
+        compare.compare(options)
+    notes = compare.compare(options)
+    assert played == ["W4", "W1", "W2", "W2"]
+    assert [note.partition(":")[0] for note in notes] == [
+        "W1, the whole workload",
+        "W2, flower",
+        "W4, flower",
+    ]
+    assert "continues a run that was stopped; left: W2" in capsys.readouterr().out
+    assert [r.workload for r in report.read_csv(tmp_path / "peers.csv")] == ["W2", "W4"]
