@@ -187,7 +187,8 @@ def draw(results: list[dict[str, Any]]) -> Any:
             f"{one['calibration']}, ε = {one['epsilon']:g}" if one["calibration"] else "no noise"
         )
         panels.setdefault(title, []).append(one)
-    columns = min(3, len(panels))
+    bottom = min(-0.1, *(min(one["mcc"]) - 0.02 for one in results))
+    columns = 2 if len(panels) == 4 else min(3, len(panels))
     num_lines = -(-len(panels) // columns)
     figure = drawing.new_figure(2.3 * num_lines + 0.6, drawing.PAGE)
     grid = figure.subplots(num_lines, columns, squeeze=False, sharey=True)
@@ -197,7 +198,7 @@ def draw(results: list[dict[str, Any]]) -> Any:
         for i, one in enumerate(runs):
             label = f"{one['num_parties']} parties"
             drawing.draw_curve(axes, i, range(1, len(one["mcc"]) + 1), one["mcc"], label)
-        axes.set(xlabel="round", ylim=(-0.1, 0.6))
+        axes.set(xlabel="round", ylim=(bottom, 0.6))
         drawing.set_title(axes, title)
         axes.grid(alpha=0.25)
     for axes in grid[:, 0]:
