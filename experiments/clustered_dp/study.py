@@ -2,6 +2,7 @@
 
 python -m experiments.clustered_dp.study run CONFIG --output FOLDER --methods … --epsilons …
 python -m experiments.clustered_dp.study table FOLDER
+python -m experiments.clustered_dp.study draw FOLDER
 """
 
 import argparse
@@ -15,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import study_plots
+from experiments.clustered_dp import pictures
 from experiments.clustered_dp.grid import (
     METHODS,
     PAPER_EPSILONS,
@@ -167,7 +168,7 @@ def run_one(point: Point, arguments: argparse.Namespace) -> dict[str, Any]:
         "seconds_rounds": seconds_rounds,
         "share_of_rounds": seconds_rounds / seconds,
         "examples_per_second": float(np.sum(info.training.num_examples)) / seconds_rounds,
-        "hardware": f"{os.cpu_count()} {platform.machine()} cores, {jax.default_backend()}",
+        "hardware": f"{num_cores()} {platform.machine()} cores, {jax.default_backend()}",
     }
     if sim.algorithm.name in ("r_dpcfl", "rc_dpfl"):
         server = jax.device_get(state.server)
@@ -176,13 +177,22 @@ def run_one(point: Point, arguments: argparse.Namespace) -> dict[str, Any]:
         result["soft_rounds"] = int(server.soft_rounds)
         result["num_models"] = count = int(server.num_models)
         result["num_iterations"] = int(server.num_iterations)
-        figure = study_plots.updates_and_mixture(
-            server.features, true, server.means[:count], server.radii[:count],
-            f"updates of round 1, separation {server.separation:.1f}",
-        )  # fmt: skip
-        plots.save(figure, folder / f"mixture,{point.name}.png")
+        mixture = {
+            "true_clusters": true,
+            "features": server.features,
+            "means": server.means[:count],
+            "radii": server.radii[:count],
+        }
+        result["mixture"] = {k: np.round(v, 5).tolist() for k, v in mixture.items()}
     write(folder / f"{point.name}.json", result)
     return result
+
+
+def num_cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def write(path: pathlib.Path, data: Any) -> None:
@@ -218,6 +228,13 @@ def table(arguments: argparse.Namespace) -> None:
     print(text)
 
 
+def draw(arguments: argparse.Namespace) -> None:
+    """Draws accuracy by ε and the mixtures of what ran."""
+    folder = pathlib.Path(arguments.output)
+    for name, figure in pictures.draw(read_results(folder)).items():
+        plots.save(figure, folder / f"{name}.png")
+
+
 def main(words: list[str] | None = None) -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -241,6 +258,9 @@ def main(words: list[str] | None = None) -> None:
     other = commands.add_parser("table", help="write a table of what ran")
     other.add_argument("output")
     other.set_defaults(do=table)
+    drawn = commands.add_parser("draw", help="draw accuracy by ε and the mixtures of what ran")
+    drawn.add_argument("output")
+    drawn.set_defaults(do=draw)
     arguments = parser.parse_args(words)
     try:
         arguments.do(arguments)

@@ -91,7 +91,8 @@ def _rows(results: Sequence[dict[str, Any]], paper: Printed) -> list[str]:
         cells = []
         for name in METRICS:
             mean, spread = summary[name]
-            cell = f"{mean:.2f} ± {spread:.2f}"
+            # Of one seed there is no deviation.
+            cell = f"{mean:.2f} ± {spread:.2f}" if len(mine) > 1 else f"{mean:.2f}"
             if printed is not None and (printed, name) in paper:
                 cell += " ({:.2f} ± {:.2f})".format(*paper[printed, name])
             cells.append(cell)

@@ -5,6 +5,7 @@ import csv
 import json
 import pathlib
 
+import numpy as np
 import pytest
 
 from experiments.clustered_dp import grid, study, tables
@@ -167,7 +168,33 @@ def test_the_paper_numbers_beside_ours_are_those_of_the_budget_that_ran(tmp_path
     assert [p.split(" over")[0] for p in parts] == ["ε = 10", "ε = 7", "ε = 5"]
     assert "70.50 ± 0.71 (80.92 ± 0.83)" in parts[0] and "(79.37" not in parts[0]
     assert "70.50 ± 0.71 (79.37 ± 0.76)" in parts[2]
+    study.main(["table", str(written(tmp_path, made_up("Global", 3.0, 0, 60.0)))])
+    assert "| Global | 1 | 60.00 (72.88 ± 0.79) |" in (tmp_path / "table.md").read_text()
     assert "the paper prints no numbers" in parts[1] and "70.50 ± 0.71 |" in parts[1]
+
+
+def test_figures_are_drawn_of_what_ran(tmp_path, monkeypatch):
+    results = [made_up("Global", e, 0, 60.0 + e) for e in (10.0, 5.0)]
+    results += [made_up("Global", 10.0, 1, 72.0), made_up("Local", 10.0, 0, 1.0)]
+    name, found = made_up("R-DPCFL", 5.0, 0, 80.0)
+    features = [[0.0, 0.1], [1.0, 0.9], [0.9, 1.0]]
+    fitted = {"true_clusters": [0, 1, 1], "means": [[0, 0.1], [0.95, 0.95]], "radii": [0.1, 0.05]}
+    found |= {"separation": 5.25, "mixture": fitted | {"features": features}}
+    drawn = {}
+    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.__setitem__(path.name, figure))
+    study.main(["draw", str(written(tmp_path, *results, (name, found)))])
+    curves = {f"{metric}_by_epsilon.png" for metric in ("acc_all", "acc_maj", "acc_min")}
+    assert drawn.keys() == {f"mixture,{name}.png"} | curves
+    (axes,) = drawn["acc_min_by_epsilon.png"].axes
+    # Curves are of methods with several budgets, and average over seeds.
+    named = {line.get_label(): line.get_xydata() for line in axes.get_lines()}
+    (shown,) = (points for label, points in named.items() if not label.startswith("_"))
+    np.testing.assert_allclose(shown, [[5, 65], [10, 71]])
+    assert "1 to 2 seeds" in axes.get_xlabel() and axes.get_title() == "MNIST, minority"
+    (axes,) = drawn[f"mixture,{name}.png"].axes
+    points = np.concatenate([part.get_offsets() for part in axes.collections])
+    np.testing.assert_allclose(points, features)
+    assert axes.get_title() == "ε = 5, round 1, MSS 5.2"
 
 
 def test_a_table_of_mixed_settings_is_refused(tmp_path):
