@@ -100,6 +100,23 @@ def test_a_tracker_that_is_not_installed_names_its_extra(monkeypatch):
         callbacks_of({"mlflow": {}})
 
 
+@pytest.mark.parametrize("ends", [(2,), (1, 3), (3,)])
+def test_a_resumed_run_sends_no_round_again_and_leaves_none_out(folder, at_exit, ends):
+    sent = {"one": [], "other": []}
+
+    def tracker(name):
+        def log(values, number):
+            sent[name].append(number)
+
+        return trackers._tracking(name, lambda *_: trackers._Tracked(log, lambda: None))
+
+    played(tracker("one"), folder, *ends)
+    # Killed after its last checkpoint, of round 2 or none: rounds from there are run again.
+    played(tracker("one"), folder, 2, 4)
+    played(tracker("other"), folder, 4)
+    assert sent == {"one": [1, 2, 3, 4], "other": [1, 2, 3, 4]}
+
+
 def test_settings_hold_the_seed_only_where_the_noise_does_not_follow_from_it(folder):
     seen = []
 

@@ -15,8 +15,10 @@ from fedjax_dp.core import checks, files
 from fedjax_dp.experiment.components.callback import Callback, Progress
 from fedjax_dp.io.logbook import write_json
 
-# Holds the identity of a run by tracker, so that a resumed run continues there too.
+# Holds the identity of a run by tracker, so that a resumed run continues there too, and below
+# `_SENT` the last round that each tracker has.
 TRACKERS_FILE = "trackers.json"
+_SENT = "last_round"
 # The length that MLflow allows for a parameter.
 _LONGEST = 6000
 _Config = dict[str, Any]
@@ -151,7 +153,11 @@ def _package(name: str) -> ModuleType:
 
 
 def _tracking(tracker: str, start: Callable[[str, str, _Config], _Tracked]) -> Callback:
-    """Sends each row of metrics once, and ends the tracker's run with the last round."""
+    """Sends each row of metrics once, and ends the tracker's run with the last round.
+
+    A resumed run starts after the last round that was sent, which may be after its checkpoint:
+    rounds that are run again have the same values.
+    """
     opened: list[_Tracked] = []
     last_sent = 0
 
@@ -163,15 +169,15 @@ def _tracking(tracker: str, start: Callable[[str, str, _Config], _Tracked]) -> C
     def call(progress: Progress) -> None:
         nonlocal last_sent
         if not opened:
-            name = progress.folder.name
-            opened.append(start(name, _identity(tracker, progress), _settings(progress)))
+            identity, last_sent = _identity(tracker, progress)
+            opened.append(start(progress.folder.name, identity, _settings(progress)))
             # A run that ends early, by its budget, another callback or a signal.
             atexit.register(finish)
-        for row in progress.rows:
-            if row["round"] > last_sent:
-                numbers = {key: value for key, value in row.items() if _is_finite(value)}
-                last_sent = numbers.pop("round")
-                opened[0].log(numbers, last_sent)
+        for row in [row for row in progress.rows if row["round"] > last_sent]:
+            numbers = {key: value for key, value in row.items() if _is_finite(value)}
+            last_sent = numbers.pop("round")
+            opened[0].log(numbers, last_sent)
+        _note_sent(tracker, progress, last_sent)
         if last_sent >= progress.experiment.config.run.rounds:
             finish()
 
@@ -184,15 +190,30 @@ def _is_finite(value: Any) -> bool:
     return is_number and math.isfinite(value)
 
 
-def _identity(tracker: str, progress: Progress) -> str:
-    """Reads the run's identity at a tracker, or draws one and writes it down."""
+def _known(progress: Progress) -> dict[str, Any]:
+    """Reads what trackers know of the run."""
     path = progress.folder / TRACKERS_FILE
     known = files.parse_json(files.read_text(path), path) if path.is_file() else {}
-    checks.require(isinstance(known, dict), str(path), "be a table of identities", known)
+    rule = "be a table of identities and rounds"
+    is_known = isinstance(known, dict) and isinstance(known.get(_SENT, {}), dict)
+    checks.require(is_known, str(path), rule, known)
+    return known
+
+
+def _identity(tracker: str, progress: Progress) -> tuple[str, int]:
+    """Reads the run's identity at a tracker, or draws and writes one, and its last sent round."""
+    known = _known(progress)
     if tracker not in known:
         known[tracker] = uuid.uuid4().hex
-        write_json(path, known)
-    return known[tracker]
+        write_json(progress.folder / TRACKERS_FILE, known)
+    return known[tracker], known.get(_SENT, {}).get(tracker, 0)
+
+
+def _note_sent(tracker: str, progress: Progress, last_sent: int) -> None:
+    """Writes down the last round that a tracker has."""
+    known = _known(progress)
+    known[_SENT] = known.get(_SENT, {}) | {tracker: last_sent}
+    write_json(progress.folder / TRACKERS_FILE, known)
 
 
 def _settings(progress: Progress) -> _Config:
