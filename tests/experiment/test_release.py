@@ -62,9 +62,10 @@ def test_every_file_of_a_run_folder_has_its_mark(folder):
     for path in files_in(folder):
         assert path.relative_to(folder).parts[0] in marks, path
     by_mark = {m: {name for name, own in marks.items() if own == m} for m in set(marks.values())}
-    assert by_mark.pop("exact") == {"metrics.jsonl", "partition.txt", "summary.json"} | (
-        {"tensorboard"} if (folder / "tensorboard").exists() else set()
-    )
+    assert by_mark.pop("exact") == {
+        *("data.json", "metrics.jsonl", "partition.txt", "summary.json"),
+        *(["tensorboard"] if (folder / "tensorboard").exists() else []),
+    }
     assert by_mark.pop("secret") == {"checkpoint"}
     assert by_mark.pop("covered") == {*STATEMENT, "release"}
     assert by_mark == {"public": {".lock", "config.toml", "environment.json"}}

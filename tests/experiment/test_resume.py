@@ -41,7 +41,7 @@ from fedjax_dp.experiment.running.starting import _require_same, restored
 from fedjax_dp.io import plots
 from fedjax_dp.io.checkpoint import Checkpoints
 from fedjax_dp.io.disk import DiskFull, full_disk_named
-from fedjax_dp.io.logbook import Logbook, read_metrics
+from fedjax_dp.io.logbook import Logbook, read_metrics, write_json
 
 # Most are compared with one run.
 pytestmark = [
@@ -347,6 +347,20 @@ def test_another_configuration_in_the_folder_is_refused(finished):
     with pytest.raises(ValueError, match=r"config\.toml must be as it was when the run started"):
         execute(finished, resume=True)
     assert read_json(finished, "summary.json")["rounds"] == ROUNDS
+
+
+def test_other_data_than_those_of_the_run_are_refused(uninterrupted, finished):
+    file = finished / "data.json"
+    saved = read_json(finished, "data.json")
+    saved["training"]["the number of examples"] += 1
+    write_json(file, saved)
+    message = r"the number of examples of the training data must be as when the run started, 1\d+"
+    with pytest.raises(ValueError, match=message):
+        execute(finished, resume=True)
+    assert read_json(finished, "summary.json")["rounds"] == ROUNDS
+    file.unlink()
+    execute(finished, resume=True)
+    assert metrics(finished) == metrics(uninterrupted) and not file.exists()
 
 
 @pytest.mark.parametrize(

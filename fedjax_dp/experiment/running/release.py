@@ -13,11 +13,13 @@ from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment.components.callback import Callback
 from fedjax_dp.experiment.components.experiment import Experiment
+from fedjax_dp.experiment.components.trackers import TRACKERS_FILE
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.run_folder import (
     CHECKPOINT_FOLDER,
     CLIENTS_FOLDER,
     CONFIG_FILE,
+    DATA_FILE,
     ENVIRONMENT_FILE,
     NODES_FILE,
     RELEASE_FOLDER,
@@ -44,6 +46,9 @@ _MARKS: Mapping[str, Mark] = {
     "summary.json": "exact",
     "metrics.jsonl": "exact",
     "partition.txt": "exact",
+    # A digest confirms a guess of the records.
+    DATA_FILE: "exact",
+    TRACKERS_FILE: "exact",
     "plots": "exact",
     "tensorboard": "exact",
     CHECKPOINT_FOLDER: "secret",

@@ -12,6 +12,8 @@ CONFIG_FILE, CHECKPOINT_FOLDER = "config.toml", "checkpoint"
 # Client state that is stored on disk.
 CLIENTS_FOLDER = "clients"
 ENVIRONMENT_FILE, SUMMARY_FILE = "environment.json", "summary.json"
+# Sizes, types and digests of the data, which a resumed run compares.
+DATA_FILE = "data.json"
 # What a statement says of the sweep that the run is part of.
 SWEEP_FILE = "sweep.json"
 # What the ledgers of the nodes of a deployment claim, and the scores that scripts report.

@@ -36,11 +36,13 @@ from fedjax_dp.experiment.running.run_folder import (
     CHECKPOINT_FOLDER,
     CLIENTS_FOLDER,
     CONFIG_FILE,
+    DATA_FILE,
     SWEEP_FILE,
     locked,
     next_folder,
     require_free,
 )
+from fedjax_dp.experiment.running.same_data import require_same_data, write_fingerprint
 from fedjax_dp.experiment.schema.config import (
     BoundedLaplaceLevel,
     Config,
@@ -154,6 +156,7 @@ def fresh(experiment: Experiment, folder: pathlib.Path | None) -> tuple[Simulati
         checkpoints.write_root(jax.random.key_data(key))
     _write_sweep(experiment, folder)
     write_text(folder / CONFIG_FILE, config_files.to_toml(experiment.written))
+    write_fingerprint(experiment.population, folder / DATA_FILE)
     traffic = _byte_totals(experiment)
     return state, Start(folder, lock, key, hyper, accounting, checkpoints, 0.0, traffic)
 
@@ -185,6 +188,7 @@ def restored(
         require_same_base(experiment, extra)
         ledgers, seconds = extra["ledgers"], extra["seconds"]
         sent = extra["traffic"]
+    require_same_data(experiment.population, folder / DATA_FILE)
     if place != folder and (folder / METRICS_FILE).exists():
         shutil.copy(folder / METRICS_FILE, place)
     # All have read the folder before one of them changes it.
@@ -201,6 +205,8 @@ def restored(
     withdraw_release(place)
     _write_sweep(experiment, place)
     write_text(place / CONFIG_FILE, config_files.to_toml(experiment.written))
+    if step is None:
+        write_fingerprint(experiment.population, place / DATA_FILE)
     return state, Start(place, lock, key, hyper, accounting, checkpoints, seconds, traffic)
 
 
