@@ -31,16 +31,18 @@ def command(
 ) -> Answer:
     """Write the outputs of a run's model: `fedjax-dp predict DIR --output FILE.npz`.
 
-    `--data.key VALUE` selects other data. An .npz file holds `outputs`, or one array for each
-    output, and `y` if the examples have it. A .csv file has the columns `prediction` and `label`,
-    the names of classes or numbers, with one line for each example in the order of the data.
+    `--data.key VALUE` selects other data, which need no labels. An .npz file holds `outputs`, or
+    one array for each output, and `y` if the examples have it. A .csv file has the column
+    `prediction`, and `label` if the examples have it, as the names of classes or numbers, with one
+    line for each example in the order of the data.
     """
     checks.one_of("--part", part, ("test", "train", "client_test"))
     is_new = output.suffix in (".npz", ".csv") and not output.exists()
     checks.require(is_new, "--output", "be a new file that ends in .npz or .csv", str(output))
     out.note("reading the run")
     run = load_run(folder)
-    population = other_data(run, context.args) or run.experiment.population
+    other = other_data(run, context.args, needs_test_labels=False)
+    population = other or run.experiment.population
     data = getattr(population, part)
     checks.require(data is not None, "--part", "name existing examples", part)
     params = run.params if client is None else run.params_of(client)

@@ -271,7 +271,7 @@ def test_what_reads_a_run_answers_json(fedjax_dp, monkeypatch, tmp_path):
         module = sys.modules[f"fedjax_dp.cli.{name}"]
         monkeypatch.setattr(module, "load_run", lambda folder: a_run())
         if name != "export":
-            monkeypatch.setattr(module, "other_data", lambda run, words: None)
+            monkeypatch.setattr(module, "other_data", lambda run, words, **_: None)
     figures = {"test_accuracy": np.float32(0.5), "client_test_accuracy": np.array([1.0, np.nan])}
     evaluate, predict = (sys.modules[f"fedjax_dp.cli.{name}"] for name in ("evaluate", "predict"))
     monkeypatch.setattr(evaluate, "evaluate_run", lambda run, other: figures)
@@ -296,7 +296,7 @@ def test_predictions_are_a_table_of_names_or_numbers(fedjax_dp, monkeypatch, tmp
     module = sys.modules["fedjax_dp.cli.predict"]
     run = a_run()
     monkeypatch.setattr(module, "load_run", lambda folder: run)
-    monkeypatch.setattr(module, "other_data", lambda run, words: None)
+    monkeypatch.setattr(module, "other_data", lambda run, words, **_: None)
     population = run.experiment.population
     population.class_names, population.has_class_labels = ("well", "ill, or not"), True
     population.test.examples["y"] = np.array([1, 0, -1, 1])
@@ -313,6 +313,9 @@ def test_predictions_are_a_table_of_names_or_numbers(fedjax_dp, monkeypatch, tmp
         text
         == 'prediction,label\n"ill, or not","ill, or not"\nwell,well\nwell,\nwell,"ill, or not"\n'
     )
+    labels = population.test.examples.pop("y")
+    assert written("e.csv")[2] == 'prediction\n"ill, or not"\nwell\nwell\nwell\n'
+    population.test.examples["y"] = labels
     population.has_class_labels, scores = False, np.array([[0.5], [1], [2], [3]])
     assert written("b.csv")[2].splitlines()[:2] == ["prediction,label", "0.5,1"]
     scores = np.zeros((4, 3))

@@ -187,6 +187,49 @@ def test_files_may_be_clients_and_test_rows_a_file(write):
     np.testing.assert_array_equal(data.test["y"], [1])
 
 
+def test_rows_to_predict_need_neither_labels_nor_clients(write):
+    write("id,age,job,note,ill\n10,30,nurse,,no\n9,60,cook,x,yes\n9,40,cook,,no\n")
+    write("age,job\n50,cook\n20,nurse\n", "new.csv")
+    options = {"client": "id", "features": ["age", "job"]}
+    known, data = load(**options), load(test_path="new.csv", **options)
+    assert data.train_clients.tolist() == known.train_clients.tolist() == [10, 9, 9]
+    assert data.test_clients is None and data.class_names == known.class_names == ("no", "yes")
+    np.testing.assert_array_equal(data.train["y"], known.train["y"])
+    np.testing.assert_array_equal(data.test["x"], [[50, 1, 0], [20, 0, 1]])
+    np.testing.assert_array_equal(data.test["y"], [-1, -1])
+    write("id,age,job,note,ill\n,50,cook,,\n", "new.csv")
+    np.testing.assert_array_equal(load(test_path="new.csv", **options).test["y"], [-1])
+
+
+def test_numbers_to_predict_are_nan(write):
+    write("a,ill\n1,0.5\n2,1.5\n")
+    write("a\n3\n", "new.csv")
+    data = load(test_path="new.csv", task="regression")
+    np.testing.assert_array_equal(data.train["y"], np.float32([0.5, 1.5]))
+    np.testing.assert_array_equal(data.test["y"], np.float32([np.nan]))
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ("age,ilness", r"new\.csv must have the input columns of patients\.csv, \['age', 'job'\]"),
+        ("age,job,ilness", r"and no unknown ones, got \['age', 'job', 'ilness'\]"),
+    ],
+)
+def test_columns_of_rows_to_predict_are_those_of_the_inputs(write, header, message):
+    write("age,job,ill\n30,nurse,no\n60,cook,yes\n")
+    write(f"{header}\n{','.join(['50'] * len(header.split(',')))}\n", "new.csv")
+    with pytest.raises(ValueError, match=message):
+        load(test_path="new.csv")
+
+
+def test_one_missing_label_among_others_is_refused(write):
+    write("a,ill\n1,no\n2,yes\n")
+    write("a,ill\n3,no\n4,\n", "new.csv")
+    with pytest.raises(ValueError, match=r"new\.csv, row 2, column 'ill', must have a value"):
+        load(test_path="new.csv")
+
+
 def test_a_share_of_rows_is_for_testing(write):
     write("n,ill\n" + "".join(f"{i},{'yes' if i % 2 else 'no'}\n" for i in range(50)))
     one, other = (load(test_fraction=0.2, seed=seed) for seed in (0, 1))

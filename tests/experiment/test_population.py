@@ -13,6 +13,7 @@ from fedjax_dp.experiment.running.loading import other_data
 from fedjax_dp.experiment.schema.config import DataSection
 
 NUM = 6
+PATHS = {"path": "old", "test_path": "new"}
 
 
 @pytest.fixture
@@ -54,6 +55,39 @@ def test_a_client_column_that_is_not_used_and_unscaled_numbers_are_named(tmp_pat
 
 
 @pytest.mark.parametrize(
+    ("words", "partition"),
+    [
+        ("", "natural"),
+        ("--data.partition=iid", "iid"),
+        ("--data.num_clients=3", "label_and_quantity_skew"),
+        ("--data.options.client=none", "label_and_quantity_skew"),
+        ("--data.options.client=none --data.options.clients_are_files=true", "natural"),
+        ("--data.name=digits", "label_and_quantity_skew"),
+    ],
+)
+def test_clients_that_an_option_names_are_the_default(tmp_path, words, partition):
+    file = tmp_path / "table.toml"
+    file.write_text('data.name = "table"\n[data.options]\npath="t"\nlabel="y"\nclient="c"\n')
+    config = load_config(file, words.split())
+    assert config.data.partition == partition
+    file.write_text(to_toml(config), encoding="utf-8")
+    assert load_config(file).data == config.data
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_test_rows_without_labels_are_for_predictions_alone(tmp_path, task):
+    (tmp_path / "old.csv").write_text("a,c,y\n" + "1,n,0\n2,s,1\n" * 5, encoding="utf-8")
+    (tmp_path / "new.csv").write_text("a\n3\n4\n", encoding="utf-8")
+    paths = {key: str(tmp_path / f"{name}.csv") for key, name in PATHS.items()}
+    options = {"label": "y", "client": "c", "task": task} | paths
+    section = DataSection(name="table", partition="natural", options=options)
+    made = population.build_population(section, 0, needs_test_labels=False)
+    assert list(made.test.examples) == ["x"] and made.test.num_examples == 2
+    with pytest.raises(ValueError, match="labels of table, test part, must be known; only pred"):
+        population.build_population(section, 0)
+
+
+@pytest.mark.parametrize(
     ("rows", "message"),
     [
         ([[0, 1, 1], [2]], "give every example to one client, once, got .*row 1 in client 0"),
@@ -86,6 +120,7 @@ def test_empty_clients_and_an_empty_test_part_are_named(built):
         ("a,b,y", "1,2,up\n3,4,down\n", None),
         ("a,b,y", "1,2,up\n3,4,left\n", "the classes must be those of the training"),
         ("b,a,y", "1,2,up\n3,4,down\n", "the inputs must be those of the training"),
+        ("a,b,y", "1,x,up\n3,z,down\n", "the inputs must be those of .*got 'also b=x, b=z'"),
     ],
 )
 def test_other_data_have_the_classes_and_inputs_of_the_training(tmp_path, header, rows, message):

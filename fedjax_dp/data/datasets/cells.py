@@ -4,7 +4,7 @@ import functools
 import os
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -155,21 +155,35 @@ class Column:
 class Table:
     """The rows of one file, or of several with the same columns, one after another."""
 
-    def __init__(self, paths: Sequence[pathlib.Path], missing: Sequence[str], separator: str):
-        """Reads files, which must have the same columns."""
-        self.files = tuple(os.fspath(path) for path in paths)
-        parts = [_read(path, separator) for path in paths]
+    def __init__(
+        self,
+        paths: Sequence[pathlib.Path],
+        missing: Sequence[str],
+        separator: str,
+        tests: Sequence[pathlib.Path] = (),
+        inputs_of: Callable[[Sequence[str]], Sequence[str]] = lambda names: names,
+    ):
+        """Reads files, which must have the same columns; `tests` need only those of the inputs.
+
+        Cells of a column that a file of test rows lacks are missing.
+        """
+        self.files = tuple(os.fspath(path) for path in (*paths, *tests))
+        parts = [_read(path, separator) for path in (*paths, *tests)]
         names = parts[0].column_names
-        for path, part in zip(paths, parts, strict=True):
-            twice = sorted({n for n in part.column_names if part.column_names.count(n) > 1})
-            checks.require(not twice, f"{path}", "name every column once", twice)
-            rule = f"have the columns of {paths[0]}, {names}"
-            fits = sorted(part.column_names) == sorted(names)
-            checks.require(fits, f"{path}", rule, part.column_names)
-            checks.require(part.num_rows > 0, f"{path}", "hold rows", "none")
+        for i, (path, part) in enumerate(zip(self.files, parts, strict=True)):
+            found = part.column_names
+            twice = sorted({n for n in found if found.count(n) > 1})
+            checks.require(not twice, path, "name every column once", twice)
+            needed, rule = set(names), f"have the columns of {paths[0]}, {names}"
+            if i >= len(paths) and set(inputs_of(names)) < needed:
+                needed = set(inputs_of(names))
+                inputs = [name for name in names if name in needed]
+                rule = f"have the input columns of {paths[0]}, {inputs}, and no unknown ones"
+            checks.require(needed <= set(found) <= set(names), path, rule, found)
+            checks.require(part.num_rows > 0, path, "hold rows", "none")
         self.starts = np.cumsum([0, *(part.num_rows for part in parts)])
         self.columns: Mapping[str, Column] = {
-            name: Column(name, [p.column(name).combine_chunks() for p in parts], self, missing)
+            name: Column(name, [_cells(part, name) for part in parts], self, missing)
             for name in names
         }
 
@@ -186,6 +200,15 @@ class Table:
         """Names a row: its file, and its number below the header, from 1."""
         file = self.file_of(row)
         return f"{self.files[file]}, row {row - self.starts[file] + 1}"
+
+
+def _cells(part: Any, name: str) -> Any:
+    """Returns a column of one file as an Arrow array, of missing cells if there is none."""
+    import pyarrow as pa
+
+    if name not in part.column_names:
+        return pa.nulls(part.num_rows, pa.string())
+    return part.column(name).combine_chunks()
 
 
 def _read(path: pathlib.Path, separator: str) -> Any:

@@ -61,13 +61,14 @@ def load(
       path: the file, ending in .csv, .tsv, .parquet or .arrow (.csv.gz too), or a pattern such as
         hospitals/*.csv of several with the same columns.
       label: the column to predict.
-      client: the column that names the client of each row, for the partition "natural"; without
-        it a partition spreads rows over clients.
+      client: the column that names the client of each row, for the partition "natural", which is
+        then the default of a run; without it a partition spreads rows over clients.
       clients_are_files: whether each file is a client. Its name is that of the file without
         suffixes or, if two would coincide, the path below the files' common folder.
       features: the input columns; all others if empty.
       split: a column that holds "train" or "test".
-      test_path: a file, or a pattern, of test rows.
+      test_path: a file, or a pattern, of test rows. For predictions it may lack the label; the
+        client and columns that are no inputs may be absent too.
       test_fraction: the share of rows drawn for testing, in [0, 1).
       seed: chooses these rows.
       task: "classification" encodes labels; "regression" takes them as numbers.
@@ -86,7 +87,8 @@ def load(
 
     Returns:
       Inputs `[rows, features]`, float32, or a dict of arrays; labels, int32 for classes and float32
-      for numbers; clients' names as in the file, integers as such.
+      for numbers, of test rows without labels -1 or NaN; clients' names as in the file, integers as
+      such.
 
     Raises:
       ValueError: naming file, row, column, rule and value.
@@ -100,7 +102,12 @@ def load(
     is_plain = len(separator) == 1 and separator.isascii() and separator not in '"\r\n'
     rule = "be one ASCII character, not a quote or line break"
     checks.require(is_plain, "separator", rule, separator)
-    table = Table([*paths, *tests], missing_values, separator)
+    taken = {label, client, split}
+
+    def inputs_of(names: Sequence[str]) -> list[str]:
+        return list(features) or [name for name in names if name not in taken]
+
+    table = Table(paths, missing_values, separator, tests, inputs_of)
     _check_names(table, label, client, split, features, categories, ranges, fill)
     _require_used("fill", fill, missing == "fill", "missing is 'fill'")
     _require_used("ranges", ranges, scaling == "range", "scaling is 'range'")
@@ -113,26 +120,33 @@ def load(
         "be left out if clients_are_files",
         client,
     )
-    taken = {label, client, split}
-    inputs = list(features) or [name for name in table.columns if name not in taken]
+    inputs = inputs_of(list(table.columns))
     checks.require(bool(inputs), "features", "name at least one column", inputs)
 
     for used in dict.fromkeys([*inputs, *filter(None, (label, client, split))]):
         table.columns[used].require_readable()
     kept = np.arange(table.num_rows)
+    # Rows to predict need neither labels nor clients.
+    in_tests = kept[table.starts[len(paths)] :]
+    absent = {
+        name
+        for name in filter(None, (label, client))
+        if len(in_tests) and table.columns[name].is_missing[in_tests].all()
+    }
     for role, name in (("label", label), ("client", client), ("split", split)):
         if name is not None:
-            table.columns[name].require_present(kept, f"have a value in every row, as the {role}")
+            rows = kept[: table.starts[len(paths)]] if name in absent else kept
+            table.columns[name].require_present(rows, f"have a value in every row, as the {role}")
     if missing == "drop":
         kept = kept[~np.any([table.columns[name].is_missing for name in inputs], axis=0)]
         checks.require(
             len(kept) > 0, str(table.files[0]), "have a row without missing cells", "none"
         )
     is_test = _test_rows(table, kept, split, len(paths), test_fraction, seed)
-    rows = kept[~is_test], kept[is_test]
-    checks.require(len(rows[0]) > 0, table.files[0], "hold training rows", "none")
+    parts = kept[~is_test], kept[is_test]
+    checks.require(len(parts[0]) > 0, table.files[0], "hold training rows", "none")
 
-    coder = _Coder(table, rows, inputs, missing, fill, categories, scaling, ranges)
+    coder = _Coder(table, parts, inputs, missing, fill, categories, scaling, ranges)
     numbers, coded = {}, {}
     for name in inputs:
         column = table.columns[name]
@@ -144,19 +158,24 @@ def load(
             numbers[name] = coder.scaled(column)
     unused = sorted(set(ranges) - set(numbers))
     checks.require(not unused, "ranges", f"name columns of numbers, {sorted(numbers)}", unused)
-    names, parts = _assembled(inputs, numbers, coded, encoding)
-    labels, classes = _labels(table.columns[label], rows, task, categories, coder)
+    names, xs = _assembled(inputs, numbers, coded, encoding)
+    labelled = (parts[0], parts[1][:0]) if label in absent else parts
+    labels, classes = _labels(table.columns[label], labelled, task, categories, coder)
+    if label in absent:
+        unknown = np.nan if task == "regression" else -1
+        labels[1] = np.full(len(parts[1]), unknown, labels[0].dtype)
     num_files = len(paths) if clients_are_files else None
-    ids = _client_ids(table, client, num_files)
-    train, test = ({"x": x, "y": y} for x, y in zip(parts, labels, strict=True))
+    known = table.starts[len(paths)] if client in absent else table.num_rows
+    ids = _client_ids(table, client, num_files, known)
+    train, test = ({"x": x, "y": y} for x, y in zip(xs, labels, strict=True))
     return Dataset(
         "table",
         train,
         test,
         num_classes=len(classes),
         task=task,
-        train_clients=None if ids is None else ids[rows[0]],
-        test_clients=None if ids is None else ids[rows[1]],
+        train_clients=None if ids is None else ids[parts[0]],
+        test_clients=None if ids is None or client in absent else ids[parts[1]],
         class_names=classes,
         feature_names=names,
         origin=", ".join(table.files),
@@ -239,15 +258,15 @@ def _test_rows(
 
 
 def _client_ids(
-    table: Table, client: str | None, num_training_files: int | None
+    table: Table, client: str | None, num_training_files: int | None, known: int
 ) -> np.ndarray | None:
-    """Returns the client id of each row, integers if all are; or the name of its file."""
+    """Returns the client id of each known row, integers if all are; or the name of its file."""
     if num_training_files is not None:
         files = table.files[:num_training_files], table.files[num_training_files:]
         return np.repeat(_file_names(files), np.diff(table.starts))
     if client is None:
         return None
-    texts = table.columns[client].texts.astype(str)
+    texts = table.columns[client].texts[:known].astype(str)
     # A number such as 007 or 1e3 is a name.
     is_whole = all(map(_is_whole, set(texts.tolist())))
     return texts.astype(np.int64) if is_whole else texts
@@ -476,7 +495,7 @@ def _labels(
         return [part.astype(np.float32) for part in parts], ()
     if column.name not in categories:
         column.require_one_kind()
-    classes, codes = coder.coded(column, column.texts)
+    classes, codes = dataclasses.replace(coder, rows=rows).coded(column, column.texts)
     rule = "have two classes or more; task='regression' takes labels as numbers"
     checks.require(len(classes) > 1, f"label {column.name!r}", rule, classes)
     return codes, classes

@@ -11,14 +11,17 @@ from fedjax_dp.core import checks
 from fedjax_dp.data import arrays, datasets, disk_arrays, partition, statistics
 from fedjax_dp.data.federated import FederatedData, flat
 from fedjax_dp.experiment.components.experiment import Population
-from fedjax_dp.experiment.components.partitions import PARTITIONS, Facts, Spread
+from fedjax_dp.experiment.components.partitions import (
+    PARTITIONS,
+    Facts,
+    Spread,
+    option_naming_clients,
+)
 from fedjax_dp.experiment.schema.config import DataSection
 from fedjax_dp.models.losses import IGNORE_LABEL
 
 # Purposes of the draws from a seed; those of partitions are 0 and 2.
 _SPLIT, _PUBLIC, _VALIDATION = 1, 3, 4
-# Options of data sets that name the client of each row.
-_NAMES_CLIENTS = ("client", "clients_are_files")
 # Numbers above it are taken to be unscaled.
 _LARGE_INPUT = 100
 # The most clients or columns that a note names.
@@ -27,15 +30,22 @@ _SHOWN = 5
 _CHECKED_ROWS = 1 << 20
 
 
-def build_population(section: DataSection, seed: int) -> Population:
+def build_population(
+    section: DataSection, seed: int, *, needs_test_labels: bool = True
+) -> Population:
     """Loads a data set and partitions it into clients, on the host."""
     data = datasets.load(section.name, section.data_dir, **section.options)
-    return population_from(data, section, seed)
+    return population_from(data, section, seed, needs_test_labels=needs_test_labels)
 
 
-def population_from(data: datasets.Dataset, section: DataSection, seed: int) -> Population:
-    """Partitions a data set into clients, on the host."""
+def population_from(
+    data: datasets.Dataset, section: DataSection, seed: int, *, needs_test_labels: bool = True
+) -> Population:
+    """Partitions a data set into clients, on the host; predictions need no labels of test rows."""
     _check_labels(data)
+    is_unlabelled = _is_unlabelled(data.test["y"])
+    what, rule = f"the labels of {data.name}, test part,", "be known; only predictions need none"
+    checks.require(not (is_unlabelled and needs_test_labels), what, rule, "none")
     data, public_x = _hold_out_public(data, section.public_examples, seed)
     is_labelled = data.task == "classification" and data.train["y"].ndim == 1
     entry = PARTITIONS[section.partition]
@@ -62,7 +72,8 @@ def population_from(data: datasets.Dataset, section: DataSection, seed: int) -> 
             names = tuple(data.client_names[i] if data.client_names else str(i) for i in ids)
         train, client_test = _split(data, made, names, section.client_test_share, seed)
         if len(data.test["y"]):
-            test = FederatedData(data.test, np.array([0, len(data.test["y"])]), ("test",))
+            of_test = {k: v for k, v in data.test.items() if k != "y" or not is_unlabelled}
+            test = FederatedData(of_test, np.array([0, len(data.test["y"])]), ("test",))
     if section.client_validation_share > 0:
         rule = f"be 0 for {section.partition}, which makes its own validation part"
         share = section.client_validation_share
@@ -92,10 +103,10 @@ def _notes(data: datasets.Dataset, train: FederatedData, section: DataSection) -
     """Lists warnings about the data."""
     found = []
     entry = PARTITIONS[section.partition]
-    named = [name for name in _NAMES_CLIENTS if section.options.get(name)]
-    if named and not {"client_ids", "pool"} & set(entry.given):
+    named = option_naming_clients(section.name, section.options)
+    if named is not None and not {"client_ids", "pool"} & set(entry.given):
         found.append(
-            f"data.options.{named[0]} does not determine the clients: the partition "
+            f"data.options.{named} does not determine the clients: the partition "
             f"{section.partition} divides the rows among {train.num_clients} clients of its own; "
             "data.partition = 'natural' takes those of the data"
         )
@@ -160,6 +171,15 @@ def _checked_spread(name: str, made: Any, size: int) -> Spread:
     return made
 
 
+def _is_unlabelled(labels: Any) -> bool:
+    """Whether there are examples, and none has a label."""
+    blocks = range(0, len(labels), _CHECKED_ROWS)
+    some = (np.asarray(labels[start : start + _CHECKED_ROWS]) for start in blocks)
+    # -1 for none, or NaN where labels are numbers.
+    is_missing = np.isnan if labels.dtype.kind == "f" else lambda block: block < 0
+    return len(labels) > 0 and all(np.all(is_missing(block)) for block in some)
+
+
 def _check_labels(data: datasets.Dataset) -> None:
     """Requires labels that are classes, or the marker for no target."""
     if data.task == "regression":
@@ -180,7 +200,8 @@ def _check_labels(data: datasets.Dataset) -> None:
             num_labelled += int(np.count_nonzero(some >= 0))
         checks.require(not num_wrong, what, rule, f"{first}, {num_wrong} in all")
         rule = "include at least one class"
-        checks.require(not labels.size or num_labelled > 0, what, rule, IGNORE_LABEL)
+        is_known = not labels.size or num_labelled > 0 or part == "test"
+        checks.require(is_known, what, rule, IGNORE_LABEL)
 
 
 def _hold_out_public(

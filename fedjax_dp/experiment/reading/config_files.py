@@ -14,6 +14,7 @@ from fedjax_dp.algorithms.registry import ALGORITHMS, options_of
 from fedjax_dp.core import checks, files
 from fedjax_dp.data.datasets.cells import without_ending
 from fedjax_dp.experiment.components.catalogue import options_of_other_parts, read_parts
+from fedjax_dp.experiment.components.partitions import option_naming_clients
 from fedjax_dp.experiment.schema.config import Config, Options
 from fedjax_dp.experiment.schema.constraints import (
     ConfigError,
@@ -31,6 +32,8 @@ _COMMAND_OPTIONS = ["output", "resume", "keys", "json", "quiet", "log-level"]
 # The most characters of a value in an error.
 _SHOWN = 200
 ROOT = FieldInfo(annotation=Config)
+# Keys of `[data]` that say how examples are divided among clients.
+_DIVISION = {"partition", "partition_options", "num_clients"}
 
 # Sections that are left out where the key that turns them on is none.
 _SWITCHES = {
@@ -85,7 +88,18 @@ def _made(tables: dict[str, Any], file: str, pairs: Sequence[tuple[str, str]]) -
 
     replaced = [*(key for key, _ in pairs), *options_of_other_parts(tables, changes)]
     tables = functools.reduce(_without, replaced, tables)
-    return read_parts(_section(ROOT, _merged(tables, changes), (), origin), origin)
+    tables = _with_clients_of_data(_merged(tables, changes))
+    return read_parts(_section(ROOT, tables, (), origin), origin)
+
+
+def _with_clients_of_data(tables: dict[str, Any]) -> dict[str, Any]:
+    """Takes the clients that an option names, unless a division of the data is configured."""
+    data = tables.get("data")
+    if not isinstance(data, Mapping) or not _DIVISION.isdisjoint(data):
+        return tables
+    if option_naming_clients(data.get("name"), data.get("options")) is None:
+        return tables
+    return {**tables, "data": {**data, "partition": "natural"}}
 
 
 def _read(path: str | pathlib.Path) -> dict[str, Any]:

@@ -155,7 +155,9 @@ def load_run(folder: str | pathlib.Path) -> Run:
     return Run(folder, experiment, state, hyper, accounting, rows)
 
 
-def other_data(run: Run, words: Sequence[str]) -> Population | None:
+def other_data(
+    run: Run, words: Sequence[str], *, needs_test_labels: bool = True
+) -> Population | None:
     """Builds data from overrides of `[data]` for a trained model; None without overrides."""
     if not words:
         return None
@@ -164,10 +166,13 @@ def other_data(run: Run, words: Sequence[str]) -> Population | None:
         same = name == "data" or getattr(config, name) == getattr(run.config, name)
         same |= name in ("execution", "communication")
         checks.require(same, "overrides", "change [data] only", list(words))
-    found, trained = build_population(config.data, config.run.seed), run.experiment.population
+    found = build_population(config.data, config.run.seed, needs_test_labels=needs_test_labels)
+    trained = run.experiment.population
     for what, field in (("the classes", "class_names"), ("the inputs", "feature_names")):
         mine, other = getattr(trained, field), getattr(found, field)
-        checks.require(mine == other, what, f"be those of the training, {mine}", other)
+        new = [name for name in other if name not in mine]
+        rule = f"be those of the training, {mine}"
+        checks.require(mine == other, what, rule, f"also {', '.join(new)}" if new else other)
     ours, theirs = (shapes_of(p.train) for p in (trained, found))
     checks.require(ours == theirs, "the examples", f"have the shapes {ours}", theirs)
     return found

@@ -91,7 +91,11 @@ class DataSection(Section):
     name: str = _setting("digits", "a data set, see `fedjax-dp data list`")
     data_dir: str | None = _setting(None, "folder of data files; else FEDJAX_DP_DATA, else a cache")
     options: Options = _table("options of the data set's loader; `run --keys data.name=NAME`")
-    partition: str = _setting("label_and_quantity_skew", "partition of examples into clients")
+    partition: str = _setting(
+        "label_and_quantity_skew",
+        "partition of examples into clients; natural by default where data.options.client or "
+        "clients_are_files names them, unless data.num_clients is given",
+    )
     num_clients: Count = _setting(10, "number of clients; natural clients come with the data")
     partition_options: Options = _table(
         "options of the partition; `run --keys data.partition=NAME`"
