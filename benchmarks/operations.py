@@ -13,6 +13,7 @@ import jax
 import jax.export
 
 from fedjax_dp.core.backend import traced_for
+from fedjax_dp.core.choices import Products
 from fedjax_dp.engine import ExecutionConfig, simulation
 from fedjax_dp.experiment.studies.workloads import WORKLOADS, prepare
 
@@ -36,7 +37,7 @@ KINDS = {
 }
 
 
-def exported(name: str, platform: str) -> jax.export.Exported:
+def exported(name: str, platform: str, products: Products = "exact") -> jax.export.Exported:
     """Exports the round of a workload."""
     workload = WORKLOADS[name]
     workload = workload._replace(num_clients=min(workload.num_clients, MOST_CLIENTS))
@@ -48,7 +49,7 @@ def exported(name: str, platform: str) -> jax.export.Exported:
             parts.algorithm,
             parts.data,
             parts.participation,
-            ExecutionConfig(devices=None, placement="device"),
+            ExecutionConfig(devices=None, placement="device", products=products),
             validation=parts.validation,
             wrapper=parts.wrapper,
         )

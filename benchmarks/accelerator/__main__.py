@@ -3,9 +3,9 @@
     python -m benchmarks.accelerator [--minutes 8] [--output benchmarks/results] [--only NAME ...]
                                      [--again]
 
-Tests, workloads, layouts, peaks, peers and scale, each step in a process of its own with a limit.
-Writes `accelerator-BACKEND.json` and `.md` after every step. A CPU gets a few tiny steps. It needs
-no network, and nothing but the files of the project and its packages.
+Tests, workloads, layouts, peaks, rounding, peers and scale, each step in a process of its own with
+a limit. Writes `accelerator-BACKEND.json` and `.md` after every step. A CPU gets a few tiny steps.
+It needs no network, and nothing but the files of the project and its packages.
 """
 
 import argparse

@@ -7,11 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# Precision of products, and type of inputs. On NVIDIA cards the default is TF32.
+from fedjax_dp.core import products
+
+# Precision of products, and type of inputs. On NVIDIA cards the default is TF32; split products are
+# three of bfloat16, and are not to be had everywhere.
 PRECISIONS: dict[str, tuple[str, Any]] = {
     "float32": ("float32", jnp.float32),
     "default": ("default", jnp.float32),
     "bfloat16": ("default", jnp.bfloat16),
+    "split": (products.precision("split"), jnp.float32),
 }
 
 

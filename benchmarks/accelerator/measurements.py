@@ -21,6 +21,8 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.accelerator.clock import PRECISIONS, best, timed
+from fedjax_dp.core.backend import facts
+from fedjax_dp.core.choices import no_split
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 Rows = Iterator[dict[str, Any]]
@@ -114,6 +116,8 @@ def workload(
 def peaks(size: int, copied_mb: int) -> Rows:
     """Measures square products in each precision, and a pass that reads and writes memory."""
     for precision, (products, dtype) in PRECISIONS.items():
+        if precision == "split" and no_split(facts()) is not None:
+            continue
         a = jnp.ones((size, size), dtype)
         multiply = jax.jit(lambda a, b, p=products: jnp.dot(a, b, precision=p))
         seconds = best(lambda a=a, f=multiply: f(a, a))
@@ -147,8 +151,15 @@ def layouts(**arguments: Any) -> Rows:
     yield from rows(**arguments)
 
 
+def rounding(**arguments: Any) -> Rows:
+    """Compares the errors of split products with their bound."""
+    from benchmarks.accelerator.rounding import rows
+
+    yield from rows(**arguments)
+
+
 MEASUREMENTS: dict[str, Callable[..., Rows]] = {
-    fn.__name__: fn for fn in (machine, tests, workload, layouts, peaks, peers)
+    fn.__name__: fn for fn in (machine, tests, workload, layouts, peaks, rounding, peers)
 }
 
 

@@ -50,6 +50,10 @@ _TABLES: dict[str, tuple[str, dict[str, Any]]] = {
         "Peaks",
         {k: k for k in ("what", "precision", "gflops", "gb_per_second")},
     ),
+    "rounding": (
+        "Errors of split products, and the bound that record-level privacy relies on",
+        {k: k for k in ("family", "terms", "bound", "of bound")},
+    ),
     "peers": (
         "Peers",
         {k: k for k in ("workload", "implementation", "ms_per_client", "verdict", "versions")},
@@ -58,12 +62,12 @@ _TABLES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 _NOTES = """\
 Seconds are medians of rounds after one that is not counted; compiling is that of the round, without
-data and imports. Default precision is TF32 on NVIDIA cards and bfloat16 on TPUs; record-level
-privacy (W3, W5) computes in float32. Shares are of the peaks below, measured in a process of their
-own; operations are those of three forward passes with direct sums. Bytes are those that XLA counts.
-Device memory is the most so far of the process, which measures the rows of one step in order. W1 to
-W5 compute on random inputs; P1, P1dp, P2, F1 and F4 have the sizes of published settings, and learn
-nothing."""
+data and imports. Default precision is TF32 on NVIDIA cards and bfloat16 on TPUs, split is three
+products of bfloat16; record-level privacy (W3, W5) computes in float32. Shares are of the peaks
+below, measured in a process of their own; operations are those of three forward passes with direct
+sums. Bytes are those that XLA counts. Device memory is the most so far of the process, which
+measures the rows of one step in order. W1 to W5 compute on random inputs; P1, P1dp, P2, F1 and F4
+have the sizes of published settings, and learn nothing."""
 
 
 def page(results: Mapping[str, Any]) -> str:

@@ -72,8 +72,9 @@ def on_accelerator(venvs: pathlib.Path = VENVS) -> list[Step]:
     for name, (seconds, together) in SETTINGS.items():
         asked = {"do": "workload", "name": name, "rounds": 10, "together": together}
         steps.append(measuring(name, "workloads", seconds, **asked))
-    steps += _layouts(("float32", "default", "bfloat16"), COUNTS, 40)
+    steps += _layouts(("float32", "default", "bfloat16", "split"), COUNTS, 40)
     steps.append(measuring("peaks", "peaks", 20, do="peaks", size=8192, copied_mb=2048))
+    steps.append(measuring("rounding", "rounding", 15, do="rounding"))
     steps += _peers(venvs)
     cohorts = [{"cohort": n, "num_clients": COHORTS[-1]} for n in COHORTS]
     some = [{"cohort": n} for n in COHORTS[:3]]
@@ -97,6 +98,7 @@ def on_cpu(venvs: pathlib.Path = VENVS) -> list[Step]:
         measuring("F4", "workloads", 10, **f4),
         *_layouts(("float32",), (1, 2), 15),
         measuring("peaks", "peaks", 10, do="peaks", size=512, copied_mb=16),
+        measuring("rounding", "rounding", 10, do="rounding", width=64),
         *_peers(venvs, only=("fedjax",)),
         measuring("cohorts of W4", "scale", 15, **w4),
     ]
@@ -117,6 +119,8 @@ def _layouts(precisions: tuple[str, ...], counts: tuple[int, ...], seconds: floa
         )
         for precision in precisions
         for is_native in (True, False)
+        # JAX splits no convolution.
+        if not (is_native and precision == "split")
     ]
 
 

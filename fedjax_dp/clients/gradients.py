@@ -12,7 +12,7 @@ from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.clients.micro_batches import size_for
 from fedjax_dp.clients.objectives import Objective
-from fedjax_dp.core import checks, sums, trees
+from fedjax_dp.core import checks, jaxprs, products, sums, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.devices import undivided
 from fedjax_dp.core.trees import PyTree
@@ -181,7 +181,7 @@ def clipped(
 
     # Accelerators round the factors of float32 products by default; a sum would then not be that of
     # the gradients whose norms were bounded.
-    @jax.default_matmul_precision("highest")
+    @products.of_records()
     def micro_batch(params, batch, is_real, key, config, *, penalty=None, objective=None):
         mechanism = mechanism_of(config)
         examples = {"batch": batch, "is_real": is_real, "index": jnp.arange(is_real.shape[0])}
@@ -194,6 +194,8 @@ def clipped(
             loss = loss if objective is None else objective(loss)
             return loss if penalty is None else loss + penalty(p)
 
+        if products.arithmetic().products == "split":
+            _require_no_convolution(loss_of, params, examples)
         if mechanism.clips_by_leaf_norms:
             gradients = per_example(loss_of, params, examples)
             norms = gradients.norms
@@ -224,6 +226,16 @@ def clipped(
         bound=lambda config: mechanism_of(config).sensitivity,
         model=model,
     )
+
+
+def _require_no_convolution(loss_of: Callable[..., Any], params: PyTree, examples: PyTree) -> None:
+    """Refuses what would be computed with less precision: JAX splits no convolution."""
+    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), examples)
+    has_one = jaxprs.has_primitive(
+        jax.make_jaxpr(loss_of)(params, one).jaxpr, "conv_general_dilated"
+    )
+    rule = "be 'exact' for a model with convolutions that are not lowered (lower=False)"
+    checks.require(not has_one, "products", rule, "split")
 
 
 def _factor(after: jax.Array, before: jax.Array, is_real: jax.Array) -> jax.Array:

@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.clients.client_data import ClientData
-from fedjax_dp.core.backend import backend
+from fedjax_dp.core.backend import facts
+from fedjax_dp.core.choices import choices
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.cost import cost_of
@@ -20,7 +21,7 @@ _FEWEST = 4
 def size_for(model: Model, params: PyTree, client: ClientData, batch_size: int) -> int:
     """Chooses a micro-batch of at most `batch_size` whose values stay in a CPU's cache."""
     stays_whole = model.mixes_examples or bool(model.buffer_keys) or client.chunk_axis is not None
-    if stays_whole or backend() != "cpu" or batch_size <= _FEWEST:
+    if stays_whole or not choices(facts()).has_caches or batch_size <= _FEWEST:
         return batch_size
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), params)
     one = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape[1:]), a.dtype), client.examples)

@@ -1,8 +1,10 @@
-"""The kind of backend that programs are traced for."""
+"""The backend that programs are traced for: its kind, and the facts that it reports."""
 
 import contextlib
+import math
 from collections.abc import Iterator
 from contextvars import ContextVar
+from typing import NamedTuple
 
 import jax
 
@@ -12,9 +14,43 @@ BACKENDS = ("cpu", "gpu", "tpu")
 _TARGET: ContextVar[str | None] = ContextVar("target", default=None)
 
 
+class Facts(NamedTuple):
+    """What a backend reports about one of its devices; `core.choices` follows from it.
+
+    Attributes:
+      backend: "cpu", "gpu" or "tpu".
+      device: the name of the device, such as "NVIDIA H100 80GB HBM3"; empty if unknown.
+      compute_capability: "9.0" and the like for NVIDIA, "gfx942" and the like for AMD; empty
+        elsewhere, or if unknown.
+      cores: the multiprocessors of a GPU, or the cores of a TPU; None if unknown.
+      memory: bytes of one device; infinite if unknown.
+    """
+
+    backend: str
+    device: str = ""
+    compute_capability: str = ""
+    cores: int | None = None
+    memory: float = math.inf
+
+
 def backend() -> str:
     """Returns the kind of backend that is traced for: that of the default device, or a target."""
     return _TARGET.get() or jax.default_backend()
+
+
+def facts() -> Facts:
+    """Reads the facts of the default device, without its memory; of a target nothing is known."""
+    target = _TARGET.get()
+    if target is not None:
+        return Facts(target)
+    device = jax.local_devices()[0]
+    cores = getattr(device, "core_count", None)
+    return Facts(
+        jax.default_backend(),
+        device.device_kind,
+        str(getattr(device, "compute_capability", "")),
+        None if cores is None else int(cores),
+    )
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """The layout of a round: chunks, devices, placement. It affects speed and memory, not results."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +9,10 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from fedjax_dp.core import argument_checks, checks
-from fedjax_dp.core.backend import backend
+from fedjax_dp.core.backend import facts
+from fedjax_dp.core.choices import Choices, Measured, choices, no_split
 from fedjax_dp.core.devices import MODEL_AXIS, is_distributed, memory_per_device
+from fedjax_dp.core.products import Arithmetic
 from fedjax_dp.core.ranges import Count, Index
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.disk_arrays import is_on_disk
@@ -23,25 +25,15 @@ from fedjax_dp.models.cost import Cost
 # The mesh axis that clients are divided over, and the axis of a chunk that is vmapped.
 AXIS = "clients"
 CHUNK_AXIS = "chunk"
-# A chunk grows until a pass through its loop body does this many floating-point operations: small
-# models gain from wide chunks, large ones use the whole machine alone.
-_OPERATIONS_PER_CHUNK = {"cpu": 5e7, "gpu": 1e11, "tpu": 1e11}
-_WIDEST_CHUNK = {"cpu": 256, "gpu": 1024, "tpu": 1024}
-# A chunk may take this share of a device's memory, assuming that so many values as large as a
-# client's largest are live at once.
-_CHUNK_SHARE = 0.25
+# So many values as large as a client's largest are live at once.
 _LIVE_VALUES = 8
-# Client states of a chunk stay in a processor's caches; they narrow no chunk below so many clients.
-_CACHED_STATE_BYTES, _STATES_PER_CHUNK = 2**19, 16
+# Client states that fill a cache narrow no chunk below so many clients.
+_STATES_PER_CHUNK = 16
 # A client computed alone costs up to so many times as much as in a chunk; computing clients alone
 # must reduce the cost to this share.
 _ALONE_COST, _WORTHWHILE = 16, 0.5
 # With fewer clients per device, waiting costs more than several devices save.
 _CLIENTS_PER_DEVICE = 4
-# Examples of up to this size are held in device memory.
-_RESIDENT_BYTES = 2 * 2**30
-# So are client states, up to this share of it.
-_STATE_SHARE = 0.25
 
 
 class Layout(NamedTuple):
@@ -57,6 +49,7 @@ class Layout(NamedTuple):
         chunks, which then do not wait for them; None for no client.
       splits_longest: whether all devices train each client together that has more local steps than
         the mean device, before all others, each with a share of every batch.
+      arithmetic: how products and convolutions are computed.
     """
 
     chunk: Count = 1
@@ -64,6 +57,7 @@ class Layout(NamedTuple):
     has_spare_slots: bool = False
     alone_above: Index | None = None
     splits_longest: bool = False
+    arithmetic: Arithmetic = Arithmetic()
 
     @property
     def num_devices(self) -> int:
@@ -214,7 +208,8 @@ class ExecutionConfig(NamedTuple):
 
     Attributes:
       clients_per_chunk: the number of clients that are vmapped together, on which memory depends.
-        "auto" chooses by backend and by the arithmetic and memory of a client; "tuned" times two
+        "auto" chooses by what the backend reports (`core.choices`), and by the arithmetic and
+        memory of a client; "tuned" times two
         rounds with that choice and its neighbours, once per process for each kind of work.
       devices: the number of devices that share the cohort, or the devices themselves; None is one.
         "auto" takes all devices if each gets a few clients, else one. Several processes use all
@@ -231,6 +226,12 @@ class ExecutionConfig(NamedTuple):
       split_clients: whether a client with more local steps than the mean device of its round is
         trained by all devices, each with a share of every batch; others would wait for it. Only the
         order of sums and draws of dropout differ. No effect on one device.
+      products: the products of gradients of records, which are bounded in float32: "exact", or
+        "split" into three products of bfloat16 with sums in float32, for GPUs and TPUs, with an
+        error of about 2^-15 of what is multiplied; the bound of a clipped sum holds as well. "auto"
+        is "split" where that is faster by the measured speeds, else "exact".
+      measured: speeds of this device, as `io.read_measured` reads them, which automatic choices
+        follow.
     """
 
     clients_per_chunk: Count | str = "auto"
@@ -240,6 +241,8 @@ class ExecutionConfig(NamedTuple):
     folder: Folder | None = None
     model_axis: ModelAxis | None = None
     split_clients: bool = False
+    products: Literal["exact", "split", "auto"] = "exact"
+    measured: Measured | None = None
 
     def validate(self) -> None:
         """Checks every choice.
@@ -254,6 +257,14 @@ class ExecutionConfig(NamedTuple):
             checks.whole("clients_per_chunk", self.clients_per_chunk)
         checks.one_of("placement", self.placement, ("auto", "device", "host", "disk"))
         checks.whole("rounds_per_call", self.rounds_per_call)
+        here = facts()
+        checks.one_of("products", self.products, ("exact", "split", "auto"))
+        missing = no_split(here) if self.products == "split" else None
+        checks.require(missing is None, "products", f"be 'exact' or 'auto': {missing}", "split")
+        if self.measured is not None:
+            rule = f"be of this device, {here.device}"
+            is_same = here.device in ("", self.measured.device)
+            checks.require(is_same, "measured", rule, self.measured.device)
         num_devices = len(self.device_list())
         if self.model_axis is not None:
             self.model_axis.validate(num_devices)
@@ -327,13 +338,12 @@ class ExecutionConfig(NamedTuple):
         """
         if not isinstance(self.clients_per_chunk, str):
             return min(int(self.clients_per_chunk), clients_per_device)
-        kind = backend()
-        of_one = cost()
-        busy = _OPERATIONS_PER_CHUNK.get(kind, 1e9) / max(1.0, of_one.operations)
-        fitting = _CHUNK_SHARE * memory_per_device() / max(1, _LIVE_VALUES * of_one.largest_bytes)
-        widest = min(_WIDEST_CHUNK.get(kind, 256), clients_per_device)
-        if own_bytes and kind == "cpu":
-            widest = min(widest, max(_STATES_PER_CHUNK, _CACHED_STATE_BYTES // own_bytes))
+        chosen, of_one = self.choices(), cost()
+        busy = chosen.operations_per_chunk / max(1.0, of_one.operations)
+        fitting = chosen.chunk_bytes / max(1, _LIVE_VALUES * of_one.largest_bytes)
+        widest = min(chosen.widest_chunk, clients_per_device)
+        if own_bytes and chosen.cached_state_bytes is not None:
+            widest = min(widest, max(_STATES_PER_CHUNK, chosen.cached_state_bytes // own_bytes))
         return int(np.clip(min(busy, fitting), 1, widest))
 
     def is_resident(self, data: FederatedData, state_bytes: int = 0) -> bool:
@@ -348,9 +358,20 @@ class ExecutionConfig(NamedTuple):
         """
         if self.placement != "auto":
             return self.placement == "device"
+        chosen = self.choices()
         on_disk = any(is_on_disk(array) for array in data.examples.values())
-        is_small = data.num_bytes <= _RESIDENT_BYTES
-        return not on_disk and is_small and state_bytes <= _STATE_SHARE * memory_per_device()
+        is_small = data.num_bytes <= chosen.resident_bytes
+        return not on_disk and is_small and state_bytes <= chosen.state_bytes
+
+    def choices(self) -> Choices:
+        """Returns what "auto" stands for on this backend; all processes have to ask."""
+        return choices(facts()._replace(memory=memory_per_device()), self.measured)
+
+    def arithmetic(self) -> Arithmetic:
+        """Returns how products and convolutions are computed."""
+        chosen = choices(facts(), self.measured)
+        products = chosen.products if self.products == "auto" else self.products
+        return Arithmetic(products, chosen.convolutions)
 
 
 def power_of_two(count: float) -> int:

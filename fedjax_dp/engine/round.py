@@ -16,6 +16,7 @@ from fedjax_dp.clients.base import TrainingMetrics
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core import messages, sums, trees
 from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.products import computed_with
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import Cohort, Examples
 from fedjax_dp.engine.layout import AXIS, CHUNK_AXIS, Layout
@@ -135,6 +136,20 @@ def play_round(
     Returns:
       The state after the round, its record and its info.
     """
+    with computed_with(layout.arithmetic):
+        return _played(algorithm, layout, state, hyper, examples, cohort, key)
+
+
+def _played(
+    algorithm: FederatedAlgorithm,
+    layout: Layout,
+    state: SimulationState,
+    hyper: Hyper,
+    examples: Examples,
+    cohort: Cohort,
+    key: PRNGKey,
+) -> tuple[SimulationState, RoundRecord, RoundInfo]:
+    """Traces a round, for which it is set how products are computed."""
     stage = jnp.asarray(algorithm.stages.stage_of(state.server, hyper, state.round), jnp.int32)
     round = Round(state.round, stage)
     public_key = fold(key, Purpose.PUBLIC, state.round)

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_dp.core import sums, trees
-from fedjax_dp.core.backend import backend
+from fedjax_dp.core import products, sums, trees
+from fedjax_dp.core.backend import facts
+from fedjax_dp.core.choices import choices
 from fedjax_dp.core.materialize import materialize
 
 # On a CPU a matrix that is formed costs, for each of its entries, as much as this many
@@ -20,8 +21,7 @@ _SHIFT = 1e-5
 # Inverses of Cholesky factors stay below 1/√shift, times √num_rows, unless their Gram matrix was
 # too far from positive definite.
 _LARGEST_INVERSE = 1e5
-# A bit more than half the relative distance between float32 numbers.
-_ROUNDING = 6e-8
+_ROUNDING = products.EXACT.per_addition
 # How far the order of a sum may move it, in units of the bound on one example.
 _LARGEST_ERROR = 8.7e-4
 # Squares of float32 numbers below this vanish.
@@ -32,13 +32,14 @@ def is_formed(num_rows: int, inputs: int, outputs: int) -> bool:
     """Decides whether to form the matrices (`matrices`) instead of their factors (`factors`)."""
     if num_rows == 1:
         return False
-    if block_size(num_rows) == 0:
+    # Gram matrices have no bound for split products.
+    if block_size(num_rows) == 0 or products.arithmetic().products == "split":
         return True
     narrow, wide = sorted((inputs, outputs))
     # Counted for `norms`: small products and the factorisation run at a fraction of the full speed.
     without = num_rows**2 * (6 * wide + 40 * narrow)
     is_cheaper = without < _COST_OF_AN_ENTRY * inputs * outputs
-    return backend() != "cpu" or not is_cheaper
+    return not (choices(facts()).has_caches and is_cheaper)
 
 
 def matrices(rows: jax.Array, columns: jax.Array) -> jax.Array:
@@ -62,7 +63,7 @@ def total(rows: jax.Array, columns: jax.Array) -> jax.Array:
 
     def block(first):
         here = slice(first, first + size)
-        return jnp.einsum("bti,bto->io", rows[here], columns[here])
+        return products.outer_products(rows[here], columns[here])
 
     if num_examples <= size:
         return block(0)
@@ -76,12 +77,15 @@ def total(rows: jax.Array, columns: jax.Array) -> jax.Array:
 def block_size(num_rows: int) -> int:
     """Counts the examples whose outer products may be summed as one product; 0 for none.
 
-    The largest g with `2^-24 g T √T (2 g − 1)` of at most 8.7e-4. Summing n numbers in any order
-    errs by at most n roundings of the sum of their absolute values, here g examples of T rows and
-    √T bounds each, T being `num_rows`; with one of them left out, by those of g − 1.
+    The largest g with `v g T √T (2 g − 1) + p √T` of at most 8.7e-4, where v and p bound the error
+    of products (`core.products.Rounding`; 2^-24 and 0 if they are exact). Summing n products in any
+    order errs by at most n v of the sum of their absolute values, here g examples of T rows and √T
+    bounds each, T being `num_rows`; with one of them left out, by those of g − 1. The products of
+    the one that is left out are longer by at most p of their lengths.
     """
-    size = 0
-    while _ROUNDING * (size + 1) * num_rows**1.5 * (2 * size + 1) <= _LARGEST_ERROR:
+    size, (addition, product) = 0, products.rounding()
+    room = _LARGEST_ERROR - product * math.sqrt(num_rows)
+    while addition * (size + 1) * num_rows**1.5 * (2 * size + 1) <= room:
         size += 1
     return size
 
@@ -142,7 +146,7 @@ def _squared_norms(left: jax.Array, right: jax.Array) -> tuple[jax.Array, jax.Ar
     """
     grams = _gram(left), _gram(right)
     lengths = [jnp.sqrt(jnp.diagonal(gram, axis1=1, axis2=2)) for gram in grams]
-    products = [length[:, :, None] * length[:, None, :] for length in lengths]
+    pairs = [length[:, :, None] * length[:, None, :] for length in lengths]
 
     def over_rows(matrix):
         # Two chains of T additions; without the barrier they may become one of T².
@@ -151,9 +155,9 @@ def _squared_norms(left: jax.Array, right: jax.Array) -> tuple[jax.Array, jax.Ar
     chains = left.shape[2] * _ROUNDING, right.shape[2] * _ROUNDING
     terms = grams[0] * grams[1]
     error = (
-        chains[0] * products[0] * jnp.abs(grams[1])
-        + chains[1] * products[1] * jnp.abs(grams[0])
-        + 3 * chains[0] * chains[1] * products[0] * products[1]
+        chains[0] * pairs[0] * jnp.abs(grams[1])
+        + chains[1] * pairs[1] * jnp.abs(grams[0])
+        + 3 * chains[0] * chains[1] * pairs[0] * pairs[1]
         + 2 * left.shape[1] * _ROUNDING * jnp.abs(terms)
     )
     squares = over_rows(terms) + over_rows(error)

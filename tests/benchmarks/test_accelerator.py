@@ -11,9 +11,11 @@ import pytest
 from marks import telling
 
 from benchmarks.accelerator import page as pages
+from benchmarks.accelerator import rounding
 from benchmarks.accelerator import steps as lists
 from benchmarks.accelerator.__main__ import main
 from benchmarks.accelerator.runner import ROOT, Book, Step, play_all
+from fedjax_dp.core import products
 from fedjax_dp.experiment.studies.workloads import WORKLOADS, synthetic_data
 
 MACHINE = {"device": "card", "jax": "1"}
@@ -162,6 +164,14 @@ def test_the_smallest_step_runs_and_is_not_repeated(tmp_path, capsys):
     assert together["clients_per_second"] == pytest.approx(rate)
     assert "| F4 | 4 |" in path.with_suffix(".md").read_text()
     assert "F4: done" in capsys.readouterr().out
+
+
+def test_errors_of_split_products_above_their_bound_fail_the_step(monkeypatch):
+    assert all(row["of bound"] <= 1 for row in rounding.rows(width=8))
+    whole = products.parts
+    monkeypatch.setattr(products, "parts", lambda x: (whole(x)[0], 0 * whole(x)[1]))
+    with pytest.raises(SystemExit, match="times the bound"):
+        list(rounding.rows(width=8))
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ def test_a_table_that_no_memory_holds_is_refused_before_it_is_made(monkeypatch, 
     model, trainer = parts()
     algorithm = fdp.ditto(model, trainer)
     monkeypatch.setattr(estimates, "memory_of_host", lambda: 200_000)
-    monkeypatch.setattr(layouts, "_STATE_SHARE", 0.0)
+    monkeypatch.setattr(layouts, "memory_per_device", lambda *devices: 1.0)
     execution = fdp.ExecutionConfig(placement=placement)
     rule = r"the states of 6 clients, 40 kB each and 240 kB in all, must fit the 200 kB .*'disk'"
     with pytest.raises(MemoryError, match=rule):

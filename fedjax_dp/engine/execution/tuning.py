@@ -64,9 +64,15 @@ def layout_of(
         steps = np.where(steps > share * steps.sum() / len(devices), 0, steps)
     above = alone_above(steps, chunk, share)
     has_spare_slots = not facts.is_stacked
-    return Layout(
-        chunk, mesh, has_spare_slots=has_spare_slots, alone_above=above, splits_longest=splits
-    ), tried
+    layout = Layout(
+        chunk,
+        mesh,
+        has_spare_slots=has_spare_slots,
+        alone_above=above,
+        splits_longest=splits,
+        arithmetic=execution.arithmetic(),
+    )
+    return layout, tried
 
 
 def candidates(guess: int, widest: int) -> list[int]:
@@ -135,4 +141,5 @@ def _work(federation: Federation, execution: ExecutionConfig) -> Hashable:
         str(execution.device_list()),
         str(execution.model_axis),
         execution.split_clients,
+        execution.arithmetic(),
     )

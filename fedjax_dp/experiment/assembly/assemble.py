@@ -58,6 +58,7 @@ from fedjax_dp.experiment.schema.config import (
     ExecutionSection,
     RunSection,
 )
+from fedjax_dp.io.measured import read_measured
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.secure import MaskKeys
 
@@ -157,6 +158,8 @@ def assemble(config: Config, population: Population | None = None) -> Experiment
         checks.require(size == 1, "execution.model_devices", rule, size)
         rule, splits = "be false for clients on other machines", config.execution.split_clients
         checks.require(not splits, "execution.split_clients", rule, splits)
+        rule, products = "be 'exact' for clients on other machines", config.execution.products
+        checks.require(products == "exact", "execution.products", rule, products)
         execution = execution._replace(placement="host", clients_per_chunk=1)
     parts = parts_of(config, population)
     config, population, model, participation, trainer, setting, algorithm, keys = parts
@@ -255,6 +258,8 @@ def execution_of(section: ExecutionSection, run: RunSection) -> ExecutionConfig:
         rounds_per_call=min(stops, run.rounds),
         model_axis=ModelAxis(size, rules) if size > 1 else None,
         split_clients=section.split_clients,
+        products=section.products,
+        measured=None if section.measured is None else read_measured(section.measured),
     )
     execution.validate()
     return execution

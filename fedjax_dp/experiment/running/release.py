@@ -81,6 +81,7 @@ _OPEN = {
     "parameters",
     "dp_delta_of_shared_record",
     "clients_per_chunk",
+    "products",
     "test_accuracy_of",
     "covered_models",
     "not_covered",

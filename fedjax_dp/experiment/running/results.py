@@ -143,6 +143,7 @@ def _summary(
         "num_parameters": experiment.num_parameters,
         "padding_share": float(np.mean(padding)) if padding else None,
         "clients_per_chunk": experiment.simulation.layout.chunk,
+        **_of_products(experiment),
         **_of_updates(rows),
         **_of_last(rows),
         **_of_clock(rows),
@@ -200,6 +201,12 @@ def _of_clock(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Returns the simulated seconds of a run with a clock."""
     seconds = [row["simulated_seconds"] for row in rows if "simulated_seconds" in row]
     return {"simulated_seconds": seconds[-1]} if seconds else {}
+
+
+def _of_products(experiment: Experiment) -> dict[str, str]:
+    """Names how gradients of records were computed, if it was not exactly."""
+    products = experiment.simulation.layout.arithmetic.products
+    return {} if products == "exact" else {"products": products}
 
 
 def _of_updates(rows: list[dict[str, Any]]) -> dict[str, float]:

@@ -564,6 +564,15 @@ class ExecutionSection(Section):
         "train a client that is longer than the mean load of a device on all devices, each with a "
         "share of every batch",
     )
+    products: Literal["exact", "split", "auto"] = _setting(
+        "exact",
+        "products of gradients of records: exact in float32, split into three of bfloat16 on GPUs "
+        "and TPUs, or auto: split where that is faster by measured speeds",
+    )
+    measured: str | None = _setting(
+        None,
+        "file of speeds of this device, by `python -m benchmarks.accelerator`, which auto follows",
+    )
     compilation_cache: str | None = _setting(
         "auto", "folder of compiled programs; auto is the user's cache"
     )

@@ -29,6 +29,7 @@ from fedjax_dp.audit.votes import plant_votes
 from fedjax_dp.clients.gradients import clipped
 from fedjax_dp.core import checks, masks
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.products import computed_with
 from fedjax_dp.core.ranges import Positive
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.client_store import stored_in
@@ -121,12 +122,18 @@ def audit_experiment(
     key = jax.random.key(config.run.seed)
     is_whole = noise_share == 1
     norms = check_norms(config.run.seed) if config.privacy.units and is_whole else []
-    execution = ExecutionConfig(clients_per_chunk=config.execution.clients_per_chunk, devices=None)
+    arithmetic = experiment.simulation.layout.arithmetic
+    execution = ExecutionConfig(
+        clients_per_chunk=config.execution.clients_per_chunk,
+        devices=None,
+        products=arithmetic.products,
+    )
     for place, unit in enumerate(config.privacy.units):
         unit_key = jax.random.fold_in(key, place)
         planted, running = _plant(experiment, unit, num_canaries, records), None
         if is_whole:
-            steps[unit] = _check_steps(experiment, unit, planted, unit_key) + norms
+            with computed_with(arithmetic):
+                steps[unit] = _check_steps(experiment, unit, planted, unit_key) + norms
         else:
             running = _quieter(experiment, unit, planted, num_canaries, noise_share)
         seen = run_audit(

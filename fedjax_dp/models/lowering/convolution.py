@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_dp.core import trees
-from fedjax_dp.core.backend import backend
+from fedjax_dp.core.backend import facts
+from fedjax_dp.core.choices import choices
 from fedjax_dp.models.lowering import bilinear, narrow, winograd
 from fedjax_dp.models.lowering.patches import Window, gather_patches, scatter_patches, slices
 
@@ -110,7 +111,7 @@ def _convolve(
     may_be_tiled = is_exact and is_dense and window.kernel == winograd.KERNEL
     if may_be_tiled and winograd.is_faster(x, w, padding):
         return winograd.convolve(x, w, padding)
-    is_plain = is_exact and lhs_dilation[0] == 1 and backend() == "cpu"
+    is_plain = is_exact and lhs_dilation[0] == 1 and choices(facts()).has_caches
     if is_plain and narrow.is_faster(w, window):
         rest = bilinear.pad(x, ((0, 0), *padding[1:]), lhs_dilation)
         return narrow.convolve(rest, w, padding[0])

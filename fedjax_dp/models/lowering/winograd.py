@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_dp.core.backend import backend
+from fedjax_dp.core.backend import facts
+from fedjax_dp.core.choices import choices
 from fedjax_dp.core.materialize import materialize
 from fedjax_dp.models.lowering import bilinear
 from fedjax_dp.models.lowering.bilinear import Padding
@@ -86,7 +87,7 @@ def is_faster(x: jax.Array, w: jax.Array, padding: Sequence[tuple[int, int]]) ->
     height, width = _sizes(x, padding)
     num_positions = x.shape[0] * height * width
     return (
-        backend() == "cpu"
+        choices(facts()).has_caches
         and min(inputs, outputs) >= 32
         and min(height, width) >= 2
         and num_positions**2 >= inputs * outputs

@@ -1,0 +1,184 @@
+"""What automatic execution chooses: a function of what a backend reports, and of measured speeds.
+
+Every constant is named here, with its reason. Nothing else decides what `auto` means.
+"""
+
+import math
+from typing import Literal, NamedTuple
+
+from fedjax_dp.core.backend import Facts
+
+Products = Literal["exact", "split"]
+Convolutions = Literal["products", "native"]
+
+# A chunk grows until a pass through its loop body does this many floating-point operations: small
+# models gain from wide chunks, large ones use the whole device alone. On CPUs it is measured
+# (benchmarks/notes.md, "Devices and chunks").
+_CPU_OPERATIONS = 5e7
+# On a GPU a pass starts about 40 kernels of 5 µs each, 0.2 ms in all. Ten times as long are 2 ms,
+# in which a multiprocessor does 1e9 operations: 5e11 a second, 128 multiply-adds at 2 GHz.
+_OPERATIONS_OF_A_CORE = 1e9
+# Where the number of multiprocessors is unknown: a card with 100 of them.
+_GPU_OPERATIONS = 1e11
+# On a TPU 1 ms at 1e14 operations a second, since a program starts as a whole and not by kernel.
+_TPU_OPERATIONS = 1e11
+# On backends of other kinds, of which nothing is known: between a CPU and a GPU.
+_OTHER_OPERATIONS = 1e9
+# Wider chunks have not been found faster on CPUs.
+_CPU_WIDEST = 256
+# The most clients side by side that `benchmarks.accelerator` measures.
+_WIDEST = 1024
+# Of a device's memory a quarter each is for the values of a chunk, the examples and the client
+# states; the rest is for models, sums and what the compiler adds.
+_SHARE = 0.25
+# Examples of up to this size are held in memory in any case: streaming them costs more.
+_LEAST_RESIDENT = 2.0 * 2**30
+# Client states of a chunk stay in a CPU's caches; measured, as above.
+_CACHED_STATE_BYTES = 2**19
+# A choice that costs precision, or memory for gradients of records, has to be this much faster
+# than the default; a measurement on a shared machine varies by a tenth.
+_GAIN = 1.25
+# A chunk is wide enough when it reaches this share of the best speed: wider ones take memory.
+_NEARLY_ALL = 0.9
+# The first NVIDIA cards with units for bfloat16 (Ampere).
+_FIRST_CAPABILITY = (8, 0)
+
+
+class Speed(NamedTuple):
+    """The measured speed of steps of SGD of clients side by side."""
+
+    form: str  # "products" or "native": how convolutions were computed.
+    precision: str  # "float32", "default", "bfloat16" or "split".
+    clients: int
+    clients_per_second: float
+    operations: float  # Floating-point operations of the step of one client.
+
+
+class Measured(NamedTuple):
+    """The measured speeds of a device.
+
+    Attributes:
+      device: its name, as in `Facts`.
+      speeds: the measurements.
+    """
+
+    device: str
+    speeds: tuple[Speed, ...] = ()
+
+    def best(self, form: str, precision: str) -> float | None:
+        """Returns the most clients a second, of any number of clients; None if not measured."""
+        found = [s.clients_per_second for s in self._of(form, precision)]
+        return max(found, default=None)
+
+    def enough(self, form: str, precision: str) -> Speed | None:
+        """Returns the fewest clients that reach nearly the best speed."""
+        best = self.best(form, precision)
+        if best is None:
+            return None
+        fast = [s for s in self._of(form, precision) if s.clients_per_second >= _NEARLY_ALL * best]
+        return min(fast, key=lambda s: s.clients)
+
+    def _of(self, form: str, precision: str) -> list[Speed]:
+        return [s for s in self.speeds if (s.form, s.precision) == (form, precision)]
+
+
+class Choices(NamedTuple):
+    """What `auto` stands for on a backend.
+
+    Attributes:
+      operations_per_chunk: floating-point operations of one pass of a chunk that occupy a device.
+      widest_chunk: the most clients of a chunk.
+      chunk_bytes: the memory that the values of a chunk may take.
+      cached_state_bytes: the client states of a chunk that stay in a cache; None if that gains
+        nothing.
+      resident_bytes: examples of up to this size are held in device memory.
+      state_bytes: client states of up to this size of one device are held in its memory.
+      has_caches: whether work is cut so that values stay in a processor's cache: small
+        micro-batches, convolutions in tiles and rows, gradients of examples that are not formed
+        where their factors are cheaper.
+      convolutions: how training without record-level privacy computes those of lowered models:
+        "products" of patches, or "native" ones.
+      products: how gradients of records are computed, "exact" or "split".
+    """
+
+    operations_per_chunk: float
+    widest_chunk: int
+    chunk_bytes: float
+    cached_state_bytes: int | None
+    resident_bytes: float
+    state_bytes: float
+    has_caches: bool
+    convolutions: Convolutions = "products"
+    products: Products = "exact"
+
+
+def choices(facts: Facts, measured: Measured | None = None) -> Choices:
+    """Chooses layout and precision for a backend; pure.
+
+    Without measured speeds products are exact and convolutions are products of patches. With them,
+    what is faster by a quarter replaces the default.
+
+    Args:
+      facts: what the backend reports.
+      measured: the speeds of the same device, if there are any.
+
+    Returns:
+      The choices.
+    """
+    is_cpu = facts.backend == "cpu"
+    share = _SHARE * facts.memory
+    found = Choices(
+        operations_per_chunk=_operations(facts),
+        widest_chunk=_CPU_WIDEST if is_cpu else _WIDEST,
+        chunk_bytes=share,
+        cached_state_bytes=_CACHED_STATE_BYTES if is_cpu else None,
+        # A CPU's device memory is that of the host, where streamed examples are too.
+        resident_bytes=_LEAST_RESIDENT
+        if is_cpu or math.isinf(share)
+        else max(_LEAST_RESIDENT, share),
+        state_bytes=share,
+        has_caches=is_cpu,
+    )
+    if measured is None:
+        return found
+    # Rounds with and without record-level privacy have one rule: the wider of both.
+    wide = [measured.enough("products", precision) for precision in ("float32", "default")]
+    busy = max((s.clients * s.operations for s in wide if s is not None), default=None)
+    is_native = _is_faster(measured, ("native", "default"), ("products", "default"))
+    is_split = _is_faster(measured, ("products", "split"), ("products", "float32"))
+    return found._replace(
+        operations_per_chunk=found.operations_per_chunk if busy is None else busy,
+        convolutions="native" if is_native else "products",
+        products="split" if is_split and no_split(facts) is None else "exact",
+    )
+
+
+def no_split(facts: Facts) -> str | None:
+    """Returns why a backend cannot compute split products, or None if it can.
+
+    A target of an export reports no compute capability; it is taken to be a card that can.
+    """
+    if facts.backend == "tpu":
+        return None
+    if facts.backend != "gpu":
+        return f"a {facts.backend} has no units for bfloat16 that outrun exact products"
+    if not facts.compute_capability:
+        return None
+    parts = facts.compute_capability.split(".")
+    if not all(part.isdigit() for part in parts):
+        return f"the bound is proved for NVIDIA GPUs and TPUs, not for {facts.compute_capability}"
+    if tuple(map(int, parts)) < _FIRST_CAPABILITY:
+        return f"a GPU of compute capability {facts.compute_capability} has no units for bfloat16"
+    return None
+
+
+def _operations(facts: Facts) -> float:
+    if facts.backend == "gpu" and facts.cores is not None:
+        return _OPERATIONS_OF_A_CORE * facts.cores
+    known = {"cpu": _CPU_OPERATIONS, "gpu": _GPU_OPERATIONS, "tpu": _TPU_OPERATIONS}
+    return known.get(facts.backend, _OTHER_OPERATIONS)
+
+
+def _is_faster(measured: Measured, other: tuple[str, str], default: tuple[str, str]) -> bool:
+    after, before = measured.best(*other), measured.best(*default)
+    return after is not None and before is not None and after >= _GAIN * before
