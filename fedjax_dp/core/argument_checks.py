@@ -90,7 +90,7 @@ class Rule(NamedTuple):
 
 def refusal(name: str, rule: Rule, value: Any) -> ValueError:
     """Builds the error for a value that breaks its rule, with the nearest choice."""
-    hint = checks.nearest(value, rule.choices) if isinstance(value, str) and rule.choices else None
+    hint = checks.similar(value, rule.choices)
     shown = checks.shown(value, _SHOWN) if _is_plain(value) else f"a {type(value).__name__}"
     return ValueError(
         f"{name} must be {rule.range_of(value) or rule.words}, got {shown}"

@@ -18,6 +18,8 @@ def require(condition: bool, argument: str, rule: str, value: Any) -> None:
         raise ValueError(f"{argument} must {rule}, got {shown(value)}")
 
 
+# Words that are less alike, from 0 to 1, are not misspellings of each other.
+_ALIKE = 0.4
 # Python formats no integer of more than 4,300 decimal digits.
 _MOST_BITS = 8_192
 
@@ -99,18 +101,23 @@ def one_of(argument: str, value: str, choices: Collection[str]) -> None:
     """Requires one of the named choices; the error suggests the nearest one."""
     if not isinstance(value, str) or value not in choices:
         known = sorted(choices)
-        hint = nearest(str(value), known)
+        hint = similar(str(value), known)
         raise ValueError(
             f"{argument} must be one of {', '.join(known)}, got {value!r}"
             + (f"; did you mean {hint!r}?" if hint else "")
         )
 
 
-def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """Finds the choice spelled most like a word; None without choices."""
+def nearest(word: str, choices: Iterable[str], cutoff: float = 0.0) -> str | None:
+    """Finds the choice spelled most like a word; None without choices that are alike enough."""
     known = list(choices)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.0)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
     return close[0] if close else None
+
+
+def similar(value: Any, choices: Iterable[str]) -> str | None:
+    """Finds the choice that a misspelt value may mean; None if it is like none of them."""
+    return nearest(value, choices, _ALIKE) if isinstance(value, str) else None
 
 
 def is_finite_number(value: Any) -> bool:

@@ -201,6 +201,18 @@ def test_rows_to_predict_need_neither_labels_nor_clients(write):
     np.testing.assert_array_equal(load(test_path="new.csv", **options).test["y"], [-1])
 
 
+@pytest.mark.parametrize("options", [{"split": "s"}, {"test_fraction": 0.3}])
+def test_another_test_part_leaves_the_training_part_as_it_was(write, options):
+    rows = [f"{i},{'yes' if i % 2 else 'no'},{'test' if i % 3 else 'train'}" for i in range(20)]
+    write("\n".join(["n,ill,s", *rows]))
+    write("n\n5\n7\n", "new.csv")
+    options |= {"features": ["n"], "scaling": "standard"}
+    before, after = load(**options), load(test_path="new.csv", **options)
+    for name in ("x", "y"):
+        np.testing.assert_array_equal(before.train[name], after.train[name])
+    assert len(before.test["y"]) > 2 and len(after.test["y"]) == 2
+
+
 def test_numbers_to_predict_are_nan(write):
     write("a,ill\n1,0.5\n2,1.5\n")
     write("a\n3\n", "new.csv")
@@ -277,7 +289,11 @@ WRONG = {
         "row 2, column 's', must be one of train, test, got 'valid'",
     ),
     "no training": ("s,a,ill\ntest,1,x\ntest,2,y\n", {"split": "s"}, "hold training rows"),
-    "two splits": (CSV, {"split": "job", "test_fraction": 0.5}, "only one of split, test_path"),
+    "two splits": (
+        CSV,
+        {"split": "job", "test_fraction": 0.5},
+        "only one of split and test_fraction",
+    ),
     "one class": ("a,ill\n1,x\n2,x\n", {}, "label 'ill' must have two classes or more"),
     "texts as numbers": (
         "a,ill\n1,x\n2,y\n",

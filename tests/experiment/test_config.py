@@ -268,7 +268,8 @@ def test_a_text_key_takes_any_word_but_no_other_kind_from_a_file(tmp_path):
     [
         (["run.rounds", "3"], "expected --section.key, got 'run.rounds'"),
         (["--run.rounds"], "--run.rounds needs a value"),
-        (["--run", "3"], "run is a section, not a key"),
+        (["--run", "3"], "run is a section, not a key; its keys are run.name, run.seed, "),
+        (["--privacy.record", "none"], "its keys are privacy.record.clip_norm, "),
         (["--run={rounds = 3}"], "run is a section, not a key"),
         (
             ["--data.options=3", "--data.options.a=1"],

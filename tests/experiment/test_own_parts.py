@@ -192,7 +192,7 @@ def test_an_own_algorithm_takes_its_options():
         assembled(words[0], "--algorithm.options.pull=-1")
     with pytest.raises(ConfigError, match="did you mean 'pull'"):
         assembled(words[0], "--algorithm.options.pul=1")
-    with pytest.raises(ValueError, match=r"privacy.unit must be none or record"):
+    with pytest.raises(ValueError, match=r"be none or record .*; an Entry states the units"):
         assembled(words[0], "--privacy.unit=client")
 
 

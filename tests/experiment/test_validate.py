@@ -189,6 +189,13 @@ def test_options_of_other_choices_are_checked_too(tmp_path, no_data, words, opti
             "algorithm.aggregator_options must be empty if no algorithm.aggregator is given",
         ),
         (("--execution.devices=4096",), "devices must be at most"),
+        (
+            (
+                *("--data.name=table", "--data.options.path=a.csv", "--data.options.label=y"),
+                *("--data.options.split=s", "--data.options.test_path=b.csv"),
+            ),
+            "data.options.test_path must be left out with split, except to evaluate or predict",
+        ),
         # Of privacy.
         (
             ("--privacy.record.noise_multiplier=0",),
@@ -207,11 +214,15 @@ def test_options_of_other_choices_are_checked_too(tmp_path, no_data, words, opti
             (*DP_FEDAVG, "--privacy.client.noise_multiplier=0"),
             "privacy.client.noise_multiplier must be above 0 to keep the budget",
         ),
-        (("--privacy.unit=client",), "privacy.unit must be record or both for the algorithm dp_sg"),
+        (
+            ("--privacy.unit=client",),
+            "privacy.unit must be record or both for the algorithm dp_sgd; to protect clients take "
+            "another algorithm.name, such as dp_fedavg, got 'client'",
+        ),
         (("--privacy.unit=none",), "dp_sgd; without privacy take another algorithm.name, such as"),
         (
             ("--privacy.unit=client", "--algorithm.name=scaffold"),
-            "privacy.unit must be none or record for the algorithm scaffold, got 'client'",
+            "privacy.unit must be none or record for the algorithm scaffold; to protect clients",
         ),
         # Of cohorts.
         (

@@ -67,8 +67,9 @@ def load(
         suffixes or, if two would coincide, the path below the files' common folder.
       features: the input columns; all others if empty.
       split: a column that holds "train" or "test".
-      test_path: a file, or a pattern, of test rows. For predictions it may lack the label; the
-        client and columns that are no inputs may be absent too.
+      test_path: a file, or a pattern, of test rows; they replace those of `split` or
+        `test_fraction`, which are left out. For predictions it may lack the label; the client and
+        columns that are no inputs may be absent too.
       test_fraction: the share of rows drawn for testing, in [0, 1).
       seed: chooses these rows.
       task: "classification" encodes labels; "regression" takes them as numbers.
@@ -111,9 +112,9 @@ def load(
     _check_names(table, label, client, split, features, categories, ranges, fill)
     _require_used("fill", fill, missing == "fill", "missing is 'fill'")
     _require_used("ranges", ranges, scaling == "range", "scaling is 'range'")
-    ways = [split is not None, bool(tests), test_fraction > 0]
-    rule = "be only one of split, test_path and test_fraction"
-    checks.require(sum(ways) <= 1, "the test part", rule, (split, test_path, test_fraction))
+    rule = "be only one of split and test_fraction"
+    is_one = split is None or test_fraction == 0
+    checks.require(is_one, "the test part", rule, (split, test_fraction))
     checks.require(
         client is None or not clients_are_files,
         "client",
@@ -126,24 +127,25 @@ def load(
     for used in dict.fromkeys([*inputs, *filter(None, (label, client, split))]):
         table.columns[used].require_readable()
     kept = np.arange(table.num_rows)
-    # Rows to predict need neither labels nor clients.
-    in_tests = kept[table.starts[len(paths)] :]
+    num_own = int(table.starts[len(paths)])
+    # Rows to predict need neither labels nor clients, and no row of a test file needs `split`.
     absent = {
         name
         for name in filter(None, (label, client))
-        if len(in_tests) and table.columns[name].is_missing[in_tests].all()
+        if tests and table.columns[name].is_missing[num_own:].all()
     }
     for role, name in (("label", label), ("client", client), ("split", split)):
         if name is not None:
-            rows = kept[: table.starts[len(paths)]] if name in absent else kept
+            rows = kept[:num_own] if name in {*absent, split} else kept
             table.columns[name].require_present(rows, f"have a value in every row, as the {role}")
     if missing == "drop":
         kept = kept[~np.any([table.columns[name].is_missing for name in inputs], axis=0)]
         checks.require(
             len(kept) > 0, str(table.files[0]), "have a row without missing cells", "none"
         )
-    is_test = _test_rows(table, kept, split, len(paths), test_fraction, seed)
-    parts = kept[~is_test], kept[is_test]
+    own, others = kept[kept < num_own], kept[kept >= num_own]
+    is_test = _test_rows(table, own, split, test_fraction, seed)
+    parts = own[~is_test], others if tests else own[is_test]
     checks.require(len(parts[0]) > 0, table.files[0], "hold training rows", "none")
 
     coder = _Coder(table, parts, inputs, missing, fill, categories, scaling, ranges)
@@ -165,7 +167,7 @@ def load(
         unknown = np.nan if task == "regression" else -1
         labels[1] = np.full(len(parts[1]), unknown, labels[0].dtype)
     num_files = len(paths) if clients_are_files else None
-    known = table.starts[len(paths)] if client in absent else table.num_rows
+    known = num_own if client in absent else table.num_rows
     ids = _client_ids(table, client, num_files, known)
     train, test = ({"x": x, "y": y} for x, y in zip(xs, labels, strict=True))
     return Dataset(
@@ -232,12 +234,7 @@ def _require_used(option: str, value: Mapping[str, Any], is_used: bool, when: st
 
 
 def _test_rows(
-    table: Table,
-    kept: np.ndarray,
-    split: str | None,
-    num_training_files: int,
-    test_fraction: float,
-    seed: int,
+    table: Table, kept: np.ndarray, split: str | None, test_fraction: float, seed: int
 ) -> np.ndarray:
     """Marks which of the kept rows are for testing, `[rows]`."""
     if split is not None:
@@ -254,7 +251,7 @@ def _test_rows(
         is_test = np.zeros(len(kept), bool)
         is_test[np.random.default_rng(seed).permutation(len(kept))[:count]] = True
         return is_test
-    return kept >= table.starts[num_training_files]
+    return np.zeros(len(kept), bool)
 
 
 def _client_ids(

@@ -31,6 +31,8 @@ _COMMAND_LINE = "command line"
 _COMMAND_OPTIONS = ["output", "resume", "keys", "json", "quiet", "log-level"]
 # The most characters of a value in an error.
 _SHOWN = 200
+# The most keys of a section in an error.
+_NAMED = 4
 ROOT = FieldInfo(annotation=Config)
 # Keys of `[data]` that say how examples are divided among clients.
 _DIVISION = {"partition", "partition_options", "num_clients"}
@@ -231,7 +233,9 @@ def _put(changes: dict[str, Any], key: str, text: str) -> None:
     """Adds an override to its table, if its key exists."""
     fields = _fields_at(key)
     if fields and all(map(sections_of, fields)):
-        raise ConfigError(f"{_COMMAND_LINE}: {key} is a section, not a key")
+        inner = [each for each in all_keys() if each.startswith(f"{key}.")]
+        some = ", ".join(inner[:_NAMED]) + ", …" * (len(inner) > _NAMED)
+        raise ConfigError(f"{_COMMAND_LINE}: {key} is a section, not a key; its keys are {some}")
     *path, last = key.split(".")
     table = changes
     for part in path:
@@ -352,7 +356,7 @@ def _chosen(
     choices = {tag_of(section, field): section for section in sections_of(field)}
     word, key = table[str(tag)], f"{here}.{tag}"
     if not isinstance(word, str) or word not in choices:
-        hint = checks.nearest(word, choices) if isinstance(word, str) else None
+        hint = checks.similar(word, choices)
         words = ", ".join(map(repr, choices))
         raise ConfigError(
             f"{origin(key)}: {key} must be one of {words}, got {word!r}"

@@ -38,6 +38,13 @@ from fedjax_dp.experiment.schema.config import (
 )
 from fedjax_dp.server.registry import AROUND
 
+# For whom an algorithm is taken instead, and which, by unit of privacy.
+_INSTEAD = {
+    "none": ("without privacy", "fedavg"),
+    "record": ("to protect records", "dp_sgd"),
+    "client": ("to protect clients", "dp_fedavg"),
+    "both": ("to protect both", "dp_fedavg"),
+}
 # Options of algorithms that may be a list with one entry for each client.
 _BY_CLIENT = ("declared_epsilon", "clusters")
 
@@ -49,6 +56,7 @@ def validate(config: Config) -> None:
     _check_public_examples(name, entry, config.data.public_examples)
     _check_unit(name, entry, privacy)
     _check_scaling(config.data, privacy)
+    _check_test_part(config.data)
     _check_release(config)
     _check_inactive(privacy)
     _check_acceleration(config.acceleration, config.run)
@@ -134,14 +142,25 @@ def _check_public_examples(name: str, entry: Entry, count: int) -> None:
 
 def _check_unit(name: str, entry: Entry, privacy: PrivacySection) -> None:
     what = f"be {' or '.join(entry.units)} for the algorithm {name}"
-    without = "without privacy take another algorithm.name, such as fedavg"
-    hint = without if privacy.unit == "none" and not entry.reason else ""
-    rule = ", ".join(filter(None, (what, entry.reason))) + (f"; {hint}" if hint else "")
+    whom, other = _INSTEAD[privacy.unit]
+    hint = f"{whom} take another algorithm.name, such as {other}"
+    if is_own(name):
+        hint = "an Entry states the units of an algorithm of your own"
+    rule = f"{what}, {entry.reason}" if entry.reason else f"{what}; {hint}"
     checks.require(privacy.unit in entry.units, "privacy.unit", rule, privacy.unit)
     if entry.budgets is not None:
         noise = privacy.record.noise_multiplier
         rule = f"be none for {name}, which calibrates the noise itself"
         checks.require(noise is None, "privacy.record.noise_multiplier", rule, noise)
+
+
+def _check_test_part(data: DataSection) -> None:
+    """Refuses two test parts of a table, one of which a run would leave out."""
+    given = [name for name in ("split", "test_fraction") if data.options.get(name)]
+    path = data.options.get("test_path")
+    rule = f"be left out with {' and '.join(given)}, except to evaluate or predict after a run"
+    is_one = data.name != "table" or path is None or not given
+    checks.require(is_one, "data.options.test_path", rule, path)
 
 
 def _check_scaling(data: DataSection, privacy: PrivacySection) -> None:
