@@ -1,12 +1,11 @@
 """Tables and figures of personalisation from run folders: accuracy, bytes, pruning by round."""
 
+import csv
 import json
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from experiments.sweep import Study
 from fedjax_dp.experiment import grid_points
@@ -15,6 +14,8 @@ from fedjax_dp.io import drawing, plots
 HERE = pathlib.Path(__file__).parent
 # Of models after one more round of local training, which an evaluation alone sees.
 AFTER = "_after_local"
+# Columns of the rounds that a figure is drawn from; accuracies and pruning in percent.
+CURVES = ("method", "seed", "round", "MB up", "pruned", "mean", "mean, after local")
 
 
 def runs_of(study: Study, folder: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
@@ -153,29 +154,93 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], file: pathlib.Path) -> None:
-    """Draws pruning by round, and accuracies against bytes, of the first seed of each method."""
+def curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, str]]:
+    """Lists rounds of runs: megabytes until then, percent pruned, mean accuracies if evaluated."""
+    found = []
+    for name, group in runs.items():
+        for run in group:
+            sent = 0.0
+            for row in run["metrics"]:
+                sent += row["bytes_up"] / 1e6
+                shares = (
+                    row.get(key)
+                    for key in (
+                        "pruned_share",
+                        "mean_client_accuracy",
+                        f"mean_client_accuracy{AFTER}",
+                    )
+                )
+                cells = [
+                    name,
+                    run["values"]["seed"],
+                    str(row["round"]),
+                    f"{sent:.3f}",
+                    *("" if share is None else f"{100 * share:.2f}" for share in shares),
+                ]
+                found.append(dict(zip(CURVES, cells, strict=True)))
+    return found
+
+
+def merged_curves(
+    study: Study, earlier: Sequence[dict[str, str]], new: Sequence[dict[str, str]]
+) -> list[dict[str, str]]:
+    """Puts rounds together, new ones in the place of those of the same method and seed."""
+    replaced = {(row["method"], row["seed"]) for row in new}
+    rest = [row for row in earlier if (row["method"], row["seed"]) not in replaced]
+    order = list(study.axes["method"])
+
+    def place(row: Mapping[str, str]) -> tuple[int, str, int, int]:
+        method = row["method"].partition(", ")[0]
+        return order.index(method), row["method"], int(row["seed"]), int(row["round"])
+
+    return sorted([*rest, *new], key=place)
+
+
+def draw(rows: Sequence[Mapping[str, str]], file: pathlib.Path) -> None:
+    """Draws pruning by round, and accuracies against bytes: means over seeds of each method."""
     figure = drawing.new_figure(8.6)
     pruning, *panels = figure.subplots(3, 1)
-    for i, (method, group) in enumerate(runs.items()):
-        rows = group[0]["metrics"]
-        if "pruned_share" in rows[-1]:
-            rounds = [row["round"] for row in rows]
-            pruned = [100 * row["pruned_share"] for row in rows]
-            drawing.draw_curve(pruning, i, rounds, pruned, method)
-        sent = np.cumsum([row["bytes_up"] for row in rows]) / 1e6
-        is_evaluated = np.array(["mean_client_accuracy" in row for row in rows])
-        for axes, ending in zip(panels, ("", AFTER), strict=True):
-            name = f"mean_client_accuracy{ending}"
-            accuracies = [100 * row[name] for row in rows if name in row]
-            drawing.draw_curve(axes, i, sent[is_evaluated], accuracies, method)
-    pruning.set(xlabel="round", ylabel="pruned weights, %")
+    names = list(dict.fromkeys(row["method"] for row in rows))
+    seeds = [len({row["seed"] for row in rows if row["method"] == name}) for name in names]
+    for i, name in enumerate(names):
+        own = [row for row in rows if row["method"] == name]
+        label = name.replace("CIFAR-10 α=", "α = ")
+        for axes, x, y in (
+            (pruning, "round", "pruned"),
+            (panels[0], "MB up", "mean"),
+            (panels[1], "MB up", "mean, after local"),
+        ):
+            places, means, deviations = _over_seeds(own, x, y)
+            if places:
+                line = drawing.draw_curve(axes, i, places, means, label)
+                drawing.draw_band(axes, line, deviations)
+    pruning.set(ylabel="pruned weights\nof the cohort, %")
+    pruning.set_xlabel("round")
+    drawing.whole_ticks(pruning)
     for axes, which in zip(panels, ("as received", "after local training"), strict=True):
         axes.set(xlabel="MB up", ylabel=f"mean accuracy of clients\n{which}, %")
+    drawing.set_lines_below(panels[1], "MB up", drawing.words_of_spread(seeds, "bands"))
     for axes in (pruning, *panels):
         axes.grid(alpha=0.25)
     drawing.legend_below(figure, panels[0], columns=2)
     plots.save(figure, file)
+
+
+def _over_seeds(
+    rows: Sequence[Mapping[str, str]], x: str, y: str
+) -> tuple[list[float], list[float], list[float | None]]:
+    """Averages places and values over seeds, by round; with deviations where there are several."""
+    by_round: dict[int, list[tuple[float, float]]] = {}
+    for row in rows:
+        if row[y]:
+            by_round.setdefault(int(row["round"]), []).append((float(row[x]), float(row[y])))
+    places, means, deviations = [], [], []
+    for pairs in by_round.values():
+        at, values = zip(*pairs, strict=True)
+        places.append(statistics.mean(at))
+        means.append(statistics.mean(values))
+        deviations.append(statistics.stdev(values) if len(values) > 1 else None)
+    return places, means, deviations
 
 
 def write(study: Study, folder: pathlib.Path) -> None:
@@ -188,4 +253,14 @@ def write(study: Study, folder: pathlib.Path) -> None:
     file = results / f"{study.name}.md"
     earlier = file.read_text(encoding="utf-8") if file.is_file() else ""
     file.write_text(merged(study, earlier, as_markdown(study, runs)), encoding="utf-8")
-    draw(runs, results / f"{study.name}.png")
+    file = file.with_suffix(".csv")
+    old: list[dict[str, str]] = []
+    if file.is_file():
+        with file.open(encoding="utf-8", newline="") as lines:
+            old = list(csv.DictReader(lines))
+    rows = merged_curves(study, old, curves(runs))
+    with file.open("w", encoding="utf-8", newline="") as lines:
+        writer = csv.DictWriter(lines, CURVES, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    draw(rows, file.with_suffix(".png"))

@@ -80,15 +80,37 @@ def test_a_table_retains_rows_of_methods_that_were_not_rerun():
 def test_what_methods_sent_and_reached_is_drawn(monkeypatch):
     shown = []
     monkeypatch.setattr(plots, "save", lambda figure, path: shown.append(figure))
-    runs = {"FedAvg": [run(0, [0.2, 0.5])], "FedLTN(0.9)": [run(0, [0.4, 0.6])]}
+    runs = {
+        "FedAvg": [run(0, [0.2, 0.5]), run(1, [0.4, 0.7])],
+        "FedLTN(0.9)": [run(0, [0.4, 0.6])],
+    }
     for row in runs["FedLTN(0.9)"][0]["metrics"]:
         row["pruned_share"] = 0.1
-    tables.draw(runs, "picture.png")
+    tables.draw(tables.curves(runs), "picture.png")
     assert flaws(shown[0]) == []
     pruned, received, after = (
         {line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()}
         for axes in shown[0].axes
     )
     assert pruned == {"FedLTN(0.9)": [[r, 10] for r in (1, 2, 3, 4)]}
-    assert received == {"FedAvg": [[2, 20], [4, 50]], "FedLTN(0.9)": [[2, 40], [4, 60]]}
-    assert after == {"FedAvg": [[2, 80], [4, 50]], "FedLTN(0.9)": [[2, 60], [4, 40]]}
+    assert received == {"FedAvg": [[2, 30], [4, 60]], "FedLTN(0.9)": [[2, 40], [4, 60]]}
+    assert after == {"FedAvg": [[2, 70], [4, 40]], "FedLTN(0.9)": [[2, 60], [4, 40]]}
+    bands = [len(axes.collections) for axes in shown[0].axes]
+    assert bands == [1, 2, 2] and "1 to 2 seeds" in shown[0].axes[2].get_xlabel()
+    (shape,) = shown[0].axes[1].collections[0].get_paths()
+    # Ten points on both sides of 30 and 60, times the square root of two.
+    assert shape.vertices[:, 1].max() == pytest.approx(60 + 200**0.5)
+
+
+def test_rounds_of_runs_that_were_not_repeated_are_kept():
+    study = STUDIES["two_classes"]
+    old = tables.curves({"Ditto": [run(0, [0.4])], "FedAvg": [run(0, [0.1]), run(1, [0.2])]})
+    new = tables.curves({"FedAvg": [run(1, [0.3])]})
+    rows = tables.merged_curves(study, old, new)
+    evaluated = [(r["method"], r["seed"], r["MB up"], r["mean"]) for r in rows if r["mean"]]
+    assert evaluated == [
+        ("FedAvg", "0", "2.000", "10.00"),
+        ("FedAvg", "1", "2.000", "30.00"),
+        ("Ditto", "0", "2.000", "40.00"),
+    ]
+    assert len(rows) == 6 and rows[0]["round"] == "1" and rows[0]["pruned"] == ""
