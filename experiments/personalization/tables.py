@@ -4,6 +4,7 @@ import csv
 import json
 import pathlib
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -136,18 +137,24 @@ def as_markdown(study: Study, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -
 
 
 def merged(study: Study, earlier: str, new: str) -> str:
-    """Puts the rows of two tables together, new ones in the place of earlier ones."""
+    """Puts the rows of two tables together, new ones in the place of earlier ones.
+
+    A dagger after a method's name, which the text below the table explains, is not part of it.
+    """
     head = new.splitlines()[:2]
     columns = _cells(head[0])
     rows: dict[str, str] = {}
     for text in (earlier, new):
-        for line in text.splitlines()[2:]:
+        lines = [line for line in text.splitlines() if line.startswith("|")]
+        for line in lines[2:]:
             # An earlier table may have had fewer columns.
-            cells = dict(zip(_cells(text.splitlines()[0]), _cells(line), strict=True))
-            rows[cells["method"]] = "| " + " | ".join(cells.get(c, "–") for c in columns) + " |"
+            cells = dict(zip(_cells(lines[0]), _cells(line), strict=True))
+            name = cells["method"].removesuffix(" †")
+            rows[name] = "| " + " | ".join(cells.get(c, "–") for c in columns) + " |"
     order = list(study.axes["method"])
     names = sorted(rows, key=lambda name: order.index(name.partition(", ")[0]))
-    return "\n".join([*head, *(rows[name] for name in names)]) + "\n"
+    notes = [line for line in earlier.splitlines() if not line.startswith("|")]
+    return "\n".join([*head, *(rows[name] for name in names), *notes]) + "\n"
 
 
 def _cells(line: str) -> list[str]:
@@ -243,6 +250,36 @@ def _over_seeds(
     return places, means, deviations
 
 
+def times(study: Study, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, str]]:
+    """Lists how long runs took, and how much of it was compilation."""
+    return [
+        {
+            "study": study.name,
+            "method": name,
+            "seed": run["values"]["seed"],
+            "rounds": str(run["rounds"]),
+            "seconds": f"{run['seconds']:.0f}",
+            "seconds compiling": f"{run['seconds_compiling']:.0f}",
+        }
+        for name, group in runs.items()
+        for run in group
+    ]
+
+
+def _read(file: pathlib.Path) -> list[dict[str, str]]:
+    if not file.is_file():
+        return []
+    with file.open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def _save(file: pathlib.Path, rows: Sequence[Mapping[str, str]]) -> None:
+    with file.open("w", encoding="utf-8", newline="") as lines:
+        writer = csv.DictWriter(lines, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 def write(study: Study, folder: pathlib.Path) -> None:
     """Writes what has run beside the experiment; rows of methods that have not are kept."""
     runs = runs_of(study, folder)
@@ -253,14 +290,13 @@ def write(study: Study, folder: pathlib.Path) -> None:
     file = results / f"{study.name}.md"
     earlier = file.read_text(encoding="utf-8") if file.is_file() else ""
     file.write_text(merged(study, earlier, as_markdown(study, runs)), encoding="utf-8")
-    file = file.with_suffix(".csv")
-    old: list[dict[str, str]] = []
-    if file.is_file():
-        with file.open(encoding="utf-8", newline="") as lines:
-            old = list(csv.DictReader(lines))
-    rows = merged_curves(study, old, curves(runs))
-    with file.open("w", encoding="utf-8", newline="") as lines:
-        writer = csv.DictWriter(lines, CURVES, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    draw(rows, file.with_suffix(".png"))
+    rows = merged_curves(study, _read(file.with_suffix(".csv")), curves(runs))
+    _save(file.with_suffix(".csv"), rows)
+    evaluated = Counter((row["method"], row["seed"]) for row in rows if row["mean"])
+    if max(evaluated.values(), default=0) > 1:
+        draw(rows, file.with_suffix(".png"))
+    taken = {
+        (row["study"], row["method"], row["seed"]): row
+        for row in [*_read(results / "seconds.csv"), *times(study, runs)]
+    }
+    _save(results / "seconds.csv", [taken[key] for key in sorted(taken)])

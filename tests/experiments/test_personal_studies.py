@@ -75,6 +75,8 @@ def test_a_table_retains_rows_of_methods_that_were_not_rerun():
     assert tables._cells(lines[2]) == ["FedAvg", *["–"] * 13, "3"]
     assert tables._cells(lines[3])[:7] == ["Ditto", *["40.0", "60.0"] * 2, "10.0", "5.0"]
     assert lines[3] == new.splitlines()[2]
+    lines = tables.merged(study, f"{earlier}| MR-MTL † | 2 |\n\n† Older.\n", new).splitlines()
+    assert lines[4].startswith("| MR-MTL † | –") and lines[5:] == ["", "† Older."]
 
 
 def test_what_methods_sent_and_reached_is_drawn(monkeypatch):
@@ -114,3 +116,20 @@ def test_rounds_of_runs_that_were_not_repeated_are_kept():
         ("Ditto", "0", "2.000", "40.00"),
     ]
     assert len(rows) == 6 and rows[0]["round"] == "1" and rows[0]["pruned"] == ""
+
+
+def test_a_study_writes_its_table_rounds_and_times(monkeypatch, tmp_path):
+    study, drawn = STUDIES["two_classes"], []
+    monkeypatch.setattr(tables, "HERE", tmp_path)
+    monkeypatch.setattr(tables, "draw", lambda rows, file: drawn.append(file.name))
+    first = run(0, [0.4]) | {"rounds": 2, "seconds": 7.4, "seconds_compiling": 3.0}
+    for runs in ({"Ditto": [first]}, {"FedAvg": [first | run(0, [0.1, 0.2])]}):
+        monkeypatch.setattr(tables, "runs_of", lambda study, folder, runs=runs: runs)
+        tables.write(study, tmp_path)
+    assert drawn == ["two_classes.png"], "one evaluation is no curve"
+    results = tmp_path / "results"
+    assert len(tables._read(results / "two_classes.csv")) == 6
+    found = [tuple(row.values()) for row in tables._read(results / "seconds.csv")]
+    wanted = [("two_classes", method, "0", "2", "7", "3") for method in ("Ditto", "FedAvg")]
+    assert found == wanted
+    assert (results / "two_classes.md").read_text("utf-8").count("\n") == 4
