@@ -4,7 +4,6 @@ import csv
 import json
 import pathlib
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,8 @@ HERE = pathlib.Path(__file__).parent
 AFTER = "_after_local"
 # Columns of the rounds that a figure is drawn from; accuracies and pruning in percent.
 CURVES = ("method", "seed", "round", "MB up", "pruned", "mean", "mean, after local")
+# The pruned share depends on who is in the cohort: a mean over rounds shows its course.
+_ROUNDS_OF_A_POINT = 5
 
 
 def runs_of(study: Study, folder: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
@@ -211,19 +212,19 @@ def draw(rows: Sequence[Mapping[str, str]], file: pathlib.Path) -> None:
     seeds = [len({row["seed"] for row in rows if row["method"] == name}) for name in names]
     for i, name in enumerate(names):
         own = [row for row in rows if row["method"] == name]
-        label = name.replace("CIFAR-10 α=", "α = ")
-        for axes, x, y in (
-            (pruning, "round", "pruned"),
-            (panels[0], "MB up", "mean"),
-            (panels[1], "MB up", "mean, after local"),
+        for axes, x, y, num_rounds in (
+            (pruning, "round", "pruned", _ROUNDS_OF_A_POINT),
+            (panels[0], "MB up", "mean", 1),
+            (panels[1], "MB up", "mean, after local", 1),
         ):
-            places, means, deviations = _over_seeds(own, x, y)
+            places, means, deviations = _over_seeds(own, x, y, num_rounds)
             if places:
+                label = name.replace("CIFAR-10 α=", "α = ")
                 line = drawing.draw_curve(axes, i, places, means, label)
                 drawing.draw_band(axes, line, deviations)
-    pruning.set(ylabel="pruned weights\nof the cohort, %")
-    pruning.set_xlabel("round")
-    drawing.whole_ticks(pruning)
+    pruning.set_ylabel("pruned weights\nof the cohort, %")
+    pruning.set_ylim(bottom=0)
+    drawing.set_lines_below(pruning, f"round (means of {_ROUNDS_OF_A_POINT} rounds)")
     for axes, which in zip(panels, ("as received", "after local training"), strict=True):
         axes.set(xlabel="MB up", ylabel=f"mean accuracy of clients\n{which}, %")
     drawing.set_lines_below(panels[1], "MB up", drawing.words_of_spread(seeds, "bands"))
@@ -234,20 +235,28 @@ def draw(rows: Sequence[Mapping[str, str]], file: pathlib.Path) -> None:
 
 
 def _over_seeds(
-    rows: Sequence[Mapping[str, str]], x: str, y: str
+    rows: Sequence[Mapping[str, str]], x: str, y: str, num_rounds: int
 ) -> tuple[list[float], list[float], list[float | None]]:
-    """Averages places and values over seeds, by round; with deviations where there are several."""
-    by_round: dict[int, list[tuple[float, float]]] = {}
+    """Averages places and values over so many rounds, then over seeds; deviations if several."""
+    of_seed: dict[tuple[int, str], list[tuple[float, float]]] = {}
     for row in rows:
         if row[y]:
-            by_round.setdefault(int(row["round"]), []).append((float(row[x]), float(row[y])))
-    places, means, deviations = [], [], []
-    for pairs in by_round.values():
-        at, values = zip(*pairs, strict=True)
-        places.append(statistics.mean(at))
-        means.append(statistics.mean(values))
-        deviations.append(statistics.stdev(values) if len(values) > 1 else None)
-    return places, means, deviations
+            block = (int(row["round"]) - 1) // num_rounds
+            of_seed.setdefault((block, row["seed"]), []).append((float(row[x]), float(row[y])))
+    points: dict[int, list[tuple[float, ...]]] = {}
+    for (block, _), pairs in of_seed.items():
+        points.setdefault(block, []).append(_means(pairs))
+    by_block = [points[block] for block in sorted(points)]
+    places, means = zip(*map(_means, by_block), strict=True) if by_block else ((), ())
+    deviations = [
+        statistics.stdev(value for _, value in pairs) if len(pairs) > 1 else None
+        for pairs in by_block
+    ]
+    return list(places), list(means), deviations
+
+
+def _means(pairs: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    return tuple(map(statistics.mean, zip(*pairs, strict=True)))
 
 
 def times(study: Study, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, str]]:
@@ -289,11 +298,13 @@ def write(study: Study, folder: pathlib.Path) -> None:
     results.mkdir(exist_ok=True)
     file = results / f"{study.name}.md"
     earlier = file.read_text(encoding="utf-8") if file.is_file() else ""
-    file.write_text(merged(study, earlier, as_markdown(study, runs)), encoding="utf-8")
+    table = merged(study, earlier, as_markdown(study, runs))
+    file.write_text(table, encoding="utf-8")
     rows = merged_curves(study, _read(file.with_suffix(".csv")), curves(runs))
     _save(file.with_suffix(".csv"), rows)
-    evaluated = Counter((row["method"], row["seed"]) for row in rows if row["mean"])
-    if max(evaluated.values(), default=0) > 1:
+    # Rounds of the oldest runs were not kept: their figure stays rather than lose their curves.
+    named = {_cells(line)[0] for line in table.splitlines()[2:] if line.startswith("|")}
+    if named <= {row["method"] for row in rows}:
         draw(rows, file.with_suffix(".png"))
     taken = {
         (row["study"], row["method"], row["seed"]): row

@@ -84,7 +84,7 @@ def test_what_methods_sent_and_reached_is_drawn(monkeypatch):
     monkeypatch.setattr(plots, "save", lambda figure, path: shown.append(figure))
     runs = {
         "FedAvg": [run(0, [0.2, 0.5]), run(1, [0.4, 0.7])],
-        "FedLTN(0.9)": [run(0, [0.4, 0.6])],
+        "FedLTN(0.9)": [run(0, [0.4, 0.4, 0.4, 0.6])],
     }
     for row in runs["FedLTN(0.9)"][0]["metrics"]:
         row["pruned_share"] = 0.1
@@ -94,9 +94,11 @@ def test_what_methods_sent_and_reached_is_drawn(monkeypatch):
         {line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()}
         for axes in shown[0].axes
     )
-    assert pruned == {"FedLTN(0.9)": [[r, 10] for r in (1, 2, 3, 4)]}
-    assert received == {"FedAvg": [[2, 30], [4, 60]], "FedLTN(0.9)": [[2, 40], [4, 60]]}
-    assert after == {"FedAvg": [[2, 70], [4, 40]], "FedLTN(0.9)": [[2, 60], [4, 40]]}
+    assert pruned == {"FedLTN(0.9)": [[3, 10], [7, 10]]}
+    assert received["FedLTN(0.9)"] == [[2, 40], [4, 40], [6, 40], [8, 60]]
+    assert received["FedAvg"] == [[2, 30], [4, 60]]
+    assert after["FedLTN(0.9)"] == [[2, 60], [4, 60], [6, 60], [8, 40]]
+    assert after["FedAvg"] == [[2, 70], [4, 40]]
     bands = [len(axes.collections) for axes in shown[0].axes]
     assert bands == [1, 2, 2] and "1 to 2 seeds" in shown[0].axes[2].get_xlabel()
     (shape,) = shown[0].axes[1].collections[0].get_paths()
@@ -119,17 +121,19 @@ def test_rounds_of_runs_that_were_not_repeated_are_kept():
 
 
 def test_a_study_writes_its_table_rounds_and_times(monkeypatch, tmp_path):
-    study, drawn = STUDIES["two_classes"], []
+    study, drawn, results = STUDIES["two_classes"], [], tmp_path / "results"
     monkeypatch.setattr(tables, "HERE", tmp_path)
     monkeypatch.setattr(tables, "draw", lambda rows, file: drawn.append(file.name))
     first = run(0, [0.4]) | {"rounds": 2, "seconds": 7.4, "seconds_compiling": 3.0}
     for runs in ({"Ditto": [first]}, {"FedAvg": [first | run(0, [0.1, 0.2])]}):
         monkeypatch.setattr(tables, "runs_of", lambda study, folder, runs=runs: runs)
         tables.write(study, tmp_path)
-    assert drawn == ["two_classes.png"], "one evaluation is no curve"
-    results = tmp_path / "results"
+    assert drawn == ["two_classes.png"] * 2
     assert len(tables._read(results / "two_classes.csv")) == 6
     found = [tuple(row.values()) for row in tables._read(results / "seconds.csv")]
     wanted = [("two_classes", method, "0", "2", "7", "3") for method in ("Ditto", "FedAvg")]
     assert found == wanted
     assert (results / "two_classes.md").read_text("utf-8").count("\n") == 4
+    (results / "two_classes.csv").unlink()
+    tables.write(study, tmp_path)
+    assert len(drawn) == 2, "a figure without the rounds of all methods is not drawn"
