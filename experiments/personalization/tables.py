@@ -14,8 +14,8 @@ from fedjax_dp.io import drawing, plots
 HERE = pathlib.Path(__file__).parent
 # Of models after one more round of local training, which an evaluation alone sees.
 AFTER = "_after_local"
-# Columns of the rounds that a figure is drawn from; accuracies and pruning in percent.
-CURVES = ("method", "seed", "round", "MB up", "pruned", "mean", "mean, after local")
+# Columns of the rounds that a figure is drawn from; accuracies and pruning are shares.
+CURVES = ("method", "seed", "round", "bytes up", "pruned", "mean", "mean, after local")
 # The pruned share depends on who is in the cohort: a mean over rounds shows its course.
 _ROUNDS_OF_A_POINT = 5
 
@@ -163,13 +163,13 @@ def _cells(line: str) -> list[str]:
 
 
 def curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, str]]:
-    """Lists rounds of runs: megabytes until then, percent pruned, mean accuracies if evaluated."""
+    """Lists rounds of runs: bytes until then, the share pruned, mean accuracies if evaluated."""
     found = []
     for name, group in runs.items():
         for run in group:
-            sent = 0.0
+            sent = 0
             for row in run["metrics"]:
-                sent += row["bytes_up"] / 1e6
+                sent += row["bytes_up"]
                 shares = (
                     row.get(key)
                     for key in (
@@ -182,8 +182,8 @@ def curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, st
                     name,
                     run["values"]["seed"],
                     str(row["round"]),
-                    f"{sent:.3f}",
-                    *("" if share is None else f"{100 * share:.2f}" for share in shares),
+                    f"{sent:.0f}",
+                    *("" if share is None else f"{share:.4f}" for share in shares),
                 ]
                 found.append(dict(zip(CURVES, cells, strict=True)))
     return found
@@ -212,13 +212,18 @@ def draw(rows: Sequence[Mapping[str, str]], file: pathlib.Path) -> None:
     seeds = [len({row["seed"] for row in rows if row["method"] == name}) for name in names]
     for i, name in enumerate(names):
         own = [row for row in rows if row["method"] == name]
-        for axes, x, y, num_rounds in (
-            (pruning, "round", "pruned", _ROUNDS_OF_A_POINT),
-            (panels[0], "MB up", "mean", 1),
-            (panels[1], "MB up", "mean, after local", 1),
+        for axes, x, unit, y, num_rounds in (
+            (pruning, "round", 1, "pruned", _ROUNDS_OF_A_POINT),
+            (panels[0], "bytes up", 1e6, "mean", 1),
+            (panels[1], "bytes up", 1e6, "mean, after local", 1),
         ):
-            places, means, deviations = _over_seeds(own, x, y, num_rounds)
-            if places:
+            points = [
+                (int(row["round"]), row["seed"], float(row[x]) / unit, 100 * float(row[y]))
+                for row in own
+                if row[y]
+            ]
+            if points:
+                places, means, deviations = _over_seeds(points, num_rounds)
                 label = name.replace("CIFAR-10 α=", "α = ")
                 line = drawing.draw_curve(axes, i, places, means, label)
                 drawing.draw_band(axes, line, deviations)
@@ -235,19 +240,17 @@ def draw(rows: Sequence[Mapping[str, str]], file: pathlib.Path) -> None:
 
 
 def _over_seeds(
-    rows: Sequence[Mapping[str, str]], x: str, y: str, num_rounds: int
+    points: Sequence[tuple[int, str, float, float]], num_rounds: int
 ) -> tuple[list[float], list[float], list[float | None]]:
-    """Averages places and values over so many rounds, then over seeds; deviations if several."""
+    """Averages (round, seed, x, y) over so many rounds, then over seeds; deviations if several."""
     of_seed: dict[tuple[int, str], list[tuple[float, float]]] = {}
-    for row in rows:
-        if row[y]:
-            block = (int(row["round"]) - 1) // num_rounds
-            of_seed.setdefault((block, row["seed"]), []).append((float(row[x]), float(row[y])))
-    points: dict[int, list[tuple[float, ...]]] = {}
+    for number, seed, x, y in points:
+        of_seed.setdefault(((number - 1) // num_rounds, seed), []).append((x, y))
+    blocks: dict[int, list[tuple[float, ...]]] = {}
     for (block, _), pairs in of_seed.items():
-        points.setdefault(block, []).append(_means(pairs))
-    by_block = [points[block] for block in sorted(points)]
-    places, means = zip(*map(_means, by_block), strict=True) if by_block else ((), ())
+        blocks.setdefault(block, []).append(_means(pairs))
+    by_block = [blocks[block] for block in sorted(blocks)]
+    places, means = zip(*map(_means, by_block), strict=True)
     deviations = [
         statistics.stdev(value for _, value in pairs) if len(pairs) > 1 else None
         for pairs in by_block
@@ -260,7 +263,7 @@ def _means(pairs: Sequence[Sequence[float]]) -> tuple[float, ...]:
 
 
 def times(study: Study, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, str]]:
-    """Lists how long runs took, and how much of it was compilation."""
+    """Lists how long runs took, and how much of it was compilation; not of several together."""
     return [
         {
             "study": study.name,
@@ -272,6 +275,7 @@ def times(study: Study, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list
         }
         for name, group in runs.items()
         for run in group
+        if run["sweep"] == 1
     ]
 
 
@@ -310,4 +314,5 @@ def write(study: Study, folder: pathlib.Path) -> None:
         (row["study"], row["method"], row["seed"]): row
         for row in [*_read(results / "seconds.csv"), *times(study, runs)]
     }
-    _save(results / "seconds.csv", [taken[key] for key in sorted(taken)])
+    if taken:
+        _save(results / "seconds.csv", [taken[key] for key in sorted(taken)])

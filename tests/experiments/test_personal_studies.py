@@ -111,11 +111,11 @@ def test_rounds_of_runs_that_were_not_repeated_are_kept():
     old = tables.curves({"Ditto": [run(0, [0.4])], "FedAvg": [run(0, [0.1]), run(1, [0.2])]})
     new = tables.curves({"FedAvg": [run(1, [0.3])]})
     rows = tables.merged_curves(study, old, new)
-    evaluated = [(r["method"], r["seed"], r["MB up"], r["mean"]) for r in rows if r["mean"]]
+    evaluated = [(r["method"], r["seed"], r["bytes up"], r["mean"]) for r in rows if r["mean"]]
     assert evaluated == [
-        ("FedAvg", "0", "2.000", "10.00"),
-        ("FedAvg", "1", "2.000", "30.00"),
-        ("Ditto", "0", "2.000", "40.00"),
+        ("FedAvg", "0", "2000000", "0.1000"),
+        ("FedAvg", "1", "2000000", "0.3000"),
+        ("Ditto", "0", "2000000", "0.4000"),
     ]
     assert len(rows) == 6 and rows[0]["round"] == "1" and rows[0]["pruned"] == ""
 
@@ -124,12 +124,14 @@ def test_a_study_writes_its_table_rounds_and_times(monkeypatch, tmp_path):
     study, drawn, results = STUDIES["two_classes"], [], tmp_path / "results"
     monkeypatch.setattr(tables, "HERE", tmp_path)
     monkeypatch.setattr(tables, "draw", lambda rows, file: drawn.append(file.name))
-    first = run(0, [0.4]) | {"rounds": 2, "seconds": 7.4, "seconds_compiling": 3.0}
-    for runs in ({"Ditto": [first]}, {"FedAvg": [first | run(0, [0.1, 0.2])]}):
+    first = run(0, [0.4]) | {"rounds": 2, "seconds": 7.4, "seconds_compiling": 3.0, "sweep": 1}
+    second = first | run(0, [0.1, 0.2])
+    together = first | run(1, [0.1, 0.2]) | {"sweep": 3}
+    for runs in ({"Ditto": [first]}, {"FedAvg": [second, together]}):
         monkeypatch.setattr(tables, "runs_of", lambda study, folder, runs=runs: runs)
         tables.write(study, tmp_path)
     assert drawn == ["two_classes.png"] * 2
-    assert len(tables._read(results / "two_classes.csv")) == 6
+    assert len(tables._read(results / "two_classes.csv")) == 10
     found = [tuple(row.values()) for row in tables._read(results / "seconds.csv")]
     wanted = [("two_classes", method, "0", "2", "7", "3") for method in ("Ditto", "FedAvg")]
     assert found == wanted
