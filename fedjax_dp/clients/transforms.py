@@ -191,10 +191,28 @@ def mask_of_largest(scores: jax.Array, share: float) -> jax.Array:
     """Marks exactly `max(1, round(share * size))` entries of largest score, ties by position."""
     flat = jnp.where(jnp.isnan(scores), -jnp.inf, scores).reshape(-1)
     count = max(1, round(share * flat.size))
-    least = jax.lax.top_k(flat, count)[0][-1]
+    least = _kth_largest(flat, count)
     above, tied = flat > least, flat == least
     num_left = count - jnp.sum(above)
     return (above | (tied & (jnp.cumsum(tied) <= num_left))).reshape(scores.shape)
+
+
+def _kth_largest(values: jax.Array, count: int) -> jax.Array:
+    """Finds the `count`-th largest number bit by bit, which is many times as fast as sorting."""
+    real = jnp.promote_types(values.dtype, jnp.float32)
+    whole = jnp.uint64 if real == jnp.float64 else jnp.uint32
+    num_bits = jnp.iinfo(whole).bits
+    sign = jnp.asarray(1 << (num_bits - 1), whole)
+    bits = jax.lax.bitcast_convert_type(values.astype(real), whole)
+    # Integers in the order of the numbers; the bits of negative numbers count backwards.
+    keys = jnp.where(bits >= sign, ~bits, bits | sign)
+
+    def set_bit(i: jax.Array, least: jax.Array) -> jax.Array:
+        larger = least | (sign >> i.astype(whole))
+        return jnp.where(jnp.sum(keys >= larger) >= count, larger, least)
+
+    least = jax.lax.fori_loop(0, num_bits, set_bit, jnp.zeros((), whole))
+    return jax.lax.bitcast_convert_type(jnp.where(least >= sign, least ^ sign, ~least), real)
 
 
 def cast(dtype: jax.typing.DTypeLike) -> UpdateTransform:

@@ -27,6 +27,7 @@ from fedjax_dp.clients import (
     scale_update,
     sparsification,
     sparsify,
+    transforms,
     update_transform,
 )
 from fedjax_dp.models.base import Model
@@ -66,6 +67,21 @@ def test_keep_largest_fills_up_with_the_first_of_those_that_tie_for_the_last_pla
     delta = {"a": jnp.array([2.0, -3.0, 2.0, 1.0, -2.0, 2.0])}
     sparse = keep_largest(0.5)(delta, CONTEXT)["a"]
     np.testing.assert_array_equal(sparse, [2.0, -3.0, 2.0, 0.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("count", [1, 7, 30, 60, 64])
+def test_the_largest_are_those_of_a_sort(dtype, count):
+    """Negative scores, zeros of both signs, infinities, tiny numbers, numbers that are none."""
+    rng = np.random.default_rng(count)
+    values = rng.permutation(np.r_[rng.integers(-3, 4, 50), [0.0, -0.0, np.inf, -np.inf, np.nan]])
+    values = jnp.asarray(np.r_[values, rng.normal(size=7), 1e-7, -1e-7], dtype)
+    exact = np.asarray(values, np.float64)
+    exact = np.where(np.isnan(exact), -np.inf, exact)
+    expected = np.zeros(64, bool)
+    expected[np.argsort(-exact, kind="stable")[:count]] = True
+    found = transforms.mask_of_largest(values, count / 64)
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_cast_rounds_and_preserves_the_type():
