@@ -20,9 +20,7 @@ def accuracy_by_epsilon(
     seeds: Iterable[int] = (),
 ) -> Figure:
     """Draws accuracy in percent by ε: `{method: (budgets, means, deviations over seeds)}`."""
-    figure = accuracy_by_number(curves, title, "ε", seeds)
-    _budget_ticks(figure.axes[0], [float(b) for own, _, _ in curves.values() for b in own])
-    return figure
+    return accuracy_by_number(curves, title, "ε", seeds)
 
 
 def accuracy_by_number(
@@ -42,17 +40,18 @@ def accuracy_by_number(
         )
     axes.set_ylabel("test accuracy, %")
     drawing.set_lines_below(axes, label, drawing.words_of_spread(seeds, "bars"))
+    _few_ticks(axes, [float(x) for numbers, _, _ in curves.values() for x in numbers])
     drawing.set_title(axes, title)
     axes.grid(alpha=0.25)
     drawing.legend_above(axes)
     return figure
 
 
-def _budget_ticks(axes: Axes, budgets: Sequence[float]) -> None:
-    """Writes the budgets themselves under the axis where they spread widely and are few."""
-    few = sorted(set(budgets))
-    if drawing.log_where_wide(axes, "x", budgets) and len(few) <= 10:
-        axes.set_xticks(few, [f"{b:g}" for b in few])
+def _few_ticks(axes: Axes, numbers: Sequence[float]) -> None:
+    """Writes the numbers themselves under the axis where they spread widely and are few."""
+    few = sorted(set(numbers))
+    if min(few) > 0 and drawing.log_where_wide(axes, "x", numbers) and len(few) <= 10:
+        axes.set_xticks(few, [f"{x:g}" for x in few])
         axes.xaxis.set_minor_locator(NullLocator())
 
 
@@ -60,14 +59,16 @@ def accuracy_by_round(
     curves: Mapping[str, tuple[Sequence[int], Sequence[float], Sequence[float]]],
     title: str,
     seeds: Iterable[int] = (),
+    *,
+    label: str = "test accuracy, %",
 ) -> Figure:
-    """Draws accuracy in percent by round: `{method: (rounds, means, deviations)}`."""
+    """Draws accuracy in percent, or another number, by round: `{name: (rounds, means, …)}`."""
     # Source: Malekmohammadi and others 2024, figure 3.5.
     figure = drawing.new_figure()
     axes = figure.subplots()
     for i, (name, (rounds, means, deviations)) in enumerate(curves.items()):
         drawing.draw_band(axes, drawing.draw_curve(axes, i, rounds, means, name), deviations)
-    axes.set_ylabel("test accuracy, %")
+    axes.set_ylabel(label)
     drawing.set_lines_below(axes, "round", drawing.words_of_spread(seeds, "band"))
     drawing.set_title(axes, title)
     drawing.whole_ticks(axes)

@@ -1,12 +1,14 @@
-"""Pictures and the table of norms of a finished sweep.
+"""Pictures of a finished sweep, its table of norms and its accuracy by round.
 
-python -m experiments.user_level_dp.figures SWEEP_FOLDER --output FOLDER
+python -m experiments.user_level_dp.figures SWEEP_FOLDER --output FOLDER [--norms VALUE]
 """
 
 import argparse
 import json
+import math
 import pathlib
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,74 +22,169 @@ FIGURES = {
     "update_norm_median": "median norm before clipping",
     "clipped_client_share": "clipped clients",
     "noise_stddev": "noise of a coordinate",
+    "noise_in_clip_norms": "norm of the noise / S",
     "bits_per_parameter": "bits a parameter",
 }
+# Axes as they are written in tables and pictures.
+SYMBOLS = {"budget": "ε", "lambda": "λ", "alpha": "α"}
+# Labels of the horizontal axis, and titles.
+LABELS = {
+    "budget": ("ε", "Test accuracy by budget"),
+    "lambda": ("λ", "Test accuracy by strength of BLUR"),
+    "c": ("c", "Test accuracy by share of entries that LUS drops"),
+    "Q": ("Q", "Test accuracy by local steps"),
+    "q": ("expected clients a round", "Test accuracy by size of the cohort"),
+    "S": ("S", "Test accuracy by clip norm"),
+    "alpha": ("α", "Test accuracy by Dirichlet parameter"),
+}
+Run = Mapping[str, Any]
+# Numbers by curve: places on the horizontal axis, means, deviations over seeds.
+Curves = dict[str, tuple[list[float], list[float], list[float]]]
 
 
-def accuracy_by_epsilon(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Accuracies in percent by method: budgets, means, deviations over seeds."""
-    curves = {}
-    for method in dict.fromkeys(row["method"] for row in rows):
-        by_budget: dict[float, list[float]] = {}
-        for row in rows:
-            if row["method"] == method and row["epsilon"] is not None:
-                by_budget.setdefault(float(row["budget"]), []).append(100 * row["test_accuracy"])
-        if by_budget:
-            values = [by_budget[budget] for budget in sorted(by_budget)]
-            spread = [float(np.std(v, ddof=1)) if len(v) > 1 else 0.0 for v in values]
-            curves[method] = (sorted(by_budget), [float(np.mean(v)) for v in values], spread)
-    return curves
+def runs_of(sweep: pathlib.Path) -> list[dict[str, Any]]:
+    """The runs of a sweep: their summary, their value on each axis, and the noise they had."""
+    rows = json.loads((sweep / "runs.json").read_text(encoding="utf-8"))
+    found = []
+    for folder in sorted(path.parent for path in sweep.glob("*/summary.json")):
+        values = dict(part.split("=", 1) for part in folder.name.split(","))
+        (row,) = (row for row in rows if row.items() >= values.items())
+        private = load_config(folder / "config.toml", ()).privacy
+        clip_norm = float(private.client.clip_norm) if private.unit == "client" else None
+        noise = None
+        # Votes have a norm and a dimension of their own.
+        if clip_norm and row["method"] != "AE-DPFL" and row.get("noise_stddev") is not None:
+            noise = row["noise_stddev"] * math.sqrt(row["num_parameters"]) / clip_norm
+        (axis,) = (name for name in values if name not in ("method", "model", "seed"))
+        more = {"axis": axis, "folder": folder, "clip_norm": clip_norm}
+        found.append(row | more | {"noise_in_clip_norms": noise})
+    order = [tuple(row[axis] for axis in ("method", found[0]["axis"], "seed")) for row in rows]
+    return sorted(found, key=lambda r: order.index((r["method"], r[r["axis"]], r["seed"])))
 
 
-def norms_table(rows: list[dict[str, Any]]) -> str:
-    """What was measured of the updates, averaged over rounds and over the runs at one budget."""
-    lines = ["| method | ε | " + " | ".join(FIGURES.values()) + " |", "|---" * 6 + "|"]
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        budget = "none" if row["epsilon"] is None else row["budget"]
-        groups.setdefault((row["method"], budget), []).append(row)
-    for (method, budget), members in groups.items():
+def curves_of(points: Iterable[tuple[str, float, float]]) -> Curves:
+    """Averages `(curve, place, number)` over what has the same curve and place: the seeds."""
+    found: dict[str, dict[float, list[float]]] = {}
+    for name, place, number in points:
+        found.setdefault(name, {}).setdefault(place, []).append(number)
+    return {
+        name: (
+            sorted(places),
+            [float(np.mean(places[p])) for p in sorted(places)],
+            [float(np.std(v, ddof=1)) if len(v := places[p]) > 1 else 0.0 for p in sorted(places)],
+        )
+        for name, places in found.items()
+    }
+
+
+def by_round(
+    runs: Sequence[Run], name_of: Callable[[Run], str], number_of: Callable[[Run], float | None]
+) -> Curves:
+    """Averages a number of each round over seeds."""
+    return curves_of(
+        (name_of(run), entry["round"], number)
+        for run in runs
+        for entry in read_metrics(run["folder"])
+        if (number := number_of(entry)) is not None
+    )
+
+
+def accuracy(row: Run) -> float | None:
+    """Test accuracy in percent, of a run or a round."""
+    return None if row.get("test_accuracy") is None else 100 * row["test_accuracy"]
+
+
+def median_norm(row: Run) -> float | None:
+    """The median norm of a round's updates before clipping."""
+    quantiles = row.get("update_norm_quantiles")
+    return None if quantiles is None else quantiles[len(quantiles) // 2]
+
+
+def norms_table(runs: Sequence[Run]) -> str:
+    """What was measured of the updates, averaged over rounds and over the runs of one setting."""
+    axis = runs[0]["axis"]
+    shown = [f for f in FIGURES if any(run.get(f) is not None for run in runs)]
+    heads = ["method", SYMBOLS.get(axis, axis), *(FIGURES[f] for f in shown)]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        is_open = axis == "budget" and run["epsilon"] is None
+        groups.setdefault((run["method"], "none" if is_open else run[axis]), []).append(run)
+    for names, members in groups.items():
         cells = []
-        for figure in FIGURES:
+        for figure in shown:
             found = [m[figure] for m in members if m.get(figure) is not None]
             cells.append(f"{np.mean(found):.3g}" if found else "–")
-        lines.append(f"| {method} | {budget} | {' | '.join(cells)} |")
+        lines.append(f"| {' | '.join([*names, *cells])} |")
+    return "\n".join(lines)
+
+
+def rounds_table(runs: Sequence[Run]) -> str:
+    """Accuracy by round as a CSV file: means and deviations over seeds."""
+    axis = runs[0]["axis"]
+    lines = [f"method,{axis},round,mean,std"]
+    curves = by_round(runs, lambda run: f"{run['method']},{run[axis]}", accuracy)
+    for name, columns in curves.items():
+        lines += [f"{name},{r:g},{m:.6g},{d:.6g}" for r, m, d in zip(*columns, strict=True)]
     return "\n".join(lines)
 
 
 def title_of(folder: str) -> str:
     """Says in words what the folder of a run, such as "method=A,budget=4,seed=0", holds."""
-    words = {"method": "", "budget": "ε = ", "seed": "seed "}
+    words = {"method": "", "seed": "seed "}
+    words |= {axis: f"{symbol} = " for axis, symbol in SYMBOLS.items()}
     parts = (part.partition("=") for part in folder.split(","))
     return ", ".join(words.get(axis, f"{axis} ") + value for axis, _, value in parts)
+
+
+def draw(runs: Sequence[Run], output: pathlib.Path) -> None:
+    """Draws accuracy by the axis of the sweep, and by round if that is the strength of BLUR."""
+    axis = runs[0]["axis"]
+    private = [run for run in runs if run["clip_norm"] is not None]
+    seeds = Counter((run["method"], run[axis]) for run in private).values()
+    curves = curves_of((run["method"], float(run[axis]), accuracy(run)) for run in private)
+    if any(len(places) > 1 for places, _, _ in curves.values()):
+        name = "epsilon" if axis == "budget" else axis
+        figure = study_plots.accuracy_by_number(curves, *LABELS[axis], seeds)
+        plots.save(figure, output / f"accuracy_by_{name}.png")
+    if axis != "lambda":
+        return
+    for method in dict.fromkeys(run["method"] for run in runs):
+        chosen = [run for run in runs if run["method"] == method]
+        slug = "" if method == runs[0]["method"] else "_" + slug_of(method)
+
+        def name_of(run: Run) -> str:
+            return f"λ = {run['lambda']}"
+
+        curves = by_round(chosen, name_of, accuracy)
+        figure = study_plots.accuracy_by_round(curves, method, seeds)
+        plots.save(figure, output / f"accuracy_by_round{slug}.png")
+        curves, label = by_round(chosen, name_of, median_norm), "median norm before clipping"
+        figure = study_plots.accuracy_by_round(curves, method, seeds, label=label)
+        plots.save(figure, output / f"norms_by_round{slug}.png")
+
+
+def slug_of(name: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in name)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sweep", type=pathlib.Path)
     parser.add_argument("--output", type=pathlib.Path, required=True)
+    parser.add_argument("--norms", help="the place on the axis where runs have their norms drawn")
     options = parser.parse_args()
-    rows = json.loads((options.sweep / "runs.json").read_text(encoding="utf-8"))
-    folders = [p.name for p in options.sweep.iterdir() if (p / "summary.json").is_file()]
-    curves = accuracy_by_epsilon(rows)
-    if any(len(budgets) > 1 for budgets, _, _ in curves.values()):
-        private = [row for row in rows if row["epsilon"] is not None]
-        seeds = Counter((row["method"], row["budget"]) for row in private).values()
-        figure = study_plots.accuracy_by_epsilon(curves, "Test accuracy by budget", seeds)
-        plots.save(figure, options.output / "accuracy_by_epsilon.png")
-    for name in sorted(folders):
-        if not name.endswith("seed=0"):
-            continue
-        run = options.sweep / name
-        chosen = load_config(run / "config.toml", ())
-        clip_norm = chosen.privacy.client.clip_norm
-        is_private = chosen.privacy.unit == "client"
-        figure = plots.update_norms(
-            read_metrics(run), float(clip_norm) if is_private else None, title_of(name)
-        )
-        slug = "".join(c if c.isalnum() else "_" for c in name)
-        plots.save(figure, options.output / f"norms_{slug}.png")
-    (options.output / "norms.md").write_text(norms_table(rows) + "\n", encoding="utf-8")
+    runs = runs_of(options.sweep)
+    draw(runs, options.output)
+    for run in runs:
+        if run["seed"] == "0" and run[run["axis"]] == options.norms:
+            name = run["folder"].name
+            figure = plots.update_norms(
+                read_metrics(run["folder"]), run["clip_norm"], title_of(name)
+            )
+            plots.save(figure, options.output / f"norms_{slug_of(name)}.png")
+    for name, text in {"norms.md": norms_table(runs), "rounds.csv": rounds_table(runs)}.items():
+        (options.output / name).write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
