@@ -30,12 +30,12 @@ SYMBOLS = {"budget": "ε", "lambda": "λ", "alpha": "α"}
 # Labels of the horizontal axis, and titles.
 LABELS = {
     "budget": ("ε", "Test accuracy by budget"),
-    "lambda": ("λ", "Test accuracy by strength of BLUR"),
-    "c": ("c", "Test accuracy by share of entries that LUS drops"),
-    "Q": ("Q", "Test accuracy by local steps"),
-    "q": ("expected clients a round", "Test accuracy by size of the cohort"),
-    "S": ("S", "Test accuracy by clip norm"),
-    "alpha": ("α", "Test accuracy by Dirichlet parameter"),
+    "lambda": ("strength λ", "Test accuracy by strength of BLUR"),
+    "c": ("sparsity c", "Test accuracy by sparsity of LUS"),
+    "Q": ("local steps Q", "Test accuracy by number of local steps"),
+    "q": ("expected clients a round", "Test accuracy by cohort size"),
+    "S": ("clip norm S", "Test accuracy by clip norm"),
+    "alpha": ("Dirichlet parameter α", "Test accuracy by label skew"),
 }
 Run = Mapping[str, Any]
 # Numbers by curve: places on the horizontal axis, means, deviations over seeds.
