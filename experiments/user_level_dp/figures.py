@@ -27,15 +27,15 @@ FIGURES = {
 }
 # Axes as they are written in tables and pictures.
 SYMBOLS = {"budget": "ε", "lambda": "λ", "alpha": "α"}
-# Labels of the horizontal axis, and titles.
+# Titles, and labels of the horizontal axis.
 LABELS = {
-    "budget": ("ε", "Test accuracy by budget"),
-    "lambda": ("strength λ", "Test accuracy by strength of BLUR"),
-    "c": ("sparsity c", "Test accuracy by sparsity of LUS"),
-    "Q": ("local steps Q", "Test accuracy by number of local steps"),
-    "q": ("expected clients a round", "Test accuracy by cohort size"),
-    "S": ("clip norm S", "Test accuracy by clip norm"),
-    "alpha": ("Dirichlet parameter α", "Test accuracy by label skew"),
+    "budget": ("Test accuracy by budget", "ε"),
+    "lambda": ("Test accuracy by strength of BLUR", "strength λ"),
+    "c": ("Test accuracy by sparsity of LUS", "sparsity c"),
+    "Q": ("Test accuracy by number of local steps", "local steps Q"),
+    "q": ("Test accuracy by cohort size", "expected clients a round"),
+    "S": ("Test accuracy by clip norm", "clip norm S"),
+    "alpha": ("Test accuracy by label skew", "Dirichlet parameter α"),
 }
 Run = Mapping[str, Any]
 # Numbers by curve: places on the horizontal axis, means, deviations over seeds.
