@@ -1,4 +1,8 @@
-"""A step of the EMNIST CNN by clients side by side: grouped convolutions against products."""
+"""A step of the EMNIST CNN by clients side by side, in several forms.
+
+Convolutions are native, which side by side are grouped convolutions, or products of patches; or the
+gradients of records are clipped one by one.
+"""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -9,6 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.accelerator.clock import PRECISIONS, timed
+from fedjax_dp.clients import LocalConfig
+from fedjax_dp.clients.gradients import clipped
+from fedjax_dp.core.products import Arithmetic, computed_with
 from fedjax_dp.models import Model
 from fedjax_dp.models.cost import training_cost
 
@@ -28,20 +35,32 @@ class EmnistCnn(nn.Module):
 
 
 def rows(
-    is_native: bool, precision: str, counts: Sequence[int], batch_size: int = 20
+    form: str, precision: str, counts: Sequence[int], batch_size: int = 20
 ) -> Iterator[dict[str, Any]]:
-    """Times a step of SGD by clients side by side, each with weights of its own."""
+    """Times a step of SGD by clients side by side, each with weights of its own.
+
+    `form` is "native", "products" or "records"; the latter in float32 or split.
+    """
     products, dtype = PRECISIONS[precision]
     shape = (28, 28, 1)
     model = Model.from_flax(
         EmnistCnn(dtype),
         jax.ShapeDtypeStruct(shape, jnp.float32),
         loss="softmax_cross_entropy",
-        lower=not is_native,
+        lower=form != "native",
     )
     operations = training_cost(model, shape, batch_size).direct_operations * batch_size
 
+    rule = clipped(model)
+    config = LocalConfig(clip_norm=1.0, noise_multiplier=0.0, batch_size=batch_size)
+    how = Arithmetic("split" if precision == "split" else "exact")
+
     def step(params: Any, x: jax.Array, y: jax.Array) -> Any:
+        if form == "records":
+            real, batch = jnp.ones(batch_size, bool), {"x": x, "y": y}
+            summed = rule.micro_batch(params, batch, real, None, config).gradient
+            return jax.tree.map(lambda p, g: p - 0.1 / batch_size * g, params, summed)
+
         def loss(params: Any) -> jax.Array:
             return jnp.mean(model.losses(params, {"x": x, "y": y}, is_training=True)[0])
 
@@ -52,7 +71,7 @@ def rows(
         params = jax.tree.map(lambda p, n=count: jnp.tile(p, (n,) + (1,) * p.ndim), start)
         x = jax.random.uniform(jax.random.key(1), (count, batch_size, *shape))
         y = jax.random.randint(jax.random.key(2), (count, batch_size), 0, 62)
-        with jax.default_matmul_precision(products):
+        with computed_with(how), jax.default_matmul_precision(products):
             lowered = jax.jit(jax.vmap(step), donate_argnums=0).lower(params, x, y)
         compiled, compile_seconds = timed(lowered.compile)
         params = jax.block_until_ready(compiled(params, x, y))
@@ -64,7 +83,7 @@ def rows(
         cost = compiled.cost_analysis() or {}
         yield {
             "clients": count,
-            "form": "native" if is_native else "products",
+            "form": form,
             "precision": precision,
             "seconds": median,
             "seconds_min": min(seconds),

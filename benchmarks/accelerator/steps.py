@@ -72,7 +72,10 @@ def on_accelerator(venvs: pathlib.Path = VENVS) -> list[Step]:
     for name, (seconds, together) in SETTINGS.items():
         asked = {"do": "workload", "name": name, "rounds": 10, "together": together}
         steps.append(measuring(name, "workloads", seconds, **asked))
-    steps += _layouts(("float32", "default", "bfloat16", "split"), COUNTS, 40)
+    # JAX splits no convolution, and gradients of records are computed in no other way than these.
+    steps += _layouts("native", ("float32", "default", "bfloat16"), COUNTS, 40)
+    steps += _layouts("products", ("float32", "default", "bfloat16", "split"), COUNTS, 40)
+    steps += _layouts("records", ("float32", "split"), COUNTS, 60)
     steps.append(measuring("peaks", "peaks", 20, do="peaks", size=8192, copied_mb=2048))
     steps.append(measuring("rounding", "rounding", 15, do="rounding"))
     steps += _peers(venvs)
@@ -96,7 +99,9 @@ def on_cpu(venvs: pathlib.Path = VENVS) -> list[Step]:
     steps = [
         measuring("tests of secure sums", "tests", 10, do="tests", files=files, options=options),
         measuring("F4", "workloads", 10, **f4),
-        *_layouts(("float32",), (1, 2), 15),
+        *_layouts("native", ("float32",), (1, 2), 15),
+        *_layouts("products", ("float32",), (1, 2), 15),
+        *_layouts("records", ("float32",), (1, 2), 20),
         measuring("peaks", "peaks", 10, do="peaks", size=512, copied_mb=16),
         measuring("rounding", "rounding", 10, do="rounding", width=64),
         *_peers(venvs, only=("fedjax",)),
@@ -106,21 +111,20 @@ def on_cpu(venvs: pathlib.Path = VENVS) -> list[Step]:
     return [step._replace(limit=300.0) for step in steps]
 
 
-def _layouts(precisions: tuple[str, ...], counts: tuple[int, ...], seconds: float) -> list[Step]:
+def _layouts(
+    form: str, precisions: tuple[str, ...], counts: tuple[int, ...], seconds: float
+) -> list[Step]:
     return [
         measuring(
-            f"{'native' if is_native else 'products'} {precision}",
+            f"{form} {precision}",
             "layouts",
             seconds,
             do="layouts",
-            is_native=is_native,
+            form=form,
             precision=precision,
             counts=counts,
         )
         for precision in precisions
-        for is_native in (True, False)
-        # JAX splits no convolution.
-        if not (is_native and precision == "split")
     ]
 
 

@@ -47,7 +47,8 @@ _FIRST_CAPABILITY = (8, 0)
 class Speed(NamedTuple):
     """The measured speed of steps of SGD of clients side by side."""
 
-    form: str  # "products" or "native": how convolutions were computed.
+    # "products" or "native", as convolutions were computed; "records" for clipped gradients.
+    form: str
     precision: str  # "float32", "default", "bfloat16" or "split".
     clients: int
     clients_per_second: float
@@ -145,7 +146,7 @@ def choices(facts: Facts, measured: Measured | None = None) -> Choices:
     wide = [measured.enough("products", precision) for precision in ("float32", "default")]
     busy = max((s.clients * s.operations for s in wide if s is not None), default=None)
     is_native = _is_faster(measured, ("native", "default"), ("products", "default"))
-    is_split = _is_faster(measured, ("products", "split"), ("products", "float32"))
+    is_split = _is_faster(measured, ("records", "split"), ("records", "float32"))
     return found._replace(
         operations_per_chunk=found.operations_per_chunk if busy is None else busy,
         convolutions="native" if is_native else "products",

@@ -67,8 +67,8 @@ def test_split_products_are_chosen_where_a_measurement_shows_that_they_gain():
     def chosen(card, split):
         measured = Measured(
             card.device,
-            speeds("products", "float32", n1=50.0, n64=1000.0)
-            + speeds("products", "split", n1=60.0, n64=split),
+            speeds("records", "float32", n1=50.0, n64=1000.0)
+            + speeds("records", "split", n1=60.0, n64=split),
         )
         return choices(card, measured).products
 
@@ -99,7 +99,8 @@ def test_chunks_are_the_narrowest_that_were_nearly_as_fast_as_the_fastest():
 def test_execution_follows_what_is_reported_and_measured(monkeypatch):
     monkeypatch.setattr(layouts, "facts", lambda: H100)
     monkeypatch.setattr(layouts, "memory_per_device", lambda: H100.memory)
-    rows = speeds("products", "float32", n16=100.0) + speeds("products", "split", n16=300.0)
+    rows = speeds("records", "float32", n16=100.0) + speeds("records", "split", n16=300.0)
+    rows += speeds("products", "float32", n16=100.0) + speeds("products", "split", n16=100.0)
     measured = Measured(H100.device, rows)
     auto = ExecutionConfig(products="auto", measured=measured)
     auto.validate()

@@ -39,8 +39,8 @@ def test_speeds_are_those_of_layouts_that_were_measured_whole(tmp_path):
     path = written(
         tmp_path,
         [
-            ("products float32", "layouts", "done", [row("products", "float32", 4, 80.0)]),
-            ("products split", "layouts", "done", [row("products", "split", 4, 200.0)]),
+            ("records float32", "layouts", "done", [row("records", "float32", 4, 80.0)]),
+            ("records split", "layouts", "done", [row("records", "split", 4, 200.0)]),
             ("native default", "layouts", "cut off", [row("native", "default", 4, 9.0)]),
             ("peaks", "peaks", "done", [{"what": "copy", "gb_per_second": 1.0}]),
         ],
@@ -48,8 +48,8 @@ def test_speeds_are_those_of_layouts_that_were_measured_whole(tmp_path):
     found = read_measured(path)
     assert found.device == MACHINE["device"]
     assert [s[:4] for s in found.speeds] == [
-        ("products", "float32", 4, 80.0),
-        ("products", "split", 4, 200.0),
+        ("records", "float32", 4, 80.0),
+        ("records", "split", 4, 200.0),
     ]
     assert all(s.operations == pytest.approx(2e8) for s in found.speeds)
     assert isinstance(found.speeds[0], Speed)

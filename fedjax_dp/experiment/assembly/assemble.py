@@ -306,6 +306,7 @@ def _settled(section: ExecutionSection, compiled: Simulation) -> ExecutionSectio
     """Records the chosen layout, so that a resumed run uses the same, in one process or more."""
     found: dict[str, Any] = {"devices": compiled.layout.mesh_size}
     found |= {"coordinator": None, "num_processes": None, "process_id": None}
+    found["products"] = compiled.layout.arithmetic.products
     if section.clients_per_chunk == "tuned":
         found["clients_per_chunk"] = compiled.layout.chunk
     return section.model_copy(update=found)
