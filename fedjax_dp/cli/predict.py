@@ -11,10 +11,14 @@ import typer
 from fedjax_dp.cli.options import ConfiguredData, answering, application
 from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.core import checks
+from fedjax_dp.data import datasets
+from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.experiment.components.experiment import Population
-from fedjax_dp.experiment.running.loading import load_run, other_data, predict
+from fedjax_dp.experiment.running.loading import Run, load_run, other_data, predict
 
 app = application()
+# The parts of a run's data.
+PARTS = ("test", "train", "client_test")
 
 
 @answering(app, cls=ConfiguredData)
@@ -36,15 +40,14 @@ def command(
     `prediction`, and `label` if the examples have it, as the names of classes or numbers, with one
     line for each example in the order of the data.
     """
-    checks.one_of("--part", part, ("test", "train", "client_test"))
+    checks.one_of("--part", part, PARTS)
     is_new = output.suffix in (".npz", ".csv") and not output.exists()
     checks.require(is_new, "--output", "be a new file that ends in .npz or .csv", str(output))
     out.note("reading the run")
     run = load_run(folder)
     other = other_data(run, context.args, needs_test_labels=False)
     population = other or run.experiment.population
-    data = getattr(population, part)
-    checks.require(data is not None, "--part", "name existing examples", part)
+    data = _examples(run, population, part)
     params = run.params if client is None else run.params_of(client)
     outputs = predict(run.model, params, data)
     leaves = jax.tree.leaves(outputs)
@@ -61,6 +64,18 @@ def command(
     with output.open("wb") as file:
         np.savez(file, **dict(zip(names, leaves, strict=True)), **targets)
     return _answer(output, part, client, data.num_examples, [*names, *targets])
+
+
+def _examples(run: Run, population: Population, part: str) -> FederatedData:
+    """Returns a part of the data; an error names those that there are."""
+    known = {name: getattr(population, name) for name in PARTS}
+    if known[part] is None:
+        names = ", ".join(name for name, data in known.items() if data is not None)
+        rule = f"be one of {names}, as these data have no other parts"
+        if "test_path" in datasets.options(run.config.data.name):
+            rule += "; new rows are given by --data.options.test_path"
+        checks.require(False, "--part", rule, part)
+    return known[part]
 
 
 def _columns(outputs: Any, labels: Any, population: Population) -> dict[str, list[Any]]:

@@ -255,9 +255,9 @@ def test_a_figure_is_a_line_of_its_own_where_it_is_quiet(fedjax_dp):
 
 def a_run():
     data = SimpleNamespace(num_examples=4, examples={"x": np.zeros(4), "y": np.arange(4)})
-    population = SimpleNamespace(test=data)
+    population = SimpleNamespace(test=data, train=data, client_test=None)
     return SimpleNamespace(
-        config=SimpleNamespace(title="digits"),
+        config=SimpleNamespace(title="digits", data=SimpleNamespace(name="table")),
         state=SimpleNamespace(round=7),
         experiment=SimpleNamespace(population=population),
         model=SimpleNamespace(full_params=lambda params: params),
@@ -322,6 +322,9 @@ def test_predictions_are_a_table_of_names_or_numbers(fedjax_dp, monkeypatch, tmp
     code, found, text = written("c.csv")
     assert code == 2 and not text and "end in .npz unless each example has one" in found["error"]
     assert written("d.txt")[0] == 2
+    population.test = None
+    said = written("f.csv")[1]["error"]
+    assert said.startswith("--part must be one of train, as these data have no other parts; new ro")
 
 
 def test_lists_answer_json(fedjax_dp, monkeypatch, tmp_path):

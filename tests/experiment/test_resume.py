@@ -386,7 +386,9 @@ def test_a_key_that_came_after_a_run_has_its_default_there(words, key):
 def test_a_key_that_was_another_is_named(word):
     config = load_config(None, (*DISCRETE, word))
     saved = config_files.to_toml(load_config(None, DISCRETE))
-    with pytest.raises(ValueError, match=r"config\.toml must be as it was when the run started"):
+    key, value = word[2:].split("=")
+    rule = rf"config\.toml must be as it was when the run started.*, got '{key} = {value}\b"
+    with pytest.raises(ValueError, match=rule):
         _require_same(config, saved)
     _require_same(config, config_files.to_toml(config))
 

@@ -275,8 +275,20 @@ def _require_same(config: Config, saved: str) -> None:
         CONFIG_FILE,
         "be as it was when the run started; only [execution], run.release and run.plots may "
         "change, and run.rounds may grow",
-        {name: table for name, table in now.items() if table != then.get(name)},
+        "; ".join(_changes(then, now)),
     )
+
+
+def _changes(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Lists the values of tables that differ, by dotted key."""
+    found: list[str] = []
+    for name in dict.fromkeys((*then, *now)):
+        old, new = (tables.get(name, "none") for tables in (then, now))
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found += _changes(old, new, f"{prefix}{name}.")
+        elif old != new:
+            found.append(f"{prefix}{name} = {new!r}, which was {old!r}")
+    return found
 
 
 def require_same_base(experiment: Experiment, extra: Mapping[str, Any]) -> None:

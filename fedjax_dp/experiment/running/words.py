@@ -41,7 +41,8 @@ def early_end_in_words(outcome: Outcome) -> str:
 
 def summary_in_words(summary: Mapping[str, Any]) -> str:
     """Describes the result of a run in one line: rounds, accuracy, and ε with what it covers."""
-    parts = [f"{summary['rounds']} rounds in {summary['seconds']:.1f} s"]
+    count = summary["rounds"]
+    parts = [f"{count} {'round' if count == 1 else 'rounds'} in {summary['seconds']:.1f} s"]
     if "simulated_seconds" in summary:
         parts.append(f"{summary['simulated_seconds']:.6g} simulated seconds")
     of_all, shared = (summary.get(f"{of}test_accuracy", np.nan) for of in ("", "shared_"))
