@@ -28,8 +28,13 @@ def accuracy_by_number(
     title: str,
     label: str,
     seeds: Iterable[int] = (),
+    *,
+    levels: Mapping[str, float] = {},
 ) -> Figure:
-    """Draws accuracy in percent by a number: `{method: (numbers, means, deviations)}`."""
+    """Draws accuracy in percent by a number: `{method: (numbers, means, deviations)}`.
+
+    `levels` are accuracies that do not depend on the number, by method.
+    """
     # Source: Malekmohammadi and others 2024, figure 3.6.
     figure = drawing.new_figure()
     axes = figure.subplots()
@@ -38,6 +43,8 @@ def accuracy_by_number(
         axes.errorbar(
             numbers, means, yerr=deviations, fmt="none", ecolor=line.get_color(), capsize=3
         )
+    for name, level in levels.items():
+        axes.axhline(level, color=drawing.GREY, linestyle=":", linewidth=1.5, label=name)
     axes.set_ylabel("test accuracy, %")
     drawing.set_lines_below(axes, label, drawing.words_of_spread(seeds, "bars"))
     _few_ticks(axes, [float(x) for numbers, _, _ in curves.values() for x in numbers])

@@ -1,9 +1,12 @@
 """Pictures of a finished sweep, its table of norms and its accuracy by round.
 
 python -m experiments.user_level_dp.figures SWEEP_FOLDER --output FOLDER [--norms VALUE]
+
+A folder that has no runs, such as `results/compare`, has accuracy drawn from its table alone.
 """
 
 import argparse
+import csv
 import json
 import math
 import pathlib
@@ -137,27 +140,37 @@ def title_of(folder: str) -> str:
     return ", ".join(words.get(axis, f"{axis} ") + value for axis, _, value in parts)
 
 
-def draw(runs: Sequence[Run], output: pathlib.Path) -> None:
-    """Draws accuracy by the axis of the sweep, and by round if that is the strength of BLUR."""
-    axis = runs[0]["axis"]
-    private = [run for run in runs if run["clip_norm"] is not None]
-    seeds = Counter((run["method"], run[axis]) for run in private).values()
-    curves = curves_of((run["method"], float(run[axis]), accuracy(run)) for run in private)
+def draw_table(table: pathlib.Path, output: pathlib.Path) -> None:
+    """Draws test accuracy by the axis of a sweep, from its table."""
+    with table.open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["metric"] == "test_accuracy"]
+    (axis,) = (name for name in rows[0] if name in LABELS)
+    levels = {r["method"]: float(r["mean"]) for r in rows if r["method"].endswith("not private")}
+    curves: Curves = {}
+    for row in rows:
+        if row["method"] not in levels:
+            numbers = curves.setdefault(row["method"], ([], [], []))
+            values = row[axis], row["mean"], row["std"] or 0.0
+            for column, value in zip(numbers, values, strict=True):
+                column.append(float(value))
     if any(len(places) > 1 for places, _, _ in curves.values()):
+        seeds = [int(row["seeds"]) for row in rows if row["method"] in curves]
+        figure = study_plots.accuracy_by_number(curves, *LABELS[axis], seeds, levels=levels)
         name = "epsilon" if axis == "budget" else axis
-        figure = study_plots.accuracy_by_number(curves, *LABELS[axis], seeds)
         plots.save(figure, output / f"accuracy_by_{name}.png")
-    if axis != "lambda":
-        return
+
+
+def draw_rounds(runs: Sequence[Run], output: pathlib.Path) -> None:
+    """Draws accuracy and norms by round for each strength of BLUR."""
     for method in dict.fromkeys(run["method"] for run in runs):
         chosen = [run for run in runs if run["method"] == method]
         slug = "" if method == runs[0]["method"] else "_" + slug_of(method)
+        seeds = Counter(run["lambda"] for run in chosen).values()
 
         def name_of(run: Run) -> str:
             return f"λ = {run['lambda']}"
 
-        curves = by_round(chosen, name_of, accuracy)
-        figure = study_plots.accuracy_by_round(curves, method, seeds)
+        figure = study_plots.accuracy_by_round(by_round(chosen, name_of, accuracy), method, seeds)
         plots.save(figure, output / f"accuracy_by_round{slug}.png")
         curves, label = by_round(chosen, name_of, median_norm), "median norm before clipping"
         figure = study_plots.accuracy_by_round(curves, method, seeds, label=label)
@@ -174,8 +187,12 @@ def main() -> None:
     parser.add_argument("--output", type=pathlib.Path, required=True)
     parser.add_argument("--norms", help="the place on the axis where runs have their norms drawn")
     options = parser.parse_args()
+    draw_table(options.sweep / "table.csv", options.output)
+    if not (options.sweep / "runs.json").is_file():
+        return
     runs = runs_of(options.sweep)
-    draw(runs, options.output)
+    if runs[0]["axis"] == "lambda":
+        draw_rounds(runs, options.output)
     for run in runs:
         if run["seed"] == "0" and run[run["axis"]] == options.norms:
             name = run["folder"].name

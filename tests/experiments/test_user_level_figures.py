@@ -2,7 +2,9 @@
 
 import json
 import math
+import sys
 
+import numpy as np
 import pytest
 from drawn import flaws
 
@@ -10,6 +12,13 @@ from experiments.user_level_dp import figures
 from fedjax_dp.io import plots
 
 CONFIG = '[privacy]\nunit = "{unit}"\n[privacy.client]\nclip_norm = 0.5\n'
+
+TABLE = """method,lambda,metric,mean,std,seeds,published
+FedAvg not private,0,test_accuracy,90,,1,
+DP-FedAvg+BLUR,0,test_accuracy,71,1.4,2,
+DP-FedAvg+BLUR,0.4,test_accuracy,75,,1,
+DP-FedAvg+BLUR,0.4,client_test_accuracy,50,,1,
+"""
 
 
 @pytest.fixture
@@ -68,14 +77,17 @@ def test_accuracy_by_round_is_averaged_over_seeds(sweep):
 def test_figures_of_a_sweep_over_strengths(sweep, monkeypatch, tmp_path):
     shown = {}
     monkeypatch.setattr(plots, "save", lambda figure, path: shown.__setitem__(path.name, figure))
-    figures.draw(figures.runs_of(sweep), tmp_path)
+    (sweep / "table.csv").write_text(TABLE, "utf-8")
+    monkeypatch.setattr(sys, "argv", ["figures", str(sweep), "--output", str(tmp_path)])
+    figures.main()
     assert set(shown) == {"accuracy_by_lambda.png", "accuracy_by_round.png", "norms_by_round.png"}
     curves = {
         name: {line.get_label(): line.get_xydata().tolist() for line in figure.axes[0].get_lines()}
         for name, figure in shown.items()
     }
     by_strength = curves["accuracy_by_lambda.png"]["DP-FedAvg+BLUR"]
-    assert by_strength == [pytest.approx([0, 71]), pytest.approx([0.4, 75])]
+    assert by_strength == [[0, 71], [0.4, 75]]
+    np.testing.assert_array_equal(curves["accuracy_by_lambda.png"]["FedAvg not private"][0][1], 90)
     norms = curves["norms_by_round.png"]["λ = 0.4"]
     assert norms == [[1, 3], [2, 4], [3, 5]]
     assert all(flaws(figure) == [] for figure in shown.values())
