@@ -193,26 +193,33 @@ def mask_of_largest(scores: jax.Array, share: float) -> jax.Array:
     count = max(1, round(share * flat.size))
     least = _kth_largest(flat, count)
     above, tied = flat > least, flat == least
-    num_left = count - jnp.sum(above)
-    return (above | (tied & (jnp.cumsum(tied) <= num_left))).reshape(scores.shape)
+    # Positions from the end, so that the first of those that tie are the largest.
+    position = jnp.where(tied, jnp.uint32(flat.size) - jnp.arange(flat.size, dtype=jnp.uint32), 0)
+    last = _kth_largest_whole(position, count - jnp.sum(above), flat.size.bit_length())
+    return (above | (tied & (position >= last))).reshape(scores.shape)
 
 
 def _kth_largest(values: jax.Array, count: int) -> jax.Array:
-    """Finds the `count`-th largest number bit by bit, which is many times as fast as sorting."""
+    """Finds the `count`-th largest number, which is many times as fast as sorting."""
     real = jnp.promote_types(values.dtype, jnp.float32)
     whole = jnp.uint64 if real == jnp.float64 else jnp.uint32
     num_bits = jnp.iinfo(whole).bits
     sign = jnp.asarray(1 << (num_bits - 1), whole)
     bits = jax.lax.bitcast_convert_type(values.astype(real), whole)
     # Integers in the order of the numbers; the bits of negative numbers count backwards.
-    keys = jnp.where(bits >= sign, ~bits, bits | sign)
+    least = _kth_largest_whole(jnp.where(bits >= sign, ~bits, bits | sign), count, num_bits)
+    return jax.lax.bitcast_convert_type(jnp.where(least >= sign, least ^ sign, ~least), real)
+
+
+def _kth_largest_whole(values: jax.Array, count: jax.typing.ArrayLike, num_bits: int) -> jax.Array:
+    """Finds the `count`-th largest of unsigned integers of `num_bits` bits, bit by bit."""
+    one = jnp.ones((), values.dtype)
 
     def set_bit(i: jax.Array, least: jax.Array) -> jax.Array:
-        larger = least | (sign >> i.astype(whole))
-        return jnp.where(jnp.sum(keys >= larger) >= count, larger, least)
+        larger = least | (one << (num_bits - 1 - i).astype(values.dtype))
+        return jnp.where(jnp.sum(values >= larger) >= count, larger, least)
 
-    least = jax.lax.fori_loop(0, num_bits, set_bit, jnp.zeros((), whole))
-    return jax.lax.bitcast_convert_type(jnp.where(least >= sign, least ^ sign, ~least), real)
+    return jax.lax.fori_loop(0, num_bits, set_bit, jnp.zeros((), values.dtype))
 
 
 def cast(dtype: jax.typing.DTypeLike) -> UpdateTransform:
