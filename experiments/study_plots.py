@@ -43,8 +43,7 @@ def accuracy_by_number(
         axes.errorbar(
             numbers, means, yerr=deviations, fmt="none", ecolor=line.get_color(), capsize=3
         )
-    for name, level in levels.items():
-        axes.axhline(level, color=drawing.GREY, linestyle=":", linewidth=1.5, label=name)
+    _draw_levels(axes, levels)
     axes.set_ylabel("test accuracy, %")
     drawing.set_lines_below(axes, label, drawing.words_of_spread(seeds, "bars"))
     _few_ticks(axes, [float(x) for numbers, _, _ in curves.values() for x in numbers])
@@ -52,6 +51,12 @@ def accuracy_by_number(
     axes.grid(alpha=0.25)
     drawing.legend_above(axes)
     return figure
+
+
+def _draw_levels(axes: Axes, levels: Mapping[str, float]) -> None:
+    """Draws numbers that are the same everywhere as dotted lines."""
+    for name, level in levels.items():
+        axes.axhline(level, color=drawing.GREY, linestyle=":", linewidth=1.8, label=name)
 
 
 def _few_ticks(axes: Axes, numbers: Sequence[float]) -> None:
@@ -68,13 +73,18 @@ def accuracy_by_round(
     seeds: Iterable[int] = (),
     *,
     label: str = "test accuracy, %",
+    levels: Mapping[str, float] = {},
 ) -> Figure:
-    """Draws accuracy in percent, or another number, by round: `{name: (rounds, means, …)}`."""
+    """Draws accuracy in percent, or another number, by round: `{name: (rounds, means, …)}`.
+
+    `levels` are numbers that do not depend on the round, by name.
+    """
     # Source: Malekmohammadi and others 2024, figure 3.5.
     figure = drawing.new_figure()
     axes = figure.subplots()
     for i, (name, (rounds, means, deviations)) in enumerate(curves.items()):
         drawing.draw_band(axes, drawing.draw_curve(axes, i, rounds, means, name), deviations)
+    _draw_levels(axes, levels)
     axes.set_ylabel(label)
     drawing.set_lines_below(axes, "round", drawing.words_of_spread(seeds, "band"))
     drawing.set_title(axes, title)

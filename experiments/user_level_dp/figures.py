@@ -172,8 +172,14 @@ def draw_rounds(runs: Sequence[Run], output: pathlib.Path) -> None:
 
         figure = study_plots.accuracy_by_round(by_round(chosen, name_of, accuracy), method, seeds)
         plots.save(figure, output / f"accuracy_by_round{slug}.png")
-        curves, label = by_round(chosen, name_of, median_norm), "median norm before clipping"
-        figure = study_plots.accuracy_by_round(curves, method, seeds, label=label)
+        figure = study_plots.accuracy_by_round(
+            by_round(chosen, name_of, median_norm),
+            method,
+            seeds,
+            label="median norm before clipping",
+            levels={"clip norm": chosen[0]["clip_norm"]},
+        )
+        figure.axes[0].set_ylim(bottom=0)
         plots.save(figure, output / f"norms_by_round{slug}.png")
 
 
