@@ -47,6 +47,11 @@ def example_array(what: str, value: Any) -> Any:
     return array
 
 
+def in_words(examples: Mapping[str, Any]) -> str:
+    """Describes the type and shape of one example of each array."""
+    return ", ".join(f"{name}: {x.dtype} {list(x.shape[1:])}" for name, x in examples.items())
+
+
 def require_32_bits(what: str, array: Any) -> None:
     """Requires 64-bit numbers to fit the 32 bits to which JAX converts them."""
     dtype = array.dtype

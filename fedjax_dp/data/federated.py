@@ -87,6 +87,11 @@ class FederatedData:
             len(self.client_names),
         )
 
+    def __repr__(self) -> str:
+        """Describes the store, without its examples."""
+        counts = f"{self.num_clients} clients, {self.num_examples} examples"
+        return f"FederatedData({counts}, {array_checks.in_words(self.examples)})"
+
     @property
     def num_clients(self) -> int:
         """The number of clients, including those without examples."""

@@ -35,6 +35,7 @@ def test_from_clients():
     data = FederatedData.from_clients(clients, ["a", "b", "c", "d"])
     assert_holds(data, clients)
     assert data.num_examples == 9 and data.client_names == ("a", "b", "c", "d")
+    assert repr(data) == "FederatedData(4 clients, 9 examples, x: float32 [2, 2], y: int64 [])"
     np.testing.assert_array_equal(data.sizes, [3, 0, 5, 1])
     np.testing.assert_array_equal(data.offsets, [0, 3, 3, 8, 9])
     np.testing.assert_array_equal(data.client_of_example, [0, 0, 0, 2, 2, 2, 2, 2, 3])

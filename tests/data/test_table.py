@@ -58,6 +58,9 @@ def test_columns_by_name_without_any_option(write):
     assert data.train["x"].dtype == np.float32
     np.testing.assert_array_equal(data.train["y"], [0, 1, 0])
     assert data.class_names == ("no", "yes") and data.num_classes == 2
+    counts = "3 training and 0 test examples"
+    arrays = "x: float32 [5], y: int32 []"
+    assert repr(data) == f"Dataset('table', classification, {counts}, {arrays})"
     assert data.train_clients.tolist() == ["north", "south", "north"]
     assert len(data.test["y"]) == 0 and data.test["x"].shape == (0, 5)
     (words,) = data.exact_statistics

@@ -86,6 +86,12 @@ class Dataset:
             len(self.class_names),
         )
 
+    def __repr__(self) -> str:
+        """Describes the data set, without its examples."""
+        counts = f"{len(self.train['y'])} training and {len(self.test['y'])} test examples"
+        arrays = array_checks.in_words(flat(self.train))
+        return f"Dataset({self.name!r}, {self.task}, {counts}, {arrays})"
+
 
 def _require_named(what: str, clients: np.ndarray, names: tuple[str, ...]) -> None:
     """Requires numbers of clients that have names, if there are names."""
