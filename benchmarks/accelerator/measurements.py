@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from benchmarks.accelerator.clock import PRECISIONS, best, timed
 from fedjax_dp.core.backend import facts
-from fedjax_dp.core.choices import no_split
+from fedjax_dp.core.choices import Products, no_split
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 Rows = Iterator[dict[str, Any]]
@@ -77,6 +77,7 @@ def workload(
     rounds: int,
     each: Sequence[dict[str, Any]] = ({},),
     together: int | None = None,
+    products: Products = "exact",
 ) -> Rows:
     """Times rounds one by one, with changed fields, and `together` in one call."""
     from fedjax_dp.engine import ExecutionConfig, simulation
@@ -85,8 +86,10 @@ def workload(
 
     for changes in each:
         changes = {k: tuple(v) if isinstance(v, list) else v for k, v in changes.items()}
-        found = measure(name, ExecutionConfig(rounds_per_call=1), rounds, **changes)
-        yield found | changes | {"rounds_per_call": 1}
+        execution = ExecutionConfig(rounds_per_call=1, products=products)
+        found = measure(name, execution, rounds, **changes)
+        named = {} if products == "exact" else {"products": products}
+        yield found | changes | {"rounds_per_call": 1} | named
     if together is None:
         return
     changed = WORKLOADS[name]._replace(**changes)

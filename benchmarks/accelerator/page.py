@@ -7,6 +7,7 @@ COMMAND = "python -m benchmarks.accelerator"
 # Headings, with the key of a row or a function of a row and the peaks.
 _SPEED = {
     "workload": "name",
+    "products": "products",
     "cohort": "cohort",
     "clients": "num_clients",
     "rounds a call": "rounds_per_call",

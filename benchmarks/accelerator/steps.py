@@ -69,6 +69,9 @@ def on_accelerator(venvs: pathlib.Path = VENVS) -> list[Step]:
     steps = [measuring(k, "tests", 60, 300, do="tests", files=v) for k, v in SUITE.items()]
     for name, seconds in WORKLOADS.items():
         steps.append(measuring(name, "workloads", seconds, do="workload", name=name, rounds=5))
+    for name in ("W3", "W5"):
+        asked = {"do": "workload", "name": name, "rounds": 5, "products": "split"}
+        steps.append(measuring(f"{name} split", "workloads", WORKLOADS[name], **asked))
     for name, (seconds, together) in SETTINGS.items():
         asked = {"do": "workload", "name": name, "rounds": 10, "together": together}
         steps.append(measuring(name, "workloads", seconds, **asked))

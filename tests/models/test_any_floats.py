@@ -12,6 +12,7 @@ from fedjax_dp.audit.floats import hostile_records, search_sums
 from fedjax_dp.audit.noise import distance
 from fedjax_dp.clients import LocalConfig
 from fedjax_dp.clients.gradients import clipped
+from fedjax_dp.core.products import Arithmetic, computed_with
 from fedjax_dp.models import Model, lower, outer_products, registry
 
 _MARGIN = 1e-3
@@ -234,6 +235,15 @@ def test_the_search_finds_a_record_once_a_repair_is_taken_out(repair, monkeypatc
     worst = _search(name, 400)
     print(repair, worst)
     assert worst.ratio > 1 + 2 * _MARGIN, worst
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROBES)
+def test_no_record_moves_a_sum_of_split_products_past_its_bound_at_any_site(name):
+    with computed_with(Arithmetic("split")):
+        worst = _search(name, 1500, seed=2)
+    print(name, worst)
+    assert 0.5 < worst.ratio <= 1 + _MARGIN, worst
 
 
 @pytest.mark.slow
