@@ -58,6 +58,12 @@ class _Case:
         return elapsed
 
 
+def timed_case(name: str, execution: ExecutionConfig) -> _Case:
+    """Compiles a workload, to be timed round by round."""
+    checks.one_of("NAME", name, WORKLOADS)
+    return _Case(_compiled(prepare(WORKLOADS[name]), execution))
+
+
 class Projecting(NamedTuple):
     """Numbers of devices to project rounds to, and their assumed network."""
 

@@ -196,10 +196,16 @@ def _transform(matrix: _Matrix, x: jax.Array, window: Window) -> _Grid:
 
 def _sandwich(matrix: _Matrix, grid: _Grid) -> _Grid:
     """Multiplies a grid of arrays by a matrix from the left and by its transpose from the right."""
-    for _ in range(2):
-        columns = list(zip(*grid, strict=True))
-        grid = [[_combine(row, column) for row in matrix] for column in columns]
-    return grid
+    half = _combined(matrix, grid)
+    if len(grid) > len(_SMALL.of_input):
+        # As in `_transform`; otherwise each output would be summed from all products of its tile.
+        half = [[materialize(entry) for entry in line] for line in half]
+    return _combined(matrix, half)
+
+
+def _combined(matrix: _Matrix, grid: _Grid) -> _Grid:
+    """Multiplies a grid of arrays by a matrix from the left and transposes the result."""
+    return [[_combine(row, column) for row in matrix] for column in zip(*grid, strict=True)]
 
 
 def _combine(coefficients: Sequence[float], arrays: Sequence[jax.Array]) -> jax.Array:
