@@ -17,20 +17,17 @@ Results = Sequence[dict[str, Any]]
 
 
 def draw(results: Results) -> dict[str, Figure]:
-    """Draws the figures of a folder's results, by file name.
-
-    Curves need a method with two budgets. Mixtures are those of R-DPCFL; RC-DPFL has the same
-    first round, but for the noise multiplier.
-    """
+    """Draws the figures of a folder, by file name; curves are of methods with several budgets."""
     figures = {}
     data = results[0]["setting"]["data"]["name"]
     for metric, who in GROUPS.items():
-        curves, seeds = by_epsilon(results, metric)
-        if any(len(budgets) > 1 for budgets, _, _ in curves.values()):
-            title = f"{DATASETS.get(data, data)}, {who}"
-            figures[f"{metric}_by_epsilon"] = study_plots.accuracy_by_epsilon(curves, title, seeds)
+        curves, num_seeds = by_epsilon(results, metric)
+        if curves:
+            title = f"{DATASETS.get(data, data)}, {who}" + (", one seed" if num_seeds == 1 else "")
+            figure = study_plots.accuracy_by_epsilon(curves, title, [num_seeds])
+            figures[f"{metric}_by_epsilon"] = figure
     for result in results:
-        if result["method"].startswith("R-DPCFL") and "mixture" in result:
+        if "mixture" in result:
             figures[f"mixture,{stem(result)}"] = mixture(result)
     return figures
 
@@ -40,20 +37,21 @@ def stem(result: dict[str, Any]) -> str:
     return f"method={result['method']},epsilon={result['epsilon']:g},seed={result['seed']}"
 
 
-def by_epsilon(results: Results, metric: str) -> tuple[dict[str, Any], list[int]]:
-    """Computes curves over ε of methods with several budgets, and the numbers of seeds."""
-    curves, seeds = {}, []
-    for method in METHODS:
-        mine = [r for r in results if r["method"] == method]
-        budgets = sorted({r["epsilon"] for r in mine})
-        if len(budgets) < 2:
-            continue
-        found = [[r["metrics"] for r in mine if r["epsilon"] == e] for e in budgets]
-        summaries = [over_seeds(metrics)[metric] for metrics in found]
-        means, spreads = zip(*summaries, strict=True)
-        curves[method] = (budgets, list(means), np.nan_to_num(spreads).tolist())
-        seeds += [len(metrics) for metrics in found]
-    return curves, seeds
+def by_epsilon(results: Results, metric: str) -> tuple[dict[str, Any], int]:
+    """Computes curves over ε, and their number of seeds: those of every method at every budget."""
+    budgets = {m: sorted({r["epsilon"] for r in results if r["method"] == m}) for m in METHODS}
+    several = [r for r in results if len(budgets[r["method"]]) > 1]
+    found: dict[tuple[str, float], dict[int, dict[str, float]]] = {}
+    for r in several:
+        found.setdefault((r["method"], r["epsilon"]), {})[r["seed"]] = r["metrics"]
+    shared = set.intersection(*map(set, found.values())) if found else set()
+    curves = {}
+    for method in METHODS if shared else ():
+        if len(budgets[method]) > 1:
+            members = ([found[method, e][seed] for seed in shared] for e in budgets[method])
+            means, spreads = zip(*(over_seeds(m)[metric] for m in members), strict=True)
+            curves[method] = (budgets[method], list(means), np.nan_to_num(spreads).tolist())
+    return curves, len(shared)
 
 
 def mixture(result: dict[str, Any]) -> Figure:
