@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from fedjax_dp.core import products
 
 # Precision of products, and type of inputs. On NVIDIA cards the default is TF32; split products are
-# three of bfloat16, and are not to be had everywhere.
+# three of bfloat16, which not every device can compute.
 PRECISIONS: dict[str, tuple[str, Any]] = {
     "float32": ("float32", jnp.float32),
     "default": ("default", jnp.float32),

@@ -144,6 +144,7 @@ def test_convolutions_that_jax_would_not_split_are_refused():
 
 
 def test_split_products_are_refused_where_they_cannot_be_had(monkeypatch):
+    monkeypatch.setattr(layouts, "facts", lambda: Facts("cpu", "cpu"))
     with pytest.raises(ValueError, match="products must be 'exact' or 'auto': a cpu has no units"):
         ExecutionConfig(products="split").validate()
     ExecutionConfig(products="auto").validate()
