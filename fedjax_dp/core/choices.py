@@ -1,6 +1,7 @@
 """What automatic execution chooses: a function of what a backend reports, and of measured speeds.
 
-Every constant is named here, with its reason. Nothing else decides what `auto` means.
+Every constant that depends on the backend is named here, with its reason; those that depend on the
+work alone are beside the code that reads them.
 """
 
 import math
@@ -121,7 +122,7 @@ def choices(facts: Facts, measured: Measured | None = None) -> Choices:
 
     Args:
       facts: what the backend reports.
-      measured: the speeds of the same device, if there are any.
+      measured: the speeds of the same device, if there are any; without effect on a CPU.
 
     Returns:
       The choices.
@@ -140,7 +141,8 @@ def choices(facts: Facts, measured: Measured | None = None) -> Choices:
         state_bytes=share,
         has_caches=is_cpu,
     )
-    if measured is None:
+    # On a CPU the constants are measured, and the benchmark takes a few tiny steps.
+    if measured is None or is_cpu:
         return found
     # Rounds with and without record-level privacy have one rule: the wider of both.
     wide = [measured.enough("products", precision) for precision in ("float32", "default")]

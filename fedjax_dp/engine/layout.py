@@ -230,7 +230,7 @@ class ExecutionConfig(NamedTuple):
         "split" into three products of bfloat16 with sums in float32, for GPUs and TPUs, with an
         error of about 2^-15 of what is multiplied; the bound of a clipped sum holds as well. "auto"
         is "split" where that is faster by the measured speeds, else "exact".
-      measured: speeds of this device, as `io.read_measured` reads them, which automatic choices
+      measured: speeds of this GPU or TPU, as `io.read_measured` reads them, which automatic choices
         follow.
     """
 
@@ -262,6 +262,8 @@ class ExecutionConfig(NamedTuple):
         missing = no_split(here) if self.products == "split" else None
         checks.require(missing is None, "products", f"be 'exact' or 'auto': {missing}", "split")
         if self.measured is not None:
+            rule = "be None on a CPU, whose constants are measured"
+            checks.require(here.backend != "cpu", "measured", rule, self.measured.device)
             rule = f"be of this device, {here.device}"
             is_same = here.device in ("", self.measured.device)
             checks.require(is_same, "measured", rule, self.measured.device)

@@ -91,6 +91,8 @@ def test_chunks_are_the_narrowest_that_were_nearly_as_fast_as_the_fastest():
     rows = speeds("products", "default", n4=500.0, n16=890.0, n64=910.0, n256=1000.0, n1024=950.0)
     chosen = choices(H100, Measured(H100.device, rows))
     assert chosen.operations_per_chunk == 64 * 2e8
+    # A CPU has constants that are measured.
+    assert choices(CPU, Measured(CPU.device, rows)) == choices(CPU)
     # Of two precisions the one that needs the wider chunk.
     rows += speeds("products", "float32", n64=500.0, n256=990.0)
     assert choices(H100, Measured(H100.device, rows)).operations_per_chunk == 256 * 2e8
@@ -110,6 +112,10 @@ def test_execution_follows_what_is_reported_and_measured(monkeypatch):
     cost = Cost(2e8, 2e8, 1)
     assert auto.chunk(lambda: cost, 10_000) == 16
     assert auto._replace(measured=None).chunk(lambda: cost, 10_000) == 660
+    monkeypatch.setattr(layouts, "facts", lambda: CPU)
+    with pytest.raises(ValueError, match="measured must be None on a CPU"):
+        auto._replace(measured=Measured(CPU.device)).validate()
+    monkeypatch.setattr(layouts, "facts", lambda: H100)
     other = auto._replace(measured=measured._replace(device="another card"))
     with pytest.raises(ValueError, match="measured must be of this device, NVIDIA H100"):
         other.validate()
