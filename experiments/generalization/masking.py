@@ -225,6 +225,35 @@ STUDIES["convex"] = _over("convex", "distribution", {})._replace(
     },
     metrics=METRICS | {"training_set_accuracy": 100.0},
 )
+# Figures 3-2 to 3-5: accuracy on the training part too, after every round.
+STUDIES[tables.CURVES] = TABLES["fedcmnist_non_iid"]._replace(
+    name=tables.CURVES,
+    axes={
+        **TABLES["fedcmnist_non_iid"].axes,
+        "algorithm": {
+            name: [*words, "--evaluation.training=true"]
+            for name, words in TABLES["fedcmnist_non_iid"].axes["algorithm"].items()
+        },
+    },
+)
+# Table B.4, much reduced: a small network, and 16 local steps in place of an epoch of 157.
+SMALL = [f"cifar10_{distribution}_small" for distribution in ("iid", "non_iid")]
+for _name in SMALL:
+    _whole = TABLES[_name.removesuffix("_small")]
+    STUDIES[_name] = _whole._replace(
+        name=_name,
+        axes={
+            "norm": {
+                norm: [
+                    "--model.name=experiments.generalization.small_resnet:small_resnet",
+                    f"--model.options={{norm = '{norm}'}}",
+                    "--training.num_steps=16",
+                ]
+                for norm in ("batch", "group")
+            },
+            **_whole.axes,
+        },
+    )
 # Five times as long, as far as the specification goes: what is left of a gap at round 40.
 LONG = [f"{data}_long" for data in ("mnist", "fashion_mnist")]
 for _name in LONG:
@@ -235,6 +264,7 @@ for _name in LONG:
     )
 GROUPS = {
     "long": LONG,
+    "small": SMALL,
     "non_iid": [n for n in TABLES if n.endswith("_non_iid") and n not in _FEMNIST],
     "iid": [n for n in TABLES if not n.endswith("_non_iid") and n not in _FEMNIST],
     "femnist": _FEMNIST,

@@ -29,7 +29,18 @@ FAIRNESS = {
     "spread": "std_client_accuracy",
 }
 
-COLUMNS = ("study", "algorithm", "aggregation", "seed", METRIC, "test_accuracy", "seconds")
+KEY = ("study", "algorithm", "setting", "aggregation", "seed")
+COLUMNS = (*KEY, METRIC, "test_accuracy", "test_loss", "seconds")
+# The study with a curve of each accuracy by round: figures 3-2 to 3-5.
+CURVES = "fedcmnist_curves"
+CURVE_COLUMNS = (
+    "algorithm",
+    "aggregation",
+    "seed",
+    "round",
+    "training_set_accuracy",
+    "test_accuracy",
+)
 
 Run = Mapping[str, Any]
 
@@ -40,7 +51,9 @@ def runs_in(folder: pathlib.Path) -> list[dict[str, Any]]:
     for file in sorted(folder.glob("*/*=*/summary.json")):
         named = dict(part.split("=", 1) for part in file.parent.name.split(","))
         summary = json.loads(file.read_text(encoding="utf-8"))
-        found.append({**summary, **named, "study": file.parent.parent.name})
+        others = (f"{axis}={value}" for axis, value in named.items() if axis not in KEY)
+        place = {"study": file.parent.parent.name, "setting": ",".join(others)}
+        found.append({**summary, **named, **place})
     return found
 
 
@@ -50,7 +63,7 @@ def with_earlier(runs: Sequence[Run], file: pathlib.Path) -> list[Run]:
     if file.is_file():
         with file.open(encoding="utf-8", newline="") as opened:
             earlier = [{**row, METRIC: float(row[METRIC])} for row in csv.DictReader(opened)]
-    found = {tuple(str(run[c]) for c in COLUMNS[:4]): run for run in [*earlier, *runs]}
+    found = {tuple(str(run.get(c, "")) for c in KEY): run for run in [*earlier, *runs]}
     return [found[key] for key in sorted(found)]
 
 
@@ -152,6 +165,17 @@ def of_length(folder: pathlib.Path, studies: Sequence[str], rounds: Sequence[int
     return "\n".join([*lines, ""])
 
 
+def curves_in(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """Reads both accuracies of every round of a study that evaluates the training part too."""
+    found = []
+    for path in sorted(folder.glob("*=*/metrics.jsonl")):
+        named = dict(part.split("=", 1) for part in path.parent.name.split(","))
+        for line in path.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            found.append(named | {name: row[name] for name in CURVE_COLUMNS if name in row})
+    return found
+
+
 def of_fairness(runs: Sequence[Run]) -> str:
     """Accuracy of the whole and by client, means over seeds, in percent."""
     lines = [f"| objective | {' | '.join(FAIRNESS)} | seeds |", "|---" * (len(FAIRNESS) + 2) + "|"]
@@ -208,10 +232,16 @@ def write(runs_folder: pathlib.Path, output: pathlib.Path) -> None:
     for name, text in tables.items():
         (output / f"{name}.md").write_text(text, encoding="utf-8")
         print(text)
-    with (output / "runs.csv").open("w", encoding="utf-8", newline="") as opened:
-        writer = csv.DictWriter(opened, COLUMNS, extrasaction="ignore", restval="")
+    _write_rows(output / "runs.csv", COLUMNS, masking)
+    if curves := curves_in(runs_folder / CURVES):
+        _write_rows(output / "curves.csv", CURVE_COLUMNS, curves)
+
+
+def _write_rows(file: pathlib.Path, columns: Sequence[str], rows: Sequence[Run]) -> None:
+    with file.open("w", encoding="utf-8", newline="") as opened:
+        writer = csv.DictWriter(opened, columns, extrasaction="ignore", restval="")
         writer.writeheader()
-        writer.writerows(masking)
+        writer.writerows(rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

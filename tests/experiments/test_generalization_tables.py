@@ -2,11 +2,12 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 from drawn import flaws
 
-from experiments.generalization import masking, membership, paper, tables
+from experiments.generalization import figures, masking, membership, paper, small_resnet, tables
 from fedjax_dp.experiment import grid_points
 from fedjax_dp.experiment.assembly.assemble import population_of
 from fedjax_dp.experiment.reading.config_files import load_config
@@ -162,3 +163,67 @@ def test_a_cell_is_drawn_as_the_mean_of_its_seeds(tmp_path, monkeypatch):
     np.testing.assert_allclose(lines["AVG (n = 2)"], [[1, 20], [2, 50]])
     np.testing.assert_allclose(lines["GMA (n = 1)"], [[1, 20], [2, 40]])
     assert flaws(shown[0]) == []
+
+
+def test_runs_of_a_study_differ_by_their_setting(tmp_path):
+    """Two settings of one seed are two lines, and figures read the number of each."""
+    for number, value in (("10", 0.8), ("50", 0.6)):
+        name = f"clients={number},aggregation=AVG,seed=0"
+        finished(tmp_path, "clients", name, test_accuracy_last_ten=value, algorithm="fedavg")
+    output = tmp_path / "results"
+    tables.write(tmp_path, output)
+    rows = figures.read_rows(output / "runs.csv")
+    assert [row["setting"] for row in rows] == ["clients=10", "clients=50"]
+    assert figures.by_setting(rows, "clients", "AVG") == {10: [0.8], 50: [0.6]}
+
+
+def line_of(**values):
+    return {name: str(value) for name, value in values.items()}
+
+
+def test_figures_of_the_thesis_can_be_read():
+    runs = [
+        line_of(study=study, setting=f"{study}={n}", aggregation=kind, seed=seed)
+        | line_of(test_accuracy_last_ten=0.8 + seed / 100)
+        for study, numbers in (("clients", (10, 50, 100, 250)), ("epochs", (3, 5, 10, 20)))
+        for n in numbers
+        for kind in tables.PAIR
+        for seed in range(2)
+    ]
+    runs += [
+        line_of(study="threshold", setting="mask=soft", aggregation=tau, seed=seed)
+        | line_of(test_accuracy_last_ten=0.8 + seed / 100, test_loss=0.4)
+        for tau in (0.0, 0.4, 1.0)
+        for seed in range(2)
+    ]
+    curves = [
+        line_of(algorithm=algorithm, aggregation=kind, seed=seed, round=r)
+        | line_of(training_set_accuracy=0.9 + seed / 100, test_accuracy=0.01 * r)
+        for algorithm in paper.ALGORITHMS
+        for kind in tables.PAIR
+        for seed in range(2)
+        for r in range(1, 41)
+    ]
+    by_clients = figures.accuracy_by_number(runs, "clients", "B.8", "clients")
+    by_round = figures.accuracies_by_round(curves)
+    drawn = [by_clients, figures.accuracy_by_number(runs, "epochs", "B.9", "epochs"), by_round]
+    for figure in [*drawn, figures.by_threshold(runs)]:
+        assert flaws(figure) == []
+    lines = {line.get_label(): line.get_xydata() for line in by_clients.axes[0].get_lines()}
+    np.testing.assert_allclose(lines["GMA, ours"], [[n, 80.5] for n in (10, 50, 100, 250)])
+    np.testing.assert_allclose(lines["GMA, the thesis"][-1], [250, 72.87])
+    lines = {line.get_label(): line.get_xydata() for line in by_round.axes[3].get_lines()}
+    np.testing.assert_allclose(lines["training, AVG"][-1], [40, 90.5])
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_the_small_residual_network_has_either_norm(norm):
+    """Kernels, two numbers by normalised channel (four with statistics), and the head."""
+    image = jax.ShapeDtypeStruct((32, 32, 3), np.uint8)
+    model = small_resnet.small_resnet(image, 10, norm=norm)
+    params = model.init(jax.random.key(0))
+    widths = (8, 16, 32)
+    kernels = 9 * 3 * 8 + 9 * (2 * 8 * 8 + 8 * 16 + 16 * 16 + 16 * 32 + 32 * 32) + 8 * 16 + 16 * 32
+    normed = 8 + 2 * sum(widths) + 16 + 32
+    counted = kernels + (4 if norm == "batch" else 2) * normed + 33 * 10
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == counted
