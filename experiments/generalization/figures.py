@@ -31,13 +31,14 @@ def _mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
 
 
 def by_setting(
-    rows: Sequence[dict[str, str]], study: str, aggregation: str, metric: str = METRIC
+    rows: Sequence[dict[str, str]], study: str, aggregation: str
 ) -> dict[float, list[float]]:
-    """Collects a figure of all seeds of a study by its number, such as that of clients."""
+    """Collects accuracies in percent of all seeds of a study by its number, such as clients."""
     found: dict[float, list[float]] = {}
     for row in rows:
         if (row["study"], row["aggregation"]) == (study, aggregation):
-            found.setdefault(float(row["setting"].split("=")[1]), []).append(float(row[metric]))
+            number = float(row["setting"].split("=")[1])
+            found.setdefault(number, []).append(100 * float(row[METRIC]))
     return dict(sorted(found.items()))
 
 
@@ -50,7 +51,7 @@ def accuracy_by_number(
     seeds: list[int] = []
     for k, kind in enumerate(PAIR):
         found = by_setting(rows, study, kind)
-        means, spreads = np.transpose([_mean_and_spread(100 * np.array(v)) for v in found.values()])
+        means, spreads = np.transpose([_mean_and_spread(v) for v in found.values()])
         line = drawing.draw_curve(axes, k, list(found), means, f"{kind}, ours", markevery=1)
         style = {"fmt": "none", "ecolor": line.get_color(), "capsize": 3}
         axes.errorbar(list(found), means, yerr=spreads, **style)
@@ -72,33 +73,39 @@ def accuracy_by_number(
 
 
 def accuracies_by_round(rows: Sequence[dict[str, str]]) -> Figure:
-    """Draws both accuracies of all algorithms on FedCMNIST by round (figures 3-2 to 3-5)."""
-    figure = drawing.new_figure(6.6, drawing.PAGE)
-    places = figure.subplots(3, 2, sharex=True, sharey=True).ravel()
+    """Draws both accuracies on FedCMNIST by round, for each algorithm (figures 3-2 to 3-5)."""
+    ran = {row["algorithm"] for row in rows}
+    algorithms = [name for name in paper.ALGORITHMS if name in ran]
+    columns = min(2, len(algorithms))
+    lines = -(-len(algorithms) // columns)
+    width = drawing.PAGE if columns > 1 else drawing.COLUMN
+    figure = drawing.new_figure(2.2 * lines + (0 if columns > 1 else 1), width)
+    places = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
     seeds = {row["seed"] for row in rows}
-    for axes, algorithm in zip(places, paper.ALGORITHMS, strict=False):
+    for axes, algorithm in zip(places, algorithms, strict=False):
         for s, (metric, name) in enumerate(SERIES.items()):
             for k, kind in enumerate(PAIR):
                 by_round: dict[int, list[float]] = {}
                 for row in rows:
                     if (row["algorithm"], row["aggregation"]) == (algorithm, kind):
-                        by_round.setdefault(int(row["round"]), []).append(float(row[metric]))
-                pairs = [_mean_and_spread(100 * np.array(v)) for v in by_round.values()]
-                means, spreads = np.transpose(pairs)
+                        by_round.setdefault(int(row["round"]), []).append(100 * float(row[metric]))
+                means, spreads = np.transpose([_mean_and_spread(v) for v in by_round.values()])
                 label = f"{name}, {kind}"
                 line = drawing.draw_curve(axes, 2 * s + k, list(by_round), means, label)
                 drawing.draw_band(axes, line, spreads)
         axes.set_title(algorithm, fontsize=11)
         axes.grid(alpha=0.25)
-    for axes in places[::2]:
+    for axes in places[::columns]:
         axes.set_ylabel("accuracy, %")
-    for axes in places[3:5]:
+    words = drawing.words_of_spread([len(seeds)], "band")
+    empty = places[len(algorithms) :]
+    for axes in places[len(algorithms) - columns : len(algorithms)]:
         axes.tick_params(labelbottom=True)
-        axes.set_xlabel("round")
-    places[-1].set_axis_off()
-    if words := drawing.words_of_spread([len(seeds)], "band"):
-        places[-1].text(0.0, 0.9, words.replace(", ", ",\n"), va="top", fontsize=10)
-    drawing.legend_below(figure, places[0], 4)
+        drawing.set_lines_below(axes, "round", *([] if len(empty) else [words]))
+    for axes in empty:
+        axes.set_axis_off()
+        axes.text(0.1, 0.4, words.replace(", ", ",\n"))
+    drawing.legend_below(figure, places[0], 2 * columns)
     return figure
 
 
@@ -123,17 +130,22 @@ def by_threshold(rows: Sequence[dict[str, str]]) -> Figure:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Draws all figures."""
+    """Draws the figures of the studies that have run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
     output = parser.parse_args(arguments).output
     rows = read_rows(RESULTS / "runs.csv")
-    figures = {
-        "figure_3.1a": accuracy_by_number(rows, "clients", "B.8", "clients, all in each round"),
-        "figure_3.1b": accuracy_by_number(rows, "epochs", "B.9", "local epochs of a round"),
-        "figure_3.2": accuracies_by_round(read_rows(RESULTS / "curves.csv")),
-        "figure_B.1": by_threshold(rows),
-    }
+    ran = {row["study"] for row in rows}
+    figures: dict[str, Figure] = {}
+    if "clients" in ran:
+        label = "clients, all in each round"
+        figures["figure_3.1a"] = accuracy_by_number(rows, "clients", "B.8", label)
+    if "epochs" in ran:
+        figures["figure_3.1b"] = accuracy_by_number(rows, "epochs", "B.9", "local epochs a round")
+    if (RESULTS / "curves.csv").is_file():
+        figures["figure_3.2"] = accuracies_by_round(read_rows(RESULTS / "curves.csv"))
+    if "threshold" in ran:
+        figures["figure_B.1"] = by_threshold(rows)
     for name, figure in figures.items():
         plots.save(figure, output / f"{name}.png")
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from experiments.generalization import tables
 from fedjax_dp.audit import attack_model
 from fedjax_dp.core import checks
 from fedjax_dp.experiment import load_run
@@ -48,11 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(folder.name, found[name][-1], flush=True)
     lines = ["| runs | attack accuracy | area under the curve | seeds |", "|---" * 4 + "|"]
     for name, results in found.items():
-        cells = [
-            f"{100 * np.mean([r[kind] for r in results]):.2f} ± "
-            f"{100 * np.std([r[kind] for r in results], ddof=min(1, len(results) - 1)):.2f}"
-            for kind in ("accuracy", "auc")
-        ]
+        kinds = ("accuracy", "auc")
+        cells = [tables.shown(100 * np.array([r[kind] for r in results])) for kind in kinds]
         lines.append(f"| {name} | {' | '.join(cells)} | {len(results)} |")
     text = "\n".join([*lines, ""])
     (known.study / "membership.md").write_text(text, encoding="utf-8")

@@ -30,7 +30,9 @@ FAIRNESS = {
 }
 
 KEY = ("study", "algorithm", "setting", "aggregation", "seed")
-COLUMNS = (*KEY, METRIC, "test_accuracy", "test_loss", "seconds")
+# The last round's share of coordinates whose step no mask shortens.
+SHARE = "unmasked_share"
+COLUMNS = (*KEY, METRIC, "test_accuracy", "test_loss", SHARE, "seconds")
 # The study with a curve of each accuracy by round: figures 3-2 to 3-5.
 CURVES = "fedcmnist_curves"
 CURVE_COLUMNS = (
@@ -45,6 +47,13 @@ CURVE_COLUMNS = (
 Run = Mapping[str, Any]
 
 
+def _rows_of(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """Reads what a run measured in each round."""
+    file = folder / "metrics.jsonl"
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    return [json.loads(line) for line in text.splitlines()]
+
+
 def runs_in(folder: pathlib.Path) -> list[dict[str, Any]]:
     """Reads the summaries of all finished runs: study, what their names say, and what came out."""
     found = []
@@ -53,7 +62,9 @@ def runs_in(folder: pathlib.Path) -> list[dict[str, Any]]:
         summary = json.loads(file.read_text(encoding="utf-8"))
         others = (f"{axis}={value}" for axis, value in named.items() if axis not in KEY)
         place = {"study": file.parent.parent.name, "setting": ",".join(others)}
-        found.append({**summary, **named, **place})
+        rows = _rows_of(file.parent)
+        masked = {SHARE: rows[-1][SHARE]} if rows and SHARE in rows[-1] else {}
+        found.append({**summary, **masked, **named, **place})
     return found
 
 
@@ -143,7 +154,7 @@ def of_length(folder: pathlib.Path, studies: Sequence[str], rounds: Sequence[int
         curves: dict[str, dict[str, np.ndarray]] = {kind: {} for kind in PAIR}
         for path in sorted((folder / study).glob("*=*/metrics.jsonl")):
             named = dict(part.split("=", 1) for part in path.parent.name.split(","))
-            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            rows = _rows_of(path.parent)
             values = np.array([100 * row["test_accuracy"] for row in rows])
             curves[named["aggregation"]][named["seed"]] = values
         seeds = sorted(set.intersection(*(set(of_kind) for of_kind in curves.values())))
@@ -170,8 +181,7 @@ def curves_in(folder: pathlib.Path) -> list[dict[str, Any]]:
     found = []
     for path in sorted(folder.glob("*=*/metrics.jsonl")):
         named = dict(part.split("=", 1) for part in path.parent.name.split(","))
-        for line in path.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
+        for row in _rows_of(path.parent):
             found.append(named | {name: row[name] for name in CURVE_COLUMNS if name in row})
     return found
 
@@ -195,7 +205,7 @@ def draw(folder: pathlib.Path, study: str, algorithm: str, file: pathlib.Path) -
         pattern = f"algorithm={algorithm},aggregation={kind},seed=*/metrics.jsonl"
         runs: list[dict[int, float]] = []
         for path in sorted((folder / study).glob(pattern)):
-            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            rows = _rows_of(path.parent)
             measured = {r["round"]: 100 * r["test_accuracy"] for r in rows if "test_accuracy" in r}
             style = {"color": drawing.COLOURS[k], "alpha": 0.35, "linewidth": 0.8}
             axes.plot(*zip(*measured.items(), strict=True), **style)

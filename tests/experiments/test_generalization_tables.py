@@ -174,7 +174,7 @@ def test_runs_of_a_study_differ_by_their_setting(tmp_path):
     tables.write(tmp_path, output)
     rows = figures.read_rows(output / "runs.csv")
     assert [row["setting"] for row in rows] == ["clients=10", "clients=50"]
-    assert figures.by_setting(rows, "clients", "AVG") == {10: [0.8], 50: [0.6]}
+    assert figures.by_setting(rows, "clients", "AVG") == {10: [80], 50: [60]}
 
 
 def line_of(**values):
