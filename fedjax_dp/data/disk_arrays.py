@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_dp.data import host_arrays
+
 # Bytes of an array that are read at once.
 _PART_BYTES = 1 << 24
 
@@ -82,7 +84,7 @@ def _release(array: Any) -> None:
 def take(array: Any, rows: np.ndarray) -> Any:
     """Takes rows of an array; those of an array on disk are not read yet."""
     if not is_on_disk(array):
-        return np.asarray(array)[rows]
+        return host_arrays.take(np.asarray(array), rows)
     first = int(rows[0]) if len(rows) else 0
     if np.array_equal(rows, np.arange(first, first + len(rows))):
         if len(rows) == len(array):

@@ -13,8 +13,9 @@ from fedjax_dp.core import argument_checks, checks, files
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.data import arrays as array_checks
-from fedjax_dp.data import disk_arrays, tables, zarr_store
+from fedjax_dp.data import disk_arrays, host_arrays, tables, zarr_store
 from fedjax_dp.data.arrays import example_array
+from fedjax_dp.data.disk_arrays import is_on_disk
 from fedjax_dp.data.store_writer import NAMES as _NAMES
 from fedjax_dp.data.store_writer import OFFSETS as _OFFSETS
 from fedjax_dp.data.store_writer import write_store
@@ -37,7 +38,8 @@ class FederatedData:
 
     The store is ragged: client `i` owns rows `offsets[i]` to `offsets[i + 1]`. Nothing is padded
     here; padding happens where a compiled round gathers a batch. The arrays may be memory maps, so
-    that a population larger than memory opens without being read.
+    that a population larger than memory opens without being read. Do not write to the arrays: a
+    simulation on a CPU may read them in place.
 
     Attributes:
       examples: named host arrays, each `[num_examples, ...]`; by convention `x` are inputs and `y`
@@ -181,7 +183,10 @@ class FederatedData:
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         rows = np.repeat(starts - offsets[:-1], sizes) + np.arange(offsets[-1])
         names = tuple(self.client_names[i] for i in clients) if self.client_names else ()
-        examples = {name: np.asarray(array[rows]) for name, array in self.examples.items()}
+        examples = {
+            name: np.asarray(array[rows]) if is_on_disk(array) else host_arrays.take(array, rows)
+            for name, array in self.examples.items()
+        }
         return FederatedData(examples, offsets, names)
 
     def check_finite(self) -> None:
@@ -191,7 +196,7 @@ class FederatedData:
           ValueError: naming the array, the first client and the row that break the rule.
         """
         for name, array in self.examples.items():
-            if disk_arrays.is_on_disk(array):
+            if is_on_disk(array):
                 array_checks.require_32_bits(f"examples[{name!r}]", array)
             if not np.issubdtype(array.dtype, np.floating):
                 continue
@@ -355,7 +360,8 @@ class FederatedData:
             )
             sizes.append(lengths.pop())
         examples = {
-            name: np.concatenate([np.asarray(client[name]) for client in clients]) for name in names
+            name: host_arrays.joined([np.asarray(client[name]) for client in clients])
+            for name in names
         }
         return cls(examples, np.concatenate([[0], np.cumsum(sizes)]), tuple(client_names))
 
@@ -392,7 +398,9 @@ class FederatedData:
                 len(array),
             )
         offsets = np.concatenate([[0], np.cumsum(np.bincount(index, minlength=len(names)))])
-        arrays = {name: np.asarray(array)[order] for name, array in examples.items()}
+        arrays = {
+            name: host_arrays.take(np.asarray(array), order) for name, array in examples.items()
+        }
         return cls(arrays, offsets, tuple(str(name) for name in names))
 
     @classmethod

@@ -11,7 +11,7 @@ from fedjax_dp.algorithms import registry as algorithms
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Seed
-from fedjax_dp.data import participants, sampling
+from fedjax_dp.data import host_arrays, participants, sampling
 from fedjax_dp.data.federated import FederatedData, example_structure
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.federation import Federation
@@ -233,7 +233,8 @@ def synthetic_data(workload: Workload, seed: Seed = 0) -> FederatedData:
         (length,) = workload.shape
         tokens = rng.integers(0, workload.num_classes, (count, length + 1), dtype=np.int32)
         return FederatedData({"x": tokens[:, :-1], "y": tokens[:, 1:]}, offsets)
-    x = rng.random((count, *workload.shape), dtype=np.float32)
+    x = host_arrays.empty((count, *workload.shape), np.float32)
+    rng.random(dtype=np.float32, out=x)
     y = rng.integers(0, workload.num_classes, count, dtype=np.int32)
     return FederatedData({"x": x, "y": y}, offsets)
 
