@@ -200,11 +200,10 @@ def main() -> None:
     if runs[0]["axis"] == "lambda":
         draw_rounds(runs, options.output)
     for run in runs:
-        if run["seed"] == "0" and run[run["axis"]] == options.norms:
+        rounds = read_metrics(run["folder"])
+        if run["seed"] == "0" and run[run["axis"]] == options.norms and len(rounds) > 1:
             name = run["folder"].name
-            figure = plots.update_norms(
-                read_metrics(run["folder"]), run["clip_norm"], title_of(name)
-            )
+            figure = plots.update_norms(rounds, run["clip_norm"], title_of(name))
             plots.save(figure, options.output / f"norms_{slug_of(name)}.png")
     for name, text in {"norms.md": norms_table(runs), "rounds.csv": rounds_table(runs)}.items():
         (options.output / name).write_text(text + "\n", encoding="utf-8")
