@@ -31,6 +31,8 @@ ARITHMETIC = (
     "sqrt", "tanh", "power", "negate", "abs", "compare", "select", "and", "or", "xor",
     "shift-left", "shift-right-logical", "reduce", "erf", "log-plus-one", "exponential-minus-one",
 )  # fmt: skip
+# They read or write a part of an operand.
+PARTS = {"slice", "dynamic-slice", "dynamic-update-slice", "gather"}
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s64": 8, "u64": 8, "f64": 8}
 
 _SHAPE = re.compile(r"\b(pred|[sufb]f?\d+)\[([\d,]*)\]")
@@ -43,6 +45,8 @@ SOURCES = (
     ("lowering/winograd.py", "convolutions"),
     ("lowering/patches.py", "convolutions"),
     ("lowering/convolution.py", "convolutions"),
+    ("lowering/bilinear.py", "convolutions"),
+    ("lowering/narrow.py", "convolutions"),
     ("models/per_example.py", "gradients of examples"),
     ("models/outer_products.py", "gradients of examples"),
     ("clients/client_data.py", "batches"),
@@ -65,7 +69,8 @@ class Operation(NamedTuple):
     Attributes:
       kind: its HLO opcode; that of the product within it, if it is a fusion with one.
       flops: floating-point operations, products as two for each pair of factors.
-      moved: bytes of its operands and its result, each counted once.
+      moved: bytes of its operands and its result, each counted once; of an operand from which a
+        part is taken, no more than of the result.
       part: what it is for.
     """
 
@@ -127,8 +132,11 @@ class Program:
         kinds = [kind, *(k for _, _, k, _ in inside)]
         product = next((k for k in kinds if k in PRODUCTS), None)
         operands = re.findall(r"%([\w.-]+)", rest.split("), ")[0])
-        moved = sum(size for _, size in _sizes(result))
-        moved += sum(size for name in operands for _, size in _sizes(self._types.get(name, "")))
+        written = sum(size for _, size in _sizes(result))
+        read = [sum(size for _, size in _sizes(self._types.get(name, ""))) for name in operands]
+        if not product and PARTS.intersection(kinds):
+            read = [min(size, written) for size in read]
+        moved = written + sum(read)
         return Operation(product or kind, flops, moved, self._part(rest, product is not None))
 
     def _flops(self, kind: str, result: str, rest: str) -> float:

@@ -53,6 +53,7 @@ ENTRY %main (a: f32[8,4], b: pred[8,4]) -> f32[8,4] {
   %b = pred[8,4]{1,0} parameter(1)
   %pooled = f32[8,4]{1,0} fusion(%a, %b), kind=kLoop, calls=%fused, metadata={stack_frame_id=3}
   %while.1 = f32[8,4]{1,0} while(%pooled), body=%other, metadata={stack_frame_id=1}
+  %part.1 = f32[2,4]{1,0} slice(%while.1), metadata={stack_frame_id=2}
   ROOT %sum.1 = f32[8,4]{1,0} add(%a, %while.1), metadata={stack_frame_id=1}
 }
 """
@@ -60,12 +61,13 @@ ENTRY %main (a: f32[8,4], b: pred[8,4]) -> f32[8,4] {
 
 def test_parts_are_those_of_the_sources_and_containers_do_not_count():
     found = roofline.Program(PROGRAM).operations()
-    assert found.keys() == {"a", "b", "pooled", "while.1", "sum.1"}
+    assert found.keys() == {"a", "b", "pooled", "while.1", "part.1", "sum.1"}
     seconds = {"pooled": (3, 0.5), "while.1": (1, 9.0), "sum.1": (1, 0.25), "another": (1, 9.0)}
     assert roofline.by_part(found, seconds) == {
         "pooling": {"calls": 3, "seconds": 0.5, "flops": 3 * 64, "bytes": 3 * (2 * 128 + 32)},
         "engine": {"calls": 1, "seconds": 0.25, "flops": 32, "bytes": 3 * 128},
     }
+    assert found["part.1"].moved == 2 * 32
 
 
 def test_the_table_states_the_share_of_each_part_and_its_bound():
