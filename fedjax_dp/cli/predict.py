@@ -59,11 +59,13 @@ def command(
             rows.writerows([list(columns), *zip(*columns.values(), strict=True)])
         return _answer(output, part, client, data.num_examples, list(columns))
     names = ["outputs"] if len(leaves) == 1 else [f"outputs_{i}" for i in range(len(leaves))]
-    targets = {"y": data.examples["y"]} if "y" in data.examples else {}
+    arrays: dict[str, Any] = dict(zip(names, leaves, strict=True))
+    if "y" in data.examples:
+        arrays["y"] = data.examples["y"]
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("wb") as file:
-        np.savez(file, **dict(zip(names, leaves, strict=True)), **targets)
-    return _answer(output, part, client, data.num_examples, [*names, *targets])
+        np.savez(file, **arrays)
+    return _answer(output, part, client, data.num_examples, list(arrays))
 
 
 def _examples(run: Run, population: Population, part: str) -> FederatedData:
