@@ -29,10 +29,13 @@ METHODS = {
 # The budgets of the paper's tables 3 to 10.
 PAPER_EPSILONS = (10.0, 5.0, 4.0, 3.0, 2.0)
 
-# Where the paper trains a method with other numbers than R-DPCFL, by the name of the setting.
+# Where a method trains with other numbers than R-DPCFL, by the name of the setting: the paper's,
+# but in the small setting.
 LARGE_BATCHES = ("--training.batch_size=64",)
 OTHER_NUMBERS: dict[str, dict[str, tuple[str, ...]]] = {
     "clustered_mnist": {"Local": ("--training.learning_rate=0.01",)},
+    # Its pull in a step is λ times the learning rate: as at full size, where λ is 1.
+    "clustered_mnist_two_cores": {"MR-MTL": ("--algorithm.options.strength=0.01",)},
     "clustered_cifar10_labels": dict.fromkeys(
         ("IFCA", "f-CDPFL", "Global", "MR-MTL", "Local"), LARGE_BATCHES
     ),
