@@ -1,8 +1,9 @@
-"""Figures E.1 and E.2 of the thesis: `python -m experiments.heterogeneous_dp.first_round`.
+"""Figures E.1, E.2, H.4 and H.5: `python -m experiments.heterogeneous_dp.first_round`.
 
 One round of Robust-HDP on MNIST with the noise of a whole run, from several seeds. Singular values
 of the matrix of updates M and of its low-rank part L are in `singular_values.csv`, weights of
-clients by method in `weights.csv`; `--draw` draws both files again.
+clients by method in `weights.csv`. With `--skewed`, weights of 60 clients of at most 8 labels
+(H.4, H.5) are in `skewed_weights.csv`, and nothing else runs. `--draw` draws files again.
 """
 
 import argparse
@@ -10,7 +11,7 @@ import contextlib
 import csv
 import itertools
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -31,6 +32,8 @@ from fedjax_dp.server.robust_pca import principal_component_pursuit
 HERE = pathlib.Path(__file__).parent
 # Of E.1, and of E.2.
 SPECTRA, WEIGHTS = ("Dist3", "Dist9"), "Dist8"
+# Of H.4 and H.5: budgets, clients, records of each, and batch sizes.
+SKEWED, MANY, FEW_RECORDS, EQUAL_BATCH = "Dist1", 60, 800, 128
 Row = dict[str, Any]
 
 
@@ -48,11 +51,11 @@ def with_matrices(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
     return algorithm._replace(aggregator=inner._replace(combine=combine))
 
 
-def simulation_of(seed: int) -> tuple[Simulation, Any]:
-    """Returns a simulation of `mnist.toml`, whose noise is a number of the round, and its key."""
+def simulation_of(seed: int, file: str = "mnist.toml", *more: str) -> tuple[Simulation, Any]:
+    """Returns a simulation whose noise is a number of the round, and its key."""
     one = [f"--run.{name}=1" for name in ("rounds", "evaluate_every", "checkpoint_every")]
-    words = (*one, f"--run.seed={seed}", "--privacy.record.noise_multiplier=1")
-    config = load_config(HERE / "mnist.toml", words)
+    words = (*one, f"--run.seed={seed}", "--privacy.record.noise_multiplier=1", *more)
+    config = load_config(HERE / file, words)
     built = assemble(config)
     algorithm, train = with_matrices(built.simulation.algorithm), built.population.train
     layout = ExecutionConfig(clients_per_chunk=1)
@@ -67,20 +70,51 @@ def first_rounds(seeds: Sequence[int]) -> Iterator[tuple[str, int, dict[str, np.
         sim, key = simulation_of(seed)
         for name in (*SPECTRA, WEIGHTS):
             z = noise.multipliers(budgets.published_budgets(name, noise.CLIENTS), batch)
-            local = sim.hyper.local._replace(noise_multiplier=np.float32(z))
-            _, record, info = sim.run(sim.init(key), key, 1, sim.hyper._replace(local=local))
-            yield name, seed, {k: v[0] for k, v in as_metrics(record, info).items()}
+            yield name, seed, _round_of(sim, key, z)
 
 
-def weights_of(name: str, estimated: np.ndarray) -> dict[str, np.ndarray]:
+def _round_of(sim: Simulation, key: Any, z: np.ndarray) -> dict[str, np.ndarray]:
+    """Runs a round with those noise multipliers; returns its metrics."""
+    local = sim.hyper.local._replace(noise_multiplier=np.float32(z))
+    _, record, info = sim.run(sim.init(key), key, 1, sim.hyper._replace(local=local))
+    return {k: v[0] for k, v in as_metrics(record, info).items()}
+
+
+def skewed_weights(seeds: Sequence[int]) -> list[Row]:
+    """Runs one round of 60 clients of at most 8 labels, with equal batch sizes and their own."""
+    epsilon = budgets.published_budgets(SKEWED, MANY)
+    sizes = {
+        "equal": (np.full(MANY, EQUAL_BATCH), str(EQUAL_BATCH)),
+        "own": (budgets.published_batch_sizes(MANY), "heterogeneous"),
+    }
+    rows = []
+    for seed, (kind, (batch, word)) in itertools.product(seeds, sizes.items()):
+        word = f"--training.batch_size={word}"
+        sim, key = simulation_of(seed, "mnist_label_skew.toml", word)
+        estimated = _round_of(sim, key, noise.multipliers(epsilon, batch, FEW_RECORDS))["weights"]
+        found = weights_of(SKEWED, estimated, batch, FEW_RECORDS)
+        rows += [
+            {"batch_sizes": kind, "seed": seed, "method": method}
+            | {"client": i - 1, "epsilon": float(epsilon[i - 1]), "weight": w}
+            for method, own in found.items()
+            for i, w in _from_1(own)
+        ]
+    return rows
+
+
+def weights_of(
+    name: str, estimated: np.ndarray, batch: np.ndarray | None = None, size: int = noise.N
+) -> dict[str, np.ndarray]:
     """Lists the weights of clients by method; those of Robust-HDP are given."""
-    epsilon = budgets.published_budgets(name, noise.CLIENTS)
-    variance = noise.update_variances(epsilon, budgets.published_batch_sizes(noise.CLIENTS))
+    count = len(estimated)
+    epsilon = budgets.published_budgets(name, count)
+    batch = budgets.published_batch_sizes(count) if batch is None else batch
+    variance = noise.update_variances(epsilon, batch, size)
     return {
         "oracle": noise_levels.inverse_variance_weights(variance),
         "Robust-HDP": estimated,
         "WeiAvg": epsilon / epsilon.sum(),
-        "DPFedAvg": np.full(noise.CLIENTS, 1 / noise.CLIENTS),
+        "DPFedAvg": np.full(count, 1 / count),
     }
 
 
@@ -150,20 +184,44 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("runs/first_round"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--skewed", action="store_true", help="H.4 and H.5 alone")
     parser.add_argument("--draw", action="store_true", help="draw what the folder has; run nothing")
     known = parser.parse_args(arguments)
+    if known.skewed:
+        if not known.draw:
+            write(known.output / "skewed_weights.csv", skewed_weights(known.seeds))
+        draw_skewed(read(known.output / "skewed_weights.csv"), known.output)
+        return
     files = [known.output / f"{name}.csv" for name in ("singular_values", "weights")]
     if not known.draw:
         for file, rows in zip(files, tables(known.seeds), strict=True):
             write(file, rows)
     values, weights = map(read, files)
     plots.save(draw_spectra(values), known.output / "singular_values.png")
-    shown: dict[str, list[float]] = {}
-    for row in weights:
-        if (row["distribution"], row["seed"]) == (WEIGHTS, weights[0]["seed"]):
-            shown.setdefault(row["method"], []).append(row["weight"])
+    shown = _of_first_seed(row for row in weights if row["distribution"] == WEIGHTS)
     figure = study_plots.weights_of_clients(shown, f"MNIST, {WEIGHTS}, first round")
     plots.save(figure, known.output / "weights.png")
+
+
+def draw_skewed(rows: Sequence[Row], output: pathlib.Path) -> None:
+    """Draws H.4 and H.5, in the order of budgets."""
+    order = np.argsort(budgets.published_budgets(SKEWED, MANY), kind="stable")
+    for kind in ("equal", "own"):
+        shown = _of_first_seed(row for row in rows if row["batch_sizes"] == kind)
+        title = f"MNIST, {SKEWED}, at most 8 labels, {kind} batch sizes; clients by ε"
+        figure = study_plots.weights_of_clients(shown, title, order=order)
+        plots.save(figure, output / f"skewed_weights_{kind}.png")
+
+
+def _of_first_seed(rows: Iterable[Row]) -> dict[str, list[float]]:
+    """Lists weights by method and client, of the seed that comes first."""
+    found: dict[str, list[float]] = {}
+    seed = None
+    for row in rows:
+        seed = row["seed"] if seed is None else seed
+        if row["seed"] == seed:
+            found.setdefault(row["method"], []).append(row["weight"])
+    return found
 
 
 if __name__ == "__main__":

@@ -20,19 +20,21 @@ METHODS = ("WeiAvg", "DPFedAvg", "minimum_epsilon", "oracle")
 Row = dict[str, str | float]
 
 
-def multipliers(epsilon: np.ndarray | float, batch_sizes: np.ndarray) -> np.ndarray:
-    """Noise multipliers of the thesis' setting."""
+def multipliers(epsilon: np.ndarray | float, batch_sizes: np.ndarray, size: int = N) -> np.ndarray:
+    """Noise multipliers of the thesis' setting, for clients of that number of records."""
     return noise_levels.noise_multiplier_of_run(
-        epsilon, DELTA, N, batch_sizes, num_rounds=ROUNDS, accountant=CLASSIC
+        epsilon, DELTA, size, batch_sizes, num_rounds=ROUNDS, accountant=CLASSIC
     )
 
 
-def update_variances(epsilon: np.ndarray | float, batch_sizes: np.ndarray) -> np.ndarray:
+def update_variances(
+    epsilon: np.ndarray | float, batch_sizes: np.ndarray, size: int = N
+) -> np.ndarray:
     """Variances of updates of clients, for one parameter and a learning rate of 1: (3.5)."""
     gradient = noise_levels.clipped_gradient_variance(
-        multipliers(epsilon, batch_sizes), batch_sizes, clip_norm=CLIP, num_parameters=1
+        multipliers(epsilon, batch_sizes, size), batch_sizes, clip_norm=CLIP, num_parameters=1
     )
-    return noise_levels.update_variance(gradient, N, batch_sizes, learning_rate=1.0)
+    return noise_levels.update_variance(gradient, size, batch_sizes, learning_rate=1.0)
 
 
 def normalised_variance(name: str, method: str, moved: float = 0.0) -> float:

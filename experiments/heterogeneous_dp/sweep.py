@@ -103,6 +103,12 @@ def _first_round_of(distribution: str, num_rounds: int) -> list[str]:
     ]
 
 
+def _reduced(study: sweep.Study, **axes) -> sweep.Study:
+    """Shortens a study to 20 rounds of a perceptron with nearly the parameters of the CNN."""
+    seeds = {seed: [*words, *_PERCEPTRON] for seed, words in SEEDS.items()}
+    return study._replace(name=f"reduced_{study.name}", axes=study.axes | axes | {"seed": seeds})
+
+
 _COUNTS = {str(n): [f"--data.num_clients={n}"] for n in (20, 40, 60)}
 _REDUCED = [
     "--model.name=logistic_regression",
@@ -112,8 +118,19 @@ _REDUCED = [
     "--run.checkpoint_every=20",
     "--run.evaluate_every=1",
 ]
+# 25,450 parameters; the CNN has 28,938.
+_PERCEPTRON = [
+    "--model.name=mlp",
+    "--model.options.hidden_sizes=[32]",
+    "--run.rounds=20",
+    "--training.learning_rate=0.02",
+    "--run.checkpoint_every=20",
+    "--run.evaluate_every=10",
+]
+# Of table 3.5.
+_FOUR = {name: ALGORITHMS[name] for name in ("Robust-HDP", "WeiAvg", "PFA", "DPFedAvg")}
 
-STUDIES = {
+_FULL = {
     study.name: study
     for study in (
         _study("mnist", "mnist.toml"),
@@ -169,6 +186,11 @@ STUDIES = {
         ),
     )
 }
+_SMALL = (
+    _reduced(_FULL["falsified"]),
+    *(_reduced(_FULL[n], algorithm=_FOUR) for n in ("fashion_mnist", "label_skew", "num_clients")),
+)
+STUDIES = _FULL | {study.name: study for study in _SMALL}
 
 
 def main(arguments: Sequence[str]) -> None:

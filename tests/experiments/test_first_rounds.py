@@ -251,3 +251,32 @@ def test_kept_tables_of_a_first_round_are_drawn_again(tmp_path, monkeypatch):
     np.testing.assert_allclose(line.get_ydata(), [0.75, 0.25])
     spectrum = drawn["singular_values.png"].axes[0].get_lines()[0]
     np.testing.assert_allclose(spectrum.get_xydata(), [[1, 1], [2, 0.5]])
+
+
+def test_figures_h4_and_h5_have_the_weights_of_sixty_clients(tmp_path, monkeypatch):
+    drawn, asked = {}, []
+    monkeypatch.setattr(unequal.plots, "save", lambda f, path: drawn.__setitem__(path.name, f))
+    monkeypatch.setattr(unequal, "simulation_of", lambda *words: (words, None))
+
+    def round_of(words, key, z):
+        asked.append((words, z))
+        return {"weights": np.arange(60) / 1770}
+
+    monkeypatch.setattr(unequal, "_round_of", round_of)
+    unequal.main(["--skewed", "--seeds", "5", "--output", str(tmp_path)])
+    rows = unequal.read(tmp_path / "skewed_weights.csv")
+    epsilon = budgets.published_budgets("Dist1", 60)
+    steps = {"equal": np.full(60, 7.0), "own": np.ceil(800 / budgets.published_batch_sizes(60))}
+    batch = {"equal": np.full(60, 128.0), "own": budgets.published_batch_sizes(60)}
+    for (words, z), kind in zip(asked, steps, strict=True):
+        assert words[:2] == (5, "mnist_label_skew.toml")
+        assert words[2].endswith("128" if kind == "equal" else "heterogeneous")
+        inverse = batch[kind] ** 2 / steps[kind] / z**2
+        found = [r for r in rows if (r["batch_sizes"], r["method"]) == (kind, "oracle")]
+        assert [row["client"] for row in found] == list(range(60))
+        np.testing.assert_allclose([r["weight"] for r in found], inverse / inverse.sum())
+        np.testing.assert_allclose([r["epsilon"] for r in found], epsilon)
+        # Clients stand in the order of their budgets.
+        lines = drawn[f"skewed_weights_{kind}.png"].axes[0].get_lines()
+        [line] = [line for line in lines if line.get_label() == "WeiAvg"]
+        np.testing.assert_allclose(line.get_ydata(), np.sort(epsilon) / epsilon.sum())
