@@ -104,8 +104,8 @@ def _first_round_of(distribution: str, num_rounds: int) -> list[str]:
 
 
 def _reduced(study: sweep.Study, **axes) -> sweep.Study:
-    """Shortens a study to 20 rounds of a perceptron with nearly the parameters of the CNN."""
-    seeds = {seed: [*words, *_PERCEPTRON] for seed, words in SEEDS.items()}
+    """Shortens a study to the rounds and the model of the study `reduced`."""
+    seeds = {seed: [*words, *_REDUCED] for seed, words in SEEDS.items()}
     return study._replace(name=f"reduced_{study.name}", axes=study.axes | axes | {"seed": seeds})
 
 
@@ -117,15 +117,6 @@ _REDUCED = [
     "--execution.clients_per_chunk=1",
     "--run.checkpoint_every=20",
     "--run.evaluate_every=1",
-]
-# 25,450 parameters; the CNN has 28,938.
-_PERCEPTRON = [
-    "--model.name=mlp",
-    "--model.options.hidden_sizes=[32]",
-    "--run.rounds=20",
-    "--training.learning_rate=0.02",
-    "--run.checkpoint_every=20",
-    "--run.evaluate_every=10",
 ]
 # Of table 3.5.
 _FOUR = {name: ALGORITHMS[name] for name in ("Robust-HDP", "WeiAvg", "PFA", "DPFedAvg")}
