@@ -42,6 +42,7 @@ DIMENSION = 6
 STRUCTURE = {"w": jax.ShapeDtypeStruct((DIMENSION,), jnp.float32)}
 KEY = jax.random.key(0)
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "privacy" / "user-level.md"
+SHARP_EDGES = PAGE.with_name("sharp-edges.md")
 
 
 def _population(targets):
@@ -272,7 +273,7 @@ def test_the_leak_of_a_known_cohort_size_is_as_documented():
     ledger.charge(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(stddev)))
     stated = ledger.delta(epsilon, "pld")[0]
     assert hidden <= stated < known and stated == pytest.approx(hidden, rel=1e-2)
-    text = PAGE.read_text("utf-8")
+    text = SHARP_EDGES.read_text("utf-8")
     assert f"{known:.1e}".replace("e-04", "e-4") in text
     assert f"{hidden:.1e}".replace("e-04", "e-4") in text
 
