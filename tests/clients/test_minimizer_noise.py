@@ -248,6 +248,7 @@ def test_a_sweep_cannot_leave_the_numbers_for_which_the_bound_holds(per_layer):
     np.testing.assert_array_equal(clip(longest, found.clip_norm)[0]["kernel"], longest["kernel"])
 
 
+@pytest.mark.slow
 def test_staircase_noise_of_too_small_a_multiplier_is_the_least_that_can_be_drawn():
     noise, bound = noise_of("staircase"), float(noise_of("staircase").contribution(10))
     params = jax.tree.map(jnp.ones_like, MODEL.init(jax.random.key(0)))

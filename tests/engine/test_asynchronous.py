@@ -258,9 +258,7 @@ SYNCHRONOUS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", later(SYNCHRONOUS, but=("a part",), soon=("all clients", "client state"))
-)
+@pytest.mark.parametrize("name", later(SYNCHRONOUS, soon=("a part", "client state")))
 def test_equal_times_give_the_synchronous_rounds_bit_for_bit(name):
     """With K = cohort = concurrency; by default weights are 1 for models of no age."""
     of, cohorts, count = SYNCHRONOUS[name]

@@ -107,6 +107,7 @@ def test_after_singapore_leaves_a_run_has_the_times_of_table_5_3():
     assert_same_state(state, always.portable(other), atol=0)
 
 
+@pytest.mark.slow
 def test_a_night_passes_in_rounds_without_clients():
     """At 23:00 all are away; a deadline of half an hour ends two empty rounds."""
     clock = partial(
@@ -121,6 +122,7 @@ def test_a_night_passes_in_rounds_without_clients():
     np.testing.assert_allclose(info.server["round_seconds"], [1800, 1800, 4.0], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_first_updates_to_arrive_are_kept():
     """By hand: NYC after 0.2 s, Boston after 0.6 s; of the equal two the first client."""
     state, record, info = timed.run(timed.simulated(partial(clocked, **timed.TIMED, keep=3)))
@@ -144,6 +146,7 @@ def test_fewer_updates_than_are_kept_end_at_the_deadline():
         np.testing.assert_allclose(info.server["round_seconds"], seconds, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_keys_are_agreed_anew_before_chosen_rounds():
     clock = partial(clocked, **timed.TIMED, key_seconds=7.0, key_rounds=(0, 2))
     _, _, info = timed.run(timed.simulated(clock), 4)

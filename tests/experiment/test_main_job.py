@@ -10,6 +10,7 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting import rdp
+from marks import telling
 from run_folders import assert_same_run, in_subprocess, metrics, read_json, saved_arrays
 
 from fedjax_dp.core.decimals import rounded_up
@@ -17,7 +18,7 @@ from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly.assemble import population_of
 
 # One run serves all.
-pytestmark = pytest.mark.xdist_group("main job")
+pytestmark = [pytest.mark.xdist_group("main job"), telling]
 ROUNDS = 30
 
 

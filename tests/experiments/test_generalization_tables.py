@@ -221,7 +221,7 @@ def test_the_small_residual_network_has_either_norm(norm):
     """Kernels, two numbers by normalised channel (four with statistics), and the head."""
     image = jax.ShapeDtypeStruct((32, 32, 3), np.uint8)
     model = small_resnet.small_resnet(image, 10, norm=norm)
-    params = model.init(jax.random.key(0))
+    params = jax.eval_shape(model.init, jax.random.key(0))
     widths = (8, 16, 32)
     kernels = 9 * 3 * 8 + 9 * (2 * 8 * 8 + 8 * 16 + 16 * 16 + 16 * 32 + 32 * 32) + 8 * 16 + 16 * 32
     normed = 8 + 2 * sum(widths) + 16 + 32
