@@ -41,6 +41,13 @@ def memory_per_device(num_devices: int | None = None) -> float:
     return _least(memory_of_host() / num_devices)
 
 
+def num_cores() -> int:
+    """Counts the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def is_distributed() -> bool:
     """Whether the program runs in several processes."""
     return jax.process_count() > 1

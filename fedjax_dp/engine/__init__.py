@@ -12,6 +12,7 @@ from fedjax_dp.engine.model_axis import ModelAxis
 from fedjax_dp.engine.population import examples_of, population_of
 from fedjax_dp.engine.record import Fate, RoundInfo, RoundRecord, TrainingInfo, as_metrics
 from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.engine.tuned import KeptTrials, Trial, Tuned
 from fedjax_dp.engine.wrappers.anderson import anderson
 from fedjax_dp.engine.wrappers.asynchronous import asynchronous
 from fedjax_dp.engine.wrappers.availability import (
@@ -47,6 +48,7 @@ __all__ = [
     "ExecutionConfig",
     "Fate",
     "Federation",
+    "KeptTrials",
     "Latencies",
     "Layout",
     "ModelAxis",
@@ -58,6 +60,8 @@ __all__ = [
     "Simulation",
     "SimulationState",
     "TrainingInfo",
+    "Trial",
+    "Tuned",
     "absences",
     "all_of",
     "anderson",

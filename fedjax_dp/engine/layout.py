@@ -20,6 +20,7 @@ from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.data.record_file import Folder
 from fedjax_dp.engine.model_axis import ModelAxis
+from fedjax_dp.engine.tuned import Tuned
 from fedjax_dp.models.cost import Cost
 
 # The mesh axis that clients are divided over, and the axis of a chunk that is vmapped.
@@ -209,8 +210,8 @@ class ExecutionConfig(NamedTuple):
     Attributes:
       clients_per_chunk: the number of clients that are vmapped together, on which memory depends.
         "auto" chooses by what the backend reports (`core.choices`), and by the arithmetic and
-        memory of a client; "tuned" times two
-        rounds with that choice and its neighbours, once per process for each kind of work.
+        memory of a client; "tuned" times two rounds with that choice and its neighbours, once per
+        process for each kind of work, and `Tuned(TrialFiles(folder))` once for all processes.
       devices: the number of devices that share the cohort, or the devices themselves; None is one.
         "auto" takes all devices if each gets a few clients, else one. Several processes use all
         devices of all of them.
@@ -234,7 +235,7 @@ class ExecutionConfig(NamedTuple):
         follow.
     """
 
-    clients_per_chunk: Count | str = "auto"
+    clients_per_chunk: Count | str | Tuned = "auto"
     devices: int | str | Sequence[jax.Device] | None = "auto"
     placement: str = "auto"
     rounds_per_call: int = 10
@@ -253,7 +254,7 @@ class ExecutionConfig(NamedTuple):
         argument_checks.check_fields(self)
         if isinstance(self.clients_per_chunk, str):
             checks.one_of("clients_per_chunk", self.clients_per_chunk, ("auto", "tuned"))
-        else:
+        elif not isinstance(self.clients_per_chunk, Tuned):
             checks.whole("clients_per_chunk", self.clients_per_chunk)
         checks.one_of("placement", self.placement, ("auto", "device", "host", "disk"))
         checks.whole("rounds_per_call", self.rounds_per_call)
@@ -281,7 +282,14 @@ class ExecutionConfig(NamedTuple):
         )
         checks.require(num_devices == jax.device_count(), "devices", rule, self.devices)
         rule = "be a number or 'auto' for several processes, which would measure different times"
-        checks.require(self.clients_per_chunk != "tuned", "clients_per_chunk", rule, "tuned")
+        checks.require(self.tuned is None, "clients_per_chunk", rule, "tuned")
+
+    @property
+    def tuned(self) -> Tuned | None:
+        """The way the clients per chunk are timed; None if they are not."""
+        if isinstance(self.clients_per_chunk, Tuned):
+            return self.clients_per_chunk
+        return Tuned() if self.clients_per_chunk == "tuned" else None
 
     def device_list(self) -> list[Any]:
         """Lists the devices that share the cohort.
@@ -338,7 +346,7 @@ class ExecutionConfig(NamedTuple):
         Returns:
           The number of clients that are vmapped together.
         """
-        if not isinstance(self.clients_per_chunk, str):
+        if not isinstance(self.clients_per_chunk, str | Tuned):
             return min(int(self.clients_per_chunk), clients_per_device)
         chosen, of_one = self.choices(), cost()
         busy = chosen.operations_per_chunk / max(1.0, of_one.operations)

@@ -12,3 +12,4 @@ from .logbook import write_json as write_json
 from .measured import read_measured as read_measured
 from .plots import accuracy_and_epsilon as accuracy_and_epsilon
 from .plots import accuracy_by_megabytes as accuracy_by_megabytes
+from .trials import TrialFiles as TrialFiles

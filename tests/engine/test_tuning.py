@@ -8,7 +8,7 @@ from marks import telling
 from references import reference
 from small_problem import ROUNDS, assert_same_state, snapshot
 
-from fedjax_dp.engine import ExecutionConfig
+from fedjax_dp.engine import ExecutionConfig, Trial
 from fedjax_dp.engine.execution import tuning
 
 
@@ -50,17 +50,28 @@ def test_the_fastest_of_two_rounds_is_taken_and_never_tried_again():
         built.append(chunk)
         return Fake(clock, list(table[chunk]))
 
-    def go(key):
-        return tuning.trials(key, [1, 8, 64], build, lambda: clock[0])
+    class Kept(dict):
+        """Trials as a folder of files keeps them."""
 
-    assert go("work") == (
-        tuning.Trial(8, 3.0, 10.0),
-        tuning.Trial(1, 4.0, 10.0),
-        tuning.Trial(64, 5.0, 10.0),
-    )
-    assert go("work") == go("work") and built == [1, 8, 64]
+        def read(self, work, chunks):
+            return self.get((*work.values(), *chunks))
+
+        def write(self, work, trials):
+            self[*work.values(), *sorted(trial.clients_per_chunk for trial in trials)] = trials
+
+    kept = Kept()
+
+    def go(name):
+        return tuning.trials({"name": name}, [1, 8, 64], build, kept, lambda: clock[0])
+
+    chosen = go("work")
+    assert chosen == (Trial(8, 3.0, 10.0), Trial(1, 4.0, 10.0), Trial(64, 5.0, 10.0))
+    assert go("work") == chosen and built == [1, 8, 64]
     go("other work")
     assert built == [1, 8, 64] * 2
+    # A later process.
+    tuning._CHOSEN.clear()
+    assert go("work") == chosen and built == [1, 8, 64] * 2
 
 
 @telling
@@ -81,7 +92,7 @@ def test_other_words_are_refused():
     with pytest.raises(ValueError, match=r"clients_per_chunk must be one of .*tuned.*got 'best'"):
         ExecutionConfig(clients_per_chunk="best").validate()
     with pytest.raises(ValueError, match="chunks must not be empty"):
-        tuning.trials("nothing", [], Fake)
+        tuning.trials({}, [], Fake)
 
 
 def test_devices_are_shared_where_each_gets_a_few_clients(monkeypatch):

@@ -29,7 +29,7 @@ from fedjax_dp.engine.execution.memory import explained, memory_of, require_host
 from fedjax_dp.engine.execution.placement import Placement, placement_of
 from fedjax_dp.engine.execution.round_loop import Count, one_round, resident_rounds, streamed_rounds
 from fedjax_dp.engine.execution.stream import Slabs
-from fedjax_dp.engine.execution.tuning import Trial, layout_of
+from fedjax_dp.engine.execution.tuning import layout_of
 from fedjax_dp.engine.federation import Federation, federation
 from fedjax_dp.engine.layout import AXIS, ExecutionConfig, Layout
 from fedjax_dp.engine.model_axis import ModelAxis
@@ -37,6 +37,7 @@ from fedjax_dp.engine.population import examples_of, population_of
 from fedjax_dp.engine.record import RoundInfo, RoundRecord, compact, joined, joined_info
 from fedjax_dp.engine.round import ByClient, SimulationState
 from fedjax_dp.engine.split_clients import require_on_each_device, require_split
+from fedjax_dp.engine.tuned import Trial
 
 # A public divisor that is off by more than this factor gets a warning.
 _DIVISOR_FACTOR = 2.0

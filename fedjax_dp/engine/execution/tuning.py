@@ -2,29 +2,23 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from fedjax_dp.core import checks, trees
+from fedjax_dp.core import checks, files, trees
 from fedjax_dp.core.checks import COUNT_LIMIT
 from fedjax_dp.core.devices import MODEL_AXIS
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import AXIS, ExecutionConfig, Layout, alone_above
+from fedjax_dp.engine.tuned import KeptTrials, Trial
 
 
-class Trial(NamedTuple):
-    """The seconds of a layout: of a round, the better of two, and of its compilation."""
-
-    clients_per_chunk: int
-    seconds: float
-    compile_seconds: float
-
-
+# By work and candidates.
 _CHOSEN: dict[Hashable, tuple[Trial, ...]] = {}
 
 
@@ -43,22 +37,23 @@ def layout_of(
     count = 1 if mesh is None else mesh.shape[AXIS]
     expected = max(1, round(participation.cohort_size / count))
 
-    facts = federation.facts
+    facts, steps = federation.facts, local_steps(federation)
     chunk, tried = (
         execution.chunk(lambda: facts.cost, expected, facts.own_bytes),
         tuple[Trial, ...](),
     )
-    if execution.clients_per_chunk == "tuned":
+    if execution.tuned is not None:
         with tempfile.TemporaryDirectory() as folder:
 
             def forced(chunk: int) -> Any:
                 # Client states of trials go to a folder of their own, which is removed.
                 return build(execution._replace(clients_per_chunk=chunk, folder=folder))
 
-            tried = trials(_work(federation, execution), candidates(chunk, expected), forced)
+            work, kept = _work(federation, execution, steps), execution.tuned.kept
+            tried = trials(work, candidates(chunk, expected), forced, kept)
         chunk = tried[0].clients_per_chunk
     share = participation.cohort_size / federation.population.num_clients
-    steps, splits = local_steps(federation), execution.split_clients
+    splits = execution.split_clients
     if splits and mesh is not None:
         # Those that are split are in no chunk.
         steps = np.where(steps > share * steps.sum() / len(devices), 0, steps)
@@ -81,17 +76,27 @@ def candidates(guess: int, widest: int) -> list[int]:
 
 
 def trials(
-    key: Hashable,
+    work: Mapping[str, str],
     chunks: list[int],
     build: Callable[[int], Any],
+    kept: KeptTrials | None = None,
     clock: Callable[[], float] | None = None,
 ) -> tuple[Trial, ...]:
-    """Times two rounds of each chunk, once for each `key` in this process; fastest first."""
+    """Times two rounds of each chunk, once for each work in this process; fastest first.
+
+    Trials that were kept on the same machine are taken in place of new ones.
+    """
     checks.require(len(chunks) > 0, "chunks", "not be empty", chunks)
+    key = (*sorted(work.items()), *chunks)
     if key not in _CHOSEN:
-        tick = clock or time.perf_counter
-        done = [_try(build(chunk), chunk, tick) for chunk in chunks]
-        _CHOSEN[key] = tuple(sorted(done, key=lambda trial: trial.seconds))
+        found = None if kept is None else kept.read(work, chunks)
+        if found is None:
+            tick = clock or time.perf_counter
+            done = [_try(build(chunk), chunk, tick) for chunk in chunks]
+            found = tuple(sorted(done, key=lambda trial: trial.seconds))
+            if kept is not None:
+                kept.write(work, found)
+        _CHOSEN[key] = found
     return _CHOSEN[key]
 
 
@@ -122,24 +127,34 @@ def local_steps(federation: Federation) -> np.ndarray:
     return steps
 
 
-def _work(federation: Federation, execution: ExecutionConfig) -> Hashable:
-    """Returns a key of all that speed depends on: shapes, numbers, cohort, devices."""
+def _work(
+    federation: Federation, execution: ExecutionConfig, steps: np.ndarray
+) -> dict[str, str]:
+    """Describes all that speed depends on besides the machine: shapes, numbers, cohort, devices."""
     algorithm, participation = federation.algorithm, federation.participation
-    shapes = [(str(x.dtype), x.shape) for x in jax.tree.leaves(federation.facts.server)]
-    structure = federation.population.structure
-    leaves = zip(trees.paths(structure), jax.tree.leaves(structure), strict=True)
-    examples = [(path, str(x.dtype), x.shape[1:]) for path, x in leaves]
+    population, model_axis = federation.population, execution.model_axis
     numbers = [np.asarray(x).tobytes() for x in jax.tree.leaves(federation.hyper)]
-    return (
-        algorithm.name,
-        str(shapes),
-        str(examples),
-        tuple(numbers),
-        federation.population.sizes.tobytes(),
-        participation.sampler.name,
-        participation.cohort_size,
-        str(execution.device_list()),
-        str(execution.model_axis),
-        execution.split_clients,
-        execution.arithmetic(),
-    )
+    return {
+        "algorithm": algorithm.name,
+        "server": _shapes(federation.facts.server),
+        "client state": _shapes(federation.facts.own),
+        "examples": _shapes(population.structure),
+        "validation": _shapes(population.validation and population.validation.structure),
+        "cost of a client": str(tuple(federation.facts.cost)),
+        "numbers": files.digest_of(numbers).hex(),
+        "sizes": files.digest_of([population.sizes.tobytes()]).hex(),
+        "steps": files.digest_of([steps.tobytes()]).hex(),
+        "sampler": participation.sampler.name,
+        "cohort": str(participation.cohort_size),
+        "devices": str(execution.device_list()),
+        "placement": execution.placement,
+        "model axis": str(model_axis),
+        "split clients": str(execution.split_clients),
+        "arithmetic": str(execution.arithmetic()),
+    }
+
+
+def _shapes(tree: Any) -> str:
+    """Lists the shapes of arrays by path."""
+    named = zip(trees.paths(tree), jax.tree.leaves(tree), strict=True)
+    return ", ".join(f"{path} {x.dtype}{list(x.shape)}" for path, x in named)

@@ -1,8 +1,11 @@
 """Assembles an experiment from its configuration, and checks everything before any work."""
 
+import pathlib
 from collections.abc import Callable, Mapping
 from functools import partial, reduce
 from typing import Any, NamedTuple
+
+import jax
 
 from fedjax_dp.algorithms import registry as algorithms
 from fedjax_dp.algorithms.base import FederatedAlgorithm
@@ -15,6 +18,7 @@ from fedjax_dp.engine.federation import Federation, federation
 from fedjax_dp.engine.layout import ExecutionConfig
 from fedjax_dp.engine.model_axis import ModelAxis
 from fedjax_dp.engine.population import population_of as sizes_and_shapes
+from fedjax_dp.engine.tuned import Tuned
 from fedjax_dp.engine.wrappers.anderson import anderson
 from fedjax_dp.engine.wrappers.leaving import leaving
 from fedjax_dp.engine.wrappers.serverless import serverless
@@ -59,6 +63,7 @@ from fedjax_dp.experiment.schema.config import (
     RunSection,
 )
 from fedjax_dp.io.measured import read_measured
+from fedjax_dp.io.trials import TrialFiles
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.secure import MaskKeys
 
@@ -252,7 +257,7 @@ def execution_of(section: ExecutionSection, run: RunSection) -> ExecutionConfig:
     rule = "be given with execution.model_devices above 1, and only then"
     checks.require(bool(rules) == (size > 1), "execution.model_rules", rule, rules)
     execution = ExecutionConfig(
-        clients_per_chunk=section.clients_per_chunk,
+        clients_per_chunk=_chunk_of(section),
         devices=section.devices,
         placement=section.placement,
         rounds_per_call=min(stops, run.rounds),
@@ -263,6 +268,14 @@ def execution_of(section: ExecutionSection, run: RunSection) -> ExecutionConfig:
     )
     execution.validate()
     return execution
+
+
+def _chunk_of(section: ExecutionSection) -> int | str | Tuned:
+    """Returns the clients per chunk; times of layouts are kept beside compiled programs."""
+    folder: str | None = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    if section.clients_per_chunk != "tuned" or folder is None or "://" in folder:
+        return section.clients_per_chunk
+    return Tuned(TrialFiles(pathlib.Path(folder).expanduser() / "layouts"))
 
 
 def _require_client_test(section: EvaluationSection, population: Population) -> None:

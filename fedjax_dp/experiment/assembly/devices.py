@@ -6,13 +6,13 @@ import os
 import jax
 
 from fedjax_dp.core import checks
-from fedjax_dp.core.devices import is_distributed
+from fedjax_dp.core.devices import is_distributed, num_cores
 from fedjax_dp.experiment.schema.config import ExecutionSection
 
 
 def offer_devices(devices: int | str) -> None:
     """Splits a CPU into devices if JAX has not started; "auto" makes one for each core."""
-    count = _num_cores() if devices == "auto" else devices
+    count = num_cores() if devices == "auto" else devices
     checks.whole("devices", count)
     if count == 1 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
@@ -37,17 +37,11 @@ def require_connected(section: ExecutionSection) -> None:
 
 def more_than_cores(devices: int | str) -> str | None:
     """Returns a warning if CPU devices outnumber the cores, else None."""
-    if devices == "auto" or int(devices) <= _num_cores() or jax.default_backend() != "cpu":
+    if devices == "auto" or int(devices) <= num_cores() or jax.default_backend() != "cpu":
         return None
     if is_distributed():
         return None
     return (
-        f"execution.devices = {devices} is more than the {_num_cores()} cores of this machine, "
+        f"execution.devices = {devices} is more than the {num_cores()} cores of this machine, "
         "which they share; auto makes one for each core"
     )
-
-
-def _num_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
