@@ -5,7 +5,13 @@ from typing import NamedTuple, Protocol
 
 
 class Trial(NamedTuple):
-    """The seconds of a layout: of a round, the better of two, and of its compilation."""
+    """The seconds that a layout takes.
+
+    Attributes:
+      clients_per_chunk: the layout.
+      seconds: those of a round, the better of two.
+      compile_seconds: those of its compilation.
+    """
 
     clients_per_chunk: int
     seconds: float
@@ -16,11 +22,24 @@ class KeptTrials(Protocol):
     """Trials that outlast a process, of this machine and these versions alone."""
 
     def read(self, work: Mapping[str, str], chunks: Sequence[int]) -> tuple[Trial, ...] | None:
-        """Reads the trials of these chunks on the same work; None if there are none."""
+        """Reads trials.
+
+        Args:
+          work: all that speed depends on besides machine and versions.
+          chunks: the candidates, numbers of clients per chunk.
+
+        Returns:
+          A trial for each of the candidates, fastest first; None if there are none.
+        """
         ...
 
     def write(self, work: Mapping[str, str], trials: Sequence[Trial]) -> None:
-        """Keeps trials for later processes."""
+        """Keeps trials for later processes.
+
+        Args:
+          work: as for `read`.
+          trials: a trial for each candidate.
+        """
         ...
 
 

@@ -365,7 +365,7 @@ class _Played:
     def _config(self) -> Config:
         found = load_config(self._path)
         # Each message has a process of its own, which reads the programs of those before.
-        use_compilation_cache(found.execution.compilation_cache, least_seconds=0.0)
+        use_compilation_cache(found.execution.compilation_cache)
         return found
 
     @cached_property

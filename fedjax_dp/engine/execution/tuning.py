@@ -17,7 +17,6 @@ from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import AXIS, ExecutionConfig, Layout, alone_above
 from fedjax_dp.engine.tuned import KeptTrials, Trial
 
-
 # By work and candidates.
 _CHOSEN: dict[Hashable, tuple[Trial, ...]] = {}
 
@@ -127,9 +126,7 @@ def local_steps(federation: Federation) -> np.ndarray:
     return steps
 
 
-def _work(
-    federation: Federation, execution: ExecutionConfig, steps: np.ndarray
-) -> dict[str, str]:
+def _work(federation: Federation, execution: ExecutionConfig, steps: np.ndarray) -> dict[str, str]:
     """Describes all that speed depends on besides the machine: shapes, numbers, cohort, devices."""
     algorithm, participation = federation.algorithm, federation.participation
     population, model_axis = federation.population, execution.model_axis

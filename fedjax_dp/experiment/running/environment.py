@@ -1,17 +1,23 @@
 """The environment of a run: libraries, machine, and the cache of compiled programs."""
 
+import contextlib
 import os
+import pathlib
 import platform
 import sys
 from typing import Any
 
+import filelock
 import jax
 import platformdirs
 
 from fedjax_dp.core.versions import libraries
 
-# Limit of the user's cache of programs; the oldest are deleted.
+# Limits of the user's cache of programs, of all and of those below a size; the oldest are deleted.
 _CACHE_BYTES = 4 * 2**30
+_SMALL_BYTES, _SMALL_PROGRAMS = 2**14, 500
+# How JAX names the file of a program.
+_PROGRAM = "-cache"
 
 
 def environment() -> dict[str, Any]:
@@ -28,10 +34,10 @@ def environment() -> dict[str, Any]:
     }
 
 
-def use_compilation_cache(folder: str | None, least_seconds: float | None = None) -> None:
+def use_compilation_cache(folder: str | None) -> None:
     """Sets JAX's cache of compiled programs, unless "auto" finds one set already.
 
-    Programs that compile faster than `least_seconds` are not cached; None for JAX's default.
+    Programs that compile in no time are kept too, so that a second run compiles nothing.
     """
     is_set = jax.config.jax_compilation_cache_dir is not None  # type: ignore[attr-defined]
     if folder is None or (folder == "auto" and is_set):
@@ -42,8 +48,28 @@ def use_compilation_cache(folder: str | None, least_seconds: float | None = None
             path.mkdir(parents=True, exist_ok=True)
         except OSError:
             return  # The cache is optional: without it, programs are compiled again.
+        forget_small_programs(path)
         folder = str(path)
         jax.config.update("jax_compilation_cache_max_size", _CACHE_BYTES)
     jax.config.update("jax_compilation_cache_dir", folder)
-    if least_seconds is not None:
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", least_seconds)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def forget_small_programs(folder: pathlib.Path, most: int = _SMALL_PROGRAMS) -> None:
+    """Deletes small programs from JAX's cache, but those that were used last.
+
+    JAX looks at all programs before it writes one, which would take longer than compiling.
+    """
+    with (
+        contextlib.suppress(OSError, filelock.Timeout),
+        filelock.FileLock(folder / ".lockfile", 10),
+    ):
+        found = [entry for entry in os.scandir(folder) if entry.name.endswith(_PROGRAM)]
+        small = [entry.path for entry in found if entry.stat().st_size < _SMALL_BYTES]
+        if len(small) <= most:
+            return
+        pairs = [(path, path.removesuffix(_PROGRAM) + "-atime") for path in small]
+        pairs.sort(key=lambda pair: os.stat(pair[1]).st_mtime)
+        for pair in pairs[: len(pairs) - most]:
+            for path in pair:
+                os.unlink(path)

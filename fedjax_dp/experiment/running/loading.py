@@ -27,6 +27,7 @@ from fedjax_dp.experiment.assembly.own_data import (
 from fedjax_dp.experiment.assembly.population import build_population
 from fedjax_dp.experiment.components.experiment import Experiment, Population
 from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.running.environment import use_compilation_cache
 from fedjax_dp.experiment.running.results import evaluate
 from fedjax_dp.experiment.running.run_folder import (
     CHECKPOINT_FOLDER,
@@ -130,6 +131,7 @@ def load_run(folder: str | pathlib.Path) -> Run:
     if registered is not None:
         test = public_test(config, registered.kind)
         population = population_without_records(registered, test)
+    use_compilation_cache(config.execution.compilation_cache)
     experiment = assemble(config, population)
     checkpoints = Checkpoints(kept, is_read_only=True)
     if is_deployed(folder):

@@ -574,7 +574,7 @@ class ExecutionSection(Section):
         "file of speeds of this device, by `python -m benchmarks.accelerator`, which auto follows",
     )
     compilation_cache: str | None = _setting(
-        "auto", "folder of compiled programs; auto is the user's cache"
+        "auto", "folder of compiled programs and tuned layouts; auto is the user's cache"
     )
     coordinator: str | None = _setting(
         None,
