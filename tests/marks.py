@@ -1,11 +1,12 @@
 """Which cases of a test run when.
 
-`telling` tests are slow ones that run in continuous integration too.
+`telling` tests are slow ones that run in continuous integration too. `floats` are those that the
+bits of compiled programs decide: continuous integration also runs them optimised.
 """
 
 import pytest
 
-slow, telling = pytest.mark.slow, pytest.mark.telling
+slow, telling, floats = pytest.mark.slow, pytest.mark.telling, pytest.mark.floats
 
 
 def later(values, *, but=(), soon=(), mark=slow):

@@ -1,11 +1,17 @@
 """Processes that run side by side, and that find each other on this machine."""
 
+import os
 import socket
 import subprocess
 import time
 
 # Processes that fail end the others at once; all of them compile.
 SECONDS = 900
+
+
+def several_devices(count) -> str:
+    """XLA's flags of this process, with as many CPU devices."""
+    return f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
 
 
 def free_address() -> str:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import telling
+from marks import floats, telling
 
 from fedjax_dp.algorithms import dp_fedavg, dp_sgd, fedavg, local_only
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, gradients, local_trainer
@@ -30,6 +30,8 @@ from fedjax_dp.privacy import (
 from fedjax_dp.privacy.mechanisms import adaptive_clipping, clipping
 from fedjax_dp.privacy.reports import statement as statements
 from fedjax_dp.server import adaptive_gaussian_mean, gaussian_mean, private, weighted_mean
+
+pytestmark = floats
 
 NUM_PARAMETERS = 4000
 KEY = 3

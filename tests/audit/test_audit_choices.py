@@ -5,12 +5,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import telling
+from marks import floats, telling
 
 from fedjax_dp.audit.choices import check_choice
 from fedjax_dp.clients import selection
 from fedjax_dp.clients.selection import exact_choice, make_choice
 from fedjax_dp.privacy.mechanisms.selection import select
+
+pytestmark = floats
 
 EPSILON = 2.0
 NUMBERS = {"selection_epsilon": EPSILON, "loss_bound": 1.5}

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import slow, telling
+from marks import floats, slow, telling
 
 from fedjax_dp.audit.floats import (
     LENGTHS,
@@ -20,6 +20,8 @@ from fedjax_dp.clients import LocalConfig
 from fedjax_dp.clients.gradients import clipped
 from fedjax_dp.core import trees
 from fedjax_dp.models import Model, outer_products, registry
+
+pytestmark = floats
 
 _CONFIG = LocalConfig(clip_norm=1.0, noise_multiplier=0.0, batch_size=1)
 

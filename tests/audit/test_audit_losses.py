@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import slow, telling
+from marks import floats, slow, telling
 
 from fedjax_dp.audit.canaries import MARK
 from fedjax_dp.audit.clients import plant_clients
@@ -20,7 +20,7 @@ from fedjax_dp.models import registry
 from fedjax_dp.privacy.mechanisms.distributed import discrete_mechanism, make_plan
 from fedjax_dp.server.distributed import discrete_mean
 
-pytestmark = pytest.mark.xdist_group("audited losses")
+pytestmark = [pytest.mark.xdist_group("audited losses"), floats]
 
 # Four clients of six images, of which a step reads all; the noise makes ε about 1 at δ = 0.1.
 NUMBERS = cases.NUMBERS._replace(batch_size=12.0, noise_multiplier=2.0, clip_norm=0.3)

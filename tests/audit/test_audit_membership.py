@@ -5,10 +5,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import floats
 from scipy import stats
 
 from fedjax_dp.audit.membership import attack_features, attack_model, membership_attack
 from fedjax_dp.models.base import Model
+
+pytestmark = floats
 
 
 def records(size, seed, num_features=cases.NUM_FEATURES):

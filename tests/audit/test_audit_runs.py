@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import later, telling
+from marks import floats, later, telling
 
 from fedjax_dp.algorithms import fedavg, registry
 from fedjax_dp.audit.canaries import MARK
@@ -27,7 +27,7 @@ from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.reports.auditing import linear_direction
 from fedjax_dp.server.private import private_mean
 
-pytestmark = pytest.mark.xdist_group("audited runs")
+pytestmark = [pytest.mark.xdist_group("audited runs"), floats]
 
 NUM_SEEDS = 20
 NUM_ROUNDS = cases.NUM_ROUNDS

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import later, telling
+from marks import floats, later, telling
 
 from fedjax_dp.algorithms import fedavg
 from fedjax_dp.audit.clients import plant_clients
@@ -23,7 +23,7 @@ from fedjax_dp.models.base import Model
 from fedjax_dp.privacy import mechanisms
 from fedjax_dp.server import private
 
-pytestmark = pytest.mark.xdist_group("audited steps")
+pytestmark = [pytest.mark.xdist_group("audited steps"), floats]
 
 KEY = jax.random.key(5)
 ROW = LocalConfig(batch_size=3.0, clip_norm=0.7, noise_multiplier=1.3)

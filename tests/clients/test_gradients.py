@@ -7,13 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import later, telling
+from marks import floats, later, telling
 from oracles import local, logistic
 from small_problem import make_model, theta_of
 
 from fedjax_dp.clients import LocalConfig, clipped, plain
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy import mechanisms
+
+pytestmark = floats
 
 KEY = jax.random.key(0)
 BOUND = 0.9

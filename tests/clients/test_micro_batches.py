@@ -3,10 +3,13 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from marks import floats
 
 from fedjax_dp.clients import micro_batches
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.models.base import Model
+
+pytestmark = floats
 
 KIB = 2**10
 

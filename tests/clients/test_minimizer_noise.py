@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import floats
 from scipy import stats
 from scipy.special import expit, softmax
 
@@ -16,6 +17,8 @@ from fedjax_dp.data import sampling
 from fedjax_dp.privacy.mechanisms import clipping
 from fedjax_dp.privacy.mechanisms.gamma_shares import GammaSharesDpEvent
 from fedjax_dp.privacy.mechanisms.scalar_noise import BoundedLaplaceDpEvent, StaircaseDpEvent
+
+pytestmark = floats
 
 X = jax.ShapeDtypeStruct((3,), jnp.float32)
 MODEL = models.logistic_regression(X, 2, gradient_bound=1.0)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import later, telling
+from marks import floats, later, telling
 from small_problem import make_data, make_model, normed
 
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
@@ -15,6 +15,8 @@ from fedjax_dp.clients.whole_batches import WHOLE, gaussian_copies
 from fedjax_dp.core import sums
 from fedjax_dp.data import sampling
 from fedjax_dp.engine.population import examples_of
+
+pytestmark = floats
 
 KEY, AXIS, DEVICES = jax.random.key(5), "devices", 4
 PUBLIC = LocalConfig(learning_rate=0.2, batch_size=5, num_epochs=2)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import later, slow, telling
+from marks import floats, later, slow, telling
 
 from fedjax_dp.algorithms import fedavg
 from fedjax_dp.audit.floats import hostile_records, search_sums
@@ -21,6 +21,8 @@ from fedjax_dp.engine import layout as layouts
 from fedjax_dp.engine.execution.compile import compile_federation
 from fedjax_dp.engine.population import population_of
 from fedjax_dp.models import Model, registry
+
+pytestmark = floats
 
 SPLIT = Arithmetic("split")
 MARGIN = 1e-3

@@ -14,6 +14,7 @@ from dp_accounting import rdp
 from marks import later, telling
 from oracles import asynchronous as by_hand
 from oracles import logistic
+from side_by_side import several_devices
 from small_problem import NUM_CLIENTS, make_data, make_model, plain_trainer, snapshot, theta_of
 
 from fedjax_dp import models
@@ -306,7 +307,7 @@ def test_devices_change_nothing(tmp_path):
     """Two devices, in a process of their own; see `asynchronous_worker`."""
     here, output = pathlib.Path(__file__).parent, tmp_path / "end.npz"
     environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "XLA_FLAGS": several_devices(2),
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": os.pathsep.join([str(here.parent), os.environ.get("PYTHONPATH", "")]),
     }

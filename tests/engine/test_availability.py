@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import timed
 from marks import telling
+from side_by_side import several_devices
 from small_problem import (
     NUM_CLIENTS,
     assert_same_state,
@@ -304,7 +305,7 @@ def on_several_devices():
 @telling
 def test_four_devices_give_the_clock_of_one():
     environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "XLA_FLAGS": several_devices(4),
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": os.pathsep.join([*sys.path, os.environ.get("PYTHONPATH", "")]),
     }

@@ -11,6 +11,7 @@ import pytest
 from cases import CASES
 from marks import slow, telling
 from references import num_slab_sizes, reference
+from side_by_side import several_devices
 from small_problem import NUM_CLIENTS
 
 HERE = pathlib.Path(__file__).parent
@@ -36,7 +37,7 @@ OTHERS = {
 
 def run_jobs(output, jobs):
     environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "XLA_FLAGS": several_devices(4),
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
     }

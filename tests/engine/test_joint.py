@@ -61,6 +61,7 @@ def test_together_each_plays_the_rounds_that_it_plays_alone(width):
     assert joint.num_traces == 1
 
 
+@telling
 def test_clients_of_other_values_are_arguments_of_the_same_program():
     simulations = [made(0.1), made(0.1, data=make_data(seed=5))]
     joint = Joint([each.program for each in simulations], 2)
@@ -70,6 +71,7 @@ def test_clients_of_other_values_are_arguments_of_the_same_program():
     assert joint.num_traces == 1
 
 
+@telling
 def test_all_play_as_many_rounds_as_the_fewest_wanted_and_one_call_holds():
     simulations = [made(rate) for rate in RATES[:2]]
     joint = Joint([each.program for each in simulations])

@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import AbstractMesh
 from marks import slow, telling
 from model_axis_worker import RULES, algorithm_of, divided, made
+from side_by_side import several_devices
 from small_problem import NUM_CLIENTS
 
 from fedjax_dp.data import participants, sampling
@@ -31,11 +32,9 @@ TWO = [jax.devices()[0]] * 2
 
 def run_jobs(folder, jobs):
     """The results of a worker's jobs, and the text of the rounds that it compiled."""
-    # Kernels that are not optimised compile fastest.
-    flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
     dump = f"--xla_dump_hlo_module_re=jit_block_of --xla_dump_to={folder} --xla_dump_hlo_as_text"
     environment = os.environ | {
-        "XLA_FLAGS": f"{flags} {dump}",
+        "XLA_FLAGS": f"{several_devices(4)} {dump}",
         "JAX_PLATFORMS": "cpu",
         # A program that is read from there has no text.
         "JAX_ENABLE_COMPILATION_CACHE": "false",

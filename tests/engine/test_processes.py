@@ -46,7 +46,6 @@ def worked(tmp_path_factory):
             "JAX_NUM_CPU_DEVICES": str(NUM_DEVICES // count),
             "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
         }
-        environment.pop("XLA_FLAGS", None)
         lines = [
             [folder / f"{process}.npz", process, count, address, *earlier]
             for process in range(count)

@@ -3,6 +3,7 @@
 import pathlib
 
 import pytest
+from marks import telling
 
 from experiments.clustered_dp import grid as clustered
 from experiments.generalization import fairness, masking
@@ -57,6 +58,7 @@ def test_every_point_of_a_sweep_is_valid(name):
         assert len({config_files.to_toml(config) for config in found}) == len(found)
 
 
+@telling
 @pytest.mark.parametrize("file", CLUSTERED, ids=lambda p: p.stem)
 def test_every_point_of_the_clustered_grid_is_valid(file):
     grid = clustered.points(file, list(clustered.METHODS), clustered.PAPER_EPSILONS, [0, 1, 2])

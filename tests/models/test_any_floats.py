@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import later, telling
+from marks import floats, later, telling
 
 from fedjax_dp.audit.floats import hostile_records, search_sums
 from fedjax_dp.audit.noise import distance
@@ -14,6 +14,8 @@ from fedjax_dp.clients import LocalConfig
 from fedjax_dp.clients.gradients import clipped
 from fedjax_dp.core.products import Arithmetic, computed_with
 from fedjax_dp.models import Model, lower, outer_products, registry
+
+pytestmark = floats
 
 _MARGIN = 1e-3
 

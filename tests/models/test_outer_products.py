@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import telling
+from marks import floats, telling
 
 from fedjax_dp.models import outer_products
+
+pytestmark = floats
 
 SHAPES = [(16, 300, 40), (16, 40, 300), (64, 200, 128), (3, 5, 7), (1, 9, 4), (20, 6, 5)]
 

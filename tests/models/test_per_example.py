@@ -5,13 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from lowering_checks import assert_trees_close
-from marks import later, telling
+from marks import floats, later, telling
 
 from fedjax_dp.clients import LocalConfig
 from fedjax_dp.clients.gradients import clipped
 from fedjax_dp.data.datasets import load
 from fedjax_dp.models import lower, registry
 from fedjax_dp.models.per_example import _plan, per_example
+
+pytestmark = floats
 
 
 def _reference(loss_fn, params, examples, weights):

@@ -5,11 +5,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import later, telling
+from marks import floats, later, telling
 from scipy import stats
 
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.mechanisms import adaptive_clipping as ac
+
+pytestmark = floats
 
 
 def test_the_clip_norm_grows_when_too_many_are_clipped_and_shrinks_when_too_few_are():

@@ -4,10 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import telling
+from marks import floats, telling
 
 from fedjax_dp.privacy import gaussian, sensitivities
 from fedjax_dp.privacy.mechanisms import clipping as c
+
+pytestmark = floats
 
 
 def norm64(tree):

@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import later, telling
+from marks import floats, later, telling
 from scipy import linalg, optimize, stats
 
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.mechanisms import correlated_noise as cn
+
+pytestmark = floats
 
 
 def strategy(coefficients, n):

@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import later, telling
+from marks import floats, later, telling
 from scipy import special, stats
 
 from fedjax_dp.privacy.mechanisms import discrete
+
+pytestmark = floats
 
 NUM_DRAWS = 1_000_000
 DRAW = jax.jit(discrete.draw, static_argnums=1)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import later, telling
+from marks import floats, later, telling
 from scipy import linalg, special, stats
 
 from fedjax_dp.privacy import events as ev
@@ -16,6 +16,8 @@ from fedjax_dp.privacy.accounting.calibration import calibrate_noise_multiplier
 from fedjax_dp.privacy.accounting.ledger import Ledger, UnsupportedEvent
 from fedjax_dp.privacy.mechanisms import distributed as dist
 from fedjax_dp.privacy.mechanisms import rotation
+
+pytestmark = floats
 
 TREE = {"w": jnp.zeros((20, 9)), "b": jnp.zeros(7)}
 

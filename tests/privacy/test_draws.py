@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.random import threefry_2x32
-from marks import later, telling
+from marks import floats, later, telling
 from scipy import special, stats
 
 from fedjax_dp.privacy.mechanisms import random_bits
 from fedjax_dp.privacy.mechanisms import scalar_noise as sn
 from fedjax_dp.privacy.mechanisms.selection import select
+
+pytestmark = floats
 
 NUM = 1_000_000
 LAWS = {

@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import later, telling
+from marks import floats, later, telling
 from scipy import stats
 
 from fedjax_dp.privacy import mechanisms, sensitivities
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.mechanisms import clipping
+
+pytestmark = floats
 
 MAKERS = {"gaussian": mechanisms.gaussian, "laplace": mechanisms.laplace}
 

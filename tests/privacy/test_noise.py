@@ -4,10 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import later, telling
+from marks import floats, later, telling
 from scipy import stats
 
 from fedjax_dp.privacy.mechanisms import noise
+
+pytestmark = floats
 
 NUM_DRAWS = 1_000_000
 LAWS = {"gaussian": (noise.add_gaussian, stats.norm), "laplace": (noise.add_laplace, stats.laplace)}

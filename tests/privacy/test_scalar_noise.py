@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import later, telling
+from marks import floats, later, telling
 from scipy import stats
 
 from fedjax_dp.core import ranges, sums
@@ -24,6 +24,8 @@ from fedjax_dp.privacy.mechanisms.clipping import (
     within_exact_sums,
 )
 from fedjax_dp.server.private import bounded_laplace_mean, staircase_mean
+
+pytestmark = floats
 
 ZEROS, FEWER_ZEROS = jnp.zeros(1_000_000), jnp.zeros(100_000)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from dp_accounting import pld as dpa_pld
 from dp_accounting import rdp as dpa_rdp
+from marks import floats
 from scipy import integrate
 
 from fedjax_dp.privacy import sensitivities
@@ -15,6 +16,8 @@ from fedjax_dp.privacy.accounting.ledger import Ledger, UnsupportedEvent
 from fedjax_dp.privacy.mechanisms.distributed import make_plan
 from fedjax_dp.privacy.mechanisms.scalar_noise import BoundedLaplaceDpEvent, StaircaseDpEvent
 from fedjax_dp.privacy.mechanisms.selection import selection_event
+
+pytestmark = floats
 
 SPECIAL = dpa.NeighboringRelation.REPLACE_SPECIAL
 

@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+from marks import floats
 
 from fedjax_dp.server import float_offsets
+
+pytestmark = floats
 
 
 def test_offsets_cancel_up_to_rounding_and_after_clients_left():

@@ -4,10 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import floats
 from oracles.floats import nearest
 
 from fedjax_dp.core import sums
 from fedjax_dp.server.secure import fixed_point, limbs, masks, words
+
+pytestmark = floats
 
 Q = 2**64
 

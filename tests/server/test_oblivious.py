@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from aggregating import closed, sent_by
+from marks import floats
 from scipy import stats
 from small_problem import ALONE, NUM_CLIENTS, make_data, make_model, plain_trainer
 
@@ -21,6 +22,8 @@ from fedjax_dp.server.oblivious import (
     play,
     set_up_protocol,
 )
+
+pytestmark = floats
 
 MODULUS = 2**64
 

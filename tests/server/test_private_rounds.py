@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from aggregating import closed, sent_by
-from marks import later, slow, telling
+from marks import floats, later, slow, telling
 from scipy import special, stats
 from small_problem import ALONE
 
@@ -37,6 +37,8 @@ from fedjax_dp.server import (
 )
 from fedjax_dp.server.base import Diagnostic
 from fedjax_dp.server.distributed import num_shares
+
+pytestmark = floats
 
 DIMENSION = 6
 STRUCTURE = {"w": jax.ShapeDtypeStruct((DIMENSION,), jnp.float32)}

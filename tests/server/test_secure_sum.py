@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import floats
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm, Numbers, Training
 from fedjax_dp.algorithms.values import ClientOutput
@@ -12,6 +13,8 @@ from fedjax_dp.core.keys import fold
 from fedjax_dp.engine import Cohort, Examples, Fate, Layout
 from fedjax_dp.engine.round import SimulationState, play_round
 from fedjax_dp.server.base import Stacked, Summed, stateless
+
+pytestmark = floats
 
 MODULUS, DIMENSION, SLOTS = 2**16, 5, 8
 KEY = jax.random.key(0)
