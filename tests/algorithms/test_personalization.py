@@ -9,7 +9,7 @@ import optax
 import pytest
 from aggregating import closed, sent_by
 from cases import CASES, JUMP_BY_ALL, VARIANTS
-from marks import later, slow, telling
+from marks import floats, later, slow, telling
 from references import PLAIN
 from small_problem import ROUNDS, make_data, make_model, normed
 
@@ -226,6 +226,7 @@ def joined_by(count):
     return participation(fixed_size(), len(SIZES), count)
 
 
+@floats
 @telling
 @pytest.mark.parametrize("make", [normed, make_model])
 def test_without_pruning_pull_and_momentum_fed_ltn_is_fedbn(make):

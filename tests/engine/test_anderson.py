@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import CASES
-from marks import slow, telling
+from marks import floats, slow, telling
 from oracles.splitting import LeastSquares, chapter_data
 from small_problem import ALONE, make_data, make_model, plain_trainer
 
@@ -166,6 +166,7 @@ def test_mixed_rounds_are_as_many_as_recorded_in_64_bits(eta):
             assert found == expected, name
 
 
+@floats
 @telling
 def test_mixed_rounds_of_the_engine_are_as_many_as_recorded():
     problem, eta = chapter(), 1e-4
