@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.clustered_dp.grid import METHODS
 from experiments.clustered_dp.metrics import over_seeds
-from fedjax_dp.experiment.reading.config_diff import REPORTED, completed, differences
+from fedjax_dp.experiment.reading.config_diff import EXECUTED, REPORTED, completed, differences
 
 HERE = pathlib.Path(__file__).parent
 METRICS = ("acc_all", "acc_maj", "acc_min", "min_acc", "acc_disparity", "F_acc", "F_loss")
@@ -27,7 +27,7 @@ def read_results(folder: pathlib.Path) -> list[dict[str, Any]]:
         raise SystemExit(f"{folder} holds no result")
     first = results[0]
     for result in results[1:]:
-        besides = (*REPORTED, "run.seed", "privacy.record.epsilon")
+        besides = (*EXECUTED, *REPORTED, "run.seed", "privacy.record.epsilon")
         lines = differences(first["setting"], result["setting"], besides)
         if lines:
             raise SystemExit(

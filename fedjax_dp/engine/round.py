@@ -137,67 +137,62 @@ def play_round(
       The state after the round, its record and its info.
     """
     with computed_with(layout.arithmetic):
-        return _played(algorithm, layout, state, hyper, examples, cohort, key)
+        stage = jnp.asarray(algorithm.stages.stage_of(state.server, hyper, state.round), jnp.int32)
+        round = Round(state.round, stage)
+        public_key = fold(key, Purpose.PUBLIC, state.round)
+        roster = Roster(cohort.ids, cohort.is_drawn & (cohort.fate != Fate.UNANNOUNCED))
+        context = _Context(state, hyper, examples, round, key, public_key, roster)
+        slots = _slots_of(algorithm, layout, context, cohort)
+        split = None
+        if layout.splits_longest:
+            require_on_each_device(algorithm, is_resident=not examples.is_by_slot)
+            first = jax.tree.map(lambda a: a[: max(1, layout.num_devices - 1)], slots)
+            split = _Split(first, jnp.asarray(cohort.num_split, jnp.int32))
+        total, outcome, table = _over_devices(algorithm, layout, context, slots, split)
 
+        contributes = slots.takes_part & outcome.is_finite
 
-def _played(
-    algorithm: FederatedAlgorithm,
-    layout: Layout,
-    state: SimulationState,
-    hyper: Hyper,
-    examples: Examples,
-    cohort: Cohort,
-    key: PRNGKey,
-) -> tuple[SimulationState, RoundRecord, RoundInfo]:
-    """Traces a round, for which it is set how products are computed."""
-    stage = jnp.asarray(algorithm.stages.stage_of(state.server, hyper, state.round), jnp.int32)
-    round = Round(state.round, stage)
-    public_key = fold(key, Purpose.PUBLIC, state.round)
-    roster = Roster(cohort.ids, cohort.is_drawn & (cohort.fate != Fate.UNANNOUNCED))
-    context = _Context(state, hyper, examples, round, key, public_key, roster)
-    slots = _slots_of(algorithm, layout, context, cohort)
-    split = None
-    if layout.splits_longest:
-        require_on_each_device(algorithm, is_resident=not examples.is_by_slot)
-        first = jax.tree.map(lambda a: a[: max(1, layout.num_devices - 1)], slots)
-        split = _Split(first, jnp.asarray(cohort.num_split, jnp.int32))
-    total, outcome, table = _over_devices(algorithm, layout, context, slots, split)
+        def fates(contributes: jax.Array) -> jax.Array:
+            fate = jnp.where(slots.takes_part & ~contributes, Fate.NOT_FINITE, cohort.fate)
+            return fate.astype(jnp.int8)
 
-    contributes = slots.takes_part & outcome.is_finite
-
-    def fates(contributes: jax.Array) -> jax.Array:
-        fate = jnp.where(slots.takes_part & ~contributes, Fate.NOT_FINITE, cohort.fate)
-        return fate.astype(jnp.int8)
-
-    private_key = fold(key, Purpose.CENTRAL_NOISE, state.round)
-    is_stacked = isinstance(algorithm.aggregator, Stacked)
-    closed = server_side(
-        algorithm,
-        state.server,
-        state.aggregator,
-        hyper,
-        outcome.contribution if is_stacked else sums.value(total),
-        Close(roster, fates(contributes), public_key, private_key),
-        round,
-        fold(key, Purpose.SERVER_STEP, state.round),
-    )
-    server, contributes = closed.server, contributes & closed.is_finite
-    clients = _finished(
-        algorithm, layout, context, slots, table, outcome.own, contributes, server, closed.aggregate
-    )
-    record = RoundRecord(
-        clients=jnp.where(cohort.is_drawn, cohort.ids, -1),
-        fate=fates(contributes),
-        overflow=cohort.overflow,
-        stage=stage,
-        is_released=jnp.bool_(True),
-        digest=digest_of(jax.tree.map(jnp.asarray, hyper)),
-    )
-    info = _info(layout, slots, outcome, contributes, closed)
-    after = state._replace(
-        server=server, aggregator=closed.aggregator, clients=clients, round=state.round + 1
-    )
-    return after, record, info
+        private_key = fold(key, Purpose.CENTRAL_NOISE, state.round)
+        is_stacked = isinstance(algorithm.aggregator, Stacked)
+        closed = server_side(
+            algorithm,
+            state.server,
+            state.aggregator,
+            hyper,
+            outcome.contribution if is_stacked else sums.value(total),
+            Close(roster, fates(contributes), public_key, private_key),
+            round,
+            fold(key, Purpose.SERVER_STEP, state.round),
+        )
+        server, contributes = closed.server, contributes & closed.is_finite
+        clients = _finished(
+            algorithm,
+            layout,
+            context,
+            slots,
+            table,
+            outcome.own,
+            contributes,
+            server,
+            closed.aggregate,
+        )
+        record = RoundRecord(
+            clients=jnp.where(cohort.is_drawn, cohort.ids, -1),
+            fate=fates(contributes),
+            overflow=cohort.overflow,
+            stage=stage,
+            is_released=jnp.bool_(True),
+            digest=digest_of(jax.tree.map(jnp.asarray, hyper)),
+        )
+        info = _info(layout, slots, outcome, contributes, closed)
+        after = state._replace(
+            server=server, aggregator=closed.aggregator, clients=clients, round=state.round + 1
+        )
+        return after, record, info
 
 
 def _slots_of(

@@ -93,7 +93,7 @@ def test_results_hold_their_setting_and_are_not_run_again(tmp_path, monkeypatch,
     [
         (("--set=--training.learning_rate=0.25",), "training.learning_rate: 2.0 and 0.25"),
         (("--set=--privacy.record.clip_norm=3",), "privacy.record.clip_norm: 1.0 and 3.0"),
-        (("--set=--data.partition_options.shift=label",), "data.partition_options: "),
+        (("--set=--data.partition_options.shift=label",), "data.partition_options.shift: "),
     ],
 )
 def test_results_of_another_setting_are_not_taken_for_these(folder, words, message):

@@ -10,8 +10,10 @@ from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.experiment.schema.constraints import ConfigError
 
-# Sections on which training does not depend, but what is reported of it.
+# Sections that change what is reported of a run, but not its training.
 REPORTED = ("communication", "evaluation")
+# Keys that change how a run is computed or drawn, but not its results.
+EXECUTED = ("execution", "training.micro_batch_size", "run.plots")
 
 
 def tables_of(config: Config) -> dict[str, Any]:
@@ -33,33 +35,31 @@ def completed(tables: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {name: today[name] for name in tables if name in today}
 
 
-def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Lists the values that determine a run's results, by dotted name, below a prefix."""
-    found: dict[str, Any] = {}
-    for name, value in tables.items():
-        key = f"{prefix}{name}"
-        if key in ("execution", "training.micro_batch_size", "run.plots"):
-            continue
-        if isinstance(value, Mapping) and not key.endswith("options") and key not in KEYS:
-            found |= flat(value, f"{key}.")
-        else:
-            found[key] = value
-    return found
-
-
 def differences(
     one: Mapping[str, Any], other: Mapping[str, Any], besides: Sequence[str] = ()
 ) -> list[str]:
-    """Lists the differences of two configurations, one line each, except at allowed keys.
+    """Lists the values that differ between two configurations, one line each, by dotted key.
 
-    `besides` names these keys, or sections of which all keys are allowed.
+    `besides` names the keys, or sections, that may differ.
     """
-    a, b = flat(one), flat(other)
+    a, b = _by_key(one), _by_key(other)
     return [
         f"{key}: {a.get(key)!r} and {b.get(key)!r}"
-        for key in sorted(a.keys() | b.keys())
+        for key in dict.fromkeys((*a, *b))
         if not {key, key.partition(".")[0]} & {*besides} and not _alike(a.get(key), b.get(key))
     ]
+
+
+def _by_key(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flattens nested tables, except those of numbers by client, to values by dotted key."""
+    found: dict[str, Any] = {}
+    for name, value in tables.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and key not in KEYS:
+            found |= _by_key(value, f"{key}.")
+        else:
+            found[key] = value
+    return found
 
 
 def _alike(one: Any, other: Any) -> bool:
@@ -76,7 +76,7 @@ def require_same(
     besides: Sequence[str] = (),
 ) -> None:
     """Refuses a file or folder with the results of other settings, naming each difference."""
-    lines = differences(found, wanted, besides)
+    lines = differences(found, wanted, (*EXECUTED, *besides))
     if lines:
         raise ConfigError(
             f"{path} holds results of other settings; choose another --output. There and here:\n"

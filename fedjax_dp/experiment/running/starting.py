@@ -25,6 +25,7 @@ from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.components.secure_aggregation import graph_of
 from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.reading.config_diff import differences
 from fedjax_dp.experiment.running.byte_totals import ByteTotals
 from fedjax_dp.experiment.running.processes import (
     folder_of_first,
@@ -259,36 +260,20 @@ def _require_same(config: Config, saved: str) -> None:
     # Keys that the saved file lacks have their defaults.
     started = config_files.from_toml(saved, CONFIG_FILE)
     now, then = (tomllib.loads(config_files.to_toml(each)) for each in (config, started))
-    before, after = (tables.pop("execution").get("placement") for tables in (then, now))
+    before, after = (tables["execution"].get("placement") for tables in (then, now))
     same = (before == "disk") == (after == "disk")
     rule = f"not change between memory and disk when a run resumes, and it was {before!r}"
     checks.require(same, "execution.placement", rule, after)
-    # A release can be requested after the run, and so can pictures.
-    for tables in (then, now):
-        for name in ("release", "plots"):
-            tables["run"].pop(name, None)
-    if now["run"]["rounds"] > then["run"]["rounds"]:
-        _require_extensible(config, then["run"]["rounds"])
-        then["run"]["rounds"] = now["run"]["rounds"]
-    checks.require(
-        now == then,
-        CONFIG_FILE,
-        "be as it was when the run started; only [execution], run.release and run.plots may "
-        "change, and run.rounds may grow",
-        "; ".join(_changes(then, now)),
-    )
-
-
-def _changes(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Lists the values of tables that differ, by dotted key."""
-    found: list[str] = []
-    for name in dict.fromkeys((*then, *now)):
-        old, new = (tables.get(name, "none") for tables in (then, now))
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found += _changes(old, new, f"{prefix}{name}.")
-        elif old != new:
-            found.append(f"{prefix}{name} = {new!r}, which was {old!r}")
-    return found
+    besides = ["execution", "run.release", "run.plots"]
+    if config.run.rounds > started.run.rounds:
+        _require_extensible(config, started.run.rounds)
+        besides.append("run.rounds")
+    lines = differences(then, now, besides)
+    if lines:
+        raise ValueError(
+            f"{CONFIG_FILE} must be as it was when the run started; only [execution], run.release "
+            "and run.plots may change, and run.rounds may grow. Then and now:\n" + "\n".join(lines)
+        )
 
 
 def require_same_base(experiment: Experiment, extra: Mapping[str, Any]) -> None:
