@@ -40,9 +40,10 @@ def accuracy_by_number(
     axes = figure.subplots()
     for i, (name, (numbers, means, deviations)) in enumerate(curves.items()):
         line = drawing.draw_curve(axes, i, numbers, means, name, markevery=1)
-        axes.errorbar(
-            numbers, means, yerr=deviations, fmt="none", ecolor=line.get_color(), capsize=3
-        )
+        if any(deviations):
+            axes.errorbar(
+                numbers, means, yerr=deviations, fmt="none", ecolor=line.get_color(), capsize=3
+            )
     _draw_levels(axes, levels)
     axes.set_ylabel("test accuracy, %")
     drawing.set_lines_below(axes, label, drawing.words_of_spread(seeds, "bars"))
