@@ -38,6 +38,11 @@ SPLITS = {
         "--data.partition_options.shards_per_client=2",
     ],
 }
+_FIVE_STEPS = [
+    "--training.num_steps=5",
+    "--data.num_clients=20",
+    "--data.client_test_share=0.2",
+]
 MIDDLE = {"at most 6 classes": SPLITS["at most 6 classes"]}
 
 
@@ -97,6 +102,22 @@ STUDIES = {
             },
             rows="method",
             columns="memory",
+            metrics=ACCURACY,
+        ),
+        # Figure B.2: the chapter's clients, whose 2,400 images for training are five batches.
+        sweep.Study(
+            name="batches",
+            file=HERE / "mnist.toml",
+            axes={
+                "method": METHODS,
+                "batch": {
+                    "500": ["--training.batch_size=500", *_FIVE_STEPS],
+                    "whole": ["--training.batch_size=2400", *_FIVE_STEPS],
+                },
+                "split": {"IID": SPLITS["IID"]},
+            },
+            rows="method",
+            columns="batch",
             metrics=ACCURACY,
         ),
         sweep.Study(

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import optax
 
-from experiments.splitting.problems import problem_of
+from experiments.splitting.problems import Problem, problem_of
 from fedjax_dp.algorithms import splitting
 from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import participants, sampling
@@ -21,8 +21,8 @@ METHODS: Mapping[str, tuple[float, float, float]] = {
     "FedSplit": (2, 2, 1),
     "FedPi": (2, 2, 0.5),
 }
-# Of the steps that solve a proximal step, which are Nesterov's.
-INNER_RATE, MOMENTUM = 2.2e-3, 0.6
+# Of the steps that solve a proximal step, which are Nesterov's: about 1 / (L + 1/η).
+INNER_RATE, MOMENTUM = {"ls": 9.4e-6, "lr": 2.2e-3}, 0.6
 
 
 class Setting(NamedTuple):
@@ -78,7 +78,7 @@ def run(group: Group) -> dict[str, dict[str, np.ndarray]]:
     Returns:
       For each label the `gap` of every round's model, and that of the `average`, `[rounds]`.
     """
-    gaps, numbers = problem_of(*group.setting[:2]).gaps, list(group.curves.values())
+    gaps, numbers = problem_in(group.setting).gaps, list(group.curves.values())
     columns = {name: np.float32([one[name] for one in numbers]) for name in numbers[0]}
     found = program(group.setting)(np.int32(group.num_steps), columns)
     points, averages = (np.asarray(x, np.float64) for x in found)
@@ -88,10 +88,16 @@ def run(group: Group) -> dict[str, dict[str, np.ndarray]]:
     }
 
 
+def problem_in(setting: Setting) -> Problem:
+    """The problem of a setting."""
+    in_batches = setting.problem == "ls" and setting.batch_size is not None
+    return problem_of(setting.problem, setting.sigma, in_batches=in_batches)
+
+
 @functools.cache
 def program(setting: Setting) -> Any:
     """Compiles `(num_steps, numbers by name [curves]) -> models, averages [curves, rounds, p]`."""
-    problem = problem_of(setting.problem, setting.sigma)
+    problem = problem_in(setting)
     num_clients = problem.data.num_clients
     algorithm = _algorithm(setting)
     is_full = setting.participation == 1
@@ -124,9 +130,10 @@ def program(setting: Setting) -> Any:
 
 def _algorithm(setting: Setting) -> Any:
     """Declares the scheme; the numbers that it is built with are replaced."""
-    problem = problem_of(setting.problem, setting.sigma)
-    size = int(problem.data.sizes.max())
-    is_prox, is_exact = setting.client_map == "prox", setting.problem == "ls"
+    problem = problem_in(setting)
+    size = setting.batch_size or int(problem.data.sizes.max())
+    is_prox = setting.client_map == "prox"
+    is_exact = setting.problem == "ls" and setting.batch_size is None
     options: dict[str, Any] = {}
     optimizer: Any = optax.sgd
     if is_prox and is_exact:
@@ -135,7 +142,7 @@ def _algorithm(setting: Setting) -> Any:
         options = {"tolerance": 0.0, "smoothness": problem.smoothness}
         optimizer = functools.partial(optax.sgd, momentum=MOMENTUM, nesterov=True)
     rows = sampling.full_participation() if setting.batch_size is None else sampling.shuffled()
-    config = LocalConfig(INNER_RATE, setting.batch_size or size, num_steps=1)
+    config = LocalConfig(INNER_RATE[setting.problem], size, num_steps=1)
     return splitting(
         problem.model,
         local_trainer(

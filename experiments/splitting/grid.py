@@ -23,14 +23,21 @@ PROXIMAL = [method for method in METHODS if method != "FedAvg"]
 
 
 def _numbers(
-    problem: str, method: str, step: float, tolerance: float = TOLERANCE
+    problem: str,
+    method: str,
+    step: float,
+    tolerance: float = TOLERANCE,
+    *,
+    in_batches: bool = False,
 ) -> dict[str, float]:
     alpha, beta, gamma = METHODS[method]
     own: dict[str, float] = {"alpha": alpha, "beta": beta, "gamma": gamma}
     if method == "FedAvg":
         return own | {"learning_rate": step}
     own["step_size"] = step
-    return own if problem == "ls" else own | {"learning_rate": INNER_RATE, "tolerance": tolerance}
+    if problem == "ls" and not in_batches:
+        return own
+    return own | {"learning_rate": INNER_RATE[problem], "tolerance": tolerance}
 
 
 def _group(figure: str, name: str, curves, k: int, *of, **options) -> Group:
@@ -85,11 +92,17 @@ def _heterogeneity() -> Iterator[Group]:
             yield _group("2.7", f"sigma{sigma:g}-k{k}", one, k, *of)
 
 
-def _all_methods(figure: str, name: str, problem: str, **options) -> Iterator[Group]:
+def _all_methods(
+    figure: str, name: str, problem: str, inner_steps: int = INNER_STEPS, **options
+) -> Iterator[Group]:
     """The proximal methods, and FedAvg with five steps."""
-    curves = {method: _numbers(problem, method, PROX[problem]) for method in PROXIMAL}
+    in_batches = "batch_size" in options
+    curves = {
+        method: _numbers(problem, method, PROX[problem], in_batches=in_batches)
+        for method in PROXIMAL
+    }
     of = (problem, 0.25, "prox", ROUNDS[problem])
-    yield _group(figure, f"{problem}-prox-{name}", curves, INNER_STEPS, *of, **options)
+    yield _group(figure, f"{problem}-prox-{name}", curves, inner_steps, *of, **options)
     one = {"FedAvg": _numbers(problem, "FedAvg", FEDAVG[problem])}
     of = (problem, 0.25, "gradient", ROUNDS[problem])
     yield _group(figure, f"{problem}-fedavg-{name}", one, 5, *of, **options)
@@ -105,6 +118,8 @@ def groups() -> list[Group]:
             found += _all_methods("2.8", f"{memory}", problem, memory=memory)
         for share in (0.5, 0.7):
             found += _all_methods("B.1", f"{share:g}", problem, participation=share)
-    # A pass over five batches is five steps of local training.
+    # A pass over five batches is five steps of local training. It solves a proximal step of least
+    # squares too: 1/η is 15 times L, and each step leaves a third of the distance, or less.
+    found += _all_methods("B.2", "batches", "ls", inner_steps=5, batch_size=1000)
     found += _all_methods("B.2", "batches", "lr", batch_size=200)
     return found + list(_heterogeneity())

@@ -52,15 +52,16 @@ def chapter_rows(
     return a, np.array([one @ truth + sigma * draw.randn(num_rows) for one in a])
 
 
-def least_squares_problem(sigma: float) -> Problem:
+def least_squares_problem(sigma: float, *, in_batches: bool = False) -> Problem:
     """Builds least squares with its origin at the minimum.
 
     All methods move with the origin. Around the minimum float32 resolves gaps that it could not
     resolve elsewhere. A client's 5,000 rows are replaced by the 100 of the Cholesky factor of AᵀA,
-    which have the same loss up to a constant, and so the same steps.
+    which have the same loss up to a constant, and so the same steps; batches need the rows.
 
     Args:
       sigma: standard deviation of the noise.
+      in_batches: whether clients have their 5,000 rows, from which batches are drawn.
 
     Returns:
       The problem; its gap is a sum over clients, as the chapter plots it.
@@ -70,16 +71,20 @@ def least_squares_problem(sigma: float) -> Problem:
     moments = np.einsum("nmp,nm->np", a, b)
     optimum = np.linalg.solve(hessians.sum(axis=0), moments.sum(axis=0))
     slopes = moments - hessians @ optimum
-    factors = np.linalg.cholesky(hessians)
-    targets = np.linalg.solve(factors, slopes[..., None])[..., 0]
-    num_features = len(optimum)
+    if in_batches:
+        rows, targets = a, b - a @ optimum
+    else:
+        factors = np.linalg.cholesky(hessians)
+        rows = np.swapaxes(factors, 1, 2)
+        targets = np.linalg.solve(factors, slopes[..., None])[..., 0]
+    _, num_rows, num_features = rows.shape
     clients = [
-        {"x": f.T.astype(np.float32), "y": t.astype(np.float32)}
-        for f, t in zip(factors, targets, strict=True)
+        {"x": one.astype(np.float32), "y": own.astype(np.float32)}
+        for one, own in zip(rows, targets, strict=True)
     ]
     shape = jax.ShapeDtypeStruct((num_features,), jnp.float32)
     start = jnp.asarray(-optimum, jnp.float32)
-    model = least_squares(shape, scale=num_features)._replace(init=lambda key: start)
+    model = least_squares(shape, scale=num_rows)._replace(init=lambda key: start)
     whole = hessians.sum(axis=0)
 
     def gaps(points):
@@ -97,17 +102,20 @@ def least_squares_problem(sigma: float) -> Problem:
 
 
 @functools.cache
-def problem_of(name: str, sigma: float) -> Problem:
+def problem_of(name: str, sigma: float, *, in_batches: bool = False) -> Problem:
     """Builds each problem once.
 
     Args:
       name: "ls" or "lr".
       sigma: noise of least squares.
+      in_batches: whether local steps of least squares read batches of rows.
 
     Returns:
       The problem.
     """
-    return least_squares_problem(sigma) if name == "ls" else logistic_problem()
+    if name == "ls":
+        return least_squares_problem(sigma, in_batches=in_batches)
+    return logistic_problem()
 
 
 def logistic_problem(flips: float = 0.257) -> Problem:

@@ -27,26 +27,40 @@ def test_groups_have_names_of_their_own_and_share_programs():
         assert study.described(group)["setting"]["problem"] in ("ls", "lr")
 
 
-@slow
-def test_curves_of_a_program_are_those_of_numpy():
-    oracle = LeastSquares(*chapter_data(0.25))
-    numbers = {m: grid._numbers("ls", m, 1e-5) for m in grid.PROXIMAL}
-    prox = curves.Group("p", "2.8", curves.Setting("ls", 0.25, "prox", 4), 1, numbers)
-    found = curves.run(prox)
-    for method, (alpha, beta, gamma) in ((m, curves.METHODS[m]) for m in grid.PROXIMAL):
-        u, gaps = np.zeros((25, 100)), []
-        for _ in range(4):
-            z = u + alpha * (oracle.prox(u, 1e-5) - u)
-            gaps.append(oracle.gap(z.mean(axis=0)))
-            u = (1 - gamma) * u + gamma * ((1 - beta) * z + beta * z.mean(axis=0))
-        np.testing.assert_allclose(found[method]["gap"], gaps, rtol=1e-4)
-    numbers = {"FedAvg": grid._numbers("ls", "FedAvg", 1e-5)}
-    steps = curves.Group("g", "2.2", curves.Setting("ls", 0.25, "gradient", 3), 5, numbers)
+def gaps_of_prox(oracle, method, num_rounds):
+    alpha, beta, gamma = curves.METHODS[method]
     u, gaps = np.zeros((25, 100)), []
-    for _ in range(3):
+    for _ in range(num_rounds):
+        z = u + alpha * (oracle.prox(u, 1e-5) - u)
+        gaps.append(oracle.gap(z.mean(axis=0)))
+        u = (1 - gamma) * u + gamma * ((1 - beta) * z + beta * z.mean(axis=0))
+    return gaps
+
+
+def gaps_of_fedavg(oracle, num_rounds):
+    u, gaps = np.zeros((25, 100)), []
+    for _ in range(num_rounds):
         u = np.tile(oracle.steps(u, 1e-5, 5).mean(axis=0), (25, 1))
         gaps.append(oracle.gap(u[0]))
-    np.testing.assert_allclose(curves.run(steps)["FedAvg"]["gap"], gaps, rtol=1e-4)
+    return gaps
+
+
+# Batches of all 5,000 rows are the whole loss, and 20 steps solve a proximal step.
+@slow
+@pytest.mark.parametrize("batch_size", [None, 5000])
+def test_curves_of_a_program_are_those_of_numpy(batch_size):
+    oracle, of = LeastSquares(*chapter_data(0.25)), {"batch_size": batch_size}
+    numbers = {
+        m: grid._numbers("ls", m, 1e-5, in_batches=batch_size is not None) for m in grid.PROXIMAL
+    }
+    prox = curves.Group("p", "2.8", curves.Setting("ls", 0.25, "prox", 4, **of), 20, numbers)
+    found = curves.run(prox)
+    for method in grid.PROXIMAL:
+        np.testing.assert_allclose(found[method]["gap"], gaps_of_prox(oracle, method, 4), rtol=1e-4)
+    numbers = {"FedAvg": grid._numbers("ls", "FedAvg", 1e-5)}
+    steps = curves.Group("g", "2.2", curves.Setting("ls", 0.25, "gradient", 3, **of), 5, numbers)
+    found = curves.run(steps)["FedAvg"]["gap"]
+    np.testing.assert_allclose(found, gaps_of_fedavg(oracle, 3), rtol=1e-4)
 
 
 @pytest.mark.parametrize(
