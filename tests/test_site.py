@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 from marks import telling
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -15,6 +16,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 def hook(name: str):
     """A hook of the site, by its file: its name is that of other modules too."""
+    pytest.importorskip("mkdocs", reason="the extra `nightly` installs it")
     place = ROOT / "docs" / "hooks" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"site_{name}", place)
     module = importlib.util.module_from_spec(spec)
@@ -22,12 +24,10 @@ def hook(name: str):
     return module
 
 
-reference, repository = hook("reference"), hook("repository")
-
-
 @telling
 def test_the_site_builds_strictly_and_has_every_public_name(tmp_path):
     """A broken link, an anchor that is not there or a page outside the navigation is a warning."""
+    reference = hook("reference")
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     built = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert not built.returncode, built.stderr
@@ -100,7 +100,9 @@ def test_the_page_on_performance_has_figures_that_were_measured():
 _CITED = re.compile(rf"({_NAME}(?:(?:,|,? and) {_NAME})*)(?: et al\.)?(?:, \"[^\"]+\",)? \(?$")
 
 
+@telling
 def test_every_source_that_is_cited_by_author_and_year_is_in_the_bibliography():
+    reference = hook("reference")
     known = {
         (re.split(" and |,", source["author"])[0].split()[-1], source.get("year"))
         for source in reference.sources().values()
@@ -117,7 +119,9 @@ def test_every_source_that_is_cited_by_author_and_year_is_in_the_bibliography():
     assert len(found & known) > 90 and not missing, missing
 
 
+@telling
 def test_links_into_the_repository_become_links_of_the_site_or_names():
+    repository = hook("repository")
     pages = {"how-to/data.md", "benchmarks/README.md", "experiments/lora/README.md"}
 
     def relinked(text, page):

@@ -19,7 +19,7 @@ def libraries() -> dict[str, str]:
 
 def _needed() -> list[str]:
     """Names the direct dependencies, those of extras too, and the compiler behind JAX."""
-    tools = re.compile(r"extra == .(tests|docs)")
+    tools = re.compile(r"extra == .(tests|docs|nightly)")
     try:
         lines = metadata.requires(PACKAGE) or []
     except metadata.PackageNotFoundError:
