@@ -168,8 +168,8 @@ def sentences_of(*modules):
 
 
 def test_every_sentence_of_a_statement_is_explained():
-    # Neither the blocks nor the quoted statement, which explain nothing. The LaTeX has short forms of
-    # the same sentences, which another test compares with the block.
+    # Neither the blocks nor the quoted statement, which explain nothing. The LaTeX has short forms
+    # of the same sentences, which another test compares with the block.
     page = re.sub(r"^```.*?^```$", "", page_of("statement.md"), flags=re.DOTALL | re.MULTILINE)
     page = re.sub(r"^>.*$", "", page, flags=re.MULTILINE).replace("*", "")
     quoted = " ".join(" | ".join(re.findall(r'"([^"]+)"', page)).split())
