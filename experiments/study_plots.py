@@ -89,7 +89,7 @@ def accuracy_by_round(
     axes.set_ylabel(label)
     drawing.set_lines_below(axes, "round", drawing.words_of_spread(seeds, "band"))
     drawing.set_title(axes, title)
-    drawing.whole_ticks(axes)
+    drawing.integer_ticks(axes)
     axes.grid(alpha=0.25)
     drawing.legend_above(axes)
     return figure

@@ -48,7 +48,7 @@ Communication AuditResult AuditRuns MembershipResult StepCheck LocalResult Draw
 DatasetStatus TrainingInfo Evaluation ClusterAggregate Clusters Decomposition Mixture
 NoiseEstimate ConfigError FetchError MissingDataError UnsupportedEvent BoundedLaplaceDpEvent
 BoundedRangeDpEvent DistributedDiscreteGaussianDpEvent PureDpEvent SkellamDpEvent
-StaircaseDpEvent GammaShares GammaSharesDpEvent FixedPoint Played SetUp Terms Cheating
+StaircaseDpEvent GammaShares GammaSharesDpEvent FixedPoint Played SetUp Terms OmissionResult
 CollusionResult MaskGraph MaskKeys HeldShares Compute Latencies RoundTimes Availability
 Moment CountedMean FloatOffsets LossBounds Node Nodes Journal NotOpenError Script Project
 Report Budget Method
@@ -619,7 +619,7 @@ SPECIAL: dict[str, Case] = {
                 {"attack": "mean", "noise": lambda: shared_noise(), "value_variance": 1.0},
             ),
             (
-                audit.leave_noise_out,
+                audit.omit_noise,
                 {
                     "set_up": lambda: agreed(),
                     "values": np.arange(6.0).reshape(3, 2),

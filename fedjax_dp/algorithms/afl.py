@@ -30,7 +30,7 @@ def afl(
     Guarantee: none. Weights depend on exact losses, so private training is refused.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: local training, not a private one.
       num_clients: the population, at least 1; a cohort's updates are stacked.
       step_size: γ, the step of λ along losses; 0 is the mean with equal weights.

@@ -52,7 +52,7 @@ def blur_lus(
     before clipping.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: local training; with plain SGD `strength` times the learning rate must be below 1.
       strength: λ of BLUR.
       sparsity: c of LUS, the share of each layer's entries to drop.

@@ -32,7 +32,7 @@ def centralized(model: Model, trainer: LocalTrainer) -> FederatedAlgorithm:
     Run it on `pool(data)`.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: training; a private one makes this central DP-SGD.
 
     Returns:

@@ -56,7 +56,7 @@ def ditto(
     client, and is not covered.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: local training of both models.
       strength: λ, at least 0.
       order: "sequential" draws separate batches for the personal model; "interleaved" takes both

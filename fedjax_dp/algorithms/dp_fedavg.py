@@ -21,7 +21,7 @@ def dp_fedavg(model: Model, trainer: LocalTrainer, *, aggregator: Aggregator) ->
     cohort and its size.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: local training.
       aggregator: the private mean, such as `gaussian_mean`.
 

@@ -32,7 +32,7 @@ def dp_sgd(
     of a round is that of the trainer for the client's own size and numbers.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: a private trainer, such as `dp_sgd_trainer` builds.
       weight_of: `(client, config) -> weight`, at least 0, of a client with examples, instead of its
         size.

@@ -70,7 +70,7 @@ def f_cdpfl(
     so.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: a private trainer.
       num_rounds: rounds of the whole run (E), at least 1.
       num_models: number of clusters (M), at least 1.

@@ -23,7 +23,7 @@ from fedjax_dp.algorithms.values import ClientOutput, Hyper
 from fedjax_dp.clients.base import LocalConfig, LocalTrainer, TrainingMetrics
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.clients.pruning import Scope, prune, pruned_share, weights_of
-from fedjax_dp.clients.regularizers import drawn_back, proximal
+from fedjax_dp.clients.regularizers import proximal, proximal_norm
 from fedjax_dp.clients.selection import accuracy_of, require_accuracy
 from fedjax_dp.core import checks, masks, trees
 from fedjax_dp.core.argument_checks import checked
@@ -130,7 +130,7 @@ class Scheme:
     """A client's work in FedLTN and in the first stage of Jump-Start.
 
     Attributes:
-      model: what is trained.
+      model: the model to train.
       trainer: local training.
       options: those of `fed_ltn`.
       home: which parameters are local.
@@ -171,7 +171,7 @@ class Scheme:
         """
         mask, strength = masks.unpacked(own.mask, self.weights), hyper.algorithm["strength"]
         squared = self.options.distance == "squared"
-        pull = proximal(strength) if squared else drawn_back(strength, self.is_weight)
+        pull = proximal(strength) if squared else proximal_norm(strength, self.is_weight)
         train = partial(self.trainer.train, client=client)
         # Batch norm is no part of a ticket, and is rewound to the start of this round.
         rewound = None if start is None else self.home.joined(start, params)
@@ -251,7 +251,7 @@ def fed_ltn(
     Guarantee: none; every upload is exact.
 
     Args:
-      model: what is trained, a model with accuracy.
+      model: the model to train, a model with accuracy.
       trainer: local training, not a private one; pruned weights stay 0 under any optimiser.
       prune_rate: share of the remaining weights that one pruning removes, in [0, 1).
       target: pruned share that is never exceeded, in [0, 1). It is reached up to rounding in

@@ -27,7 +27,7 @@ def fedavg(
     """Declares FedAvg: clients train the server's model, the server steps along their mean delta.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: local training; a private one makes this DP-SGD at the clients.
       server_learning_rate: the server's step size.
       server_optimizer: an Optax factory that takes the server's learning rate, or an optimiser,

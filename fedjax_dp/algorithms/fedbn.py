@@ -38,7 +38,7 @@ def fedbn(
     are not covered.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: local training.
       home: the local parameters: "batch_norm", the scales, shifts and statistics of batch norm
         whose statistics are not frozen; a path such as "params/Dense_1", a pattern, a list of
@@ -82,7 +82,7 @@ def fedper(
     Guarantee: that of `fedbn`.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: local training.
       head: the local layers, as for `fedbn`, such as "params/Dense_1".
       server_learning_rate: the server's step size.
@@ -123,7 +123,7 @@ def fedrep(
     `fedbn`.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: local training of the body; the head is trained in the same way, for `head_epochs`.
       head: the local layers, as for `fedbn`.
       head_epochs: passes over the client's data that fit the head, at least 0; the authors use more

@@ -49,7 +49,7 @@ def feddyn(
     moves to the mean of the participants' models, minus `h / α`.
 
     Args:
-      model: what is trained; buffers, such as the statistics of batch norm, are only averaged.
+      model: the model to train; buffers, such as the statistics of batch norm, are only averaged.
       trainer: local training; with a private one all corrections come from noised gradients.
       num_clients: the population, over which the server's correction is a mean.
       alpha: α, the strength of the dynamic regulariser, above 0.

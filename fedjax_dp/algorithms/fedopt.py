@@ -67,7 +67,7 @@ def fedavgm(
     """Declares FedAvgM: FedAvg with momentum at the server.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: local training.
       server_learning_rate: the server's step size.
       momentum: the share of the last step to add to the next.
@@ -135,7 +135,7 @@ def fedadam(
     """Declares FedAdam: FedAvg with Adam at the server.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: local training.
       server_learning_rate: the server's step size.
       b1: decay of the first moment.
@@ -178,7 +178,7 @@ def fedyogi(
     """Declares FedYogi: FedAvg with Yogi at the server.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: local training.
       server_learning_rate: the server's step size.
       b1: decay of the first moment.
@@ -220,7 +220,7 @@ def fedadagrad(
     """Declares FedAdagrad: FedAvg with Adagrad at the server.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: local training.
       server_learning_rate: the server's step size.
       b1: decay of the first moment.

@@ -24,7 +24,7 @@ def fedprox(
     """Declares FedProx: each local objective gains `mu / 2 * ‖w − w_server‖²`.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: local training; each step's gradient passes through the proximal term.
       mu: strength of the proximal term; 0 is FedAvg.
       server_learning_rate: the server's step size.

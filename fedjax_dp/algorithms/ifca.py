@@ -40,7 +40,7 @@ def ifca(
     private trainer would not cover, so private trainers are refused.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: local training, not a private one.
       num_models: number of clusters, at least 1.
       is_weighted: weight clients by their number of examples within a cluster.

@@ -53,7 +53,7 @@ def km_cdpfl(
     Guarantee: that of the trainer; clustering private updates is post-processing.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: local training; a private one makes this KM-CDPFL.
       num_clients: the population, at least 1.
       num_models: number of clusters (M), at least 1.

@@ -22,7 +22,7 @@ def local_only(model: Model, trainer: LocalTrainer) -> FederatedAlgorithm:
     """Declares training without any federation, the reference for personal models.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: local training; a private one makes this local DP-SGD.
 
     Returns:

@@ -64,7 +64,7 @@ def lottery_fl(
     Guarantee: none; every upload is exact.
 
     Args:
-      model: what is trained, a model with accuracy.
+      model: the model to train, a model with accuracy.
       trainer: local training, not a private one; pruned weights stay 0 under any optimiser.
       prune_rate: share of the remaining weights that one pruning removes, in [0, 1).
       target: pruned share at which a client stops pruning, in [0, 1); the last pruning may exceed

@@ -23,7 +23,7 @@ def minimum_epsilon(
     Guarantee: as `dp_sgd`.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: a private trainer, each client's noise multiplier calibrated to the smallest budget.
       num_clients: the population, at least 1.
       is_weighted: weight clients by their number of examples N_i instead of equally.

@@ -49,7 +49,7 @@ def mr_mtl(
     Guarantee: that of the trainer.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: local training; a private one makes this MR-MTL under record-level privacy.
       num_clients: the population, at least 1.
       strength: λ.

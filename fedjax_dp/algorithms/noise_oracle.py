@@ -24,7 +24,7 @@ def noise_oracle(model: Model, trainer: LocalTrainer, *, num_clients: Count) -> 
     Guarantee: as `dp_sgd`.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: a private trainer, each client with its own noise multiplier.
       num_clients: the population, at least 1.
 

@@ -40,7 +40,7 @@ def o_dpcfl(
     No budget is spent on choices: with a private trainer all of it is for training.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: local training.
       num_clients: the population.
       clusters: the cluster of each client, from 0, `[num_clients]`; taken as public.

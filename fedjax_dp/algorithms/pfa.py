@@ -40,7 +40,7 @@ def pfa(
     Guarantee: as `dp_sgd`, for any declared budgets.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: a private trainer, each client with its own noise multiplier.
       num_clients: the population, at least 1.
       declared_epsilon: the budgets that clients declare, above 0, `[num_clients]`; a run by

@@ -40,7 +40,7 @@ def propfair(
     those of the objective.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: local training, any.
       baseline: M, above all losses that should count differently; the paper uses 2 to 5.
       margin: ε, the distance below M at which the logarithm ends, less than M.

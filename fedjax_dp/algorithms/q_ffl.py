@@ -48,7 +48,7 @@ def q_ffl(
     Guarantee: none. Updates are scaled by exact losses, so private training is refused.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: local training with `optax.sgd`, not a private one, at learning rates above 0: an
         update divided by them is read as a gradient.
       q: from 0, the plain mean, to 20; the paper uses 0.1 to 5.

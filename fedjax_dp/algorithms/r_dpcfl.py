@@ -170,7 +170,7 @@ def r_dpcfl(
     With `selection="exact"` the choices are not covered, and the declaration says so.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: a private trainer, such as `dp_sgd_trainer`; whole batches of the first round do not
         use its sampler, and its micro-batches are as large as in all others.
       num_clients: the population, at least 1.

@@ -36,7 +36,7 @@ def rc_dpfl(
     not covered; the declaration says so.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: as for `r_dpcfl`.
       num_clients: the population, at least 1.
       num_rounds: rounds of the whole run, at least 1.

@@ -23,7 +23,7 @@ def record_dp_fedavg(
     Guarantee: as `dp_sgd`.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: a private trainer, each client with its own noise multiplier.
       num_clients: the population, at least 1.
       is_weighted: weight clients by their number of examples N_i instead of equally.

@@ -189,7 +189,7 @@ def build(
 
     Args:
       name: a key of `ALGORITHMS`.
-      model: what is trained.
+      model: the model to train.
       trainer: local training; private exactly if the unit is "record" or "both".
       problem: the facts that algorithms may need.
       unit: the unit of privacy: "none", "record", "client" or "both".

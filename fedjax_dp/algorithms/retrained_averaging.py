@@ -1,4 +1,4 @@
-"""Models that are trained anew on all data so far, averaged: PrivacyFL's algorithm 3."""
+"""Models that are retrained on all data so far, averaged: PrivacyFL's algorithm 3."""
 
 from collections.abc import Sequence
 

@@ -39,7 +39,7 @@ def robust_hdp(
     Guarantee: as `dp_sgd`; robust PCA is post-processing.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: a private trainer, each client with its own noise multiplier.
       num_clients: the population, at least 1.
       reestimate: "first" keeps the levels of a client's first round, as the authors' program does;

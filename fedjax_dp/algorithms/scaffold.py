@@ -59,7 +59,7 @@ def scaffold(
     I), for any optimiser.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: local training; with `control="steps"` plain `optax.sgd`, whose learning rate the
         control variate needs, else any optimiser, such as one with momentum, but not private.
       num_clients: the population; the server's control variate is the mean over all of it.

@@ -170,7 +170,7 @@ def splitting(
     Guarantee: that of the trainer; all else is post-processing of updates.
 
     Args:
-      model: what is trained; buffers, such as the statistics of batch norm, are only averaged.
+      model: the model to train; buffers, such as the statistics of batch norm, are only averaged.
       trainer: local training: Φ itself, or minimisation of the proximal objective from the server's
         model; a private one is record-level privacy inside Φ.
       alpha: α, the relaxation of a client's Φ, in [0, 2]; or α_t, a list with one number a round,
@@ -568,7 +568,7 @@ def fedsplit(
     Guarantee: that of the trainer; all else is post-processing of updates.
 
     Args:
-      model: what is trained; buffers are only averaged.
+      model: the model to train; buffers are only averaged.
       trainer: local training, which minimises the proximal objective.
       step_size: η of the proximal step in the first round, 1 by default.
       schedule: the decay of η over rounds, see `clients.step_sizes`.
@@ -614,7 +614,7 @@ def fedpi(
     Guarantee: that of the trainer; all else is post-processing of updates.
 
     Args:
-      model: what is trained; buffers are only averaged.
+      model: the model to train; buffers are only averaged.
       trainer: local training, which minimises the proximal objective.
       step_size: η of the proximal step in the first round, 1 by default.
       schedule: the decay of η over rounds, see `clients.step_sizes`.
@@ -659,7 +659,7 @@ def fedrp(
     Guarantee: that of the trainer; all else is post-processing of updates.
 
     Args:
-      model: what is trained; buffers are only averaged.
+      model: the model to train; buffers are only averaged.
       trainer: local training, which minimises the proximal objective.
       step_size: η of the proximal step in the first round, 1 by default.
       schedule: the decay of η over rounds, see `clients.step_sizes`.
@@ -699,7 +699,7 @@ def reflected_fedavg(
     Guarantee: that of the trainer; all else is post-processing of updates.
 
     Args:
-      model: what is trained; buffers are only averaged.
+      model: the model to train; buffers are only averaged.
       trainer: local training, Φ itself.
       schedule: the decay of the learning rate over rounds, see `clients.step_sizes`.
       period: rounds between two halvings, for the schedule "exponential" only.
@@ -739,7 +739,7 @@ def reflected_fedprox(
     Guarantee: that of the trainer; all else is post-processing of updates.
 
     Args:
-      model: what is trained; buffers are only averaged.
+      model: the model to train; buffers are only averaged.
       trainer: local training, which minimises the proximal objective.
       step_size: η of the proximal step in the first round, 1 by default.
       schedule: the decay of η over rounds, see `clients.step_sizes`.

@@ -58,7 +58,7 @@ def term(
     Guarantee: none. Weights depend on exact losses, so private training is refused.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: local training, not a private one.
       tilt: t, from -1000 to 1000.
       is_weighted: make p_i proportional to the clients' sizes instead of equal.

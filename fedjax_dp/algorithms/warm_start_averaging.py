@@ -39,7 +39,7 @@ def warm_start_averaging(
     parameters with Laplace noise.
 
     Args:
-      model: what is trained; under privacy `logistic_regression` with a `gradient_bound`.
+      model: the model to train; under privacy `logistic_regression` with a `gradient_bound`.
       trainer: local training; a private one takes steps on all records, and its noise multiplier is
         that of the noise on models, see `MinimizerNoise`. 1/ε of a coordinate under zero-out for
         Laplace noise, 2/ε under replace-one.

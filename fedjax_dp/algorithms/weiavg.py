@@ -27,7 +27,7 @@ def weiavg(
     on the declared budgets, which are public here and can mislead the server.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: a private trainer, each client with its own noise multiplier.
       num_clients: the population, at least 1.
       declared_epsilon: the budgets that clients declare, above 0, `[num_clients]`; a run by

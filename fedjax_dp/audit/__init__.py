@@ -3,13 +3,13 @@
 from fedjax_dp.audit.choices import check_choice
 from fedjax_dp.audit.clients import plant_clients
 from fedjax_dp.audit.collusion import (
-    Cheating,
     CollusionResult,
+    OmissionResult,
     collude,
     collusion,
     expected_r2,
     expected_residual,
-    leave_noise_out,
+    omit_noise,
     snoop,
 )
 from fedjax_dp.audit.local import check_client
@@ -24,9 +24,9 @@ from fedjax_dp.audit.votes import plant_votes
 __all__ = [
     "AuditResult",
     "AuditRuns",
-    "Cheating",
     "CollusionResult",
     "MembershipResult",
+    "OmissionResult",
     "StepCheck",
     "attack_model",
     "audit",
@@ -38,8 +38,8 @@ __all__ = [
     "collusion",
     "expected_r2",
     "expected_residual",
-    "leave_noise_out",
     "membership_attack",
+    "omit_noise",
     "plant_clients",
     "plant_losses",
     "plant_records",

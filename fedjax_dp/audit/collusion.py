@@ -210,8 +210,8 @@ def squared_correlation(estimates: np.ndarray, values: np.ndarray) -> float:
     return float(np.sum(a * b)) ** 2 / scale if scale > 0 else 0.0
 
 
-class Cheating(NamedTuple):
-    """What came of a sum that parties left noise terms out of.
+class OmissionResult(NamedTuple):
+    """The effect of noise terms that parties left out of a sum.
 
     Attributes:
       error: the largest difference between released sum and sum of values, in standard deviations
@@ -225,7 +225,7 @@ class Cheating(NamedTuple):
 
 
 @checked
-def leave_noise_out(
+def omit_noise(
     set_up: SetUp,
     values: np.ndarray,
     rng: np.random.Generator,
@@ -233,8 +233,8 @@ def leave_noise_out(
     *,
     of_whom: Literal["all", "coalition"] = "coalition",
     zero_sharing: bool = True,
-) -> Cheating:
-    """Plays an iteration in which a coalition leaves noise terms out of its messages.
+) -> OmissionResult:
+    """Runs an iteration in which a coalition leaves noise terms out of its messages.
 
     Terms of honest senders leave their masks behind, and the sum is garbage. Terms of each other
     can be left out with their masks, unless masks are shares of 0, the last of which is fixed when
@@ -275,4 +275,4 @@ def leave_noise_out(
     planned = set_up.noise.sum_variance
     error = np.max(np.abs(played.total - played.values.sum(axis=0))) / np.sqrt(planned)
     added = np.var(played.noise.sum(axis=0))
-    return Cheating(float(error), float(added / planned))
+    return OmissionResult(float(error), float(added / planned))

@@ -51,7 +51,7 @@ def plant_losses(
 
     Args:
       make_algorithm: `(model) -> algorithm` that claims privacy for records.
-      model: what is trained.
+      model: the model to train.
       data: the clients' examples; canaries go to clients that have some, in turn. Integers under
         "y", one for each example, are labels; other targets are unchanged.
       participation: how clients are drawn for a round.
@@ -80,7 +80,7 @@ def plant_losses(
         if kept is not None:
             parts.append(_along(model, models_in(own, params)[0], kept, records, canaries))
         if isinstance(output.update, ModelChoice):
-            parts.append(_rightness(model, server.models, output.update.model, records, canaries))
+            parts.append(_correctness(model, server.models, output.update.model, records, canaries))
         return jnp.stack(parts)
 
     planted = watch_records(algorithm, data, participation, num_canaries, read, relation)
@@ -187,7 +187,7 @@ def _along(
     return jax.lax.map(one, canaries)
 
 
-def _rightness(
+def _correctness(
     model: Model, models: PyTree, chosen: jax.Array, records: PyTree, canaries: jax.Array
 ) -> jax.Array:
     """The correctness of the chosen model on each canary minus the mean of all, `[canaries]`."""

@@ -67,7 +67,7 @@ def plant_records(
 
     Args:
       make_algorithm: `(model) -> algorithm` that claims privacy for records.
-      model: what is trained.
+      model: the model to train.
       data: the clients' examples; canaries go to clients that have some, in turn.
       participation: how clients are drawn for a round.
       num_canaries: at least 1, at most the number of trained parameters.

@@ -54,7 +54,7 @@ def plant_votes(
     Args:
       make_algorithm: `(model, public_x) -> algorithm` that claims privacy for records and whose
         clients send votes, `[queries of a round, classes]`.
-      model: what is trained; inputs are one array `[examples, ...]`, outputs are logits
+      model: the model to train; inputs are one array `[examples, ...]`, outputs are logits
         `[examples, classes]` or log-odds `[examples]`.
       data: the clients' examples; canaries go to clients that have some, in turn.
       participation: how clients are drawn for a round.

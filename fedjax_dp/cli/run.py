@@ -18,7 +18,7 @@ from fedjax_dp.experiment.running import run as running
 from fedjax_dp.experiment.running.processes import is_first_process, start_processes
 from fedjax_dp.experiment.running.run import Outcome, Watcher
 from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, require_free
-from fedjax_dp.experiment.running.words import early_end_in_words, summary_in_words
+from fedjax_dp.experiment.running.words import describe_early_end, summary_in_words
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.io.disk import DiskFull
 
@@ -135,7 +135,7 @@ def _show_keys(out: Output, rows: Sequence[Row]) -> None:
 
 def _report(out: Output, outcome: Outcome) -> None:
     summary, folder = outcome.summary, outcome.folder
-    if early := early_end_in_words(outcome):
+    if early := describe_early_end(outcome):
         resumed = f"; to resume: fedjax-dp run --resume {folder}"
         out.say(early + (resumed if outcome.ended == "interrupted" else ""))
     out.say(summary_in_words(summary))

@@ -7,8 +7,8 @@ from fedjax_dp.clients.pruning import prune, pruned_share
 from fedjax_dp.clients.regularizers import (
     blur,
     distance_to,
-    drawn_back,
     proximal,
+    proximal_norm,
     shift,
     towards,
 )
@@ -52,7 +52,6 @@ __all__ = [
     "clipped",
     "distance_to",
     "dp_sgd_trainer",
-    "drawn_back",
     "exact_choice",
     "keep_largest",
     "local_trainer",
@@ -60,6 +59,7 @@ __all__ = [
     "plain",
     "private_choice",
     "proximal",
+    "proximal_norm",
     "prune",
     "pruned_share",
     "scale_update",

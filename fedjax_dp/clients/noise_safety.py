@@ -80,7 +80,7 @@ def _is_moved(optimizer: optax.GradientTransformation, shapes: Any) -> list[jax.
         ]
         return jax.tree.unflatten(structure, drawn)
 
-    def is_going_on(carry: Any) -> jax.Array:
+    def continues(carry: Any) -> jax.Array:
         i, _, moved = carry
         return (i < 2) | ((i < _MOST_STEPS) & ~jnp.any(jnp.stack(moved)))
 
@@ -91,7 +91,7 @@ def _is_moved(optimizer: optax.GradientTransformation, shapes: Any) -> list[jax.
         return i + 1, state, [a | b for a, b in zip(moved, now, strict=True)]
 
     start = (0, optimizer.init(params), [jnp.bool_(False)] * len(leaves))
-    return jax.lax.while_loop(is_going_on, step, start)[2]
+    return jax.lax.while_loop(continues, step, start)[2]
 
 
 def _some(names: list[str]) -> str:

@@ -45,7 +45,7 @@ def proximal(strength: NonNegative) -> optax.GradientTransformation:
 
 
 @checked
-def drawn_back(
+def proximal_norm(
     strength: NonNegative, is_weight: PyTree | None = None
 ) -> optax.GradientTransformation:
     """Adds the gradient of `strength * ‖w − w₀‖`, of the distance from the start, not its square.

@@ -232,7 +232,7 @@ def exact_choice(model: Model) -> Choice:
     """Chooses the model of smallest exact training loss; the choice is not private.
 
     Args:
-      model: what is trained.
+      model: the model to train.
 
     Returns:
       The choice.
@@ -260,7 +260,7 @@ def private_choice(model: Model, *, score: str = "accuracy") -> Choice:
     (`whole_score`).
 
     Args:
-      model: what is trained.
+      model: the model to train.
       score: "accuracy", or "loss" for minus the mean of clipped losses.
 
     Returns:

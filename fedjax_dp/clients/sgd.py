@@ -56,7 +56,7 @@ def local_trainer(
     steps or small batches do not pay for others unless they are vmapped together.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       config: the numbers of training, scalars or `[num_clients]`.
       optimizer: an Optax factory that takes the (traced) learning rate and, by name, the numbers of
         `config.optimizer`, such as `optax.sgd`; or a ready transformation, which then ignores both.
@@ -493,7 +493,7 @@ def dp_sgd_trainer(
     is covered by `LocalTrainer.claim`.
 
     Args:
-      model: what is trained; its examples must not influence one another.
+      model: the model to train; its examples must not influence one another.
       config: the numbers of training with `clip_norm` and `noise_multiplier`, scalars or
         `[num_clients]`.
       per_layer: clip layer by layer instead of over the whole gradient.

@@ -97,7 +97,9 @@ class RecordFile:
                 while len(view):
                     read = os.preadv(opened, [view], offset)
                     if read == 0:
-                        raise ValueError(f"{self.path} must not be truncated, ends at {offset:,}")
+                        raise ValueError(
+                            f"{self.path} must not be truncated, but ends at byte {offset:,}"
+                        )
                     view, offset = view[read:], offset + read
         finally:
             if descriptor is None:

@@ -131,7 +131,7 @@ class ModelAxis(NamedTuple):
         rule = (
             "divide layers that follow each other along outputs and inputs in turn, and attention "
             "by whole heads: otherwise devices exchange parts of arrays, and on CPU devices one "
-            "group would wait for another without end"
+            "group would wait for another forever"
         )
         checks.require(not is_permuted, "model_axis.rules", rule, self.rules)
 

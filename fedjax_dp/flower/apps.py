@@ -318,7 +318,7 @@ def client_app_of(path: str | pathlib.Path) -> ClientApp:
     absolute path of a file of its own, or a pattern, which is read in place of `data.options.path`,
     as the server's `own-data` expects it. Its clients are those of the node, in the order of their
     names. With `training = "script"` a script of the participant's own trains them, see `project`.
-    `experiment` is the absolute path of a TOML file of the node's own, which it plays in place of
+    `experiment` is the absolute path of a TOML file of the node's own, which it uses in place of
     the app's; the server's must be the same in all that a client's round depends on. Another name,
     or a relative path, is refused in an error reply.
 
@@ -404,7 +404,7 @@ class _Played:
 
 
 def terms_of(config: Config, model: Model | None = None) -> Terms:
-    """Returns what a node that plays an experiment requires."""
+    """Returns what a node requires that takes part in an experiment."""
     return Terms(budget_of(config), described_by(config, model))
 
 

@@ -1,4 +1,4 @@
-"""The folder in which a node and a training script meet.
+"""The folder that a node and a training script share.
 
 The node writes the model of a round; the script writes the trained parameters of each data link,
 and scores. All files appear whole, under a lock.
@@ -47,7 +47,7 @@ _TYPES = {
 
 
 class NotOpenError(ValueError):
-    """An update for a round that takes none: it is over, or has one of that data link."""
+    """An update for a round that accepts none: it is over, or already has one of that data link."""
 
 
 class Task(NamedTuple):
@@ -86,7 +86,7 @@ class Exchange:
         return Task(**files.parse_json(files.read_text(path), path))
 
     def open(self, task: Task, model: Mapping[str, np.ndarray]) -> None:
-        """Opens a round; one that is played again loses the updates of its earlier attempt."""
+        """Opens a round; one that is repeated loses the updates of its earlier attempt."""
         with self._locked():
             place = self._place(task, task.round)
             # Later rounds were of an attempt that the server has gone back behind. They are set

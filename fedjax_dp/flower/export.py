@@ -104,7 +104,7 @@ def write_app(
     Raises:
       ValueError: if the folder holds files, the output is not absolute or inside it, nodes would
         know the root of the server's noise, parts of the configuration do not fit together, or
-        nodes cannot play it, as `deployed` says; the latter where the data can be read here.
+        nodes cannot run it, as `deployed` says; the latter where the data can be read here.
     """
     checks.one_of("keys", keys, get_args(Keys))
     require_secret_root(config, keys)
@@ -148,7 +148,7 @@ def _require_deployable(config: Config, keys: Keys) -> None:
         # Such data may lie on the nodes alone.
         if not is_missing and FILE_OPTIONS[0] not in datasets.options(config.data.name):
             raise
-        text = "the data cannot be read here; only the server will check whether nodes can play it"
+        text = "the data cannot be read here; only the server will check whether nodes can run it"
         warnings.warn(f"{text}: {error}", stacklevel=3)
         return
     require_deployable(federation_of(config, population), keys)
@@ -159,7 +159,8 @@ def require_secret_root(config: Config, keys: str) -> None:
     units, is_secret = config.privacy.units, config.run.secret
     rule = (
         f"be true to deploy privacy of {' and '.join(units)}s: the nodes have the configuration, "
-        "whose seed is the root of cohorts and noise otherwise; keys 'parity', for tests, need not"
+        "whose seed is otherwise the root of cohorts and noise (not needed with keys 'parity', for "
+        "tests)"
     )
     checks.require(is_secret or not units or keys == "parity", "run.secret", rule, is_secret)
 

@@ -103,7 +103,7 @@ class GridNodes:
         # In the order in which nodes came.
         for node, clients in self._known.items():
             for client in clients if node in online else ():
-                rule = f"be on one node, and is on {newest.get(client)} already"
+                rule = f"be on one node, but is on {newest.get(client)} already"
                 is_new = client not in newest
                 checks.require(is_new or not is_start, f"client {client}", rule, node)
                 newest[client] = node

@@ -35,9 +35,9 @@ class Budget(NamedTuple):
 
     Attributes:
       epsilon: ε, one number or one for each client of the population.
-      dp_delta: δ at which it is computed, alike.
+      dp_delta: δ at which it is computed, one number or one for each client.
       relation: as for `PrivacyAccounting`.
-      accountant: alike.
+      accountant: as for `Ledger.epsilon`.
     """
 
     epsilon: PositiveNumbers

@@ -8,7 +8,7 @@ from flwr.serverapp.exception import PrivacyBudgetExhausted
 
 from fedjax_dp.experiment.running.run import Outcome, Watcher
 from fedjax_dp.experiment.running.words import (
-    early_end_in_words,
+    describe_early_end,
     round_in_words,
     summary_in_words,
 )
@@ -45,7 +45,7 @@ def close(outcome: Outcome) -> None:
     Flower shows the reason of an exception in `flwr ls` and `flwr log`.
     """
     LOG.info(f"{outcome.folder}: {summary_in_words(outcome.summary)}")
-    early = early_end_in_words(outcome)
+    early = describe_early_end(outcome)
     if outcome.ended == "budget":
         raise PrivacyBudgetExhausted(f"{early}; its results are in {outcome.folder}")
     if outcome.ended == "interrupted":

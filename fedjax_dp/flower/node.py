@@ -68,7 +68,7 @@ class Node(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What a node requires of the rounds that it plays, besides its algorithm.
+    """What a node requires of the rounds that it takes part in, besides its algorithm.
 
     Attributes:
       budget: of the records of its clients; a round that would exceed it is refused. None for no
@@ -104,7 +104,7 @@ def client_app(
     Args:
       build: `(node, population) -> FederatedAlgorithm`, the same that the server has; `population`
         has the sizes of all clients, as the server sent them, and the shapes of this node.
-      data: `(context) -> Node`, the clients of this node; read anew for each message.
+      data: `(context) -> Node`, the clients of this node; read again for each message.
       terms: `(node, population) -> Terms`, what this node requires besides; nothing by default.
 
     Returns:
@@ -158,7 +158,7 @@ def _registered(plans: "_Plans", node: Node, packet: Packet, context: Context) -
 
 
 def _trained(plans: "_Plans", node: Node, packet: Packet, context: Context) -> Packet:
-    """Plays the round of the drawn clients of a node."""
+    """Runs the round of the drawn clients of a node."""
     checks.one_of("keys", node.keys, get_args(Keys))
     run = run_digest(packet.facts["run"])
     stored: States = StatesInContext(context.state, run)

@@ -84,7 +84,7 @@ def script_of(config: Mapping[str, Any], rounds: int) -> Script | None:
     """
     if config.get("training", "package") == "package":
         return None
-    rule = "hold state-dir, the folder in which the node and a training script meet"
+    rule = "hold state-dir, the folder that the node and a training script share"
     checks.require("state-dir" in config, "node-config", rule, dict(config))
     folder = pathlib.Path(str(config["state-dir"])) / FOLDER
     return Script(folder, rounds, sends_scores=config.get("scores") == "exact")

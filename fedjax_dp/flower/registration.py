@@ -99,7 +99,7 @@ def _merged(answers: Mapping[int, _Answer], num_clients: int) -> dict[int, tuple
         for client, row in sizes.items():
             rule = f"be one of the {num_clients} clients of data.num_clients"
             checks.require(client < num_clients, f"a client of node {node}", rule, client)
-            rule = f"be on one node, and is on {holder.get(client)} already"
+            rule = f"be on one node, but is on {holder.get(client)} already"
             checks.require(client not in holder, f"client {client}", rule, node)
             holder[client] = node
             found[client] = row

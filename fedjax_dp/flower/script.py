@@ -38,7 +38,7 @@ class Script(NamedTuple):
     """Training of a node's clients by a script, through a folder; see `project`.
 
     Attributes:
-      folder: where node and script meet.
+      folder: the folder that node and script share.
       rounds: the rounds of the experiment; None if unknown.
       sends_scores: whether reported scores may leave the node, for a server that collects them.
     """

@@ -92,7 +92,7 @@ def deployed(
     journal: Journal | None = None,
     described: Mapping[str, str] = {},
 ) -> Simulation:
-    """Plays the rounds of a federation on nodes instead of a compiled program.
+    """Runs the rounds of a federation on nodes instead of a compiled program.
 
     The value stands where a compiled simulation does, so that accounting, checkpoints, callbacks
     and reports are the same. Cohorts are drawn from the registered population; a client whose node
@@ -104,7 +104,7 @@ def deployed(
     with parity keys their own. A round is in the journal before a message of it leaves. Each
     attempt of a round has fresh noise and, where secret cohorts amplify privacy, another cohort,
     whatever the journal holds; with parity keys only after its aggregate was sent. Correlated noise
-    is released once. No node is asked in a round that is played again under masks.
+    is released once. No node is asked in a round that is repeated under masks.
     Messages of `secure.masked` are under masks that clients agree on in each round, between their
     nodes: against a server that is honest but curious, carries the public keys between them, and
     has at most `graph.colluders` of the clients on its side, each message is uniform. Parity keys
@@ -143,7 +143,7 @@ def deployed(
 
 
 def require_deployable(federation: Federation, keys: Keys) -> None:
-    """Refuses what nodes cannot play.
+    """Refuses what nodes cannot run.
 
     Args:
       federation: as for `deployed`.
@@ -229,7 +229,7 @@ class _Gathered(NamedTuple):
 
 
 class _Server:
-    """Plays rounds on nodes."""
+    """Runs rounds on nodes."""
 
     def __init__(
         self,
@@ -271,7 +271,7 @@ class _Server:
     def run(
         self, state: Any, key: PRNGKey, num_rounds: int = 1, hyper: Hyper | None = None
     ) -> tuple[SimulationState, RoundRecord, RoundInfo]:
-        """Plays rounds, with the work on the host after them."""
+        """Runs rounds, with the work on the host after them."""
         numbers = self._plan.hyper
         if hyper is not None:
             rule = "be the numbers of the plan, which nodes have agreed to"
@@ -518,7 +518,7 @@ class _Server:
 
 
 def _closed(algorithm: FederatedAlgorithm, seeds: SeedTable | None, *of_round: Any) -> Closed:
-    """Plays the server's side, with the seeds of masks that clients have agreed on."""
+    """Computes the server's side, with the seeds of masks that clients have agreed on."""
     return server_side(algorithm if seeds is None else with_seeds(algorithm, seeds), *of_round)
 
 

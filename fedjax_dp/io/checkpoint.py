@@ -342,7 +342,7 @@ def _require_shared(folder: pathlib.Path) -> None:
     if is_first:
         mark.unlink()
     rule = (
-        "be in a file system that all processes share, at the same path, and it is another folder "
+        "be in a file system that all processes share, at the same path, but it is another folder "
         f"for processes {missing.tolist()}"
     )
     checks.require(not len(missing), "the folder of checkpoints", rule, str(folder))

@@ -26,7 +26,7 @@ def require_space(folder: pathlib.Path, num_bytes: int) -> None:
 
 
 @contextmanager
-def full_disk_named(folder: pathlib.Path | None = None) -> Iterator[None]:
+def reporting_full_disk(folder: pathlib.Path | None = None) -> Iterator[None]:
     """Turns errors of a full disk into DiskFull, with how to resume."""
     try:
         yield

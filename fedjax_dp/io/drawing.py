@@ -136,7 +136,7 @@ def legend_beside(axes: Axes, title: str | None = None, columns: int = 1) -> Non
         )
 
 
-def spread_widely(values: ArrayLike) -> bool:
+def is_wide_range(values: ArrayLike) -> bool:
     """Returns whether values above 0 differ by more than a factor of ten."""
     array = np.asarray(values, np.float64)
     known = array[np.isfinite(array) & (array > 0)]
@@ -147,7 +147,7 @@ def log_where_wide(
     axes: Axes, which: str, values: ArrayLike, *, start: float | None = None
 ) -> bool:
     """Sets a log scale if values spread widely; returns whether it did."""
-    if not spread_widely(values):
+    if not is_wide_range(values):
         return False
     array = np.asarray(values, np.float64)
     known = array[np.isfinite(array) & (array > 0)]
@@ -163,7 +163,7 @@ def log_where_wide(
     return True
 
 
-def whole_ticks(axes: Axes) -> None:
+def integer_ticks(axes: Axes) -> None:
     """Puts the ticks of the horizontal axis at integers."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 

@@ -56,7 +56,7 @@ def accuracy_and_epsilon(rows: list[dict[str, Any]], title: str) -> Figure:
     for axes in parts:
         axes.grid(alpha=0.25)
     bottom.set_xlabel("round")
-    drawing.whole_ticks(bottom)
+    drawing.integer_ticks(bottom)
     return figure
 
 
@@ -151,7 +151,7 @@ def update_norms(rows: list[dict[str, Any]], clip_norm: float | None, title: str
     for axes in parts:
         axes.grid(alpha=0.25)
     parts[-1].set_xlabel("round")
-    drawing.whole_ticks(parts[-1])
+    drawing.integer_ticks(parts[-1])
     return figure
 
 
@@ -201,7 +201,7 @@ def epsilon_curves(
     if not drawing.log_where_wide(axes, "y", [s[-1] for _, s in curves.values() if len(s)]):
         axes.set_ylim(bottom=0)
     drawing.set_title(axes, title)
-    drawing.whole_ticks(axes)
+    drawing.integer_ticks(axes)
     axes.grid(alpha=0.25)
     drawing.legend_above(axes)
     return figure

@@ -62,7 +62,7 @@ def float_offsets(num_clients: Count, seed: Seed = 0) -> FloatOffsets:
     and the other subtracts.
 
     Guarantee: none. A message is a float, not a number modulo m: its size shows the
-    offset, it is the same for every weight, so that differences of weights are bare, and its
+    offset, it is the same for every weight, so that differences of weights are exposed, and its
     leading bit is always 1. In float64 a sum errs by some 1e-10; float32 would lose the weights.
     Use `secure.masked` for masks that hide.
 

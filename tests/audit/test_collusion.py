@@ -105,7 +105,7 @@ def test_a_server_reads_nothing_off_a_message():
 def test_leaving_noise_out_spoils_a_sum_of_shares_of_zero(of_whom, zero_sharing, is_good):
     n, rng = 6, np.random.default_rng(3)
     coalition = np.arange(n) < 3
-    found = audit.leave_noise_out(
+    found = audit.omit_noise(
         set_up_protocol(noise_of(n), 2),
         rng.normal(size=(n, 5_000)),
         rng,
@@ -127,7 +127,7 @@ def test_leaving_noise_out_spoils_a_sum_of_shares_of_zero(of_whom, zero_sharing,
         (lambda p, r: audit.collude(p._replace(terms=None), "mean", r), "hold the terms of pairs"),
         (lambda p, r: audit.collude(p, "non_oblivious", r), "be of parties that drew their own"),
         (
-            lambda p, r: audit.leave_noise_out(p.set_up, p.values, r, np.ones(20, bool)),
+            lambda p, r: audit.omit_noise(p.set_up, p.values, r, np.ones(20, bool)),
             "coalition must mark some of 20 parties, not all",
         ),
     ],

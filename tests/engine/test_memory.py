@@ -8,7 +8,7 @@ import fedjax_dp as fdp
 from fedjax_dp.engine import layout as layouts
 from fedjax_dp.engine.execution import compile as compiling
 from fedjax_dp.engine.execution import memory as estimates
-from fedjax_dp.engine.execution.memory import Memory, explained, memory_of, require_room
+from fedjax_dp.engine.execution.memory import Memory, explained, memory_of, require_memory
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.population import population_of
 from fedjax_dp.server.trimmed_mean import trimmed_mean
@@ -53,7 +53,7 @@ def test_the_estimate_is_counted_from_shapes(aggregator, stacked):
 def test_what_cannot_fit_is_refused_before_it_is_made(monkeypatch):
     made = []
     monkeypatch.setattr(compiling.jax, "device_put", lambda *args: made.append(args))
-    with pytest.raises(MemoryError, match=r"must fit a device of .*at least .* TB .*clients in"):
+    with pytest.raises(MemoryError, match=r"must fit in the .*at least .* TB .*clients in"):
         fdp.simulation(algorithm(classes=2**30), DATA, full_participation())
     assert not made
 
@@ -90,7 +90,7 @@ def test_an_error_of_memory_has_the_estimate(error, words):
 def test_other_errors_are_left_as_they_are():
     with pytest.raises(RuntimeError, match="INTERNAL"), explained(Memory(1, 1, 1, 1, 1)):
         raise RuntimeError("INTERNAL: something else")
-    require_room(Memory(1, 1, 1, 1, 1))
+    require_memory(Memory(1, 1, 1, 1, 1))
 
 
 def test_steps_that_no_counter_holds_are_refused():

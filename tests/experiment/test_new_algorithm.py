@@ -20,7 +20,7 @@ def newcomer(model, trainer, *, num_clients: int, strength: NonNegative = 0.5, b
     """Declares nothing new.
 
     Args:
-      model: what is trained.
+      model: the model to train.
       trainer: local training.
       num_clients: the population.
       strength: how strongly clients are pulled

@@ -18,7 +18,11 @@ from fedjax_dp.experiment.reading import validate as validation
 from fedjax_dp.experiment.running import run as running
 from fedjax_dp.experiment.running import steps
 from fedjax_dp.experiment.running.release import exact_keys, marks_of, require_publishable
-from fedjax_dp.experiment.running.results import covered_models, has_personal_models, whose_models
+from fedjax_dp.experiment.running.results import (
+    covered_models,
+    evaluated_models,
+    has_personal_models,
+)
 from fedjax_dp.io import plots
 from fedjax_dp.io.params import read_params
 from fedjax_dp.privacy.reports.statement import in_words
@@ -291,7 +295,7 @@ def test_a_summary_names_the_models_that_are_measured_and_those_that_are_covered
     words = (*words, f"{level}.noise_multiplier=1", f"{level}.epsilon=none")
     experiment = assemble_once(load_config(None, words))
     is_own, is_personal = has_personal_models(experiment), experiment.evaluator.is_personal
-    assert whose_models(is_personal, is_own) == whose
+    assert evaluated_models(is_personal, is_own) == whose
     assert covered_models(is_personal, is_own, True, (unit,)) == covered
 
 
@@ -299,7 +303,7 @@ def test_of_both_units_records_alone_cover_the_clients_own_models():
     assert covered_models(True, True, True, ("client", "record")) == (
         f"{SHARED}, and not the {OWN}, which the ε of records alone covers"
     )
-    assert whose_models(True, False) == "the models that clients choose"
+    assert evaluated_models(True, False) == "the models that clients choose"
     assert covered_models(True, False, True, ("client",)) == "all models of the server"
     assert covered_models(True, False, False, ("record",)) == "all models of the server"
     # Noise on models that clients keep without it.

@@ -40,7 +40,7 @@ from fedjax_dp.experiment.running.run_folder import locked
 from fedjax_dp.experiment.running.starting import _require_same, restored
 from fedjax_dp.io import plots
 from fedjax_dp.io.checkpoint import Checkpoints
-from fedjax_dp.io.disk import DiskFull, full_disk_named
+from fedjax_dp.io.disk import DiskFull, reporting_full_disk
 from fedjax_dp.io.logbook import Logbook, read_metrics, write_json
 
 # Most are compared with one run.
@@ -517,7 +517,7 @@ def test_a_full_disk_is_named_and_loses_nothing(
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_a_limit_of_space_of_any_kind_is_named(tmp_path, number):
-    with pytest.raises(DiskFull, match="the disk is full"), full_disk_named(tmp_path):
+    with pytest.raises(DiskFull, match="the disk is full"), reporting_full_disk(tmp_path):
         raise OSError(number, os.strerror(number))
 
 

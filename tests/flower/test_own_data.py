@@ -215,7 +215,7 @@ def test_a_node_plays_an_experiment_of_its_own(folder, tmp_path):
 def test_a_client_on_two_nodes_is_refused(folder):
     grid = grid_of(folder)
     grid.contexts[9].node_config["clients"] = "0"
-    with pytest.raises(ValueError, match="client 0 must be on one node, and is on 7 already"):
+    with pytest.raises(ValueError, match="client 0 must be on one node, but is on 7 already"):
         registered(grid, 3, pause=0)
 
 

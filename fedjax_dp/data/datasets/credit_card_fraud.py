@@ -95,9 +95,9 @@ def _read(path: pathlib.Path) -> np.ndarray:
             [line for _, line in rows], delimiter=",", quotechar='"', comments=None, ndmin=2
         )
     except ValueError as error:
-        raise _first_that_is_none(path, rows) from error
+        raise _first_bad_cell(path, rows) from error
     if not np.isfinite(table).all() or np.abs(table).max() > np.finfo(np.float32).max:
-        raise _first_that_is_none(path, rows)
+        raise _first_bad_cell(path, rows)
     wrong = np.flatnonzero(~np.isin(table[:, -1], (0, 1)))
     if len(wrong):
         place = f"{files.at_line(path, rows[wrong[0]][0])}, column 'Class'"
@@ -112,7 +112,7 @@ def _cells(line: str) -> list[str]:
     return [cell.strip('"') for cell in line.split(",")]
 
 
-def _first_that_is_none(path: pathlib.Path, rows: list[tuple[int, str]]) -> ValueError:
+def _first_bad_cell(path: pathlib.Path, rows: list[tuple[int, str]]) -> ValueError:
     """Finds the first cell that is not a number; slow, so only for an error."""
     for number, line in rows:
         for name, cell in zip(HEADER, _cells(line), strict=True):

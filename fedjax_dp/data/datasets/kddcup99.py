@@ -172,9 +172,9 @@ def _read(path: pathlib.Path, distinct: bool) -> tuple[np.ndarray, np.ndarray]:
             lines, dtype=np.float32, delimiter=",", usecols=NUMBER_COLUMNS, comments=None, ndmin=2
         )
     except ValueError as error:
-        raise _first_that_is_none(path, rows) from error
+        raise _first_bad_cell(path, rows) from error
     if not np.isfinite(numbers).all():
-        raise _first_that_is_none(path, rows)
+        raise _first_bad_cell(path, rows)
     return names, numbers
 
 
@@ -185,7 +185,7 @@ def _first_of_each(rows: list[tuple[int, str]]) -> dict[str, int]:
     return found
 
 
-def _first_that_is_none(path: pathlib.Path, rows: list[tuple[int, str]]) -> ValueError:
+def _first_bad_cell(path: pathlib.Path, rows: list[tuple[int, str]]) -> ValueError:
     """Finds the first cell that is not a number; slow, so only for an error."""
     for number, line in rows:
         cells = line.split(",")

@@ -25,7 +25,12 @@ from fedjax_dp.engine.client_store import ClientStore
 from fedjax_dp.engine.cohort import Examples, traced, typed
 from fedjax_dp.engine.execution.host_steps import after_host_step, rounds_and_host_steps
 from fedjax_dp.engine.execution.joint import Program
-from fedjax_dp.engine.execution.memory import explained, memory_of, require_host_room, require_room
+from fedjax_dp.engine.execution.memory import (
+    explained,
+    memory_of,
+    require_host_memory,
+    require_memory,
+)
 from fedjax_dp.engine.execution.placement import Placement, placement_of
 from fedjax_dp.engine.execution.round_loop import Count, one_round, resident_rounds, streamed_rounds
 from fedjax_dp.engine.execution.stream import Slabs
@@ -194,9 +199,9 @@ def compile_federation(
         examples=_resident_bytes(data, validation) if place.is_resident else 0,
         model_axis=execution.model_axis,
     )
-    require_room(memory, layout.mesh_size)
+    require_memory(memory, layout.mesh_size)
     if not place.is_resident and not place.is_on_disk:
-        require_host_room(num_clients, facts.own_bytes)
+        require_host_memory(num_clients, facts.own_bytes)
     count, made = Count(), _Made()
     with explained(memory):
         frozen = _placed_frozen(federation, layout, place, execution.model_axis)

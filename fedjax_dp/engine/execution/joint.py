@@ -103,7 +103,7 @@ class Program:
 
 
 class Wanted(NamedTuple):
-    """The rounds that a simulation has to play next.
+    """The rounds that a simulation has to run next.
 
     Attributes:
       state: its state, which is donated.
@@ -119,7 +119,7 @@ class Wanted(NamedTuple):
 
 
 class Played(NamedTuple):
-    """Rounds that were played: the state after them, their record and info on the host."""
+    """Rounds that have run: the state after them, their record and info on the host."""
 
     state: SimulationState
     record: Any
@@ -161,13 +161,13 @@ class Joint:
         self._block = self._compiled()
 
     def run(self, wanted: Mapping[int, Wanted]) -> dict[int, Played]:
-        """Plays rounds of some simulations, of each as many as fit all and one call.
+        """Runs rounds of some simulations, of each as many as fit all and one call.
 
         Args:
           wanted: by place in `programs`.
 
         Returns:
-          What was played, by place: for all the same number of rounds, at most those wanted.
+          The rounds that ran, by place: for all the same number of rounds, at most those wanted.
         """
         capacity = self._programs[0].rounds_per_call
         num_rounds = min(capacity, *(each.num_rounds for each in wanted.values()))
@@ -207,7 +207,7 @@ class Joint:
         return *stacked, *self._inputs_of(program)
 
     def _played(self, wanted: Mapping[int, Wanted], num_rounds: int) -> dict[int, Played]:
-        """Plays rounds in one call."""
+        """Runs rounds in one call."""
         found = self._block(*self._arguments(wanted), np.int32(num_rounds))
         if self._is_alone:
             state, left = found

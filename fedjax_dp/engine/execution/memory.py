@@ -83,14 +83,16 @@ def memory_of(
     return Memory(trees.num_bytes(server), training, stack, clients, examples, wrappers, frozen)
 
 
-def require_room(memory: Memory, num_devices: int = 1) -> None:
+def require_memory(memory: Memory, num_devices: int = 1) -> None:
     """Refuses an estimate for one device that it cannot hold, before anything is allocated."""
     room = memory_per_device(num_devices)
     if sum(memory) > room:
-        raise MemoryError(f"a round must fit a device of {_readable(room)}, and takes {memory}")
+        raise MemoryError(
+            f"a round must fit in the {_readable(room)} of a device, but takes {memory}"
+        )
 
 
-def require_host_room(num_clients: int, num_bytes: int) -> None:
+def require_host_memory(num_clients: int, num_bytes: int) -> None:
     """Refuses clients' states, of `num_bytes` each, that host memory cannot hold."""
     room, needed = memory_of_host(), num_clients * num_bytes
     if needed > room:

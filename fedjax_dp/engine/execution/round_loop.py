@@ -108,7 +108,7 @@ def streamed_rounds(
 
     def run(state, hyper, key, num_rounds):
         with stream_of(state.clients, place.own_rows.start) as kept:
-            kept.require_room(federation.participation, num_rounds)
+            kept.require_space(federation.participation, num_rounds)
             state, blocks = rounds(state, kept, hyper, key, num_rounds)
         return state._replace(clients=kept.left()), blocks
 

@@ -102,7 +102,7 @@ class TableStream:
     def __exit__(self, *error: object) -> None:
         """Exits; no work is pending."""
 
-    def require_room(self, participation: Participation, num_rounds: int) -> None:
+    def require_space(self, participation: Participation, num_rounds: int) -> None:
         """Does nothing, since the table exists."""
 
     def ahead(self, cohort: Cohort, under_way: Cohort) -> None:
@@ -151,7 +151,7 @@ class StoreStream:
         """Waits for pending work, also after an error."""
         self._thread.shutdown(wait=True)
 
-    def require_room(self, participation: Participation, num_rounds: int) -> None:
+    def require_space(self, participation: Participation, num_rounds: int) -> None:
         """Requires the disk space that some rounds may need."""
         slots = self._store.slots
         # An entry that nothing else refers to is freed once its successor is written.

@@ -166,7 +166,7 @@ class Arrivals(NamedTuple):
         state = state.started(is_chosen, jnp.float32(0), turn, seconds)
         rank = jnp.zeros(n, jnp.int32).at[order].set(jnp.arange(n, dtype=jnp.int32))
 
-        def goes_on(carry):
+        def continues(carry):
             state, count, _, _ = carry
             return (count < self.buffer_size) & jnp.any(state.is_busy)
 
@@ -189,7 +189,7 @@ class Arrivals(NamedTuple):
             return state.started(is_chosen, now, 0, seconds), count, place + 1, now
 
         start = state, jnp.int32(0), jnp.int32(0), jnp.float32(0)
-        state, _, _, end = jax.lax.while_loop(goes_on, one, start)
+        state, _, _, end = jax.lax.while_loop(continues, one, start)
         # Who would start in the moment in which the round ends is sent the next model instead.
         is_sent = (state.model < state.round) | (state.start < end)
         return state._replace(

@@ -59,7 +59,7 @@ def leaving(
     checks.require(has_models, "federation", rule, federation.algorithm.name)
     rule = "have one server, with whose model those of clients are compared"
     checks.require(facts.has_one_model, "federation", rule, "several_servers()")
-    rule = "have noise that protects each client's model by itself, since who leaves depends on it"
+    rule = "have noise that protects each client's model by itself, which decides whether it leaves"
     checks.require(facts.own.sent is not None, "federation", rule, "noise in shares")
     name = federation.participation.sampler.name
     rule = "have no asynchronous rounds, in which clients that have left would still be at work"

@@ -74,7 +74,7 @@ class Parts(NamedTuple):
     Attributes:
       config: the configuration, with one number for each client in the clients' order.
       population: the data of the clients.
-      model: what is trained.
+      model: the model to train.
       participation: who joins a round.
       trainer: the work of one client.
       setting: the numbers that privacy is planned with.

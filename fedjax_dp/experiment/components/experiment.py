@@ -68,15 +68,15 @@ class Experiment(NamedTuple):
     Attributes:
       config: the configuration, with one number for each client in the clients' order.
       population: the data of the clients.
-      model: what is trained.
+      model: the model to train.
       simulation: the compiled rounds.
       evaluator: the compiled evaluations.
       client_clip_norm: bound on one client's update, or None if clients are not protected.
       dp_delta: δ by unit; of records, one number or one for each client.
       budget: ε by unit that must not be exceeded.
-      num_parameters: size of what is trained and sent.
-      stated: what a statement says besides, by name: of masks, and whom a claim for clients then
-        trusts; of a deployment.
+      num_parameters: number of parameters that are trained and sent.
+      stated: further facts for the statement, by name: on masks, with the party that a claim for
+        clients then trusts, and on a deployment.
     """
 
     config: Config

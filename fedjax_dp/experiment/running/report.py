@@ -63,8 +63,8 @@ def report(
       folder: a run folder, or the folder `release` in one.
       output: the page, a file that ends in ".html" and is replaced if it exists; None for
         `report.html` in the folder.
-      every: seconds after which the page is written anew while the run is under way; a browser then
-        reads it again too. None for once.
+      every: seconds between updates of the page while the run is in progress; a browser then reads
+        it again too. None writes it once.
       progress: receives each report that was written.
 
     Returns:

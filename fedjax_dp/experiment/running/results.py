@@ -150,7 +150,7 @@ def _summary(
     }
     summary |= {name: fact for name, fact in experiment.stated.items() if name != "trust"}
     is_own = has_personal_models(experiment)
-    summary["test_accuracy_of"] = whose_models(experiment.evaluator.is_personal, is_own)
+    summary["test_accuracy_of"] = evaluated_models(experiment.evaluator.is_personal, is_own)
     if spent:
         has_shared = experiment.simulation.federation.shared is not None
         summary["covered_models"] = covered_models(
@@ -165,7 +165,7 @@ def _summary(
     return summary
 
 
-def whose_models(is_personal: bool, is_own: bool) -> str:
+def evaluated_models(is_personal: bool, is_own: bool) -> str:
     """Names the models that `test_accuracy` evaluates."""
     if not is_personal:
         return "the shared model"

@@ -38,7 +38,7 @@ from fedjax_dp.experiment.running.starting import (
 from fedjax_dp.experiment.running.steps import Outcome, Steps, steps
 from fedjax_dp.experiment.running.watcher import Watcher
 from fedjax_dp.experiment.schema.config import Config
-from fedjax_dp.io.disk import full_disk_named
+from fedjax_dp.io.disk import reporting_full_disk
 
 
 def run(
@@ -155,10 +155,10 @@ def _run(
     require_same("the configuration", config_files.to_toml(experiment.written))
     callbacks = {**callbacks_of(config.run.callbacks), **callbacks}
     health = checked_health(experiment, callbacks, watcher)
-    with full_disk_named():
+    with reporting_full_disk():
         state, start = begin(experiment, health.warn)
     try:
-        with full_disk_named(start.folder), interruptions(watcher) as is_asked:
+        with reporting_full_disk(start.folder), interruptions(watcher) as is_asked:
             is_interrupted = agreed(is_asked)
             if deployment is not None:
                 sent = deployment.open(start.folder, int(state.round))
@@ -193,7 +193,7 @@ def checked_health(
 
 
 def played_by(simulation: Simulation, wanted: Wanted) -> Played:
-    """Plays the rounds that a run asks for."""
+    """Runs the rounds that a run asks for."""
     state, key, hyper, num_rounds = wanted
     if num_rounds == 0:
         return Played(simulation.compile(state, key), None, None)
@@ -201,7 +201,7 @@ def played_by(simulation: Simulation, wanted: Wanted) -> Played:
 
 
 def _played_alone(course: Steps, simulation: Simulation) -> Outcome:
-    """Plays rounds until a run ends."""
+    """Runs rounds until a run ends."""
     with contextlib.closing(course):
         wanted = next(course)
         while True:

@@ -67,7 +67,7 @@ def is_in_use(folder: pathlib.Path) -> bool:
 
 
 def is_deployed(folder: pathlib.Path) -> bool:
-    """Whether the rounds of a run were played on nodes."""
+    """Whether the rounds of a run ran on nodes."""
     # False for those who may not read checkpoints.
     return os.path.exists(folder / CHECKPOINT_FOLDER / JOURNAL_FILE)
 

@@ -262,7 +262,7 @@ def _require_same(config: Config, saved: str) -> None:
     now, then = (tomllib.loads(config_files.to_toml(each)) for each in (config, started))
     before, after = (tables["execution"].get("placement") for tables in (then, now))
     same = (before == "disk") == (after == "disk")
-    rule = f"not change between memory and disk when a run resumes, and it was {before!r}"
+    rule = f"not change between memory and disk when a run resumes; it was {before!r}"
     checks.require(same, "execution.placement", rule, after)
     besides = ["execution", "run.release", "run.plots"]
     if config.run.rounds > started.run.rounds:

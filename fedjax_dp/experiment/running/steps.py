@@ -1,6 +1,6 @@
 """The steps of a run: blocks of rounds, evaluations, checkpoints, results.
 
-They ask for rounds and receive them, wherever these are played.
+They ask for rounds and receive them, wherever these are run.
 """
 
 import pathlib
@@ -49,7 +49,7 @@ class Outcome(NamedTuple):
     is_futile: bool
 
 
-# A run asks for rounds, receives what was played, and returns its outcome.
+# A run asks for rounds, receives their results, and returns its outcome.
 Steps = Generator[Wanted, Played, Outcome]
 
 

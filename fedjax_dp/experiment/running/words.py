@@ -28,7 +28,7 @@ def round_in_words(rounds: int, total: int, row: Mapping[str, Any]) -> str:
     return text
 
 
-def early_end_in_words(outcome: Outcome) -> str:
+def describe_early_end(outcome: Outcome) -> str:
     """Describes why a run ended before its last round; empty if it did not."""
     rounds, stopped_by = outcome.summary["rounds"], outcome.summary.get("stopped_by")
     return {

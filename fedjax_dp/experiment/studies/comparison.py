@@ -1,4 +1,4 @@
-"""Compares benchmarks of two versions, and tells a change from the noise of the machine."""
+"""Compares benchmarks of two versions, and separates changes from the noise of the machine."""
 
 import math
 from collections.abc import Mapping, Sequence

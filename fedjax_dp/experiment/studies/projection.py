@@ -132,11 +132,13 @@ def fixed_seconds(simulation: Simulation) -> float:
     federation, state = simulation.federation, simulation.init(key)
     hyper = traced(federation.algorithm, typed(federation.hyper))
     cohort = federation.draw(state, hyper, key, layout)
-    nobody = cohort._replace(fate=jnp.full_like(cohort.fate, Fate.EMPTY))
+    no_client = cohort._replace(fate=jnp.full_like(cohort.fate, Fate.EMPTY))
     seconds = []
     for _ in range(_REPEATS + 1):
         before = time.perf_counter()
-        jax.block_until_ready(program.one_round.step(state, hyper, examples, nobody, key, frozen))
+        jax.block_until_ready(
+            program.one_round.step(state, hyper, examples, no_client, key, frozen)
+        )
         seconds.append(time.perf_counter() - before)
     return statistics.median(seconds[1:])
 

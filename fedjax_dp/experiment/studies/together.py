@@ -25,7 +25,7 @@ from fedjax_dp.experiment.running.starting import fresh, restored, with_sweep
 from fedjax_dp.experiment.running.steps import Outcome, Steps, steps
 from fedjax_dp.experiment.running.watcher import Watcher
 from fedjax_dp.experiment.schema.config import Config, ExecutionSection
-from fedjax_dp.io.disk import full_disk_named
+from fedjax_dp.io.disk import reporting_full_disk
 
 # Experiments whose states are in memory at the same time.
 _AT_ONCE = 64
@@ -86,7 +86,7 @@ def run_together(
     ended: Callable[[int, Outcome], None] = lambda place, outcome: None,
     stated: Mapping[str, Any] = {},
 ) -> dict[int, Outcome]:
-    """Runs experiments; rounds of those that share a program are played by one compiled program.
+    """Runs experiments; those that share a program take their rounds from one compiled program.
 
     Each has its own noise, cohorts, ledger, statement, checkpoints and run folder, and the results
     that it has alone. An interruption ends all of them with a checkpoint.
@@ -165,7 +165,7 @@ def _run_group(
             courses[place] = _begun(job, experiment, progress.of(place), is_interrupted, stack)
         watcher.phase("compiling")
         wanted = {place: next(course) for place, course in courses.items()}
-        play = _player(experiments, dict(zip(jobs, range(len(jobs)), strict=True)))
+        play = _runner(experiments, dict(zip(jobs, range(len(jobs)), strict=True)))
         while wanted:
             for place, played in play(wanted).items():
                 try:
@@ -185,7 +185,7 @@ def _begun(
     """Starts or resumes a run, whose folder stays locked until the stack is closed."""
     callbacks = {**callbacks_of(experiment.config.run.callbacks), **job.callbacks}
     health = checked_health(experiment, callbacks, watcher)
-    with full_disk_named(job.folder):
+    with reporting_full_disk(job.folder):
         if (job.folder / CONFIG_FILE).is_file():
             state, start = restored(experiment, job.folder, health.warn)
         else:
@@ -215,8 +215,8 @@ def _sharing(experiments: Sequence[Experiment]) -> list[Experiment]:
 Play = Callable[[Mapping[int, Wanted]], Mapping[int, Played]]
 
 
-def _player(experiments: Sequence[Experiment], index: Mapping[int, int]) -> Play:
-    """Returns what plays rounds: one program for all, or the simulation of the only one."""
+def _runner(experiments: Sequence[Experiment], index: Mapping[int, int]) -> Play:
+    """Returns what runs rounds: one program for all, or the simulation of the only one."""
     programs = [e.simulation.program for e in experiments if e.simulation.program is not None]
     if len(programs) < 2:
         simulation = experiments[0].simulation

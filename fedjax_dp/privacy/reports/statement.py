@@ -99,13 +99,13 @@ _MASK_KEYS = {
 _DEPLOYED = (
     "Deployed on Flower: clips and noise of clients are made on the nodes, which are trusted to "
     "make them as agreed, and by the clients of a node to keep their updates to themselves. Nodes "
-    "play the app and the configuration that the person who starts the run sends them: the claim "
+    "run the app and the configuration that the person who starts the run sends them: the claim "
     "trusts that person, except for nodes that run signed apps alone, with a configuration of "
     "their own. {keys} "
     "A client whose node is offline when it is drawn, or whose reply does not fit, sends nothing: "
-    "the claim assumes that this depends neither on the model nor on who else is drawn. Logs and "
-    "database of the SuperLink hold who was messaged: those who read them must keep it secret. "
-    "Rounds whose messages had left are charged, also those whose outcome was lost."
+    "the claim assumes that this depends neither on the model nor on who else is drawn. The "
+    "SuperLink's log and database record who was messaged: those who read them must keep it "
+    "secret. Rounds whose messages were sent are charged, including those whose outcome was lost."
 )
 _WITHOUT_MASKS = (
     " Nodes agreed on no keys of masks: the server can read the message of each node by itself, "

@@ -186,7 +186,7 @@ def play(
     unsubtracted: np.ndarray | None = None,
     zero_sharing: bool = False,
 ) -> tuple[SetUp, Played]:
-    """Plays one iteration of the protocol for a vector of weights, every message of it.
+    """Runs one iteration of the protocol for a vector of weights, message by message.
 
     What parties draw for each other is drawn afresh in every iteration; in a deployment it can be
     sent ahead for all of them, with the set-up. Memory grows with n²·weights where terms are

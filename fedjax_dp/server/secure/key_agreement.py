@@ -73,10 +73,10 @@ def agreed_keys(
     `jax.jit(federation.step)`, holds them as constants.
 
     Guarantee: keys serve one run. Two runs with the same keys and the same root key use the same
-    masks, and the difference of two messages of a client is then bare: agree for every run on new
-    seeds, with new private keys. Who has neither of two private keys cannot compute the pair's
-    seed, as far as X25519 is secure; a seed has 64 bits, as Threefry-2x32 takes, and can be
-    found by anyone who can try 2^64 keys.
+    masks, and the difference of two messages of a client is then exposed: agree for every run
+    on new seeds, with new private keys. The seed of a pair cannot be computed without one of its
+    two private keys, as far as X25519 is secure; a seed has 64 bits, as Threefry-2x32 takes, and
+    can be found by anyone who can try 2^64 keys.
 
     Args:
       num_clients: the population, from 2 to 4,096; the cost grows with its square.

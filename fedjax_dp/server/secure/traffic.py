@@ -18,7 +18,7 @@ def mask_messages(graph: MaskGraph) -> Exchange:
     Every client sends two public keys, which the server forwards to its k neighbours, and to each
     neighbour an encrypted share of each of its two seeds, through the server. At the end those that
     sent are sent one bit for each neighbour, whether it sent too, and return one share for each.
-    All of that is sent anew in every round. Headers and signatures are not counted.
+    All of that is sent again in every round. Headers and signatures are not counted.
 
     Args:
       graph: as given to `masked`.
