@@ -40,7 +40,7 @@ Name = Annotated[
     str,
     Pattern(
         r"\w[\w .,=+-]*",
-        "a plain name of letters, digits, spaces and .,=+-_, not begun by a sign",
+        "a plain name of letters, digits, spaces and .,=+-_, not beginning with a sign",
     ),
 ]
 Options = dict[str, Any]
@@ -61,7 +61,7 @@ class RunSection(Section):
         None, "name of the run, for titles and its folder; that of the data if not given"
     )
     # A key holds 32 bits of its seed: beyond them two seeds would share all noise.
-    seed: Seed = _setting(0, "root of all random draws, of the partition too")
+    seed: Seed = _setting(0, "root of all random draws, including the partition")
     secret: bool = _setting(
         False, "draw cohorts, batches and noise from a root that only the checkpoint holds"
     )
@@ -132,7 +132,7 @@ class AdaptersSection(Section):
     alpha: Positive = _setting(16.0, "adapters are added with weight alpha/rank")
     trained: list[str] = Field(
         default_factory=list,
-        description="paths or patterns, such as params/head, of parameters to train as they are",
+        description="paths or patterns, such as params/head, of parameters trained without adapters",
     )
 
 
@@ -178,7 +178,8 @@ class AccelerationSection(Section):
     )
     weights: Literal["federation", "equal"] | Each[NonNegative] | None = _setting(
         None,
-        "of clients in the norm of their points: those of the mean (federation, if not given), "
+        "weights of clients in the norm of their points: those of the mean (federation, if not "
+        "given), "
         "equal, or a list with one per client; only for of = clients",
     )
     first: Index | None = _setting(None, "plain rounds before it begins; memory + 1 if not given")
@@ -218,7 +219,7 @@ class AvailabilitySection(Section):
     return_rounds: Count | None = _setting(
         None, "rounds after which a client that left returns; never if not given"
     )
-    return_seconds: Positive | None = _setting(None, "the same in simulated seconds")
+    return_seconds: Positive | None = _setting(None, "the same, in simulated seconds")
 
 
 class ClockSection(Section):
@@ -246,7 +247,7 @@ class ClockSection(Section):
     )
     edges: list[str] = Field(
         default_factory=list,
-        description="places of the clients' edge servers, in turn, which send one sum each",
+        description="places of the clients' edge servers, repeated cyclically if fewer",
     )
     classes: list[str] = Field(
         default_factory=list,
@@ -288,7 +289,8 @@ class AsynchronousSection(Section):
         "if not given",
     )
     max_staleness: Index = _setting(
-        10, "largest staleness of an update that counts, in rounds; that many states are held"
+        10,
+        "largest staleness of an update that counts, in rounds; the server holds that many states",
     )
     discount: NonNegative = _setting(0.5, "a, for a weight of (1 + staleness)^-a of each update")
     max_participations: Count | None = _setting(
@@ -339,7 +341,7 @@ class FixedSizeCohort(_Cohort):
 
     sampler: Literal["fixed_size"] = _setting("fixed_size", "how a cohort is drawn")
     full_participation_first: Index = _setting(
-        0, "rounds of full participation before that, such as those of jump_start's first stage"
+        0, "rounds of full participation at the start, such as those of jump_start's first stage"
     )
 
 
@@ -374,7 +376,9 @@ class SecureAggregationSection(Section):
         "all_pairs", "which pairs of clients share masks"
     )
     num_neighbors: Count | None = _setting(
-        None, "of each client in a random graph, even; the fewest that suffice if not given"
+        None,
+        "neighbours of each client in a random graph, an even number; the fewest that suffice if "
+        "not given",
     )
     failure: ProperFraction | None = _setting(
         None, "largest probability that a random graph fails in a round; 2^-40 if not given"
@@ -561,7 +565,7 @@ class ExecutionSection(Section):
     )
     split_clients: bool = _setting(
         False,
-        "train a client that is longer than the mean load of a device on all devices, each with a "
+        "train a client with more steps than the mean load of a device on all devices, each with a "
         "share of every batch",
     )
     products: Literal["exact", "split", "auto"] = _setting(
@@ -581,8 +585,10 @@ class ExecutionSection(Section):
         "several processes that share one run: address and port of the first, such as "
         "10.0.0.1:4567, or auto if JAX finds them, as under Slurm",
     )
-    num_processes: Count | None = _setting(None, "how many processes, if there is an address")
-    process_id: Index | None = _setting(None, "which of them this is, from 0")
+    num_processes: Count | None = _setting(
+        None, "number of processes, if the coordinator is an address"
+    )
+    process_id: Index | None = _setting(None, "index of this process, from 0")
 
 
 class CommunicationSection(Section):
