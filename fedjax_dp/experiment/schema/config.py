@@ -132,7 +132,7 @@ class AdaptersSection(Section):
     alpha: Positive = _setting(16.0, "adapters are added with weight alpha/rank")
     trained: list[str] = Field(
         default_factory=list,
-        description="paths or patterns, such as params/head, of parameters trained without adapters",
+        description="paths or patterns, such as params/head, of parameters to train directly",
     )
 
 
