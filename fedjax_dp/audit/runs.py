@@ -38,12 +38,12 @@ class AuditRuns(NamedTuple):
     """The auditor's coins and observations.
 
     Attributes:
-      planted: what was attacked.
+      planted: the attacked population.
       seen: what an attacker saw of each canary in each round, `[runs, rounds, canaries]`; several
         numbers a round count as several rounds.
       is_included: the auditor's coins, `[runs, canaries]`, bool.
       record: of every round, `[runs, rounds, ...]`, on the host.
-      federation: what was run.
+      federation: the federation that was run.
     """
 
     planted: Planted

@@ -27,7 +27,7 @@ class Evaluation(NamedTuple):
       loss: mean loss over all examples.
       accuracy: share of correct predictions over all examples; NaN if the model has no accuracy.
       client_loss: mean loss of each client, `[num_clients]`; NaN for a client without examples.
-      client_accuracy: accuracy of each client, `[num_clients]`; NaN likewise.
+      client_accuracy: accuracy of each client, `[num_clients]`; NaN for a client without examples.
       client_sizes: examples of each client, `[num_clients]`.
       metrics: other metrics over all examples, by name.
       client_metrics: the same of each client, `[num_clients]`, by name.

@@ -16,8 +16,8 @@ class CountedMean(NamedTuple):
     """A mean of updates.
 
     Attributes:
-      mean: the mean, zeros of no update.
-      num_averaged: how many updates it is of, float32.
+      mean: the mean; zeros if there is no update.
+      num_averaged: the number of updates in it, float32.
     """
 
     mean: PyTree

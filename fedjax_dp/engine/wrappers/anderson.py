@@ -84,8 +84,8 @@ def anderson(
     are not released.
 
     Args:
-      federation: what is accelerated; the method is made for deterministic rounds with full
-        participation.
+      federation: the federation to accelerate; the method is made for deterministic rounds with
+        full participation.
       memory: τ, the number of earlier rounds besides the newest, at least 1.
       of: the server's shared model alone, or the points of all clients as one long vector, as in
         the centralised form of `splitting`.

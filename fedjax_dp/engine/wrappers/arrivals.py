@@ -78,7 +78,7 @@ class Arrivals(NamedTuple):
       first: draws the clients of a round that are chosen first, as many as make a round.
       seconds: of a client's round without jitter, `[num_clients]`, float64.
       latencies: for the jitter of its two messages.
-      server_seconds: what the server takes to make a new model.
+      server_seconds: seconds that the server takes to make a new model.
       buffer_size: the updates that make a round.
       concurrency: the clients at work at any time.
       max_staleness: the largest staleness of an update that counts.

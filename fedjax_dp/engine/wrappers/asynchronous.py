@@ -82,12 +82,12 @@ def asynchronous(
     a record pays for the rounds in which an update of its client arrived.
 
     Args:
-      federation: what is made asynchronous, as `federation` returned it; other wrappers are applied
-        afterwards. Its cohort size is the buffer size; its participation is full, of fixed size, or
-        min-separated.
+      federation: the federation to make asynchronous, as `federation` returned it; other wrappers
+        are applied afterwards. Its cohort size is the buffer size; its participation is full, of
+        fixed size, or min-separated.
       latencies: of messages between clients and server.
       compute: seconds of clients' computation.
-      server_seconds: what the server takes to make a new model, at least 0; it sends none
+      server_seconds: seconds that the server takes to make a new model, at least 0; it sends none
         meanwhile.
       concurrency: clients at work at any time, at least K; fewer where no more are eligible.
       max_staleness: the largest staleness of an update that counts, at least 0: rounds between the

@@ -65,21 +65,23 @@ def clocked(
     and noise in shares of clients needs masks with them.
 
     Args:
-      federation: what is simulated.
+      federation: the federation to simulate.
       latencies: of messages between clients and server, or between clients for a federation that
         is `serverless`: a round then ends when each client has the messages of all others.
       compute: seconds of clients' computation.
-      server_seconds: what the server, or each client without one, takes to make a new model, at
-        least 0.
+      server_seconds: seconds that the server, or each client without one, takes to make a new
+        model, at least 0.
       deadline: when the server stops waiting, in seconds from the start of a round, above 0; a
         client whose message arrives later is late, and its update does not count. None if the
         server waits for all clients that have not dropped out, whom it is assumed to know.
       dropout: the probability that a drawn client drops out of a round, in [0, 1). With a deadline
         the server waits for it until then.
-      keep: K, after how many updates the server stops waiting, at least 1; all others are late.
+      keep: K, the number of updates after which the server stops waiting, at least 1; all others
+        are late.
       availability: which clients can be reached, such as `daily` or `absences`; a drawn client that
         cannot be is not notified, and the server does not wait for it. None for all clients.
-      key_seconds: what an agreement on keys takes, such as `key_exchange_seconds`, at least 0.
+      key_seconds: seconds that an agreement on keys takes, such as `key_exchange_seconds`, at least
+        0.
       key_rounds: the rounds, from 0, that begin with an agreement on keys.
       start_seconds: simulated seconds before the first round, at least 0, such as the time of day.
 

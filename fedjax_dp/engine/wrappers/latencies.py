@@ -35,7 +35,7 @@ class Latencies(NamedTuple):
     Attributes:
       places: names of the places.
       minimum: seconds of a message, row to column, `[places, places]`, float64, at least 0.
-      jitter: the mean of what is added to each message, exponentially distributed, in seconds,
+      jitter: the mean extra delay of each message, exponentially distributed, in seconds,
         `[places, places]`, float64, at least 0.
       clients: the place of each client, `[num_clients]`, integers.
       server: the place of the server; None without a server.
@@ -140,7 +140,7 @@ def latencies(
       clients: the place of each client, `[num_clients]`.
       server: the place of the server; None without a server, where clients send messages to all
         others.
-      jitter: the mean of what is added to each message, exponentially distributed, in seconds, at
+      jitter: the mean extra delay of each message, exponentially distributed, in seconds, at
         least 0: a number, or `[places, places]`.
       edges: the place of each client's edge server, `[num_clients]`, between client and server;
         None without edge servers.
@@ -282,7 +282,7 @@ def round_times(
       latencies: of messages.
       compute: seconds of computation.
       num_steps: local steps of each client, a number or `[num_clients]`.
-      server_seconds: what the server takes to make the new model, at least 0.
+      server_seconds: seconds that the server takes to make the new model, at least 0.
       deadline: when the server stops waiting, in seconds from the start of the round, above 0; None
         if it waits for all active clients.
       keep: how many updates the server waits for, at least 1; None for all.

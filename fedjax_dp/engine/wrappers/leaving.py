@@ -31,9 +31,9 @@ def leaving(
     and nothing changes. Under masks a client compares the models itself, and pairs with one that
     has left share none.
 
-    Guarantee: that of the federation: who leaves follows from the models that were sent, with their
-    noise, and from their mean. A client that has left is charged as if it had stayed: when it
-    leaves depends on its records, and with others it might have taken part in all rounds.
+    Guarantee: that of the federation: the decision to leave follows from the models that were sent,
+    with their noise, and from their mean. A client that has left is charged as if it had stayed:
+    when it leaves depends on its records, and with others it might have taken part in all rounds.
 
     Args:
       federation: of `warm_start_averaging` or `retrained_averaging`, and not with noise in shares,

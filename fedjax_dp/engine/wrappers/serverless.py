@@ -34,7 +34,7 @@ def serverless(federation: Federation) -> Federation:
     hold against `colluders` of their graph together, of whom each client is one.
 
     Args:
-      federation: what runs without a server, with full participation.
+      federation: the federation to run without a server, with full participation.
 
     Returns:
       The federation. Its info of the server gains `num_messages`.

@@ -36,7 +36,8 @@ def several_servers(
     the expected number of one server's clients, which its `expected_cohort_size` has to be.
 
     Args:
-      federation: what runs, without wrappers; its algorithm has a shared model and one stage.
+      federation: the federation to run, without wrappers; its algorithm has a shared model and one
+        stage.
       servers: the server of each client, `[num_clients]`, whole numbers from 0, each with a client
         or more, and at least 2 of them.
       exchange_every: rounds from one exchange to the next, at least 1.
