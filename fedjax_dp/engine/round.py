@@ -292,7 +292,8 @@ def _run_slots(
 
     def body(width, c, carry, **of_chunk):
         total, outcome, table = carry
-        new = chunk_of(table, c, width, **of_chunk)
+        is_whole = width == chunk and not of_chunk
+        new = whole_chunk(table, c) if is_whole else chunk_of(table, c, width, **of_chunk)
         if not is_stacked:
             total = sums.merge(total, sums.over_first_axis(new.contribution))
             new = new._replace(contribution=None)
@@ -318,7 +319,9 @@ def _run_slots(
         return jax.tree.map(lambda a, r: a.at[target].set(r, mode="drop"), table, own)
 
     table = context.state.clients
-    shapes, total = jax.eval_shape(partial(chunk_of, table, width=chunk), 0), None
+    # What a client does is traced once, for these shapes and for the loop.
+    whole_chunk = jax.jit(partial(chunk_of, width=chunk), inline=True)
+    shapes, total = jax.eval_shape(whole_chunk, table, jnp.int32(0)), None
     if not waits:
         shapes = shapes._replace(own=None)
     if not is_stacked:
