@@ -1,8 +1,8 @@
 """The tables of gradient masked averaging: `python -m experiments.generalization.masking NAME`.
 
-NAME is a study, such as `mnist_non_iid`, or `non_iid`, `iid`, `femnist`, `long` or `all` for
-several. What has run is left out, and what was stopped continues; `--seconds 3600` starts no run
-later than that.
+NAME is a study, such as `mnist_non_iid`, or `non_iid`, `iid`, `femnist`, `lenet`, `long`, `small`
+or `all` for several. What has run is left out, and what was stopped continues; `--seconds 3600`
+starts no run later than that.
 """
 
 import argparse
@@ -254,6 +254,14 @@ for _name in SMALL:
             **_whole.axes,
         },
     )
+# FedAvg of tables 3.1 and 3.2 with the network of the thesis.
+LENET = [f"{data}_lenet" for data in ("mnist", "fedcmnist")]
+for _name in LENET:
+    _short = TABLES[_name.replace("lenet", "non_iid")]
+    _words = [*_short.axes["algorithm"]["FedAvg"], "--model.name=lenet5", "--model.options={}"]
+    STUDIES[_name] = _short._replace(
+        name=_name, axes={**_short.axes, "algorithm": {"FedAvg": _words}}
+    )
 # Five times as long, as far as the specification goes: what is left of a gap at round 40.
 LONG = [f"{data}_long" for data in ("mnist", "fashion_mnist")]
 for _name in LONG:
@@ -265,6 +273,7 @@ for _name in LONG:
 GROUPS = {
     "long": LONG,
     "small": SMALL,
+    "lenet": LENET,
     "non_iid": [n for n in TABLES if n.endswith("_non_iid") and n not in _FEMNIST],
     "iid": [n for n in TABLES if not n.endswith("_non_iid") and n not in _FEMNIST],
     "femnist": _FEMNIST,
