@@ -49,6 +49,7 @@ def accuracy_by_number(
     figure = drawing.new_figure()
     axes = figure.subplots()
     seeds: list[int] = []
+    numbers = paper.numbers_of(table)
     for k, kind in enumerate(PAIR):
         found = by_setting(rows, study, kind)
         means, spreads = np.transpose([_mean_and_spread(v) for v in found.values()])
@@ -56,13 +57,13 @@ def accuracy_by_number(
         style = {"fmt": "none", "ecolor": line.get_color(), "capsize": 3}
         axes.errorbar(list(found), means, yerr=spreads, **style)
         seeds += map(len, found.values())
-        printed = [paper.accuracy_of(table, f"{number:g}", kind) for number in found]
+        printed = [paper.accuracy_of(table, f"{number:g}", kind) for number in numbers]
         more = {"color": line.get_color(), "markerfacecolor": "white", "linewidth": 1.0}
         drawing.draw_curve(
-            axes, k + 2, list(found), printed, f"{kind}, the thesis", markevery=1, **more
+            axes, k + 2, numbers, printed, f"{kind}, the thesis", markevery=1, **more
         )
     axes.set_xscale("log")
-    axes.set_xticks(list(found), [f"{number:g}" for number in found])
+    axes.set_xticks(numbers, [f"{number:g}" for number in numbers])
     axes.minorticks_off()
     axes.set_ylabel("test accuracy, %")
     drawing.set_lines_below(axes, label, drawing.words_of_spread(seeds, "bars"))
@@ -94,6 +95,7 @@ def accuracies_by_round(rows: Sequence[dict[str, str]]) -> Figure:
                 line = drawing.draw_curve(axes, 2 * s + k, list(by_round), means, label)
                 drawing.draw_band(axes, line, spreads)
         axes.set_title(algorithm, fontsize=11)
+        drawing.integer_ticks(axes)
         axes.grid(alpha=0.25)
     for axes in places[::columns]:
         axes.set_ylabel("accuracy, %")

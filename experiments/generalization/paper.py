@@ -68,3 +68,9 @@ def accuracy_of(table: str, value: str, aggregation: str) -> float | None:
         ):
             return float(row["value"])
     return None
+
+
+def numbers_of(table: str) -> list[float]:
+    """Gives the values of the variable of a table, in order."""
+    rows = (row for row in _rows("paper_tables.csv") if row["source_table"] == table)
+    return sorted({float(row["variable_value"]) for row in rows})
