@@ -14,7 +14,7 @@ import time
 import jax
 
 from fedjax_dp.engine import ExecutionConfig, simulation
-from fedjax_dp.engine.execution.joint import Joint, Wanted
+from fedjax_dp.engine.execution.joint import Joint, Request
 from fedjax_dp.experiment.studies.workloads import Workload, prepare
 
 WIDTHS = (1, 4, 16)
@@ -42,7 +42,7 @@ def main() -> None:
         for width in WIDTHS:
             joint = Joint([sim.program] * given.points, width)
             wanted = {
-                i: Wanted(sim.init(jax.random.key(i)), jax.random.key(i), sim.hyper, 1)
+                i: Request(sim.init(jax.random.key(i)), jax.random.key(i), sim.hyper, 1)
                 for i in range(given.points)
             }
             started = time.perf_counter()
@@ -63,7 +63,7 @@ def main() -> None:
             print(f"| {name} | {width} | {row} |", flush=True)
 
 
-def played(joint: Joint, wanted: dict[int, Wanted]) -> dict[int, Wanted]:
+def played(joint: Joint, wanted: dict[int, Request]) -> dict[int, Request]:
     """Plays a round of all points, and asks for the next."""
     found = joint.run(wanted)
     jax.block_until_ready([each.state for each in found.values()])

@@ -212,7 +212,7 @@ VALUES: Mapping[str, Any] = {
     "client": lambda: one_client(),
     "plan": lambda: plan(),
     "planted": lambda: planted(),
-    "played": lambda: oblivious.play(agreed(), np.arange(6.0).reshape(3, 2), rng())[1],
+    "iteration": lambda: oblivious.run_iteration(agreed(), np.arange(6.0).reshape(3, 2), rng())[1],
     "runs": lambda: audited(),
     "evaluation": lambda: evaluated(),
     "make_algorithm": lambda: lambda m: algorithms.dp_sgd(m, private_of(m)),
@@ -654,7 +654,7 @@ SPECIAL: dict[str, Case] = {
     "oblivious_mean": case(servers.oblivious_mean, num_parties=3),
     "set_up_protocol": case(oblivious.set_up_protocol, noise=lambda: shared_noise()),
     "play": case(
-        oblivious.play,
+        oblivious.run_iteration,
         set_up=lambda: agreed(),
         values=np.arange(6.0).reshape(3, 2),
         rng=lambda: rng(),

@@ -15,7 +15,7 @@ from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.engine import Cohort, Examples, Fate, Layout, as_metrics
 from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.execution.host_steps import after_host_step
-from fedjax_dp.engine.round import play_round
+from fedjax_dp.engine.round import run_round
 
 GAP = 3
 CHUNK = 2
@@ -106,7 +106,7 @@ def hand_round(name: str) -> HandRound:
     @jax.jit
     def run(state, key, arrays, second, cohort, hyper):
         examples = Examples(arrays, *map(jax.numpy.asarray, places), second, limit=limit)
-        return play_round(algorithm, layout, state, hyper, examples, cohort, key)
+        return run_round(algorithm, layout, state, hyper, examples, cohort, key)
 
     num_slots = -(-(len(sizes) + 2) // CHUNK) * CHUNK
     return HandRound(ref, run, starts, sizes, num_slots)

@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_dp import audit, privacy
 from fedjax_dp.audit.collusion import squared_correlation
 from fedjax_dp.io import drawing
-from fedjax_dp.server.oblivious import play, set_up_protocol
+from fedjax_dp.server.oblivious import run_iteration, set_up_protocol
 
 ATTACKS = ("non_oblivious", "pooled", "mean", "random", "naive", "diff")
 # Weights that are recorded at once.
@@ -43,12 +43,12 @@ def run(num_parties: int, num_trials: int, seed: int) -> dict[str, Any]:
     truth = []
     for first in range(0, num_trials, _BATCH):
         values = rng.normal(size=(num_parties, min(_BATCH, num_trials - first)))
-        set_up, played = play(set_up, values, rng)
-        set_up, own = play(set_up, values, rng, is_oblivious=False)
+        set_up, iteration = run_iteration(set_up, values, rng)
+        set_up, own = run_iteration(set_up, values, rng, is_oblivious=False)
         for attack in ATTACKS:
-            attacked = own if attack == "non_oblivious" else played
+            attacked = own if attack == "non_oblivious" else iteration
             estimates[attack].append(audit.collude(attacked, attack, rng))
-        estimates["server"].append(audit.snoop(played))
+        estimates["server"].append(audit.snoop(iteration))
         truth.append(values[0])
     values = np.concatenate(truth)
     found = []

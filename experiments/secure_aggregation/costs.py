@@ -12,7 +12,7 @@ from experiments.secure_aggregation import adult
 from experiments.secure_aggregation.colluders import PAPER
 from fedjax_dp import engine, privacy
 from fedjax_dp.server.fixed_point import fixed_point
-from fedjax_dp.server.oblivious import play, set_up_protocol
+from fedjax_dp.server.oblivious import run_iteration, set_up_protocol
 from fedjax_dp.server.secure.key_agreement import pair_seed, public_key_of
 
 # Weights whose noise is averaged.
@@ -49,20 +49,22 @@ def measured_error(num_parties: int, seed: int) -> float:
     noise = privacy.gamma_shares(num_parties, privacy.sensitivity_of_sum(1.0), 1.0)
     values = np.zeros((num_parties, _WEIGHTS))
     set_up = set_up_protocol(noise, seed)
-    _, played = play(set_up, values, np.random.default_rng(seed), records=False)
-    return float(np.mean(np.abs(played.total))) / noise.scale
+    _, iteration = run_iteration(set_up, values, np.random.default_rng(seed), records=False)
+    return float(np.mean(np.abs(iteration.total))) / noise.scale
 
 
 def errors(parties: list[int], seed: int, largest_played: int) -> str:
     """Writes the error of the sum in units of λ/(|W| + 1), by number of parties."""
     lines = [
-        "| parties | exact | √(4n/π) | protocol played | claimed by the thesis, n − 1 |",
+        "| parties | exact | √(4n/π) | protocol iteration | claimed by the thesis, n − 1 |",
         "|---|---|---|---|---|",
     ]
     for n in parties:
-        played = f"{measured_error(n, seed):.2f}" if n <= largest_played else ""
+        iteration = f"{measured_error(n, seed):.2f}" if n <= largest_played else ""
         asymptotic = np.sqrt(4 * n / np.pi)
-        lines.append(f"| {n:,} | {mean_error(n):.2f} | {asymptotic:.2f} | {played} | {n - 1:,} |")
+        lines.append(
+            f"| {n:,} | {mean_error(n):.2f} | {asymptotic:.2f} | {iteration} | {n - 1:,} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -88,7 +90,7 @@ def measured(num_users: int, seed: int) -> dict[str, float]:
     values = np.zeros((2, _WIDTH))
     pairs = 50
     masked = _milliseconds(
-        lambda: [play(one_pair, values, rng, is_oblivious=False) for _ in range(pairs)]
+        lambda: [run_iteration(one_pair, values, rng, is_oblivious=False) for _ in range(pairs)]
     )
     words = rng.integers(0, 2**64, (num_users, _WIDTH), np.uint64)
     server = _milliseconds(lambda: encoding.decode(np.sum(words, axis=0, dtype=np.uint64)))

@@ -35,7 +35,7 @@ from experiments.secure_aggregation import (
 )
 from experiments.secure_aggregation import audited as audited_sums
 from fedjax_dp.io import plots
-from fedjax_dp.server.oblivious import play, set_up_protocol
+from fedjax_dp.server.oblivious import run_iteration, set_up_protocol
 
 HARDWARE = f"{os.cpu_count()} CPU cores, {platform.machine()}"
 
@@ -80,7 +80,7 @@ def growth(options: argparse.Namespace) -> str:
         set_up = set_up_protocol(noise, options.seed)
         rng = np.random.default_rng(options.seed)
         for _ in range(options.iterations):
-            set_up, _ = play(set_up, rng.normal(size=(n, 105)), rng, records=False)
+            set_up, _ = run_iteration(set_up, rng.normal(size=(n, 105)), rng, records=False)
         wall, cpu = time.perf_counter() - start[0], time.process_time() - start[1]
         rows.append({"parties": n, "seconds": wall, "cpu_seconds": cpu})
     _write(options.output / "growth.json", {"hardware": HARDWARE, "rows": rows})
@@ -140,7 +140,7 @@ def audited(options: argparse.Namespace) -> str:
 
 def error(options: argparse.Namespace) -> str:
     """Computes and measures the error of the released sum, by Definition 2."""
-    return costs.errors(options.parties, options.seed, options.played)
+    return costs.errors(options.parties, options.seed, options.iteration)
 
 
 def timing(options: argparse.Namespace) -> str:
@@ -225,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             one.add_argument("--rounds", type=int, default=2)
             one.add_argument("--noise-multiplier", type=float, default=2.0)
         if name == "error":
-            one.add_argument("--played", type=int, default=100)
+            one.add_argument("--iteration", type=int, default=100)
         if name == "growth":
             one.add_argument("--iterations", type=int, default=20)
         if name == "serverless":

@@ -118,7 +118,7 @@ def program(setting: Setting) -> Any:
         hyper = hyper._replace(local=local, algorithm={**hyper.algorithm, **own})
 
         def body(state, _):
-            state, _, _ = fed.play(state, hyper, examples, key, layout)
+            state, _, _ = fed.run_round(state, hyper, examples, key, layout)
             server = state.server
             average = server.params if server.average is None else server.average.mean
             return state, (server.params, average)

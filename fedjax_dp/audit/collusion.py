@@ -9,7 +9,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Index, Positive
 from fedjax_dp.privacy.mechanisms.gamma_shares import GammaShares
-from fedjax_dp.server.oblivious.protocol import Played, SetUp, play
+from fedjax_dp.server.oblivious.protocol import Iteration, SetUp, run_iteration
 
 Attack = Literal["non_oblivious", "naive", "random", "mean", "diff", "pooled"]
 
@@ -79,7 +79,7 @@ def expected_r2(attack: Attack, noise: GammaShares, value_variance: Positive) ->
 
 @checked
 def collude(
-    played: Played, attack: Attack, rng: np.random.Generator, *, honest: Index = 0
+    iteration: Iteration, attack: Attack, rng: np.random.Generator, *, honest: Index = 0
 ) -> np.ndarray:
     """Estimates one party's values from the released sum and what all others know.
 
@@ -100,7 +100,7 @@ def collude(
     The first five are those of the source, whose parties do not pool what they received.
 
     Args:
-      played: from `play`; with terms, except for "non_oblivious".
+      iteration: from `run_iteration`; with terms, except for "non_oblivious".
       attack: one of these.
       rng: for coins.
       honest: the party that is attacked, below the number of parties.
@@ -113,25 +113,28 @@ def collude(
 
     Source: Mugunthan 2022, section 2.5.4 and appendix A.13.2; "pooled" is ours.
     """
-    n = len(played.values)
+    n = len(iteration.values)
     checks.require(honest < n, "honest", f"be below the number of parties, {n}", honest)
-    has_terms = played.terms is not None
+    has_terms = iteration.terms is not None
     needs_terms = attack not in ("non_oblivious", "naive")
-    checks.require(has_terms or not needs_terms, "played", "hold the terms of pairs", "none")
+    checks.require(has_terms or not needs_terms, "iteration", "hold the terms of pairs", "none")
     is_own = not has_terms and attack == "non_oblivious"
     checks.require(
-        is_own or attack != "non_oblivious", "played", "be of parties that drew their own", attack
+        is_own or attack != "non_oblivious",
+        "iteration",
+        "be of parties that drew their own",
+        attack,
     )
     others = np.arange(n) != honest
     if attack == "pooled":
-        return _pooled(played, honest)
-    rest = played.total - played.values[others].sum(axis=0)
+        return _pooled(iteration, honest)
+    rest = iteration.total - iteration.values[others].sum(axis=0)
     if attack == "naive":
         return rest
     if attack == "non_oblivious":
-        return rest - played.noise[others].sum(axis=0)
-    assert played.terms is not None
-    first, second = np.moveaxis(played.terms.terms[others], 2, 0)
+        return rest - iteration.noise[others].sum(axis=0)
+    assert iteration.terms is not None
+    first, second = np.moveaxis(iteration.terms.terms[others], 2, 0)
     known: dict[str, Callable[[], np.ndarray]] = {
         "random": lambda: np.where(rng.integers(0, 2, first.shape, np.uint8), first, second),
         "mean": lambda: (first + second) / 2,
@@ -140,18 +143,18 @@ def collude(
     return rest - known[attack]().sum(axis=(0, 1))
 
 
-def _pooled(played: Played, honest: int) -> np.ndarray:
+def _pooled(iteration: Iteration, honest: int) -> np.ndarray:
     """Strips the honest party's message of every mask, and of what is known of its noise."""
-    terms, fixed_point = played.terms, played.set_up.fixed_point
+    terms, fixed_point = iteration.terms, iteration.set_up.fixed_point
     assert terms is not None
-    others = np.arange(len(played.values)) != honest
+    others = np.arange(len(iteration.values)) != honest
     # What the others hold: masks and terms that they made for it, and pairs that came from it.
     masks, made = terms.masks[others, honest], terms.terms[others, honest]
     came = terms.arrived(fixed_point)[honest, others]
     # The released sum, less what they sent. All of its masks of pairs are shared with one of them.
-    sent = np.sum(played.messages[others], axis=0, dtype=np.uint64)
-    words = np.sum(played.messages, axis=0, dtype=np.uint64) - sent
-    words = words + np.sum(played.pads[others], axis=0, dtype=np.uint64)
+    sent = np.sum(iteration.messages[others], axis=0, dtype=np.uint64)
+    words = np.sum(iteration.messages, axis=0, dtype=np.uint64) - sent
+    words = words + np.sum(iteration.pads[others], axis=0, dtype=np.uint64)
     words = words - np.sum(masks, axis=0, dtype=np.uint64)
     # Its own masks go when one of each pair that it sent, with the same mask, is added.
     words = words + np.sum(came[:, 0], axis=0, dtype=np.uint64)
@@ -160,11 +163,11 @@ def _pooled(played: Played, honest: int) -> np.ndarray:
 
 
 @checked
-def snoop(played: Played, *, honest: Index = 0) -> np.ndarray:
+def snoop(iteration: Iteration, *, honest: Index = 0) -> np.ndarray:
     """Reads the message of one party as the server could, as if no mask were in it.
 
     Args:
-      played: from `play`.
+      iteration: from `run_iteration`.
       honest: the party, below the number of parties.
 
     Returns:
@@ -172,19 +175,19 @@ def snoop(played: Played, *, honest: Index = 0) -> np.ndarray:
 
     Source: Mugunthan 2022, appendix A.13.1.
     """
-    n = len(played.values)
+    n = len(iteration.values)
     checks.require(honest < n, "honest", f"be below the number of parties, {n}", honest)
-    return played.set_up.fixed_point.decode(played.messages[honest])
+    return iteration.set_up.fixed_point.decode(iteration.messages[honest])
 
 
 @checked
 def collusion(
-    played: Played, attack: Attack, rng: np.random.Generator, *, honest: Index = 0
+    iteration: Iteration, attack: Attack, rng: np.random.Generator, *, honest: Index = 0
 ) -> CollusionResult:
     """Attacks a recorded iteration and compares estimates with values, weight by weight.
 
     Args:
-      played: from `play`, its weights being independent trials, at least 2.
+      iteration: from `run_iteration`, its weights being independent trials, at least 2.
       attack: see `collude`.
       rng: for coins.
       honest: the party that is attacked.
@@ -192,14 +195,14 @@ def collusion(
     Returns:
       r², residual variance, and the variance that is expected.
     """
-    values = played.values[honest]
-    checks.require(values.size > 1, "played", "hold at least 2 weights", values.size)
-    estimates = collude(played, attack, rng, honest=honest)
+    values = iteration.values[honest]
+    checks.require(values.size > 1, "iteration", "hold at least 2 weights", values.size)
+    estimates = collude(iteration, attack, rng, honest=honest)
     return CollusionResult(
         attack,
         squared_correlation(estimates, values),
         float(np.var(estimates - values, ddof=1)),
-        expected_residual(attack, played.set_up.noise),
+        expected_residual(attack, iteration.set_up.noise),
     )
 
 
@@ -263,7 +266,7 @@ def omit_noise(
     checks.require(is_part, "coalition", f"mark some of {n} parties, not all", coalition)
     among = np.outer(coalition, coalition)
     left_out = among if of_whom == "coalition" else np.broadcast_to(coalition, (n, n))
-    _, played = play(
+    _, iteration = run_iteration(
         set_up,
         values,
         rng,
@@ -273,6 +276,6 @@ def omit_noise(
         zero_sharing=zero_sharing,
     )
     planned = set_up.noise.sum_variance
-    error = np.max(np.abs(played.total - played.values.sum(axis=0))) / np.sqrt(planned)
-    added = np.var(played.noise.sum(axis=0))
+    error = np.max(np.abs(iteration.total - iteration.values.sum(axis=0))) / np.sqrt(planned)
+    added = np.var(iteration.noise.sum(axis=0))
     return OmissionResult(float(error), float(added / planned))

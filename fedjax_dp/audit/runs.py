@@ -136,7 +136,7 @@ def run_audit(
             held = examples.replace(arrays=examples.arrays | {MARK: planted.marks(coin)})
 
             def one_round(state, _):
-                state, record, info = bound.play(state, hyper, held, key, layout)
+                state, record, info = bound.run_round(state, hyper, held, key, layout)
                 return state, (planted.scores(record, info), record)
 
             state, left = jax.lax.scan(one_round, own[0] if own else states, None, num_rounds)

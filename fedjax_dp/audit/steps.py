@@ -33,7 +33,7 @@ from fedjax_dp.engine.cohort import Cohort, Examples
 from fedjax_dp.engine.facts import Facts
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.population import population_of
-from fedjax_dp.engine.round import SimulationState, play_round
+from fedjax_dp.engine.round import SimulationState, run_round
 from fedjax_dp.server.base import Close, Fate, Roster, Sender, Stacked
 from fedjax_dp.server.masking import noised_parts
 
@@ -254,7 +254,7 @@ def _round_of(algorithm: FederatedAlgorithm, ordinary: PyTree, num_clients: int)
             training=algorithm.training._replace(record=None),
         )
         fate = jnp.where((ids < last) | is_there, Fate.CONTRIBUTED, Fate.EMPTY).astype(jnp.int8)
-        after, _, info = play_round(
+        after, _, info = run_round(
             declared,
             Layout(),
             state._replace(clients=None),

@@ -24,7 +24,7 @@ from fedjax_dp.engine.facts import Facts
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.population import Population, population_of
 from fedjax_dp.engine.record import RoundInfo, RoundRecord
-from fedjax_dp.engine.round import SimulationState, play_round
+from fedjax_dp.engine.round import SimulationState, run_round
 from fedjax_dp.privacy.claims import Claims
 from fedjax_dp.server.secure.aggregator import masks_of
 
@@ -104,7 +104,7 @@ class Federation(NamedTuple):
     facts: Facts
     draws_ahead: bool = True
 
-    def play(
+    def run_round(
         self,
         state: SimulationState,
         hyper: Hyper,
@@ -219,7 +219,7 @@ def federation(
     def step(state, hyper, examples, cohort, key, layout=Layout()):
         # Examples on the host may be closed over.
         examples = jax.tree.map(jnp.asarray, examples)
-        return play_round(algorithm, layout, state, hyper, examples, cohort, key)
+        return run_round(algorithm, layout, state, hyper, examples, cohort, key)
 
     def stages(state, hyper, rounds):
         one = partial(algorithm.stages.stage_of, state.server, hyper)

@@ -113,7 +113,7 @@ class _Context(NamedTuple):
     roster: Roster
 
 
-def play_round(
+def run_round(
     algorithm: FederatedAlgorithm,
     layout: Layout,
     state: SimulationState,

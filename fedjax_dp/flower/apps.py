@@ -329,14 +329,14 @@ def client_app_of(path: str | pathlib.Path) -> ClientApp:
       The app.
     """
 
-    played = cache(_Played)
+    on_node = cache(_OnNode)
 
     def data(context: Context) -> Node:
         require_node_config(context.node_config)
-        return played(str(context.node_config.get("experiment", path))).node(context)
+        return on_node(str(context.node_config.get("experiment", path))).node(context)
 
     def parts_for(node: Node, population: Sizes) -> Parts:
-        return played(node.experiment).parts_for(node, population)
+        return on_node(node.experiment).parts_for(node, population)
 
     def terms(node: Node, population: Sizes) -> Terms:
         parts = parts_for(node, population)
@@ -349,7 +349,7 @@ def client_app_of(path: str | pathlib.Path) -> ClientApp:
     )
 
 
-class _Played:
+class _OnNode:
     """An experiment on a node, of which everything is read and built once."""
 
     def __init__(self, path: str) -> None:

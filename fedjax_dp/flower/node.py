@@ -117,10 +117,10 @@ def client_app(
     """
     app, plans = ClientApp(), _Plans(build, terms)
 
-    def answers(play: _Answer) -> Callable[[Message, Context], Message]:
+    def answers(answer: _Answer) -> Callable[[Message, Context], Message]:
         def answered(message: Message, context: Context) -> Message:
             node, packet = data(context), packet_of(message.content)
-            return Message(play(plans, node, packet, context).record(), reply_to=message)
+            return Message(answer(plans, node, packet, context).record(), reply_to=message)
 
         return answered
 
@@ -131,13 +131,13 @@ def client_app(
         (UNMASK, Agreement.unmask),
     ):
         app.train(kind.removeprefix(f"{TRAIN}."))(answers(partial(_agreed, step)))
-    for kind, play in (
+    for kind, answer in (
         (DATA, _described),
         (CLIENTS, _registered),
         (PRIVACY, _claimed),
         (SCORES, _scored),
     ):
-        app.query(kind.removeprefix("query."))(answers(play))
+        app.query(kind.removeprefix("query."))(answers(answer))
     return app
 
 

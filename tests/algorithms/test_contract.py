@@ -332,7 +332,7 @@ def test_state_types_are_preserved_under_a_model_in_bfloat16(name):
     def one_round(key):
         state = bound.init(key)
         hyper = jax.tree.map(jnp.asarray, bound.hyper)
-        return state, bound.play(state, hyper, all_examples(data, second), key)[0]
+        return state, bound.run_round(state, hyper, all_examples(data, second), key)[0]
 
     before, after = jax.eval_shape(one_round, jax.random.key(0))
     assert jax.tree.structure(before) == jax.tree.structure(after)

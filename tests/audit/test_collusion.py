@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_dp import audit, privacy
 from fedjax_dp.audit.collusion import squared_correlation
-from fedjax_dp.server.oblivious import play, set_up_protocol
+from fedjax_dp.server.oblivious import run_iteration, set_up_protocol
 
 PARTIES, TRIALS = 20, 4000
 # Variances by hand for n = 20 and scale 1, where a share has the variance v = 1/10.
@@ -23,12 +23,12 @@ def noise_of(n=PARTIES, **options):
 def recorded(is_oblivious=True):
     rng = np.random.default_rng(0)
     values = rng.normal(scale=np.sqrt(VALUE_VARIANCE), size=(PARTIES, TRIALS))
-    return play(set_up_protocol(noise_of(), 0), values, rng, is_oblivious=is_oblivious)[1]
+    return run_iteration(set_up_protocol(noise_of(), 0), values, rng, is_oblivious=is_oblivious)[1]
 
 
 def attacked(attack):
-    played = recorded(attack != "non_oblivious")
-    return audit.collusion(played, attack, np.random.default_rng(1), honest=3)
+    iteration = recorded(attack != "non_oblivious")
+    return audit.collusion(iteration, attack, np.random.default_rng(1), honest=3)
 
 
 @pytest.mark.parametrize("attack,variance", [*TABLE.items(), ("pooled", 2.0)])
@@ -78,21 +78,21 @@ def test_colluders_that_pool_leave_as_much_as_without_pairs(self_noise):
     n = 5
     noise, rng = noise_of(n, self_noise=self_noise), np.random.default_rng(2)
     values = rng.normal(size=(n, 20_000))
-    played = play(set_up_protocol(noise, 1), values, rng)[1]
-    found = audit.collusion(played, "pooled", rng, honest=2)
+    iteration = run_iteration(set_up_protocol(noise, 1), values, rng)[1]
+    found = audit.collusion(iteration, "pooled", rng, honest=2)
     assert found.residual_variance == pytest.approx(found.expected_variance, rel=0.08)
     own = audit.expected_residual("non_oblivious", noise)
     assert found.expected_variance == pytest.approx(own)
 
 
 def test_a_server_reads_nothing_off_a_message():
-    played = recorded()
+    iteration = recorded()
     for party in range(PARTIES):
-        found = squared_correlation(audit.snoop(played, honest=party), played.values[party])
+        found = squared_correlation(audit.snoop(iteration, honest=party), iteration.values[party])
         assert found < 16 / TRIALS
-    without = played._replace(messages=played.messages - played.pads)
+    without = iteration._replace(messages=iteration.messages - iteration.pads)
     # Masks of the noise still hide it; without any the message is the value.
-    assert squared_correlation(audit.snoop(without), played.values[0]) < 16 / TRIALS
+    assert squared_correlation(audit.snoop(without), iteration.values[0]) < 16 / TRIALS
     bare = recorded(False)
     bare = bare._replace(messages=bare.messages - bare.pads)
     assert squared_correlation(audit.snoop(bare), bare.values[0]) > 0.5

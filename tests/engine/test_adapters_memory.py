@@ -13,7 +13,7 @@ from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.core import trees
 from fedjax_dp.engine.cohort import Cohort, Examples, typed
 from fedjax_dp.engine.layout import Layout
-from fedjax_dp.engine.round import SimulationState, play_round
+from fedjax_dp.engine.round import SimulationState, run_round
 from fedjax_dp.models import lora, mlp
 
 FEATURES, WIDTHS = 512, [1024, 1024]
@@ -56,7 +56,7 @@ def temporary_bytes(model, chunk, is_private):
 
     def run(frozen, *arguments):
         with model.given(frozen):
-            return functools.partial(play_round, algorithm, Layout(chunk))(*arguments)
+            return functools.partial(run_round, algorithm, Layout(chunk))(*arguments)
 
     compiled = jax.jit(run).lower(model.constants, *arguments).compile()
     return compiled.memory_analysis().temp_size_in_bytes

@@ -508,7 +508,7 @@ def test_a_sweep_over_local_steps_has_no_stale_times():
     @jax.vmap
     def play(count):
         local = fed.hyper.local._replace(num_epochs=count)
-        return fed.play(fed.init(KEY), fed.hyper._replace(local=local), examples, KEY)
+        return fed.run_round(fed.init(KEY), fed.hyper._replace(local=local), examples, KEY)
 
     at_start = fed.hyper.local.num_epochs
     state, record, info = play(np.stack([at_start, at_start + 1]))

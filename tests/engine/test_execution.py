@@ -18,7 +18,7 @@ from fedjax_dp.engine import layout as layout_module
 from fedjax_dp.engine.cohort import Cohort, Examples, draw_cohort, typed
 from fedjax_dp.engine.execution.compile import simulation
 from fedjax_dp.engine.layout import ExecutionConfig, Layout
-from fedjax_dp.engine.round import SimulationState, play_round
+from fedjax_dp.engine.round import SimulationState, run_round
 from fedjax_dp.models import registry
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.cost import Cost, cost_of, training_cost
@@ -121,7 +121,7 @@ def temporary_bytes(num_slots, chunk, num_features=20_000):
     slots = jax.ShapeDtypeStruct((num_slots,), jnp.int32)
     cohort = Cohort(slots, jax.ShapeDtypeStruct((num_slots,), jnp.int8), jnp.int32(0))
     examples = Examples(examples, slots, slots, is_by_slot=True)
-    run = jax.jit(functools.partial(play_round, algorithm, Layout(chunk)))
+    run = jax.jit(functools.partial(run_round, algorithm, Layout(chunk)))
     numbers = typed(algorithm.hyper)
     compiled = run.lower(state, numbers, examples, cohort, jax.random.key(0)).compile()
     return compiled.memory_analysis().temp_size_in_bytes

@@ -79,7 +79,7 @@ def test_a_sweep_is_one_vmap_of_the_step(name):
 
     def one(state, hyper, key):
         traces.append(name)
-        return fed.play(state, hyper, examples, key)
+        return fed.run_round(state, hyper, examples, key)
 
     many = jax.jit(jax.vmap(one))
     every_key, every_hyper = jnp.stack(keys), side_by_side(numbers)
@@ -116,7 +116,7 @@ def test_scan_and_make_jaxpr_reach_the_step():
 
     def rounds(state, hyper):
         def body(state, _):
-            state, record, info = fed.play(state, hyper, examples, ref.key)
+            state, record, info = fed.run_round(state, hyper, examples, ref.key)
             return state, (record, info)
 
         return jax.lax.scan(body, state, None, length=ROUNDS)
@@ -331,7 +331,7 @@ def _one_round():
 
     @jax.jit
     def run(fate_of, examples):
-        return with_fates(fed, fate_of).play(fed.init(KEY), fed.hyper, examples, KEY)
+        return with_fates(fed, fate_of).run_round(fed.init(KEY), fed.hyper, examples, KEY)
 
     return lambda fate_of, other=examples: run(np.asarray(fate_of, np.int32), other)
 

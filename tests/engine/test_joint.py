@@ -11,7 +11,7 @@ from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import local_trainer
 from fedjax_dp.data import participation, poisson
 from fedjax_dp.engine import ExecutionConfig, simulation
-from fedjax_dp.engine.execution.joint import Joint, Wanted
+from fedjax_dp.engine.execution.joint import Joint, Request
 from fedjax_dp.experiment.studies.workloads import Workload, prepare
 from fedjax_dp.server import gaussian_mean
 
@@ -31,7 +31,7 @@ def made(rate, *, clip_norm=0.5, cohort=3.0, data=None, rounds_per_call=4):
 
 def wanted(simulations, num_rounds=ROUNDS):
     return {
-        i: Wanted(each.init(jax.random.key(i)), jax.random.key(KEY + i), each.hyper, num_rounds)
+        i: Request(each.init(jax.random.key(i)), jax.random.key(KEY + i), each.hyper, num_rounds)
         for i, each in enumerate(simulations)
     }
 

@@ -16,7 +16,7 @@ from fedjax_dp.engine.cohort import Examples
 from fedjax_dp.engine.execution.compile import simulation
 from fedjax_dp.engine.layout import ExecutionConfig, Layout
 from fedjax_dp.engine.record import Fate
-from fedjax_dp.engine.round import play_round
+from fedjax_dp.engine.round import run_round
 
 NAMES = tuple(CASES)
 # Between them: state by client, several models, a streamed store. That two clients side by side
@@ -208,7 +208,7 @@ def test_eager_equals_compiled(name):
     state, hyper, arrays, cohort, starts, sizes, second = on_device
     examples = Examples(arrays, starts, sizes, second, limit=int(hand.sizes.max()))
     with jax.disable_jit():
-        eager, _, _ = play_round(
+        eager, _, _ = run_round(
             sim.algorithm, Layout(), state, hyper, examples, cohort, hand.ref.key
         )
     assert_same_state(snapshot(eager), compiled, atol=1e-6)

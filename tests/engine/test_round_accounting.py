@@ -278,7 +278,9 @@ def test_a_sweep_over_noise_is_charged_run_by_run():
         local = base.local._replace(noise_multiplier=z * jnp.ones(NUM_CLIENTS))
         return base._replace(local=local)
 
-    played = jax.jit(jax.vmap(lambda z: sim.federation.play(state, hyper_of(z), examples, KEY)[1]))
+    played = jax.jit(
+        jax.vmap(lambda z: sim.federation.run_round(state, hyper_of(z), examples, KEY)[1])
+    )
     records = jax.tree.map(np.asarray, played(multipliers))
     for i, z in enumerate(multipliers):
         record = jax.tree.map(lambda x, i=i: x[i : i + 1], records)

@@ -209,7 +209,7 @@ def test_an_own_aggregator_and_optimiser_take_part():
     def step(*words):
         made = assembled("--execution.devices=1", *words).simulation
         start = made.init(key)
-        state, *_ = made.federation.play(start, made.hyper, made_examples(made), key)
+        state, *_ = made.federation.run_round(start, made.hyper, made_examples(made), key)
         shared = made.federation.shared
         return jax.tree.map(lambda a, b: np.asarray(a) - b, shared(state), shared(start))
 

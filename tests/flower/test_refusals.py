@@ -175,7 +175,7 @@ def test_masked_sums_of_nodes_are_those_of_a_simulation():
     expected = simulated.init(key())
     examples = jax.device_put(examples_of(make_data()))
     for _ in range(ROUNDS):
-        expected, _, _ = simulated.play(expected, simulated.hyper, examples, key())
+        expected, _, _ = simulated.run_round(expected, simulated.hyper, examples, key())
     pairs = (jax.tree.leaves(each.server) for each in (state, expected))
     for x, y in zip(*pairs, strict=True):
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-6)

@@ -21,7 +21,7 @@ from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import Fate, PrivacyAccounting, simulation
 from fedjax_dp.engine.cohort import Cohort
 from fedjax_dp.engine.population import examples_of
-from fedjax_dp.engine.round import play_round
+from fedjax_dp.engine.round import run_round
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.mechanisms.adaptive_clipping import make_adaptive_clipping
@@ -229,7 +229,7 @@ def _messages(targets, count):
     cohort = Cohort(ids, fate, jnp.int32(0))
     layout = run.layout._replace(chunk=1)
     examples = jax.device_put(examples_of(_population(targets)))
-    play_round(run.algorithm, layout, run.init(KEY), run.hyper, examples, cohort, KEY)
+    run_round(run.algorithm, layout, run.init(KEY), run.hyper, examples, cohort, KEY)
     jax.effects_barrier()
     return sent
 

@@ -35,7 +35,7 @@ from fedjax_dp.engine import Cohort, Examples, Fate, Layout, examples_of, federa
 from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.execution.round_loop import Count, one_round
 from fedjax_dp.engine.layout import AXIS
-from fedjax_dp.engine.round import SimulationState, play_round
+from fedjax_dp.engine.round import SimulationState, run_round
 from fedjax_dp.privacy.mechanisms import distributed
 from fedjax_dp.privacy.mechanisms.adaptive_clipping import AdaptiveClipping
 from fedjax_dp.privacy.mechanisms.correlated_noise import banded_noise
@@ -261,7 +261,7 @@ def engine_round(form, neighbors=None, chunk=2, bits=32, rows=SENT, kind=Summed,
     state = SimulationState((), (), None, jnp.int32(3))
     ids = jnp.asarray(np.pad(IDS, (0, more)))
     return jax.jit(
-        lambda fates: play_round(
+        lambda fates: run_round(
             algorithm,
             Layout(chunk=chunk, mesh=mesh),
             state,

@@ -11,7 +11,7 @@ from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.core.keys import fold
 from fedjax_dp.engine import Cohort, Examples, Fate, Layout
-from fedjax_dp.engine.round import SimulationState, play_round
+from fedjax_dp.engine.round import SimulationState, run_round
 from fedjax_dp.server.base import Stacked, Summed, stateless
 
 pytestmark = floats
@@ -79,7 +79,7 @@ def played(fates, kind=Summed):
     examples = Examples({}, np.zeros(SLOTS, np.int32), np.ones(SLOTS, np.int32), is_by_slot=True)
     state = SimulationState((), (), None, jnp.int32(3))
     run = jax.jit(
-        lambda cohort: play_round(
+        lambda cohort: run_round(
             algorithm, Layout(chunk=2), state, algorithm.hyper, examples, cohort, KEY
         )
     )

@@ -102,7 +102,7 @@ class Program:
         return hashlib.sha256("\n".join((*texts, repr(facts))).encode()).hexdigest()
 
 
-class Wanted(NamedTuple):
+class Request(NamedTuple):
     """The rounds that a simulation has to run next.
 
     Attributes:
@@ -118,7 +118,7 @@ class Wanted(NamedTuple):
     num_rounds: int
 
 
-class Played(NamedTuple):
+class Finished(NamedTuple):
     """Rounds that have run: the state after them, their record and info on the host."""
 
     state: SimulationState
@@ -160,44 +160,44 @@ class Joint:
         self.num_traces = 0
         self._block = self._compiled()
 
-    def run(self, wanted: Mapping[int, Wanted]) -> dict[int, Played]:
+    def run(self, requests: Mapping[int, Request]) -> dict[int, Finished]:
         """Runs rounds of some simulations, of each as many as fit all and one call.
 
         Args:
-          wanted: by place in `programs`.
+          requests: by place in `programs`.
 
         Returns:
-          The rounds that ran, by place: for all the same number of rounds, at most those wanted.
+          The rounds that ran, by place: for all the same number of rounds, at most those requested.
         """
         capacity = self._programs[0].rounds_per_call
-        num_rounds = min(capacity, *(each.num_rounds for each in wanted.values()))
+        num_rounds = min(capacity, *(each.num_rounds for each in requests.values()))
         groups: dict[Any, list[int]] = {}
-        for place in wanted:
+        for place in requests:
             groups.setdefault(_inputs(self._programs[place]), []).append(place)
-        played: dict[int, Played] = {}
+        finished: dict[int, Finished] = {}
         size = self._width * len(self._devices)
         for places in groups.values():
             for first in range(0, len(places), size):
                 some = places[first : first + size]
-                played |= self._played({place: wanted[place] for place in some}, num_rounds)
-        return played
+                finished |= self._run({place: requests[place] for place in some}, num_rounds)
+        return finished
 
-    def temporary_bytes(self, wanted: Mapping[int, Wanted]) -> int:
+    def temporary_bytes(self, requests: Mapping[int, Request]) -> int:
         """Compiles a call and counts the bytes that it needs besides arguments and results.
 
         Args:
-          wanted: simulations of one data, by place, as many as a call has.
+          requests: simulations of one data, by place, as many as a call has.
 
         Returns:
           The bytes on one device.
         """
-        compiled = self._block.lower(*self._arguments(wanted), np.int32(1)).compile()
+        compiled = self._block.lower(*self._arguments(requests), np.int32(1)).compile()
         return int(compiled.memory_analysis().temp_size_in_bytes)
 
-    def _arguments(self, wanted: Mapping[int, Wanted]) -> tuple[Any, ...]:
+    def _arguments(self, requests: Mapping[int, Request]) -> tuple[Any, ...]:
         """Stacks what a call is about; missing simulations repeat the last."""
-        program = self._programs[next(iter(wanted))]
-        each = [(w.state, self._numbers(program, w.hyper), w.key) for w in wanted.values()]
+        program = self._programs[next(iter(requests))]
+        each = [(w.state, self._numbers(program, w.hyper), w.key) for w in requests.values()]
         if self._is_alone:
             return *each[0], *self._inputs_of(program)
         missing = self._width * len(self._devices) - len(each)
@@ -206,16 +206,16 @@ class Joint:
             stacked = jax.device_put(stacked, NamedSharding(self._mesh, P(_AXIS)))
         return *stacked, *self._inputs_of(program)
 
-    def _played(self, wanted: Mapping[int, Wanted], num_rounds: int) -> dict[int, Played]:
+    def _run(self, requests: Mapping[int, Request], num_rounds: int) -> dict[int, Finished]:
         """Runs rounds in one call."""
-        found = self._block(*self._arguments(wanted), np.int32(num_rounds))
+        found = self._block(*self._arguments(requests), np.int32(num_rounds))
         if self._is_alone:
             state, left = found
-            return {next(iter(wanted)): _on_host(state, left, num_rounds)}
-        parts = (self._part(found, i) for i in range(len(wanted)))
+            return {next(iter(requests)): _on_host(state, left, num_rounds)}
+        parts = (self._part(found, i) for i in range(len(requests)))
         return {
             place: _on_host(state, left, num_rounds)
-            for place, (state, left) in zip(wanted, parts, strict=True)
+            for place, (state, left) in zip(requests, parts, strict=True)
         }
 
     def _part(self, found: PyTree, i: int) -> PyTree:
@@ -279,9 +279,9 @@ def _inputs(program: Program) -> tuple[int, ...]:
     return id(program.data), id(program.validation), *frozen
 
 
-def _on_host(state: SimulationState, left: PyTree, num_rounds: int) -> Played:
+def _on_host(state: SimulationState, left: PyTree, num_rounds: int) -> Finished:
     record, info = Block(left, num_rounds).on_host()
-    return Played(state, compact(record), info)
+    return Finished(state, compact(record), info)
 
 
 def _shapes(tree: PyTree) -> PyTree:

@@ -122,7 +122,7 @@ def streamed_rounds(
                 drawn = draw(state._replace(clients=None), hyper, key)
             return narrowed(jax.device_get(drawn), layout, federation.participation)
 
-        def play(state, examples, cohort, num_rounds):
+        def call(state, examples, cohort, num_rounds):
             own = kept.gather(cohort.of_process(layout))
             state = state._replace(clients=place.by_slot(own))
             return block_of(state, hyper, examples, place.share(cohort), key, np.int32(num_rounds))
@@ -130,23 +130,23 @@ def streamed_rounds(
         cohort, blocks = cohort_of(0, state), []
         examples = slabs.gather(cohort)
         if num_rounds == 0:
-            state, _ = play(state, examples, cohort, 0)
+            state, _ = call(state, examples, cohort, 0)
         elif is_ahead:
             following = cohort_of(min(1, num_rounds - 1), state)
         for i in range(num_rounds):
-            state, left = play(state, examples, cohort, 1)
+            state, left = call(state, examples, cohort, 1)
             blocks.append(Block(left, 1))
-            played = cohort
+            current = cohort
             # The call above returns before the round is done. The next cohort is known already, so
             # that its examples are gathered meanwhile; the draw after it waits for the round.
             if i + 1 < num_rounds:
                 cohort = following if is_ahead else cohort_of(i + 1, state)
-                kept.ahead(cohort.of_process(layout), under_way=played.of_process(layout))
+                kept.ahead(cohort.of_process(layout), under_way=current.of_process(layout))
                 examples = slabs.gather(cohort)
             if is_ahead and i + 2 < num_rounds:
                 following = cohort_of(i + 2, state)
             part = jax.tree.map(own_part, state.clients)
-            kept.scatter(played.of_process(layout), part)
+            kept.scatter(current.of_process(layout), part)
         return state, blocks
 
     return run
@@ -171,7 +171,7 @@ def one_round(
         count.traces += 1
         with kinds.given(federation.facts.frozen, frozen):
             if cohort is None:
-                state, *left = federation.play(state, hyper, examples, key, layout)
+                state, *left = federation.run_round(state, hyper, examples, key, layout)
             else:
                 state, *left = federation.step(state, hyper, examples, cohort, key, layout)
             if of_state is not None:

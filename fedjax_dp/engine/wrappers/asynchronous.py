@@ -21,7 +21,7 @@ from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.federation import federation as bind
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import Fate
-from fedjax_dp.engine.round import play_round
+from fedjax_dp.engine.round import run_round
 from fedjax_dp.engine.wrappers.arrivals import Arrivals, InFlight
 from fedjax_dp.engine.wrappers.latencies import LONGEST, Compute, Latencies
 from fedjax_dp.privacy.claims import ClientClaim
@@ -235,7 +235,7 @@ class _Buffered(NamedTuple):
         servers = jax.tree.map(lambda a, x: a.at[place].set(x), own.servers, state.server)
         algorithm = self.of_round(own.in_flight, servers)
         examples = jax.tree.map(jnp.asarray, examples)
-        after, record, info = play_round(
+        after, record, info = run_round(
             algorithm, layout, state._replace(outer=()), hyper, examples, cohort, key
         )
         following = self.arrivals.after(own.in_flight, fold(key, Purpose.PARTICIPATION))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fedjax_dp.core import checks
 from fedjax_dp.engine.execution.compile import Simulation
-from fedjax_dp.engine.execution.joint import Played, Wanted
+from fedjax_dp.engine.execution.joint import Finished, Request
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.assembly.devices import more_than_cores
@@ -166,7 +166,7 @@ def _run(
             course = steps(
                 experiment, state, start, callbacks, health, watcher, started, is_interrupted
             )
-            return _played_alone(course, experiment.simulation)
+            return _run_alone(course, experiment.simulation)
     finally:
         start.lock.release()
 
@@ -192,20 +192,20 @@ def checked_health(
     return health
 
 
-def played_by(simulation: Simulation, wanted: Wanted) -> Played:
+def run_by(simulation: Simulation, wanted: Request) -> Finished:
     """Runs the rounds that a run asks for."""
     state, key, hyper, num_rounds = wanted
     if num_rounds == 0:
-        return Played(simulation.compile(state, key), None, None)
-    return Played(*simulation.run(state, key, num_rounds, hyper))
+        return Finished(simulation.compile(state, key), None, None)
+    return Finished(*simulation.run(state, key, num_rounds, hyper))
 
 
-def _played_alone(course: Steps, simulation: Simulation) -> Outcome:
+def _run_alone(course: Steps, simulation: Simulation) -> Outcome:
     """Runs rounds until a run ends."""
     with contextlib.closing(course):
         wanted = next(course)
         while True:
             try:
-                wanted = course.send(played_by(simulation, wanted))
+                wanted = course.send(run_by(simulation, wanted))
             except StopIteration as end:
                 return end.value

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from fedjax_dp.core.devices import is_distributed
-from fedjax_dp.engine.execution.joint import Played, Wanted
+from fedjax_dp.engine.execution.joint import Finished, Request
 from fedjax_dp.engine.record import RoundInfo, RoundRecord, as_metrics
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment.components.callback import Callback, Progress
@@ -50,7 +50,7 @@ class Outcome(NamedTuple):
 
 
 # A run asks for rounds, receives their results, and returns its outcome.
-Steps = Generator[Wanted, Played, Outcome]
+Steps = Generator[Request, Finished, Outcome]
 
 
 def steps(
@@ -71,7 +71,7 @@ def steps(
 
     watcher.phase("compiling")
     compiling = time.perf_counter()
-    state = jax.block_until_ready((yield Wanted(state, start.key, start.hyper, 0)).state)
+    state = jax.block_until_ready((yield Request(state, start.key, start.hyper, 0)).state)
     timing = {"seconds_compiling": time.perf_counter() - compiling}
     text, base = config_files.to_toml(experiment.written), kinds.digest(experiment.model.frozen)
 
@@ -127,7 +127,7 @@ def _rounds(
     watcher: Watcher,
     save: Callable[[SimulationState], None],
     is_interrupted: Callable[[], bool],
-) -> Generator[Wanted, Played, tuple[SimulationState, Ended, str | None]]:
+) -> Generator[Request, Finished, tuple[SimulationState, Ended, str | None]]:
     """Asks for blocks of rounds; returns the state, how they ended, and by which callback."""
     section = experiment.config.run
     history = read_metrics(start.folder) if callbacks else []
@@ -158,7 +158,7 @@ def _rounds(
             return state, "budget", None
         stops = (section.evaluate_every, section.checkpoint_every)
         block = min(allowed, *(every - done % every for every in stops))
-        state, record, info = yield Wanted(state, start.key, start.hyper, block)
+        state, record, info = yield Request(state, start.key, start.hyper, block)
         rows = _rows(experiment, start, record, info, done)
         # Fewer where others, which run together with this one, wanted fewer.
         done, allowed = done + len(rows), allowed - len(rows)

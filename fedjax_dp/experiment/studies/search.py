@@ -139,10 +139,10 @@ def search(
         }
         labels = {n: f"[{n + 1}/{plan.trials}] {point.name}" for n, point in points.items()}
 
-        def play(some: Mapping[int, Job], labels: Mapping[int, str] = labels) -> None:
+        def run(some: Mapping[int, Job], labels: Mapping[int, str] = labels) -> None:
             run_all(study, some, labels, report, watcher=counted, stated=stated)
 
-        refused = _played(jobs, play)
+        refused = _run_or_refused(jobs, run)
         for trial in trials:
             if trial.number in refused:
                 report(f"{labels[trial.number]}: refused: {refused[trial.number]}")
@@ -235,17 +235,17 @@ def _halving(trial: Any) -> Callback:
     return Callback(call)
 
 
-def _played(
-    jobs: Mapping[int, Job], play: Callable[[Mapping[int, Job]], None]
+def _run_or_refused(
+    jobs: Mapping[int, Job], run: Callable[[Mapping[int, Job]], None]
 ) -> dict[int, ValueError]:
     """Runs experiments together; if one is refused, each alone. Returns the refusals."""
     refused: dict[int, ValueError] = {}
     try:
-        play(jobs)
+        run(jobs)
     except ValueError:
         for number, job in jobs.items():
             try:
-                play({number: job})
+                run({number: job})
             except ValueError as error:
                 # A run that was not refused has a folder: the error is not of its setting.
                 if job.folder.exists():

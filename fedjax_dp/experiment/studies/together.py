@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_dp.algorithms.registry import ALGORITHMS
-from fedjax_dp.engine.execution.joint import Joint, Played, Wanted
+from fedjax_dp.engine.execution.joint import Finished, Joint, Request
 from fedjax_dp.experiment.assembly.assemble import assemble, checked_config, population_of
 from fedjax_dp.experiment.assembly.devices import offer_devices
 from fedjax_dp.experiment.components.callback import Callback
@@ -19,7 +19,7 @@ from fedjax_dp.experiment.components.experiment import Experiment, Population
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.environment import use_compilation_cache
 from fedjax_dp.experiment.running.interruptions import interruptions
-from fedjax_dp.experiment.running.run import checked_health, played_by
+from fedjax_dp.experiment.running.run import checked_health, run_by
 from fedjax_dp.experiment.running.run_folder import CONFIG_FILE
 from fedjax_dp.experiment.running.starting import fresh, restored, with_sweep
 from fedjax_dp.experiment.running.steps import Outcome, Steps, steps
@@ -165,11 +165,11 @@ def _run_group(
             courses[place] = _begun(job, experiment, progress.of(place), is_interrupted, stack)
         watcher.phase("compiling")
         wanted = {place: next(course) for place, course in courses.items()}
-        play = _runner(experiments, dict(zip(jobs, range(len(jobs)), strict=True)))
+        run = _runner(experiments, dict(zip(jobs, range(len(jobs)), strict=True)))
         while wanted:
-            for place, played in play(wanted).items():
+            for place, finished in run(wanted).items():
                 try:
-                    wanted[place] = courses[place].send(played)
+                    wanted[place] = courses[place].send(finished)
                 except StopIteration as end:
                     del wanted[place]
                     ended(place, end.value)
@@ -212,24 +212,24 @@ def _sharing(experiments: Sequence[Experiment]) -> list[Experiment]:
     return found
 
 
-Play = Callable[[Mapping[int, Wanted]], Mapping[int, Played]]
+Run = Callable[[Mapping[int, Request]], Mapping[int, Finished]]
 
 
-def _runner(experiments: Sequence[Experiment], index: Mapping[int, int]) -> Play:
+def _runner(experiments: Sequence[Experiment], index: Mapping[int, int]) -> Run:
     """Returns what runs rounds: one program for all, or the simulation of the only one."""
     programs = [e.simulation.program for e in experiments if e.simulation.program is not None]
     if len(programs) < 2:
         simulation = experiments[0].simulation
-        return lambda wanted: {place: played_by(simulation, each) for place, each in wanted.items()}
+        return lambda wanted: {place: run_by(simulation, each) for place, each in wanted.items()}
     devices = jax.devices() if experiments[0].simulation.layout.mesh is None else None
     joint = Joint(programs, devices=devices)
 
-    def play(wanted: Mapping[int, Wanted]) -> Mapping[int, Played]:
+    def run(wanted: Mapping[int, Request]) -> Mapping[int, Finished]:
         places = {index[place]: place for place in wanted}
-        played = joint.run({index[place]: each for place, each in wanted.items()})
-        return {places[i]: each for i, each in played.items()}
+        finished = joint.run({index[place]: each for place, each in wanted.items()})
+        return {places[i]: each for i, each in finished.items()}
 
-    return play
+    return run
 
 
 class _Progress:

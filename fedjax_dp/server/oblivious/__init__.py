@@ -2,19 +2,19 @@
 
 from fedjax_dp.server.oblivious.aggregator import noise_messages, oblivious_mean
 from fedjax_dp.server.oblivious.protocol import (
-    Played,
+    Iteration,
     SetUp,
     Terms,
-    play,
+    run_iteration,
     set_up_protocol,
 )
 
 __all__ = [
-    "Played",
+    "Iteration",
     "SetUp",
     "Terms",
     "noise_messages",
     "oblivious_mean",
-    "play",
+    "run_iteration",
     "set_up_protocol",
 ]

@@ -47,7 +47,7 @@ def oblivious_mean(
     What a party adds is the sum of the shares that it chose, and has the law of one draw: g − g'
     for Gamma(m/n), with m shares; a Laplace number for m = n. Masks cancel in the sum and are
     neither made nor removed, and words are floats: the aggregate has the law of that of
-    `protocol.play`, except for the rounding there.
+    `protocol.run_iteration`, except for the rounding there.
 
     Guarantee: unit of privacy is one client with `clip_norm` as bound in L2 norm. For ε' =
     1/`noise_multiplier` under "corrected", one coordinate of a release is ε'-DP under add/remove,

@@ -88,7 +88,7 @@ class Terms(NamedTuple):
         return np.where(self.is_swapped[:, :, None], pairs[:, :, ::-1], pairs)
 
 
-class Played(NamedTuple):
+class Iteration(NamedTuple):
     """A recorded iteration of the protocol.
 
     Attributes:
@@ -175,7 +175,7 @@ def set_up_protocol(
 
 
 @checked
-def play(
+def run_iteration(
     set_up: SetUp,
     values: np.ndarray,
     rng: np.random.Generator,
@@ -185,7 +185,7 @@ def play(
     left_out: np.ndarray | None = None,
     unsubtracted: np.ndarray | None = None,
     zero_sharing: bool = False,
-) -> tuple[SetUp, Played]:
+) -> tuple[SetUp, Iteration]:
     """Runs one iteration of the protocol for a vector of weights, message by message.
 
     What parties draw for each other is drawn afresh in every iteration; in a deployment it can be
@@ -217,7 +217,7 @@ def play(
         subtracting its masks.
 
     Returns:
-      `(set_up, played)`: the state for the next iteration, and the record of this one.
+      `(set_up, iteration)`: the state for the next iteration, and the record of this one.
 
     Raises:
       ValueError: if shapes do not fit, or values are too large for the words.
@@ -245,7 +245,7 @@ def play(
         drawn = [_shares(noise, party, noise.party_shape, values.shape[1:]) for party in parties]
         words = fixed_point.encode(np.stack(drawn))
         added = fixed_point.decode(words)
-        return set_up_after, Played(set_up, values, messages + words, pads, added, None)
+        return set_up_after, Iteration(set_up, values, messages + words, pads, added, None)
     added = np.zeros_like(messages)
     kept = []
     for i, party in enumerate(parties):
@@ -265,7 +265,7 @@ def play(
         if records:
             kept.append(own)
     terms = Terms(*map(np.stack, zip(*kept, strict=True))) if records else None
-    return set_up_after, Played(set_up, values, messages, pads, fixed_point.decode(added), terms)
+    return set_up_after, Iteration(set_up, values, messages, pads, fixed_point.decode(added), terms)
 
 
 def _pads(set_up: SetUp, num_weights: int) -> tuple[SetUp, np.ndarray]:
