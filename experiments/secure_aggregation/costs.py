@@ -53,18 +53,16 @@ def measured_error(num_parties: int, seed: int) -> float:
     return float(np.mean(np.abs(iteration.total))) / noise.scale
 
 
-def errors(parties: list[int], seed: int, largest_played: int) -> str:
+def errors(parties: list[int], seed: int, largest_run: int) -> str:
     """Writes the error of the sum in units of λ/(|W| + 1), by number of parties."""
     lines = [
-        "| parties | exact | √(4n/π) | protocol iteration | claimed by the thesis, n − 1 |",
+        "| parties | exact | √(4n/π) | protocol run | claimed by the thesis, n − 1 |",
         "|---|---|---|---|---|",
     ]
     for n in parties:
-        iteration = f"{measured_error(n, seed):.2f}" if n <= largest_played else ""
+        found = f"{measured_error(n, seed):.2f}" if n <= largest_run else ""
         asymptotic = np.sqrt(4 * n / np.pi)
-        lines.append(
-            f"| {n:,} | {mean_error(n):.2f} | {asymptotic:.2f} | {iteration} | {n - 1:,} |"
-        )
+        lines.append(f"| {n:,} | {mean_error(n):.2f} | {asymptotic:.2f} | {found} | {n - 1:,} |")
     return "\n".join(lines) + "\n"
 
 

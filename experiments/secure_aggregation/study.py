@@ -79,12 +79,12 @@ def growth(options: argparse.Namespace) -> str:
         start = time.perf_counter(), time.process_time()
         set_up = set_up_protocol(noise, options.seed)
         rng = np.random.default_rng(options.seed)
-        for _ in range(options.iterations):
+        for _ in range(options.largest_runs):
             set_up, _ = run_iteration(set_up, rng.normal(size=(n, 105)), rng, records=False)
         wall, cpu = time.perf_counter() - start[0], time.process_time() - start[1]
         rows.append({"parties": n, "seconds": wall, "cpu_seconds": cpu})
     _write(options.output / "growth.json", {"hardware": HARDWARE, "rows": rows})
-    lines = [f"{options.iterations} iterations, 105 weights", "", "| parties | s | CPU s |"]
+    lines = [f"{options.largest_runs} iterations, 105 weights", "", "| parties | s | CPU s |"]
     lines += ["|---|---|---|"]
     lines += [f"| {r['parties']} | {r['seconds']:.1f} | {r['cpu_seconds']:.1f} |" for r in rows]
     return "\n".join(lines) + "\n"
@@ -140,7 +140,7 @@ def audited(options: argparse.Namespace) -> str:
 
 def error(options: argparse.Namespace) -> str:
     """Computes and measures the error of the released sum, by Definition 2."""
-    return costs.errors(options.parties, options.seed, options.iteration)
+    return costs.errors(options.parties, options.seed, options.largest_run)
 
 
 def timing(options: argparse.Namespace) -> str:
@@ -151,7 +151,7 @@ def timing(options: argparse.Namespace) -> str:
 def without_server(options: argparse.Namespace) -> str:
     """Runs three clients without a server on digits, and computes the times of table 5.3."""
     result = {
-        "accuracy": serverless.run(options.iterations, options.seed),
+        "accuracy": serverless.run(options.largest_runs, options.seed),
         "times": serverless.times(),
     }
     _write(options.output / "serverless.json", result)
@@ -225,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             one.add_argument("--rounds", type=int, default=2)
             one.add_argument("--noise-multiplier", type=float, default=2.0)
         if name == "error":
-            one.add_argument("--iteration", type=int, default=100)
+            one.add_argument("--largest-run", type=int, default=100)
         if name == "growth":
             one.add_argument("--iterations", type=int, default=20)
         if name == "serverless":

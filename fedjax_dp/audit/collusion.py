@@ -119,12 +119,8 @@ def collude(
     needs_terms = attack not in ("non_oblivious", "naive")
     checks.require(has_terms or not needs_terms, "iteration", "hold the terms of pairs", "none")
     is_own = not has_terms and attack == "non_oblivious"
-    checks.require(
-        is_own or attack != "non_oblivious",
-        "iteration",
-        "be of parties that drew their own",
-        attack,
-    )
+    rule = "be of parties that drew their own"
+    checks.require(is_own or attack != "non_oblivious", "iteration", rule, attack)
     others = np.arange(n) != honest
     if attack == "pooled":
         return _pooled(iteration, honest)
