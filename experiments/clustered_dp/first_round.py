@@ -89,7 +89,7 @@ class FirstRounds:
 
     def __init__(self, num_examples: int):
         self.num_examples = num_examples
-        self.play: Callable[..., Any] | None = None
+        self.run_round: Callable[..., Any] | None = None
         self.seed: int | None = None
 
     def run(self, seed: int, first: int, z: float) -> Similarity:
@@ -99,13 +99,13 @@ class FirstRounds:
             built, self.seed, self.key = assemble(config), seed, new_root(config.run)
             self.bound = built.simulation.federation
             self.examples = examples_of(built.population.train)
-        self.play = self.play or jax.jit(self.bound.play)
+        self.run_round = self.run_round or jax.jit(self.bound.run_round)
         hyper = self.bound.hyper
         hyper = hyper._replace(
             algorithm=hyper.algorithm | {"first_batch_size": np.float32(first)},
             local=hyper.local._replace(noise_multiplier=np.float32(z)),
         )
-        state, *_ = self.play(self.bound.init(self.key), hyper, self.examples, self.key)
+        state, *_ = self.run_round(self.bound.init(self.key), hyper, self.examples, self.key)
         return jax.device_get(state.server.similarity)
 
 

@@ -297,7 +297,7 @@ def moved_from_zeros(algorithm, data):
     zeros = jax.tree.map(jnp.zeros_like, state.server.params)
     state = state._replace(server=state.server._replace(params=zeros))
     examples = jax.device_put(all_examples(data))
-    after, record, _ = jax.jit(bound.play)(state, bound.hyper, examples, jax.random.key(0))
+    after, record, _ = jax.jit(bound.run_round)(state, bound.hyper, examples, jax.random.key(0))
     return flat(after.server.params), record.count(Fate.NOT_FINITE)
 
 

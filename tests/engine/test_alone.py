@@ -69,7 +69,7 @@ def test_computing_some_alone_changes_nothing(name, drawn):
     ends = []
     for layout in (Layout(), Layout(chunk=4, alone_above=4), Layout(chunk=4, alone_above=0)):
         made = federation(build(name), data, cohorts)
-        step = jax.jit(functools.partial(made.play, examples=examples_of(data), layout=layout))
+        step = jax.jit(functools.partial(made.run_round, examples=examples_of(data), layout=layout))
         state, seen = jax.jit(functools.partial(made.init, layout=layout))(key), []
         for _ in range(3):
             state, record, info = step(state, made.hyper, key=key)

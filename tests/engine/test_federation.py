@@ -129,8 +129,8 @@ def test_scan_and_make_jaxpr_reach_the_step():
     left, expected = map(jax.tree.leaves, both)
     for a, b in zip(left, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    step = jax.make_jaxpr(fed.play)(start, fed.hyper, examples, ref.key)
-    shapes = jax.eval_shape(fed.play, start, fed.hyper, examples, ref.key)
+    step = jax.make_jaxpr(fed.run_round)(start, fed.hyper, examples, ref.key)
+    shapes = jax.eval_shape(fed.run_round, start, fed.hyper, examples, ref.key)
     assert [x.shape for x in step.out_avals] == [x.shape for x in jax.tree.leaves(shapes)]
     assert not step.effects and "callback" not in str(step)
 
@@ -542,7 +542,7 @@ def test_clients_encode_with_the_public_half_of_the_key():
     fed = federation(algorithm, make_data(), joined)
     examples = jax.device_put(examples_of(make_data()))
     state, shown = fed.init(KEY), []
-    step = jax.jit(fed.play)
+    step = jax.jit(fed.run_round)
     for _ in range(2):
         state, _, info = step(state, fed.hyper, examples, KEY)
         shown.append(snapshot(info.aggregator))

@@ -130,7 +130,7 @@ def test_clients_that_are_computed_alone_may_be_of_any_server():
     fed = TWO(federation(fedavg(make_model(), trainer), make_data(), all_join()))
     state, ends = fed.init(KEY), []
     for layout in (Layout(), Layout(chunk=2, alone_above=8)):
-        play = jax.jit(partial(fed.play, examples=examples_of(make_data()), layout=layout))
+        play = jax.jit(partial(fed.run_round, examples=examples_of(make_data()), layout=layout))
         after, record, _ = play(state, fed.hyper, key=KEY)
         ends.append(snapshot(after))
         assert np.sum(record.fate == Fate.CONTRIBUTED) == NUM_CLIENTS

@@ -19,7 +19,7 @@ from fedjax_dp.server.fixed_point import fixed_point
 from fedjax_dp.server.oblivious import (
     noise_messages,
     oblivious_mean,
-    play,
+    run_iteration,
     set_up_protocol,
 )
 
@@ -32,10 +32,10 @@ def noise_of(n, **options):
     return privacy.gamma_shares(n, privacy.sensitivity_of_sum(1.0), 1.0, **options)
 
 
-def played_once(n, num_weights, seed=0, **options):
+def run_once(n, num_weights, seed=0, **options):
     values = np.random.default_rng(seed).uniform(-4, 4, (n, num_weights))
     set_up = set_up_protocol(noise_of(n), seed)
-    return play(set_up, values, np.random.default_rng(seed), **options)
+    return run_iteration(set_up, values, np.random.default_rng(seed), **options)
 
 
 def rounded(values, bits):
@@ -83,7 +83,7 @@ def test_the_sum_is_that_of_values_and_chosen_terms_exactly(n, self_noise):
     set_up, rng = set_up_protocol(noise, 5), np.random.default_rng(1)
     for iteration in range(3):
         values = rng.normal(size=(n, 4))
-        set_up, played = play(set_up, values, rng)
+        set_up, played = run_iteration(set_up, values, rng)
         terms = played.terms
         expected = np.array(rounded(values, 32), object).reshape(n, 4).sum(axis=0)
         for i in range(n):
@@ -102,7 +102,7 @@ def test_the_sum_is_that_of_values_and_chosen_terms_exactly(n, self_noise):
 
 
 def test_masks_of_pairs_cancel_and_follow_the_stream_of_both_ends():
-    set_up, played = played_once(4, 6, seed=3)
+    set_up, played = run_once(4, 6, seed=3)
     assert not np.any(np.sum(played.pads, axis=0, dtype=np.uint64))
     own = [0] * 6
     for (i, j), seed in zip(played.set_up.pairs, played.set_up.seeds, strict=True):
@@ -112,7 +112,7 @@ def test_masks_of_pairs_cancel_and_follow_the_stream_of_both_ends():
         own = [(a + sign * m) % MODULUS for a, m in zip(own, mask, strict=True)]
     assert [int(w) for w in played.pads[1]] == own
     # The next iteration has other masks and other noise.
-    _, following = play(set_up, played.values, np.random.default_rng(4))
+    _, following = run_iteration(set_up, played.values, np.random.default_rng(4))
     assert not np.any(following.pads == played.pads)
     assert not np.any(following.terms.terms == played.terms.terms)
 
@@ -128,14 +128,14 @@ def test_messages_of_all_but_one_look_uniform():
     n, size = 4, 30_000
     noise = noise_of(n)._replace(scale=1e-12)
     values = np.broadcast_to(np.arange(4.0)[:, None], (n, size))
-    _, played = play(set_up_protocol(noise, 0), values, np.random.default_rng(0))
+    _, played = run_iteration(set_up_protocol(noise, 0), values, np.random.default_rng(0))
     y = played.messages
     seen = [y[0], y[1], y[2], y[0] + y[1], y[0] - y[1], y[0] + y[1] + y[2], y[1] ^ y[2]]
     assert all(map(is_uniform, seen))
     assert not is_uniform(y.sum(axis=0, dtype=np.uint64))
     # Without the masks of pairs a message is still hidden by those of the noise, if it has any.
     assert is_uniform(played.messages[0] - played.pads[0])
-    bare = play(played.set_up, values, np.random.default_rng(0), is_oblivious=False)[1]
+    bare = run_iteration(played.set_up, values, np.random.default_rng(0), is_oblivious=False)[1]
     assert is_uniform(bare.messages[0]) and not is_uniform(bare.messages[0] - bare.pads[0])
     # What arrives at a receiver is masked, and the server's permutation hides which is which.
     arrived = played.terms.arrived(played.set_up.fixed_point)
@@ -143,7 +143,7 @@ def test_messages_of_all_but_one_look_uniform():
 
 
 def test_a_choice_says_nothing_of_the_term():
-    _, played = played_once(3, 20_000)
+    _, played = run_once(3, 20_000)
     terms = played.terms
     second = terms.choices ^ terms.is_swapped
     for x in (terms.choices, second, terms.choices ^ second):
@@ -160,7 +160,7 @@ def test_protocol_and_aggregator_have_one_law(options):
     values, rng = np.zeros((n, size)), np.random.default_rng(0)
     noise = noise_of(n, **options)
     is_oblivious = noise.shares_per_party > 1
-    _, played = play(
+    _, played = run_iteration(
         set_up_protocol(noise, 0), values, rng, is_oblivious=is_oblivious, records=False
     )
     structure = jax.ShapeDtypeStruct((size,), np.float32)
@@ -257,19 +257,30 @@ def test_cohorts_with_fewer_parties_than_shares_are_refused():
 @pytest.mark.parametrize(
     "call,words",
     [
-        (lambda s, v, r: play(s, v[:2], r), r"values must be \[parties, weights\] for 3 parties"),
-        (lambda s, v, r: play(s, v * 1e9, r), r"values must be at most 2\^15"),
-        (lambda s, v, r: play(s, v, r, left_out=np.ones(3, bool)), r"left_out must be \[3, 3\]"),
         (
-            lambda s, v, r: play(s, v, r, unsubtracted=np.eye(3, dtype=bool), zero_sharing=True),
+            lambda s, v, r: run_iteration(s, v[:2], r),
+            r"values must be \[parties, weights\] for 3 parties",
+        ),
+        (lambda s, v, r: run_iteration(s, v * 1e9, r), r"values must be at most 2\^15"),
+        (
+            lambda s, v, r: run_iteration(s, v, r, left_out=np.ones(3, bool)),
+            r"left_out must be \[3, 3\]",
+        ),
+        (
+            lambda s, v, r: run_iteration(
+                s, v, r, unsubtracted=np.eye(3, dtype=bool), zero_sharing=True
+            ),
             "unsubtracted must be None with zero_sharing",
         ),
-        (lambda s, v, r: play(s, v, r, is_oblivious=False, left_out=np.eye(3) > 0), "left_out"),
+        (
+            lambda s, v, r: run_iteration(s, v, r, is_oblivious=False, left_out=np.eye(3) > 0),
+            "left_out",
+        ),
         (lambda s, v, r: set_up_protocol(noise_of(5000), 0), "at most 4096 parties"),
         (lambda s, v, r: set_up_protocol(s.noise, 0, agree=lambda i, j: b"x"), "agree must return"),
         (lambda s, v, r: oblivious_mean(np.zeros(3), 1.0, 1.0, 1), "num_parties must be"),
         (
-            lambda s, v, r: play(s._replace(noise=noise_of(3, form="one")), v, r),
+            lambda s, v, r: run_iteration(s._replace(noise=noise_of(3, form="one")), v, r),
             'form "pairs"',
         ),
     ],
