@@ -125,7 +125,7 @@ def updates_and_mixture(
     if len(means):
         edge.set_label("1, 2 and 3 radii")
     axes.set(xlabel="first principal component", ylabel="second principal component")
-    axes.set_aspect("equal")
+    axes.set_aspect("equal", adjustable="datalim")
     drawing.set_title(axes, title)
     drawing.legend_above(axes)
     return figure
