@@ -51,7 +51,7 @@ BoundedRangeDpEvent DistributedDiscreteGaussianDpEvent PureDpEvent SkellamDpEven
 StaircaseDpEvent GammaShares GammaSharesDpEvent FixedPoint Iteration SetUp Terms OmissionResult
 CollusionResult MaskGraph MaskKeys HeldShares Compute Latencies RoundTimes Availability
 Moment CountedMean FloatOffsets LossBounds Node Nodes Journal NotOpenError Script Project
-Report Budget Method
+Report Budget Method KeptTrials Trial
 """
 HOLD = set(_NAMES.split())
 

@@ -79,12 +79,12 @@ def growth(options: argparse.Namespace) -> str:
         start = time.perf_counter(), time.process_time()
         set_up = set_up_protocol(noise, options.seed)
         rng = np.random.default_rng(options.seed)
-        for _ in range(options.largest_runs):
+        for _ in range(options.iterations):
             set_up, _ = run_iteration(set_up, rng.normal(size=(n, 105)), rng, records=False)
         wall, cpu = time.perf_counter() - start[0], time.process_time() - start[1]
         rows.append({"parties": n, "seconds": wall, "cpu_seconds": cpu})
     _write(options.output / "growth.json", {"hardware": HARDWARE, "rows": rows})
-    lines = [f"{options.largest_runs} iterations, 105 weights", "", "| parties | s | CPU s |"]
+    lines = [f"{options.iterations} iterations, 105 weights", "", "| parties | s | CPU s |"]
     lines += ["|---|---|---|"]
     lines += [f"| {r['parties']} | {r['seconds']:.1f} | {r['cpu_seconds']:.1f} |" for r in rows]
     return "\n".join(lines) + "\n"
@@ -151,7 +151,7 @@ def timing(options: argparse.Namespace) -> str:
 def without_server(options: argparse.Namespace) -> str:
     """Runs three clients without a server on digits, and computes the times of table 5.3."""
     result = {
-        "accuracy": serverless.run(options.largest_runs, options.seed),
+        "accuracy": serverless.run(options.iterations, options.seed),
         "times": serverless.times(),
     }
     _write(options.output / "serverless.json", result)

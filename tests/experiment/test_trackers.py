@@ -69,8 +69,8 @@ def test_mlflow_has_each_round_once_and_one_run_for_a_resumed_one(folder, at_exi
 
 @telling
 def test_wandb_writes_files_for_a_later_sync(folder, monkeypatch, at_exit):
-    pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_DIR", str(folder.parent))
+    pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
     options = {"wandb": {"project": "mine", "mode": "offline"}}
     played(callbacks_of(options)["wandb"], folder, 2, 4)
@@ -85,8 +85,8 @@ def test_wandb_writes_files_for_a_later_sync(folder, monkeypatch, at_exit):
 
 @telling
 def test_trackio_stores_each_round_on_this_machine(folder, monkeypatch, at_exit):
-    pytest.importorskip("trackio")
     monkeypatch.setenv("TRACKIO_DIR", str(folder.parent / "trackio"))
+    pytest.importorskip("trackio")
     played(callbacks_of({"trackio": {"project": "mine"}})["trackio"], folder, 2, 4)
     (database,) = (folder.parent / "trackio").glob("*.db")
     with sqlite3.connect(database) as connection:
