@@ -254,22 +254,21 @@ for _name in SMALL:
             **_whole.axes,
         },
     )
-# FedAvg of tables 3.1 and 3.2 with the network of the thesis.
+
+
+def _fedavg_with(name: str, *words: str) -> Study:
+    """FedAvg of the non-IID table of a study's data, with other settings."""
+    table = TABLES[f"{name.rpartition('_')[0]}_non_iid"]
+    fedavg = [*table.axes["algorithm"]["FedAvg"], *words]
+    return table._replace(name=name, axes={**table.axes, "algorithm": {"FedAvg": fedavg}})
+
+
+# Tables 3.1 and 3.2 with the network of the thesis.
 LENET = [f"{data}_lenet" for data in ("mnist", "fedcmnist")]
-for _name in LENET:
-    _short = TABLES[_name.replace("lenet", "non_iid")]
-    _words = [*_short.axes["algorithm"]["FedAvg"], "--model.name=lenet5", "--model.options={}"]
-    STUDIES[_name] = _short._replace(
-        name=_name, axes={**_short.axes, "algorithm": {"FedAvg": _words}}
-    )
+STUDIES |= {n: _fedavg_with(n, "--model.name=lenet5", "--model.options={}") for n in LENET}
 # Five times as long, as far as the specification goes: what is left of a gap at round 40.
 LONG = [f"{data}_long" for data in ("mnist", "fashion_mnist")]
-for _name in LONG:
-    _short = TABLES[_name.replace("long", "non_iid")]
-    _words = [*_short.axes["algorithm"]["FedAvg"], "--run.rounds=200", "--run.checkpoint_every=100"]
-    STUDIES[_name] = _short._replace(
-        name=_name, axes={**_short.axes, "algorithm": {"FedAvg": _words}}
-    )
+STUDIES |= {n: _fedavg_with(n, "--run.rounds=200", "--run.checkpoint_every=100") for n in LONG}
 GROUPS = {
     "long": LONG,
     "small": SMALL,
