@@ -14,6 +14,12 @@ BACKENDS = ("cpu", "gpu", "tpu")
 _TARGET: ContextVar[str | None] = ContextVar("target", default=None)
 
 
+def programs_folder() -> str | None:
+    """Returns where JAX keeps compiled programs: a path or an address; None if it keeps none."""
+    # JAX's annotations do not list its settings.
+    return jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+
+
 class Facts(NamedTuple):
     """What a backend reports about one of its devices; `core.choices` follows from it.
 

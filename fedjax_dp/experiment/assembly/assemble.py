@@ -5,12 +5,11 @@ from collections.abc import Callable, Mapping
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
-import jax
-
 from fedjax_dp.algorithms import registry as algorithms
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.backend import programs_folder
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.evaluation import Evaluator, evaluator
 from fedjax_dp.engine.execution.compile import Simulation, simulation
@@ -272,7 +271,7 @@ def execution_of(section: ExecutionSection, run: RunSection) -> ExecutionConfig:
 
 def _chunk_of(section: ExecutionSection) -> int | str | Tuned:
     """Returns the clients per chunk; times of layouts are kept beside compiled programs."""
-    folder: str | None = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    folder = programs_folder()
     if section.clients_per_chunk != "tuned" or folder is None or "://" in folder:
         return section.clients_per_chunk
     return Tuned(TrialFiles(pathlib.Path(folder).expanduser() / "layouts"))

@@ -11,6 +11,7 @@ import filelock
 import jax
 import platformdirs
 
+from fedjax_dp.core.backend import programs_folder
 from fedjax_dp.core.versions import libraries
 
 # Limits of the user's cache of programs, of all and of those below a size; the oldest are deleted.
@@ -39,8 +40,7 @@ def use_compilation_cache(folder: str | None) -> None:
 
     Programs that compile in no time are kept too, so that a second run compiles nothing.
     """
-    is_set = jax.config.jax_compilation_cache_dir is not None  # type: ignore[attr-defined]
-    if folder is None or (folder == "auto" and is_set):
+    if folder is None or (folder == "auto" and programs_folder() is not None):
         return
     if folder == "auto":
         path = platformdirs.user_cache_path("fedjax_dp") / "programs"
