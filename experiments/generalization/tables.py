@@ -60,6 +60,8 @@ def runs_in(folder: pathlib.Path) -> list[dict[str, Any]]:
     for file in sorted(folder.glob("*/*=*/summary.json")):
         named = dict(part.split("=", 1) for part in file.parent.name.split(","))
         summary = json.loads(file.read_text(encoding="utf-8"))
+        if summary.get("ended") == "interrupted":
+            continue
         others = (f"{axis}={value}" for axis, value in named.items() if axis not in KEY)
         place = {"study": file.parent.parent.name, "setting": ",".join(others)}
         rows = _rows_of(file.parent)

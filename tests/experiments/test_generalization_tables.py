@@ -42,6 +42,14 @@ def test_aggregations_are_compared_over_the_seeds_that_both_have(runs):
     assert "in 0 of 0 cells" in tables.of_masking(tables.runs_in(runs), "iid")
 
 
+def test_a_run_that_was_interrupted_is_left_out(tmp_path):
+    """Its summary is of the rounds before the interruption."""
+    for seed, ended in enumerate(("finished", "interrupted")):
+        name = f"algorithm=FedAvg,aggregation=AVG,seed={seed}"
+        finished(tmp_path, "mnist_lenet", name, test_accuracy_last_ten=0.8, ended=ended)
+    assert [run["seed"] for run in tables.runs_in(tmp_path)] == ["0"]
+
+
 def test_long_runs_are_read_off_on_their_way(tmp_path):
     """Accuracy of round r is r / 100 for one, and falls behind by r / 200 for the other."""
     for kind, slope in (("AVG", 1.0), ("GMA", 0.5)):
