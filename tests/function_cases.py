@@ -667,6 +667,7 @@ SPECIAL: dict[str, Case] = {
         encoding=lambda: secure.fixed_point(3),
         graph=lambda: secure.all_pairs(3),
     ),
+    "TrialFiles": case(io.TrialFiles, folder=lambda: "trials"),
     "masking_facts": case(secure.masking_facts, graph=lambda: secure.all_pairs(3)),
     "mask_messages": case(secure.mask_messages, graph=lambda: secure.all_pairs(3)),
     "noise_messages": case(oblivious.noise_messages, num_parties=3, num_weights=2),

@@ -216,7 +216,7 @@ def _kth_largest_whole(values: jax.Array, count: jax.typing.ArrayLike, num_bits:
     one = jnp.ones((), values.dtype)
 
     def set_bit(i: jax.Array, least: jax.Array) -> jax.Array:
-        larger = least | (one << (num_bits - 1 - i).astype(values.dtype))
+        larger = least | (one << jnp.asarray(num_bits - 1 - i, values.dtype))
         return jnp.where(jnp.sum(values >= larger) >= count, larger, least)
 
     return jax.lax.fori_loop(0, num_bits, set_bit, jnp.zeros((), values.dtype))

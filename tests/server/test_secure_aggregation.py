@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh
-from marks import later, telling
+from marks import floats, later, telling
 from oracles.floats import nearest
 from scipy import stats
 from side_by_side import several_devices
@@ -189,6 +189,7 @@ def without(info, names):
 DROPPED = [(), (LOST,), (Fate.LATE, LOST, NAN, LOST)]
 
 
+@floats
 @pytest.mark.parametrize(
     ("name", "bits"),
     later(

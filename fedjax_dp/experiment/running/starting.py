@@ -206,7 +206,7 @@ def restored(
     withdraw_release(place)
     _write_sweep(experiment, place)
     write_text(place / CONFIG_FILE, config_files.to_toml(experiment.written))
-    if step is None:
+    if step is None or not (place / DATA_FILE).exists():
         write_fingerprint(experiment.population, place / DATA_FILE)
     return state, Start(place, lock, key, hyper, accounting, checkpoints, seconds, traffic)
 
