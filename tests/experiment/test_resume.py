@@ -582,7 +582,7 @@ def test_a_harmed_folder_resumes_to_the_same_bits_or_is_refused(uninterrupted, i
     try:
         status, text = execute(interrupted, resume=True)
     except (ValueError, OSError) as error:
-        # Beside checkpoints only these are compared with what is there; an error says which is wrong.
+        # Beside checkpoints only these two are read; an error says which is wrong.
         assert path.name in ("config.toml", "data.json"), (path, how, error)
         assert path.name == "config.toml" or (how != "delete" and "data.json" in str(error))
         return
