@@ -193,20 +193,25 @@ def by_part(
     return {part: dict(row) for part, row in found.items()}
 
 
-def copy_bandwidth(megabytes: int = 256, repeats: int = 5) -> float:
-    """Measures the best bytes per second, read and written, of a sum of large arrays."""
+def bandwidth(kilobytes: int, seconds: float = 0.5) -> float:
+    """Measures the best bytes per second, read and written, of changing an array in place."""
     import jax
     import jax.numpy as jnp
 
-    x = jnp.ones(megabytes * 2**18, jnp.float32)
-    add = jax.jit(lambda x: x + 1)
-    add(x).block_until_ready()
-    best = math.inf
-    for _ in range(repeats):
-        started = time.perf_counter()
-        add(x).block_until_ready()
-        best = min(best, time.perf_counter() - started)
-    return 2 * x.nbytes / best
+    turns = max(1, 2**18 // kilobytes)
+    x = jnp.ones(kilobytes * 256, jnp.float32)
+
+    def change(x: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, turns, lambda _, x: x + 1, x)
+
+    changed = jax.jit(change, donate_argnums=0)
+    x = changed(x).block_until_ready()
+    best, started = math.inf, time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        before = time.perf_counter()
+        x = changed(x).block_until_ready()
+        best = min(best, time.perf_counter() - before)
+    return 2 * x.nbytes * turns / best
 
 
 def traced_round(name: str, folder: pathlib.Path) -> dict[str, Any]:
@@ -215,11 +220,13 @@ def traced_round(name: str, folder: pathlib.Path) -> dict[str, Any]:
     from jax.profiler import ProfileData
 
     from fedjax_dp.engine import ExecutionConfig
+    from fedjax_dp.experiment.assembly.devices import offer_devices
     from fedjax_dp.experiment.studies.timing import gemm_peak, timed_case
 
+    offer_devices("auto")
     case = timed_case(name, ExecutionConfig(rounds_per_call=1))
     untraced = min(case.time_round() for _ in range(3))
-    peak, bandwidth = gemm_peak(0.5), copy_bandwidth()
+    peak, memory, caches = gemm_peak(0.5), bandwidth(2**18), bandwidth(2**12)
     with tempfile.TemporaryDirectory() as traces:
         with jax.profiler.trace(traces):
             traced = case.time_round()
@@ -242,7 +249,8 @@ def traced_round(name: str, folder: pathlib.Path) -> dict[str, Any]:
         "traced_seconds": traced,
         "devices": case.simulation.layout.mesh_size,
         "gemm_gflops": peak,
-        "copy_gb_per_second": bandwidth / 1e9,
+        "memory_gb_per_second": memory / 1e9,
+        "cache_gb_per_second": caches / 1e9,
         "parts": by_part(operations, seconds),
         "operations": [
             {"name": op, "calls": seconds[op][0], "seconds": seconds[op][1]}
@@ -260,10 +268,10 @@ def table(found: Mapping[str, Mapping[str, Any]]) -> str:
         "",
         "By `python -m benchmarks.roofline`: the time of each operation of the compiled round, as",
         "the CPU's trace has it, added up over devices and by the source that it comes from.",
-        "*Bound*: what the operations and bytes of a part would take at the product peak, or the",
-        "bandwidth of memory, measured in the same minute on all cores, whichever is longer, as a",
-        "share of the part's time: where it is small there is room. Bytes count each operand and",
-        "result of an operation once, also where a cache holds them, so that it can exceed 1.",
+        "*Bound*: what the operations of a part would take at the product peak, or its bytes at",
+        "the bandwidth of arrays of 4 MiB, which caches hold, whichever is longer, as a share of",
+        "the part's time: where it is small there is room. Peak and bandwidths are of all cores,",
+        "measured in the same minute. Bytes count each operand and result of an operation once.",
     ]
     for name, row in found.items():
         total = sum(part["seconds"] for part in row["parts"].values())
@@ -275,7 +283,8 @@ def table(found: Mapping[str, Mapping[str, Any]]) -> str:
             f"{row['seconds']:.2f} s a round ({row['traced_seconds']:.2f} traced), devices {each}, "
             f"with {total / each:.2f} s of operations each; "
             f"product peak {row['gemm_gflops']:.0f} GFLOP/s, "
-            f"memory {row['copy_gb_per_second']:.0f} GB/s.",
+            f"memory {row['memory_gb_per_second']:.0f} GB/s, "
+            f"caches {row['cache_gb_per_second']:.0f} GB/s.",
             "",
             "| part | share | calls | GFLOP | GB | GFLOP/s | GB/s | bound |",
             "|---|---:|---:|---:|---:|---:|---:|---:|",
@@ -285,7 +294,7 @@ def table(found: Mapping[str, Mapping[str, Any]]) -> str:
             if sums["seconds"] < 0.002 * total:
                 continue
             flops, moved, taken = sums["flops"] / 1e9, sums["bytes"] / 1e9, sums["seconds"] / each
-            bound = max(flops / row["gemm_gflops"], moved / row["copy_gb_per_second"])
+            bound = max(flops / row["gemm_gflops"], moved / row["cache_gb_per_second"])
             share, calls, work = sums["seconds"] / total, sums["calls"], (flops, moved)
             cells = (
                 part, f"{share:.1%}", f"{calls:,.0f}", *(f"{x:,.1f}" for x in work),

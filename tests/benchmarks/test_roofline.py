@@ -74,10 +74,11 @@ def test_the_table_states_the_share_of_each_part_and_its_bound():
     part = {"calls": 2.0, "seconds": 3.0, "flops": 6e9, "bytes": 1e9}
     row = {
         "seconds": 4.0, "traced_seconds": 5.0, "devices": 1, "gemm_gflops": 4.0,
-        "copy_gb_per_second": 2.0, "parts": {"sums": part, "update": {**part, "seconds": 1.0}},
+        "memory_gb_per_second": 1.0, "cache_gb_per_second": 2.0,
+        "parts": {"sums": part, "update": {**part, "seconds": 1.0}},
         "operations": [],
     }  # fmt: skip
     text = roofline.table({"W1": row})
-    # 6 GFLOP at 4 GFLOP/s take 1.5 s, longer than 1 GB at 2 GB/s.
+    # 6 GFLOP at 4 GFLOP/s take 1.5 s, longer than 1 GB at 2 GB/s from caches.
     assert "| sums | 75.0% | 2 | 6.0 | 1.0 | 2 | 0 | 0.50 |" in text
     assert "| update | 25.0% | 2 | 6.0 | 1.0 | 6 | 1 | 1.50 |" in text
