@@ -1,7 +1,7 @@
 """Sums of outer products, one for each example, and bounds on their norms."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,6 @@ _SHIFT = 1e-5
 # Inverses of Cholesky factors stay below 1/√shift, times √num_rows, unless their Gram matrix was
 # too far from positive definite.
 _LARGEST_INVERSE = 1e5
-_ROUNDING = products.EXACT.per_addition
 # How far the order of a sum may move it, in units of the bound on one example.
 _LARGEST_ERROR = 8.7e-4
 # Squares of float32 numbers below this vanish.
@@ -152,16 +151,23 @@ def _squared_norms(left: jax.Array, right: jax.Array) -> tuple[jax.Array, jax.Ar
         # Two chains of T additions; without the barrier they may become one of T².
         return jnp.sum(lax.optimization_barrier(jnp.sum(matrix, 2)), 1)
 
-    chains = left.shape[2] * _ROUNDING, right.shape[2] * _ROUNDING
+    rounding = _rounding(left.dtype)
+    chains = left.shape[2] * rounding, right.shape[2] * rounding
     terms = grams[0] * grams[1]
     error = (
         chains[0] * pairs[0] * jnp.abs(grams[1])
         + chains[1] * pairs[1] * jnp.abs(grams[0])
         + 3 * chains[0] * chains[1] * pairs[0] * pairs[1]
-        + 2 * left.shape[1] * _ROUNDING * jnp.abs(terms)
+        + 2 * left.shape[1] * rounding * jnp.abs(terms)
     )
     squares = over_rows(terms) + over_rows(error)
     return jnp.maximum(squares, 0), jnp.sum(lengths[0] * lengths[1], 1)
+
+
+def _rounding(dtype: Any) -> float:
+    """Bounds the relative error of one operation; float64 is for comparisons with references."""
+    finer = float(jnp.finfo(dtype).eps) / float(jnp.finfo(jnp.float32).eps)
+    return products.EXACT.per_addition * finer
 
 
 def unseen(size: int) -> float:

@@ -70,6 +70,15 @@ def test_factors_amount_to_the_sums_and_norms_bound_them(shape):
     assert np.all(np.abs(matrices - expected) <= 1e-6 * scale)
 
 
+def test_norms_of_float64_are_those_of_the_sums():
+    """The room for rounding is that of the type; references in float64 are compared exactly."""
+    rows, columns = (a.astype(np.float64) for a in factors(16, 300, 40))
+    with jax.enable_x64(True):
+        norms = np.asarray(jax.jit(outer_products.factors)(rows, columns).norms)
+    assert norms.dtype == np.float64
+    np.testing.assert_allclose(norms[:3], exact(rows, columns)[:3], rtol=1e-11)
+
+
 def test_factors_of_floats_at_the_edges():
     """Squares that vanish or overflow, and a Gram matrix that rounding takes below zero."""
     rows, columns = factors(16, 300, 40)
