@@ -46,12 +46,12 @@ def main() -> None:
                 for i in range(given.points)
             }
             started = time.perf_counter()
-            jobs[width] = joint, played(joint, wanted)
+            jobs[width] = joint, next_round(joint, wanted)
             compiling[width] = time.perf_counter() - started
         for _ in range(given.repeats):
             for width, (joint, wanted) in jobs.items():
                 clock, processors = time.perf_counter(), time.process_time()
-                wanted = played(joint, wanted)
+                wanted = next_round(joint, wanted)
                 spent = time.process_time() - processors, time.perf_counter() - clock
                 least[width] = min(spent, least.get(width, spent))
                 jobs[width] = joint, wanted
@@ -63,8 +63,8 @@ def main() -> None:
             print(f"| {name} | {width} | {row} |", flush=True)
 
 
-def played(joint: Joint, wanted: dict[int, Request]) -> dict[int, Request]:
-    """Plays a round of all points, and asks for the next."""
+def next_round(joint: Joint, wanted: dict[int, Request]) -> dict[int, Request]:
+    """Runs a round of all points, and asks for the next."""
     found = joint.run(wanted)
     jax.block_until_ready([each.state for each in found.values()])
     return {i: wanted[i]._replace(state=each.state) for i, each in found.items()}

@@ -80,7 +80,7 @@ def test_the_page_on_performance_has_figures_that_were_measured():
     page = (ROOT / "docs/how-to/performance.md").read_text("utf-8")
     lines = [line.split("|")[1:-1] for line in page.splitlines() if re.match(r"\| W\d", line)]
     assert {name for name, *_ in rows} == {cells[0].partition(":")[0].strip() for cells in lines}
-    names = {"pfl": "pfl-research", "drjax": "DrJAX", "fedjax": "FedJAX"}
+    names = {"pfl": "pfl-research", "drjax": "DrJAX", "fedjax": "FedJAX", "flower": "Flower"}
     for about, own, other, ratio, overhead in lines:
         workload = about.partition(":")[0].strip()
         (measured,) = (ms for name, who, ms in rows if (name, who) == (workload, "ours"))
