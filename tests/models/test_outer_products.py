@@ -79,6 +79,16 @@ def test_norms_of_float64_are_those_of_the_sums():
     np.testing.assert_allclose(norms[:3], exact(rows, columns)[:3], rtol=1e-11)
 
 
+@pytest.mark.parametrize(("num_rows", "inputs", "outputs"), [(16, 300, 40), (4, 5000, 3)])
+def test_squared_norms_leave_room_for_additions_in_any_order(num_rows, inputs, outputs):
+    """Sums of n numbers err by up to n roundings in the worst order, in both Gram matrices."""
+    left, right = jnp.ones((1, num_rows, inputs)), jnp.ones((1, num_rows, outputs))
+    bound, _ = outer_products._squared_norms(left, right)
+    exactly = float(num_rows**2 * inputs * outputs)
+    room = (inputs + outputs) * 2.0**-24
+    assert exactly * (1 + room) <= float(bound[0]) <= exactly * (1 + 2 * room + 1e-5)
+
+
 def test_factors_of_floats_at_the_edges():
     """Squares that vanish or overflow, and a Gram matrix that rounding takes below zero."""
     rows, columns = factors(16, 300, 40)
