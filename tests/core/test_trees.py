@@ -37,6 +37,14 @@ def test_what_can_be_summed_over_any_population():
             assert not jax.jit(trees.can_be_summed)(jnp.ones(size).at[size // 3].set(bad))
 
 
+@pytest.mark.parametrize("check", [trees.is_finite, trees.can_be_summed])
+@pytest.mark.parametrize("place", ["first", "second", "third"])
+def test_a_bad_entry_is_seen_among_leaves_of_one_size(check, place):
+    tree = {"first": jnp.ones((3, 4)), "second": jnp.ones(12), "third": jnp.ones((4, 3))}
+    assert jax.jit(check)(tree)
+    assert not jax.jit(check)(tree | {place: tree[place].at[-1].set(np.nan)})
+
+
 def test_the_largest_numbers_and_nothing_at_all_are_finite():
     assert trees.is_finite({"w": jnp.array([1.0, -3e38], jnp.float32), "none": jnp.zeros((0, 3))})
     assert trees.is_finite({}) and trees.is_finite({"count": jnp.array([2**30])})
