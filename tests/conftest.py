@@ -66,6 +66,8 @@ def pytest_sessionstart() -> None:
 def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
+    # As `fedjax-dp` does: tracing makes many objects, and little cyclic garbage.
+    gc.set_threshold(50_000, 20, 50)
     gc.enable()
 
 

@@ -49,7 +49,11 @@ def checked(config):
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_point_of_a_sweep_is_valid(name):
     study = STUDIES[name]
-    grid = sweep.grid_points(study, {}, ())
+    # Seeds are numbers like any other: one of them is read.
+    seeds = study.axes.get("seed", {})
+    names = {" ".join(words).replace(f"seed={seed}", "seed") for seed, words in seeds.items()}
+    assert len(names) <= 1
+    grid = sweep.grid_points(study, {"seed": [*seeds][:1]} if seeds else {}, ())
     assert len({point.name for point in grid}) == len(grid) > 0
     assert {study.rows, study.columns} <= set(study.axes)
     found = [checked(load_config(study.file, point.words)) for point in grid]
