@@ -15,9 +15,10 @@ import reference
 import report
 from book import Book
 from compare import LINEUP, hardware_class
-from conftest import ROOT
 
 from fedjax_dp.experiment.studies.workloads import WORKLOADS
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def small(**changes):
