@@ -262,6 +262,7 @@ def test_any_bytes_of_a_file_are_read_or_refused_with_its_name(tmp_path_factory,
 
 @QUICK
 @given(st.lists(st.tuples(KEYS, st.text(max_size=6) | VALUES.map(str)), max_size=2))
+@example([("training.optimizer", "{'A': 0}")])
 def test_any_words_of_a_command_line_are_read_or_refused(tmp_path_factory, pairs):
     path = tmp_path_factory.getbasetemp() / "none.toml"
     path.write_text("")

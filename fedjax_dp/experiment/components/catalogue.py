@@ -155,7 +155,9 @@ def _require_known(
         checks.require(not is_place, key, rule, name)
         checks.one_of(key, name, names)
     except ValueError as error:
-        raise ConfigError(f"{origin(key)}: {error}") from None
+        # A failed import does not know the key that asked for it.
+        text = str(error) if key in str(error) else f"{key}: {error}"
+        raise ConfigError(f"{origin(key)}: {text}") from None
 
 
 def _fields_of(choice: Choice, key: str, name: str, origin: Callable[[str], str]) -> Fields:
