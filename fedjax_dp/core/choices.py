@@ -15,7 +15,7 @@ Convolutions = Literal["products", "native"]
 # A chunk grows until a pass through its loop body does this many floating-point operations: small
 # models gain from wide chunks, large ones use the whole device alone. On CPUs it is measured
 # (benchmarks/notes.md, "Devices and chunks").
-_CPU_OPERATIONS = 5e7
+_CPU_OPERATIONS = 1.5e7
 # On a GPU a pass starts about 40 kernels of 5 µs each, 0.2 ms in all. Ten times as long are 2 ms,
 # in which a multiprocessor does 1e9 operations: 5e11 a second, 128 multiply-adds at 2 GHz.
 _OPERATIONS_OF_A_CORE = 1e9

@@ -24,6 +24,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models import kinds
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.kinds import Frozen, Where
+from fedjax_dp.models.lowering import dense
 
 # The names of an adapter's two parts among the parameters.
 _DOWN, _UP = "down", "up"
@@ -280,6 +281,8 @@ def _rows(eqn: JaxprEqn, kernel: Any, indices: Any) -> jax.Array | None:
 
 _RULES: dict[str, Callable[..., Any]] = {
     "dot_general": _dot,
+    # A mark for the gradient of a kernel, and no base has a gradient.
+    dense.NAME: lambda eqn, kernel: kernel,
     "transpose": _transposed,
     "convert_element_type": _converted,
     "gather": _rows,

@@ -18,9 +18,12 @@ from fedjax_dp.core.jaxprs import ClosedJaxpr, JaxprEqn, Literal, Var
 from fedjax_dp.core.materialize import materialize
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models import outer_products
-from fedjax_dp.models.lowering import bilinear, narrow, winograd
+from fedjax_dp.models.lowering import bilinear, dense, narrow, winograd
 
-_VIEWS = ("reshape", "transpose", "squeeze", "expand_dims", "optimization_barrier", "copy")
+_VIEWS = (
+    *("reshape", "transpose", "squeeze", "expand_dims", "optimization_barrier", "copy"),
+    dense.NAME,
+)
 _LOOPS_AND_RULES = jaxprs.CONTROL_FLOW | jaxprs.CUSTOM_RULES
 
 

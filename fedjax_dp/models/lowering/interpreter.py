@@ -1,4 +1,4 @@
-"""Traces a function and evaluates it again with windowed primitives replaced."""
+"""Traces a function and evaluates it again with convolutions, pools and products replaced."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_dp.core import jaxprs
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.jaxprs import ClosedJaxpr, Jaxpr, JaxprEqn
-from fedjax_dp.models.lowering import convolution, pooling
+from fedjax_dp.models.lowering import convolution, dense, pooling
 
 Replacement = Callable[..., Any]
 
@@ -31,7 +31,8 @@ def lower(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     Convolutions become patches and one GEMM, pools become slices and elementwise maxima or sums,
     and so do their derivatives, which is many times faster on a CPU wherever weights differ per
-    client or the work sits in a loop body. Everything else is evaluated as it was traced.
+    client or the work sits in a loop body. There dense layers with few outputs also compute their
+    gradients transposed. Everything else is evaluated as it was traced.
 
     Args:
       fn: a pure function of pytrees. Arrays among the arguments are traced; all other leaves
@@ -68,10 +69,12 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _lower_equation(eqn: JaxprEqn, *operands: Any) -> Sequence[Any]:
-    """Evaluates an equation; windowed primitives, also inside of it, are replaced."""
+    """Evaluates an equation; what is rewritten, also inside of it, is replaced."""
     name = eqn.primitive.name
     if name in _REPLACEMENTS:
         return [_REPLACEMENTS[name](*operands, **eqn.params)]
+    if dense.is_narrow(eqn):
+        return dense.multiply(eqn, *operands)
     if name in _STRUCTURES and any(map(_needs_rewrite, jaxprs.inner_jaxprs(eqn))):
         return jaxprs.evaluate_structure(eqn, _run, operands)
     if name in _DERIVATIVE_RULES and _custom_needs_rewrite(eqn):
@@ -87,13 +90,14 @@ def _needs_rewrite(jaxpr: Jaxpr) -> bool:
     descends = _STRUCTURES | jaxprs.CUSTOM_RULES
     return any(
         eqn.primitive.name in _REPLACEMENTS
+        or dense.is_narrow(eqn)
         or (eqn.primitive.name in descends and any(map(_needs_rewrite, jaxprs.inner_jaxprs(eqn))))
         for eqn in jaxpr.eqns
     )
 
 
 def _custom_needs_rewrite(eqn: JaxprEqn) -> bool:
-    """Whether a custom function, or its derivative alone, contains a windowed primitive."""
+    """Whether a custom function, or its derivative alone, contains what is rewritten."""
     if any(map(_needs_rewrite, jaxprs.inner_jaxprs(eqn))):
         return True
     operands, results = _shapes(eqn.invars), _shapes(eqn.outvars)
