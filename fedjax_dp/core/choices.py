@@ -13,8 +13,8 @@ Products = Literal["exact", "split"]
 Convolutions = Literal["products", "native"]
 
 # A chunk grows until a pass through its loop body does this many floating-point operations: small
-# models gain from wide chunks, large ones use the whole device alone. On CPUs it is measured
-# (benchmarks/notes.md, "Devices and chunks").
+# models gain from wide chunks, as long as a cache holds them, and large ones use the whole device
+# alone. On CPUs it is measured (benchmarks/notes.md, "Narrow products").
 _CPU_OPERATIONS = 1.5e7
 # On a GPU a pass starts about 40 kernels of 5 µs each, 0.2 ms in all. Ten times as long are 2 ms,
 # in which a multiprocessor does 1e9 operations: 5e11 a second, 128 multiply-adds at 2 GHz.

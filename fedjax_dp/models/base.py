@@ -251,7 +251,7 @@ class Model(NamedTuple):
           mixes_examples: whether outputs depend on other examples in training; None means yes if
             there are collections besides "params".
           rng_streams: names under which the module draws random numbers in `apply`.
-          lower: whether convolutions and pooling are rewritten as matrix products.
+          lower: whether layers are rewritten for speed, as `models.lower` does.
 
         Returns:
           The model.
@@ -296,7 +296,7 @@ class Model(NamedTuple):
           name: the name in reports; None takes the name of the module's class.
           mixes_examples: whether outputs depend on other examples in training; None means yes if
             there is state besides parameters and random streams.
-          lower: whether convolutions and pooling are rewritten as matrix products.
+          lower: whether layers are rewritten for speed, as `models.lower` does.
 
         Returns:
           The model.
@@ -345,7 +345,7 @@ class Model(NamedTuple):
           buffer_keys: the buffers: top-level keys of the parameters, or a pattern or predicate as
             in `freeze`. Buffers that are not refreshed and have the same initial value under any
             key are constants, and frozen.
-          lower: whether convolutions and pooling are rewritten as matrix products.
+          lower: whether layers are rewritten for speed, as `models.lower` does.
 
         Returns:
           The model.

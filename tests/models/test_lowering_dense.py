@@ -10,7 +10,7 @@ from fedjax_dp.core.backend import traced_for
 from fedjax_dp.models.lowering import dense, lower
 from fedjax_dp.models.per_example import _plan
 
-WIDE = 64
+WIDE = 33
 
 
 def layer(x, w):
@@ -101,3 +101,11 @@ def test_a_narrow_layer_of_a_sequence_is_a_site_of_examples():
     plan = _plan(lambda w, x: loss(lower(layer))(w[0], x), [normal(0, (9, 3))], shape)
     assert dense.NAME in {eqn.primitive.name for eqn in plan.closed.jaxpr.eqns}
     assert len(plan.sites) == 1 and not plan.direct
+
+
+def test_the_number_of_rows_may_be_unknown():
+    """As where a model is exported for batches of any size."""
+    size = jax.export.symbolic_shape("rows")[0]
+    x = jax.ShapeDtypeStruct((size, 9), jnp.float32)
+    exported = jax.export.export(jax.jit(lower(layer)))(x, normal(0, (9, 3)))
+    assert str(exported.out_avals[0].shape) == "(rows, 3)"

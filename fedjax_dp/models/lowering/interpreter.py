@@ -31,8 +31,8 @@ def lower(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     Convolutions become patches and one GEMM, pools become slices and elementwise maxima or sums,
     and so do their derivatives, which is many times faster on a CPU wherever weights differ per
-    client or the work sits in a loop body. There dense layers with few outputs also compute their
-    gradients transposed. Everything else is evaluated as it was traced.
+    client or the work sits in a loop body. On a CPU, gradients of dense layers with few outputs are
+    computed transposed. Everything else is evaluated as it was traced.
 
     Args:
       fn: a pure function of pytrees. Arrays among the arguments are traced; all other leaves
@@ -69,7 +69,7 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _lower_equation(eqn: JaxprEqn, *operands: Any) -> Sequence[Any]:
-    """Evaluates an equation; what is rewritten, also inside of it, is replaced."""
+    """Evaluates an equation, or the parts inside it, with replacements."""
     name = eqn.primitive.name
     if name in _REPLACEMENTS:
         return [_REPLACEMENTS[name](*operands, **eqn.params)]
@@ -97,7 +97,7 @@ def _needs_rewrite(jaxpr: Jaxpr) -> bool:
 
 
 def _custom_needs_rewrite(eqn: JaxprEqn) -> bool:
-    """Whether a custom function, or its derivative alone, contains what is rewritten."""
+    """Whether a custom function, or its derivative alone, contains something to rewrite."""
     if any(map(_needs_rewrite, jaxprs.inner_jaxprs(eqn))):
         return True
     operands, results = _shapes(eqn.invars), _shapes(eqn.outvars)
