@@ -8,7 +8,7 @@ from lowering_checks import assert_close, normal, primitives, run
 
 from fedjax_dp.core.backend import traced_for
 from fedjax_dp.models.lowering import dense, lower
-from fedjax_dp.models.per_example import _plan
+from fedjax_dp.models.per_example import _plan, _product_form
 
 WIDE = 33
 
@@ -99,8 +99,11 @@ def test_a_narrow_layer_of_a_sequence_is_a_site_of_examples():
     """Its gradients need not be formed one by one."""
     shape = jax.ShapeDtypeStruct((4, 9), jnp.float32)
     plan = _plan(lambda w, x: loss(lower(layer))(w[0], x), [normal(0, (9, 3))], shape)
-    assert dense.NAME in {eqn.primitive.name for eqn in plan.closed.jaxpr.eqns}
-    assert len(plan.sites) == 1 and not plan.direct
+    eqns = plan.closed.jaxpr.eqns
+    assert dense.NAME in {eqn.primitive.name for eqn in eqns}
+    (site,) = plan.sites
+    assert not plan.direct
+    assert _product_form(plan, site, eqns[site.equation]) is not None
 
 
 def test_the_number_of_rows_may_be_unknown():
