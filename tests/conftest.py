@@ -6,8 +6,6 @@ of a run has compiled is read by the others from a folder of that run.
 """
 
 import gc
-import importlib.util
-import mmap
 import os
 import pathlib
 import shutil
@@ -15,6 +13,7 @@ import sys
 import tempfile
 
 import pytest
+from starting import known_flags, show_last_words
 
 # Together they take a third of the time to compile: kernels without LLVM's optimisations, fusions
 # without a dialect of their own, modules in one piece.
@@ -25,18 +24,6 @@ _FAST_TO_COMPILE = (
 )
 
 
-def _known_flags(flags: tuple[str, ...]) -> list[str]:
-    """Those whose names are in jaxlib: XLA ends a process that gives it any other."""
-    package = importlib.util.find_spec("jaxlib")
-    (folder,) = package.submodule_search_locations
-    libraries = [path for path in pathlib.Path(folder).glob("*.so") if path.stat().st_size > 2**24]
-    known = []
-    for library in libraries:
-        with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as m:
-            known += [flag for flag in flags if m.find(flag.partition("=")[0].encode()) >= 0]
-    return known
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     explained = "compile with all of XLA's optimisations, as users do"
     parser.addoption("--optimized", action="store_true", help=explained)
@@ -44,11 +31,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before JAX starts; workers and the processes that tests start inherit what is set."""
+    show_last_words(config)
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
-    if not config.getoption("--optimized"):
-        flags = [os.environ.get("XLA_FLAGS", ""), *_known_flags(_FAST_TO_COMPILE)]
-        os.environ["XLA_FLAGS"] = " --".join(flags).strip()
+    given = os.environ.get("XLA_FLAGS", "")
+    flags = known_flags(() if config.getoption("--optimized") else _FAST_TO_COMPILE, given)
+    os.environ["XLA_FLAGS"] = " --".join([given, *flags]).strip()
     folder = tempfile.mkdtemp(prefix="compiled-")
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     os.environ.update(

@@ -156,14 +156,13 @@ def test_tokens_of_p2_are_followed_by_their_labels():
 @telling
 def test_the_command_measures_all_of_its_list_on_a_cpu(tmp_path):
     command = [sys.executable, "-m", "benchmarks.accelerator", "--minutes", "30"]
-    # Kernels that are not optimised compile fastest.
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
     done = subprocess.run(
         [*command, "--output", str(tmp_path)],
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
+        # Kernels that are not optimised compile fastest.
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "true"},
         timeout=1800,
     )
     assert done.returncode == 0 and done.stdout.endswith("nothing is left\n"), done.stdout
