@@ -37,7 +37,8 @@ class Growth(NamedTuple):
           The same with fewer records; none if it owns less than the round needs.
         """
         rows, done = jnp.asarray(self.rows)[client.index], jnp.asarray(client.round, jnp.int32)
-        has_enough = done < client.size // rows
+        # Before round 0 lie the records of another client.
+        has_enough = (done >= 0) & (done < client.size // rows)
         first, size = (0, (done + 1) * rows) if self.form == "cumulative" else (done * rows, rows)
         first, size = (jnp.where(has_enough, number, 0) for number in (first, size))
         return client.replace(  # type: ignore[attr-defined]

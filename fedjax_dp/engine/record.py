@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.algorithms.values import Hyper
+from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.server.base import Fate
 
@@ -54,6 +55,34 @@ class RoundRecord(NamedTuple):
     def num_announced(self) -> Any:
         """The number of clients that were informed of their participation."""
         return self.num_drawn - self.count(Fate.UNANNOUNCED)
+
+
+def require_chargeable(record: RoundRecord, num_clients: int, num_stages: int | None) -> None:
+    """Requires a record whose clients and stages can be charged, wherever it comes from.
+
+    Args:
+      record: of one or more rounds.
+      num_clients: the size of the population.
+      num_stages: how many stages have a price of their own; None if all rounds cost the same.
+
+    Raises:
+      ValueError: for numbers that are not whole or out of their range, or of other shapes.
+    """
+    clients, stages = np.asarray(record.clients), np.asarray(record.stage)
+    limit = checks.COUNT_LIMIT if num_stages is None else num_stages
+    numbers = {"clients": (clients, -1, num_clients), "stage": (stages, 0, limit)}
+    for name, (found, first, end) in numbers.items():
+        is_whole = found.dtype.kind in "iu" or not found.size
+        fits = is_whole and bool(np.all((found >= first) & (found < end)))
+        rule = f"be integers from {first} to {end - 1}"
+        checks.require(fits, f"{name} of a record", rule, found)
+    rounds = clients.shape[:1]
+    shapes = {"stage": stages.shape, "fate": np.shape(record.fate)[:1]}
+    if record.digest is not None:
+        shapes["digest"] = np.shape(record.digest)[:-1]
+    for name, shape in shapes.items():
+        rule = "have one entry for each of its rounds"
+        checks.require(shape == rounds, f"{name} of a record", rule, shape)
 
 
 def digest_of(hyper: Hyper) -> Any:

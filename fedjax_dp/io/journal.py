@@ -136,11 +136,8 @@ class JournalFile:
           The records in order, each `[1, ...]`.
         """
 
-        def field(line: Mapping[str, Any], name: str) -> Any:
-            return np.asarray(line[name], _KINDS.get(name, np.int32))
-
         names = RoundRecord._fields
-        return [RoundRecord(**{name: field(line, name) for name in names}) for line in self._lines]
+        return [RoundRecord(**{n: _field(line, n) for n in names}) for line in self._lines]
 
 
 _COPY = (
@@ -155,5 +152,25 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
         found = json.loads(line)
     except ValueError:
         return None
-    is_whole = isinstance(found, dict) and {"round", *RoundRecord._fields} <= found.keys()
-    return found if is_whole else None
+    if not isinstance(found, dict) or not {"round", *RoundRecord._fields} <= found.keys():
+        return None
+    try:
+        checks.whole("round", found["round"], at_least=0)
+        for name in RoundRecord._fields:
+            # An array of another type would be rounded, or wrapped.
+            exact = np.array_equal(_field(found, name), np.asarray(found[name]))
+            is_alike = (_kind(name) is bool) == (np.asarray(found[name]).dtype.kind == "b")
+            checks.require(exact and is_alike, name, "be whole numbers", found[name])
+    except (ValueError, OverflowError, TypeError):
+        return None
+    return found
+
+
+def _kind(name: str) -> Any:
+    """Returns the type of a field of a record."""
+    return _KINDS.get(name, np.int32)
+
+
+def _field(line: Mapping[str, Any], name: str) -> Any:
+    """Reads a field of a record."""
+    return np.asarray(line[name], _kind(name))

@@ -1,5 +1,7 @@
 """The journal: what was sent is on the disk before it is sent, and counted after a crash."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -53,6 +55,21 @@ def test_a_damaged_line_is_an_error_since_its_round_was_sent(tmp_path, place, da
     lines[place] = damaged
     path.write_text("\n".join([*lines, ""]))
     with pytest.raises(ValueError, match=f"must be intact in line {place + 1}, to charge"):
+        JournalFile(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("round", value) for value in (1.5, -1, True, "0", 2**31)),
+        *(("clients", value) for value in ([[0.5]], [[2**40]], [[True]], [["3"]], [[1], [2, 3]])),
+        *(("stage", value) for value in ([0.5], [True], [None])),
+    ],
+)
+def test_a_line_whose_numbers_are_not_whole_is_damaged(tmp_path, name, value):
+    JournalFile(path := tmp_path / "sent.jsonl").append(0, record([3]))
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}) + "\n")
+    with pytest.raises(ValueError, match="must be intact in line 1, to charge"):
         JournalFile(path)
 
 

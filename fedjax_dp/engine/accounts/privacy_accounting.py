@@ -18,7 +18,7 @@ from fedjax_dp.core.ranges import Count
 from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.execution.compile import Simulation
 from fedjax_dp.engine.federation import Federation
-from fedjax_dp.engine.record import RoundRecord, digest_of
+from fedjax_dp.engine.record import RoundRecord, digest_of, require_chargeable
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.wrappers.asynchronous import Asynchrony
 from fedjax_dp.privacy.accounting.dp_accounting_adapter import require_analysis
@@ -134,9 +134,13 @@ class PrivacyAccounting:
             charged last or that the accounts were opened with.
 
         Raises:
-          ValueError: if what ran has no analysis, or the rounds ran with other numbers than those
-            that would be charged; nothing is charged then.
+          ValueError: if what ran has no analysis, the rounds ran with other numbers than those that
+            would be charged, or clients or stages are not those of this federation; nothing is
+            charged then.
         """
+        priced = max((len(prices) for prices in self._events.values()), default=1)
+        num_stages = priced if priced > 1 else None
+        require_chargeable(record, self._participation.num_clients, num_stages)
         kept = self._events, self._numbers, self._digest
         if hyper is not None:
             self._read_events(hyper)
