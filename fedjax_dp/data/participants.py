@@ -1,6 +1,7 @@
 """Participation in rounds: a sampler and the population of clients that it draws from."""
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +13,18 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.data.sampling import Draw, Sampler
+
+
+def _constant(value: int, size: int, batch_size: float) -> int:
+    """Returns the same for any population and cohort."""
+    del size, batch_size
+    return value
+
+
+def _unchanged(base: Any, size: int, batch_size: float) -> Any:
+    """Returns the event of a release on a given cohort."""
+    del size, batch_size
+    return base
 
 
 class Participation(NamedTuple):
@@ -82,6 +95,36 @@ class Participation(NamedTuple):
         # Bernstein's inequality for a sum of independent draws.
         tail = math.log(1e9)
         return min(most, math.ceil(mean + math.sqrt(2 * mean * tail) + tail))
+
+    def of_at_least(self, min_drawn: int) -> "Participation":
+        """Declares that rounds may have fewer clients.
+
+        Args:
+          min_drawn: the fewest clients of a round, at least 0.
+
+        Returns:
+          The participation, at the same price.
+        """
+        fewest = min(min_drawn, self.min_drawn)
+        return self._replace(sampler=self.sampler._replace(min_drawn=partial(_constant, fewest)))
+
+    def of_any_draw(self, *, charges_all: bool) -> "Participation":
+        """Declares that cohorts may be any clients, so that nothing is amplified.
+
+        Args:
+          charges_all: whether all clients pay for every round, and not those that are drawn.
+
+        Returns:
+          The participation; its sampler's own draws mean nothing.
+        """
+        sampler = self.sampler._replace(
+            name="any_draw",
+            event=_unchanged,
+            charges_all=charges_all,
+            separation=partial(_constant, 1),
+            min_drawn=partial(_constant, 0),
+        )
+        return self._replace(sampler=sampler)
 
     @property
     def separation(self) -> int:

@@ -1,5 +1,6 @@
 """A federation as a value: algorithm, population and participation, bound to one pure step."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -23,7 +24,7 @@ from fedjax_dp.engine.cohort import Cohort, Examples, draw_cohort, typed
 from fedjax_dp.engine.facts import Facts
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.population import Population, population_of
-from fedjax_dp.engine.record import RoundInfo, RoundRecord
+from fedjax_dp.engine.record import OTHERS, Fate, RoundInfo, RoundRecord
 from fedjax_dp.engine.round import SimulationState, run_round
 from fedjax_dp.privacy.claims import Claims
 from fedjax_dp.server.secure.aggregator import masks_of
@@ -43,6 +44,28 @@ class Draw(Protocol):
         self, state: SimulationState, hyper: Hyper, key: PRNGKey, layout: Layout = Layout()
     ) -> Cohort:
         """Draws it from the root key of the run, the same in every round."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampled:
+    """A draw of clients that a participation draws, which sets its price.
+
+    A wrapper's draw without one loses amplification, see `Federation.participation`.
+
+    Attributes:
+      participation: the sampling of clients.
+      function: the draw; it may change fates and leave clients out by public facts, but draws no
+        client that the participation does not draw.
+    """
+
+    participation: Participation
+    function: Draw
+
+    def __call__(
+        self, state: SimulationState, hyper: Hyper, key: PRNGKey, layout: Layout = Layout()
+    ) -> Cohort:
+        """Draws the cohort of the next round."""
+        return self.function(state, hyper, key, layout)
 
 
 class Step(Protocol):
@@ -68,20 +91,17 @@ class Federation(NamedTuple):
 
     Attributes:
       init: makes the state before the first round.
-      draw: draws the cohort of the next round.
+      draw: draws the cohort of the next round; `Sampled` if a participation sets its price.
       step: runs one round with a given cohort.
       shared: `(state) -> params`, the model for the whole population; None if there is none, or if
         clients hold a part of it.
       with_shared: `(state, params) -> state` with another such model; None if there is none.
       personal: `(state, client) -> params`, the model that one client would use, `Sparse` if the
         client has a mask; None if it is the shared model.
-      stages: `(state, hyper, rounds) -> stages`, the expected stages of rounds, both `[rounds]`,
-        int32.
       hyper: the numbers that a run starts with.
       check: `(hyper) -> None` raises a ValueError for a number out of its range.
-      claims: the guarantees, by unit of privacy.
       algorithm: the declaration.
-      participation: the sampling of clients.
+      sampling: the sampling of clients that it was bound to.
       population: sizes and shapes of the clients' data.
       facts: shapes, messages, frozen parameters and costs.
       draws_ahead: whether `draw` reads nothing of the state but its round, so that streamed rounds
@@ -94,15 +114,60 @@ class Federation(NamedTuple):
     shared: Callable[[Any], PyTree] | None
     with_shared: Callable[[Any, PyTree], Any] | None
     personal: Callable[[Any, ClientData], PyTree] | None
-    stages: Callable[[Any, Hyper, Any], Any]
     hyper: Hyper
     check: Callable[[Hyper], None]
-    claims: Claims
     algorithm: FederatedAlgorithm
-    participation: Participation
+    sampling: Participation
     population: Population
     facts: Facts
     draws_ahead: bool = True
+
+    @property
+    def claims(self) -> Claims:
+        """The guarantees, by unit of privacy."""
+        return self.algorithm.claims
+
+    @property
+    def participation(self) -> Participation:
+        """The participation that sets the price of `draw`.
+
+        A draw that is not `Sampled` amplifies nothing, and those drawn are charged; all clients in
+        every round if it depends on the state, since other records might then have drawn others.
+        """
+        if isinstance(self.draw, Sampled):
+            return self.draw.participation
+        return self.sampling.of_any_draw(charges_all=self.is_adaptive)
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the state decides who is drawn, so that all clients pay for every round."""
+        return not (self.draws_ahead or isinstance(self.draw, Sampled))
+
+    def stages(self, state: SimulationState, hyper: Hyper, rounds: Any) -> jax.Array:
+        """Returns the expected stages of rounds, both `[rounds]`, int32."""
+        one = partial(self.algorithm.stages.stage_of, state.server, hyper)
+        return jnp.asarray(jax.vmap(lambda r: jnp.asarray(one(r), jnp.int32))(rounds))
+
+    def drawn(
+        self, state: SimulationState, hyper: Hyper, key: PRNGKey, layout: Layout = Layout()
+    ) -> Cohort:
+        """Draws the cohort of the next round, from what no record of a client is in but by noise.
+
+        Args:
+          state: the state before the round. A draw of a wrapper's own, where privacy is claimed,
+            receives the number of the round alone; with `draws_ahead` false also the server's
+            state and those of wrappers.
+          hyper: the numbers of the round.
+          key: the root key of the run, the same in every round.
+          layout: the layout of the round.
+
+        Returns:
+          The cohort.
+        """
+        if self.claims.units and not isinstance(self.draw, Sampled):
+            shown = (state.server, state.outer) if self.is_adaptive else ((), ())
+            state = SimulationState(shown[0], (), None, state.round, shown[1])
+        return self.draw(state, hyper, key, layout)
 
     def run_round(
         self,
@@ -111,6 +176,7 @@ class Federation(NamedTuple):
         examples: Examples,
         key: PRNGKey,
         layout: Layout = Layout(),
+        cohort: Cohort | None = None,
     ) -> tuple[SimulationState, RoundRecord, RoundInfo]:
         """Draws a cohort and runs one round with it.
 
@@ -120,12 +186,57 @@ class Federation(NamedTuple):
           examples: all clients' examples, see `examples_of`.
           key: the root key of the run, the same in every round.
           layout: the layout of the round, which affects speed and memory alone.
+          cohort: the cohort of the round where it was drawn before.
 
         Returns:
-          The state after the round, its record and its info.
+          The state after the round, its record and its info. Where privacy is claimed the record
+          has all clients that were drawn, also those that the step of a wrapper leaves out;
+          `OTHERS` stands for those that it adds, which no ledger charges.
         """
-        cohort = self.draw(state, hyper, key, layout)
-        return self.step(state, hyper, examples, cohort, key, layout)
+        if cohort is None:
+            cohort = self.drawn(state, hyper, key, layout)
+        after, record, info = self.step(state, hyper, examples, cohort, key, layout)
+        if self.claims.units:
+            record = _as_drawn(record, cohort)
+        return after, record, info
+
+    def with_fates(self, draw: Draw) -> "Federation":
+        """Replaces the draw by one that draws no other clients, at the same price.
+
+        Args:
+          draw: the draw; it may leave clients out by public facts alone.
+
+        Returns:
+          The federation.
+        """
+        if not isinstance(self.draw, Sampled):
+            return self._replace(draw=draw)
+        return self._replace(draw=dataclasses.replace(self.draw, function=draw))
+
+    def thinned(self, keeps: Callable[[jax.Array, jax.Array], Any]) -> "Federation":
+        """Leaves clients out of cohorts by public facts, at the same price.
+
+        Guarantee: that of the federation. Which of the drawn clients are left depends on no draw
+        and on no record.
+
+        Args:
+          keeps: `(round, clients) -> keeps`, which of some clients, `[slots]`, may take part in a
+            round: Booleans, `[slots]` or one for all.
+
+        Returns:
+          The federation, which may draw no client at all.
+        """
+
+        def draw(state, hyper, key, layout=Layout()):
+            cohort = self.draw(state, hyper, key, layout)
+            fate = jnp.where(keeps(state.round, cohort.ids), cohort.fate, Fate.EMPTY)
+            return cohort._replace(fate=fate.astype(cohort.fate.dtype))
+
+        made = self.with_fates(draw)
+        if not isinstance(made.draw, Sampled):
+            return made
+        fewer = made.draw.participation.of_at_least(0)
+        return made._replace(draw=dataclasses.replace(made.draw, participation=fewer))
 
     def with_numbers(self, values: Mapping[str, Any], ranges: Mapping[str, Any]) -> "Federation":
         """Adds the numbers of a wrapper to those of the algorithm.
@@ -221,10 +332,6 @@ def federation(
         examples = jax.tree.map(jnp.asarray, examples)
         return run_round(algorithm, layout, state, hyper, examples, cohort, key)
 
-    def stages(state, hyper, rounds):
-        one = partial(algorithm.stages.stage_of, state.server, hyper)
-        return jnp.asarray(jax.vmap(lambda r: jnp.asarray(one(r), jnp.int32))(rounds))
-
     shared: SharedModel | None = algorithm.views.shared
     if shared is not None and not shared.is_whole:
         shared = None
@@ -237,21 +344,53 @@ def federation(
 
     return Federation(
         init=init,
-        draw=draw,
+        draw=Sampled(participation, draw),
         step=step,
         shared=None if shared is None else lambda state: shared.read(state.server),
         with_shared=None
         if shared is None
         else lambda state, params: state._replace(server=shared.write(state.server, params)),
         personal=None if of_client is None else personal,
-        stages=stages,
         hyper=hyper,
         check=check,
-        claims=algorithm.claims,
         algorithm=algorithm,
-        participation=participation,
+        sampling=participation,
         population=population,
         facts=facts,
+    )
+
+
+def changed_parts(federation: Federation) -> list[str]:
+    """Names the functions that wrappers have replaced."""
+    draw = federation.draw
+    parts = {
+        "init": federation.init,
+        "draw": draw.function if isinstance(draw, Sampled) else draw,
+        "step": federation.step,
+    }
+    return [
+        name
+        for name, part in parts.items()
+        if getattr(part, "__module__", None) != __name__
+        or getattr(part, "__qualname__", None) != f"federation.<locals>.{name}"
+    ]
+
+
+def check_draw(federation: Federation) -> None:
+    """Refuses the draw of a wrapper that breaks what claims need of a participation."""
+    if federation.participation != federation.sampling:
+        _check_claims(federation.algorithm, federation.participation, federation.hyper)
+
+
+def _as_drawn(record: RoundRecord, cohort: Cohort) -> RoundRecord:
+    """Makes the record of a step one of the cohort that was drawn."""
+    own = jnp.where(cohort.is_drawn, cohort.ids, -1)
+    is_empty = record.fate == Fate.EMPTY
+    is_other = ~is_empty & (record.clients != own)
+    left_out = is_empty & cohort.is_drawn
+    return record._replace(
+        clients=jnp.where(is_other, OTHERS, own).astype(record.clients.dtype),
+        fate=jnp.where(left_out, Fate.UNANNOUNCED, record.fate).astype(record.fate.dtype),
     )
 
 

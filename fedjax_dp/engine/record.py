@@ -13,12 +13,16 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.server.base import Fate
 
+# In the slot of a record whose client was not drawn.
+OTHERS = -2
+
 
 class RoundRecord(NamedTuple):
     """All that the ledger reads of a round.
 
     Attributes:
-      clients: the drawn clients, `[slots]`, int32; -1 in empty slots. A run stores as many slots as
+      clients: the drawn clients, `[slots]`, int32; -1 in empty slots, `OTHERS` where the step of a
+        wrapper ran a client that was not drawn. A run stores as many slots as
         its largest cohort has clients.
       fate: what became of each slot, a `Fate`, `[slots]`, int8.
       overflow: the number of drawn clients without a slot, int32.
@@ -69,6 +73,11 @@ def require_chargeable(record: RoundRecord, num_clients: int, num_stages: int | 
       ValueError: for numbers that are not whole or out of their range, or of other shapes.
     """
     clients, stages = np.asarray(record.clients), np.asarray(record.stage)
+    rule = (
+        "be those that were drawn, which is what is charged: the step of a wrapper ran others; let "
+        "its `draw` choose them"
+    )
+    checks.require(not np.any(clients == OTHERS), "clients of a record", rule, "others")
     limit = checks.COUNT_LIMIT if num_stages is None else num_stages
     numbers = {"clients": (clients, -1, num_clients), "stage": (stages, 0, limit)}
     for name, (found, first, end) in numbers.items():

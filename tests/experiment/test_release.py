@@ -356,8 +356,9 @@ def test_what_only_the_parts_show_is_refused_before_a_folder_is_made(tmp_path):
     with pytest.raises(ValueError, match=r"run\.release must be left out: no ε covers a mean"):
         require_publishable(with_facts(experiment, exact_statistics=("a mean",)), {})
     federation = experiment.simulation.federation
-    claims = federation.claims._replace(record=None)
-    unclaimed = experiment.simulation._replace(federation=federation._replace(claims=claims))
+    training = federation.algorithm.training._replace(record=None)
+    algorithm = federation.algorithm._replace(training=training)
+    unclaimed = experiment.simulation._replace(federation=federation._replace(algorithm=algorithm))
     with pytest.raises(ValueError, match=r"this run claims no record-level privacy"):
         require_publishable(experiment._replace(simulation=unclaimed), {})
     deciding = {"exact_one": Callback(lambda seen: True)}

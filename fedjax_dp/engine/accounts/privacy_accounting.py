@@ -17,7 +17,7 @@ from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.execution.compile import Simulation
-from fedjax_dp.engine.federation import Federation
+from fedjax_dp.engine.federation import Federation, changed_parts, check_draw
 from fedjax_dp.engine.record import RoundRecord, digest_of, require_chargeable
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.wrappers.asynchronous import Asynchrony
@@ -86,6 +86,7 @@ class PrivacyAccounting:
         """
         require_public_sizes(relation)
         bound = federation.federation if isinstance(federation, Simulation) else federation
+        check_draw(bound)
         self._federation, self._participation = bound, bound.participation
         self._relation, self._accountant = relation, accountant
         num_clients = self._participation.num_clients
@@ -175,7 +176,8 @@ class PrivacyAccounting:
         follow them would reveal how often each client was drawn, also by stopping a run at a
         budget.
         """
-        return self._charges_all and (unit == "client" or "client" in self.ledgers)
+        is_secret = unit == "client" or "client" in self.ledgers
+        return self._charges_all and (is_secret or self._federation.is_adaptive)
 
     def _charge(
         self, unit: str, ledger: Ledger, stages: np.ndarray, cohorts: np.ndarray | None
@@ -214,7 +216,8 @@ class PrivacyAccounting:
         """Counts the rounds that may still run before any unit's budget is exceeded.
 
         Where the sampler of clients amplifies, cohorts stay secret, so that every unit is assumed
-        to take part in every round; elsewhere the coming cohorts are drawn.
+        to take part in every round; elsewhere the coming cohorts are drawn, by a wrapper's own draw
+        if it has one.
 
         Args:
           state: the state before those rounds.
@@ -255,7 +258,7 @@ class PrivacyAccounting:
         numbers: Hyper,
     ) -> int:
         first = int(state.round)
-        cohorts = None if self._charges_all else self._cohorts(state, key, num_rounds)
+        cohorts = None if self._charges_all else self._cohorts(state, key, num_rounds, numbers)
         rounds = first + np.arange(num_rounds, dtype=np.int32)
         stages = np.asarray(self._federation.stages(state, numbers, rounds))
 
@@ -289,22 +292,33 @@ class PrivacyAccounting:
         Returns:
           Copies of the ledgers, charged for these rounds too.
         """
-        cohorts = None if self._charges_all else self._cohorts(state, key, num_rounds)
+        numbers = self._federation.hyper
+        cohorts = None if self._charges_all else self._cohorts(state, key, num_rounds, numbers)
         rounds = int(state.round) + np.arange(num_rounds, dtype=np.int32)
-        stages = np.asarray(self._federation.stages(state, self._federation.hyper, rounds))
+        stages = np.asarray(self._federation.stages(state, numbers, rounds))
         found = {unit: ledger.copy() for unit, ledger in self.ledgers.items()}
         for unit, ledger in found.items():
             self._charge(unit, ledger, stages, None if self._all_pay(unit) else cohorts)
         return found
 
-    def _cohorts(self, state: SimulationState, key: PRNGKey, num_rounds: int) -> np.ndarray:
+    def _cohorts(
+        self, state: SimulationState, key: PRNGKey, num_rounds: int, hyper: Hyper
+    ) -> np.ndarray:
         """Draws the coming cohorts, `[num_rounds, slots]`, -1 in empty slots."""
+        rounds, bound = int(state.round) + np.arange(num_rounds), self._federation
+        if bound.draws_ahead and "draw" in changed_parts(bound):
+
+            def one(round_index: jax.Array) -> jax.Array:
+                of_round = SimulationState((), (), None, round_index)
+                cohort = bound.drawn(of_round, hyper, key)
+                return jnp.where(cohort.is_drawn, cohort.ids, -1)
+
+            return np.asarray(jax.lax.map(one, jnp.asarray(rounds, jnp.int32)))
         draw_key, start = fold(key, Purpose.PARTICIPATION), None
         inner = state.outer[-1] if state.outer else None
         if isinstance(inner, Asynchrony):
             # Who is at work, which follows from the keys of all earlier calls.
             start = jax.tree.map(jnp.asarray, inner.in_flight)
-        rounds = int(state.round) + np.arange(num_rounds)
         draws = self._participation.draws(draw_key, rounds, start)
         return np.where(draws.is_real, draws.indices, -1)
 

@@ -35,7 +35,7 @@ from fedjax_dp.engine.execution.placement import Placement, placement_of
 from fedjax_dp.engine.execution.round_loop import Count, one_round, resident_rounds, streamed_rounds
 from fedjax_dp.engine.execution.stream import Slabs
 from fedjax_dp.engine.execution.tuning import layout_of
-from fedjax_dp.engine.federation import Federation, federation
+from fedjax_dp.engine.federation import Federation, check_draw, federation
 from fedjax_dp.engine.layout import AXIS, ExecutionConfig, Layout
 from fedjax_dp.engine.model_axis import ModelAxis
 from fedjax_dp.engine.population import examples_of, population_of
@@ -171,6 +171,7 @@ def compile_federation(
     """
     _require_32_bits()
     execution.validate()
+    check_draw(federation)
     execution = execution.for_cohort(federation.participation.cohort_size)
     layout, layouts = layout_of(
         federation,

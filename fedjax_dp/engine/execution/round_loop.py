@@ -100,11 +100,11 @@ def streamed_rounds(
     @jax.jit
     def draw_ahead(round_index, hyper, key):
         state = SimulationState((), (), None, round_index)
-        return layout.on_all_devices(federation.draw(state, hyper, key, layout))
+        return layout.on_all_devices(federation.drawn(state, hyper, key, layout))
 
     @jax.jit
     def draw(state, hyper, key):
-        return layout.on_all_devices(federation.draw(state, hyper, key, layout))
+        return layout.on_all_devices(federation.drawn(state, hyper, key, layout))
 
     def run(state, hyper, key, num_rounds):
         with stream_of(state.clients, place.own_rows.start) as kept:
@@ -170,10 +170,7 @@ def one_round(
     def step(state, hyper, examples, cohort, key, frozen):
         count.traces += 1
         with kinds.given(federation.facts.frozen, frozen):
-            if cohort is None:
-                state, *left = federation.run_round(state, hyper, examples, key, layout)
-            else:
-                state, *left = federation.step(state, hyper, examples, cohort, key, layout)
+            state, *left = federation.run_round(state, hyper, examples, key, layout, cohort)
             if of_state is not None:
                 state = jax.lax.with_sharding_constraint(state, of_state)
             return state, *layout.on_all_devices(left)

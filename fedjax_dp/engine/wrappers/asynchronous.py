@@ -17,7 +17,7 @@ from fedjax_dp.core.ranges import Count, Index, NonNegative
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data import participants
 from fedjax_dp.engine.cohort import draw_cohort
-from fedjax_dp.engine.federation import Federation
+from fedjax_dp.engine.federation import Federation, Sampled, changed_parts
 from fedjax_dp.engine.federation import federation as bind
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import Fate
@@ -177,7 +177,7 @@ def asynchronous(
 
     return bound._replace(
         init=buffered.init,
-        draw=buffered.draw,
+        draw=Sampled(joined, buffered.draw),
         step=buffered.step,
         check=check,
         draws_ahead=False,
@@ -305,9 +305,10 @@ def _num_steps(federation: Federation, hyper: Any) -> jax.Array:
 
 
 def _check_plain(federation: Federation) -> None:
-    made = {function.__module__ for function in (federation.init, federation.step, federation.draw)}
+    changed = changed_parts(federation)
     rule = "be as federation() returned it; other wrappers are applied to asynchronous rounds"
-    checks.require(made == {bind.__module__}, "federation", rule, sorted(made))
+    found = f"another {' and another '.join(changed)}"
+    checks.require(not changed, "federation", rule, found)
 
 
 def _check_participation(federation: Federation) -> None:

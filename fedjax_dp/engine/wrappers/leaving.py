@@ -77,7 +77,7 @@ def leaving(
         )
         checks.require(needed <= fewest, "aggregator", rule, f"one for {needed}")
     wrapper = _Leaving(federation, min_active)
-    wrapped = federation._replace(draw=wrapper.draw, step=wrapper.step, draws_ahead=False)
+    wrapped = federation.with_fates(wrapper.draw)._replace(step=wrapper.step, draws_ahead=False)
     return wrapped.with_numbers({_TOLERANCE: tolerance}, {_TOLERANCE: Positive})
 
 

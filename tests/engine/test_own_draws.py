@@ -1,0 +1,194 @@
+"""The price of cohorts that a wrapper draws itself, by compositions of dp-accounting."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent, rdp
+from marks import later
+from small_problem import NUM_CLIENTS, make_data, make_model, plain_trainer, private_trainer
+
+from fedjax_dp import algorithms
+from fedjax_dp.data import participants, sampling
+from fedjax_dp.engine import Fate, PrivacyAccounting, RoundRecord, federation
+from fedjax_dp.engine.layout import Layout
+from fedjax_dp.engine.record import OTHERS
+from fedjax_dp.privacy import banded_noise, make_plan
+from fedjax_dp.server import correlated_gaussian_mean, discrete_mean, gaussian_mean
+
+KEY, NOISE, DELTA = jax.random.key(7), 4.0, {"client": 1e-6, "record": 1e-5}
+SAMPLERS = {
+    "poisson": sampling.poisson(),
+    "fixed_size": sampling.fixed_size(),
+    "cyclic": sampling.cyclic(),
+    "min_separated": sampling.min_separated(3),
+    "full_participation": sampling.full_participation(),
+}
+
+
+def bound(sampler=SAMPLERS["poisson"], unit="client", mean=None):
+    model, size = make_model(), None if sampler.name == "full_participation" else 2
+    if unit == "record":
+        algorithm = algorithms.dp_sgd(model, private_trainer(model))
+    else:
+        mean = mean or gaussian_mean(1.0, NOISE, 2)
+        algorithm = algorithms.dp_fedavg(model, plain_trainer(model), aggregator=mean)
+    return federation(
+        algorithm, make_data(), participants.participation(sampler, NUM_CLIENTS, size)
+    )
+
+
+def repeating(fed):
+    """The cohort of round 0 in every round."""
+
+    def draw(state, hyper, key, layout=Layout()):
+        return fed.draw(state._replace(round=jnp.int32(0)), hyper, key, layout)
+
+    return fed._replace(draw=draw)
+
+
+def of_the_model(fed):
+    """A cohort that depends on the model."""
+
+    def draw(state, hyper, key, layout=Layout()):
+        first = jax.tree.leaves(state.server.params)[0].ravel()[0]
+        return fed.draw(state._replace(round=jnp.int32(first > 0)), hyper, key, layout)
+
+    return fed._replace(draw=draw, draws_ahead=False)
+
+
+def spent(num_releases):
+    account = rdp.RdpAccountant()
+    account.compose(GaussianDpEvent(NOISE), num_releases)
+    return account.get_epsilon(DELTA["client"])
+
+
+def record_of(cohort, rounds):
+    clients = jnp.where(cohort.is_drawn, cohort.ids, -1)
+    every = RoundRecord(clients, cohort.fate, cohort.overflow, jnp.int32(0), jnp.bool_(True))
+    return jax.tree.map(lambda x: np.repeat(np.asarray(x)[None], rounds, axis=0), every)
+
+
+@pytest.mark.parametrize("name", later(SAMPLERS, but=["poisson", "cyclic"]))
+def test_a_cohort_that_is_repeated_is_charged_what_it_costs(name):
+    fed = repeating(bound(SAMPLERS[name]))
+    state, rounds = fed.init(KEY), 6
+    cohort = fed.drawn(state, fed.hyper, KEY)
+    drawn = np.unique(np.asarray(cohort.ids)[np.asarray(cohort.is_drawn)])
+    assert len(drawn) > 0
+    expected = np.zeros(NUM_CLIENTS)
+    expected[drawn] = spent(rounds)
+    accounting = PrivacyAccounting(fed)
+    planned = accounting.planned(state, KEY, rounds)["client"].epsilon(DELTA["client"])
+    np.testing.assert_allclose(planned, expected, rtol=1e-6)
+    # Between the price of three and of four rounds for those drawn.
+    budget = {"client": (spent(3) + spent(4)) / 2}
+    assert accounting.affordable_rounds(state, KEY, rounds, budget, DELTA, "rdp") == 3
+    accounting.charge(record_of(cohort, rounds))
+    np.testing.assert_allclose(accounting.epsilon(DELTA)["client"], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("unit", ["client", "record"])
+def test_all_clients_pay_where_released_models_decide_who_is_drawn(unit):
+    fed = of_the_model(bound(unit=unit))
+    state = fed.init(KEY)
+    accounting = PrivacyAccounting(fed)
+    accounting.charge(record_of(fed.drawn(state, fed.hyper, KEY), 2))
+    every = bound(SAMPLERS["full_participation"], unit)
+    expected = PrivacyAccounting(every)
+    expected.charge(record_of(every.drawn(state, every.hyper, KEY), 2))
+    for ledger, other in (
+        (accounting.ledgers[unit], expected.ledgers[unit]),
+        (accounting.planned(state, KEY, 3)[unit], expected.planned(state, KEY, 3)[unit]),
+    ):
+        np.testing.assert_array_equal(ledger.num_compositions, other.num_compositions)
+        assert ledger.num_compositions.max() > 0
+
+
+@pytest.mark.parametrize("is_ahead", [True, False])
+def test_a_draw_of_its_own_sees_nothing_without_noise(is_ahead):
+    seen, inner = [], bound()
+
+    def draw(state, hyper, key, layout=Layout()):
+        seen.append(state)
+        return inner.draw(state, hyper, key, layout)
+
+    fed = inner._replace(draw=draw, draws_ahead=is_ahead)
+    fed.drawn(inner.init(KEY)._replace(clients=jnp.ones(NUM_CLIENTS)), fed.hyper, KEY)
+    (state,) = seen
+    assert state.clients is None and state.aggregator == ()
+    assert (state.server == ()) == is_ahead
+
+
+def test_a_draw_of_its_own_is_refused_where_a_claim_needs_more():
+    mean = correlated_gaussian_mean(banded_noise(6, 3, min_separation=3), 1.0, NOISE, 2)
+    with pytest.raises(ValueError, match=r"participation must keep 3 rounds .*'any_draw"):
+        PrivacyAccounting(repeating(bound(SAMPLERS["cyclic"], mean=mean)))
+    model = make_model()
+    structure = jax.eval_shape(model.init, KEY)
+    plan = make_plan(4, 1.0, 1.0, num_clients=NUM_CLIENTS, num_shares=NUM_CLIENTS, bits=16)
+    shares = bound(SAMPLERS["full_participation"], mean=discrete_mean(structure, plan, NUM_CLIENTS))
+    for other in (repeating(shares), shares.thinned(lambda round_index, clients: clients > 0)):
+        with pytest.raises(ValueError, match=f"draw at least {NUM_CLIENTS} clients"):
+            PrivacyAccounting(other)
+
+
+def test_thinned_cohorts_have_the_price_of_the_sampler_and_lower_what_follows_them():
+    fed = bound()
+    thinned = fed.thinned(lambda round_index, clients: clients >= 3)
+    assert thinned.participation.event(GaussianDpEvent(1.0)) == fed.participation.event(
+        GaussianDpEvent(1.0)
+    )
+    cohort = fed.thinned(lambda round_index, clients: round_index > 0).drawn(
+        fed.init(KEY), fed.hyper, KEY
+    )
+    assert not np.any(cohort.is_drawn)
+    cyclic = bound(SAMPLERS["cyclic"]).thinned(lambda round_index, clients: clients < 3)
+    accounting = PrivacyAccounting(cyclic)
+    counts = accounting.planned(cyclic.init(KEY), KEY, 6)["client"].num_compositions
+    np.testing.assert_array_equal(counts.ravel(), [2, 2, 2, 0, 0, 0])
+    # A price that was lost is not found again.
+    assert repeating(fed).thinned(lambda *_: True).participation.sampler.name == "any_draw"
+
+
+@pytest.mark.parametrize("name", ["participation", "claims", "stages"])
+def test_what_follows_from_the_draw_and_the_algorithm_is_not_replaced(name):
+    with pytest.raises((ValueError, TypeError), match=name):
+        bound()._replace(**{name: None})
+
+
+def stepping(fed, change):
+    """A step that runs a changed cohort, and says so."""
+
+    def step(state, hyper, examples, cohort, key, layout=Layout()):
+        cohort = change(cohort)
+        record = jax.tree.map(lambda x: x[0], record_of(cohort, 1))
+        return state, jax.tree.map(jnp.asarray, record), None
+
+    return fed._replace(step=step)
+
+
+def others(cohort):
+    return cohort._replace(ids=(cohort.ids + 1) % NUM_CLIENTS)
+
+
+def more(cohort):
+    return cohort._replace(fate=jnp.full_like(cohort.fate, Fate.CONTRIBUTED))
+
+
+@pytest.mark.parametrize("unit", ["client", "record"])
+@pytest.mark.parametrize("change", [others, more])
+def test_a_step_that_adds_clients_is_not_charged_as_if_it_had_not(unit, change):
+    fed = bound(SAMPLERS["cyclic"], unit).thinned(lambda round_index, clients: clients == 0)
+    _, record, _ = stepping(fed, change).run_round(fed.init(KEY), fed.hyper, None, KEY)
+    assert OTHERS in np.asarray(record.clients)
+    with pytest.raises(ValueError, match="clients of a record must be those that were drawn"):
+        PrivacyAccounting(fed).charge(jax.tree.map(lambda x: np.asarray(x)[None], record))
+
+
+def test_a_step_hides_no_client_that_was_drawn():
+    fed = bound(SAMPLERS["cyclic"])
+    hiding = stepping(fed, lambda c: c._replace(fate=jnp.full_like(c.fate, Fate.EMPTY)))
+    _, record, _ = hiding.run_round(fed.init(KEY), fed.hyper, None, KEY)
+    np.testing.assert_array_equal(record.clients, [0, 1])
+    np.testing.assert_array_equal(record.fate, Fate.UNANNOUNCED)
