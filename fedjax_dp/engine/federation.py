@@ -144,7 +144,16 @@ class Federation(NamedTuple):
         return not (self.draws_ahead or isinstance(self.draw, Sampled))
 
     def stages(self, state: SimulationState, hyper: Hyper, rounds: Any) -> jax.Array:
-        """Returns the expected stages of rounds, both `[rounds]`, int32."""
+        """Computes the expected stages of rounds.
+
+        Args:
+          state: the state before them.
+          hyper: their numbers.
+          rounds: their indices, `[rounds]`, int32.
+
+        Returns:
+          The stages, `[rounds]`, int32.
+        """
         one = partial(self.algorithm.stages.stage_of, state.server, hyper)
         return jnp.asarray(jax.vmap(lambda r: jnp.asarray(one(r), jnp.int32))(rounds))
 
