@@ -12,6 +12,7 @@ import pytest
 
 from fedjax_dp.data import datasets
 from fedjax_dp.experiment import load_config
+from fedjax_dp.experiment.assembly.own_data import own_population
 from fedjax_dp.experiment.assembly.population import build_population
 from fedjax_dp.experiment.reading import config_files
 
@@ -172,7 +173,7 @@ def test_what_was_read_off_the_data_is_named(write, options, words):
 
 def test_integer_codes_for_embeddings(write):
     write(WHOLE)
-    data = load(encoding="integer", client="hospital")
+    data = load(coding="integer", client="hospital")
     assert sorted(data.train["x"]) == ["job", "numbers", "smokes"]
     np.testing.assert_array_equal(data.train["x"]["job"], [1, 0, 1])
     assert data.train["x"]["job"].dtype == np.int32
@@ -259,9 +260,9 @@ def test_numbers_as_labels_and_as_clients(write):
     data = load(client="id", task="regression")
     np.testing.assert_array_equal(data.train["y"], np.float32([0.5, 2.5, 1]))
     assert data.num_classes == 0 and data.train_clients.dtype == np.int64
-    write("id,a,ill\n010,1,10\n9,2,9\n10,3,9\n")
+    write("id,a,ill\n010,1,10\n9,2,9\n11,3,9\n")
     data = load(client="id")
-    assert data.train_clients.tolist() == ["010", "9", "10"], "010 is a name"
+    assert data.train_clients.tolist() == ["010", "9", "11"], "010 is a name"
     assert data.class_names == ("9", "10"), "whole numbers have their own order"
 
 
@@ -336,7 +337,7 @@ WRONG = {
         r"ranges.age must be two numbers, the lower one first, .*\['x', 1\]",
     ),
     "too many": (
-        "a,ill\n" + "".join(f"name{i},{i % 2}\n" for i in range(1001)),
+        "a,ill\n" + "".join(f"name{i % 1001},{i % 2}\n" for i in range(2002)),
         {},
         "column 'a' must have at most 1000 different strings; leave it out of features, got 1001",
     ),
@@ -571,3 +572,284 @@ def test_damaged_files_are_refused_or_read_whatever_was_changed(write, tmp_path,
             load(f"b{name}", client="hospital")
         except ValueError as error:
             assert "must" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "name"),
+    [
+        *(("0", "0.0", "0"), ("-0", "+0.00", "0"), ("5", "+5", "5"), ("1e3", "1000.0", "1000")),
+        *(
+            (".5", "0.50", "0.5"),
+            ("True", "true", "true"),
+            ("Mu\u0308ller", "M\xfcller", "M\xfcller"),
+        ),
+    ],
+)
+def test_equal_cells_of_two_sites_are_one_class_and_one_client(write, one, other, name):
+    last = "z" if name.isalpha() else "7"
+    write(f"id,a,ill\n{one},1,{one}\n{last},2,{last}\n", "a.csv")
+    write(f"id,a,ill\n{other},1,{other}\n{last},2,{last}\n", "b.csv")
+    for options in ({}, {"categories": {"ill": [last, other]}}):
+        for where in ({"path": "*.csv"}, {"path": "a.csv", "test_path": "b.csv"}):
+            data = load(client="id", **where, **options)
+            assert sorted(data.class_names) == sorted([last, name])
+            ids = [*data.train_clients, *data.test_clients]
+            assert [str(each) for each in ids] == [name, last] * 2
+            labels = [*data.train["y"], *data.test["y"]]
+            assert labels[:2] == labels[2:]
+
+
+def test_numbers_are_compared_with_those_of_other_formats(write):
+    write("a,kind,ill\n1,0.5,1\n2,2,0\n", "a.csv")
+    for kind in (pa.float32(), pa.float64(), pa.decimal128(5, 2)):
+        columns = {"a": [3, 4], "kind": pa.array([0.5, 2]).cast(kind), "ill": [1.0, 0.0]}
+        pa.parquet.write_table(pa.table(columns), "b.parquet")
+        data = load("[ab].*", categories={"kind": [0.5, 2]})
+        assert data.class_names == ("0", "1") and data.train["y"].tolist() == [1, 0, 1, 0]
+        np.testing.assert_array_equal(data.train["x"][2:, 1:], data.train["x"][:2, 1:])
+
+
+@pytest.mark.parametrize(("column", "options"), [("a", {}), ("ill", {}), ("id", {"client": "id"})])
+def test_a_name_with_leading_zeros_in_some_rows_is_refused(write, column, options):
+    rows = [{"id": "3", "a": "n", "ill": "x"}, {"id": "4", "a": "m", "ill": "y"}] * 2
+    rows = [dict(row) for row in rows]
+    for row, text in zip(rows, ["07", "8", "7", "8"], strict=True):
+        row[column] = text
+    write("id,a,ill\n" + "".join(f"{r['id']},{r['a']},{r['ill']}\n" for r in rows))
+    declared = {"a": ["07", "7", "8"]} if column == "a" else {}
+    if column == "a":
+        assert load(features=["a"], categories=declared).train["x"].sum() == 4
+        rows[0]["a"] = "n"
+        write("id,a,ill\n" + "".join(f"{r['id']},{r['a']},{r['ill']}\n" for r in rows))
+        return
+    with pytest.raises(
+        ValueError, match=f"row 3, column {column!r}, must write each number in one"
+    ):
+        load(**{"features": ["a"], **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "cells", "numbers"),
+    [
+        ({"decimal": ","}, ["1,5", "-2", ",25", "3,e2"], [1.5, -2, 0.25, 300]),
+        ({"thousands": ","}, ["1,234", "12", "1,23,456.5"], [1234, 12, 123456.5]),
+        ({"decimal": ",", "thousands": "."}, ["1.234,5", "12"], [1234.5, 12]),
+        ({"thousands": " "}, ["1\u202f234", "1 234 567", "1\xa0000"], [1234, 1234567, 1000]),
+        ({"thousands": "'"}, ["1'234", "1\u2019234.5"], [1234, 1234.5]),
+        ({"thousands": "_"}, ["1_234"], [1234]),
+    ],
+)
+def test_numbers_are_read_as_they_are_written(write, options, cells, numbers):
+    write("a;ill\n" + "".join(f"{cell};{i % 2}\n" for i, cell in enumerate([*cells, "1", "2"])))
+    data = load(separator=";", **options)
+    np.testing.assert_array_equal(data.train["x"][:-2, 0], np.float32(numbers))
+    assert data.exact_statistics == (
+        "which values occur in 'ill', since no categories were declared",
+    )
+    coded = load(separator=";", categories={"a": [*cells, 1, "2"]}, **options)
+    np.testing.assert_array_equal(coded.train["x"], np.eye(len(cells) + 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "cell"),
+    [
+        ({"thousands": ","}, "1,23"),
+        ({"thousands": ","}, "1,2345"),
+        ({"thousands": ",", "decimal": "."}, "1.234,5"),
+        ({"decimal": ","}, "1.5"),
+        ({"decimal": ",", "thousands": "."}, "1.5"),
+        ({}, "\u22125"),
+    ],
+)
+def test_numbers_written_in_another_way_are_refused(write, options, cell):
+    write(f"a;ill\n1;x\n2;y\n{cell};x\n")
+    with pytest.raises(ValueError, match=r"row 3, column 'a', must hold n.*decimal and thou"):
+        load(separator=";", **options)
+
+
+AMOUNTS = (
+    ["1,5", "2,5"],
+    ["1,234", "5,678"],
+    ["12 %", "30 %"],
+    ["$5", "$7.50"],
+    ["5 \u20ac", "-6 \u20ac"],
+)
+DATES = (
+    *(["2020-01-02", "2021-03-04"], ["2.1.2020", "3.1.2020"], ["1/2/20", "3/4/20"]),
+    *(["2020-01-02T10:30:00Z"], ["2 Jan 2020", "March 3, 2020"], ["2020-01", "2020-02"], ["12:30"]),
+)
+
+
+@pytest.mark.parametrize("cells", [*AMOUNTS, *DATES], ids=lambda cells: cells[0])
+@pytest.mark.parametrize("role", ["a", "ill"])
+def test_amounts_and_dates_are_no_categories_unless_declared(write, cells, role):
+    cells = [*cells, *cells[:1], *cells] * 3
+    other = "ill" if role == "a" else "a"
+    write(f"{role};{other}\n" + "".join(f"{cell};{i % 2}\n" for i, cell in enumerate(cells)))
+    rule = f"column {role!r}, must hold names or plain numbers, .*by decimal, thousands or dates"
+    with pytest.raises(ValueError, match=rule):
+        load(separator=";")
+    if role == "a" or len(set(cells)) > 1:
+        load(separator=";", categories={role: list(dict.fromkeys(cells))})
+
+
+def test_values_that_mostly_occur_once_are_no_categories_unless_declared(write):
+    notes = [f"was seen by nurse {chr(97 + i)}" for i in range(12)]
+    write("note,ill\n" + "".join(f"{note},{i % 2}\n" for i, note in enumerate(notes + notes[:3])))
+    with pytest.raises(
+        ValueError, match=r"row 4, column 'note', must hold names that recur.*9 of 12"
+    ):
+        load()
+    assert load(categories={"note": notes}).train["x"].shape == (15, 12)
+    write("a,ill\n" + "".join(f"{i % 5},{i / 7}\n" for i in range(30)))
+    with pytest.raises(ValueError, match=r"'ill', must hold names that recur.*regression"):
+        load()
+    assert load(task="regression").train["x"].shape == (30, 1)
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-16-le", "cp1252"])
+@pytest.mark.parametrize("place", ["cell", "name"])
+def test_the_encoding_is_named_and_can_be_given(write, tmp_path, encoding, place):
+    text = "j\xf6b,ill\nk\xf6k,x\nnurse,y\n" if place == "name" else "job,ill\nk\xf6k,x\nnurse,y\n"
+    (tmp_path / "a.csv").write_bytes(text.encode(encoding))
+    with pytest.raises(ValueError, match=r"a\.csv, as its encoding is 'utf-8', must"):
+        load("a.csv")
+    found = load("a.csv", encoding=encoding)
+    job = text[:3]
+    assert found.feature_names == (f"{job}=k\xf6k", f"{job}=nurse")
+    (tmp_path / "a.csv").write_bytes(gzip.compress(text.encode(encoding)))
+    (tmp_path / "a.csv").rename(tmp_path / "a.csv.gz")
+    assert load("a.csv.gz", encoding=encoding).feature_names == found.feature_names
+
+
+def test_an_encoding_that_is_not_that_of_the_file_is_refused(write):
+    write("job,ill\nk\xf6k,x\nnurse,y\n")
+    with pytest.raises(ValueError, match="as its encoding is 'latin-1', must not be text in utf-8"):
+        load(encoding="latin-1")
+    with pytest.raises(ValueError, match="as its encoding is 'utf-16', must be text in it"):
+        load(encoding="utf-16")
+    for name in ("utf9", "rot13", "a\0b"):
+        with pytest.raises(ValueError, match="encoding must be an encoding of text that Python"):
+            load(encoding=name)
+    pa.parquet.write_table(pa.table({"a": [1, 2], "ill": ["x", "y"]}), "t.parquet")
+    for options in ({"encoding": "latin-1"}, {"separator": ";"}):
+        with pytest.raises(ValueError, match="must be given only if a file is CSV"):
+            load("t.parquet", **options)
+
+
+def test_the_former_name_of_an_option_still_works(write):
+    write(WHOLE)
+    with pytest.warns(DeprecationWarning, match="coding='integer'"):
+        data = load(encoding="integer")
+    assert set(data.train["x"]) == {"hospital", "job", "smokes", "numbers"}
+
+
+def test_dates_become_days_by_the_rule_that_is_asked_for(write):
+    write(
+        "when,seen,ill\n01.02.2020,2020-01-01T12:00+02:00,x\n31.12.2019,2020-01-02T00:00+00:00,y\n,,x\n"
+    )
+    dates = {
+        "when": {"format": "%d.%m.%Y", "since": "2020-01-01"},
+        "seen": {"format": "%Y-%m-%dT%H:%M%z", "since": "2020-01-01"},
+    }
+    data = load(dates=dates, missing="fill", fill={"when": 9, "seen": 8})
+    expected = [[31, 10 / 24], [-1, 1], [9, 8]]
+    np.testing.assert_allclose(data.train["x"], expected, rtol=1e-6)
+    assert data.feature_names == ("when", "seen")
+    days = np.array(["2020-02-01", "2019-12-31"], "datetime64[D]")
+    times = pa.array(days.astype("datetime64[s]"), pa.timestamp("s", "UTC"))
+    columns = {"when": pa.array(days), "seen": times, "ill": ["x", "y"]}
+    pa.parquet.write_table(pa.table(columns), "t.parquet")
+    since = {"since": "2020-01-01"}
+    data = load(
+        "t.parquet",
+        dates={"when": since, "seen": since},
+        scaling="range",
+        ranges={"when": [-1, 63], "seen": [-1, 31]},
+    )
+    np.testing.assert_array_equal(data.train["x"], [[0.5, 1], [0, 0]])
+
+
+DAY = {"format": "%d.%m.%Y", "since": "2020-01-01"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "message"),
+    [
+        (
+            DAY,
+            {},
+            r"row 2, column 'when', must be a date written as '%d\.%m\.%Y'.*got '2020-01-02'",
+        ),
+        ({"since": "2020-01-01"}, {}, "row 1, column 'when', must be a date of a format"),
+        ({"format": "%d.%m.%Y"}, {}, "dates.when must hold 'since'"),
+        (DAY | {"since": "1.1.2020"}, {}, r"dates\.when\.since must be a date in ISO format"),
+        (
+            DAY | {"since": "2020-01-01T00:00+01:00"},
+            {},
+            r"dates\.when\.since must be a date in ISO",
+        ),
+        (DAY | {"format": "%d.%m"}, {}, r"dates\.when\.format must be .* at least a year"),
+        (DAY | {"format": "%Q"}, {}, r"dates\.when\.format must be a format"),
+        (DAY, {"categories": {"when": ["x"]}}, r"dates must name inputs.*got \['when'\]"),
+        (DAY, {"label": "when"}, r"dates must name inputs.*got \['when'\]"),
+        (DAY, {"features": ["a"]}, r"dates must name inputs.*got \['when'\]"),
+    ],
+)
+def test_dates_that_the_rule_does_not_read_are_refused(write, rule, options, message):
+    write("when,a,ill\n01.02.2020,1,x\n2020-01-02,2,y\n")
+    with pytest.raises(ValueError, match=message):
+        load(dates={"when": rule}, **options)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('a,ill\n1,x\n2,"y\n3,x\n4,y\n', "line 5 must close each quote"),
+        ('a,ill\n"5"6,x\n2,y\n', "line 2 must close each quote"),
+        ("a,ill\n1,x\0y\n2,y\n", "must hold no NUL"),
+        (",a,ill\n0,1,x\n1,2,y\n", r"features must name the inputs.*\['', 'a'\]"),
+        ("a,a ,ill\n0,1,x\n1,2,y\n", r"name every column once, got \['a'\]"),
+    ],
+)
+def test_cells_that_would_be_lost_in_silence_are_refused(write, text, message):
+    write(text)
+    with pytest.raises(ValueError, match=message):
+        load()
+
+
+def test_spaces_around_names_and_other_markers_of_missing_values(write):
+    write(" a ,ill \n 1 ,x\n<NA>,y\nn/a,x\nNone,y\n#N/A,x\n")
+    assert load(missing="fill", fill={"a": 2}).train["x"][:, 0].tolist() == [1, 2, 2, 2, 2]
+    with pytest.raises(ValueError, match=r"categories\.a must hold no string of missing_values"):
+        load(categories={"a": [1, "None"]})
+
+
+def test_nodes_with_files_of_their_own_read_them_by_one_rule(write):
+    config = """
+    [data]
+    name = "table"
+    partition = "natural"
+    client_test_share = 0
+    [data.options]
+    path = "node.csv"
+    client = "site"
+    label = "ill"
+    decimal = ","
+    separator = ";"
+    categories = { ill = [0, 1.0] }
+    dates = { when = { format = "%d.%m.%Y", since = "2020-01-01" } }
+    """
+    write(config, "plan.toml")
+    plan = config_files.from_toml(config_files.to_toml(load_config("plan.toml")), "the plan")
+    found = []
+    for name, site, labels in (("a.csv", "7", "01"), ("b.csv", "7,0", ("0,0", "1,00"))):
+        rows = [f"{site};1,5;02.01.2020;{label}" for label in labels]
+        write("\n".join(["site;dose;when;ill", *rows]), name)
+        found.append(own_population(plan, name))
+    (one, kind), (other, same) = found
+    assert kind == same and kind["class_names"] == ["0", "1"]
+    assert one.train.client_names == other.train.client_names == ("7",)
+    for examples in (one.train.examples, other.train.examples):
+        np.testing.assert_array_equal(examples["x"], [[1.5, 1]] * 2)
+        np.testing.assert_array_equal(examples["y"], [0, 1])

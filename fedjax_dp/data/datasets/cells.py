@@ -1,11 +1,19 @@
 """Tables in CSV, Parquet and Arrow files as columns of numbers and strings."""
 
+import codecs
+import collections
+import csv
+import datetime
+import decimal
 import functools
+import gzip
+import io
 import os
 import pathlib
 import re
+import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,31 +22,121 @@ from fedjax_dp.core.packages import MissingPackageError
 from fedjax_dp.core.ranges import LARGEST, SMALLEST, fits_float32
 
 # How CSV files write a missing value.
-MISSING_VALUES = ("", "NA", "N/A", "NaN", "nan", "null", "NULL")
+MISSING_VALUES = (
+    *("", "NA", "N/A", "n/a", "#N/A", "#NA", "<NA>"),
+    *("NaN", "nan", "-NaN", "-nan", "null", "NULL", "None"),
+)
 _CSV, _PARQUET, _ARROW = (".csv", ".tsv", ".txt"), (".parquet", ".pq"), (".arrow", ".feather")
 _ENDINGS = (*_CSV, *_PARQUET, *_ARROW)
-_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 # Up to here float64 holds every integer.
 _EXACT = 2**53
+# Names of numbers with more digits before the point, or zeros after it, have an exponent.
+_MOST_DIGITS, _MOST_ZEROS = 20, 5
+_EXACTLY = decimal.Context(
+    prec=decimal.MAX_PREC, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN, traps=[]
+)
+# Characters that take the place of a space or an apostrophe between groups of digits.
+_ALIKE = {" ": "[ \u00a0\u2009\u202f]", "'": "['\u2019]"}
+_DAY = datetime.timedelta(days=1)
+# More values than this that occur once are not taken for names of categories, if they are most.
+_MOST_ONCE = 5
+_MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
+_SIGNS = "$€£¥₹%‰"
+# Amounts such as 1,5, 12 % and $5; dates such as 2.1.2020, 2020-01-02T12:30 and 2 Jan 2020; times.
+_NOTATIONS = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        rf"[-+\u2212(]?\s*[{_SIGNS}]?\s*[-+\u2212]?[0-9][0-9.,'\u2019\s]*[{_SIGNS}]?\)?",
+        r"[0-9]{1,4}([-/.])[0-9]{1,2}\1[0-9]{1,4}([T ,].*)?|[0-9]{4}[-/][0-9]{1,2}",
+        rf".*\b({_MONTHS})[a-z]*\b.*[0-9].*|.*[0-9].*\b({_MONTHS})[a-z]*\b.*",
+        r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?",
+    )
+)
+
+
+class Notation(NamedTuple):
+    """How text writes numbers: the decimal mark, and the mark between groups of digits or ""."""
+
+    decimal: str = "."
+    thousands: str = ""
+
+    @property
+    def pattern(self) -> str:
+        """A regular expression for the whole of a number."""
+        mark, digits = re.escape(self.decimal), "[0-9]+"
+        if self.thousands:
+            # Groups of two are those of India.
+            group = _ALIKE.get(self.thousands, re.escape(self.thousands))
+            digits = f"(?:[0-9]{{1,3}}(?:{group}[0-9]{{2,3}})*{group}[0-9]{{3}}|[0-9]+)"
+        return f"^[+-]?(?:{digits}(?:{mark}[0-9]*)?|{mark}[0-9]+)(?:[eE][+-]?[0-9]+)?$"
+
+    def plain(self, text: str) -> str:
+        """Rewrites a number without groups and with a decimal point."""
+        if self.thousands:
+            text = re.sub(_ALIKE.get(self.thousands, re.escape(self.thousands)), "", text)
+        return text.replace(self.decimal, ".")
+
+    def name(self, text: str) -> str:
+        """Writes equal numbers alike, such as 0, 0.0 and +0, and truth values in lower case.
+
+        Other text stays as it is, also a number with leading zeros, such as 007.
+        """
+        if text.lower() in ("true", "false"):
+            return text.lower()
+        if not re.match(self.pattern, text) or re.match("[+-]?0[0-9]", text):
+            return text
+        value = _EXACTLY.create_decimal(self.plain(text)).normalize(_EXACTLY)
+        if not value.is_finite():
+            return text
+        if -_MOST_ZEROS <= value.adjusted() < _MOST_DIGITS:
+            return format(abs(value) if value == 0 else value, "f")
+        return str(value).lower()
+
+
+class DateRule(NamedTuple):
+    """How dates become numbers: days since one, read by a `strptime` format where they are text."""
+
+    since: datetime.datetime
+    format: str | None
+
+
+class Reading(NamedTuple):
+    """How the cells of files are read.
+
+    Attributes:
+      missing: strings that stand for a missing value.
+      separator: the character between the cells of a CSV file.
+      encoding: that of CSV files, by a name that Python knows.
+      notation: how text writes numbers.
+      dates: the rule of each column of dates.
+    """
+
+    missing: Sequence[str] = MISSING_VALUES
+    separator: str = ","
+    encoding: str = "utf-8"
+    notation: Notation = Notation()
+    dates: Mapping[str, DateRule] = {}
 
 
 class Column:
     """One column of a table: which cells are missing, and the others as numbers or strings."""
 
-    def __init__(self, name: str, chunks: Sequence[Any], table: "Table", missing: Sequence[str]):
+    def __init__(self, name: str, chunks: Sequence[Any], table: "Table", reading: Reading):
         """Reads the Arrow arrays of one column, one for each file."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         self.name, self._table = name, table
+        self._notation, self._date = reading.notation, reading.dates.get(name)
         self._arrays = []
         for array in chunks:
             if pa.types.is_dictionary(array.type):
                 array = array.cast(array.type.value_type)
             kind = array.type
             if _is_text(kind):
-                trimmed = pc.utf8_trim_whitespace(array.cast(pa.string()))
-                is_in = pc.is_in(trimmed, value_set=pa.array(missing, pa.string()))
+                text = pc.utf8_normalize(array.cast(pa.string()), form="NFC")
+                trimmed = pc.utf8_trim_whitespace(text)
+                is_in = pc.is_in(trimmed, value_set=pa.array(reading.missing, pa.string()))
                 array = pc.if_else(is_in, pa.scalar(None, pa.string()), trimmed)
             elif pa.types.is_floating(kind):
                 array = pc.if_else(pc.is_nan(array), pa.scalar(None, kind), array)
@@ -49,29 +147,49 @@ class Column:
         """Which cells are missing, `[rows]`."""
         return np.concatenate([np.asarray(a.is_null(), bool) for a in self._arrays])
 
-    @property
+    @functools.cached_property
     def is_boolean(self) -> bool:
         """Whether the cells are booleans, read as the numbers 0 and 1."""
         import pyarrow as pa
 
-        return all(pa.types.is_boolean(array.type) for array in self._arrays)
+        kinds = {array.type for array in self._arrays} - {pa.null()}
+        return kinds == {pa.bool_()}
+
+    @functools.cached_property
+    def is_number(self) -> np.ndarray:
+        """Which cells are numbers, `[rows]`."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        parts = []
+        for array in self._arrays:
+            if _is_text(array.type):
+                found = pc.match_substring_regex(array, self._notation.pattern).fill_null(False)
+                parts.append(np.asarray(found))
+            else:
+                can_be = self.is_boolean or not pa.types.is_boolean(array.type)
+                parts.append(np.asarray(array.is_valid()) & can_be)
+        return np.concatenate(parts)
 
     @functools.cached_property
     def texts(self) -> np.ndarray:
-        """The cells as strings, `[rows]`, objects; None for missing ones."""
+        """The cells as strings, equal numbers alike, `[rows]`, objects; None for missing ones."""
         import pyarrow as pa
 
-        found: list[Any] = []
+        found: list[np.ndarray] = []
         for array in self._arrays:
             if pa.types.is_floating(array.type):
-                values = array.to_numpy(zero_copy_only=False)
-                infinite = np.flatnonzero(np.isinf(values))
+                infinite = np.flatnonzero(np.isinf(array.to_numpy(zero_copy_only=False)))
                 if len(infinite):
-                    self.refuse(len(found) + int(infinite[0]), "hold finite numbers", np.inf)
-                found += [None if np.isnan(value) else _written(value) for value in values]
-            else:
-                found += array.cast(pa.string()).to_pylist()
-        return np.asarray(found, object)
+                    row = sum(map(len, found)) + int(infinite[0])
+                    self.refuse(row, "hold finite numbers", np.inf)
+            is_text = _is_text(array.type)
+            coded = (array.cast(pa.string()) if not is_text else array).dictionary_encode()
+            notation = self._notation if is_text else Notation()
+            names = [notation.name(text) for text in coded.dictionary.to_pylist()]
+            values = np.array([*names, None], object)
+            found.append(values[np.asarray(coded.indices.fill_null(len(names)))])
+        return np.concatenate(found)
 
     @functools.cached_property
     def numbers(self) -> np.ndarray | None:
@@ -79,16 +197,48 @@ class Column:
         import pyarrow as pa
         import pyarrow.compute as pc
 
+        if self._date is not None:
+            return self._days(self._date)
+        if not np.all(self.is_number | self.is_missing):
+            return None
         parts: list[np.ndarray] = []
         for array in self._arrays:
             is_text = _is_text(array.type)
-            if is_text and pc.all(pc.match_substring_regex(array, _NUMBER)).as_py() is False:
-                return None
-            numbers = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+            if is_text and self._notation != Notation():
+                coded = array.dictionary_encode()
+                plain = [self._notation.plain(text) for text in coded.dictionary.to_pylist()]
+                array = pa.array(plain, pa.string()).take(coded.indices)
+            numbers = pc.cast(array, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
             parts.append(np.asarray(numbers, np.float64))
             if is_text or pa.types.is_integer(array.type):
                 self._require_exact(array, parts[-1], sum(map(len, parts[:-1])))
         return np.concatenate(parts)
+
+    def _days(self, rule: DateRule) -> np.ndarray:
+        """Counts the days from a date to each cell, `[rows]`, float64, NaN for missing ones."""
+        import pyarrow as pa
+
+        days: list[float] = []
+        for array in self._arrays:
+            known = {None: np.nan}
+            if pa.types.is_date(array.type) or pa.types.is_timestamp(array.type):
+                array = array.cast(pa.timestamp("us", getattr(array.type, "tz", None)), safe=False)
+            for value in array.to_pylist():
+                if value not in known:
+                    date = value
+                    if isinstance(value, str):
+                        try:
+                            date = datetime.datetime.strptime(value, rule.format or "")
+                        except ValueError:
+                            form = f"written as {rule.format!r}" if rule.format else "of a format"
+                            self.refuse(len(days), f"be a date {form}, as dates says", value)
+                    if not isinstance(date, datetime.datetime):
+                        self.refuse(len(days), "be a date, as dates says", value)
+                    if date.tzinfo is not None:
+                        date = date.astimezone(datetime.UTC).replace(tzinfo=None)
+                    known[value] = (date - rule.since) / _DAY
+                days.append(known[value])
+        return np.asarray(days, np.float64)
 
     def _require_exact(self, array: Any, numbers: np.ndarray, start: int) -> None:
         """Refuses an integer that float64 would round, since it is usually an identifier."""
@@ -102,12 +252,13 @@ class Column:
                 self.refuse(start + int(row), rule, text)
 
     def require_readable(self) -> None:
-        """Refuses cells that are neither numbers, strings nor booleans, such as dates."""
-        rule = "hold numbers, strings or Booleans; else leave it out of features"
+        """Refuses cells that are neither numbers, strings nor booleans, nor dates with a rule."""
+        rule = "hold numbers, strings or Booleans, or dates that dates names; else leave it out of "
         for path, array in zip(self._table.files, self._arrays, strict=True):
             kind = array.type
             place = f"{path}, column {self.name!r},"
-            checks.require(_is_readable(kind), place, rule, str(kind))
+            is_readable = _is_readable(kind) or (self._date is not None and _is_date(kind))
+            checks.require(is_readable, place, rule + "features", str(kind))
 
     def require_float32(self, rows: np.ndarray, numbers: np.ndarray) -> None:
         """Requires numbers `[rows]` that float32 can represent."""
@@ -119,30 +270,67 @@ class Column:
                 f"hold finite numbers that float32 can represent, {SMALLEST:.2g} to {LARGEST:.2g} "
                 "(rescale them)"
             )
-            assert self.numbers is not None
-            is_text = any(_is_text(array.type) for array in self._arrays)
-            self.refuse(row, rule, self.texts[row] if is_text else self.numbers[row])
+            self.refuse(row, rule)
 
     def require_one_kind(self) -> None:
         """Refuses strings among numbers: typing errors, or markers of a missing value."""
-        if self.numbers is not None:
+        is_number = self.is_number[~self.is_missing]
+        if self.numbers is not None or not is_number.any():
             return
-        known = np.flatnonzero(~self.is_missing)
-        is_number = np.array([re.match(_NUMBER, self.texts[i]) is not None for i in known])
-        if not is_number.any():
-            return
-        share = np.mean(is_number)
+        known, share = np.flatnonzero(~self.is_missing), np.mean(is_number)
         row = int(known[np.argmin(is_number) if share >= 0.5 else np.argmax(is_number)])
         kind = f"numbers, as {share:.0%} of its cells do," if share >= 0.5 else "strings"
         rule = (
             f"hold {kind} throughout; list the markers of missing values in missing_values, or "
-            "the values of the column in categories"
+            "the values of the column in categories; decimal and thousands say how numbers are "
+            "written"
         )
-        self.refuse(row, rule, self.texts[row])
+        self.refuse(row, rule)
 
-    def refuse(self, row: int, rule: str, value: Any) -> None:
-        """Raises an error that names file, row, column, rule and value."""
-        checks.require(False, f"{self._table.place(row)}, column {self.name!r},", rule, value)
+    def require_one_spelling(self, rows: np.ndarray) -> None:
+        """Refuses a number with and without leading zeros: it may be one name, or two."""
+        rows, found = rows[~self.is_missing[rows]], dict[str, str]()
+        for text in dict.fromkeys(self.texts[rows].tolist()):
+            number = self._notation.name(re.sub("^([+-]?)0+(?=[0-9])", r"\1", text))
+            if found.setdefault(number, text) != text:
+                rule = (
+                    "write each number in one way in all rows, with leading zeros or without, "
+                    "since it is a name"
+                )
+                self.refuse(int(rows[np.argmax(self.texts[rows] == text)]), rule)
+
+    def require_categories(self, rows: np.ndarray, other_way: str) -> None:
+        """Refuses text that is no small set of names: dates, amounts, identifiers, sentences."""
+        rows = rows[~self.is_missing[rows]]
+        if not len(rows):
+            return
+        values, counts = np.unique(self.texts[rows].astype(str), return_counts=True)
+        ways = f"list its values in categories, or {other_way}"
+        is_odd = np.array([_is_notation(value) for value in values])
+        if self.numbers is None and 2 * is_odd.sum() > len(values):
+            rule = (
+                "hold names or plain numbers, not numbers or dates in another notation; say how "
+                f"they are written by decimal, thousands or dates, {ways}"
+            )
+            self.refuse(int(rows[np.argmax(self.texts[rows] == values[np.argmax(is_odd)])]), rule)
+        num_once = int(np.sum(counts == 1))
+        if num_once > max(len(values) / 2, _MOST_ONCE):
+            rule = (
+                "hold names that recur, since each becomes a category, and not identifiers, dates "
+                f"or sentences, most of which occur once; {ways}"
+            )
+            row = int(rows[np.argmax(self.texts[rows] == values[np.argmax(counts == 1)])])
+            self.refuse(row, rule, f"{num_once} of {len(values)} values that occur once")
+
+    def written(self, row: int) -> Any:
+        """Returns a cell as the file has it."""
+        file = self._table.file_of(row)
+        return self._arrays[file][row - int(self._table.starts[file])].as_py()
+
+    def refuse(self, row: int, rule: str, found: Any = None) -> None:
+        """Raises an error that names file, row, column, rule and what was found, else the cell."""
+        place = f"{self._table.place(row)}, column {self.name!r},"
+        checks.require(False, place, rule, self.written(row) if found is None else found)
 
     def require_present(self, rows: np.ndarray, rule: str) -> None:
         """Requires that none of these cells is missing, or names how many and the first."""
@@ -158,8 +346,7 @@ class Table:
     def __init__(
         self,
         paths: Sequence[pathlib.Path],
-        missing: Sequence[str],
-        separator: str,
+        reading: Reading = Reading(),
         tests: Sequence[pathlib.Path] = (),
         inputs_of: Callable[[Sequence[str]], Sequence[str]] = lambda names: names,
     ):
@@ -167,8 +354,9 @@ class Table:
 
         Cells of a column that a file of test rows lacks are missing.
         """
+        self.reading = reading
         self.files = tuple(os.fspath(path) for path in (*paths, *tests))
-        parts = [_read(path, separator) for path in (*paths, *tests)]
+        parts = [_read(path, reading) for path in (*paths, *tests)]
         names = parts[0].column_names
         for i, (path, part) in enumerate(zip(self.files, parts, strict=True)):
             found = part.column_names
@@ -183,7 +371,7 @@ class Table:
             checks.require(part.num_rows > 0, path, "hold rows", "none")
         self.starts = np.cumsum([0, *(part.num_rows for part in parts)])
         self.columns: Mapping[str, Column] = {
-            name: Column(name, [_cells(part, name) for part in parts], self, missing)
+            name: Column(name, [_cells(part, name) for part in parts], self, reading)
             for name in names
         }
 
@@ -211,20 +399,22 @@ def _cells(part: Any, name: str) -> Any:
     return part.column(name).combine_chunks()
 
 
-def _read(path: pathlib.Path, separator: str) -> Any:
+def _read(path: pathlib.Path, reading: Reading) -> Any:
     """Reads one file as an Arrow table; all columns of CSV as strings."""
     pa = import_pyarrow(path)
     name = path.name.lower().removesuffix(".gz")
-    mark = "\t" if name.endswith(".tsv") else separator
+    mark = "\t" if name.endswith(".tsv") else reading.separator
     readers = (
-        (_CSV, lambda: _csv(path, mark), f"be a table whose cells are separated by {mark!r}"),
+        (_CSV, lambda: _csv(path, mark, reading.encoding), f"separated by {mark!r}"),
         (_PARQUET, lambda: _parquet(path), "be a Parquet file"),
         (_ARROW, lambda: _arrow(path), "be an Arrow file or stream"),
     )
     rule = f"have one of the suffixes {', '.join(_ENDINGS)}"
     checks.require(name.endswith(_ENDINGS), str(path), rule, path.suffix)
     ((read, rule),) = [(read, rule) for endings, read, rule in readers if name.endswith(endings)]
-    with files.reading(path, rule, pa.ArrowException, UnicodeDecodeError, OSError):
+    if name.endswith(_CSV):
+        rule = f"be a table whose cells are {rule}"
+    with files.reading(path, rule, pa.ArrowException, OSError, EOFError, zlib.error):
         table = read()
         # Offsets and strings of a damaged file, which would be read beyond their ends.
         table.validate(full=True)
@@ -237,16 +427,59 @@ def without_ending(file: str) -> str:
     return next((name[: -len(e)] for e in _ENDINGS if name.lower().endswith(e)), name)
 
 
-def _csv(path: pathlib.Path, mark: str) -> Any:
-    import pyarrow as pa
-    from pyarrow import csv
+def is_csv(path: pathlib.Path) -> bool:
+    """Whether a file is read as CSV, by its name."""
+    return path.name.lower().removesuffix(".gz").endswith(_CSV)
 
-    parse = csv.ParseOptions(delimiter=mark, newlines_in_values=True)
-    with csv.open_csv(path, parse_options=parse) as reader:
+
+def _csv(path: pathlib.Path, mark: str, encoding: str) -> Any:
+    """Reads the columns of a CSV file as strings."""
+    import pyarrow as pa
+    from pyarrow import csv as arrow_csv
+
+    content = path.read_bytes()
+    if path.name.lower().endswith(".gz"):
+        content = gzip.decompress(content)
+    text = _decoded(path, content, encoding)
+    if '"' in text:
+        # Arrow takes the rest of a file after a quote that is never closed as one cell.
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
+        try:
+            collections.deque(rows, maxlen=0)
+        except csv.Error as error:
+            place = files.at_line(path, rows.line_num)
+            raise ValueError(f"{place} must close each quote before {mark!r}: {error}") from None
+    content = text.encode()
+    parse = arrow_csv.ParseOptions(delimiter=mark, newlines_in_values=True)
+    with arrow_csv.open_csv(pa.BufferReader(content), parse_options=parse) as reader:
         names = reader.schema.names
     kinds = dict.fromkeys(names, pa.string())
-    convert = csv.ConvertOptions(column_types=kinds, strings_can_be_null=False)
-    return csv.read_csv(path, parse_options=parse, convert_options=convert)
+    convert = arrow_csv.ConvertOptions(column_types=kinds, strings_can_be_null=False)
+    found = arrow_csv.read_csv(
+        pa.BufferReader(content), parse_options=parse, convert_options=convert
+    )
+    return found.rename_columns([name.strip() for name in names])
+
+
+def _decoded(path: pathlib.Path, content: bytes, encoding: str) -> str:
+    """Decodes a text file; an error names the encoding and, if they show it, that of the bytes."""
+    marks = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+    marked = next((name for mark, name in marks.items() if content.startswith(mark)), "")
+    what = f"{path}, as its encoding is {encoding!r},"
+    hint = f"; it begins like {marked}" if marked else "; others are latin-1, cp1252 and utf-16"
+    try:
+        text = content.decode(encoding)
+    except UnicodeError as error:
+        line = content.count(b"\n", 0, getattr(error, "start", 0)) + 1
+        raise ValueError(f"{what} must be text in it, got others in line {line}{hint}") from None
+    checks.require("\0" not in text, what, f"hold no NUL{hint}", "text with NUL")
+    if codecs.lookup(encoding).name not in ("utf-8", "utf-8-sig"):
+        try:
+            is_other = not content.isascii() and bool(content.decode("utf-8"))
+        except UnicodeDecodeError:
+            is_other = False
+        checks.require(not is_other, what, "not be text in utf-8", "text in utf-8")
+    return text.removeprefix("\ufeff")
 
 
 def _parquet(path: pathlib.Path) -> Any:
@@ -285,14 +518,20 @@ def _is_text(kind: Any) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
+def _is_date(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_date(kind) or pa.types.is_timestamp(kind)
+
+
+def _is_notation(text: str) -> bool:
+    """Whether text is a number or a date in a notation that is not that of plain numbers."""
+    return any(pattern.fullmatch(text) for pattern in _NOTATIONS)
+
+
 def _is_readable(kind: Any) -> bool:
     import pyarrow as pa
 
     types = pa.types
     tests = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean, types.is_null)
     return _is_text(kind) or any(test(kind) for test in tests)
-
-
-def _written(value: Any) -> str:
-    """Formats a number: integers without a decimal point if float64 is exact."""
-    return str(int(value)) if abs(value) < _EXACT and value == int(value) else str(value)

@@ -1,9 +1,13 @@
 """Your own table, in CSV, Parquet or Arrow files, read by column name."""
 
+import contextlib
 import dataclasses
+import datetime
 import os
 import pathlib
 import re
+import unicodedata
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -13,7 +17,16 @@ from fedjax_dp.core import checks, files
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import LARGEST, SMALLEST, Decay, Seed, fits_float32
 from fedjax_dp.data.datasets.base import Dataset
-from fedjax_dp.data.datasets.cells import MISSING_VALUES, Column, Table, without_ending
+from fedjax_dp.data.datasets.cells import (
+    MISSING_VALUES,
+    Column,
+    DateRule,
+    Notation,
+    Reading,
+    Table,
+    is_csv,
+    without_ending,
+)
 from fedjax_dp.data.datasets.tabular import Numeric, in_range
 
 _PARTS = ("train", "test")
@@ -39,17 +52,23 @@ def load(
     missing: Literal["refuse", "drop", "fill", "mean"] = "refuse",
     fill: Mapping[str, Any] = {},
     missing_values: Sequence[str] = MISSING_VALUES,
-    categories: Mapping[str, Sequence[str | int]] = {},
-    encoding: Literal["one_hot", "integer"] = "one_hot",
+    categories: Mapping[str, Sequence[str | int | float | bool]] = {},
+    coding: Literal["one_hot", "integer"] = "one_hot",
     scaling: Literal["none", "range", "standard"] = "none",
     ranges: Mapping[str, Sequence[float]] = {},
     separator: str = ",",
+    encoding: str = "utf-8",
+    decimal: Literal[".", ","] = ".",
+    thousands: Literal["", ",", ".", " ", "'", "_"] = "",
+    dates: Mapping[str, Mapping[str, str]] = {},
 ) -> Dataset:
     """Loads a table, one example per row.
 
     Numeric columns are inputs, scaled or not; string columns, and those that `categories` names,
     are encoded. Nothing is guessed: a missing value, a string in a numeric column, a number that
-    float32 cannot hold, or an undeclared category is an error that names file, row and column.
+    float32 cannot hold, or an undeclared category is an error that names file, row and column; so
+    are dates and numbers in another notation, and strings of which most occur once, unless an
+    option says how to read them. Numbers are compared as numbers: 0 and 0.0 are one class.
 
     Guarantee: with `missing` other than "mean", `scaling` other than "standard", and `categories`
     declared for all coded columns, each example depends only on its own row and the options, and
@@ -79,12 +98,17 @@ def load(
       missing_values: strings that stand for a missing value.
       categories: the values of categorical columns, known without the data; a string column or
         label that is not named here has those that occur in the data.
-      encoding: "one_hot" makes one array of numbers; "integer" makes the array "numbers", and an
+      coding: "one_hot" makes one array of numbers; "integer" makes the array "numbers", and an
         array of integers for each encoded column, for models with embeddings.
       scaling: of numbers: "none"; "range" maps `ranges` to [0, 1] and clips values outside;
         "standard" has exact mean 0 and deviation 1 over the training part.
       ranges: the lowest and the highest value of each numeric column, known without the data.
       separator: the ASCII character between the cells of a CSV file.
+      encoding: that of CSV files, by a name that Python knows, such as "latin-1" or "utf-16".
+      decimal: the decimal mark of numbers in text.
+      thousands: the mark between their groups of digits; "" for none.
+      dates: columns of dates, which become days: for each the date `since` which they are counted,
+        in ISO format, and, where dates are text, their `format`, such as "%d.%m.%Y".
 
     Returns:
       Inputs `[rows, features]`, float32, or a dict of arrays; labels, int32 for classes and float32
@@ -100,16 +124,35 @@ def load(
     """
     paths = find_files("path", path, data_dir)
     tests = find_files("test_path", test_path, data_dir) if test_path is not None else []
-    is_plain = len(separator) == 1 and separator.isascii() and separator not in '"\r\n'
-    rule = "be one ASCII character, not a quote or line break"
-    checks.require(is_plain, "separator", rule, separator)
+    if encoding in ("one_hot", "integer"):
+        replaced = f"encoding={encoding!r} is written coding={encoding!r}; encoding is that of text"
+        warnings.warn(replaced, DeprecationWarning, stacklevel=2)
+        coding, encoding = encoding, "utf-8"  # type: ignore[assignment]
+    reading = _reading(separator, encoding, decimal, thousands, dates, missing_values)
+    has_text = any(map(is_csv, (*paths, *tests)))
+    _require_used("encoding", encoding, has_text or encoding == "utf-8", "a file is CSV")
+    _require_used("separator", separator, has_text or separator == ",", "a file is CSV")
     taken = {label, client, split}
 
     def inputs_of(names: Sequence[str]) -> list[str]:
         return list(features) or [name for name in names if name not in taken]
 
-    table = Table(paths, missing_values, separator, tests, inputs_of)
-    _check_names(table, label, client, split, features, categories, ranges, fill)
+    table = Table(paths, reading, tests, inputs_of)
+    _check_names(
+        table,
+        label,
+        client,
+        split,
+        features,
+        categories=categories,
+        ranges=ranges,
+        fill=fill,
+        dates=dates,
+    )
+    for named, values in categories.items():
+        markers = [value for value in values if value in missing_values]
+        rule = "hold no string of missing_values, which stands for a missing value"
+        checks.require(not markers, f"categories.{named}", rule, markers)
     _require_used("fill", fill, missing == "fill", "missing is 'fill'")
     _require_used("ranges", ranges, scaling == "range", "scaling is 'range'")
     rule = "be only one of split and test_fraction"
@@ -123,6 +166,14 @@ def load(
     )
     inputs = inputs_of(list(table.columns))
     checks.require(bool(inputs), "features", "name at least one column", inputs)
+    # An index that a program wrote beside the columns, such as the numbers of rows.
+    nameless = [name for name in inputs if not name or name.startswith("__index_level_")]
+    rule = "name the inputs of a table that has a column without a name"
+    checks.require(bool(features) or not nameless, "features", rule, inputs)
+    numeric = {*inputs, label} if task == "regression" else set(inputs)
+    unused = sorted(set(dates) - (numeric - set(categories)))
+    rule = "name inputs, or the label of a regression, that are not in categories"
+    checks.require(not unused, "dates", rule, unused)
 
     for used in dict.fromkeys([*inputs, *filter(None, (label, client, split))]):
         table.columns[used].require_readable()
@@ -160,7 +211,7 @@ def load(
             numbers[name] = coder.scaled(column)
     unused = sorted(set(ranges) - set(numbers))
     checks.require(not unused, "ranges", f"name columns of numbers, {sorted(numbers)}", unused)
-    names, xs = _assembled(inputs, numbers, coded, encoding)
+    names, xs = _assembled(inputs, numbers, coded, coding)
     labelled = (parts[0], parts[1][:0]) if label in absent else parts
     labels, classes = _labels(table.columns[label], labelled, task, categories, coder)
     if label in absent:
@@ -212,15 +263,12 @@ def _check_names(
     client: str | None,
     split: str | None,
     features: Sequence[str],
-    categories: Mapping[str, Any],
-    ranges: Mapping[str, Any],
-    fill: Mapping[str, Any],
+    **tables: Mapping[str, Any],
 ) -> None:
     """Requires that options name existing columns, each in one role."""
     roles = {"label": label, "client": client, "split": split}
     named = {role: [name] for role, name in roles.items() if name is not None}
-    named |= {"features": list(features), "categories": list(categories)}
-    named |= {"ranges": list(ranges), "fill": list(fill)}
+    named |= {"features": list(features)} | {option: list(of) for option, of in tables.items()}
     for option, names in named.items():
         for name in names:
             checks.one_of(f"{option}, a column of {table.files[0]},", name, table.columns)
@@ -229,8 +277,52 @@ def _check_names(
     checks.require(not twice, "label, client, split and features", "be different columns", twice)
 
 
-def _require_used(option: str, value: Mapping[str, Any], is_used: bool, when: str) -> None:
-    checks.require(not value or is_used, option, f"be given only if {when}", dict(value))
+def _require_used(option: str, value: Any, is_used: bool, when: str) -> None:
+    checks.require(not value or is_used, option, f"be given only if {when}", value)
+
+
+def _reading(
+    separator: str,
+    encoding: str,
+    decimal: str,
+    thousands: str,
+    dates: Mapping[str, Mapping[str, str]],
+    missing: Sequence[str],
+) -> Reading:
+    """Checks how cells are written."""
+    is_plain = len(separator) == 1 and separator.isascii() and separator not in '"\r\n'
+    rule = "be one ASCII character, not a quote or line break"
+    checks.require(is_plain, "separator", rule, separator)
+    try:
+        "".encode(encoding)
+    except (LookupError, ValueError):
+        rule = "be an encoding of text that Python knows, such as 'utf-8', 'latin-1' or 'utf-16'"
+        checks.require(False, "encoding", rule, encoding)
+    rule = f"differ from decimal, {decimal!r}"
+    checks.require(thousands != decimal, "thousands", rule, thousands)
+    rules = {name: _date_rule(f"dates.{name}", given) for name, given in dates.items()}
+    return Reading(missing, separator, encoding, Notation(decimal, thousands), rules)
+
+
+def _date_rule(option: str, given: Mapping[str, str]) -> DateRule:
+    """Checks how the dates of a column become numbers."""
+    keys, rule = sorted(given), "hold 'since' and, for dates that are text, 'format'"
+    checks.require(keys in (["since"], ["format", "since"]), option, rule, dict(given))
+    since = None
+    with contextlib.suppress(ValueError):
+        since = datetime.datetime.fromisoformat(given["since"])
+    rule = "be a date in ISO format without a time zone, such as '2020-01-31'"
+    is_date = since is not None and since.tzinfo is None
+    checks.require(is_date, f"{option}.since", rule, given["since"])
+    assert since is not None
+    form = given.get("format")
+    if form is not None:
+        example, year = datetime.datetime(2011, 12, 23, tzinfo=datetime.UTC), 0
+        with contextlib.suppress(ValueError):
+            year = datetime.datetime.strptime(example.strftime(form), form).year
+        rule = "be a format of `strptime` that reads at least a year, such as '%d.%m.%Y'"
+        checks.require(year == example.year, f"{option}.format", rule, form)
+    return DateRule(since, form)
 
 
 def _test_rows(
@@ -242,7 +334,7 @@ def _test_rows(
         words = column.texts
         for row in kept:
             if words[row] not in _PARTS:
-                column.refuse(int(row), "be one of train, test", words[row])
+                column.refuse(int(row), "be one of train, test")
         return words[kept] == "test"
     if test_fraction > 0:
         count = round(test_fraction * len(kept))
@@ -263,8 +355,8 @@ def _client_ids(
         return np.repeat(_file_names(files), np.diff(table.starts))
     if client is None:
         return None
+    table.columns[client].require_one_spelling(np.arange(known))
     texts = table.columns[client].texts[:known].astype(str)
-    # A number such as 007 or 1e3 is a name.
     is_whole = all(map(_is_whole, set(texts.tolist())))
     return texts.astype(np.int64) if is_whole else texts
 
@@ -307,10 +399,16 @@ class _Coder:
     inputs: Sequence[str]
     missing: str
     fill: Mapping[str, Any]
-    categories: Mapping[str, Sequence[str | int]]
+    categories: Mapping[str, Sequence[str | int | float | bool]]
     scaling: str
     ranges: Mapping[str, Sequence[float]]
     read_off: list[str] = dataclasses.field(default_factory=list)
+
+    def _name(self, value: Any) -> str:
+        """Writes the value of an option as `Column.texts` writes that of a cell."""
+        is_text = isinstance(value, str)
+        notation = self.table.reading.notation if is_text else Notation()
+        return notation.name(unicodedata.normalize("NFC", str(value).strip()))
 
     def exact(self, has_numbers: bool) -> tuple[str, ...]:
         """Names the exact statistics that entered examples, for privacy statements."""
@@ -396,7 +494,7 @@ class _Coder:
         self._require_rule(column)
         texts = column.texts
         if self.missing == "fill" and column.name in self.fill:
-            texts = np.where(column.is_missing, _text(self.fill[column.name]), texts)
+            texts = np.where(column.is_missing, self._name(self.fill[column.name]), texts)
         elif self.missing == "mean":
             known = texts[self.rows[0]][~column.is_missing[self.rows[0]]]
             rule = "have a value in the training part"
@@ -409,10 +507,15 @@ class _Coder:
         """Encodes strings by the declared categories of their column, or by those that occur."""
         used = np.concatenate(self.rows)
         if column.name in self.categories:
-            values = tuple(map(_text, self.categories[column.name]))
+            option = f"categories.{column.name}"
+            values = tuple(map(self._name, self.categories[column.name]))
             is_set = len(set(values)) == len(values) > 0
-            checks.require(is_set, f"categories.{column.name}", "be distinct values", values)
+            checks.require(is_set, option, "be distinct values", values)
         else:
+            column.require_one_spelling(used)
+            is_input = column.name in self.inputs
+            numbers = "take numbers by task = 'regression'"
+            column.require_categories(used, "leave it out of features" if is_input else numbers)
             found = set(texts[used].tolist())
             values = tuple(sorted(found, key=_in_order))
             self.read_off.append(column.name)
@@ -424,7 +527,7 @@ class _Coder:
         for row in used:
             if texts[row] not in number:
                 rule = f"be one of {', '.join(values)}, its declared categories"
-                column.refuse(int(row), rule, texts[row])
+                column.refuse(int(row), rule)
         parts = [np.array([number[t] for t in texts[rows]], np.int32) for rows in self.rows]
         return values, parts
 
@@ -432,11 +535,6 @@ class _Coder:
 def _in_order(text: str) -> tuple[int, int, str]:
     """Sorts integers by their size, before other strings."""
     return (0, int(text), text) if _is_whole(text) else (1, 0, text)
-
-
-def _text(value: Any) -> str:
-    """Formats the value of an option as a cell holds it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _assembled(
@@ -485,7 +583,7 @@ def _labels(
         if known is None:
             column.require_one_kind()
             first = int(rows[0][0])
-            column.refuse(first, "hold numbers, since task is 'regression'", column.texts[first])
+            column.refuse(first, "hold numbers, since task is 'regression'")
         parts = [np.asarray(known)[each] for each in rows]
         for each, part in zip(rows, parts, strict=True):
             column.require_float32(each, part)
