@@ -5,7 +5,7 @@ import json
 import math
 import pathlib
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import typer
@@ -27,7 +27,8 @@ from fedjax_dp.experiment.studies.sweep import (
     sweep,
 )
 from fedjax_dp.experiment.studies.tables import as_csv, as_list, as_rows
-from fedjax_dp.io.disk import DiskFull
+from fedjax_dp.io.disk import STUDY_KEPT, DiskFull, reporting_full_disk
+from fedjax_dp.io.logbook import write_text
 from fedjax_dp.privacy.mechanisms.repetition import Repetition, repetition
 
 app = application()
@@ -130,21 +131,35 @@ def command(
     else:
         return _selected(study, grid, place, _repetition(axes, trials, trials_shape), out)
     rounds = sum(loaded(study, point).run.rounds for point in grid)
-    try:
+    with _resumable(out, "sweep", place):
         with Progress(out, _NAME, rounds) as progress:
             sweep(study, grid, place, out.note, watcher=progress)
-    except KeyboardInterrupt:
-        text = f"interrupted; the same command resumes the sweep in {place}"
-        end_process(out, _NAME, text, 130)
-    except DiskFull as error:
-        end_process(out, _NAME, f"error: {error}", 2)
-    entries = average_over_seeds(study, read_summaries(grid, place))
-    table = as_list(study, entries)
-    (place / "table.csv").write_text(as_csv(entries), encoding="utf-8")
-    (place / "table.md").write_text(f"# {study.name}\n\n{table}\n", encoding="utf-8")
-    _draw(study, entries, place / "accuracy.png", out)
+        entries = average_over_seeds(study, read_summaries(grid, place))
+        table = as_list(study, entries)
+        _write_tables(place, study, entries, table)
+        _draw(study, entries, place / "accuracy.png", out)
     document = {"folder": str(place), "points": len(grid), "entries": entries}
     return Answer(document, lambda out: out.say(f"{table}\n\ntables: {place}"), str(place))
+
+
+@contextlib.contextmanager
+def _resumable(out: Output, what: str, place: pathlib.Path) -> Iterator[None]:
+    """Ends the process, with how to resume, where it was interrupted or the disk is full."""
+    try:
+        with reporting_full_disk(STUDY_KEPT):
+            yield
+    except KeyboardInterrupt:
+        end_process(out, _NAME, f"interrupted; the same command resumes the {what} in {place}", 130)
+    except DiskFull as error:
+        # Closing files would only fail again.
+        end_process(out, _NAME, f"error: {error}", 2)
+
+
+def _write_tables(
+    place: pathlib.Path, study: Study, entries: Sequence[Mapping[str, Any]], table: str
+) -> None:
+    write_text(place / "table.csv", as_csv(entries))
+    write_text(place / "table.md", f"# {study.name}\n\n{table}\n")
 
 
 def _searched(
@@ -195,16 +210,11 @@ def _searched(
         columns="",
         metrics=_METRICS,
     )
-    try:
+    with _resumable(out, "search", place):
         with Progress(out, _NAME, plan.trials * config.run.rounds) as progress:
             entries = search(study, plan, place, words, out.note, progress)
-    except KeyboardInterrupt:
-        end_process(out, _NAME, f"interrupted; the same command resumes the search in {place}", 130)
-    except DiskFull as error:
-        end_process(out, _NAME, f"error: {error}", 2)
-    table = as_rows(entries)
-    (place / "table.csv").write_text(as_csv(entries), encoding="utf-8")
-    (place / "table.md").write_text(f"# {study.name}\n\n{table}\n", encoding="utf-8")
+        table = as_rows(entries)
+        _write_tables(place, study, entries, table)
     document = {"folder": str(place), "points": len(entries), "entries": entries}
     return Answer(document, lambda out: out.say(f"{table}\n\ntables: {place}"), str(place))
 
@@ -244,11 +254,8 @@ def _selected(
     study: Study, grid: Sequence[Point], place: pathlib.Path, trials: Repetition, out: Output
 ) -> Answer:
     """Chooses among points privately; the number of trials is in no answer."""
-    try:
+    with _resumable(out, "selection", place):
         choice = select_privately(study, grid, place, trials, report=lambda line: None)
-    except KeyboardInterrupt:
-        text = f"interrupted; the same command resumes the selection in {place}"
-        end_process(out, _NAME, text, 130)
     if choice is None:
         document = {"folder": str(place), "chosen": None}
         return Answer(document, lambda out: out.say("no trial was drawn"), "")

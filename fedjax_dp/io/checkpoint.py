@@ -1,17 +1,19 @@
 """Checkpoints of a run; an interrupted write leaves the previous one intact."""
 
+import glob
 import json
 import math
 import os
 import pathlib
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 from numpy.typing import ArrayLike
 
 from fedjax_dp.algorithms.values import Hyper
@@ -23,9 +25,10 @@ from fedjax_dp.core.devices import (
     of_all_processes,
     of_first_process,
 )
-from fedjax_dp.core.files import digest_of
+from fedjax_dp.core.files import digest_of, kind_of
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data.record_file import bytes_of
 from fedjax_dp.engine.client_store import ClientStore
 from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.execution.placement import Spread
@@ -46,6 +49,30 @@ _CLIENTS = "clients"
 # What the first process writes to find out whether the others can read it, and for how long they
 # try: a network file system may show a file late.
 _MARK, _PATIENCE = ".shared", 10.0
+# Bytes of a checkpoint that are read back at once, unless one array has more.
+_READ_BACK = 1 << 28
+# Longer than the part of a path that Orbax adds.
+_LONGEST = "x" * 200
+
+
+class _Folder(type(epath.Path())):  # type: ignore[misc]
+    """A folder whose own path is no pattern, whatever characters it has."""
+
+    def glob(self, pattern: str) -> Iterator["_Folder"]:
+        """Lists the paths in the folder that match a pattern."""
+        return iter([self / name for name in glob.glob(pattern, root_dir=os.fspath(self))])
+
+
+def require_usable(folder: str | os.PathLike[str], name: str) -> None:
+    """Requires a path that files of checkpoints can have; `name` is for errors."""
+    path = os.path.abspath(folder)
+    # Orbax and TensorStore read them as separators and addresses, or not at all.
+    is_text = path == path.encode(errors="ignore").decode()
+    is_plain = is_text and ":/" not in f"{path}/".removeprefix(os.path.splitdrive(path)[0])
+    is_plain &= os.sep == "\\" or "\\" not in path
+    rule = "have no backslash, no part that ends in a colon, and be valid UTF-8, for checkpoints"
+    checks.require(is_plain, name, rule, path)
+    kind_of(os.path.join(path, _LONGEST), name)
 
 
 class Checkpoints:
@@ -79,8 +106,10 @@ class Checkpoints:
             several processes this one reads it alone.
 
         Raises:
-          ValueError: if several processes do not share the folder.
+          ValueError: if several processes do not share the folder, or files of checkpoints cannot
+            have its path.
         """
+        require_usable(directory, "directory")
         self.directory = pathlib.Path(directory).absolute()
         self._is_shared = is_distributed() and not is_read_only
         self._is_first = not self._is_shared or jax.process_index() == 0
@@ -99,7 +128,7 @@ class Checkpoints:
             # Leftovers of interrupted writes take space.
             cleanup_tmp_directories=not is_read_only,
         )
-        self._manager = ocp.CheckpointManager(self.directory, options=options)
+        self._manager = ocp.CheckpointManager(_Folder(self.directory), options=options)
 
     def save(self, state: SimulationState, hyper: Hyper, extra: dict[str, Any]) -> None:
         """Writes a checkpoint of the completed rounds, unless there is one already.
@@ -112,6 +141,7 @@ class Checkpoints:
 
         Raises:
           DiskFull: if the disk has no space for it; nothing is written then.
+          OSError: if it cannot be read back as it was written; it does not count then.
         """
         step = int(state.round)
         if step in self._manager.all_steps():
@@ -130,6 +160,7 @@ class Checkpoints:
             ),
         )
         self._manager.wait_until_finished()
+        self._require_read_back(step, arrays, numbers, extra)
         if not self._is_first:
             return
         # Last: a checkpoint without digests is incomplete.
@@ -151,6 +182,34 @@ class Checkpoints:
             full = error
         if any_of_processes(full is not None):
             raise full or DiskFull(f"{self.directory} is full for another process")
+
+    def _require_read_back(
+        self, step: int, arrays: dict[str, Any], numbers: dict[str, Any], extra: dict[str, Any]
+    ) -> None:
+        """Requires that a new checkpoint can be read, a part of its arrays at a time."""
+        names, parts = list(arrays), list[list[str]]()
+        while names:
+            ends = np.cumsum([arrays[name].nbytes for name in names])
+            count = max(1, int(np.searchsorted(ends, _READ_BACK, side="right")))
+            parts, names = [*parts, names[:count]], names[count:]
+        is_same = True
+        try:
+            for part in parts:
+                target = {n: x if n in part else ocp.PLACEHOLDER for n, x in arrays.items()}
+                found = self._saved(step, state=ocp.args.StandardRestore(target))["state"]
+                is_same &= all(_is_same(arrays[name], found[name]) for name in part)
+            beside = self._saved(step, hyper=_AS_SAVED, extra=ocp.args.JsonRestore())
+            is_same &= all(_is_same(x, beside["hyper"][n]) for n, x in numbers.items())
+            is_same &= beside["extra"] == json.loads(json.dumps(extra))
+            reason = None if is_same else "its content is another"
+        except (OSError, ValueError, LookupError) as error:
+            reason = str(error).partition("\n")[0]
+        if any_of_processes(reason is not None):
+            found = reason or "another process could not read it"
+            raise OSError(
+                f"{self.directory / str(step)} must be read as it was written, but {found}; "
+                "the checkpoint before it is kept"
+            )
 
     def _record(self, step: int) -> pathlib.Path:
         return self.directory / _DIGESTS / f"{step}.json"
@@ -346,6 +405,16 @@ def _require_shared(folder: pathlib.Path) -> None:
         f"for processes {missing.tolist()}"
     )
     checks.require(not len(missing), "the folder of checkpoints", rule, str(folder))
+
+
+def _is_same(saved: Any, found: Any) -> bool:
+    """Whether an array was read back bit for bit, or the part of it that this process holds."""
+    if isinstance(saved, jax.Array):
+        pairs = zip(saved.addressable_shards, found.addressable_shards, strict=True)
+        return all(_is_same(np.asarray(one.data), np.asarray(two.data)) for one, two in pairs)
+    found = np.asarray(found)
+    alike = saved.dtype == found.dtype and saved.shape == found.shape
+    return alike and np.array_equal(bytes_of(saved), bytes_of(found))
 
 
 def _named(tree: PyTree) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Overhead of the file system, besides the bytes of a file.
 _MARGIN = 2**18
+_BEGINNING = "the disk is full"
 
 
 class DiskFull(OSError):
@@ -26,21 +27,26 @@ def require_space(folder: pathlib.Path, num_bytes: int) -> None:
 
 
 @contextmanager
-def reporting_full_disk(folder: pathlib.Path | None = None) -> Iterator[None]:
-    """Turns errors of a full disk into DiskFull, with how to resume."""
+def reporting_full_disk(
+    kept: str = "nothing was started: free some space and try again",
+) -> Iterator[None]:
+    """Turns errors of a full disk into DiskFull, with what is kept and what to do."""
     try:
         yield
     except (OSError, ValueError) as error:
         # Orbax raises a ValueError for it.
         words, number = str(error), getattr(error, "errno", None)
         is_full = number in _FULL or "No space left on device" in words
-        if not is_full and not isinstance(error, DiskFull):
+        if words.startswith(_BEGINNING) or not (is_full or isinstance(error, DiskFull)):
             raise
-        kept = (
-            "nothing was started: free some space and try again"
-            if folder is None
-            else "the newest intact checkpoint is kept: free some space, then fedjax-dp run "
-            f"--resume {folder}"
-        )
-        reason = words.splitlines()[0]
-        raise DiskFull(f"the disk is full: {reason}; {kept}") from error
+        raise DiskFull(f"{_BEGINNING}: {words.splitlines()[0]}; {kept}") from error
+
+
+# What a full disk leaves of a sweep, a search or a selection.
+STUDY_KEPT = "what was saved is kept: free some space; the same call resumes"
+
+
+def resumed_by(folder: pathlib.Path) -> str:
+    """Says what a full disk leaves of a run, and how to resume it."""
+    command = f"fedjax-dp run --resume {folder}"
+    return f"the newest intact checkpoint is kept: free some space, then {command}"

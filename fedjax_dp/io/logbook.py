@@ -1,17 +1,24 @@
 """Metrics of a run by round: JSON lines, and TensorBoard events with the extra `tensorboard`."""
 
+import contextlib
 import json
 import math
 import os
 import pathlib
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Index
+from fedjax_dp.io.aside import FAILED
 
 METRICS_FILE = "metrics.jsonl"
+# Seconds between writes of events to the disk.
+_FLUSH_SECONDS = 10.0
 
 
 class Logbook:
@@ -22,19 +29,30 @@ class Logbook:
     """
 
     @checked
-    def __init__(self, directory: str | pathlib.Path, *, from_round: Index = 0):
+    def __init__(
+        self,
+        directory: str | pathlib.Path,
+        *,
+        from_round: Index = 0,
+        warn: Callable[[str], None] = warnings.warn,
+    ):
         """Opens the logbook of a run folder.
 
         Args:
           directory: the run folder.
           from_round: rows of later rounds are removed, since these will run again.
+          warn: receives warnings, such as that TensorBoard's file cannot be written, which then
+            gets no more events.
         """
         directory = pathlib.Path(directory)
         self.path = directory / METRICS_FILE
         kept = [row for row in read_metrics(directory) if row["round"] <= from_round]
         write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
         self._file = self.path.open("a", encoding="utf-8")
-        self._events = _tensorboard_writer(directory / "tensorboard", from_round)
+        self._warn = warn
+        self._events: _Events | None = None
+        with self._without_events(), contextlib.suppress(ImportError):
+            self._events = _Events(directory / "tensorboard", from_round)
 
     def write(self, row: dict[str, Any]) -> None:
         """Appends the metrics of a round.
@@ -46,23 +64,59 @@ class Logbook:
         self._file.write(json.dumps(plain) + "\n")
         self._file.flush()
         if self._events is not None:
-            for name, value in plain.items():
-                if isinstance(value, int | float) and name != "round":
-                    self._events.add_scalar(name, value, plain["round"])
+            with self._without_events():
+                self._events.write(plain)
 
     def close(self) -> None:
         """Flushes and closes the files."""
         self._file.close()
         if self._events is not None:
-            self._events.close()
+            with self._without_events():
+                self._events.close()
+
+    @contextlib.contextmanager
+    def _without_events(self) -> Iterator[None]:
+        """Writes no more events once TensorBoard's file cannot be written."""
+        try:
+            yield
+        except OSError as error:
+            self._events = None
+            self._warn(f"the tracker tensorboard {FAILED}: {error}")
 
 
-def _tensorboard_writer(directory: pathlib.Path, from_round: int) -> Any:
-    try:
-        from tensorboardX import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(directory), purge_step=from_round + 1 if from_round else None)
+class _Events:
+    """TensorBoard's file of a run; errors are those of the call, and not of a thread."""
+
+    def __init__(self, directory: pathlib.Path, from_round: int):
+        from tensorboardX import event_file_writer
+        from tensorboardX.proto import event_pb2, summary_pb2
+
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        directory.mkdir(exist_ok=True)
+        self._writer, self._flushed = event_file_writer.EventsWriter(str(directory / "events")), 0.0
+        if from_round:
+            # Hides the events of later rounds, which run again.
+            log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._write(step=from_round + 1, session_log=log)
+
+    def _write(self, **fields: Any) -> None:
+        self._writer.write_event(self._event(wall_time=time.time(), **fields))
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Writes the numbers of a round."""
+        values = [
+            self._summary.Value(tag=name, simple_value=value)
+            for name, value in row.items()
+            if isinstance(value, int | float) and name != "round"
+        ]
+        self._write(step=row["round"], summary=self._summary(value=values))
+        if time.monotonic() > self._flushed + _FLUSH_SECONDS:
+            self._writer.flush()
+            self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        """Writes all to the disk."""
+        self._writer.close()
 
 
 def to_json(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """What all commands share: JSON, quiet, log levels, progress, pipes, help, completion."""
 
+import errno
 import io
 import json
 import logging
@@ -244,6 +245,35 @@ def test_a_run_that_is_ended_at_once_states_the_reason(fedjax_dp, monkeypatch, c
     status, output, errors = fedjax_dp("run", *words)
     assert status == 2 and errors == "error: the disk is full\n"
     assert (document(output)["error"] if words else output) == ("the disk is full" if words else "")
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ("sweep", ()),
+        ("_write_tables", ()),
+        ("select_privately", ("--select", "private", "--trials", "2")),
+    ],
+)
+def test_a_study_that_fills_the_disk_ends_in_one_line(
+    fedjax_dp, monkeypatch, tmp_path, part, words
+):
+    def full(*given, **options):
+        raise OSError(errno.ENOSPC, "No space left on device", "somewhere")
+
+    def leave(status):
+        raise SystemExit(status)
+
+    main.command("sweep")
+    module = sys.modules["fedjax_dp.cli.sweep"]
+    monkeypatch.setattr(module, "sweep", lambda *_, **__: None)
+    monkeypatch.setattr(module, part, full)
+    monkeypatch.setattr(sys.modules["fedjax_dp.cli.progress"].os, "_exit", leave)
+    over = ("--over", "training.learning_rate=0.1,0.2", "--output", tmp_path)
+    status, output, errors = fedjax_dp("sweep", *over, *words)
+    assert status == 2 and not output
+    (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert "the disk is full" in line and "the same call resumes" in line
 
 
 def test_a_figure_is_a_line_of_its_own_where_it_is_quiet(fedjax_dp):

@@ -36,7 +36,7 @@ from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly import assemble
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.loading import load_run
-from fedjax_dp.experiment.running.run_folder import locked
+from fedjax_dp.experiment.running.run_folder import is_in_use, locked, require_free
 from fedjax_dp.experiment.running.starting import _require_same, restored
 from fedjax_dp.io import plots
 from fedjax_dp.io.checkpoint import Checkpoints
@@ -343,9 +343,12 @@ def test_a_run_that_never_reached_a_checkpoint_starts_again(uninterrupted, tmp_p
 
 
 def test_another_configuration_in_the_folder_is_refused(finished):
+    """And the folder is free again while the exception is there."""
     reconfigure(finished, "--run.seed=1")
-    with pytest.raises(ValueError, match=r"config\.toml must be as it was when the run started"):
+    text = r"config\.toml must be as it was when the run started"
+    with pytest.raises(ValueError, match=text) as refusal:
         execute(finished, resume=True)
+    assert not is_in_use(finished), refusal
     assert read_json(finished, "summary.json")["rounds"] == ROUNDS
 
 
@@ -519,7 +522,7 @@ def test_a_full_disk_is_named_and_loses_nothing(
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_a_limit_of_space_of_any_kind_is_named(tmp_path, number):
-    with pytest.raises(DiskFull, match="the disk is full"), reporting_full_disk(tmp_path):
+    with pytest.raises(DiskFull, match="the disk is full"), reporting_full_disk():
         raise OSError(number, os.strerror(number))
 
 
@@ -530,6 +533,8 @@ def test_a_full_disk_is_named_before_a_run_has_begun(tmp_path, monkeypatch):
     monkeypatch.setattr("fedjax_dp.experiment.running.starting.write_text", full)
     with pytest.raises(DiskFull, match="nothing was started: free some space and try again"):
         execute(tmp_path / "run", *DRAWN)
+    # So that trying again is not refused.
+    require_free(tmp_path / "run")
 
 
 @pytest.mark.slow

@@ -4,8 +4,10 @@ import json
 import os
 import sqlite3
 import sys
+import threading
 import time
 import types
+import warnings
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.components import trackers
 from fedjax_dp.experiment.components.callback import Progress
 from fedjax_dp.experiment.components.callbacks import callbacks_of
+from fedjax_dp.io import aside
 
 ROWS = [
     {"round": i, "test_accuracy": i / 8, "test_loss": np.nan, "sizes": [1, 2], "done": True}
@@ -22,11 +25,11 @@ ROWS = [
 ]
 
 
-def played(callback, folder, *ends, secret=False):
+def played(callback, folder, *ends, secret=False, warn=warnings.warn):
     """Calls a callback as a run of four rounds does that evaluates after these."""
     config = load_config(None, ["--run.rounds=4", f"--run.secret={str(secret).lower()}"])
     for end in ends:
-        progress = Progress(ROWS[:end], None, types.SimpleNamespace(config=config), folder)
+        progress = Progress(ROWS[:end], None, types.SimpleNamespace(config=config), folder, warn)
         assert callback.call(progress) is None
 
 
@@ -117,6 +120,54 @@ def test_a_resumed_run_sends_no_round_again_and_leaves_none_out(folder, at_exit,
     played(tracker("one"), folder, 2, 4)
     played(tracker("other"), folder, 4)
     assert sent == {"one": [1, 2, 3, 4], "other": [1, 2, 3, 4]}
+
+
+@pytest.mark.parametrize("part", ["start", "log", "finish"])
+@pytest.mark.parametrize("how", ["raises", "hangs"])
+def test_a_tracker_that_fails_ends_no_run_and_is_left_alone(
+    folder, at_exit, monkeypatch, part, how
+):
+    """What it lacks it gets from a resumed run."""
+    monkeypatch.setattr(aside, "PATIENCE", 0.05)
+    calls, is_over, ended, sent, warned = [], threading.Event(), threading.Event(), [], []
+
+    class Watched(threading.Event):
+        def set(self):
+            super().set()
+            if is_over.is_set():
+                ended.set()
+
+    def fails(name):
+        calls.append(name)
+        if is_over.is_set() or name != part or (name == "log" and calls.count("log") < 2):
+            return
+        if how == "hangs":
+            assert is_over.wait(60)
+        else:
+            raise ConnectionError("no route")
+
+    def log(values, number):
+        fails("log")
+        sent.append(number)
+
+    def start(*_):
+        fails("start")
+        return trackers._Tracked(log, lambda: fails("finish"))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(aside.threading, "Event", Watched)
+        callback = trackers._tracking("mine", start)
+    played(callback, folder, 1, 2, 4, warn=warned.append)
+    reason = "no answer within 0.05 seconds" if how == "hangs" else "ConnectionError: no route"
+    assert warned == [f"the tracker mine {aside.FAILED}: {reason}"]
+    assert sent == {"start": [], "log": [1], "finish": [1, 2, 3, 4]}[part]
+    is_over.set()
+    if how == "hangs":
+        # It returns late, and ends what it had begun.
+        assert ended.wait(60)
+    again = trackers._Tracked(lambda values, number: sent.append(number), lambda: None)
+    played(trackers._tracking("mine", lambda *_: again), folder, 4)
+    assert [*dict.fromkeys(sent)] == [1, 2, 3, 4]
 
 
 def test_settings_hold_the_seed_only_where_the_noise_does_not_follow_from_it(folder):

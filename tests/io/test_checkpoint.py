@@ -1,5 +1,6 @@
 """Checkpoints: whole or not there, the newest two, and of this simulation only."""
 
+import os
 import shutil
 import stat
 
@@ -286,3 +287,37 @@ def test_reading_alone_touches_nothing(tmp_path):
     assert_equal(reader.restore(state_of(0), HYPER)[0], state_of(3))
     reader.close()
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize("name", ["[0.1, 0.2]", "a*b?", "100%", "#x", "{a}", "a b\n"])
+def test_a_path_is_no_pattern(tmp_path, name):
+    """One of these, with brackets, is what a sweep over lists makes."""
+    saved = state_of(4)
+    Checkpoints(tmp_path / name).save(saved, HYPER, {})
+    restored, *_ = Checkpoints(tmp_path / name, is_read_only=True).restore(saved, HYPER)
+    assert_equal(restored, saved)
+
+
+@pytest.mark.skipif(os.sep == "\\", reason="these are other names there")
+@pytest.mark.parametrize("name", ["a\\b", "gs:", os.fsdecode(b"\xff"), "x" * 256])
+def test_a_path_that_checkpoints_cannot_have_is_refused(tmp_path, name):
+    with pytest.raises(ValueError, match=r"directory must (have no backslash|be a path that can)"):
+        Checkpoints(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_that_is_not_read_back_as_it_was_written_does_not_count(tmp_path, monkeypatch):
+    checkpoints, read = Checkpoints(tmp_path), Checkpoints._saved
+    checkpoints.save(state_of(1), HYPER, {})
+
+    def other(self, step, **parts):
+        found = read(self, step, **parts)
+        for name in found.get("state", {}):
+            found["state"][name] = np.asarray(found["state"][name]) + 1
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoints, "_saved", other)
+        with pytest.raises(OSError, match="2 must be read as it was written"):
+            checkpoints.save(state_of(2), HYPER, {})
+    assert Checkpoints(tmp_path).newest_intact() == (1, {2: "2.json is missing"})

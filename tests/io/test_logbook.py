@@ -127,3 +127,22 @@ def test_without_the_extra_there_are_no_events(tmp_path, monkeypatch):
     write_rows(tmp_path, (1,))
     assert not (tmp_path / "tensorboard").exists()
     assert len(read_metrics(tmp_path)) == 1
+
+
+def test_events_that_cannot_be_written_end_no_run(tmp_path):
+    """No file of the process may grow beyond 2,000 bytes, which rows of metrics do not reach."""
+    pytest.importorskip("tensorboardX")
+    resource = pytest.importorskip("resource")
+    before, warned = resource.getrlimit(resource.RLIMIT_FSIZE), []
+    book = Logbook(tmp_path, warn=warned.append)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    try:
+        for i in range(1, 91):
+            # Each round takes more bytes there than here.
+            book.write({"round": i, "x": 1})
+        book.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    (text,) = warned
+    assert "tracker tensorboard failed" in text and "the run continues" in text
+    assert len(read_metrics(tmp_path)) == 90

@@ -1,6 +1,7 @@
 """The contract of callbacks: what they receive after each evaluation, and what they decide."""
 
 import pathlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,12 +10,16 @@ from fedjax_dp.experiment.components.experiment import Experiment
 
 
 class Progress(NamedTuple):
-    """The input of a callback after an evaluation; the last of `rows` holds its metrics."""
+    """The input of a callback after an evaluation; the last of `rows` holds its metrics.
+
+    `warn` reports a warning, which the summary of the run has too.
+    """
 
     rows: Sequence[Mapping[str, Any]]
     state: SimulationState
     experiment: Experiment
     folder: pathlib.Path
+    warn: Callable[[str], None] = warnings.warn
 
 
 class Callback(NamedTuple):

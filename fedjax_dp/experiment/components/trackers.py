@@ -7,12 +7,14 @@ import atexit
 import importlib
 import math
 import uuid
+import warnings
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 from fedjax_dp.core import checks, files
 from fedjax_dp.experiment.components.callback import Callback, Progress
+from fedjax_dp.io.aside import Aside
 from fedjax_dp.io.logbook import write_json
 
 # Holds the identity of a run by tracker, so that a resumed run continues there too, and below
@@ -156,17 +158,17 @@ def _tracking(tracker: str, start: Callable[[str, str, _Config], _Tracked]) -> C
     """Sends each row of metrics once, and ends the tracker's run with the last round.
 
     A resumed run starts after the last round that was sent, which may be after its checkpoint:
-    rounds that are run again have the same values.
+    rounds that are run again have the same values. A tracker that fails or does not answer gets
+    nothing more, with a warning; what it lacks it gets if the run is resumed.
     """
-    opened: list[_Tracked] = []
-    last_sent = 0
+    aside, opened, last_sent = Aside(f"the tracker {tracker}"), list[_Tracked](), 0
 
-    def finish() -> None:
+    def finish(warn: Callable[[str], None] = warnings.warn) -> None:
         if opened:
-            opened.pop().finish()
+            aside.call(opened.pop().finish, warn)
         atexit.unregister(finish)
 
-    def call(progress: Progress) -> None:
+    def send(progress: Progress) -> None:
         nonlocal last_sent
         if not opened:
             identity, last_sent = _identity(tracker, progress)
@@ -175,11 +177,15 @@ def _tracking(tracker: str, start: Callable[[str, str, _Config], _Tracked]) -> C
             atexit.register(finish)
         for row in [row for row in progress.rows if row["round"] > last_sent]:
             numbers = {key: value for key, value in row.items() if _is_finite(value)}
-            last_sent = numbers.pop("round")
-            opened[0].log(numbers, last_sent)
+            number = numbers.pop("round")
+            opened[0].log(numbers, number)
+            last_sent = number
         _note_sent(tracker, progress, last_sent)
-        if last_sent >= progress.experiment.config.run.rounds:
-            finish()
+
+    def call(progress: Progress) -> None:
+        aside.call(lambda: send(progress), progress.warn)
+        if progress.rows[-1]["round"] >= progress.experiment.config.run.rounds:
+            finish(progress.warn)
 
     # It decides nothing, so that it reveals nothing through when a run ends.
     return Callback(call, is_private=True)

@@ -38,7 +38,7 @@ from fedjax_dp.experiment.running.starting import (
 from fedjax_dp.experiment.running.steps import Outcome, Steps, steps
 from fedjax_dp.experiment.running.watcher import Watcher
 from fedjax_dp.experiment.schema.config import Config
-from fedjax_dp.io.disk import reporting_full_disk
+from fedjax_dp.io.disk import reporting_full_disk, resumed_by
 
 
 def run(
@@ -158,7 +158,8 @@ def _run(
     with reporting_full_disk():
         state, start = begin(experiment, health.warn)
     try:
-        with reporting_full_disk(start.folder), interruptions(watcher) as is_asked:
+        kept = resumed_by(start.folder)
+        with reporting_full_disk(kept), interruptions(watcher) as is_asked:
             is_interrupted = agreed(is_asked)
             if deployment is not None:
                 sent = deployment.open(start.folder, int(state.round))

@@ -1,12 +1,16 @@
 """Run folders: the names in them, their lock, and the choice of a free one."""
 
+import contextlib
 import os
 import pathlib
+import shutil
+from collections.abc import Iterator
 
 from filelock import BaseFileLock, FileLock, Timeout
 
 from fedjax_dp.core import files
 from fedjax_dp.experiment.schema.constraints import ConfigError
+from fedjax_dp.io.checkpoint import require_usable
 
 CONFIG_FILE, CHECKPOINT_FOLDER = "config.toml", "checkpoint"
 # Client state that is stored on disk.
@@ -45,6 +49,33 @@ def locked(folder: pathlib.Path) -> BaseFileLock:
     return lock
 
 
+@contextlib.contextmanager
+def locked_if_started(folder: pathlib.Path) -> Iterator[BaseFileLock]:
+    """Locks a run folder for good, unless what starts or resumes the run in it is refused."""
+    lock = locked(folder)
+    try:
+        yield lock
+    except BaseException:
+        # The exception, which may be kept, holds the lock alive.
+        lock.release()
+        raise
+
+
+@contextlib.contextmanager
+def emptied_unless_started(folder: pathlib.Path) -> Iterator[None]:
+    """Requires a folder that is new or empty, and empties it again if no run starts in it."""
+    require_free(folder)
+    try:
+        yield
+    except BaseException:
+        for path in folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != _LOCK_FILE:
+                path.unlink()
+        raise
+
+
 def is_run(folder: pathlib.Path) -> bool:
     """Whether a folder has a run; other programs have files named `config.toml` too."""
     # The first is written when a run starts; a folder for publication may lack it.
@@ -80,6 +111,7 @@ def require_free(output: pathlib.Path) -> None:
         files.require_folder(output, "--output", writable=True)
     if kind == "folder":
         is_taken = any(path.name != _LOCK_FILE for path in output.iterdir())
+    require_usable(output, "--output")
     if is_taken:
         raise ConfigError(
             f"--output {str(output)!r} must be a new or an empty folder; "
@@ -93,7 +125,7 @@ def require_place(output: pathlib.Path | None, name: str) -> None:
         require_free(output)
         return
     files.require_folder(_RUNS, "the folder of runs", writable=True)
-    files.kind_of(f"{name}-001", "run.name")
+    require_usable(_RUNS / f"{name}-001", "run.name")
 
 
 def next_folder(name: str) -> pathlib.Path:

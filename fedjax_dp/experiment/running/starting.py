@@ -39,9 +39,9 @@ from fedjax_dp.experiment.running.run_folder import (
     CONFIG_FILE,
     DATA_FILE,
     SWEEP_FILE,
-    locked,
+    emptied_unless_started,
+    locked_if_started,
     next_folder,
-    require_free,
 )
 from fedjax_dp.experiment.running.same_data import require_same_data, write_fingerprint
 from fedjax_dp.experiment.schema.config import (
@@ -146,20 +146,21 @@ def fresh(experiment: Experiment, folder: pathlib.Path | None) -> tuple[Simulati
     key = new_root(section)
     _require_one_round(experiment, state, key, accounting)
     folder = next_folder(experiment.config.title) if folder is None else folder
-    lock = locked(folder)
-    require_free(folder)
-    state = stored_in(state, folder / CLIENTS_FOLDER)
-    _require_space(experiment, state)
-    shared = folder_of_first(folder) / CHECKPOINT_FOLDER
-    checkpoints = Checkpoints(shared, is_secret=section.secret)
-    if section.secret and is_first_process():
-        # Saved before the first round, so that no round is released with two draws of noise.
-        checkpoints.write_root(jax.random.key_data(key))
-    _write_sweep(experiment, folder)
-    write_text(folder / CONFIG_FILE, config_files.to_toml(experiment.written))
-    write_fingerprint(experiment.population, folder / DATA_FILE)
-    traffic = _byte_totals(experiment)
-    return state, Start(folder, lock, key, hyper, accounting, checkpoints, 0.0, traffic)
+    # Callbacks and data sets may change the working directory.
+    folder = folder.absolute()
+    with locked_if_started(folder) as lock, emptied_unless_started(folder):
+        state = stored_in(state, folder / CLIENTS_FOLDER)
+        _require_space(experiment, state)
+        shared = folder_of_first(folder) / CHECKPOINT_FOLDER
+        checkpoints = Checkpoints(shared, is_secret=section.secret)
+        if section.secret and is_first_process():
+            # Saved before the first round, so that no round is released with two draws of noise.
+            checkpoints.write_root(jax.random.key_data(key))
+        _write_sweep(experiment, folder)
+        write_text(folder / CONFIG_FILE, config_files.to_toml(experiment.written))
+        write_fingerprint(experiment.population, folder / DATA_FILE)
+        traffic = _byte_totals(experiment)
+        return state, Start(folder, lock, key, hyper, accounting, checkpoints, 0.0, traffic)
 
 
 def restored(
@@ -172,9 +173,21 @@ def restored(
 
     A process that shares the run writes to `place`, a folder of its own, all but checkpoints.
     """
+    folder = folder.absolute()
+    place = folder if place is None else place.absolute()
+    with locked_if_started(place) as lock:
+        return _restored(experiment, folder, warn, place, lock)
+
+
+def _restored(
+    experiment: Experiment,
+    folder: pathlib.Path,
+    warn: Callable[[str], None],
+    place: pathlib.Path,
+    lock: BaseFileLock,
+) -> tuple[SimulationState, Start]:
+    """Resumes a run whose folder is locked."""
     config, seconds, ledgers, sent = experiment.config, 0.0, None, None
-    place = folder if place is None else place
-    lock = locked(place)
     _require_same(experiment.written, (folder / CONFIG_FILE).read_text(encoding="utf-8"))
     checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, is_secret=config.run.secret)
     key = _saved_root(config.run, checkpoints)

@@ -65,7 +65,7 @@ def steps(
 ) -> Steps:
     """Runs an experiment from a state; first asks for no round, so that the program is compiled."""
     section = experiment.config.run
-    logbook = Logbook(start.folder, from_round=int(state.round))
+    logbook = Logbook(start.folder, from_round=int(state.round), warn=health.warn)
     write_json(start.folder / ENVIRONMENT_FILE, environment())
     health.note(read_metrics(start.folder))
 
@@ -142,7 +142,7 @@ def _rounds(
         at_hand = _at_hand(experiment, state)
 
         def choose() -> str | None:
-            progress = Progress(list(history), at_hand, experiment, start.folder)
+            progress = Progress(list(history), at_hand, experiment, start.folder, health.warn)
             return next((name for name, each in callbacks.items() if each.call(progress)), None)
 
         return chosen_by_first(choose, list(callbacks))

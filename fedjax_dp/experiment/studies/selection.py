@@ -1,7 +1,6 @@
 """Chooses among the runs of a grid, with a privacy cost that covers the choice."""
 
 import json
-import os
 import pathlib
 import secrets
 import shutil
@@ -176,8 +175,7 @@ def _drawn(grid: Sequence[Point], output: pathlib.Path, trials: Repetition) -> l
         return list(saved["drawn"])
     drawn = [secrets.randbelow(len(grid)) for _ in range(trials.draw())]
     output.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-        json.dump({**asked, "drawn": drawn}, out)
+    files.write_private(file, json.dumps({**asked, "drawn": drawn}).encode())
     return drawn
 
 

@@ -17,6 +17,8 @@ from fedjax_dp.experiment.running.steps import Outcome
 from fedjax_dp.experiment.running.watcher import Watcher
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.experiment.studies.together import Continued, Job, batches, run_together
+from fedjax_dp.io.checkpoint import require_usable
+from fedjax_dp.io.disk import STUDY_KEPT, reporting_full_disk
 
 Axes = Mapping[str, Mapping[str, Sequence[str]]]
 
@@ -134,6 +136,7 @@ def run_all(
     """Runs what has not ended yet, in batches; `stated` are facts for the statements."""
     started = time.perf_counter()
     for job in jobs.values():
+        require_usable(job.folder, "the folder of a run")
         file = job.folder / CONFIG_FILE
         if file.is_file():
             # A run records the numbers of published lists, and not their names.
@@ -165,7 +168,8 @@ def run_all(
                 report(f"{labels[place]}: not started, out of time")
             continue
         some = {place: jobs[place] for place in places}
-        outcomes = run_together(some, counted, ended, stated)
+        with reporting_full_disk(STUDY_KEPT):
+            outcomes = run_together(some, counted, ended, stated)
         if any(outcome.ended == "interrupted" for outcome in outcomes.values()):
             raise KeyboardInterrupt
 

@@ -25,7 +25,6 @@ from fedjax_dp.experiment.running.starting import fresh, restored, with_sweep
 from fedjax_dp.experiment.running.steps import Outcome, Steps, steps
 from fedjax_dp.experiment.running.watcher import Watcher
 from fedjax_dp.experiment.schema.config import Config, ExecutionSection
-from fedjax_dp.io.disk import reporting_full_disk
 
 # Experiments whose states are in memory at the same time.
 _AT_ONCE = 64
@@ -185,11 +184,10 @@ def _begun(
     """Starts or resumes a run, whose folder stays locked until the stack is closed."""
     callbacks = {**callbacks_of(experiment.config.run.callbacks), **job.callbacks}
     health = checked_health(experiment, callbacks, watcher)
-    with reporting_full_disk(job.folder):
-        if (job.folder / CONFIG_FILE).is_file():
-            state, start = restored(experiment, job.folder, health.warn)
-        else:
-            state, start = fresh(experiment, job.folder)
+    if (job.folder / CONFIG_FILE).is_file():
+        state, start = restored(experiment, job.folder, health.warn)
+    else:
+        state, start = fresh(experiment, job.folder)
     stack.callback(start.lock.release)
     begun = time.perf_counter()
     course = steps(experiment, state, start, callbacks, health, watcher, begun, is_interrupted)
