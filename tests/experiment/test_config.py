@@ -9,9 +9,10 @@ from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.components.catalogue import CHOICES
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading.keys import describe, describe_choice
-from fedjax_dp.experiment.schema.config import Config
-from fedjax_dp.experiment.schema.constraints import ConfigError, Section, annotation_of, rule_of
+from fedjax_dp.experiment.schema.config import ROOT, Config
+from fedjax_dp.experiment.schema.constraints import ConfigError, annotation_of, rule_of
 from fedjax_dp.experiment.schema.options import fields_of
+from fedjax_dp.experiment.schema.sections import Section, sections_of
 
 
 def keys_of(section, prefix=""):
@@ -75,11 +76,11 @@ NAMED = {
 VALUES = (0.25, 7.0, 3, True, False, "elsewhere", ["a", "b"], [3], [[0.0, 0.5], [0.25, 0.0]])
 
 
-def fields(field=config_files.ROOT, prefix=""):
+def fields(field=ROOT, prefix=""):
     """The field of every key, of whatever section has it."""
-    for section in config_files.sections_of(field):
+    for section in sections_of(field):
         for name, inner in section.model_fields.items():
-            if config_files.sections_of(inner):
+            if sections_of(inner):
                 yield from fields(inner, f"{prefix}{name}.")
             else:
                 yield f"{prefix}{name}", inner
@@ -269,7 +270,8 @@ def test_a_text_key_takes_any_word_but_no_other_kind_from_a_file(tmp_path):
         (["run.rounds", "3"], "expected --section.key, got 'run.rounds'"),
         (["--run.rounds"], "--run.rounds needs a value"),
         (["--run", "3"], "run is a section, not a key; its keys are run.name, run.seed, "),
-        (["--privacy.record", "none"], "its keys are privacy.record.clip_norm, "),
+        (["--privacy.record", "3"], "its keys are privacy.record.clip_norm, "),
+        (["--privacy", "none"], "its keys are privacy.unit, "),
         (["--run={rounds = 3}"], "run is a section, not a key"),
         (
             ["--data.options=3", "--data.options.a=1"],

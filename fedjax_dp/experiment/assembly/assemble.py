@@ -132,6 +132,8 @@ def parts_of(config: Config, population: Population | None = None) -> Parts:
 
 def checked_config(config: Config) -> Config:
     """Checks a configuration before data are read; returns it with its lists by client in place."""
+    # A copy with other values was not checked when it was made.
+    config = Config(**config.__dict__)
     config = with_latencies(with_named_lists(with_client_numbers(config)))
     validate(listed(config, None))
     return config

@@ -15,8 +15,9 @@ from fedjax_dp.experiment.components.callbacks import CALLBACKS
 from fedjax_dp.experiment.components.optimizers import OPTIMIZERS
 from fedjax_dp.experiment.components.partitions import PARTITIONS
 from fedjax_dp.experiment.schema.config import Config
-from fedjax_dp.experiment.schema.constraints import ConfigError
+from fedjax_dp.experiment.schema.constraints import refused
 from fedjax_dp.experiment.schema.options import Fields, fields_of, read_options
+from fedjax_dp.experiment.schema.sections import default_section
 from fedjax_dp.models import registry as models
 from fedjax_dp.server.registry import AGGREGATORS, AROUND
 
@@ -96,7 +97,8 @@ def options_of_other_parts(tables: Mapping[str, Any], changes: Mapping[str, Any]
         section, _, name = key.partition(".")
         new, old = (each.get(section, {}) for each in (changes, tables))
         if name in new:
-            default = getattr(getattr(Config(), section), name)
+            field = default_section(Config.model_fields[section]).model_fields[name]
+            default = field.get_default()
             names = (
                 each.get(name, default) if isinstance(each, Mapping) else None
                 for each in (new, old)
@@ -120,7 +122,7 @@ def read_parts(config: Config, origin: Callable[[str], str]) -> Config:
         if name is None:
             if options:
                 rule = f"{choice.options} must be empty if no {key} is given, got {options!r}"
-                raise ConfigError(f"{origin(choice.options)}: {rule}")
+                raise refused(origin(choice.options), rule)
             continue
         fields = _fields_of(choice, key, name, origin)
         ready = read_options(fields, name, choice.options, options, origin)
@@ -130,7 +132,7 @@ def read_parts(config: Config, origin: Callable[[str], str]) -> Config:
     names = [name.rpartition(":")[2] for name in config.run.metrics]
     if len(set(names)) < len(names):
         rule = f"run.metrics must name each figure once, got {config.run.metrics!r}"
-        raise ConfigError(f"{origin('run.metrics')}: {rule}")
+        raise refused(origin("run.metrics"), rule)
     for name in config.run.metrics:
         _require_known("run.metrics", name, METRICS, origin)
     callbacks = {}
@@ -138,7 +140,7 @@ def read_parts(config: Config, origin: Callable[[str], str]) -> Config:
         key = f"run.callbacks.{name}"
         fields = _fields_of(_CALLBACK, "run.callbacks", name, origin)
         if not isinstance(options, Mapping):
-            raise ConfigError(f"{origin(key)}: {key} must be a table of options, got {options!r}")
+            raise refused(origin(key), f"{key} must be a table of options, got {options!r}")
         callbacks[name] = read_options(fields, name, key, options, origin)
     return config.model_copy(update={"run": config.run.model_copy(update={"callbacks": callbacks})})
 
@@ -157,7 +159,7 @@ def _require_known(
     except ValueError as error:
         # A failed import does not know the key that asked for it.
         text = str(error) if key in str(error) else f"{key}: {error}"
-        raise ConfigError(f"{origin(key)}: {text}") from None
+        raise refused(origin(key), text) from None
 
 
 def _fields_of(choice: Choice, key: str, name: str, origin: Callable[[str], str]) -> Fields:
@@ -167,7 +169,7 @@ def _fields_of(choice: Choice, key: str, name: str, origin: Callable[[str], str]
     except (TypeError, NameError) as error:
         if not is_own(name):
             raise
-        raise ConfigError(f"{origin(key)}: {key} = {name!r}: {error}") from None
+        raise refused(origin(key), f"{key} = {name!r}: {error}") from None
 
 
 def _at(config: Config, key: str) -> Any:

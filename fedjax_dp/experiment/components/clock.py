@@ -32,6 +32,7 @@ from fedjax_dp.engine.wrappers.latencies import (
 )
 from fedjax_dp.experiment.components.participation import participation_of
 from fedjax_dp.experiment.schema.config import AvailabilitySection, ClockSection, Config
+from fedjax_dp.experiment.schema.sections import given_in
 
 
 class Clock(NamedTuple):
@@ -87,7 +88,7 @@ def clock_of(config: Config, num_clients: int | None) -> Clock | None:
     `num_clients` is None while it is unknown, and then assumed to be that of the longest list.
     """
     section = config.clock
-    if not section.model_fields_set:
+    if not given_in(section):
         return None
     checks.require(bool(section.clients), "clock.clients", "name a place", section.clients)
     needs_server = not config.communication.serverless

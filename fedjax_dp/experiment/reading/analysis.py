@@ -17,7 +17,7 @@ from fedjax_dp.experiment.schema.config import (
     PrivacySection,
     TrainingSection,
 )
-from fedjax_dp.experiment.schema.constraints import Section
+from fedjax_dp.experiment.schema.sections import Section
 from fedjax_dp.privacy.accounting import dp_accounting_adapter
 from fedjax_dp.privacy.events import Advice, DpEvent, UnsupportedEvent
 from fedjax_dp.privacy.mechanisms.distributed import DistributedDiscreteGaussianDpEvent

@@ -1,10 +1,9 @@
 """Reads a configuration from a file and a command line; errors name the mistake and its origin."""
 
 import functools
-import operator
 import pathlib
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tomli_w
@@ -15,36 +14,30 @@ from fedjax_dp.core import checks, files
 from fedjax_dp.data.datasets.cells import without_ending
 from fedjax_dp.experiment.components.catalogue import options_of_other_parts, read_parts
 from fedjax_dp.experiment.components.partitions import option_naming_clients
-from fedjax_dp.experiment.schema.config import Config, Options
-from fedjax_dp.experiment.schema.constraints import (
-    ConfigError,
+from fedjax_dp.experiment.schema.config import ROOT, Config, Options
+from fedjax_dp.experiment.schema.constraints import ConfigError, bare, kinds_of, refused
+from fedjax_dp.experiment.schema.sections import (
+    OptionalSection,
     Section,
-    annotation_of,
-    bare,
-    kinds_of,
-    ready_value,
-    with_floats,
+    can_be_left_out,
+    given_in,
+    keys_below,
+    read_section,
+    require_tables,
+    sections_in,
+    sections_of,
+    unknown,
 )
 
 _COMMAND_LINE = "command line"
 # Options of the command itself, suggested for misspelt keys.
-_COMMAND_OPTIONS = ["output", "resume", "keys", "json", "quiet", "log-level"]
+_COMMAND_OPTIONS = ("output", "resume", "keys", "json", "quiet", "log-level")
 # The most characters of a value in an error.
 _SHOWN = 200
 # The most keys of a section in an error.
 _NAMED = 4
-ROOT = FieldInfo(annotation=Config)
 # Keys of `[data]` that say how examples are divided among clients.
 _DIVISION = {"partition", "partition_options", "num_clients"}
-
-# Sections that are left out where the key that turns them on is none.
-_SWITCHES = {
-    "acceleration": "memory",
-    "secure_aggregation": "form",
-    "leaving": "tolerance",
-    "asynchronous": "concurrency",
-    "model.adapters": "rank",
-}
 
 
 def load_config(path: str | pathlib.Path | None, overrides: Sequence[str] = ()) -> Config:
@@ -54,7 +47,8 @@ def load_config(path: str | pathlib.Path | None, overrides: Sequence[str] = ()) 
       path: a TOML file; None for the defaults alone.
       overrides: words of a command line, `--section.key value` or `--section.key=value`. A table
         given as a whole, such as `--model.options={}`, replaces that of the file; if another part
-        is named, the file's options of the old one are dropped.
+        is named, the file's options of the old one are dropped. `none` for a section that may be
+        left out, such as `--privacy.record none`, drops all that the file has of it.
 
     Returns:
       The configuration; every value is of its type and in its range, every named part exists, and
@@ -88,10 +82,13 @@ def _made(tables: dict[str, Any], file: str, pairs: Sequence[tuple[str, str]]) -
     def origin(key: str) -> str:
         return _COMMAND_LINE if any(_is_within(key, given) for given, _ in pairs) else file
 
+    require_tables(ROOT, tables, (), lambda key: file)
     replaced = [*(key for key, _ in pairs), *options_of_other_parts(tables, changes)]
     tables = functools.reduce(_without, replaced, tables)
-    tables = _with_clients_of_data(_merged(tables, changes))
-    return read_parts(_section(ROOT, tables, (), origin), origin)
+    tables = _with_clients_of_data(_merged(tables, changes, file))
+    config = read_section(ROOT, tables, (), origin)
+    assert isinstance(config, Config)
+    return read_parts(config, origin)
 
 
 def _with_clients_of_data(tables: dict[str, Any]) -> dict[str, Any]:
@@ -127,20 +124,29 @@ def _is_within(key: str, given: str) -> bool:
 
 def to_toml(config: Config) -> str:
     """Writes every value that is not None; `load_config` reads an equal configuration back."""
-    tables, privacy = _tables(config), config.privacy
-    for unit in {"record", "client"} - set(privacy.units):
-        # Of an inactive mechanism, only given values are written.
-        if unit not in privacy.model_fields_set:
-            del tables["privacy"][unit]
+    tables = _tables(config)
     if "learning_rate" not in config.training.model_fields_set and _has_no_steps(config):
         del tables["training"]["learning_rate"]
-    for name, switch in _SWITCHES.items():
-        section = operator.attrgetter(name)(config)
-        if getattr(section, switch) is None and section.model_fields_set <= {switch}:
-            tables = _without(tables, name)
-    if not config.clock.model_fields_set:
-        del tables["clock"]
+    for key, section in sections_in(config):
+        if not is_on(config, key, section):
+            # Values without a meaning would be refused when they are read.
+            tables = _without(tables, key)
+            given = section.model_fields_set | given_in(section).keys()
+            some = {name: value for name, value in _tables(section).items() if name in given}
+            if some:
+                _put_at(tables, key, some)
     return tomli_w.dumps(tables)
+
+
+def is_on(config: Config, key: str, section: Section) -> bool:
+    """Whether a section has an effect; one that cannot be left out always has."""
+    if not isinstance(section, OptionalSection):
+        return True
+    if key.startswith("privacy."):
+        return key.removeprefix("privacy.") in config.privacy.units
+    if key.startswith("clock"):
+        return bool(given_in(config.clock))
+    return not section.switch or getattr(section, section.switch) is not None
 
 
 def _has_no_steps(config: Config) -> bool:
@@ -149,37 +155,25 @@ def _has_no_steps(config: Config) -> bool:
     return ALGORITHMS[name].needs(options_of(name) | given).steps == "none"
 
 
-def sections_of(field: FieldInfo) -> tuple[type[Section], ...]:
-    """Lists the sections that a field may hold; none for a value."""
-    kinds = kinds_of(field.annotation)
-    return tuple(k for k in kinds if isinstance(k, type) and issubclass(k, Section))
-
-
-def default_section(field: FieldInfo) -> type[Section]:
-    """Returns the section that a field holds by default."""
-    made = field.default_factory
-    return made if isinstance(made, type) else sections_of(field)[0]
-
-
-def tag_of(section: type[Section], field: FieldInfo) -> str:
-    """Returns the word by which one of several sections is chosen."""
-    return section.model_fields[str(field.discriminator)].default
-
-
 def _tables(section: Section) -> dict[str, Any]:
     tables: dict[str, Any] = {}
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if isinstance(value, Section):
             tables[name] = _tables(value)
-        elif isinstance(value, Mapping):
-            tables[name] = {k: "none" if v is None else v for k, v in value.items()}
         elif value is not None:
-            tables[name] = value
+            tables[name] = _written(value)
         elif field.get_default(call_default_factory=True) is not None:
             # TOML has no null: a removed value is written as a word.
             tables[name] = "none"
     return tables
+
+
+def _written(value: Any) -> Any:
+    """Writes options that are None, at any depth, as a word."""
+    if isinstance(value, Mapping):
+        return {name: "none" if each is None else _written(each) for name, each in value.items()}
+    return value
 
 
 def _without(tables: dict[str, Any], key: str) -> dict[str, Any]:
@@ -191,12 +185,18 @@ def _without(tables: dict[str, Any], key: str) -> dict[str, Any]:
     return {k: v for k, v in tables.items() if k != name}
 
 
-def _merged(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(
+    tables: Mapping[str, Any], changes: Mapping[str, Any], file: str = "", prefix: str = ""
+) -> dict[str, Any]:
+    """Puts changes into tables; a part of what `file` has as no table cannot be changed."""
     merged = dict(tables)
     for name, value in changes.items():
-        old = merged.get(name)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        merged[name] = _merged(old, value) if both else value  # type: ignore[arg-type]
+        key, old = f"{prefix}{name}", merged.get(name)
+        if old is not None and isinstance(value, Mapping):
+            if not isinstance(old, Mapping):
+                raise refused(file, f"{key} must be a table, got {checks.shown(old, _SHOWN)}")
+            value = _merged(old, value, file, f"{key}.")
+        merged[name] = value
     return merged
 
 
@@ -232,14 +232,16 @@ def _require_whole_or_parts(keys: Sequence[str]) -> None:
 def _put(changes: dict[str, Any], key: str, text: str) -> None:
     """Adds an override to its table, if its key exists."""
     fields = _fields_at(key)
+    if fields and all(map(can_be_left_out, fields)) and text == "none":
+        _put_at(changes, key, text)
+        return
     if fields and all(map(sections_of, fields)):
         inner = [each for each in all_keys() if each.startswith(f"{key}.")]
         some = ", ".join(inner[:_NAMED]) + ", …" * (len(inner) > _NAMED)
-        raise ConfigError(f"{_COMMAND_LINE}: {key} is a section, not a key; its keys are {some}")
-    *path, last = key.split(".")
-    table = changes
-    for part in path:
-        table = table.setdefault(part, {})
+        hint = "; none leaves it out" if all(map(can_be_left_out, fields)) else ""
+        raise ConfigError(
+            f"{_COMMAND_LINE}: {key} is a section, not a key; its keys are {some}{hint}"
+        )
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -250,7 +252,14 @@ def _put(changes: dict[str, Any], key: str, text: str) -> None:
         raise ConfigError(f"{_COMMAND_LINE}: {key} must {rule}, got {shown}") from None
     # A name such as 2024-05-01 is a string if a string is required, quoted or not.
     is_text = any(str in map(bare, kinds_of(field.annotation)) for field in fields)
-    table[last] = text if is_text and not isinstance(value, str) else value
+    _put_at(changes, key, text if is_text and not isinstance(value, str) else value)
+
+
+def _put_at(changes: dict[str, Any], key: str, value: Any) -> None:
+    *path, last = key.split(".")
+    for part in path:
+        changes = changes.setdefault(part, {})
+    changes[last] = value
 
 
 def _fields_at(key: str) -> list[FieldInfo]:
@@ -266,7 +275,7 @@ def _fields_at(key: str) -> list[FieldInfo]:
             if part in section.model_fields
         ]
         if not fields:
-            raise _unknown(key, _COMMAND_LINE)
+            raise unknown(Config, key, _COMMAND_LINE, besides=_COMMAND_OPTIONS)
     return fields
 
 
@@ -275,91 +284,6 @@ def require_key(key: str) -> None:
     _fields_at(key)
 
 
-def _walk(field: FieldInfo = ROOT, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Yields the fields below one, and their dotted names, in the order of the sections."""
-    for section in sections_of(field):
-        for name, inner in section.model_fields.items():
-            yield f"{prefix}{name}", inner
-            yield from _walk(inner, f"{prefix}{name}.")
-
-
 def all_keys() -> list[str]:
     """Lists the dotted names of all keys that hold a value, for any choices."""
-    return list(dict.fromkeys(key for key, field in _walk() if not sections_of(field)))
-
-
-def _all_sections() -> list[str]:
-    return [key for key, field in _walk() if sections_of(field) or field.annotation == Options]
-
-
-def _quoted(name: str, key: str, origin: str) -> ConfigError:
-    """Makes the error for a name with a dot in it, which can only come from quotes."""
-    return ConfigError(
-        f"{origin}: the quotes make {name!r} one name, dots included; write {key} without quotes, "
-        "or its last part below the header of its section"
-    )
-
-
-def _unknown(key: str, origin: str, *, is_section: bool = False) -> ConfigError:
-    noun = "section" if is_section else "key"
-    known = _all_sections() if is_section else all_keys()
-    if origin == _COMMAND_LINE:
-        known += _COMMAND_OPTIONS
-    return ConfigError(
-        f"{origin}: there is no {noun} {key!r}; did you mean {checks.nearest(key, known)!r}?"
-    )
-
-
-def _section(
-    field: FieldInfo, table: Any, path: tuple[str, ...], origin: Callable[[str], str]
-) -> Any:
-    """Makes a section from its table."""
-    here = ".".join(path)
-    if not isinstance(table, Mapping):
-        raise ConfigError(f"{origin(here)}: {here} must be a section, got {table!r}")
-    section = _chosen(field, table, here, origin)
-    known = section.model_fields
-    ready: dict[str, Any] = {}
-    if field.discriminator is not None:
-        ready[str(field.discriminator)] = tag_of(section, field)
-    for name, value in table.items():
-        inner, key = (*path, name), ".".join((*path, name))
-        if name not in known:
-            others = [s for s in sections_of(field) if name in s.model_fields]
-            if "." in name:
-                raise _quoted(name, key, origin(key))
-            if not others:
-                raise _unknown(key, origin(key), is_section=isinstance(value, Mapping))
-            if value is not None and value != "none":
-                words = ", ".join(tag_of(other, field) for other in others)
-                raise ConfigError(
-                    f"{origin(key)}: {key} must be left out under the {field.discriminator} "
-                    f"{tag_of(section, field)}, got {value!r}; it belongs to {words}"
-                )
-        elif sections_of(known[name]):
-            ready[name] = _section(known[name], value, inner, origin)
-        else:
-            kind = annotation_of(known[name])
-            ready[name] = with_floats(kind, ready_value(origin(key), key, kind, value))
-    return section.model_construct(**ready)
-
-
-def _chosen(
-    field: FieldInfo, table: Mapping[str, Any], here: str, origin: Callable[[str], str]
-) -> type[Section]:
-    """Determines which of several sections a table is."""
-    tag = field.discriminator
-    if tag is None:
-        return sections_of(field)[0]
-    if tag not in table:
-        return default_section(field)
-    choices = {tag_of(section, field): section for section in sections_of(field)}
-    word, key = table[str(tag)], f"{here}.{tag}"
-    if not isinstance(word, str) or word not in choices:
-        hint = checks.similar(word, choices)
-        words = ", ".join(map(repr, choices))
-        raise ConfigError(
-            f"{origin(key)}: {key} must be one of {words}, got {word!r}"
-            + (f"; did you mean {hint!r}?" if hint else "")
-        )
-    return choices[word]
+    return keys_below(ROOT)

@@ -6,8 +6,9 @@ from pydantic.fields import FieldInfo
 
 from fedjax_dp.core import checks
 from fedjax_dp.experiment.components.catalogue import CHOICES
-from fedjax_dp.experiment.reading.config_files import ROOT, default_section, sections_of, tag_of
-from fedjax_dp.experiment.schema.constraints import ConfigError, Section, annotation_of, rule_of
+from fedjax_dp.experiment.schema.config import ROOT
+from fedjax_dp.experiment.schema.constraints import ConfigError, annotation_of, rule_of
+from fedjax_dp.experiment.schema.sections import Section, default_section, sections_of, tag_of
 
 Row = tuple[str, str, str, str]
 

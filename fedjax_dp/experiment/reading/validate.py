@@ -21,6 +21,7 @@ from fedjax_dp.experiment.components.participation import batches_of, participat
 from fedjax_dp.experiment.components.partitions import PARTITIONS
 from fedjax_dp.experiment.components.secure_aggregation import check_secure_aggregation
 from fedjax_dp.experiment.reading.analysis import Sections, require_possible_analysis
+from fedjax_dp.experiment.reading.config_files import is_on
 from fedjax_dp.experiment.schema.config import (
     AccelerationSection,
     AlgorithmSection,
@@ -36,6 +37,7 @@ from fedjax_dp.experiment.schema.config import (
     SecureAggregationSection,
     TrainingSection,
 )
+from fedjax_dp.experiment.schema.sections import OptionalSection, given_in, sections_in
 from fedjax_dp.server.registry import AROUND
 
 # For whom an algorithm is taken instead, and which, by unit of privacy.
@@ -58,7 +60,7 @@ def validate(config: Config) -> None:
     _check_scaling(config.data, privacy)
     _check_test_part(config.data)
     _check_release(config)
-    _check_inactive(privacy)
+    _check_inactive(config)
     _check_acceleration(config.acceleration, config.run)
     check_asynchronous(config)
     _check_leaving(config)
@@ -200,20 +202,24 @@ def _check_release(config: Config) -> None:
     checks.require(scaling not in EXACT_SCALINGS, "data.options.scaling", rule, scaling)
 
 
-def _check_inactive(privacy: PrivacySection) -> None:
-    """Refuses settings of an inactive mechanism."""
-    for unit in ("record", "client"):
-        if privacy.units and unit not in privacy.units and unit in privacy.model_fields_set:
-            given = getattr(privacy, unit)
-            fields = [f for f in sorted(given.model_fields_set) if getattr(given, f) is not None]
-            if not fields:
-                continue
-            rule = (
-                f"be left out, since privacy.unit = {privacy.unit!r} does not protect a {unit} "
-                "(--KEY=none removes a key from a file)"
-            )
-            key = f"privacy.{unit}.{fields[0]}"
-            raise ValueError(f"{key} must {rule}, got {getattr(given, fields[0])!r}")
+def _check_inactive(config: Config) -> None:
+    """Refuses settings of a section that is off, which would have no effect."""
+    for key, section in sections_in(config):
+        given = {} if is_on(config, key, section) else given_in(section)
+        for name, value in given.items():
+            assert isinstance(section, OptionalSection)
+            article = "an" if key.startswith("a") else "a"
+            rule = f"be left out without {article} {key}.{section.switch}"
+            if not section.switch:
+                protected = key.removeprefix("privacy.")
+                rule = (
+                    f"be left out, since privacy.unit = {config.privacy.unit!r} does not protect a "
+                    f"{protected}"
+                )
+            rule += f" (--{key}=none leaves the section of a file out)"
+            # Without a unit, mechanisms wait for one.
+            fits = not section.switch and not config.privacy.units
+            checks.require(fits, f"{key}.{name}", rule, value)
 
 
 def _check_acceleration(section: AccelerationSection, run: RunSection) -> None:
@@ -227,18 +233,11 @@ def _check_acceleration(section: AccelerationSection, run: RunSection) -> None:
         rule = "be left out for acceleration.of = 'shared', which has one point"
         fits = section.weights is None or section.of == "clients"
         checks.require(fits, "acceleration.weights", rule, section.weights)
-        return
-    for name in sorted(section.model_fields_set - {"memory"}):
-        rule = "be left out without an acceleration.memory"
-        raise ValueError(f"acceleration.{name} must {rule}, got {getattr(section, name)!r}")
 
 
 def _check_masks(section: SecureAggregationSection, has_server: bool) -> None:
     """Refuses settings without effect, and masks that hide nothing from a client."""
     if section.form is None:
-        for name in sorted(section.model_fields_set - {"form"}):
-            rule, value = "be left out without a secure_aggregation.form", getattr(section, name)
-            raise ValueError(f"secure_aggregation.{name} must {rule}, got {value!r}")
         return
     rule = "be at least 1 with communication.serverless, where each client receives all messages"
     fits = has_server or section.colluders > 0
@@ -282,9 +281,6 @@ def _check_servers(config: Config) -> None:
 def _check_leaving(config: Config) -> None:
     section = config.leaving
     if section.tolerance is None:
-        is_alone = "min_active" in section.model_fields_set
-        rule = "be left out without a leaving.tolerance"
-        checks.require(not is_alone, "leaving.min_active", rule, section.min_active)
         return
     name, shares = config.algorithm.name, ("mechanism", "gamma_shares")
     rule = f"be left out for {name}, whose clients do not send models of their own"
@@ -355,9 +351,6 @@ def _check_batches(section: TrainingSection, *, is_private: bool) -> None:
 
 def _check_adapters(section: ModelSection) -> None:
     adapters = section.adapters
-    for name in sorted(adapters.model_fields_set - {"rank"} if adapters.rank is None else ()):
-        rule = "be left out without a model.adapters.rank"
-        raise ValueError(f"model.adapters.{name} must {rule}, got {getattr(adapters, name)!r}")
     if adapters.rank is None:
         return
     rule = "name at least one kernel, such as params/*/query/kernel"

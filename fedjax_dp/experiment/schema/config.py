@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Ge, Le, MinLen
 from pydantic import Field
+from pydantic.fields import FieldInfo
 
 from fedjax_dp.core.messages import Encoding
 from fedjax_dp.core.ranges import (
@@ -19,7 +20,7 @@ from fedjax_dp.core.ranges import (
     Seed,
     Size,
 )
-from fedjax_dp.experiment.schema.constraints import Section
+from fedjax_dp.experiment.schema.sections import OptionalSection, Section, in_python
 
 # Published lists, one number for each of 20, 40 or 60 clients; see `privacy.accounting.budgets`.
 NamedBudgets = Literal[
@@ -118,8 +119,10 @@ class DataSection(Section):
     check_finite: bool = _setting(True, "refuse data with NaN or infinity before any work")
 
 
-class AdaptersSection(Section):
+class AdaptersSection(OptionalSection):
     """Low-rank adapters (LoRA), if a rank is given: all else of the model is frozen."""
+
+    switch = "rank"
 
     rank: Count | None = _setting(
         None, "rank of the adapters; the model itself is trained if not given"
@@ -167,8 +170,10 @@ class AlgorithmSection(Section):
     )
 
 
-class AccelerationSection(Section):
+class AccelerationSection(OptionalSection):
     """Anderson acceleration: a round starts from a mix of the results of earlier ones."""
+
+    switch = "memory"
 
     memory: Count | None = _setting(
         None, "number of earlier rounds to mix; no acceleration if not given"
@@ -190,8 +195,10 @@ class AccelerationSection(Section):
     )
 
 
-class LeavingSection(Section):
+class LeavingSection(OptionalSection):
     """Clients that leave the run for good, of `warm_start_averaging` and `retrained_averaging`."""
+
+    switch = "tolerance"
 
     tolerance: Positive | None = _setting(
         None,
@@ -201,7 +208,7 @@ class LeavingSection(Section):
     min_active: Count = _setting(2, "clients that a round needs; with fewer nothing changes")
 
 
-class AvailabilitySection(Section):
+class AvailabilitySection(OptionalSection):
     """Which clients can be reached; all of them if nothing is given."""
 
     hours: list[list[float]] | ByName[list[list[float]]] | None = _setting(
@@ -222,7 +229,7 @@ class AvailabilitySection(Section):
     return_seconds: Positive | None = _setting(None, "the same, in simulated seconds")
 
 
-class ClockSection(Section):
+class ClockSection(OptionalSection):
     """A simulated clock, if a key is given: latencies, computation, who is late or away."""
 
     latencies: str | None = _setting(
@@ -280,8 +287,10 @@ class ClockSection(Section):
     availability: AvailabilitySection = Field(default_factory=AvailabilitySection)
 
 
-class AsynchronousSection(Section):
+class AsynchronousSection(OptionalSection):
     """Asynchronous rounds, if a concurrency is given: a cohort is the next updates that arrive."""
+
+    switch = "concurrency"
 
     concurrency: Count | None = _setting(
         None,
@@ -319,13 +328,13 @@ class TrainingSection(Section):
     micro_batch_size: Count | None = _setting(None, "examples computed at once; bounds memory")
 
 
-class FullParticipation(Section):
+class FullParticipation(OptionalSection):
     """Full participation."""
 
     sampler: Literal["full_participation"] = _setting("full_participation", "how a cohort is drawn")
 
 
-class _Cohort(Section):
+class _Cohort(OptionalSection):
     cohort_size: Positive | None = _setting(None, "(expected) clients per round; all if not given")
 
 
@@ -364,8 +373,10 @@ ParticipationSection = Annotated[
 ]
 
 
-class SecureAggregationSection(Section):
+class SecureAggregationSection(OptionalSection):
     """Messages under masks: the server learns the sum of a cohort, and no message of it."""
+
+    switch = "form"
 
     form: Literal["masked", "cancelled"] | None = _setting(
         None,
@@ -410,7 +421,7 @@ class SecureAggregationSection(Section):
     )
 
 
-class RecordLevel(Section):
+class RecordLevel(OptionalSection):
     """The mechanism on records; a noise multiplier, or an ε to calibrate it to."""
 
     clip_norm: Positives = _setting(1.0, "bound on the L2 norm of one record's gradient")
@@ -426,7 +437,7 @@ class RecordLevel(Section):
     per_layer: bool = _setting(False, "clip layer by layer")
 
 
-class _ClientLevel(Section):
+class _ClientLevel(OptionalSection):
     """The mechanism on clients' updates; a noise multiplier, or an ε to calibrate it to."""
 
     clip_norm: Positive = _setting(1.0, "bound on the norm of one client's update")
@@ -642,7 +653,19 @@ class Config(Section):
     communication: CommunicationSection = Field(default_factory=CommunicationSection)
     evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
 
+    def __init__(self, **values: Any) -> None:
+        """Checks values, and the parts that they name, as those of a file."""
+        super().__init__(**values)
+        # Parts are chosen by sections, and so know them.
+        from fedjax_dp.experiment.components.catalogue import read_parts
+
+        self.__dict__.update(read_parts(self, in_python).__dict__)
+
     @property
     def title(self) -> str:
         """The name of the run, or else that of its data."""
         return self.run.name or self.data.name.rpartition(":")[2]
+
+
+# The field of a whole configuration.
+ROOT = FieldInfo(annotation=Config)

@@ -1,14 +1,16 @@
-"""The contents of a configuration: sections, and values that fit their annotations."""
+"""The values of a configuration, which fit the annotations of their keys."""
 
 import functools
 import math
 import operator
+import os
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+import jax
+import numpy as np
 from pydantic.fields import FieldInfo
 
 from fedjax_dp.core import argument_checks, checks
@@ -23,10 +25,9 @@ class ConfigError(ValueError):
     """An invalid key or value of a configuration."""
 
 
-class Section(BaseModel):
-    """A part of a configuration: frozen, with known keys."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+def refused(origin: str, text: str) -> ConfigError:
+    """Makes an error that begins with where a value came from; values given in Python do not."""
+    return ConfigError(f"{origin}: {text}" if origin else text)
 
 
 def kinds_of(kind: Any) -> tuple[Any, ...]:
@@ -58,16 +59,28 @@ def rule_of(kind: Any) -> Rule:
 
 
 def ready_value(origin: str, key: str, kind: Any, value: Any) -> Any:
-    """Converts a value of a file to its type, or refuses it."""
-    if value == "none" and may_be_none(kind):
+    """Converts a value of a file, or one given in Python, to its type, or refuses it."""
+    value = _plain(value)
+    if isinstance(value, str) and value == "none" and may_be_none(kind):
         return None
     ready, rule = _as_asked(kind, value), rule_of(kind)
     if not rule.holds(ready):
-        raise ConfigError(f"{origin}: {argument_checks.refusal(key, rule, value)}")
+        raise refused(origin, str(argument_checks.refusal(key, rule, value)))
     if kind != dict[str, Any]:
         # Tables of options are checked with their part.
         _require_float32(origin, key, ready)
     return ready
+
+
+def _plain(value: Any) -> Any:
+    """Converts what Python has and files have not: arrays, tuples, scalars of NumPy, paths."""
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        return np.asarray(value).tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _as_asked(kind: Any, value: Any) -> Any:
@@ -81,12 +94,15 @@ def _as_asked(kind: Any, value: Any) -> Any:
 
 
 def with_floats(kind: Any, value: Any) -> Any:
-    """Converts integers to floats, alone or by client, if the kind is a float."""
+    """Converts integers to floats, alone or in lists and tables, if the kind is a float."""
     kinds = [bare(one) for one in kinds_of(kind)]
     if isinstance(value, list):
-        return [with_floats(kind, one) for one in value]
+        lists = [one for one in kinds if typing.get_origin(one) is list]
+        return [with_floats(typing.get_args(lists[0])[0], x) for x in value] if lists else value
     if isinstance(value, dict):
-        return {name: with_floats(kind, one) for name, one in value.items()}
+        tables = [one for one in kinds if typing.get_origin(one) is dict]
+        entry = typing.get_args(tables[0])[1] if tables else Any
+        return {name: with_floats(entry, one) for name, one in value.items()}
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     return float(value) if is_integer and float in kinds and int not in kinds else value
 
@@ -101,7 +117,7 @@ def _require_float32(origin: str, key: str, value: Any) -> None:
         return
     if not fits_float32(value):
         rule = f"be 0 or of a size that float32 can represent, {SMALLEST:.2g} to {LARGEST:.2g}"
-        raise ConfigError(f"{origin}: {key} must {rule}, got {checks.shown(value)}")
+        raise refused(origin, f"{key} must {rule}, got {checks.shown(value)}")
 
 
 def is_plain(kind: Any) -> bool:

@@ -11,11 +11,11 @@ from pydantic.fields import FieldInfo
 from fedjax_dp.core import checks
 from fedjax_dp.core.registry import is_own, options_of
 from fedjax_dp.experiment.schema.constraints import (
-    ConfigError,
     annotation_of,
     in_a_file,
     is_plain,
     ready_value,
+    refused,
     rule_of,
 )
 
@@ -79,16 +79,18 @@ def read_options(
     for option, value in values.items():
         if option not in fields:
             hint = checks.nearest(option, fields)
-            raise ConfigError(
-                f"{origin(f'{key}.{option}')}: there is no option {key}.{option} of {name}, "
+            raise refused(
+                origin(f"{key}.{option}"),
+                f"there is no option {key}.{option} of {name}, "
                 f"got {value!r}; "
-                + (f"did you mean {hint!r}?" if hint else f"{name} has no options")
+                + (f"did you mean {hint!r}?" if hint else f"{name} has no options"),
             )
     for option, field in fields.items():
         if field.is_required() and option not in values:
-            raise ConfigError(
-                f"{origin(key)}: {key} must hold {option!r}, "
-                f"{rule_of(annotation_of(field)).words}, which {name} needs, got {dict(values)!r}"
+            raise refused(
+                origin(key),
+                f"{key} must hold {option!r}, "
+                f"{rule_of(annotation_of(field)).words}, which {name} needs, got {dict(values)!r}",
             )
 
     def read(option: str, value: Any) -> Any:
