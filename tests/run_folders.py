@@ -47,7 +47,7 @@ _assembled: dict[str, Experiment] = {}
 def assemble_once(config: Config) -> Experiment:
     """Assembles experiments once that differ in name, secrecy of the root and release alone."""
     own = {name: getattr(config.run, name) for name in ("name", "secret", "release")}
-    run = config.run.model_copy(update={"name": "", "secret": False, "release": None})
+    run = config.run.model_copy(update={"name": None, "secret": False, "release": None})
     plain = config.model_copy(update={"run": run})
     text = config_files.to_toml(plain)
     if text not in _assembled:
