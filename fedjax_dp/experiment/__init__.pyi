@@ -19,7 +19,7 @@ from .running.run import (
     resume as resume,
     run as run,
 )
-from .schema.config import Config as Config
+from .components.catalogue import Config as Config
 from .schema.constraints import ConfigError as ConfigError
 from .studies.audits import (
     AuditReport as AuditReport,

@@ -14,7 +14,7 @@ from fedjax_dp.experiment.components import optimizers
 from fedjax_dp.experiment.components.callbacks import CALLBACKS
 from fedjax_dp.experiment.components.optimizers import OPTIMIZERS
 from fedjax_dp.experiment.components.partitions import PARTITIONS
-from fedjax_dp.experiment.schema.config import Config
+from fedjax_dp.experiment.schema.config import Config as Config
 from fedjax_dp.experiment.schema.constraints import refused
 from fedjax_dp.experiment.schema.options import Fields, fields_of, read_options
 from fedjax_dp.experiment.schema.sections import default_section
@@ -143,6 +143,9 @@ def read_parts(config: Config, origin: Callable[[str], str]) -> Config:
             raise refused(origin(key), f"{key} must be a table of options, got {options!r}")
         callbacks[name] = read_options(fields, name, key, options, origin)
     return config.model_copy(update={"run": config.run.model_copy(update={"callbacks": callbacks})})
+
+
+Config._read_parts = read_parts
 
 
 def _require_known(

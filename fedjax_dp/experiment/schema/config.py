@@ -1,6 +1,7 @@
 """The keys of a configuration, each with its type, range, default and description."""
 
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from annotated_types import Ge, Le, MinLen
 from pydantic import Field
@@ -20,7 +21,7 @@ from fedjax_dp.core.ranges import (
     Seed,
     Size,
 )
-from fedjax_dp.experiment.schema.sections import OptionalSection, Section, in_python
+from fedjax_dp.experiment.schema.sections import OptionalSection, Origin, Section, in_python
 
 # Published lists, one number for each of 20, 40 or 60 clients; see `privacy.accounting.budgets`.
 NamedBudgets = Literal[
@@ -637,6 +638,10 @@ class EvaluationSection(Section):
 class Config(Section):
     """An experiment: one section for each of its parts."""
 
+    # Checks the parts that a configuration names, and reads their options: of the catalogue of
+    # parts, which stands on the sections and puts itself here.
+    _read_parts: ClassVar[Callable[["Config", Origin], "Config"]] = lambda config, origin: config
+
     run: RunSection = Field(default_factory=RunSection)
     data: DataSection = Field(default_factory=DataSection)
     model: ModelSection = Field(default_factory=ModelSection)
@@ -656,10 +661,7 @@ class Config(Section):
     def __init__(self, **values: Any) -> None:
         """Checks values, and the parts that they name, as those of a file."""
         super().__init__(**values)
-        # Parts are chosen by sections, and so know them.
-        from fedjax_dp.experiment.components.catalogue import read_parts
-
-        self.__dict__.update(read_parts(self, in_python).__dict__)
+        self.__dict__.update(self._read_parts(in_python).__dict__)
 
     @property
     def title(self) -> str:
