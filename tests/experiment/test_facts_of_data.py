@@ -59,7 +59,7 @@ def heart(folder, *words):
     """Four hospitals of a few patients each; a run of seconds."""
     return (
         *("--data.name=heart_disease", f"--data.data_dir={folder}"),
-        *("--data.options.scaling=range", "--data.partition=natural", "--run.rounds=1"),
+        *("--data.options.scaling=range", "--run.rounds=1"),
         *("--execution.clients_per_chunk=1", "--execution.devices=1", *words),
     )
 

@@ -5,8 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from fedjax_dp.data import datasets
 from fedjax_dp.data.datasets import Dataset
 from fedjax_dp.experiment.assembly import population
+from fedjax_dp.experiment.assembly.assemble import parts_of
 from fedjax_dp.experiment.components.partitions import Partition
 from fedjax_dp.experiment.reading.config_files import load_config, to_toml
 from fedjax_dp.experiment.running.loading import other_data
@@ -63,6 +65,13 @@ def test_a_client_column_that_is_not_used_and_unscaled_numbers_are_named(tmp_pat
         ("--data.options.client=none", "label_and_quantity_skew"),
         ("--data.options.client=none --data.options.clients_are_files=true", "natural"),
         ("--data.name=digits", "label_and_quantity_skew"),
+        ("--data.name=heart_disease --data.options={}", "natural"),
+        ("--data.name=femnist --data.options={} --data.partition=iid", "iid"),
+        ("--data.name=femnist --data.options={} --data.num_clients=3", "label_and_quantity_skew"),
+        (
+            "--data.name=femnist --data.options={} --data.partition_options.alpha=1",
+            "label_and_quantity_skew",
+        ),
     ],
 )
 def test_clients_that_an_option_names_are_the_default(tmp_path, words, partition):
@@ -72,6 +81,78 @@ def test_clients_that_an_option_names_are_the_default(tmp_path, words, partition
     assert config.data.partition == partition
     file.write_text(to_toml(config), encoding="utf-8")
     assert load_config(file).data == config.data
+    if "--data.partition=" not in words and "num_clients" not in words:
+        name, given = config.data.name, config.data.partition_options
+        options = config.data.options
+        section = DataSection(name=name, options=options, partition_options=given)
+        assert section.partition == partition, "as in Python"
+
+
+@pytest.mark.parametrize("name", [name for name in datasets.available() if name != "table"])
+def test_data_sets_with_natural_clients_are_known(name):
+    without = " ".join((datasets.registry.loader(name).__doc__ or "").split())
+    assert datasets.info(name).names_clients == ("without natural clients" not in without)
+
+
+def test_clients_that_share_no_class_are_named(tmp_path):
+    labels = {"north": "no,yes", "south": "No,Yes", "west": "yes,maybe", "east": "never"}
+    rows = [
+        f"{site},{i},{x}" for site, all_ in labels.items() for i, x in enumerate(all_.split(","))
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(["site,a,ill", *rows, *rows]))
+    options = {"path": str(tmp_path / "t.csv"), "label": "ill", "client": "site"}
+
+    def notes(**more):
+        section = DataSection(name="table", options=options, client_test_share=0.0, **more)
+        made = population.build_population(section, seed=0)
+        return [note for note in made.notes if "share no class" in note]
+
+    (note,) = notes()
+    assert note.startswith("2 of 4 clients share no class") and note.endswith(": east, south")
+    assert notes(partition="iid", num_clients=4) == []
+    assert notes(partition="shards", num_clients=4) == []
+
+
+OWN = """
+import numpy as np
+from fedjax_dp.data import datasets
+from fedjax_dp.data.datasets import Dataset
+
+def load(data_dir, *, named: bool = True):
+    x, y = np.eye(12, dtype=np.float32), np.arange(12) % 2
+    ids = np.array(["north", "south", "west"]).repeat(4) if named else None
+    return Dataset("own", {"x": x, "y": y}, {"x": x, "y": y}, 2, "classification", ids)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "partition", "names"),
+    [
+        ("", "natural", ("north", "south", "west")),
+        ("--data.options.named=false", "label_and_quantity_skew", ()),
+        ("--data.partition=iid --data.num_clients=2", "iid", ()),
+    ],
+)
+def test_the_natural_clients_of_data_of_ones_own_are_the_default(tmp_path, words, partition, names):
+    (tmp_path / "mine.py").write_text(OWN)
+    given = [f"--data.name={tmp_path / 'mine.py'}:load", *words.split()]
+    config = load_config(None, given)
+    file = tmp_path / "written.toml"
+    file.write_text(to_toml(config), encoding="utf-8")
+    assert load_config(file) == config and load_config(file).data.is_divided == ("iid" in words)
+    parts = parts_of(load_config(file))
+    assert parts.population.train.client_names == names
+    assert parts.config.data.partition == partition
+    file.write_text(to_toml(parts.config), encoding="utf-8")
+    assert load_config(file).data.is_divided and load_config(file).data.partition == partition
+    if names:
+        few = [*given, "--participation.sampler=fixed_size", "--participation.cohort_size=5"]
+        with pytest.raises(ValueError, match=r"cohort_size must be at most .* 3 clients, got 5"):
+            parts_of(load_config(None, few))
+        divided = population.build_population(
+            load_config(None, [*given, "--data.num_clients=2"]).data, seed=0
+        )
+        assert divided.notes[0].startswith("the natural clients of own do not determine the cl")
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])

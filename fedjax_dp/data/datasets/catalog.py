@@ -29,12 +29,16 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class DatasetInfo:
-    """The description of a data set and its sources, the preferred one first."""
+    """The description of a data set and its sources, the preferred one first.
+
+    `names_clients` says whether each example has a natural client, whatever the options.
+    """
 
     name: str
     summary: str
     licence: str
     sources: tuple[Source, ...]
+    names_clients: bool = False
 
 
 def _source(published: dict[str, Any], entry: dict[str, Any]) -> Source:
@@ -59,6 +63,7 @@ def _read() -> dict[str, DatasetInfo]:
             entry["summary"],
             entry["licence"],
             tuple(_source(content["published"], source) for source in entry.get("sources", ())),
+            entry.get("names_clients", False),
         )
         for name, entry in content["datasets"].items()
     }

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedjax_dp.core import checks
@@ -31,6 +31,9 @@ from fedjax_dp.data.datasets import (
 from fedjax_dp.data.datasets.base import Dataset
 from fedjax_dp.data.datasets.catalog import CATALOG
 from fedjax_dp.data.datasets.files import DatasetInfo, explain_missing, find, resolve_data_dir
+
+# Options that name the client of each row.
+_NAMES_CLIENTS = ("client", "clients_are_files")
 
 # A user's own is also a function `(data_dir, *, options…) -> Dataset`.
 LOADERS: Registry[Callable[..., Dataset]] = Registry(
@@ -126,6 +129,20 @@ def options(name: str) -> dict[str, Any]:
       ValueError: if there is no such data set.
     """
     return options_of(loader(name), ("data_dir",))
+
+
+def option_naming_clients(name: Any, options: Any) -> str | None:
+    """Returns the option by which a data set of the package names its clients, if it is given."""
+    if not isinstance(name, str) or is_own(name) or not isinstance(options, Mapping):
+        return None
+    given = (key for key in _NAMES_CLIENTS if options.get(key) not in (None, False, "none"))
+    return next(given, None)
+
+
+def names_clients(name: Any, options: Any) -> bool:
+    """Whether a data set of the package has natural clients; one's own shows it when loaded."""
+    is_named = isinstance(name, str) and name in CATALOG and CATALOG[name].names_clients
+    return is_named or option_naming_clients(name, options) is not None
 
 
 def loader(name: str) -> Callable[..., Dataset]:

@@ -107,10 +107,14 @@ def parts_of(config: Config, population: Population | None = None) -> Parts:
     config = checked_config(config)
     if population is None:
         population = population_of(config)
+    is_counted = known_clients(config) is not None
+    if population.partition:
+        data = config.data.model_copy(update={"partition": population.partition})
+        config = config.model_copy(update={"data": data})
     config = listed(config, names_of(population.train))
     train, privacy = population.train, config.privacy
     _require_client_test(config.evaluation, population)
-    if known_clients(config) is None:
+    if not is_counted:
         check_clients(config, train.num_clients)
     require_analysis(Sections(privacy, config.participation, config.training), train.sizes)
     model = build_model(config.model, population, config.run.seed)

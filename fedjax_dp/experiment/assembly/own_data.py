@@ -160,6 +160,9 @@ def require_own_data(config: Config) -> None:
     name = config.algorithm.name
     is_pooled = algorithms.ALGORITHMS[name].pools_clients
     checks.require(not is_pooled, "algorithm.name", f"pool no data, {why}", name)
+    rule = f"be given, the number of clients of all nodes, {why}"
+    is_given = "num_clients" in data.model_fields_set
+    checks.require(is_given, "data.num_clients", rule, None)
     has_path = _PATH in datasets.options(data.name)
     rule = f"be a data set with the option {_PATH!r}, such as table, {why}"
     checks.require(has_path, "data.name", rule, data.name)

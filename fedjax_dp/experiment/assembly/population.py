@@ -9,13 +9,13 @@ import numpy as np
 
 from fedjax_dp.core import checks
 from fedjax_dp.data import arrays, datasets, disk_arrays, partition, statistics
+from fedjax_dp.data.datasets.registry import option_naming_clients
 from fedjax_dp.data.federated import FederatedData, flat
 from fedjax_dp.experiment.components.experiment import Population
 from fedjax_dp.experiment.components.partitions import (
     PARTITIONS,
     Facts,
     Spread,
-    option_naming_clients,
 )
 from fedjax_dp.experiment.schema.config import DataSection
 from fedjax_dp.models.losses import IGNORE_LABEL
@@ -46,6 +46,9 @@ def population_from(
     is_unlabelled = _is_unlabelled(data.test["y"])
     what, rule = f"the labels of {data.name}, test part,", "be known; only predictions need none"
     checks.require(not (is_unlabelled and needs_test_labels), what, rule, "none")
+    if not section.is_divided:
+        made_by = section.partition_for(data.train_clients is not None)
+        section = section.model_copy(update={"partition": made_by})
     data, public_x = _hold_out_public(data, section.public_examples, seed)
     is_labelled = data.task == "classification" and data.train["y"].ndim == 1
     entry = PARTITIONS[section.partition]
@@ -96,6 +99,7 @@ def population_from(
         sharing,
         tuple(data.class_names),
         tuple(data.feature_names),
+        partition=section.partition,
     )
 
 
@@ -104,9 +108,11 @@ def _notes(data: datasets.Dataset, train: FederatedData, section: DataSection) -
     found = []
     entry = PARTITIONS[section.partition]
     named = option_naming_clients(section.name, section.options)
-    if named is not None and not {"client_ids", "pool"} & set(entry.given):
+    is_unasked = data.train_clients is not None and "partition" not in section.model_fields_set
+    if (named or is_unasked) and not {"client_ids", "pool"} & set(entry.given):
+        what = f"data.options.{named} does" if named else f"the natural clients of {data.name} do"
         found.append(
-            f"data.options.{named} does not determine the clients: the partition "
+            f"{what} not determine the clients: the partition "
             f"{section.partition} divides the rows among {train.num_clients} clients of its own; "
             "data.partition = 'natural' takes those of the data"
         )
@@ -116,19 +122,39 @@ def _notes(data: datasets.Dataset, train: FederatedData, section: DataSection) -
             f"have values above {_LARGE_INPUT} in magnitude, which makes training slow or "
             "unstable; data.options.scaling maps them to similar ranges"
         )
-    empty = np.flatnonzero(train.sizes == 0)
-    if len(empty):
-        names = train.client_names or [str(i) for i in range(train.num_clients)]
-        some = ", ".join(names[i] for i in empty[:_SHOWN]) + ", …" * (len(empty) > _SHOWN)
-        found.append(
-            f"{len(empty)} of {train.num_clients} clients have no training examples: {some}"
-        )
+    alone: list[int] = []
+    if section.partition == "natural" and data.task == "classification":
+        alone = _alone(train, data.num_classes)
+    for clients, what in (
+        (np.flatnonzero(train.sizes == 0), "have no training examples"),
+        (alone, "share no class with another client; if that is not so, write labels alike"),
+    ):
+        if len(clients):
+            names = train.client_names or [str(i) for i in range(train.num_clients)]
+            some = ", ".join(names[i] for i in clients[:_SHOWN]) + ", …" * (len(clients) > _SHOWN)
+            found.append(f"{len(clients)} of {train.num_clients} clients {what}: {some}")
     if not len(data.test["y"]):
         found.append(
             f"the test part of {data.name} is empty: test accuracy is measured on the examples "
             "that data.client_test_share holds out at each client"
         )
     return tuple(found)
+
+
+def _alone(train: FederatedData, num_classes: int) -> list[int]:
+    """Lists the clients none of whose classes another client has."""
+    labels, pairs = train.examples["y"], np.zeros(0, np.int64)
+    if labels.ndim > 1 or np.count_nonzero(train.sizes) < 2:
+        return []
+    # Labels on disk are not read at once.
+    for start in range(0, len(labels), _CHECKED_ROWS):
+        some = np.asarray(labels[start : start + _CHECKED_ROWS], np.int64)
+        rows = np.arange(start, start + len(some))
+        owner = np.searchsorted(train.offsets, rows, side="right") - 1
+        pairs = np.union1d(pairs, (owner * num_classes + some)[some >= 0])
+    owner, label = np.divmod(pairs, num_classes)
+    is_shared = np.bincount(label, minlength=num_classes)[label] > 1
+    return sorted(set(owner.tolist()) - set(owner[is_shared].tolist()))
 
 
 def _large_inputs(data: datasets.Dataset, name: str) -> list[str]:

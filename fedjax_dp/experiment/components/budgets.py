@@ -11,7 +11,10 @@ from fedjax_dp.privacy.accounting.budgets import (
 
 def with_named_lists(config: Config) -> Config:
     """Replaces the names of published lists by their numbers, one for each client."""
-    privacy, count = config.privacy, config.data.num_clients
+    privacy, data = config.privacy, config.data
+    # Natural clients are counted when the data are read.
+    is_known = data.partition != "natural" or "num_clients" in data.model_fields_set
+    count = data.num_clients if is_known else None
     record = _budgets(privacy.record, count)
     training = _batch_sizes(config.training, count)
     if record is privacy.record and training is config.training:
@@ -20,22 +23,25 @@ def with_named_lists(config: Config) -> Config:
     return config.model_copy(update={"privacy": privacy, "training": training})
 
 
-def _budgets(section: RecordLevel, count: int) -> RecordLevel:
+def _budgets(section: RecordLevel, count: int | None) -> RecordLevel:
     name = section.epsilon
     if not isinstance(name, str):
         return section
-    _require_list("privacy.record.epsilon", name, count)
-    return section.model_copy(update={"epsilon": published_budgets(name, count).tolist()})
+    found = published_budgets(name, _listed("privacy.record.epsilon", name, count))
+    return section.model_copy(update={"epsilon": found.tolist()})
 
 
-def _batch_sizes(section: TrainingSection, count: int) -> TrainingSection:
+def _batch_sizes(section: TrainingSection, count: int | None) -> TrainingSection:
     name = section.batch_size
     if not isinstance(name, str):
         return section
-    _require_list("training.batch_size", name, count)
-    return section.model_copy(update={"batch_size": published_batch_sizes(count).tolist()})
+    found = published_batch_sizes(_listed("training.batch_size", name, count))
+    return section.model_copy(update={"batch_size": found.tolist()})
 
 
-def _require_list(key: str, name: str, count: int) -> None:
+def _listed(key: str, name: str, count: int | None) -> int:
+    """Requires a number of clients for which there is a published list."""
     rule = f"be one of {', '.join(map(str, NUM_CLIENTS))} if {key} is {name}"
     checks.require(count in NUM_CLIENTS, "data.num_clients", rule, count)
+    assert count is not None
+    return count

@@ -33,6 +33,7 @@ class Population(NamedTuple):
       sharing: training records that several clients hold.
       class_names: names of the classes in the order of their labels, if the data set has them.
       feature_names: names of the inputs in their order, if the data set has them.
+      partition: the partition that made the clients; empty if they came otherwise.
       is_elsewhere: whether the training records are on other machines; `train` then has their sizes
         and shapes alone.
     """
@@ -50,6 +51,7 @@ class Population(NamedTuple):
     class_names: tuple[str, ...] = ()
     feature_names: tuple[str, ...] = ()
     is_elsewhere: bool = False
+    partition: str = ""
 
     def statistics(self) -> statistics.PartitionStatistics:
         """Describes how examples are spread over clients."""

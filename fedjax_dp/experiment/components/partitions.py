@@ -7,13 +7,11 @@ import numpy as np
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Count
-from fedjax_dp.core.registry import Registry, is_own
+from fedjax_dp.core.registry import Registry
 from fedjax_dp.data import clusters, mixtures, partition
 from fedjax_dp.data.datasets import Dataset
 from fedjax_dp.data.federated import FederatedData
 
-# Options of the package's data sets that name the client of each row.
-_NAMES_CLIENTS = ("client", "clients_are_files")
 # Purposes of the draws from a seed.
 _TRAIN, _TEST = 0, 2
 
@@ -148,14 +146,6 @@ def _in_parts(pool: Dataset, rows: partition.Splits) -> Spread:
         FederatedData.from_indices(pool.test, rows.test),
         rows.train,
     )
-
-
-def option_naming_clients(name: Any, options: Any) -> str | None:
-    """Returns the option by which a data set of the package names its clients, if it is given."""
-    if not isinstance(name, str) or is_own(name) or not isinstance(options, Mapping):
-        return None
-    given = (key for key in _NAMES_CLIENTS if options.get(key) not in (None, False, "none"))
-    return next(given, None)
 
 
 _COUNTED = ("num_examples", "num_clients", "rng")

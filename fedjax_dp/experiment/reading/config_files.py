@@ -11,9 +11,9 @@ from pydantic.fields import FieldInfo
 
 from fedjax_dp.algorithms.registry import ALGORITHMS, options_of
 from fedjax_dp.core import checks, files
+from fedjax_dp.core.registry import is_own
 from fedjax_dp.data.datasets.cells import without_ending
 from fedjax_dp.experiment.components.catalogue import options_of_other_parts, read_parts
-from fedjax_dp.experiment.components.partitions import option_naming_clients
 from fedjax_dp.experiment.schema.config import ROOT, Config, Options
 from fedjax_dp.experiment.schema.constraints import ConfigError, bare, kinds_of, refused
 from fedjax_dp.experiment.schema.sections import (
@@ -36,8 +36,6 @@ _COMMAND_OPTIONS = ("output", "resume", "keys", "json", "quiet", "log-level")
 _SHOWN = 200
 # The most keys of a section in an error.
 _NAMED = 4
-# Keys of `[data]` that say how examples are divided among clients.
-_DIVISION = {"partition", "partition_options", "num_clients"}
 
 
 def load_config(path: str | pathlib.Path | None, overrides: Sequence[str] = ()) -> Config:
@@ -85,20 +83,9 @@ def _made(tables: dict[str, Any], file: str, pairs: Sequence[tuple[str, str]]) -
     require_tables(ROOT, tables, (), lambda key: file)
     replaced = [*(key for key, _ in pairs), *options_of_other_parts(tables, changes)]
     tables = functools.reduce(_without, replaced, tables)
-    tables = _with_clients_of_data(_merged(tables, changes, file))
-    config = read_section(ROOT, tables, (), origin)
+    config = read_section(ROOT, _merged(tables, changes, file), (), origin)
     assert isinstance(config, Config)
     return read_parts(config, origin)
-
-
-def _with_clients_of_data(tables: dict[str, Any]) -> dict[str, Any]:
-    """Takes the clients that an option names, unless a division of the data is configured."""
-    data = tables.get("data")
-    if not isinstance(data, Mapping) or not _DIVISION.isdisjoint(data):
-        return tables
-    if option_naming_clients(data.get("name"), data.get("options")) is None:
-        return tables
-    return {**tables, "data": {**data, "partition": "natural"}}
 
 
 def _read(path: str | pathlib.Path) -> dict[str, Any]:
@@ -127,6 +114,9 @@ def to_toml(config: Config) -> str:
     tables = _tables(config)
     if "learning_rate" not in config.training.model_fields_set and _has_no_steps(config):
         del tables["training"]["learning_rate"]
+    if is_own(config.data.name) and not config.data.is_divided:
+        # Only the loaded data show whether they name clients.
+        del tables["data"]["partition"], tables["data"]["num_clients"]
     for key, section in sections_in(config):
         if not is_on(config, key, section):
             # Values without a meaning would be refused when they are read.

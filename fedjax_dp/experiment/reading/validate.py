@@ -121,6 +121,8 @@ def known_clients(config: Config) -> int | None:
     if algorithms.ALGORITHMS[config.algorithm.name].pools_clients:
         return 1
     data, partition = config.data, PARTITIONS[config.data.partition]
+    if is_own(data.name) and not data.is_divided:
+        return None
     if partition.counts_clients:
         return data.num_clients
     count = partition.num_clients_of

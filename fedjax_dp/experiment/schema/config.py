@@ -21,6 +21,7 @@ from fedjax_dp.core.ranges import (
     Seed,
     Size,
 )
+from fedjax_dp.data.datasets.registry import names_clients
 from fedjax_dp.experiment.schema.sections import OptionalSection, Origin, Section, in_python
 
 # Published lists, one number for each of 20, 40 or 60 clients; see `privacy.accounting.budgets`.
@@ -95,8 +96,8 @@ class DataSection(Section):
     options: Options = _table("options of the data set's loader; `run --keys data.name=NAME`")
     partition: str = _setting(
         "label_and_quantity_skew",
-        "partition of examples into clients; natural by default where data.options.client or "
-        "clients_are_files names them, unless data.num_clients is given",
+        "partition of examples into clients; natural by default where the data set names clients, "
+        "unless data.num_clients or data.partition_options are given",
     )
     num_clients: Count = _setting(10, "number of clients; natural clients come with the data")
     partition_options: Options = _table(
@@ -118,6 +119,22 @@ class DataSection(Section):
         "examples without labels, taken out of the pool, for algorithms that query clients on them",
     )
     check_finite: bool = _setting(True, "refuse data with NaN or infinity before any work")
+
+    def model_post_init(self, _context: Any) -> None:
+        """Takes the natural clients of the data set, unless a division is configured."""
+        self.__dict__["partition"] = self.partition_for(names_clients(self.name, self.options))
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether a division of the examples among clients is configured."""
+        is_given = not {"partition", "num_clients"}.isdisjoint(self.model_fields_set)
+        return is_given or bool(self.partition_options)
+
+    def partition_for(self, has_clients: bool) -> str:
+        """Returns the partition of data with natural clients, or without."""
+        if self.is_divided:
+            return self.partition
+        return "natural" if has_clients else type(self).model_fields["partition"].default
 
 
 class AdaptersSection(OptionalSection):
