@@ -71,7 +71,7 @@ class Pruning(NamedTuple):
 def check_momentum(options: Mapping[str, Any], prefix: str) -> None:
     """Requires momentum with which the server converges under constant tickets."""
     mixing, momentum = options["mixing"], options["momentum"]
-    if any(isinstance(x, jax.core.Tracer) for x in (mixing, momentum)):
+    if any(checks.is_traced(x) for x in (mixing, momentum)):
         return
     kept = 1 - np.asarray(mixing, np.float64)
     # Of z² − (1 − τ)(1 + λ) z + (1 − τ) λ, and of the same with −λ, roots lie within the circle.

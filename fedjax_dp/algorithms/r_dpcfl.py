@@ -233,7 +233,7 @@ def r_dpcfl(
 
     def check_numbers(values, prefix):
         asked, built = values.get("first_batch_size", 0), first_batch_size or 0
-        is_known = not isinstance(asked, jax.core.Tracer)
+        is_known = not checks.is_traced(asked)
         rule = f"be at most {built}, as it was built"
         fits = not is_known or bool(np.all(np.asarray(asked) <= built))
         checks.require(fits, f"{prefix}first_batch_size", rule, asked)

@@ -483,7 +483,7 @@ def _by_round(option: str, number: Any) -> Any:
         return number
     array = jnp.asarray(number, jnp.float32)
     _check_by_round({option: array}, "")
-    return array if isinstance(array, jax.core.Tracer) else np.asarray(array)
+    return array if checks.is_traced(array) else np.asarray(array)
 
 
 def _check_by_round(numbers: Mapping[str, Any], prefix: str) -> None:
@@ -506,7 +506,7 @@ def _of_round(numbers: Mapping[str, Any], index: Any) -> list[jax.Array]:
 def _is_always(numbers: Mapping[str, Any], **values: float) -> bool:
     """Checks whether numbers are known to have these values in every round."""
     given = [(numbers[name], value) for name, value in values.items()]
-    return not any(isinstance(n, jax.core.Tracer) or np.any(np.not_equal(n, v)) for n, v in given)
+    return not any(checks.is_traced(n) or np.any(np.not_equal(n, v)) for n, v in given)
 
 
 def _model_of(server: ServerState) -> PyTree:

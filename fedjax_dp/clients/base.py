@@ -68,7 +68,7 @@ class LocalConfig(NamedTuple):
         """
         ranges.check(self._asdict(), RANGES)
         bound, noise = self.clip_norm, self.noise_multiplier
-        if not any(x is None or isinstance(x, jax.core.Tracer) for x in (bound, noise)):
+        if not any(x is None or checks.is_traced(x) for x in (bound, noise)):
             is_endless = bool(np.any(np.isinf(bound) & (np.asarray(noise) > 0)))
             rule = "be finite if noise is proportional to it"
             checks.require(not is_endless, "clip_norm", rule, bound)

@@ -231,9 +231,7 @@ def clipped(
 def _require_no_convolution(loss_of: Callable[..., Any], params: PyTree, examples: PyTree) -> None:
     """Refuses what would be computed with less precision: JAX splits no convolution."""
     one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), examples)
-    has_one = jaxprs.has_primitive(
-        jax.make_jaxpr(loss_of)(params, one).jaxpr, "conv_general_dilated"
-    )
+    has_one = jaxprs.has_primitive(jax.make_jaxpr(loss_of)(params, one), "conv_general_dilated")
     rule = "be 'exact' for a model with convolutions that are not lowered (lower=False)"
     checks.require(not has_one, "products", rule, "split")
 

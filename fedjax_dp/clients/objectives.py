@@ -17,7 +17,7 @@ Extension = Literal["smooth", "released", "released_huber"]
 
 def check_margin(baseline: float | jax.Array, margin: float | jax.Array, prefix: str = "") -> None:
     """Requires a margin above 0 and below the baseline M of `proportional`, unless traced."""
-    if isinstance(baseline, jax.core.Tracer) or isinstance(margin, jax.core.Tracer):
+    if checks.is_traced(baseline) or checks.is_traced(margin):
         return
     rule = f"be above 0 and below the baseline {np.asarray(baseline).tolist()}"
     fits = bool(np.all((np.asarray(margin) > 0) & (np.asarray(margin) < np.asarray(baseline))))

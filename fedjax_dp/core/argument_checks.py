@@ -118,10 +118,6 @@ def _has_real_entries(array: Any) -> bool:
     return any(jax.numpy.issubdtype(array.dtype, kind) for kind in kinds)
 
 
-def _is_traced(value: Any) -> bool:
-    return isinstance(value, jax.core.Tracer)
-
-
 def _as_array(value: Any) -> Any:
     """Converts a value to an array; None if that is not possible."""
     if isinstance(value, np.ndarray | jax.Array | np.generic):
@@ -132,7 +128,7 @@ def _as_array(value: Any) -> Any:
         array = np.asarray(value)
     except (ValueError, TypeError, jax.errors.JAXTypeError):
         # Lists of traced numbers count as arrays too.
-        return value if any(map(_is_traced, value)) else None
+        return value if any(map(checks.is_traced, value)) else None
     return None if array.dtype == object else array
 
 
@@ -161,14 +157,14 @@ def _fit_arrays(value: Any) -> bool:
 
 
 def _is_integer(value: Any) -> bool:
-    if not _is_number(value) or _is_traced(value):
+    if not _is_number(value) or checks.is_traced(value):
         return False
     is_array = isinstance(value, np.ndarray | jax.Array)
     return value.dtype.kind in "iu" if is_array else isinstance(value, int | np.integer)
 
 
 def _is_finite(value: Any) -> bool:
-    return _is_number(value) and (_is_traced(value) or bool(np.isfinite(_as_float(value))))
+    return _is_number(value) and (checks.is_traced(value) or bool(np.isfinite(_as_float(value))))
 
 
 def _as_float(value: Any) -> float:
@@ -185,7 +181,8 @@ def _within(limits: Sequence[Any], is_of_kind: Callable[[Any], bool], words: str
     def holds(value: Any) -> bool:
         if not is_of_kind(value):
             return False
-        if _is_traced(value) or (isinstance(value, Sequence) and any(map(_is_traced, value))):
+        several = value if isinstance(value, Sequence) else (value,)
+        if any(map(checks.is_traced, several)):
             return True
         if is_of_kind is _fit_arrays and isinstance(value, jax.Array):
             # Computed, like traced ones: its users define the result out of range too.

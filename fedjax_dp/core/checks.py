@@ -18,6 +18,11 @@ def require(condition: bool, argument: str, rule: str, value: Any) -> None:
         raise ValueError(f"{argument} must {rule}, got {shown(value)}")
 
 
+def is_traced(value: Any) -> bool:
+    """Checks whether a value is known only when a compiled program runs."""
+    return isinstance(value, jax.core.Tracer)
+
+
 # Words that are less alike, from 0 to 1, are not misspellings of each other.
 _ALIKE = 0.4
 # Python formats no integer of more than 4,300 decimal digits.
@@ -26,7 +31,7 @@ _MOST_BITS = 8_192
 
 def shown(value: Any, limit: int = 500) -> str:
     """Formats any value for an error message, cut after `limit` characters."""
-    if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
+    if isinstance(value, jax.Array) and not is_traced(value):
         is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
         can_be_read = not is_key and not value.is_deleted() and value.is_fully_addressable
         value = np.asarray(value) if can_be_read else jax.typeof(value)

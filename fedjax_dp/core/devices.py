@@ -53,6 +53,11 @@ def is_distributed() -> bool:
     return jax.process_count() > 1
 
 
+def whole(x: Any) -> np.ndarray:
+    """Copies an array whose parts are on the devices of several processes; all have to call it."""
+    return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+
+
 def of_all_processes(array: np.ndarray) -> np.ndarray:
     """Gathers an array from each process, `[processes, ...]`; all of them have to call it."""
     if not is_distributed():

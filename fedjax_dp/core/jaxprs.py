@@ -1,8 +1,14 @@
-"""Traced functions and primitives: the one file that follows how JAX represents them."""
+"""Traced functions and primitives: the one file that follows how JAX represents them.
 
+JAX documents none of this. What a version represents in another way than is known here has no
+layout and no parameters, and callers do without: such an equation is evaluated as it was traced.
+`tests/core/test_undocumented_jax.py` lists what is read, and says which version changed it.
+"""
+
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
@@ -14,6 +20,30 @@ CALLS = frozenset({"jit", "pjit", "closed_call", "core_call"})
 CHECKPOINTS = frozenset({"remat", "remat2", "checkpoint"})
 CONTROL_FLOW = frozenset({"scan", "while", "cond"})
 CUSTOM_RULES = frozenset({"custom_jvp_call", "custom_vjp_call"})
+
+_OF_WINDOWS = {
+    *("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation"),
+}
+# Of plain primitives that are read or replaced.
+PARAMETERS = {
+    "dot_general": {"dimension_numbers", "out_sharding", "precision", "preferred_element_type"},
+    "conv_general_dilated": {
+        *("window_strides", "padding", "lhs_dilation", "rhs_dilation", "dimension_numbers"),
+        *("feature_group_count", "batch_group_count", "precision", "preferred_element_type"),
+        "out_sharding",
+    },
+    "reduce_window_max": _OF_WINDOWS,
+    "reduce_window_min": _OF_WINDOWS,
+    "reduce_window_sum": _OF_WINDOWS,
+    "select_and_gather_add": {*_OF_WINDOWS, "select_prim"},
+    "select_and_scatter_add": {"window_dimensions", "window_strides", "padding", "select_prim"},
+    "transpose": {"permutation"},
+    "convert_element_type": {"new_dtype", "weak_type", "sharding"},
+    "gather": {
+        *("dimension_numbers", "slice_sizes", "indices_are_sorted", "unique_indices", "mode"),
+        "fill_value",
+    },
+}
 
 
 def evaluate_equation(eqn: JaxprEqn, *operands: Any) -> list[Any]:
@@ -31,10 +61,11 @@ def evaluate(
     rule: Callable[..., Sequence[Any]] = evaluate_equation,
     *,
     literal: Callable[[Literal], Any] = lambda v: v.val,
+    constant: Callable[[Any], Any] = lambda value: value,
 ) -> list[Any]:
     """Evaluates a jaxpr, every equation by `rule(eqn, *operands)`."""
     jaxpr = closed.jaxpr
-    known = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    known = dict(zip(jaxpr.constvars, map(constant, closed.consts), strict=True))
     known.update(zip(jaxpr.invars, arguments, strict=True))
     return _run(jaxpr.eqns, known, jaxpr.outvars, rule, literal)
 
@@ -71,89 +102,215 @@ def variables(eqn: JaxprEqn) -> list[Var]:
     return [v for v in eqn.invars if not isinstance(v, Literal)]
 
 
-def inner_jaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
+def inputs_read(closed: ClosedJaxpr) -> list[bool]:
+    """Finds for each input of a traced function whether an equation or the result reads it."""
+    read = {v for eqn in closed.jaxpr.eqns for v in variables(eqn)}
+    read |= {v for v in closed.jaxpr.outvars if not isinstance(v, Literal)}
+    return [v in read for v in closed.jaxpr.invars]
+
+
+def has_parameters(eqn: JaxprEqn) -> bool:
+    """Checks whether an equation of a plain primitive has the parameters that are known, alone."""
+    return set(eqn.params) == PARAMETERS.get(eqn.primitive.name)
+
+
+def inner_jaxprs(eqn: JaxprEqn) -> list[ClosedJaxpr]:
     """Lists the jaxprs among the parameters of an equation."""
-    values = [v if isinstance(v, tuple | list) else (v,) for v in eqn.params.values()]
-    found = [item for items in values for item in items if isinstance(item, ClosedJaxpr | Jaxpr)]
-    return [item.jaxpr if isinstance(item, ClosedJaxpr) else item for item in found]
+    return list(_jaxprs_in(eqn.params))
 
 
-def has_primitive(jaxpr: Jaxpr, name: str) -> bool:
+def _jaxprs_in(value: Any) -> Iterable[ClosedJaxpr]:
+    if isinstance(value, ClosedJaxpr):
+        yield value
+    elif isinstance(value, Jaxpr):
+        yield ClosedJaxpr(value, ())
+    elif isinstance(value, Mapping):
+        yield from _jaxprs_in(list(value.values()))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from _jaxprs_in([getattr(value, f.name, None) for f in dataclasses.fields(value)])
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _jaxprs_in(item)
+
+
+def uses_references(eqn: JaxprEqn) -> bool:
+    """Checks whether an equation makes, reads or writes a mutable array."""
+    return any(hasattr(v.aval, "inner_aval") for v in (*eqn.invars, *eqn.outvars))
+
+
+def has_primitive(closed: ClosedJaxpr, name: str) -> bool:
     """Checks whether a jaxpr, or one inside of it, has an equation of a primitive."""
     return any(
         eqn.primitive.name == name or any(has_primitive(body, name) for body in inner_jaxprs(eqn))
-        for eqn in jaxpr.eqns
+        for eqn in closed.jaxpr.eqns
     )
 
 
-def body_of(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """Returns what a call, a checkpoint or a custom rule evaluates on the operands, if any."""
-    names = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-    found = next((eqn.params[n] for n in names if n in eqn.params), None)
-    if eqn.primitive.name in CONTROL_FLOW or not isinstance(found, ClosedJaxpr | Jaxpr):
+class Scan(NamedTuple):
+    """A loop over arrays: what all steps read, what they carry, and an entry of each array."""
+
+    body: ClosedJaxpr
+    num_consts: int
+    num_carry: int
+    options: dict[str, Any]
+
+    def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """Divides operands into constants, carry and arrays."""
+        return _split(operands, self.num_consts, self.num_carry)
+
+    def is_valid(self, num_in: int, num_out: int) -> bool:
+        """Checks the numbers of inputs and outputs."""
+        return _fits(self.body, num_in, num_out) and self.num_consts + self.num_carry <= num_in
+
+
+class While(NamedTuple):
+    """A loop with a condition, and how many constants condition and body have."""
+
+    cond: ClosedJaxpr
+    body: ClosedJaxpr
+    num_of_cond: int
+    num_of_body: int
+
+    def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """Divides operands into constants of the condition, those of the body, and carry."""
+        return _split(operands, self.num_of_cond, self.num_of_body)
+
+    def is_valid(self, num_in: int, num_out: int) -> bool:
+        """Checks the numbers of inputs and outputs."""
+        return (
+            _fits(self.cond, self.num_of_cond + num_out, 1)
+            and _fits(self.body, self.num_of_body + num_out, num_out)
+            and self.num_of_cond + self.num_of_body + num_out == num_in
+        )
+
+
+class Cond(NamedTuple):
+    """A choice of branches by the first operand, on the others."""
+
+    branches: tuple[ClosedJaxpr, ...]
+
+    def is_valid(self, num_in: int, num_out: int) -> bool:
+        """Checks the numbers of inputs and outputs."""
+        return all(_fits(branch, num_in - 1, num_out) for branch in self.branches)
+
+
+class Call(NamedTuple):
+    """A function of the operands: a call, a checkpoint or one with derivatives of its own."""
+
+    body: ClosedJaxpr
+    options: dict[str, Any]
+
+    def is_valid(self, num_in: int, num_out: int) -> bool:
+        """Checks the numbers of inputs and outputs."""
+        return _fits(self.body, num_in, num_out)
+
+
+def layout(eqn: JaxprEqn) -> Scan | While | Cond | Call | None:
+    """Returns what a structured equation is made of, or None if that is not known."""
+    if eqn.primitive.name not in _LAYOUTS:
         return None
-    return found if isinstance(found, ClosedJaxpr) else ClosedJaxpr(found, ())
+    try:
+        found = _LAYOUTS[eqn.primitive.name](eqn.params)
+        return found if found.is_valid(len(eqn.invars), len(eqn.outvars)) else None
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _scan(params: Mapping[str, Any]) -> Scan:
+    if "num_consts" in params:
+        counts = params["num_consts"], params["num_carry"]
+    else:
+        # Since jax 0.11.
+        consts, carry, _ = params["ft_in"].unpack()
+        counts = len(consts), len(carry)
+    return Scan(_closed(params["jaxpr"]), *counts, _options(params, "length", "reverse", "unroll"))
+
+
+def _while(params: Mapping[str, Any]) -> While:
+    jaxprs = _closed(params["cond_jaxpr"]), _closed(params["body_jaxpr"])
+    return While(*jaxprs, params["cond_nconsts"], params["body_nconsts"])
+
+
+def _cond(params: Mapping[str, Any]) -> Cond:
+    return Cond(tuple(map(_closed, params["branches"])))
+
+
+def _call(params: Mapping[str, Any]) -> Call:
+    return Call(_closed(params["jaxpr" if "jaxpr" in params else "call_jaxpr"]), {})
+
+
+def _checkpoint(params: Mapping[str, Any]) -> Call:
+    return Call(_closed(params["jaxpr"]), _options(params, "prevent_cse", "policy"))
+
+
+_LAYOUTS: dict[str, Callable[[Mapping[str, Any]], Scan | While | Cond | Call]] = {
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+    **dict.fromkeys(CALLS | CUSTOM_RULES, _call),
+    **dict.fromkeys(CHECKPOINTS, _checkpoint),
+}
+STRUCTURED = frozenset(_LAYOUTS)
+
+
+def _options(params: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: params[name] for name in names}
+
+
+def _closed(found: Any) -> ClosedJaxpr:
+    (closed,) = _jaxprs_in(found)
+    return closed
+
+
+def _fits(closed: ClosedJaxpr, num_in: int, num_out: int) -> bool:
+    return len(closed.jaxpr.invars) == num_in and len(closed.jaxpr.outvars) == num_out
+
+
+def _split(
+    values: Sequence[Any], first: int, second: int
+) -> tuple[list[Any], list[Any], list[Any]]:
+    both = first + second
+    return list(values[:first]), list(values[first:both]), list(values[both:])
 
 
 def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Traces a jaxpr again with its calls inlined."""
 
     def inline(eqn: JaxprEqn, *operands: Any) -> list[Any]:
-        body = body_of(eqn) if eqn.primitive.name in CALLS else None
-        return evaluate(body, operands, inline) if body else evaluate_equation(eqn, *operands)
+        found = layout(eqn) if eqn.primitive.name in CALLS else None
+        if not isinstance(found, Call):
+            return evaluate_equation(eqn, *operands)
+        return evaluate(found.body, operands, inline)
 
     return jax.make_jaxpr(lambda *arguments: evaluate(closed, arguments, inline))(*closed.in_avals)
 
 
-def parts_of_scan(eqn: JaxprEqn, operands: Sequence[Any]) -> tuple[ClosedJaxpr, *tuple[Any, ...]]:
-    """Returns the body of a scan and its constants, carry and inputs."""
-    params = eqn.params
-    return params["jaxpr"], *_split(operands, params["num_consts"], params["num_carry"])
-
-
-def parts_of_while(eqn: JaxprEqn, operands: Sequence[Any]) -> tuple[ClosedJaxpr, *tuple[Any, ...]]:
-    """Returns condition and body of a loop, the constants of both, and the carry."""
-    params = eqn.params
-    parts = _split(operands, params["cond_nconsts"], params["body_nconsts"])
-    return params["cond_jaxpr"], params["body_jaxpr"], *parts
-
-
-def _split(values: Sequence[Any], first: int, second: int) -> tuple[list[Any], ...]:
-    both = first + second
-    return list(values[:first]), list(values[first:both]), list(values[both:])
-
-
 def evaluate_structure(
-    eqn: JaxprEqn, run: Callable[..., list[Any]], operands: Sequence[Any]
+    found: Scan | While | Cond | Call, run: Callable[..., list[Any]], operands: Sequence[Any]
 ) -> list[Any]:
     """Evaluates a call, checkpoint, loop or branch, its inner jaxprs by `run(jaxpr, operands)`."""
-    name, params = eqn.primitive.name, eqn.params
-    if name == "scan":
-        body, consts, carry, xs = parts_of_scan(eqn, operands)
+    if isinstance(found, Scan):
+        consts, carry, xs = found.split(operands)
 
         def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-            outputs = run(body, [*consts, *carry, *x])
+            outputs = run(found.body, [*consts, *carry, *x])
             return outputs[: len(carry)], outputs[len(carry) :]
 
-        options = {key: params[key] for key in ("length", "reverse", "unroll")}
-        carry, ys = lax.scan(step, carry, xs, **options)
+        carry, ys = lax.scan(step, carry, xs, **found.options)
         return [*carry, *ys]
-    if name == "while":
-        cond, body, of_cond, of_body, carry = parts_of_while(eqn, operands)
+    if isinstance(found, While):
+        of_cond, of_body, carry = found.split(operands)
         return lax.while_loop(
-            lambda state: run(cond, [*of_cond, *state])[0],
-            lambda state: run(body, [*of_body, *state]),
+            lambda state: run(found.cond, [*of_cond, *state])[0],
+            lambda state: run(found.body, [*of_body, *state]),
             carry,
         )
-    if name == "cond":
-        branches = [functools.partial(lambda b, *x: run(b, x), b) for b in params["branches"]]
+    if isinstance(found, Cond):
+        branches = [functools.partial(lambda b, *x: run(b, x), b) for b in found.branches]
         return lax.switch(operands[0], branches, *operands[1:])
-    called = body_of(eqn)
-    assert called is not None
-    if name in CHECKPOINTS:
-        options = {key: params[key] for key in ("prevent_cse", "policy")}
-        return jax.checkpoint(lambda *x: run(called, x), **options)(*operands)
-    return run(called, operands)
+    if found.options:
+        return jax.checkpoint(lambda *x: run(found.body, x), **found.options)(*operands)
+    return run(found.body, operands)
 
 
 def define(

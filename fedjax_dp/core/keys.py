@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
+from jax.extend.random import threefry_2x32 as threefry_2x32
 
 
 class Purpose(enum.IntEnum):

@@ -1,8 +1,11 @@
 """Marks on arrays, and which outputs of a traced function are computed from a marked array."""
 
+import functools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from fedjax_dp.core import jaxprs
@@ -15,43 +18,92 @@ def mark(x: jax.Array) -> jax.Array:
     return checkpoint_name(x, _MARK)
 
 
-def marks_reaching(closed: jaxprs.ClosedJaxpr) -> list[bool]:
+class Reached(NamedTuple):
+    """Where marks arrive."""
+
+    outputs: list[bool]
+    # Primitives through which marks pass in a way that is not known, so that all of their outputs
+    # are taken to be marked.
+    unknown: list[str]
+
+
+def marks_reaching(closed: jaxprs.ClosedJaxpr) -> Reached:
     """Finds for each output of a traced function whether a marked array reaches it."""
-    return _through(closed.jaxpr, [False] * len(closed.jaxpr.invars))
+    if not _is_seen():
+        return Reached([True] * len(closed.jaxpr.outvars), ["checkpoint_name"])
+    unknown: dict[str, None] = {}
+    follow = functools.partial(_of_equation, unknown, _has_mark(closed))
+    outputs = _through(closed, [False] * len(closed.jaxpr.invars), follow)
+    return Reached(outputs, list(unknown))
 
 
-def _through(jaxpr: jaxprs.Jaxpr, inputs: list[bool]) -> list[bool]:
+@functools.cache
+def _is_seen() -> bool:
+    """Checks that this version of JAX shows a mark in a jaxpr."""
+    return _has_mark(jax.make_jaxpr(mark)(np.zeros((), np.float32)))
+
+
+_Follow = Callable[..., list[bool]]
+
+
+def _through(closed: jaxprs.ClosedJaxpr, inputs: list[bool], follow: _Follow) -> list[bool]:
     """Follows marks through a jaxpr; its constants have none."""
-    closed = jaxprs.ClosedJaxpr(jaxpr, [False] * len(jaxpr.constvars))
-    return jaxprs.evaluate(closed, inputs, _of_equation, literal=lambda v: False)
+    return jaxprs.evaluate(
+        closed, inputs, follow, literal=lambda v: False, constant=lambda value: False
+    )
 
 
-def _of_equation(eqn: jaxprs.JaxprEqn, *inputs: bool) -> list[bool]:
-    name = eqn.primitive.name
-    if name == "name" and eqn.params["name"] == _MARK:
-        return [True]
-    if name == "while":
-        return _of_while(eqn, inputs)
-    if name == "scan":
-        return _of_scan(eqn, inputs)
-    if name == "cond":
-        branches = [_through(branch, list(inputs[1:])) for branch in jaxprs.inner_jaxprs(eqn)]
+def _of_equation(
+    unknown: dict[str, None], is_any_marked: bool, eqn: jaxprs.JaxprEqn, *inputs: bool
+) -> list[bool]:
+    """Follows marks through an equation; writes down where that is not possible."""
+    follow = functools.partial(_of_equation, unknown, is_any_marked)
+    found = jaxprs.layout(eqn)
+    if isinstance(found, jaxprs.While):
+        return _of_while(found, inputs, follow)
+    if isinstance(found, jaxprs.Scan):
+        return _of_scan(found, inputs, follow)
+    if isinstance(found, jaxprs.Cond):
+        branches = [_through(branch, list(inputs[1:]), follow) for branch in found.branches]
         return [any(sets) or inputs[0] for sets in zip(*branches, strict=True)]
-    body = jaxprs.body_of(eqn)
-    if body is not None and len(body.jaxpr.invars) == len(inputs):
-        return _through(body.jaxpr, list(inputs))
-    return [any(inputs)] * len(eqn.outvars)
+    if found is not None:
+        return _through(found.body, list(inputs), follow)
+    if _is_mark(eqn):
+        return [True] * len(eqn.outvars)
+    inner = jaxprs.inner_jaxprs(eqn)
+    is_lost = eqn.primitive.name in jaxprs.STRUCTURED and not inner
+    is_inside = is_lost or any(map(_has_mark, inner))
+    # A reference is written by one equation and read by another.
+    is_reached = any(inputs) or is_inside or (is_any_marked and jaxprs.uses_references(eqn))
+    if is_reached and (is_inside or not any(inputs) or (inner and not _is_plain(eqn))):
+        unknown[eqn.primitive.name] = None
+    return [is_reached] * len(eqn.outvars)
 
 
-def _of_while(eqn: jaxprs.JaxprEqn, inputs: Sequence[bool]) -> list[bool]:
-    cond, body, of_cond, of_body, start = jaxprs.parts_of_while(eqn, inputs)
-    carried = body.jaxpr.invars[len(of_body) :]
+def _is_mark(eqn: jaxprs.JaxprEqn) -> bool:
+    return any(isinstance(value, str) and value == _MARK for value in eqn.params.values())
+
+
+def _has_mark(closed: jaxprs.ClosedJaxpr) -> bool:
+    return any(
+        _is_mark(eqn) or any(map(_has_mark, jaxprs.inner_jaxprs(eqn))) for eqn in closed.jaxpr.eqns
+    )
+
+
+def _is_plain(eqn: jaxprs.JaxprEqn) -> bool:
+    """Checks whether all outputs depend on all inputs by the meaning of a primitive."""
+    return eqn.primitive.name.startswith(("reduce", "scatter", "select_and", "custom_linear_solve"))
+
+
+def _of_while(found: jaxprs.While, inputs: Sequence[bool], follow: _Follow) -> list[bool]:
+    of_cond, of_body, start = found.split(inputs)
+    carried = found.body.jaxpr.invars[len(of_body) :]
 
     def step(carry: list[bool]) -> list[bool]:
         # The condition decides every carried value that an iteration changes.
-        new = _through(body.jaxpr, of_body + carry)
-        (is_repeated,) = _through(cond.jaxpr, of_cond + carry)
-        is_kept = [out is own for out, own in zip(body.jaxpr.outvars, carried, strict=True)]
+        new = _through(found.body, of_body + carry, follow)
+        (is_repeated,) = _through(found.cond, of_cond + carry, follow)
+        is_kept = [out is own for out, own in zip(found.body.jaxpr.outvars, carried, strict=True)]
         return [
             before if kept else before | after | is_repeated
             for before, after, kept in zip(carry, new, is_kept, strict=True)
@@ -60,16 +112,16 @@ def _of_while(eqn: jaxprs.JaxprEqn, inputs: Sequence[bool]) -> list[bool]:
     return _settled(step, start)
 
 
-def _of_scan(eqn: jaxprs.JaxprEqn, inputs: Sequence[bool]) -> list[bool]:
-    body, consts, start, rest = jaxprs.parts_of_scan(eqn, inputs)
+def _of_scan(found: jaxprs.Scan, inputs: Sequence[bool], follow: _Follow) -> list[bool]:
+    consts, start, rest = found.split(inputs)
     count = len(start)
 
     def step(carry: list[bool]) -> list[bool]:
-        new = _through(body.jaxpr, consts + carry + rest)[:count]
+        new = _through(found.body, consts + carry + rest, follow)[:count]
         return [before | after for before, after in zip(carry, new, strict=True)]
 
     carry = _settled(step, start)
-    return carry + _through(body.jaxpr, consts + carry + rest)[count:]
+    return carry + _through(found.body, consts + carry + rest, follow)[count:]
 
 
 def _settled(step: Callable[[list[bool]], list[bool]], marks: list[bool]) -> list[bool]:

@@ -91,7 +91,7 @@ def check(numbers: Mapping[str, Any], ranges: Mapping[str, Any], prefix: str = "
         if isinstance(kind, Mapping):
             check(value or {}, kind, f"{prefix}{name}.")
             continue
-        if value is None or isinstance(value, jax.core.Tracer):
+        if value is None or checks.is_traced(value):
             continue
         base, *limits = get_args(kind)
         rule = f"be {of_kind('an integer', limits) if base is int else in_words(limits)}"

@@ -13,7 +13,7 @@ from chex import PRNGKey
 from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.client_data import ClientData
-from fedjax_dp.core import checks, masks
+from fedjax_dp.core import checks, jaxprs, masks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree
@@ -220,10 +220,8 @@ def _reads(params_of: Any, state: Any, examples: Any, *numbers: Any) -> bool:
             *numbers,
         )
 
-    jaxpr = jax.make_jaxpr(of_arrays)(shapes.arrays, state).jaxpr
-    read = {var for eqn in jaxpr.eqns for var in eqn.invars if not hasattr(var, "val")}
-    of_data = jaxpr.invars[: len(jax.tree.leaves(shapes.arrays))]
-    return any(var in read for var in of_data)
+    read = jaxprs.inputs_read(jax.make_jaxpr(of_arrays)(shapes.arrays, state))
+    return any(read[: len(jax.tree.leaves(shapes.arrays))])
 
 
 def _without_records(examples: Any) -> Any:

@@ -131,7 +131,7 @@ class Facts:
     def divides_batches(self, axis: str, num_devices: int) -> bool:
         """Checks whether devices of a mesh axis would divide the batches of a client."""
         closed, _ = self._traced(axis, axis_env=[(axis, num_devices)])
-        return jaxprs.has_primitive(closed.jaxpr, "all_gather")
+        return jaxprs.has_primitive(closed, "all_gather")
 
     @cached_property
     def _round(self) -> _Round:

@@ -306,7 +306,7 @@ def federation(
     def check(hyper: Hyper) -> None:
         algorithm.check(hyper, num_clients)
         built, asked = hyper_limit, hyper.local.batch_size
-        if not isinstance(asked, jax.core.Tracer):
+        if not checks.is_traced(asked):
             largest = hyper.local.max_batch_size()
             rule = f"be at most {built}, as it was built"
             checks.require(largest <= built, "hyper.local.batch_size", rule, largest)

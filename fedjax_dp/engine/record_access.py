@@ -1,5 +1,6 @@
 """Guards a client's records: only readers with an accounted DpEvent get them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -83,14 +84,21 @@ def _opened(output: ClientOutput, name: str) -> ClientOutput:
 
 def _require_metrics_only(closed: jaxprs.ClosedJaxpr, shapes: ClientOutput, name: str) -> None:
     """Requires that nothing but metrics depends on an exact metric, however it was opened."""
-    reached = jax.tree.unflatten(jax.tree.structure(shapes), marks_reaching(closed))
+    found = marks_reaching(closed)
+    reached = jax.tree.unflatten(jax.tree.structure(shapes), found.outputs)
     sent = (reached.update, reached.weight, reached.state)
-    _require_metrics(not any(jax.tree.leaves(sent)), name)
+    _require_metrics(not any(jax.tree.leaves(sent)), name, found.unknown)
 
 
-def _require_metrics(holds: bool, name: str) -> None:
+def _require_metrics(holds: bool, name: str, unknown: Sequence[str] = ()) -> None:
     rule = f"stay metrics in {name}, which claims privacy for records that no noise protects here"
-    checks.require(holds, "metrics of local training", rule, "one that others are computed from")
+    value = "one that others are computed from"
+    if unknown:
+        value = (
+            f"one that others may be computed from: JAX {jax.__version__} represents "
+            f"{', '.join(unknown)} in a way that is not known here"
+        )
+    checks.require(holds, "metrics of local training", rule, value)
 
 
 def _mechanisms(events: Any, numbers: Any, size: int) -> set[str]:

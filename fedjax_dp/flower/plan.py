@@ -73,7 +73,7 @@ class Plan:
         if states is not None and states.known is not None:
             known = jax.eval_shape(states.known, own)
         self.shapes = Shapes(message, facts.down[1], own, known, sent)
-        self.reads_roster = any(marks_reaching(closed))
+        self.reads_roster = any(marks_reaching(closed).outputs)
         self.described = {**self._described(), "traced contribution": _traced(closed), **described}
         text = json.dumps(self.described, sort_keys=True)
         self.digest = hashlib.sha256(text.encode()).hexdigest()

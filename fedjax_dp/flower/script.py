@@ -76,7 +76,7 @@ def require_difference(algorithm: FederatedAlgorithm, population: Population) ->
     is_plain = _kinds(found.update) == _kinds(message) and forms[0] in (None, Form())
     checks.require(is_plain, name, "send the difference of two models", "another update")
     rule, own = "use its own numbers on the server alone", sorted(algorithm.numbers.values)
-    checks.require(not any(marks_reaching(closed)), name, rule, own)
+    checks.require(not any(marks_reaching(closed).outputs), name, rule, own)
     ones = [jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), each) for each in arguments[:2]]
     output = jax.jit(one)(*ones, jnp.int32(1))
     is_zero = not any(np.any(x) for x in jax.tree.leaves(output.update))

@@ -50,13 +50,14 @@ def cost_of(fn: Callable[..., Any], *arguments: Any) -> Cost:
 
 def cost_of_jaxpr(closed: jaxprs.ClosedJaxpr) -> Cost:
     """Counts what a traced function computes, as `cost_of`."""
-    return _cost(closed.jaxpr)
+    return _cost(closed)
 
 
-def _cost(jaxpr: jaxprs.Jaxpr) -> Cost:
+def _cost(closed: jaxprs.ClosedJaxpr) -> Cost:
     total, direct, largest = 0.0, 0.0, 0
-    for eqn in jaxpr.eqns:
-        repeats = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
+    for eqn in closed.jaxpr.eqns:
+        found = jaxprs.layout(eqn)
+        repeats = found.options["length"] if isinstance(found, jaxprs.Scan) else 1
         inside = 0.0
         for body in map(_cost, jaxprs.inner_jaxprs(eqn)):
             total += repeats * body.operations
@@ -64,11 +65,12 @@ def _cost(jaxpr: jaxprs.Jaxpr) -> Cost:
             largest = max(largest, body.largest_bytes)
         largest = max([largest, *map(_num_bytes, eqn.outvars)])
         own, share = 0.0, 1.0
-        if eqn.primitive.name == "dot_general":
+        is_known = jaxprs.has_parameters(eqn)
+        if eqn.primitive.name == "dot_general" and is_known:
             ((contracted, _), _) = eqn.params["dimension_numbers"]
             lhs, out = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
             own = 2 * math.prod(out) * math.prod(lhs[i] for i in contracted)
-        elif eqn.primitive.name == "conv_general_dilated":
+        elif eqn.primitive.name == "conv_general_dilated" and is_known:
             kernel, out = _shape(eqn.invars[1]), _shape(eqn.outvars[0])
             features = eqn.params["dimension_numbers"].rhs_spec[0]
             own = 2 * math.prod(out) * math.prod(kernel) / kernel[features]

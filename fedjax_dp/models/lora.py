@@ -191,15 +191,16 @@ def _rule(eqn: JaxprEqn, *operands: Any) -> Sequence[Any]:
     """Evaluates an equation; products with kernels of low rank stay apart from the base."""
     if not any(map(_is_low_rank, operands)):
         return jaxprs.evaluate_equation(eqn, *operands)
-    name = eqn.primitive.name
-    if name in jaxprs.CALLS | jaxprs.CHECKPOINTS or name == "cond":
-        return jaxprs.evaluate_structure(eqn, _run, operands)
-    if name == "scan":
+    name, structure = eqn.primitive.name, jaxprs.layout(eqn)
+    if isinstance(structure, jaxprs.Scan):
         # What the steps share stays of low rank; what they carry or divide does not.
-        count = eqn.params["num_consts"]
+        count = structure.num_consts
         given = [*operands[:count], *map(_dense, operands[count:])]
-        return jaxprs.evaluate_structure(eqn, _run_dense, given)
-    if name in _RULES:
+        return jaxprs.evaluate_structure(structure, _run_dense, given)
+    # Derivatives of their own are for kernels that are made, and loops carry none.
+    if structure and name not in jaxprs.CUSTOM_RULES and not isinstance(structure, jaxprs.While):
+        return jaxprs.evaluate_structure(structure, _run, operands)
+    if name in _RULES and (name == dense.NAME or jaxprs.has_parameters(eqn)):
         found = _RULES[name](eqn, *operands)
         if found is not None:
             return [found]

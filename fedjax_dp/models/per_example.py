@@ -297,7 +297,10 @@ def _product_of_convolution(
 def _product_of_patches(
     eqn: JaxprEqn, site: _Site, view: Callable[[jax.Array], jax.Array]
 ) -> _Product | None:
-    inner = eqn.params["jaxpr"]
+    found = jaxprs.layout(eqn)
+    if not isinstance(found, jaxprs.Call) or found.body.consts:
+        return None
+    inner = found.body.jaxpr
     parameter = inner.invars[site.position]
     views = {parameter}
     for index, step in enumerate(inner.eqns):
@@ -334,6 +337,8 @@ def _product_of_dot(
     operand: Callable[..., jax.Array],
     matrix_of: Callable[[jax.Array], jax.Array],
 ) -> _Product | None:
+    if not jaxprs.has_parameters(eqn):
+        return None
     (left, right), (left_batch, right_batch) = eqn.params["dimension_numbers"]
     x, w = eqn.invars
     x_shape, w_shape = _shape(x), _shape(w)

@@ -169,7 +169,7 @@ def slack_of(event: DpEvent, relation: str) -> float:
 
 def concrete(argument: str, value: jax.typing.ArrayLike) -> float:
     """Reads a number of an event, which is built on the host: a traced one is refused."""
-    is_traced = isinstance(value, jax.core.Tracer)
+    is_traced = checks.is_traced(value)
     checks.require(not is_traced, argument, "be concrete when an event is built", value)
     return float(value)  # type: ignore[arg-type]
 

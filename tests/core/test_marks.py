@@ -54,7 +54,7 @@ def dependence(function, *arguments):
         def marked(*given, i=i):
             return function(*given[:i], mark(given[i]), *given[i + 1 :])
 
-        reached = marks_reaching(jax.make_jaxpr(marked)(*arguments))
+        reached = marks_reaching(jax.make_jaxpr(marked)(*arguments)).outputs
         found = found or [set() for _ in reached]
         for sets, is_reached in zip(found, reached, strict=True):
             sets |= {i} if is_reached else set()

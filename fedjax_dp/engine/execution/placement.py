@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from fedjax_dp.core import checks
-from fedjax_dp.core.devices import is_distributed, of_all_processes
+from fedjax_dp.core.devices import is_distributed, of_all_processes, whole
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.client_store import ClientStore
 from fedjax_dp.engine.layout import AXIS, Layout
@@ -220,7 +219,7 @@ def _over_processes(x: Any, sharding: Any) -> jax.Array:
 def _whole(x: Any) -> np.ndarray:
     """Copies an array to the host, where it may span the devices of several processes."""
     if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
-        return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+        return whole(x)
     return np.asarray(x)
 
 

@@ -171,7 +171,7 @@ def asynchronous(
         rule = "give each client as many local steps as at the start, since times depend on them"
         with jax.ensure_compile_time_eval():
             now = _num_steps(bound, hyper)
-        is_traced = isinstance(now, jax.core.Tracer)
+        is_traced = checks.is_traced(now)
         checks.require(not is_traced, "hyper.local", rule, "traced numbers that set steps")
         checks.require(np.array_equal(now, steps), "hyper.local", rule, now)
 

@@ -34,7 +34,7 @@ def conv_general_dilated(
     batch_group_count: int = 1,
     precision: Any = None,
     preferred_element_type: Any = None,
-    **_: Any,
+    out_sharding: Any = None,
 ) -> jax.Array:
     """Convolves as the primitive of the same name does, by slices and matrix products alone."""
     x = jnp.transpose(lhs, _channels_last(dimension_numbers.lhs_spec))

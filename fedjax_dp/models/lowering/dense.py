@@ -24,6 +24,8 @@ def is_narrow(eqn: jaxprs.JaxprEqn) -> bool:
     """Decides whether an equation multiplies rows by a kernel with few outputs."""
     if eqn.primitive.name != "dot_general" or not choices(facts()).has_caches:
         return False
+    if not jaxprs.has_parameters(eqn):
+        return False
     operands: list[Any] = [v.aval for v in eqn.invars]
     x, w = (a.shape for a in operands)
     contracted, batched = eqn.params["dimension_numbers"]

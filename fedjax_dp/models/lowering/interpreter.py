@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_dp.core import jaxprs
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.jaxprs import ClosedJaxpr, Jaxpr, JaxprEqn
+from fedjax_dp.core.jaxprs import ClosedJaxpr, JaxprEqn
 from fedjax_dp.models.lowering import convolution, dense, pooling
 
 Replacement = Callable[..., Any]
@@ -70,15 +70,16 @@ def _is_array(leaf: Any) -> bool:
 
 def _lower_equation(eqn: JaxprEqn, *operands: Any) -> Sequence[Any]:
     """Evaluates an equation, or the parts inside it, with replacements."""
-    name = eqn.primitive.name
-    if name in _REPLACEMENTS:
-        return [_REPLACEMENTS[name](*operands, **eqn.params)]
+    if _is_replaced(eqn):
+        return [_REPLACEMENTS[eqn.primitive.name](*operands, **eqn.params)]
     if dense.is_narrow(eqn):
         return dense.multiply(eqn, *operands)
-    if name in _STRUCTURES and any(map(_needs_rewrite, jaxprs.inner_jaxprs(eqn))):
-        return jaxprs.evaluate_structure(eqn, _run, operands)
-    if name in _DERIVATIVE_RULES and _custom_needs_rewrite(eqn):
-        return _DERIVATIVE_RULES[name](eqn, *operands)
+    name, structure = eqn.primitive.name, jaxprs.layout(eqn)
+    if isinstance(structure, jaxprs.Call) and name in _DERIVATIVE_RULES:
+        if _custom_needs_rewrite(eqn):
+            return _DERIVATIVE_RULES[name](eqn, structure.body, *operands)
+    elif structure is not None and any(map(_needs_rewrite, jaxprs.inner_jaxprs(eqn))):
+        return jaxprs.evaluate_structure(structure, _run, operands)
     return jaxprs.evaluate_equation(eqn, *operands)
 
 
@@ -86,14 +87,17 @@ def _run(closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
     return jaxprs.evaluate(closed, operands, _lower_equation)
 
 
-def _needs_rewrite(jaxpr: Jaxpr) -> bool:
-    descends = _STRUCTURES | jaxprs.CUSTOM_RULES
+def _needs_rewrite(closed: ClosedJaxpr) -> bool:
     return any(
-        eqn.primitive.name in _REPLACEMENTS
+        _is_replaced(eqn)
         or dense.is_narrow(eqn)
-        or (eqn.primitive.name in descends and any(map(_needs_rewrite, jaxprs.inner_jaxprs(eqn))))
-        for eqn in jaxpr.eqns
+        or (jaxprs.layout(eqn) and any(map(_needs_rewrite, jaxprs.inner_jaxprs(eqn))))
+        for eqn in closed.jaxpr.eqns
     )
+
+
+def _is_replaced(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name in _REPLACEMENTS and jaxprs.has_parameters(eqn)
 
 
 def _custom_needs_rewrite(eqn: JaxprEqn) -> bool:
@@ -106,7 +110,7 @@ def _custom_needs_rewrite(eqn: JaxprEqn) -> bool:
         derivative = jax.make_jaxpr(lambda xs: _pushforward(fn, xs, xs))(operands)
     else:
         derivative = jax.make_jaxpr(lambda xs, cts: _pullback(fn, xs)[1](cts))(operands, results)
-    return _needs_rewrite(derivative.jaxpr)
+    return _needs_rewrite(derivative)
 
 
 def _shapes(atoms: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
@@ -140,9 +144,8 @@ def _pullback(fn: Callable[..., list[Any]], operands: Sequence[Any]) -> tuple[li
     return jax.vjp(_fix_exact(fn, operands), *(x for x in operands if _is_inexact(x)))
 
 
-def _custom_jvp(eqn: JaxprEqn, *operands: Any) -> list[Any]:
-    original, body = functools.partial(jaxprs.evaluate_equation, eqn), jaxprs.body_of(eqn)
-    assert body is not None
+def _custom_jvp(eqn: JaxprEqn, body: ClosedJaxpr, *operands: Any) -> list[Any]:
+    original = functools.partial(jaxprs.evaluate_equation, eqn)
 
     @jax.custom_jvp
     def call(*xs: Any) -> list[Any]:
@@ -157,9 +160,8 @@ def _custom_jvp(eqn: JaxprEqn, *operands: Any) -> list[Any]:
     return call(*operands)
 
 
-def _custom_vjp(eqn: JaxprEqn, *operands: Any) -> list[Any]:
-    original, body = functools.partial(jaxprs.evaluate_equation, eqn), jaxprs.body_of(eqn)
-    assert body is not None
+def _custom_vjp(eqn: JaxprEqn, body: ClosedJaxpr, *operands: Any) -> list[Any]:
+    original = functools.partial(jaxprs.evaluate_equation, eqn)
 
     @jax.custom_vjp
     def call(*xs: Any) -> list[Any]:
@@ -176,5 +178,4 @@ def _custom_vjp(eqn: JaxprEqn, *operands: Any) -> list[Any]:
     return call(*operands)
 
 
-_STRUCTURES = jaxprs.CALLS | jaxprs.CHECKPOINTS | jaxprs.CONTROL_FLOW
 _DERIVATIVE_RULES = {"custom_jvp_call": _custom_jvp, "custom_vjp_call": _custom_vjp}

@@ -71,7 +71,6 @@ def _reduce(
     padding: Sequence[tuple[int, int]],
     base_dilation: Sequence[int],
     window_dilation: Sequence[int],
-    **_: Any,
 ) -> jax.Array:
     config = [(*p, d - 1) for p, d in zip(padding, base_dilation, strict=True)]
     if any(map(any, config)):

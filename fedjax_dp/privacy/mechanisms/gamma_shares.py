@@ -258,7 +258,7 @@ def draw_shares(key: PRNGKey, shape: tuple[int, ...], share_shape: Probabilities
 
 def _gamma(key: PRNGKey, shape: tuple[int, ...], a: Any) -> jax.Array:
     size = random_bits.exponential(keys.fold(key, 0), shape)
-    is_whole = not isinstance(a, jax.core.Tracer) and a == 1
+    is_whole = not checks.is_traced(a) and a == 1
     return size if is_whole else size * jnp.exp(_log_beta(keys.fold(key, 1), shape, a))
 
 

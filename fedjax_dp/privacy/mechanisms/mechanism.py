@@ -164,7 +164,7 @@ def staircase(
     Source: Geng, Kairouz, Oh, Viswanath 2015.
     """
 
-    if not isinstance(noise_multiplier, jax.core.Tracer):
+    if not checks.is_traced(noise_multiplier):
         ranges.check(
             {"noise_multiplier": noise_multiplier}, {"noise_multiplier": StaircaseMultiplier}
         )

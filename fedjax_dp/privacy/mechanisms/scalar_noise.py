@@ -170,7 +170,7 @@ def add_staircase(
 
     Source: Geng, Kairouz, Oh, Viswanath 2015, algorithm 1.
     """
-    if not isinstance(epsilon, jax.core.Tracer):
+    if not checks.is_traced(epsilon):
         can_all_be_drawn = bool(np.all(_can_be_drawn(np.asarray(epsilon))))
         rule = "be from 2^-16 to 16 for staircase noise"
         checks.require(can_all_be_drawn, "epsilon", rule, epsilon)

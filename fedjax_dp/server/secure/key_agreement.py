@@ -10,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from annotated_types import Ge, Le
 from chex import PRNGKey
-from jax.extend.random import threefry_2x32
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.keys import Purpose, fold, threefry_2x32
 from fedjax_dp.core.packages import needed_for
 from fedjax_dp.models import kinds
 

@@ -6,9 +6,9 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 from chex import PRNGKey
-from jax.extend.random import threefry_2x32
 
 from fedjax_dp.core import trees
+from fedjax_dp.core.keys import threefry_2x32
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.server.secure import limbs
 from fedjax_dp.server.secure.graphs import Circle
