@@ -114,6 +114,7 @@ def averaged_models(
             is_corrected=calibration == "corrected",
             entry_delta=entry_delta,
         )
+        trainer = noise.training(trainer)
     made = _Averaging(
         trainer, start_of, data, noise, num_clients, regularizer, calibration == "paper", personal
     )
@@ -192,7 +193,7 @@ class _Averaging(NamedTuple):
         decay = optax.add_decayed_weights(self.regularizer)
         start = self.start_of(message.params)
         result = self.trainer.train(start, records, config, key, gradient_transform=decay)
-        sent = self.noised(result.params, hyper.local, records.size, message, key)
+        sent = self.noised(result.params, start, hyper.local, records.size, message, key)
         has_data = records.size > 0
         round_index = jnp.asarray(client.round, jnp.int32)
         noise = trees.subtract(sent, result.params) if self.keeps else None
@@ -205,13 +206,16 @@ class _Averaging(NamedTuple):
         kept = trees.where(has_data, after, own)
         return ClientOutput(update, has_data.astype(jnp.float32), kept, metrics)
 
-    def noised(self, params: PyTree, config: Any, size: Any, message: Start, key: Any) -> PyTree:
-        """Adds a client's noise to its model."""
+    def noised(
+        self, params: PyTree, start: PyTree, config: Any, size: Any, message: Start, key: Any
+    ) -> PyTree:
+        """Adds a client's noise to its model, which training has made from its start."""
         if self.noise is None:
             return params
         records = message.smallest if self.is_common else size
+        bound = self.noise.contribution(records, trees.l2_norm(start))
         multiplier = config.noise_multiplier / (message.num_active if self.is_printed else 1)
-        return self.noise.add(fold(key, Purpose.CLIENT_NOISE, 0), params, records, multiplier)
+        return self.noise.add(fold(key, Purpose.CLIENT_NOISE, 0), params, bound, multiplier)
 
     def state_of(self, sent: PyTree, trained: PyTree, noise: PyTree, round_index: Any) -> OwnModel:
         """Makes a client's state of what something reads."""

@@ -11,8 +11,8 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.clients.base import LocalConfig, LocalTrainer
-from fedjax_dp.clients.sgd import model_of
-from fedjax_dp.core import checks, trees
+from fedjax_dp.clients.sgd import compensated, model_of
+from fedjax_dp.core import checks, products, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.decimals import rounded_up
 from fedjax_dp.core.ranges import Count, HalfFraction, Positive
@@ -30,8 +30,14 @@ from fedjax_dp.privacy.mechanisms.gamma_shares import (
 from fedjax_dp.privacy.mechanisms.scalar_noise import BoundedLaplaceDpEvent, StaircaseDpEvent
 
 Mechanism = Literal["laplace", "gaussian", "bounded_laplace", "staircase", "gamma_shares"]
-# Rounding errors of training, and of entries on a lattice, are at most this share of the bound.
+# Rounding errors of the bound itself, and of entries on a lattice, are at most this share of it.
 _MARGIN = 2.0**-10
+# Gradients that are summed before the sum is compensated.
+_SUMMED = 64
+# Roundings of a record's gradient beside those of sums: a softmax, its residual, a row, factors.
+_ROUNDINGS = 32
+# Steps of at most this share of the largest one bring models closer whatever their rounding.
+_SHORTER = 1 - 2.0**-20
 # Units of the lattice in a bound, log2.
 _LATTICE_BITS = 12
 
@@ -49,6 +55,7 @@ class MinimizerNoise(NamedTuple):
       regularizer: α.
       num_entries: the number of parameters.
       num_layers: the number of arrays that hold them.
+      num_outputs: the number of logits.
       num_parties: the clients whose shares of the noise are summed; 1 if each client's own noise
         protects it.
       least_multiplier: of all clients, for noise in shares.
@@ -61,6 +68,7 @@ class MinimizerNoise(NamedTuple):
     regularizer: float
     num_entries: int
     num_layers: int
+    num_outputs: int
     num_parties: int
     least_multiplier: float
     entry_delta: float
@@ -69,7 +77,16 @@ class MinimizerNoise(NamedTuple):
     @property
     def max_learning_rate(self) -> float:
         """The largest step under which a step brings two models closer together."""
-        return 2 / (self.bounds.curvature + 2 * self.regularizer)
+        return _SHORTER * 2 / (self.bounds.curvature + 2 * self.regularizer)
+
+    @property
+    def min_learning_rate(self) -> float:
+        """The smallest step above 0 whose sum over a training two floats hold."""
+        return 2.0**-24 / self.regularizer
+
+    def training(self, trainer: LocalTrainer) -> LocalTrainer:
+        """Returns a trainer whose rounding errors are bounded."""
+        return compensated(trainer, _SUMMED)
 
     def training_numbers(self, config: LocalConfig) -> LocalConfig:
         """Returns numbers of training to which the bound applies, also in a sweep over others.
@@ -77,39 +94,63 @@ class MinimizerNoise(NamedTuple):
         The clip norm is so large that no gradient is clipped, whole or layer by layer: the bound is
         that of the loss, and clipped gradients need not be those of any loss.
         """
+        rate = jnp.minimum(config.learning_rate, self.max_learning_rate)
         return config._replace(
-            learning_rate=jnp.minimum(config.learning_rate, self.max_learning_rate),
+            learning_rate=jnp.where(rate > 0, jnp.maximum(rate, self.min_learning_rate), 0.0),
             clip_norm=jnp.float32(self.bounds.gradient * math.sqrt(self.num_layers)),
             noise_multiplier=jnp.float32(0),
         )
 
-    def contribution(self, size: Any) -> jax.Array:
-        """Bounds what one of `size` records adds to the parameters, in L2 norm."""
+    def contribution(self, size: Any, start_norm: Any = 0.0) -> jax.Array:
+        """Bounds what one of `size` records adds to the parameters, in L2 norm, with rounding.
+
+        Args:
+          size: k, the number of records; may be traced.
+          start_norm: the L2 norm of the parameters that training starts from; may be traced.
+
+        Returns:
+          (B/k + 2E)/α for the bound E on the rounding errors of one step, see `minimizer_noise`.
+        """
         one = minimizer_sensitivity(1, self.regularizer, lipschitz=self.bounds.gradient)
-        bound = jnp.float32(one.contribution) * (1 + _MARGIN)
-        return bound / jnp.maximum(jnp.asarray(size, jnp.float32), 1.0)
+        exact = jnp.float32(one.contribution) / jnp.maximum(jnp.asarray(size, jnp.float32), 1.0)
+        rounded = 2 * self.step_error(start_norm) / self.regularizer
+        return (exact + rounded) * (1 + _MARGIN)
+
+    def step_error(self, start_norm: Any) -> jax.Array:
+        """Bounds the rounding errors of a step over its learning rate, E."""
+        error, alpha = products.rounding(), self.regularizer
+        gradient, curvature = self.bounds
+        # No step leads beyond the larger of the two.
+        longest = jnp.maximum(jnp.float32(start_norm), gradient / alpha)
+        inputs, outputs = self.num_entries / self.num_outputs, self.num_outputs
+        of_logits = (inputs + math.sqrt(outputs) + 2) * error.per_addition + error.per_product
+        of_sums = (outputs + _SUMMED + _ROUNDINGS) * error.per_addition + error.per_product
+        found = curvature * longest * of_logits + gradient * of_sums
+        return found + 12 * alpha * longest * error.per_addition
 
     def in_words(self, is_common: bool) -> str:
         """Writes that bound for a statement; `is_common` if noise is for the smallest client."""
         whose = "the smallest client" if is_common else "the client"
         bound = rounded_up(self.bounds.gradient * (1 + _MARGIN))
+        rounding = rounded_up(2 * (1 + _MARGIN) * float(self.step_error(0.0)) / self.regularizer)
         return (
-            f"{bound}/({self.regularizer:g}·k) in L2 norm, for the k records of {whose} in a round"
+            f"{bound}/({self.regularizer:g}·k) in L2 norm, for the k records of {whose} in a "
+            f"round, and {rounding} or more for the rounding of its training"
         )
 
-    def add(self, key: PRNGKey, params: PyTree, size: Any, multiplier: Any) -> PyTree:
+    def add(self, key: PRNGKey, params: PyTree, bound: Any, multiplier: Any) -> PyTree:
         """Adds the noise of a client.
 
         Args:
           key: used for this addition and nothing else.
           params: the trained parameters.
-          size: k, the number of records that set the scale; may be traced.
+          bound: what one record adds to them, a `contribution`; may be traced.
           multiplier: the noise multiplier, at least 0; may be traced.
 
         Returns:
           The noised parameters, float32 or better.
         """
-        bound, count = self.contribution(size), self.num_entries
+        count = self.num_entries
         if self.mechanism == "laplace":
             return noise.add_laplace(key, params, multiplier * bound)
         if self.mechanism == "gaussian":
@@ -192,6 +233,19 @@ def minimizer_noise(
     d parameters; staircase and bounded Laplace noise is for entries, which cost d times as much
     together. The events say so.
 
+    Training in float32 rounds. A step of a rate η brings two models closer by a factor of 1 − ηα;
+    a record adds ηB/k to it, and rounding at most ηE to each of the two trainings, with the record
+    and without. The sum over all steps is below (B/k + 2E)/α, by which noise is scaled. With
+    `compensated` parameters no E grows as steps become small: of n inputs, C outputs, u = 6e-8, and
+    parameters of norm at most R, the larger of the start's and B/α, it is the sum of
+
+    - βR(n + √C + 2)u: logits are sums of n products, of which a softmax subtracts the largest, at
+      the rounded parameters;
+    - B(C + 64 + 32)u: a softmax over C outputs, a sum of at most 64 gradients before compensation,
+      and single roundings of residuals, rows, factors and the mean;
+    - 12αRu: the decay, its product with η, the rounding of the trained parameters, and the 2^-46 R
+      that two floats lose in a step of η ≥ 2^-24/α.
+
     Guarantee: one release of one client's noised parameters has `MinimizerNoise.event`, for one
     record of the client, against all who see them; with "gamma_shares" against those who see the
     sum over all clients alone. Noise is in float32, with gaps between its possible values, which no
@@ -250,6 +304,7 @@ def minimizer_noise(
         regularizer,
         trees.num_parameters(shapes),
         len(jax.tree.leaves(shapes)),
+        shapes["bias"].shape[0],
         num_clients if is_shared else 1,
         float(np.min(multipliers)),
         entry_delta,
@@ -258,6 +313,10 @@ def minimizer_noise(
     rate, most = float(np.max(np.asarray(trainer.config.learning_rate))), made.max_learning_rate
     rule = f"be at most {most:g}, 2/(curvature + 2·regularizer), up to which the sensitivity holds"
     checks.require(rate <= most * (1 + 1e-6), "learning_rate", rule, rate)
+    rates = np.asarray(trainer.config.learning_rate, np.float64)
+    smallest, least = float(np.min(rates, initial=np.inf, where=rates > 0)), made.min_learning_rate
+    rule = f"be 0 or at least {least:g}, 2^-24/regularizer: rounding of smaller steps has no bound"
+    checks.require(smallest >= least * (1 - 1e-6), "learning_rate", rule, smallest)
     return made
 
 

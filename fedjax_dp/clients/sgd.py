@@ -126,6 +126,18 @@ def model_of(trainer: LocalTrainer) -> Model | None:
     return training.rule.model if isinstance(training, _Training) else None
 
 
+def compensated(trainer: LocalTrainer, micro_batch_size: int) -> LocalTrainer:
+    """Returns the trainer with parameters in two floats, which lose no small step.
+
+    It sums so many gradients at most without compensation. It must be one of `local_trainer`.
+    """
+    training = getattr(trainer.train, "__self__", None)
+    assert isinstance(training, _Training)
+    most = min(training.micro_batch_size or micro_batch_size, micro_batch_size)
+    made = dataclasses.replace(training, micro_batch_size=most, is_compensated=True)
+    return _declared(made, trainer.config)
+
+
 def _declared(training: "_Training", config: LocalConfig) -> LocalTrainer:
     """Builds the trainer of all parts, with its claim."""
     first = config.row(0)._replace(learning_rate=jnp.float32(1))
@@ -165,6 +177,7 @@ class _Training:
     max_batch_size: int
     widest: int | None
     whole: WholeBatches | None = None
+    is_compensated: bool = False
 
     def optimizer_of(self, config: LocalConfig) -> optax.GradientTransformation:
         """Builds the optimiser from a client's numbers."""
@@ -256,6 +269,7 @@ class _Training:
             self.sampler.init(client.limit),
             _nothing_read(),
             trees.zeros_like(start),
+            trees.zeros_like(start) if self.is_compensated else None,
         )
 
         def continues(local):
@@ -328,7 +342,10 @@ class _Training:
         opt_state = trees.cast_like(opt_state, local.optimizer)
         # Decay and noisy optimisers move parameters without a gradient.
         updates = run.masked(_of_weights(self.model, updates))
-        params = optax.apply_updates(summed.params, updates)
+        params, low = optax.apply_updates(summed.params, updates), None
+        if self.is_compensated:
+            total = sums.add(jax.tree.map(sums.Sum, summed.params, local.low), updates)
+            params, low = sums.parts(total)
         read = TrainingMetrics(
             loss_sum=summed.loss,
             num_read=count,
@@ -338,7 +355,7 @@ class _Training:
             update_norm=jnp.float32(0),
         )
         metrics = trees.add(local.metrics, read)
-        return _Local(i + 1, params, opt_state, drawing, metrics, gradient)
+        return _Local(i + 1, params, opt_state, drawing, metrics, gradient, low)
 
     def gradient_sum(self, run: "_Run", local: "_Local", draw: sampling.Draw, passes: Any) -> Any:
         """Sums the gradient rule over the micro-batches of one draw, of which this is a share."""
@@ -435,7 +452,7 @@ class _Run(NamedTuple):
 
 
 class _Local(NamedTuple):
-    """The carry of local training from step to step."""
+    """The carry of local training from step to step; `low` is what rounding lost of parameters."""
 
     step: jax.Array
     params: Any
@@ -443,6 +460,7 @@ class _Local(NamedTuple):
     sampler: Any
     metrics: TrainingMetrics
     gradient: Any
+    low: Any = None
 
 
 def _require_divisible(model: Model, until: Any) -> None:

@@ -73,6 +73,12 @@ def value(total: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x.high + x.low if _is_sum(x) else x, total, is_leaf=_is_sum)
 
 
+def parts(total: PyTree) -> tuple[PyTree, PyTree]:
+    """Splits a tree of running sums into their rounded values and what rounding lost."""
+    high, low = (jax.tree.map(lambda x, i=i: x[i], total, is_leaf=_is_sum) for i in (0, 1))
+    return high, low
+
+
 def _is_sum(x: PyTree) -> bool:
     return isinstance(x, Sum)
 

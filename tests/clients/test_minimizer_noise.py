@@ -4,6 +4,7 @@ import dp_accounting as dpa
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from marks import floats
 from scipy import stats
@@ -11,6 +12,7 @@ from scipy.special import expit, softmax
 
 from fedjax_dp import models
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, gradients, local_trainer
+from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.clients.growing import growing
 from fedjax_dp.clients.minimizer_noise import minimizer_noise
 from fedjax_dp.data import sampling
@@ -119,6 +121,79 @@ def test_the_bound_is_that_of_the_regularised_minimiser():
     assert float(noise.contribution(20)) > 0.1
 
 
+# Rounding.
+
+FAR, SMALL = np.float32(2 + 2**-22), 2e-6
+
+
+def train(made, x, y, start, alpha):
+    client = ClientData({"x": x, "y": y}, jnp.int32(0), jnp.int32(len(x)), jnp.int32(0), len(x))
+    config = made.config._replace(batch_size=jnp.float32(len(x)), noise_multiplier=jnp.float32(0))
+    decay = optax.add_decayed_weights(alpha)
+    key = jax.random.key(0)
+    train = jax.jit(lambda data: made.train(start, data, config, key, gradient_transform=decay))
+    return jax.device_get(train(client).params)
+
+
+def stalled(num_features):
+    """Records whose steps of 2e-6 are just below half a unit in the last place of the start."""
+    alpha, size = 0.05, 200
+    # All rows are those of the intercept: the residual of log-odds of 2.
+    ones = size * (expit(FAR) + alpha * FAR - 0.45 * 2.0**-22 / SMALL)
+    x, y = np.zeros((size, num_features), np.float32), np.arange(size) < round(ones)
+    start = {"bias": jnp.full(1, FAR), "kernel": jnp.zeros((num_features, 1))}
+    return alpha, SMALL, 4000, x, y.astype(np.int32), start
+
+
+def scattered(num_features):
+    """Records of many directions, from a far start of many values."""
+    alpha, rng = 0.05, np.random.default_rng(num_features)
+    x = rng.normal(size=(300, num_features)).astype(np.float32)
+    start = {
+        "bias": jnp.asarray(rng.normal(size=1), jnp.float32),
+        "kernel": jnp.asarray(30 * rng.normal(size=(num_features, 1)), jnp.float32),
+    }
+    return alpha, 0.5, 200, x, rng.integers(0, 2, 300), start
+
+
+@pytest.mark.parametrize(("make", "num_features"), [(stalled, 1), (scattered, 5)])
+def test_rounding_of_training_stays_within_its_bound(make, num_features):
+    """Against the same steps in float64, on the rows that the model has made in float32."""
+    alpha, rate, steps, x, y, start = make(num_features)
+    shape = jax.ShapeDtypeStruct((num_features,), jnp.float32)
+    model = models.logistic_regression(shape, 2, single_logit=True, gradient_bound=1.0)
+    plain = trainer(model, learning_rate=rate, num_steps=steps)
+    noise = minimizer_noise(model, plain, regularizer=alpha, mechanism="gaussian", num_clients=2)
+    rows = np.concatenate([x, np.ones((len(x), 1), np.float32)], axis=1)
+    norms = np.linalg.norm(rows, axis=1, keepdims=True).astype(np.float32)
+    rows = (rows * np.minimum(1, 1 / (norms * np.float32(1 + 1e-6)))).astype(np.float64)
+
+    def flat(params):
+        return np.concatenate([params["kernel"], params["bias"][None]]).astype(float)
+
+    expected = flat(jax.device_get(start))
+    allowed = float(noise.step_error(np.linalg.norm(expected))) / alpha
+    for _ in range(steps):
+        pull = rows.T @ (expit(rows @ expected) - y[:, None]) / len(x)
+        expected -= rate * (pull + alpha * expected)
+    found = flat(train(noise.training(plain), x, y, start, alpha))
+    assert np.linalg.norm(found - expected) <= allowed
+    if make is stalled:
+        # Plain additions never leave the start, which is further than the bound allows.
+        lost = flat(train(plain, x, y, start, alpha))
+        np.testing.assert_array_equal(lost, flat(jax.device_get(start)))
+        assert np.linalg.norm(lost - expected) > allowed
+
+
+def test_noise_grows_with_rounding():
+    noise = noise_of(regularizer=0.25)
+    # Of a start at the longest minimiser, B/α = 4: β = 1/4, n = 4, C = 2; u = 6e-8.
+    error = 6e-8 * (0.25 * 4 * (4 + np.sqrt(2) + 2) + (2 + 64 + 32) + 12 * 0.25 * 4)
+    assert float(noise.step_error(0.0)) == pytest.approx(error, rel=1e-5)
+    assert float(noise.contribution(1e9)) == pytest.approx(2 * error / 0.25, rel=2e-3)
+    assert float(noise.contribution(20, 4000.0)) > 1.02 * float(noise.contribution(20, 4.0))
+
+
 # The noise.
 
 
@@ -127,7 +202,9 @@ def added(noise, size, multiplier, count=4000):
 
     @jax.jit
     def draw(keys):
-        return jax.vmap(lambda k: noise.add(k, params, size, jnp.float32(multiplier)))(keys)
+        return jax.vmap(
+            lambda k: noise.add(k, params, noise.contribution(size), jnp.float32(multiplier))
+        )(keys)
 
     drawn = draw(jax.random.split(jax.random.key(5), count))
     return np.concatenate([np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(drawn)])
@@ -216,6 +293,7 @@ def test_shares_with_less_noise_than_they_were_built_with_are_refused():
             "noise_multiplier must be at most 65536 for staircase",
         ),
         (dict(trainer=trainer(learning_rate=3.0)), "learning_rate must be at most"),
+        (dict(trainer=trainer(learning_rate=1e-7)), "learning_rate must be 0 or at least"),
         # The same parameters, of rows that are longer than the noise is for.
         *((dict(trainer=made), "trainer must train a model with the bounds") for made in UNLIKE),
         (dict(regularizer=0.0), "regularizer must be above 0"),
@@ -255,7 +333,9 @@ def test_a_sweep_cannot_leave_the_numbers_for_which_the_bound_holds(per_layer):
 def test_staircase_noise_of_too_small_a_multiplier_is_the_least_that_can_be_drawn():
     noise, bound = noise_of("staircase"), float(noise_of("staircase").contribution(10))
     params = jax.tree.map(jnp.ones_like, MODEL.init(jax.random.key(0)))
-    low, least = (noise.add(jax.random.key(3), params, 10, z) for z in (1 / 50, 1 / 16))
+    low, least = (
+        noise.add(jax.random.key(3), params, noise.contribution(10), z) for z in (1 / 50, 1 / 16)
+    )
     jax.tree.map(np.testing.assert_array_equal, low, least)
     assert all(np.all(np.abs(np.asarray(x) - 1) < 3 * bound) for x in jax.tree.leaves(low))
 
