@@ -8,6 +8,9 @@ The public names are those of `__init__.pyi`, each imported when it is first use
 
 import lazy_loader as _lazy
 
+# Notes a fork wherever it happens.
+from fedjax_dp.core import forks as _forks  # noqa: F401
+
 __version__ = "0.1.0"
 
 __getattr__, __dir__, __all__ = _lazy.attach_stub(__name__, __file__)

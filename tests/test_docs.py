@@ -51,6 +51,26 @@ def test_the_round_of_the_readme_runs():
     assert "nan" not in loss and "client" in epsilon
 
 
+@pytest.mark.parametrize("page", sorted(path.name for path in ROOT.glob("*.md")))
+def test_links_of_pages_at_the_root_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text("utf-8"), flags=re.M | re.S)
+    # A link may be broken between lines.
+    found = re.findall(r"\]\(([^)\s#:]+)(#[^)\s]*)?\)", text)
+    missing = [path for path, _ in found if not (ROOT / path).exists()]
+    headings = [
+        (path, anchor)
+        for path, anchor in found
+        if anchor and path not in missing and anchor[1:] not in anchors(ROOT / path)
+    ]
+    assert not missing and not headings
+
+
+def anchors(page: pathlib.Path) -> set[str]:
+    """The anchors of the headings of a page, as a site makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.M)
+    return {re.sub(r"[^\w\s-]", "", h.lower()).strip().replace(" ", "-") for h in headings}
+
+
 def test_every_page_is_in_the_navigation_and_every_section_in_the_readme():
     docs = ROOT / "docs"
     files = (*docs.rglob("*.md"), *docs.rglob("*.ipynb"))

@@ -12,7 +12,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.packages import needed_for
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.loading import load_run
-from fedjax_dp.io.params import FORMATS, write_params
+from fedjax_dp.io.params import FORMATS, form_of, write_params
 
 app = application("Export: a run's parameters, or the Flower app of an experiment.")
 
@@ -23,8 +23,9 @@ def params(
     folder: Annotated[pathlib.Path, typer.Argument(metavar="DIR", help="A run folder.")],
     output: Annotated[pathlib.Path, typer.Option(help="The new file, or folder for orbax.")],
     form: Annotated[
-        str, typer.Option("--format", help="safetensors, npz or orbax.")
-    ] = "safetensors",
+        str | None,
+        typer.Option("--format", help="safetensors, npz or orbax; by default by the ending."),
+    ] = None,
     client: Annotated[
         int | None,
         typer.Option(help="A client, for its personal model; by default the shared model."),
@@ -34,12 +35,14 @@ def params(
 
     Each parameter, trained or frozen, is named by its path; `model.pretrained` reads the file.
     """
-    checks.one_of("--format", form, FORMATS)
+    if form is not None:
+        checks.one_of("--format", form, FORMATS)
+    form = form_of(output, form)
     checks.require(not output.exists(), "--output", "be new", str(output))
     out.note("reading the run")
     run = load_run(folder)
     params = run.params if client is None else run.params_of(client)
-    write_params(output, run.model.full_params(params), form)  # type: ignore[arg-type]
+    write_params(output, run.model.full_params(params), form)
     document = {"file": str(output), "format": form, "client": client}
     return Answer(document, lambda out: out.say(f"wrote {output}"), str(output))
 

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from fedjax_dp.cli.output import print_document
+from fedjax_dp.core import terminal
 from fedjax_dp.core.packages import MissingPackageError
 
 _SMALLER = (
@@ -100,7 +101,10 @@ for _name, _about in COMMANDS.items():
 def main() -> None:
     """Runs the command line; a user error ends in one line, also in the document, and status 2."""
     try:
-        sys.exit(app(prog_name="fedjax-dp", standalone_mode=False) or 0)
+        status = app(prog_name="fedjax-dp", standalone_mode=False) or 0
+        if terminal.is_interrupted():
+            raise KeyboardInterrupt
+        sys.exit(status)
     except (KeyboardInterrupt, typer.Abort):
         _end("interrupted", 130)
     except OSError as error:
@@ -119,6 +123,8 @@ def main() -> None:
         # JAX has no type for it.
         if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
             _end(f"out of memory: {error}; {_SMALLER}")
+        if terminal.is_interrupted():
+            _end("interrupted", 130)
         if not _wants_json():
             raise
         traceback.print_exc()

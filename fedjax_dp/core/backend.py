@@ -8,10 +8,27 @@ from typing import NamedTuple
 
 import jax
 
+from fedjax_dp.core import checks
+from fedjax_dp.core.forks import require_not_forked
+
 # The names that JAX has for them.
 BACKENDS = ("cpu", "gpu", "tpu")
 
 _TARGET: ContextVar[str | None] = ContextVar("target", default=None)
+
+
+def require_backend() -> None:
+    """Starts JAX; refuses platforms that do not start, and a process forked after JAX started."""
+    require_not_forked()
+    try:
+        jax.devices()
+    # A platform without its plugin fails an assertion.
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0] or "it has no plugin in this environment"
+        named = jax.config.jax_platforms  # type: ignore[attr-defined]
+        rule = f"name platforms that start on this machine, such as 'cpu' ({reason})"
+        checks.require(not named, "JAX_PLATFORMS", rule, named)
+        raise ValueError(f"JAX must start on this machine, got the error: {reason}") from error
 
 
 def programs_folder() -> str | None:

@@ -15,6 +15,7 @@ from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core import argument_checks, checks
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.forks import require_not_forked
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
@@ -292,6 +293,7 @@ def federation(
         participation without a joint analysis, or an aggregator whose noise would move parameters
         that training does not.
     """
+    require_not_forked()
     population = data if isinstance(data, Population) else population_of(data)
     num_clients = population.num_clients
     checks.require(

@@ -31,6 +31,7 @@ _LONGEST_NAME = 24
 _TITLE, _LABEL, _NAME, _LEGEND = 10, 9, 16, 13
 # What an entry of a legend takes beside its letters, in inches, and its height in points.
 _SAMPLE, _LINE = 0.65, 12.0
+_SHORTEST_LINE = 10
 
 
 def new_figure(height: float = 3.2, width: float = COLUMN) -> Figure:
@@ -76,13 +77,16 @@ def words_of_spread(seeds: Iterable[int], mark: str) -> str:
 
 def legend_above(axes: Axes) -> None:
     """Puts the legend between the axes and their title, in as many columns as fit."""
-    labels = axes.get_legend_handles_labels()[1]
+    handles, labels = axes.get_legend_handles_labels()
     if not labels:
         return
-    room = _width(axes) - 0.6
-    columns = int(room / (_SAMPLE + max(map(len, labels)) / _LEGEND))
+    width = _width(axes) - 0.6
+    columns = int(width / (_SAMPLE + max(map(len, labels)) / _LEGEND))
     columns = min(max(1, columns), len(labels))
+    labels = _wrapped(labels, width / columns)
     axes.legend(
+        handles,
+        labels,
         loc="lower left",
         bbox_to_anchor=(0.0, 1.0),
         borderaxespad=0.2,
@@ -94,7 +98,7 @@ def legend_above(axes: Axes) -> None:
         handlelength=2.8,
         labelspacing=0.2,
     )
-    lines = -(-len(labels) // columns)
+    lines = _num_lines(labels, columns)
     axes.set_title(axes.get_title(), fontsize=11, pad=8 + _LINE * lines)
     figure, spec = axes.get_figure(root=True), axes.get_subplotspec()
     if figure is not None and (spec is None or spec.is_first_col()):
@@ -104,7 +108,8 @@ def legend_above(axes: Axes) -> None:
 def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
     """Puts one legend for all axes, made of one of them, below a figure."""
     handles, labels = axes.get_legend_handles_labels()
-    _grow(figure, -(-len(labels) // columns))
+    labels = _wrapped(labels, float(figure.get_size_inches()[0]) / columns)
+    _grow(figure, _num_lines(labels, columns))
     figure.legend(
         handles,
         labels,
@@ -114,6 +119,19 @@ def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
         ncols=columns,
         handlelength=2.8,
     )
+
+
+def _wrapped(labels: Sequence[str], width: float) -> list[str]:
+    """Breaks the labels of a legend whose entries are as wide, in inches."""
+    letters = max(_SHORTEST_LINE, int((width - _SAMPLE) * _LEGEND))
+    return ["\n".join(wrap(label, letters)) or label for label in labels]
+
+
+def _num_lines(labels: Sequence[str], columns: int) -> int:
+    """Counts the lines of a legend, which matplotlib fills by column."""
+    count = -(-len(labels) // columns)
+    heights = [label.count("\n") + 1 for label in labels]
+    return max(sum(heights[i : i + count]) for i in range(0, len(labels), count))
 
 
 def _grow(figure: Figure, lines: int) -> None:

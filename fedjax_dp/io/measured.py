@@ -8,6 +8,10 @@ from fedjax_dp.core import checks, files
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.choices import Measured, Speed
 
+_WRITTEN_BY = (
+    "`python -m benchmarks.accelerator` wrote, in a clone of the repository: the installed package "
+    "does not have this module"
+)
 _FIELDS = ("form", "precision", "clients", "seconds", "clients_per_second", "gflops")
 
 
@@ -25,9 +29,9 @@ def read_measured(path: str | os.PathLike[str]) -> Measured:
       ValueError: if the file does not exist, or has another form.
     """
     path = Path(path)
-    checks.require(path.is_file(), "measured", "be a file of measured speeds", str(path))
+    checks.require(path.is_file(), "measured", f"be a file that {_WRITTEN_BY}", str(path))
     found: Any = files.parse_json(files.read_text(path), path)
-    rule = "be a file that `python -m benchmarks.accelerator` wrote"
+    rule = f"be a file that {_WRITTEN_BY}"
     try:
         device, steps = str(found["machine"]["device"]), found["steps"].values()
         whole = [s for s in steps if s["group"] == "layouts" and s["status"] == "done"]

@@ -14,10 +14,30 @@ Format = Literal["safetensors", "npz", "orbax"]
 FORMATS = ("safetensors", "npz", "orbax")
 
 
-def write_params(path: str | pathlib.Path, params: PyTree, form: Format = "safetensors") -> None:
-    """Writes parameters to a new file, each leaf under its path: "params/Dense_0/kernel"."""
+# Endings of files; a folder of Orbax has none of these.
+_FORMS: dict[str, Format] = {".safetensors": "safetensors", ".npz": "npz"}
+
+
+def form_of(path: pathlib.Path, form: str | None) -> Format:
+    """Returns the format of a file: the one that is given, or that of its ending."""
+    by_ending = _FORMS.get(path.suffix)
+    if form is None:
+        rule = f"end in {' or '.join(_FORMS)} unless a format is given"
+        checks.require(by_ending is not None, "path", rule, str(path))
+        return by_ending  # type: ignore[return-value]
     checks.one_of("form", form, FORMATS)
+    rule = f"end as a file of the format {form} does, or have no ending of another"
+    checks.require(by_ending in (None, form), "path", rule, str(path))
+    return form  # type: ignore[return-value]
+
+
+def write_params(path: str | pathlib.Path, params: PyTree, form: Format | None = None) -> None:
+    """Writes parameters to a new file, each leaf under its path: "params/Dense_0/kernel".
+
+    The format is that of the ending of the path if none is given.
+    """
     path = pathlib.Path(path).absolute()
+    form = form_of(path, form)
     checks.require(not path.exists(), "path", "be new", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     named = by_path(params)

@@ -13,6 +13,7 @@ from chex import PRNGKey
 
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.forks import require_not_forked
 from fedjax_dp.core.products import arithmetic
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models import adapters, kinds, lowering
@@ -260,6 +261,7 @@ class Model(NamedTuple):
           ValueError: from `apply`, if the first axis of a batch norm's inputs is not that of the
             mask.
         """
+        require_not_forked()
         init, apply, buffer_keys = adapters.linen_functions(module, example_x, tuple(rng_streams))
         return cls(
             name or type(module).__name__.lower(),
@@ -304,6 +306,7 @@ class Model(NamedTuple):
         Raises:
           ValueError: if the module holds batch statistics and its `__call__` takes no `mask`.
         """
+        require_not_forked()
         init, apply, buffer_keys, class_name = adapters.nnx_functions(constructor)
         return cls(
             name or class_name.lower(),
@@ -350,6 +353,7 @@ class Model(NamedTuple):
         Returns:
           The model.
         """
+        require_not_forked()
         wrapped = adapters.plain_apply(apply, refreshes_buffers)
         model = cls(
             name,

@@ -45,7 +45,7 @@ def test_a_client_column_that_is_not_used_and_unscaled_numbers_are_named(tmp_pat
         section = DataSection(name="table", options=options, partition=partition, num_clients=2)
         made = population.build_population(section, seed=0)
         assert made.class_names == ("n", "y") and made.feature_names == ("small", "big")
-        return [note for note in made.notes if "test part" not in note]
+        return [note for note in made.notes if "test set" not in note]
 
     unused, unscaled = notes("iid")
     assert unused.startswith(
@@ -190,8 +190,10 @@ def test_empty_clients_and_an_empty_test_part_are_named(built):
     found = built([[0, 1], []], num_test=0, client_test_share=0.5)
     empty, untested = found.notes
     assert empty == "1 of 2 clients have no training examples: 1"
-    assert untested.startswith("the test part of own is empty: test accuracy is")
+    assert untested.startswith("own has no test set: accuracy is measured on the 50 %")
     assert found.test is None and found.client_test is not None
+    (untested,) = built([[0, 1], [2, 3]], num_test=0, client_test_share=0.0).notes
+    assert "no test accuracy is measured" in untested
     assert found.pooled().notes == ()
 
 

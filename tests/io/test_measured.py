@@ -68,5 +68,5 @@ def test_other_files_are_refused(tmp_path, content):
 
 
 def test_a_file_that_is_missing_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="measured must be a file of measured speeds"):
+    with pytest.raises(ValueError, match=r"be a file that .* wrote, in a clone of the repository"):
         read_measured(tmp_path / "none.json")

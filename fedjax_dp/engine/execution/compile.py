@@ -17,6 +17,7 @@ from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.devices import is_distributed
+from fedjax_dp.core.forks import require_not_forked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
@@ -169,6 +170,7 @@ def compile_federation(
         steps and draws would not be those that are accounted.
       MemoryError: if a round or the client states do not fit, with the estimate.
     """
+    require_not_forked()
     _require_32_bits()
     execution.validate()
     check_draw(federation)

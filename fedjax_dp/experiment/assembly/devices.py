@@ -6,19 +6,20 @@ import os
 import jax
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.backend import require_backend
 from fedjax_dp.core.devices import is_distributed, num_cores
 from fedjax_dp.experiment.schema.config import ExecutionSection
 
 
 def offer_devices(devices: int | str) -> None:
-    """Splits a CPU into devices if JAX has not started; "auto" makes one for each core."""
+    """Splits a CPU into devices if JAX has not started, and starts it; "auto": one by core."""
     count = num_cores() if devices == "auto" else devices
     checks.whole("devices", count)
-    if count == 1 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
-        return
-    # Once a backend runs, the number is fixed; the layout then reports missing devices.
-    with contextlib.suppress(RuntimeError):
-        jax.config.update("jax_num_cpu_devices", count)
+    if count != 1 and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        # Once a backend runs, the number is fixed; the layout then reports missing devices.
+        with contextlib.suppress(RuntimeError):
+            jax.config.update("jax_num_cpu_devices", count)
+    require_backend()
 
 
 def devices_here(section: ExecutionSection) -> int | str:

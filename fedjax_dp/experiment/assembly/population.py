@@ -134,9 +134,16 @@ def _notes(data: datasets.Dataset, train: FederatedData, section: DataSection) -
             some = ", ".join(names[i] for i in clients[:_SHOWN]) + ", …" * (len(clients) > _SHOWN)
             found.append(f"{len(clients)} of {train.num_clients} clients {what}: {some}")
     if not len(data.test["y"]):
+        share = section.client_test_share
         found.append(
-            f"the test part of {data.name} is empty: test accuracy is measured on the examples "
-            "that data.client_test_share holds out at each client"
+            f"{data.name} has no test set: "
+            + (
+                f"accuracy is measured on the {100 * share:g} % of their examples that clients "
+                "hold out (data.client_test_share)"
+                if share > 0
+                else "no test accuracy is measured; data.client_test_share holds out a share of "
+                "each client's examples for it"
+            )
         )
     return tuple(found)
 

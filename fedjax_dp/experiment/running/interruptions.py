@@ -31,6 +31,9 @@ def interruptions(watcher: Watcher) -> Iterator[Callable[[], bool]]:
         nonlocal is_asked
         is_asked = True
         if is_urgent:
+            # Nothing interrupts the end.
+            for number in _STOPS:
+                signal.signal(number, signal.SIG_IGN)
             raise KeyboardInterrupt
 
     def listen(signals: socket.socket) -> None:

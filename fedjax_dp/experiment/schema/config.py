@@ -604,7 +604,8 @@ class ExecutionSection(Section):
     )
     measured: str | None = _setting(
         None,
-        "file of speeds of this device, by `python -m benchmarks.accelerator`, which auto follows",
+        "file of speeds of this device, which auto follows; `python -m benchmarks.accelerator` in "
+        "a clone of the repository writes it",
     )
     compilation_cache: str | None = _setting(
         "auto", "folder of compiled programs and tuned layouts; auto is the user's cache"

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -33,7 +34,7 @@ def fields_of(
     """Reads kinds, defaults and descriptions of a part's options from its factory.
 
     `kinds` and `defaults` replace those of the factory. An option that no file can hold, or, in
-    this package, without a description, is a TypeError.
+    this package, without a description, is a TypeError. `python -OO` leaves no descriptions.
     """
     options, hints, about = options_of(factory, given), dict(kinds), described(factory)
     if not options.keys() <= kinds.keys():
@@ -46,7 +47,7 @@ def fields_of(
                 f"option {option} of {name} must be annotated with a kind that a file can hold, "
                 "such as float"
             )
-        if option not in about and not is_own(name):
+        if option not in about and not is_own(name) and sys.flags.optimize < 2:
             raise TypeError(f"option {option} of {name} must have a line in the docstring")
         found = defaults.get(option, default)
         of_default = {} if found is inspect.Parameter.empty else {"default": found}
