@@ -24,7 +24,7 @@ def runs_of(study: Study, folder: pathlib.Path) -> dict[str, list[dict[str, Any]
     """Reads the runs that there are, by method and data: their summaries and rows of metrics."""
     found: dict[str, list[dict[str, Any]]] = {}
     for point in grid_points(study, {}, []):
-        file = folder / point.name / "summary.json"
+        file = folder / point.folder / "summary.json"
         if not file.is_file():
             continue
         summary = json.loads(file.read_text(encoding="utf-8"))

@@ -1,7 +1,6 @@
 """`fedjax-dp sweep`: runs a grid of experiments, or those that a search chooses."""
 
 import contextlib
-import json
 import math
 import pathlib
 import tomllib
@@ -33,6 +32,9 @@ from fedjax_dp.privacy.mechanisms.repetition import Repetition, repetition
 
 app = application()
 _NAME, _SEED = "sweep", "run.seed"
+_QUOTES = ("'", '"')
+# The options of the arguments of a distribution of trials.
+_OPTIONS = {"mean": "--trials", "shape": "--trials-shape"}
 # Names in the summary of a run, and factors for the table.
 _METRICS = {"test_accuracy": 1.0, "worst_client_accuracy": 1.0, "epsilon": 1.0}
 
@@ -114,6 +116,7 @@ def command(
     axes = dict(_axis(word) for word in over or [])
     given = [word.partition("=")[0] for word in over or []]
     checks.require(len(axes) == len(given) > 0, "--over", "name one key or more, each once", given)
+    _require_apart(given, context.args)
     config = load_config(file, context.args)
     place = output or pathlib.Path("runs") / f"{config.title}-sweep"
     study = Study(
@@ -126,7 +129,8 @@ def command(
     )
     grid = grid_points(study, words=context.args)
     if select is None:
-        given = [n for n, v in (("--trials", trials), ("--trials-shape", trials_shape)) if v]
+        both = ("--trials", trials), ("--trials-shape", trials_shape)
+        given = [name for name, value in both if value is not None]
         checks.require(not given, "--select or --search", "be given, to have trials", given)
     else:
         return _selected(study, grid, place, _repetition(axes, trials, trials_shape), out)
@@ -181,9 +185,11 @@ def _searched(
         ends = _ends(word)
         rule = f"not name {_SEED}: the highest accuracy of a search would be that of a lucky seed"
         checks.require(key != "seed", "--over", rule, word)
-        return key, Span(*ends) if ends else list(values)
+        return key, Span(*ends) if ends else [word.partition("=")[2] for (word,) in values.values()]
 
-    space, config = dict(map(axis_of, over)), load_config(file, words)
+    space = dict(map(axis_of, over))
+    _require_apart([word.partition("=")[0] for word in over], words)
+    config = load_config(file, words)
     rule = "name one key or more, each once"
     checks.require(len(space) == len(over) > 0, "--over", rule, list(over))
     rule = "be given, the whole number of runs"
@@ -224,7 +230,7 @@ def _ends(word: str) -> tuple[Any, Any, bool] | None:
     text = word.partition("=")[2]
     ends, _, scale = text.partition(":")
     low, dots, high = ends.partition("..")
-    if not dots or "," in text:
+    if not dots or "," in text or text[:1] in _QUOTES:
         return None
     rule = "be a range of numbers, LOW..HIGH or LOW..HIGH:log, of LOW < HIGH, above 0 for log"
     numbers = [_number(each) for each in (low, high)]
@@ -247,7 +253,11 @@ def _repetition(axes: Mapping[str, Any], trials: float | None, shape: float | No
     checks.require("seed" not in axes, "--over", rule, _SEED)
     checks.require(trials is not None, "--trials", "be given, the expected number", trials)
     assert trials is not None
-    return repetition(trials, shape=1.0 if shape is None else shape)
+    try:
+        return repetition(trials, shape=1.0 if shape is None else shape)
+    except ValueError as error:
+        name, _, rest = str(error).partition(" ")
+        raise ValueError(f"{_OPTIONS[name]} {rest}") from None
 
 
 def _selected(
@@ -271,21 +281,54 @@ def _axis(word: str) -> tuple[str, Mapping[str, Sequence[str]]]:
     key, equals, text = word.partition("=")
     require_key(key)
     checks.require(bool(equals and text), "--over", "be KEY=V1,V2", word)
-    names = _values(text)
-    checks.require(len(set(names)) == len(names), f"--over {key}", "hold each value once", names)
+    parts = _parts(text)
+    checks.require(all(parts), f"--over {key}", "have a value between any two commas", text)
+    values = [_value(part) for part in parts]
+    is_once = all(value not in values[:i] for i, value in enumerate(values))
+    names = [
+        value if isinstance(value, str) else part for value, part in zip(values, parts, strict=True)
+    ]
+    is_once &= len(set(names)) == len(names)
+    checks.require(is_once, f"--over {key}", "hold each value once", parts)
     axis = "seed" if key == _SEED else key
-    return axis, {name: (f"--{key}={name}",) for name in names}
+    return axis, {name: (f"--{key}={part}",) for name, part in zip(names, parts, strict=True)}
 
 
-def _values(text: str) -> list[str]:
-    """Splits values, which are written as in TOML; strings need no quotes."""
+def _parts(text: str) -> list[str]:
+    """Splits values at commas, but those in quotes and brackets of TOML."""
+    found, quote, depth = [""], "", 0
+    for i, letter in enumerate(text):
+        if quote:
+            is_escaped = quote == '"' and text[:i].endswith("\\")
+            quote = "" if letter == quote and not is_escaped else quote
+        elif letter in _QUOTES and not found[-1].strip(" [{,="):
+            quote = letter
+        else:
+            depth += (letter in "[{") - (letter in "]}")
+            if letter == "," and not depth:
+                found.append("")
+                continue
+        found[-1] += letter
+    return [part.strip() for part in found]
+
+
+def _value(part: str) -> Any:
+    """Reads a value as it is written in TOML; other words are strings."""
     try:
-        found = tomllib.loads(f"values = [{text}]")["values"]
-    except tomllib.TOMLDecodeError:
-        return [part.strip() for part in text.split(",")]
-    if any(isinstance(value, list | dict) for value in found):
-        return [json.dumps(value) for value in found]
-    return [part.strip() for part in text.split(",")]
+        return tomllib.loads(f"value = {part}")["value"]
+    except ValueError:
+        return part
+
+
+def _require_apart(keys: Sequence[str], words: Sequence[str]) -> None:
+    """Requires that no override replaces the values of an axis."""
+    fixed = {word[2:].partition("=")[0] for word in words}
+    both = [key for key in keys if any(_overlap(key, each) for each in fixed)]
+    checks.require(not both, "--over", "name no key that is also given one value", both)
+
+
+def _overlap(one: str, other: str) -> bool:
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
 def _draw(

@@ -6,6 +6,7 @@ import tomllib
 import pytest
 
 from fedjax_dp.cli import sweep as command
+from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.studies import sweep as module
 
 
@@ -54,6 +55,18 @@ def test_a_grid_has_a_run_for_each_point_and_a_table_over_seeds(fedjax_dp, playe
         (("--over", "run.seed=0,0"), "--over run.seed must hold each value once"),
         (("--over", "run.seed=0", "--over", "run.seed=1"), "each once"),
         (("--over", "training.learning_rate=0.1,-1"), "training.learning_rate must"),
+        (("--over", "training.learning_rate=0.1,0.10"), "hold each value once"),
+        (("--over", "training.learning_rate=0.1,,1"), "have a value between any two commas"),
+        (
+            ("--over", "run.rounds=2,3", "--run.rounds=4"),
+            "--over must name no key that is also given one value, got ['run.rounds']",
+        ),
+        (("--over", "run.seed=0,1", "--trials", "0"), "to have trials, got ['--trials']"),
+        (("--over", "run.seed=0,1", "--trials-shape", "0"), "to have trials"),
+        (
+            ("--over", "training.learning_rate=1,2", "--select=private", "--trials", "0"),
+            "--trials must be at least 1 and below 10^9, got 0",
+        ),
     ],
 )
 def test_a_grid_that_cannot_be_is_refused_before_any_work(fedjax_dp, played, tmp_path, words, rule):
@@ -63,12 +76,29 @@ def test_a_grid_that_cannot_be_is_refused_before_any_work(fedjax_dp, played, tmp
 
 
 @pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ('"a, b","c"', ["a, b", "c"]),
+        ("'a, b', c", ["a, b", "c"]),
+        ("2024-05-01,x", ["2024-05-01", "x"]),
+    ],
+)
+def test_strings_in_quotes_may_have_commas(text, read):
+    _, found = command._axis(f"run.name={text}")
+    assert list(found) == read
+    configs = [load_config(None, [word]) for (word,) in found.values()]
+    assert [config.run.name for config in configs] == read
+
+
+@pytest.mark.parametrize(
     ("text", "values"),
     [
         ("0.1, 1e-3", ["0.1", "1e-3"]),
         ("dp_fedavg,fedprox", ["dp_fedavg", "fedprox"]),
         ("[16],[32, 16]", ["[16]", "[32, 16]"]),
         ("none,2", ["none", "2"]),
+        ("{ a = 1, b = 2 },{}", ["{ a = 1, b = 2 }", "{}"]),
+        ("[['a,b']],[\"c\"]", ["[['a,b']]", '["c"]']),
     ],
 )
 def test_values_are_written_as_in_toml(text, values):

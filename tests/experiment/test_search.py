@@ -121,6 +121,16 @@ def test_values_that_are_not_allowed_are_refused_before_any_run(played, tmp_path
     assert not played and not (tmp_path / "new").exists()
 
 
+def test_a_listed_value_that_no_run_can_have_is_refused_before_any(played, tmp_path):
+    units = {"privacy.unit": ["none", "record"], NAME: ["fedavg", "dp_fedavg"]}
+    with pytest.raises(ValueError, match=r"^algorithm\.name=dp_fedavg: privacy\.unit must be"):
+        search(STUDY, PLAN._replace(space=units), tmp_path / "new")
+    assert not played and not (tmp_path / "new").exists()
+    # A value that some others suit is tried beside all.
+    units |= {NAME: ["fedavg", "dp_sgd"]}
+    assert len(search(STUDY, PLAN._replace(space=units), tmp_path / "new")) == 10
+
+
 def test_a_setting_that_its_run_refuses_fails_and_the_others_run(played, tmp_path, monkeypatch):
     inner, said = module.run_all, []
 

@@ -11,7 +11,7 @@ from fedjax_dp.experiment.assembly.assemble import checked_config
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.run import Outcome
 from fedjax_dp.experiment.schema.constraints import ConfigError
-from fedjax_dp.experiment.studies import sweep
+from fedjax_dp.experiment.studies import sweep, together
 from fedjax_dp.io import plots
 
 FILE = pathlib.Path(__file__).parents[2] / "experiments" / "fedavg" / "mnist.toml"
@@ -104,6 +104,72 @@ def test_a_started_run_is_resumed_and_never_restarted(tmp_path, calls, is_secret
     sweep.sweep(STUDY, grid, tmp_path, shown.append)
     assert calls == {grid[0].name: True, grid[1].name: False}
     assert len(shown) == 2 and all("accuracy 0.5000 in" in line for line in shown)
+
+
+METHODS = STUDY._replace(
+    axes={
+        "method": {
+            "fedavg": ("--algorithm.name=fedavg",),
+            "dp_fedavg": ("--algorithm.name=dp_fedavg",),
+            "scaffold": ("--algorithm.name=scaffold",),
+        }
+    }
+)
+
+
+def test_all_points_are_checked_before_the_first_starts(tmp_path, calls, monkeypatch):
+    """FedAvg needs no privacy, and DP-FedAvg cannot be without; no data are read for it."""
+    monkeypatch.setattr(together, "population_of", None)
+    grid = sweep.grid_points(METHODS, {}, ("--privacy.unit=none",))
+    with pytest.raises(ValueError, match=r"method=dp_fedavg: privacy\.unit must be"):
+        sweep.sweep(METHODS, grid, tmp_path, lambda line: None)
+    assert not calls
+
+
+def test_all_points_are_assembled_before_the_first_starts(tmp_path, calls, monkeypatch):
+    """What only data can show, such as a model that does not fit them."""
+    asked = []
+
+    def assemble(config, population):
+        asked.append(config.algorithm.name)
+        if config.algorithm.name == "scaffold":
+            raise ValueError("model.name must be of images")
+
+    monkeypatch.setattr(together, "assemble", assemble)
+    monkeypatch.setattr(together, "population_of", lambda config: None)
+    grid = sweep.grid_points(METHODS, {"method": ["fedavg", "scaffold"]}, ("--privacy.unit=none",))
+    with pytest.raises(ValueError, match=r"method=scaffold: model\.name must be of images"):
+        sweep.sweep(METHODS, grid, tmp_path, lambda line: None)
+    assert asked == ["fedavg", "scaffold"] and not calls
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"run.name": "../../x"},
+        {"data.options.path": "/tmp/x.csv"},
+        {"data.options.path": "a/b"},
+        {"..": ".."},
+        {"": ""},
+        {},
+        {"": "."},
+        {"a": "x" * 400},
+        {"a": "日本" * 200},
+        {"model.options.widths": "[16, 8]"},
+        {"a": "b\nc\0"},
+        {"a": "b "},
+        {"a": "1,b=2"},
+    ],
+)
+def test_a_point_has_a_folder_of_its_own_that_no_value_leads_out_of(tmp_path, values):
+    folder = sweep.Point(values, ()).folder
+    made = tmp_path / folder
+    made.mkdir()
+    assert made.resolve().parent == tmp_path.resolve() and made.resolve() != tmp_path.resolve()
+    assert not set("[]*?/\\\n") & set(folder)
+    others = [{**values, "a": "other"}, {"a": "1", "b": "2"}, {"run.name": ".._.._x"}]
+    assert folder not in [sweep.Point(other, ()).folder for other in others]
+    assert sweep.Point({"lr": "1e-3", "seed": "0"}, ()).folder == "lr=1e-3,seed=0"
 
 
 def test_nothing_is_started_after_its_time(tmp_path, calls):

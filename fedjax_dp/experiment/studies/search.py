@@ -1,5 +1,6 @@
 """Lets Optuna choose the points of a sweep by the results of those before them."""
 
+import itertools
 import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +10,7 @@ import numpy as np
 
 from fedjax_dp.core import checks, files
 from fedjax_dp.core.packages import needed_for
+from fedjax_dp.experiment.assembly.assemble import checked_config
 from fedjax_dp.experiment.components.callback import Callback, Progress
 from fedjax_dp.experiment.running.watcher import Watcher
 from fedjax_dp.experiment.studies.sweep import SUMMARY_FILE, Point, Study, loaded, run_all
@@ -22,6 +24,8 @@ with needed_for("a search", "search"):
 # In the folder of a search: Optuna's journal, from which it resumes.
 STUDY_FILE = "optuna.journal"
 SCORE, HALVING = "test_accuracy", "successive_halving"
+# The most points that are checked for a listed value.
+_MOST_TRIED = 200
 
 
 class Span(NamedTuple):
@@ -104,7 +108,8 @@ def search(
       An entry for each run, the best first: its number, setting, state and results.
 
     Raises:
-      ConfigError: before anything runs, if a value is not allowed.
+      ConfigError: before anything runs, if a value is not allowed, or refused beside all values of
+        the other keys.
       ValueError: if the folder holds another search, or runs have no accuracy on test data.
       KeyboardInterrupt: if a run was interrupted.
     """
@@ -113,6 +118,7 @@ def search(
         rule = "not be combined with --pruner, which ends runs by exact results of others"
         release = config.run.release
         checks.require(not plan.is_halving or release is None, "run.release", rule, release)
+    _require_possible(study, plan, words)
     output.mkdir(parents=True, exist_ok=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     found = optuna.create_study(
@@ -152,14 +158,39 @@ def search(
     return _entries(found, plan, output)
 
 
-def _ends(plan: Plan) -> list[Point]:
-    """Lists points that have every end and every value of each axis."""
-    values = {
+def _values(plan: Plan) -> dict[str, list[str]]:
+    """Lists the values of each axis; the ends of a range."""
+    return {
         key: [_text(axis.low), _text(axis.high)] if isinstance(axis, Span) else list(axis)
         for key, axis in plan.space.items()
     }
+
+
+def _ends(plan: Plan) -> list[Point]:
+    """Lists points that have every end and every value of each axis."""
+    values = _values(plan)
     first = {key: each[0] for key, each in values.items()}
     return [_made({**first, key: value}) for key, each in values.items() for value in each]
+
+
+def _require_possible(study: Study, plan: Plan, words: Sequence[str]) -> None:
+    """Requires for each listed value some others with which a run is not refused."""
+    values = _values(plan)
+    for key, value in ((key, value) for key, each in values.items() for value in each):
+        if isinstance(plan.space[key], Span):
+            continue
+        refused: ValueError | None = None
+        beside = itertools.product(*({**values, key: [value]}).values())
+        for some in itertools.islice(beside, _MOST_TRIED):
+            point = _made(dict(zip(values, some, strict=True)))
+            try:
+                checked_config(loaded(study, point._replace(words=(*point.words, *words))))
+            except ValueError as error:
+                refused = refused or error
+            else:
+                break
+        else:
+            raise ValueError(f"{key}={value}: {refused}") from refused
 
 
 def _made(values: Mapping[str, str]) -> Point:

@@ -123,7 +123,8 @@ def select_privately(
 
 
 def _jobs(study: Study, grid: Sequence[Point], output: pathlib.Path) -> dict[int, Job]:
-    return {i: Job(loaded(study, point), output / f"plan-{i}") for i, point in enumerate(grid)}
+    plans = output / "plans"
+    return {i: Job(loaded(study, point), plans / point.folder) for i, point in enumerate(grid)}
 
 
 def _summaries(jobs: Mapping[int, Job]) -> list[pathlib.Path]:

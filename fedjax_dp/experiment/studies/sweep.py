@@ -2,6 +2,7 @@
 
 import itertools
 import pathlib
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,11 +17,21 @@ from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, SUMMARY_FILE
 from fedjax_dp.experiment.running.steps import Outcome
 from fedjax_dp.experiment.running.watcher import Watcher
 from fedjax_dp.experiment.schema.config import Config
-from fedjax_dp.experiment.studies.together import Continued, Job, batches, run_together
+from fedjax_dp.experiment.studies.together import (
+    Continued,
+    Job,
+    assembled_before,
+    batches,
+    run_together,
+)
 from fedjax_dp.io.checkpoint import require_usable
 from fedjax_dp.io.disk import STUDY_KEPT, reporting_full_disk
 
 Axes = Mapping[str, Mapping[str, Sequence[str]]]
+# What is in names of folders as it is: no separators of paths, nor patterns of them.
+_PLAIN, _STRANGE = re.compile(r"[\w .+-]*"), re.compile(r"[^\w .,=+-]|^\.+")
+# Bytes of a name that leave space for a digest in the 255 of most file systems.
+_LONGEST, _DIGITS = 200, 12
 
 
 class Study(NamedTuple):
@@ -56,8 +67,19 @@ class Point(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the point and of its run folder."""
+        """The name of the point."""
         return ",".join(f"{axis}={value}" for axis, value in self.values.items())
+
+    @property
+    def folder(self) -> str:
+        """The name of its run folder, which no value leads out of: the point's, if it is plain."""
+        words = [*self.values, *self.values.values()]
+        is_plain = bool(words) and all(map(_PLAIN.fullmatch, words))
+        if is_plain and len(self.name.encode()) <= _LONGEST and self.name[-1] not in " .":
+            return self.name
+        digest = files.digest_of([self.name.encode()]).hex()[:_DIGITS]
+        short = _STRANGE.sub("_", self.name).encode()[:_LONGEST].decode(errors="ignore")
+        return f"{short or 'point'}-{digest}"
 
 
 def grid_points(
@@ -119,7 +141,10 @@ def sweep(
       ConfigError: before anything runs, if a folder holds a run of another configuration.
       KeyboardInterrupt: if a run was interrupted.
     """
-    jobs = {i: Job(loaded(study, point), output / point.name) for i, point in enumerate(grid)}
+    jobs = {i: Job(loaded(study, point), output / point.folder) for i, point in enumerate(grid)}
+    folders = {job.folder for job in jobs.values()}
+    names = [point.name for point in grid]
+    checks.require(len(folders) == len(jobs), "the points", "have different names", names)
     labels = [f"[{i}/{len(grid)}] {point.name}" for i, point in enumerate(grid, 1)]
     run_all(study, jobs, labels, report, seconds, watcher, {"sweep": len(grid)})
 
@@ -133,7 +158,10 @@ def run_all(
     watcher: Watcher | None = None,
     stated: Mapping[str, Any] = {},
 ) -> None:
-    """Runs what has not ended yet, in batches; `stated` are facts for the statements."""
+    """Runs what has not ended yet, in batches; `stated` are facts for the statements.
+
+    All are assembled before the first runs, so that none is refused after others have trained.
+    """
     started = time.perf_counter()
     for job in jobs.values():
         require_usable(job.folder, "the folder of a run")
@@ -162,7 +190,9 @@ def run_all(
                 warned.add(text)
                 report(f"{labels[place]}: warning: {text}")
 
-    for places in batches(pending):
+    groups = batches(pending)
+    jobs = assembled_before(jobs, groups, counted)
+    for places in groups:
         if time.perf_counter() - started > seconds:
             for place in places:
                 report(f"{labels[place]}: not started, out of time")
@@ -185,11 +215,10 @@ def _is_done(folder: pathlib.Path) -> bool:
 
 def loaded(study: Study, point: Point) -> Config:
     """Reads the configuration of a point, which draws no pictures unless it is asked to."""
-    words = (f"--run.name={study.name}", *point.words)
-    has_plots = any(word.startswith("--run.plots") for word in words)
-    return config_files.load_config(
-        study.file, words if has_plots else (*words, "--run.plots=false")
-    )
+    usual = ("--run.name", study.name), ("--run.plots", "false")
+    given = {word.partition("=")[0] for word in point.words}
+    words = [f"{key}={value}" for key, value in usual if key not in given]
+    return config_files.load_config(study.file, (*words, *point.words))
 
 
 def read_summaries(grid: Sequence[Point], output: pathlib.Path) -> list[dict[str, Any]]:
@@ -204,7 +233,7 @@ def read_summaries(grid: Sequence[Point], output: pathlib.Path) -> list[dict[str
     """
     rows = []
     for point in grid:
-        file = output / point.name / SUMMARY_FILE
+        file = output / point.folder / SUMMARY_FILE
         if file.is_file():
             # An axis such as "algorithm" replaces the entry of the same name.
             row = files.parse_json(files.read_text(file), file)

@@ -1,6 +1,7 @@
 """Runs experiments that share a program together, each in a run folder of its own."""
 
 import contextlib
+import itertools
 import json
 import pathlib
 import time
@@ -37,11 +38,13 @@ class Job(NamedTuple):
       config: the experiment.
       folder: its run folder, where an earlier run of it is resumed.
       callbacks: called after each evaluation, besides those of the configuration.
+      made: the assembled experiment, or None.
     """
 
     config: Config
     folder: pathlib.Path
     callbacks: Mapping[str, Callback] = {}
+    made: Experiment | None = None
 
 
 def alike(config: Config) -> str:
@@ -124,10 +127,45 @@ def run_together(
     return outcomes
 
 
-def assembled(jobs: Mapping[int, Job], watcher: Watcher) -> Iterator[tuple[int, Experiment]]:
+def assembled_before(
+    jobs: Mapping[int, Job], groups: Sequence[Sequence[int]], watcher: Watcher
+) -> dict[int, Job]:
+    """Assembles the experiments of all batches before any runs, and puts them into their jobs.
+
+    One batch is assembled when it runs, and of many experiments none is kept in memory.
+    """
+    for place in itertools.chain(*groups):
+        # Without any work for data, of which there may be much.
+        with naming(jobs[place]):
+            checked_config(jobs[place].config)
+    found, populations = dict(jobs), dict[Any, Population]()
+    is_few = sum(map(len, groups)) <= _AT_ONCE
+    for places in groups if len(groups) > 1 else ():
+        some = {place: jobs[place] for place in places}
+        for place, experiment in assembled(some, watcher, populations if is_few else {}):
+            if is_few:
+                found[place] = jobs[place]._replace(made=experiment)
+    return found
+
+
+@contextlib.contextmanager
+def naming(job: Job) -> Iterator[None]:
+    """Names the experiment in the error that refuses it."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{job.folder.name}: {error}") from error
+
+
+def assembled(
+    jobs: Mapping[int, Job], watcher: Watcher, populations: dict[Any, Population] | None = None
+) -> Iterator[tuple[int, Experiment]]:
     """Assembles experiments by place, of which those with the same data share them."""
-    populations: dict[Any, Population] = {}
+    populations = {} if populations is None else populations
     for number, (place, job) in enumerate(jobs.items(), 1):
+        if job.made is not None:
+            yield place, job.made
+            continue
         watcher.phase(f"reading data and calibrating noise, {number} of {len(jobs)}")
         config = job.config
         if (job.folder / CONFIG_FILE).is_file():
@@ -138,10 +176,12 @@ def assembled(jobs: Mapping[int, Job], watcher: Watcher) -> Iterator[tuple[int, 
         use_compilation_cache(config.execution.compilation_cache)
         is_pooled = ALGORITHMS[config.algorithm.name].pools_clients
         name = config.data.model_dump_json(), config.run.seed, is_pooled
-        if name not in populations:
-            checked_config(config)
-            populations[name] = population_of(config)
-        yield place, assemble(config, populations[name])
+        with naming(job):
+            if name not in populations:
+                checked_config(config)
+                populations[name] = population_of(config)
+            experiment = assemble(config, populations[name])
+        yield place, experiment
 
 
 def _on_one_device(section: ExecutionSection) -> ExecutionSection:
