@@ -11,17 +11,17 @@ from .export import write_app as write_app
 from .grid import GridNodes as GridNodes
 from .journal import Journal as Journal
 from .ledger import Budget as Budget
-from .node import (
-    Node as Node,
-    Terms as Terms,
-    client_app as client_app,
-)
+from .node import client_app as client_app
 from .projects import (
     Project as Project,
     project as project,
 )
-from .script import Script as Script
 from .server import (
     Nodes as Nodes,
     deployed as deployed,
+)
+from .terms import (
+    Node as Node,
+    Script as Script,
+    Terms as Terms,
 )

@@ -18,7 +18,8 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.core import checks
-from fedjax_dp.flower.packets import Packet
+from fedjax_dp.flower.packets import Packet, require_kind
+from fedjax_dp.flower.request import array_of, roster_in, words_in
 from fedjax_dp.server.base import Roster
 from fedjax_dp.server.secure.aggregator import Masks, masked, masks_of
 from fedjax_dp.server.secure.graphs import MaskGraph, neighbors_of
@@ -124,7 +125,8 @@ class Agreement:
     def shares(self, packet: Packet) -> Packet:
         """Divides two keys of each client among its neighbours, encrypted for each."""
         held = self._taken(packet, SHARES)
-        cohort = Cohort(ids_of(packet), packet.arrays["public"], packet.arrays["public_key"])
+        public = array_of(packet.arrays, "public")
+        cohort = Cohort(ids_of(packet), public, words_in(packet.arrays, "public_key"))
         cohort.require(self._graph)
         neighbors, sealed = cohort.neighbors(self._graph), list[bytes]()
         for client, keys in held.by_client():
@@ -154,7 +156,7 @@ class Agreement:
         cohort, clients = held.cohort, sorted(packet.facts["clients"])
         checks.require(clients == held.clients, "clients", f"be {held.clients}", clients)
         is_same = np.array_equal(ids_of(packet), cohort.ids)
-        is_same &= np.array_equal(packet.arrays["public_key"], cohort.round_key)
+        is_same &= np.array_equal(words_in(packet.arrays, "public_key"), cohort.round_key)
         checks.require(is_same, "the cohort", "be that which agreed on masks", "another")
         neighbors, slots, tables = cohort.neighbors(self._graph), cohort.slots, {}
         for client, keys in held.by_client():
@@ -172,11 +174,15 @@ class Agreement:
         held = self._taken(packet, UNMASK)
         assert held.cohort is not None
         cohort, slots, boxes = held.cohort, held.cohort.slots, dict(held.by_client())
-        clients, sent = packet.facts["clients"], packet.arrays["sent"].astype(bool)
         neighbors, given = cohort.neighbors(self._graph), list[bytes]()
+        clients, inboxes = packet.facts["clients"], array_of(packet.arrays, "shares")
+        sent = array_of(packet.arrays, "sent")
+        require_kind(sent, cohort.ids.shape, np.dtype(bool), "sent")
+        num = len(next(iter(neighbors.values())))
+        require_bytes(inboxes, (len(clients), num, SEALED_BYTES), "shares")
         least, num_sent = len(slots) - self._graph.dropouts, int(np.sum(sent & (cohort.ids >= 0)))
         checks.require(num_sent >= least, "the clients that sent", f"be at least {least}", num_sent)
-        for client, inbox in zip(clients, packet.arrays["shares"], strict=True):
+        for client, inbox in zip(clients, inboxes, strict=True):
             fits = client in boxes and sent[slots[client]]
             rule = "be one of this node whose message has arrived"
             checks.require(fits, f"client {client}", rule, "another")
@@ -250,7 +256,7 @@ def own_seed(private_key: bytes, client: int) -> np.ndarray:
 
 def ids_of(packet: Packet) -> np.ndarray:
     """Reads the client of each slot; -1 where none takes part."""
-    ids, is_there = (packet.arrays[f"roster/{name}"] for name in ("clients", "is_announced"))
+    ids, is_there = roster_in(packet.arrays, checks.COUNT_LIMIT)
     return np.where(is_there, ids, -1).astype(np.int32)
 
 

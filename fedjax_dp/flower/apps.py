@@ -44,11 +44,12 @@ from fedjax_dp.flower.export import require_secret_root
 from fedjax_dp.flower.grid import GridNodes
 from fedjax_dp.flower.ledger import Budget
 from fedjax_dp.flower.log import LoggedProgress, close
-from fedjax_dp.flower.node import Keys, Node, Terms, client_app
+from fedjax_dp.flower.node import client_app
 from fedjax_dp.flower.node_config import clients_of, require_node_config, script_of
 from fedjax_dp.flower.registration import registered
 from fedjax_dp.flower.scores import Scores, ScoresFile
 from fedjax_dp.flower.server import deployed
+from fedjax_dp.flower.terms import Keys, Node, Terms
 from fedjax_dp.io.journal import JournalFile
 from fedjax_dp.io.logbook import write_json
 from fedjax_dp.models import kinds
@@ -405,7 +406,7 @@ class _OnNode:
 
 def terms_of(config: Config, model: Model | None = None) -> Terms:
     """Returns what a node requires that takes part in an experiment."""
-    return Terms(budget_of(config), described_by(config, model))
+    return Terms(budget_of(config), described_by(config, model), config.run.rounds)
 
 
 def described_by(config: Config, model: Model | None = None) -> dict[str, str]:

@@ -15,8 +15,8 @@ from fedjax_dp.experiment.assembly.assemble import checked_config, federation_of
 from fedjax_dp.experiment.assembly.own_data import FILE_OPTIONS
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.schema.config import Config
-from fedjax_dp.flower.node import Keys
 from fedjax_dp.flower.server import require_deployable
+from fedjax_dp.flower.terms import Keys
 
 _SERVER = '''"""The server app of this experiment."""
 

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from fedjax_dp.core import checks
 from fedjax_dp.flower.log import LOG
 from fedjax_dp.flower.node import CLIENTS, PRIVACY, SCORES, TRAIN
-from fedjax_dp.flower.packets import Packet, counts_of, packet_of
+from fedjax_dp.flower.packets import Packet, counts_of, packet_of, whole_of
 
 # Each question that has no answer costs the time of a round.
 _MOST_SILENCES = 3
@@ -172,9 +172,12 @@ class GridNodes:
     def _collect(self, replies: Mapping[int, Packet]) -> None:
         """Passes on the scores in replies."""
         for node, reply in replies.items():
-            end = reply.facts.get("scores end")
-            if isinstance(end, int) and 0 <= end < checks.COUNT_LIMIT:
-                self._reports[node] = end
+            try:
+                if "scores end" in reply.facts:
+                    self._reports[node] = whole_of(reply.facts, "scores end")
+            except ValueError as error:
+                warnings.warn(f"the scores of node {node} are left out: {error}", stacklevel=2)
+                continue
             if self._scores is not None and reply.facts.get("scores"):
                 self._scores(self._known[node], str(reply.facts["scores"]))
 
@@ -182,8 +185,7 @@ class GridNodes:
         """Asks for the scores that scripts have reported since the last reply of their node."""
         if self._scores is not None:
             online = self._scripted.intersection(self._grid.get_node_ids())
-            digest = {"digest": self._plan["digest"]}
-            asked = {node: Packet({**digest, **self._asked(node)}) for node in online}
+            asked = {node: Packet({**self._plan, **self._asked(node)}) for node in online}
             self._collect(ask(self._grid, SCORES, asked, "scores", self._timeout))
 
     def agree(self, step: str, packets: Mapping[int, Packet], round: int) -> Mapping[int, Packet]:

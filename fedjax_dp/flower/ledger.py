@@ -3,15 +3,14 @@
 import json
 import pathlib
 from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from annotated_types import Gt, Lt
 from filelock import FileLock
 from numpy.typing import ArrayLike
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.core import checks, files
+from fedjax_dp.core import checks, disclosure, files
 from fedjax_dp.core.argument_checks import check_fields
 from fedjax_dp.core.ranges import PositiveNumbers
 from fedjax_dp.data import sampling
@@ -65,9 +64,10 @@ class NodeLedger:
     """The ledger of the records of a node's clients.
 
     A client pays for each round that it begins, with the numbers of the node's own plan, whether or
-    not its reply arrives. Under an `OnceClaim` it pays again for a round that is not after all
-    before, or is of another run or plan: its records are then read again. The ledger is a file,
-    which outlasts the node's process and is locked while a round is charged.
+    not its reply arrives. Under an `OnceClaim` each round of a run reads records of its own: a
+    client pays for a round once more whenever that was read more often than any other before;
+    another run or plan may read all records again. The ledger is a file, which outlasts the node's
+    process and is locked while a round is charged.
     """
 
     def __init__(
@@ -88,25 +88,22 @@ class NodeLedger:
         second = None
         if plan.validation_limit:
             second = Population(np.minimum(of_all, 1), plan.structure)
-        algorithm = plan.algorithm
         # The server charges what it adds itself.
-        algorithm = algorithm._replace(aggregator=algorithm.aggregator._replace(claim=None))
+        aggregator = plan.algorithm.aggregator._replace(claim=None)
+        claim = plan.algorithm.claims.record
+        assert claim is not None
+        self._reads_once = isinstance(claim, OnceClaim)
+        # Which rounds have read a record is known here alone.
+        training = plan.algorithm.training._replace(record=RecordClaim(*claim))
+        algorithm = plan.algorithm._replace(aggregator=aggregator, training=training)
         everyone = participation(sampling.full_participation(), plan.num_clients)
         population = Population(of_all, plan.structure, second)
         terms = {} if budget is None else budget._asdict()
         terms = {name: terms[name] for name in ("relation", "accountant") if name in terms}
 
-        def accounting(of: FederatedAlgorithm) -> PrivacyAccounting:
-            return PrivacyAccounting(federation(of, population, everyone), **terms)
-
-        self._accounting = self._again = accounting(algorithm)
-        claim = algorithm.claims.record
-        if isinstance(claim, OnceClaim):
-            each = algorithm.training._replace(record=RecordClaim(*claim))
-            self._again = accounting(algorithm._replace(training=each))
-            self._again.ledgers = self._accounting.ledgers
-        # The last round of each client, and the plan and run that it was of.
-        self._last, self._of = dict[str, int](), dict[str, str]()
+        self._accounting = PrivacyAccounting(federation(algorithm, population, everyone), **terms)
+        # By client, and by run, plan and stage, how often each round was read.
+        self._times = dict[str, dict[str, dict[str, int]]]()
         self._digest = plan.digest
         self._read()
 
@@ -116,39 +113,33 @@ class NodeLedger:
         with FileLock(self._folder / _LOCK):
             # Another process may have charged a round.
             self._read()
-            own = run_digest(self._digest, run)
-            last = {client: self._last.get(str(client), -1) for client in clients}
-            is_new = {c: round > last[c] and self._is_of(c, own) for c in clients}
-            self._charge([c for c in clients if is_new[c]], stage, self._accounting)
-            self._charge([c for c in clients if not is_new[c]], stage, self._again)
+            own = run_digest(self._digest, run, str(stage))
+            paying = [client for client in clients if self._is_dearer(client, round, own)]
+            ids = np.asarray(paying, np.int32)[None]
+            fates = np.full(ids.shape, Fate.CONTRIBUTED, np.int8)
+            whole: list[Any] = [np.zeros(1, np.int32), np.array([stage]), np.ones(1, bool)]
+            self._accounting.charge(RoundRecord(ids, fates, *whole))  # type: ignore[arg-type]
             self._require_budget(clients)
-            for client in clients:
-                before = last[client] if self._is_of(client, own) else -1
-                self._last[str(client)] = max(round, before)
-            self._of |= {str(client): own for client in clients}
             accounts = json.loads(self._accounting.to_json())
-            content = {"last": self._last, "of": self._of, "accounts": accounts}
+            content = {"times": self._times, "accounts": accounts}
             files.write_private(self._folder / _FILE, json.dumps(content).encode())
 
-    def _is_of(self, client: int, run: str) -> bool:
-        """Whether all that a client has paid for before was of this run, or was nothing."""
-        return str(client) not in self._last or self._of.get(str(client)) == run
+    def _is_dearer(self, client: int, round: int, run: str) -> bool:
+        """Counts a round of a client; returns whether some record was not paid for so often."""
+        if not self._reads_once:
+            return True
+        times = self._times.setdefault(str(client), {}).setdefault(run, {})
+        before = max(times.values(), default=0)
+        times[str(round)] = times.get(str(round), 0) + 1
+        return times[str(round)] > before
 
     def _read(self) -> None:
         path = self._folder / _FILE
         if not path.exists():
             return
         found = files.parse_json(files.read_text(path), path)
-        self._last, self._of = found["last"], found.get("of", {})
+        self._times = found.get("times", {})
         self._accounting.restore(json.dumps(found["accounts"]))
-        self._again.ledgers = self._accounting.ledgers
-
-    @staticmethod
-    def _charge(clients: Sequence[int], stage: int, accounting: PrivacyAccounting) -> None:
-        ids = np.asarray(clients, np.int32)[None]
-        fates = np.full(ids.shape, Fate.CONTRIBUTED, np.int8)
-        whole: list[np.ndarray] = [np.zeros(1, np.int32), np.array([stage]), np.ones(1, bool)]
-        accounting.charge(RoundRecord(ids, fates, *whole))  # type: ignore[arg-type]
 
     def _require_budget(self, clients: Sequence[int]) -> None:
         if self._budget is None:
@@ -156,9 +147,10 @@ class NodeLedger:
         spent = self._accounting.epsilon({"record": self._budget.dp_delta})["record"]
         budget = np.broadcast_to(np.asarray(self._budget.epsilon, np.float64), spent.shape)
         for client in clients:
-            rule = f"be at most {budget[client]:.6g}, over all rounds in {self._folder / _FILE}"
+            rule = f"be at most {budget[client]:.6g}, over all rounds of this node's ledger"
             fits = spent[client] <= budget[client] * (1 + _SLACK)
-            checks.require(fits, f"ε of the records of client {client}", rule, spent[client])
+            what, where = f"ε of the records of client {client}", str(self._folder / _FILE)
+            disclosure.require(fits, what, rule, spent[client], where=where)
 
     def epsilon(self, dp_delta: float) -> list[float]:
         """Computes ε of each client of this node, in their order."""

@@ -24,7 +24,7 @@ from fedjax_dp.flower.agreement import (
     require_bytes,
 )
 from fedjax_dp.flower.log import LOG
-from fedjax_dp.flower.packets import Packet
+from fedjax_dp.flower.packets import Packet, require_echo
 from fedjax_dp.server.base import Fate
 from fedjax_dp.server.secure.aggregator import Masks
 from fedjax_dp.server.secure.key_agreement import SeedTable, pair_seed, public_key_of
@@ -217,9 +217,7 @@ class Masking:
         for node, reply in sorted(self._send(kind, packets).items()):
             asked = packets[node].facts
             try:
-                for fact in ("digest", "round", "setup", "clients"):
-                    is_same = reply.facts.get(fact) == asked[fact]
-                    checks.require(is_same, fact, f"be {asked[fact]!r}", reply.facts.get(fact))
+                require_echo(reply.facts, asked, ("digest", "round", "setup", "clients"))
                 checks.require(list(reply.arrays) == [name], "a reply", f"hold {name!r}", "others")
                 require_bytes(reply.arrays[name], (len(asked["clients"]), *shape), name)
             except ValueError as error:

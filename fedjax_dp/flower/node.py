@@ -4,7 +4,7 @@ import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,24 +13,33 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.core import checks, sums
+from fedjax_dp.core import checks, disclosure, sums
+from fedjax_dp.core.disclosure import in_public, public_text
 from fedjax_dp.core.keys import secret_key
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.cohort import Examples
 from fedjax_dp.engine.population import Population, examples_of, population_of
 from fedjax_dp.engine.sides import Received, Work, client_side
 from fedjax_dp.flower.agreement import KEYS, SHARES, UNMASK, Agreement, with_seeds
-from fedjax_dp.flower.ledger import Budget, NodeLedger
-from fedjax_dp.flower.packets import Packet, arrays_of, packet_of, tree_of
-from fedjax_dp.flower.plan import Plan, Shapes, require_own_scale, require_same
-from fedjax_dp.flower.script import Script, prepare, reports, require_difference, trained_by
+from fedjax_dp.flower.ledger import NodeLedger
+from fedjax_dp.flower.log import LOG
+from fedjax_dp.flower.packets import Packet, arrays_of, fact_of, packet_of, text_of, tree_of
+from fedjax_dp.flower.plan import Plan, Shapes, described_in, require_own_scale, require_same
+from fedjax_dp.flower.request import (
+    Request,
+    clients_in,
+    request_of,
+    round_in,
+    scores_from,
+    sizes_in,
+)
+from fedjax_dp.flower.script import prepare, reports, require_difference, trained_by
 from fedjax_dp.flower.states import States, StatesInContext, StatesOnDisk, run_digest
-from fedjax_dp.server.base import Diagnostic, Fate, Roster, Stacked
+from fedjax_dp.flower.terms import Keys, Node, Terms, sizes_of
+from fedjax_dp.server.base import Diagnostic, Fate, Stacked
 from fedjax_dp.server.secure.aggregator import masks_of
 from fedjax_dp.server.secure.key_agreement import SeedTable
 
-Keys = Literal["device", "parity"]
 # The message types that a node answers.
 TRAIN, CLIENTS = "train", "query.clients"
 DATA, PRIVACY, SCORES = "query.data", "query.privacy", "query.scores"
@@ -40,45 +49,8 @@ DATA, PRIVACY, SCORES = "query.data", "query.privacy", "query.scores"
 _Answer = Callable[["_Plans", "Node", Packet, Context], Packet]
 
 
-class Node(NamedTuple):
-    """The clients of a node and their data.
-
-    Attributes:
-      clients: their indices in the population, which no other node has.
-      train: their training examples, in the order of `clients`.
-      validation: a second split of the same clients, or None.
-      keys: "device" to draw keys on this node; "parity" to use those of the server, for tests.
-      state_dir: a folder for client states, and for the ledger of records; None, which privacy of
-        records refuses, to store states in Flower's context, which the end of the node's process
-        deletes.
-      kind: what the data of all nodes must have alike, for JSON; the server compares it if it has
-        no data of its own.
-      script: a script of the participant's own that trains the clients; None to train here.
-      experiment: which algorithm `build` makes, where an app has several.
-    """
-
-    clients: Sequence[int]
-    train: FederatedData
-    validation: FederatedData | None = None
-    keys: Keys = "device"
-    state_dir: str | pathlib.Path | None = None
-    kind: Mapping[str, Any] = {}
-    script: Script | None = None
-    experiment: str = ""
-
-
-class Terms(NamedTuple):
-    """What a node requires of the rounds that it takes part in, besides its algorithm.
-
-    Attributes:
-      budget: of the records of its clients; a round that would exceed it is refused. None for no
-        bound.
-      described: what neither numbers nor shapes of the algorithm show, by name; the server must
-        have it alike.
-    """
-
-    budget: Budget | None = None
-    described: Mapping[str, str] = {}
+class RefusedError(ValueError):
+    """What the server learns of a message that failed; the node's log has the whole error."""
 
 
 def client_app(
@@ -111,16 +83,27 @@ def client_app(
       The app, without mods: those of Flower clip and add noise to parameters, not to updates.
 
     Raises:
-      ValueError: in an error reply, for unknown keys, a plan that differs from the server's, a
-        client state that was lost, privacy of records without a folder for its ledger, or a round
-        that exceeds their budget.
+      RefusedError: in an error reply, for unknown keys, a plan that differs from the server's, a
+        fact or array that is missing or out of its range, a client state that was lost, privacy of
+        records without a folder for its ledger, or a round that exceeds their budget. It names what
+        is wrong and the rule; values, rows, counts and paths of data are in the node's log alone.
     """
     app, plans = ClientApp(), _Plans(build, terms)
 
     def answers(answer: _Answer) -> Callable[[Message, Context], Message]:
         def answered(message: Message, context: Context) -> Message:
-            node, packet = data(context), packet_of(message.content)
-            return Message(answer(plans, node, packet, context).record(), reply_to=message)
+            try:
+                node = data(context)
+                with in_public():
+                    packet = packet_of(message.content)
+                reply = answer(plans, node, packet, context).record()
+            except Exception as error:
+                LOG.error("A message was refused", exc_info=error)
+                text = public_text(error)
+            else:
+                return Message(reply, reply_to=message)
+            # Outside of the handler: Flower sends the text, and no part of what it was raised from.
+            raise RefusedError(text)
 
         return answered
 
@@ -159,18 +142,23 @@ def _registered(plans: "_Plans", node: Node, packet: Packet, context: Context) -
 
 def _trained(plans: "_Plans", node: Node, packet: Packet, context: Context) -> Packet:
     """Runs the round of the drawn clients of a node."""
-    checks.one_of("keys", node.keys, get_args(Keys))
-    run = run_digest(packet.facts["run"])
+    agreement = plans.agreement(node, packet.facts, context)
+    request = plans.request(node, packet, has_roster=agreement is not None)
+    run = run_digest(request.run)
     stored: States = StatesInContext(context.state, run)
     if node.state_dir is not None:
         stored = StatesOnDisk(node.state_dir, run)
-    agreement = plans.agreement(node, packet.facts, context)
-    seeds = None if agreement is None else agreement.seeds(packet)
-    # Before the work: a crash can only charge too much.
+    for client, last in zip(request.clients, request.last, strict=True):
+        rule = f"be stored on this node as of round {last}: restore its state folder"
+        is_there = last < 0 or stored.has(client, last)
+        disclosure.require(is_there, f"the state of client {client}", rule, None)
     ledger = plans.ledger(node, packet.facts)
+    with in_public():
+        seeds = None if agreement is None else agreement.seeds(packet)
+    # Before the work: a crash can only charge too much.
     if ledger is not None:
-        ledger.charge(*(packet.facts[name] for name in ("clients", "round", "stage", "run")))
-    return plans.train(node, packet, stored, seeds)
+        ledger.charge(request.clients, request.round, request.stage, request.run)
+    return plans.train(node, plans.agreed(node, packet.facts), request, stored, seeds)
 
 
 def _agreed(
@@ -183,17 +171,23 @@ def _agreed(
     """Takes a step of the agreement on masks."""
     agreement = plans.agreement(node, packet.facts, context)
     rule = "be 'device' for an algorithm under masks, to agree on them"
-    checks.require(agreement is not None, "keys", rule, node.keys)
+    disclosure.require(agreement is not None, "keys", rule, node.keys)
     assert agreement is not None
-    return step(agreement, packet)
+    plans.setting(node, packet.facts)
+    with in_public():
+        return step(agreement, packet)
 
 
 def _claimed(plans: "_Plans", node: Node, packet: Packet, context: Context) -> Packet:
     """Answers what the ledger of a node claims for the records of its clients."""
     ledger = plans.ledger(node, packet.facts)
-    checks.require(ledger is not None, "algorithm", "claim privacy for records", None)
+    disclosure.require(ledger is not None, "algorithm", "claim privacy for records", None)
     assert ledger is not None
-    epsilon, releases = ledger.epsilon(packet.facts["dp_delta"]), ledger.num_releases()
+    with in_public():
+        dp_delta = fact_of(packet.facts, "dp_delta")
+        fits = type(dp_delta) is float and 0 < dp_delta < 1
+        checks.require(fits, "dp_delta", "be a number above 0 and below 1", dp_delta)
+    epsilon, releases = ledger.epsilon(dp_delta), ledger.num_releases()
     return Packet({"clients": list(node.clients), "epsilon": epsilon, "releases": releases})
 
 
@@ -201,13 +195,10 @@ def _scored(plans: "_Plans", node: Node, packet: Packet, context: Context) -> Pa
     """Answers the scores that a script has reported since the node's last reply."""
     if node.script is None:
         return Packet({"scores": ""})
-    return Packet(reports(node.script, packet.facts["digest"], packet.facts))
-
-
-def sizes_of(node: Node) -> dict[str, list[int]]:
-    """Returns the sizes of a node's clients, as facts of a message."""
-    second = [] if node.validation is None else node.validation.sizes.tolist()
-    return {"sizes": node.train.sizes.tolist(), "validation sizes": second}
+    digest = plans.agreed(node, packet.facts).digest
+    with in_public():
+        start = scores_from(packet.facts)
+    return Packet(reports(node.script, digest, start))
 
 
 class _Plans:
@@ -224,36 +215,43 @@ class _Plans:
     def plan(self, node: Node, facts: Mapping[str, Any]) -> Plan:
         """Makes the plan of the server's public facts and this node's data."""
         plan = self._planned(node, facts)[0]
-        require_own_scale(plan.algorithm, node.keys)
+        with in_public():
+            require_own_scale(plan.algorithm, node.keys)
         return plan
 
     def _planned(self, node: Node, facts: Mapping[str, Any]) -> tuple[Plan, Terms]:
-        sizes = [facts[name] for name in sizes_of(node)]
+        with in_public():
+            sizes = sizes_in(facts, node)
         key = json.dumps([node.experiment, node.kind, *sizes])
-        if key not in self._plans:
-            own = population_of(node.train, node.validation)
-            first, second = (np.array(each, np.int32) for each in sizes)
-            validation = None
-            if len(second):
-                validation = Population(second, own.structure)
-            population = Population(first, own.structure, validation)
-            terms = self._terms(node, population)
-            algorithm = self._build(node, population)
-            self._plans[key] = Plan(algorithm, population, terms.described), terms
-        return self._plans[key]
+        if key in self._plans:
+            return self._plans[key]
+        own = population_of(node.train, node.validation)
+        first, second = (np.array(each, np.int32) for each in sizes)
+        validation = None
+        if len(second):
+            validation = Population(second, own.structure)
+        population = Population(first, own.structure, validation)
+        terms = self._terms(node, population)
+        algorithm = self._build(node, population)
+        made = Plan(algorithm, population, terms.described), terms
+        # That of a message which then is refused would fill the memory.
+        if facts.get("digest") == made[0].digest:
+            self._plans[key] = made
+        return made
 
     def require(self, node: Node, facts: Mapping[str, Any]) -> None:
         """Requires the plan of the server, part by part."""
-        names, texts = facts["plan names"], facts["plan texts"]
-        require_same(self.plan(node, facts).described, dict(zip(names, texts, strict=True)))
+        own = self.plan(node, facts).described
+        with in_public():
+            require_same(own, described_in(facts))
 
     def ledger(self, node: Node, facts: Mapping[str, Any]) -> NodeLedger | None:
         """Opens the ledger of the node's records; None without a claim for them."""
-        plan = self._agreed(node, facts)
+        plan = self.agreed(node, facts)
         if plan.algorithm.claims.record is None:
             return None
         rule = "be a folder: the ledger of the records must outlast the node's process"
-        checks.require(node.state_dir is not None, "state_dir", rule, node.state_dir)
+        disclosure.require(node.state_dir is not None, "state_dir", rule, node.state_dir)
         assert node.state_dir is not None
         folder = pathlib.Path(node.state_dir)
         budget = self._planned(node, facts)[1].budget
@@ -261,30 +259,45 @@ class _Plans:
 
     def agreement(self, node: Node, facts: Mapping[str, Any], context: Context) -> Agreement | None:
         """Returns the node's part in an agreement on masks; None where there is none."""
-        masks = masks_of(self._agreed(node, facts).algorithm.aggregator)
+        masks = masks_of(self.agreed(node, facts).algorithm.aggregator)
         return None if masks is None or node.keys == "parity" else Agreement(masks, context.state)
 
-    def _agreed(self, node: Node, facts: Mapping[str, Any]) -> Plan:
-        """Requires a message of the same plan, for clients of this node."""
+    def agreed(self, node: Node, facts: Mapping[str, Any]) -> Plan:
+        """Requires a message of the same plan."""
+        checks.one_of("keys", node.keys, get_args(Keys))
         plan = self.plan(node, facts)
-        fits = facts["digest"] == plan.digest
-        checks.require(fits, "digest", f"be {plan.digest}", facts["digest"])
-        for client, size in zip(node.clients, node.train.sizes, strict=True):
-            rule = f"hold the {size} records of this node, as when it registered"
-            is_same = facts["sizes"][client] == size
-            checks.require(is_same, f"client {client}", rule, facts["sizes"][client])
-        others = sorted(set(facts.get("clients", ())) - set(node.clients))
-        checks.require(not others, "clients", f"be of {list(node.clients)}", others)
-        drawn = list(facts.get("clients", ()))
-        checks.require(len(set(drawn)) == len(drawn), "clients", "differ", drawn)
+        with in_public():
+            found = text_of(facts, "digest")
+            checks.require(found == plan.digest, "digest", f"be {plan.digest}", found)
         return plan
 
+    def setting(self, node: Node, facts: Mapping[str, Any]) -> None:
+        """Requires the facts of a step in which clients agree on masks."""
+        with in_public():
+            clients_in(facts, node)
+            round_in(facts, self._planned(node, facts)[1].rounds)
+            text_of(facts, "setup")
+
+    def request(self, node: Node, packet: Packet, *, has_roster: bool) -> Request:
+        """Reads a message that asks for a round; nothing else of it is read then."""
+        plan, rounds = self.agreed(node, packet.facts), self._planned(node, packet.facts)[1].rounds
+        with in_public():
+            roster = has_roster or plan.reads_roster
+            request = request_of(packet, plan, node, rounds, has_roster=roster)
+            rule = "be one for all clients of a node that a script trains"
+            is_one = node.script is None or request.is_one_model
+            checks.require(is_one, "the model of a round", rule, "several")
+        return request
+
     def train(
-        self, node: Node, packet: Packet, stored: States, seeds: Mapping[int, SeedTable] | None
+        self,
+        node: Node,
+        plan: Plan,
+        request: Request,
+        stored: States,
+        seeds: Mapping[int, SeedTable] | None,
     ) -> Packet:
         """Runs the rounds of the drawn clients of a node, under masks of these seeds if given."""
-        facts = packet.facts
-        plan = self._agreed(node, facts)
         shapes = plan.shapes
         algorithm, examples = plan.algorithm, examples_of(node.train, node.validation)
         examples = _limited(examples, plan)
@@ -295,17 +308,15 @@ class _Plans:
         fates: list[int] = []
         trained = None
         if node.script is not None:
-            rule = "be one for all clients of a node that a script trains"
-            places = set(facts["messages"])
-            checks.require(len(places) == 1, "the model of a round", rule, len(places))
-            model = _received(packet, 0, plan).message
-            trained = trained_by(node.script, plan, model, packet)
-        for place, client in enumerate(facts["clients"]):
-            received = _received(packet, place, plan)
-            own = _own(packet, place, shapes, stored)
-            key = _key(packet, place, node.keys)
-            place_here = jnp.int32(list(node.clients).index(client))
-            at = jnp.int32(client), jnp.int32(facts["round"]), jnp.int32(facts["stage"])
+            trained = trained_by(node.script, plan, request)
+        for place, client in enumerate(request.clients):
+            received, last = request.received[place], request.last[place]
+            own = None if shapes.own is None else _own(request, place, shapes, stored)
+            key = secret_key()
+            if request.keys is not None:
+                key = jax.random.wrap_key_data(jnp.asarray(request.keys[place]))
+            place_here = jnp.int32(request.places[place])
+            at = jnp.int32(client), jnp.int32(request.round), jnp.int32(request.stage)
             table = None if seeds is None else seeds[client]
             if trained is None:
                 work = self._work(plan, received, own, examples, place_here, at, key, table)
@@ -322,8 +333,7 @@ class _Plans:
             if shapes.own is not None:
                 after = work.output.state if is_finite else own
                 if counts:
-                    last = facts["last"][place]
-                    stored.write(client, facts["round"], arrays_of(after, "own"), last)
+                    stored.write(client, request.round, arrays_of(after, "own"), last)
                 if states is not None and states.known is not None:
                     known.append(states.known(after))
             message = _without_figures(work.sent)
@@ -334,7 +344,7 @@ class _Plans:
                 total = part if total is None else sums.merge(total, part)
         sent = _stacked(stack) if is_stacked else sums.value(total)
         arrays = arrays_of(sent, "sent") | (arrays_of(_stacked(known), "known") if known else {})
-        answer = {name: facts[name] for name in ("digest", "round", "clients")}
+        answer = {"digest": plan.digest, "round": request.round, "clients": request.clients}
         scores = trained.scores if trained is not None else {}
         return Packet({**answer, "fates": fates, **scores}, arrays)
 
@@ -382,40 +392,11 @@ def _stacked(parts: Sequence[PyTree]) -> PyTree:
     return jax.tree.map(lambda *each: jnp.stack(each), *parts)
 
 
-def _received(packet: Packet, place: int, plan: Plan) -> Received:
-    """Reads all that reaches one client; its numbers are those of the plan, never the server's."""
-    facts, arrays, shapes = packet.facts, packet.arrays, plan.shapes
-    key = jax.random.wrap_key_data(jnp.asarray(arrays["public_key"]))
-    roster = Roster(jnp.zeros(0, jnp.int32), jnp.zeros(0, bool))
-    if "roster/clients" in arrays:
-        roster = Roster(*(jnp.asarray(arrays[f"roster/{n}"]) for n in ("clients", "is_announced")))
-    return Received(
-        tree_of(arrays, f"message/{facts['messages'][place]}", shapes.message),
-        tree_of(arrays, "aggregator", shapes.aggregator),
-        plan.hyper.of_client(facts["clients"][place]),
-        key,
-        roster,
-    )
-
-
-def _own(packet: Packet, place: int, shapes: Shapes, stored: States) -> PyTree:
+def _own(request: Request, place: int, shapes: Shapes, stored: States) -> PyTree:
     """Reads the state that a client's round starts from: that of its last round that counted."""
-    if shapes.own is None:
-        return None
-    client, last = packet.facts["clients"][place], packet.facts["last"][place]
+    client, last = request.clients[place], request.last[place]
     if last < 0:
-        return tree_of(packet.arrays, "own", shapes.own)
+        return request.first
     arrays = stored.read(client, last)
-    rule = f"be stored on this node as of round {last}: restore its state folder"
-    checks.require(arrays is not None, f"the state of client {client}", rule, None)
     assert arrays is not None
     return tree_of(arrays, "own", shapes.own)
-
-
-def _key(packet: Packet, place: int, keys: Keys) -> Any:
-    """Makes a client's key of the round."""
-    if keys == "device":
-        return secret_key()
-    rule = "be in the message for parity keys"
-    checks.require("keys" in packet.arrays, "keys", rule, sorted(packet.arrays)[:3])
-    return jax.random.wrap_key_data(jnp.asarray(packet.arrays["keys"][place]))

@@ -6,9 +6,8 @@ from typing import Any, get_args
 
 from fedjax_dp.core import checks
 from fedjax_dp.flower.exchange import FOLDER
-from fedjax_dp.flower.node import Keys
 from fedjax_dp.flower.scores import Scores
-from fedjax_dp.flower.script import Script
+from fedjax_dp.flower.terms import Keys, Script
 
 _PARTITION = ("partition-id", "num-partitions")
 _MOST_DIGITS = 100

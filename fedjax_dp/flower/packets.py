@@ -1,6 +1,6 @@
 """Messages between server and nodes: arrays by name, and facts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +12,8 @@ from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
 
 _ARRAYS, _FACTS = "arrays", "facts"
+# The longest text that is one fact: digests and random names.
+_LONGEST = 100
 
 
 class Packet(NamedTuple):
@@ -67,11 +69,26 @@ def packet_of(record: RecordDict) -> Packet:
 
 
 def counts_of(packet: Packet, name: str) -> list[int]:
-    """Reads a fact that must be whole numbers below 2^31.
+    """Reads a fact that must be whole numbers from 0 and below 2^31, as `wholes_of`."""
+    return wholes_of(packet.facts, name)
+
+
+def wholes_of(
+    facts: Mapping[str, Any],
+    name: str,
+    *,
+    first: int = 0,
+    end: int = checks.COUNT_LIMIT,
+    count: int | None = None,
+) -> list[int]:
+    """Reads a fact that must be whole numbers of a range.
 
     Args:
-      packet: from the other side.
+      facts: from the other side.
       name: of the fact.
+      first: the least number.
+      end: above the largest.
+      count: how many there are; None for any number.
 
     Returns:
       The numbers.
@@ -79,11 +96,50 @@ def counts_of(packet: Packet, name: str) -> list[int]:
     Raises:
       ValueError: if the fact is missing or something else.
     """
-    found = packet.facts.get(name)
+    found = fact_of(facts, name)
     checks.require(isinstance(found, list), name, "be a list of whole numbers", found)
-    for each in found:  # type: ignore[union-attr]
-        checks.whole(name, each, at_least=0)
-    return list(found)  # type: ignore[arg-type]
+    rule = f"have {count} entries"
+    checks.require(count is None or len(found) == count, name, rule, found)
+    for each in found:
+        _require_whole(name, each, first, end)
+    return list(found)
+
+
+def whole_of(
+    facts: Mapping[str, Any], name: str, *, first: int = 0, end: int = checks.COUNT_LIMIT
+) -> int:
+    """Reads a fact that must be one whole number of a range, as `wholes_of`."""
+    found = fact_of(facts, name)
+    _require_whole(name, found, first, end)
+    return found
+
+
+def _require_whole(name: str, value: Any, first: int, end: int) -> None:
+    # Nothing that only equals a whole number.
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    fits = is_whole and first <= value < end
+    checks.require(fits, name, f"be integers from {first} to {end - 1}", value)
+
+
+def text_of(facts: Mapping[str, Any], name: str) -> str:
+    """Reads a fact that must be a text of some length."""
+    found = fact_of(facts, name)
+    fits = isinstance(found, str) and 0 < len(found) <= _LONGEST
+    checks.require(fits, name, f"be a text of 1 to {_LONGEST} characters", found)
+    return found
+
+
+def fact_of(facts: Mapping[str, Any], name: str) -> Any:
+    """Reads a fact, or refuses a message without it."""
+    checks.require(name in facts, "a message", f"hold the fact {name!r}", sorted(facts))
+    return facts[name]
+
+
+def require_echo(facts: Mapping[str, Any], asked: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Requires that a reply repeats facts of its message, of the same types."""
+    for name in names:
+        found = facts.get(name)
+        checks.require(repr(found) == repr(asked[name]), name, f"be {asked[name]!r}", found)
 
 
 def _plain(value: Any) -> Any:
@@ -151,15 +207,16 @@ def _sendable(x: Any) -> np.ndarray:
 def _as(array: np.ndarray, like: Any, name: str) -> Any:
     if _is_key(like):
         words = jax.eval_shape(jax.random.key_data, like)
-        _require_kind(array, words.shape, np.dtype(words.dtype), name)
+        require_kind(array, words.shape, np.dtype(words.dtype), name)
         return jax.random.wrap_key_data(jnp.asarray(array))
     dtype = np.dtype(like.dtype)
     words = _words(dtype)
-    _require_kind(array, np.shape(like), words or dtype, name)
+    require_kind(array, np.shape(like), words or dtype, name)
     return array if words is None else array.view(dtype)
 
 
-def _require_kind(array: np.ndarray, shape: Any, dtype: np.dtype, name: str) -> None:
+def require_kind(array: np.ndarray, shape: Any, dtype: np.dtype, name: str) -> None:
+    """Requires an array of a shape and a type."""
     fits = array.shape == tuple(shape) and array.dtype == dtype
     rule = f"be {dtype}{list(shape)}"
     checks.require(fits, f"array {name!r}", rule, f"{array.dtype}{list(array.shape)}")

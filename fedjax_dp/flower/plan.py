@@ -3,15 +3,16 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.algorithms.base import FederatedAlgorithm, one_stage
 from fedjax_dp.algorithms.model_averaging import has_common_noise
+from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.jaxprs import ClosedJaxpr
 from fedjax_dp.core.marks import mark, marks_reaching
@@ -21,6 +22,7 @@ from fedjax_dp.core.versions import libraries
 from fedjax_dp.engine.cohort import traced, typed
 from fedjax_dp.engine.facts import Facts
 from fedjax_dp.engine.population import Population
+from fedjax_dp.flower.packets import fact_of
 from fedjax_dp.privacy.events import to_dict
 from fedjax_dp.server.base import Roster
 from fedjax_dp.server.secure.aggregator import Masks, masks_of
@@ -46,6 +48,8 @@ class Plan:
       digest: the SHA-256 of that, which every message carries.
       shapes: the shapes of the messages.
       reads_roster: whether what a client sends depends on the cohort, which it then has to learn.
+      num_stages: how many stages have a price of their own; None if all rounds cost the same.
+      stage_of: `(round) -> stage`, None if the server's state decides.
     """
 
     def __init__(
@@ -74,6 +78,9 @@ class Plan:
             known = jax.eval_shape(states.known, own)
         self.shapes = Shapes(message, facts.down[1], own, known, sent)
         self.reads_roster = any(marks_reaching(closed).outputs)
+        events = () if algorithm.claims.record is None else algorithm.claims.record.events
+        self.num_stages = len(events) if len(events) > 1 else None
+        self.stage_of = _stage_by_round(algorithm, facts.server, self.hyper)
         self.described = {**self._described(), "traced contribution": _traced(closed), **described}
         text = json.dumps(self.described, sort_keys=True)
         self.digest = hashlib.sha256(text.encode()).hexdigest()
@@ -103,6 +110,27 @@ class Plan:
         for event in () if of_records is None else of_records.events:
             found.append(event(self.limit, hyper._replace(local=local)))
         return " and ".join(json.dumps(_shortened(to_dict(event))) for event in found)
+
+
+def _stage_by_round(
+    algorithm: FederatedAlgorithm, server: PyTree, hyper: Hyper
+) -> Callable[[int], int | None]:
+    """Makes the function from a round to its stage; to None where it depends on the server."""
+    if algorithm.stages.stage_of is one_stage:
+        return lambda round: 0
+
+    def stage(server: PyTree, round: Any) -> jax.Array:
+        return jnp.asarray(algorithm.stages.stage_of(server, hyper, round), jnp.int32)
+
+    def marked(server: PyTree, round: Any) -> jax.Array:
+        return stage(jax.tree.map(mark, server), round)
+
+    closed = jax.make_jaxpr(marked)(server, jax.ShapeDtypeStruct((), jnp.int32))
+    if any(marks_reaching(closed).outputs):
+        return lambda round: None
+    # Of a server's state that is not read.
+    of_any = jax.jit(lambda round: stage(algorithm.init(jax.random.key(0)), round))
+    return lambda round: int(of_any(jnp.int32(round)))
 
 
 def _masks(masks: Masks) -> str:
@@ -142,6 +170,17 @@ class Shapes(NamedTuple):
     own: PyTree
     known: PyTree
     sent: PyTree
+
+
+def described_in(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Reads `Plan.described` of the server from the facts of its question."""
+    names, texts = (fact_of(facts, f"plan {part}") for part in ("names", "texts"))
+    for found in (names, texts):
+        fits = isinstance(found, list) and all(isinstance(each, str) for each in found)
+        checks.require(fits, "the plan of the server", "be of names and texts", found)
+    rule = "have a text for each of its names"
+    checks.require(len(set(names)) == len(texts), "the plan of the server", rule, names)
+    return dict(zip(names, texts, strict=True))
 
 
 def require_same(own: Mapping[str, str], others: Mapping[str, str]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_dp.core import checks, sums, trees
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.flower.packets import Packet, counts_of, tree_of
+from fedjax_dp.flower.packets import Packet, counts_of, require_echo, tree_of
 from fedjax_dp.flower.plan import Shapes
 from fedjax_dp.server.base import Fate
 
@@ -89,9 +89,7 @@ class Replies:
 
     def _read(self, reply: Packet, packet: Packet) -> tuple[PyTree, PyTree, list[int]]:
         """Reads a reply, or raises a ValueError that says why it does not fit."""
-        for name in ("digest", "round", "clients"):
-            found, asked = reply.facts.get(name), packet.facts[name]
-            checks.require(found == asked, name, f"be {asked!r}", found)
+        require_echo(reply.facts, packet.facts, ("digest", "round", "clients"))
         num = len(packet.facts["clients"])
         fates = counts_of(reply, "fates")
         known_fates = (Fate.CONTRIBUTED, Fate.NOT_FINITE, Fate.DROPPED)

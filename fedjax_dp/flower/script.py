@@ -1,7 +1,6 @@
 """Nodes whose clients are trained by a script of the participant's own."""
 
 import json
-import pathlib
 import time
 import warnings
 from collections.abc import Mapping
@@ -26,26 +25,13 @@ from fedjax_dp.engine.record_access import run_client
 from fedjax_dp.engine.sides import Received, Work, contributed
 from fedjax_dp.flower.agreement import with_seeds
 from fedjax_dp.flower.exchange import Exchange, Task, decoded, require_fit, until
-from fedjax_dp.flower.packets import Packet
 from fedjax_dp.flower.plan import Plan
+from fedjax_dp.flower.request import Request
+from fedjax_dp.flower.terms import Script
 from fedjax_dp.server.secure.key_agreement import SeedTable
 
 # The part of the server's patience that a node waits for a script; the rest is for its reply.
 _SHARE = 0.9
-
-
-class Script(NamedTuple):
-    """Training of a node's clients by a script, through a folder; see `project`.
-
-    Attributes:
-      folder: the folder that node and script share.
-      rounds: the rounds of the experiment; None if unknown.
-      sends_scores: whether reported scores may leave the node, for a server that collects them.
-    """
-
-    folder: str | pathlib.Path
-    rounds: int | None = None
-    sends_scores: bool = False
 
 
 def require_difference(algorithm: FederatedAlgorithm, population: Population) -> None:
@@ -105,23 +91,22 @@ def prepare(script: Script | None) -> None:
         Exchange(script.folder)
 
 
-def trained_by(script: Script, plan: Plan, message: PyTree, packet: Packet) -> "Trained":
+def trained_by(script: Script, plan: Plan, request: Request) -> "Trained":
     """Passes the model of a round to the script and waits for the trained parameters.
 
     Args:
       script: the script.
       plan: the plan.
-      message: the model, one for all clients.
-      packet: the server's message, whose facts hold round, clients and the server's timeout.
+      request: the round, of one model for all clients.
 
     Returns:
       The parameters of the clients that the script trained in time, and scores.
     """
     _offered(plan.algorithm)
-    facts, exchange = packet.facts, Exchange(script.folder)
-    deadline = time.time() + _SHARE * float(facts["timeout"])
-    links = [int(client) for client in facts["clients"]]
-    task = Task(plan.digest, int(facts["round"]), script.rounds, links, deadline, True)
+    exchange, message = Exchange(script.folder), request.received[0].message
+    deadline = time.time() + _SHARE * request.wait
+    links = list(request.clients)
+    task = Task(plan.digest, request.round, script.rounds, links, deadline, True)
     model = named(message)
     exchange.open(task, model)
     until(lambda: not exchange.missing(task), deadline)
@@ -136,24 +121,22 @@ def trained_by(script: Script, plan: Plan, message: PyTree, packet: Packet) -> "
             warnings.warn(f"the update of data link {link} counts as lost: {error}", stacklevel=2)
             continue
         found[link] = jax.tree.unflatten(structure, [arrays[name] for name in model])
-    return Trained(found, reports(script, plan.digest, facts))
+    return Trained(found, reports(script, plan.digest, request.scores_from))
 
 
-def reports(script: Script, digest: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+def reports(script: Script, digest: str, start: int | None) -> dict[str, Any]:
     """Takes the scores that no reply has carried, if this node sends scores and they are asked for.
 
     Args:
       script: the script.
       digest: of the plan.
-      asked: facts of the server's message: `scores`, whether it collects them, and `scores from`,
-        how many reports it has; -1 if it does not know.
+      start: how many reports the server has; -1 if it does not know, None if it collects none.
 
     Returns:
       Facts of the reply: `scores`, JSON or empty, and `scores end`, how many it has with these.
     """
-    if not (script.sends_scores and asked.get("scores")):
+    if not script.sends_scores or start is None:
         return {"scores": ""}
-    start = int(asked.get("scores from", -1))
     found, end = Exchange(script.folder).unsent_scores(digest, None if start < 0 else start)
     return {"scores": json.dumps(found) if found else "", "scores end": end}
 

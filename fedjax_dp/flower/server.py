@@ -36,10 +36,10 @@ from fedjax_dp.engine.sides import Closed, clients_at_server, server_side
 from fedjax_dp.flower.agreement import with_seeds
 from fedjax_dp.flower.journal import Journal
 from fedjax_dp.flower.masking import Masking, SetUp
-from fedjax_dp.flower.node import Keys
 from fedjax_dp.flower.packets import Distinct, Packet, arrays_of
 from fedjax_dp.flower.plan import Plan, require_own_scale
 from fedjax_dp.flower.replies import Replies
+from fedjax_dp.flower.terms import Keys
 from fedjax_dp.privacy.claims import OnceClaim
 from fedjax_dp.server.base import Close, Fate, Roster, Stacked
 from fedjax_dp.server.secure.aggregator import masks_of

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save
 
 from fedjax_dp.core import files
 
+_SUFFIX = ".safetensors"
 # Enough that no two runs of a node share a name.
 _DIGITS = 16
 
@@ -23,11 +24,18 @@ def run_digest(*names: str) -> str:
 class States(Protocol):
     """The states of a node's clients in one run, as arrays by name."""
 
+    def has(self, client: int, round: int) -> bool:
+        """Whether a client's state as of a round is here."""
+
     def read(self, client: int, round: int) -> Mapping[str, np.ndarray] | None:
         """Reads a client's state as of a round, or None."""
 
     def write(self, client: int, round: int, arrays: Mapping[str, np.ndarray], last: int) -> None:
-        """Writes a client's state after a round; deletes all others but that of round `last`."""
+        """Writes a client's state after a round; deletes those of rounds before `last`.
+
+        Those after it stay: a message that names an earlier round must not delete what the next one
+        starts from.
+        """
 
 
 class StatesOnDisk:
@@ -39,8 +47,14 @@ class StatesOnDisk:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _of(self, client: int) -> dict[int, pathlib.Path]:
-        found = self._folder.glob(f"{_prefix(self._run, client)}*.safetensors")
-        return {int(path.stem.rpartition("-")[2]): path for path in found}
+        prefix = _prefix(self._run, client)
+        found = [(p.stem.removeprefix(prefix), p) for p in self._folder.glob(f"{prefix}*{_SUFFIX}")]
+        # A file of another name is none of ours.
+        return {int(number): path for number, path in found if number.isdecimal()}
+
+    def has(self, client: int, round: int) -> bool:
+        """Whether a client's state as of a round is here."""
+        return round in self._of(client)
 
     def read(self, client: int, round: int) -> Mapping[str, np.ndarray] | None:
         """Reads a client's state as of a round, or None."""
@@ -48,12 +62,12 @@ class StatesOnDisk:
         return None if path is None else load_file(path)
 
     def write(self, client: int, round: int, arrays: Mapping[str, np.ndarray], last: int) -> None:
-        """Writes a client's state after a round; deletes all others but that of round `last`."""
-        path = self._folder / f"{_prefix(self._run, client)}{round}.safetensors"
+        """Writes a client's state after a round; deletes those of rounds before `last`."""
+        path = self._folder / f"{_prefix(self._run, client)}{round}{_SUFFIX}"
         content = save({name: np.asarray(x, order="C") for name, x in arrays.items()})
         files.write_private(path, content)
         for old, place in self._of(client).items():
-            if old not in (round, last):
+            if old < last:
                 place.unlink()
 
 
@@ -68,6 +82,10 @@ class StatesInContext:
         prefix = _prefix(self._run, client)
         return {int(n.removeprefix(prefix)): n for n in self._state if n.startswith(prefix)}
 
+    def has(self, client: int, round: int) -> bool:
+        """Whether a client's state as of a round is here."""
+        return round in self._of(client)
+
     def read(self, client: int, round: int) -> Mapping[str, np.ndarray] | None:
         """Reads a client's state as of a round, or None."""
         name = self._of(client).get(round)
@@ -76,11 +94,11 @@ class StatesInContext:
         return {n: array.numpy() for n, array in self._state.array_records[name].items()}
 
     def write(self, client: int, round: int, arrays: Mapping[str, np.ndarray], last: int) -> None:
-        """Writes a client's state after a round; deletes all others but that of round `last`."""
+        """Writes a client's state after a round; deletes those of rounds before `last`."""
         named = {name: Array(np.asarray(x, order="C")) for name, x in arrays.items()}
         self._state[f"{_prefix(self._run, client)}{round}"] = ArrayRecord(named)
         for old, name in self._of(client).items():
-            if old not in (round, last):
+            if old < last:
                 del self._state[name]
 
 

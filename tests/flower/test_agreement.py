@@ -283,7 +283,7 @@ def test_clients_agree_in_no_cohort_that_would_bare_a_message():
 
     refused(lambda a: {"roster/is_announced": np.isin(IDS, [0, 3, 4, 9])}, "at least the 5 of")
     refused(
-        lambda a: {"roster/clients": np.where(IDS == 9, 0, IDS)}, "clients of masks must differ"
+        lambda a: {"roster/clients": np.where(IDS == 9, 0, IDS)}, "clients of a cohort must differ"
     )
     refused(
         lambda a: {"public": np.repeat(a["public"][1:2], len(IDS), 0)}, "public keys must differ"

@@ -197,7 +197,7 @@ PLACES = {
     "a reply to a question": (grid, "packet_of", lambda _: claims()),
     "a claim": (grid, "_claims", lambda _: claims()),
     "a registration": (registration, "_answer", lambda _: registration.registered(grid_of({}), 1)),
-    "a step under masks": (masking, "checks", lambda _: answered(Packet())),
+    "a step under masks": (masking, "require_echo", lambda _: answered(Packet())),
     "a reply of a round": (replies, "tree_of", lambda _: gathered(Packet(FACTS))),
     "a report of scores": (scores, "_report", report),
 }

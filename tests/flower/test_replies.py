@@ -277,7 +277,7 @@ def context_of(node, clients):
 LATER = {
     "of another size": ({"sizes": [99]}, "node 99 is left out: client 1 must hold"),
     "without sizes": ({"sizes": []}, "node 99 is left out: node 99 must hold a size for each"),
-    "that holds texts": ({"clients": ["1"]}, "node 99 is left out: clients must be an integer"),
+    "that holds texts": ({"clients": ["1"]}, "node 99 is left out: clients must be integers"),
     "that holds no list": ({"clients": 1}, "node 99 is left out: clients must be a list"),
 }
 

@@ -378,7 +378,7 @@ def test_scores_outlast_a_crash_and_a_lost_reply(open_round, tmp_path):
     assert path.stat().st_mode & 0o077 == 0
 
     def sent(start=-1, script=Script(tmp_path / FOLDER, sends_scores=True), asked=True):
-        facts = reports(script, digest, {"scores": asked, "scores from": start})
+        facts = reports(script, digest, start if asked else None)
         found = json.loads(facts["scores"] or "[]")
         return [line["scores"]["a"] for line in found], facts.get("scores end")
 

@@ -37,20 +37,24 @@ def test_each_run_has_states_of_its_own(states_of):
     for value, run in enumerate(runs):
         states_of(run).write(3, 2, {"own/0": np.float32(value)}, -1)
     # A later round of one run, before which another state of that run alone is out of date.
-    states_of(runs[0]).write(3, 4, {"own/0": np.float32(9)}, -1)
+    states_of(runs[0]).write(3, 4, {"own/0": np.float32(9)}, 3)
     assert states_of(runs[0]).read(3, 2) is None and states_of(runs[0]).read(3, 4)["own/0"] == 9
     assert [states_of(run).read(3, 2)["own/0"] for run in runs[1:]] == [1, 2]
     # A client whose number begins alike is another.
     assert states_of(runs[0]).read(34, 4) is None
 
 
-def test_the_state_that_counted_last_and_the_newest_stay(states):
+def test_the_state_that_counted_last_and_those_after_it_stay(states):
     for round in (2, 5, 7):
         states.write(3, round, {"own/0": np.float32([round])}, 2)
-    assert states.read(3, 2)["own/0"] == 2 and states.read(3, 7)["own/0"] == 7
-    assert states.read(3, 5) is None and states.read(4, 2) is None
+    # Whatever round a message names, that which counted last is still there for the next.
+    states.write(3, 6, {"own/0": np.float32([6])}, -1)
+    for round in (2, 5, 6, 7):
+        assert states.read(3, round)["own/0"] == round and states.has(3, round)
+    assert states.read(4, 2) is None and not states.has(4, 2)
     states.write(3, 9, {"own/0": np.float32(9)}, 7)
-    assert states.read(3, 2) is None and states.read(3, 9)["own/0"].shape == ()
+    assert not any(states.has(3, round) for round in (2, 5, 6))
+    assert states.has(3, 7) and states.read(3, 9)["own/0"].shape == ()
 
 
 def test_states_on_the_disk_are_for_their_owner_alone(tmp_path):

@@ -1,0 +1,76 @@
+"""Errors in two parts: what others may read, and what stays with the owner of the data."""
+
+import contextlib
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from fedjax_dp.core import checks
+
+_DETAILS = "the log of the machine that holds the data has the details"
+
+
+class GuardedError(ValueError):
+    """An error whose text is for the owner of the data, except for a part of it.
+
+    Attributes:
+      public: what is wrong and the rule, without a value, row, count, name or path.
+    """
+
+    def __init__(self, text: str, public: str = "") -> None:
+        """Makes an error of its whole text, and of the part that others may read."""
+        super().__init__(text)
+        self.public = public
+
+
+def require(
+    condition: bool,
+    argument: str,
+    rule: str,
+    value: Any,
+    *,
+    where: str = "",
+    public: str | None = None,
+) -> None:
+    """As `checks.require`, of data: others read argument and rule, and never value and place.
+
+    Args:
+      condition: what must be true.
+      argument: what is checked, such as a column.
+      rule: the rule.
+      value: what was found.
+      where: the file or row.
+      public: the rule as others read it; None for the whole rule.
+    """
+    if not condition:
+        text = f"{where and f'{where}, '}{argument} must {rule}, got {checks.shown(value)}"
+        raise GuardedError(text, f"{argument} must {rule if public is None else public}")
+
+
+def require_column(option: str, name: str, where: str, columns: Collection[str]) -> None:
+    """Requires a column of a file, whose others are not named: they may be a record."""
+    try:
+        checks.one_of(f"{option}, a column of {where},", name, columns)
+    except ValueError as error:
+        public = f"{option} must be a column of the data, which lack {name!r}"
+        raise GuardedError(str(error), public) from None
+
+
+@contextlib.contextmanager
+def in_public() -> Iterator[None]:
+    """Lets the whole text of errors be read by others: no data have been read where they arise."""
+    try:
+        yield
+    except GuardedError:
+        raise
+    except ValueError as error:
+        raise GuardedError(str(error), str(error)) from error
+
+
+def public_text(error: BaseException) -> str:
+    """Returns what others may read of an error: its public part, or its kind."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, GuardedError) and found.public:
+            return f"{found.public}; {_DETAILS}"
+        found = found.__cause__ or found.__context__
+    return f"{type(error).__name__}: {_DETAILS}"

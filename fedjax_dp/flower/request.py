@@ -1,0 +1,226 @@
+"""What a message asks of a node: every fact and array is checked here, against the node's plan."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flwr.app import DEFAULT_TTL
+
+from fedjax_dp.core import checks
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.engine.sides import Received
+from fedjax_dp.flower.packets import (
+    Packet,
+    fact_of,
+    require_kind,
+    text_of,
+    tree_of,
+    whole_of,
+    wholes_of,
+)
+from fedjax_dp.flower.plan import Plan
+from fedjax_dp.flower.terms import Node, sizes_of
+from fedjax_dp.server.base import Roster
+
+# The longest that a node waits for a script, in seconds: no message of Flower lives longer.
+LONGEST_WAIT = DEFAULT_TTL
+
+
+class Request(NamedTuple):
+    """A round of some clients of a node.
+
+    Attributes:
+      clients: their indices, which are distinct and of this node.
+      places: where they are among the clients of the node.
+      round: rounds done before.
+      stage: of the round.
+      run: the name of the run.
+      received: what reaches each of them; its numbers are those of the plan.
+      last: the round of each whose state it starts from; -1 for the first state.
+      first: the first state of any client, if one of them starts from it; else None.
+      keys: the words of each client's key, where the server makes them; else None.
+      is_one_model: whether all clients receive the same model.
+      wait: the server's patience in seconds; 0 where no script trains the clients.
+      scores_from: as from `scores_from`.
+    """
+
+    clients: Sequence[int]
+    places: Sequence[int]
+    round: int
+    stage: int
+    run: str
+    received: Sequence[Received]
+    last: Sequence[int]
+    first: PyTree
+    keys: np.ndarray | None
+    is_one_model: bool
+    wait: float
+    scores_from: int | None
+
+
+def request_of(
+    packet: Packet, plan: Plan, node: Node, rounds: int | None, *, has_roster: bool
+) -> Request:
+    """Reads a message that asks for a round.
+
+    Args:
+      packet: the message, of this plan and for clients of this node.
+      plan: the node's own plan.
+      node: the node.
+      rounds: the rounds of the run; None if the node does not know them.
+      has_roster: whether the message has to name the cohort.
+
+    Returns:
+      The request.
+
+    Raises:
+      ValueError: naming the first fact or array that is missing, not of its type, or out of range.
+    """
+    facts, arrays, shapes = packet.facts, packet.arrays, plan.shapes
+    clients = clients_in(facts, node)
+    round = round_in(facts, rounds)
+    places = wholes_of(facts, "messages", end=len(clients), count=len(clients))
+    models = {i: tree_of(arrays, f"message/{i}", shapes.message) for i in sorted(set(places))}
+    aggregator = tree_of(arrays, "aggregator", shapes.aggregator)
+    key = jax.random.wrap_key_data(jnp.asarray(words_in(arrays, "public_key")))
+    roster = Roster(jnp.zeros(0, jnp.int32), jnp.zeros(0, bool))
+    if has_roster:
+        roster = Roster(*map(jnp.asarray, roster_in(arrays, plan.num_clients, clients)))
+    last, first = [-1] * len(clients), None
+    if shapes.own is not None:
+        last = wholes_of(facts, "last", first=-1, end=round, count=len(clients))
+        if min(last) < 0:
+            first = tree_of(arrays, "own", shapes.own)
+    keys = words_in(arrays, "keys", (len(clients),)) if node.keys == "parity" else None
+    _require_no_others(arrays, places, has_roster, first is not None, keys is not None)
+    own = list(node.clients)
+    return Request(
+        clients,
+        [own.index(client) for client in clients],
+        round,
+        stage_in(facts, plan, round),
+        text_of(facts, "run"),
+        [
+            Received(models[place], aggregator, plan.hyper.of_client(client), key, roster)
+            for client, place in zip(clients, places, strict=True)
+        ],
+        last,
+        first,
+        keys,
+        len(models) == 1,
+        0.0 if node.script is None else _wait(facts),
+        None if node.script is None else scores_from(facts),
+    )
+
+
+def sizes_in(facts: Mapping[str, Any], node: Node) -> list[list[int]]:
+    """Reads the registered sizes of all clients, which for those of this node must be its own."""
+    found = [wholes_of(facts, name) for name in sizes_of(node)]
+    num_clients, has_second = len(found[0]), node.validation is not None
+    rule = "have the clients of this node among them"
+    checks.require(max(node.clients, default=-1) < num_clients, "sizes", rule, num_clients)
+    rule = "have one number for each client, or none where clients have no second split"
+    fits = len(found[1]) == num_clients * has_second
+    checks.require(fits, "validation sizes", rule, len(found[1]))
+    for own, sizes in zip(sizes_of(node).values(), found, strict=True):
+        for client, size in zip(node.clients, own, strict=bool(own)):
+            rule = "hold as many records as when this node registered"
+            checks.require(sizes[client] == size, f"client {client}", rule, "another number")
+    return found
+
+
+def scores_from(facts: Mapping[str, Any]) -> int | None:
+    """Reads how many reports of scores the server has: -1 unknown, None if it collects none."""
+    collects = fact_of(facts, "scores")
+    checks.require(isinstance(collects, bool), "scores", "be true or false", collects)
+    start = whole_of(facts, "scores from", first=-1)
+    return start if collects else None
+
+
+def clients_in(facts: Mapping[str, Any], node: Node) -> list[int]:
+    """Reads the clients of a message: some of this node, each once."""
+    found = wholes_of(facts, "clients")
+    others = sorted(set(found) - set(node.clients))
+    checks.require(not others, "clients", f"be of {list(node.clients)}", others)
+    is_distinct = 0 < len(found) == len(set(found))
+    checks.require(is_distinct, "clients", "be at least one, and differ", found)
+    return found
+
+
+def round_in(facts: Mapping[str, Any], rounds: int | None) -> int:
+    """Reads the round of a message, one of the run's."""
+    return whole_of(facts, "round", end=checks.COUNT_LIMIT if rounds is None else rounds)
+
+
+def stage_in(facts: Mapping[str, Any], plan: Plan, round: int) -> int:
+    """Reads the stage of a round: that of the plan, or one of its stages if the server decides."""
+    found = whole_of(facts, "stage", end=plan.num_stages or checks.COUNT_LIMIT)
+    own = plan.stage_of(round)
+    rule = f"be {own}, that of round {round}"
+    checks.require(own is None or found == own, "stage", rule, found)
+    return found
+
+
+def words_in(
+    arrays: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...] = ()
+) -> np.ndarray:
+    """Reads the words of random keys, `[*shape, words]`."""
+    of_one = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+    found = array_of(arrays, name)
+    require_kind(found, (*shape, *of_one.shape), np.dtype(of_one.dtype), name)
+    return found
+
+
+def roster_in(
+    arrays: Mapping[str, np.ndarray], num_clients: int, clients: Sequence[int] = ()
+) -> tuple[np.ndarray, np.ndarray]:
+    """Reads the clients of a cohort by slot, and which of them take part: these among others."""
+    names = "roster/clients", "roster/is_announced"
+    ids, is_there = (array_of(arrays, name) for name in names)
+    for name, array, kind in zip(names, (ids, is_there), (np.int32, np.bool_), strict=True):
+        require_kind(array, (np.size(ids),), np.dtype(kind), name)
+    fits = bool(np.all((ids >= -1) & (ids < num_clients)) and np.all(ids[is_there] >= 0))
+    rule = f"be from 0 to {num_clients - 1}, or -1 where none takes part"
+    checks.require(fits, "the clients of a cohort", rule, ids)
+    there = ids[is_there].tolist()
+    checks.require(len(set(there)) == len(there), "the clients of a cohort", "differ", there)
+    missing = sorted(set(clients) - set(there))
+    checks.require(not missing, "the clients of a cohort", "have those of the message", missing)
+    return ids, is_there
+
+
+def array_of(arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    """Reads an array of a message, or refuses one without it."""
+    checks.require(name in arrays, "a message", f"hold the array {name!r}", sorted(arrays)[:3])
+    return arrays[name]
+
+
+def _wait(facts: Mapping[str, Any]) -> float:
+    """Reads how long the server waits for a round."""
+    found = fact_of(facts, "timeout")
+    is_number = type(found) in (int, float)
+    fits = is_number and 0 < found <= LONGEST_WAIT
+    rule = f"be seconds above 0 and at most {LONGEST_WAIT}"
+    checks.require(fits, "timeout", rule, found)
+    return float(found)
+
+
+def _require_no_others(
+    arrays: Mapping[str, np.ndarray],
+    places: Sequence[int],
+    has_roster: bool,
+    has_first: bool,
+    has_keys: bool,
+) -> None:
+    """Refuses arrays that nothing reads."""
+    known = [*(f"message/{place}/" for place in places), "aggregator/", "public_key"]
+    known += ["roster/clients", "roster/is_announced"] * has_roster
+    known += ["own/"] * has_first + ["keys"] * has_keys
+    others = [n for n in sorted(arrays) if not any(_is_under(n, each) for each in known)]
+    checks.require(not others, "a message", "hold the arrays of its plan alone", others[:3])
+
+
+def _is_under(name: str, known: str) -> bool:
+    return name.startswith(known) if known.endswith("/") else name == known
