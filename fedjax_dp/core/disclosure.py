@@ -46,12 +46,21 @@ def require(
         raise GuardedError(text, f"{argument} must {rule if public is None else public}")
 
 
+def require_of_file(
+    condition: bool, path: str, rule: str, value: Any, *, public: str | None = None
+) -> None:
+    """As `require`, of a whole file: others do not read its path."""
+    if not condition:
+        text = f"{path} must {rule}, got {checks.shown(value)}"
+        raise GuardedError(text, f"a file of the data must {rule if public is None else public}")
+
+
 def require_column(option: str, name: str, where: str, columns: Collection[str]) -> None:
     """Requires a column of a file, whose others are not named: they may be a record."""
     try:
         checks.one_of(f"{option}, a column of {where},", name, columns)
     except ValueError as error:
-        public = f"{option} must be a column of the data, which lack {name!r}"
+        public = f"{option} must name columns of the data, and {name!r} is none of them"
         raise GuardedError(str(error), public) from None
 
 

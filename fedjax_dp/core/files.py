@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.disclosure import GuardedError
 
 Path = str | os.PathLike[str]
 # How much of a path an error shows.
@@ -30,7 +31,8 @@ def kind_of(path: Path, name: str) -> Literal["file", "folder", "other", "missin
         # Too long, a loop of links, below a file or an unreadable folder, or with a NUL.
         reason = error.strerror if isinstance(error, OSError) else str(error)
         found = f"{checks.shown(os.fspath(path), _SHOWN)} ({reason})"
-        raise ValueError(f"{name} must be a path that can be opened, got {found}") from None
+        public = f"{name} must be a path that can be opened"
+        raise GuardedError(f"{public}, got {found}", public) from None
     return "folder" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "other"
 
 
@@ -42,7 +44,8 @@ def require_file(path: Path, name: str) -> None:
     reason = found.get(kind, "" if can_be_read else "no permission to read it")
     if reason:
         text = checks.shown(os.fspath(path), _SHOWN)
-        raise ValueError(f"{name} must be a file that can be read, got {text} ({reason})")
+        public = f"{name} must be a file that can be read"
+        raise GuardedError(f"{public}, got {text} ({reason})", public)
 
 
 def require_folder(path: Path, name: str, *, writable: bool = False) -> None:
@@ -95,7 +98,8 @@ def reading(where: Path, rule: str, *errors: type[Exception]) -> Iterator[None]:
         if isinstance(error, OSError) and error.filename is not None:
             raise
         found = str(error) or type(error).__name__
-        raise ValueError(f"{os.fspath(where)} must {rule}: {found}") from error
+        text = f"{os.fspath(where)} must {rule}: {found}"
+        raise GuardedError(text, f"a file must {rule}") from error
 
 
 def at_line(where: Path, number: int) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedjax_dp.core import argument_checks, checks, files
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.disclosure import GuardedError
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.data import arrays as array_checks
 from fedjax_dp.data import disk_arrays, host_arrays, tables, zarr_store
@@ -206,10 +207,9 @@ class FederatedData:
             if rows.any():
                 row = int(np.argmax(rows))
                 client = int(np.searchsorted(self.offsets, row, side="right")) - 1
-                raise ValueError(
-                    f"examples[{name!r}] must be finite, got NaN or infinity in {int(rows.sum())} "
-                    f"rows, the first at row {row} (client {client})"
-                )
+                text = f"NaN or infinity in {int(rows.sum())} rows, the first at row {row}"
+                public = f"examples[{name!r}] must be finite"
+                raise GuardedError(f"{public}, got {text} (client {client})", public)
 
     @checked
     def save(self, directory: str | pathlib.Path) -> None:

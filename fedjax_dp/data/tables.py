@@ -3,11 +3,12 @@
 import glob
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from fedjax_dp.core import checks, files
+from fedjax_dp.core import checks, disclosure, files
+from fedjax_dp.core.disclosure import GuardedError
 from fedjax_dp.core.packages import needed_for
 from fedjax_dp.data.store_writer import Batch
 
@@ -57,8 +58,8 @@ def parquet_parts(path: Any, batch_size: int, client_column: str) -> TableParts:
         for field in schemas[0]:
             checks.one_of(f"column of {each}", field.name, schema.names)
             kind, rule = schema.field(field.name).type, f"be {field.type}, as in {paths[0]}"
-            what = f"{each}, column {field.name!r},"
-            checks.require(kind == field.type, what, rule, str(kind))
+            public = "be of one type in all files"
+            _Place(str(each), field.name).require(kind == field.type, rule, str(kind), public)
 
     def parts(columns: Sequence[str]) -> Iterator[Part]:
         for each in paths:
@@ -126,11 +127,11 @@ def require_padding(padding: Padding, columns: Columns) -> None:
 def ids_of(part: Part, name: str) -> np.ndarray:
     """Reads the client ids of some rows: integers, text or Booleans."""
     array = _whole(part.table.column(name))
-    what = _what(part.origin, name)
+    what = _Place(part.origin, name)
     _require_no_null(what, array, [len(array)], part.first_row)
     kind = _values(what, array, part.first_row, None)
     rule = "hold integers or strings, one for each row"
-    checks.require(kind.ndim == 1 and kind.dtype.kind in "iuUb", what, rule, str(array.type))
+    what.require(kind.ndim == 1 and kind.dtype.kind in "iuUb", rule, str(array.type))
     return kind
 
 
@@ -139,7 +140,7 @@ def column_of(table: Any, name: str, padding: Sequence[float] | None = None) -> 
     array = _whole(table.select_columns([name]).with_format("arrow")[:].column(0))
     if _is_other(_innermost(array.type)):
         return np.stack(list(table.with_format("numpy")[name]))
-    values = _values(_what("", name), array, 0, padding)
+    values = _values(_Place("", name), array, 0, padding)
     as_plain = {"i": np.int64, "u": np.int64, "f": np.float32}.get(values.dtype.kind)
     return values if as_plain is None else values.astype(as_plain, copy=False)
 
@@ -169,10 +170,10 @@ def _array(part: Part, column: str | Sequence[str], padding: Padding) -> np.ndar
     """Reads the columns of one array; several stand side by side, as float32."""
 
     def values(name: str) -> np.ndarray:
-        what, array = _what(part.origin, name), _whole(part.table.column(name))
+        what, array = _Place(part.origin, name), _whole(part.table.column(name))
         rule = "hold numbers, Booleans, or lists of them"
         kind = _innermost(array.type)
-        checks.require(not (_is_text(kind) or _is_other(kind)), what, rule, str(array.type))
+        what.require(not (_is_text(kind) or _is_other(kind)), rule, str(array.type))
         return _values(what, array, part.first_row, padding.get(name))
 
     if isinstance(column, str):
@@ -182,11 +183,14 @@ def _array(part: Part, column: str | Sequence[str], padding: Padding) -> np.ndar
         return found[0]
     for name, array in zip(column, found, strict=True):
         rule = "hold one number in each row, to stand beside others"
-        checks.require(array.ndim == 1, _what(part.origin, name), rule, f"lists {array.shape[1:]}")
+        given = f"lists {array.shape[1:]}"
+        _Place(part.origin, name).require(array.ndim == 1, rule, given)
     return np.stack([np.asarray(array, np.float32) for array in found], axis=1)
 
 
-def _values(what: str, array: Any, first_row: int, padding: Sequence[float] | None) -> np.ndarray:
+def _values(
+    what: "_Place", array: Any, first_row: int, padding: Sequence[float] | None
+) -> np.ndarray:
     """Converts an Arrow array to `[rows, ...]`; lists become axes."""
     import pyarrow as pa
 
@@ -205,10 +209,8 @@ def _values(what: str, array: Any, first_row: int, padding: Sequence[float] | No
         unequal = np.flatnonzero(lengths != lengths[:1])
         if len(unequal):
             row = first_row + int(unequal[0]) // max(1, int(np.prod(shape[1:])))
-            raise ValueError(
-                f"{what} must hold lists of one length, got {lengths[0]} in the first and "
-                f"{lengths[unequal[0]]} in row {row}; nearest valid choice: padding"
-            )
+            text = f"{lengths[0]} in the first and {lengths[unequal[0]]} in row {row}"
+            what.refuse("hold lists of one length", text, "choice: padding")
         array = array.flatten()
         shape.append(int(lengths[0]) if len(lengths) else 0)
     if _is_text(array.type):
@@ -216,24 +218,24 @@ def _values(what: str, array: Any, first_row: int, padding: Sequence[float] | No
     return array.to_numpy(zero_copy_only=False).reshape(shape)
 
 
-def _padded(what: str, array: Any, first_row: int, padding: Sequence[float]) -> np.ndarray:
+def _padded(what: "_Place", array: Any, first_row: int, padding: Sequence[float]) -> np.ndarray:
     """Fills lists up to one length with a value that their type can hold."""
     length, value = int(padding[0]), padding[1]
     lengths = np.asarray(array.value_lengths())
     longer = np.flatnonzero(lengths > length)
     if len(longer):
         found = f"{lengths[longer[0]]} in row {first_row + longer[0]}"
-        checks.require(False, what, f"hold lists of at most {length} numbers, its padding", found)
+        what.require(False, f"hold lists of at most {length} numbers, its padding", found)
     numbers = array.flatten()
     rule = "hold lists of numbers, of one level, to be padded"
     is_flat = not (_is_list(numbers.type) or _is_text(numbers.type) or _is_other(numbers.type))
-    checks.require(is_flat, what, rule, str(array.type))
+    what.require(is_flat, rule, str(array.type))
     _require_no_null(what, numbers, [], first_row, np.repeat(np.arange(len(array)), lengths))
     values = numbers.to_numpy(zero_copy_only=False)
     kind, fits = values.dtype, True
     if kind.kind in "iu":
         fits = float(value).is_integer() and np.iinfo(kind).min <= value <= np.iinfo(kind).max
-    checks.require(fits, f"padding of {what.rstrip(',')}", f"be a value of type {kind}", value)
+    checks.require(fits, f"padding of column {what.name!r}", f"be a value of type {kind}", value)
     filled = np.full((len(array), length), value, kind)
     filled[np.arange(length) < lengths[:, np.newaxis]] = values
     return filled
@@ -248,9 +250,22 @@ def _whole(column: Any) -> Any:
     return pa.concat_arrays(column.chunks) if column.num_chunks else column.combine_chunks()
 
 
-def _what(origin: str, name: str) -> str:
-    """Names a column, and its file if there is one."""
-    return f"{origin}, column {name!r}," if origin else f"column {name!r}"
+class _Place(NamedTuple):
+    """A column, and its file if there is one."""
+
+    origin: str
+    name: str
+
+    def require(self, condition: bool, rule: str, value: Any, public: str | None = None) -> None:
+        """Requires what is true of the column, by `disclosure.require`."""
+        what = f"column {self.name!r}{',' * bool(self.origin)}"
+        disclosure.require(condition, what, rule, value, where=self.origin, public=public)
+
+    def refuse(self, rule: str, found: str, choices: str) -> NoReturn:
+        """Raises an error with what was found, and the nearest valid choices."""
+        hint, what = f"; nearest valid {choices}", f"column {self.name!r}"
+        place = f"{self.origin}, {what}," if self.origin else what
+        raise GuardedError(f"{place} must {rule}, got {found}{hint}", f"{what} must {rule}{hint}")
 
 
 def _innermost(kind: Any) -> Any:
@@ -288,12 +303,10 @@ def _is_list(kind: Any) -> bool:
 
 
 def _require_no_null(
-    what: str, array: Any, shape: list[int], first_row: int, rows: np.ndarray | None = None
+    what: _Place, array: Any, shape: list[int], first_row: int, rows: np.ndarray | None = None
 ) -> None:
     if array.null_count:
         first = int(np.flatnonzero(np.asarray(array.is_null()))[0])
         row = first // max(1, int(np.prod(shape[1:]))) if rows is None else int(rows[first])
-        raise ValueError(
-            f"{what} must hold no nulls, got {array.null_count}, the first in row "
-            f"{first_row + row}; nearest valid choices: leave the rows out, or fill them"
-        )
+        found = f"{array.null_count}, the first in row {first_row + row}"
+        what.refuse("hold no nulls", found, "choices: leave the rows out, or fill them")

@@ -12,7 +12,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, disclosure
 from fedjax_dp.core.registry import digest_of_source
 from fedjax_dp.engine.evaluation import of_shared
 from fedjax_dp.engine.population import Population as Sizes
@@ -388,7 +388,7 @@ class _OnNode:
             clients = clients_of(context.node_config, self._config.data.num_clients)
             rule = f"hold the {len(clients)} clients {clients} of this node"
             fits = own.train.num_clients == len(clients)
-            checks.require(fits, file, rule, list(own.train.client_names))
+            disclosure.require_of_file(fits, file, rule, list(own.train.client_names))
             return Node(clients, own.train, own.validation, kind=kind, **of_node)
         whole = self._parts.population
         clients = clients_of(context.node_config, whole.train.num_clients)

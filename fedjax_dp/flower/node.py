@@ -135,7 +135,8 @@ def _registered(plans: "_Plans", node: Node, packet: Packet, context: Context) -
     plans.require(node, packet.facts)
     if node.script is not None:
         algorithm = plans.plan(node, packet.facts).algorithm
-        require_difference(algorithm, population_of(node.train, node.validation))
+        with in_public():
+            require_difference(algorithm, population_of(node.train, node.validation))
         prepare(node.script)
     return Packet({"clients": list(node.clients), **sizes_of(node)})
 

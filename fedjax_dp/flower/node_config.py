@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, disclosure
 from fedjax_dp.flower.exchange import FOLDER
 from fedjax_dp.flower.scores import Scores
 from fedjax_dp.flower.terms import Keys, Script
@@ -35,7 +35,7 @@ def require_node_config(config: Mapping[str, Any]) -> None:
     for name in _PATHS:
         path = str(config.get(name, "/"))
         rule = "be an absolute path"
-        checks.require(pathlib.Path(path).is_absolute(), f"node-config {name}", rule, path)
+        disclosure.require(pathlib.Path(path).is_absolute(), f"node-config {name}", rule, path)
     for name, choices in _CHOICES.items():
         if name in config:
             checks.one_of(f"node-config {name}", str(config[name]), choices)

@@ -15,6 +15,7 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm, Stages
 from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.disclosure import in_public
 from fedjax_dp.core.marks import mark, marks_reaching
 from fedjax_dp.core.messages import Form, received
 from fedjax_dp.core.trees import PyTree
@@ -102,7 +103,8 @@ def trained_by(script: Script, plan: Plan, request: Request) -> "Trained":
     Returns:
       The parameters of the clients that the script trained in time, and scores.
     """
-    _offered(plan.algorithm)
+    with in_public():
+        _offered(plan.algorithm)
     exchange, message = Exchange(script.folder), request.received[0].message
     deadline = time.time() + _SHARE * request.wait
     links = list(request.clients)

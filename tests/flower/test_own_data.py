@@ -220,7 +220,11 @@ def test_a_client_on_two_nodes_is_refused(folder):
 
 
 BAD_FILES = {
-    "of other columns": ("age,ill", {}, "must be one of age, ill, got 'pressure'"),
+    "of other columns": (
+        "age,ill",
+        {},
+        "ranges must name columns of the data, and 'pressure' is none",
+    ),
     "of more clients than the node has": ("", {"clients": "0-1"}, "must hold the 2 clients"),
     "at a relative path": ("", {"data": "east.csv"}, "node-config data must be an absolute path"),
     "with a test part": ("", {}, "must hold no test part: give the server a public test_path"),

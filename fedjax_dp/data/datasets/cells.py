@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_dp.core import checks, files
+from fedjax_dp.core import disclosure, files
+from fedjax_dp.core.disclosure import GuardedError, require_of_file
 from fedjax_dp.core.packages import MissingPackageError
 from fedjax_dp.core.ranges import LARGEST, SMALLEST, fits_float32
 
@@ -256,9 +257,9 @@ class Column:
         rule = "hold numbers, strings or Booleans, or dates that dates names; else leave it out of "
         for path, array in zip(self._table.files, self._arrays, strict=True):
             kind = array.type
-            place = f"{path}, column {self.name!r},"
             is_readable = _is_readable(kind) or (self._date is not None and _is_date(kind))
-            checks.require(is_readable, place, rule + "features", str(kind))
+            what = f"column {self.name!r},"
+            disclosure.require(is_readable, what, rule + "features", str(kind), where=path)
 
     def require_float32(self, rows: np.ndarray, numbers: np.ndarray) -> None:
         """Requires numbers `[rows]` that float32 can represent."""
@@ -281,11 +282,10 @@ class Column:
         row = int(known[np.argmin(is_number) if share >= 0.5 else np.argmax(is_number)])
         kind = f"numbers, as {share:.0%} of its cells do," if share >= 0.5 else "strings"
         rule = (
-            f"hold {kind} throughout; list the markers of missing values in missing_values, or "
-            "the values of the column in categories; decimal and thousands say how numbers are "
-            "written"
+            "throughout; list the markers of missing values in missing_values, or the values of "
+            "the column in categories; decimal and thousands say how numbers are written"
         )
-        self.refuse(row, rule)
+        self.refuse(row, f"hold {kind} {rule}", public=f"hold numbers or strings {rule}")
 
     def require_one_spelling(self, rows: np.ndarray) -> None:
         """Refuses a number with and without leading zeros: it may be one name, or two."""
@@ -327,10 +327,11 @@ class Column:
         file = self._table.file_of(row)
         return self._arrays[file][row - int(self._table.starts[file])].as_py()
 
-    def refuse(self, row: int, rule: str, found: Any = None) -> None:
+    def refuse(self, row: int, rule: str, found: Any = None, *, public: str | None = None) -> None:
         """Raises an error that names file, row, column, rule and what was found, else the cell."""
-        place = f"{self._table.place(row)}, column {self.name!r},"
-        checks.require(False, place, rule, self.written(row) if found is None else found)
+        what, place = f"column {self.name!r},", self._table.place(row)
+        value = self.written(row) if found is None else found
+        disclosure.require(False, what, rule, value, where=place, public=public)
 
     def require_present(self, rows: np.ndarray, rule: str) -> None:
         """Requires that none of these cells is missing, or names how many and the first."""
@@ -361,14 +362,15 @@ class Table:
         for i, (path, part) in enumerate(zip(self.files, parts, strict=True)):
             found = part.column_names
             twice = sorted({n for n in found if found.count(n) > 1})
-            checks.require(not twice, path, "name every column once", twice)
+            require_of_file(not twice, path, "name every column once", twice)
             needed, rule = set(names), f"have the columns of {paths[0]}, {names}"
             if i >= len(paths) and set(inputs_of(names)) < needed:
                 needed = set(inputs_of(names))
                 inputs = [name for name in names if name in needed]
                 rule = f"have the input columns of {paths[0]}, {inputs}, and no unknown ones"
-            checks.require(needed <= set(found) <= set(names), path, rule, found)
-            checks.require(part.num_rows > 0, path, "hold rows", "none")
+            fits, public = needed <= set(found) <= set(names), "have the columns of the others"
+            require_of_file(fits, path, rule, found, public=public)
+            require_of_file(part.num_rows > 0, path, "hold rows", "none")
         self.starts = np.cumsum([0, *(part.num_rows for part in parts)])
         self.columns: Mapping[str, Column] = {
             name: Column(name, [_cells(part, name) for part in parts], self, reading)
@@ -410,7 +412,7 @@ def _read(path: pathlib.Path, reading: Reading) -> Any:
         (_ARROW, lambda: _arrow(path), "be an Arrow file or stream"),
     )
     rule = f"have one of the suffixes {', '.join(_ENDINGS)}"
-    checks.require(name.endswith(_ENDINGS), str(path), rule, path.suffix)
+    require_of_file(name.endswith(_ENDINGS), str(path), rule, path.suffix)
     ((read, rule),) = [(read, rule) for endings, read, rule in readers if name.endswith(endings)]
     if name.endswith(_CSV):
         rule = f"be a table whose cells are {rule}"
@@ -448,7 +450,9 @@ def _csv(path: pathlib.Path, mark: str, encoding: str) -> Any:
             collections.deque(rows, maxlen=0)
         except csv.Error as error:
             place = files.at_line(path, rows.line_num)
-            raise ValueError(f"{place} must close each quote before {mark!r}: {error}") from None
+            rule = f"must close each quote before {mark!r}"
+            text = f"{place} {rule}: {error}"
+            raise GuardedError(text, f"a file of the data {rule}") from None
     content = text.encode()
     parse = arrow_csv.ParseOptions(delimiter=mark, newlines_in_values=True)
     with arrow_csv.open_csv(pa.BufferReader(content), parse_options=parse) as reader:
@@ -466,19 +470,23 @@ def _decoded(path: pathlib.Path, content: bytes, encoding: str) -> str:
     marks = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
     marked = next((name for mark, name in marks.items() if content.startswith(mark)), "")
     what = f"{path}, as its encoding is {encoding!r},"
+    public = f"be text in its encoding {encoding!r}"
     hint = f"; it begins like {marked}" if marked else "; others are latin-1, cp1252 and utf-16"
     try:
         text = content.decode(encoding)
     except UnicodeError as error:
         line = content.count(b"\n", 0, getattr(error, "start", 0)) + 1
-        raise ValueError(f"{what} must be text in it, got others in line {line}{hint}") from None
-    checks.require("\0" not in text, what, f"hold no NUL{hint}", "text with NUL")
+        text = f"{what} must be text in it, got others in line {line}{hint}"
+        raise GuardedError(text, f"a file of the data must {public}") from None
+    rule = f"hold no NUL{hint}"
+    require_of_file("\0" not in text, what, rule, "text with NUL", public=public)
     if codecs.lookup(encoding).name not in ("utf-8", "utf-8-sig"):
         try:
             is_other = not content.isascii() and bool(content.decode("utf-8"))
         except UnicodeDecodeError:
             is_other = False
-        checks.require(not is_other, what, "not be text in utf-8", "text in utf-8")
+        rule = "not be text in utf-8"
+        require_of_file(not is_other, what, rule, "text in utf-8", public=public)
     return text.removeprefix("\ufeff")
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedjax_dp.core import checks, files
+from fedjax_dp.core import checks, disclosure, files
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import LARGEST, SMALLEST, Decay, Seed, fits_float32
 from fedjax_dp.data.datasets.base import Dataset
@@ -197,7 +197,7 @@ def load(
     own, others = kept[kept < num_own], kept[kept >= num_own]
     is_test = _test_rows(table, own, split, test_fraction, seed)
     parts = own[~is_test], others if tests else own[is_test]
-    checks.require(len(parts[0]) > 0, table.files[0], "hold training rows", "none")
+    disclosure.require_of_file(len(parts[0]) > 0, table.files[0], "hold training rows", "none")
 
     coder = _Coder(table, parts, inputs, missing, fill, categories, scaling, ranges)
     numbers, coded = {}, {}
@@ -247,13 +247,14 @@ def find_files(name: str, path: str, data_dir: pathlib.Path | None) -> list[path
                 folder, pattern = pathlib.Path("/"), path.lstrip("/")
             if found := sorted(p for p in folder.glob(pattern) if p.is_file()):
                 return found
-        checks.require(False, name, "match files", path)
+        disclosure.require(False, name, "match files", path)
     for place in places:
         if files.kind_of(place / path, name) != "missing":
             files.require_file(place / path, name)
             return [place / path]
     where = " and in ".join(str(place.resolve()) for place in places)
-    checks.require(False, name, f"be a file; there is none in {where}", path)
+    rule = f"be a file; there is none in {where}"
+    disclosure.require(False, name, rule, path, public="be a file")
     return []
 
 
@@ -271,7 +272,7 @@ def _check_names(
     named |= {"features": list(features)} | {option: list(of) for option, of in tables.items()}
     for option, names in named.items():
         for name in names:
-            checks.one_of(f"{option}, a column of {table.files[0]},", name, table.columns)
+            disclosure.require_column(option, name, table.files[0], table.columns)
     used = [*(name for name in roles.values() if name is not None), *features]
     twice = sorted({name for name in used if used.count(name) > 1})
     checks.require(not twice, "label, client, split and features", "be different columns", twice)
@@ -375,7 +376,7 @@ def _file_names(parts: Sequence[Sequence[str]]) -> list[str]:
             others = [files_of_part[k] for k in range(i) if part[k] == name]
             rule = "be given only if file names differ in more than their suffixes"
             found = f"{others[0]} and {files_of_part[i]}" if others else ""
-            checks.require(not others, "clients_are_files", rule, found)
+            disclosure.require(not others, "clients_are_files", rule, found)
     return [name for part in names for name in part]
 
 
@@ -461,7 +462,8 @@ class _Coder:
             parts = [np.where(np.isnan(part), float(value), part) for part in parts]
         elif self.missing == "mean":
             rule = "have a value in the training part"
-            checks.require(not np.isnan(train).all(), f"column {column.name!r}", rule, "none")
+            is_known = not np.isnan(train).all()
+            disclosure.require(is_known, f"column {column.name!r}", rule, "none")
             parts = [np.where(np.isnan(part), np.nanmean(train), part) for part in parts]
         if self.scaling == "standard":
             shift, scale = float(np.mean(parts[0])), float(np.std(parts[0])) or 1.0
@@ -498,7 +500,7 @@ class _Coder:
         elif self.missing == "mean":
             known = texts[self.rows[0]][~column.is_missing[self.rows[0]]]
             rule = "have a value in the training part"
-            checks.require(len(known) > 0, f"column {column.name!r}", rule, "none")
+            disclosure.require(len(known) > 0, f"column {column.name!r}", rule, "none")
             values, counts = np.unique(known.astype(str), return_counts=True)
             texts = np.where(column.is_missing, values[np.argmax(counts)], texts)
         return self.coded(column, texts)
@@ -520,9 +522,8 @@ class _Coder:
             values = tuple(sorted(found, key=_in_order))
             self.read_off.append(column.name)
             rule = f"have at most {_MOST_CATEGORIES} different strings; leave it out of features"
-            checks.require(
-                len(values) <= _MOST_CATEGORIES, f"column {column.name!r}", rule, len(values)
-            )
+            fits = len(values) <= _MOST_CATEGORIES
+            disclosure.require(fits, f"column {column.name!r}", rule, len(values))
         number = {value: i for i, value in enumerate(values)}
         for row in used:
             if texts[row] not in number:
@@ -592,5 +593,5 @@ def _labels(
         column.require_one_kind()
     classes, codes = dataclasses.replace(coder, rows=rows).coded(column, column.texts)
     rule = "have two classes or more; task='regression' takes labels as numbers"
-    checks.require(len(classes) > 1, f"label {column.name!r}", rule, classes)
+    disclosure.require(len(classes) > 1, f"label {column.name!r}", rule, classes)
     return codes, classes

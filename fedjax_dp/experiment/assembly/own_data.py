@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_dp.algorithms import registry as algorithms
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, disclosure
 from fedjax_dp.data import datasets
 from fedjax_dp.data.datasets import Dataset
 from fedjax_dp.data.federated import FederatedData, flat
@@ -173,7 +173,7 @@ def _loaded(config: Config, path: str, what: str) -> Dataset:
     given = {name: x for name, x in config.data.options.items() if name != _TEST}
     data = datasets.load(config.data.name, config.data.data_dir, **{**given, _PATH: path})
     rule = "be encoded by public facts alone (declared categories, scaling by ranges)"
-    checks.require(not data.exact_statistics, what, rule, list(data.exact_statistics))
+    disclosure.require(not data.exact_statistics, what, rule, list(data.exact_statistics))
     rule = f"hold no test part: give the server a public {_TEST}"
-    checks.require(not len(data.test["y"]), what, rule, f"{len(data.test['y'])} rows of it")
+    disclosure.require(not len(data.test["y"]), what, rule, f"{len(data.test['y'])} rows of it")
     return data
