@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import inspect
+import pathlib
 import sys
 from collections.abc import Callable, Collection, Iterable
 from typing import Annotated, Any, NamedTuple
@@ -58,6 +59,11 @@ def answering(
         def command(
             context: typer.Context, as_json: bool, is_quiet: bool, log_level: LogLevel, **given: Any
         ) -> None:
+            # A shell leaves the "~" of `--output=~/runs` as it is.
+            given = {
+                key: each.expanduser() if isinstance(each, pathlib.Path) else each
+                for key, each in given.items()
+            }
             out = Output(console(), console(is_error=True), as_json, is_quiet, log_level)
             if "context" in own:
                 given["context"] = context

@@ -61,6 +61,10 @@ DecayNumbers = Annotated[jax.typing.ArrayLike, Ge(0), Lt(1)]
 Norms = Annotated[jax.typing.ArrayLike, Gt(0), Le(math.inf)]
 Bounds = Annotated[jax.typing.ArrayLike, Ge(0), Le(math.inf)]
 
+# The path of a file or folder. In a configuration "~" is replaced by the user's folder.
+PATH = Pattern(r"(?s).+", "a path")
+PathText = Annotated[str, PATH]
+
 # Magnitudes that float32 holds, besides 0; compiled code flushes smaller ones to 0.
 SMALLEST, LARGEST = (float(x) for x in (np.finfo(np.float32).tiny, np.finfo(np.float32).max))
 

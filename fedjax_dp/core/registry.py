@@ -111,6 +111,7 @@ def _module(place: str, name: str) -> ModuleType:
 
 
 def _of_file(path: pathlib.Path, name: str) -> ModuleType:
+    path = path.expanduser()
     if not path.is_file():
         raise ValueError(f"{name!r} must name an existing file, and {str(path)!r} does not exist")
     path = path.resolve()

@@ -1,6 +1,7 @@
 """Columns of Arrow tables as arrays, whole or in batches, without a Python object for each cell."""
 
 import glob
+import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -148,7 +149,8 @@ def column_of(table: Any, name: str, padding: Sequence[float] | None = None) -> 
 def _parquet_files(path: Any) -> list[pathlib.Path]:
     """Finds the files of a path, a pattern, or a sequence of both."""
     found: list[pathlib.Path] = []
-    for each in [path] if isinstance(path, str | pathlib.Path) else path:
+    for named in [path] if isinstance(path, str | pathlib.Path) else path:
+        each = os.path.expanduser(named)
         if any(mark in str(each) for mark in "*?["):
             matches = sorted(pathlib.Path(name) for name in glob.glob(str(each), recursive=True))
             checks.require(bool(matches), "path", "match files", str(each))

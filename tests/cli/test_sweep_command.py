@@ -46,6 +46,15 @@ def test_a_grid_has_a_run_for_each_point_and_a_table_over_seeds(fedjax_dp, playe
     assert (folder / "accuracy.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_the_users_folder_is_known_where_the_shell_leaves_it(
+    fedjax_dp, played, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    words = ("sweep", "--over", "run.seed=0,1", "--output=~/grid", "--json")
+    assert fedjax_dp(*words)[0] == 0 and (tmp_path / "grid" / "table.csv").is_file()
+
+
 @pytest.mark.parametrize(
     ("words", "rule"),
     [

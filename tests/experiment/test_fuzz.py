@@ -113,6 +113,10 @@ def _allows(rule, alternatives, value, word):
         return isinstance(value, dict)
     if rule == "a list":
         return isinstance(value, list)
+    if rule == "a path":
+        return (word if word is not None else value) != "" and (
+            word is not None or isinstance(value, str)
+        )
     if rule == "a string":
         return word is not None or isinstance(value, str)
     if rule.startswith("a plain name"):

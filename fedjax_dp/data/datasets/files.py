@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, files
 from fedjax_dp.data.datasets.catalog import DatasetInfo, Source
 
 DATA_DIR_VARIABLE = "FEDJAX_DP_DATA"
@@ -33,7 +33,10 @@ def resolve_data_dir(data_dir: str | os.PathLike[str] | None = None) -> pathlib.
       The folder, which need not exist.
     """
     named = data_dir if data_dir is not None else os.environ.get(DATA_DIR_VARIABLE)
-    return pathlib.Path(named or "~/.cache/fedjax_dp").expanduser()
+    folder = pathlib.Path(named or "~/.cache/fedjax_dp").expanduser()
+    if data_dir is None and named:
+        files.require_folder(folder, f"the environment variable {DATA_DIR_VARIABLE}")
+    return folder
 
 
 def candidate_folders(source: Source, data_dir: pathlib.Path) -> list[pathlib.Path]:

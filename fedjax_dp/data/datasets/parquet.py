@@ -64,7 +64,7 @@ def load(
     require_counted(num_classes, task)
     checks.require(len(x) > 0, "x", "name at least one column", list(x))
     columns = {"x": list(x), "y": y}
-    folder = data_dir / "parquet" if store is None else pathlib.Path(store)
+    folder = data_dir / "parquet" if store is None else pathlib.Path(store).expanduser()
 
     def part(name: str, where: str) -> tuple[FederatedData, list[pathlib.Path]]:
         paths = find_files(name, where, data_dir)

@@ -229,6 +229,7 @@ def _place(name: str, path: str, data_dir: pathlib.Path) -> _Place:
     """Finds a folder, in the current one or in that of data files; an address is taken as it is."""
     if "://" in path:
         return _Place(path, None)
+    path = os.path.expanduser(path)
     places = dict.fromkeys([pathlib.Path(path), data_dir / path])
     for folder in places:
         if files.kind_of(folder, name) != "missing":

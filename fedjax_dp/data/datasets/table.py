@@ -238,6 +238,7 @@ def load(
 
 def find_files(name: str, path: str, data_dir: pathlib.Path | None) -> list[pathlib.Path]:
     """Finds the files of a path or pattern, in the current folder or in that of data files."""
+    path = os.path.expanduser(path)
     places = [pathlib.Path(), *([] if data_dir is None else [pathlib.Path(data_dir)])]
     if any(mark in path for mark in "*?["):
         for place in places:

@@ -1,6 +1,7 @@
 """Reads a configuration from a file and a command line; errors name the mistake and its origin."""
 
 import functools
+import os
 import pathlib
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from fedjax_dp.algorithms.registry import ALGORITHMS, options_of
 from fedjax_dp.core import checks, files
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.registry import is_own
 from fedjax_dp.data.datasets.cells import without_ending
 from fedjax_dp.experiment.components.catalogue import options_of_other_parts, read_parts
@@ -38,6 +40,7 @@ _SHOWN = 200
 _NAMED = 4
 
 
+@checked
 def load_config(path: str | pathlib.Path | None, overrides: Sequence[str] = ()) -> Config:
     """Reads a configuration: defaults, then a TOML file, then overrides.
 
@@ -91,6 +94,7 @@ def _made(tables: dict[str, Any], file: str, pairs: Sequence[tuple[str, str]]) -
 def _read(path: str | pathlib.Path) -> dict[str, Any]:
     """Reads the tables of a configuration file."""
     try:
+        path = os.path.expanduser(path)
         kind = files.kind_of(path, "the configuration file")
         is_table = without_ending(str(path)) != str(path)
         rule = "be TOML; a table is read by --data.name=table --data.options.path=FILE"

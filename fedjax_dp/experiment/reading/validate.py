@@ -366,13 +366,13 @@ def _check_adapters(section: ModelSection) -> None:
 def _check_paths(config: Config) -> None:
     """Requires readable files, and folders that can be made."""
     if config.data.data_dir is not None:
-        files.require_folder(os.path.expanduser(config.data.data_dir), "data.data_dir")
+        files.require_folder(config.data.data_dir, "data.data_dir")
     pretrained, is_llama = config.model.pretrained, config.model.name == "llama"
     if pretrained is not None and not (is_llama and os.path.isdir(pretrained)):
         files.require_file(pretrained, "model.pretrained")
     cache = config.execution.compilation_cache
     if cache not in (None, "auto"):
-        files.require_folder(os.path.expanduser(cache), "execution.compilation_cache")
+        files.require_folder(cache, "execution.compilation_cache")
 
 
 def check_processes(config: Config) -> None:

@@ -121,7 +121,7 @@ def load_run(folder: str | pathlib.Path) -> Run:
     Raises:
       ValueError: if the folder holds no run, its data are missing, or no checkpoint is intact.
     """
-    folder = pathlib.Path(folder)
+    folder = pathlib.Path(folder).expanduser()
     found = (folder / CONFIG_FILE).is_file()
     checks.require(found, "folder", f"be a run folder with a {CONFIG_FILE}", str(folder))
     kept = folder / CHECKPOINT_FOLDER

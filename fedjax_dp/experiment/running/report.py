@@ -74,7 +74,7 @@ def report(
       ValueError: if the folder holds no run, a file in it is damaged, or the page would be in a
         folder for publication and may not be published.
     """
-    place = pathlib.Path(folder)
+    place = pathlib.Path(folder).expanduser()
     _require_run(place)
     page = place / REPORT_FILE if output is None else pathlib.Path(output)
     checks.require(page.suffix == ".html", "output", "end in .html", str(page))

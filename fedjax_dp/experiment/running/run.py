@@ -67,7 +67,7 @@ def run(
         folder is in use.
     """
     _connect(config, deployment)
-    with place_of_process(None if folder is None else pathlib.Path(folder)) as place:
+    with place_of_process(None if folder is None else pathlib.Path(folder).expanduser()) as place:
         require_place(place, config.title)
         return _run(
             config,
@@ -106,7 +106,7 @@ def resume(
       ValueError: as for `run`, if the configuration differs from that of the run, or if the run was
         deployed and `deployment` is None.
     """
-    place = pathlib.Path(folder)
+    place = pathlib.Path(folder).expanduser()
     rule = "be resumed where its rounds run, by `flwr run` with this folder as `output`"
     is_there = deployment is not None or not is_deployed(place)
     checks.require(is_there, "the deployed run", rule, str(place))

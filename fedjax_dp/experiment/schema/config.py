@@ -15,6 +15,7 @@ from fedjax_dp.core.ranges import (
     Fraction,
     Index,
     NonNegative,
+    PathText,
     Pattern,
     Positive,
     ProperFraction,
@@ -92,7 +93,9 @@ class DataSection(Section):
     """The examples, and their partition into clients."""
 
     name: str = _setting("digits", "a data set, see `fedjax-dp data list`")
-    data_dir: str | None = _setting(None, "folder of data files; else FEDJAX_DP_DATA, else a cache")
+    data_dir: PathText | None = _setting(
+        None, "folder of data files; else FEDJAX_DP_DATA, else a cache"
+    )
     options: Options = _table("options of the data set's loader; `run --keys data.name=NAME`")
     partition: str = _setting(
         "label_and_quantity_skew",
@@ -109,7 +112,7 @@ class DataSection(Section):
         "share of each client's training examples held out for decisions within rounds, such as "
         "when to prune",
     )
-    client_numbers: str | None = _setting(
+    client_numbers: PathText | None = _setting(
         None,
         "CSV file of numbers by client: the first column, client, holds their names; each other "
         "column is named after the key that it fills, such as privacy.record.epsilon",
@@ -162,7 +165,7 @@ class ModelSection(Section):
 
     name: str = _setting("logistic_regression", "a model of the zoo")
     options: Options = _table("options of the model; `run --keys model.name=NAME`")
-    pretrained: str | None = _setting(
+    pretrained: PathText | None = _setting(
         None,
         "file with initial parameters, .safetensors or .npz, with paths such as params/w; for the "
         "model llama also a folder with config.json and safetensors files",
@@ -250,7 +253,7 @@ class AvailabilitySection(OptionalSection):
 class ClockSection(OptionalSection):
     """A simulated clock, if a key is given: latencies, computation, who is late or away."""
 
-    latencies: str | None = _setting(
+    latencies: PathText | None = _setting(
         None,
         "CSV file of one-way seconds of messages, rows to columns, with the names of places in the "
         "first line and the first column",
@@ -602,12 +605,12 @@ class ExecutionSection(Section):
         "products of gradients of records: exact in float32, split into three of bfloat16 on GPUs "
         "and TPUs, or auto: split where that is faster by measured speeds",
     )
-    measured: str | None = _setting(
+    measured: PathText | None = _setting(
         None,
         "file of speeds of this device, which auto follows; `python -m benchmarks.accelerator` in "
         "a clone of the repository writes it",
     )
-    compilation_cache: str | None = _setting(
+    compilation_cache: PathText | None = _setting(
         "auto", "folder of compiled programs and tuned layouts; auto is the user's cache"
     )
     coordinator: str | None = _setting(

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from fedjax_dp.core import argument_checks, checks
 from fedjax_dp.core.argument_checks import Rule
-from fedjax_dp.core.ranges import LARGEST, SMALLEST, fits_float32
+from fedjax_dp.core.ranges import LARGEST, PATH, SMALLEST, fits_float32
 
 # Floats up to this represent integers exactly.
 _EXACT = 2**53
@@ -69,7 +69,8 @@ def ready_value(origin: str, key: str, kind: Any, value: Any) -> Any:
     if kind != dict[str, Any]:
         # Tables of options are checked with their part.
         _require_float32(origin, key, ready)
-    return ready
+    is_path = isinstance(ready, str) and any(PATH in typing.get_args(one) for one in kinds_of(kind))
+    return os.path.expanduser(ready) if is_path else ready
 
 
 def _plain(value: Any) -> Any:
