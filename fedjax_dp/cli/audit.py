@@ -9,9 +9,10 @@ from fedjax_dp.audit.runs import AuditResult
 from fedjax_dp.cli.options import ConfigFile, Configured, answering, application
 from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.core import checks
-from fedjax_dp.core.decimals import rounded_down, rounded_up
+from fedjax_dp.core.decimals import rounded_down, shown
 from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.running.health import large_deltas
 from fedjax_dp.experiment.studies.audits import AuditReport, audit_experiment
 
 app = application()
@@ -64,8 +65,11 @@ def command(
         checks.whole("--rounds", rounds)
     checks.positive("--noise-share", noise_share)
     out.note("reading data, attacking the experiment")
+    experiment = assemble(config)
+    for text in large_deltas(experiment):
+        out.warn(text)
     report = audit_experiment(
-        assemble(config),
+        experiment,
         num_canaries=canaries,
         num_runs=runs,
         num_rounds=rounds,
@@ -103,13 +107,17 @@ def _show(out: Output, report: AuditReport) -> None:
         heads = ("unit", "method", "δ", "proven ε ≥", "claimed ε ≤", "confidence", "verdict")
         bounds = []
         for b in report.bounds:
-            values = rounded_down(b.epsilon_lower), rounded_up(b.epsilon_claimed)
-            of_both = f"{b.dp_delta:.4g}", *values, f"{b.confidence:.4g}"
-            bounds.append((b.unit, b.method, *of_both, verdict(b)))
+            names = ("dp_delta", "epsilon_lower", "epsilon_claimed", "confidence")
+            figures = (shown(name, getattr(b, name)) for name in names)
+            bounds.append((b.unit, b.method, *figures, verdict(b)))
         out.table(heads, bounds)
     if report.steps:
         steps = [
-            (unit, s.name, f"{s.measured:.6g}", f"{s.allowed:.6g}", verdict(s))
+            # What was measured is a lower bound on the sensitivity.
+            (
+                *(unit, s.name, rounded_down(s.measured, 6)),
+                *(shown("sensitivity", s.allowed, 6), verdict(s)),
+            )
             for unit, results in report.steps.items()
             for s in results
         ]

@@ -13,6 +13,7 @@ from typer.main import get_command
 
 from fedjax_dp.cli.output import print_document
 from fedjax_dp.core import terminal
+from fedjax_dp.core.foreign_text import visible
 from fedjax_dp.core.packages import MissingPackageError
 
 _SMALLER = (
@@ -137,7 +138,7 @@ def _wants_json() -> bool:
 
 def _end(text: str, status: int = 2) -> NoReturn:
     if text:
-        print(f"error: {text}", file=sys.stderr)
+        print(f"error: {visible(text, keeps_lines=True)}", file=sys.stderr)
     if _wants_json():
         names = [word for word in sys.argv[1:] if not word.startswith("-")]
         name = " ".join(names[: 2 if names[:1] and names[0] in _GROUPS else 1])

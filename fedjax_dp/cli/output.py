@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedjax_dp.core.foreign_text import visible
+
 # Version of `--json` documents, raised when a key changes its meaning or is removed.
 DOCUMENT_VERSION = 1
 
@@ -49,29 +51,29 @@ class Output(NamedTuple):
         return not self.is_quiet and self.level in (LogLevel.debug, LogLevel.info)
 
     def say(self, text: str) -> None:
-        """Prints a part of the answer."""
-        self.answers.print(text)
+        """Prints a part of the answer; no name within it controls the terminal."""
+        self.answers.print(visible(text, keeps_lines=True))
 
     def note(self, text: str) -> None:
         """Prints a step of the work."""
         if self.has_progress:
-            self.notes.print(text)
+            self.notes.print(visible(text, keeps_lines=True))
 
     def warn(self, text: str) -> None:
         """Prints a warning."""
         if self.level != LogLevel.error:
-            self.notes.print(f"warning: {text}", style="yellow")
+            self.notes.print(f"warning: {visible(text, keeps_lines=True)}", style="yellow")
 
     def table(self, heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Prints a table: framed on a terminal, elsewhere lines of cells between tabs."""
         if self.answers.is_terminal:
             framed = Table(*heads)
             for row in rows:
-                framed.add_row(*(Text(str(cell)) for cell in row))
+                framed.add_row(*(Text(visible(str(cell))) for cell in row))
             self.answers.print(framed, soft_wrap=False)
             return
         for row in (heads, *rows):
-            cells = (" ".join(str(cell).split()) for cell in row)
+            cells = (visible(" ".join(str(cell).split())) for cell in row)
             self.answers.file.write("\t".join(cells) + "\n")
 
 

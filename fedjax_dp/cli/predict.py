@@ -11,6 +11,7 @@ import typer
 from fedjax_dp.cli.options import ConfiguredData, answering, application
 from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.core import checks
+from fedjax_dp.core.foreign_text import in_csv
 from fedjax_dp.data import datasets
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.experiment.components.experiment import Population
@@ -91,7 +92,9 @@ def _columns(outputs: Any, labels: Any, population: Population) -> dict[str, lis
 
     def shown(values: Any) -> list[Any]:
         values = np.asarray(values).tolist()
-        return [classes[v] if v >= 0 else "" for v in values] if is_class and classes else values
+        if not (is_class and classes):
+            return values
+        return [in_csv(classes[v]) if v >= 0 else "" for v in values]
 
     known = {} if labels is None else {"label": shown(labels)}
     return {"prediction": shown(predicted)} | known

@@ -10,12 +10,15 @@ import typer
 from fedjax_dp.cli.options import answering, application
 from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.core import checks, files
-from fedjax_dp.core.decimals import rounded_up
+from fedjax_dp.core.decimals import rounded_up, shown
 from fedjax_dp.privacy.accounting.calibration import calibrate_poisson
+from fedjax_dp.privacy.accounting.large_delta import large_delta
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.accounting.poisson import bound_of_poisson
 from fedjax_dp.privacy.reports.latex import for_paper
 
+# With fewer units a claim is rarely of use.
+_LARGE = 1e-3
 app = application("Accounting: ε, calibration, reports, comparisons.")
 
 _Rate = Annotated[
@@ -23,6 +26,10 @@ _Rate = Annotated[
 ]
 _Steps = Annotated[int, typer.Option("--steps", help="Number of releases, at least 1.")]
 _Delta = Annotated[float, typer.Option("--delta", help="δ in (0, 1).")]
+_Units = Annotated[
+    int | None,
+    typer.Option(help="Number of clients or records; warns of a δ that is too large for it."),
+]
 _Accountant = Annotated[str, typer.Option(help="rdp, pld or rdp-classic-64.")]
 _Relation = Annotated[str, typer.Option(help="add_remove, zero_out or replace_one.")]
 
@@ -31,6 +38,27 @@ def _check(sampling_rate: float, steps: int, delta: float) -> None:
     checks.probability("--sampling-rate", sampling_rate)
     checks.whole("--steps", steps, is_sized=False)
     checks.require(0 < delta < 1, "--delta", "be in (0, 1)", delta)
+
+
+def _warn_of(out: Output, delta: float, num_units: int | None) -> None:
+    """Warns of a δ that is not below the share of one unit, or is rarely."""
+    if num_units is not None:
+        checks.whole("--num-units", num_units, is_sized=False)
+        if text := large_delta("unit", delta, num_units):
+            out.warn(text)
+    elif delta > _LARGE:
+        out.warn(
+            f"δ = {_delta(delta)} should be well below 1/n, for n clients or records; "
+            "--num-units compares"
+        )
+
+
+def _epsilon(value: float) -> str:
+    return shown("epsilon", value, 6)
+
+
+def _delta(value: float) -> str:
+    return shown("dp_delta", value, 6)
 
 
 def _by(requested: str, used: str) -> str:
@@ -47,17 +75,19 @@ def epsilon(
     delta: _Delta,
     accountant: _Accountant = "rdp",
     relation: _Relation = "add_remove",
+    num_units: _Units = None,
 ) -> Answer:
     """Compute ε of Poisson-sampled Gaussian releases."""
     _check(sampling_rate, steps, delta)
+    _warn_of(out, delta, num_units)
     checks.positive("--noise-multiplier", noise_multiplier)
     spent = bound_of_poisson(
         noise_multiplier, sampling_rate, steps, delta, accountant=accountant, relation=relation
     )
     value, used = float(spent.value), str(spent.accountant)
     facts = {"dp_delta": delta, "accountant": accountant, "by": used, "relation": relation}
-    words = f"ε = {rounded_up(value, 6)} at δ = {delta:g} ({_by(accountant, used)}, {relation})"
-    return Answer({"epsilon": value, **facts}, lambda out: out.say(words), rounded_up(value, 6))
+    words = f"ε = {_epsilon(value)} at δ = {_delta(delta)} ({_by(accountant, used)}, {relation})"
+    return Answer({"epsilon": value, **facts}, lambda out: out.say(words), _epsilon(value))
 
 
 @answering(app)
@@ -69,9 +99,11 @@ def calibrate(
     delta: _Delta,
     accountant: _Accountant = "rdp",
     relation: _Relation = "add_remove",
+    num_units: _Units = None,
 ) -> Answer:
     """Compute the smallest noise multiplier within a budget."""
     _check(sampling_rate, steps, delta)
+    _warn_of(out, delta, num_units)
     checks.positive("--epsilon", epsilon)
     found = calibrate_poisson(
         epsilon, delta, sampling_rate, steps, accountant=accountant, relation=relation
@@ -82,10 +114,12 @@ def calibrate(
     )
     used, options = str(spent.accountant), {"accountant": accountant, "relation": relation}
     facts = {"epsilon": epsilon, "dp_delta": delta, "by": used, **options}
-    words = f"noise multiplier = {rounded_up(value, 6)} for ε = {epsilon:g} at δ = {delta:g} "
+    # That must be added, and not that was: more is on the safe side.
+    needed = rounded_up(value, 6)
+    words = f"noise multiplier = {needed} for ε = {_epsilon(epsilon)} at δ = {_delta(delta)} "
     words += f"({_by(accountant, used)})"
     document = {"noise_multiplier": value, **facts}
-    return Answer(document, lambda out: out.say(words), rounded_up(value, 6))
+    return Answer(document, lambda out: out.say(words), needed)
 
 
 @answering(app)
@@ -134,6 +168,7 @@ def compare(
     ] = pathlib.Path("epsilon_by_round.png"),
     accountant: _Accountant = "rdp",
     relation: _Relation = "add_remove",
+    num_units: _Units = None,
 ) -> Answer:
     """Draw ε over rounds for several settings."""
     curves: dict[str, tuple[list[int], list[float]]] = {}
@@ -151,14 +186,17 @@ def compare(
         rounds = sorted({max(1, round(steps * i / 40)) for i in range(1, 41)})
         ledger, base = Ledger("client", relation), dp_accounting.GaussianDpEvent(noise_multiplier)
         event = base if rate == 1 else dp_accounting.PoissonSampledDpEvent(rate, base)
-        out.note(f"noise {noise_multiplier:g}, rate {rate:g}")
+        noise = shown("noise_multiplier", noise_multiplier, 6)
+        name = f"noise {noise}, rate {shown('sampling_rate', rate, 6)}"
+        out.note(name)
         spent, done = [], 0
         for count in rounds:
             ledger.charge(event, count=count - done)
             spent.append(float(ledger.epsilon(delta, accountant)[0]))
             done = count
-        curves[f"noise {noise_multiplier:g}, rate {rate:g}"] = (rounds, spent)
-    title = f"ε at δ = {delta:g} ({accountant}, {relation})"
+        curves[name] = (rounds, spent)
+    _warn_of(out, delta, num_units)
+    title = f"ε at δ = {_delta(delta)} ({accountant}, {relation})"
     from fedjax_dp.io import plots
 
     plots.save(plots.epsilon_curves(curves, title), output)
@@ -166,7 +204,7 @@ def compare(
 
     def show(out: Output) -> None:
         for name, value in final.items():
-            out.say(f"{name}: ε = {rounded_up(value, 6)} after {steps} rounds")
+            out.say(f"{name}: ε = {_epsilon(value)} after {steps} rounds")
         out.say(f"drawn in {output}")
 
     return Answer({"epsilon": final, "plot": str(output)}, show, str(output))

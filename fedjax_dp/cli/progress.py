@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import rich.progress
 
 from fedjax_dp.cli.output import Output, print_document
+from fedjax_dp.core.foreign_text import visible
 from fedjax_dp.experiment.running.run import Watcher
 from fedjax_dp.experiment.running.words import round_in_words
 
@@ -106,7 +107,7 @@ def duration(seconds: float) -> str:
 
 def end_process(out: Output, command: str, text: str, status: int) -> NoReturn:
     """Ends the process at once, even if threads are running."""
-    print(text, file=sys.stderr)
+    print(visible(text, keeps_lines=True), file=sys.stderr)
     if out.as_json:
         content = {"error": text.removeprefix("error: ")}
         print_document(out.answers.file, command, status, content)

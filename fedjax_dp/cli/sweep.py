@@ -13,6 +13,7 @@ from fedjax_dp.cli.options import ConfigFile, Configured, answering, application
 from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.cli.progress import Progress, end_process
 from fedjax_dp.core import checks
+from fedjax_dp.core.decimals import shown
 from fedjax_dp.core.packages import MissingPackageError
 from fedjax_dp.experiment.reading.config_files import load_config, require_key
 from fedjax_dp.experiment.studies.selection import select_privately
@@ -265,13 +266,17 @@ def _selected(
 ) -> Answer:
     """Chooses among points privately; the number of trials is in no answer."""
     with _resumable(out, "selection", place):
-        choice = select_privately(study, grid, place, trials, report=lambda line: None)
+        choice = select_privately(
+            study, grid, place, trials, report=lambda line: None, warn=out.warn
+        )
     if choice is None:
         document = {"folder": str(place), "chosen": None}
         return Answer(document, lambda out: out.say("no trial was drawn"), "")
     chosen, epsilon = choice.point.values, choice.epsilon
     answer = {"folder": str(choice.folder), "chosen": chosen, "epsilon": epsilon}
-    spent = ", ".join(f"ε = {value:.4g} ({unit})" for unit, value in choice.epsilon.items())
+    spent = ", ".join(
+        f"ε = {shown('epsilon', value)} ({unit})" for unit, value in choice.epsilon.items()
+    )
     text = f"chosen: {choice.point.name}, {spent} with the choice\nstatement: {choice.folder}"
     return Answer(answer, lambda out: out.say(text), str(choice.folder))
 

@@ -14,7 +14,7 @@ from fedjax_dp.clients.base import LocalConfig, LocalTrainer
 from fedjax_dp.clients.sgd import compensated, model_of
 from fedjax_dp.core import checks, products, trees
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.decimals import rounded_up
+from fedjax_dp.core.decimals import rounded_down, rounded_up
 from fedjax_dp.core.ranges import Count, HalfFraction, Positive
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
@@ -134,8 +134,8 @@ class MinimizerNoise(NamedTuple):
         bound = rounded_up(self.bounds.gradient * (1 + _MARGIN))
         rounding = rounded_up(2 * (1 + _MARGIN) * float(self.step_error(0.0)) / self.regularizer)
         return (
-            f"{bound}/({self.regularizer:g}·k) in L2 norm, for the k records of {whose} in a "
-            f"round, and {rounding} or more for the rounding of its training"
+            f"{bound}/({rounded_down(self.regularizer)}·k) in L2 norm, for the k records of "
+            f"{whose} in a round, and {rounding} or more for the rounding of its training"
         )
 
     def add(self, key: PRNGKey, params: PyTree, bound: Any, multiplier: Any) -> PyTree:
@@ -194,8 +194,11 @@ class MinimizerNoise(NamedTuple):
         multiplier = events.concrete("noise_multiplier", config.noise_multiplier)
         if self.mechanism == "gamma_shares":
             # Shares of larger scales only add noise to the sum.
-            least, rule = self.least_multiplier, "the smallest that shares were built with"
-            rule = f"be at least {least:g}, {rule}: give it instead of an ε to calibrate it to"
+            least = self.least_multiplier
+            rule = (
+                f"be at least {rounded_up(least, 6)}, the smallest that shares were built with: "
+                "give it instead of an ε to calibrate it to"
+            )
             checks.require(multiplier >= least * (1 - 1e-6), "noise_multiplier", rule, multiplier)
             multiplier = min(multiplier, least)
         multiplier /= self.divisor
@@ -285,8 +288,9 @@ def minimizer_noise(
     trainer.require_plain_sgd("the sensitivity of its result is that of plain steps")
     _require_whole_batches(trainer)
     clip_norm = float(np.min(np.asarray(trainer.config.clip_norm)))
-    rule = f"be at least {bounds.gradient:g}, the model's gradient_bound: clipped losses need not "
-    rule += "have the sensitivity"
+    least = rounded_up(bounds.gradient, 6)
+    rule = f"be at least {least}, the model's gradient_bound: clipped losses need not have the "
+    rule += "sensitivity"
     checks.require(clip_norm >= bounds.gradient * (1 - 1e-6), "clip_norm", rule, clip_norm)
     multipliers = np.asarray(trainer.config.noise_multiplier, np.float64)
     is_shared = mechanism == "gamma_shares"
@@ -294,7 +298,8 @@ def minimizer_noise(
         checks.whole("num_clients", num_clients, at_least=2)
     if mechanism == "staircase":
         most = mechanisms.LARGEST_STAIRCASE_MULTIPLIER
-        rule = f"be at most {most:g} for staircase noise, beyond which zeros would be sent"
+        rule = f"be at most {rounded_down(most, 6)} for staircase noise, beyond which zeros "
+        rule += "would be sent"
         largest = float(np.max(multipliers))
         checks.require(largest <= most, "noise_multiplier", rule, largest)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
@@ -311,11 +316,12 @@ def minimizer_noise(
         1 if is_corrected else num_clients,
     )
     rate, most = float(np.max(np.asarray(trainer.config.learning_rate))), made.max_learning_rate
-    rule = f"be at most {most:g}, 2/(curvature + 2·regularizer), up to which the sensitivity holds"
+    rule = f"be at most {rounded_down(most, 6)}, 2/(curvature + 2·regularizer), up to which the "
+    rule += "sensitivity holds"
     checks.require(rate <= most * (1 + 1e-6), "learning_rate", rule, rate)
     rates = np.asarray(trainer.config.learning_rate, np.float64)
     smallest, least = float(np.min(rates, initial=np.inf, where=rates > 0)), made.min_learning_rate
-    rule = f"be 0 or at least {least:g}, 2^-24/regularizer: rounding of smaller steps has no bound"
+    rule = f"be 0 or at least {rounded_up(least, 6)}, 2^-24/regularizer: rounding of smaller steps has no bound"
     checks.require(smallest >= least * (1 - 1e-6), "learning_rate", rule, smallest)
     return made
 

@@ -3,8 +3,49 @@
 import decimal
 import math
 
+import numpy as np
+
 # Between these sizes a number is written without an exponent.
-_PLAIN = (1e-4, 1e6)
+_PLAIN = (decimal.Decimal("1e-4"), decimal.Decimal("1e6"))
+_UP, _DOWN = decimal.ROUND_CEILING, decimal.ROUND_FLOOR
+# Figures of privacy by the start of their names, the longer of two that begin alike first, and the
+# side on which what is claimed with them still holds.
+_RESULTS = {
+    **{"epsilon_lower": _DOWN, "epsilon": _UP, "dp_delta": _UP, "secrecy_failure": _UP},
+    **{"ε": _UP, "δ": _UP, "budget": _DOWN, "confidence": _DOWN},
+}
+# The same for the numbers that rounds run with, which are float32: how much noise there was, and
+# how much one unit adds and how often.
+_SETTINGS = {
+    **{"noise_": _DOWN, "laplace_scale": _DOWN, "discrete_multiplier": _DOWN},
+    **{"entry_stddev": _DOWN, "clip_norm": _UP, "initial_clip_norm": _UP},
+    **{"sensitivity": _UP, "sampling_rate": _UP, "batch_size": _UP},
+}
+
+
+def shown(name: str, value: float | str, digits: int = 4, otherwise: str | None = None) -> str:
+    """Writes a figure for people, in few digits.
+
+    Guarantee: a figure of privacy is rounded to the side on which a claim still holds: ε, δ, clip
+    norms and sampling rates up, noise, budgets and proven lower bounds down. A number that is a
+    float32 is taken as the shortest decimal that stands for it, so that 0.1 is 0.1.
+
+    Args:
+      name: of the figure, as in a summary, a metric or a claim; of the key of a configuration, the
+        last part counts.
+      value: the figure; an infinite one may be a string.
+      digits: significant digits.
+      otherwise: the format of figures that have no safe side; None for as many digits, to nearest.
+
+    Returns:
+      The text.
+    """
+    own = name.rpartition(".")[2]
+    for start, side in (_RESULTS | _SETTINGS).items():
+        if own.startswith(start):
+            exact = _shortest(float(value)) if start in _SETTINGS else float(value)
+            return _rounded(exact, digits, side)
+    return format(value, otherwise or f".{digits}g")
 
 
 def rounded_up(value: float, digits: int = 4) -> str:
@@ -23,6 +64,13 @@ def rounded_down(value: float, digits: int = 4) -> str:
     of the last digit.
     """
     return _rounded(value, digits, decimal.ROUND_FLOOR)
+
+
+def _shortest(value: float) -> float:
+    """Returns the float of the shortest decimal that stands for the same float32, if it is one."""
+    with np.errstate(over="ignore"):
+        single = np.float32(value)
+    return float(str(single)) if float(single) == value else value
 
 
 def _rounded(value: float, digits: int, rounding: str) -> str:

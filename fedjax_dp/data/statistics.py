@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.foreign_text import visible
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.data.federated import FederatedData
 
@@ -125,7 +126,7 @@ class PartitionStatistics:
     def by_client(self) -> str:
         """Lists each named client with its number of examples, a line each."""
         pairs = zip(self.client_names, self.sizes.tolist(), strict=False)
-        return "\n".join(f"{name}: {size} examples" for name, size in pairs)
+        return "\n".join(f"{visible(name)}: {size} examples" for name, size in pairs)
 
 
 @checked

@@ -13,6 +13,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedjax_dp.core import checks, disclosure
+from fedjax_dp.core.decimals import shown
 from fedjax_dp.core.registry import digest_of_source
 from fedjax_dp.engine.evaluation import of_shared
 from fedjax_dp.engine.population import Population as Sizes
@@ -278,7 +279,8 @@ def _warn_of(claims: Mapping[int, Mapping[str, float]], outcome: Outcome, is_ali
     stated = float(outcome.summary.get("epsilon_record", np.inf))
     largest = max((each["epsilon"] for each in claims.values()), default=0.0)
     if is_alike and largest > stated * (1 + _SLACK):
-        text = f"nodes claim ε of up to {largest:.4g} for records, more than the run's {stated:.4g}"
+        claimed, own = (shown("epsilon", each) for each in (largest, stated))
+        text = f"nodes claim ε of up to {claimed} for records, more than the run's {own}"
         warnings.warn(f"{text}: their ledgers hold earlier rounds; see {NODES_FILE}", stacklevel=3)
 
 

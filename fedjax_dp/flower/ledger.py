@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from fedjax_dp.core import checks, disclosure, files
 from fedjax_dp.core.argument_checks import check_fields
+from fedjax_dp.core.decimals import shown
 from fedjax_dp.core.ranges import PositiveNumbers
 from fedjax_dp.data import sampling
 from fedjax_dp.data.participants import participation
@@ -147,7 +148,8 @@ class NodeLedger:
         spent = self._accounting.epsilon({"record": self._budget.dp_delta})["record"]
         budget = np.broadcast_to(np.asarray(self._budget.epsilon, np.float64), spent.shape)
         for client in clients:
-            rule = f"be at most {budget[client]:.6g}, over all rounds of this node's ledger"
+            most = shown("budget", budget[client], 6)
+            rule = f"be at most {most}, over all rounds of this node's ledger"
             fits = spent[client] <= budget[client] * (1 + _SLACK)
             what, where = f"ε of the records of client {client}", str(self._folder / _FILE)
             disclosure.require(fits, what, rule, spent[client], where=where)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
+from fedjax_dp.core.decimals import rounded_down, shown
 from fedjax_dp.io.colours import COLOURS
 
 Point = tuple[float, float]
@@ -80,7 +81,7 @@ def line_chart(
     for i, points in enumerate(drawn.values()):
         places = [(across.at(px), up.at(py)) for px, py in points]
         parts += _curve(i % _STYLES, places)
-    said = escape(_described(title, curves, limits))
+    said = escape(_described(title, y.label, curves, limits))
     picture = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{said}">'
     legend = _legend(list(drawn), list(limits))
     return (
@@ -180,14 +181,14 @@ def _legend(labels: Sequence[str], limits: Sequence[str]) -> str:
 
 
 def _described(
-    title: str, curves: Mapping[str, Sequence[Point]], limits: Mapping[str, float]
+    title: str, name: str, curves: Mapping[str, Sequence[Point]], limits: Mapping[str, float]
 ) -> str:
     """Describes a chart in words: the ends of its curves, and its limits."""
     words = [
-        f"{label} from {points[0][1]:.4g} at {points[0][0]:.6g} to {points[-1][1]:.4g} "
-        f"at {points[-1][0]:.6g}"
+        f"{label} from {shown(name, points[0][1])} at {points[0][0]:.6g} to "
+        f"{shown(name, points[-1][1])} at {points[-1][0]:.6g}"
         for label, points in curves.items()
         if points
     ]
-    words += [f"{label} {value:.4g}" for label, value in limits.items()]
+    words += [f"{label} {rounded_down(value)}" for label, value in limits.items()]
     return f"{title}: {'; '.join(words)}"

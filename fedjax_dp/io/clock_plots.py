@@ -101,7 +101,7 @@ def round_chart(times: RoundTimes, names: Sequence[str], title: str) -> Figure:
             )
     for at, label, style in ((times.closes, "sum closed", ":"), (times.server, "new model", "--")):
         axes.axvline(at, color="black", linestyle=style, linewidth=1, label=label)
-    axes.set_yticks(shown, names[: len(shown)], fontsize=7)
+    axes.set_yticks(shown, [drawing.shortened(n) for n in names[: len(shown)]], fontsize=7)
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.set(xlabel="simulated seconds from the start of the round", xlim=(0, None))
     drawing.set_title(axes, title)

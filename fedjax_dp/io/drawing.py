@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedjax_dp.core.foreign_text import in_plot
 from fedjax_dp.core.packages import needed_for
 from fedjax_dp.io.colours import COLOURS
 
@@ -219,11 +220,11 @@ def name_places(axes: Axes, names: Sequence[str], most: int = 45) -> int:
 
 
 def shortened(name: str) -> str:
-    """Cuts the middle out of a long name."""
+    """Cuts the middle out of a long name, which is drawn as it is and not as a formula."""
     if len(name) <= _LONGEST_NAME:
-        return name
+        return in_plot(name)
     half = _LONGEST_NAME // 2
-    return f"{name[:half]}…{name[1 - half :]}"
+    return in_plot(f"{name[:half]}…{name[1 - half :]}")
 
 
 def set_lines_below(axes: Axes, *lines: str) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-from fedjax_dp.core.decimals import rounded_up
+from fedjax_dp.core.decimals import shown
 from fedjax_dp.io import page
 from fedjax_dp.io import report_curves as curves
 from fedjax_dp.io.run_files import (
@@ -21,7 +21,7 @@ from fedjax_dp.io.statement import MARK_WORDS
 _CONFIG, _ENVIRONMENT, _SUMMARY = "config.toml", "environment.json", "summary.json"
 _METRICS, _STATEMENT, _SCORES = "metrics.jsonl", "privacy.md", "scores.jsonl"
 # From the mark of what may be published to that of what must be kept most secret.
-_STRICTNESS = ("public", "covered", "exact", "secret")
+_STRICTNESS = ("public", "covered", "named", "exact", "secret")
 
 
 class _Section(NamedTuple):
@@ -48,15 +48,15 @@ def report_page(run: RunFiles, refresh: float | None = None) -> tuple[str, str]:
     """
     title = _title(run)
     parts = [(each, each.content(run)) for each in _SECTIONS]
-    shown = [(each, text) for each, text in parts if text]
-    files = [name for each, _ in shown for name in each.files]
+    filled = [(each, text) for each, text in parts if text]
+    files = [name for each, _ in filled for name in each.files]
     body = f"<header><h1>{escape(title)}</h1>\n"
     body += page.paragraph(run.detail, f"state {run.state}")
     body += page.paragraph(run.place) if run.place else ""
     body += _mark(run, files, "This page", "notice ")
-    links = "".join(f'<li><a href="#{s.anchor}">{escape(s.title)}</a></li>' for s, _ in shown)
+    links = "".join(f'<li><a href="#{s.anchor}">{escape(s.title)}</a></li>' for s, _ in filled)
     body += f'<nav aria-label="Sections"><ul>{links}</ul></nav></header>\n<main>\n'
-    for each, text in shown:
+    for each, text in filled:
         body += f'<section aria-labelledby="{each.anchor}">\n'
         body += f'<h2 id="{each.anchor}">{escape(each.title)}</h2>\n'
         body += _mark(run, each.files, "This section") + text + "</section>\n"
@@ -99,7 +99,7 @@ def _overview(run: RunFiles) -> str:
 
     def add(label: str, value: Any, unit: str = "") -> None:
         if value is not None:
-            rows.append((label, text_of(value) + unit))
+            rows.append((label, text_of(label, value) + unit))
 
     add("rounds", run.rounds, f" of {entry_of(tables, 'run', 'rounds')}")
     add("data", entry_of(tables, "data", "name"))
@@ -113,7 +113,7 @@ def _overview(run: RunFiles) -> str:
         spent = run.latest(f"epsilon_{unit}")
         if is_epsilon(spent):
             of = _budget_in_words(budgets_of(tables, unit))
-            rows.append((f"ε of one {unit}", f"{rounded_up(float(spent))}{of}"))
+            rows.append((f"ε of one {unit}", f"{shown('epsilon', spent)}{of}"))
     if not units_of(tables):
         add("privacy", "none is claimed")
     add("δ", run.summary.get("dp_delta"))
@@ -121,7 +121,7 @@ def _overview(run: RunFiles) -> str:
     add("NOT covered by any ε", run.summary.get("not_covered"))
     whole = run.summary.get("epsilon_of_shared_record")
     if is_epsilon(whole):
-        rows.append(("ε of a record that several clients hold", rounded_up(float(whole))))
+        rows.append(("ε of a record that several clients hold", shown("epsilon", whole)))
     add("simulated time", run.latest("simulated_seconds"), " s")
     seconds = run.summary.get("seconds")
     add("time", f"{seconds:.3g} s" if is_number(seconds) else None)
@@ -131,8 +131,8 @@ def _overview(run: RunFiles) -> str:
 def _budget_in_words(budgets: Sequence[float]) -> str:
     if not budgets:
         return ""
-    low, high = budgets[0], budgets[-1]
-    return f" of {high:g}" if low == high else f" of {low:g} to {high:g}, by client"
+    low, high = (shown("budget", end, 6) for end in (budgets[0], budgets[-1]))
+    return f" of {high}" if low == high else f" of {low} to {high}, by client"
 
 
 def _warnings(run: RunFiles) -> str:
@@ -144,7 +144,8 @@ def _newest(run: RunFiles) -> str:
     if not run.rows:
         return ""
     row = run.rows[-1]
-    table = page.table(("metric", "value"), [(name, text_of(value)) for name, value in row.items()])
+    figures = [(name, text_of(name, value)) for name, value in row.items()]
+    table = page.table(("metric", "value"), figures)
     return page.folded(table, f"All metrics of round {row['round']}")
 
 
@@ -155,7 +156,7 @@ def _privacy(run: RunFiles) -> str:
 
 
 def _environment(run: RunFiles) -> str:
-    rows = [(k, text_of(v)) for k, v in run.environment.items() if not isinstance(v, Mapping)]
+    rows = [(k, text_of(k, v)) for k, v in run.environment.items() if not isinstance(v, Mapping)]
     found = run.environment.get("libraries")
     table = page.table(("what", "value"), rows) if rows else ""
     if not isinstance(found, Mapping):

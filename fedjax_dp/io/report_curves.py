@@ -126,7 +126,7 @@ def clients(run: RunFiles) -> str:
         return ""
     found = zip(_BY_CLIENT, *columns.values(), strict=True)
     rows = [
-        (label, *(text_of(v) if is_number(v) else "" for v in values))
+        (label, *(text_of(label, v) if is_number(v) else "" for v in values))
         for label, *values in found
         if any(map(is_number, values))
     ]
@@ -156,7 +156,9 @@ def scores(run: RunFiles) -> str:
         if every:
             means = {round: sum(each) / len(each) for round, each in sorted(by_round.items())}
             curves[name] = [(float(round), mean) for round, mean in means.items()]
-            rows.append((name, str(len(every)), text_of(min(every)), text_of(max(every))))
+            rows.append(
+                (name, str(len(every)), text_of(name, min(every)), text_of(name, max(every)))
+            )
     if not rows:
         return ""
     chart = line_chart("Mean score by round", curves, _ROUND, Axis("score"))

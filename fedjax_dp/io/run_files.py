@@ -4,6 +4,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
+from fedjax_dp.core.decimals import shown
 from fedjax_dp.io.charts import Point
 
 # Values beyond this are not drawn.
@@ -70,11 +71,11 @@ def is_epsilon(value: Any) -> TypeGuard[float | str]:
     return is_number(value) or value == "inf"
 
 
-def text_of(value: Any) -> str:
+def text_of(name: str, value: Any) -> str:
     """Writes a figure in at most six digits, counts in full."""
     if isinstance(value, list):
-        return ", ".join(map(text_of, value))
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+        return ", ".join(text_of(name, each) for each in value)
+    return shown(name, value, 6) if isinstance(value, float) else str(value)
 
 
 def entry_of(tables: Any, *keys: str) -> Any:

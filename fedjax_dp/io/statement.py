@@ -1,12 +1,14 @@
 """Writes the privacy statement of a run: in words, as JSON, and in LaTeX with BibTeX."""
 
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from numpy.typing import ArrayLike
 
-from fedjax_dp.core.decimals import rounded_up
+from fedjax_dp.core.decimals import shown
+from fedjax_dp.core.foreign_text import in_markdown
 from fedjax_dp.io.logbook import write_json, write_text
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.reports.latex import for_paper
@@ -16,11 +18,14 @@ from fedjax_dp.privacy.reports.statement import in_words, statement
 MARK_WORDS = {
     "public": "yes: it holds no figure of the data",
     "covered": "yes: it holds what ε covers, and public facts",
+    "named": "no: it names clients or files, which `run.release` leaves out",
     "exact": "no: it holds exact figures of the data, which no ε covers",
     "secret": "no: it allows removing the noise",
 }
+_LATER = "Files that are not listed were added later: do not publish them."
 # Columns of a table, each present if clients differ.
 _BY_UNIT = {
+    "budget of ε": "budget_per_unit",
     "δ": "dp_delta_per_unit",
     "noise multiplier": "noise_multiplier_per_unit",
     "clip norm": "clip_norm_per_unit",
@@ -66,11 +71,15 @@ def _listing(marks: Mapping[str, str]) -> str:
     """Lists which files may be published."""
     rows = [
         ("file", "may be published"),
-        *((f"`{n}`", MARK_WORDS[mark]) for n, mark in marks.items()),
+        *((_file_name(n), MARK_WORDS[mark]) for n, mark in marks.items()),
     ]
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     lines.insert(1, "|---|---|")
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", _LATER, ""])
+
+
+def _file_name(name: str) -> str:
+    return f"`{name}`" if re.fullmatch(r"[\w. -]+", name) else in_markdown(name)
 
 
 def _table(claim: Mapping[str, Any]) -> str:
@@ -78,14 +87,14 @@ def _table(claim: Mapping[str, Any]) -> str:
     named = claim.get("client_names") or ()
     names = named if len(named) == len(places) else places
     columns = {
-        "client": [str(name).replace("|", r"\|") for name in names],
-        "ε": [rounded_up(float(epsilon), 5) for epsilon in claim["epsilon_per_unit"]],
+        "client": [in_markdown(str(name)) for name in names],
+        "ε": [shown("epsilon", epsilon, 5) for epsilon in claim["epsilon_per_unit"]],
         "releases": claim["num_compositions"],
     }
     for title, name in _BY_UNIT.items():
         values = claim.get(name) or []
         if len(set(values)) > 1:
-            columns[title] = [f"{value:.4g}" for value in values]
+            columns[title] = [shown(name, value) for value in values]
     rows = [columns, *zip(*columns.values(), strict=True)]
     lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
     lines.insert(1, "|" + "---|" * len(columns))

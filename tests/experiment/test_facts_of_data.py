@@ -161,10 +161,6 @@ def test_a_statement_names_what_was_read_exactly_off_the_data(data_files):
     facts = facts_of(experiment, experiment.simulation.hyper, ["when it ended"])["record"]
     said = " ".join(facts["also_not_private"])
     assert "exact means and standard deviations" in said and "when it ended" in said
-    assert (
-        "labels by client in `partition.txt`, `plots/partition.png` and `plots/partition.pdf`"
-        in said
-    )
     assert (facts["num_shared"], facts["most_holders"]) == (3, 2)
     ranged = assemble(load_config(None, (*heart(data_files), *noise)))
     facts = facts_of(ranged, ranged.simulation.hyper, [])["record"]

@@ -11,7 +11,7 @@ from marks import telling
 from run_folders import SMALL, assemble_once, execute, metrics, read_json, saved_arrays
 from test_secret import ROOT, SECRET
 
-from fedjax_dp.core.decimals import rounded_up
+from fedjax_dp.core.decimals import rounded_down, rounded_up
 from fedjax_dp.experiment import load_config, report
 from fedjax_dp.experiment.components.callback import Callback
 from fedjax_dp.experiment.reading import validate as validation
@@ -44,8 +44,9 @@ OPEN_KEYS = (
     "epsilon_record name not_private num_clients num_parameters rounds test_accuracy_of"
 )
 CLAIM_KEYS = (
-    "accountant batch_size_per_unit clip_norm clip_norm_per_unit discrete_multiplier "
-    "dp_delta dp_delta_per_unit entry_stddev epsilon epsilon_per_unit floating_point histories "
+    "accountant assumes_every_round batch_size_per_unit budget_per_unit clip_norm "
+    "clip_norm_per_unit discrete_multiplier dp_delta dp_delta_per_unit entry_stddev epsilon "
+    "epsilon_per_unit floating_point histories "
     "laplace_scale mechanisms must_stay_hidden noise_multiplier noise_multiplier_per_unit "
     "noise_root not_private num_compositions relation samplers sampling_rate seed trusted unit "
     "versions"
@@ -161,12 +162,14 @@ def test_the_words_for_publication_follow_from_the_claims_alone(folder):
         in_words(records),
         "| client | ε | releases | noise multiplier |",
         "|---|---|---|---|",
-        *(f"| {i} | {rounded_up(e, 5)} | {n} | {z:.4g} |" for i, e, n, z in of_each),
+        *(f"| {i} | {rounded_up(e, 5)} | {n} | {rounded_down(z)} |" for i, e, n, z in of_each),
         "",
         "## Files of this folder\n",
         "| file | may be published |",
         "|---|---|",
         *listing(stated["files"]),
+        "",
+        "Files that are not listed were added later: do not publish them.",
         "",
     ]
     assert (folder / "release" / "privacy.md").read_text("utf-8") == "\n".join(parts)
@@ -266,7 +269,7 @@ def test_bytes_are_named_where_they_must_stay_hidden(folder):
     claim = read_json(folder, "privacy.json")["claims"][0]
     assert "how many units were drawn" in claim["must_stay_hidden"]
     said = " ".join(claim["not_private"])
-    for words in ("bytes sent", "seconds", "padding", "`partition.txt`", "`plots/partition.png`"):
+    for words in ("bytes sent", "seconds", "padding", "`partition.txt`"):
         assert words in said
     assert "no ε covers" in (folder / "partition.txt").read_text("utf-8")
 

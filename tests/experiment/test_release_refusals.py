@@ -1,5 +1,7 @@
 """What a run folder and a release must not hold, and the runs of which nothing is released."""
 
+import tomllib
+
 import jax
 import numpy as np
 import pytest
@@ -19,6 +21,8 @@ from fedjax_dp.experiment.running import results
 from fedjax_dp.experiment.running.environment import environment
 from fedjax_dp.experiment.running.release import (
     marks_of,
+    naming_files,
+    partition_counts,
     public_config,
     public_facts,
     public_summary,
@@ -184,6 +188,13 @@ def test_a_release_names_no_client_and_no_place_of_a_file(tmp_path):
     assert 'release = "private"' in text and "4" in text
     facts = results.facts_of(experiment, experiment.simulation.hyper, ())
     assert facts["record"]["client_names"] == list(HOSPITALS)
+    # Nor is a file of the run folder called publishable that has them.
+    naming = {"config.toml", "privacy.json", "privacy.md"}
+    tables = tomllib.loads(config_files.to_toml(experiment.written))
+    assert set(naming_files(tables, HOSPITALS)) == naming
+    assert naming_files(tomllib.loads(text), ()) == []
+    marks = marks_of(tmp_path, is_secret=True, naming=[*naming])
+    assert {marks[name] for name in naming & marks.keys()} == {"named"}
     ledgers, delta = charged(experiment).ledgers, experiment.dp_delta
     write_statement(tmp_path, ledgers, delta, "rdp", public_facts(facts))
     said = "".join((tmp_path / name).read_text("utf-8") for name in STATED)
@@ -193,9 +204,17 @@ def test_a_release_names_no_client_and_no_place_of_a_file(tmp_path):
 
 def test_the_statement_of_a_release_names_no_file_that_is_not_there(tmp_path):
     experiment = built(*RELEASED)
-    facts = results.facts_of(experiment, experiment.simulation.hyper, ["when it ended"])
-    inside = " ".join(facts["record"]["also_not_private"])
-    assert "`partition.txt`" in inside and "`plots/partition.png`" in inside
+    run = tmp_path / "run"
+    (run / "plots").mkdir(parents=True)
+    (run / "partition.txt").touch()
+    # Without plots, whether they were not asked for or could not be drawn.
+    assert partition_counts(run).endswith(" by client in `partition.txt`")
+    for kind in ("png", "pdf"):
+        (run / "plots" / f"partition.{kind}").touch()
+    counts = partition_counts(run)
+    assert counts.endswith("in `partition.txt`, `plots/partition.png` and `plots/partition.pdf`")
+    facts = results.facts_of(experiment, experiment.simulation.hyper, [counts, "when it ended"])
+    assert counts in facts["record"]["also_not_private"]
     ledgers, delta = charged(experiment).ledgers, experiment.dp_delta
     write_statement(tmp_path, ledgers, delta, "rdp", public_facts(facts))
     said = "".join((tmp_path / name).read_text("utf-8") for name in STATED)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from dp_accounting import rdp as dpa_rdp
 
+from fedjax_dp.core.decimals import rounded_down
 from fedjax_dp.privacy import events as ev
 from fedjax_dp.privacy.accounting import rdp
 from fedjax_dp.privacy.accounting.ledger import Ledger
@@ -103,7 +104,7 @@ def test_noise_is_reported_in_the_measure_of_its_mechanism():
         assert data["noise_multiplier"] is None and data["laplace_scale"] is None
         assert data["entry_stddev"] == pytest.approx([expected] * 2, rel=1e-4)
         words = st.in_words(data)
-        assert f"standard deviation of {data['entry_stddev'][0]:.4g} times the bound on" in words
+        assert f"standard deviation of {rounded_down(data['entry_stddev'][0])} times the" in words
         assert "largest contribution" not in words
     ledger = Ledger()
     ledger.charge(dpa.LaplaceDpEvent(2.5))
@@ -375,7 +376,7 @@ def test_a_bound_that_is_no_clip_norm_is_stated_as_it_is():
     ledger = Ledger("record")
     ledger.charge(dpa.GaussianDpEvent(1.0))
     words = st.in_words(st.statement(ledger, 1e-5, contribution="1.001/(0.5·k)"))
-    assert "The bound on one contribution is 1.001/(0.5·k). 1 releases" in words
+    assert "The bound on one contribution is 1.001/(0.5·k). 1 release is" in words
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.core import checks
+from fedjax_dp.core.decimals import shown
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.facts import Facts
 from fedjax_dp.engine.population import Population
@@ -98,12 +99,13 @@ def check_secure_aggregation(config: Config, participation: Participation) -> No
         value = getattr(section, name)
         checks.require(value == without, f"secure_aggregation.{name}", rule, value)
     dp_delta, exposed = privacy.client.dp_delta, num_rounds * graph.secrecy_failure
+    allowed, found = (shown("dp_delta", value) for value in (dp_delta, exposed))
     rule = (
         f"keep messages secret in all {num_rounds} rounds but with a probability of at most "
-        f"privacy.client.dp_delta = {dp_delta:g}, which it adds to: choose more neighbours or a "
+        f"privacy.client.dp_delta = {allowed}, which it adds to: choose more neighbours or a "
         "smaller secure_aggregation.failure"
     )
-    checks.require(exposed <= dp_delta, "secure_aggregation.graph", rule, f"{exposed:.2g}")
+    checks.require(exposed <= dp_delta, "secure_aggregation.graph", rule, found)
 
 
 def under_masks(

@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.core.decimals import rounded_up
+from fedjax_dp.core.decimals import shown
+from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.schema.config import TrainingSection
+from fedjax_dp.privacy.accounting.large_delta import large_delta
 
 # Above it an ε is meaningless: odds may change by e^50.
 _WEAK = 50.0
@@ -76,8 +78,8 @@ class Health:
         if _WEAK < largest < np.inf:
             self._once(
                 "large epsilon",
-                f"ε = {rounded_up(largest)} protects almost nothing: an attacker may be nearly "
-                "certain of a unit's data; below 10 is usual",
+                f"ε = {shown('epsilon', largest)} protects almost nothing: an attacker may be "
+                "nearly certain of a unit's data; below 10 is usual",
             )
 
     def _note_padding(self, row: Mapping[str, Any]) -> None:
@@ -103,6 +105,15 @@ class Health:
         if kind not in self._seen:
             self._seen.add(kind)
             self.warn(text)
+
+
+def large_deltas(experiment: Experiment) -> list[str]:
+    """Returns warnings of δ that are not below the share of one unit."""
+    found = {
+        unit: large_delta(unit, dp_delta, experiment.num_units[unit])
+        for unit, dp_delta in experiment.dp_delta.items()
+    }
+    return [f"privacy.{unit}.dp_delta: {text}" for unit, text in found.items() if text]
 
 
 def never_reached(algorithm: FederatedAlgorithm, num_rounds: int) -> str:

@@ -3,7 +3,7 @@
 import pathlib
 import shutil
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import tomli_w
@@ -13,6 +13,7 @@ from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment.components.callback import Callback
 from fedjax_dp.experiment.components.experiment import Experiment
+from fedjax_dp.experiment.components.numbers_by_client import KEYS as CLIENT_KEYS
 from fedjax_dp.experiment.components.trackers import TRACKERS_FILE
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.run_folder import (
@@ -29,9 +30,10 @@ from fedjax_dp.experiment.running.run_folder import (
 )
 from fedjax_dp.io.logbook import write_json, write_text
 from fedjax_dp.io.params import write_params
+from fedjax_dp.io.run_files import entry_of
 from fedjax_dp.io.statement import write_statement
 
-Mark = Literal["public", "covered", "exact", "secret"]
+Mark = Literal["public", "covered", "named", "exact", "secret"]
 MODEL_FILE = "model.safetensors"
 # By file of a run folder; a folder covers all files in it.
 _MARKS: Mapping[str, Mark] = {
@@ -60,14 +62,18 @@ _MARKS: Mapping[str, Mark] = {
     REPORT_FILE: "exact",
     ".lock": "public",
 }
-_STATED = ("privacy.json", "privacy.md", "privacy.tex", "privacy.bib", "summary.json")
+STATEMENT_FILES = ("privacy.json", "privacy.md", "privacy.tex", "privacy.bib")
+_STATED = (*STATEMENT_FILES, "summary.json")
+# Of a release, besides statement and summary.
+RELEASED: Mapping[str, Mark] = {
+    MODEL_FILE: "covered",
+    CONFIG_FILE: "public",
+    ENVIRONMENT_FILE: "public",
+}
 # Files that show the seed of a run.
 _WITH_SEED = (CONFIG_FILE, REPORT_FILE, "privacy.json", "privacy.md")
-# In a run folder, but not in a release.
-PARTITION_COUNTS = (
-    "the counts of examples and labels by client in `partition.txt`, "
-    "`plots/partition.png` and `plots/partition.pdf`"
-)
+# Of files in a run folder, which are not in a release.
+_COUNTS = "the counts of examples and labels by client in "
 # Summary entries that depend only on the configuration, public sizes and what ε covers. All others
 # are exact.
 _OPEN = {
@@ -97,10 +103,29 @@ def exact_keys(summary: Mapping[str, Any], *, is_length_public: bool = True) -> 
     return sorted(key for key in summary if key not in known and not key.startswith("epsilon"))
 
 
-def marks_of(folder: pathlib.Path, *, is_secret: bool) -> dict[str, Mark]:
+def partition_counts(folder: pathlib.Path) -> str:
+    """Names the files of a run folder with counts of the partition."""
+    plots = [f"plots/partition.{kind}" for kind in ("png", "pdf")]
+    *names, last = [f"`{n}`" for n in ("partition.txt", *plots) if (folder / n).is_file()]
+    return _COUNTS + " and ".join([*([", ".join(names)] if names else []), last])
+
+
+def naming_files(tables: Mapping[str, Any], client_names: Sequence[str]) -> list[str]:
+    """Lists the files of a run folder that name what a release leaves out.
+
+    These are clients, and files and folders of this machine.
+    """
+    by_client = (entry_of(tables, *key.split(".")) for key in CLIENT_KEYS)
+    is_plain = _public(tables) == tables and not any(isinstance(x, Mapping) for x in by_client)
+    return [CONFIG_FILE] * (not is_plain) + ["privacy.json", "privacy.md"] * bool(client_names)
+
+
+def marks_of(
+    folder: pathlib.Path, *, is_secret: bool, naming: Sequence[str] = ()
+) -> dict[str, Mark]:
     """Marks the files and folders of a run folder; unknown ones count as exact."""
+    known: dict[str, Mark] = {**_MARKS, **dict.fromkeys(naming, "named")}
     # Without a secret root the seed is the root of the noise, and files that show it are secret.
-    known: dict[str, Mark] = dict(_MARKS)
     if not is_secret:
         known |= dict.fromkeys(_WITH_SEED, "secret")
     # These are written later.
@@ -183,12 +208,11 @@ def write_release(
     shutil.copyfile(folder / ENVIRONMENT_FILE, into / ENVIRONMENT_FILE)
     write_json(into / "summary.json", public_summary(summary))
     shared = experiment.simulation.federation.shared
-    marks: dict[str, Mark] = {CONFIG_FILE: "public", ENVIRONMENT_FILE: "public"}
-    marks |= dict.fromkeys(_STATED, "covered")
     if shared is not None:
         params = experiment.model.full_params(shared(state))
         write_params(into / MODEL_FILE, params)
-        marks[MODEL_FILE] = "covered"
+    marks = {name: mark for name, mark in RELEASED.items() if (into / name).is_file()}
+    marks |= dict.fromkeys(_STATED, "covered")
     own, accountant = public_facts(facts), experiment.config.privacy.accountant
     write_statement(into, accounting.ledgers, experiment.dp_delta, accountant, own, marks)
 
@@ -207,16 +231,19 @@ def public_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
 def public_config(experiment: Experiment) -> str:
     """Returns the configuration as TOML, without client names or folders of files."""
     # Not `written`, which names clients.
-    tables = tomllib.loads(config_files.to_toml(experiment.config))
-    tables["data"].pop("data_dir", None)
+    return tomli_w.dumps(_public(tomllib.loads(config_files.to_toml(experiment.config))))
+
+
+def _public(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a configuration without folders of files."""
+    found: dict[str, Any] = _without_places(tables)
+    found.get("data", {}).pop("data_dir", None)
     # Patterns of parameter paths stay.
     patterns = [("model", "frozen"), ("model", "adapters"), ("execution", "model_rules")]
-    kept = [(part, name, tables[part].get(name)) for part, name in patterns]
-    tables = _without_places(tables)
-    for part, name, each in kept:
-        if each is not None:
-            tables[part][name] = each
-    return tomli_w.dumps(tables)
+    for part, name in patterns:
+        if (kept := entry_of(tables, part, name)) is not None:
+            found[part][name] = kept
+    return found
 
 
 def _without_places(value: Any) -> Any:
@@ -240,5 +267,5 @@ def public_facts(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, 
     }
     for each in found.values():
         said = each["also_not_private"]
-        each["also_not_private"] = [text for text in said if text != PARTITION_COUNTS]
+        each["also_not_private"] = [text for text in said if not text.startswith(_COUNTS)]
     return found

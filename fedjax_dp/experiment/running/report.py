@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fedjax_dp.core import checks, files
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Positive
-from fedjax_dp.experiment.running.release import marks_of, public_summary
+from fedjax_dp.experiment.running.release import marks_of, naming_files, public_summary
 from fedjax_dp.experiment.running.run_folder import (
     CONFIG_FILE,
     ENVIRONMENT_FILE,
@@ -137,11 +137,14 @@ def _read(folder: pathlib.Path) -> RunFiles:
         summary = {}
     done = summary["rounds"] if "rounds" in summary else rows[-1]["round"] if rows else 0
     state, detail = _state(folder, tables, summary, done, is_running=is_running)
+    claims = _object(folder / _CLAIMS_FILE).get("claims", [])
+    names = [name for claim in claims for name in claim.get("client_names", ())]
+    is_secret = entry_of(tables, "run", "secret") is True
     return RunFiles(
         *(state, detail, done, config, _object(folder / ENVIRONMENT_FILE), summary),
         _text(folder / _STATEMENT_FILE) if summary else "",
         rows,
-        marks_of(folder, is_secret=entry_of(tables, "run", "secret") is True),
+        marks_of(folder, is_secret=is_secret, naming=naming_files(tables, names)),
         place=f"Run folder: {folder}",
         scores=_reports(folder / SCORES_FILE),
     )

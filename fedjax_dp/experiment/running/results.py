@@ -1,6 +1,7 @@
 """Writes the results of a run: summary, privacy statement, plots, release."""
 
 import pathlib
+import tomllib
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
@@ -22,10 +23,12 @@ from fedjax_dp.evaluation.fairness import summarize
 from fedjax_dp.experiment.components.clock import clock_of
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.components.numbers_by_client import names_of
+from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.release import (
-    PARTITION_COUNTS,
     exact_keys,
     marks_of,
+    naming_files,
+    partition_counts,
     read_exactly,
     write_release,
 )
@@ -35,6 +38,7 @@ from fedjax_dp.experiment.schema.config import DiscreteGaussianLevel, GaussianLe
 from fedjax_dp.io.checkpoint import ROOT_FILE
 from fedjax_dp.io.logbook import read_metrics, write_json, write_text
 from fedjax_dp.io.statement import write_statement
+from fedjax_dp.privacy.claims import OnceClaim
 
 # How a run ended: after its last round, or why before it.
 Ended = Literal["finished", "interrupted", "budget", "callback"]
@@ -94,8 +98,11 @@ def write_results(
     if section.plots:
         _draw(experiment, state, rows, folder / "plots")
     write_text(folder / "partition.txt", partition_text(experiment.population.statistics()))
-    facts = facts_of(experiment, start.hyper, also_not_private)
-    marks = marks_of(folder, is_secret=section.secret)
+    not_private = [partition_counts(folder), *also_not_private]
+    facts = facts_of(experiment, start.hyper, not_private)
+    tables = tomllib.loads(config_files.to_toml(experiment.written))
+    naming = naming_files(tables, experiment.population.train.client_names)
+    marks = marks_of(folder, is_secret=section.secret, naming=naming)
     releases = section.release is not None and ended != "interrupted"
     if releases:
         marks[RELEASE_FOLDER] = "covered"
@@ -300,7 +307,6 @@ def facts_of(
         "seed": experiment.config.run.seed,
         "versions": {n: v for n, v in libraries().items() if n in _STATED},
         "also_not_private": [
-            PARTITION_COUNTS,
             *read_exactly(experiment),
             *_choice_in_sweep(experiment),
             *also_not_private,
@@ -311,16 +317,17 @@ def facts_of(
     if experiment.config.run.secret:
         file = f"{CHECKPOINT_FOLDER}/{ROOT_FILE}"
         common |= {"noise_root": "secret", "noise_root_file": file}
-    facts = {"client": {name: experiment.client_clip_norm} | common, "record": common}
+    facts = {"client": {name: experiment.client_clip_norm} | common, "record": common.copy()}
+    for unit, each in facts.items():
+        each |= {"num_units": experiment.num_units[unit], "budget": experiment.budget.get(unit)}
     if isinstance(level, DiscreteGaussianLevel):
         # Every client adds its share of the noise; the server sees sums only.
         facts["client"]["trust"] = "secure_aggregation"
     if hyper.local.clip_norm is not None:
         claim, numbers = experiment.simulation.algorithm.claims.record, hyper.local
         bound = None if claim is None else claim.contribution
-        facts["record"] = (
-            common
-            | experiment.population.sharing._asdict()
+        facts["record"] |= (
+            experiment.population.sharing._asdict()
             | {
                 "not_covered": experiment.simulation.algorithm.claims.not_covered,
                 "noise_multiplier_per_unit": by_client(numbers.noise_multiplier),
@@ -335,6 +342,9 @@ def facts_of(
                 else {"contribution": bound}
             )
         )
+        is_calibrated = experiment.config.privacy.record.noise_multiplier is None
+        own = {"reads_once": isinstance(claim, OnceClaim), "assumes_every_round": is_calibrated}
+        facts["record"] |= {fact: True for fact, holds in own.items() if holds}
     return {unit: each | _stated(experiment, unit) for unit, each in facts.items()}
 
 

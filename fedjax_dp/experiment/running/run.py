@@ -17,7 +17,12 @@ from fedjax_dp.experiment.components.deployment import Deployment
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.environment import use_compilation_cache
-from fedjax_dp.experiment.running.health import Health, never_reached, without_learning
+from fedjax_dp.experiment.running.health import (
+    Health,
+    large_deltas,
+    never_reached,
+    without_learning,
+)
 from fedjax_dp.experiment.running.interruptions import interruptions
 from fedjax_dp.experiment.running.processes import (
     agreed,
@@ -179,7 +184,8 @@ def checked_health(
     config = experiment.config
     require_publishable(experiment, callbacks)
     health = Health(watcher.warn, experiment.simulation.layout.chunk)
-    for note in (*experiment.population.notes, *without_learning(config.training)):
+    notes = *experiment.population.notes, *without_learning(config.training)
+    for note in (*notes, *large_deltas(experiment)):
         health.warn(note)
     for epsilon in experiment.budget.values():
         health.note_epsilon(epsilon)

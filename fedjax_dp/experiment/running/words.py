@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_dp.core.decimals import rounded_up
+from fedjax_dp.core.decimals import shown
 from fedjax_dp.experiment.running.run import Outcome
 
 # Share of padding in a round above which it is shown.
@@ -22,7 +22,7 @@ def round_in_words(rounds: int, total: int, row: Mapping[str, Any]) -> str:
         text += f" (shared model {row['shared_test_accuracy']:.3f})"
     for name in ("epsilon_record", "epsilon_client"):
         if row.get(name) is not None:
-            text += f", ε {rounded_up(row[name])} ({name.removeprefix('epsilon_')})"
+            text += f", ε {shown(name, row[name])} ({name.removeprefix('epsilon_')})"
     if row.get("padding_share") is not None and row["padding_share"] > _MUCH_PADDING:
         text += f", padding {row['padding_share']:.2f}"
     return text
@@ -53,9 +53,9 @@ def summary_in_words(summary: Mapping[str, Any]) -> str:
     if summary.get("worst_client_accuracy") is not None:
         parts.append(f"worst client {summary['worst_client_accuracy']:.4f}")
     if summary["epsilon"] is not None:
-        low, high = (rounded_up(summary[f"dp_delta{of}"], 6) for of in ("_smallest", ""))
+        low, high = (shown("dp_delta", summary[f"dp_delta{of}"], 6) for of in ("_smallest", ""))
         delta = high if low == high else f"{low} to {high}"
-        parts.append(f"ε = {rounded_up(summary['epsilon'])} at δ = {delta}")
+        parts.append(f"ε = {shown('epsilon', summary['epsilon'])} at δ = {delta}")
         parts[-1] += f", which covers {summary['covered_models']}"
         if "epsilon_of_shared_record" in summary:
             parts.append(_of_shared_record(summary))
@@ -71,7 +71,5 @@ def _of_shared_record(summary: Mapping[str, Any]) -> str:
     epsilon = summary["epsilon_of_shared_record"]
     if epsilon is None:
         return "no ε can be stated for a record that one client holds several times"
-    delta = summary["dp_delta_of_shared_record"]
-    return (
-        f"for a record that several clients hold: ε = {rounded_up(float(epsilon))} at δ = {delta:g}"
-    )
+    delta = shown("dp_delta", summary["dp_delta_of_shared_record"], 6)
+    return f"for a record that several clients hold: ε = {shown('epsilon', epsilon)} at δ = {delta}"

@@ -4,6 +4,7 @@ import json
 import pathlib
 import secrets
 import shutil
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,14 +12,16 @@ import jax
 
 from fedjax_dp.core import checks, files
 from fedjax_dp.experiment.components.experiment import Experiment
-from fedjax_dp.experiment.running.release import MODEL_FILE, require_publishable
-from fedjax_dp.experiment.running.results import facts_of
-from fedjax_dp.experiment.running.run_folder import (
-    CONFIG_FILE,
-    ENVIRONMENT_FILE,
-    RELEASE_FOLDER,
-    SUMMARY_FILE,
+from fedjax_dp.experiment.running.health import large_deltas
+from fedjax_dp.experiment.running.release import (
+    RELEASED,
+    STATEMENT_FILES,
+    Mark,
+    public_facts,
+    require_publishable,
 )
+from fedjax_dp.experiment.running.results import facts_of
+from fedjax_dp.experiment.running.run_folder import RELEASE_FOLDER, SUMMARY_FILE
 from fedjax_dp.experiment.running.starting import accounting_of, first_state
 from fedjax_dp.experiment.running.watcher import Watcher
 from fedjax_dp.experiment.studies.sweep import Point, Study, loaded, run_all
@@ -29,7 +32,7 @@ from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.mechanisms.repetition import Repetition
 
 # In the folder of a selection. What was drawn is secret: it shows how many trials there were.
-TRIALS_FILE, CHOSEN_FOLDER = "trials.json", "chosen"
+TRIALS_FILE, CHOSEN_FOLDER, SETTING_FILE = "trials.json", "chosen", "setting.json"
 # A figure on the data set's own test part, which the claim does not protect.
 SCORE = "test_accuracy"
 
@@ -57,6 +60,7 @@ def select_privately(
     trials: Repetition,
     report: Callable[[str], None] = print,
     watcher: Watcher | None = None,
+    warn: Callable[[str], None] = warnings.warn,
 ) -> Choice | None:
     """Runs a random number of trials, each of a point drawn at random, and chooses the best.
 
@@ -72,6 +76,7 @@ def select_privately(
       trials: the distribution of their number.
       report: receives a line for every trial.
       watcher: receives the progress; None for none.
+      warn: receives warnings about the claim, before any trial runs.
 
     Returns:
       The choice; None if no trial was drawn, which the Poisson distribution allows.
@@ -88,6 +93,8 @@ def select_privately(
         is_same = experiment.population is experiments[0].population
         checks.require(is_same, f"a trial of {point.name}", rule, "other data")
     planned = _common_cost(grid, experiments)
+    for text in dict.fromkeys(text for each in experiments for text in large_deltas(each)):
+        warn(text)
     drawn = _drawn(grid, output, trials)
     jobs = {
         i: Job(loaded(study, grid[place]), output / f"trial-{i + 1:04d}")
@@ -105,19 +112,22 @@ def select_privately(
     point, experiment = grid[drawn[best]], experiments[drawn[best]]
     folder = output / CHOSEN_FOLDER
     folder.mkdir(exist_ok=True)
+    marks: dict[str, Mark] = {SETTING_FILE: "covered"}
+    for file, mark in RELEASED.items():
+        # Statement and summary of a trial have the ε of that trial alone.
+        released = jobs[best].folder / RELEASE_FOLDER / file
+        if released.is_file():
+            shutil.copy(released, folder / file)
+            marks[file] = mark
+    write_json(folder / SETTING_FILE, point.values)
     claims = write_statement(
         folder,
         {unit: _of_choice(ledger, trials) for unit, ledger in planned.items()},
         experiment.dp_delta,
         experiment.config.privacy.accountant,
         _facts(experiment, trials, len(grid)),
+        marks | dict.fromkeys(STATEMENT_FILES, "covered"),
     )
-    for file in (MODEL_FILE, CONFIG_FILE, ENVIRONMENT_FILE):
-        # Statement and summary of a trial have the ε of that trial alone.
-        released = jobs[best].folder / RELEASE_FOLDER / file
-        if released.is_file():
-            shutil.copy(released, folder / file)
-    write_json(folder / "setting.json", point.values)
     epsilon = {claim["unit"]: float(claim["epsilon"]) for claim in claims}
     return Choice(jobs[best].folder, point, folder, epsilon)
 
@@ -196,8 +206,9 @@ def _facts(experiment: Experiment, trials: Repetition, points: int) -> dict[str,
     choice = {"score": SCORE, "points": points, "mean": trials.mean, "shape": trials.shape}
     # Each trial has a root of its own; and the server sees all of them, whatever one claims.
     own = {"choice": choice, "trust": "selection"}
-    left_out = ("noise_root_file", "deployment")
+    # A budget is that of one trial.
+    left_out = ("deployment", "budget")
     return {
         unit: {k: v for k, v in each.items() if k not in left_out} | own
-        for unit, each in facts.items()
+        for unit, each in public_facts(facts).items()
     }

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_dp.core import checks, files
+from fedjax_dp.core.decimals import shown
 from fedjax_dp.experiment.components.budgets import with_named_lists
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading.config_diff import require_same, tables_of
@@ -182,9 +183,10 @@ def run_all(
 
     def ended(place: int, outcome: Outcome) -> None:
         summary = outcome.summary
-        shown = ", ".join(f"{m} {summary[m]:.4f}" for m in study.metrics if summary.get(m))
+        found = [m for m in study.metrics if summary.get(m)]
+        results = ", ".join(f"{m} {shown(m, summary[m], otherwise='.4f')}" for m in found)
         is_interrupted = " (interrupted)" if outcome.ended == "interrupted" else ""
-        report(f"{labels[place]}: {shown} in {summary['seconds']:.0f} s{is_interrupted}")
+        report(f"{labels[place]}: {results} in {summary['seconds']:.0f} s{is_interrupted}")
         for text in summary.get("warnings", ()):
             if text not in warned:
                 warned.add(text)
@@ -260,7 +262,8 @@ def average_over_seeds(study: Study, rows: Sequence[Mapping[str, Any]]) -> list[
     for names, members in groups.items():
         values = dict(zip(axes, names, strict=True))
         for metric, factor in study.metrics.items():
-            numbers = [factor * m[metric] for m in members if m.get(metric) is not None]
+            # JSON has an infinite ε as a string.
+            numbers = [factor * float(m[metric]) for m in members if m.get(metric) is not None]
             if numbers:
                 spread = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
                 found.append(

@@ -5,7 +5,12 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedjax_dp.core.decimals import shown
+from fedjax_dp.core.foreign_text import in_csv, in_markdown
 from fedjax_dp.experiment.studies.sweep import Study
+
+# Columns whose figures are of the metric that the entry names.
+_OF_METRIC = ("mean", "std", "published")
 
 
 def as_csv(entries: Sequence[Mapping[str, Any]]) -> str:
@@ -18,12 +23,9 @@ def as_csv(entries: Sequence[Mapping[str, Any]]) -> str:
       The text, one line for each point and metric.
     """
     text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(entries[0]) if entries else ["metric"])
-    writer.writeheader()
-    writer.writerows(
-        {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in entry.items()}
-        for entry in entries
-    )
+    writer = csv.writer(text)
+    writer.writerow(map(in_csv, entries[0] if entries else ["metric"]))
+    writer.writerows([in_csv(_text(entry, name, 6)) for name in entry] for entry in entries)
     return text.getvalue()
 
 
@@ -76,9 +78,9 @@ def as_list(study: Study, entries: Sequence[Mapping[str, Any]]) -> str:
     metrics = [m for m in study.metrics if any(m in row for row in found.values())]
     lines = [_line([*axes, *metrics, "seeds"]), _rule(len(axes) + len(metrics) + 1)]
     for values, row in found.items():
-        shown = [_cell(row[m], 4) if m in row else "–" for m in metrics]
+        cells = [_cell(row[m], 4) if m in row else "–" for m in metrics]
         seeds = max(entry["seeds"] for entry in row.values())
-        lines.append(_line([*values, *shown, str(seeds)]))
+        lines.append(_line([*values, *cells, str(seeds)]))
     return "\n".join(lines)
 
 
@@ -94,22 +96,31 @@ def as_rows(entries: Sequence[Mapping[str, Any]]) -> str:
     heads = list(entries[0]) if entries else ["trial"]
     lines = [_line(heads), _rule(len(heads))]
     for entry in entries:
-        shown = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in entry.values())
-        lines.append(_line(list(shown)))
+        lines.append(_line([_text(entry, name, 4) or "None" for name in entry]))
     return "\n".join(lines)
 
 
-def _cell(entry: Mapping[str, Any], digits: int) -> str:
-    text = f"{entry['mean']:.{digits}f}"
+def _text(entry: Mapping[str, Any], name: str, digits: int) -> str:
+    """Writes a figure of an entry in few digits, and other values as they are."""
+    value = entry[name]
+    if not isinstance(value, float):
+        return "" if value is None else str(value)
+    return shown(entry["metric"] if name in _OF_METRIC else name, value, digits)
+
+
+def _cell(entry: Mapping[str, Any], decimals: int) -> str:
+    """Writes mean, standard deviation and published number of a metric."""
+    metric, fixed = entry["metric"], f".{decimals}f"
+    text = shown(metric, entry["mean"], otherwise=fixed)
     if entry["std"] is not None:
-        text += f" ± {entry['std']:.{digits}f}"
+        text += f" ± {shown(metric, entry['std'], otherwise=fixed)}"
     if entry["published"] is not None:
-        text += f" ({entry['published']:g})"
+        text += f" ({shown(metric, entry['published'], 6)})"
     return text
 
 
 def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return f"| {' | '.join(map(in_markdown, cells))} |"
 
 
 def _rule(count: int) -> str:

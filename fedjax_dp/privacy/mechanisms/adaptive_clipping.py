@@ -9,6 +9,7 @@ from chex import PRNGKey
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.decimals import rounded_up
 from fedjax_dp.core.ranges import Fraction, NonNegative, Positive
 from fedjax_dp.privacy.mechanisms import random_bits
 from fedjax_dp.privacy.sensitivities import Scalar
@@ -118,6 +119,6 @@ def update_noise_multiplier(noise_multiplier: Positive, count_stddev: Positive) 
     Source: Andrew, Thakkar, McMahan, Ramaswamy 2021, theorem 1.
     """
     left = noise_multiplier**-2 - (2 * count_stddev) ** -2
-    rule = f"exceed {noise_multiplier / 2:g} for this multiplier"
+    rule = f"exceed {rounded_up(noise_multiplier / 2, 6)} for this multiplier"
     checks.require(left > 0, "count_stddev", rule, count_stddev)
     return 1 / math.sqrt(left)

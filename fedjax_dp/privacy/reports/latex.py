@@ -6,10 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from fedjax_dp.core.decimals import rounded_up
-from fedjax_dp.privacy.reports.statement import RESTS_ON_MASKS
+from fedjax_dp.core.decimals import shown
+from fedjax_dp.core.foreign_text import in_latex
+from fedjax_dp.privacy.reports.statement import RESTS_ON_MASKS, ends, unused_of
 
 _UNITS = {"client": "all data of one client", "record": "one record of one client"}
 _RELATIONS = {
@@ -146,13 +145,8 @@ _NOT_COVERED = (
     r"Metrics of training and evaluation were computed exactly, and $\varepsilon$ covers neither "
     "them nor choices made from the data outside of the run, such as of hyper-parameters."
 )
-_SPECIAL = {c: "\\" + c for c in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "ε": r"$\varepsilon$",
-    "δ": r"$\delta$",
-}
+_ONCE = "Each record is read in one round only, and its client pays for that round alone."
+_BUDGET = r"Of a budget for $\varepsilon$ of {}, {} was spent."
 
 
 class Paragraphs(NamedTuple):
@@ -201,6 +195,7 @@ def _paragraph(claim: Mapping[str, Any]) -> str:
         return "The run is not differentially private: something was released without noise.\n"
     sentences = [
         *_claimed(claim),
+        *([in_latex(claim["large_delta"]) + "."] if "large_delta" in claim else []),
         _RELATIONS[claim["relation"]].format(unit=unit),
         *_copies(claim),
         *_released(claim),
@@ -220,7 +215,7 @@ def _paragraph(claim: Mapping[str, Any]) -> str:
 
 def _claimed(claim: Mapping[str, Any]) -> list[str]:
     """Writes ε and δ, after what no ε covers."""
-    epsilon, dp_delta = _number(claim["epsilon"], 4), _number(claim["dp_delta"], 6)
+    epsilon, dp_delta = _epsilon(claim["epsilon"]), _delta(claim["dp_delta"], 6)
     text = (
         r"Training is $(\varepsilon, \delta)$-differentially private~\cite{dwork2014algorithmic} "
         rf"at the level of {claim['unit']}s, with $\varepsilon = {epsilon}$ and "
@@ -229,7 +224,7 @@ def _claimed(claim: Mapping[str, Any]) -> list[str]:
     text += ", the largest over all units." if len(claim["epsilon_per_unit"]) > 1 else "."
     if "not_covered" not in claim:
         return [text]
-    what = _escaped(str(claim["not_covered"]))
+    what = in_latex(str(claim["not_covered"]))
     return [f"As a whole the run is not differentially private: no noise protects {what}.", text]
 
 
@@ -241,13 +236,13 @@ def _copies(claim: Mapping[str, Any]) -> list[str]:
     text = f"Of a record up to {found['most_holders']} clients have a copy; for all of its copies "
     if found["epsilon"] is None:
         return [text + r"no $\varepsilon$ is claimed."]
-    epsilon, dp_delta = _number(found["epsilon"], 4), _number(found["dp_delta"], 4)
+    epsilon, dp_delta = _epsilon(found["epsilon"]), _delta(found["dp_delta"])
     return [text + rf"$\varepsilon = {epsilon}$ at $\delta = {dp_delta}$."]
 
 
 def _released(claim: Mapping[str, Any]) -> list[str]:
     """Writes mechanism, sampling, noise, clipping and composition."""
-    mechanisms = [_MECHANISMS.get(name, _escaped(name)) for name in claim["mechanisms"]]
+    mechanisms = [_MECHANISMS.get(name, in_latex(name)) for name in claim["mechanisms"]]
     is_gaussian = set(claim["mechanisms"]) == {"Gaussian noise"}
     samplers = [
         _SAMPLERS[name] + _SAMPLED[is_gaussian] * (name == "Poisson sampling")
@@ -255,20 +250,26 @@ def _released(claim: Mapping[str, Any]) -> list[str]:
     ]
     text = f"Releases use {_listed(mechanisms)} {_listed(samplers)}"
     if claim["sampling_rate"]:
-        text += f", at a rate of {_range(claim['sampling_rate'])}"
+        text += f", at a rate of {_range('sampling_rate', claim['sampling_rate'])}"
     sentences = [text + "."]
     sentences += [
-        words.format(_range(claim[name])) for name, words in _NOISE.items() if claim[name]
+        words.format(_range(name, claim[name])) for name, words in _NOISE.items() if claim[name]
     ]
     clip = claim.get("clip_norm_per_unit", claim.get("clip_norm"))
     if claim.get("contribution") is None and clip is not None:
-        sentences.append(f"Contributions are clipped to a norm of {_range(clip)}.")
-    composed = _range(claim["num_compositions"])
+        sentences.append(f"Contributions are clipped to a norm of {_range('clip_norm', clip)}.")
+    counts = dict.fromkeys((min(claim["num_compositions"]), max(claim["num_compositions"])))
+    composed = " to ".join(f"${count}$" for count in counts)
+    verb = "release is" if [*counts] == [1] else "releases are"
     sentences.append(
-        f"For each unit {composed} releases are composed, {_ACCOUNTANTS[claim['accountant']]}, "
+        f"For each unit {composed} {verb} composed, {_ACCOUNTANTS[claim['accountant']]}, "
         r"with the events of dp-accounting~\cite{dpaccounting} as the simulator fedjax\_dp charged "
         r"them~\cite{fedjaxdp}."
     )
+    sentences += [_ONCE] * bool(claim.get("reads_once"))
+    if (found := unused_of(claim)) is not None:
+        budgets, spent, _ = found
+        sentences.append(_BUDGET.format(_range("budget", budgets), _range("epsilon", spent)))
     return sentences
 
 
@@ -287,7 +288,7 @@ def _masks(claim: Mapping[str, Any]) -> list[str]:
     text = [_MASKS.format(pairs=pairs, colluders=facts["colluders"], dropouts=facts["dropouts"])]
     text += [_SIMULATED_KEYS] * (facts["keys"] != "between_nodes")
     if "dp_delta_of_masks" in claim:
-        text.append(_EXPOSED.format(_number(claim["dp_delta_of_masks"], 4)))
+        text.append(_EXPOSED.format(_delta(claim["dp_delta_of_masks"])))
     return text
 
 
@@ -315,14 +316,16 @@ def _listed(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
 
 
-def _range(values: Any) -> str:
-    low, high = float(np.min(values)), float(np.max(values))
-    ends = [_mantissa(f"{value:.4g}") for value in dict.fromkeys((low, high))]
-    return " to ".join(f"${end}$" for end in ends)
+def _range(name: str, values: Any) -> str:
+    return " to ".join(f"${_mantissa(end)}$" for end in ends(name, values))
 
 
-def _number(value: float, digits: int) -> str:
-    return _mantissa(rounded_up(value, digits))
+def _epsilon(value: float) -> str:
+    return _mantissa(shown("epsilon", value))
+
+
+def _delta(value: float, digits: int = 4) -> str:
+    return _mantissa(shown("dp_delta", value, digits))
 
 
 def _mantissa(text: str) -> str:
@@ -332,7 +335,3 @@ def _mantissa(text: str) -> str:
         return text
     power = f"10^{{{int(exponent)}}}"
     return power if mantissa == "1" else rf"{mantissa} \cdot {power}"
-
-
-def _escaped(text: str) -> str:
-    return "".join(_SPECIAL.get(character, character) for character in text)

@@ -1,7 +1,7 @@
 """The privacy statement of a run, derived from its ledger: as data and as text."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dp_accounting as dpa
@@ -10,8 +10,9 @@ from dp_accounting import dp_event as standard
 from numpy.typing import ArrayLike
 
 from fedjax_dp.core import checks
-from fedjax_dp.core.decimals import rounded_up
+from fedjax_dp.core.decimals import shown
 from fedjax_dp.privacy import events as ev
+from fedjax_dp.privacy.accounting.large_delta import large_delta
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.events import DpEvent
 from fedjax_dp.privacy.mechanisms.distributed import (
@@ -31,16 +32,16 @@ _UNITS = {"client": "one client with all of its data", "record": "one record of 
 _RELATIONS = {
     "add_remove": "neighbouring data differ by {unit}, which is present or absent",
     "zero_out": (
-        "neighbouring data differ by {unit}, whose contributions are replaced by zeros; it is "
-        "still counted and drawn, since the numbers of clients and of their records are "
-        "public and fix rates, steps and divisors"
+        "neighbouring data differ by {unit}, whose contributions are replaced by zeros; it still "
+        "counts towards the numbers of clients and records, which are public because rates, steps "
+        "and divisors are computed from them"
     ),
     "replace_one": "neighbouring data differ by {unit}, which is exchanged for any other",
 }
 _TRUST = {
     "server": (
-        "The server is trusted: it sees every contribution, clips, adds the noise and keeps secret "
-        "who was drawn and how many. The claim holds against all who see only the released models."
+        "The server is trusted: it sees every contribution, clips and adds the noise. The claim "
+        "holds against all who see only the released models."
     ),
     "client": (
         "Only the client itself is trusted: its noise is added before anything leaves it. "
@@ -161,11 +162,17 @@ _MECHANISMS = {
     BoundedLaplaceDpEvent: "bounded Laplace noise",
 }
 
+# In sentences: cohorts may have been drawn, and not be secret.
+_SAMPLED = {"no sampling": "none that amplifies privacy"}
 _SAMPLERS = {
     dpa.PoissonSampledDpEvent: "Poisson sampling",
     dpa.SampledWithoutReplacementDpEvent: "fixed-size sampling without replacement",
     dpa.TruncatedSubsampledGaussianDpEvent: "Poisson sampling truncated to a capacity",
 }
+_DRAWN = (
+    " How often each unit was drawn is no secret: draws depend on no data, and the claim does not "
+    "rest on them."
+)
 # What amplification by sampling assumes hidden. Without replacement the number is public.
 _WHO, _COUNT = "which units were drawn", "how many units were drawn"
 _HIDDEN = {
@@ -231,6 +238,14 @@ _PLANNED = (
     "The run ended early, by a rule on what it had released. Any of its {} planned rounds could "
     "have been the last, and ε is that of all of them."
 )
+_ONCE = (
+    " Each record is read in one round only: its client pays for that round, and not for the other "
+    "rounds that it takes part in."
+)
+_EVERY_ROUND = (
+    " The noise was calibrated as if every client took part in every round; clients that were "
+    "drawn less often spend less."
+)
 _PARAMETERS = (
     "Of the model's {whole:,} parameters {num_trained:,} are trained; {num_frozen:,} are frozen, "
     "and neither noised nor sent. "
@@ -263,6 +278,8 @@ def statement(
     has_personal_models: bool = False,
     num_shared: int = 0,
     most_holders: int = 1,
+    num_units: ArrayLike | None = None,
+    budget: ArrayLike | None = None,
     **facts: Any,
 ) -> dict[str, Any]:
     """Collects the claim of a ledger's run, as plain data that `json` can write.
@@ -271,13 +288,15 @@ def statement(
     from what ran. By default the server is trusted under a claim for clients, only the client under
     one for records, and parties and server if noise came in gamma shares. `not_covered` and
     `also_not_private` name what no ε covers, personal models among the former if there are any;
-    `num_shared` counts records that several clients have, at most `most_holders` each. `facts` are
-    added as they are; the text has `clip_norm`, `contribution`, `batch_size_per_unit`,
-    `initial_clip_norm`, `seed`, `parameters`, `secure_aggregation`, `deployment`, `choice`,
-    `planned_rounds` and `versions` of them. ε is that at `dp_delta`. Where messages need masks, the
-    claimed δ is larger by `dp_delta_of_masks`, the probability that a random graph of masks fails
-    to keep a message secret in some round. Figures that differ by unit are given as the smallest
-    and the largest, None if absent, and an infinite ε as "inf".
+    `num_shared` counts records that several clients have, at most `most_holders` each. `num_units`
+    is the number of clients, or of the records of each client, which a δ is compared with; `budget`
+    is the ε that was allowed. `facts` are added as they are; the text has `clip_norm`,
+    `contribution`, `batch_size_per_unit`, `initial_clip_norm`, `seed`, `parameters`,
+    `secure_aggregation`, `deployment`, `choice`, `planned_rounds`, `reads_once`,
+    `assumes_every_round` and `versions` of them. ε is that at `dp_delta`. Where messages need
+    masks, the claimed δ is larger by `dp_delta_of_masks`, the probability that a random graph of
+    masks fails to keep a message secret in some round. Figures that differ by unit are given as the
+    smallest and the largest, None if absent, and an infinite ε as "inf".
     """
     deltas = np.asarray(dp_delta, float)
     inside = bool(np.all((deltas > 0) & (deltas < 1)))
@@ -330,6 +349,10 @@ def statement(
     }
     if exposed:
         data["dp_delta_of_masks"] = exposed
+    if num_units is not None and (text := large_delta(ledger.unit, claimed, num_units)):
+        data["large_delta"] = text
+    if budget is not None:
+        data["budget_per_unit"] = np.broadcast_to(np.asarray(budget, float), ledger.num_units)
     if mechanisms - _NOT_CONTINUOUS:
         data["floating_point"] = _FLOATING_POINT + _WAY_OUT[ledger.unit]
     if has_personal_models:
@@ -424,13 +447,14 @@ def in_words(data: dict[str, Any]) -> str:
     unit = _UNITS[data["unit"]]
     largest = float(data["epsilon"])
     if not data["histories"] or not any(data["num_compositions"]):
-        return f"Nothing was released about {unit}: ε = 0 at δ = {data['dp_delta']:g}.\n"
+        dp_delta = shown("dp_delta", data["dp_delta"], 6)
+        return f"Nothing was released about {unit}: ε = 0 at δ = {dp_delta}.\n"
     if np.isinf(largest):
         claim = "The run is **not differentially private**: something was released without noise."
     else:
         claim = (
-            f"The run is (ε, δ)-differentially private with **ε = {rounded_up(largest)}** at "
-            f"**δ = {rounded_up(data['dp_delta'], 6)}**" + _over_units(data)
+            f"The run is (ε, δ)-differentially private with **ε = {shown('epsilon', largest)}** at "
+            f"**δ = {shown('dp_delta', data['dp_delta'], 6)}**" + _over_units(data)
         )
     if "not_covered" in data:
         claim = (
@@ -439,19 +463,22 @@ def in_words(data: dict[str, Any]) -> str:
         )
     file = data.get("noise_root_file")
     root = f" The root is in `{file}` of the run folder and nowhere else." if file else ""
-    noise = [words.format(_range(data[name])) for name, words in _NOISE.items() if data[name]]
+    noise = [words.format(_range(name, data[name])) for name, words in _NOISE.items() if data[name]]
+    samplers = [_SAMPLED.get(name, name) for name in data["samplers"]]
+    rate = data["sampling_rate"]
     parts = [
         f"{claim} The unit of privacy is {unit}; {_RELATIONS[data['relation']].format(unit=unit)} "
         f"(`{data['relation']}`).",
+        *_large_delta(data),
         *_shared(data),
-        f"Mechanism: {', '.join(data['mechanisms'])}; sampling: {', '.join(data['samplers'])}"
-        + (f", at a rate of {_range(data['sampling_rate'])}" if data["sampling_rate"] else "")
+        f"Mechanism: {', '.join(data['mechanisms'])}; sampling: {', '.join(samplers)}"
+        + (f", at a rate of {_range('sampling_rate', rate)}" if rate else "")
         + ". "
         + "".join(noise)
         + _settings(data)
-        + f"{_range(data['num_compositions'])} releases are composed for a unit, by the "
-        f"accountant `{data['accountant']}`.",
-        _TRUST[data["trusted"]] + _hidden(data["must_stay_hidden"]),
+        + _composed(data),
+        *_unused(data),
+        _TRUST[data["trusted"]] + _hidden(data["must_stay_hidden"], data["num_compositions"]),
         *_parameters(data),
         *_masks(data),
         *_deployed(data),
@@ -464,6 +491,50 @@ def in_words(data: dict[str, Any]) -> str:
         *_computed(data),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _large_delta(data: dict[str, Any]) -> list[str]:
+    """Warns of a δ that allows publishing a unit."""
+    return [f"**Warning**: {data['large_delta']}."] if "large_delta" in data else []
+
+
+def _composed(data: dict[str, Any]) -> str:
+    """Writes how many releases an account holds, and why fewer than rounds ran."""
+    low, high = min(data["num_compositions"]), max(data["num_compositions"])
+    number = f"{low}" if low == high else f"{low} to {high}"
+    verb = "release is" if high == 1 == low else "releases are"
+    words = f"{number} {verb} composed for a unit, by the accountant `{data['accountant']}`."
+    return words + _ONCE * bool(data.get("reads_once"))
+
+
+def unused_of(data: Mapping[str, Any]) -> tuple[tuple[float, float], ...] | None:
+    """Returns the smallest and largest of budgets, of what was spent, and of the unused shares.
+
+    None if no budget is known, or one was exceeded or is infinite.
+    """
+    allowed = np.asarray(data.get("budget_per_unit", ()), float)
+    spent = np.asarray(data["epsilon_per_unit"], float)
+    if not allowed.size or not np.all(np.isfinite(allowed) & np.isfinite(spent)):
+        return None
+    share = np.clip(1 - spent / allowed, 0, 1)
+    return tuple((float(each.min()), float(each.max())) for each in (allowed, spent, share))
+
+
+def _unused(data: dict[str, Any]) -> list[str]:
+    """Writes how much of a budget was not used."""
+    found = unused_of(data)
+    if found is None:
+        return []
+    budgets, spent, (least, most) = found
+    text = f"Of a budget of ε = {_range('budget', budgets)}, {_range('epsilon', spent)} was spent"
+    low, high = (math.floor(100 * share) for share in (least, most))
+    if high == 0:
+        return [text + "."]
+    unused = f"{low} %" if low == high else f"{low} % to {high} %"
+    return [
+        f"{text}: {unused} of it was not used."
+        + _EVERY_ROUND * bool(data.get("assumes_every_round"))
+    ]
 
 
 def _deployed(data: dict[str, Any]) -> list[str]:
@@ -505,7 +576,7 @@ def _masks(data: dict[str, Any]) -> list[str]:
     text = _SECURE.format(**numbers, **{n: facts[n] for n in ("colluders", "dropouts")})
     if "dp_delta_of_masks" in data:
         figures = facts["secrecy_failure"], data["dp_delta_of_masks"]
-        one, all_rounds = map(rounded_up, figures)
+        one, all_rounds = (shown("dp_delta", figure) for figure in figures)
         text += _EXPOSED.format(probability=one, dp_delta=all_rounds)
     return [text]
 
@@ -527,8 +598,8 @@ def _shared(data: dict[str, Any]) -> list[str]:
     if found["by"] is None:
         return [words + "no ε is stated: its copies share one account."]
     return [
-        words
-        + f"**ε = {rounded_up(found['epsilon'])}** at δ = {rounded_up(found['dp_delta'])}, by "
+        words + f"**ε = {shown('epsilon', found['epsilon'])}** at "
+        f"δ = {shown('dp_delta', found['dp_delta'])}, by "
         f"{found['by'] if ' ' in found['by'] else 'the accountant `' + found['by'] + '`'}."
     ]
 
@@ -540,11 +611,12 @@ def _settings(data: dict[str, Any]) -> str:
     text = ""
     clip = data.get("clip_norm_per_unit", data.get("clip_norm"))
     if clip is not None:
-        text += f"The bound on one contribution is {_range(clip)}. "
+        text += f"The bound on one contribution is {_range('clip_norm', clip)}. "
     if data.get("initial_clip_norm") is not None:
-        text += f"The bound starts at {data['initial_clip_norm']:.4g} and adapts. "
+        first = shown("initial_clip_norm", data["initial_clip_norm"])
+        text += f"The bound starts at {first} and adapts. "
     if data.get("batch_size_per_unit") is not None:
-        text += f"A step reads {_range(data['batch_size_per_unit'])} records. "
+        text += f"A step reads {_range('batch_size', data['batch_size_per_unit'])} records. "
     return text
 
 
@@ -555,17 +627,18 @@ def _computed(data: dict[str, Any]) -> list[str]:
     return [f"Computed with {', '.join(words)}."] if words else []
 
 
-def _hidden(what: list[str]) -> str:
+def _hidden(what: list[str], counts: list[int]) -> str:
     if not what:
-        return ""
+        # Beside a table that shows it.
+        return _DRAWN if min(counts) < max(counts) else ""
     words = (
         f" The claim rests on sampling: {', and '.join(what)} must stay hidden from all who are "
         "not trusted."
     )
     if _COUNT in what:
         words += (
-            " Given that n of N were drawn, a unit's chance to be among them is n/N and not the "
-            "sampling rate, also for a participant that only sends zeros."
+            " For anyone who learns that n of N were drawn, a unit's chance of being among them is "
+            "n/N and not the stated rate; this includes a participant that sends only zeros."
         )
     return words
 
@@ -578,10 +651,15 @@ def _over_units(data: dict[str, Any]) -> str:
         return ", the largest over all units."
     return (
         ", the largest of each over all units. Every unit chose its own δ, from "
-        f"{min(deltas):g} to {max(deltas):g}, and its ε is that at its δ."
+        f"{_range('dp_delta', deltas, 6)}, and its ε is that at its δ."
     )
 
 
-def _range(values: ArrayLike) -> str:
-    low, high = np.min(values), np.max(values)
-    return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+def _range(name: str, values: ArrayLike, digits: int = 4) -> str:
+    return " to ".join(ends(name, values, digits))
+
+
+def ends(name: str, values: ArrayLike, digits: int = 4) -> list[str]:
+    """Writes the smallest and the largest of some figures; one text if they are alike."""
+    texts = (shown(name, float(end), digits) for end in (np.min(values), np.max(values)))
+    return list(dict.fromkeys(texts))

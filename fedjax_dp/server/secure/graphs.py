@@ -11,6 +11,7 @@ from scipy import stats
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.decimals import rounded_down, rounded_up
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.ranges import Index, ProperFraction
 from fedjax_dp.server.base import Roster
@@ -131,7 +132,8 @@ def random_neighbors(
         fits = num_neighbors % 2 == 0 and 2 <= num_neighbors < num_clients
         checks.require(fits, "num_neighbors", rule, num_neighbors)
         bound, threshold = failure_bound(num_clients, num_neighbors, colluders, dropouts)
-        rule = f"keep the probability of failure, {bound:.2g}, at most {failure:.2g}"
+        exposed, most = rounded_up(bound, 2), rounded_down(failure, 2)
+        rule = f"keep the probability of failure, {exposed}, at most {most}"
         checks.require(bound <= failure, "num_neighbors", rule, num_neighbors)
         return MaskGraph(num_clients, num_neighbors, threshold, colluders, dropouts, bound)
     for k in range(2, num_clients - 1, 2):

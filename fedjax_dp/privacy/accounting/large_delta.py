@@ -1,0 +1,41 @@
+"""δ beside the number of units that it protects."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedjax_dp.core.decimals import shown
+
+_UNITS = {
+    "client": ("{} clients", "all data of one of them"),
+    "record": ("the {} records of a client", "one of them"),
+    "unit": ("{} units", "all data of one of them"),
+}
+
+
+def large_delta(unit: str, dp_delta: ArrayLike, num_units: ArrayLike) -> str:
+    """Returns a warning if δ is not below the share of one unit, else "".
+
+    Publishing one of n units, each with the same probability, is private at ε = 0 and δ = 1/n.
+
+    Args:
+      unit: "client" or "record"; "unit" where it is unknown.
+      dp_delta: δ, one number or one for each client.
+      num_units: how many units there are: clients, or the records of each client.
+
+    Returns:
+      The warning, of the client whose δ is the furthest above.
+    """
+    deltas, counts = np.broadcast_arrays(np.asarray(dp_delta, float), np.asarray(num_units))
+    deltas, counts = np.atleast_1d(deltas), np.atleast_1d(counts)
+    is_large = deltas * counts >= 1
+    if not np.any(is_large):
+        return ""
+    place = int(np.argmax(deltas * counts))
+    number, (units, what) = int(counts[place]), _UNITS[unit]
+    affected = f" ({int(np.sum(is_large))} of {is_large.size} clients)" * (unit == "record")
+    largest = shown("dp_delta", deltas[place])
+    return (
+        f"δ = {largest} is too large for {units.format(number)}{affected}: "
+        f"publishing {what}, chosen at random, would already satisfy it; choose a δ well below "
+        f"1/{number}"
+    )
