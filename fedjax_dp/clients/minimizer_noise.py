@@ -321,7 +321,8 @@ def minimizer_noise(
     checks.require(rate <= most * (1 + 1e-6), "learning_rate", rule, rate)
     rates = np.asarray(trainer.config.learning_rate, np.float64)
     smallest, least = float(np.min(rates, initial=np.inf, where=rates > 0)), made.min_learning_rate
-    rule = f"be 0 or at least {rounded_up(least, 6)}, 2^-24/regularizer: rounding of smaller steps has no bound"
+    rule = f"be 0 or at least {rounded_up(least, 6)}, 2^-24/regularizer: rounding of smaller steps "
+    rule += "has no bound"
     checks.require(smallest >= least * (1 - 1e-6), "learning_rate", rule, smallest)
     return made
 

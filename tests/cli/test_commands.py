@@ -122,6 +122,23 @@ def test_noise_for_a_small_delta_is_no_more_than_renyi_curves_ask_for(fedjax_dp)
     assert noise[0] < noise[1] < 2.8
 
 
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        (("--delta", 0.1), "should be well below 1/n"),
+        (("--delta", 1e-5), ""),
+        (("--delta", 0.1, "--num-units", 9), ""),
+        (("--delta", 0.1, "--num-units", 40), "too large for 40 units"),
+        (("--delta", 1e-5, "--num-units", 200_000), "too large for 200000 units"),
+    ],
+)
+def test_a_delta_that_is_not_below_the_share_of_a_unit_is_warned_of(fedjax_dp, words, warned):
+    common = ("--sampling-rate", 0.5, "--steps", 2, *words)
+    for question in (("epsilon", "--noise-multiplier", 3), ("calibrate", "--epsilon", 1)):
+        status, _, errors = fedjax_dp("privacy", *question, *common)
+        assert status == 0 and ("warning" in errors) == bool(warned) and warned in errors
+
+
 def test_an_epsilon_that_is_infinite_is_written_as_text(fedjax_dp):
     words = ("--noise-multiplier", 1e-200, "--sampling-rate", 0.5, "--steps", 5, "--delta", 1e-5)
     for accountant in ("rdp", "pld"):

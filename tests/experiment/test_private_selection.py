@@ -59,6 +59,10 @@ def test_the_best_trial_is_released_with_the_cost_of_the_choice(tmp_path):
     assert read_json(choice.folder, "setting.json") == choice.point.values
     held = {path.name for path in choice.folder.iterdir()}
     assert held == {"setting.json", *STATEMENT} | RELEASED
+    # The list of files and the statement name those that are there.
+    assert read_json(choice.folder, "privacy.json")["files"].keys() == held
+    said = (choice.folder / "privacy.md").read_text("utf-8")
+    assert "partition." not in said and "budget" not in said
     model = (choice.folder / "model.safetensors").read_bytes()
     assert model == (choice.trial / "release" / "model.safetensors").read_bytes()
     # By hand: cohorts of 2 of 3 clients, and a noise multiplier of 1.5.

@@ -80,6 +80,17 @@ def test_every_file_of_a_run_folder_has_its_mark(folder):
     assert "| `checkpoint` | no: it allows removing the noise |" in text
 
 
+def test_lists_and_statements_name_the_files_that_are_there(folder):
+    """Every file is listed, and no other; nor does a sentence name a file that is missing."""
+    for place in (folder, folder / "release"):
+        marks = read_json(place, "privacy.json")["files"]
+        assert marks.keys() == {path.name for path in place.iterdir()}
+        text = (place / "privacy.md").read_text("utf-8")
+        named = re.findall(r"`([\w/-]+\.(?:json|jsonl|toml|txt|png|pdf|key|html|md))`", text)
+        assert "summary.json" in named
+        assert not [name for name in named if not (place / name).exists()]
+
+
 def test_every_key_of_a_summary_is_open_or_marked_as_exact(folder):
     summary = read_json(folder, "summary.json")
     marked, others = set(summary["not_private"]), summary.keys() - set(summary["not_private"])

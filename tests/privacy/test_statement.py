@@ -9,13 +9,17 @@ import pytest
 from dp_accounting import rdp as dpa_rdp
 
 from fedjax_dp.core.decimals import rounded_down
+from fedjax_dp.data import sampling
+from fedjax_dp.data.participants import participation
 from fedjax_dp.privacy import events as ev
 from fedjax_dp.privacy.accounting import rdp
+from fedjax_dp.privacy.accounting.large_delta import large_delta
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.accounting.renyi import rdp_curves
 from fedjax_dp.privacy.mechanisms.distributed import make_central_plan
 from fedjax_dp.privacy.mechanisms.scalar_noise import BoundedLaplaceDpEvent, StaircaseDpEvent
 from fedjax_dp.privacy.reports import statement as st
+from fedjax_dp.privacy.reports.latex import for_paper
 
 
 def poisson(q, z):
@@ -443,3 +447,111 @@ def test_a_statement_says_which_form_of_secure_aggregation_ran():
     ledger.charge(poisson(0.1, 2.0))
     with pytest.raises(ValueError, match="such a server knows who was drawn"):
         st.statement(ledger, 1e-5, trust="honest_but_curious")
+
+
+def cohorts_of(sampler, rounds=3):
+    """The charges of a sampler's cohorts of two of four clients, as an account makes them."""
+    joined = participation(sampler, 4, 2.0)
+    relation = "zero_out" if sampler.varies else "replace_one"
+    ledger = Ledger("client", relation, num_units=1 if sampler.charges_all else 4)
+    event = joined.event(dpa.GaussianDpEvent(3.0))
+    if sampler.charges_all:
+        ledger.charge(event, count=rounds)
+        return ledger
+    drawn = [[0, 1], [2, 3], [0, 1]][:rounds]
+    for cohort in drawn:
+        ledger.charge(event, units=cohort)
+    return ledger
+
+
+@pytest.mark.parametrize(
+    ("sampler", "kept_secret"),
+    [
+        (sampling.poisson(), ["which", "how many"]),
+        (sampling.fixed_size(), ["which"]),
+        (sampling.full_participation(), []),
+        (sampling.cyclic(), []),
+        (sampling.min_separated(2), []),
+        (sampling.without_amplification(sampling.poisson()), []),
+        (sampling.without_amplification(sampling.fixed_size()), []),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_draws_are_secret_where_the_claim_rests_on_them_and_nowhere_else(sampler, kept_secret):
+    """A table of releases by client, as cyclic cohorts have, shows who was drawn."""
+    ledger = cohorts_of(sampler)
+    words = st.in_words(st.statement(ledger, 1e-5))
+    assert ("must stay hidden" in words) == bool(kept_secret)
+    assert all(f"{what} units were drawn" in words for what in kept_secret)
+    has_table = np.ptp(ledger.num_compositions) > 0
+    assert ("is no secret: draws depend on no data" in words) == has_table
+    assert "keeps secret" not in words
+    paper = for_paper([st.statement(ledger, 1e-5)]).latex
+    assert ("stay hidden" in paper) == bool(kept_secret)
+
+
+def test_an_account_with_fewer_releases_than_rounds_says_why():
+    ledger = Ledger("record", "zero_out", num_units=2)
+    ledger.charge(dpa.GaussianDpEvent(3.0))
+    data = st.statement(ledger, 1e-5, reads_once=True)
+    for text in (st.in_words(data), for_paper([data]).latex.replace("$", "")):
+        assert "1 release is composed" in text and "1 releases" not in text
+        assert "Each record is read in one round only" in text
+    assert "read in one round" not in st.in_words(st.statement(ledger, 1e-5))
+
+
+@pytest.mark.parametrize(
+    ("budget", "calibrated", "words"),
+    [
+        (None, True, None),
+        # ε of five releases is 2.5 times that of one.
+        (4.0, True, r"Of a budget of ε = 4, 0 to 2\.\d+ was spent: (\d+) % to 100 % of it was not"),
+        ([4.0, 8.0, 2.0], False, r"Of a budget of ε = 2 to 8, 0 to 2\.\d+ was spent: (\d+) % to"),
+    ],
+)
+def test_what_was_not_used_of_a_budget_is_said(budget, calibrated, words):
+    ledger = Ledger("record", "zero_out", num_units=3)
+    ledger.charge(dpa.GaussianDpEvent(4.0), units=[0, 1], count=[2, 5])
+    facts = {"assumes_every_round": True} if calibrated else {}
+    data = json.loads(json.dumps(st.statement(ledger, 1e-5, budget=budget, **facts)))
+    text = st.in_words(data)
+    found = re.search(words, text) if words else None
+    assert bool(found) == (words is not None) == ("Of a budget" in text)
+    assert ("as if every client took part" in text) == (calibrated and words is not None)
+    if found:
+        left = 1 - ledger.epsilon(1e-5) / np.asarray(budget)
+        assert int(found[1]) <= 100 * left.min() < int(found[1]) + 1
+        assert "Of a budget for" in for_paper([data]).latex
+
+
+def test_a_budget_that_was_spent_is_not_called_unused():
+    ledger = Ledger("client", "zero_out")
+    ledger.charge(dpa.GaussianDpEvent(2.0))
+    spent = float(ledger.epsilon(1e-5)[0])
+    text = st.in_words(st.statement(ledger, 1e-5, budget=spent * 1.001))
+    assert "was spent." in text and "not used" not in text
+    assert "Of a budget" not in st.in_words(st.statement(ledger, 1e-5, budget=np.inf))
+
+
+def test_a_delta_that_is_not_below_the_share_of_a_unit_is_warned_of():
+    """Publishing one of n at random is private at ε = 0 and δ = 1/n."""
+    assert large_delta("client", 0.1, 40).startswith("δ = 0.1 is too large for 40 clients: publish")
+    assert large_delta("client", 1 / 40, 40) and not large_delta("client", 0.9999 / 40, 40)
+    sizes = np.array([5, 300, 40])
+    text = large_delta("record", 0.01, sizes)
+    assert "the 300 records of a client (1 of 3 clients)" in text and "below 1/300" in text
+    assert not large_delta("record", [0.1, 1e-3, 1e-2], sizes)
+    assert "40 records" in large_delta("record", [0.1, 1e-3, 3e-2], sizes)
+    assert not large_delta("record", 1e-5, [0, 0])
+    ledger = Ledger("record", "zero_out", num_units=3)
+    ledger.charge(dpa.GaussianDpEvent(2.0))
+    data = st.statement(ledger, 0.01, num_units=sizes)
+    assert f"**Warning**: {text}." in st.in_words(data)
+    assert "too large for the 300 records" in for_paper([data]).latex
+    assert "Warning" not in st.in_words(st.statement(ledger, 1e-4, num_units=sizes))
+    # Masks that may fail add to it.
+    masks = {"form": "masked", "num_neighbors": 6, "colluders": 1, "dropouts": 0, "keys": "agreed"}
+    facts = {"secure_aggregation": masks | {"secrecy_failure": 0.2}, "trust": "secure_aggregation"}
+    ledger = Ledger("client", "zero_out")
+    ledger.charge(dpa.GaussianDpEvent(2.0))
+    assert "large_delta" in st.statement(ledger, 1e-6, num_units=10, **facts)
