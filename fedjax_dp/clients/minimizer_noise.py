@@ -288,8 +288,8 @@ def minimizer_noise(
     trainer.require_plain_sgd("the sensitivity of its result is that of plain steps")
     _require_whole_batches(trainer)
     clip_norm = float(np.min(np.asarray(trainer.config.clip_norm)))
-    least = rounded_up(bounds.gradient, 6)
-    rule = f"be at least {least}, the model's gradient_bound: clipped losses need not have the "
+    bound = rounded_up(bounds.gradient, 6)
+    rule = f"be at least {bound}, the model's gradient_bound: clipped losses need not have the "
     rule += "sensitivity"
     checks.require(clip_norm >= bounds.gradient * (1 - 1e-6), "clip_norm", rule, clip_norm)
     multipliers = np.asarray(trainer.config.noise_multiplier, np.float64)
