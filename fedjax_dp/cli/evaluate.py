@@ -24,7 +24,7 @@ def command(
     `--data.key VALUE` selects other data to evaluate the shared model on.
     """
     out.note("reading the run")
-    run = load_run(folder)
+    run = load_run(folder, out.warn)
     found = evaluate_run(run, other_data(run, context.args))
     rounds = int(run.state.round)
     lines = [

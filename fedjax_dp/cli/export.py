@@ -40,7 +40,7 @@ def params(
     form = form_of(output, form)
     checks.require(not output.exists(), "--output", "be new", str(output))
     out.note("reading the run")
-    run = load_run(folder)
+    run = load_run(folder, out.warn)
     params = run.params if client is None else run.params_of(client)
     write_params(output, run.model.full_params(params), form)
     document = {"file": str(output), "format": form, "client": client}

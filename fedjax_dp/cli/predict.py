@@ -45,7 +45,7 @@ def command(
     is_new = output.suffix in (".npz", ".csv") and not output.exists()
     checks.require(is_new, "--output", "be a new file that ends in .npz or .csv", str(output))
     out.note("reading the run")
-    run = load_run(folder)
+    run = load_run(folder, out.warn)
     other = other_data(run, context.args, needs_test_labels=False)
     population = other or run.experiment.population
     data = _examples(run, population, part)

@@ -11,6 +11,7 @@ from fedjax_dp.cli.options import answering, application
 from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.core import checks, files
 from fedjax_dp.core.decimals import rounded_up, shown
+from fedjax_dp.io.digests import read_sealed, read_sealed_object
 from fedjax_dp.privacy.accounting.calibration import calibrate_poisson
 from fedjax_dp.privacy.accounting.large_delta import large_delta
 from fedjax_dp.privacy.accounting.ledger import Ledger
@@ -135,7 +136,7 @@ def report(
     checks.require(
         words.is_file() and data.is_file(), "RUN", "be a folder with privacy.md and .json", str(run)
     )
-    text, statement = files.read_text(words).rstrip(), files.parse_json(files.read_text(data), data)
+    text, statement = read_sealed(run, words.name).rstrip(), read_sealed_object(run, data.name)
     with files.reading(data, "be a privacy statement as a run writes it", TypeError, LookupError):
         events = [
             f"{claim['unit']}s {history['units']}: {json.dumps(history['event'])}"

@@ -18,6 +18,7 @@ from fedjax_dp.experiment.running import run as running
 from fedjax_dp.experiment.running.processes import is_first_process, start_processes
 from fedjax_dp.experiment.running.run import Outcome, Watcher
 from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, require_free
+from fedjax_dp.experiment.running.saved import config_of
 from fedjax_dp.experiment.running.words import describe_early_end, summary_in_words
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.io.disk import DiskFull
@@ -64,9 +65,9 @@ def command(
         found = files.kind_of(resume / CONFIG_FILE, "--resume") == "file"
         rule = f"name a run folder with a {CONFIG_FILE}"
         checks.require(found, "--resume", rule, str(resume))
-        config = config_files.load_config(resume / CONFIG_FILE, words)
+        config = config_of(resume, out.warn, words)
         start_processes(config)
-        start = _resuming(resume, words)
+        start = _resuming(resume, config)
     else:
         config = config_files.load_config(file, words)
         start_processes(config)
@@ -90,8 +91,8 @@ def _starting(config: Config, folder: pathlib.Path | None) -> Callable[[Watcher]
     return lambda watcher: running.run(config, folder, watcher)
 
 
-def _resuming(folder: pathlib.Path, words: Sequence[str]) -> Callable[[Watcher], Outcome]:
-    return lambda watcher: running.resume(folder, watcher, words=words)
+def _resuming(folder: pathlib.Path, config: Config) -> Callable[[Watcher], Outcome]:
+    return lambda watcher: running.resume(folder, watcher, config=config)
 
 
 def shown(config: Config, start: Callable[[Watcher], Outcome], out: Output) -> Answer:

@@ -14,6 +14,7 @@ from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.cli.progress import Progress, end_process
 from fedjax_dp.core import checks
 from fedjax_dp.core.decimals import shown
+from fedjax_dp.core.files import write_text
 from fedjax_dp.core.packages import MissingPackageError
 from fedjax_dp.experiment.reading.config_files import load_config, require_key
 from fedjax_dp.experiment.studies.selection import select_privately
@@ -28,7 +29,6 @@ from fedjax_dp.experiment.studies.sweep import (
 )
 from fedjax_dp.experiment.studies.tables import as_csv, as_list, as_rows
 from fedjax_dp.io.disk import STUDY_KEPT, DiskFull, reporting_full_disk
-from fedjax_dp.io.logbook import write_text
 from fedjax_dp.privacy.mechanisms.repetition import Repetition, repetition
 
 app = application()

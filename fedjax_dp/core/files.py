@@ -148,6 +148,16 @@ def digest_of_file(path: Path) -> str:
         return digest_of(iter(lambda: file.read(_BLOCK), b"")).hex()
 
 
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file, which appears whole."""
+    temporary = f"{os.fspath(path)}.tmp"
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
 def write_private(path: Path, content: bytes) -> None:
     """Writes a file for its owner alone, which appears whole and outlasts a loss of power."""
     folder, name = os.path.split(os.path.abspath(path))

@@ -75,6 +75,11 @@ def require_usable(folder: str | os.PathLike[str], name: str) -> None:
     kind_of(os.path.join(path, _LONGEST), name)
 
 
+def record_of(rounds: int) -> str:
+    """Names the file with the digests of a checkpoint, below the folder of checkpoints."""
+    return f"{_DIGESTS}/{rounds}.json"
+
+
 class Checkpoints:
     """Saves and restores the states and hyperparameters of a run in a folder.
 
@@ -212,7 +217,7 @@ class Checkpoints:
             )
 
     def _record(self, step: int) -> pathlib.Path:
-        return self.directory / _DIGESTS / f"{step}.json"
+        return self.directory / record_of(step)
 
     def write_root(self, root: ArrayLike) -> None:
         """Writes the secret root of a run, readable only by the owner.
@@ -350,6 +355,18 @@ class Checkpoints:
         saved = self._saved(step, hyper=_AS_SAVED, extra=ocp.args.JsonRestore())
         numbers = _like(typed(hyper), saved["hyper"], "hyper")
         return self._state(step, like), numbers, json.loads(json.dumps(saved["extra"]))
+
+    def extra(self, step: int) -> dict[str, Any]:
+        """Reads the extra values of a checkpoint alone.
+
+        Args:
+          step: its number of completed rounds.
+
+        Returns:
+          The values.
+        """
+        found = self._saved(step, extra=ocp.args.JsonRestore())["extra"]
+        return dict(json.loads(json.dumps(found)))
 
     def _state(self, step: int | None, like: SimulationState) -> SimulationState:
         folder = self._manager.directory / str(step) / "state"

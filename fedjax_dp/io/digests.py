@@ -2,15 +2,119 @@
 
 import json
 import pathlib
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
-from fedjax_dp.core.files import digest_of_file
-from fedjax_dp.io.logbook import write_json
+from fedjax_dp.core import checks, files
+from fedjax_dp.core.files import digest_of, digest_of_file
+
+# In a folder, such as that of a run: the digests of files beside it.
+DIGESTS_FILE = "digests.json"
+# A reader may come between a file and its digest while a run writes both.
+_TRIES, _PAUSE = 20, 0.05
+
+
+class Written(NamedTuple):
+    """The bytes of a file, and their SHA-256; a file of JSON lines may grow after them."""
+
+    bytes: int
+    sha256: str
+
+
+def seal(folder: pathlib.Path, names: Iterable[str], known: Mapping[str, Written] = {}) -> None:
+    """Records files of a folder that stay as they are from now on, those that are there.
+
+    What is `known` is recorded as it is given, whatever the disk holds. Of a folder in the folder
+    only the files of the last call are known.
+    """
+    names = [name for name in names if (folder / name).is_file()]
+    parts = {name.rpartition("/")[0] for name in names} - {""}
+    before = {n: x for n, x in _sealed(folder).items() if n.rpartition("/")[0] not in parts}
+    _write(folder, {**before, **{name: _written(folder / name) for name in names}, **known})
+
+
+def unseal(folder: pathlib.Path, *, but: Iterable[str] = ()) -> None:
+    """Forgets the records of files, before these are written again."""
+    if (folder / DIGESTS_FILE).is_file():
+        _write(folder, {name: each for name, each in _sealed(folder).items() if name in but})
+
+
+def sealed_names(folder: pathlib.Path) -> list[str]:
+    """Lists the files that `seal` recorded."""
+    return list(_sealed(folder))
+
+
+def harm(folder: pathlib.Path, name: str) -> str | None:
+    """Returns in which way a file is not as `seal` recorded it, or None."""
+    path = folder / name
+    for _ in range(_TRIES):
+        before = _sealed(folder)
+        if name not in before:
+            return None
+        size, digest = before[name]
+        if not path.is_file():
+            wrong = "is missing"
+        else:
+            whole = path.read_bytes()
+            first = whole[:size] if path.suffix == ".jsonl" else whole
+            if len(first) == size and digest_of([first]).hex() == digest:
+                return None
+            wrong = "has changed since it was written"
+        if _sealed(folder) == before:
+            return wrong
+        time.sleep(_PAUSE)
+    return wrong
+
+
+def read_sealed(folder: pathlib.Path, name: str) -> str:
+    """Reads a text file; a ValueError if it is not as `seal` recorded it."""
+    wrong = harm(folder, name)
+    if wrong is not None:
+        raise ValueError(
+            f"{folder / name} must be as it was written, but it {wrong}; nearest valid choices: "
+            f"restore it from a copy, or remove {folder / DIGESTS_FILE} to use it as it is"
+        )
+    return files.read_text(folder / name)
+
+
+def read_sealed_object(folder: pathlib.Path, name: str) -> dict[str, Any]:
+    """Reads a JSON object as `read_sealed` does; empty if there is and was no such file."""
+    if not (folder / name).is_file() and harm(folder, name) is None:
+        return {}
+    found = files.parse_json(read_sealed(folder, name), folder / name)
+    checks.require(isinstance(found, dict), str(folder / name), "hold an object", found)
+    return dict(found)
+
+
+def _written(path: pathlib.Path) -> Written:
+    return Written(path.stat().st_size, digest_of_file(path))
+
+
+def _sealed(folder: pathlib.Path) -> dict[str, Written]:
+    """Reads the records of a folder; none if it has none."""
+    path = folder / DIGESTS_FILE
+    try:
+        found = json.loads(path.read_bytes())
+        return {str(name): Written(int(n), str(digest)) for name, (n, digest) in found.items()}
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (ValueError, TypeError, AttributeError):
+        raise ValueError(
+            f"{path} must hold the digests of the files beside it, but it was damaged; nearest "
+            "valid choices: restore it from a copy, or remove it to use these files as they are"
+        ) from None
+
+
+def _write(folder: pathlib.Path, records: Mapping[str, Written]) -> None:
+    text = json.dumps({name: [*each] for name, each in sorted(records.items())}, indent=1)
+    files.write_text(folder / DIGESTS_FILE, text + "\n")
 
 
 def write_digests(folder: pathlib.Path, record: pathlib.Path) -> None:
     """Writes the digests of all files below a folder to a JSON file outside of it."""
     record.parent.mkdir(exist_ok=True)
-    write_json(record, _digests(folder))
+    files.write_text(record, json.dumps(_digests(folder), indent=2) + "\n")
 
 
 def damage(folder: pathlib.Path, record: pathlib.Path) -> str | None:

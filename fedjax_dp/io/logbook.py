@@ -1,22 +1,28 @@
 """Metrics of a run by round: JSON lines, and TensorBoard events with the extra `tensorboard`."""
 
 import contextlib
+import hashlib
 import json
 import math
 import os
 import pathlib
+import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.files import write_text
 from fedjax_dp.core.ranges import Index
 from fedjax_dp.io.aside import FAILED
+from fedjax_dp.io.digests import Written, harm, unseal
 
 METRICS_FILE = "metrics.jsonl"
+# How many numbers of lines or rounds a warning lists.
+_SHOWN = 5
 # Seconds between writes of events to the disk.
 _FLUSH_SECONDS = 10.0
 
@@ -26,6 +32,7 @@ class Logbook:
 
     Attributes:
       path: the file of JSON lines.
+      rows: the rows so far, those of an earlier part of the run too.
     """
 
     @checked
@@ -44,15 +51,32 @@ class Logbook:
           warn: receives warnings, such as that TensorBoard's file cannot be written, which then
             gets no more events.
         """
-        directory = pathlib.Path(directory)
-        self.path = directory / METRICS_FILE
-        kept = [row for row in read_metrics(directory) if row["round"] <= from_round]
-        write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
-        self._file = self.path.open("a", encoding="utf-8")
-        self._warn = warn
+        directory, harms = pathlib.Path(directory), list[str]()
+        self.path, self._warn = directory / METRICS_FILE, warn
+        before = read_metrics(directory, harms.append)
+        self.rows = [row for row in before if row["round"] <= from_round]
+        lost = sorted(set(range(1, from_round + 1)) - {row["round"] for row in self.rows})
+        if lost and not harms:
+            harms.append(f"{self.path} lacks the rounds {in_words(lost)}")
+        if harms and self.path.is_file():
+            copy = self.path.with_suffix(".damaged.jsonl")
+            shutil.copyfile(self.path, copy)
+            harms[-1] += f"; a copy of it is {copy.name}"
+        for text in harms:
+            warn(text)
+        unseal(directory)
+        self._lines = [json.dumps(row).encode() + b"\n" for row in self.rows]
+        self._digest = hashlib.sha256(b"".join(self._lines))
+        self._size = sum(map(len, self._lines))
+        self._open()
         self._events: _Events | None = None
         with self._without_events(), contextlib.suppress(ImportError):
             self._events = _Events(directory / "tensorboard", from_round)
+
+    def _open(self) -> None:
+        """Writes all lines and opens the file for more."""
+        write_text(self.path, b"".join(self._lines).decode())
+        self._file = self.path.open("ab")
 
     def write(self, row: dict[str, Any]) -> None:
         """Appends the metrics of a round.
@@ -61,11 +85,31 @@ class Logbook:
           row: `round`, from 1, and numbers or lists of numbers.
         """
         plain = {name: to_json(value) for name, value in row.items()}
-        self._file.write(json.dumps(plain) + "\n")
+        line = json.dumps(plain).encode() + b"\n"
+        self._file.write(line)
         self._file.flush()
+        self.rows.append(plain)
+        self._lines.append(line)
+        self._digest.update(line)
+        self._size += len(line)
         if self._events is not None:
             with self._without_events():
                 self._events.write(plain)
+
+    def check(self) -> Written:
+        """Writes the file again if another program has changed it; returns what it holds."""
+        os.fsync(self._file.fileno())
+        try:
+            is_whole = self.path.read_bytes() == b"".join(self._lines)
+        except FileNotFoundError:
+            is_whole = False
+        if not is_whole:
+            self._warn(
+                f"{self.path} was removed or changed while the run wrote it, and is written again"
+            )
+            self._file.close()
+            self._open()
+        return Written(self._size, self._digest.hexdigest())
 
     def close(self) -> None:
         """Flushes and closes the files."""
@@ -133,27 +177,45 @@ def to_json(value: Any) -> Any:
 
 
 @checked
-def read_metrics(directory: str | pathlib.Path) -> list[dict[str, Any]]:
+def read_metrics(
+    directory: str | pathlib.Path, warn: Callable[[str], None] = warnings.warn
+) -> list[dict[str, Any]]:
     """Reads the metrics of a run folder.
 
     Args:
       directory: the run folder.
+      warn: receives what is damaged.
 
     Returns:
       One dict for each round, without damaged lines.
     """
-    path = pathlib.Path(directory) / METRICS_FILE
-    if not path.is_file():
-        return []
-    rows = []
-    for line in path.read_bytes().splitlines():
+    directory = pathlib.Path(directory)
+    path, rows, wrong = directory / METRICS_FILE, list[dict[str, Any]](), list[int]()
+    changed = harm(directory, METRICS_FILE)
+    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
+            is_row = isinstance(row, dict) and isinstance(row.get("round"), int)
         except ValueError:
-            continue
-        if isinstance(row, dict) and isinstance(row.get("round"), int):
+            row, is_row = None, False
+        if is_row:
             rows.append(row)
+        elif line.endswith(b"\n") or changed is not None:
+            # One that is being written, or was when the process ended, has no end.
+            wrong.append(number)
+    text = f"{path} {changed}: its figures may be wrong" if changed else ""
+    if wrong:
+        text = f"{text or f'{path} is damaged'}; without its lines {in_words(wrong)}"
+    if text:
+        warn(text)
     return rows
+
+
+def in_words(numbers: Sequence[int]) -> str:
+    """Lists whole numbers, of which there may be many."""
+    shown = ", ".join(map(str, numbers[:_SHOWN]))
+    return shown + (f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else "")
 
 
 @checked
@@ -165,14 +227,3 @@ def write_json(path: str | pathlib.Path, content: Any) -> None:
       content: numbers, strings, arrays, dicts and lists; numbers that are not finite become null.
     """
     write_text(path, json.dumps(to_json(content), indent=2) + "\n")
-
-
-def write_text(path: str | pathlib.Path, text: str) -> None:
-    """Writes a text file atomically."""
-    path = pathlib.Path(path)
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

@@ -8,8 +8,9 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from fedjax_dp.core.decimals import shown
+from fedjax_dp.core.files import write_text
 from fedjax_dp.core.foreign_text import in_markdown
-from fedjax_dp.io.logbook import write_json, write_text
+from fedjax_dp.io.logbook import write_json
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.reports.latex import for_paper
 from fedjax_dp.privacy.reports.statement import in_words, statement

@@ -299,7 +299,7 @@ def test_what_reads_a_run_answers_json(fedjax_dp, monkeypatch, tmp_path):
     for name in ("evaluate", "predict", "export"):
         main.command(name)
         module = sys.modules[f"fedjax_dp.cli.{name}"]
-        monkeypatch.setattr(module, "load_run", lambda folder: a_run())
+        monkeypatch.setattr(module, "load_run", lambda folder, warn: a_run())
         if name != "export":
             monkeypatch.setattr(module, "other_data", lambda run, words, **_: None)
     figures = {"test_accuracy": np.float32(0.5), "client_test_accuracy": np.array([1.0, np.nan])}
@@ -325,7 +325,7 @@ def test_predictions_are_a_table_of_names_or_numbers(fedjax_dp, monkeypatch, tmp
     main.command("predict")
     module = sys.modules["fedjax_dp.cli.predict"]
     run = a_run()
-    monkeypatch.setattr(module, "load_run", lambda folder: run)
+    monkeypatch.setattr(module, "load_run", lambda folder, warn: run)
     monkeypatch.setattr(module, "other_data", lambda run, words, **_: None)
     population = run.experiment.population
     population.class_names, population.has_class_labels = ("well", "ill, or not"), True

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import pytest
-from run_folders import TouchedError, assemble_once, execute
+from run_folders import DRAWN, ROUNDS, TouchedError, assemble_once, execute, metrics
 
 from fedjax_dp.core import keys
 from fedjax_dp.experiment.assembly import population
@@ -71,6 +71,21 @@ def secret_run(once, shared_programs):
         return once("secret", build) / "run"
 
     return ran
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(once, shared_programs):
+    """Gives the folder of a run of eight rounds, with checkpoints of rounds 6 and 8."""
+
+    def build(folder):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(plots, "save", lambda figure, path: None)
+            assert execute(folder / "run", *DRAWN)[0] == 0
+
+    folder = once("uninterrupted", build) / "run"
+    rounds = [row["round"] for row in metrics(folder)]
+    assert rounds == list(range(1, ROUNDS + 1))
+    return folder
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from fedjax_dp.experiment.assembly.build import build_model, parameter_facts
 from fedjax_dp.experiment.reading.config_files import to_toml
 from fedjax_dp.experiment.reading.validate import validate
 from fedjax_dp.experiment.running.release import public_config
-from fedjax_dp.experiment.running.starting import require_same_base
+from fedjax_dp.experiment.running.saved import _require_same_base
 from fedjax_dp.models.kinds import digest, frozen
 
 # The digits have 64 features and 10 classes.
@@ -155,11 +155,11 @@ def test_a_run_resumes_on_its_own_base_alone():
 
     one, other = of(np.zeros(2)), of(np.ones(2))
     saved = {"frozen": digest(one.model.frozen)}
-    require_same_base(one, saved)
+    _require_same_base(one, saved)
     with pytest.raises(ValueError, match=r"of base\.safetensors must be those of the checkpoint"):
-        require_same_base(other, saved)
+        _require_same_base(other, saved)
     # Checkpoints of earlier versions.
-    require_same_base(other, {})
+    _require_same_base(other, {})
 
 
 def test_a_stored_configuration_without_adapters_can_be_read_and_run_again(tmp_path):

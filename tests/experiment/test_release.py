@@ -36,7 +36,7 @@ pytestmark = [
 STATEMENT = {f"privacy.{kind}" for kind in ("json", "md", "tex", "bib")}
 # All that a folder for publication may hold: files, and the keys of those that have some.
 MAY_BE_PUBLISHED = {
-    *("config.toml", "environment.json", "model.safetensors", "summary.json"),
+    *("config.toml", "digests.json", "environment.json", "model.safetensors", "summary.json"),
     *STATEMENT,
 }
 OPEN_KEYS = (
@@ -68,7 +68,7 @@ def test_every_file_of_a_run_folder_has_its_mark(folder):
         assert path.relative_to(folder).parts[0] in marks, path
     by_mark = {m: {name for name, own in marks.items() if own == m} for m in set(marks.values())}
     assert by_mark.pop("exact") == {
-        *("data.json", "metrics.jsonl", "partition.txt", "summary.json"),
+        *("data.json", "digests.json", "metrics.jsonl", "partition.txt", "summary.json"),
         *(["tensorboard"] if (folder / "tensorboard").exists() else []),
     }
     assert by_mark.pop("secret") == {"checkpoint"}

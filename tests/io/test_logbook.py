@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_dp.io import Logbook, logbook, read_metrics, write_json
+from fedjax_dp.io import Logbook, digests, logbook, read_metrics, write_json
 
 
 def write_rows(folder, rounds, **options):
@@ -146,3 +146,58 @@ def test_events_that_cannot_be_written_end_no_run(tmp_path):
     (text,) = warned
     assert "tracker tensorboard failed" in text and "the run continues" in text
     assert len(read_metrics(tmp_path)) == 90
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced", "changed"])
+def test_metrics_that_another_program_takes_away_are_written_again(tmp_path, how):
+    warned, path = [], tmp_path / "metrics.jsonl"
+    book = Logbook(tmp_path, warn=warned.append)
+    for i in (1, 2):
+        book.write({"round": i})
+    assert book.check().bytes == path.stat().st_size and not warned
+    if how == "changed":
+        path.write_text("x" * path.stat().st_size)
+    else:
+        path.unlink()
+        if how == "replaced":
+            path.write_text("{}\n")
+    book.write({"round": 3})
+    book.check()
+    book.write({"round": 4})
+    book.close()
+    assert len(warned) == 1 and "metrics.jsonl was removed or changed while the run" in warned[0]
+    assert [row["round"] for row in read_metrics(tmp_path)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda lines: [lines[0].replace(b"1.0", b"7.0"), *lines[1:]],
+        lambda lines: [lines[0], lines[1].replace(b"round", b"rounc"), lines[2]],
+        lambda lines: [lines[0], lines[2]],
+        lambda lines: [lines[1], lines[0], lines[2]],
+        lambda lines: [*lines[:2], lines[2][:-4]],
+        lambda lines: [],
+        lambda lines: [lines[0], b"\xff" + lines[1], lines[2]],
+        lambda lines: None,
+    ],
+    ids=["digit", "key", "line", "order", "cut", "empty", "bytes", "file"],
+)
+def test_metrics_that_are_not_as_they_were_written_are_named(tmp_path, change):
+    book, path, warned = Logbook(tmp_path), tmp_path / "metrics.jsonl", []
+    for i in (1, 2, 3):
+        book.write({"round": i, "loss": 1.0 / i})
+    digests.seal(tmp_path, [], {path.name: book.check()})
+    book.close()
+    assert len(read_metrics(tmp_path, warned.append)) == 3 and not warned
+    lines = change(path.read_bytes().splitlines(keepends=True))
+    path.unlink()
+    if lines is not None:
+        path.write_bytes(b"".join(lines))
+    left = read_metrics(tmp_path, warned.append)
+    assert len(warned) == 1 and str(path) in warned[0] and len(left) <= 3
+    # Those that run again are not missed; a resumed run says which others are lost.
+    Logbook(tmp_path, from_round=3, warn=warned.append).close()
+    assert len(warned) == 2 and str(path) in warned[1]
+    copies = [p.name for p in tmp_path.iterdir() if "damaged" in p.name]
+    assert copies == (["metrics.damaged.jsonl"] if lines is not None else [])

@@ -1,6 +1,7 @@
 """Loads a run from its folder: experiment, state, ledgers, metrics, model."""
 
 import pathlib
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -37,7 +38,8 @@ from fedjax_dp.experiment.running.run_folder import (
     REGISTERED_FILE,
     is_deployed,
 )
-from fedjax_dp.experiment.running.starting import accounting_of, first_state, require_same_base
+from fedjax_dp.experiment.running.saved import config_of, read_newest
+from fedjax_dp.experiment.running.starting import accounting_of, first_state
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.io.checkpoint import Checkpoints
 from fedjax_dp.io.journal import JournalFile
@@ -109,24 +111,26 @@ class Run(NamedTuple):
         return masks.parted(personal(self.state, examples_of(train).client(client)))[0]
 
 
-def load_run(folder: str | pathlib.Path) -> Run:
+def load_run(folder: str | pathlib.Path, warn: Callable[[str], None] = warnings.warn) -> Run:
     """Loads a run, finished or not, without changing its folder.
 
     Args:
       folder: the run folder.
+      warn: receives what is damaged, such as a checkpoint in place of which an older one is read.
 
     Returns:
       The run.
 
     Raises:
-      ValueError: if the folder holds no run, its data are missing, or no checkpoint is intact.
+      ValueError: if the folder holds no run, no checkpoint is intact, or configuration or data
+        are not those of the run.
     """
     folder = pathlib.Path(folder).expanduser()
     found = (folder / CONFIG_FILE).is_file()
     checks.require(found, "folder", f"be a run folder with a {CONFIG_FILE}", str(folder))
     kept = folder / CHECKPOINT_FOLDER
     checks.require(kept.is_dir(), "folder", "hold a checkpoint", str(folder))
-    config, population = config_files.load_config(folder / CONFIG_FILE), None
+    config, population = config_of(folder, warn), None
     registered = Registered.read(kept / REGISTERED_FILE)
     if registered is not None:
         test = public_test(config, registered.kind)
@@ -143,17 +147,19 @@ def load_run(folder: str | pathlib.Path) -> Run:
     else:
         first = stored_in(first_state(experiment), folder / CLIENTS_FOLDER)
         like = experiment.simulation.portable(first)
-    step, damaged = checkpoints.newest_intact(like)
-    checks.require(step is not None, str(kept), "hold an intact checkpoint", damaged)
-    state, hyper, extra = checkpoints.restore(like, experiment.simulation.hyper, step)
+    saved, damaged = read_newest(experiment, folder, checkpoints, like, warn)
+    checks.require(saved is not None, str(kept), "hold an intact checkpoint", damaged)
+    assert saved is not None
+    state, hyper, extra = saved
     checkpoints.close()
-    require_same_base(experiment, extra)
+    if damaged:
+        warn(f"{folder} is read as of round {int(state.round)}")
     if is_deployed(folder):
         accounting = accounting_of(experiment, hyper, JournalFile(kept / JOURNAL_FILE).records())
     else:
         accounting = accounting_of(experiment, hyper)
         accounting.restore(extra["ledgers"])
-    rows = [row for row in read_metrics(folder) if row["round"] <= int(state.round)]
+    rows = [row for row in read_metrics(folder, warn) if row["round"] <= int(state.round)]
     return Run(folder, experiment, state, hyper, accounting, rows)
 
 

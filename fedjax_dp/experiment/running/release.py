@@ -9,6 +9,7 @@ from typing import Any, Literal
 import tomli_w
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.files import write_text
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment.components.callback import Callback
@@ -28,13 +29,14 @@ from fedjax_dp.experiment.running.run_folder import (
     SCORES_FILE,
     SWEEP_FILE,
 )
-from fedjax_dp.io.logbook import write_json, write_text
+from fedjax_dp.io.digests import DIGESTS_FILE, seal
+from fedjax_dp.io.logbook import METRICS_FILE, write_json
 from fedjax_dp.io.params import write_params
 from fedjax_dp.io.run_files import entry_of
 from fedjax_dp.io.statement import write_statement
 
 Mark = Literal["public", "covered", "named", "exact", "secret"]
-MODEL_FILE = "model.safetensors"
+MODEL_FILE, PARTITION_FILE = "model.safetensors", "partition.txt"
 # By file of a run folder; a folder covers all files in it.
 _MARKS: Mapping[str, Mark] = {
     CONFIG_FILE: "public",
@@ -46,8 +48,7 @@ _MARKS: Mapping[str, Mark] = {
     "privacy.tex": "covered",
     "privacy.bib": "covered",
     "summary.json": "exact",
-    "metrics.jsonl": "exact",
-    "partition.txt": "exact",
+    PARTITION_FILE: "exact",
     # A digest confirms a guess of the records.
     DATA_FILE: "exact",
     TRACKERS_FILE: "exact",
@@ -61,17 +62,20 @@ _MARKS: Mapping[str, Mark] = {
     RELEASE_FOLDER: "covered",
     REPORT_FILE: "exact",
     ".lock": "public",
+    # As of data.
+    DIGESTS_FILE: "exact",
+    METRICS_FILE: "exact",
 }
 STATEMENT_FILES = ("privacy.json", "privacy.md", "privacy.tex", "privacy.bib")
-_STATED = (*STATEMENT_FILES, "summary.json")
+STATED = (*STATEMENT_FILES, "summary.json")
 # Of a release, besides statement and summary.
 RELEASED: Mapping[str, Mark] = {
     MODEL_FILE: "covered",
     CONFIG_FILE: "public",
     ENVIRONMENT_FILE: "public",
 }
-# Files that show the seed of a run.
-_WITH_SEED = (CONFIG_FILE, REPORT_FILE, "privacy.json", "privacy.md")
+# Files that show the seed of a run, or confirm a guess of it.
+_WITH_SEED = (CONFIG_FILE, REPORT_FILE, "privacy.json", "privacy.md", DIGESTS_FILE)
 # Of files in a run folder, which are not in a release.
 _COUNTS = "the counts of examples and labels by client in "
 # Summary entries that depend only on the configuration, public sizes and what ε covers. All others
@@ -129,7 +133,7 @@ def marks_of(
     if not is_secret:
         known |= dict.fromkeys(_WITH_SEED, "secret")
     # These are written later.
-    names = {path.name for path in folder.iterdir()} | {*_STATED}
+    names = {path.name for path in folder.iterdir()} | {*STATED, DIGESTS_FILE}
     return {name: known.get(name, "exact") for name in sorted(names)}
 
 
@@ -212,9 +216,10 @@ def write_release(
         params = experiment.model.full_params(shared(state))
         write_params(into / MODEL_FILE, params)
     marks = {name: mark for name, mark in RELEASED.items() if (into / name).is_file()}
-    marks |= dict.fromkeys(_STATED, "covered")
+    marks |= dict.fromkeys((*STATED, DIGESTS_FILE), "covered")
     own, accountant = public_facts(facts), experiment.config.privacy.accountant
     write_statement(into, accounting.ledgers, experiment.dp_delta, accountant, own, marks)
+    seal(into, [name for name in marks if name != DIGESTS_FILE])
 
 
 def public_summary(summary: Mapping[str, Any]) -> dict[str, Any]:

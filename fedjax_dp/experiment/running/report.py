@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from fedjax_dp.core import checks, files
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.files import write_text
 from fedjax_dp.core.ranges import Positive
 from fedjax_dp.experiment.running.release import marks_of, naming_files, public_summary
 from fedjax_dp.experiment.running.run_folder import (
@@ -20,7 +21,8 @@ from fedjax_dp.experiment.running.run_folder import (
     is_in_use,
     is_run,
 )
-from fedjax_dp.io.logbook import read_metrics, write_text
+from fedjax_dp.io.digests import read_sealed, read_sealed_object
+from fedjax_dp.io.logbook import read_metrics
 from fedjax_dp.io.report import report_page
 from fedjax_dp.io.run_files import RunFiles, entry_of
 
@@ -115,7 +117,7 @@ def _write(folder: pathlib.Path, page: pathlib.Path, every: float | None) -> Rep
 
 def _publishable(folder: pathlib.Path) -> dict[str, str]:
     """Returns the marks of a release that may be published; none for any other folder."""
-    marks = _object(folder / _CLAIMS_FILE).get("files", {})
+    marks = read_sealed_object(folder, _CLAIMS_FILE).get("files", {})
     if not isinstance(marks, dict):
         return {}
     found = {name: mark for name, mark in marks.items() if mark in _MAY_BE_PUBLISHED}
@@ -129,9 +131,9 @@ def _read(folder: pathlib.Path) -> RunFiles:
         return _of_release(folder, marks)
     # Asked first: what is read of a run that has ended is final.
     is_running = is_in_use(folder)
-    config, rows = files.read_text(folder / CONFIG_FILE), read_metrics(folder)
+    config, rows = read_sealed(folder, CONFIG_FILE), read_metrics(folder)
     tables = files.parse_toml(config, folder / CONFIG_FILE)
-    summary = {} if is_running else _object(folder / SUMMARY_FILE)
+    summary = {} if is_running else read_sealed_object(folder, SUMMARY_FILE)
     if rows and summary.get("rounds") != rows[-1]["round"]:
         # The run was resumed and has not ended since: figures and ε of its last end are too small.
         summary = {}
@@ -141,8 +143,8 @@ def _read(folder: pathlib.Path) -> RunFiles:
     names = [name for claim in claims for name in claim.get("client_names", ())]
     is_secret = entry_of(tables, "run", "secret") is True
     return RunFiles(
-        *(state, detail, done, config, _object(folder / ENVIRONMENT_FILE), summary),
-        _text(folder / _STATEMENT_FILE) if summary else "",
+        *(state, detail, done, config, read_sealed_object(folder, ENVIRONMENT_FILE), summary),
+        read_sealed(folder, _STATEMENT_FILE) if summary else "",
         rows,
         marks_of(folder, is_secret=is_secret, naming=naming_files(tables, names)),
         place=f"Run folder: {folder}",
@@ -151,17 +153,17 @@ def _read(folder: pathlib.Path) -> RunFiles:
 
 
 def _of_release(folder: pathlib.Path, marks: dict[str, str]) -> RunFiles:
-    summary = public_summary(_object(folder / SUMMARY_FILE))
-    config = files.read_text(folder / CONFIG_FILE)
+    summary = public_summary(read_sealed_object(folder, SUMMARY_FILE))
+    config = read_sealed(folder, CONFIG_FILE)
     files.parse_toml(config, folder / CONFIG_FILE)
     return RunFiles(
         "released",
         "Released: this page has only what may be published.",
         summary.get("rounds"),
         config,
-        _object(folder / ENVIRONMENT_FILE) if ENVIRONMENT_FILE in marks else {},
+        read_sealed_object(folder, ENVIRONMENT_FILE) if ENVIRONMENT_FILE in marks else {},
         summary,
-        _text(folder / _STATEMENT_FILE) if _STATEMENT_FILE in marks else "",
+        read_sealed(folder, _STATEMENT_FILE) if _STATEMENT_FILE in marks else "",
         [],
         marks,
     )
@@ -205,12 +207,3 @@ def _reports(path: pathlib.Path) -> list[dict[str, Any]]:
 
 def _text(path: pathlib.Path) -> str:
     return files.read_text(path) if path.is_file() else ""
-
-
-def _object(path: pathlib.Path) -> dict[str, Any]:
-    """Reads a JSON object; empty if there is no such file."""
-    if not path.is_file():
-        return {}
-    found = files.parse_json(files.read_text(path), path)
-    checks.require(isinstance(found, dict), str(path), "hold an object", found)
-    return found

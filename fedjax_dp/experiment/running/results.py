@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.values import Hyper
+from fedjax_dp.core.files import write_text
 from fedjax_dp.core.packages import MissingPackageError
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.core.versions import PACKAGE, libraries
@@ -25,6 +26,8 @@ from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.components.numbers_by_client import names_of
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.release import (
+    PARTITION_FILE,
+    STATED,
     exact_keys,
     marks_of,
     naming_files,
@@ -32,11 +35,12 @@ from fedjax_dp.experiment.running.release import (
     read_exactly,
     write_release,
 )
-from fedjax_dp.experiment.running.run_folder import CHECKPOINT_FOLDER, RELEASE_FOLDER
+from fedjax_dp.experiment.running.run_folder import CHECKPOINT_FOLDER, RELEASE_FOLDER, SUMMARY_FILE
 from fedjax_dp.experiment.running.starting import Start
 from fedjax_dp.experiment.schema.config import DiscreteGaussianLevel, GaussianLevel
 from fedjax_dp.io.checkpoint import ROOT_FILE
-from fedjax_dp.io.logbook import read_metrics, write_json, write_text
+from fedjax_dp.io.digests import seal
+from fedjax_dp.io.logbook import read_metrics, write_json
 from fedjax_dp.io.statement import write_statement
 from fedjax_dp.privacy.claims import OnceClaim
 
@@ -91,13 +95,15 @@ def write_results(
     """Writes summary, statement and plots into the run folder, and the release if configured."""
     folder, accounting = start.folder, start.accounting
     section = experiment.config.run
-    rows, accountant = read_metrics(folder), experiment.config.privacy.accountant
+    # What is damaged was a warning before.
+    rows = read_metrics(folder, lambda text: None)
+    accountant = experiment.config.privacy.accountant
     summary = _summary(experiment, state, start.hyper, accounting, rows) | timing
     summary |= {"communication": start.traffic.summary()}
     summary |= {"ended": ended, "stopped_by": stopped_by, "warnings": list(warnings)}
     if section.plots:
         _draw(experiment, state, rows, folder / "plots")
-    write_text(folder / "partition.txt", partition_text(experiment.population.statistics()))
+    write_text(folder / PARTITION_FILE, partition_text(experiment.population.statistics()))
     not_private = [partition_counts(folder), *also_not_private]
     facts = facts_of(experiment, start.hyper, not_private)
     tables = tomllib.loads(config_files.to_toml(experiment.written))
@@ -118,7 +124,8 @@ def write_results(
     # Last: a release folder marks a finished run.
     if releases:
         write_release(experiment, state, accounting, folder, summary | infinite, facts)
-    write_json(folder / "summary.json", summary | infinite)
+    write_json(folder / SUMMARY_FILE, summary | infinite)
+    seal(folder, [*STATED, PARTITION_FILE])
     return summary
 
 

@@ -32,7 +32,8 @@ from fedjax_dp.experiment.running.processes import (
     start_processes,
 )
 from fedjax_dp.experiment.running.release import require_publishable, without_model
-from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, is_deployed, require_place
+from fedjax_dp.experiment.running.run_folder import is_deployed, require_place
+from fedjax_dp.experiment.running.saved import config_of
 from fedjax_dp.experiment.running.starting import (
     Start,
     accounting_of,
@@ -119,7 +120,7 @@ def resume(
         config is None or not words, "words", "be none if a config is given", list(words)
     )
     if config is None:
-        config = config_files.load_config(place / CONFIG_FILE, words)
+        config = config_of(place, (watcher or Watcher()).warn, words)
     _connect(config, deployment)
     with place_of_process(place) as own:
         return _run(

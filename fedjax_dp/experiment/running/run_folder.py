@@ -20,6 +20,8 @@ ENVIRONMENT_FILE, SUMMARY_FILE = "environment.json", "summary.json"
 DATA_FILE = "data.json"
 # What a statement says of the sweep that the run is part of.
 SWEEP_FILE = "sweep.json"
+# What a run writes when it starts, and does not write again.
+AT_START = (CONFIG_FILE, DATA_FILE, SWEEP_FILE, ENVIRONMENT_FILE)
 # What the ledgers of the nodes of a deployment claim, and the scores that scripts report.
 NODES_FILE, SCORES_FILE = "nodes.json", "scores.jsonl"
 # The publishable part of a run.

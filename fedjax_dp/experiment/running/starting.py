@@ -3,7 +3,6 @@
 import json
 import pathlib
 import shutil
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,10 +12,10 @@ import numpy as np
 from chex import PRNGKey
 from filelock import BaseFileLock
 
-from fedjax_dp.algorithms.registry import ALGORITHMS
 from fedjax_dp.algorithms.values import Hyper
-from fedjax_dp.core import checks, files
+from fedjax_dp.core import checks
 from fedjax_dp.core.devices import of_all_processes
+from fedjax_dp.core.files import write_text
 from fedjax_dp.core.keys import secret_key
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.client_store import ClientStore, stored_in
@@ -25,7 +24,6 @@ from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.components.secure_aggregation import graph_of
 from fedjax_dp.experiment.reading import config_files
-from fedjax_dp.experiment.reading.config_diff import differences
 from fedjax_dp.experiment.running.byte_totals import ByteTotals
 from fedjax_dp.experiment.running.processes import (
     folder_of_first,
@@ -43,16 +41,14 @@ from fedjax_dp.experiment.running.run_folder import (
     locked_if_started,
     next_folder,
 )
-from fedjax_dp.experiment.running.same_data import require_same_data, write_fingerprint
+from fedjax_dp.experiment.running.same_data import write_fingerprint
+from fedjax_dp.experiment.running.saved import read_newest, require_same_config
 from fedjax_dp.experiment.schema.config import (
-    BoundedLaplaceLevel,
-    Config,
-    CorrelatedGaussianLevel,
     RunSection,
 )
 from fedjax_dp.io.checkpoint import KEPT, ROOT_FILE, Checkpoints
-from fedjax_dp.io.logbook import METRICS_FILE, write_json, write_text
-from fedjax_dp.models import kinds
+from fedjax_dp.io.digests import read_sealed_object, unseal
+from fedjax_dp.io.logbook import METRICS_FILE, write_json
 from fedjax_dp.server.secure import mask_messages
 
 # The number of its runs, what chose their settings, and what ends some of them early.
@@ -113,10 +109,7 @@ def with_sweep(
     experiment: Experiment, folder: pathlib.Path, facts: Mapping[str, Any] = {}
 ) -> Experiment:
     """Adds the facts of the sweep that a run is part of: those in its folder, and newer ones."""
-    file, saved = folder / SWEEP_FILE, {}
-    if file.is_file():
-        saved = files.parse_json(files.read_text(file), file)
-        checks.require(isinstance(saved, dict), str(file), "hold an object", saved)
+    saved = read_sealed_object(folder, SWEEP_FILE)
     return experiment._replace(stated={**experiment.stated, **saved, **facts})
 
 
@@ -188,26 +181,21 @@ def _restored(
 ) -> tuple[SimulationState, Start]:
     """Resumes a run whose folder is locked."""
     config, seconds, ledgers, sent = experiment.config, 0.0, None, None
-    _require_same(experiment.written, (folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    text = (folder / CONFIG_FILE).read_text(encoding="utf-8")
+    require_same_config(experiment.written, text)
     checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, is_secret=config.run.secret)
     key = _saved_root(config.run, checkpoints)
     state = stored_in(first_state(experiment), folder / CLIENTS_FOLDER)
     hyper, like = experiment.simulation.hyper, experiment.simulation.for_checkpoint(state)
-    step, damaged = checkpoints.newest_intact(like)
-    for rounds, wrong in damaged.items():
-        warn(f"the checkpoint of round {rounds} is damaged ({wrong}) and is skipped")
-    if step is not None:
-        state, hyper, extra = checkpoints.restore(like, hyper, step)
-        _require_same(experiment.written, extra["config"])
-        require_same_base(experiment, extra)
-        ledgers, seconds = extra["ledgers"], extra["seconds"]
-        sent = extra["traffic"]
-    require_same_data(experiment.population, folder / DATA_FILE)
+    saved, damaged = read_newest(experiment, folder, checkpoints, like, warn)
+    if saved is not None:
+        state, hyper, extra = saved
+        ledgers, seconds, sent = extra["ledgers"], extra["seconds"], extra["traffic"]
     if place != folder and (folder / METRICS_FILE).exists():
         shutil.copy(folder / METRICS_FILE, place)
     # All have read the folder before one of them changes it.
     root = np.asarray(jax.random.key_data(key)).tolist()
-    require_same("the checkpoint", json.dumps([step, ledgers, root]))
+    require_same("the checkpoint", json.dumps([int(state.round), ledgers, root]))
     checkpoints.set_aside(damaged)
     # The noise that is accounted is the noise that runs: after a restart, the saved one.
     accounting, traffic = accounting_of(experiment, hyper), _byte_totals(experiment)
@@ -217,9 +205,11 @@ def _restored(
         traffic.restore(sent)
     _require_space(experiment, state)
     withdraw_release(place)
+    # The next to read metrics opens the logbook.
+    unseal(place, but=(METRICS_FILE,))
     _write_sweep(experiment, place)
     write_text(place / CONFIG_FILE, config_files.to_toml(experiment.written))
-    if step is None or not (place / DATA_FILE).exists():
+    if saved is None or not (place / DATA_FILE).exists():
         write_fingerprint(experiment.population, place / DATA_FILE)
     return state, Start(place, lock, key, hyper, accounting, checkpoints, seconds, traffic)
 
@@ -266,47 +256,3 @@ def _saved_root(section: RunSection, checkpoints: Checkpoints) -> PRNGKey:
             "folder"
         )
     return jax.random.wrap_key_data(jnp.asarray(root))
-
-
-def _require_same(config: Config, saved: str) -> None:
-    """Requires the configuration of the run, except for how it executes and is published."""
-    # Keys that the saved file lacks have their defaults.
-    started = config_files.from_toml(saved, CONFIG_FILE)
-    now, then = (tomllib.loads(config_files.to_toml(each)) for each in (config, started))
-    before, after = (tables["execution"].get("placement") for tables in (then, now))
-    same = (before == "disk") == (after == "disk")
-    rule = f"not change between memory and disk when a run resumes; it was {before!r}"
-    checks.require(same, "execution.placement", rule, after)
-    besides = ["execution", "run.release", "run.plots"]
-    if config.run.rounds > started.run.rounds:
-        _require_extensible(config, started.run.rounds)
-        besides.append("run.rounds")
-    lines = differences(then, now, besides)
-    if lines:
-        raise ValueError(
-            f"{CONFIG_FILE} must be as it was when the run started; only [execution], run.release "
-            "and run.plots may change, and run.rounds may grow. Then and now:\n" + "\n".join(lines)
-        )
-
-
-def require_same_base(experiment: Experiment, extra: Mapping[str, Any]) -> None:
-    """Requires the frozen parameters of a checkpoint; older checkpoints do not name them."""
-    now = kinds.digest(experiment.model.frozen)
-    then, source = extra.get("frozen", now), experiment.config.model.pretrained
-    rule = f"be those of the checkpoint, of SHA-256 {then[:12] or 'none'}; use the same base file"
-    checks.require(now == then, f"frozen parameters of {source or 'the model'}", rule, now[:12])
-
-
-def _require_extensible(config: Config, planned: int) -> None:
-    """Requires that neither noise nor algorithm depends on the number of rounds."""
-    privacy, name = config.privacy, config.algorithm.name
-    for unit in privacy.units:
-        level = getattr(privacy, unit)
-        is_free = level.noise_multiplier is not None
-        # The former ties rounds together; the latter spends δ of all rounds on its range.
-        is_free &= not isinstance(level, CorrelatedGaussianLevel | BoundedLaplaceLevel)
-        rule = f"be {planned}: the noise was calibrated for that many rounds"
-        checks.require(is_free, "run.rounds", rule, config.run.rounds)
-    rule = f"be {planned}, the number of rounds that {name} was built for"
-    is_planned = "num_rounds" in ALGORITHMS[name].given
-    checks.require(not is_planned, "run.rounds", rule, config.run.rounds)

@@ -25,10 +25,16 @@ from fedjax_dp.experiment.running.processes import (
     require_same,
 )
 from fedjax_dp.experiment.running.results import Ended, evaluate, write_results
-from fedjax_dp.experiment.running.run_folder import ENVIRONMENT_FILE
+from fedjax_dp.experiment.running.run_folder import (
+    AT_START,
+    CHECKPOINT_FOLDER,
+    ENVIRONMENT_FILE,
+)
 from fedjax_dp.experiment.running.starting import Start
 from fedjax_dp.experiment.running.watcher import Watcher
-from fedjax_dp.io.logbook import Logbook, read_metrics, to_json, write_json
+from fedjax_dp.io.checkpoint import record_of
+from fedjax_dp.io.digests import seal
+from fedjax_dp.io.logbook import METRICS_FILE, Logbook, to_json, write_json
 from fedjax_dp.models import kinds
 
 
@@ -67,7 +73,8 @@ def steps(
     section = experiment.config.run
     logbook = Logbook(start.folder, from_round=int(state.round), warn=health.warn)
     write_json(start.folder / ENVIRONMENT_FILE, environment())
-    health.note(read_metrics(start.folder))
+    seal(start.folder, AT_START)
+    health.note(logbook.rows)
 
     watcher.phase("compiling")
     compiling = time.perf_counter()
@@ -90,6 +97,8 @@ def steps(
         }
         # Saved before the next round overwrites client state.
         start.checkpoints.save(experiment.simulation.for_checkpoint(state), start.hyper, extra)
+        known = {METRICS_FILE: logbook.check()}
+        seal(start.folder, [f"{CHECKPOINT_FOLDER}/{record_of(int(state.round))}"], known)
 
     if section.secret:
         # From round 0 on, so that no two configurations ever share a root.
@@ -130,7 +139,7 @@ def _rounds(
 ) -> Generator[Request, Finished, tuple[SimulationState, Ended, str | None]]:
     """Asks for blocks of rounds; returns the state, how they ended, and by which callback."""
     section = experiment.config.run
-    history = read_metrics(start.folder) if callbacks else []
+    history = list(logbook.rows) if callbacks else []
     done, total = int(state.round), section.rounds
 
     def affordable() -> int:

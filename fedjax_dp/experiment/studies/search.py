@@ -8,13 +8,14 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedjax_dp.core import checks, files
+from fedjax_dp.core import checks
 from fedjax_dp.core.packages import needed_for
 from fedjax_dp.experiment.assembly.assemble import checked_config
 from fedjax_dp.experiment.components.callback import Callback, Progress
 from fedjax_dp.experiment.running.watcher import Watcher
 from fedjax_dp.experiment.studies.sweep import SUMMARY_FILE, Point, Study, loaded, run_all
 from fedjax_dp.experiment.studies.together import Continued, Job
+from fedjax_dp.io.digests import read_sealed_object
 
 with needed_for("a search", "search"):
     import optuna
@@ -154,7 +155,7 @@ def search(
                 report(f"{labels[trial.number]}: refused: {refused[trial.number]}")
                 found.tell(trial, state=TrialState.FAIL)
             else:
-                _tell(found, trial, _summary(jobs[trial.number].folder))
+                _tell(found, trial, read_sealed_object(jobs[trial.number].folder, SUMMARY_FILE))
     return _entries(found, plan, output)
 
 
@@ -285,12 +286,6 @@ def _run_or_refused(
     return refused
 
 
-def _summary(folder: pathlib.Path) -> dict[str, Any]:
-    file = folder / SUMMARY_FILE
-    found: dict[str, Any] = files.parse_json(files.read_text(file), file)
-    return found
-
-
 def _tell(found: Any, trial: Any, summary: Mapping[str, Any]) -> None:
     """Records the result of a run."""
     score = summary.get(SCORE)
@@ -311,7 +306,7 @@ def _entries(found: Any, plan: Plan, output: pathlib.Path) -> list[dict[str, Any
     for trial in found.get_trials(deepcopy=False):
         folder = output / f"trial-{trial.number + 1:04d}"
         # A run that was refused has none.
-        summary = _summary(folder) if (folder / SUMMARY_FILE).is_file() else {}
+        summary = read_sealed_object(folder, SUMMARY_FILE)
         entries.append(
             {
                 "trial": trial.number + 1,

@@ -26,6 +26,7 @@ from fedjax_dp.experiment.running.starting import accounting_of, first_state
 from fedjax_dp.experiment.running.watcher import Watcher
 from fedjax_dp.experiment.studies.sweep import Point, Study, loaded, run_all
 from fedjax_dp.experiment.studies.together import Job, assembled
+from fedjax_dp.io.digests import read_sealed_object
 from fedjax_dp.io.logbook import write_json
 from fedjax_dp.io.statement import write_statement
 from fedjax_dp.privacy.accounting.ledger import Ledger
@@ -102,7 +103,7 @@ def select_privately(
     }
     labels = [f"[{i}/{len(drawn)}] {grid[place].name}" for i, place in enumerate(drawn, 1)]
     run_all(study, jobs, labels, report, watcher=watcher)
-    summaries = [files.parse_json(files.read_text(f), f) for f in _summaries(jobs)]
+    summaries = [read_sealed_object(job.folder, SUMMARY_FILE) for job in jobs.values()]
     for job, summary in zip(jobs.values(), summaries, strict=True):
         rule = "have ended after its last round: a cost of other rounds was planned for all"
         checks.require(summary["ended"] == "finished", job.folder.name, rule, summary["ended"])
@@ -135,10 +136,6 @@ def select_privately(
 def _jobs(study: Study, grid: Sequence[Point], output: pathlib.Path) -> dict[int, Job]:
     plans = output / "plans"
     return {i: Job(loaded(study, point), plans / point.folder) for i, point in enumerate(grid)}
-
-
-def _summaries(jobs: Mapping[int, Job]) -> list[pathlib.Path]:
-    return [job.folder / SUMMARY_FILE for job in jobs.values()]
 
 
 def _require_selectable(experiment: Experiment) -> None:

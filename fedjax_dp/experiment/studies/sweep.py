@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_dp.core import checks, files
 from fedjax_dp.core.decimals import shown
 from fedjax_dp.experiment.components.budgets import with_named_lists
 from fedjax_dp.experiment.reading import config_files
@@ -26,6 +25,7 @@ from fedjax_dp.experiment.studies.together import (
     run_together,
 )
 from fedjax_dp.io.checkpoint import require_usable
+from fedjax_dp.io.digests import read_sealed_object
 from fedjax_dp.io.disk import STUDY_KEPT, reporting_full_disk
 
 Axes = Mapping[str, Mapping[str, Sequence[str]]]
@@ -208,11 +208,10 @@ def run_all(
 
 def _is_done(folder: pathlib.Path) -> bool:
     """Checks whether a folder holds a run that has ended; one that was interrupted has not."""
-    file = folder / SUMMARY_FILE
-    if not file.is_file():
+    # One that was removed is written again.
+    if not (folder / SUMMARY_FILE).is_file():
         return False
-    found = files.parse_json(files.read_text(file), file)
-    return not (isinstance(found, dict) and found.get("ended") == "interrupted")
+    return read_sealed_object(folder, SUMMARY_FILE).get("ended") != "interrupted"
 
 
 def loaded(study: Study, point: Point) -> Config:
@@ -235,11 +234,8 @@ def read_summaries(grid: Sequence[Point], output: pathlib.Path) -> list[dict[str
     """
     rows = []
     for point in grid:
-        file = output / point.folder / SUMMARY_FILE
-        if file.is_file():
-            # An axis such as "algorithm" replaces the entry of the same name.
-            row = files.parse_json(files.read_text(file), file)
-            checks.require(isinstance(row, dict), str(file), "hold an object", row)
+        # An axis such as "algorithm" replaces the entry of the same name.
+        if row := read_sealed_object(output / point.folder, SUMMARY_FILE):
             rows.append(row | point.values)
     return rows
 
