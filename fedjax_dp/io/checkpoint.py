@@ -298,7 +298,10 @@ class Checkpoints:
         return wrong is None
 
     def _newest_first(self) -> list[int]:
-        return sorted(self._manager.all_steps(), reverse=True)
+        """Lists the checkpoints, those that were lost but for their digests too."""
+        records = (self.directory / _DIGESTS).glob("*.json")
+        lost = {int(path.stem) for path in records if path.stem.isdecimal()}
+        return sorted({*self._manager.all_steps(), *lost}, reverse=True)
 
     def _damage(self, step: int) -> str | None:
         return damage(self.directory / str(step), self._record(step))
@@ -320,7 +323,8 @@ class Checkpoints:
             folder = self.directory / f"damaged-{step}"
             if folder.exists():
                 shutil.rmtree(folder)
-            (self.directory / str(step)).rename(folder)
+            if (self.directory / str(step)).exists():
+                (self.directory / str(step)).rename(folder)
             self._record(step).unlink(missing_ok=True)
         # With several processes the first has renamed before the others read.
         any_of_processes(False)

@@ -155,3 +155,29 @@ def test_a_hundred_damages_are_named_or_harmless(uninterrupted, tmp_path, expect
         # Writing results takes most of the time.
         readers = READERS if number % 5 == 0 else READERS[:-1]
         assert_named_or_harmless(uninterrupted, tmp_path / "run", readers, path, kind, rng, before)
+
+
+def test_a_run_is_read_under_its_own_configuration_and_data_alone(
+    uninterrupted, tmp_path, monkeypatch
+):
+    """An edited seed would draw other held-out data; how a run executes may change."""
+    monkeypatch.setattr(loading, "assemble", lambda config, population: assemble_once(config))
+    folder = tmp_path / "run"
+    shutil.copytree(uninterrupted, folder)
+    file, data = folder / "config.toml", folder / "data.json"
+    whole = file.read_text("utf-8")
+    for old, new in (("seed = 0", "seed = 1"), ("cohort_size = 2", "cohort_size = 1")):
+        assert old in whole
+        file.write_text(whole.replace(old, new), "utf-8")
+        found, said = outcome(loading.load_run, folder)
+        assert found is None and "config.toml must be as it was when the run started" in said
+    file.write_text(whole, "utf-8")
+    saved = data.read_text("utf-8")
+    data.write_text(saved.replace('"the number of examples": 1', '"the number of examples": 2'))
+    with pytest.raises(ValueError, match="the number of examples of the training data must be as"):
+        loading.load_run(folder)
+    data.write_text(saved, "utf-8")
+    shutil.rmtree(folder / "checkpoint" / "8")
+    run, said = outcome(loading.load_run, folder)
+    assert int(run.state.round) == 6 and run.metrics[-1]["round"] == 6
+    assert "the checkpoint of round 8 is damaged" in said and "is read as of round 6" in said

@@ -313,7 +313,9 @@ def test_a_torn_last_line_of_metrics_is_written_again(uninterrupted, finished):
     shutil.rmtree(finished / "checkpoint" / str(ROUNDS))
     path = finished / "metrics.jsonl"
     path.write_text(path.read_text(encoding="utf-8")[:-25], encoding="utf-8")
-    text = assert_goes_on_as(finished, uninterrupted, besides=("warnings",))
+    # Statements list the copy of what was damaged.
+    besides = ("warnings", "privacy.md", "privacy.json")
+    text = assert_goes_on_as(finished, uninterrupted, besides=besides)
     assert "metrics.jsonl has changed since it was written" in text
     assert f"digests/{ROUNDS}.json" not in text and f"round {ROUNDS} is damaged" in text
 
@@ -578,14 +580,15 @@ def test_a_harmed_folder_resumes_to_the_same_bits_or_is_refused(uninterrupted, i
     try:
         status, text = execute(interrupted, resume=True)
     except (ValueError, OSError) as error:
-        # Beside checkpoints only these two are read; an error says which is wrong.
-        assert path.name in ("config.toml", "data.json"), (path, how, error)
-        assert path.name == "config.toml" or (how != "delete" and "data.json" in str(error))
+        # Beside checkpoints only these are read; an error says which is wrong.
+        assert path.name in ("config.toml", "data.json", "digests.json"), (path, how, error)
+        assert path.name == "config.toml" or (how != "delete" and path.name in str(error))
         return
     assert status == 0
     was_newest = path.parts[:2] == ("checkpoint", "6") or path.name == "6.json"
     assert ("the checkpoint of round 6 is damaged" in text) == was_newest, (path, how, text)
-    assert_same_run(interrupted, uninterrupted, besides=("metrics.jsonl", "warnings"))
+    besides = ("metrics.jsonl", "warnings", "privacy.md", "privacy.json")
+    assert_same_run(interrupted, uninterrupted, besides=besides)
     rounds = [row["round"] for row in read_metrics(interrupted)]
     lost = set(range(1, ROUNDS + 1)) - set(rounds)
     # A line that was damaged is lost alone.
