@@ -139,7 +139,7 @@ def _read(folder: pathlib.Path) -> RunFiles:
         summary = {}
     done = summary["rounds"] if "rounds" in summary else rows[-1]["round"] if rows else 0
     state, detail = _state(folder, tables, summary, done, is_running=is_running)
-    claims = _object(folder / _CLAIMS_FILE).get("claims", [])
+    claims = read_sealed_object(folder, _CLAIMS_FILE).get("claims", [])
     names = [name for claim in claims for name in claim.get("client_names", ())]
     is_secret = entry_of(tables, "run", "secret") is True
     return RunFiles(

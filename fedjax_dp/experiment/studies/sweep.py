@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_dp.core import checks, files
 from fedjax_dp.core.decimals import shown
 from fedjax_dp.experiment.components.budgets import with_named_lists
 from fedjax_dp.experiment.reading import config_files
