@@ -1,6 +1,6 @@
 """Checks of examples, client ids and partitions: numbers of types that JAX supports."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,8 @@ from fedjax_dp.data.disk_arrays import DiskArray, is_on_disk, parts
 
 # Kinds of NumPy types that no model reads: objects, strings, times.
 _NO_NUMBERS = "OSUmM"
+# Up to here float64 holds every integer.
+_EXACT = 2**53
 _SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
@@ -114,6 +116,12 @@ def client_ids(what: str, ids: Any) -> np.ndarray:
         values = packed if packed.tolist() == values.tolist() else values
     if values.dtype.kind in "fcmM":
         _require_none_missing(what, np.flatnonzero(values != values))
+    if values.dtype.kind == "f":
+        is_finite = bool(np.all(np.isfinite(values)))
+        checks.require(is_finite, what, "be finite, if they are numbers", "infinity")
+        if np.all(values == np.rint(values)) and np.all(np.abs(values) < _EXACT):
+            # 1.0 names the client that 1 names.
+            return values.astype(np.int64)
     return values
 
 
@@ -142,18 +150,30 @@ def _kind(value: Any) -> str:
 def rows_of_clients(what: str, clients: Sequence[Any], size: int) -> list[np.ndarray]:
     """Validates the example indices in [0, size) of each client and returns them as int64."""
     checks.require(len(clients) > 0, what, "hold at least one client", len(clients))
-    found = []
-    for i, rows in enumerate(clients):
-        array = np.asarray(rows)
-        is_row = array.ndim == 1 and (array.dtype.kind in "iu" or array.size == 0)
-        shown = f"{array.dtype}{list(array.shape)}"
-        checks.require(is_row, f"{what}[{i}]", "list rows as integers", shown)
-        outside = (array < 0) | (array >= size)
-        if np.any(outside):
-            rule = f"name rows in [0, {size})"
-            checks.require(False, f"{what}[{i}]", rule, int(array[np.argmax(outside)]))
-        found.append(array.astype(np.int64))
-    return found
+    return [indices(f"{what}[{i}]", rows, size, "rows") for i, rows in enumerate(clients)]
+
+
+def indices(what: str, value: Any, size: int, noun: str) -> np.ndarray:
+    """Validates integers in [0, size) and returns them as int64; a mask or a fraction is none."""
+    array = np.asarray(value)
+    is_list = array.ndim == 1 and (array.dtype.kind in "iu" or array.size == 0)
+    mask = " (np.flatnonzero of a mask)" if array.dtype == bool else ""
+    shown = f"{array.dtype}{list(array.shape)}"
+    checks.require(is_list, what, f"list {noun} as integers{mask}", shown)
+    outside = (array < 0) | (array >= size)
+    if np.any(outside):
+        is_in = f"{'name rows' if noun == 'rows' else 'be'} in [0, {size})"
+        checks.require(False, what, is_in, int(array[np.argmax(outside)]))
+    return array.astype(np.int64)
+
+
+def require_names(what: str, names: Iterable[Any]) -> None:
+    """Requires names of arrays, of which stores make files: paths that stay below a folder."""
+    for name in names:
+        parts = name.split("/") if isinstance(name, str) else [""]
+        is_plain = not {"", ".", ".."} & set(parts) and not set("\\\0\r\n") & set(name)
+        rule = "be a name, or names joined by '/', without '.', '..', backslashes or line breaks"
+        checks.require(is_plain, f"a name in {what}", rule, name)
 
 
 def require_disjoint(what: str, clients: Sequence[np.ndarray]) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
+from fedjax_dp.data import arrays
 from fedjax_dp.data.shifts import rotate_quarter_turns, shift_labels
 from fedjax_dp.data.sizes import Seed
 
@@ -92,6 +93,7 @@ def shift_clusters(
         f"name the cluster of each of {len(clients)} clients",
         len(clusters),
     )
+    clients = arrays.rows_of_clients("clients", clients, len(examples["y"]))
     shifted = []
     for rows, cluster in zip(clients, clusters, strict=True):
         x, y = examples["x"][rows], examples["y"][rows]

@@ -64,6 +64,7 @@ class FederatedData:
             name: example_array(f"examples[{name!r}]", array)
             for name, array in flat(self.examples).items()
         }
+        array_checks.require_names("examples", arrays)
         object.__setattr__(self, "examples", arrays)
         offsets = self.offsets
         is_whole = offsets.dtype.kind in "iu" or offsets.size == 0
@@ -171,15 +172,10 @@ class FederatedData:
           A store of `k` clients in memory.
 
         Raises:
-          ValueError: if an index is out of range.
+          ValueError: if there are none, or one is no integer or out of range, as in a mask.
         """
-        clients = np.asarray(clients, dtype=np.int64)
-        checks.require(
-            bool(np.all((clients >= 0) & (clients < self.num_clients))),
-            "clients",
-            f"be in [0, {self.num_clients})",
-            clients,
-        )
+        clients = array_checks.indices("clients", clients, self.num_clients, "clients")
+        checks.require(len(clients) > 0, "clients", "name at least one client", "none")
         starts, sizes = self.offsets[clients], self.sizes[clients]
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         rows = np.repeat(starts - offsets[:-1], sizes) + np.arange(offsets[-1])
@@ -471,12 +467,13 @@ class FederatedData:
             batches = tables.batches_of(source, client_column, chosen, padding)
             write_store(pathlib.Path(directory), ids, batches, keep_order=True)
             return cls.open(directory)
-        examples = {
-            name: tables.column_of(table, str(column), padding.get(str(column)))
-            for name, column in chosen.items()
-        }
-        column = tables.column_of(table, client_column)
-        return cls.from_client_ids(examples, column, keep_order=True)
+        examples = {}
+        for name, column in chosen.items():
+            rule = "be one column, without a directory"
+            checks.require(isinstance(column, str), f"columns[{name!r}]", rule, column)
+            examples[name] = tables.column_of(table, str(column), padding.get(str(column)))
+        owners = tables.column_of(table, client_column, is_client=True)
+        return cls.from_client_ids(examples, owners, keep_order=True)
 
     @classmethod
     @checked

@@ -359,6 +359,10 @@ def split_clients(
       ValueError: if the share is out of range, there are no clients, or a row is not an integer.
     """
     rows = arrays.rows_of_clients("clients", clients, checks.COUNT_LIMIT)
+    for i, own in enumerate(rows):
+        # A copy would be in both parts.
+        is_once = len(np.unique(own)) == len(own)
+        checks.require(is_once, f"clients[{i}]", "hold each row once", "a row twice")
     checks.require(0 <= test_fraction < 1, "test_fraction", "be in [0, 1)", test_fraction)
     rng = np.random.default_rng(rng)
     sizes = np.array([len(own) for own in rows])
@@ -443,4 +447,6 @@ def _check_labels(labels: np.ndarray) -> np.ndarray:
         "be one-dimensional and hold at least one label",
         labels.shape,
     )
+    is_known = labels.dtype.kind != "f" or not np.isnan(labels).any()
+    checks.require(is_known, "labels", "name the class of every example", "NaN")
     return labels

@@ -10,6 +10,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.foreign_text import visible
 from fedjax_dp.core.ranges import Count
+from fedjax_dp.data import arrays
 from fedjax_dp.data.federated import FederatedData
 
 
@@ -150,17 +151,14 @@ def describe(
     Raises:
       ValueError: if there are no clients, or a row is not in the pool.
     """
-    checks.require(len(clients) > 0, "clients", "hold at least one client", len(clients))
-    rows = np.concatenate([np.asarray(client, dtype=np.int64) for client in clients])
+    if num_examples is None and labels is not None:
+        num_examples = len(labels)
+    most = checks.COUNT_LIMIT if num_examples is None else num_examples
+    clients = arrays.rows_of_clients("clients", clients, most)
+    rows = np.concatenate(clients)
     sizes = np.array([len(client) for client in clients], dtype=np.int64)
     if num_examples is None:
-        num_examples = len(labels) if labels is not None else int(rows.max(initial=-1)) + 1
-    checks.require(
-        bool(np.all((rows >= 0) & (rows < num_examples))),
-        "clients",
-        f"hold rows in [0, {num_examples})",
-        "a row outside",
-    )
+        num_examples = int(rows.max(initial=-1)) + 1
     uses = np.bincount(rows, minlength=num_examples)
     counts, names = _count_labels(sizes, labels[rows] if labels is not None else None)
     return PartitionStatistics(sizes, counts, names, int(np.sum(uses > 1)), int(np.sum(uses == 0)))

@@ -12,6 +12,8 @@ from fedjax_dp.core import checks
 from fedjax_dp.data import arrays as array_checks
 
 OFFSETS, NAMES = "offsets.npy", "client_names.txt"
+# A table is read twice, for the clients and for the examples.
+_SAME = "have the same clients and examples each time that they are read"
 # Client ids `[rows]`, and named arrays `[rows, ...]`.
 Batch = tuple[np.ndarray, Mapping[str, np.ndarray]]
 
@@ -50,20 +52,24 @@ def write_store(
     stored: dict[str, np.memmap] = {}
     for ids, examples in batches:
         different, owner = np.unique(ids, return_inverse=True)
-        owner = np.array([number[name] for name in different.tolist()], np.int64)[owner]
+        known = [number.get(name, -1) for name in different.tolist()]
+        checks.require(-1 not in known, "the data", _SAME, "other clients")
+        owner = np.array(known, np.int64)[owner]
         order = np.argsort(owner, kind="stable")
         clients, first, sizes = np.unique(owner[order], return_index=True, return_counts=True)
         rows = np.repeat(free[clients] - first, sizes) + np.arange(len(order))
         free[clients] += sizes
+        fits = bool(np.all(free <= offsets[1:]))
+        checks.require(fits, "the data", _SAME, "more examples of a client")
         parts = {name: _narrow(name, array) for name, array in examples.items()}
         if not stored:
             stored = _created(directory, parts, int(offsets[-1]))
         for name, array in stored.items():
             _require_alike(name, parts[name], array)
             array[rows] = parts[name][order]
-    rule = f"hold the {offsets[-1]} examples that were counted"
     num_written = int((free - offsets[:-1]).sum())
-    checks.require(num_written == offsets[-1], "the data", rule, num_written)
+    shown = f"{num_written} of the {offsets[-1]} examples that were counted"
+    checks.require(num_written == offsets[-1], "the data", _SAME, shown)
     for array in stored.values():
         array.flush()
     texts = [str(name) for name in names]
@@ -100,6 +106,7 @@ def _created(
     # A full disk would end a write to a memory map by a signal.
     checks.require(needed <= space, "directory", rule, f"{space:,} bytes free in {directory}")
     stored = {}
+    array_checks.require_names("columns", parts)
     for name, part in parts.items():
         path = directory / f"{name}.npy"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ import numpy as np
 from fedjax_dp.core import checks, disclosure, files
 from fedjax_dp.core.disclosure import GuardedError
 from fedjax_dp.core.packages import needed_for
+from fedjax_dp.data import arrays as array_checks
 from fedjax_dp.data.store_writer import Batch
 
 # For each array of a store the column it is read from, or several of them side by side.
@@ -79,6 +80,19 @@ def parquet_parts(path: Any, batch_size: int, client_column: str) -> TableParts:
 
 def huggingface_parts(table: Any, batch_size: int) -> TableParts:
     """Reads a Hugging Face table, which may be one that streams, `batch_size` rows at a time."""
+    if isinstance(table, Mapping):
+        parts_of_it = ", ".join(f"table[{name!r}]" for name in table)
+        checks.require(False, "table", f"be one part of the data: {parts_of_it}", "all of them")
+    is_table = hasattr(table, "select_columns") and hasattr(table, "with_format")
+    rule = (
+        "be a table of the `datasets` library (datasets.Dataset.from_pandas makes one, for example)"
+    )
+    checks.require(is_table, "table", rule, type(table).__name__)
+    names = table.column_names
+    if names is None:
+        # A table that streams from a function shows its columns in its rows.
+        names = next(iter(table), None)
+        checks.require(names is not None, "table", "hold at least one row", "none")
 
     def parts(columns: Sequence[str]) -> Iterator[Part]:
         row = 0
@@ -87,7 +101,7 @@ def huggingface_parts(table: Any, batch_size: int) -> TableParts:
             yield Part(each, "", row)
             row += each.num_rows
 
-    return TableParts(list(table.column_names), parts)
+    return TableParts(list(names), parts)
 
 
 def columns_of(names: Sequence[str], client_column: str, columns: Columns | None) -> Columns:
@@ -136,12 +150,19 @@ def ids_of(part: Part, name: str) -> np.ndarray:
     return kind
 
 
-def column_of(table: Any, name: str, padding: Sequence[float] | None = None) -> np.ndarray:
-    """Reads a column as `[rows, ...]`: int64, float32, booleans or text; lists become axes."""
+def column_of(
+    table: Any, name: str, padding: Sequence[float] | None = None, *, is_client: bool = False
+) -> np.ndarray:
+    """Reads a column as `[rows, ...]`: int64, float32, booleans; lists become axes; or clients."""
+    rule = "be given for a table that streams, which is read in batches"
+    checks.require(hasattr(table, "num_rows"), "directory", rule, None)
     array = _whole(table.select_columns([name]).with_format("arrow")[:].column(0))
+    if _is_text(_innermost(array.type)) and not is_client:
+        _require_numbers(_Place("", name), array.type)
     if _is_other(_innermost(array.type)):
         return np.stack(list(table.with_format("numpy")[name]))
     values = _values(_Place("", name), array, 0, padding)
+    array_checks.require_32_bits(f"column {name!r}", values)
     as_plain = {"i": np.int64, "u": np.int64, "f": np.float32}.get(values.dtype.kind)
     return values if as_plain is None else values.astype(as_plain, copy=False)
 
@@ -173,9 +194,7 @@ def _array(part: Part, column: str | Sequence[str], padding: Padding) -> np.ndar
 
     def values(name: str) -> np.ndarray:
         what, array = _Place(part.origin, name), _whole(part.table.column(name))
-        rule = "hold numbers, Booleans, or lists of them"
-        kind = _innermost(array.type)
-        what.require(not (_is_text(kind) or _is_other(kind)), rule, str(array.type))
+        _require_numbers(what, array.type)
         return _values(what, array, part.first_row, padding.get(name))
 
     if isinstance(column, str):
@@ -187,6 +206,8 @@ def _array(part: Part, column: str | Sequence[str], padding: Padding) -> np.ndar
         rule = "hold one number in each row, to stand beside others"
         given = f"lists {array.shape[1:]}"
         _Place(part.origin, name).require(array.ndim == 1, rule, given)
+        what = f"{part.origin}, column {name!r}" if part.origin else f"column {name!r}"
+        array_checks.require_32_bits(what, np.asarray(array, np.float64))
     return np.stack([np.asarray(array, np.float32) for array in found], axis=1)
 
 
@@ -220,6 +241,22 @@ def _values(
     return array.to_numpy(zero_copy_only=False).reshape(shape)
 
 
+def _require_numbers(what: "_Place", kind: Any) -> None:
+    """Refuses what no model reads, and says what to make of it."""
+    import pyarrow as pa
+
+    kind = _innermost(kind)
+    rule = "hold numbers, Booleans, or lists of them"
+    if _is_text(kind):
+        rule += " (number labels, as `class_encode_column` of a Hugging Face table does, or tokens)"
+    elif pa.types.is_struct(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        rule += " (images and sounds as lists of numbers, by `map` of a Hugging Face table)"
+    elif _is_other(kind):
+        rule += " (dates as numbers, such as days since a date)"
+    is_read = not (_is_text(kind) or _is_other(kind))
+    what.require(is_read, rule, str(kind))
+
+
 def _padded(what: "_Place", array: Any, first_row: int, padding: Sequence[float]) -> np.ndarray:
     """Fills lists up to one length with a value that their type can hold."""
     length, value = int(padding[0]), padding[1]
@@ -234,9 +271,11 @@ def _padded(what: "_Place", array: Any, first_row: int, padding: Sequence[float]
     what.require(is_flat, rule, str(array.type))
     _require_no_null(what, numbers, [], first_row, np.repeat(np.arange(len(array)), lengths))
     values = numbers.to_numpy(zero_copy_only=False)
-    kind, fits = values.dtype, True
+    kind, fits = values.dtype, value in (0, 1)
     if kind.kind in "iu":
         fits = float(value).is_integer() and np.iinfo(kind).min <= value <= np.iinfo(kind).max
+    elif kind.kind == "f":
+        fits = abs(float(value)) <= float(np.finfo(kind).max)
     checks.require(fits, f"padding of column {what.name!r}", f"be a value of type {kind}", value)
     filled = np.full((len(array), length), value, kind)
     filled[np.arange(length) < lengths[:, np.newaxis]] = values

@@ -11,23 +11,26 @@ import jax
 import numpy as np
 
 from fedjax_dp.core import checks, files
+from fedjax_dp.data.arrays import require_names
 from fedjax_dp.data.disk_arrays import DiskArray
 
 # Bytes of a chunk, unless a row is larger.
 _CHUNK_BYTES = 1 << 20
 _INDEX, _OFFSETS = "store.json", "offsets.npy"
+# How long an object store may take to answer a question, and to send or take examples.
+_ANSWER_SECONDS, _EXAMPLES_SECONDS = 60.0, 600.0
 
 
 class StoredArray(DiskArray):
     """An array `[rows, ...]` in chunks."""
 
-    def __init__(self, store: Any):
-        """Takes a `tensorstore.TensorStore`."""
+    def __init__(self, store: Any, place: str):
+        """Takes a `tensorstore.TensorStore`, and where it is, for errors."""
         super().__init__(tuple(store.shape), store.dtype.numpy_dtype)
-        self._store = store
+        self._store, self._place = store, place
 
     def _read(self, rows: slice | np.ndarray) -> np.ndarray:
-        return np.asarray(self._store[rows].read().result())
+        return np.asarray(_waited(self._store[rows].read(), self._place, _EXAMPLES_SECONDS))
 
 
 def write(arrays: Mapping[str, Any], offsets: np.ndarray, names: Sequence[str], place: str) -> None:
@@ -35,27 +38,28 @@ def write(arrays: Mapping[str, Any], offsets: np.ndarray, names: Sequence[str], 
     import tensorstore as ts
 
     address = _address(place)
-    keys = ts.KvStore.open(address).result()
-    checks.require(not keys.list().result(), "place", "hold nothing yet", place)
+    keys = _waited(ts.KvStore.open(address), place)
+    checks.require(not _waited(keys.list(), place), "place", "hold nothing yet", place)
     for name, array in arrays.items():
         row_bytes = max(1, math.prod(array.shape[1:]) * array.dtype.itemsize)
         rows = max(1, _CHUNK_BYTES // row_bytes)
         shape = list(array.shape)
-        store = ts.open(
+        opening = ts.open(
             {"driver": "zarr3", "kvstore": f"{address}{name}/"},
             create=True,
             dtype=jax.dtypes.canonicalize_dtype(array.dtype),
             shape=shape,
             chunk_layout=ts.ChunkLayout(chunk_shape=[rows, *(max(1, n) for n in shape[1:])]),
-        ).result()
+        )
+        store = _waited(opening, place)
         for start in range(0, shape[0], rows):
             part = np.asarray(array[start : start + rows], store.dtype.numpy_dtype)
-            store[start : start + len(part)].write(part).result()
+            _waited(store[start : start + len(part)].write(part), place, _EXAMPLES_SECONDS)
     buffer = io.BytesIO()
     np.save(buffer, np.asarray(offsets, np.int64))
-    keys.write(_OFFSETS, buffer.getvalue()).result()
+    _waited(keys.write(_OFFSETS, buffer.getvalue()), place)
     index = {"arrays": list(arrays), "client_names": list(names)}
-    keys.write(_INDEX, json.dumps(index).encode()).result()
+    _waited(keys.write(_INDEX, json.dumps(index).encode()), place)
 
 
 def read(place: str) -> tuple[dict[str, Any], np.ndarray, tuple[str, ...]]:
@@ -65,15 +69,19 @@ def read(place: str) -> tuple[dict[str, Any], np.ndarray, tuple[str, ...]]:
     address = _address(place)
     damage = (ValueError, LookupError, TypeError, OSError, EOFError)
     with files.reading(place, "hold a store that `save_zarr` wrote", *damage):
-        keys = ts.KvStore.open(address).result()
-        found = [keys.read(key).result() for key in (_INDEX, _OFFSETS)]
+        keys = _waited(ts.KvStore.open(address), place)
+        found = [_waited(keys.read(key), place) for key in (_INDEX, _OFFSETS)]
         if any(each.state != "value" for each in found):
             raise ValueError(f"there is no {_INDEX} or no {_OFFSETS}")
         index = json.loads(found[0].value)
+        require_names(_INDEX, index["arrays"])
         offsets = np.load(io.BytesIO(found[1].value), allow_pickle=False)
         arrays = {
             name: StoredArray(
-                ts.open({"driver": "zarr3", "kvstore": f"{address}{name}/"}, read=True).result()
+                _waited(
+                    ts.open({"driver": "zarr3", "kvstore": f"{address}{name}/"}, read=True), place
+                ),
+                place,
             )
             for name in index["arrays"]
         }
@@ -83,6 +91,16 @@ def read(place: str) -> tuple[dict[str, Any], np.ndarray, tuple[str, ...]]:
         fits = jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype
         checks.require(fits, f"{name!r} in {place}", rule, str(array.dtype))
     return arrays, offsets, names
+
+
+def _waited(future: Any, place: str, seconds: float | None = None) -> Any:
+    """Waits for an object store, which retries for ever where nothing answers."""
+    seconds = _ANSWER_SECONDS if seconds is None else seconds
+    try:
+        return future.result(timeout=seconds)
+    except TimeoutError:
+        future.cancel()
+        raise ValueError(f"{place} must answer within {seconds:g} seconds, got nothing") from None
 
 
 def is_at(place: str) -> bool:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import time
 
@@ -15,6 +16,7 @@ from side_by_side import SECONDS, free_address, run_all
 from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.reading.config_files import load_config
 from fedjax_dp.experiment.reading.validate import check_processes
+from fedjax_dp.experiment.running import processes
 from fedjax_dp.experiment.running.processes import (
     HEARTBEAT_SECONDS,
     require_one_process,
@@ -147,6 +149,13 @@ def test_a_death_ends_the_others_and_an_interruption_ends_all_after_the_same_rou
         ([ADDRESS], r"execution\.num_processes must be given with an address"),
         (["--execution.process_id=0"], r"execution\.process_id must be given with an address"),
         ([*PAIR[:2], "--execution.process_id=2"], r"process_id must be below .* = 2, got 2"),
+        *(
+            (
+                [*PAIR[1:], f"--execution.coordinator={address}"],
+                "coordinator must be auto, or an ad",
+            )
+            for address in ("localhost", "http://10.0.0.1:1234", ":1234", "10.0.0.1:0", "a:66666")
+        ),
         ([*PAIR, "--execution.devices=3"], r"execution\.devices must be 'auto' or a multiple"),
         ([*PAIR, "--execution.placement=disk"], r"execution\.placement must not be 'disk' for"),
         ([*PAIR, "--execution.split_clients=true"], "split_clients must be false for several"),
@@ -157,6 +166,17 @@ def test_a_death_ends_the_others_and_an_interruption_ends_all_after_the_same_rou
 def test_what_several_processes_cannot_run_is_refused_before_they_connect(words, message):
     with pytest.raises(ValueError, match=message):
         start_processes(load_config(None, words))
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_a_first_process_that_does_not_answer_is_named(is_silent, monkeypatch):
+    monkeypatch.setattr(processes, "_START_SECONDS", 0.01)
+    monkeypatch.setattr(processes, "_ANSWER_SECONDS", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1] if is_silent else 1
+        words = [*PAIR[1:], f"--execution.coordinator=127.0.0.1:{port}"]
+        with pytest.raises(ValueError, match=r"coordinator must be the address of the first proc"):
+            start_processes(load_config(None, words))
 
 
 def test_commands_that_connect_no_processes_refuse_several(tmp_path):

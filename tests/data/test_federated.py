@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 import textwrap
@@ -10,7 +11,9 @@ import textwrap
 import numpy as np
 import pytest
 
+from fedjax_dp.data import clusters, statistics, zarr_store
 from fedjax_dp.data.federated import FederatedData, example_structure, nested
+from fedjax_dp.data.store_writer import write_store
 
 
 def make_clients(sizes=(3, 0, 5, 1)):
@@ -345,3 +348,68 @@ def test_inputs_of_several_arrays_are_kept_under_their_paths(tmp_path):
     np.testing.assert_array_equal(rows.examples["x/ids"], ids[[5, 0, 1]])
     with pytest.raises(ValueError, match="must nest nothing in 'x'"):
         nested({"x": ids, "x/ids": ids})
+
+
+MASK = np.array([False, True, True, False])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [MASK, MASK.tolist(), [1.7], [1.0], np.array([1.0]), ["1"], [[1]], [-1], [4], [None], []],
+)
+def test_what_lists_no_clients_is_refused(given):
+    data = FederatedData.from_clients(make_clients())
+    with pytest.raises(ValueError, match="clients must"):
+        data.select(given)
+    assert data.select(np.flatnonzero(MASK)).sizes.tolist() == [0, 5]
+    for index in (True, np.True_, 1.0, 1.5, -1, 4):
+        with pytest.raises(ValueError, match="index must"):
+            data.client(index)
+
+
+@pytest.mark.parametrize("rows", [[MASK], [[0.5, 1.0, 2.0, 3.0]], [[0, 1, 2, -1]], [[0, 4]]])
+def test_what_lists_no_rows_is_refused(rows):
+    pool = {"x": np.zeros((4, 2, 2, 1)), "y": np.arange(4)}
+    for call in (
+        lambda: FederatedData.from_indices(pool, rows),
+        lambda: statistics.describe(rows, pool["y"]),
+        lambda: clusters.shift_clusters(pool, rows, np.array([1]), shift="label", num_classes=4),
+    ):
+        with pytest.raises(ValueError, match=r"clients\[0\] must (list rows as int|name rows in)"):
+            call()
+
+
+def test_equal_numbers_are_one_client_and_missing_ones_are_none():
+    x = {"x": np.arange(3)}
+    for ids in (np.array([1.0, 2.0, 1.0]), [1, 2.0, 1.0], np.array([1, 2, 1])):
+        assert FederatedData.from_client_ids(x, ids).client_names == ("1", "2")
+    for ids in ([1.0, np.inf, 2.0], [1.0, np.nan, 2.0]):
+        with pytest.raises(ValueError, match="client_ids must"):
+            FederatedData.from_client_ids(x, ids)
+
+
+NAMES = "../x", "/x", "x/../y", "x//y", "", ".", "x\\y", "x\0", "x\ny"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_arrays_do_not_lead_out_of_a_store(tmp_path, name):
+    with pytest.raises(ValueError, match="a name in examples must be a name"):
+        FederatedData({name: np.zeros(1)}, [0, 1])
+    batch = (np.zeros(1, int), {name: np.zeros(1)})
+    with pytest.raises(ValueError, match="a name in columns must be a name"):
+        write_store(tmp_path / "npy", [batch[0]], [batch])
+    place = tmp_path / "zarr"
+    FederatedData({"x": np.zeros(1)}, [0, 1]).save_zarr(place)
+    index = json.loads((place / "store.json").read_text())
+    (place / "store.json").write_text(json.dumps({**index, "arrays": [name]}))
+    with pytest.raises(ValueError, match=r"a name in store\.json must be a name"):
+        FederatedData.open_zarr(place)
+    assert [path.name for path in tmp_path.iterdir() if path != place] == ["npy"]
+
+
+def test_a_store_that_does_not_answer_is_named(monkeypatch):
+    monkeypatch.setattr(zarr_store, "_ANSWER_SECONDS", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        for port in (server.getsockname()[1], 1):
+            with pytest.raises(ValueError, match=r"127.* must answer within 0\.01 seconds"):
+                FederatedData.open(f"http://127.0.0.1:{port}/notes")

@@ -216,3 +216,88 @@ def test_a_data_set_of_parquet_files_is_written_once_and_stays_on_disk(
         datasets.load("parquet", tmp_path, **options)
     with pytest.raises(ValueError, match="num_classes must be 0"):
         datasets.load("parquet", tmp_path, task="regression", num_classes=5, **options)
+
+
+def test_tables_that_stream_from_functions_are_read(tmp_path):
+    import datasets as hf
+
+    rows = {"user": ["b", "a", "b"], "x": [1.0, 2.0, 3.0], "y": [0, 1, 0]}
+    table = hf.Dataset.from_dict(rows)
+
+    def generated():
+        yield from (dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True))
+
+    streams = (
+        table.to_iterable_dataset().map(lambda row: row),
+        hf.IterableDataset.from_generator(generated),
+    )
+    for i, stream in enumerate(streams):
+        place = tmp_path / str(i)
+        data = FederatedData.from_huggingface(stream, "user", directory=place, batch_size=2)
+        assert data.client_names == ("b", "a") and data.examples["x"].tolist() == [1, 3, 2]
+        with pytest.raises(ValueError, match="client_column must be one of user, x, y"):
+            FederatedData.from_huggingface(stream, "who", directory=place)
+        with pytest.raises(ValueError, match="directory must be given for a table that streams"):
+            FederatedData.from_huggingface(stream, "user")
+
+
+@pytest.mark.parametrize("second", [["b", "b", "a"], ["a", "a", "a"], ["a", "b"], ["a", "b", "c"]])
+def test_a_table_that_changes_between_two_readings_is_refused(tmp_path, second):
+    import datasets as hf
+
+    readings = iter([["a", "a", "b"], second])
+    changing = hf.IterableDataset.from_generator(
+        lambda: ({"user": user, "x": 1.0} for user in next(readings)),
+        features=hf.Features({"user": hf.Value("string"), "x": hf.Value("float32")}),
+    )
+    with pytest.raises(ValueError, match="have the same clients and examples each time"):
+        FederatedData.from_huggingface(changing, "user", directory=tmp_path / "store")
+
+
+def test_what_is_no_table_of_numbers_is_refused_with_the_way_out(tmp_path):
+    import datasets as hf
+
+    rows = {"user": ["b", "a"], "x": ["one", "two"], "y": [0, 1]}
+    table = hf.Dataset.from_dict(rows)
+    image = {"user": ["b"], "x": [{"bytes": b"", "path": None}], "y": [0]}
+    parts = ({}, {"directory": tmp_path / "store"})
+    for options in parts:
+        for given, message in (
+            (hf.DatasetDict(train=table), r"table must be one part of the data: table\['train'\]"),
+            (rows, r"table must be one part of the data"),
+            ([rows], "table must be a table of the `datasets` library"),
+            (table, "column 'x', must hold numbers.*number labels.*class_encode_column"),
+        ):
+            with pytest.raises(ValueError, match=message.replace("'x',", "'x',?")):
+                FederatedData.from_huggingface(given, "user", **options)
+    images = hf.Dataset.from_dict(image).cast_column("x", hf.Image())
+    with pytest.raises(ValueError, match=r"column 'x' must hold.*images and sounds as li"):
+        FederatedData.from_huggingface(images, "user", **parts[1])
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [(np.array([1.0, 1e300]), "1e.300"), (np.array([1, 2**64 - 1], np.uint64), 2**64 - 1)],
+)
+def test_numbers_beyond_32_bits_are_refused_in_every_reading(tmp_path, values, found):
+    import datasets as hf
+
+    path = write(tmp_path / "t.parquet", {"user": [0, 1], "x": values, "y": [0, 1]})
+    table = hf.Dataset.from_dict({"user": [0, 1], "x": values, "y": [0, 1]})
+    for i, columns in enumerate(({"x": "x", "y": "y"}, {"x": ["x"], "y": "y"})):
+        rule = rf"'?x'?\]? must hold (numbers|integers) that .* can represent.*got {found}"
+        if values.dtype == np.float64 or i == 0:
+            with pytest.raises(ValueError, match=rule):
+                FederatedData.from_parquet(path, "user", columns, directory=tmp_path / str(i))
+    with pytest.raises(ValueError, match=rule):
+        FederatedData.from_huggingface(table, "user", {"x": "x", "y": "y"})
+
+
+@pytest.mark.parametrize(("kind", "value"), [(pa.float32(), 1e300), (pa.bool_(), 5)])
+def test_padding_that_a_type_cannot_hold_is_refused(tmp_path, kind, value):
+    lists = pa.array([[1], [0, 1]], pa.list_(pa.int8())).cast(pa.list_(kind))
+    path = write(tmp_path / "t.parquet", {"user": [0, 1], "x": lists})
+    with pytest.raises(ValueError, match="padding of column 'x' must be a value of"):
+        FederatedData.from_parquet(
+            path, "user", directory=tmp_path / "store", padding={"x": [2, value]}
+        )

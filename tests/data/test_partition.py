@@ -1,5 +1,6 @@
 """Partitions: every row once, sizes and skew as asked, the same for the same seed."""
 
+import functools
 import time
 
 import numpy as np
@@ -451,3 +452,16 @@ def test_a_hundred_thousand_clients(name):
     clients = make()
     assert time.process_time() - start < 5
     assert len(clients) == 100_000 and sum(map(len, clients)) == 1_000_000
+
+
+@pytest.mark.parametrize(
+    "make", [partition.shards, functools.partial(partition.dirichlet, alpha=1.0)]
+)
+def test_an_unknown_label_is_no_class(make):
+    with pytest.raises(ValueError, match="labels must name the class of every example, got 'NaN'"):
+        make(np.array([0, np.nan, 1, 1]), 2, 0)
+
+
+def test_a_row_that_a_client_has_twice_would_be_in_both_parts():
+    with pytest.raises(ValueError, match=r"clients\[1\] must hold each row once"):
+        partition.split_clients([np.arange(3), np.array([4, 5, 4])], 0)

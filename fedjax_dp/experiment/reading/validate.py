@@ -385,6 +385,11 @@ def check_processes(config: Config) -> None:
         checks.require((value is not None) == has_address, f"execution.{key}", rule, value)
     if section.coordinator is None:
         return
+    if has_address:
+        host, _, port = section.coordinator.rpartition(":")
+        is_address = host and "/" not in host and port.isdecimal() and 0 < int(port) < 2**16
+        rule = "be auto, or an address and a port, such as 10.0.0.1:4567"
+        checks.require(bool(is_address), "execution.coordinator", rule, section.coordinator)
     if section.num_processes is not None and section.process_id is not None:
         rule = f"be below execution.num_processes = {section.num_processes}"
         is_below = section.process_id < section.num_processes

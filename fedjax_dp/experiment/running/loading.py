@@ -101,6 +101,7 @@ class Run(NamedTuple):
           ValueError: if there is no such client, or its personal model is on a node.
         """
         train = self.experiment.population.train
+        checks.whole("client", client, at_least=0)
         is_there = 0 <= client < train.num_clients
         checks.require(is_there, "client", f"be in [0, {train.num_clients})", client)
         personal = self.experiment.simulation.federation.personal

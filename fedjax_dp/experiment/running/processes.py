@@ -4,7 +4,9 @@ import contextlib
 import hashlib
 import os
 import pathlib
+import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -19,6 +21,11 @@ from fedjax_dp.experiment.schema.config import Config, ExecutionSection
 
 # A process that dies ends the others within about so many seconds, and an end waits for the others.
 HEARTBEAT_SECONDS, _SHUTDOWN_SECONDS = 20, 60
+# How long the first process may take to start, and to answer a connection; where none answers, JAX
+# ends a process by a signal after some minutes.
+_START_SECONDS, _ANSWER_SECONDS = 120.0, 5.0
+# What opens a connection to an HTTP/2 server, such as that of the first process, which answers it.
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 # The longest path on Linux, in bytes.
 _PATH_BYTES = 4096
 
@@ -41,6 +48,8 @@ def start_processes(config: Config) -> None:
             rule = "be an address where JAX finds no other processes by itself"
             raise ValueError(f"execution.coordinator must {rule}, got 'auto'") from error
     else:
+        if section.process_id:
+            _await_first(section.coordinator)
         is_local = section.coordinator.startswith("127.0.0.1:")
         connect(
             section.coordinator,
@@ -51,6 +60,24 @@ def start_processes(config: Config) -> None:
         )
     # Before anything asks for devices, which starts JAX.
     offer_devices(devices_here(section))
+
+
+def _await_first(address: str) -> None:
+    """Waits for the first process, and refuses an address where it does not answer."""
+    host, _, port = address.rpartition(":")
+    end, found = time.monotonic() + _START_SECONDS, ""
+    while not found or time.monotonic() < end:
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS) as link:
+                link.sendall(_PREFACE)
+                if link.recv(len(_PREFACE)):
+                    return
+            found = "it hung up"
+        except OSError as error:
+            found = str(error)
+        time.sleep(min(0.5, _START_SECONDS))
+    rule = f"be the address of the first process, which answers within {_START_SECONDS:g} seconds"
+    checks.require(False, "execution.coordinator", rule, f"{address} ({found})")
 
 
 def is_first_process() -> bool:
