@@ -16,6 +16,7 @@ from fedjax_dp.core import checks, jaxprs, products, sums, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.devices import undivided
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.models import kinds
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.per_example import per_example
 from fedjax_dp.privacy import mechanisms
@@ -92,6 +93,7 @@ def plain(model: Model) -> GradientRule:
         rule = "be given only to a private rule; others apply it to the mean loss of a batch"
         checks.require(objective is None, "objective", rule, objective)
         del config
+        kinds.require_floats(params)
 
         def total(p):
             losses, refreshed = model.losses(p, batch, is_training=True, key=key, mask=is_real)
@@ -183,6 +185,7 @@ def clipped(
     # the gradients whose norms were bounded.
     @products.of_records()
     def micro_batch(params, batch, is_real, key, config, *, penalty=None, objective=None):
+        kinds.require_floats(params)
         mechanism = mechanism_of(config)
         examples = {"batch": batch, "is_real": is_real, "index": jnp.arange(is_real.shape[0])}
 
@@ -211,8 +214,7 @@ def clipped(
             bounded = jax.tree.map(lambda g: jnp.where(_expanded_like(is_real, g), g, 0), bounded)
             summed = sums.value(sums.over_first_axis(bounded))
         was_clipped = is_real & (norm > config.clip_norm)
-        loss = jnp.sum(jnp.where(jnp.isfinite(losses), losses, 0.0))
-        return GradientSum(summed, loss, jnp.sum(was_clipped, dtype=jnp.float32), params)
+        return GradientSum(summed, jnp.sum(losses), jnp.sum(was_clipped, dtype=jnp.float32), params)
 
     def release(gradient_sum, count, config, key):
         del count

@@ -11,8 +11,10 @@ import jax.numpy as jnp
 from chex import PRNGKey
 from flax import nnx
 
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, trees
+from fedjax_dp.core.marks import mark, marks_reaching
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.models import kinds
 
 Init = Callable[[PRNGKey], PyTree]
 
@@ -39,8 +41,11 @@ class Apply(Protocol):
 
 def linen_functions(
     module: nn.Module, example_x: PyTree, rng_streams: tuple[str, ...]
-) -> tuple[Init, Apply, tuple[str, ...]]:
-    """Builds `init`, `apply` and the buffer collections of a module; `example_x` is one input."""
+) -> tuple[Init, Apply, tuple[str, ...], PyTree]:
+    """Builds `init`, `apply`, the buffer collections and the shapes of a module's variables.
+
+    `example_x` is one input.
+    """
 
     def with_axis(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((1, *leaf.shape), jax.dtypes.canonicalize_dtype(leaf.dtype))
@@ -79,33 +84,38 @@ def linen_functions(
             outputs, refreshed = module.apply(
                 variables, x, rngs=rngs, mutable=list(buffer_keys), **arguments
             )
+        kinds.require_floats({name: variables[name] for name in refreshed}, refreshed)
         return outputs, {**params, **_keep_if_empty(refreshed, variables, mask)}
 
-    return init, apply, buffer_keys
+    return init, apply, buffer_keys, shapes
 
 
 def nnx_functions(
     constructor: Callable[[nnx.Rngs], nnx.Module],
-) -> tuple[Init, Apply, tuple[str, ...], str]:
-    """Builds `init`, `apply`, the buffers' top-level keys and the class name of an NNX module."""
+) -> tuple[Init, Apply, tuple[str, ...], PyTree, str]:
+    """Builds `init`, `apply`, buffer keys, shapes and class name of an NNX module."""
     abstract = nnx.eval_shape(lambda: constructor(nnx.Rngs(0)))
     graph, shapes, streams, buffer_shapes = _split(abstract)
     buffer_keys = ("batch_stats",) if jax.tree.leaves(buffer_shapes) else ()
     settings = _settings_of(abstract.__call__)
     class_name = type(abstract).__name__
-    if buffer_keys:
+    takes_mask = "mask" in inspect.signature(abstract.__call__).parameters
+    if jax.tree.leaves(nnx.state(abstract, nnx.BatchStat)):
         checks.require(
-            "mask" in inspect.signature(abstract.__call__).parameters,
+            takes_mask,
             "constructor",
             "build a module whose __call__ takes a mask and passes it to its batch norms, "
             "because padding would enter the statistics",
             class_name,
         )
 
-    def init(key: PRNGKey) -> PyTree:
-        _, state, _, buffers = _split(constructor(nnx.Rngs(key)))
+    def named(state: nnx.State, buffers: nnx.State) -> PyTree:
         params = {"params": nnx.to_pure_dict(state)}
         return {**params, "batch_stats": nnx.to_pure_dict(buffers)} if buffer_keys else params
+
+    def init(key: PRNGKey) -> PyTree:
+        _, state, _, buffers = _split(constructor(nnx.Rngs(key)))
+        return named(state, buffers)
 
     def apply(
         params: PyTree,
@@ -117,26 +127,34 @@ def nnx_functions(
     ) -> tuple[Any, PyTree]:
         safe_mask = None if mask is None else mask | ~jnp.any(mask)
         buffers = jax.lax.stop_gradient(params["batch_stats"]) if buffer_keys else {}
-        module = nnx.merge(
-            graph,
-            _filled(shapes, params["params"]),
-            _keyed(streams, key, is_training),
-            _filled(buffer_shapes, buffers),
-        )
-        if is_training:
-            module.train()
-        else:
-            module.eval()
-        outputs = module(x, **settings(is_training, None, safe_mask))
+
+        def run(x: PyTree) -> tuple[Any, PyTree]:
+            module = nnx.merge(
+                graph,
+                _filled(shapes, params["params"]),
+                _keyed(streams, key, is_training),
+                _filled(buffer_shapes, buffers),
+            )
+            if is_training:
+                module.train()
+            else:
+                module.eval()
+            outputs = module(x, **settings(is_training, None, safe_mask))
+            # Without what the module has recorded in this call.
+            return outputs, _restricted(nnx.to_pure_dict(_split(module)[3]), buffers)
+
+        outputs, refreshed = run(x)
         if not (is_training and buffer_keys):
             return outputs, params
-        refreshed = nnx.to_pure_dict(_split(module)[3])
+        kinds.require_floats({"batch_stats": buffers}, {"batch_stats": refreshed})
+        if mask is not None and not takes_mask:
+            _require_apart(lambda x: run(x)[1], x, class_name)
         return outputs, {
             **params,
             "batch_stats": _keep_if_empty(refreshed, buffers, mask),
         }
 
-    return init, apply, buffer_keys, class_name
+    return init, apply, buffer_keys, named(shapes, buffer_shapes), class_name
 
 
 def plain_apply(apply: Callable[..., Any], refreshes_buffers: bool) -> Apply:
@@ -204,6 +222,25 @@ def _keep_if_empty(refreshed: PyTree, before: PyTree, mask: jax.Array | None) ->
         return refreshed
     before = {name: before[name] for name in refreshed}
     return jax.tree.map(lambda new, old: jnp.where(jnp.any(mask), new, old), refreshed, before)
+
+
+def _require_apart(state_of: Callable[[PyTree], PyTree], x: PyTree, name: str) -> None:
+    """Requires refreshed state that does not depend on examples, padding among them."""
+    closed, shapes = jax.make_jaxpr(lambda x: state_of(jax.tree.map(mark, x)), return_shape=True)(x)
+    pairs = zip(trees.paths(shapes), marks_reaching(closed).outputs, strict=True)
+    reached = [path for path, is_reached in pairs if is_reached]
+    rule = (
+        "not be computed from examples, padding among them, unless __call__ takes a mask and "
+        "leaves out what it excludes"
+    )
+    checks.require(not reached, f"state {', '.join(reached)} of {name}", rule, "one that is")
+
+
+def _restricted(state: PyTree, like: PyTree) -> PyTree:
+    """Takes the entries of nested dicts that another has."""
+    if not isinstance(like, dict):
+        return state
+    return {name: _restricted(state[name], part) for name, part in like.items()}
 
 
 def _split(module: nnx.Module) -> Any:

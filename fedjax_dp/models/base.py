@@ -3,6 +3,7 @@
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -207,6 +208,7 @@ class Model(NamedTuple):
         checks.require(bool(given), "params", "hold at least one array", params)
         for path, value in given.items():
             checks.one_of("params", path, of_model)
+            kinds.require_real(f"params {path}", value)
             shape = of_model[path].shape
             rule = f"have shape {list(shape)} as in {self.name}"
             checks.require(np.shape(value) == shape, f"params {path}", rule, list(np.shape(value)))
@@ -262,15 +264,18 @@ class Model(NamedTuple):
             mask.
         """
         require_not_forked()
-        init, apply, buffer_keys = adapters.linen_functions(module, example_x, tuple(rng_streams))
-        return cls(
+        init, apply, buffer_keys, shapes = adapters.linen_functions(
+            module, example_x, tuple(rng_streams)
+        )
+        model = cls(
             name or type(module).__name__.lower(),
             init,
             _lowered(apply) if lower else apply,
             *resolve(loss, correct_fn),
-            bool(buffer_keys) if mixes_examples is None else mixes_examples,
+            False,
             buffer_keys,
         )
+        return _of_floats(model, shapes, mixes_examples, example_x)
 
     @classmethod
     def from_nnx(
@@ -307,15 +312,16 @@ class Model(NamedTuple):
           ValueError: if the module holds batch statistics and its `__call__` takes no `mask`.
         """
         require_not_forked()
-        init, apply, buffer_keys, class_name = adapters.nnx_functions(constructor)
-        return cls(
+        init, apply, buffer_keys, shapes, class_name = adapters.nnx_functions(constructor)
+        model = cls(
             name or class_name.lower(),
             init,
             _lowered(apply) if lower else apply,
             *resolve(loss, correct_fn),
-            bool(buffer_keys) if mixes_examples is None else mixes_examples,
+            False,
             buffer_keys,
         )
+        return _of_floats(model, shapes, mixes_examples)
 
     @classmethod
     @checked
@@ -363,24 +369,68 @@ class Model(NamedTuple):
             mixes_examples,
             buffer_keys if callable(buffer_keys) else kinds.patterns(buffer_keys),
         )
-        return model if refreshes_buffers else _with_constants(model)
+        if not refreshes_buffers and model.buffer_keys:
+            model = _with_constants(model, model.buffer_keys) or model
+        if refreshes_buffers:
+            # Which of them are constant is not known.
+            return model
+        return _of_floats(model, jax.eval_shape(model.init, jax.random.key(0)), mixes_examples)
 
 
-def _with_constants(model: Model) -> Model:
-    """Freezes buffers that nothing refreshes, if they do not depend on the key of `init`."""
-    if not model.buffer_keys:
-        return model
+def _with_constants(model: Model, where: Where) -> Model | None:
+    """Freezes buffers that nothing refreshes; None if they depend on the key of `init`."""
 
     @jax.jit
     def buffers_of(key: PRNGKey) -> PyTree:
         params = model.init(key)
-        is_buffer = model.is_buffer(params)
-        return jax.tree.map(lambda leaf, flag: leaf if flag else None, params, is_buffer)
+        is_constant = kinds.marked(params, where)
+        return jax.tree.map(lambda leaf, flag: leaf if flag else None, params, is_constant)
 
     values, others = (jax.device_get(buffers_of(jax.random.key(i))) for i in range(2))
     if not all(jax.tree.leaves(jax.tree.map(np.array_equal, values, others))):
-        return model
-    return model._replace(buffer_keys=()).freeze(model.buffer_keys, values)
+        return None
+    # Without buffers that could be frozen, no batch norm is applied as in evaluation.
+    held = model._replace(buffer_keys=()).freeze(where, values)
+    left = kinds.marked(jax.eval_shape(held.init, jax.random.key(0)), model.buffer_keys)
+    return held._replace(buffer_keys=model.buffer_keys if any(jax.tree.leaves(left)) else ())
+
+
+def _of_floats(
+    model: Model, shapes: PyTree, mixes_examples: bool | None, example_x: PyTree = None
+) -> Model:
+    """Freezes buffers that are not of real floats and constant; refuses others of such types.
+
+    Examples mix by default if there are other buffers. Without an example, buffers that training
+    changes are refused where it is traced.
+    """
+    others: list[str] = []
+    leaves = map(jax.tree.leaves, (shapes, model.is_buffer(shapes)))
+    for path, leaf, is_buffer in zip(trees.paths(shapes), *leaves, strict=True):
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            continue
+        others.append(path)
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        rule = "be of real floating-point numbers, which can be trained and averaged over clients; "
+        rule += (
+            "random keys are drawn from the key that apply is given"
+            if is_key
+            else ("what is constant is declared a buffer, another collection or nnx.Variable")
+        )
+        what = f"parameter {path} of {model.name}"
+        checks.require(is_buffer and not is_key, what, rule, str(leaf.dtype))
+    if others:
+        held = _with_constants(model, lambda path, leaf: path in others)
+        rule = "be of floating-point numbers, which can be averaged, or the same under any key"
+        what = f"state {', '.join(others)} of {model.name}"
+        checks.require(held is not None, what, rule, "other types, drawn by init")
+        if example_x is not None:
+            one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), example_x)
+            train = partial(model.apply, is_training=True)
+            key = jax.random.key(0)
+            jax.eval_shape(lambda params, x: train(params, x, key=key), shapes, one)
+        model = held or model
+    mixes = bool(model.buffer_keys) if mixes_examples is None else mixes_examples
+    return model._replace(mixes_examples=mixes)
 
 
 def _zero_padding(leaf: jax.typing.ArrayLike, mask: jax.Array) -> jax.Array:

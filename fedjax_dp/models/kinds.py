@@ -137,8 +137,31 @@ def frozen(shapes: PyTree, where: Where, values: PyTree) -> Frozen:
             rule = f"have the shape {shape.shape}"
             found = np.shape(given[path])
             checks.require(found == shape.shape, f"params[{path!r}]", rule, found)
+            if jnp.issubdtype(shape.dtype, jnp.floating):
+                require_real(f"params[{path!r}]", given[path])
         held.append(np.asarray(given[path], shape.dtype) if is_frozen else None)
     return Frozen(jax.tree.structure(shapes), tuple(held))
+
+
+def require_real(what: str, value: Any) -> None:
+    """Requires real numbers for parameters, to whose type others would be cut."""
+    dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
+    real = (np.bool_, jnp.integer, jnp.floating)
+    is_real = any(jnp.issubdtype(dtype, kind) for kind in real)
+    checks.require(is_real, what, "hold real numbers", str(dtype))
+
+
+def require_floats(before: PyTree, after: PyTree = None) -> None:
+    """Requires state of floats, where it is not the same array afterwards."""
+    leaves = jax.tree.leaves(before)
+    new = [None] * len(leaves) if after is None else jax.tree.leaves(after)
+    for path, old, changed in zip(trees.paths(before), leaves, new, strict=True):
+        fits = changed is old or jnp.issubdtype(jnp.result_type(old), jnp.floating)
+        rule = (
+            "be floating-point if training changes it, since it is averaged over clients: hold it "
+            "as float32, or leave it unchanged"
+        )
+        checks.require(fits, f"state {path}", rule, str(jnp.result_type(old)))
 
 
 class Home(NamedTuple):

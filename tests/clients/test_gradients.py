@@ -113,9 +113,8 @@ def test_an_example_that_is_not_finite_contributes_zero_and_counts_as_clipped(ba
     gradient, loss = expected(params, batch, others, 50.0)
     np.testing.assert_allclose(theta_of(out.gradient), gradient, rtol=1e-5, atol=1e-6)
     assert out.clipped == 1
-    # A loss that is finite is reported, however large; one that is not hides no other.
-    if not np.isfinite(bad):
-        np.testing.assert_allclose(out.loss, loss, rtol=1e-5)
+    # A loss that is not finite is shown, and none is that of the other examples alone.
+    assert not np.isfinite(out.loss) or (np.isfinite(bad) and out.loss > loss)
 
 
 @pytest.mark.parametrize("bad", later([np.nan, np.inf, -np.inf, 3e38], but=[np.inf, 3e38]))

@@ -9,6 +9,7 @@ from flax import nnx
 from lowering_checks import assert_trees_close
 from marks import later, telling
 
+from fedjax_dp.clients.gradients import plain
 from fedjax_dp.core import trees
 from fedjax_dp.models.base import Model
 
@@ -304,3 +305,147 @@ def test_no_convolution_or_window_is_left_unless_asked_for():
         assert ("conv_general_dilated" in text or "reduce_window" in text) is not lower
         outputs[lower] = model.predict(params, images)
     np.testing.assert_allclose(outputs[True], outputs[False], rtol=1e-5, atol=1e-5)
+
+
+class LinenState(nn.Module):
+    """A layer with state of any type, which every call in training may change."""
+
+    make: object
+    change: object = None
+
+    @nn.compact
+    def __call__(self, x):
+        held = self.variable("counts", "held", self.make)
+        if self.change and self.is_mutable_collection("counts") and not self.is_initializing():
+            held.value = self.change(held.value, x)
+        return nn.Dense(CLASSES)(x)
+
+
+class NnxState(nnx.Module):
+    def __init__(self, rngs, make, change=None, kind=nnx.Variable):
+        self.dense, self.change = nnx.Linear(FEATURES, CLASSES, rngs=rngs), change
+        self.held = kind(make())
+
+    def __call__(self, x):
+        if self.change:
+            self.held.set_value(self.change(self.held.get_value(), x))
+        return self.dense(x)
+
+
+class NnxMaskedState(NnxState):
+    def __call__(self, x, mask=None):
+        self.held.set_value(self.change(self.held.get_value(), x))
+        return self.dense(x)
+
+
+def plain_state(make, change=None):
+    def apply(params, x, is_training=False):
+        held = params["held"]
+        if change and is_training:
+            params = {**params, "held": change(held, x)}
+        return (x @ params["w"], params) if change else x @ params["w"]
+
+    return Model.from_functions(
+        lambda key: {"w": jax.random.normal(key, (FEATURES, CLASSES)), "held": make()},
+        apply,
+        loss="softmax_cross_entropy",
+        buffer_keys="held",
+        refreshes_buffers=change is not None,
+    )
+
+
+WITH_STATE = {
+    "linen": lambda make, change=None: linen(LinenState(make, change)),
+    "nnx": lambda make, change=None: from_nnx(lambda rngs: NnxState(rngs, make, change)),
+    "plain": plain_state,
+}
+
+
+def train_shapes(model):
+    """The gradient of a batch and refreshed parameters, from shapes alone."""
+    params = jax.eval_shape(model.init, jax.random.key(0))
+
+    def gradient(params):
+        return plain(model).micro_batch(params, BATCH, jnp.ones(6, bool), jax.random.key(1), None)
+
+    return jax.eval_shape(gradient, params)
+
+
+STATES = {
+    "counter": (lambda: jnp.int32(0), lambda held, x: held + 1),
+    "flags": (lambda: jnp.zeros(3, bool), lambda held, x: ~held),
+    "key": (lambda: jax.random.key(0), lambda held, x: jax.random.fold_in(held, 1)),
+    "complex": (lambda: jnp.ones(2, jnp.complex64), lambda held, x: held * 2),
+}
+
+
+@pytest.mark.parametrize("kind", WITH_STATE)
+@pytest.mark.parametrize("name", STATES)
+def test_state_that_cannot_be_averaged_is_refused_by_its_path_if_training_changes_it(kind, name):
+    path, (make, change) = "held", STATES[name]
+    path = {"linen": "counts/held", "nnx": "batch_stats/held", "plain": "held"}[kind]
+    with pytest.raises(ValueError, match=rf"{path} .*must be .*(floating-point|floats)"):
+        train_shapes(WITH_STATE[kind](make, change))
+
+
+@pytest.mark.parametrize("kind", WITH_STATE)
+@pytest.mark.parametrize("name", ["counter", "flags", "complex"])
+def test_state_that_is_constant_is_frozen(kind, name):
+    model = WITH_STATE[kind](STATES[name][0])
+    assert not model.buffer_keys and not model.mixes_examples
+    (held,) = model.constants
+    assert np.array_equal(held[0], STATES[name][0]())
+    found = train_shapes(model)
+    assert jax.tree.structure(found.params) == jax.tree.structure(found.gradient)
+    assert len(jax.tree.leaves(found.gradient)) == (1 if kind == "plain" else 2)
+
+
+@pytest.mark.parametrize("kind", WITH_STATE)
+def test_state_of_floats_is_refreshed(kind):
+    model = WITH_STATE[kind](lambda: jnp.float32(0), lambda held, x: held + 1)
+    params = {**model.init(jax.random.key(0))}
+    _, refreshed = model.apply(params, X, is_training=True)
+    assert [float(x) for x in jax.tree.leaves(refreshed) if jnp.ndim(x) == 0] == [1.0]
+    train_shapes(model)
+
+
+@pytest.mark.parametrize("kind", [nnx.Variable, nnx.Cache])
+def test_state_of_an_nnx_module_needs_a_mask_only_if_examples_enter_it(kind):
+    def mean(held, x):
+        return 0.9 * held + 0.1 * x.mean()
+
+    make = lambda: jnp.float32(0)  # noqa: E731
+    with pytest.raises(ValueError, match="held of NnxState must not be computed from examples"):
+        train_shapes(from_nnx(lambda rngs: NnxState(rngs, make, mean, kind)))
+    train_shapes(from_nnx(lambda rngs: NnxMaskedState(rngs, make, mean, kind)))
+    train_shapes(from_nnx(lambda rngs: NnxState(rngs, make, lambda held, x: held + 1, kind)))
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_parameters_that_cannot_be_trained_are_refused_by_their_path(name):
+    class Held(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            self.param("held", lambda key: STATES[name][0]())
+            return nn.Dense(CLASSES)(x)
+
+    def held(rngs):
+        return NnxState(rngs, STATES[name][0], kind=nnx.Param)
+
+    def functions():
+        init = lambda key: {"w": jnp.ones((FEATURES, CLASSES)), "held": STATES[name][0]()}  # noqa: E731
+        apply = lambda params, x: x @ params["w"]  # noqa: E731
+        return Model.from_functions(init, apply, loss="softmax_cross_entropy")
+
+    for build in (lambda: linen(Held()), lambda: from_nnx(held), functions):
+        with pytest.raises(ValueError, match=r"parameter (params/)?held of .* real floating-point"):
+            build()
+
+
+def test_initial_values_that_are_no_real_numbers_are_refused():
+    model = linen(LinenMlp())
+    for value in (np.ones((FEATURES, HIDDEN), complex), np.full((FEATURES, HIDDEN), "0")):
+        with pytest.raises(ValueError, match="params params/first/kernel must hold real numbers"):
+            model.with_params({"params/first/kernel": value})
+        with pytest.raises(ValueError, match=r"params\['params/first/kernel'\] must hold real num"):
+            model.freeze("params/first/kernel", {"params/first/kernel": value})
