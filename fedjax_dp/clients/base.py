@@ -102,7 +102,7 @@ class TrainingMetrics(NamedTuple):
     Each is a scalar, `Exact` if an algorithm claims privacy for records.
 
     Attributes:
-      loss_sum: sum of the losses of all examples read, float32.
+      loss_sum: sum of the losses of all examples read, float32; NaN or infinite if one of them is.
       num_read: examples read, with repetition, int32.
       num_clipped: of these, how many had their gradient clipped, float32.
       num_computed: examples computed, padding included, int32.

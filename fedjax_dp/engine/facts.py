@@ -16,7 +16,7 @@ from fedjax_dp.engine.population import Population
 from fedjax_dp.engine.record import Fate
 from fedjax_dp.engine.record_access import run_client
 from fedjax_dp.engine.round import message_up
-from fedjax_dp.models import kinds
+from fedjax_dp.models import kinds, losses
 from fedjax_dp.models.cost import Cost, cost_of_jaxpr
 from fedjax_dp.server.base import Aggregator, Close, Roster, Sender, Stacked
 
@@ -28,6 +28,7 @@ class _Round(NamedTuple):
     up: PyTree
     down: PyTree
     frozen: tuple[kinds.Frozen, ...]
+    targets: tuple[losses.Allowed, ...]
     cost: Cost
 
 
@@ -93,6 +94,11 @@ class Facts:
         return *self._round.frozen, *read
 
     @property
+    def targets(self) -> tuple[losses.Allowed, ...]:
+        """The targets of examples that the losses of a client's round are for."""
+        return self._round.targets
+
+    @property
     def cost(self) -> Cost:
         """The arithmetic of one client's round; a loop whose length is not static counts once."""
         return self._round.cost
@@ -135,9 +141,9 @@ class Facts:
 
     @cached_property
     def _round(self) -> _Round:
-        with kinds.reads() as frozen:
+        with kinds.reads() as frozen, losses.reads() as targets:
             jaxpr, (update, up, down) = self._traced()
-        return _Round(update, up, down, tuple(frozen), cost_of_jaxpr(jaxpr))
+        return _Round(update, up, down, tuple(frozen), tuple(targets), cost_of_jaxpr(jaxpr))
 
     def _traced(self, batch_axis: str | None = None, **options: Any) -> tuple[Any, Any]:
         """Traces one client's round; returns its jaxpr, and the update and both messages."""

@@ -27,6 +27,7 @@ from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.population import Population, population_of
 from fedjax_dp.engine.record import OTHERS, Fate, RoundInfo, RoundRecord
 from fedjax_dp.engine.round import SimulationState, run_round
+from fedjax_dp.evaluation.targets import require_targets
 from fedjax_dp.privacy.claims import Claims
 from fedjax_dp.server.secure.aggregator import masks_of
 
@@ -289,9 +290,9 @@ def federation(
       The federation.
 
     Raises:
-      ValueError: for a population that does not match, numbers out of range, a mechanism and a
-        participation without a joint analysis, or an aggregator whose noise would move parameters
-        that training does not.
+      ValueError: for a population that does not match, targets that the loss is not for, numbers
+        out of range, a mechanism and a participation without a joint analysis, or an aggregator
+        whose noise would move parameters that training does not.
     """
     require_not_forked()
     population = data if isinstance(data, Population) else population_of(data)
@@ -317,6 +318,8 @@ def federation(
     check(algorithm.hyper)
     _check_claims(algorithm, participation, hyper)
     sizes, facts = population.sizes, Facts(algorithm, population)
+    if isinstance(data, FederatedData):
+        require_targets("data", data, facts.targets)
 
     def init(key: PRNGKey, layout: Layout = Layout()) -> SimulationState:
         argument_checks.check_fields(layout, "layout.")

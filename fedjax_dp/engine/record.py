@@ -127,7 +127,8 @@ class TrainingInfo(NamedTuple):
     """Exact metrics of a round's local training, which are therefore not private.
 
     Attributes:
-      train_loss: mean loss over all examples read, float32.
+      train_loss: mean loss over all examples read by clients whose updates are finite, float32; not
+        finite if one of these losses is not, NaN if no update is, 0 where no client took part.
       clipped_example_share: share of these whose gradient was clipped, float32.
       num_examples: examples read, with repetition, float32.
       padding_share: share of padding among the computed examples, float32.
@@ -171,9 +172,12 @@ class RoundInfo(NamedTuple):
 
 
 def training_info(
-    metrics: Any, contributes: jax.Array, chunk: int, is_alone: jax.Array
+    metrics: Any, contributes: jax.Array, chunk: int, is_alone: jax.Array, is_lost: jax.Array
 ) -> TrainingInfo:
-    """Summarises local training over `[slots]`, in chunks except for `is_alone`."""
+    """Summarises local training over `[slots]`, in chunks except for `is_alone`.
+
+    `is_lost` says whether an update was not finite; metrics of such a client are zero.
+    """
     read = jnp.sum(metrics.num_read.astype(jnp.float32))
     each = metrics.num_computed.astype(jnp.float32)
     together = jnp.where(is_alone, 0.0, each).reshape(-1, chunk)
@@ -181,7 +185,9 @@ def training_info(
     norms = jnp.where(contributes, metrics.update_norm, jnp.nan)
     quantiles = jnp.nanquantile(norms, jnp.array([0.0, 0.1, 0.5, 0.9, 1.0]))
     return TrainingInfo(
-        train_loss=jnp.sum(metrics.loss_sum) / jnp.maximum(read, 1.0),
+        train_loss=jnp.where(
+            (read > 0) | ~is_lost, jnp.sum(metrics.loss_sum) / jnp.maximum(read, 1.0), jnp.nan
+        ),
         clipped_example_share=jnp.sum(metrics.num_clipped) / jnp.maximum(read, 1.0),
         num_examples=read,
         padding_share=jnp.where(computed > 0, 1.0 - read / computed, 0.0),

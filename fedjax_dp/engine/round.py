@@ -499,7 +499,10 @@ def _info(
 ) -> RoundInfo:
     training = None
     if outcome.metrics is not None:
-        training = training_info(outcome.metrics, contributes, layout.chunk, slots.is_alone)
+        is_lost = jnp.any(slots.takes_part & ~outcome.is_finite)
+        training = training_info(
+            outcome.metrics, contributes, layout.chunk, slots.is_alone, is_lost
+        )
     count = jnp.maximum(jnp.sum(outcome.has_info), 1)
     of_clients = {name: jnp.sum(value, axis=0) / count for name, value in outcome.info.items()}
     counts = None

@@ -1,7 +1,7 @@
 """Exact loss and accuracy of one model, or of each client's model, in compiled batches."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -12,9 +12,12 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data.disk_arrays import is_on_disk
 from fedjax_dp.data.federated import FederatedData, nested
-from fedjax_dp.evaluation.metrics import Metric
+from fedjax_dp.evaluation.metrics import Metric, require_fits, terms_of
+from fedjax_dp.evaluation.targets import require_fitting, require_rows
 from fedjax_dp.models.base import Model
+from fedjax_dp.models.losses import Allowed
 
 # The most examples on the device at once; larger data are evaluated in parts.
 _PART_BYTES = 2**28
@@ -60,7 +63,7 @@ def _per_example(
         correct = weight = jnp.zeros_like(losses)
     else:
         correct, weight = model.correct_fn(outputs, batch)
-    more = {name: metric.contribute(outputs, batch) for name, metric in metrics.items()}
+    more = terms_of(metrics, model, outputs, batch)
     for name, each in more.items():
         fits = each.ndim == 2 and each.shape[0] == losses.shape[0]
         rule = f"have a row for each of {losses.shape[0]} examples"
@@ -73,12 +76,22 @@ def _per_example(
     return jax.tree.map(real, _PerExample(losses, correct, weight, more))
 
 
-def _rows(data: FederatedData, first: int, last: int) -> Any:
+def _allowed(model: Model, data: FederatedData, metrics: Mapping[str, Metric]) -> list[Allowed]:
+    """Requires targets for the loss and metrics for both; returns what those on disk have to be."""
+    require_fits(metrics, model)
+    each = partial(_per_example, model, metrics, is_real=True)
+    allowed = require_fitting(model, data, each)
+    return [one for one in allowed if is_on_disk(data.examples.get(one.name))]
+
+
+def _rows(data: FederatedData, first: int, last: int, allowed: Sequence[Allowed]) -> Any:
     """Puts some examples on the device; an empty store gets one of zeros."""
     if data.num_examples == 0:
         empty = {k: np.zeros((1, *v.shape[1:]), v.dtype) for k, v in data.examples.items()}
         return jax.device_put(nested(empty))
-    return jax.device_put(nested({k: np.asarray(v[first:last]) for k, v in data.examples.items()}))
+    arrays = {k: np.asarray(v[first:last]) for k, v in data.examples.items()}
+    require_rows("data", arrays, allowed)
+    return jax.device_put(nested(arrays))
 
 
 def _result(sums: _PerExample, sizes: np.ndarray, metrics: Mapping[str, Metric]) -> Evaluation:
@@ -117,13 +130,18 @@ def shared_evaluator(
 
     Returns:
       `(params) -> Evaluation`.
+
+    Raises:
+      ValueError: for targets that the loss is not for (if they are on disk, when they are read), or
+        a metric that is not for the loss or these targets.
     """
+    allowed = _allowed(model, data, metrics)
     block = min(block_size, max(1, data.num_examples))
     num_rows, num_parts = max(1, data.num_examples), -(-data.num_bytes // _PART_BYTES)
     part = max(block, -(-num_rows // max(1, num_parts)))
     num_blocks = -(-min(part, data.num_examples) // block)
     # Placed when it is first evaluated.
-    whole = cache(lambda: _rows(data, 0, num_rows))
+    whole = cache(lambda: _rows(data, 0, num_rows, allowed))
     client_of_example, frozen = data.client_of_example, jax.device_put(model.constants)
 
     @jax.jit
@@ -158,7 +176,7 @@ def shared_evaluator(
         for first in range(0, num_rows, part):
             # As with blocks, the last part is full.
             first = min(first, num_rows - part)
-            yield first, values_of(params, _rows(data, first, first + part), frozen)
+            yield first, values_of(params, _rows(data, first, first + part, allowed), frozen)
 
     def values(params):
         found: Any = None
@@ -208,11 +226,15 @@ def personal_evaluator(
 
     Returns:
       `(*arguments) -> Evaluation`, of the arguments of `params_of`.
+
+    Raises:
+      ValueError: as `shared_evaluator`.
     """
+    allowed = _allowed(model, data, metrics)
     block = min(block_size, max(1, int(data.sizes.max())))
     count = max(1, -(-data.num_bytes // _PART_BYTES))
     starts = data.offsets[:-1].astype(np.int32)
-    whole = cache(lambda: (_rows(data, 0, data.num_examples), starts))
+    whole = cache(lambda: (_rows(data, 0, data.num_examples, allowed), starts))
     sizes, frozen = jax.device_put((data.sizes.astype(np.int32), model.constants))
 
     @jax.jit
@@ -248,6 +270,7 @@ def personal_evaluator(
             return
         for few in np.array_split(clients, min(len(clients), count)):
             arrays, first_rows = data.slab(few)
+            require_rows("data", arrays, allowed)
             yield few, (nested(arrays), first_rows)
 
     def evaluate(*arguments: Any) -> Evaluation:

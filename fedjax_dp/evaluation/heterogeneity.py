@@ -11,6 +11,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData, nested
+from fedjax_dp.evaluation.targets import require_fitting
 from fedjax_dp.models.base import Model
 
 
@@ -46,11 +47,13 @@ def heterogeneity(
       H, 0 if one model is best for every client.
 
     Raises:
-      ValueError: for a block without examples, or a population without any.
+      ValueError: for a block without examples, a population without any, or targets that the loss
+        is not for.
 
     Source: Malekmohammadi 2025, section 2.4.6.
     """
     checks.require(data.num_examples > 0, "data", "hold examples", data.num_examples)
+    require_fitting(model, data)
     examples = jax.device_put(nested({k: np.asarray(v) for k, v in data.examples.items()}))
     last = data.num_examples - 1
 

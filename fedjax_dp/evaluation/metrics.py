@@ -1,6 +1,6 @@
 """Metrics besides loss and accuracy, computed from sums over held-out examples."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +10,8 @@ import optax
 
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.registry import Registry
-from fedjax_dp.models.losses import Batch
+from fedjax_dp.models.base import Model
+from fedjax_dp.models.losses import Batch, Loss, Targets
 
 _NUM_BINS = 15
 
@@ -21,63 +22,77 @@ class Metric(NamedTuple):
     Attributes:
       contribute: `(outputs, batch) -> [examples, k]`, the terms of each example, float32.
       finish: `(sums [..., k]) -> values [...]`, NumPy in float64; NaN without examples.
+      targets: the kinds of targets that it is for, as a `Loss` declares them, such as ("classes",);
+        empty for a metric that is for any.
     """
 
     contribute: Callable[[Any, Batch], jax.Array]
     finish: Callable[[np.ndarray], np.ndarray]
+    targets: tuple[Targets, ...] = ()
+
+
+# Log-odds of yes or no are logits of two classes.
+_CLASSES: tuple[Targets, ...] = ("classes", "probabilities")
 
 
 def perplexity() -> Metric:
     """Computes the exponential of the mean cross entropy of all tokens, or of all examples.
 
     Returns:
-      The metric, for models whose outputs are logits `[examples, ..., classes]` and whose targets
-      `y` are classes; targets outside of these are left out.
+      The metric, for logits `[examples, ..., classes]` and classes `y`, or for one log-odds of each
+      example and `y` in [0, 1]. Targets outside of these are left out.
     """
 
     def contribute(outputs, batch):
-        logits, labels = trees.at_least_float32(jnp.asarray(outputs)), batch["y"]
-        valid = _is_class(logits, labels)
-        safe = jnp.where(valid, labels, 0)
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, safe)
-        return _by_example(jnp.where(valid, losses, 0.0)[..., None], valid[..., None])
+        scores = _scores(outputs, batch["y"], "perplexity")
+        losses = jnp.where(scores.is_valid, scores.losses, 0.0)
+        return _by_example(losses[..., None], scores.is_valid[..., None])
 
-    return Metric(contribute, lambda sums: np.exp(_ratio(sums[..., 0], sums[..., 1])))
+    return Metric(contribute, lambda sums: np.exp(_ratio(sums[..., 0], sums[..., 1])), _CLASSES)
 
 
 def f1() -> Metric:
     """Computes the harmonic mean of precision and recall, averaged over the classes that occur.
 
     Returns:
-      The metric, for models whose outputs are logits `[examples, ..., classes]`; a class occurs if
-      it is a target or a prediction.
+      The metric, for logits `[examples, ..., classes]`, for one log-odds of each example, which is
+      one of two classes, and for log-odds `[examples, labels]` of several labels, each of which is
+      averaged over in place of classes. One occurs if it is a target or a prediction. Targets in
+      (0, 1) are read as 1 above one half.
 
     Source: macro-averaged F1, as in scikit-learn's `f1_score(average="macro")`.
     """
 
     def contribute(outputs, batch):
-        return _by_example(*_counts_by_class(outputs, batch["y"]))
+        outputs, y = jnp.asarray(outputs), jnp.asarray(batch["y"])
+        if outputs.shape == y.shape and y.ndim == 2 and y.shape[1] > 1:
+            is_valid = (y >= 0) & (y <= 1)
+            is_true, is_said = (y > 0.5) & is_valid, (outputs > 0) & is_valid
+            counts = [part.astype(jnp.float32) for part in (is_true & is_said, is_true, is_said)]
+            return _or_nan(jnp.concatenate(counts, axis=-1), outputs, is_valid)
+        return _counts_by_class(outputs, y, "f1")
 
     def finish(sums):
         hits, true, said = np.split(sums, 3, axis=-1)
         each = _ratio(2 * hits, true + said)
-        return _ratio(np.nansum(each, axis=-1), np.sum(~np.isnan(each), axis=-1))
+        found = _ratio(np.nansum(each, axis=-1), np.sum(~np.isnan(each), axis=-1))
+        return np.where(np.isnan(sums).any(axis=-1), np.nan, found)
 
-    return Metric(contribute, finish)
+    return Metric(contribute, finish, _CLASSES)
 
 
 def mcc() -> Metric:
     """Computes Matthews's correlation coefficient between classes and predictions.
 
     Returns:
-      The metric, in [-1, 1], for models whose outputs are logits `[examples, ..., classes]`, of two
-      classes or more; 0 where all targets, or all predictions, are of one class.
+      The metric, in [-1, 1], for logits `[examples, ..., classes]` or one log-odds of each example;
+      0 where all targets, or all predictions, are of one class.
 
     Source: Gorodkin 2004, equation 8, as in scikit-learn's `matthews_corrcoef`.
     """
 
     def contribute(outputs, batch):
-        return _by_example(*_counts_by_class(outputs, batch["y"]))
+        return _counts_by_class(outputs, batch["y"], "mcc")
 
     def finish(sums):
         hits, true, said = np.split(np.asarray(sums, np.float64), 3, axis=-1)
@@ -88,33 +103,70 @@ def mcc() -> Metric:
         found = _ratio(covariance, np.sqrt(spreads[0]) * np.sqrt(spreads[1]))
         return np.where(count > 0, np.nan_to_num(found), np.nan)
 
-    return Metric(contribute, finish)
+    return Metric(contribute, finish, _CLASSES)
 
 
 def calibration_error() -> Metric:
     """Computes the distance between confidence and accuracy over 15 bins of confidence.
 
     Returns:
-      The metric, for models whose outputs are logits `[examples, ..., classes]`: the mean distance
-      between the largest probability and the share of correct predictions, by bin.
+      The metric, for logits `[examples, ..., classes]` or one log-odds of each example: the mean
+      distance between the largest probability and the share of correct predictions, by bin.
 
     Source: Guo and others 2017, expected calibration error.
     """
 
     def contribute(outputs, batch):
-        logits, labels = trees.at_least_float32(jnp.asarray(outputs)), batch["y"]
-        valid = _is_class(logits, labels)
-        sure = jnp.max(jax.nn.softmax(logits), axis=-1)
-        is_right = jnp.argmax(logits, axis=-1) == labels
+        scores = _scores(outputs, batch["y"], "calibration_error")
+        sure = jnp.max(jax.nn.softmax(scores.logits), axis=-1)
+        is_right = jnp.argmax(scores.logits, axis=-1) == scores.labels
         place = jnp.clip(jnp.ceil(sure * _NUM_BINS) - 1, 0, _NUM_BINS - 1).astype(jnp.int32)
-        is_in = jax.nn.one_hot(place, _NUM_BINS) * valid[..., None]
-        return _by_example(is_in * sure[..., None], is_in * is_right[..., None], is_in)
+        is_in = jax.nn.one_hot(place, _NUM_BINS) * scores.is_valid[..., None]
+        sure = jnp.where(scores.is_valid, sure, 0.0)
+        terms = _by_example(is_in * sure[..., None], is_in * is_right[..., None], is_in)
+        return _or_nan(terms, scores.logits, scores.is_valid[..., None])
 
     def finish(sums):
         sure, right, count = np.split(sums, 3, axis=-1)
         return _ratio(np.sum(np.abs(sure - right), axis=-1), np.sum(count, axis=-1))
 
-    return Metric(contribute, finish)
+    return Metric(contribute, finish, _CLASSES)
+
+
+def require_fits(metrics: Mapping[str, Metric], model: Model) -> None:
+    """Requires metrics for the targets of a model's loss, where it declares them."""
+    loss = model.loss_fn
+    if not isinstance(loss, Loss) or loss.targets is None:
+        return
+    for name, metric in metrics.items():
+        if metric.targets and loss.targets not in metric.targets:
+            raise ValueError(
+                f"metric {name} must be used with a loss of {' or '.join(metric.targets)}, got "
+                f"{loss.name} of {model.name}, a loss of {loss.targets}"
+            )
+
+
+def terms_of(
+    metrics: Mapping[str, Metric], model: Model, outputs: Any, batch: Batch
+) -> dict[str, jax.Array]:
+    """Computes the terms of metrics, each `[examples, k]`."""
+    loss = model.loss_fn
+    is_declared = isinstance(loss, Loss) and loss.targets is not None
+    if isinstance(loss, Loss):
+        batch = loss.marked(batch)
+    found = {}
+    for name, metric in metrics.items():
+        if metric.targets and not is_declared:
+            # One number for each example may as well be a prediction of a number.
+            shape = None if isinstance(outputs, Mapping | tuple | list) else jnp.shape(outputs)
+            is_logits = shape and shape[:-1] == jnp.shape(batch["y"]) and shape[-1] > 1
+            rule = (
+                "be logits of classes, or those of a loss that says what its targets are, by "
+                f'Loss(function, "classes"), for metric {name}'
+            )
+            checks.require(bool(is_logits), f"outputs of {model.name}", rule, shape)
+        found[name] = metric.contribute(outputs, batch)
+    return found
 
 
 def _adopted(own: Any) -> Callable[[], Metric]:
@@ -129,18 +181,56 @@ METRICS: Registry[Callable[[], Metric]] = Registry(
 )
 
 
-def _is_class(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    rule = f"have shape {logits.shape[:-1]} for this metric, one class for each vector of logits"
-    checks.require(labels.shape == logits.shape[:-1], "targets", rule, labels.shape)
-    return (labels >= 0) & (labels < logits.shape[-1])
+class _Scores(NamedTuple):
+    """Logits of classes, `[examples, ..., classes]`, and the targets."""
+
+    logits: jax.Array
+    labels: jax.Array  # `[examples, ...]`; any where not valid.
+    losses: jax.Array  # Cross entropies, `[examples, ...]`; any where not valid.
+    is_valid: jax.Array  # `[examples, ...]`
 
 
-def _counts_by_class(outputs: jax.Array, labels: jax.Array) -> tuple[jax.Array, ...]:
-    """Marks correct predictions, targets and predictions by class, `[examples, ..., classes]`."""
-    valid = _is_class(outputs, labels)[..., None]
-    is_true = jax.nn.one_hot(labels, outputs.shape[-1]) * valid
-    is_said = jax.nn.one_hot(jnp.argmax(outputs, axis=-1), outputs.shape[-1]) * valid
-    return is_true * is_said, is_true, is_said
+def _scores(outputs: Any, targets: Any, name: str) -> _Scores:
+    """Reads logits of classes, or the log-odds of each example as logits of two."""
+    rule = f"be one array of logits, for metric {name}"
+    is_array = isinstance(outputs, jax.Array | np.ndarray)
+    checks.require(is_array, "outputs", rule, type(outputs).__name__)
+    logits, y = trees.at_least_float32(jnp.asarray(outputs)), jnp.asarray(targets)
+    count = logits.shape[0]
+    # A last axis of size 1 holds no classes.
+    if logits.size == count and y.size == count:
+        z, y = logits.reshape(count), y.reshape(count).astype(jnp.float32)
+        is_valid = (y >= 0) & (y <= 1)
+        y = jnp.where(is_valid, y, 0.0)
+        pair = jnp.stack([jnp.zeros_like(z), z], axis=-1)
+        losses = optax.sigmoid_binary_cross_entropy(z, y)
+        return _Scores(pair, (y > 0.5).astype(jnp.int32), losses, is_valid)
+    rule = f"have shape {logits.shape[:-1]} for metric {name}, one class for each vector of logits"
+    fits = logits.ndim > 1 and logits.shape[-1] > 1 and y.shape == logits.shape[:-1]
+    checks.require(fits, "targets", rule, y.shape)
+    is_class = y.dtype == bool or jnp.issubdtype(y.dtype, jnp.integer)
+    rule = f"be integers or Booleans for metric {name}, which name classes"
+    checks.require(is_class, "targets", rule, y.dtype)
+    is_valid = (y >= 0) & (y < logits.shape[-1])
+    labels = jnp.where(is_valid, y.astype(jnp.int32), 0)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    return _Scores(logits, labels, losses, is_valid)
+
+
+def _counts_by_class(outputs: Any, targets: Any, name: str) -> jax.Array:
+    """Counts correct predictions, targets and predictions by class, `[examples, 3 classes]`."""
+    scores = _scores(outputs, targets, name)
+    is_valid = scores.is_valid[..., None]
+    num_classes = scores.logits.shape[-1]
+    is_true = jax.nn.one_hot(scores.labels, num_classes) * is_valid
+    is_said = jax.nn.one_hot(jnp.argmax(scores.logits, axis=-1), num_classes) * is_valid
+    return _or_nan(_by_example(is_true * is_said, is_true, is_said), scores.logits, is_valid)
+
+
+def _or_nan(terms: jax.Array, outputs: jax.Array, is_valid: jax.Array) -> jax.Array:
+    """Replaces the terms of an example by NaN if an output of a valid target is."""
+    is_nan = (jnp.isnan(outputs) & is_valid).reshape(len(terms), -1).any(axis=1)
+    return jnp.where(is_nan[:, None], jnp.nan, terms)
 
 
 def _by_example(*parts: jax.Array) -> jax.Array:

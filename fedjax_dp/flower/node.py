@@ -20,6 +20,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import Examples
 from fedjax_dp.engine.population import Population, examples_of, population_of
 from fedjax_dp.engine.sides import Received, Work, client_side
+from fedjax_dp.evaluation.targets import require_targets
 from fedjax_dp.flower.agreement import KEYS, SHARES, UNMASK, Agreement, with_seeds
 from fedjax_dp.flower.ledger import NodeLedger
 from fedjax_dp.flower.log import LOG
@@ -235,6 +236,10 @@ class _Plans:
         terms = self._terms(node, population)
         algorithm = self._build(node, population)
         made = Plan(algorithm, population, terms.described), terms
+        for what, split in (("data", node.train), ("validation", node.validation)):
+            if split is not None:
+                for on_disk in (False, True):
+                    require_targets(what, split, made[0].targets, on_disk=on_disk)
         # That of a message which then is refused would fill the memory.
         if facts.get("digest") == made[0].digest:
             self._plans[key] = made

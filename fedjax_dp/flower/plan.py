@@ -47,6 +47,7 @@ class Plan:
       described: all that both sides must have alike, by name.
       digest: the SHA-256 of that, which every message carries.
       shapes: the shapes of the messages.
+      targets: the targets of examples that clients' losses are for.
       reads_roster: whether what a client sends depends on the cohort, which it then has to learn.
       num_stages: how many stages have a price of their own; None if all rounds cost the same.
       stage_of: `(round) -> stage`, None if the server's state decides.
@@ -67,7 +68,7 @@ class Plan:
         if second is not None:
             second = Population(np.array([self.validation_limit]), self.structure)
         facts = Facts(algorithm, Population(np.array([self.limit]), self.structure, second))
-        states, own = algorithm.client_state, facts.own
+        self.targets, states, own = facts.targets, algorithm.client_state, facts.own
         message = jax.eval_shape(received, facts.down[0])
         index = jax.ShapeDtypeStruct((), jnp.int32)
         closed, sent = jax.make_jaxpr(

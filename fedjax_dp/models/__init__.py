@@ -14,6 +14,7 @@ from fedjax_dp.models.llama import llama
 from fedjax_dp.models.lora import lora
 from fedjax_dp.models.losses import (
     IGNORE_LABEL,
+    Loss,
     half_squared_error,
     sigmoid_binary_cross_entropy,
     sigmoid_correct,
@@ -30,6 +31,7 @@ from fedjax_dp.models.transformer import char_transformer
 
 __all__ = [
     "IGNORE_LABEL",
+    "Loss",
     "LossBounds",
     "Model",
     "build",

@@ -1,10 +1,14 @@
-"""Losses per example and the counts for accuracy, in float32 or better."""
+"""Losses per example, the targets that they are for, and the counts for accuracy."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedjax_dp.core import checks, trees
@@ -12,6 +16,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.trees import PyTree
 
 Batch = Mapping[str, Any]
+Targets = Literal["classes", "probabilities", "numbers"]
 IGNORE_LABEL = -1
 
 
@@ -45,9 +50,10 @@ def softmax_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     Returns:
       Losses in nats, `[examples]`, float32 or better.
     """
-    logits = _widen(logits)
-    valid = _is_class(logits, labels)
-    values = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(valid, labels, 0))
+    logits, valid = _widen(logits), _is_class(logits, labels)
+    _listed("classes", logits, labels)
+    safe = jnp.where(valid, _whole(labels), 0)
+    values = optax.softmax_cross_entropy_with_integer_labels(logits, safe)
     return _mean_where(values, valid)
 
 
@@ -65,7 +71,8 @@ def softmax_correct(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, ja
       accuracy.
     """
     valid = _is_class(logits, labels)
-    hits = (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)
+    is_known = ~jnp.isnan(jnp.max(logits, axis=-1))
+    hits = (is_known & (jnp.argmax(logits, axis=-1) == _whole(labels))).astype(jnp.float32)
     return _mean_where(hits, valid), _any_valid(valid)
 
 
@@ -82,9 +89,9 @@ def sigmoid_binary_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Ar
     Returns:
       Losses in nats, `[examples]`, float32 or better; 0 for an example with no valid label.
     """
-    logits = _same_rank(_widen(logits), labels)
-    valid = _is_probability(labels)
-    targets = jnp.where(valid, labels, 0).astype(logits.dtype)
+    logits, valid = _same_rank(_widen(logits), labels), _is_probability(labels)
+    _listed("probabilities", logits, labels)
+    targets = jnp.where(valid, labels.astype(logits.dtype), 0)
     return _mean_where(optax.sigmoid_binary_cross_entropy(logits, targets), valid)
 
 
@@ -102,7 +109,7 @@ def sigmoid_correct(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, ja
     """
     logits = _same_rank(logits, labels)
     valid = _is_probability(labels)
-    hits = ((logits > 0) == (labels > 0.5)).astype(jnp.float32)
+    hits = (~jnp.isnan(logits) & ((logits > 0) == (labels > 0.5))).astype(jnp.float32)
     return _mean_where(hits, valid), _any_valid(valid)
 
 
@@ -140,33 +147,219 @@ def half_squared_error(outputs: jax.Array, targets: jax.Array) -> jax.Array:
     return jnp.sum(squares.reshape(squares.shape[0], -1), axis=1) / 2
 
 
-_NAMED: dict[str, tuple[Callable[..., jax.Array], Callable[..., Any] | None]] = {
-    "softmax_cross_entropy": (softmax_cross_entropy, softmax_correct),
-    "sigmoid_binary_cross_entropy": (sigmoid_binary_cross_entropy, sigmoid_correct),
-    "squared_error": (squared_error, None),
-    "half_squared_error": (half_squared_error, None),
+class _Named(NamedTuple):
+    """A loss of the package: its values, its counts for accuracy, and its targets."""
+
+    values: Callable[..., jax.Array]
+    counts: Callable[..., Any] | None
+    targets: Targets
+
+
+_NAMED = {
+    "softmax_cross_entropy": _Named(softmax_cross_entropy, softmax_correct, "classes"),
+    "sigmoid_binary_cross_entropy": _Named(
+        sigmoid_binary_cross_entropy, sigmoid_correct, "probabilities"
+    ),
+    "squared_error": _Named(squared_error, None, "numbers"),
+    "half_squared_error": _Named(half_squared_error, None, "numbers"),
 }
 NAMES = tuple(_NAMED)
+# How accuracy is counted for a function that declares its targets.
+_COUNTS: dict[Targets, Callable[..., Any]] = {
+    "classes": softmax_correct,
+    "probabilities": sigmoid_correct,
+}
+
+
+class Allowed(NamedTuple):
+    """The targets in one array of the examples that a loss is for.
+
+    Attributes:
+      name: the array, such as "y".
+      num_classes: the number of outputs for classes; None for probabilities, in [0, 1].
+      ignore_label: a further label, of what is left out; None for none.
+    """
+
+    name: str
+    num_classes: int | None
+    ignore_label: int | None
+
+    def wrong(self, targets: Any) -> np.ndarray:
+        """Marks other targets, of the shape of `targets`; NaN is one."""
+        targets = np.asarray(targets)
+        most = 1 if self.num_classes is None else self.num_classes - 1
+        # Two passes without a copy, where all is well.
+        if not targets.size or (targets.min() >= 0 and targets.max() <= most):
+            return np.zeros(targets.shape, bool)
+        is_wrong = ~((targets >= 0) & (targets <= most))
+        return is_wrong if self.ignore_label is None else is_wrong & (targets != self.ignore_label)
+
+    @property
+    def rule(self) -> str:
+        """The rule in words, for an error."""
+        if self.num_classes is None:
+            return "hold labels 0 and 1, or numbers between them"
+        of_classes = f"classes from 0 to {self.num_classes - 1}"
+        return f"hold {of_classes}, as the model has {self.num_classes} outputs"
+
+
+class _Call(NamedTuple):
+    """A call of a loss while its targets are listed."""
+
+    loss: "Loss"
+    batch: Batch
+    found: list[Allowed]
+
+
+_FOUND: contextvars.ContextVar[list[Allowed] | None] = contextvars.ContextVar("found", default=None)
+_CALL: contextvars.ContextVar[_Call | None] = contextvars.ContextVar("call", default=None)
+
+
+@contextlib.contextmanager
+def reads() -> Iterator[list[Allowed]]:
+    """Lists the targets that losses are for, whose functions are traced in the context.
+
+    Those of a loss of a user are known where they are declared, or where an array of the batch is
+    given to a loss of this module as it is.
+    """
+    found: list[Allowed] = []
+    token = _FOUND.set(found)
+    try:
+        yield found
+    finally:
+        _FOUND.reset(token)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """A loss that declares its targets, to give as `loss` of a model.
+
+    Attributes:
+      values: a name from `NAMES`, or `(outputs, batch) -> losses [examples]`.
+      targets: what the targets `y` are: "classes", integers from 0, for logits of each class on
+        the last axis of the outputs; "probabilities", numbers in [0, 1] for log-odds of the same
+        shape; or "numbers". Those of a named loss are known; None of a function: nothing is known,
+        so that targets are not checked, and metrics that need classes look at shapes alone.
+      ignore_label: a target that means none: a padded token, or an example without a label. A named
+        loss and metrics leave it out; a function has to do so itself. None allows no such target,
+        except `IGNORE_LABEL` for a named loss of sequences.
+
+    Example:
+      `Loss("softmax_cross_entropy", ignore_label=-100)`, or `Loss(focal_loss, "classes")`.
+    """
+
+    values: str | LossFn
+    targets: Targets | None = None
+    ignore_label: int | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the declaration, and fills in the targets of a named loss."""
+        if not callable(self.values):
+            checks.one_of("loss", self.values, NAMES)
+            own = _NAMED[self.values].targets
+            rule = f"be left out or be {own!r} for {self.values}"
+            checks.require(self.targets in (None, own), "targets", rule, self.targets)
+            object.__setattr__(self, "targets", own)
+        elif self.targets is not None:
+            checks.one_of("targets", self.targets, get_args(Targets))
+        if self.ignore_label is not None:
+            checks.whole("ignore_label", self.ignore_label, at_least=-checks.COUNT_LIMIT)
+            rule = "be left out for targets that are no classes or probabilities"
+            is_label = self.targets in ("classes", "probabilities")
+            checks.require(is_label, "ignore_label", rule, self.ignore_label)
+
+    @property
+    def name(self) -> str:
+        """The name for errors."""
+        if isinstance(self.values, str):
+            return self.values
+        return getattr(self.values, "__name__", type(self.values).__name__)
+
+    def __call__(self, outputs: PyTree, batch: Batch) -> jax.Array:
+        """Computes the losses, `[examples]`."""
+        if isinstance(self.values, str):
+            batch = self.marked(batch)
+            with self._listed(outputs, batch):
+                return _NAMED[self.values].values(outputs, targets_of(batch))
+        with self._listed(outputs, batch):
+            values = self.values(outputs, batch)
+        _require_by_example("the result of loss", values, batch)
+        return values
+
+    def correct(self, outputs: PyTree, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """Counts for accuracy, if the targets are classes or probabilities.
+
+        Args:
+          outputs: the model's outputs, `[examples, ...]`.
+          batch: named arrays, of which "y" are the targets.
+
+        Returns:
+          Correct answers and their weights, each `[examples]`.
+        """
+        counts = _COUNTS[self.targets]  # type: ignore[index]
+        return counts(outputs, targets_of(self.marked(batch)))
+
+    def marked(self, batch: Batch) -> Batch:
+        """Replaces the label to leave out by one that is out of range.
+
+        Args:
+          batch: named arrays, of which "y" are the targets.
+
+        Returns:
+          The batch, for what leaves out such labels.
+        """
+        if self.ignore_label is None or self.ignore_label < 0:
+            return batch
+        y = jnp.asarray(targets_of(batch))
+        kind = jnp.promote_types(y.dtype, jnp.int8)
+        return {**batch, "y": jnp.where(y == self.ignore_label, IGNORE_LABEL, y.astype(kind))}
+
+    @contextlib.contextmanager
+    def _listed(self, outputs: PyTree, batch: Batch) -> Iterator[None]:
+        """Lists the targets that are read in the context, inside `reads`."""
+        found = _FOUND.get()
+        if found is None:
+            yield
+            return
+        if callable(self.values) and self.targets in ("classes", "probabilities"):
+            found.append(self._allowed("y", outputs, targets_of(batch), self.targets))
+        token = _CALL.set(_Call(self, batch, found))
+        try:
+            yield
+        finally:
+            _CALL.reset(token)
+
+    def _allowed(self, name: str, outputs: Any, labels: Any, targets: str) -> Allowed:
+        """Describes the targets in an array, from shapes."""
+        if targets == "probabilities":
+            _same_rank(outputs, labels)
+            return Allowed(name, None, self.ignore_label)
+        _is_class(outputs, labels)
+        ignored = self.ignore_label
+        if ignored is None and jnp.ndim(labels) > 1:
+            ignored = IGNORE_LABEL
+        return Allowed(name, outputs.shape[-1], ignored)
+
+
+def _listed(targets: Targets, outputs: jax.Array, labels: jax.Array) -> None:
+    """Lists an array of the batch that a loss is given as its targets, inside `reads`."""
+    call = _CALL.get()
+    if call is None or (callable(call.loss.values) and call.loss.targets is not None):
+        return
+    names = zip(trees.paths(call.batch), jax.tree.leaves(call.batch), strict=True)
+    found = [name for name, leaf in names if leaf is labels]
+    if found:
+        call.found.append(call.loss._allowed(found[0], outputs, labels, targets))
 
 
 def resolve(
     loss: str | LossFn, correct_fn: CorrectFn | None = None
 ) -> tuple[LossFn, CorrectFn | None]:
     """Returns the loss function and the counting function, None if accuracy has no meaning."""
-    own_correct_fn = None if correct_fn is None else _checked_counts(correct_fn)
-    if callable(loss):
-        return _checked_loss(loss), own_correct_fn
-    checks.one_of("loss", loss, NAMES)
-    values, counts = _NAMED[loss]
-
-    def loss_fn(outputs: jax.Array, batch: Batch) -> jax.Array:
-        return values(outputs, targets_of(batch))
-
-    def named_correct_fn(outputs: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        assert counts is not None
-        return counts(outputs, targets_of(batch))
-
-    return loss_fn, own_correct_fn or (named_correct_fn if counts else None)
+    known = loss if isinstance(loss, Loss) else Loss(loss)
+    if correct_fn is not None:
+        return known, _checked_counts(correct_fn)
+    return known, known.correct if known.targets in _COUNTS else None
 
 
 def targets_of(batch: Batch) -> jax.Array:
@@ -175,18 +368,13 @@ def targets_of(batch: Batch) -> jax.Array:
     return batch["y"]
 
 
-def _checked_loss(loss: LossFn) -> LossFn:
-    def loss_fn(outputs: PyTree, batch: Batch) -> jax.Array:
-        values = loss(outputs, batch)
-        _require_by_example("the result of loss", values, batch)
-        return values
-
-    return loss_fn
-
-
 def _checked_counts(correct_fn: CorrectFn) -> CorrectFn:
     def checked(outputs: PyTree, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        correct, weight = correct_fn(outputs, batch)
+        counts = correct_fn(outputs, batch)
+        is_pair = isinstance(counts, tuple | list) and len(counts) == 2
+        rule = "be two arrays, correct answers and their weights"
+        checks.require(is_pair, "the result of correct_fn", rule, _kind_of(counts))
+        correct, weight = counts
         _require_by_example("the first result of correct_fn", correct, batch)
         _require_by_example("the second result of correct_fn", weight, batch)
         return correct, weight
@@ -197,10 +385,18 @@ def _checked_counts(correct_fn: CorrectFn) -> CorrectFn:
 def _require_by_example(what: str, values: jax.Array, batch: Batch) -> None:
     """Requires one real number for each example: another shape would broadcast silently."""
     count = jnp.shape(jax.tree.leaves(batch)[0])[0]
+    rule = f"be one real number for each example, [{count}]"
+    is_array = isinstance(values, jax.Array | np.ndarray | np.generic | float | int)
+    several = f"{rule}, and nothing beside them"
+    checks.require(is_array, what, several, _kind_of(values))
     kind = jnp.result_type(values)
     fits = jnp.shape(values) == (count,) and not jnp.issubdtype(kind, jnp.complexfloating)
-    rule = f"be one real number for each example, [{count}]"
     checks.require(fits, what, rule, f"{kind}{list(jnp.shape(values))}")
+
+
+def _kind_of(value: Any) -> str:
+    size = f" of {len(value)}" if isinstance(value, tuple | list | dict) else ""
+    return f"a {type(value).__name__}{size}"
 
 
 def _widen(x: jax.Array) -> jax.Array:
@@ -220,11 +416,20 @@ def _is_class(logits: jax.Array, labels: jax.Array) -> jax.Array:
     checks.require(
         labels.shape == logits.shape[:-1], "labels", f"have shape {logits.shape[:-1]}", labels.shape
     )
+    rule = "have 2 classes or more on the last axis (for one log-odds use a sigmoid loss)"
+    checks.require(logits.shape[-1] > 1, "logits", rule, logits.shape)
+    is_whole = labels.dtype == bool or jnp.issubdtype(labels.dtype, jnp.integer)
+    checks.require(is_whole, "labels", "be integers or Booleans, which name classes", labels.dtype)
     return (labels >= 0) & (labels < logits.shape[-1])
 
 
 def _is_probability(labels: jax.Array) -> jax.Array:
     return (labels >= 0) & (labels <= 1)
+
+
+def _whole(labels: jax.Array) -> jax.Array:
+    """Reads Booleans as 0 and 1."""
+    return labels.astype(jnp.int32) if labels.dtype == bool else labels
 
 
 def _rows(x: jax.Array) -> jax.Array:

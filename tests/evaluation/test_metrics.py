@@ -10,7 +10,7 @@ from sklearn.metrics import f1_score, matthews_corrcoef
 from fedjax_dp.data import FederatedData
 from fedjax_dp.evaluation.evaluate import personal_evaluator, shared_evaluator
 from fedjax_dp.evaluation.metrics import METRICS, calibration_error, f1, mcc, perplexity
-from fedjax_dp.models import Model
+from fedjax_dp.models import Loss, Model
 
 CLASSES = 4
 
@@ -82,6 +82,93 @@ def test_targets_of_another_shape_are_refused(outputs):
     for make in METRICS.values():
         with pytest.raises(ValueError, match="targets must have shape"):
             make().contribute(logits, {"y": labels[:, None]})
+
+
+def oracle_of_classes(name, shares, labels):
+    """Of probabilities by class and labels, in float64."""
+    said = shares.argmax(-1)
+    if name == "f1":
+        return f1_score(labels, said, average="macro")
+    if name == "mcc":
+        return matthews_corrcoef(labels, said)
+    if name == "perplexity":
+        return np.exp(-np.log(shares[np.arange(len(labels)), labels]).mean())
+    sure, total = shares.max(-1), 0.0
+    for low in np.arange(15) / 15:
+        inside = (sure > low) & (sure <= low + 1 / 15)
+        if inside.any():
+            total += inside.mean() * abs(sure[inside].mean() - (said == labels)[inside].mean())
+    return total
+
+
+@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("column", [False, True])
+def test_one_log_odds_is_that_of_two_classes(name, column):
+    rng = np.random.default_rng(3)
+    odds, labels = rng.normal(size=300).astype(np.float32) * 2, rng.integers(0, 2, 300)
+    labels = np.where(rng.uniform(size=300) < 0.6, odds > 0, labels).astype(int)
+    yes = 1 / (1 + np.exp(-odds.astype(np.float64)))
+    expected = oracle_of_classes(name, np.stack([1 - yes, yes], -1), labels)
+    outputs, metric = odds[:, None], METRICS[name]()
+    kinds = (int, bool, np.float32) if not column else (np.uint8,)
+    for kind in kinds:
+        y = labels[:, None].astype(kind) if column else labels.astype(kind)
+        assert value_of(metric, outputs, y) == pytest.approx(expected, rel=2e-5)
+    # Labels that mean none are left out.
+    some = np.where(np.arange(300) < 200, labels, -1)
+    few = oracle_of_classes(name, np.stack([1 - yes, yes], -1)[:200], labels[:200])
+    assert value_of(metric, outputs, some) == pytest.approx(few, rel=2e-5)
+
+
+def test_several_labels_have_the_f1_of_scikit_learn_and_no_other_metric():
+    rng = np.random.default_rng(4)
+    odds, labels = rng.normal(size=(100, 5)).astype(np.float32), rng.integers(0, 2, (100, 5))
+    labels[:, 4] = 0
+    odds[:, 4] = -1
+    # A label that is never a target nor a prediction counts nothing.
+    expected = f1_score(labels[:, :4], odds[:, :4] > 0, average="macro")
+    assert value_of(f1(), odds, labels) == pytest.approx(expected, rel=1e-6)
+    for name in ("perplexity", "mcc", "calibration_error"):
+        with pytest.raises(ValueError, match=f"targets must have shape .* for metric {name}"):
+            METRICS[name]().contribute(odds, {"y": labels})
+
+
+def small(loss, width):
+    return Model.from_functions(
+        lambda key: {"w": jnp.zeros((3, width))}, lambda params, x: x @ params["w"], loss=loss
+    )
+
+
+@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize(
+    ("loss", "width", "match"),
+    [
+        ("squared_error", 1, "metric {} must be used with a loss of classes or probabilities"),
+        ("half_squared_error", 1, "metric {} must be used with a loss of classes or probab"),
+        (Loss(lambda o, b: o[:, 0], "numbers"), 1, "metric {} must be used with a loss of"),
+        (lambda o, b: jnp.abs(o[:, 0] - b["y"]), 1, "must be logits of classes, .* metric {}"),
+        (lambda o, b: o["z"][:, 0], 1, "must be logits of classes, .* metric {}"),
+    ],
+)
+def test_a_metric_refuses_other_losses_before_any_work(name, loss, width, match):
+    data = FederatedData({"x": np.zeros((4, 3)), "y": np.zeros(4, np.float32)}, np.array([0, 4]))
+    model = small(loss, width)
+    if not isinstance(loss, str | Loss) and "z" in loss.__code__.co_consts:
+        model = Model.from_functions(model.init, lambda p, x: {"z": x @ p["w"]}, loss=loss)
+    for build in (shared_evaluator, lambda *a, **k: personal_evaluator(*a, lambda i: {}, **k)):
+        with pytest.raises(ValueError, match=match.format(name)):
+            build(model, data, metrics={name: METRICS[name]()})
+
+
+def test_outputs_that_are_no_numbers_have_no_metrics(outputs):
+    logits, labels = outputs
+    bad = logits.copy()
+    bad[7] = np.nan
+    for make in METRICS.values():
+        assert np.isnan(value_of(make(), bad, labels))
+        assert np.isnan(value_of(make(), bad[:, :1], labels % 2))
+        where_none = np.where(np.arange(len(labels)) == 7, -1, labels)
+        assert np.isfinite(value_of(make(), bad, where_none))
 
 
 MODEL = Model.from_functions(

@@ -7,6 +7,7 @@ import pytest
 from marks import telling
 
 from fedjax_dp.models import losses
+from fedjax_dp.models.losses import Loss
 
 RNG = np.random.default_rng(7)
 # A small loss is the difference of two logits of size 10, each rounded to float32.
@@ -127,6 +128,109 @@ def test_shapes_that_would_broadcast_are_errors():
         losses.squared_error(jnp.zeros((4,)), jnp.zeros((4, 1)))
 
 
+def read(loss, outputs, y):
+    """The targets that a loss says it is for, from shapes alone."""
+    shapes = [jax.ShapeDtypeStruct(np.shape(x), np.asarray(x).dtype) for x in (outputs, y)]
+    with losses.reads() as found:
+        jax.eval_shape(lambda o, y: losses.resolve(loss)[0](o, {"x": o, "y": y}), *shapes)
+    return found
+
+
+def own_softmax(outputs, batch):
+    return losses.softmax_cross_entropy(outputs, batch["y"])
+
+
+def own_focal(outputs, batch):
+    shares = jax.nn.softmax(outputs)
+    return jnp.sum((1 - shares) ** 2 * -jnp.log(shares) * jax.nn.one_hot(batch["y"], 3), -1)
+
+
+SOFTMAX, SIGMOID = "softmax_cross_entropy", "sigmoid_binary_cross_entropy"
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "right", "wrong"),
+    [
+        (SOFTMAX, (2, 3), [0, 2], [-1, 3, -100]),
+        (own_softmax, (2, 3), [0, 2], [-1, 3]),
+        (Loss(own_focal, "classes"), (2, 3), [0, 2], [-1, 3]),
+        (Loss(SOFTMAX, ignore_label=-100), (2, 3), [0, 2, -100], [-1, 3]),
+        (SOFTMAX, (2, 4, 3), [0, 2, -1], [-100, 3]),
+        (Loss(SOFTMAX, ignore_label=-100), (2, 4, 3), [0, -100], [-1, 3]),
+        (SIGMOID, (2, 1), [0, 1, 0.3], [-1, 2, np.nan, -0.1, 1.5]),
+        (SIGMOID, (2, 5), [0, 1], [-1, 2]),
+        (Loss(SIGMOID, ignore_label=-1), (2, 5), [0, 1, -1], [-2, 2]),
+    ],
+)
+def test_a_loss_knows_its_targets_from_the_width_of_the_outputs(loss, outputs, right, wrong):
+    shape = outputs[:-1] if outputs[-1] in (1, 3) else outputs
+    (allowed,) = set(read(loss, np.zeros(outputs, np.float32), np.zeros(shape, int)))
+    assert allowed.name == "y"
+    for kind in (np.int32, np.int8, np.float32):
+        values = np.asarray(right).astype(kind)
+        assert np.array_equal(values, right) is not allowed.wrong(values).any()
+    for value in wrong:
+        assert allowed.wrong(np.array([right[0], value, right[-1]])).tolist() == [0, 1, 0]
+    assert not allowed.wrong(np.array([True, False])).any()
+
+
+def test_losses_of_numbers_and_unknown_ones_are_for_any_targets():
+    outputs, y = np.zeros((4, 1), np.float32), np.zeros(4, np.float32)
+    for loss in ("squared_error", "half_squared_error", lambda o, b: o[:, 0] * b["y"]):
+        assert read(loss, outputs, y) == []
+
+
+def test_the_label_to_leave_out_may_be_a_class():
+    logits = RNG.normal(size=(3, 4, 5)).astype(np.float32)
+    padded = RNG.integers(1, 5, size=(3, 4)).astype(np.uint8)
+    padded[1:, 2:] = 0
+    loss_fn, correct_fn = losses.resolve(Loss("softmax_cross_entropy", ignore_label=0))
+    with_none = np.where(padded == 0, -1, padded.astype(int))
+    expected = cross_entropy_oracle(logits, with_none)
+    np.testing.assert_allclose(loss_fn(logits, {"y": padded}), expected, rtol=1e-6)
+    hits = np.where(with_none >= 0, logits.argmax(-1) == with_none, 0).sum(1)
+    correct, weight = correct_fn(logits, {"y": padded})
+    np.testing.assert_allclose(correct, hits / (with_none >= 0).sum(1), rtol=1e-6)
+    assert weight.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("declared", "match"),
+    [
+        (("softmax_cross_entropy", "numbers"), "be left out or be 'classes'"),
+        (("squared_error", None, -1), "ignore_label must be left out"),
+        ((own_focal, None, -1), "ignore_label must be left out"),
+        ((own_focal, "labels"), "targets must be one of classes, numbers, probabilities"),
+        (("softmax", None), "loss must be one of"),
+    ],
+)
+def test_a_wrong_declaration_is_refused(declared, match):
+    with pytest.raises(ValueError, match=match):
+        Loss(*declared)
+
+
+def test_booleans_are_labels_and_other_kinds_are_refused():
+    logits, y = RNG.normal(size=(6, 2)).astype(np.float32), np.arange(6) % 3 == 0
+    for array in (y, jnp.asarray(y)):
+        np.testing.assert_array_equal(
+            losses.softmax_cross_entropy(logits, array),
+            losses.softmax_cross_entropy(logits, y.astype(np.int32)),
+        )
+        assert (
+            losses.softmax_correct(logits, array)[0].tolist() == (logits.argmax(-1) == y).tolist()
+        )
+    with pytest.raises(ValueError, match="labels must be integers or Booleans"):
+        losses.softmax_cross_entropy(logits, y.astype(np.float32))
+    with pytest.raises(ValueError, match="logits must have 2 classes or more"):
+        losses.softmax_cross_entropy(logits[:, :1], y)
+
+
+def test_outputs_that_are_no_numbers_are_never_correct():
+    bad = np.array([[np.nan, np.nan], [0.0, np.nan], [1.0, 0.0]], np.float32)
+    assert losses.softmax_correct(bad, np.array([0, 0, 0]))[0].tolist() == [0, 0, 1]
+    assert losses.sigmoid_correct(bad[:, 0], np.array([0, 1, 1]))[0].tolist() == [0, 0, 1]
+
+
 def test_accuracy_counts_each_example_once_and_only_valid_tokens():
     logits = np.zeros((3, 4, 2), np.float32)
     logits[..., 1] = 1
@@ -158,16 +262,22 @@ def test_resolve_suggests_the_nearest_loss_and_passes_functions_through():
         (lambda x: x[:, None] - x, r"float32\[3, 3\]"),
         (lambda x: x[:, None], r"float32\[3, 1\]"),
         (lambda x: x * 1j, r"complex64\[3\]"),
+        (lambda x: (x, {"norm": x}), "a tuple of 2"),
+        (lambda x: {"loss": x}, "a dict of 1"),
+        (lambda x: None, "a NoneType"),
     ],
 )
 def test_a_loss_of_another_shape_than_one_number_for_each_example_is_refused(value, shape):
     """A mean, or what broadcasting made of a column and a row, would train to another model."""
     outputs, batch = jnp.ones(3), {"y": jnp.zeros(3)}
     loss_fn, _ = losses.resolve(lambda outputs, batch: value(outputs))
-    with pytest.raises(ValueError, match=rf"one real number for each example, \[3\], got '{shape}"):
+    with pytest.raises(ValueError, match=rf"one real number for each example, \[3\].*got '{shape}"):
         jax.eval_shape(loss_fn, outputs, batch)
     _, correct_fn = losses.resolve(
         "squared_error", lambda outputs, batch: (value(outputs), jnp.ones(3))
     )
     with pytest.raises(ValueError, match="the first result of correct_fn"):
+        jax.eval_shape(correct_fn, outputs, batch)
+    _, correct_fn = losses.resolve("squared_error", lambda outputs, batch: value(outputs))
+    with pytest.raises(ValueError, match="result of correct_fn"):
         jax.eval_shape(correct_fn, outputs, batch)

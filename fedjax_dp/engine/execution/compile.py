@@ -44,6 +44,7 @@ from fedjax_dp.engine.record import RoundInfo, RoundRecord, compact, joined, joi
 from fedjax_dp.engine.round import ByClient, SimulationState
 from fedjax_dp.engine.split_clients import require_on_each_device, require_split
 from fedjax_dp.engine.tuned import Trial
+from fedjax_dp.evaluation.targets import require_targets
 
 # A public divisor that is off by more than this factor gets a warning.
 _DIVISOR_FACTOR = 2.0
@@ -166,14 +167,19 @@ def compile_federation(
       The simulation.
 
     Raises:
-      ValueError: for a layout that is not possible, or if JAX is set to 64-bit numbers, with which
-        steps and draws would not be those that are accounted.
+      ValueError: for targets that the loss is not for (if they are on disk, when they are read),
+        for a layout that is not possible, or if JAX is set to 64-bit numbers, with which steps and
+        draws would not be those that are accounted.
       MemoryError: if a round or the client states do not fit, with the estimate.
     """
     require_not_forked()
     _require_32_bits()
     execution.validate()
     check_draw(federation)
+    targets = federation.facts.targets
+    given = {"data": data} | ({} if validation is None else {"validation": validation})
+    for name, split in given.items():
+        require_targets(name, split, targets)
     execution = execution.for_cohort(federation.participation.cohort_size)
     layout, layouts = layout_of(
         federation,
@@ -190,6 +196,10 @@ def compile_federation(
         is_resident=execution.is_resident(data, state_bytes),
         kind=execution.placement,
     )
+    if place.is_resident:
+        # Those that are streamed are checked as they are read.
+        for name, split in given.items():
+            require_targets(name, split, targets, on_disk=True)
     if is_distributed():
         _require_distributable(federation, place)
     if layout.splits_longest:
@@ -228,7 +238,7 @@ def compile_federation(
             )
     else:
         _require_streamable(federation, outer, execution.placement)
-        slabs = Slabs(data, federation.participation, layout, place, validation)
+        slabs = Slabs(data, federation.participation, layout, place, validation, targets)
         rounds_of = streamed_rounds(round_of, federation, layout, slabs, place)
 
     # Few examples, for rare work: they are placed on a device when first used.

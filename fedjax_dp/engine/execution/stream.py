@@ -1,5 +1,6 @@
 """Streaming: the examples and client states of cohorts, from host memory or disk."""
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -7,6 +8,7 @@ import jax
 import numpy as np
 
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data.disk_arrays import is_on_disk
 from fedjax_dp.data.federated import FederatedData, nested
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.client_store import UNWRITTEN, ClientStore
@@ -14,6 +16,8 @@ from fedjax_dp.engine.cohort import Cohort, Examples
 from fedjax_dp.engine.execution.placement import Placement
 from fedjax_dp.engine.layout import Layout, power_of_two
 from fedjax_dp.engine.record import Fate
+from fedjax_dp.evaluation.targets import require_rows
+from fedjax_dp.models.losses import Allowed
 
 
 class Slabs:
@@ -26,9 +30,11 @@ class Slabs:
         layout: Layout,
         place: Placement,
         validation: FederatedData | None = None,
+        targets: Sequence[Allowed] = (),
     ):
-        """Measures the slab that nearly every cohort fits into."""
+        """Measures the slab that nearly every cohort fits into; checks `targets` on disk."""
         self._data, self._layout, self._place = data, layout, place
+        self._targets = [t for t in targets if is_on_disk(data.examples.get(t.name))]
         self._limit = max(1, int(data.sizes.max()))
         # No device has more records than the largest possible cohort.
         largest = np.sort(data.sizes)[::-1][: participation.capacity]
@@ -38,7 +44,7 @@ class Slabs:
         self._usual_records = min(self._most_records, power_of_two(2 * expected))
         self._validation = None
         if validation is not None:
-            self._validation = Slabs(validation, participation, layout, place)
+            self._validation = Slabs(validation, participation, layout, place, targets=targets)
 
     def gather(self, cohort: Cohort) -> Examples:
         """Reads the examples of this process's slots and puts them on its devices."""
@@ -60,6 +66,7 @@ class Slabs:
         for place, device in enumerate(own):
             clients = ids[device][is_drawn[device]]
             part = self._data.select(clients).examples if len(clients) else {}
+            require_rows("data", part, self._targets)
             for name, array in part.items():
                 slab[name][place, : num_records[device]] = array
         flat = {name: array.reshape(-1, *array.shape[2:]) for name, array in slab.items()}

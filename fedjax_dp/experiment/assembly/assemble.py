@@ -22,7 +22,7 @@ from fedjax_dp.engine.wrappers.anderson import anderson
 from fedjax_dp.engine.wrappers.leaving import leaving
 from fedjax_dp.engine.wrappers.serverless import serverless
 from fedjax_dp.engine.wrappers.several import several_servers
-from fedjax_dp.evaluation.metrics import METRICS, Metric
+from fedjax_dp.evaluation.metrics import METRICS, Metric, require_fits
 from fedjax_dp.experiment.assembly.build import (
     build_algorithm,
     build_model,
@@ -176,6 +176,8 @@ def assemble(config: Config, population: Population | None = None) -> Experiment
     privacy, secure = config.privacy, config.secure_aggregation
     level = privacy.client if "client" in privacy.units else None
     plan = plans(level, setting)(1.0) if isinstance(level, DiscreteGaussianLevel) else None
+    metrics = {name.rpartition(":")[2]: METRICS[name]() for name in config.run.metrics}
+    require_fits(metrics, model)
     compiled = simulation(
         algorithm,
         population.train,
@@ -185,7 +187,6 @@ def assemble(config: Config, population: Population | None = None) -> Experiment
         wrapper=wrapper_of(config, model, population.train.num_clients),
     )
     share = config.data.client_test_share
-    metrics = {name.rpartition(":")[2]: METRICS[name]() for name in config.run.metrics}
     evaluations = _evaluator(
         compiled, model, population, share, metrics, config.evaluation, trainer
     )

@@ -221,7 +221,7 @@ def _check_labels(data: datasets.Dataset) -> None:
         num_labelled, num_wrong, first = 0, 0, ""
         rule = f"be integers from 0 to {data.num_classes - 1}, or {IGNORE_LABEL} for none"
         what = f"the labels of {data.name}, {part} part,"
-        checks.require(labels.dtype.kind in "iu", what, rule, labels.dtype)
+        checks.require(labels.dtype.kind in "biu", what, rule, labels.dtype)
         # Labels on disk are not read at once.
         for start in range(0, len(labels), _CHECKED_ROWS):
             some = np.asarray(labels[start : start + _CHECKED_ROWS])

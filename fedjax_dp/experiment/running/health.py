@@ -65,6 +65,13 @@ class Health:
                     f"{number}: updates are so large that their norms exceed what float32 holds; "
                     "a smaller training.learning_rate may help",
                 )
+            elif loss is not None and read != 0 and not np.isfinite(loss):
+                self._once(
+                    "loss not finite",
+                    f"{number}: the loss of at least one example is NaN or infinite; an update "
+                    "that is not finite, or such a gradient of a record whose privacy is "
+                    "protected, counts as zero",
+                )
             if not has_loss:
                 self._once(
                     "no loss",
