@@ -113,12 +113,12 @@ def require_free(output: pathlib.Path) -> None:
         files.require_folder(output, "--output", writable=True)
     if kind == "folder":
         is_taken = any(path.name != _LOCK_FILE for path in output.iterdir())
-    require_usable(output, "--output")
     if is_taken:
         raise ConfigError(
             f"--output {str(output)!r} must be a new or an empty folder; "
             "use --resume to resume a run"
         )
+    require_usable(output, "--output")
 
 
 def require_place(output: pathlib.Path | None, name: str) -> None:
@@ -127,6 +127,8 @@ def require_place(output: pathlib.Path | None, name: str) -> None:
         require_free(output)
         return
     files.require_folder(_RUNS, "the folder of runs", writable=True)
+    # Below a folder that is missing, no name is too long.
+    files.kind_of(f"{name}-001", "run.name")
     require_usable(_RUNS / f"{name}-001", "run.name")
 
 
