@@ -173,17 +173,12 @@ def compare(
 ) -> Answer:
     """Draw ε over rounds for several settings."""
     curves: dict[str, tuple[list[int], list[float]]] = {}
-    for text in setting:
-        parts = text.split(",")
-        checks.require(
-            len(parts) == 2 and all(_is_number(p) for p in parts),
-            "--setting",
-            "be NOISE_MULTIPLIER,SAMPLING_RATE",
-            text,
-        )
-        noise_multiplier, rate = float(parts[0]), float(parts[1])
-        _check(rate, steps, delta)
-        checks.positive("noise multiplier", noise_multiplier)
+    # All of them, before the first takes its time.
+    settings = [_setting(text, steps, delta) for text in setting]
+    rule = "be different for each curve"
+    checks.require(len(set(settings)) == len(settings), "--setting", rule, setting)
+    files.require_folder(output.absolute().parent, "--output", writable=True)
+    for noise_multiplier, rate in settings:
         rounds = sorted({max(1, round(steps * i / 40)) for i in range(1, 41)})
         ledger, base = Ledger("client", relation), dp_accounting.GaussianDpEvent(noise_multiplier)
         event = base if rate == 1 else dp_accounting.PoissonSampledDpEvent(rate, base)
@@ -209,6 +204,17 @@ def compare(
         out.say(f"drawn in {output}")
 
     return Answer({"epsilon": final, "plot": str(output)}, show, str(output))
+
+
+def _setting(text: str, steps: int, delta: float) -> tuple[float, float]:
+    """Reads the noise multiplier and the sampling rate of a curve."""
+    parts = text.split(",")
+    rule = "be NOISE_MULTIPLIER,SAMPLING_RATE"
+    checks.require(len(parts) == 2 and all(map(_is_number, parts)), "--setting", rule, text)
+    noise_multiplier, rate = map(float, parts)
+    _check(rate, steps, delta)
+    checks.positive("noise multiplier", noise_multiplier)
+    return noise_multiplier, rate
 
 
 def _is_number(text: str) -> bool:

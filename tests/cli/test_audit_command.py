@@ -11,6 +11,10 @@ from fedjax_dp.audit.membership import MembershipResult
 from fedjax_dp.audit.noise import StepCheck
 from fedjax_dp.audit.runs import AuditResult
 from fedjax_dp.cli import audit
+from fedjax_dp.experiment import Config
+from fedjax_dp.experiment.components.experiment import Experiment
+from fedjax_dp.experiment.schema.config import PrivacySection
+from fedjax_dp.experiment.studies import audits
 from fedjax_dp.experiment.studies.audits import AuditReport
 from fedjax_dp.privacy import mechanisms
 
@@ -205,3 +209,35 @@ def test_records_behind_votes_are_attacked_through_the_votes():
 def test_mistakes_are_named(word, match):
     with pytest.raises(ValueError, match=match):
         invoke(word)
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"confidence": 1.0}, r"confidence must be in \(0, 1\)"),
+        ({"num_runs": 0}, "num_runs must be an integer of at least 1"),
+        ({"num_rounds": 2.5}, "num_rounds must be an integer of at least 1"),
+    ],
+)
+def test_numbers_of_an_audit_are_checked_before_any_run(options, rule):
+    nothing = Experiment(*[None] * 9)
+    with pytest.raises(ValueError, match=rule):
+        audits.audit_experiment(nothing, **options)
+
+
+def test_canaries_of_all_units_are_planted_before_the_first_run(monkeypatch):
+    def plant(experiment, unit, *rest):
+        if unit == "record":
+            raise ValueError("records have no canaries")
+
+    for name in ("_check_steps", "run_audit"):
+        monkeypatch.setattr(audits, name, None)
+    monkeypatch.setattr(audits, "check_norms", lambda seed: [])
+    monkeypatch.setattr(audits, "_plant", plant)
+    layout = SimpleNamespace(arithmetic=SimpleNamespace(products="exact"))
+    config = Config(privacy=PrivacySection(unit="both"))
+    both = Experiment(config, *[None] * 8)._replace(
+        simulation=SimpleNamespace(layout=layout), num_parameters=9
+    )
+    with pytest.raises(ValueError, match="records have no canaries"):
+        audits.audit_experiment(both)

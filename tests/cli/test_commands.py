@@ -1,6 +1,7 @@
 """The other commands: data sets, accounting, the list of keys."""
 
 import json
+import os
 
 import dp_accounting
 import numpy as np
@@ -10,6 +11,7 @@ from dp_accounting import pld, rdp
 from marks import telling
 from run_folders import NOT_PRIVATE, SMALL
 
+from fedjax_dp.cli import privacy
 from fedjax_dp.core.decimals import rounded_up
 from fedjax_dp.data import datasets
 from fedjax_dp.experiment.reading import keys
@@ -181,6 +183,22 @@ def test_compare_draws_a_curve_for_each_setting(fedjax_dp, tmp_path):
     assert status == 0 and picture.read_bytes().startswith(b"\x89PNG")
     expected = composed(1.5, rdp.RdpAccountant), composed(3.0, rdp.RdpAccountant, rate=1.0)
     assert list(answer["epsilon"].values()) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (("--setting", "1,2"), "rate must be in (0, 1]"),
+        (("--setting", "-1,0.5"), "noise multiplier must be above 0"),
+        (("--setting", "1.50,0.1"), "--setting must be different for each curve"),
+        (("--output", os.devnull + "/curves.png"), "--output must be a folder"),
+    ],
+)
+def test_all_settings_are_checked_before_the_first_curve(fedjax_dp, monkeypatch, words, rule):
+    monkeypatch.setattr(privacy, "Ledger", None)
+    words = ("--setting", "1.5,0.1", "--steps", 50, "--delta", 1e-5, *words)
+    status, _, error = fedjax_dp("privacy", "compare", *words)
+    assert status == 2 and rule in error and "Traceback" not in error
 
 
 def test_report_needs_a_run(fedjax_dp, tmp_path):

@@ -172,6 +172,13 @@ def test_a_point_has_a_folder_of_its_own_that_no_value_leads_out_of(tmp_path, va
     assert sweep.Point({"lr": "1e-3", "seed": "0"}, ()).folder == "lr=1e-3,seed=0"
 
 
+def test_a_folder_that_cannot_be_made_is_refused_before_any_work(tmp_path, calls, monkeypatch):
+    monkeypatch.setattr(sweep, "loaded", None)
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"--output must be a folder, .*file' \(a file\)"):
+        sweep.sweep(STUDY, sweep.grid_points(STUDY, {}, ()), tmp_path / "file", print)
+
+
 def test_nothing_is_started_after_its_time(tmp_path, calls):
     shown = []
     sweep.sweep(STUDY, sweep.grid_points(STUDY, {}, ()), tmp_path, shown.append, seconds=-1)

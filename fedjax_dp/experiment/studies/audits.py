@@ -30,7 +30,7 @@ from fedjax_dp.clients.gradients import clipped
 from fedjax_dp.core import checks, masks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.products import computed_with
-from fedjax_dp.core.ranges import Positive
+from fedjax_dp.core.ranges import Count, Positive, ProperFraction
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.client_store import stored_in
 from fedjax_dp.engine.federation import federation
@@ -81,10 +81,10 @@ class AuditReport(NamedTuple):
 def audit_experiment(
     experiment: Experiment,
     *,
-    num_canaries: int | None = None,
-    num_runs: int = 1,
-    num_rounds: int | None = None,
-    confidence: float = 0.95,
+    num_canaries: Count | None = None,
+    num_runs: Count = 1,
+    num_rounds: Count | None = None,
+    confidence: ProperFraction = 0.95,
     has_membership: bool = True,
     records: Literal["made", "mislabelled"] = "made",
     noise_share: Positive = 1.0,
@@ -113,7 +113,6 @@ def audit_experiment(
     config, most = experiment.config, experiment.num_parameters
     if num_canaries is None:
         num_canaries = min(_CANARIES, most)
-    checks.whole("num_canaries", num_canaries)
     rule = f"be at most {most}, the number of parameters, one for each"
     checks.require(num_canaries <= most, "num_canaries", rule, num_canaries)
     num_rounds = config.run.rounds if num_rounds is None else num_rounds
@@ -128,9 +127,12 @@ def audit_experiment(
         devices=None,
         products=arithmetic.products,
     )
-    for place, unit in enumerate(config.privacy.units):
-        unit_key = jax.random.fold_in(key, place)
-        planted, running = _plant(experiment, unit, num_canaries, records), None
+    # Before any runs: one unit may have no canaries.
+    plants = {
+        unit: _plant(experiment, unit, num_canaries, records) for unit in config.privacy.units
+    }
+    for place, (unit, planted) in enumerate(plants.items()):
+        unit_key, running = jax.random.fold_in(key, place), None
         if is_whole:
             with computed_with(arithmetic):
                 steps[unit] = _check_steps(experiment, unit, planted, unit_key) + norms

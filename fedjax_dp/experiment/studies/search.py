@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, files
 from fedjax_dp.core.packages import needed_for
 from fedjax_dp.experiment.assembly.assemble import checked_config
 from fedjax_dp.experiment.components.callback import Callback, Progress
@@ -114,6 +114,7 @@ def search(
       ValueError: if the folder holds another search, or runs have no accuracy on test data.
       KeyboardInterrupt: if a run was interrupted.
     """
+    files.require_folder(output, "--output", writable=True)
     for point in _ends(plan):
         config = loaded(study, point._replace(words=(*point.words, *words)))
         rule = "not be combined with --pruner, which ends runs by exact results of others"

@@ -87,6 +87,7 @@ def select_privately(
 
     Source: Papernot and Steinke 2022.
     """
+    files.require_folder(output, "--output", writable=True)
     experiments = [e for _, e in assembled(_jobs(study, grid, output), watcher or Watcher())]
     for point, experiment in zip(grid, experiments, strict=True):
         _require_selectable(experiment)

@@ -143,6 +143,7 @@ def sweep(
       ConfigError: before anything runs, if a folder holds a run of another configuration.
       KeyboardInterrupt: if a run was interrupted.
     """
+    files.require_folder(output, "--output", writable=True)
     jobs = {i: Job(loaded(study, point), output / point.folder) for i, point in enumerate(grid)}
     folders = {job.folder for job in jobs.values()}
     names = [point.name for point in grid]
