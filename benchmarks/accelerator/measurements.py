@@ -143,7 +143,7 @@ def peers(peer: str, names: Sequence[str], rounds: int, venvs: str) -> Rows:
         # Both processes hold the device at once.
         shared = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         subprocess.run(command, env=shared, check=True)
-        with pathlib.Path(folder, "results/peers.csv").open(newline="") as table:
+        with pathlib.Path(folder, "results/peers.csv").open(encoding="utf-8", newline="") as table:
             yield from csv.DictReader(table)
 
 
@@ -169,7 +169,7 @@ MEASUREMENTS: dict[str, Callable[..., Rows]] = {
 def main() -> None:
     arguments, path = json.loads(sys.argv[1]), sys.argv[2]
     rows = MEASUREMENTS[arguments.pop("do")](**arguments)
-    with open(path, "a") as file:
+    with open(path, "a", encoding="utf-8") as file:
         for row in rows:
             print(json.dumps(row), file=file, flush=True)
 

@@ -58,7 +58,7 @@ class Book:
         forgotten: Sequence[Step] = (),
     ):
         self._path, self._page = path, page
-        stored = json.loads(path.read_text()) if path.exists() else {"machine": machine}
+        stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"machine": machine}
         steps, names = stored.get("steps", {}), {step.name for step in forgotten}
         kept = {name: found for name, found in steps.items() if name not in names}
         differing = sorted(k for k in machine if stored["machine"].get(k) != machine[k])
@@ -186,7 +186,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _rows(path: pathlib.Path) -> list[dict[str, Any]]:
     """Reads the rows; the last line of a process that was ended may be cut off."""
     rows = []
-    for line in path.read_text().splitlines() if path.exists() else ():
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         with contextlib.suppress(json.JSONDecodeError):
             rows.append(json.loads(line))
     return rows

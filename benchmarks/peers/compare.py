@@ -426,7 +426,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Before JAX starts its threads; what is started from here inherits it.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
     information = pathlib.Path("/proc/cpuinfo")
-    flags = information.read_text() if information.exists() else ""
+    flags = information.read_text(encoding="utf-8") if information.exists() else ""
     options.hardware = hardware_class(len(os.sched_getaffinity(0)), flags)
     options.folder = options.folder.resolve()
     options.venvs = options.venvs.resolve()

@@ -121,7 +121,7 @@ def merge(kept: Sequence[Row], fresh: Sequence[Row]) -> list[Row]:
 
 
 def write_csv(path: pathlib.Path, rows: Sequence[Row]) -> None:
-    with path.open("w", newline="") as file:
+    with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(Row._fields)
         for row in rows:
@@ -131,7 +131,7 @@ def write_csv(path: pathlib.Path, rows: Sequence[Row]) -> None:
 def read_csv(path: pathlib.Path) -> list[Row]:
     if not path.exists():
         return []
-    with path.open(newline="") as file:
+    with path.open(encoding="utf-8", newline="") as file:
         return [Row(**{k: _value(k, v) for k, v in line.items()}) for line in csv.DictReader(file)]
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import stat
 import tempfile
+import threading
 import tomllib
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
@@ -17,6 +18,10 @@ from fedjax_dp.core.disclosure import GuardedError
 Path = str | os.PathLike[str]
 # How much of a path an error shows.
 _SHOWN = 200
+# Windows would otherwise translate line breaks.
+BINARY = getattr(os, "O_BINARY", 0)
+# Systems without reads and writes at a place have one place for each file, which threads share.
+_SEEKING = threading.Lock()
 # Bytes of a file that are read at once for its digest.
 _BLOCK = 2**20
 
@@ -172,7 +177,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 def append_line(path: Path, line: str) -> None:
     """Appends a line to a file for its owner alone; a cut off line before it stays apart."""
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | BINARY, 0o600)
     with os.fdopen(descriptor, "r+b") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - 1, 0))
@@ -181,12 +186,44 @@ def append_line(path: Path, line: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Waits until the names in a folder are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    """Waits until the names in a folder are on the disk, on systems that can open a folder."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_at(descriptor: int, data: memoryview, offset: int) -> None:
+    """Writes bytes at a place of a file."""
+    while len(data):
+        if hasattr(os, "pwrite"):
+            count = os.pwrite(descriptor, data, offset)
+        else:
+            with _SEEKING:
+                os.lseek(descriptor, offset, os.SEEK_SET)
+                count = os.write(descriptor, data)
+        data, offset = data[count:], offset + count
+
+
+def read_at(descriptor: int, into: memoryview, offset: int) -> int:
+    """Reads bytes at a place of a file, as many as it has up to the length of a buffer."""
+    start = offset
+    while len(into):
+        if hasattr(os, "preadv"):
+            count = os.preadv(descriptor, [into], offset)
+        else:
+            with _SEEKING:
+                os.lseek(descriptor, offset, os.SEEK_SET)
+                found = os.read(descriptor, len(into))
+            count = len(found)
+            into[:count] = found
+        if count == 0:
+            break
+        into, offset = into[count:], offset + count
+    return offset - start
 
 
 def parse_json(text: str, where: Path) -> Any:

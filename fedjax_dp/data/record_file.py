@@ -9,8 +9,7 @@ from collections.abc import Iterable
 import jax
 import numpy as np
 
-from fedjax_dp.core import checks
-from fedjax_dp.core.files import digest_of
+from fedjax_dp.core import checks, files
 from fedjax_dp.core.trees import PyTree
 
 FILE, OWNER = "rows.bin", "owner"
@@ -51,9 +50,9 @@ class RecordFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._token = os.urandom(16).hex()
             owner.write_text(self._token)
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | files.BINARY, 0o600)
             weakref.finalize(self, os.close, self._descriptor)
-            _sync_folder(self.path.parent)
+            files.sync_folder(self.path.parent)
         is_ours = owner.exists() and owner.read_text() == self._token
         rule = "belong to one simulation at a time; another one is writing there"
         checks.require(is_ours, "folder", rule, str(self.folder))
@@ -62,7 +61,11 @@ class RecordFile:
         """Counts the records whose space is allocated; 0 before the file exists."""
         if self.num_bytes == 0 or not self.path.exists():
             return 0
-        return int(os.stat(self.path).st_blocks * _BLOCK_BYTES // self.num_bytes)
+        found = os.stat(self.path)
+        # Without counts of blocks, as if the file had no holes.
+        blocks = getattr(found, "st_blocks", None)
+        allocated = found.st_size if blocks is None else blocks * _BLOCK_BYTES
+        return int(allocated // self.num_bytes)
 
     def require_space(self, num_records: int, *, name: str = "folder") -> None:
         """Requires free disk space for `num_records` more records; `name` is for errors."""
@@ -81,26 +84,21 @@ class RecordFile:
         assert self._descriptor is not None
         parts = [bytes_of(np.ascontiguousarray(leaf)) for leaf in jax.tree.leaves(record)]
         for part, end in zip(parts, self._ends, strict=False):
-            offset = slot * self.num_bytes + int(end)
-            while len(part):
-                written = os.pwrite(self._descriptor, part, offset)
-                part, offset = part[written:], offset + written
-        return digest_of(parts)
+            files.write_at(self._descriptor, part, slot * self.num_bytes + int(end))
+        return files.digest_of(parts)
 
     def read(self, slot: int, into: Iterable[np.ndarray], which: Iterable[int]) -> None:
         """Reads the leaves numbered `which` of a record into contiguous arrays."""
         descriptor = self._descriptor
-        opened = os.open(self.path, os.O_RDONLY) if descriptor is None else descriptor
+        opened = os.open(self.path, os.O_RDONLY | files.BINARY) if descriptor is None else descriptor
         try:
             for array, leaf in zip(into, which, strict=True):
                 view, offset = bytes_of(array), slot * self.num_bytes + int(self._ends[leaf])
-                while len(view):
-                    read = os.preadv(opened, [view], offset)
-                    if read == 0:
-                        raise ValueError(
-                            f"{self.path} must not be truncated, but ends at byte {offset:,}"
-                        )
-                    view, offset = view[read:], offset + read
+                read = files.read_at(opened, view, offset)
+                if read < len(view):
+                    raise ValueError(
+                        f"{self.path} must not be truncated, but ends at byte {offset + read:,}"
+                    )
         finally:
             if descriptor is None:
                 os.close(opened)
@@ -118,17 +116,3 @@ class RecordFile:
 def bytes_of(array: np.ndarray) -> memoryview:
     """Views a contiguous array as bytes, without a copy."""
     return array.reshape(-1).view(np.uint8).data
-
-
-def _sync_folder(folder: pathlib.Path) -> None:
-    """Flushes the names in a folder to the disk, if the system allows it."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)

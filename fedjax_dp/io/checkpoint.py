@@ -235,8 +235,8 @@ class Checkpoints:
         words = np.asarray(root).tolist()
         content = {"root": words, "digest": digest_of([json.dumps(words).encode()]).hex()}
         # Created with its permissions, and saved before anything is drawn from it.
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(content, file)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(json.dumps(content).encode())
             file.flush()
             os.fsync(file.fileno())
 

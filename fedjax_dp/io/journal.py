@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.files import sync_folder
+from fedjax_dp.core.files import BINARY, sync_folder
 from fedjax_dp.engine.record import RoundRecord
 
 _KINDS: Mapping[str, Any] = {"fate": np.int8, "is_released": bool, "digest": np.uint32}
@@ -69,7 +69,7 @@ class JournalFile:
 
     def _write(self, text: bytes) -> None:
         is_new = not self._path.exists()
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | BINARY, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             # In place of a line that was cut off.
             file.truncate(self._size)

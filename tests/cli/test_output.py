@@ -458,7 +458,7 @@ def test_a_file_may_stand_anywhere(fedjax_dp, monkeypatch, tmp_path, words):
 
     monkeypatch.setattr(running, "run", run)
     monkeypatch.chdir(tmp_path)
-    pathlib.Path("a.toml").write_text('run.name = "mine"\nrun.rounds = 9\n')
+    pathlib.Path("a.toml").write_text('run.name = "mine"\nrun.rounds = 9\n', encoding="utf-8")
     assert fedjax_dp("run", *words)[0] == 0
     assert asked == [("mine", 3, 5)]
 

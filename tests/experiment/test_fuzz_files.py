@@ -127,7 +127,7 @@ def table_harms(
     words: list[int],
 ) -> Iterator[Harm]:
     """What can happen to a table; the last column holds the target."""
-    lines = path.read_text().splitlines()
+    lines = path.read_text(encoding="utf-8").splitlines()
     rows = [i for i, line in enumerate(lines) if not line.startswith("|")]
 
     def changed(what: str, row: int, cells: list[str]) -> Harm:

@@ -1,6 +1,8 @@
 """Runs whose clients keep their rows on the disk: resumed, read, refused."""
 
 import shutil
+import subprocess
+import sys
 from collections import namedtuple
 
 import jax
@@ -53,6 +55,57 @@ def personal(folder):
 
 def assert_same_models(*folders):
     jax.tree.map(np.testing.assert_array_equal, *(personal(folder)[0] for folder in folders))
+
+
+# What Windows has not, or a system of another kind.
+DEPRIVED = """
+import builtins, errno, mmap, os, sys
+for name in ("pwrite", "preadv", "pread", "O_DIRECTORY", "sched_getaffinity", "sysconf"):
+    delattr(os, name)
+for name in ("register_at_fork", "fork", "getuid", "chown"):
+    delattr(os, name)
+del mmap.MADV_DONTNEED
+os.supports_dir_fd.clear()
+sys.modules["resource"] = None
+real_open, real_stat = os.open, os.stat
+
+def no_folders(path, *args, **options):
+    if os.path.isdir(path):
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+    return real_open(path, *args, **options)
+
+class Stat:
+    def __init__(self, found):
+        self._found = found
+
+    def __getattr__(self, name):
+        if name in ("st_blocks", "st_blksize"):
+            raise AttributeError(name)
+        return getattr(self._found, name)
+
+import shutil, tempfile
+os.open = no_folders
+import fedjax_dp.data.record_file as records
+import types
+records.os = types.SimpleNamespace(**{n: getattr(os, n) for n in dir(os) if n[0] != "_"})
+records.os.stat = lambda path: Stat(real_stat(path))
+import fedjax_dp.cli.bench
+from fedjax_dp.__main__ import main
+main()
+"""
+
+
+@telling
+def test_a_run_needs_no_more_of_a_system_than_all_have(whole, tmp_path):
+    folder = tmp_path / "run"
+    once = dict(word.split("=", 1) for word in DISK)
+    words = ["run", *("=".join(pair) for pair in once.items()), f"--output={folder}"]
+    code = f"import sys; sys.argv[1:] = {words!r}\n{DEPRIVED}"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    # These list plots, which the other run has none of.
+    assert_same_run(folder, whole / "disk", besides=("privacy.json", "privacy.md"))
+    assert_same_models(folder, whole / "disk")
 
 
 @telling

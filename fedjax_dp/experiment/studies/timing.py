@@ -1,6 +1,6 @@
 """Times rounds of a workload, and compares them with the peak of the machine."""
 
-import resource
+import math
 import statistics
 import sys
 import time
@@ -168,6 +168,11 @@ def _speed(case: _Case, seconds: Sequence[float], peaks: Sequence[float]) -> dic
 
 
 def _peak_rss_mb() -> float:
+    """Reads the most memory that the process has had; NaN where the system does not say."""
+    try:
+        import resource
+    except ImportError:
+        return math.nan
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
