@@ -58,7 +58,9 @@ class Book:
         forgotten: Sequence[Step] = (),
     ):
         self._path, self._page = path, page
-        stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"machine": machine}
+        stored = (
+            json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"machine": machine}
+        )
         steps, names = stored.get("steps", {}), {step.name for step in forgotten}
         kept = {name: found for name, found in steps.items() if name not in names}
         differing = sorted(k for k in machine if stored["machine"].get(k) != machine[k])

@@ -90,7 +90,9 @@ class RecordFile:
     def read(self, slot: int, into: Iterable[np.ndarray], which: Iterable[int]) -> None:
         """Reads the leaves numbered `which` of a record into contiguous arrays."""
         descriptor = self._descriptor
-        opened = os.open(self.path, os.O_RDONLY | files.BINARY) if descriptor is None else descriptor
+        opened = descriptor
+        if opened is None:
+            opened = os.open(self.path, os.O_RDONLY | files.BINARY)
         try:
             for array, leaf in zip(into, which, strict=True):
                 view, offset = bytes_of(array), slot * self.num_bytes + int(self._ends[leaf])

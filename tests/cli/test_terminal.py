@@ -2,6 +2,7 @@
 
 import io
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -10,7 +11,10 @@ import time
 import pytest
 from marks import telling
 
+import fedjax_dp
 from fedjax_dp.core import terminal
+
+PACKAGE = pathlib.Path(fedjax_dp.__file__).parent
 
 
 def command(*words, options=(), **environment):
@@ -41,6 +45,12 @@ def test_streams_take_any_text(monkeypatch, encoding, shown):
     for file in files.values():
         print("ε = 8… → café \N{SNOWMAN}", end="", file=file, flush=True)
         assert file.buffer.getvalue() == shown
+
+
+def test_text_files_name_their_encoding():
+    ruff = [sys.executable, "-m", "ruff", "check", "--preview", "--select=PLW1514", "--isolated"]
+    ended = subprocess.run([*ruff, str(PACKAGE)], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout
 
 
 def test_there_may_be_no_streams(monkeypatch):
