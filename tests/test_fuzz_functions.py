@@ -94,7 +94,9 @@ def alternatives(kind: Any) -> list[Any]:
 
 
 ARRAY_LIKE = [
-    set(map(str, typing.get_args(k))) for k in (jax.typing.ArrayLike, numpy.typing.ArrayLike)
+    # NumPy's has no alternatives since 2.5.
+    set(map(str, typing.get_args(k) or [k]))
+    for k in (jax.typing.ArrayLike, numpy.typing.ArrayLike)
 ]
 # How bad a value is.
 GOOD, PERHAPS, BAD = "good", "perhaps", "bad"

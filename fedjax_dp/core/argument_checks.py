@@ -212,8 +212,10 @@ class _Words(NamedTuple):
 
 
 _IN_PYTHON, _IN_FILE = _Words(), _Words("none", "true or false", "a list", "a table")
+# NumPy's is a name without alternatives since 2.5, for Python 3.12 and later.
 _LIKE_ARRAYS = [
-    frozenset(typing.get_args(kind)) for kind in (jax.typing.ArrayLike, numpy.typing.ArrayLike)
+    frozenset(typing.get_args(kind) or [kind])
+    for kind in (jax.typing.ArrayLike, numpy.typing.ArrayLike)
 ]
 _PLAIN = {
     int: Rule(_is_integer, "an integer"),
@@ -230,6 +232,8 @@ _SEQUENCES, _MAPPINGS = (Sequence, list, tuple), (Mapping, dict)
 def rule_of(kind: Any, *, in_file: bool = False) -> Rule | None:
     """Reads the rule of an annotation, worded for Python or a file; None if it allows anything."""
     called = _IN_FILE if in_file else _IN_PYTHON
+    if kind is numpy.typing.ArrayLike:
+        return _NUMBERS
     origin = typing.get_origin(kind)
     if origin is Annotated:
         kind, *limits = typing.get_args(kind)

@@ -16,6 +16,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Va
 from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
+from fedjax_dp.core import checks
+
 CALLS = frozenset({"jit", "pjit", "closed_call", "core_call"})
 CHECKPOINTS = frozenset({"remat", "remat2", "checkpoint"})
 CONTROL_FLOW = frozenset({"scan", "while", "cond"})
@@ -72,12 +74,33 @@ def evaluate(
 
 def compute(wanted: Var, eqns: Sequence[JaxprEqn], known: Mapping[Var, Any]) -> Any:
     """Evaluates the equations that lead from known variables to another, and no others."""
-    needed, steps = {wanted}, []
+    steps, _ = _leading_to([wanted], eqns, known)
+    return _run(steps, dict(known), [wanted], evaluate_equation, lambda v: v.val)[0]
+
+
+def of_shapes(name: str, fn: Callable[..., Any], *shapes: Any) -> Any:
+    """Evaluates what depends on the shapes of arrays alone, none of which is made."""
+    closed, structure = jax.make_jaxpr(fn, return_shape=True)(*shapes)
+    jaxpr = closed.jaxpr
+    known = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    wanted = [v for v in jaxpr.outvars if not isinstance(v, Literal)]
+    steps, needed = _leading_to(wanted, jaxpr.eqns, known)
+    rule, is_of_shapes = "depend on the shapes of inputs alone", needed.isdisjoint(jaxpr.invars)
+    checks.require(is_of_shapes, name, rule, "values computed from their entries")
+    found = _run(steps, known, jaxpr.outvars, evaluate_equation, lambda v: v.val)
+    return jax.tree.unflatten(jax.tree.structure(structure), found)
+
+
+def _leading_to(
+    wanted: Sequence[Var], eqns: Sequence[JaxprEqn], known: Mapping[Var, Any]
+) -> tuple[list[JaxprEqn], set[Var]]:
+    """Finds the equations that lead from known variables to others, and all that they need."""
+    needed, steps = set(wanted), []
     for eqn in reversed(eqns):
         if not needed.isdisjoint(eqn.outvars):
             steps.append(eqn)
             needed.update(v for v in variables(eqn) if v not in known)
-    return _run(reversed(steps), dict(known), [wanted], evaluate_equation, lambda v: v.val)[0]
+    return steps[::-1], needed
 
 
 def _run(

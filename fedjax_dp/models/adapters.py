@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from chex import PRNGKey
 from flax import nnx
 
-from fedjax_dp.core import checks, trees
+from fedjax_dp.core import checks, jaxprs, trees
 from fedjax_dp.core.marks import mark, marks_reaching
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models import kinds
@@ -54,8 +54,12 @@ def linen_functions(
     settings = _settings_of(module.__call__)
 
     def init(key: PRNGKey) -> PyTree:
-        # Shapes are propagated without running the network, so no input is ever allocated.
-        return module.lazy_init(key, one, **settings(False, None, None))
+        def initial(x: PyTree) -> PyTree:
+            return module.init(key, x, **settings(False, None, None))
+
+        # Without running the network, so that no input is ever allocated.
+        name = f"initial parameters of {type(module).__name__}"
+        return jaxprs.of_shapes(name, initial, one)
 
     shapes = jax.eval_shape(init, jax.random.key(0))
     buffer_keys = tuple(sorted(name for name in shapes if name != "params"))

@@ -2,10 +2,11 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from fedjax_dp.core import checks, files, ranges
-from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.argument_checks import checked, rule_of
 from fedjax_dp.privacy import mechanisms
 
 
@@ -40,3 +41,10 @@ def test_a_whole_number_that_no_float_holds_is_out_of_range(kind):
     taken.__annotations__["x"] = kind
     with pytest.raises(ValueError, match=r"^x must be .*, got 1000"):
         checked(taken)(10**400)
+
+
+@pytest.mark.parametrize("kind", [np.typing.ArrayLike, np.typing.ArrayLike | None])
+def test_a_text_is_not_like_an_array(kind):
+    """NumPy's type for what is like an array has another form under Python 3.12 and later."""
+    rule = rule_of(kind)
+    assert rule is not None and rule.holds([0.5, 1]) and not rule.holds("half")

@@ -287,6 +287,16 @@ def test_init_neither_allocates_nor_runs_on_an_example():
     assert trees.num_parameters(model.init(jax.random.key(0))) == (FEATURES + 1) * CLASSES
 
 
+def test_init_that_reads_an_example_is_refused():
+    class Scaled(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return x * self.param("scale", lambda key: 1 / jnp.std(x))
+
+    with pytest.raises(ValueError, match="initial parameters of Scaled must depend on the shapes"):
+        Model.from_flax(Scaled(), jax.ShapeDtypeStruct((3,), jnp.float32), loss="squared_error")
+
+
 @telling
 def test_no_convolution_or_window_is_left_unless_asked_for():
     class Conv(nn.Module):
