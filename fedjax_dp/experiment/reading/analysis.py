@@ -48,21 +48,30 @@ class Sections(NamedTuple):
 def require_analysis(sections: Sections, sizes: np.ndarray) -> None:
     """Requires an analysis of all units for clients of these sizes; an error advises a change."""
     checks.one_for_each("training.batch_size", sections.training.batch_size, len(sizes))
+    _require_or_advise(sections, sizes, len(sizes))
+
+
+def _require_or_advise(sections: Sections, sizes: np.ndarray, num_clients: int) -> None:
+    """Requires an analysis for some clients of all; an error advises a change."""
     try:
-        _require(sections, sizes)
+        _require(sections, sizes, num_clients)
     except ValueError as error:
         reason = str(error).split("; nearest valid choice")[0].split("; the nearest valid")[0]
-        raise UnsupportedEvent(reason, _nearest(sections, sizes)) from None
+        raise UnsupportedEvent(reason, _nearest(sections, sizes, num_clients)) from None
 
 
 def require_possible_analysis(sections: Sections, num_clients: int) -> None:
     """Requires an analysis for clients of some size, before sizes are known."""
+    batches = sections.training.batch_size
+    checks.one_for_each("training.batch_size", batches, num_clients)
+    # Clients of one size and batch are alike; their number may be a mistake, of any size.
+    largest = np.full(np.size(batches), checks.COUNT_LIMIT)
     try:
-        require_analysis(sections, np.full(num_clients, checks.COUNT_LIMIT))
+        _require_or_advise(sections, largest, num_clients)
     except UnsupportedEvent as error:
         # A batch of all records of a client is not sampled, and may have an analysis.
         with contextlib.suppress(UnsupportedEvent):
-            require_analysis(sections, np.ones(num_clients, np.int64))
+            _require_or_advise(sections, np.ones_like(largest), num_clients)
             return
         raise error from None
 
@@ -96,13 +105,13 @@ def _switched(section: Section, union: Any, tag: str, word: str) -> Any:
     return kind(**kept)
 
 
-def _require(sections: Sections, sizes: np.ndarray) -> None:
+def _require(sections: Sections, sizes: np.ndarray, num_clients: int) -> None:
     """Requires an analysis of the kinds of event of a run, without advice for the configuration."""
     privacy = sections.privacy
     events: list[DpEvent] = []
     if "client" in privacy.units and not privacy.client.is_realised:
         base = EVENTS[privacy.client.mechanism]
-        events.append(participation_of(sections.participation, len(sizes)).event(base))
+        events.append(participation_of(sections.participation, num_clients).event(base))
     if "record" in privacy.units:
         batches = np.broadcast_to(np.asarray(sections.training.batch_size, float), sizes.shape)
         sampler, gaussian = batches_of(sections.training, is_private=True), EVENTS["gaussian"]
@@ -112,7 +121,7 @@ def _require(sections: Sections, sizes: np.ndarray) -> None:
     dp_accounting_adapter.require_analysis(events, privacy.relation, privacy.accountant)
 
 
-def _nearest(sections: Sections, sizes: np.ndarray) -> Advice | None:
+def _nearest(sections: Sections, sizes: np.ndarray, num_clients: int) -> Advice | None:
     """Finds the smallest change after which everything has an analysis."""
     found: list[Advice] = []
     privacy = sections.privacy
@@ -129,10 +138,10 @@ def _nearest(sections: Sections, sizes: np.ndarray) -> Advice | None:
         )
         followed = follow(sections, choice)
         try:
-            _require(followed, sizes)
+            _require(followed, sizes, num_clients)
         except ValueError:
             continue
-        if _keeps_distance(followed, len(sizes)):
+        if _keeps_distance(followed, num_clients):
             found.append(choice)
     return min(found, key=dp_accounting_adapter.distance, default=None)
 

@@ -94,6 +94,10 @@ class BandedNoise(NamedTuple):
         return dpa.GaussianDpEvent(float(noise_multiplier))
 
 
+# Of rounds times bands: as many floats are held while coefficients are optimised, 4 GB.
+_MOST_TERMS = 2**30
+
+
 @checked
 def banded_noise(
     num_rounds: Count,
@@ -122,6 +126,9 @@ def banded_noise(
     """
     rule = f"be at most min_separation, {min_separation}"
     checks.require(bands <= min_separation, "bands", rule, bands)
+    most = max(1, _MOST_TERMS // num_rounds)
+    rule = f"be at most {most} in a run of {num_rounds} rounds, which are optimised together"
+    checks.require(min(bands, num_rounds) <= most, "bands", rule, bands)
     fitting = math.ceil(num_rounds / min_separation)
     if max_participations is not None:
         fitting = min(fitting, max_participations)
