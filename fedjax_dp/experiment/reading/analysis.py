@@ -65,7 +65,8 @@ def require_possible_analysis(sections: Sections, num_clients: int) -> None:
     batches = sections.training.batch_size
     checks.one_for_each("training.batch_size", batches, num_clients)
     # Clients of one size and batch are alike; their number may be a mistake, of any size.
-    largest = np.full(np.size(batches), checks.COUNT_LIMIT)
+    num_kinds = len(batches) if isinstance(batches, list) else 1
+    largest = np.full(num_kinds, checks.COUNT_LIMIT)
     try:
         _require_or_advise(sections, largest, num_clients)
     except UnsupportedEvent as error:
