@@ -673,9 +673,17 @@ AMOUNTS = (
     ["12 %", "30 %"],
     ["$5", "$7.50"],
     ["5 \u20ac", "-6 \u20ac"],
+    *(["5 kg", "7.5kg"], ["EUR 5", "6 EUR"], ["120/80", "130/90"], ["'5", "'6"], ["5-", "6-"]),
+    *(["=5", "=6"], ["\u0661", "\u0662"], ["inf", "-inf"]),
 )
 DATES = (
     *(["2020-01-02", "2021-03-04"], ["2.1.2020", "3.1.2020"], ["1/2/20", "3/4/20"]),
+    *(
+        ["20200102T103000"],
+        ["2020-W01", "2020-W02"],
+        ["2020Q1", "2020Q2"],
+        ["2:30 PM", "3 Mai 2020"],
+    ),
     *(["2020-01-02T10:30:00Z"], ["2 Jan 2020", "March 3, 2020"], ["2020-01", "2020-02"], ["12:30"]),
 )
 
@@ -742,6 +750,19 @@ def test_the_former_name_of_an_option_still_works(write):
     with pytest.warns(DeprecationWarning, match="coding='integer'"):
         data = load(encoding="integer")
     assert set(data.train["x"]) == {"hospital", "job", "smokes", "numbers"}
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_dates_that_are_numbers_are_read_by_a_rule_too(write, form):
+    days = {"when": [20200131, 20200201], "ill": ["x", "y"]}
+    if form == "csv":
+        write("when,ill\n20200131,x\n20200201,y\n", "t.csv")
+    else:
+        pa.parquet.write_table(pa.table(days), "t.parquet")
+    with pytest.raises(ValueError, match="row 1, column 'when', must hold no dates as numbers"):
+        load(f"t.{form}")
+    rule = {"when": {"format": "%Y%m%d", "since": "2020-01-01"}}
+    assert load(f"t.{form}", dates=rule).train["x"].tolist() == [[30], [31]]
 
 
 def test_dates_become_days_by_the_rule_that_is_asked_for(write):

@@ -102,13 +102,15 @@ def test_clients_that_share_no_class_are_named(tmp_path):
     (tmp_path / "t.csv").write_text("\n".join(["site,a,ill", *rows, *rows]))
     options = {"path": str(tmp_path / "t.csv"), "label": "ill", "client": "site"}
 
-    def notes(**more):
+    def notes(words="share no class", **more):
         section = DataSection(name="table", options=options, client_test_share=0.0, **more)
         made = population.build_population(section, seed=0)
-        return [note for note in made.notes if "share no class" in note]
+        return [note for note in made.notes if words in note]
 
     (note,) = notes()
     assert note.startswith("2 of 4 clients share no class") and note.endswith(": east, south")
+    alike = "the classes 'No' and 'no' differ in case or spaces alone"
+    assert notes(words="differ in case") == [alike]
     assert notes(partition="iid", num_clients=4) == []
     assert notes(partition="shards", num_clients=4) == []
 

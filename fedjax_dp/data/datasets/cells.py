@@ -43,14 +43,18 @@ _DAY = datetime.timedelta(days=1)
 _MOST_ONCE = 5
 _MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
 _SIGNS = "$€£¥₹%‰"
-# Amounts such as 1,5, 12 % and $5; dates such as 2.1.2020, 2020-01-02T12:30 and 2 Jan 2020; times.
+_UNITS = "usd|eur|gbp|chf|jpy|kg|mg|µg|cm|mm|km|ml|min|°c|°f|mmhg|bpm"
+# Amounts such as 1,5, 12 %, $5, 5 kg and 120/80; dates such as 2.1.2020, 2020-01-02T12:30, 2020-W01
+# and 2 Jan 2020; times; infinity.
 _NOTATIONS = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
-        rf"[-+\u2212(]?\s*[{_SIGNS}]?\s*[-+\u2212]?[0-9][0-9.,'\u2019\s]*[{_SIGNS}]?\)?",
-        r"[0-9]{1,4}([-/.])[0-9]{1,2}\1[0-9]{1,4}([T ,].*)?|[0-9]{4}[-/][0-9]{1,2}",
-        rf".*\b({_MONTHS})[a-z]*\b.*[0-9].*|.*[0-9].*\b({_MONTHS})[a-z]*\b.*",
-        r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?",
+        rf"['\u2018=]?[-+\u2212(]?\s*(?:[{_SIGNS}]|{_UNITS})?\s*[-+\u2212]?\d[\d.,'\u2019\s]*"
+        rf"(?:[{_SIGNS}]|{_UNITS})?[)\u2019-]?|\d+/\d+|[-+]?inf(inity)?",
+        r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([T ,].*)?|\d{4}[-/]\d{1,2}|\d{4}-?[QW]\d{1,2}",
+        r"\d{8}T\d{4,6}Z?|\d{1,2}\.?\s+\w{3,9}\.?,?\s+\d{2,4}",
+        rf".*\b({_MONTHS})[a-z]*\b.*\d.*|.*\d.*\b({_MONTHS})[a-z]*\b.*",
+        r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?(\s*[ap]\.?m\.?)?",
     )
 )
 
@@ -227,9 +231,9 @@ class Column:
             for value in array.to_pylist():
                 if value not in known:
                     date = value
-                    if isinstance(value, str):
+                    if isinstance(value, str | int):
                         try:
-                            date = datetime.datetime.strptime(value, rule.format or "")
+                            date = datetime.datetime.strptime(str(value), rule.format or "")
                         except ValueError:
                             form = f"written as {rule.format!r}" if rule.format else "of a format"
                             self.refuse(len(days), f"be a date {form}, as dates says", value)
@@ -272,6 +276,18 @@ class Column:
                 "(rescale them)"
             )
             self.refuse(row, rule)
+
+    def require_no_dates(self) -> None:
+        """Refuses numbers such as 20200131, which float32 would round to another day."""
+        assert self.numbers is not None
+        known = self.numbers[~self.is_missing]
+        is_year = (known >= 19000101) & (known < 21010101) & (known == np.rint(known))
+        if self._date is not None or not len(known) or not np.all(is_year):
+            return
+        month, day = known // 100 % 100, known % 100
+        if np.all((month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)):
+            rule = "hold no dates as numbers; read them by dates, with format = '%Y%m%d'"
+            self.refuse(int(np.argmin(self.is_missing)), rule)
 
     def require_one_kind(self) -> None:
         """Refuses strings among numbers: typing errors, or markers of a missing value."""
@@ -467,7 +483,8 @@ def _csv(path: pathlib.Path, mark: str, encoding: str) -> Any:
 
 def _decoded(path: pathlib.Path, content: bytes, encoding: str) -> str:
     """Decodes a text file; an error names the encoding and, if they show it, that of the bytes."""
-    marks = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+    marks = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}
+    marks |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
     marked = next((name for mark, name in marks.items() if content.startswith(mark)), "")
     what = f"{path}, as its encoding is {encoding!r},"
     public = f"be text in its encoding {encoding!r}"

@@ -452,6 +452,7 @@ class _Coder:
         """Returns a numeric column of both parts, filled and scaled, `[rows]`, float64."""
         self._require_rule(column)
         assert column.numbers is not None
+        column.require_no_dates()
         parts = [column.numbers[rows] for rows in self.rows]
         for rows, part in zip(self.rows, parts, strict=True):
             column.require_float32(rows, part)

@@ -122,6 +122,11 @@ def _notes(data: datasets.Dataset, train: FederatedData, section: DataSection) -
             f"have values above {_LARGE_INPUT} in magnitude, which makes training slow or "
             "unstable; data.options.scaling maps them to similar ranges"
         )
+    for what, each in (("classes", data.class_names), ("clients", train.client_names)):
+        if alike := _alike(each):
+            found.append(
+                f"the {what} {' and '.join(map(repr, alike))} differ in case or spaces alone"
+            )
     alone: list[int] = []
     if section.partition == "natural" and data.task == "classification":
         alone = _alone(train, data.num_classes)
@@ -146,6 +151,14 @@ def _notes(data: datasets.Dataset, train: FederatedData, section: DataSection) -
             )
         )
     return tuple(found)
+
+
+def _alike(names: tuple[str, ...]) -> list[str]:
+    """Lists the first names that differ in case or spaces alone."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault("".join(name.casefold().split()), []).append(name)
+    return next((group for group in groups.values() if len(group) > 1), [])
 
 
 def _alone(train: FederatedData, num_classes: int) -> list[int]:
