@@ -381,6 +381,23 @@ def test_what_only_the_parts_show_is_refused_before_a_folder_is_made(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_warns_of_a_delta_that_is_not_below_the_share_of_a_unit():
+    """Before its first round: of 3 clients, and of a client's records, of which each has many."""
+    experiment = assemble_once(load_config(None, (*SMALL, *PRIVATE, *NOISE)))
+    count = int(experiment.population.train.sizes.max())
+    for dp_delta, warned in (
+        ({"client": 0.3, "record": 1e-5}, []),
+        ({"client": 0.4, "record": [1e-5, 1e-5, 1e-5]}, ["3 clients"]),
+        ({"record": 1 / count}, [f"{count} records"]),
+    ):
+        watcher, texts = running.Watcher(), []
+        watcher.warn = texts.append
+        running.checked_health(experiment._replace(dp_delta=dp_delta), {}, watcher)
+        assert len(texts) == len(warned)
+        for text, words, unit in zip(texts, warned, dp_delta, strict=False):
+            assert text.startswith(f"privacy.{unit}.dp_delta: δ = ") and words in text
+
+
 def assert_same_release(folder, whole):
     for path in files_in(whole / "release"):
         other = (folder / "release" / path.name).read_bytes()

@@ -33,6 +33,15 @@ _SLACK = 1e-9
 _Prices: TypeAlias = list[tuple[Any, np.ndarray]]
 
 
+def facts_of(federation: Federation) -> dict[str, dict[str, Any]]:
+    """Returns by unit what a statement says that ledgers do not know, as arguments of it."""
+    once = {"reads_once": True} if isinstance(federation.claims.record, OnceClaim) else {}
+    return {
+        "client": {"num_units": federation.participation.num_clients},
+        "record": {"num_units": federation.population.sizes, **once},
+    }
+
+
 def require_public_sizes(relation: str, name: str = "relation") -> None:
     """Requires a relation that leaves the numbers of clients and records unchanged."""
     checks.one_of(name, relation, RELATIONS)
@@ -118,6 +127,15 @@ class PrivacyAccounting:
             found = [event for prices in priced for event, _ in prices]
             require_analysis(found, self._relation, self._accountant)
         self._events, self._numbers, self._digest = events, numbers, digest_of(hyper)
+
+    @property
+    def facts(self) -> dict[str, dict[str, Any]]:
+        """By unit, what a statement says that ledgers do not know.
+
+        `statement(accounting.ledgers[unit], dp_delta, **accounting.facts[unit])` compares δ with
+        the number of units, and says why an account has fewer releases than rounds.
+        """
+        return facts_of(self._federation)
 
     @property
     def _charges_all(self) -> bool:

@@ -93,11 +93,6 @@ class Experiment(NamedTuple):
     stated: Mapping[str, Any] = {}
 
     @property
-    def num_units(self) -> dict[str, Any]:
-        """How many units each claim is about: clients, and the records of each client."""
-        return {"client": self.population.train.num_clients, "record": self.population.train.sizes}
-
-    @property
     def written(self) -> Config:
         """The configuration as stored in a run folder: numbers by client under their names."""
         return named(self.config, self.population.train)

@@ -18,6 +18,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.core.versions import PACKAGE, libraries
 from fedjax_dp.data.statistics import PartitionStatistics
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
+from fedjax_dp.engine.accounts.privacy_accounting import facts_of as accounting_facts
 from fedjax_dp.engine.evaluation import Evaluator
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.evaluation.fairness import summarize
@@ -42,7 +43,6 @@ from fedjax_dp.io.checkpoint import ROOT_FILE
 from fedjax_dp.io.digests import seal
 from fedjax_dp.io.logbook import read_metrics, write_json
 from fedjax_dp.io.statement import write_statement
-from fedjax_dp.privacy.claims import OnceClaim
 
 # How a run ended: after its last round, or why before it.
 Ended = Literal["finished", "interrupted", "budget", "callback"]
@@ -325,8 +325,8 @@ def facts_of(
         file = f"{CHECKPOINT_FOLDER}/{ROOT_FILE}"
         common |= {"noise_root": "secret", "noise_root_file": file}
     facts = {"client": {name: experiment.client_clip_norm} | common, "record": common.copy()}
-    for unit, each in facts.items():
-        each |= {"num_units": experiment.num_units[unit], "budget": experiment.budget.get(unit)}
+    for unit, known in accounting_facts(experiment.simulation.federation).items():
+        facts[unit] |= {**known, "budget": experiment.budget.get(unit)}
     if isinstance(level, DiscreteGaussianLevel):
         # Every client adds its share of the noise; the server sees sums only.
         facts["client"]["trust"] = "secure_aggregation"
@@ -349,9 +349,8 @@ def facts_of(
                 else {"contribution": bound}
             )
         )
-        is_calibrated = experiment.config.privacy.record.noise_multiplier is None
-        own = {"reads_once": isinstance(claim, OnceClaim), "assumes_every_round": is_calibrated}
-        facts["record"] |= {fact: True for fact, holds in own.items() if holds}
+        if experiment.config.privacy.record.noise_multiplier is None:
+            facts["record"]["assumes_every_round"] = True
     return {unit: each | _stated(experiment, unit) for unit, each in facts.items()}
 
 

@@ -27,10 +27,11 @@ def large_delta(unit: str, dp_delta: ArrayLike, num_units: ArrayLike) -> str:
     """
     deltas, counts = np.broadcast_arrays(np.asarray(dp_delta, float), np.asarray(num_units))
     deltas, counts = np.atleast_1d(deltas), np.atleast_1d(counts)
-    is_large = deltas * counts >= 1
+    shares = 1 / np.maximum(counts, 1)
+    is_large = deltas >= shares
     if not np.any(is_large):
         return ""
-    place = int(np.argmax(deltas * counts))
+    place = int(np.argmax(deltas / shares))
     number, (units, what) = int(counts[place]), _UNITS[unit]
     affected = f" ({int(np.sum(is_large))} of {is_large.size} clients)" * (unit == "record")
     largest = shown("dp_delta", deltas[place])

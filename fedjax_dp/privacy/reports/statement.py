@@ -349,6 +349,8 @@ def statement(
     }
     if exposed:
         data["dp_delta_of_masks"] = exposed
+    if num_units is None and ledger.unit == "client" and ledger.num_units > 1:
+        num_units = ledger.num_units
     if num_units is not None and (text := large_delta(ledger.unit, claimed, num_units)):
         data["large_delta"] = text
     if budget is not None:
