@@ -1,6 +1,7 @@
 """`fedjax-dp audit` on small experiments."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from run_folders import NOT_PRIVATE

@@ -40,7 +40,7 @@ _RELATIONS = {
 }
 _TRUST = {
     "server": (
-        "The server is trusted: it sees every contribution, clips and adds the noise. The claim "
+        "The server is trusted: it sees every clipped contribution and adds the noise. The claim "
         "holds against all who see only the released models."
     ),
     "client": (
@@ -162,8 +162,6 @@ _MECHANISMS = {
     BoundedLaplaceDpEvent: "bounded Laplace noise",
 }
 
-# In sentences: cohorts may have been drawn, and not be secret.
-_SAMPLED = {"no sampling": "none that amplifies privacy"}
 _SAMPLERS = {
     dpa.PoissonSampledDpEvent: "Poisson sampling",
     dpa.SampledWithoutReplacementDpEvent: "fixed-size sampling without replacement",
@@ -466,14 +464,13 @@ def in_words(data: dict[str, Any]) -> str:
     file = data.get("noise_root_file")
     root = f" The root is in `{file}` of the run folder and nowhere else." if file else ""
     noise = [words.format(_range(name, data[name])) for name, words in _NOISE.items() if data[name]]
-    samplers = [_SAMPLED.get(name, name) for name in data["samplers"]]
     rate = data["sampling_rate"]
     parts = [
         f"{claim} The unit of privacy is {unit}; {_RELATIONS[data['relation']].format(unit=unit)} "
         f"(`{data['relation']}`).",
         *_large_delta(data),
         *_shared(data),
-        f"Mechanism: {', '.join(data['mechanisms'])}; sampling: {', '.join(samplers)}"
+        f"Mechanism: {', '.join(data['mechanisms'])}; sampling: {_sampled(data['samplers'])}"
         + (f", at a rate of {_range('sampling_rate', rate)}" if rate else "")
         + ". "
         + "".join(noise)
@@ -493,6 +490,13 @@ def in_words(data: dict[str, Any]) -> str:
         *_computed(data),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _sampled(samplers: list[str]) -> str:
+    """Names the samplers that amplify privacy; cohorts of others are drawn too, but no secret."""
+    found = [name for name in samplers if name != "no sampling"]
+    text = ", ".join(found) or "none that amplifies privacy"
+    return text + " (in some releases none)" * (0 < len(found) < len(samplers))
 
 
 def _large_delta(data: dict[str, Any]) -> list[str]:
