@@ -101,7 +101,7 @@ def wholes_of(
     rule = f"have {count} entries"
     checks.require(count is None or len(found) == count, name, rule, found)
     for each in found:
-        _require_whole(name, each, first, end)
+        _require_whole(name, each, first, end, "integers")
     return list(found)
 
 
@@ -110,15 +110,15 @@ def whole_of(
 ) -> int:
     """Reads a fact that must be one whole number of a range, as `wholes_of`."""
     found = fact_of(facts, name)
-    _require_whole(name, found, first, end)
+    _require_whole(name, found, first, end, "an integer")
     return found
 
 
-def _require_whole(name: str, value: Any, first: int, end: int) -> None:
+def _require_whole(name: str, value: Any, first: int, end: int, kind: str) -> None:
     # Nothing that only equals a whole number.
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     fits = is_whole and first <= value < end
-    checks.require(fits, name, f"be integers from {first} to {end - 1}", value)
+    checks.require(fits, name, f"be {kind} from {first} to {end - 1}", value)
 
 
 def text_of(facts: Mapping[str, Any], name: str) -> str:
