@@ -9,6 +9,8 @@ import numpy as np
 from chex import PRNGKey
 from jax.extend.random import threefry_2x32 as threefry_2x32
 
+from fedjax_dp.core import checks
+
 
 class Purpose(enum.IntEnum):
     """The purpose of a random draw; the first thing folded into the root key."""
@@ -33,6 +35,25 @@ class Purpose(enum.IntEnum):
     MASK = 18
     CLOCK = 19
     SERVERS = 20
+
+
+# The generator of keys that noise may be drawn from. Its words are those of a published cipher, on
+# every backend (Salmon and others 2011, Threefry-2x32, which passes the tests stated there).
+STATED = "threefry2x32"
+
+
+def require_stated(key: PRNGKey) -> None:
+    """Refuses keys whose generator has no stated quality, for noise and secret cohorts.
+
+    The words of "rbg" and "unsafe_rbg" depend on the backend, and keys that are folded from one
+    need not be independent.
+    """
+    found = str(jax.random.key_impl(key))
+    rule = (
+        f"be of {STATED} where noise protects records or clients, whose quality is stated: leave "
+        f"JAX_DEFAULT_PRNG_IMPL as it is, and make keys by jax.random.key(seed, impl={STATED!r})"
+    )
+    checks.require(found == STATED, "key", rule, found)
 
 
 def secret_key() -> PRNGKey:

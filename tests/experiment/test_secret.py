@@ -22,7 +22,7 @@ from run_folders import (
 from fedjax_dp.core import keys
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.reading import config_files
-from fedjax_dp.experiment.running import starting
+from fedjax_dp.experiment.running import same_bits, starting
 from fedjax_dp.experiment.running.starting import first_state, new_root
 
 pytestmark = [
@@ -107,6 +107,9 @@ def test_a_killed_secret_run_resumes_to_the_same_bits(
     with pytest.raises(ValueError, match="must be as it was when the run started"):
         execute(folder, resume=True)
     (folder / "config.toml").write_text(before, encoding="utf-8")
+    if rounds_done % 3:
+        with pytest.raises(ValueError, match="clients_per_chunk was 1 and is 2"):
+            execute(folder, "--execution.clients_per_chunk=2", resume=True)
     assert execute(folder, resume=True)[0] == 0
     assert_same_run(folder, uninterrupted)
 
@@ -182,3 +185,51 @@ def test_runs_of_one_seed_share_their_noise_and_secret_runs_do_not():
     assert first.std() == pytest.approx(one.std(), rel=0.2)
     for name, array in mine.train.examples.items():
         np.testing.assert_array_equal(array, other.train.examples[name])
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+OTHER_NUMBERS = {
+    "jax_default_prng_impl": lambda: jax.default_prng_impl("rbg"),
+    "jax_threefry_partitionable": lambda: jax.threefry_partitionable(False),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_NUMBERS)
+def test_a_run_does_not_go_on_with_other_random_numbers(finished, name):
+    before = contents(finished)
+    with OTHER_NUMBERS[name](), pytest.raises(ValueError, match=f"of JAX must be .*{name} was"):
+        execute(finished, resume=True)
+    assert contents(finished) == before
+
+
+@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
+def test_private_runs_refuse_a_generator_without_a_stated_quality(impl, tmp_path):
+    experiment = assemble_once(load_config(None, SECRET))
+    refused = pytest.raises(ValueError, match=f"key must be of threefry2x32 .*{impl}")
+    with jax.default_prng_impl(impl), refused:
+        starting.fresh(experiment, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def resumed_elsewhere(folder, words, rounds_saved):
+    """Gives the warnings of a run that resumes with another release of JAX."""
+    experiment = assemble_once(load_config(None, words))
+    seen = read_json(folder, "environment.json")
+    seen["libraries"]["jax"] = "0.0.1"
+    (folder / "environment.json").write_text(json.dumps(seen), encoding="utf-8")
+    warned = []
+    same_bits.require_same_rounding(experiment, folder, rounds_saved, warned.append)
+    return warned
+
+
+def test_secret_noise_is_not_repeated_with_other_rounding(finished):
+    rule = r"\[execution\] must be as they were: rounds 7 to 8.*jax was 0\.0\.1 and is"
+    with pytest.raises(ValueError, match=rule):
+        resumed_elsewhere(finished, SECRET, 6)
+    # Where no round is repeated, or the seed is public, the bits alone are others.
+    for words, rounds_saved in ((SECRET, 8), (DRAWN, 6)):
+        (warning,) = resumed_elsewhere(finished, words, rounds_saved)
+        assert "not bit for bit" in warning and "jax was 0.0.1" in warning

@@ -10,6 +10,7 @@ from jax.extend.random import threefry_2x32
 from marks import floats, later, telling
 from scipy import special, stats
 
+from fedjax_dp.privacy.mechanisms import mechanism as mechanisms
 from fedjax_dp.privacy.mechanisms import random_bits
 from fedjax_dp.privacy.mechanisms import scalar_noise as sn
 from fedjax_dp.privacy.mechanisms.selection import select
@@ -161,8 +162,7 @@ def test_a_draw_is_the_same_in_and_out_of_jit_vmap_and_loops():
     np.testing.assert_allclose(looped, together, rtol=3e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
-def test_the_outermost_cell_is_reached_with_keys_of_any_kind(monkeypatch, impl):
+def test_the_outermost_cell_is_reached_with_any_key(monkeypatch):
     # Only the words of the numbers themselves are zero; those that follow are drawn.
     drawn = random_bits.blocks
     monkeypatch.setattr(
@@ -172,7 +172,7 @@ def test_the_outermost_cell_is_reached_with_keys_of_any_kind(monkeypatch, impl):
             (jnp.zeros(shape, jnp.uint32),) * 2 if shape == (3,) else drawn(key, shape)
         ),
     )
-    ends = {float(random_bits.normal(jax.random.key(i, impl=impl), (3,))[0]) for i in range(4)}
+    ends = {float(random_bits.normal(jax.random.key(i), (3,))[0]) for i in range(4)}
     assert len(ends) == 4 and max(ends) < stats.norm.ppf(2.0**-63) * (1 - 1e-6)
 
 
@@ -201,17 +201,32 @@ def test_draws_for_many_arrays_have_their_shapes_and_nothing_is_drawn_twice():
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 4), (0, 5)])
-@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
-def test_bits_have_their_shape_and_depend_on_the_key(shape, impl):
-    first, second = (
-        jnp.stack(random_bits.blocks(jax.random.key(i, impl=impl), shape)) for i in (0, 1)
-    )
+def test_bits_have_their_shape_and_depend_on_the_key(shape):
+    first, second = (jnp.stack(random_bits.blocks(jax.random.key(i), shape)) for i in (0, 1))
     assert first.shape == (2, *shape) and first.dtype == jnp.uint32
     assert not first.size or np.any(np.asarray(first) != np.asarray(second))
     together = jax.vmap(lambda k: random_bits.blocks(k, shape)[0])(
         jax.random.split(jax.random.key(0), 2)
     )
     assert together.shape == (2, *shape)
+
+
+@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
+@pytest.mark.parametrize(
+    "made",
+    [
+        mechanisms.gaussian(1.0, 1.0),
+        mechanisms.laplace(1.0, 1.0),
+        mechanisms.staircase(1.0, 1.0, num_entries=3),
+        mechanisms.bounded_laplace(1.0, 1.0, num_entries=3, entry_delta=1e-5),
+    ],
+    ids=["gaussian", "laplace", "staircase", "bounded_laplace"],
+)
+def test_noise_refuses_keys_without_a_stated_quality(made, impl):
+    with pytest.raises(ValueError, match=f"key must be of threefry2x32 .*{impl}"):
+        jax.eval_shape(made.add_noise, jax.random.key(0, impl=impl), jnp.zeros(3))
+    legacy = jax.random.PRNGKey(0)
+    assert jax.eval_shape(made.add_noise, legacy, jnp.zeros(3)).shape == (3,)
 
 
 def blocks_of(high, low, further=0):

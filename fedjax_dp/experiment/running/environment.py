@@ -17,12 +17,14 @@ from fedjax_dp.core.versions import libraries
 # Limits of the user's cache of programs, of all and of those below a size; the oldest are deleted.
 _CACHE_BYTES = 4 * 2**30
 _SMALL_BYTES, _SMALL_PROGRAMS = 2**14, 500
+# What `environment` calls the settings that random numbers follow from.
+RANDOM = "random numbers"
 # How JAX names the file of a program.
 _PROGRAM = "-cache"
 
 
 def environment() -> dict[str, Any]:
-    """Describes libraries, system, processor, cores and JAX devices."""
+    """Describes libraries, system, processor, cores, JAX devices, and what decides bits."""
     devices = jax.devices()
     return {
         "python": sys.version.split()[0],
@@ -32,7 +34,27 @@ def environment() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "backend": devices[0].platform,
         "devices": [device.device_kind for device in devices],
+        "device kinds": sorted({device.device_kind for device in devices}),
+        RANDOM: {
+            "jax_default_prng_impl": _setting("jax_default_prng_impl", None),
+            "jax_threefry_partitionable": _setting("jax_threefry_partitionable", True),
+            "jax_random_seed_offset": _setting("jax_random_seed_offset", 0),
+        },
+        "compiler": {
+            "jax_default_matmul_precision": _setting("jax_default_matmul_precision", None),
+            **{name: _flags(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")},
+        },
     }
+
+
+def _setting(name: str, default: Any) -> Any:
+    """Reads a setting of JAX, whose annotations list none; another version may not have it."""
+    return getattr(jax.config, name, default)
+
+
+def _flags(name: str) -> list[str]:
+    """Lists flags of the compiler, but those that write files."""
+    return sorted(flag for flag in os.environ.get(name, "").split() if "dump" not in flag)
 
 
 def use_compilation_cache(folder: str | None) -> None:

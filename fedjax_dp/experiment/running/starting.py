@@ -16,7 +16,7 @@ from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.core import checks
 from fedjax_dp.core.devices import of_all_processes
 from fedjax_dp.core.files import write_text
-from fedjax_dp.core.keys import secret_key
+from fedjax_dp.core.keys import require_stated, secret_key
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.client_store import ClientStore, stored_in
 from fedjax_dp.engine.record import RoundRecord
@@ -41,6 +41,7 @@ from fedjax_dp.experiment.running.run_folder import (
     locked_if_started,
     next_folder,
 )
+from fedjax_dp.experiment.running.same_bits import require_same_numbers, require_same_rounding
 from fedjax_dp.experiment.running.same_data import write_fingerprint
 from fedjax_dp.experiment.running.saved import read_newest, require_same_config
 from fedjax_dp.experiment.schema.config import (
@@ -137,6 +138,7 @@ def fresh(experiment: Experiment, folder: pathlib.Path | None) -> tuple[Simulati
     state, hyper = first_state(experiment), experiment.simulation.hyper
     accounting = accounting_of(experiment, hyper)
     key = new_root(section)
+    _require_stated(experiment, key)
     _require_one_round(experiment, state, key, accounting)
     folder = next_folder(experiment.config.title) if folder is None else folder
     # Callbacks and data sets may change the working directory.
@@ -184,13 +186,16 @@ def _restored(
     text = (folder / CONFIG_FILE).read_text(encoding="utf-8")
     require_same_config(experiment.written, text)
     checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, is_secret=config.run.secret)
+    require_same_numbers(folder)
     key = _saved_root(config.run, checkpoints)
+    _require_stated(experiment, key)
     state = stored_in(first_state(experiment), folder / CLIENTS_FOLDER)
     hyper, like = experiment.simulation.hyper, experiment.simulation.for_checkpoint(state)
     saved, damaged = read_newest(experiment, folder, checkpoints, like, warn)
     if saved is not None:
         state, hyper, extra = saved
         ledgers, seconds, sent = extra["ledgers"], extra["seconds"], extra["traffic"]
+    require_same_rounding(experiment, folder, int(state.round), warn)
     if place != folder and (folder / METRICS_FILE).exists():
         shutil.copy(folder / METRICS_FILE, place)
     # All have read the folder before one of them changes it.
@@ -212,6 +217,12 @@ def _restored(
     if saved is None or not (place / DATA_FILE).exists():
         write_fingerprint(experiment.population, place / DATA_FILE)
     return state, Start(place, lock, key, hyper, accounting, checkpoints, seconds, traffic)
+
+
+def _require_stated(experiment: Experiment, key: PRNGKey) -> None:
+    """Requires keys of a stated quality where privacy is claimed."""
+    if experiment.simulation.federation.claims.units:
+        require_stated(key)
 
 
 def _require_one_round(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, keys
 
 # Weights are fixed-point integers of this many bits; thresholds keep 127 of them: what a draw of #
 # four 32-bit words has besides its sign.
@@ -135,6 +135,7 @@ def check_scale(argument: str, value: float) -> None:
 
 def draw(key: PRNGKey, shape: tuple[int, ...], law: IntegerLaw) -> jax.Array:
     """Draws independent integers, int32; laws with tables of one size share a program."""
+    keys.require_stated(key)
     words = jax.random.bits(key, (_WORDS, *shape), jnp.uint32)
     magnitude = magnitude_of(words, law)
     return jnp.where(words[-1] & 1, -magnitude, magnitude)

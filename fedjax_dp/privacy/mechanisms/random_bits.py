@@ -68,15 +68,14 @@ def blocks(key: PRNGKey, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     sharing its two words among two entries, as libraries do, computes it twice or spoils the one
     pass in which bits become numbers. `jax.random.bits`, on a CPU, runs the rounds as a loop over
     memory, so that it compiles fast; here all rounds are one pass, since drawing is the main cost
-    of noise. Entry i has the words of the counter (i, 0). Keys of other kinds are left to
-    `jax.random`.
+    of noise. Entry i has the words of the counter (i, 0). Keys of other kinds are refused.
 
     Source: Salmon and others 2011.
     """
+    keys.require_stated(key)
     size = math.prod(shape)
-    if size == 0 or "threefry" not in str(jax.random.key_impl(key)):
-        first, second = jax.random.bits(key, (2, *shape), jnp.uint32)
-        return first, second
+    if size == 0:
+        return jnp.zeros(shape, jnp.uint32), jnp.zeros(shape, jnp.uint32)
     counts = jnp.arange(_rounded(size), dtype=jnp.uint32)
     first, second = _threefry(jax.random.key_data(key), counts)
     return first[:size].reshape(shape), second[:size].reshape(shape)

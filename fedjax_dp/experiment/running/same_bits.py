@@ -1,0 +1,96 @@
+"""Whether a resumed run draws the numbers that it drew before, and rounds them as it did."""
+
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedjax_dp.core import checks, files
+from fedjax_dp.experiment.components.experiment import Experiment
+from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.running.environment import RANDOM, environment
+from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, ENVIRONMENT_FILE, is_deployed
+from fedjax_dp.io.logbook import read_metrics
+
+# What decides how a program rounds, beside `[execution]`.
+_ROUNDING = ("libraries", "processor", "backend", "device kinds", "compiler")
+# Keys of `[execution]` that change no bit.
+_WITHOUT_BITS = ("compilation_cache", "measured", "coordinator", "num_processes", "process_id")
+
+
+def require_same_numbers(folder: pathlib.Path) -> None:
+    """Refuses settings of JAX with which cohorts, batches and noise would be others.
+
+    Rounds after the newest checkpoint run again: with other numbers they would be two releases, of
+    which one is charged.
+    """
+    then, now = _then(folder).get(RANDOM), environment()[RANDOM]
+    drawn = [] if then is None else _differences(then, now)
+    rule = (
+        "be as when the run started, or cohorts, batches and noise would be others; set them in "
+        "the environment by the same names in capitals"
+    )
+    checks.require(not drawn, "the random numbers of JAX", rule, "; ".join(drawn))
+
+
+def require_same_rounding(
+    experiment: Experiment, folder: pathlib.Path, num_rounds: int, warn: Callable[[str], None]
+) -> None:
+    """Refuses to repeat the noise of a secret run with other rounding; else warns of it.
+
+    Rounds that were logged after the newest checkpoint, of `num_rounds`, run again: with the same
+    noise and other rounding, the difference of two releases has no noise.
+    """
+    then, now = _then(folder), environment()
+    known = [name for name in _ROUNDING if name in then]
+    rounded = _differences({k: then[k] for k in known}, {k: now[k] for k in known})
+    rounded += _differences(*map(_execution, _configs(experiment, folder)))
+    if not rounded:
+        return
+    last = max((int(row["round"]) for row in read_metrics(folder)), default=0)
+    repeats = last > num_rounds and experiment.config.run.secret and not is_deployed(folder)
+    is_private = bool(experiment.simulation.federation.claims.units)
+    rule = (
+        f"be as they were: rounds {num_rounds + 1} to {last}, which run again from the newest "
+        "checkpoint, would have the same noise and other rounding, so that the difference of two "
+        "releases has no noise; nearest valid choice: a new run"
+    )
+    found = "; ".join(rounded)
+    checks.require(not (repeats and is_private), "versions, devices and [execution]", rule, found)
+    warn(
+        "this run is not bit for bit the one that was never interrupted, since rounding differs: "
+        f"{found}"
+    )
+
+
+def _then(folder: pathlib.Path) -> dict[str, Any]:
+    """Reads the environment of the last start; empty if there is none."""
+    file = folder / ENVIRONMENT_FILE
+    if not file.is_file():
+        return {}
+    found = files.parse_json(files.read_text(file), file)
+    checks.require(isinstance(found, dict), str(file), "hold an object", found)
+    return found
+
+
+def _configs(experiment: Experiment, folder: pathlib.Path) -> tuple[Any, Any]:
+    """Returns the configurations of the run: that of its last start, and that of now."""
+    saved = (folder / CONFIG_FILE).read_text(encoding="utf-8")
+    return config_files.from_toml(saved, CONFIG_FILE), experiment.written
+
+
+def _execution(config: Any) -> dict[str, Any]:
+    """Returns the keys of `[execution]` that decide bits."""
+    section = config.execution.model_dump()
+    return {f"execution.{k}": v for k, v in section.items() if k not in _WITHOUT_BITS}
+
+
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Names the facts that differ, with both values; those of tables one by one."""
+    found = []
+    for name in dict.fromkeys((*then, *now)):
+        before, after = then.get(name), now.get(name)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            found += _differences(before, after)
+        elif before != after:
+            found.append(f"{name} was {before} and is {after}")
+    return found
