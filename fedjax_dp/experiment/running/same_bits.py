@@ -14,7 +14,10 @@ from fedjax_dp.io.logbook import read_metrics
 # What decides how a program rounds, beside `[execution]`.
 _ROUNDING = ("libraries", "processor", "backend", "device kinds", "compiler")
 # Keys of `[execution]` that change no bit.
-_WITHOUT_BITS = ("compilation_cache", "measured", "coordinator", "num_processes", "process_id")
+_WITHOUT_BITS = (
+    *("placement", "compilation_cache", "measured"),
+    *("coordinator", "num_processes", "process_id"),
+)
 
 
 def require_same_numbers(folder: pathlib.Path) -> None:
