@@ -4,11 +4,12 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedjax_dp.core import checks, files
+from fedjax_dp.core import checks
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.environment import RANDOM, environment
 from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, ENVIRONMENT_FILE, is_deployed
+from fedjax_dp.io.digests import read_sealed_object
 from fedjax_dp.io.logbook import read_metrics
 
 # What decides how a program rounds, beside `[execution]`.
@@ -26,7 +27,7 @@ def require_same_numbers(folder: pathlib.Path) -> None:
     Rounds after the newest checkpoint run again: with other numbers they would be two releases, of
     which one is charged.
     """
-    then, now = _then(folder).get(RANDOM), environment()[RANDOM]
+    then, now = read_sealed_object(folder, ENVIRONMENT_FILE).get(RANDOM), environment()[RANDOM]
     drawn = [] if then is None else _differences(then, now)
     rule = (
         "be as when the run started, or cohorts, batches and noise would be others; set them in "
@@ -43,7 +44,7 @@ def require_same_rounding(
     Rounds that were logged after the newest checkpoint, of `num_rounds`, run again: with the same
     noise and other rounding, the difference of two releases has no noise.
     """
-    then, now = _then(folder), environment()
+    then, now = read_sealed_object(folder, ENVIRONMENT_FILE), environment()
     known = [name for name in _ROUNDING if name in then]
     rounded = _differences({k: then[k] for k in known}, {k: now[k] for k in known})
     rounded += _differences(*map(_execution, _configs(experiment, folder)))
@@ -63,16 +64,6 @@ def require_same_rounding(
         "this run is not bit for bit the one that was never interrupted, since rounding differs: "
         f"{found}"
     )
-
-
-def _then(folder: pathlib.Path) -> dict[str, Any]:
-    """Reads the environment of the last start; empty if there is none."""
-    file = folder / ENVIRONMENT_FILE
-    if not file.is_file():
-        return {}
-    found = files.parse_json(files.read_text(file), file)
-    checks.require(isinstance(found, dict), str(file), "hold an object", found)
-    return found
 
 
 def _configs(experiment: Experiment, folder: pathlib.Path) -> tuple[Any, Any]:
