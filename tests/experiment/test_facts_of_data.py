@@ -230,6 +230,11 @@ def test_a_table_holds_numbers_in_their_range():
             r"csv, line 4, column training\.batch_size must hold a finite number, got 'nan'",
         ),
         (
+            ("client,training.batch_size", "a,1_0"),
+            (),
+            "line 2, .* must hold a finite number, got '1_0'",
+        ),
+        (
             ("client,training.learning_rate", "a,1", "b,1e39"),
             (),
             r"csv, line 3: training\.learning_rate must be 0 or of a size .*got 1e\+39",

@@ -1,6 +1,7 @@
 """Converts tables of strings to numbers, by one of two documented scalings."""
 
 import dataclasses
+import math
 import pathlib
 import re
 from collections.abc import Sequence
@@ -140,8 +141,12 @@ def _require_cells(
 
 def is_number(cell: str) -> bool:
     """Whether a cell is a plain decimal number that float32 holds, so not NaN or infinity."""
-    is_plain = _NUMBER.fullmatch(cell) is not None
-    return is_plain and abs(float(cell)) <= _LARGEST
+    return is_finite(cell) and abs(float(cell)) <= _LARGEST
+
+
+def is_finite(cell: str) -> bool:
+    """Whether a cell is a plain decimal number, without what Python adds, such as 1_000."""
+    return _NUMBER.fullmatch(cell) is not None and math.isfinite(float(cell))
 
 
 def _numeric(

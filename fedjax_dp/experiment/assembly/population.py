@@ -122,7 +122,8 @@ def _notes(data: datasets.Dataset, train: FederatedData, section: DataSection) -
             f"have values above {_LARGE_INPUT} in magnitude, which makes training slow or "
             "unstable; data.options.scaling maps them to similar ranges"
         )
-    for what, each in (("classes", data.class_names), ("clients", train.client_names)):
+    classes = data.class_names if data.task == "classification" else ()
+    for what, each in (("classes", classes), ("clients", train.client_names)):
         if alike := _alike(each):
             found.append(
                 f"the {what} {' and '.join(map(repr, alike))} differ in case or spaces alone"

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.core import checks, files
+from fedjax_dp.data.datasets.tabular import is_finite
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.wrappers.availability import (
     Availability,
@@ -219,6 +220,6 @@ def _table(file: str) -> tuple[list[str], list[list[float]]]:
         where = files.at_line(file, number)
         rule = f"have a number for each of the {len(places)} places"
         checks.require(len(cells) == len(places), where, rule, len(cells))
-        with files.reading(where, rule, ValueError):
-            seconds.append([float(cell) for cell in cells])
+        checks.require(all(is_finite(cell.strip()) for cell in cells), where, rule, cells)
+        seconds.append([float(cell) for cell in cells])
     return places, seconds

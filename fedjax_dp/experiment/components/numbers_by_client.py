@@ -1,11 +1,11 @@
 """Numbers by client: tables by name, files, and lists in the clients' order."""
 
 import csv
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedjax_dp.core import checks, files
+from fedjax_dp.data.datasets.tabular import is_finite
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.experiment.schema.constraints import annotation_of, ready_value
@@ -150,7 +150,5 @@ def _columns(file: str) -> dict[str, _Column]:
 
 
 def _number(place: str, cell: str) -> float:
-    with files.reading(place, "hold a number", ValueError):
-        number = float(cell)
-    checks.require(math.isfinite(number), place, "hold a finite number", cell)
-    return number
+    checks.require(is_finite(cell), place, "hold a finite number", cell)
+    return float(cell)
