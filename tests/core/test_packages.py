@@ -4,10 +4,12 @@ import pathlib
 import re
 import subprocess
 import sys
+import tomllib
 
 from marks import slow, telling
 
 OPTIONAL = ("typer", "matplotlib", "pydantic", "tomli_w", "filelock", "platformdirs")
+PROJECT = pathlib.Path(__file__).parents[2] / "pyproject.toml"
 README = pathlib.Path(__file__).parents[2] / "README.md"
 MISSING = """
 import sys
@@ -30,6 +32,13 @@ def without(packages, code):
     blocked = f"import sys; sys.modules.update(dict.fromkeys({packages!r}))\n"
     command = [sys.executable, "-c", blocked + code]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def test_extras_that_configurations_alone_use_bring_them():
+    extras = tomllib.loads(PROJECT.read_text("utf-8"))["project"]["optional-dependencies"]
+    for name in ("tensorboard", "search", "mlflow", "wandb", "trackio", "docs"):
+        brought = {part for line in extras[name] for part in re.findall(r"[\w-]+", line)}
+        assert {"fedjax-dp", "cli"} <= brought, name
 
 
 @telling
