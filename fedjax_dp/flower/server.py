@@ -289,7 +289,8 @@ class _Server:
         number, places = int(state.round), self._nodes.clients(self._question)
         attempt = self._attempt(number)
         if reason := self._reason_to_ask_none(number):
-            warnings.warn(f"round {number}: {reason}: no node is asked", stacklevel=2)
+            # For people rounds count from 1.
+            warnings.warn(f"round {number + 1}: {reason}: no node is asked", stacklevel=2)
             places = {}
         # Amplification counts on a cohort of its own for each release.
         is_secret = self._federation.participation.sampler.charges_all
@@ -338,7 +339,7 @@ class _Server:
         is_abandoned = bool(np.sum(np.isin(fate, _SENT)) < self._least)
         if is_abandoned:
             rule = f"the {self._least} clients whose shares of noise the claim counts"
-            text = f"round {int(drawn.round.index)} is lost: fewer have replied than {rule}"
+            text = f"round {int(drawn.round.index) + 1} is lost: fewer have replied than {rule}"
             warnings.warn(text, stacklevel=3)
             total = jax.tree.map(np.zeros_like, total)
             fate = np.where(np.isin(fate, _SENT), Fate.LATE, fate).astype(np.int8)
@@ -379,7 +380,8 @@ class _Server:
                 "new run"
             )
             is_fresh = claim is None or claim.min_separation == 1
-            checks.require(is_fresh or not released, f"round {number}", rule, "a second time")
+            here = f"round {number + 1}"
+            checks.require(is_fresh or not released, here, rule, "a second time")
         if self._keys == "device":
             # Not a count: a journal that was restored lacks the attempts after it.
             return Purpose.RUN, *(secrets.randbits(32) for _ in range(_WORDS))

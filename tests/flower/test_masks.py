@@ -368,7 +368,7 @@ def test_no_client_takes_part_in_a_round_that_is_played_again_under_masks(tmp_pa
     fates, journal = [], JournalFile(tmp_path / "sent.jsonl")
     journal.append, journal.num_attempts = append, lambda number: 1
     masks = Federation(journal=journal)
-    with pytest.raises(Stop), pytest.warns(UserWarning, match="round 0: .*: no node is asked"):
+    with pytest.raises(Stop), pytest.warns(UserWarning, match="round 1: .*: no node is asked"):
         masks.play()
     assert fates == [{Fate.UNANNOUNCED}]
 
@@ -390,7 +390,7 @@ def test_a_masked_round_that_a_crash_lost_is_noise_alone(tmp_path):
     with pytest.raises(Crash):
         masks.play(change)
     asked.clear()
-    with pytest.warns(UserWarning, match="round 0: .*: no node is asked"):
+    with pytest.warns(UserWarning, match="round 1: .*: no node is asked"):
         state, record, info = masks.play(change)
     assert asked in ([], ["query.clients"]) and journal.num_attempts(0) == 2
     assert np.all(record.fate == Fate.UNANNOUNCED) and info.aggregator["num_lost"] == 1

@@ -231,11 +231,11 @@ def test_messages_without_all_shares_of_the_noise_are_not_used():
 
     assert play() == (False, {Fate.CONTRIBUTED}, [0])
     nodes.lost = {11, 12}
-    with pytest.warns(UserWarning, match="round 0 is lost: fewer have replied than the 6 clients"):
+    with pytest.warns(UserWarning, match="round 1 is lost: fewer have replied than the 6 clients"):
         assert play() == (True, {Fate.DROPPED, Fate.LATE}, [1])
     # Where too few are online at the start of a round, nothing is asked of them.
     nodes.online, nodes.asked = {13}, []
-    with pytest.warns(UserWarning, match="round 0 is lost"):
+    with pytest.warns(UserWarning, match="round 1 is lost"):
         assert play() == (True, {Fate.UNANNOUNCED}, [1])
     assert not nodes.asked
 
@@ -250,7 +250,7 @@ def test_correlated_noise_is_released_once(tmp_path):
     none = RoundRecord(*(np.zeros((1, 1), int) for _ in RoundRecord._fields))
     for number in (0, 1):
         journal.append(number, none)
-    with pytest.raises(ValueError, match="round 0 must be released once, since correlated noise"):
+    with pytest.raises(ValueError, match="round 1 must be released once, since correlated noise"):
         simulated.run(start, key(), 1)
 
 
@@ -416,7 +416,7 @@ def test_records_that_are_read_once_are_not_read_in_a_round_that_is_played_again
     journal.num_attempts = lambda round: 1
     there = deploy("dp_sgd", case=Once(), journal=journal, change=change).simulation
     start = there.init(key())
-    with pytest.warns(UserWarning, match="round 0: its records are read once"):
+    with pytest.warns(UserWarning, match="round 1: its records are read once"):
         state, record, _ = there.run(start, key(), 1)
     assert set(asked) == {"query.clients"} and int(state.round) == 1
     assert set(record.fate[record.clients >= 0]) == {Fate.UNANNOUNCED}

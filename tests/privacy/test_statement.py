@@ -555,3 +555,15 @@ def test_a_delta_that_is_not_below_the_share_of_a_unit_is_warned_of():
     ledger = Ledger("client", "zero_out")
     ledger.charge(dpa.GaussianDpEvent(2.0))
     assert "large_delta" in st.statement(ledger, 1e-6, num_units=10, **facts)
+
+
+def test_a_server_that_adds_the_noise_sees_sums_alone_under_masks():
+    ledger = Ledger("client", "zero_out")
+    ledger.charge(dpa.GaussianDpEvent(2.0))
+    facts = {"form": "masked", "num_neighbors": None, "colluders": 1, "dropouts": 0}
+    facts |= {"keys": "agreed", "secrecy_failure": 0.0}
+    masked = st.in_words(st.statement(ledger, 1e-5, secure_aggregation=facts))
+    plain = st.in_words(st.statement(ledger, 1e-5))
+    for words, is_masked in ((masked, True), (plain, False)):
+        assert ("sees the sum of all clipped contributions" in words) == is_masked
+        assert ("sees every clipped contribution" in words) != is_masked

@@ -71,6 +71,10 @@ _TRUST = {
         "there were. The claim holds against all who see only what is published of the best one."
     ),
 }
+_OF_SUMS = (
+    "The server is trusted: it sees the sum of all clipped contributions and adds the noise. The "
+    "claim holds against all who see only the released models."
+)
 _SECURE = (
     "Secure aggregation: {forms}, under {pairs}. It protects as long as the number of clients of a "
     "round that collude with the server is at most {colluders}. If more than {dropouts} drop out, "
@@ -477,7 +481,7 @@ def in_words(data: dict[str, Any]) -> str:
         + _settings(data)
         + _composed(data),
         *_unused(data),
-        _TRUST[data["trusted"]] + _hidden(data["must_stay_hidden"], data["num_compositions"]),
+        _trust(data) + _hidden(data["must_stay_hidden"], data["num_compositions"]),
         *_parameters(data),
         *_masks(data),
         *_deployed(data),
@@ -490,6 +494,13 @@ def in_words(data: dict[str, Any]) -> str:
         *_computed(data),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _trust(data: dict[str, Any]) -> str:
+    """Writes who is trusted; under masks a server that adds the noise sees sums alone."""
+    if data["trusted"] == "server" and "secure_aggregation" in data:
+        return _OF_SUMS
+    return str(_TRUST[data["trusted"]])
 
 
 def _sampled(samplers: list[str]) -> str:
