@@ -15,7 +15,8 @@ from sklearn.preprocessing import StandardScaler
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.data.federated import flat, nested
+from fedjax_dp.data.federated import FederatedData, flat, nested
+from fedjax_dp.evaluation.targets import require_fitting
 from fedjax_dp.models.base import Model
 
 _FALSE_POSITIVE_RATE = 0.01
@@ -132,9 +133,13 @@ def attack_model(
       The result.
 
     Raises:
-      ValueError: if a side has fewer than four examples.
+      ValueError: if a side has fewer than four examples, or targets that the loss is not for.
     """
     checks.require(bool(members), "members", "hold arrays", members)
     checks.require(bool(others), "others", "hold arrays", others)
+    for what, side in (("members", members), ("others", others)):
+        size = len(next(iter(flat(side).values())))
+        store = FederatedData(side, np.array([0, size]))
+        require_fitting(model, store, what=what, on_disk=True)
     inside, outside = (attack_features(model, params, side) for side in (members, others))
     return membership_attack(inside, outside, rng)

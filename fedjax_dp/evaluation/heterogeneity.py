@@ -53,7 +53,7 @@ def heterogeneity(
     Source: Malekmohammadi 2025, section 2.4.6.
     """
     checks.require(data.num_examples > 0, "data", "hold examples", data.num_examples)
-    require_fitting(model, data)
+    require_fitting(model, data, on_disk=True)
     examples = jax.device_put(nested({k: np.asarray(v) for k, v in data.examples.items()}))
     last = data.num_examples - 1
 

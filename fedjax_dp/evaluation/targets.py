@@ -20,6 +20,9 @@ def require_fitting(
     model: Model,
     data: FederatedData,
     per_example: Callable[[PyTree, Any], Any] | None = None,
+    *,
+    what: str = "data",
+    on_disk: bool = False,
 ) -> tuple[Allowed, ...]:
     """Requires targets that a function of parameters and a batch is for, by default the losses.
 
@@ -37,17 +40,17 @@ def require_fitting(
     params = jax.eval_shape(model.init, jax.random.key(0))
     with losses.reads() as found:
         jax.eval_shape(traced, model.constants, params, nested(one))
-    require_targets("data", data, found)
+    require_targets(what, data, found, on_disk=on_disk)
     return tuple(found)
 
 
 def require_targets(
     what: str, data: FederatedData, allowed: Iterable[Allowed], *, on_disk: bool = False
 ) -> None:
-    """Requires targets that losses are for, in memory, or on disk, which takes reading them."""
+    """Requires targets that losses are for, in memory, and on disk if they are to be read."""
     for each in dict.fromkeys(allowed):
         array = data.examples.get(each.name)
-        if array is not None and is_on_disk(array) == on_disk:
+        if array is not None and (on_disk or not is_on_disk(array)):
             _require(what, each, disk_arrays.parts(array), data.offsets)
 
 

@@ -238,8 +238,7 @@ class _Plans:
         made = Plan(algorithm, population, terms.described), terms
         for what, split in (("data", node.train), ("validation", node.validation)):
             if split is not None:
-                for on_disk in (False, True):
-                    require_targets(what, split, made[0].targets, on_disk=on_disk)
+                require_targets(what, split, made[0].targets, on_disk=True)
         # That of a message which then is refused would fill the memory.
         if facts.get("digest") == made[0].digest:
             self._plans[key] = made

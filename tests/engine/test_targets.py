@@ -8,6 +8,7 @@ from marks import telling
 from small_problem import ALONE, make_data, make_model
 
 from fedjax_dp.algorithms.fedavg import fedavg
+from fedjax_dp.audit import attack_model
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.data import FederatedData, participation
@@ -96,6 +97,14 @@ def test_targets_of_the_loss_are_accepted(loss, width, y):
     model, data = linear(loss, width), store(y)
     bound(algorithm_of(model), data)
     shared_evaluator(model, data)
+
+
+def test_attacked_examples_are_checked_too():
+    model, params = linear("softmax_cross_entropy"), {"w": jnp.ones((3, 2))}
+    right, wrong = store(1 * (SIGNS > 0)).examples, store(SIGNS).examples
+    for what, sides in (("members", (wrong, right)), ("others", (right, wrong))):
+        with pytest.raises(ValueError, match=rf"{what}\['y'\] must hold classes from 0 to 1"):
+            attack_model(model, params, *sides, np.random.default_rng(0))
 
 
 def test_a_second_split_is_checked_too():

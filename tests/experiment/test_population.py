@@ -225,3 +225,50 @@ def test_other_data_have_the_classes_and_inputs_of_the_training(tmp_path, header
     else:
         with pytest.raises(ValueError, match=message):
             other_data(run, words)
+
+
+def of_sites(monkeypatch, test_sites, **section):
+    """Natural clients whose test examples are told apart by their first input."""
+    train_sites = np.array(["b", "a", "c", "a", "b", "c"] * 5)
+    test_sites = None if test_sites is None else np.asarray(test_sites)
+    size = 4 if test_sites is None else len(test_sites)
+    x = np.arange(float(len(train_sites)), dtype=np.float32)[:, None]
+    train = {"x": x, "y": np.arange(len(x)) % 2}
+    test = {"x": 100 + x[:size], "y": np.arange(size) % 2}
+    data = Dataset("own", train, test, 2, "classification", train_sites, test_sites)
+    monkeypatch.setattr(population.datasets, "load", lambda *_args, **_options: data)
+    return population.build_population(DataSection(name="digits", **section), seed=0)
+
+
+@pytest.mark.parametrize("section", [{}, {"client_test_share": 0.0}])
+def test_natural_clients_are_tested_on_their_own_test_data(monkeypatch, section):
+    made = of_sites(monkeypatch, ["c", "d", "a", "c", "d"], partition="natural", **section)
+    assert made.train.client_names == made.client_test.client_names == ("a", "b", "c")
+    assert made.train.sizes.tolist() == [10, 10, 10], "nothing is held out"
+    values = [made.client_test.client(i)["x"].ravel().tolist() for i in range(3)]
+    assert values == [[102], [], [100, 103]]
+    assert made.test.num_examples == 5, "of all, with clients that do not train"
+    (note,) = made.notes
+    assert note == "1 of 3 clients have no test examples, and no test accuracy of their own: b"
+    # The folder of the run says so, and a resumed run has the same data.
+    again = of_sites(monkeypatch, ["c", "d", "a", "c", "d"], **made.chosen)
+    assert again.client_test.sizes.tolist() == made.client_test.sizes.tolist()
+    assert made.chosen["client_test_share"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("test_sites", "section"),
+    [
+        (["d", "e", "f"], {"partition": "natural"}),
+        (None, {"partition": "natural"}),
+        ([], {"partition": "natural"}),
+        (["a", "b", "c"], {"partition": "natural", "client_test_share": 0.2}),
+        (["a", "b", "c"], {"partition": "iid", "num_clients": 3}),
+    ],
+)
+def test_other_clients_hold_out_a_share(monkeypatch, test_sites, section):
+    made = of_sites(monkeypatch, test_sites, **section)
+    assert made.train.sizes.tolist() == [8, 8, 8]
+    assert made.client_test.sizes.tolist() == [2, 2, 2]
+    assert made.client_test.examples["x"].max() < 100
+    assert "client_test_share" not in made.chosen

@@ -108,8 +108,8 @@ def parts_of(config: Config, population: Population | None = None) -> Parts:
     if population is None:
         population = population_of(config)
     is_counted = known_clients(config) is not None
-    if population.partition:
-        data = config.data.model_copy(update={"partition": population.partition})
+    if population.chosen:
+        data = config.data.model_copy(update=population.chosen)
         config = config.model_copy(update={"data": data})
     config = listed(config, names_of(population.train))
     train, privacy = population.train, config.privacy
@@ -118,6 +118,7 @@ def parts_of(config: Config, population: Population | None = None) -> Parts:
         check_clients(config, train.num_clients)
     require_analysis(Sections(privacy, config.participation, config.training), train.sizes)
     model = build_model(config.model, population, config.run.seed)
+    _metrics_of(config.run, model)
     participation = participation_of(config.participation, train.num_clients)
     trainer = build_trainer(config.training, record_level(privacy), model, train.sizes)
     setting = setting_of(config, participation, model)
@@ -176,8 +177,6 @@ def assemble(config: Config, population: Population | None = None) -> Experiment
     privacy, secure = config.privacy, config.secure_aggregation
     level = privacy.client if "client" in privacy.units else None
     plan = plans(level, setting)(1.0) if isinstance(level, DiscreteGaussianLevel) else None
-    metrics = {name.rpartition(":")[2]: METRICS[name]() for name in config.run.metrics}
-    require_fits(metrics, model)
     compiled = simulation(
         algorithm,
         population.train,
@@ -187,6 +186,7 @@ def assemble(config: Config, population: Population | None = None) -> Experiment
         wrapper=wrapper_of(config, model, population.train.num_clients),
     )
     share = config.data.client_test_share
+    metrics = _metrics_of(config.run, model)
     evaluations = _evaluator(
         compiled, model, population, share, metrics, config.evaluation, trainer
     )
@@ -282,6 +282,13 @@ def _chunk_of(section: ExecutionSection) -> int | str | Tuned:
     if section.clients_per_chunk != "tuned" or folder is None or "://" in folder:
         return section.clients_per_chunk
     return Tuned(TrialFiles(pathlib.Path(folder).expanduser() / "layouts"))
+
+
+def _metrics_of(section: RunSection, model: Model) -> dict[str, Metric]:
+    """Returns the metrics by name; refuses those that are not for the model's loss."""
+    metrics = {name.rpartition(":")[2]: METRICS[name]() for name in section.metrics}
+    require_fits(metrics, model)
+    return metrics
 
 
 def _require_client_test(section: EvaluationSection, population: Population) -> None:

@@ -65,6 +65,8 @@ def population_from(
     validation: FederatedData | None = None
     sharing = statistics.Sharing()
     client_test: FederatedData | None
+    own_test: FederatedData | None = None
+    chosen: dict[str, Any] = {"partition": section.partition}
     if isinstance(made, Spread):
         train, validation, client_test = made.train, made.validation, made.client_test
         sharing = statistics.sharing_of(made.rows)
@@ -73,7 +75,13 @@ def population_from(
         if not entry.counts_clients:
             ids = np.unique(np.asarray(data.train_clients)).tolist()
             names = tuple(data.client_names[i] if data.client_names else str(i) for i in ids)
-        train, client_test = _split(data, made, names, section.client_test_share, seed)
+            is_asked = "client_test_share" in section.model_fields_set
+            if not (is_unlabelled or (is_asked and section.client_test_share > 0)):
+                own_test = _own_test(data, ids, names)
+        share = section.client_test_share if own_test is None else 0.0
+        train, client_test = _split(data, made, names, share, seed)
+        if own_test is not None:
+            client_test, chosen["client_test_share"] = own_test, share
         if len(data.test["y"]):
             of_test = {k: v for k, v in data.test.items() if k != "y" or not is_unlabelled}
             test = FederatedData(of_test, np.array([0, len(data.test["y"])]), ("test",))
@@ -95,15 +103,20 @@ def population_from(
         is_labelled,
         validation,
         data.exact_statistics,
-        _notes(data, train, section),
+        _notes(data, train, own_test, section),
         sharing,
         tuple(data.class_names),
         tuple(data.feature_names),
-        partition=section.partition,
+        chosen=chosen,
     )
 
 
-def _notes(data: datasets.Dataset, train: FederatedData, section: DataSection) -> tuple[str, ...]:
+def _notes(
+    data: datasets.Dataset,
+    train: FederatedData,
+    own_test: FederatedData | None,
+    section: DataSection,
+) -> tuple[str, ...]:
     """Lists warnings about the data."""
     found = []
     entry = PARTITIONS[section.partition]
@@ -129,10 +142,12 @@ def _notes(data: datasets.Dataset, train: FederatedData, section: DataSection) -
                 f"the {what} {' and '.join(map(repr, alike))} differ in case or spaces alone"
             )
     alone: list[int] = []
+    has_test = np.ones(1, int) if own_test is None else own_test.sizes
     if section.partition == "natural" and data.task == "classification":
         alone = _alone(train, data.num_classes)
     for clients, what in (
         (np.flatnonzero(train.sizes == 0), "have no training examples"),
+        (np.flatnonzero(has_test == 0), "have no test examples, and no test accuracy of their own"),
         (alone, "share no class with another client; if that is not so, write labels alike"),
     ):
         if len(clients):
@@ -267,6 +282,22 @@ def _hold_out_public(
     rest = dataclasses.replace(data, train=train, train_clients=clients)
     inputs = jax.tree.map(lambda x: np.asarray(x[order[:count]]), data.train["x"])
     return rest, inputs
+
+
+def _own_test(
+    data: datasets.Dataset, ids: list[Any], names: tuple[str, ...]
+) -> FederatedData | None:
+    """Returns the test data of natural clients, in the order of their ids; None without any."""
+    if data.test_clients is None or not len(data.test_clients):
+        return None
+    found, index = np.unique(np.asarray(data.test_clients), return_inverse=True)
+    place = {own: i for i, own in enumerate(ids)}
+    owner = np.array([place.get(own, -1) for own in found.tolist()])[index]
+    rows = np.flatnonzero(owner >= 0)
+    if not len(rows):
+        return None
+    by_client = partition.by_owner(owner[rows], len(ids))
+    return FederatedData.from_indices(data.test, [rows[own] for own in by_client], names)
 
 
 def _split(

@@ -33,7 +33,8 @@ class Population(NamedTuple):
       sharing: training records that several clients hold.
       class_names: names of the classes in the order of their labels, if the data set has them.
       feature_names: names of the inputs in their order, if the data set has them.
-      partition: the partition that made the clients; empty if they came otherwise.
+      chosen: keys of [data] that the data decided, with their values, such as the partition that
+        made the clients.
       is_elsewhere: whether the training records are on other machines; `train` then has their sizes
         and shapes alone.
     """
@@ -51,7 +52,7 @@ class Population(NamedTuple):
     class_names: tuple[str, ...] = ()
     feature_names: tuple[str, ...] = ()
     is_elsewhere: bool = False
-    partition: str = ""
+    chosen: Mapping[str, Any] = {}
 
     def statistics(self) -> statistics.PartitionStatistics:
         """Describes how examples are spread over clients."""

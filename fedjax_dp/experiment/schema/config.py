@@ -106,7 +106,11 @@ class DataSection(Section):
     partition_options: Options = _table(
         "options of the partition; `run --keys data.partition=NAME`"
     )
-    client_test_share: Decay = _setting(0.2, "share of each client's examples held out for it")
+    client_test_share: Decay = _setting(
+        0.2,
+        "share of each client's examples held out for it; none by default where natural clients "
+        "have test data of their own, which 0 uses too",
+    )
     client_validation_share: Decay = _setting(
         0.0,
         "share of each client's training examples held out for decisions within rounds, such as "
