@@ -31,7 +31,7 @@ _LONGEST_NAME = 24
 # Letters per inch: of titles, labels, names of clients, and legends.
 _TITLE, _LABEL, _NAME, _LEGEND = 10, 9, 16, 13
 # What an entry of a legend takes beside its letters, in inches, and its height in points.
-_SAMPLE, _LINE = 0.65, 12.0
+_SAMPLE, _LINE = 0.65, 13.0
 _SHORTEST_LINE = 10
 
 

@@ -96,7 +96,10 @@ def pictures():
         for i, r in enumerate(ROUNDS)
     ]
     methods = [f"method {i}" for i in range(6)]
+    long = "algorithm.name = my.own.module:a_factory_of_a_long_name, training.learning_rate = 0."
+    points = {f"{long}{i}": (ROUNDS, rising, [1.0] * len(rising)) for i in range(3)}
     return {
+        "sweep": sweep_plots.accuracy_by(points, "ε", LONG, seeds=[3]),
         "accuracy_and_epsilon": accuracy_and_epsilon(rows, LONG),
         "accuracy_by_megabytes": accuracy_by_megabytes(rows, LONG),
         "update_norms": plots.update_norms(rows, 0.3, LONG),
