@@ -48,6 +48,7 @@ from fedjax_dp.flower.log import LoggedProgress, close
 from fedjax_dp.flower.node import client_app
 from fedjax_dp.flower.node_config import clients_of, require_node_config, script_of
 from fedjax_dp.flower.registration import registered
+from fedjax_dp.flower.request import require_timeout
 from fedjax_dp.flower.scores import Scores, ScoresFile
 from fedjax_dp.flower.server import deployed
 from fedjax_dp.flower.terms import Keys, Node, Terms
@@ -79,7 +80,8 @@ class OnFlower:
         Args:
           grid: as Flower passes it to a server app.
           keys: "device" or "parity", as for `Node`.
-          timeout: seconds to wait for a first node, and for the replies of a round, above 0.
+          timeout: seconds to wait for a first node, and for the replies of a round, above 0 and at
+            most 12 hours.
           own_data: whether each node reads data of its own, of which the server has the sizes
             alone; else all read those of the configuration.
           scores: "exact" to collect the scores that training scripts report, in `scores.jsonl` of
@@ -89,7 +91,7 @@ class OnFlower:
           ValueError: for other `keys`, `timeout` or `scores`.
         """
         checks.one_of("keys", keys, get_args(Keys))
-        checks.positive("timeout", timeout)
+        require_timeout(timeout)
         checks.one_of("scores", scores, get_args(Scores))
         self._grid, self._keys, self._timeout, self._scores = grid, keys, timeout, scores
         self._own_data, self._journal, self._is_resumed = own_data, _FilesOfRun(), False
@@ -245,7 +247,8 @@ def run_on(
       folder: the run folder.
       watcher: receives the progress; None for none.
       keys: "device" or "parity", as for `client_app`.
-      timeout: seconds to wait for a first node, and for the replies of a round, above 0.
+      timeout: seconds to wait for a first node, and for the replies of a round, above 0 and at most
+        12 hours.
       own_data: whether each node reads data of its own, as for `OnFlower`.
       scores: "exact" or "none", as for `OnFlower`.
 

@@ -13,6 +13,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.flower.log import LOG
 from fedjax_dp.flower.node import CLIENTS, PRIVACY, SCORES, TRAIN
 from fedjax_dp.flower.packets import Packet, counts_of, packet_of, whole_of
+from fedjax_dp.flower.request import require_timeout
 
 # Each question that has no answer costs the time of a round.
 _MOST_SILENCES = 3
@@ -36,11 +37,12 @@ class GridNodes:
         Args:
           grid: as Flower passes it to a server app.
           sizes: the registered number of records of each client, `[num_clients]`.
-          timeout: seconds to wait for the replies of a round, and for a first node, above 0.
+          timeout: seconds to wait for the replies of a round, and for a first node, above 0 and at
+            most 12 hours.
           scores: `(clients, reports)` receives what training scripts report, exact numbers that no
             noise protects; None to ask for none.
         """
-        checks.positive("timeout", timeout)
+        require_timeout(timeout)
         self._scores = scores
         self._grid, self._timeout = grid, timeout
         self._sizes = [int(size) for size in sizes]

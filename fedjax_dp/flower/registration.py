@@ -8,7 +8,11 @@ from typing import Any, NamedTuple
 from flwr.serverapp import Grid
 
 from fedjax_dp.core import checks, files
-from fedjax_dp.experiment.assembly.own_data import Registered, require_same_kind
+from fedjax_dp.experiment.assembly.own_data import (
+    Registered,
+    require_kind,
+    require_same_kind,
+)
 from fedjax_dp.flower.grid import ask
 from fedjax_dp.flower.log import LOG
 from fedjax_dp.flower.node import DATA
@@ -81,8 +85,7 @@ def _answer(packet: Packet) -> _Answer:
     fits = len(set(clients)) == len(clients) == len(sizes) and len(second) in (0, len(clients))
     checks.require(fits, "clients", rule, clients)
     kind = files.parse_json(str(packet.facts.get("kind")), "kind")
-    rule = "describe data of the node's own, by node-config data"
-    checks.require(isinstance(kind, Mapping) and bool(kind), "kind", rule, kind)
+    require_kind(kind)
     rows = zip(sizes, second, strict=True) if second else ((size,) for size in sizes)
     return _Answer(kind, dict(zip(clients, rows, strict=True)))
 

@@ -95,7 +95,10 @@ def request_of(
             first = tree_of(arrays, "own", shapes.own)
     keys = words_in(arrays, "keys", (len(clients),)) if node.keys == "parity" else None
     _require_no_others(arrays, places, has_roster, first is not None, keys is not None)
-    own = list(node.clients)
+    own, wait = list(node.clients), 0.0
+    if node.script is not None:
+        require_timeout(fact_of(facts, "timeout"))
+        wait = float(facts["timeout"])
     return Request(
         clients,
         [own.index(client) for client in clients],
@@ -110,7 +113,7 @@ def request_of(
         first,
         keys,
         len(models) == 1,
-        0.0 if node.script is None else _wait(facts),
+        wait,
         None if node.script is None else scores_from(facts),
     )
 
@@ -197,14 +200,12 @@ def array_of(arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray:
     return arrays[name]
 
 
-def _wait(facts: Mapping[str, Any]) -> float:
-    """Reads how long the server waits for a round."""
-    found = fact_of(facts, "timeout")
-    is_number = type(found) in (int, float)
-    fits = is_number and 0 < found <= LONGEST_WAIT
-    rule = f"be seconds above 0 and at most {LONGEST_WAIT}"
-    checks.require(fits, "timeout", rule, found)
-    return float(found)
+def require_timeout(timeout: Any) -> None:
+    """Requires seconds to wait for a message."""
+    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    fits = is_number and 0 < timeout <= LONGEST_WAIT
+    rule = f"be seconds above 0 and at most {LONGEST_WAIT}, as long as a message lives"
+    checks.require(fits, "timeout", rule, timeout)
 
 
 def _require_no_others(

@@ -1,5 +1,7 @@
 """Nodes with data of their own: a server without records plays the rounds of the simulation."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
@@ -117,7 +119,11 @@ def test_a_server_without_records_ends_where_the_simulation_with_all_ends(folder
     # Noise was calibrated for the size of each client, on the server and on each node.
     noise = np.asarray(done.hyper.local.noise_multiplier)
     assert len(set(noise.tolist())) == len(SIZES)
-    labels = (tmp_path / "deployed" / "partition.txt").read_text()
+    place = tmp_path / "deployed"
+    marks = json.loads((place / "privacy.json").read_text())["files"]
+    assert marks.keys() == {path.name for path in place.iterdir()}
+    assert marks["nodes.json"] == "secret" and "`nodes.json`" in (place / "privacy.md").read_text()
+    labels = (place / "partition.txt").read_text()
     assert "yes" not in labels and "classes" not in labels
 
 
@@ -138,6 +144,12 @@ def test_the_server_waits_for_all_clients_and_logs_which_are_missing(folder, cap
     assert "all 3 clients are registered, on 3 nodes" in caplog.text
 
 
+def kind_with(**parts):
+    kind = {"arrays": {"x": ["float32", [2]], "y": ["int32", []]}, "task": "classification"}
+    names = {"num_classes": 2, "class_names": ["no", "yes"], "feature_names": ["age", "pressure"]}
+    return json.dumps({**kind, **names, **parts})
+
+
 BAD_ANSWERS = {
     "a negative size": {"sizes": [-5]},
     "a large size": {"sizes": [2**40]},
@@ -147,6 +159,15 @@ BAD_ANSWERS = {
     "a repeated client": {"clients": [0, 0], "sizes": [4, 4]},
     "a kind of another form": {"kind": "["},
     "no data of its own": {"kind": "{}"},
+    "classes of half a number": {"kind": kind_with(num_classes=2.5)},
+    "classes below zero": {"kind": kind_with(num_classes=-1)},
+    "names that are none": {"kind": kind_with(feature_names=[1])},
+    "a shape of half a number": {"kind": kind_with(arrays={"y": ["int32", [0.5]]})},
+    "a negative shape": {"kind": kind_with(arrays={"y": ["int32", [-1]]})},
+    "a huge shape": {"kind": kind_with(arrays={"y": ["int32", [2**20, 2**20]]})},
+    "arrays of objects": {"kind": kind_with(arrays={"y": ["object", []]})},
+    "a size of true": {"sizes": [True]},
+    "half a client": {"clients": [0.0]},
 }
 
 
@@ -162,7 +183,7 @@ def test_a_node_whose_answer_does_not_fit_is_named_and_asked_again(folder, wrong
         return [reply]
 
     grid = grid_of(folder, change=change)
-    with pytest.warns(UserWarning, match="node 7 is asked again: (sizes|clients|kind) must"):
+    with pytest.warns(UserWarning, match=r"node 7 is asked again: (sizes|clients|kind[\w.]*) must"):
         assert registered(grid, 3, pause=0).sizes == SIZES
     assert len(asked) == 2
 

@@ -2,9 +2,10 @@
 
 import itertools
 import json
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from fedjax_dp.algorithms import registry as algorithms
 from fedjax_dp.core import checks, disclosure
 from fedjax_dp.data import datasets
 from fedjax_dp.data.datasets import Dataset
+from fedjax_dp.data.datasets.base import Task
 from fedjax_dp.data.federated import FederatedData, flat
 from fedjax_dp.experiment.assembly.population import population_from
 from fedjax_dp.experiment.components.experiment import Population
@@ -19,6 +21,9 @@ from fedjax_dp.experiment.schema.config import Config
 
 # The options of a data set that name its files.
 FILE_OPTIONS = _PATH, _TEST = "path", "test_path"
+# The types of arrays that clients' data may have.
+_TYPES = [f"{kind}{bits}" for kind in ("float", "int", "uint") for bits in (8, 16, 32, 64)]
+_TYPES += ["bool", "bfloat16"]
 
 
 class Registered(NamedTuple):
@@ -56,6 +61,32 @@ def kind_of(data: Dataset) -> dict[str, Any]:
         "class_names": list(data.class_names),
         "feature_names": list(data.feature_names),
     }
+
+
+def require_kind(kind: Any) -> None:
+    """Requires what `kind_of` describes, wherever it comes from."""
+    parts = {"arrays", "task", "num_classes", "class_names", "feature_names"}
+    is_kind = isinstance(kind, Mapping) and set(kind) == parts
+    rule = "describe data of the node's own, by node-config data"
+    checks.require(is_kind, "kind", rule, kind)
+    checks.one_of("kind.task", kind["task"], get_args(Task))
+    checks.whole("kind.num_classes", kind["num_classes"], at_least=0)
+    for name in ("class_names", "feature_names"):
+        found = kind[name]
+        fits = isinstance(found, list) and all(isinstance(each, str) for each in found)
+        checks.require(fits, f"kind.{name}", "be a list of names", found)
+    rule = "be types and shapes of arrays by name, x and y among them"
+    arrays = kind["arrays"]
+    fits = isinstance(arrays, Mapping) and "y" in arrays and all(map(_is_array, arrays.values()))
+    checks.require(fits, "kind.arrays", rule, arrays)
+
+
+def _is_array(found: Any) -> bool:
+    """Whether a type and a shape are described."""
+    if not isinstance(found, list) or len(found) != 2 or not isinstance(found[1], list):
+        return False
+    is_shape = all(type(each) is int and each >= 0 for each in found[1])
+    return is_shape and found[0] in _TYPES and math.prod(found[1]) < checks.COUNT_LIMIT
 
 
 def require_same_kind(what: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:

@@ -36,7 +36,13 @@ from fedjax_dp.experiment.running.release import (
     read_exactly,
     write_release,
 )
-from fedjax_dp.experiment.running.run_folder import CHECKPOINT_FOLDER, RELEASE_FOLDER, SUMMARY_FILE
+from fedjax_dp.experiment.running.run_folder import (
+    CHECKPOINT_FOLDER,
+    NODES_FILE,
+    RELEASE_FOLDER,
+    SUMMARY_FILE,
+    is_deployed,
+)
 from fedjax_dp.experiment.running.starting import Start
 from fedjax_dp.experiment.schema.config import DiscreteGaussianLevel, GaussianLevel
 from fedjax_dp.io.checkpoint import ROOT_FILE
@@ -112,6 +118,9 @@ def write_results(
     releases = section.release is not None and ended != "interrupted"
     if releases:
         marks[RELEASE_FOLDER] = "covered"
+    if is_deployed(folder) and "record" in accounting.ledgers:
+        # Nodes are asked for their claims once the run has ended.
+        marks[NODES_FILE] = "secret"
     stated = (accounting.ledgers, experiment.dp_delta, accountant, facts, marks)
     claims = write_statement(folder, *stated)
     deltas = [delta for claim in claims for delta in claim["dp_delta_per_unit"]]
