@@ -9,7 +9,7 @@ import stat
 import tempfile
 import threading
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from fedjax_dp.core import checks
@@ -230,6 +230,28 @@ def parse_json(text: str, where: Path) -> Any:
     """Parses JSON; refuses repeated names."""
     with reading(where, "be JSON", ValueError, RecursionError):
         return json.loads(text, object_pairs_hook=_once)
+
+
+# The name of the digest of an object in it.
+_DIGEST = "digest"
+
+
+def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Adds the digest of a JSON object to it, so that `without_digest` detects damage."""
+    return {**content, _DIGEST: _digest_of_json(content)}
+
+
+def without_digest(content: Any, where: Path) -> dict[str, Any]:
+    """Requires an object as it was written, if it has a digest; errors begin with `where`."""
+    checks.require(isinstance(content, dict), os.fspath(where), "hold an object", content)
+    found = {name: value for name, value in content.items() if name != _DIGEST}
+    if _DIGEST in content and content[_DIGEST] != _digest_of_json(found):
+        raise ValueError(f"{os.fspath(where)} must be as it was written, but was damaged")
+    return found
+
+
+def _digest_of_json(content: Mapping[str, Any]) -> str:
+    return digest_of([json.dumps(content, sort_keys=True).encode()]).hex()
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -14,8 +14,16 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.disclosure import GuardedError
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.data import arrays as array_checks
-from fedjax_dp.data import disk_arrays, host_arrays, tables, zarr_store
+from fedjax_dp.data import (
+    checked_arrays,
+    disk_arrays,
+    host_arrays,
+    store_writer,
+    tables,
+    zarr_store,
+)
 from fedjax_dp.data.arrays import example_array
+from fedjax_dp.data.checked_arrays import Blocks
 from fedjax_dp.data.disk_arrays import is_on_disk
 from fedjax_dp.data.store_writer import NAMES as _NAMES
 from fedjax_dp.data.store_writer import OFFSETS as _OFFSETS
@@ -211,6 +219,9 @@ class FederatedData:
     def save(self, directory: str | pathlib.Path) -> None:
         """Writes the store as a folder of NumPy `.npy` files that can be memory-mapped.
 
+        The files are written beside those of a store that is there, which is replaced once they are
+        whole. Digests of all of them are in `digests.json`.
+
         Args:
           directory: the folder, created if missing; a store in it is replaced.
 
@@ -224,18 +235,19 @@ class FederatedData:
         checks.require(_OFFSETS not in own, "examples", "name no array 'offsets'", [*self.examples])
         others = {file for _, file in _files(directory)} - own - {_OFFSETS}
         checks.require(not others, "directory", "hold no other .npy files", sorted(others))
-        (directory / _NAMES).unlink(missing_ok=True)
-        for name, array in self.examples.items():
-            (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            with (directory / f"{name}.npy").open("wb") as file:
-                kind = np.lib.format.dtype_to_descr(array.dtype)
-                header = {"descr": kind, "fortran_order": False, "shape": tuple(array.shape)}
-                np.lib.format.write_array_header_1_0(file, header)
-                for part in disk_arrays.parts(array):
-                    np.ascontiguousarray(part).tofile(file)
-        np.save(directory / _OFFSETS, self.offsets)
-        if self.client_names:
-            (directory / _NAMES).write_text("\n".join(self.client_names) + "\n", encoding="utf-8")
+        with store_writer.replacing(directory) as place:
+            facts = {}
+            for name, array in self.examples.items():
+                (place / name).parent.mkdir(parents=True, exist_ok=True)
+                with (place / f"{name}.npy").open("wb") as file:
+                    kind = np.lib.format.dtype_to_descr(array.dtype)
+                    header = {"descr": kind, "fortran_order": False, "shape": tuple(array.shape)}
+                    np.lib.format.write_array_header_1_0(file, header)
+                    blocks = Blocks(array)
+                    for block in blocks:
+                        block.tofile(file)
+                facts[name] = blocks.facts
+            store_writer.finish(place, facts, self.offsets, self.client_names)
 
     @classmethod
     @checked
@@ -248,7 +260,9 @@ class FederatedData:
             folder or address that `save_zarr` wrote to, opened as by `open_zarr`.
 
         Returns:
-          A store whose arrays are read from disk when they are indexed.
+          A store whose arrays are read from disk when they are indexed. With the digests that
+          `save` writes, arrays of up to 64 MB are compared now, and larger ones a megabyte at a
+          time when a row of it is first read; a ValueError then names what is damaged.
 
         Raises:
           ValueError: if the folder has no offsets or no arrays, or a file is damaged or does
@@ -263,6 +277,7 @@ class FederatedData:
             f"hold a file {_OFFSETS} and one .npy file for each array",
             str(directory),
         )
+        facts = store_writer.facts_of(directory)
         arrays = {file.removesuffix(".npy"): _mapped(path) for path, file in _files(directory)}
         offsets = arrays.pop(_OFFSETS.removesuffix(".npy"))
         checks.require(
@@ -278,6 +293,11 @@ class FederatedData:
             num_clients = len(offsets) - 1
             rule = f"name the {num_clients} clients of {_OFFSETS}"
             checks.require(len(names) == num_clients, str(names_file), rule, len(names))
+        lost = [name for name in facts if name not in arrays]
+        checks.require(not lost, str(directory), "hold all arrays that were written", f"no {lost}")
+        for name, array in arrays.items():
+            place = str(directory / f"{name}.npy")
+            arrays[name] = checked_arrays.checked(array, facts.get(name), place)
         with files.reading(directory / _OFFSETS, "fit the arrays beside it", ValueError):
             return cls(arrays, np.array(offsets), tuple(names))
 
@@ -307,7 +327,8 @@ class FederatedData:
           place: a folder, or the address of an object store, as for `save_zarr`.
 
         Returns:
-          A store whose arrays are read when they are indexed.
+          A store whose arrays are read when they are indexed. A chunk is compared with its digest
+          when a row of it is first read; a ValueError then names what is damaged or missing.
 
         Raises:
           ValueError: if there is no store, or it is damaged.
@@ -599,5 +620,6 @@ def _mapped(path: pathlib.Path) -> np.ndarray:
 
 def _files(directory: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
     """Lists the `.npy` files of a store with the names of their arrays, as paths."""
-    found = sorted(directory.rglob("*.npy"))
-    return [(path, path.relative_to(directory).as_posix()) for path in found]
+    found = [(path, path.relative_to(directory)) for path in sorted(directory.rglob("*.npy"))]
+    # What an interrupted `save` has left is no part of the store.
+    return [(path, name.as_posix()) for path, name in found if name.parts[0] != store_writer.SAVING]

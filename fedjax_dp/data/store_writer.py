@@ -1,17 +1,23 @@
 """Writes a store on disk from batches of examples in any order of clients."""
 
+import contextlib
+import io
+import json
 import pathlib
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, files
 from fedjax_dp.data import arrays as array_checks
+from fedjax_dp.data.checked_arrays import Blocks
 
-OFFSETS, NAMES = "offsets.npy", "client_names.txt"
+OFFSETS, NAMES, DIGESTS = "offsets.npy", "client_names.txt", "digests.json"
+# The folder in which a store is written that replaces another.
+SAVING = ".saving"
 # A table is read twice, for the clients and for the examples.
 _SAME = "have the same clients and examples each time that they are read"
 # Client ids `[rows]`, and named arrays `[rows, ...]`.
@@ -72,11 +78,69 @@ def write_store(
     checks.require(num_written == offsets[-1], "the data", _SAME, shown)
     for array in stored.values():
         array.flush()
+    facts = {}
+    for name, array in stored.items():
+        blocks = Blocks(array)
+        for _ in blocks:
+            pass
+        facts[name] = blocks.facts
     texts = [str(name) for name in names]
     broken = [text for text in texts if "\n" in text]
     checks.require(not broken, "client ids", "hold no line breaks", broken[:1])
-    (directory / NAMES).write_text("\n".join(texts) + "\n", encoding="utf-8")
-    np.save(directory / OFFSETS, offsets.astype(np.int64))
+    finish(directory, facts, offsets.astype(np.int64), texts)
+
+
+@contextlib.contextmanager
+def replacing(directory: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields a folder in the folder of a store, whose files replace those of the store at the end.
+
+    Until the last of them has, the store does not open.
+    """
+    place = directory / SAVING
+    if place.exists():
+        shutil.rmtree(place)
+    place.mkdir()
+    try:
+        yield place
+        for name in (OFFSETS, NAMES, DIGESTS):
+            (directory / name).unlink(missing_ok=True)
+        found = sorted(path for path in place.rglob("*") if path.is_file())
+        for path in sorted(found, key=lambda path: path.name == OFFSETS):
+            target = directory / path.relative_to(place)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(target)
+    finally:
+        shutil.rmtree(place)
+
+
+def finish(
+    place: pathlib.Path, facts: Mapping[str, Any], offsets: np.ndarray, names: Sequence[str]
+) -> None:
+    """Writes what makes arrays a store: digests, names of clients, and last the offsets."""
+    found = {}
+    if names:
+        text = "\n".join(names) + "\n"
+        found[NAMES] = files.digest_of([text.encode()]).hex()
+        files.write_text(place / NAMES, text)
+    buffer = io.BytesIO()
+    np.save(buffer, offsets)
+    found[OFFSETS] = files.digest_of([buffer.getvalue()]).hex()
+    content = files.with_digest({"arrays": dict(facts), "files": found})
+    files.write_text(place / DIGESTS, json.dumps(content) + "\n")
+    (place / OFFSETS).write_bytes(buffer.getvalue())
+
+
+def facts_of(directory: pathlib.Path) -> dict[str, Any]:
+    """Reads what was written of arrays, none for other files; compares the small files."""
+    path = directory / DIGESTS
+    if not path.is_file():
+        return {}
+    found = files.without_digest(files.parse_json(files.read_text(path), path), path)
+    for name, digest in found["files"].items():
+        place = directory / name
+        is_whole = place.is_file() and files.digest_of_file(place) == digest
+        checks.require(is_whole, str(place), "be as it was written", "a damaged or missing file")
+    return dict(found["arrays"])
 
 
 def _counts(client_ids: Iterable[np.ndarray]) -> dict[Any, int]:

@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,11 +11,10 @@ import numpy as np
 
 from fedjax_dp.core import checks, files
 from fedjax_dp.data.arrays import require_names
+from fedjax_dp.data.checked_arrays import Blocks, checked, rows_of_block
 from fedjax_dp.data.disk_arrays import DiskArray
 
-# Bytes of a chunk, unless a row is larger.
-_CHUNK_BYTES = 1 << 20
-_INDEX, _OFFSETS = "store.json", "offsets.npy"
+_INDEX, _OFFSETS, _FACTS = "store.json", "offsets.npy", "written"
 # How long an object store may take to answer a question, and to send or take examples.
 _ANSWER_SECONDS, _EXAMPLES_SECONDS = 60.0, 600.0
 
@@ -40,10 +38,9 @@ def write(arrays: Mapping[str, Any], offsets: np.ndarray, names: Sequence[str], 
     address = _address(place)
     keys = _waited(ts.KvStore.open(address), place)
     checks.require(not _waited(keys.list(), place), "place", "hold nothing yet", place)
+    facts: dict[str, Any] = {}
     for name, array in arrays.items():
-        row_bytes = max(1, math.prod(array.shape[1:]) * array.dtype.itemsize)
-        rows = max(1, _CHUNK_BYTES // row_bytes)
-        shape = list(array.shape)
+        rows, shape = rows_of_block(array), list(array.shape)
         opening = ts.open(
             {"driver": "zarr3", "kvstore": f"{address}{name}/"},
             create=True,
@@ -52,14 +49,18 @@ def write(arrays: Mapping[str, Any], offsets: np.ndarray, names: Sequence[str], 
             chunk_layout=ts.ChunkLayout(chunk_shape=[rows, *(max(1, n) for n in shape[1:])]),
         )
         store = _waited(opening, place)
-        for start in range(0, shape[0], rows):
-            part = np.asarray(array[start : start + rows], store.dtype.numpy_dtype)
-            _waited(store[start : start + len(part)].write(part), place, _EXAMPLES_SECONDS)
+        # A chunk is a block.
+        blocks = Blocks(array, store.dtype.numpy_dtype)
+        for number, part in enumerate(blocks):
+            here = store[number * rows : number * rows + len(part)]
+            _waited(here.write(part), place, _EXAMPLES_SECONDS)
+        facts[name] = blocks.facts
     buffer = io.BytesIO()
     np.save(buffer, np.asarray(offsets, np.int64))
     _waited(keys.write(_OFFSETS, buffer.getvalue()), place)
-    index = {"arrays": list(arrays), "client_names": list(names)}
-    _waited(keys.write(_INDEX, json.dumps(index).encode()), place)
+    index = {"arrays": list(arrays), "client_names": list(names), _FACTS: facts}
+    index[_OFFSETS] = files.digest_of([buffer.getvalue()]).hex()
+    _waited(keys.write(_INDEX, json.dumps(files.with_digest(index)).encode()), place)
 
 
 def read(place: str) -> tuple[dict[str, Any], np.ndarray, tuple[str, ...]]:
@@ -73,8 +74,12 @@ def read(place: str) -> tuple[dict[str, Any], np.ndarray, tuple[str, ...]]:
         found = [_waited(keys.read(key), place) for key in (_INDEX, _OFFSETS)]
         if any(each.state != "value" for each in found):
             raise ValueError(f"there is no {_INDEX} or no {_OFFSETS}")
-        index = json.loads(found[0].value)
+        index = files.without_digest(json.loads(found[0].value), _INDEX)
         require_names(_INDEX, index["arrays"])
+        # Stores of earlier versions have no digests.
+        facts, digest = index.get(_FACTS, {}), files.digest_of([found[1].value]).hex()
+        if index.get(_OFFSETS, digest) != digest:
+            raise ValueError(f"{_OFFSETS} was damaged")
         offsets = np.load(io.BytesIO(found[1].value), allow_pickle=False)
         arrays = {
             name: StoredArray(
@@ -90,7 +95,9 @@ def read(place: str) -> tuple[dict[str, Any], np.ndarray, tuple[str, ...]]:
         rule = "have a type that JAX computes with, as `save_zarr` writes it"
         fits = jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype
         checks.require(fits, f"{name!r} in {place}", rule, str(array.dtype))
-    return arrays, offsets, names
+    # Nothing is read now, which may be far away.
+    guarded = {n: checked(x, facts.get(n), f"{n!r} in {place}", 0) for n, x in arrays.items()}
+    return guarded, offsets, names
 
 
 def _waited(future: Any, place: str, seconds: float | None = None) -> Any:
