@@ -11,6 +11,7 @@ import numpy as np
 
 from fedjax_dp import FederatedData, algorithms, audit, engine, models
 from fedjax_dp.clients import LocalConfig, local_trainer
+from fedjax_dp.core.decimals import rounded_down, rounded_up
 from fedjax_dp.data import full_participation, participation, poisson, without_amplification
 from fedjax_dp.privacy import make_plan
 from fedjax_dp.privacy.mechanisms.distributed import Plan
@@ -158,7 +159,7 @@ def as_markdown(results: list[dict[str, Any]]) -> str:
         lines.append(
             f"| {one['cohorts']} | {one['rounds_lost']:.1%} | {one['colluders']} "
             f"| {shares} | {one['method']} | {one['runs']} × {one['rounds']} | {one['dp_delta']:g} "
-            f"| {one['epsilon_claimed']:.3f} | {one['epsilon_proven']:.3f} "
+            f"| {rounded_up(one['epsilon_claimed'])} | {rounded_down(one['epsilon_proven'])} "
             f"| {'yes' if one['is_violated'] else 'no'} |"
         )
     return "\n".join(lines) + "\n"

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedjax_dp import FederatedData, algorithms, engine, models
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer
+from fedjax_dp.core.decimals import rounded_up
 from fedjax_dp.data import datasets, full_participation, participation
 from fedjax_dp.engine import PrivacyAccounting
 from fedjax_dp.io import drawing
@@ -320,7 +321,7 @@ def _sweep_table(rows: list[dict[str, Any]]) -> list[str]:
     for one in rows:
         scores, asked = one["scores"], one["asked"]
         coordinate = f"{2 / one['multiplier']:.3g}" if one["multiplier"] else ""
-        composed = f"{max(one['epsilon']):.3g}" if "epsilon" in one else ""
+        composed = rounded_up(max(one["epsilon"]), 3) if "epsilon" in one else ""
         asked = f"{asked:g}" if asked else ""
         curve = [scores[r]["shared"] for r in (0, 3, 7)]
         rest = [float(np.mean(scores[7][name])) for name in ("received", "own")]
@@ -361,7 +362,7 @@ def _grid_table(rows: list[dict[str, Any]]) -> list[str]:
     lines = []
     for one in rows:
         asked = f"{one['asked']:g}" if one["asked"] else ""
-        held = f"{one['epsilon']:.3g}" if one["epsilon"] else ""
+        held = rounded_up(one["epsilon"], 3) if one["epsilon"] else ""
         curve = [one["accuracy"][0], float(np.mean(one["accuracy"][-LAST:])), one["own"]]
         rounds = [r for r in one["rounds_to_converge"] if r is not None]
         share = f"{len(rounds)} of {len(one['rounds_to_converge'])}"

@@ -102,6 +102,13 @@ def console(*, is_error: bool = False) -> Console:
     )
 
 
+class _Visible(logging.Formatter):
+    """Formats records, in which no name controls the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record), keeps_lines=True)
+
+
 @contextlib.contextmanager
 def logging_at(level: LogLevel) -> Iterator[None]:
     """Logs what libraries report to the error stream."""
@@ -109,7 +116,7 @@ def logging_at(level: LogLevel) -> Iterator[None]:
     root, handler = logging.getLogger(), logging.StreamHandler()
     before = root.level
     handler.setLevel(least.get(level, logging.WARNING))
-    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(_Visible("%(levelname)s %(name)s: %(message)s"))
     root.addHandler(handler)
     root.setLevel(handler.level)
     logging.captureWarnings(True)

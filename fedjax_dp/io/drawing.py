@@ -54,7 +54,7 @@ def draw_curve(
         "markersize": 4.5,
         "markevery": (index % gap, gap),
         "zorder": 2 + 0.01 * index,
-        "label": label,
+        "label": in_plot(label),
     }
     (line,) = axes.plot(x, y, **style | more)
     return line
@@ -190,7 +190,7 @@ def integer_ticks(axes: Axes) -> None:
 def set_title(axes: Axes, title: str) -> None:
     """Writes a title, wrapped to the width of the figure."""
     wide = max(20, int(_TITLE * _width(axes)))
-    lines = (line for part in title.splitlines() for line in wrap(part, wide))
+    lines = (in_plot(line) for part in title.splitlines() for line in wrap(part, wide))
     axes.set_title("\n".join(lines), fontsize=11)
 
 

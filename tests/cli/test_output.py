@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 
 from fedjax_dp.cli import main
+from fedjax_dp.cli.output import Output
 from fedjax_dp.experiment.reading import keys
 from fedjax_dp.experiment.running import run as running
 from fedjax_dp.experiment.running.run import Outcome
@@ -557,3 +558,15 @@ def test_many_rounds_are_few_lines(rounds, seconds, most):
 def test_a_time_has_its_two_largest_units(seconds, words):
     main.command("run")
     assert sys.modules["fedjax_dp.cli.progress"].duration(seconds) == words
+
+
+def test_no_name_controls_the_terminal():
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=False, soft_wrap=True)
+    out = Output(console, console)
+    name = "North\x1b[2J\x1b]0;owned\x07\r"
+    for show in (out.say, out.note, out.warn):
+        show(f"client {name}\nnext")
+    out.table(["client"], [[name]])
+    assert not {"\x1b", "\x07", "\r", "\x9b"} & set(text.getvalue())
+    assert text.getvalue().count(r"North\x1b[2J") == 4 and text.getvalue().count("next") == 3

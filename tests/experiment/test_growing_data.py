@@ -92,12 +92,14 @@ def test_statements_name_the_bound_of_models_and_own_models_without_noise(person
     words += ["--privacy.record.noise_multiplier=2", "--privacy.record.epsilon=none"]
     experiment = assemble(load_config(None, words))
     facts = facts_of(experiment, experiment.simulation.hyper, ())["record"]
+    assert facts["reads_once"] and "assumes_every_round" not in facts
     ledgers = PrivacyAccounting(experiment.simulation).ledgers
     ledgers["record"].charge(
         experiment.simulation.algorithm.claims.record.at(0)(9, experiment.simulation.hyper)
     )
     text = in_words(statement(ledgers["record"], 1e-5, **facts))
     assert "The bound on one contribution is 1.001/(0.5·k) in L2 norm, for the k records" in text
+    assert "1 release is composed" in text and "Each record is read in one round only" in text
     assert "A step reads" not in text and "which cover them" not in text
     assert ("no ε covers them" in text) == is_kept == ("No noise protects" in text)
 

@@ -1,6 +1,7 @@
 """What people read of a claim is never better than the claim: figures round to its safe side."""
 
 import copy
+import csv
 import functools
 import io
 import json
@@ -243,3 +244,11 @@ def test_a_table_on_disk_has_what_the_words_have(tmp_path):
     assert rows[0] == "| client | ε | releases | budget of ε | clip norm |"
     cells = [float(cell) for cell in rows[2].strip("| ").split(" | ")]
     assert cells[1] >= claim["epsilon_per_unit"][1] and cells[3:] == [9.0, 0.5]
+
+
+def test_no_cell_of_a_sweep_is_a_formula_or_another_row():
+    name = "=cmd|' /C calc'!A0\n| x | 0.01 |"
+    rows = [entry(2.0) | {"rate": name}, entry(2.0) | {"rate": "-0.5"}]
+    lines = list(csv.reader(io.StringIO(tables.as_csv(rows))))
+    assert len(lines) == 3 and lines[1][0].startswith("'=") and lines[2][0] == "-0.5"
+    assert len(tables.as_list(STUDY, rows).splitlines()) == 4

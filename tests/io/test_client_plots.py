@@ -148,6 +148,18 @@ def test_a_partition_without_labels_and_with_an_empty_client():
 
 
 @telling
+def test_names_are_drawn_as_they_are_and_not_as_formulas():
+    """Two signs of dollars begin and end a formula, and one that is none ends the run."""
+    names = ("$\\q$", "a\nb\x1b", "pays $5 or $6")
+    found = dataclasses.replace(
+        statistics.describe([np.arange(3)] * 3, np.array([0, 1, 1])), client_names=names
+    )
+    figure = labels_by_client(found, title=None)
+    figure.canvas.draw()
+    drawn = {label.get_text() for axes in figure.axes for label in axes.get_xticklabels()}
+    assert {r"\$\q\$", r"a\nb\x1b", r"pays \$5 or \$6"} <= drawn
+
+
 def test_drawing_touches_no_global_state():
     code = (
         "import sys, numpy as np; from fedjax_dp.data import statistics as s;"

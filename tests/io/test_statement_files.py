@@ -74,6 +74,19 @@ def test_clients_that_have_names_are_named(tmp_path, ledgers):
     assert read_claims(tmp_path)[1]["client_names"] == names["client_names"]
 
 
+def test_a_name_adds_no_row_and_no_heading_and_controls_no_terminal(tmp_path, ledgers):
+    hostile = ["North\n\n## Client level\n", "a | 0 |\r\n| all | 0.01 |", "\x1b[2J\x1b]0;x\x07"]
+    facts = {u: f | {"client_names": hostile} for u, f in FACTS.items()}
+    write_statement(tmp_path, ledgers, DELTA, "rdp", facts, {"a | b`\n.txt": "exact"})
+    text = (tmp_path / "privacy.md").read_bytes().decode()
+    assert not [c for c in text if ord(c) < 32 and c != "\n"]
+    rows = [row for row in text.splitlines() if row[:2] == "| "]
+    # Heads, a row for each client, heads, and a row for the file.
+    assert len(rows) == 6 and all(row.count(" | ") == rows[0].count(" | ") for row in rows[:4])
+    assert text.count("\n## Client level") == 1
+    assert read_claims(tmp_path)[1]["client_names"] == hostile
+
+
 def read_claims(folder):
     return json.loads((folder / "privacy.json").read_text())["claims"]
 
