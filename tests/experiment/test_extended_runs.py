@@ -11,7 +11,7 @@ from marks import later
 
 import fedjax_dp as fdp
 from fedjax_dp.experiment.components.mechanism import Setting, client_aggregator
-from fedjax_dp.experiment.running import starting
+from fedjax_dp.experiment.running import saved
 from fedjax_dp.experiment.schema.config import (
     BoundedLaplaceLevel,
     ClientLevel,
@@ -58,7 +58,7 @@ def may_be_extended(**levels):
         }
     )
     try:
-        starting._require_extensible(config, 4)
+        saved._require_extensible(config, 4)
     except ValueError as refused:
         assert "run.rounds must be 4" in str(refused)
         return False
