@@ -11,6 +11,7 @@ import io
 import os
 import pathlib
 import re
+import unicodedata
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -84,8 +85,9 @@ class Notation(NamedTuple):
     def name(self, text: str) -> str:
         """Writes equal numbers alike, such as 0, 0.0 and +0, and truth values in lower case.
 
-        Other text stays as it is, also a number with leading zeros, such as 007.
+        Other text stays as it is in the normal form NFC, also numbers with leading zeros: 007.
         """
+        text = unicodedata.normalize("NFC", text)
         if text.lower() in ("true", "false"):
             return text.lower()
         if not re.match(self.pattern, text) or re.match("[+-]?0[0-9]", text):
@@ -139,8 +141,7 @@ class Column:
                 array = array.cast(array.type.value_type)
             kind = array.type
             if _is_text(kind):
-                text = pc.utf8_normalize(array.cast(pa.string()), form="NFC")
-                trimmed = pc.utf8_trim_whitespace(text)
+                trimmed = pc.utf8_trim_whitespace(array.cast(pa.string()))
                 is_in = pc.is_in(trimmed, value_set=pa.array(reading.missing, pa.string()))
                 array = pc.if_else(is_in, pa.scalar(None, pa.string()), trimmed)
             elif pa.types.is_floating(kind):
@@ -432,11 +433,13 @@ def _read(path: pathlib.Path, reading: Reading) -> Any:
     ((read, rule),) = [(read, rule) for endings, read, rule in readers if name.endswith(endings)]
     if name.endswith(_CSV):
         rule = f"be a table whose cells are {rule}"
-    with files.reading(path, rule, pa.ArrowException, OSError, EOFError, zlib.error):
+    damage = (pa.ArrowException, UnicodeDecodeError, OSError, EOFError, zlib.error)
+    with files.reading(path, rule, *damage):
         table = read()
         # Offsets and strings of a damaged file, which would be read beyond their ends.
         table.validate(full=True)
-    return table
+        # Names are decoded here.
+        return table.rename_columns(table.column_names)
 
 
 def without_ending(file: str) -> str:

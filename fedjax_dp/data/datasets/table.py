@@ -6,7 +6,6 @@ import datetime
 import os
 import pathlib
 import re
-import unicodedata
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -319,11 +318,14 @@ def _date_rule(option: str, given: Mapping[str, str]) -> DateRule:
     assert since is not None
     form = given.get("format")
     if form is not None:
-        example, year = datetime.datetime(2011, 12, 23, tzinfo=datetime.UTC), 0
+        first, second = (datetime.datetime(y, 12, 23, tzinfo=datetime.UTC) for y in (2011, 2012))
+        has_year = first.strftime(form) != second.strftime(form)
         with contextlib.suppress(ValueError):
-            year = datetime.datetime.strptime(example.strftime(form), form).year
+            has_year = (
+                has_year and datetime.datetime.strptime(first.strftime(form), form).year == 2011
+            )
         rule = "be a format of `strptime` that reads at least a year, such as '%d.%m.%Y'"
-        checks.require(year == example.year, f"{option}.format", rule, form)
+        checks.require(has_year, f"{option}.format", rule, form)
     return DateRule(since, form)
 
 
@@ -410,7 +412,7 @@ class _Coder:
         """Writes the value of an option as `Column.texts` writes that of a cell."""
         is_text = isinstance(value, str)
         notation = self.table.reading.notation if is_text else Notation()
-        return notation.name(unicodedata.normalize("NFC", str(value).strip()))
+        return notation.name(str(value).strip())
 
     def exact(self, has_numbers: bool) -> tuple[str, ...]:
         """Names the exact statistics that entered examples, for privacy statements."""
