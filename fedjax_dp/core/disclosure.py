@@ -55,6 +55,15 @@ def require_of_file(
         raise GuardedError(text, f"a file of the data must {rule if public is None else public}")
 
 
+def one_of(argument: str, value: str, choices: Collection[str]) -> None:
+    """As `checks.one_of`: others read the choices, and not the value."""
+    try:
+        checks.one_of(argument, value, choices)
+    except ValueError as error:
+        public = f"{argument} must be one of {', '.join(sorted(choices))}"
+        raise GuardedError(str(error), public) from None
+
+
 def require_column(option: str, name: str, where: str, columns: Collection[str]) -> None:
     """Requires a column of a file, whose others are not named: they may be a record."""
     try:

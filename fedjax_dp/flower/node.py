@@ -269,7 +269,7 @@ class _Plans:
 
     def agreed(self, node: Node, facts: Mapping[str, Any]) -> Plan:
         """Requires a message of the same plan."""
-        checks.one_of("keys", node.keys, get_args(Keys))
+        disclosure.one_of("keys", node.keys, get_args(Keys))
         plan = self.plan(node, facts)
         with in_public():
             found = text_of(facts, "digest")

@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from fedjax_dp.core import checks, disclosure
+from fedjax_dp.core import disclosure
 from fedjax_dp.flower.exchange import FOLDER
 from fedjax_dp.flower.scores import Scores
 from fedjax_dp.flower.terms import Keys, Script
@@ -31,14 +31,14 @@ def require_node_config(config: Mapping[str, Any]) -> None:
       ValueError: naming the first that is not.
     """
     for name in config:
-        checks.one_of("a name in node-config", name, _NAMES)
+        disclosure.one_of("a name in node-config", name, _NAMES)
     for name in _PATHS:
         path = str(config.get(name, "/"))
         rule = "be an absolute path"
         disclosure.require(pathlib.Path(path).is_absolute(), f"node-config {name}", rule, path)
     for name, choices in _CHOICES.items():
         if name in config:
-            checks.one_of(f"node-config {name}", str(config[name]), choices)
+            disclosure.one_of(f"node-config {name}", str(config[name]), choices)
 
 
 def clients_of(config: Mapping[str, Any], num_clients: int) -> list[int]:
@@ -57,14 +57,14 @@ def clients_of(config: Mapping[str, Any], num_clients: int) -> list[int]:
     of_partition = [name for name in _PARTITION if name in config]
     if "clients" in config:
         rule = "hold clients, or partition-id and num-partitions, not both"
-        checks.require(not of_partition, "node-config", rule, dict(config))
+        disclosure.require(not of_partition, "node-config", rule, dict(config))
         return _listed(str(config["clients"]), num_clients)
     rule = "hold clients, or partition-id and num-partitions"
-    checks.require(len(of_partition) == len(_PARTITION), "node-config", rule, dict(config))
+    disclosure.require(len(of_partition) == len(_PARTITION), "node-config", rule, dict(config))
     own, parts = (_index(f"node-config {name}", config[name]) for name in _PARTITION)
-    checks.require(parts >= 1, "node-config num-partitions", "be at least 1", parts)
+    disclosure.require(parts >= 1, "node-config num-partitions", "be at least 1", parts)
     most = min(parts, num_clients) - 1
-    checks.require(own <= most, "node-config partition-id", f"be from 0 to {most}", own)
+    disclosure.require(own <= most, "node-config partition-id", f"be from 0 to {most}", own)
     return [i for i in range(num_clients) if i % parts == own]
 
 
@@ -84,7 +84,7 @@ def script_of(config: Mapping[str, Any], rounds: int) -> Script | None:
     if config.get("training", "package") == "package":
         return None
     rule = "hold state-dir, the folder that the node and a training script share"
-    checks.require("state-dir" in config, "node-config", rule, dict(config))
+    disclosure.require("state-dir" in config, "node-config", rule, dict(config))
     folder = pathlib.Path(str(config["state-dir"])) / FOLDER
     return Script(folder, rounds, sends_scores=config.get("scores") == "exact")
 
@@ -97,16 +97,18 @@ def _listed(text: str, num_clients: int) -> list[int]:
         rule = "be numbers and ranges, such as 0-4,9"
         is_range = len(numbers) <= 2 and all(_is_number(each) for each in numbers)
         is_range = is_range and int(numbers[0]) <= int(numbers[-1])
-        checks.require(is_range, "node-config clients", rule, text)
+        disclosure.require(is_range, "node-config clients", rule, text)
         rule = f"be from 0 to {num_clients - 1}, as the population has {num_clients} clients"
-        checks.require(int(numbers[-1]) < num_clients, "node-config clients", rule, part.strip())
+        disclosure.require(
+            int(numbers[-1]) < num_clients, "node-config clients", rule, part.strip()
+        )
         found |= set(range(int(numbers[0]), int(numbers[-1]) + 1))
     return sorted(found)
 
 
 def _index(name: str, value: Any) -> int:
     """Reads a whole number, with or without quotes."""
-    checks.require(_is_number(str(value)), name, "be a whole number", value)
+    disclosure.require(_is_number(str(value)), name, "be a whole number", value)
     return int(value)
 
 

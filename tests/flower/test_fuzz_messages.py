@@ -27,9 +27,11 @@ from fedjax_dp.clients import LocalConfig, dp_sgd_trainer
 from fedjax_dp.data import FederatedData, full_participation
 from fedjax_dp.engine import Fate, population_of
 from fedjax_dp.engine.sides import Work
-from fedjax_dp.flower import Budget, Node, Terms, client_app, node
+from fedjax_dp.flower import Budget, Node, Script, Terms, client_app, node
 from fedjax_dp.flower.agreement import KEYS, SHARES, UNMASK
+from fedjax_dp.flower.exchange import Exchange, Task
 from fedjax_dp.flower.masking import Masking
+from fedjax_dp.flower.node import CLIENTS, PRIVACY, SCORES
 from fedjax_dp.flower.packets import Packet, arrays_of, packet_of
 from fedjax_dp.flower.plan import Plan
 from fedjax_dp.flower.testing import InProcess
@@ -242,6 +244,46 @@ def test_each_number_of_a_message_is_checked_before_ledger_and_data(tmp_path, mo
         assert "a message must hold the array" in why
     assert not played.done and not played.charged()
     assert played.asked(packet) == "" and len(played.done) == len(OWN)
+
+
+QUESTIONS = {
+    CLIENTS: {"plan names": ["a"], "plan texts": ["b"]},
+    PRIVACY: {"dp_delta": DELTA},
+    KEYS: {},
+}
+ODD = [-1, 0, 1.0, 1.5, float("nan"), True, "x", b"", [], [-1], [1.5], [True], ["x"], [2**62] * 6]
+
+
+def test_questions_of_another_form_are_refused_by_name(tmp_path, monkeypatch):
+    played = Played(clustered, tmp_path, monkeypatch)
+    facts = {n: played.message(0, -1, 0).facts[n] for n in ("sizes", "validation sizes", "digest")}
+    for kind, more in QUESTIONS.items():
+        for name in (whole := {**facts, **more}):
+            without = {each: value for each, value in whole.items() if each != name}
+            for packet in (Packet(without), *(Packet({**whole, name: odd}) for odd in ODD)):
+                why = played.asked(packet, kind)
+                is_answer = kind == PRIVACY and packet.facts.get(name) == []
+                assert is_answer or re.match(r"RefusedError\(['\"](?!\w+: ).* must ", why), why
+    assert not played.done and not played.charged()
+
+
+def test_a_question_of_another_plan_takes_no_scores(tmp_path):
+    algorithm = algorithms.fedavg(make_model(), plain_trainer(make_model()))
+    script = Script(tmp_path, sends_scores=True)
+    held, plan = Node([0], make_data().select([0]), script=script), None
+    plan = Plan(algorithm, population_of(make_data()))
+    grid = InProcess(client_app(lambda *_: algorithm, lambda _: held), {NODE: {}})
+    exchange = Exchange(tmp_path)
+    exchange.open(Task(plan.digest, 0, None, [0], 0.0, True), {"x": np.zeros(1, np.float32)})
+    exchange.report({"loss": 0.5}, 0, 0)
+    facts = {"digest": plan.digest, "sizes": list(SIZES), "validation sizes": []}
+    facts |= {"scores": True, "scores from": -1}
+    ways = [{"digest": "d" * 64}, {"scores": 1}, {"scores from": 0.5}, {"scores from": -2}, {}]
+    packets = [Packet({**facts, **way}).record() for way in ways]
+    replies = grid.send_and_receive([Message(packet, NODE, SCORES) for packet in packets])
+    *others, last = replies
+    assert all(" must " in reply.error.reason for reply in others)
+    assert '"loss": 0.5' in packet_of(last.content).facts["scores"]
 
 
 def test_a_budget_holds_whatever_stages_and_rounds_a_server_names(tmp_path, monkeypatch):
