@@ -147,7 +147,6 @@ def test_a_partition_without_labels_and_with_an_empty_client():
     assert any("1 without examples: c" in text for text, _ in texts(figure))
 
 
-@telling
 def test_names_are_drawn_as_they_are_and_not_as_formulas():
     """Two signs of dollars begin and end a formula, and one that is none ends the run."""
     names = ("$\\q$", "a\nb\x1b", "pays $5 or $6")
@@ -160,6 +159,7 @@ def test_names_are_drawn_as_they_are_and_not_as_formulas():
     assert {r"\$\q\$", r"a\nb\x1b", r"pays \$5 or \$6"} <= drawn
 
 
+@telling
 def test_drawing_touches_no_global_state():
     code = (
         "import sys, numpy as np; from fedjax_dp.data import statistics as s;"
