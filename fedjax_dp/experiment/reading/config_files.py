@@ -125,7 +125,8 @@ def to_toml(config: Config) -> str:
         if not is_on(config, key, section):
             # Values without a meaning would be refused when they are read.
             tables = _without(tables, key)
-            given = section.model_fields_set | given_in(section).keys()
+            inner = {name for name, value in section if isinstance(value, Section)}
+            given = (section.model_fields_set | given_in(section).keys()) - inner
             some = {name: value for name, value in _tables(section).items() if name in given}
             if some:
                 _put_at(tables, key, some)
