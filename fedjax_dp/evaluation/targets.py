@@ -1,5 +1,6 @@
 """Checks of clients' targets against the outputs of a model, on the host before any work."""
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -62,8 +63,10 @@ def require_rows(what: str, arrays: Mapping[str, Any], allowed: Iterable[Allowed
 
 
 def _require(what: str, allowed: Allowed, parts: Iterable[Any], offsets: np.ndarray | None) -> None:
-    found, count, start = "", 0, 0
+    found, count, start, num_left_out = "", 0, 0, 0
     for part in parts:
+        if not allowed.is_declared:
+            num_left_out += int(np.count_nonzero(np.asarray(part) == allowed.ignore_label))
         wrong = allowed.wrong(part)
         by_row = wrong.reshape(len(wrong), -1).any(axis=1)
         if by_row.any() and not found:
@@ -72,6 +75,13 @@ def _require(what: str, allowed: Allowed, parts: Iterable[Any], offsets: np.ndar
             place = "" if offsets is None else _place(start + row, offsets)
             found = f"{value.item()!r}{place}"
         count, start = count + int(by_row.sum()), start + len(wrong)
+    if num_left_out:
+        warnings.warn(
+            f"{what}[{allowed.name!r}] has no target, {allowed.ignore_label}, in {num_left_out} "
+            "places, which the loss leaves out; Loss(…, ignore_label=…) as the loss of the model "
+            "says that this is meant",
+            stacklevel=2,
+        )
     if count:
         others = f", the first of {count} such rows of {start}" if count > 1 else ""
         public = f"{what}[{allowed.name!r}] must {allowed.rule}"

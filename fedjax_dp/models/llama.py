@@ -9,6 +9,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, Positive
 from fedjax_dp.models import inputs
 from fedjax_dp.models.base import Model
+from fedjax_dp.models.losses import TOKENS
 
 
 class _Norm(nn.Module):
@@ -166,4 +167,4 @@ def llama(
         epsilon=float(norm_epsilon),
         is_tied=is_tied,
     )
-    return Model.from_flax(module, example_x, loss="softmax_cross_entropy", name="llama")
+    return Model.from_flax(module, example_x, loss=TOKENS, name="llama")

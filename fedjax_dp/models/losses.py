@@ -178,11 +178,13 @@ class Allowed(NamedTuple):
       name: the array, such as "y".
       num_classes: the number of outputs for classes; None for probabilities, in [0, 1].
       ignore_label: a further label, of what is left out; None for none.
+      is_declared: whether the loss declares that label, or leaves it out by default.
     """
 
     name: str
     num_classes: int | None
     ignore_label: int | None
+    is_declared: bool = True
 
     def wrong(self, targets: Any) -> np.ndarray:
         """Marks other targets, of the shape of `targets`; NaN is one."""
@@ -242,7 +244,7 @@ class Loss:
         so that targets are not checked, and metrics that need classes look at shapes alone.
       ignore_label: a target that means none: a padded token, or an example without a label. A named
         loss and metrics leave it out; a function has to do so itself. None allows no such target,
-        except `IGNORE_LABEL` for a named loss of sequences.
+        except `IGNORE_LABEL` in sequences of classes, with a warning.
 
     Example:
       `Loss("softmax_cross_entropy", ignore_label=-100)`, or `Loss(focal_loss, "classes")`.
@@ -335,10 +337,13 @@ class Loss:
             _same_rank(outputs, labels)
             return Allowed(name, None, self.ignore_label)
         _is_class(outputs, labels)
-        ignored = self.ignore_label
-        if ignored is None and jnp.ndim(labels) > 1:
-            ignored = IGNORE_LABEL
-        return Allowed(name, outputs.shape[-1], ignored)
+        if self.ignore_label is None and jnp.ndim(labels) > 1:
+            return Allowed(name, outputs.shape[-1], IGNORE_LABEL, is_declared=False)
+        return Allowed(name, outputs.shape[-1], self.ignore_label)
+
+
+# The loss of a sequence of tokens, some of which may be padding.
+TOKENS = Loss("softmax_cross_entropy", ignore_label=IGNORE_LABEL)
 
 
 def _listed(targets: Targets, outputs: jax.Array, labels: jax.Array) -> None:

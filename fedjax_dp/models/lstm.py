@@ -9,6 +9,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.models import inputs
 from fedjax_dp.models.base import Model
+from fedjax_dp.models.losses import TOKENS
 
 
 class _Lstm(nn.Module):
@@ -97,4 +98,4 @@ def char_lstm(
     inputs.check_tokens(example_x)
     checks.whole("num_classes", num_classes, at_least=2)
     module = _CharLstm(num_classes, embedding_size, num_units, num_layers)
-    return Model.from_flax(module, example_x, loss="softmax_cross_entropy", name="char_lstm")
+    return Model.from_flax(module, example_x, loss=TOKENS, name="char_lstm")

@@ -8,6 +8,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, Decay
 from fedjax_dp.models import inputs
 from fedjax_dp.models.base import Model
+from fedjax_dp.models.losses import TOKENS
 
 
 class _Block(nn.Module):
@@ -116,4 +117,4 @@ def char_transformer(
         dropout=dropout,
         is_tied=is_tied,
     )
-    return Model.from_flax(module, example_x, loss="softmax_cross_entropy", name="char_transformer")
+    return Model.from_flax(module, example_x, loss=TOKENS, name="char_transformer")

@@ -1,5 +1,7 @@
 """Targets that a loss is not for are refused where data and model first meet."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -97,6 +99,21 @@ def test_targets_of_the_loss_are_accepted(loss, width, y):
     model, data = linear(loss, width), store(y)
     bound(algorithm_of(model), data)
     shared_evaluator(model, data)
+
+
+@pytest.mark.parametrize("is_declared", [False, True])
+def test_padding_of_sequences_is_reported_unless_it_is_declared(is_declared):
+    loss = Loss("softmax_cross_entropy", ignore_label=-1 if is_declared else None)
+    model = Model.from_functions(
+        lambda key: {"w": jnp.ones((3, 2))}, lambda p, x: x[:, :, None] * p["w"], loss=loss
+    )
+    data = store(np.stack([SIGNS, SIGNS, 0 * SIGNS], 1))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        bound(algorithm_of(model), data)
+        shared_evaluator(model, data)
+    found = [str(w.message) for w in caught if "has no target, -1, in 8 places" in str(w.message)]
+    assert len(found) == (0 if is_declared else 2)
 
 
 def test_attacked_examples_are_checked_too():

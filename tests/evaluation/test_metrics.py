@@ -120,6 +120,16 @@ def test_one_log_odds_is_that_of_two_classes(name, column):
     assert value_of(metric, outputs, some) == pytest.approx(few, rel=2e-5)
 
 
+@pytest.mark.parametrize("name", METRICS)
+def test_tokens_are_weighed_alike(name):
+    rng = np.random.default_rng(5)
+    logits = rng.normal(size=(40, 6, CLASSES)).astype(np.float32)
+    labels = rng.integers(-1, CLASSES, (40, 6))
+    labels[:5] = -1
+    expected = oracle_of_classes(name, shares(logits)[labels >= 0], labels[labels >= 0])
+    assert value_of(METRICS[name](), logits, labels) == pytest.approx(expected, rel=1e-5)
+
+
 def test_several_labels_have_the_f1_of_scikit_learn_and_no_other_metric():
     rng = np.random.default_rng(4)
     odds, labels = rng.normal(size=(100, 5)).astype(np.float32), rng.integers(0, 2, (100, 5))

@@ -272,3 +272,23 @@ def test_other_clients_hold_out_a_share(monkeypatch, test_sites, section):
     assert made.client_test.sizes.tolist() == [2, 2, 2]
     assert made.client_test.examples["x"].max() < 100
     assert "client_test_share" not in made.chosen
+
+
+@pytest.mark.parametrize("name", ["iid", "dirichlet", "shards", "natural"])
+def test_booleans_are_labels(monkeypatch, name):
+    def made(kind):
+        labels = (np.arange(40) % 3 == 0).astype(kind)
+        arrays = {"x": np.arange(40.0, dtype=np.float32)[:, None], "y": labels}
+        data = Dataset("own", arrays, arrays, 2, "classification", np.arange(40) % 2)
+        monkeypatch.setattr(population.datasets, "load", lambda *_args, **_options: data)
+        section = DataSection(name="digits", partition=name, num_clients=2)
+        return population.build_population(section, seed=0)
+
+    booleans, numbers = made(bool), made(np.int32)
+    for part in ("train", "client_test", "test"):
+        ours, theirs = (getattr(each, part) for each in (booleans, numbers))
+        np.testing.assert_array_equal(ours.examples["y"], theirs.examples["y"])
+        np.testing.assert_array_equal(ours.offsets, theirs.offsets)
+    assert booleans.notes == numbers.notes
+    counts = [each.statistics().label_counts for each in (booleans, numbers)]
+    np.testing.assert_array_equal(*counts)

@@ -338,13 +338,13 @@ class NnxState(nnx.Module):
 
     def __call__(self, x):
         if self.change:
-            self.held.set_value(self.change(self.held.get_value(), x))
+            self.held = type(self.held)(self.change(self.held[...], x))
         return self.dense(x)
 
 
 class NnxMaskedState(NnxState):
     def __call__(self, x, mask=None):
-        self.held.set_value(self.change(self.held.get_value(), x))
+        self.held = type(self.held)(self.change(self.held[...], x))
         return self.dense(x)
 
 
