@@ -174,11 +174,22 @@ class Federation(NamedTuple):
 
         Returns:
           The cohort.
+
+        Raises:
+          ValueError: for a draw that reads more than it receives.
         """
-        if self.claims.units and not isinstance(self.draw, Sampled):
-            shown = (state.server, state.outer) if self.is_adaptive else ((), ())
-            state = SimulationState(shown[0], (), None, state.round, shown[1])
-        return self.draw(state, hyper, key, layout)
+        if not self.claims.units or isinstance(self.draw, Sampled):
+            return self.draw(state, hyper, key, layout)
+        server, outer = (state.server, state.outer) if self.is_adaptive else ((), ())
+        shown = SimulationState(server, (), None, state.round, outer)
+        try:
+            return self.draw(shown, hyper, key, layout)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            rule = (
+                "read no states of clients and aggregators where privacy is claimed, and nothing "
+                "of the state but its round unless draws_ahead is false"
+            )
+            raise ValueError(f"draw must {rule}, got one that fails then: {error}") from error
 
     def run_round(
         self,

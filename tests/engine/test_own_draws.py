@@ -120,6 +120,12 @@ def test_a_draw_of_its_own_sees_nothing_without_noise(is_ahead):
     assert (state.server == ()) == is_ahead
 
 
+def test_a_draw_that_reads_more_than_it_receives_says_so():
+    fed = of_the_model(bound())._replace(draws_ahead=True)
+    with pytest.raises(ValueError, match=r"draw must read .* unless draws_ahead is false"):
+        PrivacyAccounting(fed).planned(fed.init(KEY), KEY, 3)
+
+
 def test_a_draw_of_its_own_is_refused_where_a_claim_needs_more():
     mean = correlated_gaussian_mean(banded_noise(6, 3, min_separation=3), 1.0, NOISE, 2)
     with pytest.raises(ValueError, match=r"participation must keep 3 rounds .*'any_draw"):

@@ -233,3 +233,9 @@ def test_secret_noise_is_not_repeated_with_other_rounding(finished):
     for words, rounds_saved in ((SECRET, 8), (DRAWN, 6)):
         (warning,) = resumed_elsewhere(finished, words, rounds_saved)
         assert "not bit for bit" in warning and "and is 9.9.9" in warning
+    for name in ("environment.json", "digests.json"):
+        (finished / name).unlink()
+    with pytest.raises(ValueError, match=r"rounds 7 to 8.*environment\.json is missing"):
+        same_bits.require_same_rounding(
+            assemble_once(load_config(None, SECRET)), finished, 6, list().append
+        )

@@ -48,9 +48,11 @@ def require_same_rounding(
     known = [name for name in _ROUNDING if name in then]
     rounded = _differences({k: then[k] for k in known}, {k: now[k] for k in known})
     rounded += _differences(*map(_execution, _configs(experiment, folder)))
+    last = max((int(row["round"]) for row in read_metrics(folder)), default=0)
+    if last and not then:
+        rounded.append(f"{ENVIRONMENT_FILE} is missing")
     if not rounded:
         return
-    last = max((int(row["round"]) for row in read_metrics(folder)), default=0)
     repeats = last > num_rounds and experiment.config.run.secret and not is_deployed(folder)
     is_private = bool(experiment.simulation.federation.claims.units)
     rule = (
