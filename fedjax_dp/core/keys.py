@@ -2,6 +2,8 @@
 
 import enum
 import secrets
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +42,28 @@ class Purpose(enum.IntEnum):
 # The generator of keys that noise may be drawn from. Its words are those of a published cipher, on
 # every backend (Salmon and others 2011, Threefry-2x32, which passes the tests stated there).
 STATED = "threefry2x32"
+
+
+def settings() -> dict[str, Any]:
+    """Lists the settings of JAX that random numbers follow from; another version may lack some."""
+    names = ("default_prng_impl", "threefry_partitionable", "random_seed_offset")
+    return {f"jax_{name}": getattr(jax.config, f"jax_{name}", None) for name in names}
+
+
+def require_settings(then: Mapping[str, Any]) -> None:
+    """Refuses to resume with settings by which cohorts, batches and noise would be others.
+
+    Rounds after the newest checkpoint run again: with other numbers they would be two releases, of
+    which one is charged.
+    """
+    now = settings()
+    changed = [name for name in now if name in then and then[name] != now[name]]
+    found = "; ".join(f"{name} was {then[name]} and is {now[name]}" for name in changed)
+    rule = (
+        "be as when the run started, or cohorts, batches and noise would be others; set them in "
+        "the environment by the same names in capitals"
+    )
+    checks.require(not changed, "the random numbers of JAX", rule, found)
 
 
 def require_stated(key: PRNGKey) -> None:

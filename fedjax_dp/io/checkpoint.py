@@ -26,6 +26,7 @@ from fedjax_dp.core.devices import (
     of_first_process,
 )
 from fedjax_dp.core.files import digest_of, kind_of
+from fedjax_dp.core.keys import require_settings, settings
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.record_file import bytes_of
@@ -46,6 +47,8 @@ KEPT = 2
 _AS_SAVED = ocp.args.StandardRestore()
 # In Orbax's metadata: the clients of tables that several processes have saved with padding.
 _CLIENTS = "clients"
+# The same: the settings of JAX that random numbers follow from.
+_RANDOM = "random"
 # What the first process writes to find out whether the others can read it, and for how long they
 # try: a network file system may show a file late.
 _MARK, _PATIENCE = ".shared", 10.0
@@ -116,6 +119,7 @@ class Checkpoints:
         """
         require_usable(directory, "directory")
         self.directory = pathlib.Path(directory).absolute()
+        self._is_read_only = is_read_only
         self._is_shared = is_distributed() and not is_read_only
         self._is_first = not self._is_shared or jax.process_index() == 0
         if is_secret and self._is_first and not is_read_only:
@@ -159,7 +163,7 @@ class Checkpoints:
         self._manager.save(
             step,
             args=ocp.args.Composite(
-                state=ocp.args.StandardSave(arrays, custom_metadata=_spread(state)),
+                state=ocp.args.StandardSave(arrays, custom_metadata=_facts(state)),
                 hyper=ocp.args.StandardSave(numbers),
                 extra=ocp.args.JsonSave(extra),
             ),
@@ -349,7 +353,8 @@ class Checkpoints:
           has them.
 
         Raises:
-          ValueError: if there is no such checkpoint, or it belongs to another simulation.
+          ValueError: if there is no such checkpoint, it belongs to another simulation, or JAX would
+            draw other random numbers than those of its rounds.
         """
         if step is None:
             step, _ = self.newest_intact(like)
@@ -379,7 +384,10 @@ class Checkpoints:
         target = {name: _target(each, leaves.get(name)) for name, each in found.tree.items()}
         # Not strict: a table has another number of padding rows for other devices.
         saved = self._saved(step, state=ocp.args.StandardRestore(target, strict=False))["state"]
-        counts = (found.custom_metadata or {}).get(_CLIENTS, {})
+        facts = found.custom_metadata or {}
+        if not self._is_read_only:
+            require_settings(facts.get(_RANDOM, {}))
+        counts = facts.get(_CLIENTS, {})
         for name, table in saved.items():
             if isinstance(table, jax.Array):
                 saved[name] = Spread(table, counts.get(name, found.tree[name].shape[0]))
@@ -448,11 +456,11 @@ def _named(tree: PyTree) -> dict[str, Any]:
     }
 
 
-def _spread(state: SimulationState) -> dict[str, Any] | None:
-    """Returns the number of clients of each table that several processes hold."""
+def _facts(state: SimulationState) -> dict[str, Any]:
+    """Returns the settings of random numbers, and the clients of tables of several processes."""
     leaves = enumerate(jax.tree.leaves(state))
     found = {f"{i:05d}": x.num_clients for i, x in leaves if isinstance(x, Spread)}
-    return {_CLIENTS: found} if found else None
+    return {_RANDOM: settings(), **({_CLIENTS: found} if found else {})}
 
 
 def _target(saved: Any, leaf: Any) -> Any:

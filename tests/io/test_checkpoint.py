@@ -51,6 +51,16 @@ def test_what_is_saved_is_restored(tmp_path, dtype):
     assert beside == extra
 
 
+def test_other_random_numbers_than_those_that_were_saved_are_refused(tmp_path):
+    Checkpoints(tmp_path).save(state_of(1), HYPER, {})
+    for other in (jax.default_prng_impl("rbg"), jax.threefry_partitionable(False)):
+        with other, pytest.raises(ValueError, match="random numbers of JAX must be as when"):
+            Checkpoints(tmp_path).restore(state_of(0), HYPER)
+        # What draws nothing may read it.
+        with other:
+            Checkpoints(tmp_path, is_read_only=True).restore(state_of(0), HYPER)
+
+
 def test_every_bit_of_a_float_survives(tmp_path):
     bits = np.random.default_rng(0).integers(0, 2**32, 1000, dtype=np.uint32)
     odd = np.array([0x7FC00001, 0xFF800000, 0x00000001, 0x80000000], np.uint32)

@@ -12,6 +12,7 @@ import jax
 import platformdirs
 
 from fedjax_dp.core.backend import programs_folder
+from fedjax_dp.core.keys import settings
 from fedjax_dp.core.versions import libraries
 
 # Limits of the user's cache of programs, of all and of those below a size; the oldest are deleted.
@@ -19,6 +20,7 @@ _CACHE_BYTES = 4 * 2**30
 _SMALL_BYTES, _SMALL_PROGRAMS = 2**14, 500
 # What `environment` calls the settings that random numbers follow from.
 RANDOM = "random numbers"
+_PRECISION = "jax_default_matmul_precision"
 # How JAX names the file of a program.
 _PROGRAM = "-cache"
 
@@ -35,21 +37,14 @@ def environment() -> dict[str, Any]:
         "backend": devices[0].platform,
         "devices": [device.device_kind for device in devices],
         "device kinds": sorted({device.device_kind for device in devices}),
-        RANDOM: {
-            "jax_default_prng_impl": _setting("jax_default_prng_impl", None),
-            "jax_threefry_partitionable": _setting("jax_threefry_partitionable", True),
-            "jax_random_seed_offset": _setting("jax_random_seed_offset", 0),
-        },
+        RANDOM: settings(),
         "compiler": {
-            "jax_default_matmul_precision": _setting("jax_default_matmul_precision", None),
+            "jax_default_matmul_precision": getattr(
+                jax.config, "jax_default_matmul_precision", None
+            ),
             **{name: _flags(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")},
         },
     }
-
-
-def _setting(name: str, default: Any) -> Any:
-    """Reads a setting of JAX, whose annotations list none; another version may not have it."""
-    return getattr(jax.config, name, default)
 
 
 def _flags(name: str) -> list[str]:

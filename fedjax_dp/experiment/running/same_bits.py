@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.keys import require_settings
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.environment import RANDOM, environment
@@ -22,18 +23,8 @@ _WITHOUT_BITS = (
 
 
 def require_same_numbers(folder: pathlib.Path) -> None:
-    """Refuses settings of JAX with which cohorts, batches and noise would be others.
-
-    Rounds after the newest checkpoint run again: with other numbers they would be two releases, of
-    which one is charged.
-    """
-    then, now = read_sealed_object(folder, ENVIRONMENT_FILE).get(RANDOM), environment()[RANDOM]
-    drawn = [] if then is None else _differences(then, now)
-    rule = (
-        "be as when the run started, or cohorts, batches and noise would be others; set them in "
-        "the environment by the same names in capitals"
-    )
-    checks.require(not drawn, "the random numbers of JAX", rule, "; ".join(drawn))
+    """Refuses settings of JAX with which cohorts, batches and noise would be others."""
+    require_settings(read_sealed_object(folder, ENVIRONMENT_FILE).get(RANDOM, {}))
 
 
 def require_same_rounding(
