@@ -23,7 +23,7 @@ _SETTINGS = {
 }
 
 
-def shown(name: str, value: float | str, digits: int = 4, otherwise: str | None = None) -> str:
+def shown(name: str, value: float | str, digits: int = 4, *, decimals: int | None = None) -> str:
     """Writes a figure for people, in few digits.
 
     Guarantee: a figure of privacy is rounded to the side on which a claim still holds: ε, δ, clip
@@ -35,7 +35,7 @@ def shown(name: str, value: float | str, digits: int = 4, otherwise: str | None 
         last part counts.
       value: the figure; an infinite one may be a string.
       digits: significant digits.
-      otherwise: the format of figures that have no safe side; None for as many digits, to nearest.
+      decimals: digits after the point, in place of significant ones.
 
     Returns:
       The text.
@@ -44,8 +44,10 @@ def shown(name: str, value: float | str, digits: int = 4, otherwise: str | None 
     for start, side in (_RESULTS | _SETTINGS).items():
         if own.startswith(start):
             exact = _shortest(float(value)) if start in _SETTINGS else float(value)
+            if decimals is not None and math.isfinite(exact):
+                return _fixed(exact, decimals, side)
             return _rounded(exact, digits, side)
-    return format(value, otherwise or f".{digits}g")
+    return format(value, f".{digits}g" if decimals is None else f".{decimals}f")
 
 
 def rounded_up(value: float, digits: int = 4) -> str:
@@ -71,6 +73,14 @@ def _shortest(value: float) -> float:
     with np.errstate(over="ignore"):
         single = np.float32(value)
     return float(str(single)) if float(single) == value else value
+
+
+def _fixed(value: float, decimals: int, rounding: str) -> str:
+    """Writes a number with so many digits after the point."""
+    last = decimal.Decimal(1).scaleb(-decimals)
+    # Of the largest float.
+    with decimal.localcontext(prec=330 + decimals):
+        return f"{decimal.Decimal(repr(value)).quantize(last, rounding=rounding):f}"
 
 
 def _rounded(value: float, digits: int, rounding: str) -> str:

@@ -3,11 +3,12 @@
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_dp.core.decimals import rounded_down, rounded_up
+from fedjax_dp.core.decimals import rounded_down, rounded_up, shown
 
 
 @settings(max_examples=200, deadline=None)
@@ -44,3 +45,25 @@ def test_a_bound_in_few_digits_is_a_bound(value, digits):
 )
 def test_bounds_as_they_are_written(value, up, down):
     assert (rounded_up(value), rounded_down(value)) == (up, down)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.floats(allow_nan=False, allow_infinity=False), st.integers(0, 6))
+def test_figures_with_a_number_of_decimals_are_bounds_too(value, decimals):
+    up, down = (shown(name, value, decimals=decimals) for name in ("epsilon", "budget"))
+    assert Fraction(down) <= Fraction(repr(value)) <= Fraction(up)
+    assert Fraction(up) - Fraction(down) in (0, Fraction(1, 10**decimals))
+    assert all(len(text.partition(".")[2]) == decimals for text in (up, down))
+    plain = shown("test_accuracy", value, decimals=decimals)
+    assert plain == f"{value:.{decimals}f}"
+
+
+def test_the_side_of_a_figure_follows_from_its_name():
+    for name in ("epsilon_client", "privacy.record.dp_delta", "sampling_rate", "ε", "δ"):
+        assert shown(name, 1.00001) == "1.001", name
+    for name in ("epsilon_lower", "noise_multiplier", "budget", "confidence", "laplace_scale"):
+        assert shown(name, 1.99999) == "1.999", name
+    # A float32 is the decimal that it was given as, but ε is no number that rounds run with.
+    third = float(np.float32(0.1))
+    assert (shown("clip_norm", third), shown("epsilon", third)) == ("0.1", "0.1001")
+    assert [shown("epsilon", x, decimals=4) for x in ("inf", 4.0)] == ["inf", "4.0000"]

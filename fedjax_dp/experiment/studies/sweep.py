@@ -186,7 +186,7 @@ def run_all(
     def ended(place: int, outcome: Outcome) -> None:
         summary = outcome.summary
         found = [m for m in study.metrics if summary.get(m)]
-        results = ", ".join(f"{m} {shown(m, summary[m], otherwise='.4f')}" for m in found)
+        results = ", ".join(f"{m} {shown(m, summary[m], decimals=4)}" for m in found)
         is_interrupted = " (interrupted)" if outcome.ended == "interrupted" else ""
         report(f"{labels[place]}: {results} in {summary['seconds']:.0f} s{is_interrupted}")
         for text in summary.get("warnings", ()):

@@ -10,7 +10,7 @@ from fedjax_dp.core.foreign_text import in_csv, in_markdown
 from fedjax_dp.experiment.studies.sweep import Study
 
 # Columns whose figures are of the metric that the entry names.
-_OF_METRIC = ("mean", "std", "published")
+_OF_METRIC = ("mean", "published")
 
 
 def as_csv(entries: Sequence[Mapping[str, Any]]) -> str:
@@ -110,10 +110,10 @@ def _text(entry: Mapping[str, Any], name: str, digits: int) -> str:
 
 def _cell(entry: Mapping[str, Any], decimals: int) -> str:
     """Writes mean, standard deviation and published number of a metric."""
-    metric, fixed = entry["metric"], f".{decimals}f"
-    text = shown(metric, entry["mean"], otherwise=fixed)
+    metric = entry["metric"]
+    text = shown(metric, entry["mean"], decimals=decimals)
     if entry["std"] is not None:
-        text += f" ± {shown(metric, entry['std'], otherwise=fixed)}"
+        text += f" ± {entry['std']:.{decimals}f}"
     if entry["published"] is not None:
         text += f" ({shown(metric, entry['published'], 6)})"
     return text
