@@ -99,9 +99,8 @@ def _listed(text: str, num_clients: int) -> list[int]:
         is_range = is_range and int(numbers[0]) <= int(numbers[-1])
         disclosure.require(is_range, "node-config clients", rule, text)
         rule = f"be from 0 to {num_clients - 1}, as the population has {num_clients} clients"
-        disclosure.require(
-            int(numbers[-1]) < num_clients, "node-config clients", rule, part.strip()
-        )
+        fits = int(numbers[-1]) < num_clients
+        disclosure.require(fits, "node-config clients", rule, part.strip())
         found |= set(range(int(numbers[0]), int(numbers[-1]) + 1))
     return sorted(found)
 

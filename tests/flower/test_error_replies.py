@@ -140,21 +140,17 @@ WRONG = {
     "an unknown name": ({SECRET: 1}, "a name in node-config must be one of clients, data, "),
     "an unknown choice": ({"keys": SECRET}, "node-config keys must be one of device, parity"),
     "a list of another form": ({"clients": SECRET}, "node-config clients must be numbers and"),
-    "no clients": ({"data": f"/{SECRET}"}, "node-config must hold clients, or partition-id"),
-    "both forms": ({"partition-id": 0, "data": f"/{SECRET}"}, "node-config must hold clients, or"),
-    "another number": (
-        {"partition-id": SECRET, "num-partitions": 2},
-        "partition-id must be a whole",
-    ),
+    "no clients": ({}, "node-config must hold clients, or partition-id and num-partitions"),
+    "both forms": ({"partition-id": 0, "clients": SECRET}, "node-config must hold clients, or"),
+    "another number": ({"partition-id": SECRET, "num-partitions": 2}, "must be a whole number"),
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_node_whose_configuration_is_wrong_says_which_name(wrong, tmp_path):
     (tmp_path / "deployed.toml").write_text(TOML.format(folder="/nowhere"))
+    (file := tmp_path / f"{SECRET}.csv").write_bytes(csv())
     config, expected = WRONG[wrong]
-    data = {"data": str(tmp_path)} if "number" in wrong else {}
-    grid = InProcess(grid_of(tmp_path)._app, {7: {**data, **config}})
+    grid = InProcess(grid_of(tmp_path)._app, {7: {"data": str(file), **config}})
     (reply,) = grid.send_and_receive([Message(Packet().record(), 7, DATA)])
-    print(reply.error.reason)
     assert expected in reply.error.reason and SECRET not in reply.error.reason
