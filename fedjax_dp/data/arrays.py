@@ -1,5 +1,6 @@
 """Checks of examples, client ids and partitions: numbers of types that JAX supports."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from fedjax_dp.data.disk_arrays import DiskArray, is_on_disk, parts
 
 # Kinds of NumPy types that no model reads: objects, strings, times.
 _NO_NUMBERS = "OSUmM"
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 # Up to here float64 holds every integer.
 _EXACT = 2**53
 _SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
@@ -123,6 +125,18 @@ def client_ids(what: str, ids: Any) -> np.ndarray:
             # 1.0 names the client that 1 names.
             return values.astype(np.int64)
     return values
+
+
+def require_different(what: str, names: Sequence[Any]) -> None:
+    """Requires text ids, if all are numbers, to be different numbers: 1 and 1.0 are one client."""
+    found: dict[float, str] = {}
+    if not all(isinstance(name, str) and _NUMBER.fullmatch(name) for name in names):
+        return
+    for name in names:
+        other = found.setdefault(float(name), name)
+        if other != name and abs(float(name)) < _EXACT:
+            rule = "write each number in one way"
+            checks.require(False, what, rule, f"{other!r} and {name!r}")
 
 
 def _require_none_missing(what: str, rows: np.ndarray) -> None:

@@ -403,6 +403,7 @@ class FederatedData:
         """
         client_ids, examples = array_checks.client_ids("client_ids", client_ids), _arrays(examples)
         names, first, index = np.unique(client_ids, return_index=True, return_inverse=True)
+        array_checks.require_different("client_ids", names.tolist())
         if keep_order:
             rank = np.argsort(np.argsort(first))
             names, index = names[np.argsort(first)], rank[index]

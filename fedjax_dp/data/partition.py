@@ -335,6 +335,7 @@ def natural(client_ids: np.ndarray) -> list[np.ndarray]:
     client_ids = arrays.client_ids("client_ids", client_ids)
     checks.require(len(client_ids) > 0, "client_ids", "name at least one client", "no ids")
     names, owner = np.unique(client_ids, return_inverse=True)
+    arrays.require_different("client_ids", names.tolist())
     return by_owner(owner, len(names))
 
 

@@ -53,6 +53,7 @@ def write_store(
     counts = _counts(client_ids)
     names = list(counts) if keep_order else sorted(counts)
     checks.require(bool(names), "the data", "hold at least one example", "none")
+    array_checks.require_different("client ids", names)
     offsets = np.concatenate([[0], np.cumsum([counts[name] for name in names])])
     number, free = {name: i for i, name in enumerate(names)}, offsets[:-1].copy()
     stored: dict[str, np.memmap] = {}

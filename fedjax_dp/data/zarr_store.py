@@ -37,7 +37,9 @@ def write(arrays: Mapping[str, Any], offsets: np.ndarray, names: Sequence[str], 
 
     address = _address(place)
     keys = _waited(ts.KvStore.open(address), place)
-    checks.require(not _waited(keys.list(), place), "place", "hold nothing yet", place)
+    with files.reading(place, "be a place that can be written to", NotImplementedError):
+        found = _waited(keys.list(), place)
+    checks.require(not found, "place", "hold nothing yet", place)
     facts: dict[str, Any] = {}
     for name, array in arrays.items():
         rows, shape = rows_of_block(array), list(array.shape)

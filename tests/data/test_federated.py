@@ -11,7 +11,7 @@ import textwrap
 import numpy as np
 import pytest
 
-from fedjax_dp.data import clusters, statistics, zarr_store
+from fedjax_dp.data import clusters, partition, statistics, zarr_store
 from fedjax_dp.data.federated import FederatedData, example_structure, nested
 from fedjax_dp.data.store_writer import write_store
 
@@ -379,13 +379,21 @@ def test_what_lists_no_rows_is_refused(rows):
             call()
 
 
-def test_equal_numbers_are_one_client_and_missing_ones_are_none():
+def test_equal_numbers_are_one_client_and_missing_ones_are_none(tmp_path):
     x = {"x": np.arange(3)}
     for ids in (np.array([1.0, 2.0, 1.0]), [1, 2.0, 1.0], np.array([1, 2, 1])):
         assert FederatedData.from_client_ids(x, ids).client_names == ("1", "2")
-    for ids in ([1.0, np.inf, 2.0], [1.0, np.nan, 2.0]):
+    texts = ["1", "1.0", "2"], ["01", "1", "2"], ["1e3", "1000", "2"]
+    for ids in ([1.0, np.inf, 2.0], [1.0, np.nan, 2.0], *texts):
         with pytest.raises(ValueError, match="client_ids must"):
             FederatedData.from_client_ids(x, ids)
+    for ids in texts:
+        with pytest.raises(ValueError, match="client_ids must write each number in one way"):
+            partition.natural(np.array(ids))
+        with pytest.raises(ValueError, match="client ids must write each number in one way"):
+            write_store(tmp_path / ids[0], [np.array(ids)], [(np.array(ids), x)])
+    # Not all are numbers, so none is.
+    assert FederatedData.from_client_ids(x, ["1e3", "1000", "2f"]).num_clients == 3
 
 
 NAMES = "../x", "/x", "x/../y", "x//y", "", ".", "x\\y", "x\0", "x\ny"
@@ -415,3 +423,5 @@ def test_a_store_that_does_not_answer_is_named(monkeypatch):
         for port in (server.getsockname()[1], 1):
             with pytest.raises(ValueError, match=r"127.* must answer within 0\.01 seconds"):
                 FederatedData.open(f"http://127.0.0.1:{port}/notes")
+    with pytest.raises(ValueError, match="must be a place that can be written to"):
+        FederatedData({"x": np.zeros(1)}, [0, 1]).save_zarr("http://127.0.0.1:1/notes")
