@@ -10,6 +10,8 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from safetensors.numpy import load_file, save
 
 from fedjax_dp.core import files
+from fedjax_dp.core.disclosure import GuardedError
+from fedjax_dp.io.params import DIGEST, digest_of_arrays, require_undamaged
 
 _SUFFIX = ".safetensors"
 # Enough that no two runs of a node share a name.
@@ -59,12 +61,23 @@ class StatesOnDisk:
     def read(self, client: int, round: int) -> Mapping[str, np.ndarray] | None:
         """Reads a client's state as of a round, or None."""
         path = self._of(client).get(round)
-        return None if path is None else load_file(path)
+        if path is None:
+            return None
+        try:
+            found: dict[str, np.ndarray] = load_file(path)
+            require_undamaged(path, found, path.name)
+        except Exception as error:
+            # The reader raises many types of errors for damaged files.
+            rule = "must be as it was written: restore the node's folder of states from a copy"
+            public = f"the state of a client {rule}"
+            raise GuardedError(f"{path} {rule}: {error}", public) from error
+        return found
 
     def write(self, client: int, round: int, arrays: Mapping[str, np.ndarray], last: int) -> None:
         """Writes a client's state after a round; deletes those of rounds before `last`."""
         path = self._folder / f"{_prefix(self._run, client)}{round}{_SUFFIX}"
-        content = save({name: np.asarray(x, order="C") for name, x in arrays.items()})
+        named = {name: np.asarray(x, order="C") for name, x in arrays.items()}
+        content = save(named, {DIGEST: digest_of_arrays(named, path.name)})
         files.write_private(path, content)
         for old, place in self._of(client).items():
             if old < last:

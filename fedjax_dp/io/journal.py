@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, files
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.files import BINARY, sync_folder
 from fedjax_dp.engine.record import RoundRecord
@@ -64,7 +64,7 @@ class JournalFile:
         """
         fields = {name: np.asarray(x).tolist() for name, x in record._asdict().items()}
         line = {"round": round, "run": self.run, **fields, **self._facts}
-        self._write(json.dumps(line).encode() + b"\n")
+        self._write(json.dumps(files.with_digest(line)).encode() + b"\n")
         self._lines.append(line)
 
     def _write(self, text: bytes) -> None:
@@ -149,10 +149,10 @@ _COPY = (
 def _parsed(line: bytes) -> dict[str, Any] | None:
     """Reads a line; None if it is damaged."""
     try:
-        found = json.loads(line)
+        found = files.without_digest(json.loads(line), "")
     except ValueError:
         return None
-    if not isinstance(found, dict) or not {"round", *RoundRecord._fields} <= found.keys():
+    if not {"round", *RoundRecord._fields} <= found.keys():
         return None
     try:
         checks.whole("round", found["round"], at_least=0)

@@ -1,17 +1,23 @@
 """Parameters in safetensors files, NumPy archives and Orbax folders."""
 
 import pathlib
-from typing import Literal
+import zipfile
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from safetensors import safe_open
 
 from fedjax_dp.core import checks, files, trees
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data.record_file import bytes_of
 
 Format = Literal["safetensors", "npz", "orbax"]
 FORMATS = ("safetensors", "npz", "orbax")
+# In the header of a safetensors file.
+DIGEST = "sha256"
 
 
 # Endings of files; a folder of Orbax has none of these.
@@ -46,16 +52,23 @@ def write_params(path: str | pathlib.Path, params: PyTree, form: Format | None =
 
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(path, jax.tree.map(np.asarray, params))
-    elif form == "npz":
+        return
+    unfinished = path.with_name(f"{path.name}.tmp")
+    if form == "npz":
         for name, array in named.items():
             fits = array.dtype.kind in "biufc"
             checks.require(fits, f"params {name}", "have a NumPy type for npz", array.dtype)
-        with path.open("wb") as file:
+        with unfinished.open("wb") as file:
             np.savez(file, **named)  # type: ignore[arg-type]
+        with zipfile.ZipFile(unfinished, "a") as archive:
+            archive.comment = digest_of_arrays(named).encode()
     else:
         from safetensors.flax import save_file
 
-        save_file({name: jnp.asarray(array) for name, array in named.items()}, str(path))
+        arrays = {name: jnp.asarray(array) for name, array in named.items()}
+        digest = digest_of_arrays({name: np.asarray(array) for name, array in arrays.items()})
+        save_file(arrays, str(unfinished), metadata={DIGEST: digest})
+    unfinished.replace(path)
 
 
 def read_params(path: str | pathlib.Path) -> dict[str, np.ndarray]:
@@ -70,14 +83,39 @@ def read_params(path: str | pathlib.Path) -> dict[str, np.ndarray]:
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as archive:
                 named = {name: archive[name] for name in archive.files}
+            with zipfile.ZipFile(path) as whole:
+                _require(named, whole.comment.decode() or None)
         else:
             from safetensors.flax import load_file
 
             named = {name: np.asarray(array) for name, array in load_file(str(path)).items()}
+            require_undamaged(path, named)
     for name, array in named.items():
         is_array = isinstance(array, np.ndarray)
         checks.require(is_array, f"{path}, {name!r},", "be an array", type(array))
     return named
+
+
+def digest_of_arrays(named: Mapping[str, np.ndarray], about: str = "") -> str:
+    """Computes the SHA-256 of arrays by name, and of what they are."""
+    parts: list[Any] = [about.encode()]
+    for name in sorted(named):
+        array = np.ascontiguousarray(named[name])
+        parts += [f"{name} {array.dtype} {array.shape} ".encode(), bytes_of(array)]
+    return files.digest_of(parts).hex()
+
+
+def require_undamaged(
+    path: str | pathlib.Path, named: Mapping[str, np.ndarray], about: str = ""
+) -> None:
+    """Requires the arrays of a safetensors file to be those of its digest, if it has one."""
+    with safe_open(str(path), "np") as file:
+        _require(named, (file.metadata() or {}).get(DIGEST), about)
+
+
+def _require(named: Mapping[str, np.ndarray], digest: str | None, about: str = "") -> None:
+    if digest is not None and digest != digest_of_arrays(named, about):
+        raise ValueError("it was damaged after it was written")
 
 
 def by_path(params: PyTree) -> dict[str, np.ndarray]:

@@ -221,3 +221,52 @@ def test_the_statement_of_a_run_covers_no_choice(tmp_path):
         assert "which Optuna chose by the results of other runs" in said
         # Also of a run that it did not end.
         assert f"which {HALVING} decided" in said
+
+
+@pytest.mark.parametrize("how", ["cut", "middle", "flip", "empty", "rubbish"])
+def test_a_damaged_journal_is_read_up_to_its_first_damaged_line(tmp_path, how):
+    path, told = tmp_path / "optuna.journal", []
+
+    def study():
+        storage = module.optuna.storages.JournalStorage(module._Journal(path, told.append))
+        return module.optuna.create_study(storage=storage, study_name="search", load_if_exists=True)
+
+    first = study()
+    for i in range(5):
+        trial = first.ask()
+        trial.suggest_float("x", 0, 1)
+        first.tell(trial, float(i))
+    assert [t.value for t in study().get_trials()] == [0, 1, 2, 3, 4] and not told
+    lines = path.read_bytes().splitlines(keepends=True)
+    place = len(lines) // 2
+    harmed = {
+        "cut": [*lines[:-1], lines[-1][:-5]],
+        "middle": [*lines[:place], lines[place][:-9] + b"\n", *lines[place + 1 :]],
+        "flip": [*lines[:place], lines[place].replace(b"1", b"2"), *lines[place + 1 :]],
+        "empty": [*lines[:place], b"\n", *lines[place + 1 :]],
+        "rubbish": [*lines, b"\xff\n"],
+    }[how]
+    assert harmed != lines
+    path.write_bytes(b"".join(harmed))
+    left = study()
+    (text,) = told
+    number = {"cut": len(lines), "rubbish": len(lines) + 1}.get(how, place + 1)
+    assert text.startswith(f"{path}, line {number}, is damaged")
+    values = [t.value for t in left.get_trials() if t.value is not None]
+    assert values == [0, 1, 2, 3, 4][: len(values)] and (len(values) >= 4) == (number > place + 1)
+    assert (tmp_path / "optuna.journal.damaged").read_bytes() == b"".join(harmed)
+    # What is written now is not behind what was cut off.
+    left.tell(left.ask(), 9.0)
+    assert study().get_trials()[-1].value == 9.0 and len(told) == 1
+
+
+def test_a_search_whose_journal_was_damaged_has_the_same_points(played, tmp_path):
+    plan = PLAN._replace(trials=6)
+    whole = search(STUDY, plan, tmp_path, report=lambda text: None)
+    path = tmp_path / "optuna.journal"
+    lines = path.read_bytes().splitlines(keepends=True)
+    for count in range(3, len(lines), 9):
+        path.write_bytes(b"".join(lines[:count]) + lines[count][:9])
+        told = []
+        assert search(STUDY, plan, tmp_path, report=told.append) == whole, count
+        assert sum("is damaged" in text for text in told) == 1

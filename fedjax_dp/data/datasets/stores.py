@@ -215,7 +215,7 @@ def save(
         stored = FederatedData.from_indices(examples, clients, names)
         (stored.save if format == "npy" else stored.save_zarr)(directory / part)
     facts = {name: getattr(data, name) for name in _KINDS} | {"num_classes": int(data.num_classes)}
-    (directory / _FACTS).write_text(json.dumps(facts) + "\n", encoding="utf-8")
+    files.write_text(directory / _FACTS, json.dumps(files.with_digest(facts)) + "\n")
 
 
 class _Place(NamedTuple):
@@ -250,10 +250,9 @@ def _opened(name: str, place: _Place) -> FederatedData:
 
 def _read_facts(path: pathlib.Path) -> dict[str, Any]:
     """Reads what describes a saved data set."""
-    found = files.parse_json(files.read_text(path), path)
+    found = files.without_digest(files.parse_json(files.read_text(path), path), path)
     rule = f"describe a data set by {', '.join(_KINDS)}"
-    is_known = isinstance(found, dict) and found.keys() == _KINDS.keys()
-    checks.require(is_known, str(path), rule, found)
+    checks.require(found.keys() == _KINDS.keys(), str(path), rule, found)
     for name, kind in _KINDS.items():
         value = found[name]
         is_kind = type(value) is kind if kind is not list else isinstance(value, list)

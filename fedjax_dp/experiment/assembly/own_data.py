@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from fedjax_dp.algorithms import registry as algorithms
-from fedjax_dp.core import checks, disclosure
+from fedjax_dp.core import checks, disclosure, files
 from fedjax_dp.data import datasets
 from fedjax_dp.data.datasets import Dataset
 from fedjax_dp.data.datasets.base import Task
@@ -42,11 +42,15 @@ class Registered(NamedTuple):
     @classmethod
     def read(cls, file: pathlib.Path) -> "Registered | None":
         """Reads a file that `write` wrote; None if there is none."""
-        return cls(**json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
+        if not file.exists():
+            return None
+        found = files.without_digest(files.parse_json(files.read_text(file), file), file)
+        with files.reading(file, "hold what nodes reported of their data", TypeError):
+            return cls(**found)
 
     def write(self, file: pathlib.Path) -> None:
         """Writes a file."""
-        file.write_text(json.dumps(self._asdict()) + "\n", encoding="utf-8")
+        files.write_text(file, json.dumps(files.with_digest(self._asdict())) + "\n")
 
 
 def kind_of(data: Dataset) -> dict[str, Any]:

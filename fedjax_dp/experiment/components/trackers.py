@@ -200,8 +200,9 @@ def _known(progress: Progress) -> dict[str, Any]:
     """Reads what trackers know of the run."""
     path = progress.folder / TRACKERS_FILE
     known = files.parse_json(files.read_text(path), path) if path.is_file() else {}
+    known = files.without_digest(known, path)
     rule = "be a table of identities and rounds"
-    is_known = isinstance(known, dict) and isinstance(known.get(_SENT, {}), dict)
+    is_known = isinstance(known.get(_SENT, {}), dict)
     checks.require(is_known, str(path), rule, known)
     return known
 
@@ -211,7 +212,7 @@ def _identity(tracker: str, progress: Progress) -> tuple[str, int]:
     known = _known(progress)
     if tracker not in known:
         known[tracker] = uuid.uuid4().hex
-        write_json(progress.folder / TRACKERS_FILE, known)
+        write_json(progress.folder / TRACKERS_FILE, files.with_digest(known))
     return known[tracker], known.get(_SENT, {}).get(tracker, 0)
 
 
@@ -219,7 +220,7 @@ def _note_sent(tracker: str, progress: Progress, last_sent: int) -> None:
     """Writes down the last round that a tracker has."""
     known = _known(progress)
     known[_SENT] = known.get(_SENT, {}) | {tracker: last_sent}
-    write_json(progress.folder / TRACKERS_FILE, known)
+    write_json(progress.folder / TRACKERS_FILE, files.with_digest(known))
 
 
 def _settings(progress: Progress) -> _Config:

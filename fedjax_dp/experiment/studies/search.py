@@ -1,8 +1,10 @@
 """Lets Optuna choose the points of a sweep by the results of those before them."""
 
 import itertools
+import json
 import math
 import pathlib
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -124,7 +126,7 @@ def search(
     output.mkdir(parents=True, exist_ok=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     found = optuna.create_study(
-        storage=optuna.storages.JournalStorage(JournalFileBackend(str(output / STUDY_FILE))),
+        storage=optuna.storages.JournalStorage(_Journal(output / STUDY_FILE, report)),
         study_name="search",
         direction="maximize",
         pruner=optuna.pruners.SuccessiveHalvingPruner(1) if plan.is_halving else None,
@@ -166,6 +168,37 @@ def _values(plan: Plan) -> dict[str, list[str]]:
         key: [_text(axis.low), _text(axis.high)] if isinstance(axis, Span) else list(axis)
         for key, axis in plan.space.items()
     }
+
+
+class _Journal(JournalFileBackend):
+    """Optuna's journal, each line with its digest, which Optuna does not read."""
+
+    def __init__(self, path: pathlib.Path, report: Callable[[str], None]):
+        """Opens a journal up to its first line that is damaged, and reports such a line."""
+        lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+        intact = list(itertools.takewhile(_is_intact, lines))
+        if len(intact) < len(lines):
+            copy = path.with_name(f"{path.name}.damaged")
+            shutil.copyfile(path, copy)
+            files.write_private(path, b"".join(intact))
+            report(
+                f"{files.at_line(path, len(intact) + 1)}, is damaged: the search resumes from the "
+                f"lines before it and from the runs that have ended; {copy.name} is the whole file"
+            )
+        super().__init__(str(path))
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Appends lines."""
+        super().append_logs([files.with_digest(log) for log in logs])
+
+
+def _is_intact(line: bytes) -> bool:
+    """Whether a line of the journal is whole."""
+    try:
+        files.without_digest(json.loads(line), STUDY_FILE)
+    except ValueError:
+        return False
+    return line.endswith(b"\n")
 
 
 def _ends(plan: Plan) -> list[Point]:
@@ -218,16 +251,18 @@ def _asked(found: Any, plan: Plan) -> list[Any]:
     """Lists the trials to run next: those that an interrupted search has left, or new ones."""
     every = found.get_trials(deepcopy=False)
     left = [each for each in every if each.state == TrialState.RUNNING]
-    if left:
-        return [optuna.trial.Trial(found, each._trial_id) for each in left]
+    numbers = [each.number for each in left]
+    if not left:
+        numbers = list(range(len(every), min(plan.trials, len(every) + plan.at_once)))
     asked = []
-    for number in range(len(every), min(plan.trials, len(every) + plan.at_once)):
+    for place, number in enumerate(numbers):
         # Of the number, so that a resumed search draws what an uninterrupted one draws.
         seed = int(np.random.SeedSequence([plan.seed, number]).generate_state(1)[0])
         found.sampler = optuna.samplers.RandomSampler(seed=seed)
         if plan.sampler == "tpe":
             found.sampler = optuna.samplers.TPESampler(seed=seed)
-        trial = found.ask()
+        trial = optuna.trial.Trial(found, left[place]._trial_id) if left else found.ask()
+        # What the journal lacks of an interrupted trial is drawn as before.
         _setting(trial, plan)
         asked.append(trial)
     return asked

@@ -177,14 +177,14 @@ def _drawn(grid: Sequence[Point], output: pathlib.Path, trials: Repetition) -> l
     file = output / TRIALS_FILE
     asked = {"mean": trials.mean, "shape": repr(trials.shape), "points": [p.name for p in grid]}
     if file.is_file():
-        saved: Any = files.parse_json(files.read_text(file), file)
+        saved = files.without_digest(files.parse_json(files.read_text(file), file), file)
         before = {name: saved[name] for name in asked}
         rule = f"be {before} as when the selection began"
         checks.require(before == asked, str(file), rule, asked)
         return list(saved["drawn"])
     drawn = [secrets.randbelow(len(grid)) for _ in range(trials.draw())]
     output.mkdir(mode=0o700, parents=True, exist_ok=True)
-    files.write_private(file, json.dumps({**asked, "drawn": drawn}).encode())
+    files.write_private(file, json.dumps(files.with_digest({**asked, "drawn": drawn})).encode())
     return drawn
 
 
