@@ -233,7 +233,7 @@ def parse_json(text: str, where: Path) -> Any:
 
 
 # The name of the digest of an object in it.
-_DIGEST = "digest"
+_DIGEST = "sha256"
 
 
 def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:

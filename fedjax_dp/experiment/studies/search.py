@@ -22,6 +22,7 @@ from fedjax_dp.io.digests import read_sealed_object
 with needed_for("a search", "search"):
     import optuna
     from optuna.storages.journal import JournalFileBackend
+    from optuna.storages.journal._storage import JournalOperation
     from optuna.trial import TrialState
 
 # In the folder of a search: Optuna's journal, from which it resumes.
@@ -180,7 +181,7 @@ class _Journal(JournalFileBackend):
         if len(intact) < len(lines):
             copy = path.with_name(f"{path.name}.damaged")
             shutil.copyfile(path, copy)
-            files.write_private(path, b"".join(intact))
+            files.write_private(path, b"".join(_whole_batches(intact)))
             report(
                 f"{files.at_line(path, len(intact) + 1)}, is damaged: the search resumes from the "
                 f"lines before it and from the runs that have ended; {copy.name} is the whole file"
@@ -190,6 +191,24 @@ class _Journal(JournalFileBackend):
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Appends lines."""
         super().append_logs([files.with_digest(log) for log in logs])
+
+
+def _whole_batches(lines: Sequence[bytes]) -> Sequence[bytes]:
+    """Returns the lines up to the last after which no trial was under way.
+
+    The trials after them are drawn again as a whole, and so as they were.
+    """
+    running, num_trials, count = set[int](), 0, 0
+    for number, line in enumerate(lines, 1):
+        log = json.loads(line)
+        if log["op_code"] == JournalOperation.CREATE_TRIAL:
+            running.add(num_trials)
+            num_trials += 1
+        elif log["op_code"] == JournalOperation.SET_TRIAL_STATE_VALUES:
+            running -= {log["trial_id"]} if TrialState(log["state"]).is_finished() else set()
+        if not running:
+            count = number
+    return lines[:count]
 
 
 def _is_intact(line: bytes) -> bool:
