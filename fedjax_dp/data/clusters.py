@@ -94,6 +94,7 @@ def shift_clusters(
         len(clusters),
     )
     clients = arrays.rows_of_clients("clients", clients, len(examples["y"]))
+    clusters = arrays.indices("clusters", clusters, checks.COUNT_LIMIT, "clusters")
     shifted = []
     for rows, cluster in zip(clients, clusters, strict=True):
         x, y = examples["x"][rows], examples["y"][rows]

@@ -64,7 +64,7 @@ class FederatedData:
 
     def __post_init__(self) -> None:
         """Checks that offsets, arrays and names agree."""
-        if isinstance(self.offsets, list):
+        if isinstance(self.offsets, list | tuple):
             object.__setattr__(self, "offsets", np.asarray(self.offsets))
         argument_checks.check_fields(self)
         checks.require(bool(self.examples), "examples", "hold at least one array", self.examples)

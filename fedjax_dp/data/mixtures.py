@@ -5,7 +5,7 @@ import numpy as np
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, Fraction, Index, NonNegative, Positive
-from fedjax_dp.data.partition import by_owner
+from fedjax_dp.data.partition import by_owner, class_labels
 from fedjax_dp.data.sizes import Seed, even_sizes, power_law_sizes
 
 _MAX_SWEEPS = 100
@@ -36,7 +36,7 @@ def by_preference(
     Raises:
       ValueError: if shapes or sums do not fit.
     """
-    labels = np.asarray(labels)
+    labels = class_labels(labels)
     classes, code = np.unique(labels, return_inverse=True)
     sizes = np.asarray(sizes, dtype=np.int64)
     preferences = np.asarray(preferences, dtype=np.float64)
@@ -100,10 +100,7 @@ def label_and_size_skew(
 
     Source: Hsu, Qi, Brown 2019, section 3.
     """
-    labels = np.asarray(labels)
-    checks.require(
-        labels.ndim == 1 and len(labels) > 0, "labels", "be one-dimensional", labels.shape
-    )
+    labels = class_labels(labels)
     rng = np.random.default_rng(rng)
     sizes = power_law_sizes(len(labels), num_clients, rng, exponent=exponent, min_size=min_size)
     _, counts = np.unique(labels, return_counts=True)
@@ -141,7 +138,7 @@ def majority_classes(
 
     Source: Mugunthan 2022, appendix B.2.
     """
-    labels = np.asarray(labels)
+    labels = class_labels(labels)
     num_classes = len(np.unique(labels))
     checks.require(
         num_majority < num_classes,

@@ -91,7 +91,7 @@ def dirichlet(
 
     Source: Yurochkin and others 2019, section 4.
     """
-    labels = _check_labels(labels)
+    labels = class_labels(labels)
     check_pool(len(labels), num_clients, min_size)
     rng = np.random.default_rng(rng)
     _, code = np.unique(labels, return_inverse=True)
@@ -137,7 +137,7 @@ def shards(
 
     Source: McMahan and others 2017, section 3.
     """
-    labels = _check_labels(labels)
+    labels = class_labels(labels)
     check_pool(len(labels), num_clients, min_size=shards_per_client)
     rng = np.random.default_rng(rng)
     num_shards = num_clients * shards_per_client
@@ -209,7 +209,7 @@ def few_classes(
 
     Source: Mugunthan 2022, section 4.3.1.
     """
-    labels, test_labels = _check_labels(labels), _check_labels(test_labels)
+    labels, test_labels = class_labels(labels), class_labels(test_labels)
     rng = np.random.default_rng(rng)
     names = np.unique(labels)
     rule = f"be at most the {len(names)} classes of the data"
@@ -257,7 +257,7 @@ def class_mixtures(
 
     Source: Mugunthan 2022, section 4.3.1 and table 4.4.
     """
-    labels, test_labels = _check_labels(labels), _check_labels(test_labels)
+    labels, test_labels = class_labels(labels), class_labels(test_labels)
     rng = np.random.default_rng(rng)
     shares = rng.dirichlet(np.full(len(np.unique(labels)), float(alpha)), num_clients)
     sizes = (train_per_client, validation_per_client, test_per_client)
@@ -440,7 +440,8 @@ def _raise_to_minimum(
     return result
 
 
-def _check_labels(labels: np.ndarray) -> np.ndarray:
+def class_labels(labels: np.ndarray) -> np.ndarray:
+    """Validates the class of each example, `[examples]`, at least one and none missing."""
     labels = np.asarray(labels)
     checks.require(
         labels.ndim == 1 and len(labels) > 0,

@@ -87,6 +87,7 @@ def shift_labels(labels: np.ndarray, shift: int, num_classes: Count) -> np.ndarr
       ValueError: if a label is out of range.
     """
     labels = np.asarray(labels)
+    checks.require(labels.dtype.kind in "iu", "labels", "be integers", labels.dtype)
     checks.require(
         bool(np.all((labels >= 0) & (labels < num_classes))),
         "labels",

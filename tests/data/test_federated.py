@@ -377,6 +377,9 @@ def test_what_lists_no_rows_is_refused(rows):
     ):
         with pytest.raises(ValueError, match=r"clients\[0\] must (list rows as int|name rows in)"):
             call()
+    for cluster in (0.7, True, -1):
+        with pytest.raises(ValueError, match="clusters must"):
+            clusters.shift_clusters(pool, [[0]], np.array([cluster]), shift="label", num_classes=4)
 
 
 def test_equal_numbers_are_one_client_and_missing_ones_are_none(tmp_path):

@@ -455,7 +455,13 @@ def test_a_hundred_thousand_clients(name):
 
 
 @pytest.mark.parametrize(
-    "make", [partition.shards, functools.partial(partition.dirichlet, alpha=1.0)]
+    "make",
+    [
+        partition.shards,
+        functools.partial(partition.dirichlet, alpha=1.0),
+        functools.partial(mixtures.label_and_size_skew, alpha=1.0, exponent=0.5),
+        mixtures.majority_classes,
+    ],
 )
 def test_an_unknown_label_is_no_class(make):
     with pytest.raises(ValueError, match="labels must name the class of every example, got 'NaN'"):
