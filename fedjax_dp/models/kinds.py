@@ -154,12 +154,13 @@ def require_real(what: str, value: Any) -> None:
 def require_floats(before: PyTree, after: PyTree = None) -> None:
     """Requires state of floats, where it is not the same array afterwards."""
     leaves = jax.tree.leaves(before)
+    way_out = "keep it out of the parameters" if after is None else "leave it unchanged"
     new = [None] * len(leaves) if after is None else jax.tree.leaves(after)
     for path, old, changed in zip(trees.paths(before), leaves, new, strict=True):
         fits = changed is old or jnp.issubdtype(jnp.result_type(old), jnp.floating)
         rule = (
-            "be floating-point if training changes it, since it is averaged over clients: hold it "
-            "as float32, or leave it unchanged"
+            "be floating-point, since it is averaged over clients: hold it as float32, or "
+            f"{way_out}"
         )
         checks.require(fits, f"state {path}", rule, str(jnp.result_type(old)))
 

@@ -13,6 +13,7 @@ from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.audit import attack_model
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
+from fedjax_dp.core.disclosure import GuardedError
 from fedjax_dp.data import FederatedData, participation
 from fedjax_dp.data.sampling import full_participation
 from fedjax_dp.engine import evaluator, federation, simulation
@@ -114,6 +115,14 @@ def test_padding_of_sequences_is_reported_unless_it_is_declared(is_declared):
         shared_evaluator(model, data)
     found = [str(w.message) for w in caught if "has no target, -1, in 8 places" in str(w.message)]
     assert len(found) == (0 if is_declared else 2)
+
+
+def test_what_leaves_the_owner_of_the_data_is_the_rule_alone():
+    """On a node of a deployment the error reaches the server, without label, row and count."""
+    with pytest.raises(GuardedError) as caught:
+        bound(algorithm_of(linear("softmax_cross_entropy")), store(SIGNS))
+    rule = "data['y'] must hold classes from 0 to 1, as the model has 2 outputs"
+    assert caught.value.public == rule and str(caught.value).startswith(f"{rule}, got -1 in row 2")
 
 
 def test_attacked_examples_are_checked_too():
