@@ -191,7 +191,7 @@ def test_a_checkpoint_that_was_not_finished_does_not_count(tmp_path, monkeypatch
     class PowerCut(BaseException):
         pass
 
-    async def fails(*_args, **_kwargs):
+    def fails(*_args, **_kwargs):
         raise PowerCut
 
     checkpoints = Checkpoints(tmp_path)
