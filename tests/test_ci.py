@@ -7,7 +7,6 @@ import subprocess
 import tomllib
 
 import pytest
-import yaml
 
 ROOT = pathlib.Path(__file__).parents[1]
 BASH = shutil.which("bash")
@@ -52,3 +51,22 @@ def test_the_newest_python_that_answers_is_taken(name, tmp_path):
         script, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=True
     )
     assert found.stdout.strip() == expected
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+WORKFLOWS = {file.stem: file.read_text("utf-8") for file in ROOT.glob(".github/workflows/*.yml")}
+
+
+def test_every_package_has_a_lower_bound_and_one_job_takes_all_of_them():
+    listed = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
+    others = {one for group in listed for one in group if not one.startswith("fedjax-dp[")}
+    assert {one for one in others if ">=" not in one} == {"click<8.5"}
+    assert "uv pip install --system --resolution lowest-direct -e '.[tests]'" in WORKFLOWS["ci"]
+
+
+def test_every_python_and_system_that_is_stated_is_tried():
+    words = [line.split(" :: ")[-1] for line in PROJECT["classifiers"] if ":: Python ::" in line]
+    (matrix,) = re.findall(r"python: \[(.*)\]", WORKFLOWS["ci"])
+    assert re.findall(r"3\.\d+", matrix) == words
+    assert {"macos-latest", "windows-latest"} <= set(re.findall(r"\w+-latest", WORKFLOWS["ci"]))
+    assert "--prerelease allow" in WORKFLOWS["nightly"]

@@ -119,7 +119,9 @@ def test_masks_of_pairs_cancel_and_follow_the_stream_of_both_ends():
 
 def is_uniform(words):
     """A χ² test of the lowest and of the highest byte."""
-    counts = [np.bincount(np.ravel(b).astype(np.int64), minlength=256) for b in (words & 255, words >> 56)]
+    counts = [
+        np.bincount(np.ravel(b).astype(np.int64), minlength=256) for b in (words & 255, words >> 56)
+    ]
     return min(stats.chisquare(c).pvalue for c in np.asarray(counts)) > 1e-4
 
 
