@@ -203,8 +203,11 @@ def test_a_level_that_is_off_is_refused_by_what_was_given(unit):
     other = {"record": "client", "client": "record"}[unit]
     algorithm = {"record": "dp_sgd", "client": "dp_fedavg"}[unit]
     words = [f"--algorithm.name={algorithm}", f"--privacy.unit={unit}"]
-    with pytest.raises(ValueError, match=rf"^privacy\.{other}\.epsilon must be left out"):
-        checked_config(load_config(None, [*words, f"--privacy.{other}.epsilon=4"]))
+    for name in ("epsilon", "noise_multiplier", "per_layer"):
+        value = "true" if name == "per_layer" else "4"
+        with pytest.raises(ValueError, match=rf"^privacy\.{other}\.{name} must be left out"):
+            checked_config(load_config(None, [*words, f"--privacy.{other}.{name}={value}"]))
+    read_back(load_config(None, [*words, f"--privacy.{other}.epsilon=none"]))
 
 
 NO_TABLES = [
