@@ -107,16 +107,26 @@ def test_what_does_not_fit_is_refused(change, message):
         )
 
 
-def test_64_bit_numbers_are_refused():
+@pytest.mark.parametrize(
+    "setting, message",
+    [
+        (jax.enable_x64(True), r"jax_enable_x64 must be off .*with jax.enable_x64\(False\)"),
+        (
+            jax.numpy_dtype_promotion("strict"),
+            r"jax_numpy_dtype_promotion must be 'standard' .*numpy_dtype_promotion\('standard'\)",
+        ),
+    ],
+)
+def test_settings_of_jax_that_change_numbers_are_refused(setting, message):
     model = make_model()
     algorithm = fedavg(model, local_trainer(model, LocalConfig(0.1, 2, 1)))
     chosen = participants.participation(sampling.poisson(), NUM_CLIENTS, 3)
     sim = simulation(algorithm, make_data(), chosen, PLAIN)
     state = sim.init(jax.random.key(0))
-    with jax.enable_x64(True):
-        with pytest.raises(ValueError, match="jax_enable_x64 must be off"):
+    with setting:
+        with pytest.raises(ValueError, match=message):
             simulation(algorithm, make_data(), chosen, PLAIN)
-        with pytest.raises(ValueError, match="jax_enable_x64 must be off"):
+        with pytest.raises(ValueError, match=message):
             sim.run(state, jax.random.key(0))
 
 
