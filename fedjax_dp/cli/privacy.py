@@ -18,7 +18,7 @@ from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.accounting.poisson import bound_of_poisson
 from fedjax_dp.privacy.reports.latex import for_paper
 
-# With fewer units a claim is rarely of use.
+# A larger δ protects fewer than a thousand units, too few for most claims.
 _LARGE = 1e-3
 app = application("Accounting: ε, calibration, reports, comparisons.")
 
@@ -42,7 +42,7 @@ def _check(sampling_rate: float, steps: int, delta: float) -> None:
 
 
 def _warn_of(out: Output, delta: float, num_units: int | None) -> None:
-    """Warns of a δ that is not below the share of one unit, or is rarely."""
+    """Warns of a δ that is not below 1/n for n units, or seldom is where n is not given."""
     if num_units is not None:
         checks.whole("--num-units", num_units, is_sized=False)
         if text := large_delta("unit", delta, num_units):
@@ -115,7 +115,7 @@ def calibrate(
     )
     used, options = str(spent.accountant), {"accountant": accountant, "relation": relation}
     facts = {"epsilon": epsilon, "dp_delta": delta, "by": used, **options}
-    # That must be added, and not that was: more is on the safe side.
+    # Noise that is needed is rounded up, unlike noise that was added.
     needed = rounded_up(value, 6)
     words = f"noise multiplier = {needed} for ε = {_epsilon(epsilon)} at δ = {_delta(delta)} "
     words += f"({_by(accountant, used)})"
@@ -173,7 +173,7 @@ def compare(
 ) -> Answer:
     """Draw ε over rounds for several settings."""
     curves: dict[str, tuple[list[int], list[float]]] = {}
-    # All of them, before the first takes its time.
+    # All are checked before the first is computed, which takes a while.
     settings = [_setting(text, steps, delta) for text in setting]
     rule = "be different for each curve"
     checks.require(len(set(settings)) == len(settings), "--setting", rule, setting)

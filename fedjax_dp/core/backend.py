@@ -11,9 +11,6 @@ import jax
 from fedjax_dp.core import checks
 from fedjax_dp.core.forks import require_not_forked
 
-# The names that JAX has for them.
-BACKENDS = ("cpu", "gpu", "tpu")
-
 _TARGET: ContextVar[str | None] = ContextVar("target", default=None)
 
 

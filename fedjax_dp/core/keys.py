@@ -51,7 +51,7 @@ def settings() -> dict[str, Any]:
 
 
 def require_settings(then: Mapping[str, Any]) -> None:
-    """Refuses to resume with settings by which cohorts, batches and noise would be others.
+    """Refuses to resume with settings that would change cohorts, batches and noise.
 
     Rounds after the newest checkpoint run again: with other numbers they would be two releases, of
     which one is charged.
@@ -60,7 +60,7 @@ def require_settings(then: Mapping[str, Any]) -> None:
     changed = [name for name in now if name in then and then[name] != now[name]]
     found = "; ".join(f"{name} was {then[name]} and is {now[name]}" for name in changed)
     rule = (
-        "be as when the run started, or cohorts, batches and noise would be others; set them in "
+        "be as when the run started, or cohorts, batches and noise would differ; set them in "
         "the environment by the same names in capitals"
     )
     checks.require(not changed, "the random numbers of JAX", rule, found)

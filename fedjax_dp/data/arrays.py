@@ -12,9 +12,10 @@ from fedjax_dp.data.disk_arrays import DiskArray, is_on_disk, parts
 
 # Kinds of NumPy types that no model reads: objects, strings, times.
 _NO_NUMBERS = "OSUmM"
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+# A decimal number, without what else Python reads, such as 1_000.
+NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 # Up to here float64 holds every integer.
-_EXACT = 2**53
+EXACT = 2**53
 _SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
@@ -121,7 +122,7 @@ def client_ids(what: str, ids: Any) -> np.ndarray:
     if values.dtype.kind == "f":
         is_finite = bool(np.all(np.isfinite(values)))
         checks.require(is_finite, what, "be finite, if they are numbers", "infinity")
-        if np.all(values == np.rint(values)) and np.all(np.abs(values) < _EXACT):
+        if np.all(values == np.rint(values)) and np.all(np.abs(values) < EXACT):
             # 1.0 names the client that 1 names.
             return values.astype(np.int64)
     return values
@@ -130,11 +131,11 @@ def client_ids(what: str, ids: Any) -> np.ndarray:
 def require_different(what: str, names: Sequence[Any]) -> None:
     """Requires text ids, if all are numbers, to be different numbers: 1 and 1.0 are one client."""
     found: dict[float, str] = {}
-    if not all(isinstance(name, str) and _NUMBER.fullmatch(name) for name in names):
+    if not all(isinstance(name, str) and NUMBER.fullmatch(name) for name in names):
         return
     for name in names:
         other = found.setdefault(float(name), name)
-        if other != name and abs(float(name)) < _EXACT:
+        if other != name and abs(float(name)) < EXACT:
             rule = "write each number in one way"
             checks.require(False, what, rule, f"{other!r} and {name!r}")
 
@@ -168,7 +169,7 @@ def rows_of_clients(what: str, clients: Sequence[Any], size: int) -> list[np.nda
 
 
 def indices(what: str, value: Any, size: int, noun: str) -> np.ndarray:
-    """Validates integers in [0, size) and returns them as int64; a mask or a fraction is none."""
+    """Validates integers in [0, size) and returns them as int64; refuses masks and fractions."""
     array = np.asarray(value)
     is_list = array.ndim == 1 and (array.dtype.kind in "iu" or array.size == 0)
     mask = " (np.flatnonzero of a mask)" if array.dtype == bool else ""

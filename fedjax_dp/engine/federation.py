@@ -162,7 +162,7 @@ class Federation(NamedTuple):
     def drawn(
         self, state: SimulationState, hyper: Hyper, key: PRNGKey, layout: Layout = Layout()
     ) -> Cohort:
-        """Draws the cohort of the next round, from what no record of a client is in but by noise.
+        """Draws the cohort of the next round, from nothing that shows a record without noise.
 
         Args:
           state: the state before the round. A draw of a wrapper's own, where privacy is claimed,

@@ -13,7 +13,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.server.base import Fate
 
-# In the slot of a record whose client was not drawn.
+# In a slot of a record: a client that took part without being drawn.
 OTHERS = -2
 
 

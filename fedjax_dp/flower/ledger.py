@@ -115,7 +115,7 @@ class NodeLedger:
             # Another process may have charged a round.
             self._read()
             own = run_digest(self._digest, run, str(stage))
-            paying = [client for client in clients if self._is_dearer(client, round, own)]
+            paying = [client for client in clients if self._must_pay(client, round, own)]
             ids = np.asarray(paying, np.int32)[None]
             fates = np.full(ids.shape, Fate.CONTRIBUTED, np.int8)
             whole: list[Any] = [np.zeros(1, np.int32), np.array([stage]), np.ones(1, bool)]
@@ -125,8 +125,8 @@ class NodeLedger:
             content = {"times": self._times, "accounts": accounts}
             files.write_private(self._folder / _FILE, json.dumps(content).encode())
 
-    def _is_dearer(self, client: int, round: int, run: str) -> bool:
-        """Counts a round of a client; returns whether some record was not paid for so often."""
+    def _must_pay(self, client: int, round: int, run: str) -> bool:
+        """Counts a reading of a round; returns whether no round was paid for this often before."""
         if not self._reads_once:
             return True
         times = self._times.setdefault(str(client), {}).setdefault(run, {})

@@ -239,7 +239,7 @@ class _Plans:
         for what, split in (("data", node.train), ("validation", node.validation)):
             if split is not None:
                 require_targets(what, split, made[0].targets, on_disk=True)
-        # That of a message which then is refused would fill the memory.
+        # Plans of messages that are refused would fill the memory.
         if facts.get("digest") == made[0].digest:
             self._plans[key] = made
         return made

@@ -115,7 +115,7 @@ def whole_of(
 
 
 def _require_whole(name: str, value: Any, first: int, end: int, kind: str) -> None:
-    # Nothing that only equals a whole number.
+    # Not 1.0 or True, which equal a whole number.
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     fits = is_whole and first <= value < end
     checks.require(fits, name, f"be {kind} from {first} to {end - 1}", value)

@@ -42,8 +42,8 @@ class Request(NamedTuple):
       first: the first state of any client, if one of them starts from it; else None.
       keys: the words of each client's key, where the server makes them; else None.
       is_one_model: whether all clients receive the same model.
-      wait: the server's patience in seconds; 0 where no script trains the clients.
-      scores_from: as from `scores_from`.
+      wait: how long the server waits, in seconds; 0 where no script trains the clients.
+      scores_from: the result of `scores_from`; None where no script trains the clients.
     """
 
     clients: Sequence[int]

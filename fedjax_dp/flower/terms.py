@@ -35,8 +35,8 @@ class Node(NamedTuple):
       state_dir: a folder for client states, and for the ledger of records; None, which privacy of
         records refuses, to store states in Flower's context, which the end of the node's process
         deletes.
-      kind: what the data of all nodes must have alike, for JSON; the server compares it if it has
-        no data of its own.
+      kind: what must be the same for the data of all nodes, for JSON; the server compares it if
+        it has no data of its own.
       script: a script of the participant's own that trains the clients; None to train here.
       experiment: which algorithm `build` makes, where an app has several.
     """
@@ -57,9 +57,9 @@ class Terms(NamedTuple):
     Attributes:
       budget: of the records of its clients; a round that would exceed it is refused. None for no
         bound.
-      described: what neither numbers nor shapes of the algorithm show, by name; the server must
-        have it alike.
-      rounds: those of the run: later ones are refused. None if the node does not know them.
+      described: what neither numbers nor shapes of the algorithm show, by name; that of the
+        server must be the same.
+      rounds: how many the run has; later ones are refused. None if the node does not know.
     """
 
     budget: Budget | None = None

@@ -211,7 +211,7 @@ class Checkpoints:
             is_same &= all(_is_same(x, beside["hyper"][n]) for n, x in numbers.items())
             # Those of the first process are saved; seconds differ.
             is_same &= not self._is_first or beside["extra"] == json.loads(json.dumps(extra))
-            reason = None if is_same else "its content is another"
+            reason = None if is_same else "its content differs"
         except (OSError, ValueError, LookupError) as error:
             reason = str(error).partition("\n")[0]
         if any_of_processes(reason is not None):

@@ -45,8 +45,8 @@ def sealed_names(folder: pathlib.Path) -> list[str]:
     return list(_sealed(folder))
 
 
-def harm(folder: pathlib.Path, name: str) -> str | None:
-    """Returns in which way a file is not as `seal` recorded it, or None."""
+def damage_of(folder: pathlib.Path, name: str) -> str | None:
+    """Says how a file differs from what `seal` recorded; None if it does not."""
     path = folder / name
     for _ in range(_TRIES):
         before = _sealed(folder)
@@ -69,7 +69,7 @@ def harm(folder: pathlib.Path, name: str) -> str | None:
 
 def read_sealed(folder: pathlib.Path, name: str) -> str:
     """Reads a text file; a ValueError if it is not as `seal` recorded it."""
-    wrong = harm(folder, name)
+    wrong = damage_of(folder, name)
     if wrong is not None:
         raise ValueError(
             f"{folder / name} must be as it was written, but it {wrong}; nearest valid choices: "
@@ -80,7 +80,7 @@ def read_sealed(folder: pathlib.Path, name: str) -> str:
 
 def read_sealed_object(folder: pathlib.Path, name: str) -> dict[str, Any]:
     """Reads a JSON object as `read_sealed` does; empty if there is and was no such file."""
-    if not (folder / name).is_file() and harm(folder, name) is None:
+    if not (folder / name).is_file() and damage_of(folder, name) is None:
         return {}
     found = files.parse_json(read_sealed(folder, name), folder / name)
     checks.require(isinstance(found, dict), str(folder / name), "hold an object", found)

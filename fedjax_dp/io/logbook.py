@@ -18,7 +18,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.files import write_text
 from fedjax_dp.core.ranges import Index
 from fedjax_dp.io.aside import FAILED
-from fedjax_dp.io.digests import Written, harm, unseal
+from fedjax_dp.io.digests import Written, damage_of, unseal
 
 METRICS_FILE = "metrics.jsonl"
 # How many numbers of lines or rounds a warning lists.
@@ -51,18 +51,18 @@ class Logbook:
           warn: receives warnings, such as that TensorBoard's file cannot be written, which then
             gets no more events.
         """
-        directory, harms = pathlib.Path(directory), list[str]()
+        directory, damages = pathlib.Path(directory), list[str]()
         self.path, self._warn = directory / METRICS_FILE, warn
-        before = read_metrics(directory, harms.append)
+        before = read_metrics(directory, damages.append)
         self.rows = [row for row in before if row["round"] <= from_round]
         lost = sorted(set(range(1, from_round + 1)) - {row["round"] for row in self.rows})
-        if lost and not harms:
-            harms.append(f"{self.path} lacks the rounds {in_words(lost)}")
-        if harms and self.path.is_file():
+        if lost and not damages:
+            damages.append(f"{self.path} lacks the rounds {in_words(lost)}")
+        if damages and self.path.is_file():
             copy = self.path.with_suffix(".damaged.jsonl")
             shutil.copyfile(self.path, copy)
-            harms[-1] += f"; a copy of it is {copy.name}"
-        for text in harms:
+            damages[-1] += f"; a copy of it is {copy.name}"
+        for text in damages:
             warn(text)
         unseal(directory)
         self._lines = [json.dumps(row).encode() + b"\n" for row in self.rows]
@@ -191,7 +191,7 @@ def read_metrics(
     """
     directory = pathlib.Path(directory)
     path, rows, wrong = directory / METRICS_FILE, list[dict[str, Any]](), list[int]()
-    changed = harm(directory, METRICS_FILE)
+    changed = damage_of(directory, METRICS_FILE)
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     for number, line in enumerate(lines, 1):
         try:

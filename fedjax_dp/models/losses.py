@@ -241,7 +241,7 @@ class Loss:
       targets: what the targets `y` are: "classes", integers from 0, for logits of each class on
         the last axis of the outputs; "probabilities", numbers in [0, 1] for log-odds of the same
         shape; or "numbers". Those of a named loss are known; None of a function: nothing is known,
-        so that targets are not checked, and metrics that need classes look at shapes alone.
+        so that targets are not checked, and metrics that need classes rely on shapes alone.
       ignore_label: a target that means none: a padded token, or an example without a label. A named
         loss and metrics leave it out; a function has to do so itself. None allows no such target,
         except `IGNORE_LABEL` in sequences of classes, with a warning.

@@ -5,18 +5,15 @@ import shutil
 
 import numpy as np
 import pytest
+from damage import KINDS, damage
 from marks import telling
 
 from fedjax_dp.data import FederatedData, checked_arrays, store_writer
-
-KINDS = ("flip", "cut", "empty", "delete", "swap", "append", "zero")
 
 
 def a_store():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(600, 1024)).astype(np.float32)
-    # A chunk of zeros is what a chunk that is missing reads as.
-    x[300:] = rng.normal(size=(300, 1024))
     y = rng.integers(0, 3, 600)
     return FederatedData({"x": x, "more/y": y}, np.array([0, 200, 300, 600]), ("a", "b", "c"))
 
@@ -25,30 +22,12 @@ def rows_of(data):
     return {name: np.asarray(array[:]).tobytes() for name, array in data.examples.items()}
 
 
-def harm(path, kind, other, rng):
-    content = bytearray(path.read_bytes())
-    if kind == "delete":
-        path.unlink()
-    elif kind == "swap":
-        path.write_bytes(other.read_bytes())
-        other.write_bytes(content)
-    elif kind == "append":
-        path.write_bytes(content + b"\n0")
-    elif kind == "flip" and content:
-        content[rng.integers(len(content))] ^= 1 << rng.integers(8)
-        path.write_bytes(content)
-    else:
-        keep = {"cut": len(content) // 2, "empty": 0}.get(kind, len(content))
-        zeros = bytes(keep) if kind == "zero" else content[:keep]
-        path.write_bytes(zeros)
-
-
 def assert_named_or_harmless(whole, folder, path, kind, rng):
     expected = FederatedData.open(whole)
     shutil.copytree(whole, folder)
     files = sorted(p for p in folder.rglob("*") if p.is_file())
     rest = [p for p in files if p != folder / path]
-    harm(folder / path, kind, rest[rng.integers(len(rest))], rng)
+    damage(folder / path, kind, rest[rng.integers(len(rest))], rng)
     try:
         found = FederatedData.open(folder)
         same = rows_of(found) == rows_of(expected), found.client_names == expected.client_names

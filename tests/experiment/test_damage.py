@@ -7,6 +7,7 @@ import warnings
 import jax
 import numpy as np
 import pytest
+from damage import KINDS, damage
 from marks import telling
 from run_folders import assemble_once, read_json
 
@@ -18,26 +19,6 @@ from fedjax_dp.experiment.studies.sweep import Point, read_summaries
 from fedjax_dp.io import read_metrics
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "no_pictures")
-KINDS = ("flip", "cut", "empty", "delete", "swap", "append")
-
-
-def harmed(path: pathlib.Path, kind: str, other: pathlib.Path, rng: np.random.Generator) -> None:
-    """Damages a file."""
-    content = bytearray(path.read_bytes())
-    if kind == "delete":
-        path.unlink()
-    elif kind == "swap":
-        path.write_bytes(other.read_bytes())
-        other.write_bytes(content)
-    elif kind == "append":
-        path.write_bytes(content + b"\n{}")
-    elif kind == "empty":
-        path.write_bytes(b"")
-    elif kind == "cut":
-        path.write_bytes(content[: len(content) // 2])
-    elif content:
-        content[rng.integers(len(content))] ^= 1 << rng.integers(8)
-        path.write_bytes(content)
 
 
 def of_metrics(folder):
@@ -105,7 +86,7 @@ def assert_named_or_harmless(whole, folder, readers, path, kind, rng, expected):
     files = sorted(p for p in folder.rglob("*") if p.is_file())
     rest = [p for p in files if p != folder / path]
     other = rest[rng.integers(len(rest))]
-    harmed(folder / path, kind, other, rng)
+    damage(folder / path, kind, other, rng)
     may_say = names(folder / path, folder) | (names(other, folder) if kind == "swap" else set())
     for reader in readers:
         # The last, a resumed run, changes the folder.

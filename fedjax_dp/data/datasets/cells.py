@@ -22,6 +22,7 @@ from fedjax_dp.core import disclosure, files
 from fedjax_dp.core.disclosure import GuardedError, require_of_file
 from fedjax_dp.core.packages import MissingPackageError
 from fedjax_dp.core.ranges import LARGEST, SMALLEST, fits_float32
+from fedjax_dp.data.arrays import EXACT
 
 # How CSV files write a missing value.
 MISSING_VALUES = (
@@ -30,8 +31,6 @@ MISSING_VALUES = (
 )
 _CSV, _PARQUET, _ARROW = (".csv", ".tsv", ".txt"), (".parquet", ".pq"), (".arrow", ".feather")
 _ENDINGS = (*_CSV, *_PARQUET, *_ARROW)
-# Up to here float64 holds every integer.
-_EXACT = 2**53
 # Names of numbers with more digits before the point, or zeros after it, have an exponent.
 _MOST_DIGITS, _MOST_ZEROS = 20, 5
 _EXACTLY = decimal.Context(
@@ -248,7 +247,7 @@ class Column:
 
     def _require_exact(self, array: Any, numbers: np.ndarray, start: int) -> None:
         """Refuses an integer that float64 would round, since it is usually an identifier."""
-        for row in np.flatnonzero(np.abs(numbers) >= _EXACT):
+        for row in np.flatnonzero(np.abs(numbers) >= EXACT):
             text = str(array[int(row)].as_py())
             if text.lstrip("+-").isdigit():
                 rule = (
@@ -438,7 +437,7 @@ def _read(path: pathlib.Path, reading: Reading) -> Any:
         table = read()
         # Offsets and strings of a damaged file, which would be read beyond their ends.
         table.validate(full=True)
-        # Names are decoded here.
+        # Reading the names decodes them, and so finds those that are damaged.
         return table.rename_columns(table.column_names)
 
 
@@ -489,14 +488,14 @@ def _decoded(path: pathlib.Path, content: bytes, encoding: str) -> str:
     marks = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}
     marks |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
     marked = next((name for mark, name in marks.items() if content.startswith(mark)), "")
-    what = f"{path}, as its encoding is {encoding!r},"
+    what = f"{path}, read in the encoding {encoding!r},"
     public = f"be text in its encoding {encoding!r}"
     hint = f"; it begins like {marked}" if marked else "; others are latin-1, cp1252 and utf-16"
     try:
         text = content.decode(encoding)
     except UnicodeError as error:
         line = content.count(b"\n", 0, getattr(error, "start", 0)) + 1
-        text = f"{what} must be text in it, got others in line {line}{hint}"
+        text = f"{what} must be text, got other bytes in line {line}{hint}"
         raise GuardedError(text, f"a file of the data must {public}") from None
     rule = f"hold no NUL{hint}"
     require_of_file("\0" not in text, what, rule, "text with NUL", public=public)

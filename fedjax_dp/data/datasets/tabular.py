@@ -3,13 +3,13 @@
 import dataclasses
 import math
 import pathlib
-import re
 from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
 from fedjax_dp.core import checks, files
+from fedjax_dp.data.arrays import NUMBER
 
 Scaling = Literal["standard", "range"]
 SCALINGS = ("standard", "range")
@@ -19,7 +19,6 @@ EXACT_SCALINGS = ("standard",)
 MISSING = "?"
 
 _LARGEST = float(np.finfo(np.float32).max)
-_NUMBER = re.compile(r"[-+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][-+]?[0-9]+)?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +145,7 @@ def is_number(cell: str) -> bool:
 
 def is_finite(cell: str) -> bool:
     """Whether a cell is a plain decimal number, without what Python adds, such as 1_000."""
-    return _NUMBER.fullmatch(cell) is not None and math.isfinite(float(cell))
+    return NUMBER.fullmatch(cell) is not None and math.isfinite(float(cell))
 
 
 def _numeric(

@@ -34,7 +34,7 @@ _Prices: TypeAlias = list[tuple[Any, np.ndarray]]
 
 
 def facts_of(federation: Federation) -> dict[str, dict[str, Any]]:
-    """Returns by unit what a statement says that ledgers do not know, as arguments of it."""
+    """Returns, by unit, the arguments of `statement` that ledgers do not know."""
     once = {"reads_once": True} if isinstance(federation.claims.record, OnceClaim) else {}
     return {
         "client": {"num_units": federation.participation.num_clients},

@@ -79,7 +79,7 @@ def require_kind(kind: Any) -> None:
         found = kind[name]
         fits = isinstance(found, list) and all(isinstance(each, str) for each in found)
         checks.require(fits, f"kind.{name}", "be a list of names", found)
-    rule = "be types and shapes of arrays by name, x and y among them"
+    rule = "be types and shapes of arrays by name, y among them"
     arrays = kind["arrays"]
     fits = isinstance(arrays, Mapping) and "y" in arrays and all(map(_is_array, arrays.values()))
     checks.require(fits, "kind.arrays", rule, arrays)

@@ -219,7 +219,7 @@ def _check_inactive(config: Config) -> None:
                     f"{protected}"
                 )
             rule += f" (--{key}=none leaves the section of a file out)"
-            # Without a unit, mechanisms wait for one.
+            # Mechanisms may be set before privacy.unit is.
             fits = not section.switch and not config.privacy.units
             checks.require(fits, f"{key}.{name}", rule, value)
 

@@ -39,9 +39,7 @@ def environment() -> dict[str, Any]:
         "device kinds": sorted({device.device_kind for device in devices}),
         RANDOM: settings(),
         "compiler": {
-            "jax_default_matmul_precision": getattr(
-                jax.config, "jax_default_matmul_precision", None
-            ),
+            _PRECISION: getattr(jax.config, _PRECISION, None),
             **{name: _flags(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")},
         },
     }

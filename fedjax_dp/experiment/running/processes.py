@@ -72,7 +72,7 @@ def _await_first(address: str) -> None:
                 link.sendall(_PREFACE)
                 if link.recv(len(_PREFACE)):
                     return
-            found = "it hung up"
+            found = "it closed the connection"
         except OSError as error:
             found = str(error)
         time.sleep(min(0.5, _START_SECONDS))

@@ -101,7 +101,7 @@ def write_results(
     """Writes summary, statement and plots into the run folder, and the release if configured."""
     folder, accounting = start.folder, start.accounting
     section = experiment.config.run
-    # What is damaged was a warning before.
+    # Damage was reported when the logbook was opened.
     rows = read_metrics(folder, lambda text: None)
     accountant = experiment.config.privacy.accountant
     summary = _summary(experiment, state, start.hyper, accounting, rows) | timing

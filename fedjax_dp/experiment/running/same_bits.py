@@ -23,7 +23,7 @@ _WITHOUT_BITS = (
 
 
 def require_same_numbers(folder: pathlib.Path) -> None:
-    """Refuses settings of JAX with which cohorts, batches and noise would be others."""
+    """Refuses settings of JAX that would change cohorts, batches and noise."""
     require_settings(read_sealed_object(folder, ENVIRONMENT_FILE).get(RANDOM, {}))
 
 

@@ -20,7 +20,7 @@ from fedjax_dp.experiment.schema.config import (
     CorrelatedGaussianLevel,
 )
 from fedjax_dp.io.checkpoint import Checkpoints
-from fedjax_dp.io.digests import harm, sealed_names
+from fedjax_dp.io.digests import damage_of, sealed_names
 from fedjax_dp.models import kinds
 
 
@@ -28,7 +28,7 @@ def config_of(
     folder: pathlib.Path, warn: Callable[[str], None], words: Sequence[str] = ()
 ) -> Config:
     """Reads the configuration of a run folder; warns if it is not as the run wrote it."""
-    if wrong := harm(folder, CONFIG_FILE):
+    if wrong := damage_of(folder, CONFIG_FILE):
         warn(f"{folder / CONFIG_FILE} {wrong}")
     return config_files.load_config(folder / CONFIG_FILE, words)
 
@@ -58,7 +58,7 @@ def read_newest(
         warn(f"the checkpoint of round {rounds} is damaged ({wrong}) and is skipped")
     if not damaged:
         for name in sealed_names(folder):
-            if name.startswith(f"{CHECKPOINT_FOLDER}/") and (lost := harm(folder, name)):
+            if name.startswith(f"{CHECKPOINT_FOLDER}/") and (lost := damage_of(folder, name)):
                 warn(f"{folder / name} {lost}: the newest checkpoint was lost")
     saved = None
     if step is not None:
@@ -68,9 +68,10 @@ def read_newest(
         _require_same_base(experiment, extra)
         saved = Saved(*checkpoints.restore(like, experiment.simulation.hyper, step))
         place = checkpoints.directory / str(step)
-        checks.require(int(saved.state.round) == step, str(place), f"be of round {step}", "another")
+        fits = int(saved.state.round) == step
+        checks.require(fits, str(place), f"be of round {step}", "another round")
     file = folder / DATA_FILE
-    if not file.is_file() and harm(folder, DATA_FILE):
+    if not file.is_file() and damage_of(folder, DATA_FILE):
         warn(f"{file} is missing: whether the data are those of the run is unknown")
     require_same_data(experiment.population, file)
     return saved, damaged

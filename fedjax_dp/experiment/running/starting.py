@@ -210,7 +210,7 @@ def _restored(
         traffic.restore(sent)
     _require_space(experiment, state)
     withdraw_release(place)
-    # The next to read metrics opens the logbook.
+    # The logbook, which reads the metrics next, compares them with their record.
     unseal(place, but=(METRICS_FILE,))
     _write_sweep(experiment, place)
     write_text(place / CONFIG_FILE, config_files.to_toml(experiment.written))

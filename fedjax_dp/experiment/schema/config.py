@@ -663,8 +663,8 @@ class EvaluationSection(Section):
 class Config(Section):
     """An experiment: one section for each of its parts."""
 
-    # Checks the parts that a configuration names, and reads their options: of the catalogue of
-    # parts, which stands on the sections and puts itself here.
+    # Checks the parts that a configuration names, and reads their options. The catalogue of parts,
+    # which imports the sections, sets it.
     _read_parts: ClassVar[Callable[["Config", Origin], "Config"]] = lambda config, origin: config
 
     run: RunSection = Field(default_factory=RunSection)

@@ -74,7 +74,7 @@ def ready_value(origin: str, key: str, kind: Any, value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Converts what Python has and files have not: arrays, tuples, scalars of NumPy, paths."""
+    """Converts what only Python has (arrays, tuples, NumPy's scalars, paths) to what files have."""
     if isinstance(value, np.ndarray | np.generic | jax.Array):
         return np.asarray(value).tolist()
     if isinstance(value, list | tuple):

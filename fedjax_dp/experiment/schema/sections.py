@@ -23,7 +23,7 @@ class Section(BaseModel):
     """A part of a configuration: frozen, with known keys, whose values fit their rules."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
-    # The section around this one, and the name there; None for the whole configuration.
+    # The section around this one, and the name of this one in it; None for the whole configuration.
     around: ClassVar[tuple[type["Section"], str] | None] = None
 
     @classmethod

@@ -30,7 +30,7 @@ from fedjax_dp.io.digests import read_sealed_object
 from fedjax_dp.io.disk import STUDY_KEPT, reporting_full_disk
 
 Axes = Mapping[str, Mapping[str, Sequence[str]]]
-# What is in names of folders as it is: no separators of paths, nor patterns of them.
+# Characters that names of folders keep, and those that they must not have.
 _PLAIN, _STRANGE = re.compile(r"[\w .+-]*"), re.compile(r"[^\w .,=+-]|^\.+")
 # Bytes of a name that leave space for a digest in the 255 of most file systems.
 _LONGEST, _DIGITS = 200, 12

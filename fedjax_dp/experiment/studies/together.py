@@ -132,10 +132,11 @@ def assembled_before(
 ) -> dict[int, Job]:
     """Assembles the experiments of all batches before any runs, and puts them into their jobs.
 
-    One batch is assembled when it runs, and of many experiments none is kept in memory.
+    A single batch is assembled when it runs. Many experiments would fill the memory: they are
+    assembled for their errors alone.
     """
     for place in itertools.chain(*groups):
-        # Without any work for data, of which there may be much.
+        # First what needs no data, which may be large.
         with naming(jobs[place]):
             checked_config(jobs[place].config)
     found, populations = dict(jobs), dict[Any, Population]()

@@ -23,7 +23,7 @@ def large_delta(unit: str, dp_delta: ArrayLike, num_units: ArrayLike) -> str:
       num_units: how many units there are: clients, or the records of each client.
 
     Returns:
-      The warning, of the client whose δ is the furthest above.
+      The warning; of several clients, for the one whose δ exceeds 1/n by the largest factor.
     """
     deltas, counts = np.broadcast_arrays(np.asarray(dp_delta, float), np.asarray(num_units))
     deltas, counts = np.atleast_1d(deltas), np.atleast_1d(counts)

@@ -646,7 +646,7 @@ def _computed(data: dict[str, Any]) -> list[str]:
 
 def _hidden(what: list[str], counts: list[int]) -> str:
     if not what:
-        # Beside a table that shows it.
+        # Where the table of units shows how often each was drawn.
         return _DRAWN if min(counts) < max(counts) else ""
     words = (
         f" The claim rests on sampling: {', and '.join(what)} must stay hidden from all who are "
