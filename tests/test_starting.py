@@ -12,6 +12,7 @@ from starting import known_flags
 _DIES = 'import os\ndef test():\n    os.write(2, b"the reason")\n    os._exit(1)\n'
 
 
+@telling
 def test_a_flag_that_xla_does_not_know_is_left_out():
     level = "xla_backend_optimization_level=0"
     assert known_flags((level, "xla_removed_in_some_version=0")) == [level]

@@ -51,7 +51,7 @@ class Output(NamedTuple):
         return not self.is_quiet and self.level in (LogLevel.debug, LogLevel.info)
 
     def say(self, text: str) -> None:
-        """Prints a part of the answer; no name within it controls the terminal."""
+        """Prints a part of the answer, with control characters escaped."""
         self.answers.print(visible(text, keeps_lines=True))
 
     def note(self, text: str) -> None:
@@ -103,7 +103,7 @@ def console(*, is_error: bool = False) -> Console:
 
 
 class _Visible(logging.Formatter):
-    """Formats records, in which no name controls the terminal."""
+    """Formats records, with control characters escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
         return visible(super().format(record), keeps_lines=True)

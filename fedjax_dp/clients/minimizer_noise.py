@@ -81,7 +81,7 @@ class MinimizerNoise(NamedTuple):
 
     @property
     def min_learning_rate(self) -> float:
-        """The smallest step above 0 whose sum over a training two floats hold."""
+        """The smallest rate above 0 whose steps are not lost in parameters of two floats."""
         return 2.0**-24 / self.regularizer
 
     def training(self, trainer: LocalTrainer) -> LocalTrainer:

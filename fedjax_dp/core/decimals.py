@@ -76,7 +76,7 @@ def _shortest(value: float) -> float:
 
 
 def _fixed(value: float, decimals: int, rounding: str) -> str:
-    """Writes a number with so many digits after the point."""
+    """Writes a number with a given count of digits after the point."""
     last = decimal.Decimal(1).scaleb(-decimals)
     # Of the largest float.
     with decimal.localcontext(prec=330 + decimals):

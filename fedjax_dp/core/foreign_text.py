@@ -9,7 +9,7 @@ _HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 _SPELT = "\u200c\u200d"
 # An underscore within a word marks nothing.
 _MARKDOWN = re.compile(r"[\\`*\[\]<>|~&$]|(?<![^\W_])_|_(?![^\W_])")
-# Spreadsheets compute cells that begin so.
+# Spreadsheets run cells that begin with these as formulas.
 _FORMULA = ("=", "+", "-", "@")
 _LATEX = {c: "\\" + c for c in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
@@ -53,7 +53,7 @@ def in_latex(text: str) -> str:
 
 
 def in_csv(text: str) -> str:
-    """Writes a cell that no spreadsheet computes; a number stays one."""
+    """Writes a cell of CSV that no spreadsheet runs as a formula; numbers stay numbers."""
     shown = visible(text)
     return "'" + shown if shown.lstrip().startswith(_FORMULA) and not _is_number(shown) else shown
 

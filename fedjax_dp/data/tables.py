@@ -153,7 +153,7 @@ def ids_of(part: Part, name: str) -> np.ndarray:
 def column_of(
     table: Any, name: str, padding: Sequence[float] | None = None, *, is_client: bool = False
 ) -> np.ndarray:
-    """Reads a column as `[rows, ...]`: int64, float32, booleans; lists become axes; or clients."""
+    """Reads a column as `[rows, ...]`, in which lists become axes, or as the ids of clients."""
     rule = "be given for a table that streams, which is read in batches"
     checks.require(hasattr(table, "num_rows"), "directory", rule, None)
     array = _whole(table.select_columns([name]).with_format("arrow")[:].column(0))

@@ -77,7 +77,7 @@ def _per_example(
 
 
 def _allowed(model: Model, data: FederatedData, metrics: Mapping[str, Metric]) -> list[Allowed]:
-    """Requires targets for the loss and metrics for both; returns what those on disk have to be."""
+    """Requires targets that fit the loss and metrics that fit both; returns the rules for disk."""
     require_fits(metrics, model)
     each = partial(_per_example, model, metrics, is_real=True)
     allowed = require_fitting(model, data, each)

@@ -228,7 +228,7 @@ def _counts_by_class(outputs: Any, targets: Any, name: str) -> jax.Array:
 
 
 def _or_nan(terms: jax.Array, outputs: jax.Array, is_valid: jax.Array) -> jax.Array:
-    """Replaces the terms of an example by NaN if an output of a valid target is."""
+    """Replaces the terms of an example by NaN if an output of a valid target is NaN."""
     is_nan = (jnp.isnan(outputs) & is_valid).reshape(len(terms), -1).any(axis=1)
     return jnp.where(is_nan[:, None], jnp.nan, terms)
 

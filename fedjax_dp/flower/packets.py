@@ -122,7 +122,7 @@ def _require_whole(name: str, value: Any, first: int, end: int, kind: str) -> No
 
 
 def text_of(facts: Mapping[str, Any], name: str) -> str:
-    """Reads a fact that must be a text of some length."""
+    """Reads a fact that must be a text, neither empty nor long."""
     found = fact_of(facts, name)
     fits = isinstance(found, str) and 0 < len(found) <= _LONGEST
     checks.require(fits, name, f"be a text of 1 to {_LONGEST} characters", found)

@@ -21,7 +21,7 @@ class Aside:
         self._thread: threading.Thread | None = None
 
     def call(self, function: Callable[[], object], warn: Callable[[str], None]) -> None:
-        """Calls a function and waits for its end; after the first failure, which warns, nothing."""
+        """Calls a function and waits for it; warns of a failure, and calls nothing after it."""
         if self._is_lost:
             return
         if self._thread is None:

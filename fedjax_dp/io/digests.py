@@ -23,7 +23,7 @@ class Written(NamedTuple):
 
 
 def seal(folder: pathlib.Path, names: Iterable[str], known: Mapping[str, Written] = {}) -> None:
-    """Records files of a folder that stay as they are from now on, those that are there.
+    """Records the digests of files of a folder, if they exist; they must not change afterwards.
 
     What is `known` is recorded as it is given, whatever the disk holds. Of a folder in the folder
     only the files of the last call are known.

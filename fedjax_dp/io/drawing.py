@@ -123,7 +123,7 @@ def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
 
 
 def _wrapped(labels: Sequence[str], width: float) -> list[str]:
-    """Breaks the labels of a legend whose entries are as wide, in inches."""
+    """Breaks the labels of a legend into lines, for entries of a width in inches."""
     letters = max(_SHORTEST_LINE, int((width - _SAMPLE) * _LEGEND))
     return ["\n".join(wrap(label, letters)) or label for label in labels]
 

@@ -38,7 +38,7 @@ def test_a_name_is_one_cell_of_a_markdown_table(name):
     assert shown.replace("&amp;", "&") == visible(name)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.text())
 def test_no_text_has_a_control_left(name):
     for written in (visible(name), in_markdown(name), in_latex(name), in_csv(name), in_plot(name)):

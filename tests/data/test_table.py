@@ -720,7 +720,7 @@ def test_values_that_mostly_occur_once_are_no_categories_unless_declared(write):
 def test_the_encoding_is_named_and_can_be_given(write, tmp_path, encoding, place):
     text = "j\xf6b,ill\nk\xf6k,x\nnurse,y\n" if place == "name" else "job,ill\nk\xf6k,x\nnurse,y\n"
     (tmp_path / "a.csv").write_bytes(text.encode(encoding))
-    with pytest.raises(ValueError, match=r"a\.csv, as its encoding is 'utf-8', must"):
+    with pytest.raises(ValueError, match=r"a\.csv, read in the encoding 'utf-8', must"):
         load("a.csv")
     found = load("a.csv", encoding=encoding)
     job = text[:3]
@@ -732,9 +732,9 @@ def test_the_encoding_is_named_and_can_be_given(write, tmp_path, encoding, place
 
 def test_an_encoding_that_is_not_that_of_the_file_is_refused(write):
     write("job,ill\nk\xf6k,x\nnurse,y\n")
-    with pytest.raises(ValueError, match="as its encoding is 'latin-1', must not be text in utf-8"):
+    with pytest.raises(ValueError, match="read in the encoding 'latin-1', must not be text in utf-8"):
         load(encoding="latin-1")
-    with pytest.raises(ValueError, match="as its encoding is 'utf-16', must be text in it"):
+    with pytest.raises(ValueError, match="read in the encoding 'utf-16', must be text in it"):
         load(encoding="utf-16")
     for name in ("utf9", "rot13", "a\0b"):
         with pytest.raises(ValueError, match="encoding must be an encoding of text that Python"):

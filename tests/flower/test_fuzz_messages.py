@@ -301,7 +301,7 @@ def test_a_budget_holds_whatever_stages_and_rounds_a_server_names(tmp_path, monk
 
 
 @pytest.mark.parametrize("kind", [clustered, growing])
-@pytest.mark.parametrize("count", [40, pytest.param(400, marks=[slow, telling])])
+@pytest.mark.parametrize("count", [16, pytest.param(400, marks=[slow, telling])])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_no_message_is_charged_less_than_it_reads_or_stops_a_round(
     kind, count, tmp_path, monkeypatch
@@ -376,7 +376,7 @@ class Masked:
         return set(fate.tolist()) == {Fate.CONTRIBUTED}, whys
 
 
-@pytest.mark.parametrize("count", [12, pytest.param(300, marks=[slow, telling])])
+@pytest.mark.parametrize("count", [8, pytest.param(300, marks=[slow, telling])])
 @pytest.mark.filterwarnings("ignore")
 def test_no_message_under_masks_stops_the_next_round(count, monkeypatch):
     played, draw = Masked(monkeypatch), random.Random(count)

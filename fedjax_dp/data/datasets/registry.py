@@ -140,7 +140,7 @@ def option_naming_clients(name: Any, options: Any) -> str | None:
 
 
 def names_clients(name: Any, options: Any) -> bool:
-    """Whether a data set of the package has natural clients; one's own shows it when loaded."""
+    """Whether a data set of the package has natural clients; one of a user shows it when loaded."""
     is_named = isinstance(name, str) and name in CATALOG and CATALOG[name].names_clients
     return is_named or option_naming_clients(name, options) is not None
 

@@ -53,7 +53,7 @@ def locked(folder: pathlib.Path) -> BaseFileLock:
 
 @contextlib.contextmanager
 def locked_if_started(folder: pathlib.Path) -> Iterator[BaseFileLock]:
-    """Locks a run folder for good, unless what starts or resumes the run in it is refused."""
+    """Locks a run folder, and unlocks it if no run is started or resumed in it."""
     lock = locked(folder)
     try:
         yield lock

@@ -74,7 +74,7 @@ class Point(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The name of its run folder, which no value leads out of: the point's, if it is plain."""
+        """The name of its run folder: that of the point, if it is plain; else a safe one."""
         words = [*self.values, *self.values.values()]
         is_plain = bool(words) and all(map(_PLAIN.fullmatch, words))
         if is_plain and len(self.name.encode()) <= _LONGEST and self.name[-1] not in " .":
