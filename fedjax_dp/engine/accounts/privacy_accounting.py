@@ -33,7 +33,7 @@ _SLACK = 1e-9
 _Prices: TypeAlias = list[tuple[Any, np.ndarray]]
 
 
-def facts_of(federation: Federation) -> dict[str, dict[str, Any]]:
+def unit_facts(federation: Federation) -> dict[str, dict[str, Any]]:
     """Returns, by unit, the arguments of `statement` that ledgers do not know."""
     once = {"reads_once": True} if isinstance(federation.claims.record, OnceClaim) else {}
     return {
@@ -135,7 +135,7 @@ class PrivacyAccounting:
         `statement(accounting.ledgers[unit], dp_delta, **accounting.facts[unit])` compares δ with
         the number of units, and says why an account has fewer releases than rounds.
         """
-        return facts_of(self._federation)
+        return unit_facts(self._federation)
 
     @property
     def _charges_all(self) -> bool:

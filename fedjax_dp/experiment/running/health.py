@@ -7,7 +7,7 @@ import numpy as np
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.core.decimals import shown
-from fedjax_dp.engine.accounts.privacy_accounting import facts_of
+from fedjax_dp.engine.accounts.privacy_accounting import unit_facts
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.schema.config import TrainingSection
 from fedjax_dp.privacy.accounting.large_delta import large_delta
@@ -117,7 +117,7 @@ class Health:
 
 def large_deltas(experiment: Experiment) -> list[str]:
     """Returns warnings of δ that are not below the share of one unit."""
-    facts = facts_of(experiment.simulation.federation)
+    facts = unit_facts(experiment.simulation.federation)
     found = {
         unit: large_delta(unit, dp_delta, facts[unit]["num_units"])
         for unit, dp_delta in experiment.dp_delta.items()

@@ -17,8 +17,7 @@ from fedjax_dp.core.packages import MissingPackageError
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.core.versions import PACKAGE, libraries
 from fedjax_dp.data.statistics import PartitionStatistics
-from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
-from fedjax_dp.engine.accounts.privacy_accounting import facts_of as accounting_facts
+from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting, unit_facts
 from fedjax_dp.engine.evaluation import Evaluator
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.evaluation.fairness import summarize
@@ -334,7 +333,7 @@ def facts_of(
         file = f"{CHECKPOINT_FOLDER}/{ROOT_FILE}"
         common |= {"noise_root": "secret", "noise_root_file": file}
     facts = {"client": {name: experiment.client_clip_norm} | common, "record": common.copy()}
-    for unit, known in accounting_facts(experiment.simulation.federation).items():
+    for unit, known in unit_facts(experiment.simulation.federation).items():
         facts[unit] |= {**known, "budget": experiment.budget.get(unit)}
     if isinstance(level, DiscreteGaussianLevel):
         # Every client adds its share of the noise; the server sees sums only.
