@@ -53,7 +53,7 @@ def in_latex(text: str) -> str:
 
 
 def in_csv(text: str) -> str:
-    """Writes a cell of CSV that no spreadsheet runs as a formula; numbers stay numbers."""
+    """Writes a CSV cell that no spreadsheet runs as a formula; numbers stay numbers."""
     shown = visible(text)
     return "'" + shown if shown.lstrip().startswith(_FORMULA) and not _is_number(shown) else shown
 

@@ -265,7 +265,7 @@ def test_a_search_whose_journal_was_damaged_has_the_same_points(played, tmp_path
     whole = search(STUDY, plan, tmp_path, report=lambda text: None)
     path = tmp_path / "optuna.journal"
     lines = path.read_bytes().splitlines(keepends=True)
-    for count in range(3, len(lines), 9):
+    for count in range(3, len(lines), 20):
         path.write_bytes(b"".join(lines[:count]) + lines[count][:9])
         told = []
         assert search(STUDY, plan, tmp_path, report=told.append) == whole, count
