@@ -16,7 +16,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.decimals import shown
 from fedjax_dp.core.files import write_text
 from fedjax_dp.core.packages import MissingPackageError
-from fedjax_dp.experiment.reading.config_files import load_config, require_key
+from fedjax_dp.experiment.reading.config_files import load_config, overlap, require_key
 from fedjax_dp.experiment.studies.selection import select_privately
 from fedjax_dp.experiment.studies.sweep import (
     Point,
@@ -328,12 +328,8 @@ def _value(part: str) -> Any:
 def _require_apart(keys: Sequence[str], words: Sequence[str]) -> None:
     """Requires that no override replaces the values of an axis."""
     fixed = {word[2:].partition("=")[0] for word in words}
-    both = [key for key in keys if any(_overlap(key, each) for each in fixed)]
+    both = [key for key in keys if any(overlap(key, each) for each in fixed)]
     checks.require(not both, "--over", "name no key that is also given one value", both)
-
-
-def _overlap(one: str, other: str) -> bool:
-    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
 def _draw(

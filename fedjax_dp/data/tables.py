@@ -157,7 +157,7 @@ def column_of(
     rule = "be given for a table that streams, which is read in batches"
     checks.require(hasattr(table, "num_rows"), "directory", rule, None)
     array = _whole(table.select_columns([name]).with_format("arrow")[:].column(0))
-    if _is_text(_innermost(array.type)) and not is_client:
+    if is_text(_innermost(array.type)) and not is_client:
         _require_numbers(_Place("", name), array.type)
     if _is_other(_innermost(array.type)):
         return np.stack(list(table.with_format("numpy")[name]))
@@ -236,7 +236,7 @@ def _values(
             what.refuse("hold lists of one length", text, "choice: padding")
         array = array.flatten()
         shape.append(int(lengths[0]) if len(lengths) else 0)
-    if _is_text(array.type):
+    if is_text(array.type):
         return np.asarray(array.to_pylist(), dtype=str).reshape(shape)
     return array.to_numpy(zero_copy_only=False).reshape(shape)
 
@@ -247,13 +247,13 @@ def _require_numbers(what: "_Place", kind: Any) -> None:
 
     kind = _innermost(kind)
     rule = "hold numbers, Booleans, or lists of them"
-    if _is_text(kind):
+    if is_text(kind):
         rule += " (number labels, as `class_encode_column` of a Hugging Face table does, or tokens)"
     elif pa.types.is_struct(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         rule += " (images and sounds as lists of numbers, by `map` of a Hugging Face table)"
     elif _is_other(kind):
         rule += " (dates as numbers, such as days since a date)"
-    is_read = not (_is_text(kind) or _is_other(kind))
+    is_read = not (is_text(kind) or _is_other(kind))
     what.require(is_read, rule, str(kind))
 
 
@@ -267,7 +267,7 @@ def _padded(what: "_Place", array: Any, first_row: int, padding: Sequence[float]
         what.require(False, f"hold lists of at most {length} numbers, its padding", found)
     numbers = array.flatten()
     rule = "hold lists of numbers, of one level, to be padded"
-    is_flat = not (_is_list(numbers.type) or _is_text(numbers.type) or _is_other(numbers.type))
+    is_flat = not (_is_list(numbers.type) or is_text(numbers.type) or _is_other(numbers.type))
     what.require(is_flat, rule, str(array.type))
     _require_no_null(what, numbers, [], first_row, np.repeat(np.arange(len(array)), lengths))
     values = numbers.to_numpy(zero_copy_only=False)
@@ -327,10 +327,11 @@ def _is_other(kind: Any) -> bool:
     import pyarrow as pa
 
     is_number = pa.types.is_primitive(kind) and not pa.types.is_temporal(kind)
-    return not (is_number or _is_text(kind) or pa.types.is_null(kind))
+    return not (is_number or is_text(kind) or pa.types.is_null(kind))
 
 
-def _is_text(kind: Any) -> bool:
+def is_text(kind: Any) -> bool:
+    """Whether a type of Arrow is that of strings."""
     import pyarrow as pa
 
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)

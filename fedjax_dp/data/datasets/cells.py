@@ -22,6 +22,7 @@ from fedjax_dp.core import disclosure, files
 from fedjax_dp.core.disclosure import GuardedError, require_of_file
 from fedjax_dp.core.packages import MissingPackageError
 from fedjax_dp.core.ranges import LARGEST, SMALLEST, fits_float32
+from fedjax_dp.data import tables
 from fedjax_dp.data.arrays import EXACT
 
 # How CSV files write a missing value.
@@ -139,7 +140,7 @@ class Column:
             if pa.types.is_dictionary(array.type):
                 array = array.cast(array.type.value_type)
             kind = array.type
-            if _is_text(kind):
+            if tables.is_text(kind):
                 trimmed = pc.utf8_trim_whitespace(array.cast(pa.string()))
                 is_in = pc.is_in(trimmed, value_set=pa.array(reading.missing, pa.string()))
                 array = pc.if_else(is_in, pa.scalar(None, pa.string()), trimmed)
@@ -168,7 +169,7 @@ class Column:
 
         parts = []
         for array in self._arrays:
-            if _is_text(array.type):
+            if tables.is_text(array.type):
                 found = pc.match_substring_regex(array, self._notation.pattern).fill_null(False)
                 parts.append(np.asarray(found))
             else:
@@ -188,7 +189,7 @@ class Column:
                 if len(infinite):
                     row = sum(map(len, found)) + int(infinite[0])
                     self.refuse(row, "hold finite numbers", np.inf)
-            is_text = _is_text(array.type)
+            is_text = tables.is_text(array.type)
             coded = (array.cast(pa.string()) if not is_text else array).dictionary_encode()
             notation = self._notation if is_text else Notation()
             names = [notation.name(text) for text in coded.dictionary.to_pylist()]
@@ -208,7 +209,7 @@ class Column:
             return None
         parts: list[np.ndarray] = []
         for array in self._arrays:
-            is_text = _is_text(array.type)
+            is_text = tables.is_text(array.type)
             if is_text and self._notation != Notation():
                 coded = array.dictionary_encode()
                 plain = [self._notation.plain(text) for text in coded.dictionary.to_pylist()]
@@ -539,12 +540,6 @@ def import_pyarrow(path: pathlib.Path) -> Any:
     return pyarrow
 
 
-def _is_text(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
-
-
 def _is_date(kind: Any) -> bool:
     import pyarrow as pa
 
@@ -561,4 +556,4 @@ def _is_readable(kind: Any) -> bool:
 
     types = pa.types
     tests = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean, types.is_null)
-    return _is_text(kind) or any(test(kind) for test in tests)
+    return tables.is_text(kind) or any(test(kind) for test in tests)

@@ -81,7 +81,7 @@ def _made(tables: dict[str, Any], file: str, pairs: Sequence[tuple[str, str]]) -
         _put(changes, key, text)
 
     def origin(key: str) -> str:
-        return _COMMAND_LINE if any(_is_within(key, given) for given, _ in pairs) else file
+        return _COMMAND_LINE if any(overlap(key, given) for given, _ in pairs) else file
 
     require_tables(ROOT, tables, (), lambda key: file)
     replaced = [*(key for key, _ in pairs), *options_of_other_parts(tables, changes)]
@@ -109,8 +109,9 @@ def _read(path: str | pathlib.Path) -> dict[str, Any]:
         raise ConfigError(str(error)) from None
 
 
-def _is_within(key: str, given: str) -> bool:
-    return f"{key}.".startswith(f"{given}.") or f"{given}.".startswith(f"{key}.")
+def overlap(one: str, other: str) -> bool:
+    """Whether two dotted keys are equal, or one is within the other."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
 def to_toml(config: Config) -> str:
