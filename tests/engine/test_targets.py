@@ -71,17 +71,24 @@ FIRST = "in row 2 \\(client 0\\), the first of 4 such rows of 12"
 )
 def test_other_targets_are_refused_before_any_work(loss, width, y, match):
     model, data = linear(loss, width), store(y)
-    right = store(np.zeros_like(y))
-    for make in (local_trainer, dp_sgd_trainer):
-        with pytest.raises(ValueError, match=match):
-            bound(algorithm_of(model, make), data)
+    with pytest.raises(ValueError, match=match):
+        bound(algorithm_of(model), data)
     with pytest.raises(ValueError, match=match):
         shared_evaluator(model, data)
-    for part in ("whole", "clients"):
-        with pytest.raises(ValueError, match=match):
-            evaluator(bound(algorithm_of(model), right), model, right, **{part: data})
-    with pytest.raises(ValueError, match=match):
-        heterogeneity(model, data, {"w": jnp.ones((3, width))})
+
+
+@pytest.mark.parametrize("loss", ["softmax_cross_entropy", own_softmax])
+def test_whatever_reads_targets_refuses_others(loss):
+    model, data, right = linear(loss, 2), store(SIGNS), store(np.zeros_like(SIGNS))
+    plain = bound(algorithm_of(model), right)
+    for refused in (
+        lambda: bound(algorithm_of(model, dp_sgd_trainer), data),
+        lambda: evaluator(plain, model, right, whole=data),
+        lambda: evaluator(plain, model, right, clients=data),
+        lambda: heterogeneity(model, data, {"w": jnp.ones((3, 2))}),
+    ):
+        with pytest.raises(ValueError, match=f"got -1 {FIRST}"):
+            refused()
 
 
 @pytest.mark.parametrize(
