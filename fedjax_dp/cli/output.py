@@ -111,10 +111,14 @@ class _Visible(logging.Formatter):
 
 @contextlib.contextmanager
 def logging_at(level: LogLevel) -> Iterator[None]:
-    """Logs what libraries report to the error stream."""
+    """Logs what libraries report to the error stream, each once."""
     least = {LogLevel.debug: logging.DEBUG, LogLevel.error: logging.ERROR}
     root, handler = logging.getLogger(), logging.StreamHandler()
     before = root.level
+    # absl, on Orbax's import, adds a handler of the same stream.
+    others = [each for each in root.handlers if type(each) is logging.StreamHandler]
+    for each in others:
+        root.removeHandler(each)
     handler.setLevel(least.get(level, logging.WARNING))
     handler.setFormatter(_Visible("%(levelname)s %(name)s: %(message)s"))
     root.addHandler(handler)
@@ -126,6 +130,8 @@ def logging_at(level: LogLevel) -> Iterator[None]:
         logging.captureWarnings(False)
         root.setLevel(before)
         root.removeHandler(handler)
+        for each in others:
+            root.addHandler(each)
 
 
 def print_answer(out: Output, command: str, answer: Answer) -> None:

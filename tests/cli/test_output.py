@@ -10,6 +10,7 @@ import re
 import runpy
 import subprocess
 import sys
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from fedjax_dp.cli import main
-from fedjax_dp.cli.output import Output
+from fedjax_dp.cli.output import LogLevel, Output, logging_at
 from fedjax_dp.experiment.reading import keys
 from fedjax_dp.experiment.running import run as running
 from fedjax_dp.experiment.running.run import Outcome
@@ -558,6 +559,18 @@ def test_many_rounds_are_few_lines(rounds, seconds, most):
 def test_a_time_has_its_two_largest_units(seconds, words):
     main.command("run")
     assert sys.modules["fedjax_dp.cli.progress"].duration(seconds) == words
+
+
+def test_a_warning_is_logged_once_whatever_handlers_libraries_added(capsys):
+    root = logging.getLogger()
+    root.addHandler(library := logging.StreamHandler(sys.stderr))
+    try:
+        with logging_at(LogLevel.warning):
+            warnings.warn(SUMMARY["warnings"][0], stacklevel=1)
+        assert library in root.handlers
+    finally:
+        root.removeHandler(library)
+    assert capsys.readouterr().err.count("a thing is odd") == 1
 
 
 def test_no_name_controls_the_terminal():

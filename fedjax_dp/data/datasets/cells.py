@@ -43,16 +43,20 @@ _DAY = datetime.timedelta(days=1)
 # More values than this that occur once are not taken for names of categories, if they are most.
 _MOST_ONCE = 5
 _MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
-_SIGNS = "$€£¥₹%‰"
-_UNITS = "usd|eur|gbp|chf|jpy|kg|mg|µg|cm|mm|km|ml|min|°c|°f|mmhg|bpm"
+_SIGNS = "[a-z]{0,2}[$€£¥₹₺₽₩₪₫₱%‰]"
+_UNITS = (
+    "usd|eur|gbp|chf|jpy|brl|cny|inr|kr|sek|nok|dkk|pln|zł|kč"
+    "|kg|mg|µg|cm|mm|km|ml|min|°c|°f|mmhg|bpm"
+)
 # Amounts such as 1,5, 12 %, $5, 5 kg and 120/80; dates such as 2.1.2020, 2020-01-02T12:30, 2020-W01
 # and 2 Jan 2020; times; infinity.
 _NOTATIONS = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
-        rf"['\u2018=]?[-+\u2212(]?\s*(?:[{_SIGNS}]|{_UNITS})?\s*[-+\u2212]?\d[\d.,'\u2019\s]*"
-        rf"(?:[{_SIGNS}]|{_UNITS})?[)\u2019-]?|\d+/\d+|[-+]?inf(inity)?",
+        rf"['\u2018=~≈]?[-+\u2212(]?\s*(?:(?:{_SIGNS}|{_UNITS})\.?)?\s*[-+\u2212]?\d[\d.,'\u2019_\s]*"
+        rf"(?:(?:{_SIGNS}|{_UNITS})\.?)?[)\u2019-]?|\d+/\d+|[-+]?inf(inity)?",
         r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([T ,].*)?|\d{4}[-/]\d{1,2}|\d{4}-?[QW]\d{1,2}",
+        r"\d{4}年\d{1,2}月(\d{1,2}日)?",
         r"\d{8}T\d{4,6}Z?|\d{1,2}\.?\s+\w{3,9}\.?,?\s+\d{2,4}",
         rf".*\b({_MONTHS})[a-z]*\b.*\d.*|.*\d.*\b({_MONTHS})[a-z]*\b.*",
         r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?(\s*[ap]\.?m\.?)?",

@@ -307,8 +307,11 @@ def _reading(
 
 def _date_rule(option: str, given: Mapping[str, str]) -> DateRule:
     """Checks how the dates of a column become numbers."""
-    keys, rule = sorted(given), "hold 'since' and, for dates that are text, 'format'"
-    checks.require(keys in (["since"], ["format", "since"]), option, rule, dict(given))
+    rule = "hold 'since' and, for dates that are text, 'format'"
+    is_rule = isinstance(given, Mapping) and set(given) | {"format"} == {"since", "format"}
+    checks.require(
+        is_rule and all(isinstance(each, str) for each in given.values()), option, rule, given
+    )
     since = None
     with contextlib.suppress(ValueError):
         since = datetime.datetime.fromisoformat(given["since"])
