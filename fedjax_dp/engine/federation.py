@@ -167,7 +167,8 @@ class Federation(NamedTuple):
         Args:
           state: the state before the round. A draw of a wrapper's own, where privacy is claimed,
             receives the number of the round alone; with `draws_ahead` false also the server's
-            state and those of wrappers.
+            state and those of wrappers. Its slots are empty where they hold no client of the
+            population, or one that an earlier slot has.
           hyper: the numbers of the round.
           key: the root key of the run, the same in every round.
           layout: the layout of the round.
@@ -183,13 +184,14 @@ class Federation(NamedTuple):
         server, outer = (state.server, state.outer) if self.is_adaptive else ((), ())
         shown = SimulationState(server, (), None, state.round, outer)
         try:
-            return self.draw(shown, hyper, key, layout)
+            cohort = self.draw(shown, hyper, key, layout)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             rule = (
                 "read no states of clients and aggregators where privacy is claimed, and nothing "
                 "of the state but its round unless draws_ahead is false"
             )
             raise ValueError(f"draw must {rule}, got one that fails then: {error}") from error
+        return _of_clients(cohort, self.population.num_clients)
 
     def run_round(
         self,
@@ -211,7 +213,8 @@ class Federation(NamedTuple):
           cohort: the cohort of the round where it was drawn before.
 
         Returns:
-          The state after the round, its record and its info. Where privacy is claimed the record
+          The state after the round, its record and its info. Where privacy is claimed the state has
+          the next round, so that no step draws a cohort or noise again, and the record
           has all clients that were drawn, also those that the step of a wrapper leaves out;
           `OTHERS` stands for those that it adds, which no ledger charges.
         """
@@ -220,6 +223,7 @@ class Federation(NamedTuple):
         after, record, info = self.step(state, hyper, examples, cohort, key, layout)
         if self.claims.units:
             record = _as_drawn(record, cohort)
+            after = after._replace(round=state.round + 1)
         return after, record, info
 
     def with_fates(self, draw: Draw) -> "Federation":
@@ -405,6 +409,18 @@ def check_draw(federation: Federation) -> None:
     """Refuses the draw of a wrapper that breaks what claims need of a participation."""
     if federation.participation != federation.sampling:
         _check_claims(federation.algorithm, federation.participation, federation.hyper)
+
+
+def _of_clients(cohort: Cohort, num_clients: int) -> Cohort:
+    """Empties slots that hold no client of the population, or one that an earlier slot has."""
+    ids = jnp.where(cohort.is_drawn, cohort.ids, -1)
+    is_client = (ids >= 0) & (ids < num_clients)
+    slots = jnp.arange(len(ids))
+    held = jnp.where(is_client, ids, num_clients)
+    first = jnp.full(num_clients + 1, len(ids)).at[held].min(slots)
+    is_kept = is_client & (first[held] == slots)
+    fate = jnp.where(is_kept, cohort.fate, Fate.EMPTY).astype(cohort.fate.dtype)
+    return cohort._replace(fate=fate)
 
 
 def _as_drawn(record: RoundRecord, cohort: Cohort) -> RoundRecord:

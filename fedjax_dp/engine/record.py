@@ -64,15 +64,21 @@ class RoundRecord(NamedTuple):
 def require_chargeable(record: RoundRecord, num_clients: int, num_stages: int | None) -> None:
     """Requires a record whose clients and stages can be charged, wherever it comes from.
 
+    A client that is in one release twice moves it twice as far, which costs more than two releases.
+
     Args:
       record: of one or more rounds.
       num_clients: the size of the population.
       num_stages: how many stages have a price of their own; None if all rounds cost the same.
 
     Raises:
-      ValueError: for numbers that are not whole or out of their range, or of other shapes.
+      ValueError: for numbers that are not whole or out of their range, of other shapes, or for a
+        client that is twice in a round or took part without a number.
     """
-    clients, stages = np.asarray(record.clients), np.asarray(record.stage)
+    checks.require(isinstance(record, RoundRecord), "record", "be a RoundRecord", record)
+    clients, fates, stages = (np.asarray(x) for x in (record.clients, record.fate, record.stage))
+    rule = "be numbers by round and slot"
+    checks.require(clients.ndim == 2, "clients of a record", rule, f"{clients.ndim} axes")
     rule = (
         "be those that were drawn, which is what is charged: the step of a wrapper ran others; let "
         "its `draw` choose them"
@@ -81,17 +87,27 @@ def require_chargeable(record: RoundRecord, num_clients: int, num_stages: int | 
     limit = checks.COUNT_LIMIT if num_stages is None else num_stages
     numbers = {"clients": (clients, -1, num_clients), "stage": (stages, 0, limit)}
     for name, (found, first, end) in numbers.items():
-        is_whole = found.dtype.kind in "iu" or not found.size
+        is_whole = found.dtype.kind in "iu"
         fits = is_whole and bool(np.all((found >= first) & (found < end)))
         rule = f"be integers from {first} to {end - 1}"
         checks.require(fits, f"{name} of a record", rule, found)
     rounds = clients.shape[:1]
-    shapes = {"stage": stages.shape, "fate": np.shape(record.fate)[:1]}
+    shapes = {"stage": stages.shape, "fate": fates.shape[:1]}
     if record.digest is not None:
         shapes["digest"] = np.shape(record.digest)[:-1]
     for name, shape in shapes.items():
         rule = "have one entry for each of its rounds"
         checks.require(shape == rounds, f"{name} of a record", rule, shape)
+    rule = f"have one entry for each of its slots, {clients.shape}"
+    checks.require(fates.shape == clients.shape, "fate of a record", rule, fates.shape)
+    in_order = np.sort(clients, axis=1)
+    is_twice = (in_order[:, 1:] == in_order[:, :-1]) & (in_order[:, 1:] >= 0)
+    rule = "be in a round at most once"
+    repeated = in_order[:, 1:][is_twice]
+    checks.require(not repeated.size, "clients of a record", rule, f"{repeated[:3]} again")
+    rule = "be named in each slot that is not empty"
+    is_unnamed = (clients < 0) & (fates != Fate.EMPTY)
+    checks.require(not np.any(is_unnamed), "clients of a record", rule, "one without a number")
 
 
 def digest_of(hyper: Hyper) -> Any:

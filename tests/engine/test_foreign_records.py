@@ -53,6 +53,11 @@ FOREIGN = {
     "a client that wraps": {"clients": np.array([[-2, 5, -1]])},
     "a client beyond the population": {"clients": np.array([[2, NUM_CLIENTS, -1]])},
     "half a client": {"clients": np.array([[2.5, 5, -1]])},
+    "a client twice, who moves one release twice as far": {"clients": np.array([[2, 2, -1]])},
+    "a client that took part without a number": {"clients": np.array([[2, -1, -1]])},
+    "clients of a single round": {"clients": np.array([2, 5, -1])},
+    "no clients, as floats": {"clients": np.zeros((1, 0)), "fate": np.zeros((1, 0), np.int8)},
+    "fewer fates than slots": {"fate": np.array([[Fate.CONTRIBUTED]])},
     "the numbers of no round": {"digest": np.zeros((0, 2), np.uint32)},
 }
 
@@ -60,7 +65,7 @@ FOREIGN = {
 @pytest.mark.parametrize("wrong", FOREIGN)
 def test_a_record_that_is_not_of_this_federation_charges_nothing(bound, wrong):
     accounting = PrivacyAccounting(bound)
-    (name,) = FOREIGN[wrong]
+    name = next(iter(FOREIGN[wrong]))
     with pytest.raises(ValueError, match=f"{name} of a record must"):
         accounting.charge(record_of(**FOREIGN[wrong]))
     assert not np.any(accounting.epsilon({"record": DELTA})["record"])

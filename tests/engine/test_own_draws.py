@@ -120,6 +120,27 @@ def test_a_draw_of_its_own_sees_nothing_without_noise(is_ahead):
     assert (state.server == ()) == is_ahead
 
 
+def test_a_draw_of_its_own_has_each_client_once_and_no_others():
+    wide, inner = bound(SAMPLERS["full_participation"]), bound(SAMPLERS["cyclic"])
+    found = jnp.array([-1, 2, 2, NUM_CLIENTS, -NUM_CLIENTS, 4], jnp.int32)
+    cohort = wide.drawn(wide.init(KEY), wide.hyper, KEY)._replace(ids=found)
+    fed = inner._replace(draw=lambda state, hyper, key, layout=Layout(): cohort)
+    kept = fed.drawn(fed.init(KEY), fed.hyper, KEY).is_drawn
+    np.testing.assert_array_equal(kept, [False, True, False, False, False, True])
+
+
+def test_a_step_that_goes_back_repeats_no_cohort_and_no_noise():
+    fed = bound()
+
+    def step(state, hyper, examples, cohort, key, layout=Layout()):
+        record = jax.tree.map(lambda x: jnp.asarray(x[0]), record_of(cohort, 1))
+        return state._replace(round=jnp.int32(0)), record, None
+
+    back = fed._replace(step=step)
+    after, _, _ = back.run_round(fed.init(KEY)._replace(round=jnp.int32(4)), fed.hyper, None, KEY)
+    assert after.round == 5
+
+
 def test_a_draw_that_reads_more_than_it_receives_says_so():
     fed = of_the_model(bound())._replace(draws_ahead=True)
     with pytest.raises(ValueError, match=r"draw must read .* unless draws_ahead is false"):
