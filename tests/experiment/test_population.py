@@ -228,7 +228,7 @@ def test_other_data_have_the_classes_and_inputs_of_the_training(tmp_path, header
 
 
 def of_sites(monkeypatch, test_sites, **section):
-    """Natural clients whose test examples are told apart by their first input."""
+    """Natural clients whose test examples differ by their first input."""
     train_sites = np.array(["b", "a", "c", "a", "b", "c"] * 5)
     test_sites = None if test_sites is None else np.asarray(test_sites)
     size = 4 if test_sites is None else len(test_sites)

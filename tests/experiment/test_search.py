@@ -225,10 +225,10 @@ def test_the_statement_of_a_run_covers_no_choice(tmp_path):
 
 @pytest.mark.parametrize("how", ["cut", "middle", "flip", "empty", "rubbish"])
 def test_a_damaged_journal_is_read_up_to_its_first_damaged_line(tmp_path, how):
-    path, told = tmp_path / "optuna.journal", []
+    path, warned = tmp_path / "optuna.journal", []
 
     def study():
-        storage = module.optuna.storages.JournalStorage(module._Journal(path, told.append))
+        storage = module.optuna.storages.JournalStorage(module._Journal(path, warned.append))
         return module.optuna.create_study(storage=storage, study_name="search", load_if_exists=True)
 
     first = study()
@@ -236,7 +236,7 @@ def test_a_damaged_journal_is_read_up_to_its_first_damaged_line(tmp_path, how):
         trial = first.ask()
         trial.suggest_float("x", 0, 1)
         first.tell(trial, float(i))
-    assert [t.value for t in study().get_trials()] == [0, 1, 2, 3, 4] and not told
+    assert [t.value for t in study().get_trials()] == [0, 1, 2, 3, 4] and not warned
     lines = path.read_bytes().splitlines(keepends=True)
     place = len(lines) // 2
     harmed = {
@@ -249,7 +249,7 @@ def test_a_damaged_journal_is_read_up_to_its_first_damaged_line(tmp_path, how):
     assert harmed != lines
     path.write_bytes(b"".join(harmed))
     left = study()
-    (text,) = told
+    (text,) = warned
     number = {"cut": len(lines), "rubbish": len(lines) + 1}.get(how, place + 1)
     assert text.startswith(f"{path}, line {number}, is damaged")
     values = [t.value for t in left.get_trials() if t.value is not None]
@@ -257,7 +257,7 @@ def test_a_damaged_journal_is_read_up_to_its_first_damaged_line(tmp_path, how):
     assert (tmp_path / "optuna.journal.damaged").read_bytes() == b"".join(harmed)
     # What is written now is not behind what was cut off.
     left.tell(left.ask(), 9.0)
-    assert study().get_trials()[-1].value == 9.0 and len(told) == 1
+    assert study().get_trials()[-1].value == 9.0 and len(warned) == 1
 
 
 def test_a_search_whose_journal_was_damaged_has_the_same_points(played, tmp_path):
@@ -267,6 +267,6 @@ def test_a_search_whose_journal_was_damaged_has_the_same_points(played, tmp_path
     lines = path.read_bytes().splitlines(keepends=True)
     for count in range(3, len(lines), 20):
         path.write_bytes(b"".join(lines[:count]) + lines[count][:9])
-        told = []
-        assert search(STUDY, plan, tmp_path, report=told.append) == whole, count
-        assert sum("is damaged" in text for text in told) == 1
+        warned = []
+        assert search(STUDY, plan, tmp_path, report=warned.append) == whole, count
+        assert sum("is damaged" in text for text in warned) == 1
