@@ -138,7 +138,13 @@ class FederatedData:
         Returns:
           Arrays `[rows, ...]`, with a power of two of rows, and the first row of each client of the
           population, `[num_clients]`, int32, valid for these clients alone.
+
+        Raises:
+          ValueError: if they are not integers in range, in ascending order.
         """
+        clients = array_checks.indices("clients", clients, self.num_clients, "clients")
+        is_ascending = len(clients) > 0 and bool(np.all(np.diff(clients) > 0))
+        checks.require(is_ascending, "clients", "be one or more, ascending", clients[:9].tolist())
         first, last = (int(self.offsets[i]) for i in (clients[0], clients[-1] + 1))
         num_rows = 1 << max(last - first - 1, 0).bit_length()
 
@@ -402,6 +408,7 @@ class FederatedData:
             ids are of several kinds.
         """
         client_ids, examples = array_checks.client_ids("client_ids", client_ids), _arrays(examples)
+        checks.require(len(client_ids) > 0, "client_ids", "name at least one client", "none")
         names, first, index = np.unique(client_ids, return_index=True, return_inverse=True)
         array_checks.require_different("client_ids", names.tolist())
         if keep_order:

@@ -155,6 +155,7 @@ def test_inconsistent_stores_are_refused(examples, offsets, names, message):
         ("clients", [[{"x": [1]}, {"y": [1]}]], r"clients\[1\] must name \['x'\]"),
         ("clients", [[{"x": [1, 2], "y": [1]}]], r"clients\[0\] must have arrays of one length"),
         ("client_ids", [{"x": np.zeros(3)}, [1, 2]], r"must have one row for each of the 2 client"),
+        ("client_ids", [{"x": np.zeros(0)}, []], "client_ids must name at least one client"),
         ("indices", [{"x": np.zeros(3)}, []], "clients must hold at least one client"),
         ("indices", [{"x": np.zeros(3)}, [[0, -1]]], r"clients\[0\] must name rows in \[0, 3\)"),
     ],
@@ -361,6 +362,10 @@ def test_what_lists_no_clients_is_refused(given):
     data = FederatedData.from_clients(make_clients())
     with pytest.raises(ValueError, match="clients must"):
         data.select(given)
+    with pytest.raises(ValueError, match="clients must"):
+        data.slab(given)
+    with pytest.raises(ValueError, match="clients must be one or more, ascending"):
+        data.slab(np.array([2, 1]))
     assert data.select(np.flatnonzero(MASK)).sizes.tolist() == [0, 5]
     for index in (True, np.True_, 1.0, 1.5, -1, 4):
         with pytest.raises(ValueError, match="index must"):
