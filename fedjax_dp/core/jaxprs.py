@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
 from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
@@ -323,11 +324,22 @@ def evaluate_structure(
         return [*carry, *ys]
     if isinstance(found, While):
         of_cond, of_body, carry = found.split(operands)
-        return lax.while_loop(
-            lambda state: run(found.cond, [*of_cond, *state])[0],
-            lambda state: run(found.body, [*of_body, *state]),
-            carry,
-        )
+
+        def continues(state: list[Any]) -> Any:
+            return run(found.cond, [*of_cond, *state])[0]
+
+        def advance(state: list[Any]) -> list[Any]:
+            after = run(found.body, [*of_body, *state])
+            if not found.cond.out_avals[0].shape:
+                return after
+            # Of a loop under vmap: each member stops by its own condition.
+            goes = continues(state)
+            return [
+                jnp.where(jnp.expand_dims(goes, range(goes.ndim, new.ndim)), new, old)
+                for new, old in zip(after, state, strict=True)
+            ]
+
+        return lax.while_loop(lambda state: jnp.any(continues(state)), advance, carry)
     if isinstance(found, Cond):
         branches = [functools.partial(lambda b, *x: run(b, x), b) for b in found.branches]
         return lax.switch(operands[0], branches, *operands[1:])

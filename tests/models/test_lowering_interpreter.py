@@ -170,6 +170,21 @@ def test_a_loop_of_unknown_length_is_rewritten():
     assert not REPLACED & primitives(lower(iterate), X, W, jnp.int32(4))
 
 
+def test_each_member_of_a_batched_loop_stops_by_itself():
+    def iterate(x, limit):
+        return lax.while_loop(
+            lambda state: state[1] < limit,
+            lambda state: (jnp.tanh(conv(state[0][None], W)[0]), state[1] + 1),
+            (x, 0),
+        )
+
+    both, limits = jax.jit(jax.vmap(iterate)), jnp.array([3, 0])
+    lowered = jax.jit(lower(jax.vmap(iterate)))
+    actual, expected = lowered(X, limits), both(X, limits)
+    assert_close(actual[0], expected[0])
+    np.testing.assert_array_equal(actual[1], limits)
+
+
 def test_functions_without_replaceable_primitives_are_unchanged():
     def plain(x):
         inner = jax.jit(lambda x: jax.nn.relu(jnp.tanh(x)))
