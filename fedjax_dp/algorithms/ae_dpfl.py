@@ -119,7 +119,8 @@ def ae_dpfl(
         result = trainer.train(message, client, hyper.local, key)
         scale = scale_of(aggregator, votes_shape, hyper.aggregator)
         queries, is_query = queries_of(client.round)
-        votes = votes_of(result.params, queries) * is_query[:, None] * (client.size > 0)
+        is_asked = (is_query & (client.size > 0)).astype(jnp.float32)
+        votes = votes_of(result.params, queries) * is_asked[:, None]
         # Votes of a model that is not finite are finite, so the engine could not notice it.
         votes = jnp.where(trees.is_finite(result.params), scale * votes, jnp.nan)
         # The norm of the votes, which are what is clipped; the update is not sent.

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.dp_sgd import dp_sgd
 from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.core import trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.models.base import Model
@@ -39,7 +40,7 @@ def noise_oracle(model: Model, trainer: LocalTrainer, *, num_clients: Count) -> 
 
     def weight_of(client, config):
         steps = trainer.num_steps(client.size, config).astype(jnp.float32)
-        stddev = config.clip_norm * config.noise_multiplier / config.batch_size
+        stddev = trees.ratio(config.clip_norm * config.noise_multiplier, config.batch_size)
         variance = steps * jnp.square(config.learning_rate * stddev)
         return 1.0 / jnp.maximum(variance, _SMALLEST)
 

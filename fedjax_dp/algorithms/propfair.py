@@ -70,7 +70,9 @@ def propfair(
         metrics = result.metrics
         if not has_share:
             return ClientOutput(result.delta, result.weight, own, metrics)
-        is_beyond = jax.tree.map(lambda s, n: s > last * n, metrics.loss_sum, metrics.num_read)
+        is_beyond = jax.tree.map(
+            lambda s, n: s > last * n.astype(jnp.float32), metrics.loss_sum, metrics.num_read
+        )
         info = {"share_beyond": jax.tree.map(jnp.float32, is_beyond)}
         return ClientOutput(result.delta, result.weight, own, metrics, info)
 

@@ -259,7 +259,8 @@ def r_dpcfl(
         own_key = fold(key, Purpose.SELECTION)
         chosen = _choose(choice, message, own, client, hyper, own_key)
         is_first, is_last = client.stage == Stage.FIRST, client.stage == Stage.LAST
-        batch = jnp.where(is_first, _first_batch(hyper, client.size), hyper.local.batch_size)
+        usual = jnp.asarray(hyper.local.batch_size, jnp.float32)
+        batch = jnp.where(is_first, _first_batch(hyper, client.size), usual)
         local = without_steps(hyper.local._replace(batch_size=batch), is_last)
         result = trainer.train(message.models.take(chosen), client, local, key)
         weight = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
@@ -325,7 +326,7 @@ def _stage_of(server: ServerState, hyper: Hyper, round_index: Any) -> jax.Array:
 def _first_batch(hyper: Hyper, size: Any) -> jax.Array:
     """Returns the batch size of the first round, float32; whole if a client has no more records."""
     wanted = jnp.asarray(hyper.algorithm.get("first_batch_size", WHOLE), jnp.float32)
-    return jnp.where(wanted < size, wanted, WHOLE)
+    return jnp.where(wanted < jnp.asarray(size, jnp.float32), wanted, WHOLE)
 
 
 def _broadcast(server: ServerState, client: Recipient) -> Message:

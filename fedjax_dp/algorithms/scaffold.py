@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from fedjax_dp.algorithms.base import (
@@ -94,7 +95,7 @@ def scaffold(
         return ServerState(params, control)
 
     def of_steps(message, own, client, hyper, key, result):
-        per_step = result.num_steps * hyper.local.learning_rate
+        per_step = result.num_steps.astype(jnp.float32) * hyper.local.learning_rate
         inverse = trees.reciprocal(per_step)
         moved = jax.tree.map(lambda delta, c: -delta * inverse - c, result.delta, message.control)
         # A client that did not move has no new estimate of its gradient.

@@ -106,7 +106,7 @@ def plain(model: Model) -> GradientRule:
 
     def release(gradient_sum, count, config, key):
         del config, key
-        return trees.scale(gradient_sum, 1.0 / jnp.maximum(count, 1))
+        return trees.scale(gradient_sum, 1 / jnp.maximum(count, 1))
 
     return GradientRule(micro_batch, release, None, None, model)
 
@@ -131,7 +131,7 @@ def mean_gradient(
         passes = client.widest(-(-client.size // micro))
         total = jax.lax.fori_loop(0, passes, lambda i, t: sums.add(t, part(i)), zeros)
         total = sums.value(total)
-    return trees.scale(total, 1.0 / jnp.maximum(client.size, 1))
+    return trees.scale(total, 1 / jnp.maximum(client.size, 1))
 
 
 @checked
@@ -219,7 +219,7 @@ def clipped(
     def release(gradient_sum, count, config, key):
         del count
         noised = mechanism_of(config).add_noise(key, gradient_sum)
-        return trees.scale(noised, 1.0 / config.batch_size)
+        return trees.scale(noised, 1 / config.batch_size)
 
     return GradientRule(
         micro_batch,

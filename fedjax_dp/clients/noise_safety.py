@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_dp.core import trees
+from fedjax_dp.core.promotion import library_promotion
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 
@@ -86,7 +87,8 @@ def _is_moved(optimizer: optax.GradientTransformation, shapes: Any) -> list[jax.
 
     def step(carry: Any) -> Any:
         i, state, moved = carry
-        updates, state = optimizer.update(gradient(i), state, params)
+        with library_promotion():
+            updates, state = optimizer.update(gradient(i), state, params)
         now = [jnp.any(u != 0) for u in jax.tree.leaves(updates)]
         return i + 1, state, [a | b for a, b in zip(moved, now, strict=True)]
 

@@ -45,7 +45,7 @@ def mean_loss(
       A float32 scalar; 0 for a client without examples. Not private.
     """
     total = _sum(lambda batch: model.losses(params, batch)[0], client, block_size, ())
-    return total / jnp.maximum(client.size, 1)
+    return total / jnp.maximum(client.size, 1).astype(total.dtype)
 
 
 @checked

@@ -28,6 +28,7 @@ from fedjax_dp.core import checks, masks, sums, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.messages import Form
+from fedjax_dp.core.promotion import library_promotion
 from fedjax_dp.data import sampling
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.claims import RecordClaim
@@ -194,6 +195,7 @@ class _Training:
             if not self.sampler.varies:
                 batch = jnp.asarray(batch, jnp.int32)
             per_epoch = self.sampler.num_steps_per_epoch(size, batch)
+            per_epoch = jnp.asarray(per_epoch, jnp.float32)
             steps = jnp.ceil(per_epoch * jnp.asarray(config.num_epochs, jnp.float32))
         return jnp.where(size > 0, steps, 0).astype(jnp.int32)
 
@@ -333,16 +335,18 @@ class _Training:
         noise_key = fold(run.keys.noise, i)
         gradient = self.rule.release(summed.gradient, count, run.config, noise_key)
         if run.objective is not None and self.rule.event is None:
-            loss = summed.loss / jnp.maximum(count, 1)
+            loss = summed.loss / jnp.maximum(count, 1).astype(summed.loss.dtype)
             gradient = trees.scale(gradient, jax.grad(run.objective)(loss))
         gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, local.params)
         gradient = run.masked(gradient)
-        updates, opt_state = run.optimizer.update(gradient, local.optimizer, summed.params)
+        with library_promotion():
+            updates, opt_state = run.optimizer.update(gradient, local.optimizer, summed.params)
         # Traced numbers are float32, and would widen the state of a narrow model.
         opt_state = trees.cast_like(opt_state, local.optimizer)
         # Decay and noisy optimisers move parameters without a gradient.
         updates = run.masked(_of_weights(self.model, updates))
-        params, low = optax.apply_updates(summed.params, updates), None
+        with library_promotion():
+            params, low = optax.apply_updates(summed.params, updates), None
         if self.is_compensated:
             total = sums.add(jax.tree.map(sums.Sum, summed.params, local.low), updates)
             params, low = sums.parts(total)

@@ -101,4 +101,4 @@ def mean_gradient(
     zeros = jax.tree.map(lambda p: trees.at_least_float32(jnp.zeros_like(p)), params)
     num_blocks = client.widest(-(-client.size // block))
     total = jax.lax.fori_loop(0, num_blocks, body, zeros)
-    return trees.scale(total, 1.0 / jnp.maximum(client.size, 1))
+    return trees.scale(total, 1 / jnp.maximum(client.size, 1))

@@ -27,4 +27,4 @@ def mixing_weights(
     found = jnp.where(counts, found, 0)
     found = found / jnp.sum(found)
     found = jnp.where(trace > 0, found, jnp.nan)
-    return (1 - damping) * found + damping * (jnp.arange(len(found)) == newest)
+    return (1 - damping) * found + damping * (jnp.arange(len(found)) == newest).astype(found.dtype)

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_dp.core.promotion import promoted
+
 PyTree = Any
 # Of float32, shared out among fewer than 2^31 clients.
 _LARGEST_SUMMAND = 2.0**96
@@ -31,12 +33,24 @@ def subtract(a: PyTree, b: PyTree) -> PyTree:
 
 def scale(tree: PyTree, factor: jax.typing.ArrayLike) -> PyTree:
     """Multiplies every leaf by one number, keeping each leaf's type."""
-    return jax.tree.map(lambda x: (x * factor).astype(x.dtype), tree)
+
+    def one(x):
+        a, b = promoted(x, factor)
+        return (a * b).astype(x.dtype)
+
+    return jax.tree.map(one, tree)
+
+
+def ratio(a: Any, b: Any) -> Any:
+    """Divides one number by another of any type."""
+    a, b = promoted(a, b)
+    return a / b
 
 
 def reciprocal(x: jax.typing.ArrayLike) -> jax.Array:
     """Returns 1/x if x > 0, else 0."""
     x = jnp.asarray(x)
+    x = x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32)
     return jnp.where(x > 0, 1.0 / jnp.where(x > 0, x, 1.0), 0.0)
 
 

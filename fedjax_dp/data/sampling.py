@@ -7,9 +7,10 @@ import dp_accounting
 import jax
 import jax.numpy as jnp
 
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import fold
+from fedjax_dp.core.promotion import promoted
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.data import sparse
 
@@ -70,6 +71,7 @@ class Sampler(NamedTuple):
 
 
 def _ceil_div(size: Any, batch_size: Any) -> Any:
+    size, batch_size = promoted(size, batch_size)
     return -(-size // batch_size)
 
 
@@ -121,7 +123,7 @@ def poisson(capacity: Count | None = None) -> Sampler:
 
     def dense(key, size, batch_size, limit, capacity):
         bits = jax.random.bits(key, (limit,), jnp.uint32)
-        rate = batch_size / jnp.maximum(size, 1)
+        rate = trees.ratio(batch_size, jnp.maximum(size, 1))
         threshold = (jnp.minimum(rate, 0.999) * _RATE_MARGIN * 2.0**32).astype(jnp.uint32)
         exists = jnp.arange(limit) < size
         drawn = exists & ((bits < threshold) | (rate >= 1.0))
@@ -145,7 +147,7 @@ def poisson(capacity: Count | None = None) -> Sampler:
             return dense(own, size, batch_size, width, capacity)
 
         def of_few():
-            rate = jnp.minimum(batch_size / jnp.maximum(size, 1), 1 / 32)
+            rate = jnp.minimum(trees.ratio(batch_size, jnp.maximum(size, 1)), 1 / 32)
             indices, count, more = sparse.coins(own, size, rate, limit, capacity)
             drawn = _slots(indices, count, capacity)
             return drawn._replace(overflow=more.astype(jnp.int32))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from chex import PRNGKey
 
 from fedjax_dp.core.keys import fold
+from fedjax_dp.core.promotion import promoted
 
 # Up to this many members, or this many times the expected number, all are visited.
 DENSE = 1024
@@ -33,6 +34,7 @@ def num_dense(limit: int, batch_size: float) -> int:
 def is_sparse(size: jax.Array, batch_size: jax.typing.ArrayLike) -> jax.Array:
     """Whether a draw skips members: large populations, by population and batch alone."""
     many = jnp.maximum(DENSE, jnp.ceil(_DENSE_BATCHES * jnp.asarray(batch_size)))
+    size, many = promoted(size, many)
     return jnp.asarray(size > many)
 
 

@@ -504,7 +504,9 @@ def _info(
             outcome.metrics, contributes, layout.chunk, slots.is_alone, is_lost
         )
     count = jnp.maximum(jnp.sum(outcome.has_info), 1)
-    of_clients = {name: jnp.sum(value, axis=0) / count for name, value in outcome.info.items()}
+    of_clients = {
+        name: trees.ratio(jnp.sum(value, axis=0), count) for name, value in outcome.info.items()
+    }
     counts = None
     if outcome.counts_up or outcome.counts_down:
         counts = MessageCounts(slots.takes_part, outcome.counts_up, outcome.counts_down)

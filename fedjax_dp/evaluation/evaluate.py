@@ -71,7 +71,7 @@ def _per_example(
 
     def real(value):
         flags = jnp.reshape(is_real, jnp.shape(is_real) + (1,) * (value.ndim - jnp.ndim(is_real)))
-        return jnp.where(flags, value, 0.0).astype(jnp.float32)
+        return jnp.where(flags, jnp.asarray(value, jnp.float32), 0.0)
 
     return jax.tree.map(real, _PerExample(losses, correct, weight, more))
 

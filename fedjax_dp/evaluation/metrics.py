@@ -66,6 +66,7 @@ def f1() -> Metric:
     def contribute(outputs, batch):
         outputs, y = jnp.asarray(outputs), jnp.asarray(batch["y"])
         if outputs.shape == y.shape and y.ndim == 2 and y.shape[1] > 1:
+            y = y.astype(jnp.float32)
             is_valid = (y >= 0) & (y <= 1)
             is_true, is_said = (y > 0.5) & is_valid, (outputs > 0) & is_valid
             counts = [part.astype(jnp.float32) for part in (is_true & is_said, is_true, is_said)]
@@ -121,9 +122,11 @@ def calibration_error() -> Metric:
         sure = jnp.max(jax.nn.softmax(scores.logits), axis=-1)
         is_right = jnp.argmax(scores.logits, axis=-1) == scores.labels
         place = jnp.clip(jnp.ceil(sure * _NUM_BINS) - 1, 0, _NUM_BINS - 1).astype(jnp.int32)
-        is_in = jax.nn.one_hot(place, _NUM_BINS) * scores.is_valid[..., None]
+        is_in = jax.nn.one_hot(place, _NUM_BINS) * scores.is_valid[..., None].astype(jnp.float32)
         sure = jnp.where(scores.is_valid, sure, 0.0)
-        terms = _by_example(is_in * sure[..., None], is_in * is_right[..., None], is_in)
+        terms = _by_example(
+            is_in * sure[..., None], is_in * is_right[..., None].astype(jnp.float32), is_in
+        )
         return _or_nan(terms, scores.logits, scores.is_valid[..., None])
 
     def finish(sums):
@@ -221,9 +224,10 @@ def _counts_by_class(outputs: Any, targets: Any, name: str) -> jax.Array:
     """Counts correct predictions, targets and predictions by class, `[examples, 3 classes]`."""
     scores = _scores(outputs, targets, name)
     is_valid = scores.is_valid[..., None]
+    counted = is_valid.astype(jnp.float32)
     num_classes = scores.logits.shape[-1]
-    is_true = jax.nn.one_hot(scores.labels, num_classes) * is_valid
-    is_said = jax.nn.one_hot(jnp.argmax(scores.logits, axis=-1), num_classes) * is_valid
+    is_true = jax.nn.one_hot(scores.labels, num_classes) * counted
+    is_said = jax.nn.one_hot(jnp.argmax(scores.logits, axis=-1), num_classes) * counted
     return _or_nan(_by_example(is_true * is_said, is_true, is_said), scores.logits, is_valid)
 
 

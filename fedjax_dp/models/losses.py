@@ -109,7 +109,9 @@ def sigmoid_correct(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, ja
     """
     logits = _same_rank(logits, labels)
     valid = _is_probability(labels)
-    hits = (~jnp.isnan(logits) & ((logits > 0) == (labels > 0.5))).astype(jnp.float32)
+    hits = (~jnp.isnan(logits) & ((logits > 0) == (labels.astype(jnp.float32) > 0.5))).astype(
+        jnp.float32
+    )
     return _mean_where(hits, valid), _any_valid(valid)
 
 
@@ -425,10 +427,12 @@ def _is_class(logits: jax.Array, labels: jax.Array) -> jax.Array:
     checks.require(logits.shape[-1] > 1, "logits", rule, logits.shape)
     is_whole = labels.dtype == bool or jnp.issubdtype(labels.dtype, jnp.integer)
     checks.require(is_whole, "labels", "be integers or Booleans, which name classes", labels.dtype)
+    labels = _whole(labels)
     return (labels >= 0) & (labels < logits.shape[-1])
 
 
 def _is_probability(labels: jax.Array) -> jax.Array:
+    labels = labels.astype(jnp.float32)
     return (labels >= 0) & (labels <= 1)
 
 
@@ -443,7 +447,8 @@ def _rows(x: jax.Array) -> jax.Array:
 
 def _mean_where(values: jax.Array, valid: jax.Array) -> jax.Array:
     total = jnp.sum(_rows(jnp.where(valid, values, 0)), axis=1)
-    return total / jnp.maximum(jnp.sum(_rows(valid), axis=1), 1)
+    count = jnp.maximum(jnp.sum(_rows(valid), axis=1), 1)
+    return total / count.astype(total.dtype)
 
 
 def _any_valid(valid: jax.Array) -> jax.Array:

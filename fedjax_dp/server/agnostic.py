@@ -42,7 +42,7 @@ def onto_simplex(y: jax.Array) -> jax.Array:
     # Entries 1 or more below the largest become 0; clamping them first keeps the sums exact.
     y = jnp.maximum(y - jnp.max(y), -1.0)
     ordered = jnp.sort(y)[::-1]
-    gaps = (1 - jnp.cumsum(ordered)) / jnp.arange(1, len(y) + 1)
+    gaps = (1 - jnp.cumsum(ordered)) / jnp.arange(1, len(y) + 1).astype(y.dtype)
     last = jnp.sum(ordered + gaps > 0) - 1
     return jnp.maximum(y + gaps[last], 0.0)
 

@@ -67,7 +67,7 @@ def similarity_of(deltas: PyTree, is_real: jax.Array, *, features: str = "centre
     Source: the code of Malekmohammadi and others 2025 (R-DPCFL), corrected: it finds components of
     standardised updates and projects others on them.
     """
-    count = jnp.maximum(jnp.sum(is_real), 1)
+    count = jnp.maximum(jnp.sum(is_real), 1).astype(jnp.float32)
     num_slots = is_real.shape[0]
     scatter = cross = jnp.zeros((num_slots, num_slots), jnp.float32)
     for leaf in jax.tree.leaves(deltas):
@@ -124,7 +124,8 @@ def mean_per_cluster(num_models: int, num_clients: int, *, features: str = "cent
     def combine(state, numbers, stack, close):
         update, weight = stack
         is_real = close.contributes & (weight > 0)
-        mean, per_model = means_of(update.delta, update.model, weight * is_real, num_models)
+        counted = weight * is_real.astype(weight.dtype)
+        mean, per_model = means_of(update.delta, update.model, counted, num_models)
         found = similarity_of(update.delta, is_real, features=features)
         similarity = by_client(found, close.roster.clients, num_clients)
         return state, ClusterAggregate(mean, similarity), {"weight_per_model": per_model}

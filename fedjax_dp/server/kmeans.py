@@ -75,7 +75,7 @@ def kmeans(
         return jax.lax.fori_loop(0, num_clusters, add, empty)
 
     def weights_of(assignment, before):
-        members = jax.nn.one_hot(assignment, num_clusters) * is_real[:, None]
+        members = jax.nn.one_hot(assignment, num_clusters) * is_real[:, None].astype(jnp.float32)
         count = jnp.sum(members, axis=0)
         # A cluster that lost its points keeps its centre.
         return jnp.where(count > 0, members / jnp.maximum(count, 1), before)

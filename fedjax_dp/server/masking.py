@@ -111,6 +111,7 @@ def gradient_mask(
     def mask_of(votes, count, threshold):
         """Masks from signed votes of `count` clients, exact where both are integers."""
         is_signed = mask == "hard" and form == "printed"
+        votes, count = votes.astype(jnp.float32), jnp.asarray(count, jnp.float32)
         votes = votes if is_signed else jnp.abs(votes)
         is_whole = votes >= threshold * count * (1 - _ROUNDING)
         agreement = jnp.abs(votes) * trees.reciprocal(count)

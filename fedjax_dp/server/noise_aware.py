@@ -171,7 +171,7 @@ def noise_aware_mean(
             "rpca_residual": found.residual,
             "rpca_rank": found.rank,
         }
-        rounds = state.rounds + jnp.any(counts)
+        rounds = state.rounds + jnp.any(counts).astype(jnp.int32)
         return NoiseState(levels, state.is_known | was_estimated, rounds), aggregate, info
 
     return Stacked(init, contribute, combine)

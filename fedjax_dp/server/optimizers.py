@@ -7,6 +7,7 @@ import optax
 
 from fedjax_dp.core import trees
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.promotion import library_promotion
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.server.masking import masked, unmasked
 
@@ -37,10 +38,12 @@ def apply_aggregate(
     """
     mean, mask = unmasked(aggregate)
     gradient = jax.tree.map(lambda a, p: (-a).astype(p.dtype), mean, params)
-    updates, after = optimizer.update(gradient, opt_state, params)
+    with library_promotion():
+        updates, after = optimizer.update(gradient, opt_state, params)
     # Traced numbers are float32, and would widen the state of a narrow model.
     opt_state = trees.cast_like(after, opt_state)
     updates = masked(updates, mask)
     if is_buffer is not None:
         updates = jax.tree.map(lambda u, g, plain: -g if plain else u, updates, gradient, is_buffer)
-    return opt_state, optax.apply_updates(params, updates)
+    with library_promotion():
+        return opt_state, optax.apply_updates(params, updates)

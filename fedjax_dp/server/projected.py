@@ -62,7 +62,7 @@ def projected_mean(
         weight = weight * trees.reciprocal(jnp.sum(weight))
         public = counts & jnp.asarray(public_host)[clients]
         num_public = jnp.sum(public)
-        share = jnp.where(public, 1.0 / jnp.maximum(num_public, 1), 0.0)
+        share = jnp.where(public, 1 / jnp.maximum(num_public, 1), 0.0)
 
         def products(updates):
             rows = updates.reshape(updates.shape[0], -1)
@@ -74,11 +74,13 @@ def projected_mean(
             is_spread = variance > jnp.square(rounding)
             divisor = jnp.sqrt(variance) if is_standardized else 1.0
             centred = jnp.where(is_spread, centred / jnp.where(is_spread, divisor, 1.0), 0.0)
-            return jnp.matmul(centred * public[:, None], centred.T, precision=_EXACT)
+            return jnp.matmul(
+                centred * public[:, None].astype(rows.dtype), centred.T, precision=_EXACT
+            )
 
         # Products of each public update with every update, as PCA sees them.
         gram = sum(jax.tree.leaves(jax.tree.map(products, update)))
-        eigenvalues, vectors = jnp.linalg.eigh(gram * public)
+        eigenvalues, vectors = jnp.linalg.eigh(gram * public.astype(jnp.float32))
         kept = eigenvalues > _SMALLEST_SHARE * jnp.maximum(eigenvalues[-1], 0.0)
         kept &= jnp.arange(len(kept)) >= len(kept) - num_components
         inverse = jnp.where(kept, 1.0 / jnp.where(kept, eigenvalues, 1.0), 0.0)

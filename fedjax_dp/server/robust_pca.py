@@ -128,7 +128,8 @@ def principal_component_pursuit(
     is_real = jnp.ones(num_slots, bool) if is_real is None else is_real
     matrix = jnp.where(is_real[:, None], trees.at_least_float32(matrix), 0.0)
     num_clients = jnp.sum(is_real)
-    mean = jnp.sum(jnp.abs(matrix)) / jnp.maximum(num_clients * num_parameters, 1)
+    num_entries = jnp.maximum(num_clients * num_parameters, 1).astype(matrix.dtype)
+    mean = jnp.sum(jnp.abs(matrix)) / num_entries
     scale = jnp.where(mean > 0, mean, 1.0)
     matrix = matrix / scale
     norm = jnp.sqrt(jnp.sum(jnp.square(matrix)))

@@ -44,7 +44,8 @@ def trimmed_mean(trimmed_share: TrimmedShare = 0.1) -> Stacked:
     def combine(state, numbers, stack, close):
         is_real = close.contributes
         count = jnp.sum(is_real)
-        trimmed = jnp.floor(numbers["trimmed_share"] * count * (1 + _ROUNDING)).astype(jnp.int32)
+        share = numbers["trimmed_share"] * count.astype(jnp.float32)
+        trimmed = jnp.floor(share * (1 + _ROUNDING)).astype(jnp.int32)
         trimmed = jnp.clip(trimmed, 0, jnp.maximum(count - 1, 0) // 2)
         rank = jnp.arange(len(is_real))
         is_kept = (rank >= trimmed) & (rank < count - trimmed)
@@ -54,7 +55,7 @@ def trimmed_mean(trimmed_share: TrimmedShare = 0.1) -> Stacked:
             # Empty slots sort last.
             ordered = jnp.sort(jnp.where(is_real.reshape(shape), values, jnp.inf), axis=0)
             kept = jnp.where(is_kept.reshape(shape), ordered, 0.0)
-            return jnp.sum(kept, axis=0) / jnp.maximum(count - 2 * trimmed, 1)
+            return jnp.sum(kept, axis=0) / jnp.maximum(count - 2 * trimmed, 1).astype(kept.dtype)
 
         return state, jax.tree.map(mean, stack), {"num_trimmed": trimmed}
 

@@ -115,10 +115,6 @@ PARTS = {
     "jax.config.jax_compilation_cache_dir": Part(
         "core/backend.py", lambda: hasattr(jax.config, "jax_compilation_cache_dir")
     ),
-    "jax.config.jax_numpy_dtype_promotion": Part(
-        "engine/execution/compile.py",
-        lambda: jax.config.jax_numpy_dtype_promotion == "standard",
-    ),
     "axis_env": Part(
         "engine/facts.py",
         lambda: jax.make_jaxpr(lambda x: lax.all_gather(x, "a"), axis_env=[("a", 2)])(X),

@@ -376,12 +376,11 @@ class _Made:
 
 def _require_32_bits() -> None:
     """Refuses settings of JAX under which rounds are not what they are defined to be."""
-    while_run = "while a simulation is built and run"
-    rule = f"be off {while_run}, as within `with jax.enable_x64(False):`: rounds are of 32 bits"
+    rule = (
+        "be off while a simulation is built and run, as within `with jax.enable_x64(False):`: "
+        "rounds are of 32 bits"
+    )
     checks.require(jnp.result_type(float) == jnp.float32, "jax_enable_x64", rule, True)
-    promotion = jax.config.jax_numpy_dtype_promotion  # type: ignore[attr-defined]
-    rule = f"be 'standard' {while_run}, as within `with jax.numpy_dtype_promotion('standard'):`"
-    checks.require(promotion == "standard", "jax_numpy_dtype_promotion", rule, promotion.value)
 
 
 def _require_streamable(federation: Federation, outer: PyTree, placement: str) -> None:

@@ -176,7 +176,7 @@ class Arrivals(NamedTuple):
             client = jnp.argmin(jnp.where(is_first, state.turn, jnp.iinfo(jnp.int32).max))
             # While the server makes a model, updates wait for it.
             now = jnp.maximum(state.arrival[client], 0.0)
-            count += state.staleness[client] <= self.max_staleness
+            count += (state.staleness[client] <= self.max_staleness).astype(jnp.int32)
             state = state._replace(
                 arrival=state.arrival.at[client].set(jnp.inf),
                 last=state.last.at[client].set(state.round),

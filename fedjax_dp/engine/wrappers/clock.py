@@ -350,4 +350,4 @@ class _Clock(NamedTuple):
         num_steps = self.federation.algorithm.training.num_steps
         steps = jax.vmap(lambda i: num_steps(sizes[i], hyper.local.row(i)))(ids)
         per_step, per_round = (jnp.asarray(x, jnp.float32)[ids] for x in self.compute)
-        return per_step * steps + per_round
+        return per_step * steps.astype(jnp.float32) + per_round

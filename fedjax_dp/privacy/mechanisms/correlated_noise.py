@@ -11,6 +11,7 @@ from chex import PRNGKey
 
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.promotion import library_promotion
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.events import DpEvent
@@ -146,5 +147,6 @@ def best_coefficients(num_rounds: int, bands: int) -> np.ndarray:
     # Importing it takes a third of a second, which runs without correlated noise need not pay.
     from jax_privacy.matrix_factorization import toeplitz
 
-    found = np.asarray(toeplitz.optimize_banded_toeplitz(num_rounds, bands), float)
+    with library_promotion():
+        found = np.asarray(toeplitz.optimize_banded_toeplitz(num_rounds, bands), float)
     return found / np.linalg.norm(found)

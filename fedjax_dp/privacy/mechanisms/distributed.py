@@ -479,7 +479,7 @@ def round_conditionally(
 
     def attempt(tries: jax.Array) -> jax.Array:
         up = jax.random.uniform(keys.fold(key, tries), vector.shape, vector.dtype) < chance
-        return low + up
+        return low + up.astype(low.dtype)
 
     def is_long(rounded: jax.Array) -> jax.Array:
         return _squared_norm(rounded) > norm_squared * _NORM_MARGIN

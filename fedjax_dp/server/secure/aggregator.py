@@ -100,7 +100,8 @@ def masked(
         circle = arranged(graph, close.public_key, close.roster)
         is_there = jnp.arange(len(circle.clients)) < circle.count
         has_sent = is_there & jnp.isin(
-            close.fates[circle.slots], jnp.array([Fate.CONTRIBUTED, Fate.NOT_FINITE])
+            close.fates[circle.slots],
+            jnp.array([Fate.CONTRIBUTED, Fate.NOT_FINITE], close.fates.dtype),
         )
         coded, was_cut = total
         if is_masked:
@@ -110,7 +111,7 @@ def masked(
         decoded = words.decode(encoding, coded)
         state, aggregate, info = aggregator.combine(state, numbers, decoded, close)
         own = {
-            "num_recovered": jnp.sum(is_there & ~has_sent, dtype=jnp.int32) * ~is_lost,
+            "num_recovered": jnp.sum(is_there & ~has_sent & ~is_lost, dtype=jnp.int32),
             "num_lost": info.get("num_lost", 0) + is_lost.astype(jnp.int32),
             "num_out_of_range": was_cut.value,
         }
@@ -231,7 +232,8 @@ def _is_lost(
     """Whether seeds cannot be recovered, sums might overflow, or the graph fits no such round."""
     num_sent = jnp.sum(has_sent, dtype=jnp.int32)
     is_complete = graph.num_neighbors is None
-    helpers = num_sent - has_sent if is_complete else circle.num_sending(has_sent)
+    others = num_sent - has_sent.astype(jnp.int32)
+    helpers = others if is_complete else circle.num_sending(has_sent)
     has_few = jnp.any(is_there & (helpers < graph.threshold))
     has_few |= num_sent < circle.count - graph.dropouts
     return has_few | (circle.count < graph.num_clients) | (circle.count > encoding.max_clients)

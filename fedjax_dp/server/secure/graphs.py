@@ -206,7 +206,7 @@ class Circle:
 
         def add(step, counts):
             neighbor, is_there = self.neighbor(places, step)
-            return counts + (has_sent[neighbor] & is_there)
+            return counts + (has_sent[neighbor] & is_there).astype(jnp.int32)
 
         return jax.lax.fori_loop(0, 2 * self.reach, add, jnp.zeros(len(places), jnp.int32))
 

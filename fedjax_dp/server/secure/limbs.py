@@ -48,5 +48,5 @@ def _negated_if(
     condition: jax.Array, low: jax.Array, high: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Takes the negative modulo 2^64 where a condition holds."""
-    negative = ~high + (low == 0)
+    negative = ~high + (low == 0).astype(high.dtype)
     return jnp.where(condition, -low, low), jnp.where(condition, negative, high)
