@@ -214,6 +214,7 @@ def _scores(outputs: Any, targets: Any, name: str) -> _Scores:
     is_class = y.dtype == bool or jnp.issubdtype(y.dtype, jnp.integer)
     rule = f"be integers or Booleans for metric {name}, which name classes"
     checks.require(is_class, "targets", rule, y.dtype)
+    y = y.astype(jnp.int32) if y.dtype == bool else y
     is_valid = (y >= 0) & (y < logits.shape[-1])
     labels = jnp.where(is_valid, y.astype(jnp.int32), 0)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
