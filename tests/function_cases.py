@@ -366,6 +366,10 @@ SPECIAL: dict[str, Case] = {
         size=2,
         rules={"w": 0},
     ),
+    # A model names its values by the argument that it has for them.
+    "Loss": case(
+        models.Loss, values="softmax_cross_entropy", targets="classes", ignore_label=-1
+    )._replace(alone=("values",)),
     "methods_table": case(experiment.methods_table, listed=lambda: experiment.methods(["fedavg"])),
     "Layout": case(
         engine.Layout,

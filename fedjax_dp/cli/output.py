@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import math
+import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
@@ -142,6 +143,12 @@ def print_answer(out: Output, command: str, answer: Answer) -> None:
         answer.show(out)
     elif answer.shortest:
         out.say(answer.shortest)
+
+
+def shown_path(path: pathlib.Path) -> str:
+    """Writes a path from the current folder, if it is below it."""
+    here = pathlib.Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def print_document(file: IO[str], command: str, status: int, content: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from fedjax_dp.cli.options import ConfigFile, Configured, answering, application
-from fedjax_dp.cli.output import Answer, Output
+from fedjax_dp.cli.output import Answer, Output, shown_path
 from fedjax_dp.cli.progress import Progress, end_process
 from fedjax_dp.core import checks, files
 from fedjax_dp.experiment.reading import config_files
@@ -99,12 +99,11 @@ def shown(config: Config, start: Callable[[Watcher], Outcome], out: Output) -> A
     """Runs an experiment with progress and returns its answer."""
     with Progress(out, _NAME, config.run.rounds) as progress:
         outcome = start(progress)
-    document: dict[str, Any] = {"folder": str(outcome.folder), "ended": outcome.ended}
+    folder = shown_path(outcome.folder)
+    document: dict[str, Any] = {"folder": folder, "ended": outcome.ended}
     document |= {"is_futile": outcome.is_futile}
     document |= {"summary": outcome.summary}
-    return Answer(
-        document, lambda out: _report(out, outcome), str(outcome.folder), _status(outcome)
-    )
+    return Answer(document, lambda out: _report(out, outcome), folder, _status(outcome))
 
 
 def _status(outcome: Outcome) -> int:
@@ -135,7 +134,7 @@ def _show_keys(out: Output, rows: Sequence[Row]) -> None:
 
 
 def _report(out: Output, outcome: Outcome) -> None:
-    summary, folder = outcome.summary, outcome.folder
+    summary, folder = outcome.summary, shown_path(outcome.folder)
     if early := describe_early_end(outcome):
         resumed = f"; to resume: fedjax-dp run --resume {folder}"
         out.say(early + (resumed if outcome.ended == "interrupted" else ""))

@@ -170,7 +170,10 @@ def rows_of_clients(what: str, clients: Sequence[Any], size: int) -> list[np.nda
 
 def indices(what: str, value: Any, size: int, noun: str) -> np.ndarray:
     """Validates integers in [0, size) and returns them as int64; refuses masks and fractions."""
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError:  # Lists of several lengths.
+        array = np.asarray(None)
     is_list = array.ndim == 1 and (array.dtype.kind in "iu" or array.size == 0)
     mask = " (np.flatnonzero of a mask)" if array.dtype == bool else ""
     shown = f"{array.dtype}{list(array.shape)}"

@@ -65,6 +65,7 @@ class FederatedData:
     def __post_init__(self) -> None:
         """Checks that offsets, arrays and names agree."""
         if isinstance(self.offsets, list | tuple):
+            checks.numbers("offsets", "be integers", self.offsets)
             object.__setattr__(self, "offsets", np.asarray(self.offsets))
         argument_checks.check_fields(self)
         checks.require(bool(self.examples), "examples", "hold at least one array", self.examples)

@@ -356,10 +356,25 @@ MASK = np.array([False, True, True, False])
 
 @pytest.mark.parametrize(
     "given",
-    [MASK, MASK.tolist(), [1.7], [1.0], np.array([1.0]), ["1"], [[1]], [-1], [4], [None], []],
+    [
+        MASK,
+        MASK.tolist(),
+        [1.7],
+        [1.0],
+        np.array([1.0]),
+        ["1"],
+        [[1]],
+        [[1], 2],
+        [-1],
+        [4],
+        [None],
+        [],
+    ],
 )
 def test_what_lists_no_clients_is_refused(given):
     data = FederatedData.from_clients(make_clients())
+    with pytest.raises(ValueError, match="offsets must be integers"):
+        FederatedData({"y": np.arange(2)}, [0, [2]])
     with pytest.raises(ValueError, match="clients must"):
         data.select(given)
     with pytest.raises(ValueError, match="clients must"):

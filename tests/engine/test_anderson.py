@@ -377,7 +377,6 @@ def test_privacy_is_what_it_was():
     fed = federation(case.make(make_model()), make_data(), case.participation())
     with pytest.warns(UserWarning, match="heuristic"):
         fast = anderson(fed, memory=2)
-    assert fast.claims is fed.claims
     spent = []
     for one in (fed, fast):
         sim = compile_federation(one, make_data(), ALONE)

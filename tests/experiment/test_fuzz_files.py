@@ -681,4 +681,5 @@ def test_damaged_files_are_refused_by_name_or_read_as_what_they_were(tmp_path, n
     ]
     wrong = [text for text, outcome in found if outcome.startswith("WRONG")]
     assert not wrong, f"{len(wrong)} of {len(found)}:\n" + "\n".join(wrong)
-    assert sum(outcome == "refused" for _, outcome in found) >= 20
+    # Of flipped bytes some are in parts of a file that nothing reads.
+    assert sum(outcome == "refused" for _, outcome in found) >= min(20, 0.8 * len(found))

@@ -49,7 +49,7 @@ _UNITS = (
     "|kg|mg|µg|cm|mm|km|ml|min|°c|°f|mmhg|bpm"
 )
 # Amounts such as 1,5, 12 %, $5, 5 kg and 120/80; dates such as 2.1.2020, 2020-01-02T12:30, 2020-W01
-# and 2 Jan 2020; times; infinity.
+# and 2 January; times; infinity.
 _NOTATIONS = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
