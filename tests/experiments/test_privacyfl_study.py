@@ -71,7 +71,7 @@ def test_a_run_converges_when_accuracy_stays_close():
     one = {"num_clients": 30, "noise": "printed", "asked": 1.0, "epsilon": 463.04}
     one |= {"accuracy": [0.5] + [0.9] * 9, "own": 0.8, "rounds_to_converge": found}
     text = privacyfl.as_markdown({"grid": [one]})
-    assert "| 30 | printed | 1 | 463 | 0.500 | 0.900 | 0.800 | 5 | 3 of 5 |" in text
+    assert "| 30 | printed | 1 | 464 | 0.500 | 0.900 | 0.800 | 5 | 3 of 5 |" in text
 
 
 @telling
