@@ -20,7 +20,7 @@ from fedjax_dp.clients.gradients import clipped
 from fedjax_dp.clients.sgd import local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine import simulation
+from fedjax_dp.engine import Fate, simulation
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy import mechanisms
 from fedjax_dp.privacy.accounting.ledger import Ledger
@@ -311,7 +311,8 @@ def test_claims_are_those_of_the_run_in_which_the_canary_took_part_most_often():
     first = runs.planted.owners[0]
     drawn = np.arange(NUM_ROUNDS) < times[:, None]
     clients = np.where(drawn[:, :, None], first, runs.planted.owners[1])
-    changed = runs._replace(record=runs.record._replace(clients=clients))
+    fate = np.full_like(clients, Fate.CONTRIBUTED)
+    changed = runs._replace(record=runs.record._replace(clients=clients, fate=fate))
     [claim] = [
         result.epsilon_claimed
         for result in audit(changed, cases.DP_DELTA)
