@@ -71,7 +71,10 @@ def test_small_programs_that_were_used_last_stay(tmp_path):
     for age in range(5):
         program(f"small{age}", 1000, age)
     program("large", 100_000, 1000)
+    # Of a process that was ended before it wrote the time.
+    (tmp_path / "broken-cache").write_bytes(bytes(100_000))
     forget_small_programs(tmp_path, most=5)
+    assert not (tmp_path / "broken-cache").exists()
     assert len(list(tmp_path.glob("small*"))) == 10
     forget_small_programs(tmp_path, most=2)
     names = {path.name for path in tmp_path.iterdir()} - {".lockfile"}

@@ -73,18 +73,27 @@ def use_compilation_cache(folder: str | None) -> None:
 def forget_small_programs(folder: pathlib.Path, most: int = _SMALL_PROGRAMS) -> None:
     """Deletes small programs from JAX's cache, but those that were used last.
 
-    JAX looks at all programs before it writes one, which would take longer than compiling.
+    JAX looks at all programs before it writes one, which would take longer than compiling. It
+    writes none after one without a time, which a process that was ended may leave.
     """
     with (
         contextlib.suppress(OSError, filelock.Timeout),
         filelock.FileLock(folder / ".lockfile", 10),
     ):
         found = [entry for entry in os.scandir(folder) if entry.name.endswith(_PROGRAM)]
+        for entry in [each for each in found if not os.path.exists(_time_of(each.path))]:
+            os.unlink(entry.path)
+            found.remove(entry)
         small = [entry.path for entry in found if entry.stat().st_size < _SMALL_BYTES]
         if len(small) <= most:
             return
-        pairs = [(path, path.removesuffix(_PROGRAM) + "-atime") for path in small]
+        pairs = [(path, _time_of(path)) for path in small]
         pairs.sort(key=lambda pair: os.stat(pair[1]).st_mtime)
         for pair in pairs[: len(pairs) - most]:
             for path in pair:
                 os.unlink(path)
+
+
+def _time_of(program: str) -> str:
+    """Names the file by whose age JAX knows when it last used a program."""
+    return program.removesuffix(_PROGRAM) + "-atime"
