@@ -137,7 +137,17 @@ class Checkpoints:
             # Leftovers of interrupted writes take space.
             cleanup_tmp_directories=not is_read_only,
         )
-        self._manager = ocp.CheckpointManager(_Folder(self.directory), options=options)
+        try:
+            self._manager = ocp.CheckpointManager(_Folder(self.directory), options=options)
+        except (ValueError, TypeError, LookupError) as error:
+            # Orbax reads facts of each checkpoint, before digests can be compared.
+            records = sorted((self.directory / _DIGESTS).glob("*.json"))
+            wrong = {r.stem: damage(self.directory / r.stem, r) for r in records}
+            found = ", ".join(f"{step}: {text}" for step, text in wrong.items() if text)
+            raise ValueError(
+                f"checkpoints in {self.directory} must be as they were written, got "
+                f"{found or error}; nearest valid choice: move the damaged one to another folder"
+            ) from error
 
     def save(self, state: SimulationState, hyper: Hyper, extra: dict[str, Any]) -> None:
         """Writes a checkpoint of the completed rounds, unless there is one already.

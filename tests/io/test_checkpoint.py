@@ -308,6 +308,14 @@ def test_a_path_is_no_pattern(tmp_path, name):
     assert_equal(restored, saved)
 
 
+def test_facts_of_another_file_are_named(tmp_path):
+    """Orbax reads them before digests can be compared."""
+    Checkpoints(tmp_path).save(state_of(4), HYPER, {})
+    shutil.copy(tmp_path / "4" / "state" / "_METADATA", tmp_path / "4" / "_CHECKPOINT_METADATA")
+    with pytest.raises(ValueError, match="got 4: _CHECKPOINT_METADATA has changed"):
+        Checkpoints(tmp_path, is_read_only=True)
+
+
 @pytest.mark.skipif(os.sep == "\\", reason="these are other names there")
 @pytest.mark.parametrize("name", ["a\\b", "gs:", os.fsdecode(b"\xff"), "x" * 256])
 def test_a_path_that_checkpoints_cannot_have_is_refused(tmp_path, name):
