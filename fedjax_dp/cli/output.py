@@ -115,11 +115,9 @@ def logging_at(level: LogLevel) -> Iterator[None]:
     """Logs what libraries report to the error stream, each once."""
     least = {LogLevel.debug: logging.DEBUG, LogLevel.error: logging.ERROR}
     root, handler = logging.getLogger(), logging.StreamHandler()
-    before = root.level
+    before, handlers = root.level, root.handlers[:]
     # absl, on Orbax's import, adds a handler of the same stream.
-    others = [each for each in root.handlers if type(each) is logging.StreamHandler]
-    for each in others:
-        root.removeHandler(each)
+    root.handlers[:] = [each for each in handlers if type(each) is not logging.StreamHandler]
     handler.setLevel(least.get(level, logging.WARNING))
     handler.setFormatter(_Visible("%(levelname)s %(name)s: %(message)s"))
     root.addHandler(handler)
@@ -130,9 +128,7 @@ def logging_at(level: LogLevel) -> Iterator[None]:
     finally:
         logging.captureWarnings(False)
         root.setLevel(before)
-        root.removeHandler(handler)
-        for each in others:
-            root.addHandler(each)
+        root.handlers[:] = handlers
 
 
 def print_answer(out: Output, command: str, answer: Answer) -> None:
