@@ -27,7 +27,7 @@ from fedjax_dp.clients import LocalConfig, dp_sgd_trainer
 from fedjax_dp.data import FederatedData, full_participation
 from fedjax_dp.engine import Fate, population_of
 from fedjax_dp.engine.sides import Work
-from fedjax_dp.flower import Budget, Node, Script, Terms, client_app, node
+from fedjax_dp.flower import Budget, Node, Script, Terms, client_app, node, request
 from fedjax_dp.flower.agreement import KEYS, SHARES, UNMASK
 from fedjax_dp.flower.exchange import Exchange, Task
 from fedjax_dp.flower.masking import Masking
@@ -392,3 +392,12 @@ def test_no_message_under_masks_stops_the_next_round(count, monkeypatch):
         if number % 4 == 3:
             assert played.play(number % ROUNDS) == (True, [])
     assert refused > count / 3
+
+
+@pytest.mark.parametrize(("round", "stage"), [(2, 0), (3, 1)])
+def test_a_stage_that_the_plan_knows_is_that_of_the_plan(round, stage):
+    """The server's word would otherwise choose the price of what the node runs."""
+    plan = SimpleNamespace(num_stages=2, stage_of=lambda round: round % 2)
+    assert request.stage_in({"stage": stage}, plan, round) == stage
+    with pytest.raises(ValueError, match=f"stage must be {stage}, that of round {round}, got"):
+        request.stage_in({"stage": 1 - stage}, plan, round)
