@@ -49,7 +49,7 @@ def command(
 
     `--section.key VALUE`, such as `--training.learning_rate 0.1`, overrides a key of FILE and may
     stand before or after it. Values are written as in TOML; strings need no quotes, and `none`
-    removes a value, or a section that may be left out, such as `--privacy.record none`. Overriding
+    removes a value, or a section that may be left out, such as `--acceleration none`. Overriding
     a name, or a table by `{}`, discards the options that FILE has for the previous choice.
 
     `--keys` lists all keys, and `--keys --algorithm.name=fedprox` the options of an algorithm; the

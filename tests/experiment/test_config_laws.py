@@ -244,5 +244,24 @@ def test_an_override_of_a_part_of_what_is_no_table_is_refused(tmp_path):
 def test_a_section_is_left_out_in_a_file_and_in_python_too(tmp_path):
     left_out = [key for key, field in fields_below(ROOT) if can_be_left_out(field)]
     assert set(left_out) == set(ON)
-    path = written(tmp_path, "clock = 'none'\n[privacy]\nrecord = 'none'\n")
-    assert load_config(path) == Config(clock=None, privacy={"record": "none"}) == Config()
+    path = written(tmp_path, "clock = 'none'\n[privacy]\nunit = 'client'\nrecord = 'none'\n")
+    privacy = PrivacySection(unit="client")
+    in_python = Config(clock=None, privacy={"unit": "client", "record": "none"})
+    assert load_config(path) == in_python == Config(privacy=privacy)
+
+
+@pytest.mark.parametrize(
+    ("unit", "section"),
+    [("record", "record"), ("client", "client"), ("both", "client"), ("both", "record")],
+)
+def test_the_mechanism_of_a_unit_is_not_left_out(tmp_path, unit, section):
+    path = written(tmp_path, f"[privacy]\nunit = '{unit}'\n[privacy.{section}]\nepsilon = 1.0\n")
+    rule = rf"privacy\.{section} must not be none under privacy\.unit={unit}, .*set privacy\.unit"
+    with pytest.raises(ConfigError, match=f"^command line: {rule}"):
+        load_config(path, [f"--privacy.{section}=none"])
+    with pytest.raises(ConfigError, match=f"^file: {rule}"):
+        from_toml(f"privacy = {{unit = '{unit}', {section} = 'none'}}", "file")
+    with pytest.raises(ConfigError, match=f"^{rule}"):
+        PrivacySection(unit=unit, **{section: None})
+    off = [f"--privacy.{section}=none", "--privacy.unit=none"]
+    assert load_config(path, off).privacy == PrivacySection(unit="none")

@@ -49,7 +49,7 @@ def load_config(path: str | pathlib.Path | None, overrides: Sequence[str] = ()) 
       overrides: words of a command line, `--section.key value` or `--section.key=value`. A table
         given as a whole, such as `--model.options={}`, replaces that of the file; if another part
         is named, the file's options of the old one are dropped. `none` for a section that may be
-        left out, such as `--privacy.record none`, drops all that the file has of it.
+        left out, such as `--acceleration none`, drops all that the file has of it.
 
     Returns:
       The configuration; every value is of its type and in its range, every named part exists, and

@@ -1,12 +1,13 @@
 """The keys of a configuration, each with its type, range, default and description."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from annotated_types import Ge, Le, MinLen
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
+from fedjax_dp.core import checks
 from fedjax_dp.core.messages import Encoding
 from fedjax_dp.core.ranges import (
     Amount,
@@ -556,6 +557,10 @@ ClientLevel = Annotated[
 ]
 
 
+# The units that each choice protects.
+_UNITS = {"none": (), "record": ("record",), "client": ("client",), "both": ("client", "record")}
+
+
 class PrivacySection(Section):
     """The unit of privacy, its mechanisms and its accounting."""
 
@@ -570,7 +575,17 @@ class PrivacySection(Section):
     @property
     def units(self) -> tuple[str, ...]:
         """The units that are protected."""
-        return {"none": (), "both": ("client", "record")}.get(self.unit, (self.unit,))
+        return _UNITS[self.unit]
+
+    @classmethod
+    def require_removable(cls, key: str, name: str, ready: Mapping[str, Any]) -> None:
+        """Requires another unit: without the section its defaults would hold, a budget among them."""
+        unit = ready.get("unit", cls.model_fields["unit"].default)
+        rule = (
+            f"not be none under privacy.unit={unit}, whose mechanism it is; for none, set "
+            "privacy.unit to none"
+        )
+        checks.require(name not in _UNITS[unit], key, rule, "none")
 
     @property
     def promise(self) -> dict[str, str]:

@@ -39,6 +39,10 @@ class Section(BaseModel):
         path = _path_of(type(self))
         super().__init__(**_ready(type(self), values, path, in_python))
 
+    @classmethod
+    def require_removable(cls, key: str, name: str, ready: Mapping[str, Any]) -> None:
+        """Requires that the section `name`, which is removed, is not in use by its defaults."""
+
 
 class OptionalSection(Section):
     """A section that can be left out, also by the word "none"."""
@@ -170,6 +174,7 @@ def _ready(
     """Checks the values of a section, each by its rule."""
     field, known = _field_of(section), section.model_fields
     ready: dict[str, Any] = {}
+    removed: dict[str, str] = {}
     for name, value in table.items():
         inner, key = (*path, name), ".".join((*path, name))
         if name not in known:
@@ -187,7 +192,9 @@ def _ready(
                 )
         elif sections_of(known[name]):
             is_none = value is None or (isinstance(value, str) and value == "none")
-            if not is_none or not can_be_left_out(known[name]):
+            if is_none and can_be_left_out(known[name]):
+                removed[name] = key
+            else:
                 ready[name] = read_section(known[name], value, inner, origin)
         else:
             if name == field.discriminator:
@@ -195,6 +202,11 @@ def _ready(
                 _chosen(field, table, ".".join(path), origin)
             kind = annotation_of(known[name])
             ready[name] = with_floats(kind, ready_value(origin(key), key, kind, value))
+    for name, key in removed.items():
+        try:
+            section.require_removable(key, name, ready)
+        except ValueError as error:
+            raise refused(origin(key), str(error)) from None
     return ready
 
 
