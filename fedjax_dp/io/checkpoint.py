@@ -1,5 +1,6 @@
 """Checkpoints of a run; an interrupted write leaves the previous one intact."""
 
+import dataclasses
 import glob
 import json
 import math
@@ -54,6 +55,8 @@ _RANDOM = "random"
 _MARK, _PATIENCE = ".shared", 10.0
 # Bytes of a checkpoint that are read back at once, unless one array has more.
 _READ_BACK = 1 << 28
+# What Orbax raises on facts of a checkpoint that are not as it writes them.
+_NO_FACTS = (ValueError, TypeError, LookupError, AttributeError, AssertionError)
 # Longer than the part of a path that Orbax adds.
 _LONGEST = "x" * 200
 
@@ -64,6 +67,21 @@ class _Folder(type(epath.Path())):  # type: ignore[misc]
     def glob(self, pattern: str) -> Iterator["_Folder"]:
         """Lists the paths in the folder that match a pattern."""
         return iter([self / name for name in glob.glob(pattern, root_dir=os.fspath(self))])
+
+
+class _Names:
+    """Orbax's names of checkpoints, without those that it is not to read."""
+
+    def __init__(self) -> None:
+        self.left_out: set[int] = set()
+        self._names = ocp.step.standard_name_format()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._names, name)
+
+    def find_all(self, folder: epath.PathLike) -> Iterator[Any]:
+        """Lists the checkpoints in a folder."""
+        return iter([e for e in self._names.find_all(folder) if e.step not in self.left_out])
 
 
 def require_usable(folder: str | os.PathLike[str], name: str) -> None:
@@ -137,17 +155,24 @@ class Checkpoints:
             # Leftovers of interrupted writes take space.
             cleanup_tmp_directories=not is_read_only,
         )
+        self._names = _Names()
         try:
-            self._manager = ocp.CheckpointManager(_Folder(self.directory), options=options)
-        except (ValueError, TypeError, LookupError) as error:
+            self._manager = self._opened(options)
+        except _NO_FACTS:
             # Orbax reads facts of each checkpoint, before digests can be compared.
-            records = sorted((self.directory / _DIGESTS).glob("*.json"))
-            wrong = {r.stem: damage(self.directory / r.stem, r) for r in records}
-            found = ", ".join(f"{step}: {text}" for step, text in wrong.items() if text)
-            raise ValueError(
-                f"checkpoints in {self.directory} must be as they were written, got "
-                f"{found or error}; nearest valid choice: move the damaged one to another folder"
-            ) from error
+            numbered = [int(e.name) for e in self.directory.iterdir() if e.name.isdecimal()]
+            self._names.left_out.update(s for s in numbered if self._damage(s) is not None)
+            try:
+                self._manager = self._opened(options)
+            except _NO_FACTS as error:
+                raise ValueError(
+                    f"checkpoints in {self.directory} must be as they were written, got {error}; "
+                    "nearest valid choice: move the damaged one to another folder"
+                ) from error
+
+    def _opened(self, options: ocp.CheckpointManagerOptions) -> ocp.CheckpointManager:
+        some = dataclasses.replace(options, step_name_format=self._names)
+        return ocp.CheckpointManager(_Folder(self.directory), options=some)
 
     def save(self, state: SimulationState, hyper: Hyper, extra: dict[str, Any]) -> None:
         """Writes a checkpoint of the completed rounds, unless there is one already.
@@ -316,7 +341,8 @@ class Checkpoints:
         """Lists the checkpoints, those that were lost but for their digests too."""
         records = (self.directory / _DIGESTS).glob("*.json")
         lost = {int(path.stem) for path in records if path.stem.isdecimal()}
-        return sorted({*self._manager.all_steps(), *lost}, reverse=True)
+        found = {*self._manager.all_steps(), *self._names.left_out, *lost}
+        return sorted(found, reverse=True)
 
     def _damage(self, step: int) -> str | None:
         return damage(self.directory / str(step), self._record(step))
@@ -334,6 +360,7 @@ class Checkpoints:
         Args:
           rounds: the number of rounds of each.
         """
+        rounds = list(rounds)
         for step in rounds:
             folder = self.directory / f"damaged-{step}"
             if folder.exists():
@@ -343,6 +370,7 @@ class Checkpoints:
             self._record(step).unlink(missing_ok=True)
         # With several processes the first has renamed before the others read.
         any_of_processes(False)
+        self._names.left_out.difference_update(rounds)
         self._manager.reload()
 
     def restore(

@@ -308,12 +308,23 @@ def test_a_path_is_no_pattern(tmp_path, name):
     assert_equal(restored, saved)
 
 
-def test_facts_of_another_file_are_named(tmp_path):
+@pytest.mark.parametrize("text", ["[]", '{"item_handlers": 3}', '{"metrics": 3}', "another file's"])
+def test_facts_that_orbax_cannot_read_are_damage_as_any_other(tmp_path, text):
     """Orbax reads them before digests can be compared."""
-    Checkpoints(tmp_path).save(state_of(4), HYPER, {})
-    shutil.copy(tmp_path / "4" / "state" / "_METADATA", tmp_path / "4" / "_CHECKPOINT_METADATA")
-    with pytest.raises(ValueError, match="got 4: _CHECKPOINT_METADATA has changed"):
-        Checkpoints(tmp_path, is_read_only=True)
+    for rounds in (1, 2):
+        Checkpoints(tmp_path).save(state_of(rounds), HYPER, {})
+    facts = tmp_path / "2" / "_CHECKPOINT_METADATA"
+    if text.startswith("another"):
+        text = (tmp_path / "2" / "state" / "_METADATA").read_text()
+    facts.write_text(text)
+    for is_read_only in (True, False):
+        found = Checkpoints(tmp_path, is_read_only=is_read_only)
+        step, damaged = found.newest_intact()
+        assert (step, damaged) == (1, {2: "_CHECKPOINT_METADATA has changed"})
+        assert_equal(found.restore(state_of(0), HYPER)[0], state_of(1))
+    found.set_aside(damaged)
+    found.save(state_of(2), HYPER, {})
+    assert found.newest_intact() == (2, {}) == Checkpoints(tmp_path).newest_intact()
 
 
 @pytest.mark.skipif(os.sep == "\\", reason="these are other names there")
