@@ -579,7 +579,7 @@ class PrivacySection(Section):
 
     @classmethod
     def require_removable(cls, key: str, name: str, ready: Mapping[str, Any]) -> None:
-        """Requires another unit: without the section its defaults would hold, a budget among them."""
+        """Requires another unit: without the section its defaults would hold."""
         unit = ready.get("unit", cls.model_fields["unit"].default)
         rule = (
             f"not be none under privacy.unit={unit}, whose mechanism it is; for none, set "
