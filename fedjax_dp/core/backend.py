@@ -14,9 +14,29 @@ from fedjax_dp.core.forks import require_not_forked
 _TARGET: ContextVar[str | None] = ContextVar("target", default=None)
 
 
+# Settings of JAX under which rounds cannot be traced, or are others, and why.
+_OFF = {
+    "jax_enable_x64": "as within `with jax.enable_x64(False):`: rounds are of 32 bits",
+    "jax_check_tracer_leaks": "since caches of JAX hold what it takes for leaks",
+    "jax_no_tracing": "since rounds are traced",
+}
+_GUARD = "jax_transfer_guard_host_to_device"
+
+
+def require_settings() -> None:
+    """Refuses settings of JAX under which rounds are not what they are defined to be."""
+    for name, reason in _OFF.items():
+        rule = f"be off while a simulation is built and run, {reason}"
+        checks.require(not getattr(jax.config, name, False), name, rule, True)
+
+
 def require_backend() -> None:
-    """Starts JAX; refuses platforms that do not start, and a process forked after JAX started."""
+    """Starts JAX; refuses settings and platforms that fail, and a fork after JAX has started."""
     require_not_forked()
+    require_settings()
+    guard = str(getattr(jax.config, _GUARD, None))
+    rule = "be 'allow' or 'log': arrays of the host are placed on devices"
+    checks.require(not guard.startswith("disallow"), _GUARD, rule, guard)
     try:
         jax.devices()
     # A platform without its plugin fails an assertion.

@@ -107,14 +107,20 @@ def test_what_does_not_fit_is_refused(change, message):
         )
 
 
-def test_64_bits_are_refused_with_the_way_out():
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (jax.enable_x64, r"jax_enable_x64 must be off .*with jax.enable_x64\(False\)"),
+        (lambda on: jax.checking_leaks(), "jax_check_tracer_leaks must be off .*caches of JAX"),
+    ],
+)
+def test_settings_of_jax_that_do_not_work_are_refused(setting, message):
     model = make_model()
     algorithm = fedavg(model, local_trainer(model, LocalConfig(0.1, 2, 1)))
     chosen = participants.participation(sampling.poisson(), NUM_CLIENTS, 3)
     sim = simulation(algorithm, make_data(), chosen, PLAIN)
     state = sim.init(jax.random.key(0))
-    message = r"jax_enable_x64 must be off .*with jax.enable_x64\(False\)"
-    with jax.enable_x64(True):
+    with setting(True):
         with pytest.raises(ValueError, match=message):
             simulation(algorithm, make_data(), chosen, PLAIN)
         with pytest.raises(ValueError, match=message):

@@ -16,6 +16,7 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.backend import require_settings
 from fedjax_dp.core.devices import is_distributed
 from fedjax_dp.core.forks import require_not_forked
 from fedjax_dp.core.trees import PyTree
@@ -134,7 +135,7 @@ def simulation(
     Raises:
       ValueError: as `federation`, the wrapper and `compile_federation`.
     """
-    _require_32_bits()
+    require_settings()
     execution.validate()
     bound = federation(algorithm, population_of(data, validation), participation)
     _warn_of_divisor(bound)
@@ -173,7 +174,7 @@ def compile_federation(
       MemoryError: if a round or the client states do not fit, with the estimate.
     """
     require_not_forked()
-    _require_32_bits()
+    require_settings()
     execution.validate()
     check_draw(federation)
     targets = federation.facts.targets
@@ -249,7 +250,7 @@ def compile_federation(
 
     @explained(memory)
     def run(state, key, num_rounds=1, hyper=None):
-        _require_32_bits()
+        require_settings()
         checks.whole("num_rounds", num_rounds)
         numbers = start
         if hyper is not None:
@@ -372,15 +373,6 @@ class _Made:
             return x if is_own or not isinstance(x, jax.Array) else jnp.copy(x)
 
         return jax.tree.map(own, state)
-
-
-def _require_32_bits() -> None:
-    """Refuses settings of JAX under which rounds are not what they are defined to be."""
-    rule = (
-        "be off while a simulation is built and run, as within `with jax.enable_x64(False):`: "
-        "rounds are of 32 bits"
-    )
-    checks.require(jnp.result_type(float) == jnp.float32, "jax_enable_x64", rule, True)
 
 
 def _require_streamable(federation: Federation, outer: PyTree, placement: str) -> None:
