@@ -23,6 +23,9 @@ CALLS = frozenset({"jit", "pjit", "closed_call", "core_call"})
 CHECKPOINTS = frozenset({"remat", "remat2", "checkpoint"})
 CONTROL_FLOW = frozenset({"scan", "while", "cond"})
 CUSTOM_RULES = frozenset({"custom_jvp_call", "custom_vjp_call"})
+# Primitives whose rule for batches is the user's, unless it calls them for one member at a time.
+OWN_BATCHES = frozenset({"pure_callback", "ffi_call", "custom_vmap_call"})
+_ONE_BY_ONE = ("sequential", "sequential_unrolled")
 
 _OF_WINDOWS = {
     *("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation"),
@@ -168,6 +171,20 @@ def has_primitive(closed: ClosedJaxpr, name: str) -> bool:
         eqn.primitive.name == name or any(has_primitive(body, name) for body in inner_jaxprs(eqn))
         for eqn in closed.jaxpr.eqns
     )
+
+
+def require_apart(closed: ClosedJaxpr) -> None:
+    """Refuses equations that receive the members of a batch together, and so may mix them."""
+    for eqn in closed.jaxpr.eqns:
+        name, method = eqn.primitive.name, eqn.params.get("vmap_method")
+        rule = (
+            "not be called with all of a batch, which may mix examples and clients, where privacy "
+            "is claimed; nearest valid choices: vmap_method='sequential', or operations of JAX"
+        )
+        is_own = name in OWN_BATCHES and method not in _ONE_BY_ONE
+        checks.require(not is_own, name, rule, method or "a rule of its own")
+        for body in inner_jaxprs(eqn):
+            require_apart(body)
 
 
 class Scan(NamedTuple):

@@ -143,6 +143,8 @@ class Facts:
     def _round(self) -> _Round:
         with kinds.reads() as frozen, losses.reads() as targets:
             jaxpr, (update, up, down) = self._traced()
+        if self._algorithm.claims.units:
+            jaxprs.require_apart(jaxpr)
         return _Round(update, up, down, tuple(frozen), tuple(targets), cost_of_jaxpr(jaxpr))
 
     def _traced(self, batch_axis: str | None = None, **options: Any) -> tuple[Any, Any]:

@@ -141,6 +141,8 @@ def _formed(
 def _plan(fn: Callable[..., Any], leaves: list[jax.Array], example: Any) -> _Plan:
     """Traces a loss flat and finds where each parameter meets data."""
     flat = jaxprs.inlined(jax.make_jaxpr(fn)(leaves, example))
+    # Before they are batched, when a rule of the user's has replaced them.
+    jaxprs.require_apart(flat)
     owner: dict[Var, int] = {v: i for i, v in enumerate(flat.jaxpr.invars[: len(leaves)])}
     sites: list[_Site] = []
     direct: set[int] = set()

@@ -5,6 +5,7 @@ what it does not know; the rest has to be replaced.
 """
 
 import ast
+import functools
 import pathlib
 import re
 from collections.abc import Callable
@@ -49,6 +50,18 @@ def with_own_derivative():
     return own
 
 
+def has_own_batches():
+    like, method = jax.ShapeDtypeStruct(X.shape, X.dtype), {"vmap_method": "expand_dims"}
+    own = jax.custom_batching.custom_vmap(jnp.sin)
+    own.def_vmap(lambda size, batched, x: (jnp.sin(x), True))
+    called = functools.partial(jax.pure_callback, np.sin, like, **method)
+    foreign = jax.ffi.ffi_call("of C", like, **method)
+    found = [equation(fn) for fn in (called, foreign, own)]
+    return {each.primitive.name for each in found} == jaxprs.OWN_BATCHES and all(
+        each.params["vmap_method"] == "expand_dims" for each in found[:2]
+    )
+
+
 def doubles():
     primitive = jaxprs.define(
         "doubles", lambda x: 2 * x, abstract=lambda x: x, batch=lambda xs, axes: (xs[0], axes[0])
@@ -88,6 +101,7 @@ PARTS = {
         f"the layout of {name}": Part("core/jaxprs.py", holds, HISTORY.get(name, ""))
         for name, holds in LAYOUTS.items()
     },
+    "the names of what has a rule for batches of its own": Part("core/jaxprs.py", has_own_batches),
     "jax.extend.core": Part(
         "core/jaxprs.py",
         lambda: jaxprs.jaxpr_as_fun(jaxprs.inlined(jax.make_jaxpr(jax.jit(jnp.sin))(X)))(X),

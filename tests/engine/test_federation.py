@@ -554,3 +554,20 @@ def test_clients_encode_with_the_public_half_of_the_key():
         [np.stack([f["public"], f["private"], *f["own"]]) for f in shown] + [_parts(KEY)[None]]
     )
     assert len(np.unique(every_key, axis=0)) == len(every_key)
+
+
+@pytest.mark.parametrize("name", ["dp_fedavg", "dp_sgd"])
+def test_where_privacy_is_claimed_no_function_of_the_host_receives_several_clients(name):
+    model, case = make_model(), CASES[name]
+
+    def loss_fn(outputs, batch):
+        losses = model.loss_fn(outputs, batch)
+        like = jax.ShapeDtypeStruct(losses.shape, losses.dtype)
+        held = jax.lax.stop_gradient(losses)
+        return losses + jax.pure_callback(np.sin, like, held, vmap_method="expand_dims")
+
+    fed = federation(
+        case.make(model._replace(loss_fn=loss_fn)), population_of(case.data()), case.participation()
+    )
+    with pytest.raises(ValueError, match="pure_callback must not be called with all of a batch"):
+        _ = fed.facts.update

@@ -352,3 +352,47 @@ def test_clipped_sums_of_images_agree_with_float64(data_dir):
         size = np.sqrt(sum(np.sum(b**2) for _, b in pairs))
         print(clip_norm, gap / size)
         assert gap <= 1e-6 * size
+
+
+def called_back(method):
+    def call(x):
+        like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jax.pure_callback(np.sin, like, x, vmap_method=method)
+
+    return call
+
+
+def own_rule():
+    own = jax.custom_batching.custom_vmap(jnp.sin)
+    own.def_vmap(lambda size, batched, x: (jnp.sin(x - jnp.mean(x, 0)), True))
+    return own
+
+
+def foreign(x):
+    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return jax.ffi.ffi_call("mixes", like, vmap_method="broadcast_all")(x)
+
+
+@pytest.mark.parametrize(
+    ("fn", "name"),
+    [
+        (called_back("expand_dims"), "pure_callback"),
+        (lambda x: jax.lax.map(called_back("broadcast_all"), x), "pure_callback"),
+        (called_back("sequential"), None),
+        (own_rule(), "custom_vmap_call"),
+        (foreign, "ffi_call"),
+    ],
+)
+def test_what_receives_all_examples_together_is_refused(fn, name):
+    def loss_fn(w, x):
+        return jnp.sum(w * x) + jnp.sum(fn(jax.lax.stop_gradient(x)))
+
+    def norms(w, x):
+        return per_example(loss_fn, w, x).norms
+
+    w, x = jnp.ones(3), jnp.ones((4, 3))
+    if name is None:
+        assert jax.eval_shape(norms, w, x).shape == (4,)
+        return
+    with pytest.raises(ValueError, match=rf"^{name} must not be called with all of a batch"):
+        jax.eval_shape(norms, w, x)
