@@ -140,6 +140,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
         name = getattr(item, "callspec", None) and item.callspec.params.get("name")
         shares = item.path.parent.name in ("algorithms", "audit", "engine")
-        if shares and not item.get_closest_marker("xdist_group"):
-            group = f"algorithm {name}" if name else item.path.stem
+        # What a file computes once is then computed by one process; slow tests would leave the
+        # others without work.
+        is_quick = not item.get_closest_marker("slow")
+        if (shares or is_quick) and not item.get_closest_marker("xdist_group"):
+            group = f"algorithm {name}" if shares and name else item.path.stem
             item.add_marker(pytest.mark.xdist_group(group))

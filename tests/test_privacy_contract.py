@@ -263,7 +263,7 @@ def _laplace_upside_down(build, clip_norm, multiplier):
     return build(clip_norm, multiplier)._replace(event=lambda: upside_down)
 
 
-@clause(_laplace_upside_down, is_quick_with_bug=True)
+@clause(_laplace_upside_down)
 def the_laplace_scale_is_not_inverted_in_the_accountant():
     mechanism = mechanisms.laplace(2.0, 0.25)
     draws = jax.jit(mechanism.add_noise)(jax.random.key(0), jnp.zeros(200_000))
@@ -445,7 +445,7 @@ def _stays_narrow(monkeypatch):
     monkeypatch.setattr(trees, "at_least_float32", lambda x: x)
 
 
-@clause(_stays_narrow, is_long=True, is_quick_with_bug=True)
+@clause(_stays_narrow, is_long=True)
 def narrow_floats_are_clipped_and_noised_in_float32():
     tree = jnp.full(NUM_PARAMETERS, 0.37, jnp.bfloat16)
     mechanism = mechanisms.gaussian(1.0, 1e-3)

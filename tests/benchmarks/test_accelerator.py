@@ -193,6 +193,7 @@ def test_the_command_measures_all_of_its_list_on_a_cpu(tmp_path):
     assert all(row["passed"] > 0 == row["failed"] for row in tests)
 
 
+@telling
 def test_errors_of_split_products_above_their_bound_fail_the_step(monkeypatch):
     assert all(row["of bound"] <= 1 for row in rounding.rows(width=8))
     whole = products.parts

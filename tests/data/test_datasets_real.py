@@ -81,6 +81,7 @@ def test_uint8_is_the_same_images(data_dir):
     np.testing.assert_allclose(as_numbers, as_bytes / 255.0, rtol=1e-7)
 
 
+@telling
 @pytest.mark.needs_data("fashion_mnist")
 def test_fashion_mnist(data_dir):
     fashion = datasets.load("fashion_mnist", data_dir)
@@ -155,6 +156,7 @@ def test_adult(data_dir):
     np.testing.assert_array_equal(np.delete(adult.train["x"], numeric, axis=1).sum(axis=1), 8)
 
 
+@telling
 @pytest.mark.needs_data("adult")
 def test_adult_without_missing_cells(data_dir):
     adult = datasets.load("adult", data_dir, drop_missing=True)

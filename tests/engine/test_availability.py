@@ -90,6 +90,7 @@ def test_clients_join_and_leave_at_their_rounds():
     assert reached(both, 1.5 * HOUR, round=2) == [1, 3]
 
 
+@telling
 def test_after_singapore_leaves_a_run_has_the_times_of_table_5_3():
     """Two rounds with all clients, then those without it; it is on record, and not in the sum."""
     without = in_rounds(end=[99, 2, 99] * 2)

@@ -148,7 +148,7 @@ def _reads_validation() -> FederatedAlgorithm:
     )
 
 
-@pytest.mark.parametrize("placement", ["device", "host"])
+@pytest.mark.parametrize("placement", later(["device", "host"], but=["host"], mark=telling))
 def test_a_second_split_is_read_in_the_round(placement):
     first, second = make_data(), make_data(SECOND_SIZES, seed=1)
     execution = ExecutionConfig(clients_per_chunk=2, devices=None, placement=placement)

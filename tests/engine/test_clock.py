@@ -130,6 +130,7 @@ def test_a_clock_with_jitter_changes_no_noise_and_no_cohort():
     assert_equal(without_clock(*found), run(simulated(None, "private", some("private"))))
 
 
+@telling
 def test_late_clients_are_absent_from_the_sum_and_on_record():
     state, record, info = run(slow_sim(), deadline=3.0)
     is_late = np.array([False, True, False] * 2)

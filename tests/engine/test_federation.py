@@ -279,6 +279,7 @@ def dropping_by_state(fed):
     return fed._replace(draw=draw, draws_ahead=False)
 
 
+@telling
 def test_cohorts_that_depend_on_the_state_are_not_drawn_ahead():
     case, ends = CASES["fedavg"], []
     model = make_model()

@@ -36,10 +36,11 @@ def wanted(simulations, num_rounds=ROUNDS):
     }
 
 
-def alone(simulations):
+def alone(simulations, programs=None):
+    """The rounds of each by itself, those that differ in numbers alone by one program."""
     return [
-        each.run(each.init(jax.random.key(i)), jax.random.key(KEY + i), ROUNDS)
-        for i, each in enumerate(simulations)
+        own.run(each.init(jax.random.key(i)), jax.random.key(KEY + i), ROUNDS, each.hyper)
+        for i, (each, own) in enumerate(zip(simulations, programs or simulations, strict=True))
     ]
 
 
@@ -54,7 +55,7 @@ def test_together_each_plays_the_rounds_that_it_plays_alone(width):
     simulations = [made(rate, clip_norm=rate) for rate in RATES]
     joint = Joint([each.program for each in simulations], width)
     played = joint.run(wanted(simulations))
-    for i, (state, record, info) in enumerate(alone(simulations)):
+    for i, (state, record, info) in enumerate(alone(simulations, simulations[:1] * 3)):
         assert_same(played[i].state, state, 0 if width == 1 else 1e-6)
         assert_same(played[i].record, record, 0)
         assert_same(played[i].info, info, 0 if width == 1 else 1e-5)

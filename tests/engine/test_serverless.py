@@ -53,6 +53,7 @@ def test_all_clients_make_the_model_that_a_server_would():
     assert found.total("down") == 0 < one.total("down")
 
 
+@telling
 def test_clients_that_leave_neither_send_nor_receive():
     """Four clients of six have 12 messages, and wait for each other alone."""
     away = in_rounds(end=[99, 1, 99] * 2)

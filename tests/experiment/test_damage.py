@@ -18,7 +18,11 @@ from fedjax_dp.experiment.running.report import report
 from fedjax_dp.experiment.studies.sweep import Point, read_summaries
 from fedjax_dp.io import read_metrics
 
-pytestmark = pytest.mark.usefixtures("shared_programs", "no_pictures")
+pytestmark = [
+    # With the files whose runs have the program of this one.
+    pytest.mark.xdist_group("resume"),
+    pytest.mark.usefixtures("shared_programs", "no_pictures"),
+]
 
 
 def of_metrics(folder):

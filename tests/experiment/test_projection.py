@@ -119,6 +119,7 @@ def test_rates_are_measured_rounds_over_the_steps_they_took(monkeypatch):
     assert rates.step == pytest.approx(0.2) and rates.fixed == 1.0
 
 
+@telling
 def test_a_round_without_clients_is_measured_where_all_is_in_memory():
     assert fixed_seconds(made()) > 0
     sim = made()

@@ -483,7 +483,7 @@ def test_a_round_that_never_ends_is_ended_by_the_second_signal(
 @pytest.mark.parametrize(
     ("owner", "name", "error"),
     [
-        (shutil, "disk_usage", None),
+        pytest.param(shutil, "disk_usage", None, marks=telling),
         (Checkpoints, "save", ValueError("RESOURCE_EXHAUSTED: No space left on device")),
         (Logbook, "write", OSError(errno.ENOSPC, "No space left on device")),
     ],

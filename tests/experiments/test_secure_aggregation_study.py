@@ -90,6 +90,7 @@ def test_a_plan_that_leaves_colluders_out_is_not_stated():
     assert bad.share_stddev * bad.granularity == pytest.approx(1.5 / 28**0.5)
 
 
+@telling
 def test_masks_are_among_ordinary_and_planted_clients(monkeypatch):
     """A graph of more clients than the data have without canaries."""
     bound = []

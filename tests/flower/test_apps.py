@@ -95,6 +95,7 @@ def test_a_run_whose_client_states_are_on_nodes_is_loaded_without_them(tmp_path)
     assert "test_accuracy" in found and "mean_client_accuracy" not in found
 
 
+@telling
 def test_a_run_of_shared_models_is_loaded_wherever_a_simulation_would_store_states(tmp_path):
     words = ["--algorithm.name=scaffold", "--run.rounds=1", "--data.num_clients=3"]
     words += ["--privacy.unit=none", "--execution.placement=disk"]

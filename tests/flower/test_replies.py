@@ -9,6 +9,7 @@ from cases import CASES
 from dp_accounting import GaussianDpEvent
 from federations import NODES, deploy, key
 from flwr.app import Array, ConfigRecord, Context, Error, Message, RecordDict
+from marks import telling
 from small_problem import NUM_CLIENTS, make_data, make_model, plain_trainer
 
 from fedjax_dp.algorithms.fedavg import fedavg
@@ -165,6 +166,7 @@ def test_a_round_without_replies_has_noise_and_steps(federation):
     assert all(np.all(x != y) for x, y in zip(*map(jax.tree.leaves, (before, after)), strict=True))
 
 
+@telling
 @quiet
 def test_a_round_that_is_played_again_has_fresh_noise(tmp_path):
     def only_noise(keys):

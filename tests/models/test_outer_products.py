@@ -49,7 +49,9 @@ def amount(found):
     return products, separate.sum(1) * scale
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape", SHAPES[2:5] + [pytest.param(s, marks=telling) for s in SHAPES[:2] + SHAPES[5:]]
+)
 def test_factors_amount_to_the_sums_and_norms_bound_them(shape):
     rows, columns = factors(*shape)
     found = jax.jit(outer_products.factors)(rows, columns)

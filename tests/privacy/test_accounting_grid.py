@@ -190,7 +190,12 @@ def two_steps(q, z, epsilon):
 
 @pytest.mark.parametrize("dp_delta", later([1e-15, 1e-9, 1e-4], but=[1e-9]))
 @pytest.mark.parametrize(
-    "q,z", [(0.01, 1.0), (0.3, 2.0), pytest.param(0.7, 0.6, marks=pytest.mark.slow)]
+    "q,z",
+    [
+        pytest.param(0.01, 1.0, marks=telling),
+        (0.3, 2.0),
+        pytest.param(0.7, 0.6, marks=pytest.mark.slow),
+    ],
 )
 def test_two_sampled_steps_cost_as_much_as_the_integral(q, z, dp_delta):
     with mp.workdps(25):

@@ -6,7 +6,7 @@ from fractions import Fraction
 import dp_accounting
 import numpy as np
 import pytest
-from marks import telling
+from marks import later, telling
 from scipy import stats
 
 from fedjax_dp.privacy.reports import auditing
@@ -78,7 +78,7 @@ def test_threshold_bounds_on_laplace_noise_are_valid_and_tight():
     assert np.median(bounds) > 0.7 * epsilon
 
 
-@pytest.mark.parametrize("mu", [0.5, 2.0])
+@pytest.mark.parametrize("mu", later([0.5, 2.0], but=[2.0], mark=telling))
 def test_bounds_on_gaussian_noise_are_valid_and_tight(mu):
     bounds = []
     for seed in range(REPETITIONS):

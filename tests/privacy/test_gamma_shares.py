@@ -1,5 +1,7 @@
 """Gamma shares sum to Laplace noise, and what it costs is said for coordinates and for vectors."""
 
+import functools
+
 import dp_accounting as dpa
 import jax
 import numpy as np
@@ -18,6 +20,7 @@ DRAW = jax.jit(draw_shares, static_argnums=1)
 SIZE = 600_000
 
 
+@functools.cache
 def draws_of(seed, a, size=SIZE):
     return np.asarray(DRAW(jax.random.key(seed), (size,), a), np.float64)
 
@@ -57,6 +60,7 @@ def test_shares_of_tiny_shape_are_as_often_large_as_they_should_be(level):
     assert found == pytest.approx(expected, abs=4.5 * np.sqrt(expected))
 
 
+@telling
 def test_the_tail_of_a_share_is_that_of_its_law():
     a = 1 / 20
     draws = np.abs(draws_of(2, a))

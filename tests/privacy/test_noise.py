@@ -11,7 +11,7 @@ from fedjax_dp.privacy.mechanisms import noise
 
 pytestmark = floats
 
-NUM_DRAWS = 1_000_000
+NUM_DRAWS = 300_000
 LAWS = {"gaussian": (noise.add_gaussian, stats.norm), "laplace": (noise.add_laplace, stats.laplace)}
 
 

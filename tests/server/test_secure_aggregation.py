@@ -348,6 +348,7 @@ def test_masks_and_all_messages_but_one_look_uniform(bits):
     np.testing.assert_array_equal(found.server["total"], np.zeros(WIDTH))
 
 
+@telling
 def test_a_lost_round_is_one_of_zeros():
     run = played("gaussian_mean", (("form", "masked"),))
     (_, noise, info), _ = run(fates_of(*[LOST] * 6))
