@@ -51,7 +51,9 @@ def assert_same(played, expected, atol):
 @pytest.mark.parametrize("width", later([1, 2, 3], soon=[2]))
 def test_together_each_plays_the_rounds_that_it_plays_alone(width):
     """Rates, noise and starts differ, and three are no multiple of two."""
-    simulations = [made(rate, clip_norm=rate) for rate in RATES]
+    data = make_data()
+    # Those of one data alone are side by side.
+    simulations = [made(rate, clip_norm=rate, data=data) for rate in RATES]
     joint = Joint([each.program for each in simulations], width)
     played = joint.run(wanted(simulations))
     for i, (state, record, info) in enumerate(alone(simulations)):
