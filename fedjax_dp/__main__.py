@@ -24,7 +24,11 @@ def main() -> None:
         if not terminal.is_interrupted():
             raise
         print("error: interrupted", file=sys.stderr)
-        sys.exit(130)
+        terminal.leave(130)
+    except SystemExit:
+        if terminal.is_interrupted():
+            terminal.leave(130)
+        raise
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """A terminal: the characters that it can show, and Ctrl-C."""
 
 import codecs
+import contextlib
 import os
 import signal
 import sys
 import unicodedata
-from typing import Any
+from typing import Any, NoReturn
 
 # What stands for characters of messages; Greek letters are written by name.
 _PLAIN = {"…": "...", "→": "->", "≤": "<=", "≥": ">=", "×": "x", "±": "+-", "–": "-", "√": "sqrt"}
@@ -26,6 +27,15 @@ def prepare() -> None:
 def is_interrupted() -> bool:
     """Whether Ctrl-C has interrupted the command, whatever error followed from that."""
     return _is_interrupted
+
+
+def leave(status: int) -> NoReturn:
+    """Ends an interrupted command at once: threads of a compiled round would crash Python's end."""
+    for stream in (sys.stdout, sys.stderr):
+        # Its reader may have gone.
+        with contextlib.suppress(AttributeError, OSError):
+            stream.flush()
+    os._exit(status)
 
 
 def _interrupt(signum: int, frame: Any) -> None:

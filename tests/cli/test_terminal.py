@@ -87,6 +87,27 @@ def test_a_platform_that_does_not_start_is_refused(tmp_path, platform):
     assert "Traceback" not in error and ended.returncode == 2
 
 
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_an_interrupted_command_ends_before_threads_can_crash_it():
+    """A compiled round runs on in threads while Python takes itself apart."""
+    script = """
+import atexit, os, signal, sys, types
+from fedjax_dp import __main__ as command
+
+def run():
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+atexit.register(os.abort)
+sys.modules["fedjax_dp.cli.main"] = types.SimpleNamespace(main=run)
+command.main()
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert ended.returncode == 130, ended.stderr
+
+
 @telling
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 @pytest.mark.parametrize("seconds", [1.0, 3.0, 7.0])
