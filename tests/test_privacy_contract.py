@@ -15,6 +15,7 @@ from marks import floats, telling
 from fedjax_dp.algorithms import dp_fedavg, dp_sgd, fedavg, local_only
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, gradients, local_trainer
 from fedjax_dp.core import keys, trees
+from fedjax_dp.core.made import made
 from fedjax_dp.data import FederatedData, participants, sampling
 from fedjax_dp.engine import ExecutionConfig, Fate, simulation
 from fedjax_dp.engine import round as engine_round
@@ -279,7 +280,7 @@ def the_laplace_scale_is_not_inverted_in_the_accountant():
 
 @in_place_of(sampling, "poisson")
 def _draws_a_fixed_number(build, *args):
-    return build(*args)._replace(draw=sampling.fixed_size().draw)
+    return made(build(*args)._replace(draw=sampling.fixed_size().draw))
 
 
 @clause(_draws_a_fixed_number, is_long=True)
@@ -309,7 +310,7 @@ def records_are_poisson_sampled_where_that_is_accounted():
 
 @in_place_of(sampling, "shuffled")
 def _claims_poisson_for_epochs(build):
-    return build()._replace(event=sampling.poisson().event)
+    return made(build()._replace(analysis=sampling.poisson().analysis))
 
 
 @clause(_claims_poisson_for_epochs, is_quick_with_bug=True)
@@ -320,7 +321,7 @@ def shuffled_epochs_get_no_epsilon():
 
 @in_place_of(sampling, "poisson")
 def _hides_the_capacity(build, capacity=None):
-    return build(capacity)._replace(event=build().event)
+    return made(build(capacity)._replace(analysis=build().analysis))
 
 
 @clause(_hides_the_capacity, is_quick_with_bug=True)

@@ -11,6 +11,7 @@ from chex import PRNGKey
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.made import changed, exchanged, made
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.data.sampling import Draw, Sampler
 
@@ -35,24 +36,27 @@ class Participation(NamedTuple):
       num_clients: the population.
       cohort_size: the (expected) number of clients a round.
       capacity: slots of a cohort.
+      made: the participation as it was made; one of another draw has no event.
     """
 
     sampler: Sampler
     num_clients: int
     cohort_size: float
     capacity: int
+    made: Any = None
 
-    def draw(self, key: PRNGKey, round_index: jax.typing.ArrayLike) -> Draw:
+    def draw(self, key: PRNGKey, round_index: jax.typing.ArrayLike, start: Any = None) -> Draw:
         """Draws the cohort of one round.
 
         Args:
           key: the participation key of the run, the same every round.
           round_index: the round, from 0.
+          start: as for `draws`.
 
         Returns:
           The cohort; `indices` are client indices.
         """
-        return self._drawn(self.sampler.init(self.num_clients), key, round_index)[1]
+        return self._drawn(self._first(start), key, round_index)[1]
 
     def draws(self, key: PRNGKey, rounds: jax.typing.ArrayLike, start: Any = None) -> Draw:
         """Draws the cohorts of several rounds, one after another.
@@ -65,8 +69,11 @@ class Participation(NamedTuple):
         Returns:
           The cohorts, each array `[rounds, ...]`.
         """
-        state = self.sampler.init(self.num_clients) if start is None else start
+        state = self._first(start)
         return jax.lax.scan(lambda s, r: self._drawn(s, key, r), state, jnp.asarray(rounds))[1]
+
+    def _first(self, start: Any) -> Any:
+        return self.sampler.init(self.num_clients) if start is None else start
 
     def _drawn(self, state: Any, key: PRNGKey, round_index: Any) -> tuple[Any, Draw]:
         batch = self.cohort_size if self.sampler.varies else int(self.cohort_size)
@@ -105,8 +112,8 @@ class Participation(NamedTuple):
         Returns:
           The participation, at the same price.
         """
-        fewest = min(min_drawn, self.min_drawn)
-        return self._replace(sampler=self.sampler._replace(min_drawn=partial(_constant, fewest)))
+        fewest = partial(_constant, min(min_drawn, self.min_drawn))
+        return changed(self, sampler=changed(self.sampler, min_drawn=fewest))
 
     def of_any_draw(self, *, charges_all: bool) -> "Participation":
         """Declares that cohorts may be any clients, so that nothing is amplified.
@@ -117,14 +124,15 @@ class Participation(NamedTuple):
         Returns:
           The participation; its sampler's own draws mean nothing.
         """
-        sampler = self.sampler._replace(
+        sampler = changed(
+            self.sampler,
             name="any_draw",
-            event=_unchanged,
+            analysis=_unchanged,
             charges_all=charges_all,
             separation=partial(_constant, 1),
             min_drawn=partial(_constant, 0),
         )
-        return self._replace(sampler=sampler)
+        return changed(self, sampler=sampler)
 
     @property
     def separation(self) -> int:
@@ -141,8 +149,11 @@ class Participation(NamedTuple):
           The event, amplified if the sampler amplifies.
 
         Raises:
-          ValueError: if the combination has no valid analysis.
+          ValueError: if the combination has no valid analysis, or parts were exchanged.
         """
+        parts = exchanged(self)
+        rule = "be as participation() made it where privacy is claimed: make another one"
+        checks.require(not parts, "participation", rule, f"one with another {', '.join(parts)}")
         return self.sampler.event(base, self.num_clients, self.cohort_size)
 
 
@@ -192,6 +203,5 @@ def participation(
         "draw clients independently of the past",
         sampler.name,
     )
-    return Participation(
-        sampler, num_clients, size, sampler.capacity(num_clients, int(np.ceil(size)))
-    )
+    capacity = sampler.capacity(num_clients, int(np.ceil(size)))
+    return made(Participation(sampler, num_clients, size, capacity))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import fold
+from fedjax_dp.core.made import changed, exchanged, made
 from fedjax_dp.core.promotion import promoted
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.data import sparse
@@ -47,7 +48,7 @@ class Sampler(NamedTuple):
         traced. `any_of` reduces a flag over all draws that are vmapped with this one; it may be
         left out.
       capacity: `(limit, max_batch_size) -> int`, the number of slots that a draw needs.
-      event: `(base, size, batch_size) -> DpEvent` of one draw whose release has the base event.
+      analysis: `(base, size, batch_size) -> DpEvent`, as `event` of the sampler as it was made.
       nominal_size: `(size, batch_size) -> count`, the public expected size of a draw.
       num_steps_per_epoch: `(size, batch_size) -> steps` that read each member once on average.
       charges_all: whether a draw costs every member of the population, drawn or not, as
@@ -55,19 +56,48 @@ class Sampler(NamedTuple):
       varies: whether the number drawn is random.
       separation: `(size, batch_size) -> steps`, at least, from one draw of a member to its next.
       min_drawn: `(size, batch_size) -> count`, the fewest members that a draw may hold.
+      made: the sampler as it was made; one of another draw has no event.
     """
 
     name: str
     init: Callable[[int], Any]
     draw: Callable[..., tuple[Any, Draw]]
     capacity: Callable[[int, int], int]
-    event: Callable[[Any, int, float], Any]
+    analysis: Callable[[Any, int, float], Any]
     nominal_size: Callable[[Any, Any], Any]
     num_steps_per_epoch: Callable[[Any, Any], Any]
     charges_all: bool
     varies: bool
     separation: Callable[[int, float], int] = lambda size, batch_size: 1
     min_drawn: Callable[[int, float], int] = lambda size, batch_size: min(int(batch_size), size)
+    made: Any = None
+
+    def event(self, base: Any, size: int, batch_size: float) -> Any:
+        """Returns the event of one draw.
+
+        Args:
+          base: the event of a release on a given draw.
+          size: the population.
+          batch_size: the expected number drawn.
+
+        Returns:
+          The event, amplified if the sampler amplifies.
+
+        Raises:
+          ValueError: if the combination has no valid analysis, or parts were exchanged.
+        """
+        parts = exchanged(self)
+        rule = (
+            "be as it was made where privacy is claimed, since its event is that of its own draw; "
+            "clients may be drawn by the draw of a wrapper, which amplifies nothing"
+        )
+        checks.require(not parts, "sampler", rule, f"{self.name} with another {', '.join(parts)}")
+        return self.analysis(base, size, batch_size)
+
+
+def _sampler(**parts: Any) -> Sampler:
+    """Makes a sampler whose analysis is that of its draw."""
+    return made(Sampler(**parts))
 
 
 def _ceil_div(size: Any, batch_size: Any) -> Any:
@@ -177,12 +207,12 @@ def poisson(capacity: Count | None = None) -> Sampler:
             noise_multiplier=base.noise_multiplier,
         )
 
-    return Sampler(
+    return _sampler(
         name="poisson" if capacity is None else "truncated_poisson",
         init=_no_state,
         draw=draw,
         capacity=slots,
-        event=event,
+        analysis=event,
         nominal_size=lambda size, batch_size: batch_size,
         num_steps_per_epoch=_ceil_div,
         charges_all=True,
@@ -227,12 +257,12 @@ def fixed_size() -> Sampler:
             return base
         return dp_accounting.SampledWithoutReplacementDpEvent(int(size), int(batch_size), base)
 
-    return Sampler(
+    return _sampler(
         name="fixed_size",
         init=_no_state,
         draw=draw,
         capacity=lambda limit, batch_size: min(limit, batch_size),
-        event=event,
+        analysis=event,
         nominal_size=lambda size, batch_size: batch_size,
         num_steps_per_epoch=_ceil_div,
         charges_all=True,
@@ -251,12 +281,12 @@ def full_participation() -> Sampler:
         del key, step, batch_size
         return state, _slots(jnp.arange(limit), jnp.minimum(size, limit), capacity)
 
-    return Sampler(
+    return _sampler(
         name="full_participation",
         init=_no_state,
         draw=draw,
         capacity=lambda limit, batch_size: limit,
-        event=lambda base, size, batch_size: base,
+        analysis=lambda base, size, batch_size: base,
         nominal_size=lambda size, batch_size: size,
         num_steps_per_epoch=lambda size, batch_size: jnp.ones_like(size),
         charges_all=True,
@@ -292,11 +322,12 @@ def full_participation_first(steps: Count, then: Sampler) -> Sampler:
             f"in the first {steps} draws and {then.name} later"
         )
 
-    return then._replace(
+    return changed(
+        then,
         name=f"full_participation_first({steps}, {then.name})",
         draw=draw,
         capacity=lambda limit, max_batch_size: limit,
-        event=event,
+        analysis=event,
         separation=lambda size, batch_size: 1,
     )
 
@@ -315,12 +346,12 @@ def cyclic() -> Sampler:
         count = jnp.clip(size - first, 0, batch_size)
         return state, _slots(first + jnp.arange(capacity), count, capacity)
 
-    return Sampler(
+    return _sampler(
         name="cyclic",
         init=_no_state,
         draw=draw,
         capacity=lambda limit, batch_size: min(limit, batch_size),
-        event=lambda base, size, batch_size: base,
+        analysis=lambda base, size, batch_size: base,
         nominal_size=lambda size, batch_size: batch_size,
         num_steps_per_epoch=_ceil_div,
         charges_all=False,
@@ -361,12 +392,12 @@ def min_separated(separation: Count) -> Sampler:
         indices = jax.lax.top_k(-order, min(capacity, limit))[1]
         return state, _slots(indices, jnp.minimum(batch_size, jnp.sum(has_turn)), capacity)
 
-    return Sampler(
+    return _sampler(
         name="min_separated",
         init=_no_state,
         draw=draw,
         capacity=lambda limit, batch_size: min(limit, batch_size),
-        event=lambda base, size, batch_size: base,
+        analysis=lambda base, size, batch_size: base,
         nominal_size=lambda size, batch_size: batch_size,
         num_steps_per_epoch=_ceil_div,
         charges_all=False,
@@ -396,9 +427,10 @@ def without_amplification(sampler: Sampler) -> Sampler:
     rule = "be poisson() or fixed_size(), which amplify"
     fits = sampler.name in ("poisson", "truncated_poisson", "fixed_size")
     checks.require(fits, "sampler", rule, sampler.name)
-    return sampler._replace(
+    return changed(
+        sampler,
         name=f"{sampler.name}_without_amplification",
-        event=lambda base, size, batch_size: base,
+        analysis=lambda base, size, batch_size: base,
         charges_all=False,
     )
 
@@ -457,12 +489,12 @@ def shuffled(*, only_whole: bool = False) -> Sampler:
             "reported with a Poisson epsilon; the nearest valid sampler is poisson()"
         )
 
-    return Sampler(
+    return _sampler(
         name="shuffled_whole" if only_whole else "shuffled",
         init=lambda limit: jnp.arange(min(limit, sparse.DENSE), dtype=jnp.int32),
         draw=draw,
         capacity=lambda limit, batch_size: min(limit, batch_size),
-        event=event,
+        analysis=event,
         nominal_size=lambda size, batch_size: batch_size,
         num_steps_per_epoch=blocks,
         charges_all=True,

@@ -116,6 +116,7 @@ def draw_cohort(
     hyper: Hyper,
     round_index: jax.typing.ArrayLike,
     key: PRNGKey,
+    start: Any = None,
 ) -> Cohort:
     """Draws the cohort of a round and orders its slots.
 
@@ -132,11 +133,12 @@ def draw_cohort(
       hyper: the numbers of the run.
       round_index: the round, from 0.
       key: the root key of the run.
+      start: the sampler's state before the round; that before round 0 if None.
 
     Returns:
       The cohort.
     """
-    drawn = participation.draw(fold(key, Purpose.PARTICIPATION), round_index)
+    drawn = participation.draw(fold(key, Purpose.PARTICIPATION), round_index, start)
     ids, is_real = drawn.indices, drawn.is_real
     steps = jax.vmap(lambda i: algorithm.training.num_steps(sizes[i], hyper.local.row(i)))(ids)
     steps = jnp.where(is_real, steps, -1)

@@ -17,11 +17,13 @@ from fedjax_dp.core import argument_checks, checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.forks import require_not_forked
 from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.made import exchanged, made
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.client_store import state_of
-from fedjax_dp.engine.cohort import Cohort, Examples, draw_cohort, typed
+from fedjax_dp.engine.cohort import Cohort, Examples, typed
+from fedjax_dp.engine.draws import Draw, Fates, Sampled, thinned, with_fates
 from fedjax_dp.engine.facts import Facts
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.population import Population, population_of
@@ -37,37 +39,6 @@ class Init(Protocol):
 
     def __call__(self, key: PRNGKey, layout: Layout = Layout()) -> SimulationState:
         """Makes it from the root key of the run."""
-
-
-class Draw(Protocol):
-    """Draws the cohort of the next round."""
-
-    def __call__(
-        self, state: SimulationState, hyper: Hyper, key: PRNGKey, layout: Layout = Layout()
-    ) -> Cohort:
-        """Draws it from the root key of the run, the same in every round."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Sampled:
-    """A draw of clients that a participation draws, which sets its price.
-
-    A wrapper's draw without one loses amplification, see `Federation.participation`.
-
-    Attributes:
-      participation: the sampling of clients.
-      function: the draw; it may change fates and leave clients out by public facts, but draws no
-        client that the participation does not draw.
-    """
-
-    participation: Participation
-    function: Draw
-
-    def __call__(
-        self, state: SimulationState, hyper: Hyper, key: PRNGKey, layout: Layout = Layout()
-    ) -> Cohort:
-        """Draws the cohort of the next round."""
-        return self.function(state, hyper, key, layout)
 
 
 class Step(Protocol):
@@ -93,7 +64,7 @@ class Federation(NamedTuple):
 
     Attributes:
       init: makes the state before the first round.
-      draw: draws the cohort of the next round; `Sampled` if a participation sets its price.
+      draw: draws the cohort of the next round; a `Sampled` if a participation sets its price.
       step: runs one round with a given cohort.
       shared: `(state) -> params`, the model for the whole population; None if there is none, or if
         clients hold a part of it.
@@ -102,12 +73,14 @@ class Federation(NamedTuple):
         client has a mask; None if it is the shared model.
       hyper: the numbers that a run starts with.
       check: `(hyper) -> None` raises a ValueError for a number out of its range.
-      algorithm: the declaration.
+      algorithm: the declaration; like the next two, a wrapper leaves it as it was bound where
+        privacy is claimed, since it sets the price of what `step` runs.
       sampling: the sampling of clients that it was bound to.
       population: sizes and shapes of the clients' data.
       facts: shapes, messages, frozen parameters and costs.
       draws_ahead: whether `draw` reads nothing of the state but its round, so that streamed rounds
         draw cohorts ahead; false for a wrapper whose cohorts depend on the state.
+      made: the federation before wrappers.
     """
 
     init: Init
@@ -123,11 +96,18 @@ class Federation(NamedTuple):
     population: Population
     facts: Facts
     draws_ahead: bool = True
+    made: "Federation | None" = None
 
     @property
     def claims(self) -> Claims:
         """The guarantees, by unit of privacy."""
         return self.algorithm.claims
+
+    @property
+    def sampled(self) -> Sampled | None:
+        """The draw where a participation sets its price; None for a wrapper's own."""
+        # Not one that derives from it, which may draw others.
+        return self.draw if type(self.draw) is Sampled else None
 
     @property
     def participation(self) -> Participation:
@@ -136,14 +116,26 @@ class Federation(NamedTuple):
         A draw that is not `Sampled` amplifies nothing, and those drawn are charged; all clients in
         every round if it depends on the state, since other records might then have drawn others.
         """
-        if isinstance(self.draw, Sampled):
-            return self.draw.participation
+        if self.sampled is not None:
+            return self.sampled.participation
         return self.sampling.of_any_draw(charges_all=self.is_adaptive)
 
     @property
     def is_adaptive(self) -> bool:
         """Whether the state decides who is drawn, so that all clients pay for every round."""
-        return not (self.draws_ahead or isinstance(self.draw, Sampled))
+        return not self.draws_ahead and self.sampled is None
+
+    def check_numbers(self, hyper: Hyper) -> None:
+        """Refuses numbers out of their ranges, also those that a wrapper's `check` leaves out.
+
+        Args:
+          hyper: the numbers of a run.
+
+        Raises:
+          ValueError: for a number out of its range.
+        """
+        for part in filter(None, (self.made, self)):
+            part.check(hyper)
 
     def stages(self, state: SimulationState, hyper: Hyper, rounds: Any) -> jax.Array:
         """Computes the expected stages of rounds.
@@ -179,7 +171,7 @@ class Federation(NamedTuple):
         Raises:
           ValueError: for a draw that reads more than it receives.
         """
-        if not self.claims.units or isinstance(self.draw, Sampled):
+        if not self.claims.units or self.sampled is not None:
             return self.draw(state, hyper, key, layout)
         server, outer = (state.server, state.outer) if self.is_adaptive else ((), ())
         shown = SimulationState(server, (), None, state.round, outer)
@@ -226,18 +218,27 @@ class Federation(NamedTuple):
             after = after._replace(round=state.round + 1)
         return after, record, info
 
-    def with_fates(self, draw: Draw) -> "Federation":
-        """Replaces the draw by one that draws no other clients, at the same price.
+    def with_fates(self, fates: Fates) -> "Federation":
+        """Changes the fates of those that are drawn, at the same price.
+
+        Guarantee: that of the federation. Cohorts have the same clients, who pay whatever their
+        fates.
 
         Args:
-          draw: the draw; it may leave clients out by public facts alone.
+          fates: `(state, hyper, cohort) -> fates`, a `Fate` for each slot, of which one that is
+            empty stays so, and one that holds a client holds it. The state has none of clients and
+            aggregators; with `draws_ahead` it has nothing but its round.
 
         Returns:
           The federation.
         """
-        if not isinstance(self.draw, Sampled):
-            return self._replace(draw=draw)
-        return self._replace(draw=dataclasses.replace(self.draw, function=draw))
+
+        def change(cohort: Cohort, state: SimulationState, hyper: Hyper) -> Cohort:
+            return with_fates(cohort, fates, state, hyper)
+
+        return self._with_cohorts(
+            change, lambda draw: dataclasses.replace(draw, fates=(*draw.fates, fates))
+        )
 
     def thinned(self, keeps: Callable[[jax.Array, jax.Array], Any]) -> "Federation":
         """Leaves clients out of cohorts by public facts, at the same price.
@@ -253,16 +254,32 @@ class Federation(NamedTuple):
           The federation, which may draw no client at all.
         """
 
-        def draw(state, hyper, key, layout=Layout()):
-            cohort = self.draw(state, hyper, key, layout)
-            fate = jnp.where(keeps(state.round, cohort.ids), cohort.fate, Fate.EMPTY)
-            return cohort._replace(fate=fate.astype(cohort.fate.dtype))
+        def keeping(hyper: Hyper, round_index: jax.Array, clients: jax.Array) -> Any:
+            return keeps(round_index, clients)
 
-        made = self.with_fates(draw)
-        if not isinstance(made.draw, Sampled):
-            return made
-        fewer = made.draw.participation.of_at_least(0)
-        return made._replace(draw=dataclasses.replace(made.draw, participation=fewer))
+        def change(cohort: Cohort, state: SimulationState, hyper: Hyper) -> Cohort:
+            return thinned(cohort, keeps(state.round, cohort.ids))
+
+        def priced(draw: Sampled) -> Sampled:
+            fewer = draw.participation.of_at_least(0)
+            return dataclasses.replace(draw, participation=fewer, keeps=(*draw.keeps, keeping))
+
+        return self._with_cohorts(change, priced)
+
+    def _with_cohorts(
+        self,
+        change: Callable[[Cohort, SimulationState, Hyper], Cohort],
+        priced: Callable[[Sampled], Sampled],
+    ) -> "Federation":
+        """Changes the parts of a draw that has a price, or the cohorts of any other."""
+        inner = self.draw
+        if self.sampled is not None:
+            return self._replace(draw=priced(self.sampled))
+
+        def draw(state, hyper, key, layout=Layout()):
+            return change(inner(state, hyper, key, layout), state, hyper)
+
+        return self._replace(draw=draw)
 
     def with_numbers(self, values: Mapping[str, Any], ranges: Mapping[str, Any]) -> "Federation":
         """Adds the numbers of a wrapper to those of the algorithm.
@@ -277,7 +294,13 @@ class Federation(NamedTuple):
         Raises:
           ValueError: for a number out of its range.
         """
-        algorithm, inner = self.algorithm.with_numbers(values, ranges), self.check
+        algorithm, inner, before = (
+            self.algorithm.with_numbers(values, ranges),
+            self.check,
+            self.made,
+        )
+        if before is not None and not exchanged(self, "algorithm"):
+            before = before._replace(algorithm=algorithm)
         added = {name: np.float32(number) for name, number in values.items()}
 
         def check(hyper: Hyper) -> None:
@@ -285,7 +308,7 @@ class Federation(NamedTuple):
             inner(hyper)
 
         hyper = self.hyper._replace(algorithm={**self.hyper.algorithm, **added})
-        return self._replace(algorithm=algorithm, hyper=hyper, check=check)
+        return self._replace(algorithm=algorithm, hyper=hyper, check=check, made=before)
 
 
 @checked
@@ -312,12 +335,7 @@ def federation(
     require_not_forked()
     population = data if isinstance(data, Population) else population_of(data)
     num_clients = population.num_clients
-    checks.require(
-        participation.num_clients == num_clients,
-        "participation",
-        f"be bound to the {num_clients} clients of the data",
-        participation.num_clients,
-    )
+    _check_population(participation, population)
     _check_validation(algorithm, population)
     hyper = typed(algorithm.hyper)
 
@@ -332,7 +350,7 @@ def federation(
     hyper_limit = algorithm.hyper.local.max_batch_size()
     check(algorithm.hyper)
     _check_claims(algorithm, participation, hyper)
-    sizes, facts = population.sizes, Facts(algorithm, population)
+    facts = Facts(algorithm, population)
     if isinstance(data, FederatedData):
         require_targets("data", data, facts.targets)
 
@@ -351,11 +369,6 @@ def federation(
         # A weak type, such as that of a filled array, would change in a step.
         return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), state)
 
-    def draw(state, hyper, key, layout=Layout()):
-        argument_checks.check_fields(layout, "layout.")
-        table = jnp.asarray(sizes)
-        return draw_cohort(algorithm, participation, layout, table, hyper, state.round, key)
-
     def step(state, hyper, examples, cohort, key, layout=Layout()):
         # Examples on the host may be closed over.
         examples = jax.tree.map(jnp.asarray, examples)
@@ -371,9 +384,9 @@ def federation(
         own = None if state.clients is None else state_of(state.clients, client.index)
         return of_client(state.server, own, client)
 
-    return Federation(
+    bound = Federation(
         init=init,
-        draw=Sampled(participation, draw),
+        draw=Sampled(participation, algorithm, population),
         step=step,
         shared=None if shared is None else lambda state: shared.read(state.server),
         with_shared=None
@@ -387,27 +400,31 @@ def federation(
         population=population,
         facts=facts,
     )
+    return made(bound)
 
 
 def changed_parts(federation: Federation) -> list[str]:
     """Names the functions that wrappers have replaced."""
-    draw = federation.draw
-    parts = {
-        "init": federation.init,
-        "draw": draw.function if isinstance(draw, Sampled) else draw,
-        "step": federation.step,
-    }
-    return [
-        name
-        for name, part in parts.items()
-        if getattr(part, "__module__", None) != __name__
-        or getattr(part, "__qualname__", None) != f"federation.<locals>.{name}"
-    ]
+    return exchanged(federation, "init", "draw", "step")
 
 
-def check_draw(federation: Federation) -> None:
-    """Refuses the draw of a wrapper that breaks what claims need of a participation."""
+def check_wrapped(federation: Federation) -> None:
+    """Refuses wrappers that break what claims need, or change what sets prices without the rounds.
+
+    Raises:
+      ValueError: alike.
+    """
+    before = federation.made
+    if federation.claims.units or (before is not None and before.claims.units):
+        parts = exchanged(federation, "algorithm", "sampling", "population")
+        rule = (
+            "be as federation() bound them where privacy is claimed, since its step runs those: "
+            "bind others by federation(), and wrap what it returns"
+        )
+        checks.require(not parts, "the parts of a wrapped federation", rule, f"another {parts}")
+    federation.check_numbers(federation.hyper)
     if federation.participation != federation.sampling:
+        _check_population(federation.participation, federation.population)
         _check_claims(federation.algorithm, federation.participation, federation.hyper)
 
 
@@ -445,6 +462,12 @@ def init_key(key: PRNGKey) -> PRNGKey:
       The key for `FederatedAlgorithm.init`.
     """
     return fold(key, Purpose.INIT)
+
+
+def _check_population(participation: Participation, population: Population) -> None:
+    rule = f"be bound to the {population.num_clients} clients of the data"
+    fits = participation.num_clients == population.num_clients
+    checks.require(fits, "participation", rule, participation.num_clients)
 
 
 def _check_validation(algorithm: FederatedAlgorithm, population: Population) -> None:

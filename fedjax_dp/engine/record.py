@@ -76,7 +76,11 @@ def require_chargeable(record: RoundRecord, num_clients: int, num_stages: int | 
         client that is twice in a round or took part without a number.
     """
     checks.require(isinstance(record, RoundRecord), "record", "be a RoundRecord", record)
-    clients, fates, stages = (np.asarray(x) for x in (record.clients, record.fate, record.stage))
+    priced = {name: getattr(record, name) for name in ("clients", "fate", "stage", "digest")}
+    if record.digest is None:
+        del priced["digest"]
+    found = {name: _integers(f"{name} of a record", value) for name, value in priced.items()}
+    clients, fates = found["clients"], found["fate"]
     rule = "be numbers by round and slot"
     checks.require(clients.ndim == 2, "clients of a record", rule, f"{clients.ndim} axes")
     rule = (
@@ -85,21 +89,17 @@ def require_chargeable(record: RoundRecord, num_clients: int, num_stages: int | 
     )
     checks.require(not np.any(clients == OTHERS), "clients of a record", rule, "others")
     limit = checks.COUNT_LIMIT if num_stages is None else num_stages
-    numbers = {"clients": (clients, -1, num_clients), "stage": (stages, 0, limit)}
-    for name, (found, first, end) in numbers.items():
-        is_whole = found.dtype.kind in "iu"
-        fits = is_whole and bool(np.all((found >= first) & (found < end)))
+    ends = {"clients": (-1, num_clients), "fate": (0, len(Fate)), "stage": (0, limit)}
+    for name, (first, end) in ends.items():
+        fits = bool(np.all((found[name] >= first) & (found[name] < end)))
         rule = f"be integers from {first} to {end - 1}"
-        checks.require(fits, f"{name} of a record", rule, found)
+        checks.require(fits, f"{name} of a record", rule, found[name])
     rounds = clients.shape[:1]
-    shapes = {"stage": stages.shape, "fate": fates.shape[:1]}
-    if record.digest is not None:
-        shapes["digest"] = np.shape(record.digest)[:-1]
-    for name, shape in shapes.items():
-        rule = "have one entry for each of its rounds"
-        checks.require(shape == rounds, f"{name} of a record", rule, shape)
-    rule = f"have one entry for each of its slots, {clients.shape}"
-    checks.require(fates.shape == clients.shape, "fate of a record", rule, fates.shape)
+    wanted = {"stage": rounds, "fate": clients.shape, "digest": (*rounds, 2)}
+    for name, array in found.items():
+        shape = wanted.get(name, array.shape)
+        rule = f"have the shape {shape} beside clients of the shape {clients.shape}"
+        checks.require(array.shape == shape, f"{name} of a record", rule, array.shape)
     in_order = np.sort(clients, axis=1)
     is_twice = (in_order[:, 1:] == in_order[:, :-1]) & (in_order[:, 1:] >= 0)
     rule = "be in a round at most once"
@@ -108,6 +108,16 @@ def require_chargeable(record: RoundRecord, num_clients: int, num_stages: int | 
     rule = "be named in each slot that is not empty"
     is_unnamed = (clients < 0) & (fates != Fate.EMPTY)
     checks.require(not np.any(is_unnamed), "clients of a record", rule, "one without a number")
+
+
+def _integers(name: str, value: Any) -> np.ndarray:
+    """Reads an array of integers of any origin."""
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):
+        array = np.asarray(None)
+    checks.require(array.dtype.kind in "iu", name, "be an array of integers", value)
+    return array
 
 
 def digest_of(hyper: Hyper) -> Any:

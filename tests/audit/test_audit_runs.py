@@ -18,6 +18,7 @@ from fedjax_dp.audit.runs import AuditResult, audit, run_audit
 from fedjax_dp.audit.votes import LEVELS, plant_votes
 from fedjax_dp.clients.gradients import clipped
 from fedjax_dp.clients.sgd import local_trainer
+from fedjax_dp.core.made import made
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import Fate, simulation
@@ -156,7 +157,7 @@ def test_half_the_noise_on_gradients_is_found_through_votes(make):
 @telling
 def test_all_clients_drawn_where_poisson_sampling_is_accounted_is_found():
     # A mechanism with a rate of 1/4 that draws all clients.
-    swapped = cases.POISSON._replace(draw=sampling.full_participation().draw)
+    swapped = made(cases.POISSON._replace(draw=sampling.full_participation().draw))
     participation = participants.participation(swapped, cases.NUM_CLIENTS, 1)
     assert violations(cases.plant("dp_fedavg", "client", 1, participation), num_runs=600)
 
@@ -168,7 +169,7 @@ def test_fixed_batches_where_poisson_sampling_is_accounted_are_found():
         slots = jnp.arange(capacity)
         return state, sampling.Draw(jnp.maximum(size - 1 - slots, 0), slots < 2, jnp.int32(0))
 
-    swapped = cases.POISSON._replace(draw=draw)
+    swapped = made(cases.POISSON._replace(draw=draw))
     numbers = cases.NUMBERS._replace(batch_size=2.0)
 
     def trainer_of(model):

@@ -1,5 +1,6 @@
 """Records and rounds of foreign origin: nothing is charged or read by a number out of its range."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -58,7 +59,21 @@ FOREIGN = {
     "clients of a single round": {"clients": np.array([2, 5, -1])},
     "no clients, as floats": {"clients": np.zeros((1, 0)), "fate": np.zeros((1, 0), np.int8)},
     "fewer fates than slots": {"fate": np.array([[Fate.CONTRIBUTED]])},
+    "a fate that there is not": {"fate": np.array([[1, 9, 0]])},
     "the numbers of no round": {"digest": np.zeros((0, 2), np.uint32)},
+    "numbers in three words": {"digest": np.zeros((1, 3), np.uint32)},
+    "numbers as floats": {"digest": np.zeros((1, 2))},
+    **{
+        f"{what} for the {name}": {name: value}
+        for name in ("clients", "fate", "stage", "digest")
+        for what, value in {
+            "a key": jax.random.key(0),
+            "a ragged list": [[1, 2], [3]],
+            "a word": "two",
+            "objects": [[None, 1]],
+        }.items()
+    },
+    "no clients": {"clients": None},
 }
 
 

@@ -1,5 +1,7 @@
 """The price of cohorts that a wrapper draws itself, by compositions of dp-accounting."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +11,17 @@ from marks import later, telling
 from small_problem import NUM_CLIENTS, make_data, make_model, plain_trainer, private_trainer
 
 from fedjax_dp import algorithms
+from fedjax_dp.clients.gradients import clipped
+from fedjax_dp.clients.sgd import local_trainer
+from fedjax_dp.core.ranges import Positive
 from fedjax_dp.data import participants, sampling
-from fedjax_dp.engine import Fate, PrivacyAccounting, RoundRecord, federation
+from fedjax_dp.engine import (
+    Fate,
+    PrivacyAccounting,
+    RoundRecord,
+    compile_federation,
+    federation,
+)
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import OTHERS
 from fedjax_dp.privacy import banded_noise, make_plan
@@ -177,6 +188,147 @@ def test_thinned_cohorts_have_the_price_of_the_sampler_and_lower_what_follows_th
     np.testing.assert_array_equal(counts.ravel(), [2, 2, 2, 0, 0, 0])
     # A price that was lost is not found again.
     assert repeating(fed).thinned(lambda *_: True).participation.sampler.name == "any_draw"
+
+
+def all_contribute(state, hyper, cohort):
+    return jnp.full_like(cohort.fate, Fate.CONTRIBUTED)
+
+
+def none_is_drawn(state, hyper, cohort):
+    return jnp.full_like(cohort.fate, Fate.EMPTY)
+
+
+def one_is_late(state, hyper, cohort):
+    assert state.clients is None and state.aggregator == ()
+    return jnp.where(cohort.ids == 1, Fate.LATE, cohort.fate)
+
+
+@pytest.mark.parametrize("fates", [all_contribute, none_is_drawn, one_is_late])
+@pytest.mark.parametrize("is_own", [False, True])
+def test_fates_change_nobody_who_is_drawn(fates, is_own):
+    inner = repeating(bound()) if is_own else bound()
+    fed, state = inner.with_fates(fates), inner.init(KEY)
+    before, after = (f.drawn(state, f.hyper, KEY) for f in (inner, fed))
+    np.testing.assert_array_equal(after.ids, before.ids)
+    np.testing.assert_array_equal(after.is_drawn, before.is_drawn)
+    expected = fates(state._replace(clients=None, aggregator=()), None, before)
+    changes = before.is_drawn & (expected != Fate.EMPTY)
+    np.testing.assert_array_equal(after.fate, np.where(changes, expected, before.fate))
+    assert fed.participation.sampler.name == ("any_draw" if is_own else "poisson")
+
+
+def test_a_draw_with_a_price_draws_what_is_priced():
+    fed = bound()
+    every = bound(SAMPLERS["full_participation"]).sampling
+    # No part of it draws others at the same price.
+    assert {"participation", "algorithm", "population", "start", "keeps", "fates"} == {
+        field.name for field in dataclasses.fields(fed.draw)
+    }
+    other = fed._replace(draw=dataclasses.replace(fed.draw, participation=every))
+    assert np.all(other.drawn(fed.init(KEY), fed.hyper, KEY).is_drawn)
+    assert other.participation is every
+
+    class Forged(type(fed.draw)):
+        def __call__(self, state, hyper, key, layout=Layout()):
+            return super().__call__(state._replace(round=jnp.int32(0)), hyper, key, layout)
+
+    forged = fed._replace(draw=Forged(*fed.draw.__dict__.values()))
+    assert forged.participation.sampler.name == "any_draw"
+    wide = participants.participation(SAMPLERS["poisson"], 10 * NUM_CLIENTS, 2)
+    wider = fed._replace(draw=dataclasses.replace(fed.draw, participation=wide))
+    with pytest.raises(ValueError, match=f"participation must be bound to the {NUM_CLIENTS} clie"):
+        PrivacyAccounting(wider)
+
+
+def forged(sampler, name):
+    """A sampler with another part, which does the same."""
+    part = getattr(sampler, name)
+    other = (lambda *given: part(*given)) if callable(part) else np.array(part)[()]
+    return sampler._replace(**{name: other})
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_sampler_with_another_draw_has_no_price(name):
+    sampler = SAMPLERS[name]
+    parts = ["draw", "analysis", "charges_all", "separation", "min_drawn", "capacity", "init"]
+    samplers = [forged(sampler, part) for part in parts]
+    samplers += [sampling.Sampler(*sampler[:-1])]
+    if name in ("poisson", "fixed_size"):
+        samplers += [sampling.without_amplification(samplers[0])]
+    for other in samplers:
+        joined = participants.participation(other, NUM_CLIENTS, 2).of_at_least(0)
+        with pytest.raises(ValueError, match=r"sampler must be as it was made .*another "):
+            joined.event(GaussianDpEvent(1.0))
+    with pytest.raises(ValueError, match=r"sampler must be as it was made .*another draw"):
+        bound(samplers[0])
+    # Nothing is claimed for the members of a population that has no price.
+    model = make_model()
+    joined = participants.participation(samplers[0], NUM_CLIENTS, 2)
+    federation(algorithms.fedavg(model, plain_trainer(model)), make_data(), joined)
+
+
+def test_batches_and_cohorts_of_a_sampler_with_another_draw_are_refused():
+    model, other = make_model(), forged(SAMPLERS["poisson"], "draw")
+    config = private_trainer(model).config
+    with pytest.raises(ValueError, match=r"sampler must be as it was made .*another draw"):
+        local_trainer(model, config, sampler=other, gradient_rule=clipped(model))
+    joined = participants.participation(SAMPLERS["poisson"], NUM_CLIENTS, 2)
+    for changes in ({"capacity": 1}, {"cohort_size": 1.0}, {"num_clients": 60}):
+        with pytest.raises(ValueError, match=f"participation must .*another {next(iter(changes))}"):
+            joined._replace(**changes).event(GaussianDpEvent(1.0))
+
+
+def quieter(fed):
+    """The algorithm of more noise than the step adds."""
+    return bound(mean=gaussian_mean(1.0, 9 * NOISE, 2)).algorithm
+
+
+def unclaimed(fed):
+    model = make_model()
+    return algorithms.fedavg(model, plain_trainer(model))
+
+
+def larger(fed):
+    """A population of more records than the step reads."""
+    return fed.population._replace(sizes=9 * fed.population.sizes)
+
+
+EXCHANGED = {
+    "algorithm": [quieter, unclaimed],
+    "population": [larger],
+    "sampling": [lambda fed: bound(SAMPLERS["full_participation"]).sampling],
+    "made": [lambda fed: None],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "make"), [(name, make) for name, makes in EXCHANGED.items() for make in makes]
+)
+@pytest.mark.parametrize("unit", ["client", "record"])
+def test_what_sets_the_price_is_what_was_bound(name, make, unit):
+    fed = bound(unit=unit)
+    other = fed._replace(**{name: make(fed)})
+    for again in (other, other.with_numbers({}, {}), repeating(other), other.thinned(lambda *_: 1)):
+        with pytest.raises(ValueError, match="the parts of a wrapped federation must be as"):
+            PrivacyAccounting(again)
+        with pytest.raises(ValueError, match="the parts of a wrapped federation must be as"):
+            compile_federation(again, make_data())
+    # Numbers that a wrapper adds leave the price as it is.
+    PrivacyAccounting(fed.with_numbers({"speed": 1.0}, {"speed": Positive}))
+
+
+def test_a_wrapper_drops_no_range_of_a_number():
+    fed = bound()._replace(check=lambda hyper: None)
+    wrong = fed.hyper._replace(aggregator={**fed.hyper.aggregator, "noise_multiplier": -NOISE})
+    accounting = PrivacyAccounting(fed)
+    record = record_of(fed.drawn(fed.init(KEY), fed.hyper, KEY), 1)
+    for make in (
+        lambda: PrivacyAccounting(fed._replace(hyper=wrong)),
+        lambda: compile_federation(fed._replace(hyper=wrong), make_data()),
+        lambda: accounting.charge(record, wrong),
+    ):
+        with pytest.raises(ValueError, match=r"hyper\.aggregator\.noise_multiplier must"):
+            make()
 
 
 @pytest.mark.parametrize("name", ["participation", "claims", "stages"])

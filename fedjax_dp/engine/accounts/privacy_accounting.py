@@ -17,10 +17,9 @@ from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.execution.compile import Simulation
-from fedjax_dp.engine.federation import Federation, changed_parts, check_draw
+from fedjax_dp.engine.federation import Federation, changed_parts, check_wrapped
 from fedjax_dp.engine.record import RoundRecord, digest_of, require_chargeable
 from fedjax_dp.engine.round import SimulationState
-from fedjax_dp.engine.wrappers.asynchronous import Asynchrony
 from fedjax_dp.privacy.accounting.dp_accounting_adapter import require_analysis
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.claims import OnceClaim, RecordEvent
@@ -95,7 +94,7 @@ class PrivacyAccounting:
         """
         require_public_sizes(relation)
         bound = federation.federation if isinstance(federation, Simulation) else federation
-        check_draw(bound)
+        check_wrapped(bound)
         self._federation, self._participation = bound, bound.participation
         self._relation, self._accountant = relation, accountant
         num_clients = self._participation.num_clients
@@ -115,6 +114,7 @@ class PrivacyAccounting:
         is_same = before is not None and before[1] == numbers[1]
         if is_same and all(map(np.array_equal, before[0], numbers[0])):
             return
+        self._federation.check_numbers(hyper)
         claims, events = self._federation.claims, dict[str, list[_Prices]]()
         if claims.client is not None:
             event = self._participation.event(claims.client.event(hyper.aggregator))
@@ -332,12 +332,10 @@ class PrivacyAccounting:
                 return jnp.where(cohort.is_drawn, cohort.ids, -1)
 
             return np.asarray(jax.lax.map(one, jnp.asarray(rounds, jnp.int32)))
-        draw_key, start = fold(key, Purpose.PARTICIPATION), None
-        inner = state.outer[-1] if state.outer else None
-        if isinstance(inner, Asynchrony):
-            # Who is at work, which follows from the keys of all earlier calls.
-            start = jax.tree.map(jnp.asarray, inner.in_flight)
-        draws = self._participation.draws(draw_key, rounds, start)
+        # Who is at work in asynchronous rounds follows from the keys of all earlier calls.
+        start = None if bound.sampled is None else bound.sampled.start_of(state)
+        start = jax.tree.map(jnp.asarray, start)
+        draws = self._participation.draws(fold(key, Purpose.PARTICIPATION), rounds, start)
         return np.where(draws.is_real, draws.indices, -1)
 
     @checked

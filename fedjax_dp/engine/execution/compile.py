@@ -37,7 +37,7 @@ from fedjax_dp.engine.execution.placement import Placement, placement_of
 from fedjax_dp.engine.execution.round_loop import Count, one_round, resident_rounds, streamed_rounds
 from fedjax_dp.engine.execution.stream import Slabs
 from fedjax_dp.engine.execution.tuning import layout_of
-from fedjax_dp.engine.federation import Federation, check_draw, federation
+from fedjax_dp.engine.federation import Federation, check_wrapped, federation
 from fedjax_dp.engine.layout import AXIS, ExecutionConfig, Layout
 from fedjax_dp.engine.model_axis import ModelAxis
 from fedjax_dp.engine.population import examples_of, population_of
@@ -176,7 +176,7 @@ def compile_federation(
     require_not_forked()
     require_settings()
     execution.validate()
-    check_draw(federation)
+    check_wrapped(federation)
     targets = federation.facts.targets
     given = {"data": data} | ({} if validation is None else {"validation": validation})
     for name, split in given.items():
@@ -254,7 +254,7 @@ def compile_federation(
         checks.whole("num_rounds", num_rounds)
         numbers = start
         if hyper is not None:
-            federation.check(hyper)
+            federation.check_numbers(hyper)
             numbers = place.share(_same_kind(federation.algorithm, hyper, start))
         state, left = made.or_copies(place.put(state)), []
         done = int(state.round)

@@ -9,6 +9,7 @@ from chex import PRNGKey
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.keys import fold
+from fedjax_dp.core.made import changed
 from fedjax_dp.data.sampling import Draw, Sampler, fixed_size
 from fedjax_dp.engine.wrappers.latencies import Latencies
 
@@ -103,12 +104,13 @@ class Arrivals(NamedTuple):
 
     def sampler(self) -> Sampler:
         """Makes the sampler whose state is what is in flight; it draws the clients that arrive."""
-        return fixed_size()._replace(
+        return changed(
+            fixed_size(),
             name="asynchronous",
             init=self.none,
             draw=self.draw,
             capacity=lambda limit, batch_size: min(limit, batch_size + self.concurrency),
-            event=lambda base, size, batch_size: base,
+            analysis=lambda base, size, batch_size: base,
             charges_all=False,
             separation=lambda size, batch_size: self.separation,
             min_drawn=lambda size, batch_size: 0,

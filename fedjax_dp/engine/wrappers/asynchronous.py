@@ -16,8 +16,8 @@ from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.ranges import Count, Index, NonNegative
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data import participants
-from fedjax_dp.engine.cohort import draw_cohort
-from fedjax_dp.engine.federation import Federation, Sampled, changed_parts
+from fedjax_dp.engine.draws import Sampled
+from fedjax_dp.engine.federation import Federation, changed_parts
 from fedjax_dp.engine.federation import federation as bind
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import Fate
@@ -177,7 +177,14 @@ def asynchronous(
 
     return bound._replace(
         init=buffered.init,
-        draw=Sampled(joined, buffered.draw),
+        draw=Sampled(
+            joined,
+            bound.algorithm,
+            population,
+            start=lambda state: state.outer[-1].in_flight,
+            keeps=(lambda hyper, round_index, clients: buffered.is_timed(hyper),),
+            fates=(buffered.fates,),
+        ),
         step=buffered.step,
         check=check,
         draws_ahead=False,
@@ -213,20 +220,10 @@ class _Buffered(NamedTuple):
         seconds = sums.Sum(jnp.float32(self.start_seconds), jnp.float32(0))
         return state._replace(outer=(Asynchrony(first, servers, seconds),))
 
-    def draw(self, state, hyper, key, layout=Layout()):
-        """Reads the cohort from the state; updates that are too old are late.
-
-        Without times there is no cohort: no client is drawn.
-        """
-        federation, in_flight = self.federation, state.outer[-1].in_flight
-        sampler = federation.participation.sampler._replace(init=lambda limit: in_flight)
-        joined = federation.participation._replace(sampler=sampler)
-        sizes = jnp.asarray(federation.population.sizes)
-        cohort = draw_cohort(federation.algorithm, joined, layout, sizes, hyper, state.round, key)
-        is_old = cohort.is_drawn & (in_flight.staleness[cohort.ids] >= len(self.weights))
-        fate = jnp.where(is_old, Fate.LATE, cohort.fate)
-        fate = jnp.where(self.is_timed(hyper), fate, Fate.EMPTY)
-        return cohort._replace(fate=fate.astype(jnp.int8))
+    def fates(self, state, hyper, cohort):
+        """Updates that are too old are late."""
+        staleness = state.outer[-1].in_flight.staleness[cohort.ids]
+        return jnp.where(staleness >= len(self.weights), Fate.LATE, cohort.fate)
 
     def step(self, state, hyper, examples, cohort, key, layout=Layout()):
         """Runs the round of the updates that have arrived, and simulates who arrives next."""

@@ -77,7 +77,7 @@ def leaving(
         )
         checks.require(needed <= fewest, "aggregator", rule, f"one for {needed}")
     wrapper = _Leaving(federation, min_active)
-    wrapped = federation.with_fates(wrapper.draw)._replace(step=wrapper.step, draws_ahead=False)
+    wrapped = federation.with_fates(wrapper.fates)._replace(step=wrapper.step, draws_ahead=False)
     return wrapped.with_numbers({_TOLERANCE: tolerance}, {_TOLERANCE: Positive})
 
 
@@ -87,13 +87,11 @@ class _Leaving(NamedTuple):
     federation: Federation
     min_active: int
 
-    def draw(self, state: Any, hyper: Any, key: Any, layout: Layout = Layout()) -> Any:
-        """Draws a cohort, in which those that have left are not notified."""
-        cohort = self.federation.draw(state, hyper, key, layout)
+    def fates(self, state: Any, hyper: Any, cohort: Any) -> Any:
+        """Does not notify those that have left."""
         is_active = state.server.is_active
         takes_part = is_active[cohort.ids] & (jnp.sum(is_active) >= self.min_active)
-        fate = jnp.where(takes_part, cohort.fate, Fate.UNANNOUNCED)
-        return cohort._replace(fate=jnp.where(cohort.is_drawn, fate, cohort.fate))
+        return jnp.where(takes_part, cohort.fate, Fate.UNANNOUNCED)
 
     def step(self, state, hyper, examples, cohort, key, layout=Layout()):
         """Runs the round, and marks those that leave after it."""

@@ -1,0 +1,25 @@
+"""Named tuples that know the parts they were made with, so that exchanged ones are found."""
+
+from typing import Any, TypeVar
+
+_T = TypeVar("_T", bound=Any)
+
+
+def made(value: _T) -> _T:
+    """Marks a named tuple, which has a field `made`, as made with the parts that it has."""
+    return value._replace(made=value._replace(made=None))
+
+
+def exchanged(value: Any, *names: str) -> list[str]:
+    """Names the parts, of some or of all, that are not those that it was made with."""
+    first = value.made
+    # What reports call it may change.
+    parts = set(names or value._fields) - {"made", "name"}
+    is_other = {n: first is None or getattr(value, n) is not getattr(first, n) for n in parts}
+    return [name for name in value._fields if is_other.get(name)]
+
+
+def changed(value: _T, **parts: Any) -> _T:
+    """Makes another one by replacing parts; parts that were exchanged before stay so."""
+    other = value._replace(**parts)
+    return other if exchanged(value) else made(other)
