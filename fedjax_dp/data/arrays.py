@@ -1,6 +1,7 @@
 """Checks of examples, client ids and partitions: numbers of types that JAX supports."""
 
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -129,7 +130,16 @@ def client_ids(what: str, ids: Any) -> np.ndarray:
 
 
 def require_different(what: str, names: Sequence[Any]) -> None:
-    """Requires text ids, if all are numbers, to be different numbers: 1 and 1.0 are one client."""
+    """Requires names of clients to differ, and to be different numbers if all are numbers.
+
+    Two names of one client would make it two units of privacy.
+    """
+    seen: set[str] = set()
+    for name in map(str, names):
+        plain = name if name.isascii() else unicodedata.normalize("NFC", name)
+        rule = "be different, since clients of one name would be two units of privacy"
+        checks.require(plain not in seen, what, rule, f"{name!r} twice")
+        seen.add(plain)
     found: dict[float, str] = {}
     if not all(isinstance(name, str) and NUMBER.fullmatch(name) for name in names):
         return
@@ -194,14 +204,23 @@ def require_names(what: str, names: Iterable[Any]) -> None:
         checks.require(is_plain, f"a name in {what}", rule, name)
 
 
-def require_disjoint(what: str, clients: Sequence[np.ndarray]) -> None:
-    """Requires that no example is used twice, by one client or by two."""
+def require_once(what: str, rows: np.ndarray) -> None:
+    """Requires that one client holds no example twice."""
+    is_once = len(np.unique(rows)) == len(rows)
+    checks.require(is_once, what, "hold each row once", "a row twice")
+
+
+def require_disjoint(what: str, clients: Sequence[np.ndarray], other_way: str = "") -> None:
+    """Requires that no example is used twice, by one client or by two; names another way."""
     rows = np.concatenate([np.asarray(own) for own in clients])
+    is_used = np.zeros(int(rows.max(initial=-1)) + 1, bool)
+    is_used[rows] = True
+    if np.count_nonzero(is_used) == len(rows):
+        return
     owner = np.repeat(np.arange(len(clients)), [len(own) for own in clients])
     order = np.argsort(rows, kind="stable")
     again = np.flatnonzero(np.diff(rows[order]) == 0)
-    if len(again):
-        first, second = (int(owner[order[again[0] + i]]) for i in (0, 1))
-        found = f"row {int(rows[order[again[0]]])} in client {first} and in client {second}"
-        rule = "give every example to one client, once"
-        checks.require(False, what, rule, f"{found}, {len(again)} in all")
+    first, second = (int(owner[order[again[0] + i]]) for i in (0, 1))
+    found = f"row {int(rows[order[again[0]]])} in client {first} and in client {second}"
+    rule = f"give every example to one client, once{other_way}"
+    checks.require(False, what, rule, f"{found}, {len(again)} in all")

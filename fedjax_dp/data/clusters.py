@@ -73,7 +73,7 @@ def shift_clusters(
 
     Args:
       examples: the pool: images `x` and labels `y`.
-      clients: the rows of each client.
+      clients: the different rows of each client; clients may share rows.
       clusters: the cluster of each client, `[clients]`.
       shift: "rotation" or "label".
       num_classes: the number of classes.
@@ -82,7 +82,7 @@ def shift_clusters(
       For each client its `x` and `y`, as `FederatedData.from_clients` takes them.
 
     Raises:
-      ValueError: if lengths do not fit or the shift is unknown.
+      ValueError: if lengths do not fit, the shift is unknown or a client holds a row twice.
     """
     checks.one_of("shift", shift, SHIFTS)
     has_both = {"x", "y"} <= set(examples)
@@ -96,6 +96,8 @@ def shift_clusters(
     clients = arrays.rows_of_clients("clients", clients, len(examples["y"]))
     clusters = arrays.indices("clusters", clusters, checks.COUNT_LIMIT, "clusters")
     shifted = []
+    for i, own in enumerate(clients):
+        arrays.require_once(f"clients[{i}]", own)
     for rows, cluster in zip(clients, clusters, strict=True):
         x, y = examples["x"][rows], examples["y"][rows]
         if shift == "rotation":

@@ -55,7 +55,7 @@ class FederatedData:
         are targets. Inputs of several arrays may be given as a tree, such as {"x": {"ids": …,
         "mask": …}}; they are kept under their paths, such as "x/ids", and models see the tree.
       offsets: first row of each client and, last, the number of rows; `[num_clients + 1]`, int64.
-      client_names: a label for each client, or an empty tuple.
+      client_names: a different label for each client, or an empty tuple.
     """
 
     examples: Mapping[str, np.ndarray]
@@ -99,6 +99,7 @@ class FederatedData:
             f"name all {self.num_clients} clients or none",
             len(self.client_names),
         )
+        array_checks.require_different("client_names", self.client_names)
 
     def __repr__(self) -> str:
         """Describes the store, without its examples."""
@@ -181,25 +182,44 @@ class FederatedData:
         """Copies some clients, in the order given, into a store of their own.
 
         Args:
-          clients: client indices, `[k]`; a client may occur more than once.
+          clients: different client indices, `[k]`.
 
         Returns:
           A store of `k` clients in memory.
 
         Raises:
-          ValueError: if there are none, or one is no integer or out of range, as in a mask.
+          ValueError: if there are none, or one is no integer, out of range, as in a mask, or
+            repeated.
         """
         clients = array_checks.indices("clients", clients, self.num_clients, "clients")
         checks.require(len(clients) > 0, "clients", "name at least one client", "none")
-        starts, sizes = self.offsets[clients], self.sizes[clients]
-        offsets = np.concatenate([[0], np.cumsum(sizes)])
-        rows = np.repeat(starts - offsets[:-1], sizes) + np.arange(offsets[-1])
+        ids, counts = np.unique(clients, return_counts=True)
+        rule = (
+            "be different, since a repeated client would be two units of privacy (from_clients "
+            "takes copies as clients of their own)"
+        )
+        again = ids[counts > 1]
+        checks.require(not len(again), "clients", rule, f"{again[:1].tolist()} twice")
+        offsets = np.concatenate([[0], np.cumsum(self.sizes[clients])])
         names = tuple(self.client_names[i] for i in clients) if self.client_names else ()
-        examples = {
+        return FederatedData(self.examples_of(clients), offsets, names)
+
+    def examples_of(self, clients: np.ndarray) -> dict[str, np.ndarray]:
+        """Copies the examples of some clients, one client after another.
+
+        Args:
+          clients: client indices, `[k]`, int64, in range; a cohort's slots may repeat one.
+
+        Returns:
+          Named arrays `[rows, ...]`.
+        """
+        starts, sizes = self.offsets[clients], self.sizes[clients]
+        ends = np.cumsum(sizes)
+        rows = np.repeat(starts - ends + sizes, sizes) + np.arange(ends[-1])
+        return {
             name: np.asarray(array[rows]) if is_on_disk(array) else host_arrays.take(array, rows)
             for name, array in self.examples.items()
         }
-        return FederatedData(examples, offsets, names)
 
     def check_finite(self) -> None:
         """Requires every number of every floating array to be finite, and to fit 32 bits.
@@ -359,7 +379,8 @@ class FederatedData:
           The store, clients in the order given.
 
         Raises:
-          ValueError: if there are no clients, or their array names or lengths disagree.
+          ValueError: if there are no clients, their array names or lengths disagree, or two have
+            one name.
         """
         checks.require(len(clients) > 0, "clients", "hold at least one client", len(clients))
         clients = [flat(client) for client in clients]
@@ -438,7 +459,7 @@ class FederatedData:
 
         Args:
           examples: named arrays `[num_examples, ...]`.
-          clients: for each client the rows of the pool that it holds; rows may be shared.
+          clients: for each client the rows of the pool that it holds, which no other holds.
           client_names: a label for each client, or nothing.
 
         Returns:
@@ -446,11 +467,15 @@ class FederatedData:
           read when they are indexed.
 
         Raises:
-          ValueError: if there are no clients, or a row is not an integer or outside the pool.
+          ValueError: if there are no clients, or a row is not an integer, outside the pool, or
+            there twice, in one client or in two: it would be two records. `from_clients` takes
+            copies, for records that count as separate, or for clients with the same test data.
         """
         examples = _arrays(examples)
         size = len(next(iter(examples.values())))
         rows = array_checks.rows_of_clients("clients", clients, size)
+        way = " (from_clients takes copies as records of their own)"
+        array_checks.require_disjoint("clients", rows, way)
         all_rows = np.concatenate(rows)
         offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])])
         arrays = {name: disk_arrays.take(array, all_rows) for name, array in examples.items()}

@@ -362,8 +362,7 @@ def split_clients(
     rows = arrays.rows_of_clients("clients", clients, checks.COUNT_LIMIT)
     for i, own in enumerate(rows):
         # A copy would be in both parts.
-        is_once = len(np.unique(own)) == len(own)
-        checks.require(is_once, f"clients[{i}]", "hold each row once", "a row twice")
+        arrays.require_once(f"clients[{i}]", own)
     checks.require(0 <= test_fraction < 1, "test_fraction", "be in [0, 1)", test_fraction)
     rng = np.random.default_rng(rng)
     sizes = np.array([len(own) for own in rows])

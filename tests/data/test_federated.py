@@ -59,8 +59,8 @@ def test_from_a_column_of_client_ids(ids, keep_order):
 
 def test_from_rows_of_a_pool():
     pool = {"x": np.arange(5.0)}
-    data = FederatedData.from_indices(pool, [[4, 0], [], [1, 1, 2]], ["p", "q", "r"])
-    assert_holds(data, [{"x": np.array(v)} for v in ([4.0, 0.0], [], [1.0, 1.0, 2.0])])
+    data = FederatedData.from_indices(pool, [[4, 0], [], [1, 3, 2]], ["p", "q", "r"])
+    assert_holds(data, [{"x": np.array(v)} for v in ([4.0, 0.0], [], [1.0, 3.0, 2.0])])
 
 
 def test_from_a_hugging_face_table():
@@ -87,9 +87,9 @@ def test_from_a_hugging_face_table():
 def test_select_copies_clients_in_the_order_given():
     clients = make_clients()
     data = FederatedData.from_clients(clients, list("abcd"))
-    part = data.select([3, 1, 0, 3])
-    assert_holds(part, [clients[i] for i in (3, 1, 0, 3)])
-    assert part.client_names == ("d", "b", "a", "d")
+    part = data.select([3, 1, 0])
+    assert_holds(part, [clients[i] for i in (3, 1, 0)])
+    assert part.client_names == ("d", "b", "a")
     part.examples["y"][0] = -1
     assert data.client(3)["y"][0] == 30
 
@@ -417,6 +417,51 @@ def test_equal_numbers_are_one_client_and_missing_ones_are_none(tmp_path):
             write_store(tmp_path / ids[0], [np.array(ids)], [(np.array(ids), x)])
     # Not all are numbers, so none is.
     assert FederatedData.from_client_ids(x, ["1e3", "1000", "2f"]).num_clients == 3
+
+
+@pytest.mark.parametrize("names", [["a", "b", "a"], ["", "", "c"], ["é", "e\u0301", "c"], ["1", "1.0", "2"]])
+def test_clients_of_one_name_are_refused(tmp_path, names):
+    """Each would be a unit of privacy of its own, with the whole epsilon."""
+    pool = {"x": np.arange(3.0)}
+    parts = [{"x": np.ones(1)}] * 3
+    stored = tmp_path / "old"
+    FederatedData.from_clients(parts, ("a", "b", "c")).save(stored)
+    (stored / "client_names.txt").write_text("\n".join(names) + "\n", "utf-8")
+    (stored / "digests.json").unlink()
+    for call in (
+        lambda: FederatedData(pool, [0, 1, 2, 3], tuple(names)),
+        lambda: FederatedData.from_clients(parts, names),
+        lambda: FederatedData.from_indices(pool, [[0], [1], [2]], names),
+        lambda: FederatedData.open(stored),
+    ):
+        with pytest.raises(ValueError, match=r"client_names must (be different|write)|fit the arr"):
+            call()
+
+
+def test_names_of_one_client_in_two_encodings_are_refused(tmp_path):
+    ids, x = np.array(["é", "e\u0301"]), {"x": np.arange(2)}
+    for call in (
+        lambda: FederatedData.from_client_ids(x, ids),
+        lambda: partition.natural(ids),
+        lambda: write_store(tmp_path, [ids], [(ids, x)]),
+    ):
+        with pytest.raises(ValueError, match=r"client.ids must be different"):
+            call()
+
+
+def test_one_client_or_record_does_not_become_two_units():
+    pool = {"x": np.zeros((4, 2, 2, 1)), "y": np.arange(4)}
+    data = FederatedData.from_indices(pool, [[0], [1], [2, 3]])
+    with pytest.raises(ValueError, match=r"different, since a repeated client .*from_clients.*\[1\]"):
+        data.select([1, 0, 1])
+    for rows, found in ([[0, 1], [1, 2]], "client 0 and in client 1"), ([[2, 2]], "0 and in cl"):
+        with pytest.raises(ValueError, match=rf"clients must .*once \(from_clients .*{found}"):
+            FederatedData.from_indices(pool, rows)
+    with pytest.raises(ValueError, match=r"clients\[0\] must hold each row once"):
+        clusters.shift_clusters(pool, [[2, 2]], np.array([1]), shift="label", num_classes=4)
+    rows = [[0, 1], [1, 2]]
+    copies = [{name: array[own] for name, array in pool.items()} for own in rows]
+    assert FederatedData.from_clients(copies).sizes.tolist() == [2, 2]
 
 
 NAMES = "../x", "/x", "x/../y", "x//y", "", ".", "x\\y", "x\0", "x\ny"

@@ -66,7 +66,7 @@ def test_a_data_set_is_stored_with_what_describes_it(tmp_path, form, monkeypatch
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_store_by_itself_keeps_its_clients(tmp_path, form):
     rng = np.random.default_rng(1)
-    names = ["user 2", "user 10", "a", "user 2"]
+    names = ["user 2", "user 10", "a", "user 3"]
     parts = [{"x": rng.normal(size=(n, 2)).astype(np.float32), "y": np.arange(n)} for n in (3, 1)]
     made = FederatedData.from_clients([*parts, *parts], names)
     FORMATS[form](made, tmp_path / "mine")

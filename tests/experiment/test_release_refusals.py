@@ -10,11 +10,12 @@ from run_folders import SMALL, assemble_once
 
 from fedjax_dp.data.datasets import Dataset
 from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.data.partition import Splits
 from fedjax_dp.data.statistics import Sharing
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly import population
 from fedjax_dp.experiment.components import numbers_by_client
-from fedjax_dp.experiment.components.partitions import Partition, Spread
+from fedjax_dp.experiment.components.partitions import Facts, Partition, Spread
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading import validate as validation
 from fedjax_dp.experiment.running import results
@@ -230,8 +231,8 @@ def of_partition(monkeypatch):
 
     def build(rows, made=None):
         def factory(pool):
-            held = [np.arange(3)] * 2
-            parts = [FederatedData.from_indices(pool.train, each) for each in (held, held)]
+            held = [{name: array[:3] for name, array in pool.train.items()}] * 2
+            parts = [FederatedData.from_clients(held) for _ in range(2)]
             return parts[0:2] if rows is None else Spread(parts[0], None, parts[1], rows)
 
         own = {"own": Partition(factory, ("pool",), changes_examples=True)}
@@ -295,3 +296,19 @@ def test_a_model_that_is_not_there_is_not_called_covered(name, covered):
     has_none = "run.release: local_only has no shared model, so the folder release will have none"
     assert without_model(experiment) == (has_none if name == "local_only" else "")
     assert without_model(built(f"--algorithm.name={name}")) == ""
+
+
+def test_parts_of_clients_share_test_examples_alone():
+    x, y = np.arange(12, dtype=np.float32).reshape(6, 2), np.arange(6) % 2
+    pool = Dataset("own", {"x": x, "y": y}, {"x": x, "y": y}, 2, "classification")
+    facts = Facts(pool, 2, 0)
+
+    def build(train, validation):
+        made = Splits(train, validation, [[0, 1], [1, 2]])
+        return Partition(lambda: made, ()).make(facts, {})
+
+    made = build([[0], [1]], [[2], [3]])
+    assert made.client_test.examples["y"].tolist() == [0, 1, 1, 0]
+    for train, validation in ([[0], [1]], [[1], [3]]), ([[0], [0]], [[2], [3]]):
+        with pytest.raises(ValueError, match="the partition must give every example to one client"):
+            build(train, validation)

@@ -77,6 +77,7 @@ class Dataset:
                 len(lengths) == 1, part, "have arrays and client ids of one length", sorted(lengths)
             )
             object.__setattr__(self, part, nested(found))
+        array_checks.require_different("client_names", self.client_names)
         array_checks.require_same_rows("test", flat(self.test), "training", flat(self.train))
         checks.require(len(self.train["y"]) > 0, "train", "hold at least one example", "none")
         checks.require(

@@ -65,7 +65,7 @@ class Slabs:
         }
         for place, device in enumerate(own):
             clients = ids[device][is_drawn[device]]
-            part = self._data.select(clients).examples if len(clients) else {}
+            part = self._data.examples_of(clients) if len(clients) else {}
             require_rows("data", part, self._targets)
             for name, array in part.items():
                 slab[name][place, : num_records[device]] = array

@@ -8,9 +8,9 @@ import numpy as np
 from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.registry import Registry
-from fedjax_dp.data import clusters, mixtures, partition
+from fedjax_dp.data import arrays, clusters, mixtures, partition
 from fedjax_dp.data.datasets import Dataset
-from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.data.federated import FederatedData, flat
 
 # Purposes of the draws from a seed.
 _TRAIN, _TEST = 0, 2
@@ -140,10 +140,14 @@ def shifted_clusters(
 
 
 def _in_parts(pool: Dataset, rows: partition.Splits) -> Spread:
+    arrays.require_disjoint("the partition", [*rows.train, *rows.validation])
+    # Clients may share test examples.
+    test_rows = arrays.rows_of_clients("test rows", rows.test, len(pool.test["y"]))
+    test = {name: np.asarray(array) for name, array in flat(pool.test).items()}
     return Spread(
         FederatedData.from_indices(pool.train, rows.train),
         FederatedData.from_indices(pool.train, rows.validation),
-        FederatedData.from_indices(pool.test, rows.test),
+        FederatedData.from_clients([{n: a[own] for n, a in test.items()} for own in test_rows]),
         rows.train,
     )
 
