@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,15 @@ _NO_NUMBERS = "OSUmM"
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 # Up to here float64 holds every integer.
 EXACT = 2**53
+# Up to here float32 does.
+_EXACT_32 = 2**24
 _SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+
+# The rule for numbers in tables and arrays.
+APART = (
+    "hold no numbers above 2^24 that float32 makes equal, such as times or identifiers (subtract "
+    "an origin, or round to 7 digits)"
+)
 
 
 def example_array(what: str, value: Any) -> Any:
@@ -70,6 +79,10 @@ def require_32_bits(what: str, array: Any) -> None:
         fits = most <= _LARGEST and (most == 0 or most >= _SMALLEST)
         rule = f"hold numbers that float32 can represent, {_SMALLEST:.2g} to {_LARGEST:.2g}"
         checks.require(fits, what, f"{rule} (rescale them)", most)
+        if most > _EXACT_32:
+            for part in parts(array):
+                column, found = _mixed_up(what, np.asarray(part))
+                checks.require(found is None, column, APART, found)
         return
     low, high = int(ends.min()), int(ends.max())
     bounds = np.iinfo(np.uint32 if dtype.kind == "u" else np.int32)
@@ -77,6 +90,40 @@ def require_32_bits(what: str, array: Any) -> None:
     wrong = low if low < bounds.min else high
     fits = bounds.min <= wrong <= bounds.max
     checks.require(fits, what, f"{rule} (rescale them, or code them)", wrong)
+
+
+def equal_in_float32(values: np.ndarray) -> tuple[float, float] | None:
+    """Finds two different numbers that float32 makes equal."""
+    ordered = np.unique(values)
+    again = np.flatnonzero(np.diff(ordered.astype(np.float32)) == 0)
+    return (ordered[again[0]].item(), ordered[again[0] + 1].item()) if len(again) else None
+
+
+def is_large(values: np.ndarray) -> np.ndarray:
+    """Which numbers are above 2^24, where float32 does not hold every integer."""
+    with np.errstate(invalid="ignore"):
+        return (values > _EXACT_32) | (values < -_EXACT_32)
+
+
+def _mixed_up(what: str, values: np.ndarray) -> tuple[str, tuple[float, float] | None]:
+    """Finds a column of `[rows, ...]` with large numbers that float32 makes equal, and two."""
+    rows = values.reshape(len(values), -1)
+    for i in range(rows.shape[1]):
+        if found := equal_in_float32(rows[is_large(rows[:, i]), i]):
+            return what + f", column {i}," * (rows.shape[1] > 1), found
+    return what, None
+
+
+def warn_of_large_integers(examples: Mapping[str, Any]) -> None:
+    """Warns of integer inputs or targets in memory that float32 would make equal."""
+    for name, array in examples.items():
+        is_read = name.split("/")[0] in ("x", "y") and isinstance(array, np.ndarray)
+        if not is_read or is_on_disk(array) or array.dtype.kind not in "iu" or not array.size:
+            continue
+        if array.dtype.itemsize >= 4 and is_large(np.array(_ends(array))).any():
+            column, found = _mixed_up(f"examples[{name!r}]", array)
+            if found is not None:
+                warnings.warn(f"{column} should {APART}", stacklevel=3)
 
 
 def _ends(part: np.ndarray) -> tuple[Any, Any]:

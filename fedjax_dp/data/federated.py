@@ -74,6 +74,7 @@ class FederatedData:
             for name, array in flat(self.examples).items()
         }
         array_checks.require_names("examples", arrays)
+        array_checks.warn_of_large_integers(arrays)
         object.__setattr__(self, "examples", arrays)
         offsets = self.offsets
         is_whole = offsets.dtype.kind in "iu" or offsets.size == 0

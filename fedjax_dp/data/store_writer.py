@@ -69,6 +69,7 @@ def write_store(
         fits = bool(np.all(free <= offsets[1:]))
         checks.require(fits, "the data", _SAME, "more examples of a client")
         parts = {name: _narrow(name, array) for name, array in examples.items()}
+        array_checks.warn_of_large_integers(parts)
         if not stored:
             stored = _created(directory, parts, int(offsets[-1]))
         for name, array in stored.items():

@@ -18,6 +18,7 @@ from fedjax_dp.data import arrays as array_checks
 from fedjax_dp.data import full_participation, participation, partition
 from fedjax_dp.data.datasets import Dataset
 from fedjax_dp.data.federated import FederatedData, example_structure
+from fedjax_dp.data.store_writer import write_store
 from fedjax_dp.models import Model
 
 X, Y = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([0, 1, 0, 1])
@@ -135,6 +136,36 @@ def test_any_client_ids_are_refused_by_name_or_group_like_with_like(ids):
 def test_what_would_be_taken_for_something_else_is_refused(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+TIMES = 1_700_000_000 + np.arange(8)
+
+
+@pytest.mark.parametrize("times", [TIMES.astype(float), TIMES / 8.0, -TIMES.astype(float)])
+def test_large_numbers_that_float32_makes_equal_are_refused(times, tmp_path):
+    x = np.stack([np.arange(8.0), times], axis=1)
+    words = r"\['x'\], column 1, must hold no numbers above 2\^24 that float32 makes equal"
+    for make in (
+        lambda: FederatedData({"x": x}, [0, 8]),
+        lambda: Dataset("own", {"x": x, "y": X[:1, 0]}, {"x": x, "y": X[:1, 0]}, 0, "regression"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            make()
+    with pytest.raises(ValueError, match=words):
+        write_store(tmp_path, [np.zeros(8, int)], [(np.zeros(8, int), {"x": x})])
+    # An origin is subtracted, or what differs is far enough apart.
+    for apart in (times - times[0], np.arange(8) * 1e8, np.full(8, times[0]), times.astype(np.float32)):
+        FederatedData({"x": apart}, [0, 8])
+
+
+def test_large_integers_that_float32_makes_equal_are_named():
+    """As tokens they would be right, so they are not refused."""
+    for name, given in (("x", TIMES.astype(np.int32)), ("x/at", TIMES), ("y", -TIMES)):
+        with pytest.warns(UserWarning, match=rf"\['{name}'\] should hold no numbers above"):
+            FederatedData({name: given}, [0, 8])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        FederatedData({"row": TIMES, "x": TIMES - TIMES[0], "y": TIMES * 0 + TIMES[0]}, [0, 8])
 
 
 def test_the_other_byte_order_is_converted_and_on_disk_refused(tmp_path):

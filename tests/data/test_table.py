@@ -675,6 +675,11 @@ AMOUNTS = (
     ["5 \u20ac", "-6 \u20ac"],
     *(["5 kg", "7.5kg"], ["EUR 5", "6 EUR"], ["120/80", "130/90"], ["'5", "'6"], ["5-", "6-"]),
     *(["=5", "=6"], ["\u0661", "\u0662"], ["inf", "-inf"]),
+    *(["1.5k", "2K"], ["3-4", "0\u20139", "5 to 9"], ["<5", ">= 9", "6+"], ["1e3 kg", "2E-3 g"]),
+    *(["10\xa0%", "7\xa0%"], ["(1,234)", "(7)"], ["\u22125", "\u22126.5"], ["[0, 10)", "[10-20]"]),
+    *(["5 mg/dl", "6 mmol / l"], ["5 years", "1 yr."], ["2\xd710^3"], ["1\xbd", "\xbc"], ["0x1F"]),
+    *(["45.2 \xb1 3"], ["5'11\"", "6'1\""], ["1h 30min", "2 h 5 m"], ["PT5M"], ["1.2M", "3 bn"]),
+    ["65 and over", "up to 5", "16:9", "5 m²"],
     *(["1_200", "1_300"], ["R$ 5", "US$6"], ["5 kr.", "kr 6"], ["5 ₽", "6 zł"], ["~5", "~6"]),
 )
 DATES = (
@@ -701,6 +706,41 @@ def test_amounts_and_dates_are_no_categories_unless_declared(write, cells, role)
         load(separator=";")
     if role == "a" or len(set(cells)) > 1:
         load(separator=";", categories={role: list(dict.fromkeys(cells))})
+
+
+def test_amounts_among_plain_numbers_are_not_taken_for_names(write):
+    write("a,ill\n" + "\u22125,0\n\u22126,1\n7,0\n" * 2)
+    with pytest.raises(ValueError, match="row 1, column 'a', must hold numbers, as 33%"):
+        load()
+
+
+TIMES = [1_700_000_000 + i for i in range(8)]
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_large_numbers_that_float32_makes_equal_are_refused(write, form):
+    def table(values):
+        columns = {"at": values, "ill": [i % 2 for i in range(len(values))]}
+        rows = zip(*columns.values(), strict=True)
+        write("at,ill\n" + "".join(f"{a},{b}\n" for a, b in rows), "t.csv")
+        pa.parquet.write_table(pa.table(columns), "t.parquet")
+        return f"t.{form}"
+
+    rule = r"row [1-8], column 'at', must hold no numbers above 2\^24 .*origin.* dates.* categories"
+    for values in (TIMES, [1e8 + i / 4 for i in range(8)], [-20_000_001 - i for i in range(4)]):
+        path = table(sorted(values, key=abs))
+        for options in ({}, {"scaling": "range", "ranges": {"at": [-2e9, 2e9]}}):
+            with pytest.raises(ValueError, match=rule):
+                load(path, features=["at"], **options)
+        with pytest.raises(ValueError, match=r"column 'at', must hold no numbers above 2\^24"):
+            load(path, label="at", features=["ill"], task="regression")
+        ends = [float(min(values)), float(max(values))]
+        for options in ({"scaling": "range", "ranges": {"at": ends}}, {"scaling": "standard"}):
+            assert len(set(load(path, **options).train["x"].ravel())) == len(values)
+    path = table([0, 2**24, 2**24 + 2, 10**9, 10**9 + 64, 10**9])
+    assert load(path).train["x"].shape == (6, 1)
+    path = table(TIMES)
+    assert load(path, categories={"at": TIMES}).train["x"].sum() == 8
 
 
 def test_values_that_mostly_occur_once_are_no_categories_unless_declared(write):

@@ -23,7 +23,7 @@ from fedjax_dp.core.disclosure import GuardedError, require_of_file
 from fedjax_dp.core.packages import MissingPackageError
 from fedjax_dp.core.ranges import LARGEST, SMALLEST, fits_float32
 from fedjax_dp.data import tables
-from fedjax_dp.data.arrays import EXACT
+from fedjax_dp.data.arrays import APART, EXACT, equal_in_float32, is_large
 
 # How CSV files write a missing value.
 MISSING_VALUES = (
@@ -48,13 +48,29 @@ _UNITS = (
     "usd|eur|gbp|chf|jpy|brl|cny|inr|kr|sek|nok|dkk|pln|zł|kč"
     "|kg|mg|µg|cm|mm|km|ml|min|°c|°f|mmhg|bpm"
 )
-# Amounts such as 1,5, 12 %, $5, 5 kg and 120/80; dates such as 2.1.2020, 2020-01-02T12:30, 2020-W01
-# and 2 January; times; infinity.
+_MORE_UNITS = (
+    "lbs?|oz|ft|inch(?:es)?|in|yds?|mi|miles?|mph|gal|dl|cl|ng|pg|mmol|mol|i?u|kcal|cal|kj|kwh|kw|mhz"
+    "|ghz|khz|hz|kb|mb|gb|tb|px|pts?|pp|sq|m2|km2|m3|ms|secs?|seconds?|mins|minutes?|hrs?|hours?"
+    "|days?|wks?|weeks?|mos?|months?|yrs?|years?|k|mn?|mio|bn?|thousand|millions?|billions?"
+)
+_UNIT = rf"(?:(?:{_SIGNS}|{_UNITS}|{_MORE_UNITS}|(?<=\s)[a-z])\.?[²³]?)"
+_PART = "\u00bc-\u00be\u2150-\u215e"
+_AMOUNT = (
+    rf"[-+\u2212±]?\s*(?:(?:{_SIGNS}|{_UNITS})\.?)?\s*[-+\u2212]?"
+    rf"(?:[.,]?\d[\d.,'\u2019_\s]*[²³{_PART}]?|[{_PART}])(?:e[-+\u2212]?\d+|[×x*]\s*10\^?[-+\u2212]?\d+)?"
+    rf"\s*(?:{_UNIT}(?:\s?/?\s?{_UNIT})?)?"
+)
+_BOUND = "[=<>≤≥~≈]=?|ca\\.?|about|over|under|above|below|up to|(?:less|more) than"
+_END = "[)\\]\"\u2019\u2032\u2033+-]|(?:and|or) (?:more|over|less|under|above|below|older|younger)"
+# Amounts such as 1,5, 12 %, $5, 1.5k, 5 kg, 120/80, <5, 3-4 and (1,234); dates such as 2.1.2020,
+# 2020-01-02T12:30, 2020-W01 and 2 January; times; infinity.
 _NOTATIONS = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
-        rf"['\u2018=~≈]?[-+\u2212(]?\s*(?:(?:{_SIGNS}|{_UNITS})\.?)?\s*[-+\u2212]?\d[\d.,'\u2019_\s]*"
-        rf"(?:(?:{_SIGNS}|{_UNITS})\.?)?[)\u2019-]?|\d+/\d+|[-+]?inf(inity)?",
+        rf"(?=.{{1,40}}$)['\u2018]?(?:{_BOUND})?\s*[\[(]?{_AMOUNT}"
+        rf"(?:\s*(?:[-\u2013\u2014\u2212/:±x×]|to|of|\.\.+|\u2026)\s*{_AMOUNT})?\s*(?:{_END})?",
+        r"[-+]?inf(inity)?|0x[0-9a-f]+|P(?:T?\d+[YMWDHS])+",
+        r"(?=.{1,40}$)(?:\d+\s*(?:d|days?|h|hrs?|hours?|m|mins?|minutes?|s|secs?)\b\.?,?\s*){2,}",
         r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([T ,].*)?|\d{4}[-/]\d{1,2}|\d{4}-?[QW]\d{1,2}",
         r"\d{4}年\d{1,2}月(\d{1,2}日)?",
         r"\d{8}T\d{4,6}Z?|\d{1,2}\.?\s+\w{3,9}\.?,?\s+\d{2,4}",
@@ -282,6 +298,18 @@ class Column:
             )
             self.refuse(row, rule)
 
+    def require_apart(self, rows: np.ndarray, made: np.ndarray, other_ways: str = "") -> None:
+        """Requires large numbers `[rows]` to stay apart in float32, in which they are `made`."""
+        assert self.numbers is not None
+        large = is_large(self.numbers[rows])
+        # Scaled to the range that they fill, times are as exact as models need.
+        is_scaled = not np.array_equal(made[large], self.numbers[rows[large]])
+        if not large.any() or (is_scaled and np.ptp(made) >= np.max(np.abs(made)) / 16):
+            return
+        if found := equal_in_float32(made[large]):
+            row = int(rows[large][np.argmax(made[large] == found[0])])
+            self.refuse(row, APART + other_ways)
+
     def require_no_dates(self) -> None:
         """Refuses numbers such as 20200131, which float32 would round to another day."""
         assert self.numbers is not None
@@ -300,8 +328,11 @@ class Column:
         if self.numbers is not None or not is_number.any():
             return
         known, share = np.flatnonzero(~self.is_missing), np.mean(is_number)
-        row = int(known[np.argmin(is_number) if share >= 0.5 else np.argmax(is_number)])
-        kind = f"numbers, as {share:.0%} of its cells do," if share >= 0.5 else "strings"
+        row = int(known[np.argmin(is_number)])
+        has_numbers = share >= 0.5 or _is_notation(str(self.written(row)))
+        if not has_numbers:
+            row = int(known[np.argmax(is_number)])
+        kind = f"numbers, as {share:.0%} of its cells do," if has_numbers else "strings"
         rule = (
             "throughout; list the markers of missing values in missing_values, or the values of "
             "the column in categories; decimal and thousands say how numbers are written"
@@ -330,8 +361,9 @@ class Column:
         is_odd = np.array([_is_notation(value) for value in values])
         if self.numbers is None and 2 * is_odd.sum() > len(values):
             rule = (
-                "hold names or plain numbers, not numbers or dates in another notation; say how "
-                f"they are written by decimal, thousands or dates, {ways}"
+                "hold names or plain numbers, not amounts, ranges or dates in another notation; "
+                "write plain numbers, say how they are written by decimal, thousands or dates, "
+                f"{ways}"
             )
             self.refuse(int(rows[np.argmax(self.texts[rows] == values[np.argmax(is_odd)])]), rule)
         num_once = int(np.sum(counts == 1))

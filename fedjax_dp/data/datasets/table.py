@@ -474,9 +474,12 @@ class _Coder:
             parts = [np.where(np.isnan(part), np.nanmean(train), part) for part in parts]
         if self.scaling == "standard":
             shift, scale = float(np.mean(parts[0])), float(np.std(parts[0])) or 1.0
-            return [(part - shift) / scale for part in parts]
-        if self.scaling == "range" and not (column.is_boolean and column.name not in self.ranges):
-            return [in_range(self._range(column.name), part) for part in parts]
+            parts = [(part - shift) / scale for part in parts]
+        elif self.scaling == "range" and not (column.is_boolean and column.name not in self.ranges):
+            parts = [in_range(self._range(column.name), part) for part in parts]
+        ways = "; or read dates by dates, name identifiers in categories, or choose a scaling whose"
+        ways += " ranges the column fills, or leave it out of features"
+        column.require_apart(np.concatenate(self.rows), np.concatenate(parts), ways)
         return parts
 
     def _range(self, name: str) -> Numeric:
@@ -595,6 +598,7 @@ def _labels(
         parts = [np.asarray(known)[each] for each in rows]
         for each, part in zip(rows, parts, strict=True):
             column.require_float32(each, part)
+        column.require_apart(np.concatenate(rows), np.concatenate(parts))
         return [part.astype(np.float32) for part in parts], ()
     if column.name not in categories:
         column.require_one_kind()
