@@ -1,6 +1,7 @@
 """User tables: columns by name, required rules, errors that name the cell."""
 
 import gzip
+import re
 import warnings
 
 import numpy as np
@@ -462,7 +463,7 @@ def test_the_test_rows_of_a_client_are_in_the_file_of_its_name(write):
     assert data.test_clients.tolist() == ["h1/x"] * 3 + ["h2/x"] * 3
 
 
-@pytest.mark.parametrize("name", ["--5", "-", "²", "٣", "1-"])
+@pytest.mark.parametrize("name", ["--5", "²", "٣", "1-"])
 def test_what_only_resembles_a_whole_number_is_a_name(write, name):
     write(f"id,kind,ill\n{name},{name},x\n7z,4z,y\n")
     data = load(client="id")
@@ -706,6 +707,55 @@ def test_amounts_and_dates_are_no_categories_unless_declared(write, cells, role)
         load(separator=";")
     if role == "a" or len(set(cells)) > 1:
         load(separator=";", categories={role: list(dict.fromkeys(cells))})
+
+
+@pytest.mark.parametrize("role", ["a", "ill", "id"])
+@pytest.mark.parametrize("marker", ["?", "-", "--", "\\N", "#DIV/0!", "n.a.", "(null)", "missing", "_"])
+def test_markers_of_missing_values_are_no_names_unless_declared(write, role, marker):
+    rows = [{"a": "u", "ill": "no", "id": "s"}, {"a": "v", "ill": "yes", "id": "t"}] * 2
+    rows[2] = rows[0] | {role: marker}
+    write("a,ill,id\n" + "".join(f"{','.join(row.values())}\n" for row in rows))
+    options = {"features": ["a"], "client": "id"}
+    rule = f"row 3, column {role!r}, must hold no marker of a missing value.*in missing_values, or"
+    with pytest.raises(ValueError, match=rule):
+        load(**options)
+    if role == "id":
+        return
+    declared = {"a": ["u", "v"], "ill": ["no", "yes"]}
+    assert load(categories={role: [*declared[role], marker]}, **options).train["x"].shape[0] == 4
+    if role == "a":
+        listed = load(missing="drop", missing_values=["", marker], **options)
+        assert listed.train["x"].shape == (3, 2)
+
+
+def test_signs_may_be_names(write):
+    write("a,ill\n+,no\n-,yes\n+,no\n++,yes\n-,no\n")
+    assert load().feature_names == ("a=+", "a=++", "a=-")
+
+
+@pytest.mark.parametrize(
+    ("text", "separator", "guess", "why"),
+    [
+        *((f"a{s}b{s}ill\n1{s}2{s}0\n3{s}4{s}1\n", ",", s, "3 cells") for s in ";\t|: "),
+        ("a;b;ill\n1,5;2;0\n1;2;1\n", ",", ";", "3 cells"),
+        ("a;ill\n1,5;0\n2,5;1\n", ",", ";", "2 cells"),
+        ('a,ill\n"1\n;2",0\n3,1\n', ";", ",", "2 cells"),
+        ("sep=;\na;ill\n1;0\n2;1\n", ",", ";", "first line"),
+        ('"sep=|"\r\na|ill\r\n1|0\r\n2|1\r\n', ";", "|", "first line"),
+    ],
+)
+def test_another_separator_is_named(write, text, separator, guess, why):
+    write(text)
+    rule = rf"separated by '{re.escape(separator)}'.*give separator = {re.escape(repr(guess))}, .*"
+    with pytest.raises(ValueError, match=rule + why):
+        load(separator=separator)
+    numbers = {"decimal": ","} if "1,5" in text else {}
+    if '"1' not in text:
+        assert len(load(separator=guess, **numbers).train["y"]) == 2
+    write(text, "t.tsv")
+    if guess != "\t":
+        with pytest.raises(ValueError, match=r"separated by '\\t'.*name it \.csv, .*give separator"):
+            load("t.tsv", separator=separator)
 
 
 def test_amounts_among_plain_numbers_are_not_taken_for_names(write):

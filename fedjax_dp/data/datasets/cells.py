@@ -8,6 +8,7 @@ import decimal
 import functools
 import gzip
 import io
+import itertools
 import os
 import pathlib
 import re
@@ -40,6 +41,15 @@ _EXACTLY = decimal.Context(
 # Characters that take the place of a space or an apostrophe between groups of digits.
 _ALIKE = {" ": "[ \u00a0\u2009\u202f]", "'": "['\u2019]"}
 _DAY = datetime.timedelta(days=1)
+# What looks like a marker of missing values, if the other values of a column do not.
+_MARKER = re.compile(
+    r"[\W_]+|#[A-Z0-9/]+[!?]?|\\N|n[./]?a\.?|nil|nat|not (?:available|applicable|known)"
+    r"|[(<\[]?(?:null|nan|n/?a|missing|blank|empty)[)>\]]?",
+    re.IGNORECASE,
+)
+# The characters that may separate cells, and the part of a file that shows it.
+_SEPARATORS = ",;\t|: "
+_SHOWN_TEXT, _SHOWN_ROWS = 1 << 16, 20
 # More values than this that occur once are not taken for names of categories, if they are most.
 _MOST_ONCE = 5
 _MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
@@ -351,11 +361,24 @@ class Column:
                 )
                 self.refuse(int(rows[np.argmax(self.texts[rows] == text)]), rule)
 
+    def require_no_markers(self, rows: np.ndarray, other_way: str = "") -> None:
+        """Refuses names such as "?" among others: they usually stand for a missing value."""
+        rows = rows[~self.is_missing[rows]]
+        values = np.unique(self.texts[rows].astype(str))
+        is_marker = np.array([_MARKER.fullmatch(value) is not None for value in values], bool)
+        if is_marker.any() and not is_marker.all():
+            rule = (
+                "hold no marker of a missing value as a name; list the markers in missing_values"
+            )
+            row = int(rows[np.argmax(self.texts[rows] == values[np.argmax(is_marker)])])
+            self.refuse(row, rule + other_way)
+
     def require_categories(self, rows: np.ndarray, other_way: str) -> None:
         """Refuses text that is no small set of names: dates, amounts, identifiers, sentences."""
         rows = rows[~self.is_missing[rows]]
         if not len(rows):
             return
+        self.require_no_markers(rows, ", or the values of the column in categories")
         values, counts = np.unique(self.texts[rows].astype(str), return_counts=True)
         ways = f"list its values in categories, or {other_way}"
         is_odd = np.array([_is_notation(value) for value in values])
@@ -498,6 +521,7 @@ def _csv(path: pathlib.Path, mark: str, encoding: str) -> Any:
     if path.name.lower().endswith(".gz"):
         content = gzip.decompress(content)
     text = _decoded(path, content, encoding)
+    names_mark = _require_separator(path, text, mark)
     if '"' in text:
         # Arrow takes the rest of a file after a quote that is never closed as one cell.
         rows = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
@@ -510,14 +534,41 @@ def _csv(path: pathlib.Path, mark: str, encoding: str) -> Any:
             raise GuardedError(text, f"a file of the data {rule}") from None
     content = text.encode()
     parse = arrow_csv.ParseOptions(delimiter=mark, newlines_in_values=True)
-    with arrow_csv.open_csv(pa.BufferReader(content), parse_options=parse) as reader:
+    read = arrow_csv.ReadOptions(skip_rows=int(names_mark))
+    with arrow_csv.open_csv(pa.BufferReader(content), read, parse) as reader:
         names = reader.schema.names
     kinds = dict.fromkeys(names, pa.string())
     convert = arrow_csv.ConvertOptions(column_types=kinds, strings_can_be_null=False)
-    found = arrow_csv.read_csv(
-        pa.BufferReader(content), parse_options=parse, convert_options=convert
-    )
+    found = arrow_csv.read_csv(pa.BufferReader(content), read, parse, convert)
     return found.rename_columns([name.strip() for name in names])
+
+
+def _require_separator(path: pathlib.Path, text: str, mark: str) -> bool:
+    """Refuses a file that another separator divides; returns whether its first line names it."""
+    named, guess, why = re.match(r'"?sep=(.)"?[\r\n]', text, re.IGNORECASE), mark, ""
+    if named:
+        guess, why = named[1], "as its first line says"
+    elif _num_columns(text, mark) == 1:
+        found = {other: _num_columns(text, other) for other in _SEPARATORS if other != mark}
+        # Names and cells of two words are no two columns.
+        likely = [other for other, num in found.items() if num > 1 + (other in ": ")]
+        if likely:
+            guess, why = likely[0], f"which gives each line {found[likely[0]]} cells"
+    public = f"be separated by {mark!r}, its separator"
+    way = f"give separator = {guess!r}, {why}"
+    if path.name.lower().removesuffix(".gz").endswith(".tsv"):
+        way = f"name it .csv, since .tsv stands for tabs, and {way}"
+    require_of_file(guess == mark, str(path), f"{public} ({way})", text.split("\n", 1)[0], public=public)
+    return named is not None
+
+
+def _num_columns(text: str, mark: str) -> int:
+    """Counts the cells of the first rows; 1 if their numbers differ."""
+    if len(text) > _SHOWN_TEXT:
+        text = text[: text.rfind("\n", 0, _SHOWN_TEXT) + 1]
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=mark)
+    sizes = {len(row) for row in itertools.islice(filter(None, rows), _SHOWN_ROWS)}
+    return max(sizes) if len(sizes) == 1 else 1
 
 
 def _decoded(path: pathlib.Path, content: bytes, encoding: str) -> str:

@@ -363,6 +363,7 @@ def _client_ids(
     if client is None:
         return None
     table.columns[client].require_one_spelling(np.arange(known))
+    table.columns[client].require_no_markers(np.arange(known), ", or leave the rows out")
     texts = table.columns[client].texts[:known].astype(str)
     is_whole = all(map(_is_whole, set(texts.tolist())))
     return texts.astype(np.int64) if is_whole else texts
