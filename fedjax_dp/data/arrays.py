@@ -43,7 +43,8 @@ def example_array(what: str, value: Any) -> Any:
         checks.require(False, what, "have rows of one shape", "lists of unequal lengths")
     dtype = array.dtype
     is_number = getattr(dtype, "kind", "O") not in _NO_NUMBERS and dtype.type is not np.void
-    checks.require(is_number, what, "hold numbers", str(dtype))
+    rule = "hold numbers (np.unique(…, return_inverse=True) makes numbers of names)"
+    checks.require(is_number, what, rule, str(dtype))
     rule = "hold real numbers (real and imaginary parts as two columns)"
     checks.require(dtype.kind != "c", what, rule, str(dtype))
     checks.require(len(array.shape) > 0, what, "have one row for each example", "a single number")

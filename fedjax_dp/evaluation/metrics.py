@@ -11,7 +11,7 @@ import optax
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.registry import Registry
 from fedjax_dp.models.base import Model
-from fedjax_dp.models.losses import Batch, Loss, Targets
+from fedjax_dp.models.losses import Batch, Loss, Targets, classes_from
 
 _NUM_BINS = 15
 
@@ -167,6 +167,8 @@ def terms_of(
                 "be logits of classes, or those of a loss that says what its targets are, by "
                 f'Loss(function, "classes"), for metric {name}'
             )
+            if shape and shape == jnp.shape(batch["y"]) and len(shape) > 1 and shape[-1] > 1:
+                rule = f"come with classes for metric {name}{classes_from(batch['y'], outputs)}"
             checks.require(bool(is_logits), f"outputs of {model.name}", rule, shape)
         found[name] = metric.contribute(outputs, batch)
     return found
@@ -209,6 +211,7 @@ def _scores(outputs: Any, targets: Any, name: str) -> _Scores:
         losses = optax.sigmoid_binary_cross_entropy(z, y)
         return _Scores(pair, (y > 0.5).astype(jnp.int32), losses, is_valid)
     rule = f"have shape {logits.shape[:-1]} for metric {name}, one class for each vector of logits"
+    rule += classes_from(y, logits)
     fits = logits.ndim > 1 and logits.shape[-1] > 1 and y.shape == logits.shape[:-1]
     checks.require(fits, "targets", rule, y.shape)
     is_class = y.dtype == bool or jnp.issubdtype(y.dtype, jnp.integer)

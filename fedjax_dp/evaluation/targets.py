@@ -85,8 +85,9 @@ def _require(what: str, allowed: Allowed, parts: Iterable[Any], offsets: np.ndar
     if count:
         others = f", the first of {count} such rows of {start}" if count > 1 else ""
         public = f"{what}[{allowed.name!r}] must {allowed.rule}"
-        way_out = "Loss(…, ignore_label=…) as the loss of the model declares a label to leave out"
-        raise GuardedError(f"{public}, got {found}{others}; {way_out}", public)
+        way_out = "; Loss(…, ignore_label=…) as the loss of the model declares a label to leave out"
+        way_out *= not allowed.are_numbers
+        raise GuardedError(f"{public}, got {found}{others}{way_out}", public)
 
 
 def _place(row: int, offsets: np.ndarray) -> str:

@@ -128,6 +128,7 @@ def squared_error(outputs: jax.Array, targets: jax.Array) -> jax.Array:
       Losses, `[examples]`, float32 or better.
     """
     outputs = _same_rank(_widen(outputs), targets)
+    _listed("numbers", outputs, targets)
     squares = jnp.square(outputs - targets.astype(outputs.dtype))
     return jnp.mean(squares.reshape(squares.shape[0], -1), axis=1)
 
@@ -145,6 +146,7 @@ def half_squared_error(outputs: jax.Array, targets: jax.Array) -> jax.Array:
       Losses, `[examples]`, float32 or better.
     """
     outputs = _same_rank(_widen(outputs), targets)
+    _listed("numbers", outputs, targets)
     squares = jnp.square(outputs - targets.astype(outputs.dtype))
     return jnp.sum(squares.reshape(squares.shape[0], -1), axis=1) / 2
 
@@ -181,16 +183,20 @@ class Allowed(NamedTuple):
       num_classes: the number of outputs for classes; None for probabilities, in [0, 1].
       ignore_label: a further label, of what is left out; None for none.
       is_declared: whether the loss declares that label, or leaves it out by default.
+      are_numbers: whether any finite number is allowed.
     """
 
     name: str
     num_classes: int | None
     ignore_label: int | None
     is_declared: bool = True
+    are_numbers: bool = False
 
     def wrong(self, targets: Any) -> np.ndarray:
         """Marks other targets, of the shape of `targets`; NaN is one."""
         targets = np.asarray(targets)
+        if self.are_numbers:
+            return ~np.isfinite(targets)
         most = 1 if self.num_classes is None else self.num_classes - 1
         # Two passes without a copy, where all is well.
         if not targets.size or (targets.min() >= 0 and targets.max() <= most):
@@ -201,6 +207,8 @@ class Allowed(NamedTuple):
     @property
     def rule(self) -> str:
         """The rule in words, for an error."""
+        if self.are_numbers:
+            return "hold finite numbers (leave out examples without a target)"
         if self.num_classes is None:
             return "hold labels 0 and 1, or numbers between them"
         of_classes = f"classes from 0 to {self.num_classes - 1}"
@@ -325,7 +333,7 @@ class Loss:
         if found is None:
             yield
             return
-        if callable(self.values) and self.targets in ("classes", "probabilities"):
+        if callable(self.values) and self.targets is not None:
             found.append(self._allowed("y", outputs, targets_of(batch), self.targets))
         token = _CALL.set(_Call(self, batch, found))
         try:
@@ -335,6 +343,8 @@ class Loss:
 
     def _allowed(self, name: str, outputs: Any, labels: Any, targets: str) -> Allowed:
         """Describes the targets in an array, from shapes."""
+        if targets == "numbers":
+            return Allowed(name, None, None, are_numbers=True)
         if targets == "probabilities":
             _same_rank(outputs, labels)
             return Allowed(name, None, self.ignore_label)
@@ -420,15 +430,27 @@ def _same_rank(outputs: jax.Array, targets: jax.Array) -> jax.Array:
 
 
 def _is_class(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    checks.require(
-        labels.shape == logits.shape[:-1], "labels", f"have shape {logits.shape[:-1]}", labels.shape
-    )
+    rule = f"have shape {logits.shape[:-1]}{classes_from(labels, logits)}"
+    checks.require(labels.shape == logits.shape[:-1], "labels", rule, labels.shape)
     rule = "have 2 classes or more on the last axis (for one log-odds use a sigmoid loss)"
     checks.require(logits.shape[-1] > 1, "logits", rule, logits.shape)
     is_whole = labels.dtype == bool or jnp.issubdtype(labels.dtype, jnp.integer)
-    checks.require(is_whole, "labels", "be integers or Booleans, which name classes", labels.dtype)
+    rule = "be integers or Booleans, which name classes (np.unique numbers other values)"
+    checks.require(is_whole, "labels", rule, labels.dtype)
     labels = _whole(labels)
     return (labels >= 0) & (labels < logits.shape[-1])
+
+
+def classes_from(labels: Any, logits: Any) -> str:
+    """Says how labels of a further axis become classes, or nothing."""
+    if labels.ndim != logits.ndim:
+        return ""
+    if labels.shape[-1] == 1:
+        return " (y[..., 0] drops the last axis)"
+    return (
+        " (y.argmax(-1) makes classes of one-hot labels; soft labels need a loss for them, such as "
+        "optax.softmax_cross_entropy of the outputs and y)"
+    )
 
 
 def _is_probability(labels: jax.Array) -> jax.Array:

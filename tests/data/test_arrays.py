@@ -154,15 +154,20 @@ def test_large_numbers_that_float32_makes_equal_are_refused(times, tmp_path):
     with pytest.raises(ValueError, match=words):
         write_store(tmp_path, [np.zeros(8, int)], [(np.zeros(8, int), {"x": x})])
     # An origin is subtracted, or what differs is far enough apart.
-    for apart in (times - times[0], np.arange(8) * 1e8, np.full(8, times[0]), times.astype(np.float32)):
+    for apart in (
+        times - times[0],
+        np.arange(8) * 1e8,
+        np.full(8, times[0]),
+        times.astype(np.float32),
+    ):
         FederatedData({"x": apart}, [0, 8])
 
 
 def test_large_integers_that_float32_makes_equal_are_named():
     """As tokens they would be right, so they are not refused."""
-    for name, given in (("x", TIMES.astype(np.int32)), ("x/at", TIMES), ("y", -TIMES)):
+    for name, times in (("x", TIMES.astype(np.int32)), ("x/at", TIMES), ("y", -TIMES)):
         with pytest.warns(UserWarning, match=rf"\['{name}'\] should hold no numbers above"):
-            FederatedData({name: given}, [0, 8])
+            FederatedData({name: times}, [0, 8])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         FederatedData({"row": TIMES, "x": TIMES - TIMES[0], "y": TIMES * 0 + TIMES[0]}, [0, 8])

@@ -419,7 +419,9 @@ def test_equal_numbers_are_one_client_and_missing_ones_are_none(tmp_path):
     assert FederatedData.from_client_ids(x, ["1e3", "1000", "2f"]).num_clients == 3
 
 
-@pytest.mark.parametrize("names", [["a", "b", "a"], ["", "", "c"], ["é", "e\u0301", "c"], ["1", "1.0", "2"]])
+@pytest.mark.parametrize(
+    "names", [["a", "b", "a"], ["", "", "c"], ["é", "e\u0301", "c"], ["1", "1.0", "2"]]
+)
 def test_clients_of_one_name_are_refused(tmp_path, names):
     """Each would be a unit of privacy of its own, with the whole epsilon."""
     pool = {"x": np.arange(3.0)}
@@ -452,7 +454,9 @@ def test_names_of_one_client_in_two_encodings_are_refused(tmp_path):
 def test_one_client_or_record_does_not_become_two_units():
     pool = {"x": np.zeros((4, 2, 2, 1)), "y": np.arange(4)}
     data = FederatedData.from_indices(pool, [[0], [1], [2, 3]])
-    with pytest.raises(ValueError, match=r"different, since a repeated client .*from_clients.*\[1\]"):
+    with pytest.raises(
+        ValueError, match=r"different, since a repeated client .*from_clients.*\[1\]"
+    ):
         data.select([1, 0, 1])
     for rows, found in ([[0, 1], [1, 2]], "client 0 and in client 1"), ([[2, 2]], "0 and in cl"):
         with pytest.raises(ValueError, match=rf"clients must .*once \(from_clients .*{found}"):

@@ -710,7 +710,9 @@ def test_amounts_and_dates_are_no_categories_unless_declared(write, cells, role)
 
 
 @pytest.mark.parametrize("role", ["a", "ill", "id"])
-@pytest.mark.parametrize("marker", ["?", "-", "--", "\\N", "#DIV/0!", "n.a.", "(null)", "missing", "_"])
+@pytest.mark.parametrize(
+    "marker", ["?", "-", "--", "\\N", "#DIV/0!", "n.a.", "(null)", "missing", "_"]
+)
 def test_markers_of_missing_values_are_no_names_unless_declared(write, role, marker):
     rows = [{"a": "u", "ill": "no", "id": "s"}, {"a": "v", "ill": "yes", "id": "t"}] * 2
     rows[2] = rows[0] | {role: marker}
@@ -754,7 +756,9 @@ def test_another_separator_is_named(write, text, separator, guess, why):
         assert len(load(separator=guess, **numbers).train["y"]) == 2
     write(text, "t.tsv")
     if guess != "\t":
-        with pytest.raises(ValueError, match=r"separated by '\\t'.*name it \.csv, .*give separator"):
+        with pytest.raises(
+            ValueError, match=r"separated by '\\t'.*name it \.csv, .*give separator"
+        ):
             load("t.tsv", separator=separator)
 
 

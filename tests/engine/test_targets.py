@@ -5,6 +5,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from marks import telling
 from small_problem import ALONE, make_data, make_model
@@ -17,7 +18,7 @@ from fedjax_dp.core.disclosure import GuardedError
 from fedjax_dp.data import FederatedData, participation
 from fedjax_dp.data.sampling import full_participation
 from fedjax_dp.engine import evaluator, federation, simulation
-from fedjax_dp.evaluation import heterogeneity, personal_evaluator, shared_evaluator
+from fedjax_dp.evaluation import heterogeneity, metrics, personal_evaluator, shared_evaluator
 from fedjax_dp.models import Loss, Model, losses
 from fedjax_dp.server.base import Fate
 
@@ -67,6 +68,12 @@ FIRST = "in row 2 \\(client 0\\), the first of 4 such rows of 12"
         ("sigmoid_binary_cross_entropy", 1, np.where(SIGNS < 0, np.nan, 1.0), f"got nan {FIRST}"),
         ("sigmoid_binary_cross_entropy", 2, np.stack([SIGNS, SIGNS], 1), f"got -1 {FIRST}"),
         ("softmax_cross_entropy", 2, THREE.astype(np.float32), "labels must be integers or Bool"),
+        ("softmax_cross_entropy", 3, np.eye(3)[THREE], r"argmax\(-1\) makes classes of one-hot"),
+        ("softmax_cross_entropy", 3, np.eye(4, dtype=bool)[THREE], "argmax.* soft labels need a"),
+        ("softmax_cross_entropy", 3, THREE[:, None], r"y\[..., 0\] drops the last axis"),
+        ("squared_error", 1, np.where(SIGNS < 0, np.nan, 1.0), f"finite numbers .*got nan {FIRST}"),
+        ("half_squared_error", 1, np.where(SIGNS < 0, np.inf, 1.0), f"got inf {FIRST}"),
+        (Loss(lambda o, b: o[:, 0], "numbers"), 1, np.where(SIGNS < 0, np.nan, 1.0), "got nan"),
     ],
 )
 def test_other_targets_are_refused_before_any_work(loss, width, y, match):
@@ -107,6 +114,21 @@ def test_targets_of_the_loss_are_accepted(loss, width, y):
     model, data = linear(loss, width), store(y)
     bound(algorithm_of(model), data)
     shared_evaluator(model, data)
+
+
+@pytest.mark.parametrize("name", metrics.METRICS)
+@pytest.mark.parametrize("targets", [None, "classes"])
+def test_metrics_of_classes_refuse_soft_labels_before_any_work(name, targets):
+    def soft(outputs, batch):
+        return optax.softmax_cross_entropy(outputs, batch["y"])
+
+    loss = soft if targets is None else Loss(soft, targets)
+    with pytest.raises(ValueError, match=r"argmax\(-1\) makes classes of one-hot labels; soft"):
+        shared_evaluator(
+            linear(loss, 3),
+            store(np.full((ROWS, 3), 1 / 3, np.float32)),
+            metrics={name: metrics.METRICS[name]()},
+        )
 
 
 @pytest.mark.parametrize("is_declared", [False, True])

@@ -292,3 +292,12 @@ def test_booleans_are_labels(monkeypatch, name):
     assert booleans.notes == numbers.notes
     counts = [each.statistics().label_counts for each in (booleans, numbers)]
     np.testing.assert_array_equal(*counts)
+
+
+def test_classes_without_training_examples_are_named(tmp_path):
+    (tmp_path / "t.csv").write_text(
+        "a,y,s\n1,no,train\n2,yes,train\n3,maybe,test\n4,no,test\n", encoding="utf-8"
+    )
+    options = {"label": "y", "split": "s", "path": str(tmp_path / "t.csv")}
+    made = population.build_population(DataSection(name="table", num_clients=1, options=options), 0)
+    assert "1 of 3 classes have no training examples: maybe" in made.notes

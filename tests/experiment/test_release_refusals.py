@@ -303,12 +303,12 @@ def test_parts_of_clients_share_test_examples_alone():
     pool = Dataset("own", {"x": x, "y": y}, {"x": x, "y": y}, 2, "classification")
     facts = Facts(pool, 2, 0)
 
-    def build(train, validation):
-        made = Splits(train, validation, [[0, 1], [1, 2]])
+    def build(train, second):
+        made = Splits(train, second, [[0, 1], [1, 2]])
         return Partition(lambda: made, ()).make(facts, {})
 
     made = build([[0], [1]], [[2], [3]])
     assert made.client_test.examples["y"].tolist() == [0, 1, 1, 0]
-    for train, validation in ([[0], [1]], [[1], [3]]), ([[0], [0]], [[2], [3]]):
+    for train, second in ([[0], [1]], [[1], [3]]), ([[0], [0]], [[2], [3]]):
         with pytest.raises(ValueError, match="the partition must give every example to one client"):
-            build(train, validation)
+            build(train, second)

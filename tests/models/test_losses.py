@@ -174,10 +174,14 @@ def test_a_loss_knows_its_targets_from_the_width_of_the_outputs(loss, outputs, r
     assert not allowed.wrong(np.array([True, False])).any()
 
 
-def test_losses_of_numbers_and_unknown_ones_are_for_any_targets():
+def test_losses_of_numbers_are_for_finite_ones_and_unknown_losses_for_any_targets():
     outputs, y = np.zeros((4, 1), np.float32), np.zeros(4, np.float32)
-    for loss in ("squared_error", "half_squared_error", lambda o, b: o[:, 0] * b["y"]):
-        assert read(loss, outputs, y) == []
+    for loss in ("squared_error", "half_squared_error"):
+        (allowed,) = read(loss, outputs, y)
+        given = np.float32([np.nan, -3e38, 0, np.inf])
+        assert allowed.wrong(given).tolist() == [True, False, False, True]
+        assert not allowed.wrong(np.array([-(2**31), 5])).any()
+    assert read(lambda o, b: o[:, 0] * b["y"], outputs, y) == []
 
 
 def test_the_label_to_leave_out_may_be_a_class():

@@ -71,7 +71,7 @@ _AMOUNT = (
     rf"\s*(?:{_UNIT}(?:\s?/?\s?{_UNIT})?)?"
 )
 _BOUND = "[=<>≤≥~≈]=?|ca\\.?|about|over|under|above|below|up to|(?:less|more) than"
-_END = "[)\\]\"\u2019\u2032\u2033+-]|(?:and|or) (?:more|over|less|under|above|below|older|younger)"
+_END = '[)\\]"\u2019\u2032\u2033+-]|(?:and|or) (?:more|over|less|under|above|below|older|younger)'
 # Amounts such as 1,5, 12 %, $5, 1.5k, 5 kg, 120/80, <5, 3-4 and (1,234); dates such as 2.1.2020,
 # 2020-01-02T12:30, 2020-W01 and 2 January; times; infinity.
 _NOTATIONS = tuple(
@@ -367,9 +367,7 @@ class Column:
         values = np.unique(self.texts[rows].astype(str))
         is_marker = np.array([_MARKER.fullmatch(value) is not None for value in values], bool)
         if is_marker.any() and not is_marker.all():
-            rule = (
-                "hold no marker of a missing value as a name; list the markers in missing_values"
-            )
+            rule = "hold no marker of a missing value as a name; list the markers in missing_values"
             row = int(rows[np.argmax(self.texts[rows] == values[np.argmax(is_marker)])])
             self.refuse(row, rule + other_way)
 
@@ -558,7 +556,9 @@ def _require_separator(path: pathlib.Path, text: str, mark: str) -> bool:
     way = f"give separator = {guess!r}, {why}"
     if path.name.lower().removesuffix(".gz").endswith(".tsv"):
         way = f"name it .csv, since .tsv stands for tabs, and {way}"
-    require_of_file(guess == mark, str(path), f"{public} ({way})", text.split("\n", 1)[0], public=public)
+    require_of_file(
+        guess == mark, str(path), f"{public} ({way})", text.split("\n", 1)[0], public=public
+    )
     return named is not None
 
 

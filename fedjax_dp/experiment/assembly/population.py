@@ -141,6 +141,11 @@ def _notes(
             found.append(
                 f"the {what} {' and '.join(map(repr, alike))} differ in case or spaces alone"
             )
+    if untrained := _untrained(data):
+        some = ", ".join(untrained[:_SHOWN]) + ", …" * (len(untrained) > _SHOWN)
+        found.append(
+            f"{len(untrained)} of {data.num_classes} classes have no training examples: {some}"
+        )
     alone: list[int] = []
     has_test = np.ones(1, int) if own_test is None else own_test.sizes
     if section.partition == "natural" and data.task == "classification":
@@ -175,6 +180,19 @@ def _alike(names: tuple[str, ...]) -> list[str]:
     for name in names:
         groups.setdefault("".join(name.casefold().split()), []).append(name)
     return next((group for group in groups.values() if len(group) > 1), [])
+
+
+def _untrained(data: datasets.Dataset) -> list[str]:
+    """Lists the classes without training examples, by name or number, if there are labels."""
+    labels, counts = data.train["y"], np.zeros(data.num_classes, np.int64)
+    if data.task != "classification" or labels.ndim > 1:
+        return []
+    # Labels on disk are not read at once.
+    for start in range(0, len(labels), _CHECKED_ROWS):
+        some = np.asarray(labels[start : start + _CHECKED_ROWS], np.int64)
+        counts += np.bincount(some[some >= 0], minlength=data.num_classes)
+    names = data.class_names or [str(i) for i in range(data.num_classes)]
+    return [names[i] for i in np.flatnonzero(counts == 0)] if counts.any() else []
 
 
 def _alone(train: FederatedData, num_classes: int) -> list[int]:
