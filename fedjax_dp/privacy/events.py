@@ -143,7 +143,9 @@ def _check_parameters(event: DpEvent) -> None:
         value = getattr(event, field.name)
         if isinstance(value, DpEvent):
             flatten(value)
-        elif field.name in ("noise_multiplier", "standard_deviation", "rho", "xi"):
+        elif field.name == "noise_multiplier":
+            require_noise(field.name, value)
+        elif field.name in ("standard_deviation", "rho", "xi"):
             is_valid = bool(np.all(np.asarray(value) >= 0))
             checks.require(is_valid, field.name, "be at least 0", value)
         elif field.name == "sampling_probability":
@@ -182,14 +184,22 @@ def sampling_rate(event: Any) -> float | None:
     return None if found is None else float(found)
 
 
+def require_noise(name: str, noise_multiplier: Any) -> None:
+    """Requires noise of which accountants compute ordinary numbers: 0, or from 1e-100 to 1e9."""
+    noise = np.asarray(noise_multiplier, float)
+    inside = (noise == 0) | ((noise >= 1e-100) & (noise <= 1e9))
+    checks.require(bool(np.all(inside)), name, "be 0, or from 1e-100 to 1e9", noise_multiplier)
+
+
 def effective_noise_multiplier(event: DpEvent) -> float | None:
     """Finds the Gaussian equivalent to a composition; None if it has other events."""
     precision = 0.0
     for part, count in flatten(event):
         if not isinstance(part, dpa.GaussianDpEvent):
             return None
+        square = float(part.noise_multiplier) * float(part.noise_multiplier)
         # Noise whose square underflows counts as none.
-        if part.noise_multiplier**2 == 0:
+        if square == 0:
             return 0.0
-        precision += count / part.noise_multiplier**2
+        precision += count / square
     return precision**-0.5 if precision else None

@@ -13,7 +13,9 @@ from marks import later, telling
 
 from fedjax_dp.privacy import events as ev
 from fedjax_dp.privacy.accounting import dp_accounting_adapter
+from fedjax_dp.privacy.accounting.calibration import calibrate_poisson
 from fedjax_dp.privacy.accounting.ledger import Ledger, UnsupportedEvent
+from fedjax_dp.privacy.accounting.poisson import epsilon_of_poisson
 from fedjax_dp.privacy.events import Advice
 from fedjax_dp.privacy.mechanisms.distributed import SkellamDpEvent
 from fedjax_dp.privacy.mechanisms.scalar_noise import (
@@ -504,8 +506,8 @@ def test_a_question_about_few_units_reads_their_own_history():
         (lambda: Ledger().charge(poisson(0.1, 1.0), units=[-1]), "units must hold indices"),
         (lambda: Ledger().charge(poisson(0.1, 1.0), count=1.5), "count must hold integers"),
         (lambda: Ledger().charge(poisson(0.1, 1.0), count=[1, 2]), "count must be a scalar or"),
-        (lambda: Ledger().charge(poisson(0.1, -1.0)), "noise_multiplier must be at least 0"),
-        (lambda: Ledger().charge(poisson(0.1, np.nan)), "noise_multiplier must be at least 0"),
+        (lambda: Ledger().charge(poisson(0.1, -1.0)), "noise_multiplier must be 0, or from"),
+        (lambda: Ledger().charge(poisson(0.1, np.nan)), "noise_multiplier must be 0, or from"),
         (lambda: Ledger().charge(poisson(1.1, 1.0)), "sampling_probability must be in"),
         (lambda: Ledger().events(1), "unit must be below 1"),
     ],
@@ -513,3 +515,33 @@ def test_a_question_about_few_units_reads_their_own_history():
 def test_bad_arguments_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("noise", [1e300, 1e-160, float("inf"), float("nan"), -1.0])
+@pytest.mark.filterwarnings("error")
+def test_noise_of_which_no_accountant_computes_ordinary_numbers_is_refused(noise):
+    rule = "noise_multiplier must be 0, or from 1e-100 to 1e9"
+    with pytest.raises(ValueError, match=rule):
+        epsilon_of_poisson(noise, 0.1, 10, 1e-5)
+    ledger = Ledger("client")
+    with pytest.raises(ValueError, match=rule):
+        ledger.charge(dpa.GaussianDpEvent(noise))
+        ledger.epsilon(1e-5)
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld", "rdp-classic-64"])
+@pytest.mark.parametrize("noise", [1e-100, 1e9])
+@pytest.mark.filterwarnings("error")
+def test_the_ends_of_the_range_of_noise_have_an_epsilon(noise, accountant):
+    found = epsilon_of_poisson(noise, 0.1, 10, 1e-5, accountant=accountant)
+    # Without noise all is known; the other end is close to no loss, but for what recipes add.
+    assert found > 1e6 if noise < 1 else found < 0.3
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_smallest_budget_is_met_and_uncountable_steps_are_refused():
+    # The smallest of all budgets: δ alone allows for what so much noise leaves.
+    noise = calibrate_poisson(5e-324, 1e-5, 0.1, 10)
+    assert epsilon_of_poisson(noise, 0.1, 10, 1e-5) == 0.0
+    with pytest.raises(ValueError, match=r"num_steps must be at most 2\^53"):
+        epsilon_of_poisson(1.0, 0.1, 10**26, 1e-5)

@@ -253,7 +253,7 @@ def _first_guess(
 
 def _log_ratio(spent: ArrayLike, budget: ArrayLike) -> np.ndarray:
     """Computes log(spent / budget) in [-50, 50], above 0 if a budget is exceeded."""
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         ratio = np.asarray(spent, float) / np.asarray(budget, float)
         return np.clip(np.log(ratio), -_BOUND, _BOUND)
 

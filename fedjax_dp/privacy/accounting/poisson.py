@@ -13,7 +13,7 @@ from fedjax_dp.privacy.accounting import rdp
 from fedjax_dp.privacy.accounting.dp_accounting_adapter import require_accountant
 from fedjax_dp.privacy.accounting.ledger import Bound, Ledger
 from fedjax_dp.privacy.accounting.renyi import orders_of
-from fedjax_dp.privacy.events import DpEvent
+from fedjax_dp.privacy.events import DpEvent, require_noise
 from fedjax_dp.privacy.sensitivities import RELATIONS
 
 
@@ -65,7 +65,7 @@ def bound_of_poisson(
     relation: str = "add_remove",
 ) -> Bound:
     """Computes what `epsilon_of_poisson` does, and names the accountant."""
-    checks.non_negative("noise_multiplier", noise_multiplier)
+    require_noise("noise_multiplier", noise_multiplier)
     rows, shape = rows_of(noise_multiplier, dp_delta, rho, sampling_rate, num_steps, accountant)
     unique, for_all = distinct(rows, shape)
     return Bound(*map(for_all, bounds(unique, accountant, relation)))
@@ -99,6 +99,8 @@ def rows_of(
     require_accountant(accountant)
     require_delta(dp_delta)
     checks.probability("sampling_rate", sampling_rate, allow_zero=True)
+    is_counted = bool(np.all(np.asarray(num_steps, float) <= 2.0**53))
+    checks.require(is_counted, "num_steps", "be at most 2^53", num_steps)
     checks.non_negative("num_steps", num_steps)
     checks.non_negative("rho", rho)
     steps = np.asarray(num_steps, float)
