@@ -94,7 +94,8 @@ def shift_labels(labels: np.ndarray, shift: int, num_classes: Count) -> np.ndarr
         f"be in [0, {num_classes})",
         labels[:8],
     )
-    return ((labels + shift) % num_classes).astype(labels.dtype)
+    # Bytes would wrap around.
+    return ((labels.astype(np.int64) + shift % num_classes) % num_classes).astype(labels.dtype)
 
 
 @checked

@@ -35,6 +35,12 @@ class TestLabels:
         assert shifted.dtype == np.int32
         np.testing.assert_array_equal(shifts.shift_labels(shifted, -3, 10), labels)
 
+    @pytest.mark.parametrize("kind", [np.uint8, np.int8, np.int64])
+    @pytest.mark.parametrize("shift", [250, -1, 7])
+    def test_small_integers_do_not_wrap_around(self, kind, shift):
+        found = shifts.shift_labels(np.array([9, 3], kind), shift, 10)
+        assert found.dtype == kind and found.tolist() == [(9 + shift) % 10, (3 + shift) % 10]
+
     def test_refusal(self):
         with pytest.raises(ValueError, match=r"labels must be in \[0, 3\)"):
             shifts.shift_labels(np.array([0, 3]), 1, 3)
