@@ -266,14 +266,14 @@ class Loss:
 
     def __post_init__(self) -> None:
         """Checks the declaration, and fills in the targets of a named loss."""
+        if self.targets is not None:
+            checks.one_of("targets", self.targets, get_args(Targets))
         if not callable(self.values):
             checks.one_of("loss", self.values, NAMES)
             own = _NAMED[self.values].targets
             rule = f"be left out or be {own!r} for {self.values}"
             checks.require(self.targets in (None, own), "targets", rule, self.targets)
             object.__setattr__(self, "targets", own)
-        elif self.targets is not None:
-            checks.one_of("targets", self.targets, get_args(Targets))
         if self.ignore_label is not None:
             checks.whole("ignore_label", self.ignore_label, at_least=-checks.COUNT_LIMIT)
             rule = "be left out for targets that are no classes or probabilities"

@@ -392,7 +392,7 @@ def test_a_key_that_was_another_is_named(word):
 @pytest.mark.slow
 def test_another_model_in_the_folder_is_refused(finished):
     reconfigure(finished, "--model.name=mlp")
-    with pytest.raises(ValueError, match="checkpoint must hold"):
+    with pytest.raises(ValueError, match="when the run started.*\\nmodel.name: 'logistic"):
         execute(finished, resume=True)
 
 
@@ -581,7 +581,8 @@ def test_a_harmed_folder_resumes_to_the_same_bits_or_is_refused(uninterrupted, i
         status, text = execute(interrupted, resume=True)
     except (ValueError, OSError) as error:
         # Beside checkpoints only these are read; an error says which is wrong.
-        assert path.name in ("config.toml", "data.json", "digests.json"), (path, how, error)
+        read = ("config.toml", "data.json", "digests.json", "environment.json")
+        assert path.name in read, (path, how, error)
         assert path.name == "config.toml" or (how != "delete" and path.name in str(error))
         return
     assert status == 0
