@@ -33,7 +33,8 @@ class Draw(Protocol):
         """Draws it from the root key of the run, the same in every round."""
 
 
-@dataclasses.dataclass(frozen=True)
+# Compared and hashed by identity, so that `jax.jit` takes it: populations hold arrays.
+@dataclasses.dataclass(frozen=True, eq=False)
 class Sampled:
     """The draw of a participation, which also sets its price: no other clients can be drawn.
 
