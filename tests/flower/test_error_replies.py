@@ -53,7 +53,7 @@ FAILURES = {
         None,
         "text in its encoding",
     ),
-    "another separator": (csv().replace(b",", b";"), None, "must name columns"),
+    "another separator": (csv().replace(b",", b";"), None, "must be separated by"),
     "a damaged archive": (SECRET.encode(), "x.csv.gz", "cells are separated"),
     "a damaged table": (SECRET.encode(), "x.parquet", "be a Parquet file"),
     "another format": (SECRET.encode(), "x.xlsx", "have one of the suffixes"),
