@@ -1,6 +1,8 @@
 """The other commands: data sets, accounting, the list of keys."""
 
+import itertools
 import json
+import math
 import os
 
 import dp_accounting
@@ -12,6 +14,7 @@ from marks import telling
 from run_folders import NOT_PRIVATE, SMALL
 
 from fedjax_dp.cli import privacy
+from fedjax_dp.cli.output import plain
 from fedjax_dp.core.decimals import rounded_up
 from fedjax_dp.data import datasets
 from fedjax_dp.experiment.reading import keys
@@ -141,13 +144,17 @@ def test_a_delta_that_is_not_below_the_share_of_a_unit_is_warned_of(fedjax_dp, w
         assert status == 0 and ("warning" in errors) == bool(warned) and warned in errors
 
 
-def test_an_epsilon_that_is_infinite_is_written_as_text(fedjax_dp):
-    words = ("--noise-multiplier", 1e-200, "--sampling-rate", 0.5, "--steps", 5, "--delta", 1e-5)
-    for accountant in ("rdp", "pld"):
-        status, output, _ = fedjax_dp(
-            "privacy", "epsilon", *words, "--json", "--accountant", accountant
+def test_noise_beyond_what_accountants_compute_is_refused_by_its_rule(fedjax_dp):
+    words = ("--sampling-rate", 0.5, "--steps", 5, "--delta", 1e-5)
+    for noise, accountant in itertools.product((1e-200, 1e160), ("rdp", "pld")):
+        status, _, errors = fedjax_dp(
+            *("privacy", "epsilon", *words, "--noise-multiplier", noise, "--accountant", accountant)
         )
-        assert status == 0 and json.loads(output)["epsilon"] == "inf"
+        assert status == 2 and "noise_multiplier must be 0, or from 1e-100 to 1e9" in errors
+
+
+def test_an_epsilon_that_is_infinite_is_written_as_text():
+    assert plain({"epsilon": [np.float64("inf"), -math.inf]}) == {"epsilon": ["inf", "-inf"]}
 
 
 def test_calibrate_finds_the_smallest_noise_within_a_budget(fedjax_dp):

@@ -45,7 +45,7 @@ def test_chunks_hold_what_memory_maps_hold(tmp_path, rows_read):
     assert rows_read == [], "opening reads no examples"
     assert len(list((tmp_path / "chunks" / "x" / "c").glob("*"))) > 1
     assert chunks.client_names == maps.client_names and chunks.examples["y"].dtype == np.int32
-    cohort = [199, 3, 77, 3]
+    cohort = [199, 3, 77, 4]
     first, second = maps.select(cohort), chunks.select(cohort)
     for name in maps.examples:
         np.testing.assert_array_equal(first.examples[name], second.examples[name])

@@ -392,7 +392,7 @@ def test_a_key_that_was_another_is_named(word):
 @pytest.mark.slow
 def test_another_model_in_the_folder_is_refused(finished):
     reconfigure(finished, "--model.name=mlp")
-    with pytest.raises(ValueError, match="when the run started.*\\nmodel.name: 'logistic"):
+    with pytest.raises(ValueError, match=r"when the run started.*\nmodel.name: 'logistic"):
         execute(finished, resume=True)
 
 
