@@ -92,6 +92,8 @@ def test_an_interrupted_command_ends_before_threads_can_crash_it():
     """A compiled round runs on in threads while Python takes itself apart."""
     script = """
 import atexit, os, signal, sys, types
+# A shell's background jobs ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from fedjax_dp import __main__ as command
 
 def run():
