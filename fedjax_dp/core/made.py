@@ -13,10 +13,24 @@ def made(value: _T) -> _T:
 def exchanged(value: Any, *names: str) -> list[str]:
     """Names the parts, of some or of all, that are not those that it was made with."""
     first = value.made
-    # What reports call it may change.
+    # Names are for reports and may differ.
     parts = set(names or value._fields) - {"made", "name"}
-    is_other = {n: first is None or getattr(value, n) is not getattr(first, n) for n in parts}
+    is_other = {n: not _is_same(getattr(value, n), getattr(first, n, None)) for n in parts}
     return [name for name in value._fields if is_other.get(name)]
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Compares numbers and words by value, named tuples by their parts, and all else as objects.
+
+    A copy that was mapped over or unpickled has the same functions, but tuples of its own.
+    """
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, int | float | str):
+        return bool(a == b)
+    return hasattr(a, "_fields") and all(map(_is_same, a, b))
 
 
 def changed(value: _T, **parts: Any) -> _T:

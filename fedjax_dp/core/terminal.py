@@ -33,7 +33,7 @@ def leave(status: int) -> NoReturn:
     """Ends an interrupted command at once: threads of a compiled round would crash Python's end."""
     for stream in (sys.stdout, sys.stderr):
         # Its reader may have gone.
-        with contextlib.suppress(AttributeError, OSError):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()
     os._exit(status)
 

@@ -25,7 +25,7 @@ _SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float3
 # The rule for numbers in tables and arrays.
 APART = (
     "hold no numbers above 2^24 that float32 makes equal, such as times or identifiers (subtract "
-    "an origin, or round to 7 digits)"
+    "an origin, or round to 6 digits)"
 )
 
 
@@ -110,9 +110,20 @@ def _mixed_up(what: str, values: np.ndarray) -> tuple[str, tuple[float, float] |
     """Finds a column of `[rows, ...]` with large numbers that float32 makes equal, and two."""
     rows = values.reshape(len(values), -1)
     for i in range(rows.shape[1]):
-        if found := equal_in_float32(rows[is_large(rows[:, i]), i]):
+        large = rows[is_large(rows[:, i]), i]
+        if _tells_apart(large) and (found := equal_in_float32(large)):
             return what + f", column {i}," * (rows.shape[1] > 1), found
     return what, None
+
+
+def _tells_apart(large: np.ndarray) -> bool:
+    """Whether large numbers are whole or close together, as identifiers and times are.
+
+    Of other measurements float32 holds all that matters.
+    """
+    with np.errstate(invalid="ignore"):
+        is_close = large.size > 0 and np.ptp(large) < np.max(np.abs(large)) / 16
+        return bool(is_close or np.all(large == np.floor(large)))
 
 
 def warn_of_large_integers(examples: Mapping[str, Any]) -> None:

@@ -86,11 +86,13 @@ class Sampler(NamedTuple):
         Raises:
           ValueError: if the combination has no valid analysis, or parts were exchanged.
         """
-        parts = exchanged(self)
         rule = (
             "be as it was made where privacy is claimed, since its event is that of its own draw; "
             "clients may be drawn by the draw of a wrapper, which amplifies nothing"
         )
+        foreign = f"{self.name}, which this package did not make"
+        checks.require(self.made is not None, "sampler", rule, foreign)
+        parts = exchanged(self)
         checks.require(not parts, "sampler", rule, f"{self.name} with another {', '.join(parts)}")
         return self.analysis(base, size, batch_size)
 

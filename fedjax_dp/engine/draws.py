@@ -6,11 +6,12 @@ from typing import Any, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.values import Hyper
-from fedjax_dp.core import argument_checks
+from fedjax_dp.core import argument_checks, checks
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.cohort import Cohort, draw_cohort
 from fedjax_dp.engine.layout import Layout
@@ -82,5 +83,11 @@ def thinned(cohort: Cohort, keeps: Any) -> Cohort:
 def with_fates(cohort: Cohort, fates: Fates, state: SimulationState, hyper: Hyper) -> Cohort:
     """Changes the fates of drawn clients, who stay drawn, by a state that shows no record."""
     found = fates(SimulationState(state.server, (), None, state.round, state.outer), hyper, cohort)
+    is_fate = isinstance(found, int | np.ndarray | np.integer | jax.Array)
+    is_fate = is_fate and jnp.issubdtype(jnp.result_type(found), jnp.integer)
+    is_fate = is_fate and jnp.shape(found) in ((), cohort.fate.shape)
+    rule = f"return fates, integers of shape {list(cohort.fate.shape)}"
+    checks.require(is_fate, "a function of fates", rule, found)
+    found = jnp.where((found >= min(Fate)) & (found <= max(Fate)), found, cohort.fate)
     fate = jnp.where(cohort.is_drawn & (found != Fate.EMPTY), found, cohort.fate)
     return cohort._replace(fate=fate.astype(cohort.fate.dtype))

@@ -271,3 +271,14 @@ def test_columns_of_pandas_are_read_as_what_they_hold():
     missing = frame["kind"].astype("Int64").where(frame["size"] > 1)
     with pytest.raises(ValueError, match=r"examples\['x'\] must (hold numbers|be finite)"):
         FederatedData({"x": missing}, np.array([0, 4])).check_finite()
+
+
+def test_large_measurements_may_round():
+    """Float32 holds their leading digits; only identifiers and times need more."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(30_000, 2)) * 1e8
+    assert array_checks.equal_in_float32(x[:, 0]) is not None
+    assert array_checks.example_array("x", x) is x
+    for lost in (np.floor(x), 1.7e9 + rng.random((1000, 1)) * 1e3):
+        with pytest.raises(ValueError, match="hold no numbers above 2"):
+            array_checks.example_array("x", lost)

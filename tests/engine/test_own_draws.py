@@ -1,5 +1,6 @@
 """The price of cohorts that a wrapper draws itself, by compositions of dp-accounting."""
 
+import copy
 import dataclasses
 
 import jax
@@ -217,6 +218,32 @@ def test_fates_change_nobody_who_is_drawn(fates, is_own):
     assert fed.participation.sampler.name == ("any_draw" if is_own else "poisson")
 
 
+@pytest.mark.parametrize("found", [0.0, np.zeros(99, int), None])
+def test_fates_are_integers_one_for_each_slot(found):
+    fed = bound().with_fates(lambda state, hyper, cohort: found)
+    with pytest.raises(ValueError, match="a function of fates must return fates, integers"):
+        fed.draw(fed.init(jax.random.key(0)), fed.hyper, jax.random.key(0))
+
+
+def test_numbers_that_are_no_fates_change_none():
+    fed, key = bound(), jax.random.key(0)
+    other = fed.with_fates(lambda state, hyper, cohort: jnp.full_like(cohort.fate, 99))
+    cohorts = [each.draw(each.init(key), each.hyper, key) for each in (fed, other)]
+    np.testing.assert_array_equal(*(cohort.fate for cohort in cohorts))
+
+
+def test_copies_of_a_sampling_keep_its_price():
+    """As a tree that was mapped over, or another process, has it: tuples of its own."""
+    first = participants.participation(SAMPLERS["poisson"], NUM_CLIENTS, 2)
+    event = first.event(GaussianDpEvent(1.0))
+    for copied in (
+        jax.tree.map(lambda x: x, first),
+        first._replace(cohort_size=2.0),
+        copy.deepcopy(first),
+    ):
+        assert copied.event(GaussianDpEvent(1.0)) == event
+
+
 def test_a_draw_with_a_price_draws_what_is_priced():
     fed = bound()
     every = bound(SAMPLERS["full_participation"]).sampling
@@ -257,7 +284,7 @@ def test_a_sampler_with_another_draw_has_no_price(name):
         samplers += [sampling.without_amplification(samplers[0])]
     for other in samplers:
         joined = participants.participation(other, NUM_CLIENTS, 2).of_at_least(0)
-        with pytest.raises(ValueError, match=r"sampler must be as it was made .*another "):
+        with pytest.raises(ValueError, match=r"sampler must be as it was made .*(another |did not make)"):
             joined.event(GaussianDpEvent(1.0))
     with pytest.raises(ValueError, match=r"sampler must be as it was made .*another draw"):
         bound(samplers[0])

@@ -190,7 +190,9 @@ def _untrained(data: datasets.Dataset) -> list[str]:
     # Labels on disk are not read at once.
     for start in range(0, len(labels), _CHECKED_ROWS):
         some = np.asarray(labels[start : start + _CHECKED_ROWS], np.int64)
-        counts += np.bincount(some[some >= 0], minlength=data.num_classes)
+        counts += np.bincount(
+            some[(some >= 0) & (some < data.num_classes)], minlength=data.num_classes
+        )
     names = data.class_names or [str(i) for i in range(data.num_classes)]
     return [names[i] for i in np.flatnonzero(counts == 0)] if counts.any() else []
 
