@@ -116,7 +116,10 @@ command.main()
 def test_fast_interruptions_end_a_command_without_a_traceback(tmp_path, seconds):
     words = ["run", "--run.rounds=100000", f"--output={tmp_path / 'run'}"]
     pipe = subprocess.PIPE
+    # What ignores it, as a shell's background jobs do, would have children that ignore it too.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     run = subprocess.Popen([sys.executable, "-m", "fedjax_dp", *words], stdout=pipe, stderr=pipe)
+    signal.signal(signal.SIGINT, before)
     time.sleep(seconds)
     for _ in range(5):
         run.send_signal(signal.SIGINT)

@@ -284,7 +284,8 @@ def test_a_sampler_with_another_draw_has_no_price(name):
         samplers += [sampling.without_amplification(samplers[0])]
     for other in samplers:
         joined = participants.participation(other, NUM_CLIENTS, 2).of_at_least(0)
-        with pytest.raises(ValueError, match=r"sampler must be as it was made .*(another |did not make)"):
+        rule = r"sampler must be as it was made .*(another |did not make)"
+        with pytest.raises(ValueError, match=rule):
             joined.event(GaussianDpEvent(1.0))
     with pytest.raises(ValueError, match=r"sampler must be as it was made .*another draw"):
         bound(samplers[0])
