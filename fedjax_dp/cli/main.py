@@ -34,6 +34,8 @@ COMMANDS = {
     "data": "Data sets: list them, fetch them, store them by client.",
     "privacy": "Accounting: ε, calibration, reports, comparisons.",
     "audit": "Audit an experiment: `fedjax-dp audit [FILE.toml] [--section.key VALUE ...]`.",
+    "estimate": "Estimate rounds on devices that are not here: `fedjax-dp estimate FILE.toml "
+    "--device v5e`.",
     "bench": "Time a workload, or list them: `fedjax-dp bench list`, `fedjax-dp bench W1 --json`.",
 }
 # Groups, whose commands have two words.

@@ -279,7 +279,8 @@ class _Training:
             # The gradient transform is the first link of the chain.
             return is_left if until is None else is_left & ~until(local.optimizer[0])
 
-        local = jax.lax.while_loop(continues, partial(self.step, run), local)
+        step = jax.named_call(partial(self.step, run), name="local_step")
+        local = jax.lax.while_loop(continues, step, local)
         delta, form = trees.subtract(local.params, start), Form()
         for i, transform in enumerate(transforms):
             # A key for each place in the chain: no two noises of a client are the same.

@@ -11,7 +11,7 @@ import jax
 from fedjax_dp.core import checks
 from fedjax_dp.core.forks import require_not_forked
 
-_TARGET: ContextVar[str | None] = ContextVar("target", default=None)
+_TARGET: ContextVar["Facts | None"] = ContextVar("target", default=None)
 
 
 # Settings of JAX under which rounds cannot be traced, or are others, and why.
@@ -75,14 +75,20 @@ class Facts(NamedTuple):
 
 def backend() -> str:
     """Returns the kind of backend that is traced for: that of the default device, or a target."""
-    return _TARGET.get() or jax.default_backend()
+    target = _TARGET.get()
+    return jax.default_backend() if target is None else target.backend
+
+
+def target_facts() -> Facts | None:
+    """Returns the facts of the target that is traced for, with its memory; None without one."""
+    return _TARGET.get()
 
 
 def facts() -> Facts:
-    """Reads the facts of the default device, without its memory; of a target nothing is known."""
+    """Reads the facts of the default device, without its memory, or those of a target."""
     target = _TARGET.get()
     if target is not None:
-        return Facts(target)
+        return target
     device = jax.local_devices()[0]
     cores = getattr(device, "core_count", None)
     return Facts(
@@ -94,12 +100,13 @@ def facts() -> Facts:
 
 
 @contextlib.contextmanager
-def traced_for(kind: str) -> Iterator[None]:
-    """Traces for another kind of backend than the default device, to export programs for it.
+def traced_for(target: Facts | str) -> Iterator[None]:
+    """Traces for another device than the default one, to export or compile programs for it.
 
-    What was traced before is dropped, and again at the end: it holds for one backend.
+    Of a backend given by its kind alone, "gpu" and the like, nothing else is known. What was traced
+    before is dropped, and again at the end: it holds for one backend.
     """
-    before = _TARGET.set(kind)
+    before = _TARGET.set(Facts(target) if isinstance(target, str) else target)
     jax.clear_caches()
     try:
         yield

@@ -9,6 +9,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
+from fedjax_dp.core.backend import target_facts
 from fedjax_dp.core.trees import PyTree
 
 # The mesh axis of devices that hold parts of a model.
@@ -33,6 +34,9 @@ def memory_per_device(num_devices: int | None = None) -> float:
     With several processes it is the least of theirs, so that all of them choose the same layout;
     all of them have to ask.
     """
+    target = target_facts()
+    if target is not None:
+        return target.memory
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     if limit is not None:
         return _least(float(limit))

@@ -290,6 +290,7 @@ def _run_slots(
             return jax.vmap(run, axis_name=CHUNK_AXIS)(part)
         return jax.tree.map(lambda a: a[None], run(jax.tree.map(lambda a: a[0], part)))
 
+    @partial(jax.named_call, name="chunk")
     def body(width, c, carry, **of_chunk):
         total, outcome, table = carry
         is_whole = width == chunk and not of_chunk

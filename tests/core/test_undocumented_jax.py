@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import topologies
 
 import fedjax_dp
 from fedjax_dp.core import checks, devices, jaxprs, keys, marks
@@ -113,6 +114,9 @@ PARTS = {
         lambda: keys.threefry_2x32(jnp.zeros(2, "uint32"), jnp.zeros(2, "uint32"))[0] == 0x6B200159,
     ),
     "jax.experimental.multihost_utils": Part("core/devices.py", lambda: devices.whole(X).shape),
+    "jax.experimental.topologies": Part(
+        "core/targets.py", lambda: callable(topologies.get_topology_desc)
+    ),
     "jax.core.Tracer": Part(
         "core/checks.py",
         lambda: jax.make_jaxpr(lambda x: x if checks.is_traced(x) else 1 / 0)(X),

@@ -207,7 +207,8 @@ def block_function(step: Callable[..., Any], capacity: int) -> Callable[..., Any
 
         def body(i: Any, carry: Any) -> tuple[SimulationState, PyTree]:
             state, left = carry
-            state, *new = step(state, *rest)
+            with jax.named_scope("round"):
+                state, *new = step(state, *rest)
             return state, jax.tree.map(lambda a, n: a.at[i].set(n), left, tuple(new))
 
         return jax.lax.fori_loop(0, num_rounds, body, (state, left))

@@ -1,0 +1,69 @@
+"""`fedjax-dp estimate`: estimates rounds on devices that are not here."""
+
+from typing import Annotated
+
+import typer
+
+from fedjax_dp.cli.options import ConfigFile, Configured, answering, application
+from fedjax_dp.cli.output import Answer, Output
+from fedjax_dp.experiment.studies.estimate import Estimate, estimate
+
+app = application()
+
+
+@answering(app, cls=Configured)
+def command(
+    context: typer.Context,
+    out: Output,
+    file: ConfigFile = None,
+    device: Annotated[
+        str,
+        typer.Option(
+            help="h100, h200, a100 or several (h100x8); v4, v5e, v5p, v6e or a topology (v5e:4x4)."
+        ),
+    ] = "h100",
+) -> Answer:
+    """Estimate rounds on devices that are not here: `fedjax-dp estimate FILE.toml --device v5e`.
+
+    Compiles the rounds of an experiment with the device's own compiler, on this machine: does it
+    fit, how long does it compile, about how long is a round, and what takes the time. The seconds
+    are the compiler's estimates; nothing is run or measured. Needs `pip install libtpu` for TPUs
+    and `pip install "jax[cuda13]"` for GPUs.
+    """
+    out.note(f"compiling for {device}")
+    found = estimate(file, context.args, device)
+    lines = [
+        ("devices", str(found.devices)),
+        ("fits", "yes" if found.fits else "NO"),
+        ("memory of a device", _bytes(found.memory_bytes)),
+        ("examples, states, parameters", _bytes(found.argument_bytes)),
+        ("temporaries", _bytes(found.temporary_bytes)),
+        ("clients side by side", str(found.clients_per_chunk)),
+        ("seconds to compile, here", f"{found.trace_seconds + found.compile_seconds:.3g}"),
+        ("seconds of a round, estimated", f"{found.round_seconds:.3g}"),
+        ("read and written in a round", _bytes(found.round_bytes)),
+        ("operations of a round", f"{found.round_operations:,.0f}"),
+        *((f"exchanged by {kind}", _bytes(n)) for kind, n in found.exchanged_bytes.items()),
+    ]
+    parts = [
+        (part.loops.replace("_", " "), part.kind, f"{part.share:.0%}", f"{part.seconds:.3g}")
+        for part in found.parts
+    ]
+
+    def show(out: Output) -> None:
+        out.table(("figure", found.device), lines)
+        out.table(("in each", "operations", "share", "seconds a round"), parts)
+
+    return Answer(_document(found), show, f"{found.round_seconds:.6g}")
+
+
+def _document(found: Estimate) -> dict[str, object]:
+    return found._asdict() | {"parts": [part._asdict() for part in found.parts]}
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

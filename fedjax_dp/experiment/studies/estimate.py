@@ -1,0 +1,175 @@
+"""Estimates the rounds of an experiment on devices that are not here, by their compilers."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from fedjax_dp.core import checks, program_text, targets
+from fedjax_dp.experiment.assembly.assemble import execution_of, federation_of, population_of
+from fedjax_dp.experiment.reading.config_files import load_config
+
+# Of what takes the time, so many kinds of operations are listed.
+_LISTED = 8
+
+
+class Part(NamedTuple):
+    """Operations of one kind in one loop.
+
+    Attributes:
+      loops: the loops that run them, see `core.program_text`.
+      kind: what they do.
+      share: of the seconds of a round.
+      seconds: a round.
+    """
+
+    loops: str
+    kind: str
+    share: float
+    seconds: float
+
+
+class Estimate(NamedTuple):
+    """What compilers say of an experiment's rounds; all but counts of devices is of one device.
+
+    Attributes:
+      device: the target, as `core.targets.target` reads it.
+      devices: how many.
+      fits: whether examples, states and all that a round computes fit in its memory.
+      argument_bytes: examples, states and frozen parameters.
+      temporary_bytes: what rounds hold besides.
+      memory_bytes: of the device.
+      clients_per_chunk: the clients that are computed side by side.
+      trace_seconds: to trace the rounds on this machine.
+      compile_seconds: to compile them on this machine.
+      round_seconds: a round, by the compiler's estimates; nothing was measured.
+      round_bytes: that a round reads and writes in the device's memory.
+      round_operations: that a round starts; kernels on a GPU.
+      exchanged_bytes: that devices exchange in a round, by kind.
+      parts: what takes the time, most first.
+    """
+
+    device: str
+    devices: int
+    fits: bool
+    argument_bytes: float
+    temporary_bytes: float
+    memory_bytes: float
+    clients_per_chunk: int
+    trace_seconds: float
+    compile_seconds: float
+    round_seconds: float
+    round_bytes: float
+    round_operations: float
+    exchanged_bytes: dict[str, float]
+    parts: list[Part]
+
+
+def estimate(file: str | None, overrides: Sequence[str], device: str) -> Estimate:
+    """Estimates the rounds of a configuration on a device, in a process of its own.
+
+    A compiler for a device that is not here reads its settings when it is loaded, and may end its
+    process.
+
+    Args:
+      file: a TOML file; None for the defaults.
+      overrides: its overrides.
+      device: the target, such as "h100", "h100x8", "v5e" or "v5e:4x4".
+
+    Returns:
+      The estimate.
+
+    Raises:
+      ValueError: for a configuration or target that cannot be compiled, or without the compiler.
+    """
+    wanted = targets.target(device)
+    load_config(file, overrides)
+    with tempfile.TemporaryDirectory() as folder:
+        result = pathlib.Path(folder) / "estimate.json"
+        words = [sys.executable, "-m", __name__, str(result), device, file or "", *overrides]
+        ended = subprocess.run(
+            words,
+            env=os.environ | targets.environment(wanted),
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        if not result.exists():
+            last = (ended.stderr.strip().splitlines() or ["it wrote nothing"])[-1]
+            raise RuntimeError(
+                f"the compiler for {device} ended with status {ended.returncode}: {last}"
+            )
+        found = json.loads(result.read_text())
+    if "error" in found:
+        raise ValueError(found["error"])
+    parts = [Part(**part) for part in found.pop("parts")]
+    return Estimate(**found, parts=parts)
+
+
+def _here(file: str | None, overrides: Sequence[str], device: str) -> Estimate:
+    """Estimates in this process, which has the environment of its target."""
+    from fedjax_dp.engine.execution.elsewhere import compiled_for
+
+    config, wanted = load_config(file, overrides), targets.target(device)
+
+    def build():
+        population = population_of(config)
+        federation = federation_of(config, population)
+        return federation, population.train, population.validation
+
+    rule, size = "be 1 for devices that are not here", config.execution.model_devices
+    checks.require(size == 1, "execution.model_devices", rule, size)
+    section = config.execution.model_copy(update={"devices": 1, "measured": None})
+    found = compiled_for(wanted, build, execution_of(section, config.run))
+    spent: dict[tuple[str, str], float] = defaultdict(float)
+    for one in found.operations:
+        seconds = program_text.with_start(one, wanted.device)
+        spent[one.loops, one.kind] += one.times * seconds * found.passes.get(one.loops, 0.0)
+    whole = found.round
+    exchanged: dict[str, float] = defaultdict(float)
+    for loops, by_kind in found.collectives.items():
+        for kind, count in by_kind.items():
+            exchanged[kind] += count * found.passes.get(loops, 0.0)
+    heaviest = sorted(spent.items(), key=lambda item: -item[1])[:_LISTED]
+    return Estimate(
+        device,
+        wanted.num_devices,
+        found.memory.fits,
+        found.memory.arguments,
+        found.memory.temporaries,
+        found.memory.available,
+        found.clients_per_chunk,
+        found.trace_seconds,
+        found.compile_seconds,
+        whole.seconds,
+        whole.bytes,
+        whole.operations,
+        dict(exchanged),
+        [Part(*key, seconds / max(whole.seconds, 1e-12), seconds) for key, seconds in heaviest],
+    )
+
+
+def main() -> None:
+    """Writes the estimate, or the error, of the words of a command: FILE DEVICE CONFIG [KEY…]."""
+    result, device, file, *overrides = sys.argv[1:]
+    try:
+        found: dict[str, Any] = _here(file or None, overrides, device)._asdict()
+        found["parts"] = [part._asdict() for part in found["parts"]]
+    except (ValueError, MemoryError) as error:
+        found = {"error": str(error)}
+    except RuntimeError as error:
+        # JAX has no type of its own for it.
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        first = str(error).partition("\n")[0]
+        found = {"error": f"rounds must fit in the memory of {device}, got {first}"}
+    pathlib.Path(result).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
