@@ -41,6 +41,13 @@ _CACHED_STATE_BYTES = 2**19
 _GAIN = 1.25
 # A chunk is wide enough when it reaches this share of the best speed: wider ones take memory.
 _NEARLY_ALL = 0.9
+# How convolutions are computed where each client has kernels of its own. By the compilers' counts
+# (benchmarks/results/compiled.md) products of patches take 2 to 25 times the cycles of native ones
+# on TPUs, and write patches to memory, which are most of the bytes that a GPU moves. How fast
+# cuDNN's grouped convolutions are is in no count: measured speeds override. AMD's compiler was not
+# asked.
+_ACCELERATED: Convolutions = "native"
+_OTHERWISE: Convolutions = "products"
 # The first NVIDIA cards with units for bfloat16 (Ampere).
 _FIRST_CAPABILITY = (8, 0)
 
@@ -117,8 +124,8 @@ class Choices(NamedTuple):
 def choices(facts: Facts, measured: Measured | None = None) -> Choices:
     """Chooses layout and precision for a backend; pure.
 
-    Without measured speeds products are exact and convolutions are products of patches. With them,
-    what is faster by a quarter replaces the default.
+    Without measured speeds products are exact, and convolutions are native on TPUs and NVIDIA GPUs
+    and products of patches elsewhere. With them, what is faster by a quarter replaces the default.
 
     Args:
       facts: what the backend reports.
@@ -140,18 +147,22 @@ def choices(facts: Facts, measured: Measured | None = None) -> Choices:
         else max(_LEAST_RESIDENT, share),
         state_bytes=share,
         has_caches=is_cpu,
+        convolutions=_ACCELERATED if facts.backend == "tpu" or _is_nvidia(facts) else _OTHERWISE,
     )
     # On a CPU the constants are measured, and the benchmark takes a few tiny steps.
     if measured is None or is_cpu:
         return found
+    form = found.convolutions
+    other = _OTHERWISE if form == _ACCELERATED else _ACCELERATED
+    if _is_faster(measured, (other, "default"), (form, "default")):
+        form = other
     # Rounds with and without record-level privacy have one rule: the wider of both.
-    wide = [measured.enough("products", precision) for precision in ("float32", "default")]
-    busy = max((s.clients * s.operations for s in wide if s is not None), default=None)
-    is_native = _is_faster(measured, ("native", "default"), ("products", "default"))
+    needed = [measured.enough(*of) for of in ((form, "default"), ("products", "float32"))]
+    busy = max((s.clients * s.operations for s in needed if s is not None), default=None)
     is_split = _is_faster(measured, ("records", "split"), ("records", "float32"))
     return found._replace(
         operations_per_chunk=found.operations_per_chunk if busy is None else busy,
-        convolutions="native" if is_native else "products",
+        convolutions=form,
         products="split" if is_split and no_split(facts) is None else "exact",
     )
 
@@ -167,12 +178,17 @@ def no_split(facts: Facts) -> str | None:
         return f"a {facts.backend} has no units for bfloat16 that outrun exact products"
     if not facts.compute_capability:
         return None
-    parts = facts.compute_capability.split(".")
-    if not all(part.isdigit() for part in parts):
+    if not _is_nvidia(facts):
         return f"the bound is proved for NVIDIA GPUs and TPUs, not for {facts.compute_capability}"
-    if tuple(map(int, parts)) < _FIRST_CAPABILITY:
+    if tuple(map(int, facts.compute_capability.split("."))) < _FIRST_CAPABILITY:
         return f"a GPU of compute capability {facts.compute_capability} has no units for bfloat16"
     return None
+
+
+def _is_nvidia(facts: Facts) -> bool:
+    """Whether a GPU is one of NVIDIA; one that reports no compute capability is taken for one."""
+    parts = facts.compute_capability.split(".") if facts.compute_capability else []
+    return facts.backend == "gpu" and all(part.isdigit() for part in parts)
 
 
 def _operations(facts: Facts) -> float:

@@ -354,7 +354,11 @@ class ExecutionConfig(NamedTuple):
         widest = min(chosen.widest_chunk, clients_per_device)
         if own_bytes and chosen.cached_state_bytes is not None:
             widest = min(widest, max(_STATES_PER_CHUNK, chosen.cached_state_bytes // own_bytes))
-        return int(np.clip(min(busy, fitting), 1, widest))
+        width = int(np.clip(min(busy, fitting), 1, widest))
+        if chosen.has_caches:
+            return width
+        # As few chunks, of equal width: an empty slot of an accelerator costs as much as a client.
+        return -(-clients_per_device // -(-clients_per_device // width))
 
     def is_resident(self, data: FederatedData, state_bytes: int = 0) -> bool:
         """Decides whether all examples and client states are held in device memory.

@@ -56,11 +56,17 @@ def test_examples_are_held_up_to_two_gib_where_more_gains_nothing_or_is_unknown(
         assert choices(small).resident_bytes == 2 * GIB
 
 
-@pytest.mark.parametrize("card", [CPU, H100, T4, AMD, TPU, Facts("other")])
-def test_without_a_measurement_products_are_exact_and_convolutions_are_products(card):
+@pytest.mark.parametrize(
+    ("card", "form"),
+    [
+        *((card, "native") for card in (H100, T4, TPU, Facts("gpu"))),
+        *((card, "products") for card in (CPU, AMD, Facts("other"))),
+    ],
+)
+def test_without_a_measurement_convolutions_are_what_the_compiler_counts_least_for(card, form):
     for measured in (None, Measured(card.device)):
         chosen = choices(card, measured)
-        assert (chosen.products, chosen.convolutions) == ("exact", "products")
+        assert (chosen.products, chosen.convolutions) == ("exact", form)
 
 
 def test_split_products_are_chosen_where_a_measurement_shows_that_they_gain():
@@ -78,17 +84,20 @@ def test_split_products_are_chosen_where_a_measurement_shows_that_they_gain():
     assert chosen(CPU, 9e9) == chosen(T4, 9e9) == chosen(AMD, 9e9) == "exact"
 
 
-@pytest.mark.parametrize(("native", "expected"), [(1240.0, "products"), (1260.0, "native")])
-def test_native_convolutions_are_chosen_where_a_measurement_shows_that_they_gain(native, expected):
-    measured = Measured(
-        H100.device,
-        speeds("products", "default", n64=1000.0) + speeds("native", "default", n64=native),
-    )
-    assert choices(H100, measured).convolutions == expected
+@pytest.mark.parametrize("card", [H100, TPU, AMD])
+def test_the_other_form_of_convolutions_needs_a_measurement_that_shows_its_gain(card):
+    form = choices(card).convolutions
+    other = {"native": "products", "products": "native"}[form]
+
+    def chosen(rate):
+        rows = speeds(form, "default", n64=1000.0) + speeds(other, "default", n64=rate)
+        return choices(card, Measured(card.device, rows)).convolutions
+
+    assert (chosen(1240.0), chosen(1260.0)) == (form, other)
 
 
 def test_chunks_are_the_narrowest_that_were_nearly_as_fast_as_the_fastest():
-    rows = speeds("products", "default", n4=500.0, n16=890.0, n64=910.0, n256=1000.0, n1024=950.0)
+    rows = speeds("native", "default", n4=500.0, n16=890.0, n64=910.0, n256=1000.0, n1024=950.0)
     chosen = choices(H100, Measured(H100.device, rows))
     assert chosen.operations_per_chunk == 64 * 2e8
     # A CPU has constants that are measured.
@@ -106,12 +115,13 @@ def test_execution_follows_what_is_reported_and_measured(monkeypatch):
     measured = Measured(H100.device, rows)
     auto = ExecutionConfig(products="auto", measured=measured)
     auto.validate()
-    assert auto.arithmetic() == Arithmetic("split")
-    assert auto._replace(products="exact").arithmetic() == Arithmetic()
-    # A step of 2e8 operations, as measured: 16 clients side by side; unmeasured the card takes 660.
+    assert auto.arithmetic() == Arithmetic("split", "native")
+    assert auto._replace(products="exact").arithmetic() == Arithmetic("exact", "native")
+    # A step of 2e8 operations, as measured: 16 clients side by side. Unmeasured the card takes 660,
+    # and 10,000 clients are 16 equal chunks.
     cost = Cost(2e8, 2e8, 1)
     assert auto.chunk(lambda: cost, 10_000) == 16
-    assert auto._replace(measured=None).chunk(lambda: cost, 10_000) == 660
+    assert auto._replace(measured=None).chunk(lambda: cost, 10_000) == 625
     monkeypatch.setattr(layouts, "facts", lambda: CPU)
     with pytest.raises(ValueError, match="measured must be None on a CPU"):
         auto._replace(measured=Measured(CPU.device)).validate()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_dp.core import sums
+from fedjax_dp.core.backend import traced_for
 
 
 def _one_by_one(x):
@@ -25,6 +26,15 @@ def test_long_sums_err_by_their_largest_block(size):
     found = np.asarray(jax.jit(lambda x: sums.value(sums.over_first_axis(x)))(x), np.float64)
     exact = x.astype(np.float64).sum(0)
     assert np.all(np.abs(found - exact) <= 4.4e-4 * np.abs(x).max() + 6e-8 * np.abs(exact))
+
+
+def test_blocks_of_accelerators_leave_nothing_over_where_they_are_large():
+    """As they are computed for accelerators, here by this machine."""
+    blocks = {50: 50, 85: 85, 86: 43, 101: 85, 1020: 85, 1024: 64}
+    with traced_for("gpu"):
+        assert {count: sums._block(count) for count in blocks} == blocks
+        for count in blocks:
+            test_long_sums_err_by_their_largest_block(count)
 
 
 @pytest.mark.parametrize("way", [_one_by_one, _in_parts])
