@@ -58,7 +58,7 @@ def main() -> None:
     else:
         found = compiled_for(wanted, build)
     if options.text is not None:
-        options.text.write_text(found.text)
+        options.text.write_text(found.text, encoding="utf-8")
     for one in sorted(found.operations, key=lambda x: -x.times * x.seconds)[: options.top]:
         print(
             f"{one.loops:22s} x{one.times:<4g} {one.seconds * 1e6:9.1f} µs "

@@ -104,7 +104,7 @@ def estimate(file: str | None, overrides: Sequence[str], device: str) -> Estimat
             raise RuntimeError(
                 f"the compiler for {device} ended with status {ended.returncode}: {last}"
             )
-        found = json.loads(result.read_text())
+        found = json.loads(result.read_text(encoding="utf-8"))
     if "error" in found:
         raise ValueError(found["error"])
     parts = [Part(**part) for part in found.pop("parts")]
@@ -168,7 +168,7 @@ def main() -> None:
             raise
         first = str(error).partition("\n")[0]
         found = {"error": f"rounds must fit in the memory of {device}, got {first}"}
-    pathlib.Path(result).write_text(json.dumps(found))
+    pathlib.Path(result).write_text(json.dumps(found), encoding="utf-8")
 
 
 if __name__ == "__main__":
