@@ -227,7 +227,8 @@ class Federation(NamedTuple):
         Args:
           fates: `(state, hyper, cohort) -> fates`, a `Fate` for each slot, of which one that is
             empty stays so, and one that holds a client holds it. The state has none of clients and
-            aggregators; with `draws_ahead` it has nothing but its round.
+            aggregators; with `draws_ahead` nothing of it but its round may be read, since streamed
+            rounds are drawn without the rest.
 
         Returns:
           The federation.
