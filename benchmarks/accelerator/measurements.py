@@ -6,23 +6,25 @@ The JSON object names a function of `MEASUREMENTS` under "do", and its arguments
 
 import collections
 import csv
+import importlib.util
 import json
 import os
 import pathlib
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks.accelerator.clock import PRECISIONS, best, timed
+from benchmarks.accelerator.clock import PRECISIONS, best
 from fedjax_dp.core.backend import facts
-from fedjax_dp.core.choices import Products, no_split
+from fedjax_dp.core.choices import no_split
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 Rows = Iterator[dict[str, Any]]
@@ -30,27 +32,46 @@ Rows = Iterator[dict[str, Any]]
 
 def machine() -> Rows:
     """Finds what figures depend on."""
-    device = jax.devices()[0]
+    device, here = jax.devices()[0], facts()
     stats = device.memory_stats() or {}
     yield {
         "device": device.device_kind,
         "devices": jax.device_count(),
         "device_memory_mb": round(stats.get("bytes_limit", 0) / 2**20) or None,
         "backend": jax.default_backend(),
-        # The nearest to a driver's version that JAX knows.
+        "compute_capability": here.compute_capability or None,
+        "multiprocessors": here.cores if here.backend == "gpu" else None,
+        "driver": _driver(),
+        # With the versions of CUDA's libraries.
         "platform": device.client.platform_version.strip().replace("\n", ", "),
-        "jax": jax.__version__,
+        **{name: metadata.version(name) for name in ("jax", "flax", "optax", "numpy")},
         "python": platform.python_version(),
         "cores": os.cpu_count(),
     }
 
 
-def tests(files: Sequence[str], options: Sequence[str] = ()) -> Rows:
-    """Runs files of the quick suite; a row for each, and an error if a test fails."""
+def _driver() -> str | None:
+    """Asks an NVIDIA driver for its version; None where there is none."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.split("\n")[0].strip() or None
+
+
+def tests(
+    files: Sequence[str], seconds: float, options: Sequence[str] = (), workers: int = 0
+) -> Rows:
+    """Runs files of the quick suite for so long; a row for each, and an error if a test fails.
+
+    They share the device; in several processes where pytest-xdist is there.
+    """
     import pytest
 
     found: dict[str, Any] = collections.defaultdict(collections.Counter)
     names: list[str] = []
+    ends = time.monotonic() + seconds
 
     class Counting:
         def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -61,59 +82,68 @@ def tests(files: Sequence[str], options: Sequence[str] = ()) -> Rows:
                 names.append(report.nodeid)
             if report.failed or is_call or report.skipped:
                 count[report.outcome] += 1
+            if time.monotonic() > ends:
+                pytest.exit(f"{seconds:g} s are over", returncode=0)
 
     os.chdir(ROOT)
-    chosen = ["-m", "not slow", "-p", "no:cacheprovider", *options, *files]
-    code = pytest.main(chosen, plugins=[Counting()])
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    # Those of pyproject.toml ask for pytest-xdist.
+    addopts = "-o", "addopts=-q --strict-markers --strict-config"
+    chosen = [*addopts, "-m", "not slow", "-p", "no:cacheprovider", *options]
+    if workers and importlib.util.find_spec("xdist"):
+        chosen += ["-n", str(workers), "--dist", "loadgroup"]
+    code = pytest.main([*chosen, *files], plugins=[Counting()])
     for file, count in found.items():
         numbers = {key: count[key] for key in ("passed", "failed", "skipped")}
         yield {"file": file, **numbers, "seconds": round(count["seconds"], 2)}
     if names or code:
         raise SystemExit(f"Error: {len(names)} failed, code {int(code)}: {' '.join(names)}")
+    if time.monotonic() > ends:
+        raise SystemExit(f"Error: not all tests ran within {seconds:g} s; of those that did, all passed")
 
 
-def workload(
-    name: str,
-    rounds: int,
-    each: Sequence[dict[str, Any]] = ({},),
-    together: int | None = None,
-    products: Products = "exact",
-) -> Rows:
-    """Times rounds one by one, with changed fields, and `together` in one call."""
-    from fedjax_dp.engine import ExecutionConfig, simulation
-    from fedjax_dp.experiment.studies.timing import measure
-    from fedjax_dp.experiment.studies.workloads import WORKLOADS, prepare
+def rounds(**arguments: Any) -> Rows:
+    """Times rounds of several workloads."""
+    from benchmarks.accelerator.rounds import rows
 
-    for changes in each:
-        changes = {k: tuple(v) if isinstance(v, list) else v for k, v in changes.items()}
-        execution = ExecutionConfig(rounds_per_call=1, products=products)
-        found = measure(name, execution, rounds, **changes)
-        named = {} if products == "exact" else {"products": products}
-        yield found | changes | {"rounds_per_call": 1} | named
-    if together is None:
-        return
-    changed = WORKLOADS[name]._replace(**changes)
-    parts = prepare(changed)
-    execution = ExecutionConfig(rounds_per_call=together)
-    sim = simulation(parts.algorithm, parts.data, parts.participation, execution)
-    key = jax.random.key(0)
-    state = sim.run(sim.init(key), key, together)[0]
-    seconds = []
-    for _ in range(3):
-        state, elapsed = timed(lambda state=state: sim.run(state, key, together)[0])
-        seconds.append(elapsed / together)
-    median = statistics.median(seconds)
-    yield {
-        "name": name,
-        "about": changed.about,
-        "rounds_per_call": together,
-        "seconds_per_round": median,
-        "seconds_per_round_min": min(seconds),
-        "seconds_per_round_max": max(seconds),
-        "clients_per_second": (changed.cohort or changed.num_clients) / median,
-        "clients_per_chunk": sim.layout.chunk,
-        **changes,
-    }
+    yield from rows(**arguments)
+
+
+def flags(level: int, name: str, changes: dict[str, Any], rounds: int) -> Rows:
+    """Times rounds that XLA has compiled with a level of autotuning."""
+    # Read when JAX starts. Choices of another level are not to be found in a folder.
+    flag = f"--xla_gpu_autotune_level={level}"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+    jax.config.update("jax_enable_compilation_cache", False)
+    from benchmarks.accelerator.rounds import rows
+
+    for row in rows([{"name": name, "changes": changes}], rounds):
+        yield {"what": flag, **row}
+
+
+def cache(name: str, changes: dict[str, Any]) -> Rows:
+    """Compiles the same rounds in two processes, which share a new folder of compiled programs."""
+    asked = {"do": "rounds", "cases": [{"name": name, "changes": changes}], "rounds": 1}
+    with tempfile.TemporaryDirectory() as folder:
+        for what in ("nothing is kept", "by the process before"):
+            path = pathlib.Path(folder) / f"{what}.rows"
+            started = time.perf_counter()
+            subprocess.run(
+                [sys.executable, "-m", "benchmarks.accelerator.measurements", json.dumps(asked), path],
+                env=os.environ | {"JAX_COMPILATION_CACHE_DIR": f"{folder}/programs"},
+                check=True,
+                cwd=ROOT,
+            )
+            whole = time.perf_counter() - started
+            (row,) = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+            yield {"what": f"programs: {what}", **row, "seconds_of_the_process": whole}
+
+
+def kernels(**arguments: Any) -> Rows:
+    """Traces a round."""
+    from benchmarks.accelerator.kernels import rows
+
+    yield from rows(**arguments)
 
 
 def peaks(size: int, copied_mb: int) -> Rows:
@@ -131,20 +161,35 @@ def peaks(size: int, copied_mb: int) -> Rows:
     yield {"what": "copy", "precision": "float32", "gb_per_second": 2 * x.nbytes / seconds / 1e9}
 
 
-def peers(peer: str, names: Sequence[str], rounds: int, venvs: str) -> Rows:
-    """Compares ours with a peer by `benchmarks/peers/compare.py`, on the same device."""
+def peers(peer: str, names: Sequence[str], rounds: int, venvs: str, here: bool) -> Rows:
+    """Times a peer by `benchmarks/peers/compare.py`; one step of a client is checked."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *(sys.executable, str(ROOT / "benchmarks/peers/compare.py"), *names),
-            *("--peers", "ours", peer, "--repeats", str(rounds), "--venvs", venvs),
+            *("--peers", peer, "--repeats", str(rounds), "--venvs", venvs, "--brief"),
             *("--folder", f"{folder}/work", "--results", f"{folder}/results"),
-            *("--cores", str(os.cpu_count()), "--installed"),
+            *("--cores", str(os.cpu_count()), "--installed", *(["--here", peer] if here else [])),
         ]
-        # Both processes hold the device at once.
+        # Several processes hold the device at once.
         shared = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         subprocess.run(command, env=shared, check=True)
         with pathlib.Path(folder, "results/peers.csv").open(encoding="utf-8", newline="") as table:
-            yield from csv.DictReader(table)
+            found = list(csv.DictReader(table))
+        yield from found
+        if not found:
+            words = pathlib.Path(folder, "results/peers.md").read_text(encoding="utf-8").split("\n- ")
+            raise SystemExit(f"Error: {words[-1].strip()}")
+
+
+def pfl(processes: Sequence[int], python: str, options: Sequence[str], rounds: int) -> Rows:
+    """Times P1 of pfl-research, in several numbers of processes on the device."""
+    script = ROOT / "benchmarks" / "peers" / "rate_pfl.py"
+    for count in processes:
+        command = [python, str(script), "--processes", str(count), "--rounds", str(rounds), *options]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+        if done.returncode:
+            raise SystemExit(f"Error: pfl ended with {done.returncode} in {count} processes")
+        yield json.loads(done.stdout.splitlines()[-1])
 
 
 def layouts(**arguments: Any) -> Rows:
@@ -162,8 +207,11 @@ def rounding(**arguments: Any) -> Rows:
 
 
 MEASUREMENTS: dict[str, Callable[..., Rows]] = {
-    fn.__name__: fn for fn in (machine, tests, workload, layouts, peaks, rounding, peers)
-}
+    fn.__name__: fn
+    for fn in (
+        machine, tests, rounds, flags, cache, kernels, layouts, peaks, rounding, peers, pfl,
+    )
+}  # fmt: skip
 
 
 def main() -> None:

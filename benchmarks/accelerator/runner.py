@@ -30,6 +30,7 @@ class Step(NamedTuple):
       seconds: the usual duration; the step is left for later where less time is left.
       limit: after so many seconds the step is ended; rows that it wrote until then count.
       missing: why it cannot run here; empty if it can.
+      decides: what its figures decide, in a few words.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Step(NamedTuple):
     seconds: float
     limit: float
     missing: str = ""
+    decides: str = ""
 
 
 class Book:
@@ -76,6 +78,10 @@ class Book:
         """Whether a step can run here and came to no end, by a result or by its own error."""
         found = self.results["steps"].get(step.name, {})
         return not step.missing and found.get("status") not in ("done", "failed")
+
+    def status(self, step: Step) -> str:
+        """Says what became of a step; empty if nothing."""
+        return str(self.results["steps"].get(step.name, {}).get("status", ""))
 
     def usual_seconds(self, step: Step) -> float:
         """The seconds that a step took here, or that it is expected to take."""

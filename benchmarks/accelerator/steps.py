@@ -1,46 +1,71 @@
-"""The steps: on an accelerator all, on a CPU a few that are tiny."""
+"""The steps in the order of their worth: on an accelerator whole, on a CPU with tiny sizes."""
 
+import importlib.util
 import json
 import pathlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.accelerator.runner import ROOT, Step
-from benchmarks.peers.install import is_installed
+from benchmarks.peers.install import is_installed, python_of
 
 VENVS = ROOT / "benchmarks" / "peers" / ".venvs"
-# Files of the quick suite that say whether results hold on another backend.
-SUITE = {
+# How convolutions are computed where each client has kernels of its own, in the words of
+# `core.choices`, with the precisions in which their steps are timed. JAX splits no convolution.
+FORMS: Mapping[str, tuple[str, ...]] = {
+    "native": ("float32", "default", "bfloat16"),
+    "products": ("float32", "default", "bfloat16", "split"),
+}
+# Those in which whole rounds of workloads are timed.
+ROUND_FORMS = tuple(FORMS)
+# Files of the quick suite that say whether results hold on another backend, with the seconds that
+# they may take.
+SUITE: Mapping[str, tuple[float, str, tuple[str, ...]]] = {
     "tests of rounds": (
-        "tests/engine/test_execution.py",
-        "tests/engine/test_federation.py",
-        "tests/engine/test_laws.py",
-    ),
-    "tests of the contract": ("tests/algorithms/test_contract.py",),
-    "tests of clipping": ("tests/privacy/test_clipping.py", "tests/models/test_per_example.py"),
-    "tests of noise": (
-        "tests/privacy/test_noise.py",
-        "tests/privacy/test_discrete.py",
-        "tests/privacy/test_distributed.py",
+        40,
+        "whether rounds, clipping and noise are right on this backend at all",
+        (
+            "tests/privacy/test_clipping.py",
+            "tests/models/test_per_example.py",
+            "tests/privacy/test_noise.py",
+            "tests/engine/test_federation.py",
+            "tests/engine/test_laws.py",
+            "tests/engine/test_execution.py",
+        ),
     ),
     "tests of secure sums": (
-        "tests/core/test_sums.py",
-        "tests/server/test_limbs.py",
-        "tests/server/test_secure_sum.py",
-        "tests/server/test_secure_aggregation.py",
+        20,
+        "whether sums of words wrap here as they do on a CPU, so that masks cancel",
+        (
+            "tests/core/test_sums.py",
+            "tests/server/test_limbs.py",
+            "tests/server/test_secure_sum.py",
+            "tests/server/test_secure_aggregation.py",
+        ),
     ),
-    "tests of resume": ("tests/experiment/test_resume.py",),
+    "tests of split products": (
+        10,
+        "whether split products compile here as their bound assumes",
+        ("tests/clients/test_split_products.py",),
+    ),
 }
-# Workloads with the seconds of their steps. A workload without privacy precedes its twin, whose
-# step compiles it again, from the cache of compiled programs.
-WORKLOADS: Mapping[str, float] = {
-    "W1": 25, "W1dp": 30, "W2": 25, "W2dp": 30, "W3nodp": 25, "W3": 40,
-    "W4": 20, "W4dp": 25, "W5nodp": 40, "W5": 60,
-}  # fmt: skip
-# Published settings, with the rounds of one call beside the calls of one round.
-SETTINGS: Mapping[str, tuple[float, int]] = {
-    "P1": (40, 20), "P1dp": (45, 20), "F1": (40, 50), "F4": (25, 100), "P2": (75, 5),
-}  # fmt: skip
+# Published settings and workloads with their twins, which share data and programs of a process:
+# seconds, and the rounds of one call beside calls of one round.
+FAMILIES: Mapping[str, tuple[float, int | None, tuple[str, ...]]] = {
+    "P1": (35, 20, ("P1", "P1dp")),
+    "F1": (25, 50, ("F1",)),
+    "F4": (15, 100, ("F4",)),
+    "W1": (25, None, ("W1", "W1dp")),
+    "W2": (25, None, ("W2", "W2dp")),
+    "W3": (25, None, ("W3nodp", "W3")),
+    "W4": (15, None, ("W4", "W4dp")),
+    "W5": (35, None, ("W5nodp", "W5")),
+}
+# Without convolutions, and therefore without a choice of their form.
+_PLAIN = ("F4", "W4", "W4dp")
+# Clipped gradients of records, whose choice is that of products.
+_OF_RECORDS = ("W3", "W5")
 COUNTS = (1, 4, 16, 64, 256, 1024)
 COHORTS = (10, 100, 1000, 10_000)
 # A client of 1 KiB, so that a million fit beside their model.
@@ -48,98 +73,234 @@ MILLION = {
     "num_clients": 1_000_000, "cohort": 1000, "shape": [64], "examples_per_client": 4,
     "batch_size": 4,
 }  # fmt: skip
-# Peers whose runners compute on the default device of JAX.
-PEERS = {"fedjax": ("W1", "W4"), "drjax": ("W1", "W4"), "jax_privacy": ("W3",)}
-CPU_PEERS = ("flower", "opacus", "pfl")
+# Processes of pfl-research on one device; its own benchmark of CIFAR-10 had five.
+PROCESSES = (1, 5, 10)
+# Peers whose runners compute on the accelerator, with their workloads and their seconds.
+PEERS: Mapping[str, tuple[float, tuple[str, ...]]] = {
+    "opacus": (60, ("W3", "W5")),
+    "jax_privacy": (45, ("W3",)),
+    "fedjax": (45, ("W1", "W4")),
+    "drjax": (45, ("W1", "W4")),
+}
+CPU_PEERS = ("flower",)
+# Fields of workloads on a CPU: two clients of two steps.
+_TINY = {"num_clients": 4, "cohort": 2, "examples_per_client": 4, "batch_size": 2}
 
 
 def measuring(
-    name: str, group: str, seconds: float, limit: float | None = None, /, **arguments: Any
+    name: str,
+    group: str,
+    seconds: float,
+    decides: str,
+    limit: float | None = None,
+    /,
+    **arguments: Any,
 ) -> Step:
     """Makes a step of a function of `measurements`; its limit is three times its seconds."""
     command = ("-m", "benchmarks.accelerator.measurements", json.dumps(arguments))
-    return Step(name, group, command, seconds, limit or max(60.0, 3 * seconds))
+    return Step(name, group, command, seconds, limit or max(75.0, 3 * seconds), "", decides)
 
 
-MACHINE = measuring("machine", "machine", 10, 120, do="machine")
+MACHINE = measuring("machine", "machine", 10, "which device this is", 120, do="machine")
 
 
 def on_accelerator(venvs: pathlib.Path = VENVS) -> list[Step]:
     """Lists all steps."""
-    steps = [measuring(k, "tests", 60, 300, do="tests", files=v) for k, v in SUITE.items()]
-    for name, seconds in WORKLOADS.items():
-        steps.append(measuring(name, "workloads", seconds, do="workload", name=name, rounds=5))
-    for name in ("W3", "W5"):
-        asked = {"do": "workload", "name": name, "rounds": 5, "products": "split"}
-        steps.append(measuring(f"{name} split", "workloads", WORKLOADS[name], **asked))
-    for name, (seconds, together) in SETTINGS.items():
-        asked = {"do": "workload", "name": name, "rounds": 10, "together": together}
-        steps.append(measuring(name, "workloads", seconds, **asked))
-    # JAX splits no convolution, and gradients of records are computed in no other way than these.
-    steps += _layouts("native", ("float32", "default", "bfloat16"), COUNTS, 40)
-    steps += _layouts("products", ("float32", "default", "bfloat16", "split"), COUNTS, 40)
-    steps += _layouts("records", ("float32", "split"), COUNTS, 60)
-    steps.append(measuring("peaks", "peaks", 20, do="peaks", size=8192, copied_mb=2048))
-    steps.append(measuring("rounding", "rounding", 15, do="rounding"))
-    steps += _peers(venvs)
-    cohorts = [{"cohort": n, "num_clients": COHORTS[-1]} for n in COHORTS]
-    some = [{"cohort": n} for n in COHORTS[:3]]
-    for name, each, seconds in (("W4", cohorts, 60), ("P1", some, 90)):
-        asked = {"do": "workload", "name": name, "rounds": 5, "each": each}
-        steps.append(measuring(f"cohorts of {name}", "scale", seconds, **asked))
-    asked = {"do": "workload", "name": "W4dp", "rounds": 5, "each": [MILLION]}
-    return [*steps, measuring("a million clients", "scale", 60, **asked)]
+    return _steps(venvs, is_tiny=False)
 
 
 def on_cpu(venvs: pathlib.Path = VENVS) -> list[Step]:
-    """Lists a few steps, which show that the command works; their figures say little."""
-    few = {"num_clients": 20, "cohort": 4}
-    f4 = {"do": "workload", "name": "F4", "rounds": 1, "each": [few], "together": 2}
-    options = ["-k", "sum"]
-    files = ("tests/server/test_limbs.py",)
-    w4 = {"do": "workload", "name": "W4", "rounds": 1, "each": [few | {"cohort": 2}]}
-    steps = [
-        measuring("tests of secure sums", "tests", 10, do="tests", files=files, options=options),
-        measuring("F4", "workloads", 10, **f4),
-        *_layouts("native", ("float32",), (2,), 15),
-        *_layouts("products", ("float32",), (2,), 15),
-        *_layouts("records", ("float32",), (2,), 20),
-        measuring("peaks", "peaks", 10, do="peaks", size=512, copied_mb=16),
-        measuring("rounding", "rounding", 10, do="rounding", width=64),
-        *_peers(venvs, only=("fedjax",)),
-        measuring("cohorts of W4", "scale", 15, **w4),
-    ]
+    """Lists the same steps with tiny sizes: they show that all works; figures say little."""
     # Processors may be busy with other work.
-    return [step._replace(limit=300.0) for step in steps]
+    return [step._replace(limit=600.0) for step in _steps(venvs, is_tiny=True)]
 
 
-def _layouts(
-    form: str, precisions: tuple[str, ...], counts: tuple[int, ...], seconds: float
-) -> list[Step]:
+def _steps(venvs: pathlib.Path, is_tiny: bool) -> list[Step]:
     return [
-        measuring(
-            f"{form} {precision}",
-            "layouts",
-            seconds,
-            do="layouts",
-            form=form,
-            precision=precision,
-            counts=counts,
-        )
-        for precision in precisions
+        *_tests(is_tiny),
+        *_workloads(is_tiny),
+        *_best_peers(venvs, is_tiny),
+        *_layouts(is_tiny),
+        *_settings(is_tiny),
+        *_scale(is_tiny),
+        _trace(is_tiny),
+        *_more(venvs, is_tiny),
     ]
 
 
-def _peers(venvs: pathlib.Path, only: tuple[str, ...] = (*PEERS, *CPU_PEERS)) -> list[Step]:
-    """Compares with the peers that are installed and compute on the accelerator."""
+def _tests(is_tiny: bool) -> list[Step]:
+    options = [] if is_tiny else ["--optimized"]
+    workers = 2 if is_tiny else 8
+    steps = [
+        # Starting, collecting, and what is under way when the seconds are over.
+        measuring(
+            name, "tests", seconds, decides, 2 * seconds + 40,
+            do="tests", files=files, seconds=seconds - 5, options=options, workers=workers,
+        )
+        for name, (seconds, decides, files) in SUITE.items()
+    ]  # fmt: skip
+    bound = "whether products may be split: an error above the bound voids the privacy statement"
+    width = 64 if is_tiny else 512
+    return [*steps, measuring("rounding", "rounding", 15, bound, do="rounding", width=width)]
+
+
+def _changes(name: str, is_tiny: bool) -> dict[str, Any]:
+    if not is_tiny:
+        return {}
+    if name.startswith("W3"):
+        return _TINY | {"num_steps": 2}
+    # Their one step reads all examples.
+    return _TINY | ({"batch_size": 4} if name.startswith(("W4", "W5")) else {})
+
+
+def _workloads(is_tiny: bool) -> list[Step]:
     steps = []
-    for peer in only:
-        names = PEERS.get(peer, ())
-        asked = {"do": "peers", "peer": peer, "names": names, "rounds": 3, "venvs": str(venvs)}
-        step = measuring(f"peer {peer}", "peers", 90, 300, **asked)
-        if peer in CPU_PEERS:
-            step = step._replace(missing="its runner in benchmarks/peers computes on the CPU")
-        elif not is_installed(peer, venvs):
-            step = step._replace(missing=f"not installed: no environment {venvs / peer}")
-        steps.append(step)
+    for family, (seconds, together, names) in FAMILIES.items():
+        cases: list[dict[str, Any]] = []
+        for name in names:
+            case = {"name": name, "changes": _changes(name, is_tiny)}
+            # A CPU has one form of convolutions and of products.
+            if name in _PLAIN or is_tiny:
+                cases.append(case)
+            elif name in _OF_RECORDS:
+                cases += [case, case | {"products": "split"}]
+            else:
+                cases += [case | {"form": form} for form in ROUND_FORMS]
+        decides = "the speed to publish; the cost of privacy"
+        if family not in _PLAIN:
+            decides += f"; {' or '.join(ROUND_FORMS)} convolutions"
+        several = 2 if together and is_tiny else together
+        rounds = 1 if is_tiny else 5
+        asked = {"do": "rounds", "cases": cases, "rounds": rounds, "together": several}
+        steps.append(measuring(family, "workloads", seconds, decides, **asked))
     return steps
+
+
+def _best_peers(venvs: pathlib.Path, is_tiny: bool) -> list[Step]:
+    few = ["--cohort", "4", "--users", "8"] if is_tiny else []
+    processes, rounds = (PROCESSES[:2], 1) if is_tiny else (PROCESSES, 5)
+    asked = {"do": "pfl", "processes": processes, "options": few, "rounds": rounds}
+    python = sys.executable if _is_here("pfl") else str(python_of("pfl", venvs))
+    decides = "how much faster P1 is than pfl-research with its best number of processes"
+    pfl = measuring("peer pfl", "peers", 45, decides, 180, python=python, **asked)
+    pfl = pfl._replace(missing=_missing("pfl", venvs))
+    return [pfl, _peer("opacus", venvs, is_tiny)]
+
+
+def _peer(peer: str, venvs: pathlib.Path, is_tiny: bool) -> Step:
+    seconds, names = PEERS[peer]
+    # Peers train on whole workloads, of which this one is small.
+    names, rounds = (names[-1:], 1) if is_tiny else (names, 3)
+    asked = {"peer": peer, "names": names, "rounds": rounds, "venvs": str(venvs)}
+    here = {"here": _is_here(peer)}
+    decides = f"how much faster {' and '.join(names)} are than {peer}"
+    step = measuring(f"peer {peer}", "peers", seconds, decides, 240, do="peers", **asked, **here)
+    return step._replace(missing=_missing(peer, venvs))
+
+
+def _layouts(is_tiny: bool) -> list[Step]:
+    forms: dict[str, tuple[str, ...]] = {**FORMS, "records": ("float32", "split")}
+    seconds, counts = 30, COUNTS
+    if is_tiny:
+        forms, counts = dict.fromkeys(forms, ("float32",)), (2,)
+    chosen = "the width of chunks and the form of convolutions; "
+    product, copied = (512, 16) if is_tiny else (8192, 2048)
+    peaks = {"do": "peaks", "size": product, "copied_mb": copied}
+    return [
+        measuring("peaks", "peaks", 12, "what the shares are of", **peaks),
+        *(
+            measuring(
+                f"{form} steps",
+                "layouts",
+                seconds,
+                ("exact or split products of records" if form == "records" else chosen + form),
+                do="layouts",
+                form=form,
+                precisions=precisions,
+                counts=counts,
+            )
+            for form, precisions in forms.items()
+        ),
+    ]
+
+
+def _settings(is_tiny: bool) -> list[Step]:
+    """Lists what can be set: widths of chunks, autotuning, the cache of programs."""
+    rounds = 1 if is_tiny else 5
+    widths = {"P1": (1, 2) if is_tiny else (5, 10, 25, 50), "W3": (1, 2) if is_tiny else (3, 7, 21)}
+    changes = _changes("P1", is_tiny)
+    p1 = {"name": "P1", "changes": changes}
+    steps = []
+    for name, each in widths.items():
+        cases = [
+            {"name": name, "changes": _changes(name, is_tiny), "clients_per_chunk": width}
+            for width in each
+        ]
+        decides = f"the width of chunks of {name}, beside the estimated one"
+        asked = {"do": "rounds", "cases": cases, "rounds": rounds}
+        steps.append(measuring(f"widths of {name}", "settings", 25, decides, **asked))
+    for level in (0, 2):
+        decides = f"whether autotuning gains what it takes: P1 at level {level}, where 4 is usual"
+        asked = {"do": "flags", "level": level, "rounds": rounds, **p1}
+        steps.append(measuring(f"autotuning {level}", "settings", 20, decides, **asked))
+    decides = "how long a second process compiles, with the programs of the first on disk"
+    return [*steps, measuring("programs kept", "settings", 40, decides, do="cache", **p1)]
+
+
+def _scale(is_tiny: bool) -> list[Step]:
+    cohorts = (2, 4) if is_tiny else COHORTS
+    few = _TINY if is_tiny else {"num_clients": COHORTS[-1]}
+    w4 = [{"name": "W4", "changes": few | {"batch_size": 4, "cohort": n}} for n in cohorts]
+    p1 = [{"name": "P1", "changes": _changes("P1", is_tiny) | {"cohort": n}} for n in cohorts[:3]]
+    if not is_tiny:
+        for case in w4:
+            del case["changes"]["batch_size"]
+    million = MILLION | ({"num_clients": 10_000, "cohort": 10} if is_tiny else {})
+    rounds = 1 if is_tiny else 5
+    decides = "how time and memory grow with the cohort"
+    how = {"do": "rounds", "rounds": rounds}
+    population = "whether the size of the population costs anything in a round"
+    return [
+        measuring("cohorts of W4", "scale", 25, decides, **how, cases=w4),
+        measuring("cohorts of P1", "scale", 30, decides, **how, cases=p1),
+        measuring(
+            "a million clients", "scale", 20, population,
+            **how, cases=[{"name": "W4dp", "changes": million}],
+        ),
+    ]  # fmt: skip
+
+
+def _trace(is_tiny: bool) -> Step:
+    changes = _changes("P1", is_tiny)
+    decides = "which kernels of P1 take the time, and how long the device waits"
+    asked = {"do": "kernels", "name": "P1", "changes": changes}
+    return measuring("trace of P1", "trace", 25, decides, **asked)
+
+
+def _more(venvs: pathlib.Path, is_tiny: bool) -> list[Step]:
+    """Lists what may be left when a quarter of an hour is over."""
+    changes: dict[str, Any] = {}
+    if is_tiny:
+        small = {"width": 8, "num_heads": 2, "num_layers": 1, "intermediate_size": 8}
+        changes = _TINY | {"num_classes": 16, "model_options": small}
+    cases = [{"name": "P2", "changes": changes}]
+    asked = {"do": "rounds", "cases": cases, "rounds": 1 if is_tiny else 5}
+    asked["together"] = 2 if is_tiny else 5
+    p2 = measuring("P2", "workloads", 45, "the speed to publish", **asked)
+    peers = [_peer(peer, venvs, is_tiny) for peer in PEERS if peer != "opacus"]
+    for peer in CPU_PEERS:
+        step = measuring(f"peer {peer}", "peers", 0, "nothing here", do="peers", peer=peer)
+        peers.append(step._replace(missing="its runner in benchmarks/peers computes on the CPU"))
+    return [p2, *peers]
+
+
+def _is_here(peer: str) -> bool:
+    """Whether this environment has a peer itself."""
+    return importlib.util.find_spec(peer) is not None
+
+
+def _missing(peer: str, venvs: pathlib.Path) -> str:
+    """Says why a peer cannot run; empty if it can."""
+    if _is_here(peer) or is_installed(peer, venvs):
+        return ""
+    return f"not installed, neither here nor in an environment {venvs.name}/{peer}"

@@ -206,8 +206,8 @@ def run_workload(
     from fedjax_dp.experiment.studies.timing import gemm_peak
 
     path = ensure(name, options.folder)
-    num_checked = CHECKED_CLIENTS[name[:2]]
-    reference = _reference(path, num_checked)
+    num_checked = 1 if options.brief else CHECKED_CLIENTS[name[:2]]
+    reference = _reference(path, num_checked, options.brief)
     runners: list[Runner] = []
     notes: list[str] = []
     peaks: list[float] = []
@@ -229,7 +229,7 @@ def run_workload(
                 notes.append(f"{entry.title}: {missing[entry.peer]}")
                 continue
             try:
-                runners.append(Runner(entry, _python_of(entry.peer, options.venvs), path, options))
+                runners.append(Runner(entry, _python_of(entry.peer, options), path, options))
             except Failed as error:
                 notes.append(f"{entry.title}: {error}")
                 continue
@@ -275,7 +275,7 @@ def _check(
     runner.differences = {steps: difference(runner, steps) for steps in reference}
     if runner.differences[1] <= report.TOLERANCE:
         return
-    python = _python_of(runner.entry.peer, options.venvs)
+    python = _python_of(runner.entry.peer, options)
     few = runner.entry._replace(clients=num_clients)
     double = Runner(few, python, problem, options, is_double=True)
     try:
@@ -285,13 +285,19 @@ def _check(
         double.kill()
 
 
-def _reference(path: pathlib.Path, num_clients: int) -> dict[int, problems.Params]:
+def _reference(
+    path: pathlib.Path, num_clients: int, is_brief: bool
+) -> dict[int, problems.Params]:
     output = path.with_name(f"{path.stem}.reference.npz")
     if not output.exists():
         _say(f"{path.stem}: computing the float64 reference of {num_clients} clients")
         unfinished = output.with_name(f"{path.stem}.unfinished.npz")
         script = [str(HERE / "reference.py"), str(path), "--clients", str(num_clients)]
-        subprocess.run([sys.executable, *script, "--output", str(unfinished)], check=True)
+        script += ["--steps", "1"] if is_brief else []
+        # Small products in float64 gain nothing from an accelerator.
+        on_cpu = os.environ | {"JAX_PLATFORMS": "cpu"}
+        command = [sys.executable, *script, "--output", str(unfinished)]
+        subprocess.run(command, check=True, env=on_cpu)
         unfinished.rename(output)
     found: dict[int, problems.Params] = {}
     for name, value in problems.load_delta(output).items():
@@ -354,8 +360,9 @@ def _row(
     )
 
 
-def _python_of(peer: str, venvs: pathlib.Path) -> pathlib.Path:
-    return pathlib.Path(sys.executable) if peer == "ours" else install.python_of(peer, venvs)
+def _python_of(peer: str, options: Any) -> pathlib.Path:
+    is_here = peer in ("ours", *options.here)
+    return pathlib.Path(sys.executable) if is_here else install.python_of(peer, options.venvs)
 
 
 def hardware_class(num_cores: int, flags: str) -> str:
@@ -385,7 +392,7 @@ def compare(options: Any) -> list[str]:
     book = Book(options.results, options.workloads, settings, again=options.again)
     if len(book.left) < len(options.workloads):
         _say(f"continues a run that was stopped; left: {', '.join(book.left)}")
-    peers = peers_of(book.left, options.peers)
+    peers = [peer for peer in peers_of(book.left, options.peers) if peer not in options.here]
     missing = environments(peers, options.venvs, make=not options.installed)
     for name in book.left:
         try:
@@ -404,6 +411,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cores", type=int, default=2, help="of all that runs, 2")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds to wait for an answer")
     parser.add_argument("--installed", action="store_true", help="make no environment")
+    parser.add_argument("--here", nargs="+", default=(), help="peers of this environment itself")
+    parser.add_argument("--brief", action="store_true", help="check one step of one client alone")
     parser.add_argument("--again", action="store_true", help="continue no run, measure everything")
     parser.add_argument("--venvs", type=pathlib.Path, default=HERE / ".venvs")
     parser.add_argument("--folder", type=pathlib.Path, default=HERE / ".work")
@@ -413,6 +422,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     for what, asked, known in (
         ("workload", options.workloads, list(LINEUP)),
         ("peer", options.peers or [], [OURS.peer, *install.PEERS]),
+        ("peer", options.here, list(install.PEERS)),
     ):
         if unknown := [name for name in asked if name not in known]:
             parser.error(f"unknown {what} {unknown[0]!r}; there are {', '.join(known)}")

@@ -61,10 +61,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("problem")
     parser.add_argument("--clients", type=int)
+    parser.add_argument("--steps", type=int, help="all where left out")
     parser.add_argument("--output", required=True)
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    found = deltas(load(options.problem, options.clients))
+    problem = load(options.problem, options.clients)
+    found = deltas(problem._replace(batches=problem.batches[:, : options.steps]))
     flat = {f"{steps}/{k}": v for steps, delta in found.items() for k, v in delta.items()}
     save_delta(options.output, flat)
 

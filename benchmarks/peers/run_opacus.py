@@ -11,7 +11,7 @@ from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from problem import Params, Problem
 from torch import nn
-from torch_models import arrays_of, inputs, network, reset
+from torch_models import DEVICE, arrays_of, exactly, finish, inputs, network, reset
 
 VARIANTS = ("hooks", "ghost", "plain")
 
@@ -22,7 +22,7 @@ class Opacus:
             raise ValueError(f"the variant must be one of {VARIANTS}, got {variant!r}")
         self.problem = problem
         x, y = problem.in_order()
-        self.x, self.y = inputs(x), torch.from_numpy(y).long()
+        self.x, self.y = inputs(x), torch.from_numpy(y).long().to(DEVICE)
         self.network = network(problem)
         criterion = nn.CrossEntropyLoss()
         optimizer = torch.optim.SGD(self.network.parameters(), lr=problem.learning_rate)
@@ -71,6 +71,7 @@ class Opacus:
                 self.network.parameters(), start, total, strict=True
             ):
                 parameter.copy_(value + summed / num_clients)
+        finish()
         seconds = time.perf_counter() - started
         after = arrays_of(self.network)
         return seconds, {k: after[k] - v for k, v in self.problem.params.items()}
@@ -78,7 +79,7 @@ class Opacus:
 
 def main() -> None:
     session = Session("opacus", "torch")
-    session.serve(Opacus(session.problem, session.variant).run)
+    session.serve(Opacus(session.problem, session.variant).run, exactly)
 
 
 if __name__ == "__main__":

@@ -16,22 +16,7 @@ from pfl.model.pytorch import PyTorchModel
 from pfl.privacy.gaussian_mechanism import GaussianMechanism
 from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
 from problem import Params, Problem
-from torch import nn
-from torch_models import delta_of, inputs, network, reset
-
-
-class WithLoss(nn.Module):
-    """What pfl asks of a module: a loss, and metrics that are never evaluated here."""
-
-    def __init__(self, module: nn.Module):
-        super().__init__()
-        self.module = module
-
-    def loss(self, x: torch.Tensor, y: torch.Tensor, is_eval: bool = False) -> torch.Tensor:
-        return nn.functional.cross_entropy(self.module(x), y)
-
-    def metrics(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, float]:
-        return {}
+from torch_models import DEVICE, WithLoss, delta_of, exactly, finish, inputs, network, reset
 
 
 class Pfl:
@@ -40,7 +25,7 @@ class Pfl:
         x, y = problem.in_order()
         per_client = problem.num_steps * problem.batch_size
         self.x = inputs(x.reshape(problem.num_clients, per_client, *x.shape[3:]))
-        self.y = torch.from_numpy(y.reshape(problem.num_clients, per_client)).long()
+        self.y = torch.from_numpy(y.reshape(problem.num_clients, per_client)).long().to(DEVICE)
         self.network = network(problem)
         self.model = PyTorchModel(
             WithLoss(self.network),
@@ -80,13 +65,14 @@ class Pfl:
         )
         started = time.perf_counter()
         algorithm.run(rounds, backend, self.model, local, send_metrics_to_platform=False)
+        finish()
         seconds = time.perf_counter() - started
         return seconds, delta_of(self.network, problem)
 
 
 def main() -> None:
     session = Session("pfl", "torch")
-    session.serve(Pfl(session.problem).run)
+    session.serve(Pfl(session.problem).run, exactly)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 # The answers keep the pipe; everything else that is printed goes to standard error.
@@ -73,8 +74,13 @@ class Session:
     def answer(self, **values: Any) -> None:
         print(json.dumps(values), file=_answers, flush=True)
 
-    def serve(self, run: Run) -> None:
-        """Warms up by one round and answers until it is asked to quit."""
+    def serve(
+        self, run: Run, checking: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
+        """Warms up by one round and answers until it is asked to quit.
+
+        Deltas are computed within `checking`, in which a device's products do not round.
+        """
         whole = self.problem.num_clients, self.num_steps, self.problem.noise_multiplier
         first = run(*whole)[0]
         self.answer(
@@ -89,6 +95,7 @@ class Session:
             if command["do"] == "round":
                 self.answer(seconds=run(*whole)[0])
             else:
-                seconds, delta = run(command["clients"], command["steps"], 0.0)
+                with checking():
+                    seconds, delta = run(command["clients"], command["steps"], 0.0)
                 problems.save_delta(command["path"], delta)
                 self.answer(seconds=seconds)

@@ -3,10 +3,47 @@
 Parameters are named after the arrays: "Conv_0/kernel" is `Conv_0.weight`.
 """
 
+import contextlib
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from problem import Params, Problem
 from torch import nn
+
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def finish() -> None:
+    """Waits until the device has computed what it was asked to."""
+    if DEVICE.type != "cpu":
+        torch.cuda.synchronize()
+
+
+@contextlib.contextmanager
+def exactly() -> Iterator[None]:
+    """Computes in full float32, also where PyTorch rounds factors of convolutions by default."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+class WithLoss(nn.Module):
+    """What pfl asks of a module: a loss, and metrics that are never evaluated here."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor, is_eval: bool = False) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.module(x), y)
+
+    def metrics(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, float]:
+        return {}
 
 
 class LogisticRegression(nn.Module):
@@ -19,9 +56,12 @@ class LogisticRegression(nn.Module):
 
 
 class EmnistCnn(nn.Module):
-    def __init__(self, channels: int, size: int, num_classes: int):
+    def __init__(
+        self, channels: int, size: int, num_classes: int, dropout: tuple[float, float] = (0.0, 0.0)
+    ):
         super().__init__()
         side = (size - 4) // 2
+        self.dropout = dropout
         self.flattened = {"Dense_0/kernel": (side, side, 64)}
         self.Conv_0 = nn.Conv2d(channels, 32, 3)
         self.Conv_1 = nn.Conv2d(32, 64, 3)
@@ -31,7 +71,9 @@ class EmnistCnn(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.relu(self.Conv_0(x))
         x = nn.functional.max_pool2d(torch.relu(self.Conv_1(x)), 2)
-        return self.Dense_1(torch.relu(self.Dense_0(x.flatten(1))))
+        x = nn.functional.dropout(x, self.dropout[0], self.training)
+        x = torch.relu(self.Dense_0(x.flatten(1)))
+        return self.Dense_1(nn.functional.dropout(x, self.dropout[1], self.training))
 
 
 class ThesisCnn(nn.Module):
@@ -103,7 +145,7 @@ def network(problem: Problem) -> nn.Module:
         module = ThesisCnn(channels, size, problem.num_classes)
     else:
         module = ResNet18(channels, problem.num_classes)
-    module.to(torch.from_numpy(problem.x[:0]).dtype)
+    module.to(DEVICE, torch.from_numpy(problem.x[:0]).dtype)
     reset(module, problem)
     return module
 
@@ -115,8 +157,8 @@ def inputs(x: np.ndarray) -> torch.Tensor:
     "channels last", a layout on which Opacus 1.6.0 unfolds convolutions wrongly.
     """
     if x.ndim < 5:
-        return torch.from_numpy(x)
-    return torch.from_numpy(np.array(np.moveaxis(x, -1, -3), order="C", copy=True))
+        return torch.from_numpy(x).to(DEVICE)
+    return torch.from_numpy(np.array(np.moveaxis(x, -1, -3), order="C", copy=True)).to(DEVICE)
 
 
 @torch.no_grad()

@@ -35,7 +35,9 @@ def read_measured(path: str | os.PathLike[str]) -> Measured:
     try:
         device, steps = str(found["machine"]["device"]), found["steps"].values()
         whole = [s for s in steps if s["group"] == "layouts" and s["status"] == "done"]
-        speeds = tuple(_speed(row) for step in whole for row in step["rows"])
+        # What did not fit into memory has an error instead of a speed.
+        rows = (row for step in whole for row in step["rows"] if "error" not in row)
+        speeds = tuple(map(_speed, rows))
     except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError):
         raise ValueError(f"measured must {rule}, got {path}") from None
     return Measured(device, speeds)

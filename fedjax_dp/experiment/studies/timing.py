@@ -17,7 +17,7 @@ from fedjax_dp.engine.record import as_metrics
 from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.experiment.studies.projection import Network, projection
-from fedjax_dp.experiment.studies.workloads import WORKLOADS, Prepared, prepare
+from fedjax_dp.experiment.studies.workloads import WORKLOADS, Prepared, Workload, prepare
 from fedjax_dp.models.cost import training_cost
 
 _GEMM_SIZE = 2048
@@ -37,8 +37,8 @@ def gemm_peak(seconds: float = 1.0) -> float:
     return best
 
 
-class _Case:
-    """A simulation that is timed round by round."""
+class Case:
+    """A simulation that is timed call by call."""
 
     def __init__(self, simulation: Simulation):
         self.simulation = simulation
@@ -49,19 +49,20 @@ class _Case:
         self.compile_seconds = time.perf_counter() - started
         self.info: dict[str, Any] = {}
 
-    def time_round(self) -> float:
+    def time_round(self, rounds: int = 1) -> float:
+        """Runs rounds, and returns the seconds of each."""
         started = time.perf_counter()
-        self._state, record, info = self.simulation.run(self._state, self._key, 1)
+        self._state, record, info = self.simulation.run(self._state, self._key, rounds)
         jax.block_until_ready(self._state)
         elapsed = time.perf_counter() - started
         self.info = as_metrics(record, info)
-        return elapsed
+        return elapsed / rounds
 
 
-def timed_case(name: str, execution: ExecutionConfig) -> _Case:
+def timed_case(name: str, execution: ExecutionConfig) -> Case:
     """Compiles a workload, to be timed round by round."""
     checks.one_of("NAME", name, WORKLOADS)
-    return _Case(_compiled(prepare(WORKLOADS[name]), execution))
+    return Case(compiled(prepare(WORKLOADS[name]), execution))
 
 
 class Projecting(NamedTuple):
@@ -70,7 +71,7 @@ class Projecting(NamedTuple):
     devices: Sequence[int]
     network: Network = Network()
 
-    def of(self, case: _Case, seconds: Sequence[float]) -> dict[str, Any]:
+    def of(self, case: Case, seconds: Sequence[float]) -> dict[str, Any]:
         """Projects measured rounds; the first was round 1, after one that is not counted."""
         return projection(case.simulation, seconds, 1, self.devices, self.network)
 
@@ -87,10 +88,10 @@ def measure(
     checks.whole("--rounds", num_rounds)
     workload = WORKLOADS[name]._replace(**changes)
     parts = prepare(workload)
-    cases = [_Case(_compiled(parts, execution))]
+    cases = [Case(compiled(parts, execution))]
     if workload.base is not None:
         base = WORKLOADS[workload.base]._replace(**changes)
-        cases.append(_Case(_compiled(prepare(base), execution)))
+        cases.append(Case(compiled(prepare(base), execution)))
     times: list[list[float]] = [[] for _ in cases]
     peaks = []
     for i in range(num_rounds + 1):
@@ -99,25 +100,38 @@ def measure(
             if i > 0:
                 seconds.append(elapsed)
         peaks.append(gemm_peak(0.2))
-    case, median = cases[0], statistics.median(times[0])
-    info, examples = case.info, float(case.info["num_examples"][0])
-    dtype = parts.data.examples["x"].dtype
-    cost = training_cost(parts.model, workload.shape, workload.batch_size, dtype)
-    rate, peak = examples / median / 1e9, statistics.median(peaks)
-    achieved = cost.direct_operations * rate
+    case, medians = cases[0], [statistics.median(seconds) for seconds in times]
     found = {
         "name": name,
+        **figures(workload, parts, case, times[0], peaks[1:]),
+        "dp_overhead": medians[0] / medians[1] if len(cases) > 1 else None,
+    }
+    return found if projecting is None else found | {"model": projecting.of(case, times[0])}
+
+
+def figures(
+    workload: Workload,
+    parts: Prepared,
+    case: Case,
+    seconds: Sequence[float],
+    peaks: Sequence[float],
+) -> dict[str, Any]:
+    """Relates measured rounds of a workload to its arithmetic, and to the peak of the machine."""
+    median, info = statistics.median(seconds), case.info
+    dtype = parts.data.examples["x"].dtype
+    cost = training_cost(parts.model, workload.shape, workload.batch_size, dtype)
+    rate, peak = float(info["num_examples"][0]) / median / 1e9, statistics.median(peaks)
+    achieved = cost.direct_operations * rate
+    return {
         "about": workload.about,
-        **_speed(case, times[0], peaks[1:]),
+        **_speed(case, seconds, peaks),
         "gflops": achieved,
         "gemm_peak_gflops": peak,
         "gemm_peak_share": achieved / peak,
         "multiplied_share": cost.operations * rate / peak,
         "padding_share": float(info["padding_share"][0]),
-        "dp_overhead": median / statistics.median(times[1]) if len(cases) > 1 else None,
         "layouts": [trial._asdict() for trial in case.simulation.layouts],
     }
-    return found if projecting is None else found | {"model": projecting.of(case, times[0])}
 
 
 def measure_experiment(
@@ -125,7 +139,7 @@ def measure_experiment(
 ) -> dict[str, Any]:
     """Times rounds of an experiment, without its evaluations and checkpoints."""
     checks.whole("--rounds", num_rounds)
-    case = _Case(assemble(config).simulation)
+    case = Case(assemble(config).simulation)
     timed = [(case.time_round(), gemm_peak(0.2)) for _ in range(num_rounds + 1)][1:]
     seconds, peaks = zip(*timed, strict=True)
     speed = _speed(case, seconds, peaks)
@@ -133,7 +147,8 @@ def measure_experiment(
     return found if projecting is None else found | {"model": projecting.of(case, seconds)}
 
 
-def _compiled(parts: Prepared, execution: ExecutionConfig) -> Simulation:
+def compiled(parts: Prepared, execution: ExecutionConfig) -> Simulation:
+    """Builds the simulation of a workload."""
     return simulation(
         parts.algorithm,
         parts.data,
@@ -144,7 +159,7 @@ def _compiled(parts: Prepared, execution: ExecutionConfig) -> Simulation:
     )
 
 
-def _speed(case: _Case, seconds: Sequence[float], peaks: Sequence[float]) -> dict[str, Any]:
+def _speed(case: Case, seconds: Sequence[float], peaks: Sequence[float]) -> dict[str, Any]:
     """Collects what is measured of every simulation."""
     median, info = statistics.median(seconds), case.info
     stats = jax.local_devices()[0].memory_stats() or {}
