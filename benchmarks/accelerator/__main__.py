@@ -5,8 +5,8 @@
 
 Tests, workloads, peers, steps of clients side by side, settings, scale and a trace in the order of
 their worth, each step in a process of its own with a limit. Writes `accelerator-BACKEND.json` and
-`.md` after every step; `--plan` lists the steps and runs none. On a CPU all steps are tiny. It needs
-no network, and nothing but the files of the project and its packages.
+`.md` after every step; `--plan` lists the steps and runs none. On a CPU all steps are tiny. It
+needs no network, and nothing but the files of the project and its packages.
 """
 
 import argparse

@@ -3,8 +3,8 @@
     python -m benchmarks.accelerator.constants benchmarks/results/accelerator-gpu.json
 
 What `auto` stands for without and with the measured speeds, the speeds that decide it, and the
-constants that would make it the default: to be copied into `fedjax_dp/core/choices.py` by hand, with
-the file as their source.
+constants that would make it the default: to be copied into `fedjax_dp/core/choices.py` by hand,
+with the file as their source.
 """
 
 import argparse

@@ -108,8 +108,8 @@ others of the same step, without data and imports. Default precision is TF32 on 
 bfloat16 on TPUs, split is three products of bfloat16; record-level privacy (W3, W5) computes in
 float32. Shares are of the peaks below, measured in a process of their own; operations are those of
 three forward passes with direct sums. Bytes are those that XLA counts. Device memory is the most so
-far of the process, which holds all workloads of a step. W1 to W5 compute on random inputs; P1, P1dp,
-P2, F1 and F4 have the sizes of published settings, and learn nothing."""
+far of the process, which holds all workloads of a step. W1 to W5 compute on random inputs; P1,
+P1dp, P2, F1 and F4 have the sizes of published settings, and learn nothing."""
 _PEERS = """\
 Opacus and pfl-research round factors of convolutions to TF32 by default; the step of a client that
 is compared with float64 is computed without. Processes of pfl-research share the device."""
@@ -139,7 +139,9 @@ def page(results: Mapping[str, Any]) -> str:
         if not rows:
             continue
         used = {
-            head: get for head, get in columns.items() if any(_cell(r, get, beside) for _, r in rows)
+            head: get
+            for head, get in columns.items()
+            if any(_cell(r, get, beside) for _, r in rows)
         }
         lines += [f"## {title}", "", "| " + " | ".join([*used, "command"]) + " |"]
         lines.append("|---" * (len(used) + 1) + "|")

@@ -4,6 +4,7 @@ import concurrent.futures
 import functools
 import json
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -75,7 +76,8 @@ def rows(
         about = _described(case) | {"rounds_per_call": 1}
         if index in made:
             workload = _workload(_identity(case))
-            yield {**about, **_figures(workload, whole, made[index], times[index], peaks)}
+            found = _figures(workload, whole, made[index], times[index], peaks)
+            yield {**about, **found, "dp_overhead": _overhead(index, cases, times)}
         else:
             yield {**about, "error": errors[index]}
     for index, case in list(made.items()) if together is not None else ():
@@ -90,6 +92,17 @@ def rows(
     if errors:
         named = "; ".join(f"{cases[i]['name']}: {error}" for i, error in errors.items())
         raise SystemExit(f"Error: {len(errors)} of {len(cases)} cases failed: {named}")
+
+
+def _overhead(
+    index: int, cases: Sequence[dict[str, Any]], times: dict[int, list[float]]
+) -> float | None:
+    """Compares with the workload without privacy, in the same form or its fastest one."""
+    base = WORKLOADS[cases[index]["name"]].base
+    twins = [i for i in times if cases[i]["name"] == base]
+    alike = [i for i in twins if cases[i].get("form") == cases[index].get("form")]
+    found = [statistics.median(times[i]) for i in alike or twins if times[i]]
+    return statistics.median(times[index]) / min(found) if found else None
 
 
 def _identity(case: dict[str, Any]) -> dict[str, Any]:

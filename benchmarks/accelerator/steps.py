@@ -19,37 +19,20 @@ FORMS: Mapping[str, tuple[str, ...]] = {
 }
 # Those in which whole rounds of workloads are timed.
 ROUND_FORMS = tuple(FORMS)
-# Files of the quick suite that say whether results hold on another backend, with the seconds that
-# they may take.
-SUITE: Mapping[str, tuple[float, str, tuple[str, ...]]] = {
-    "tests of rounds": (
-        40,
-        "whether rounds, clipping and noise are right on this backend at all",
-        (
-            "tests/privacy/test_clipping.py",
-            "tests/models/test_per_example.py",
-            "tests/privacy/test_noise.py",
-            "tests/engine/test_federation.py",
-            "tests/engine/test_laws.py",
-            "tests/engine/test_execution.py",
-        ),
-    ),
-    "tests of secure sums": (
-        20,
-        "whether sums of words wrap here as they do on a CPU, so that masks cancel",
-        (
-            "tests/core/test_sums.py",
-            "tests/server/test_limbs.py",
-            "tests/server/test_secure_sum.py",
-            "tests/server/test_secure_aggregation.py",
-        ),
-    ),
-    "tests of split products": (
-        10,
-        "whether split products compile here as their bound assumes",
-        ("tests/clients/test_split_products.py",),
-    ),
-}
+# Files of the quick suite that say whether results hold on another backend.
+SUITE = (
+    "tests/core/test_sums.py",
+    "tests/server/test_limbs.py",
+    "tests/server/test_secure_sum.py",
+    "tests/server/test_secure_aggregation.py",
+    "tests/clients/test_split_products.py",
+    "tests/privacy/test_clipping.py",
+    "tests/models/test_per_example.py",
+    "tests/privacy/test_noise.py",
+    "tests/engine/test_federation.py",
+    "tests/engine/test_laws.py",
+    "tests/engine/test_execution.py",
+)
 # Published settings and workloads with their twins, which share data and programs of a process:
 # seconds, and the rounds of one call beside calls of one round.
 FAMILIES: Mapping[str, tuple[float, int | None, tuple[str, ...]]] = {
@@ -129,19 +112,16 @@ def _steps(venvs: pathlib.Path, is_tiny: bool) -> list[Step]:
 
 
 def _tests(is_tiny: bool) -> list[Step]:
-    options = [] if is_tiny else ["--optimized"]
-    workers = 2 if is_tiny else 8
-    steps = [
-        # Starting, collecting, and what is under way when the seconds are over.
-        measuring(
-            name, "tests", seconds, decides, 2 * seconds + 40,
-            do="tests", files=files, seconds=seconds - 5, options=options, workers=workers,
-        )
-        for name, (seconds, decides, files) in SUITE.items()
-    ]  # fmt: skip
+    options, workers = ([], 2) if is_tiny else (["--optimized"], 8)
+    right = "whether clipping, noise, rounds, secure sums and split products are right here"
+    asked = {"do": "tests", "files": SUITE, "options": options, "workers": workers}
     bound = "whether products may be split: an error above the bound voids the privacy statement"
     width = 64 if is_tiny else 512
-    return [*steps, measuring("rounding", "rounding", 15, bound, do="rounding", width=width)]
+    return [
+        # Starting and collecting take the rest.
+        measuring("quick suite", "tests", 75, right, 180, **asked, seconds=60),
+        measuring("rounding", "rounding", 15, bound, do="rounding", width=width),
+    ]
 
 
 def _changes(name: str, is_tiny: bool) -> dict[str, Any]:

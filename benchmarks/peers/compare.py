@@ -285,9 +285,7 @@ def _check(
         double.kill()
 
 
-def _reference(
-    path: pathlib.Path, num_clients: int, is_brief: bool
-) -> dict[int, problems.Params]:
+def _reference(path: pathlib.Path, num_clients: int, is_brief: bool) -> dict[int, problems.Params]:
     output = path.with_name(f"{path.stem}.reference.npz")
     if not output.exists():
         _say(f"{path.stem}: computing the float64 reference of {num_clients} clients")

@@ -11,7 +11,6 @@ import torch
 from problem import Params, Problem
 from torch import nn
 
-
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -41,6 +41,7 @@ class Case:
     """A simulation that is timed call by call."""
 
     def __init__(self, simulation: Simulation):
+        """Compiles it; no round runs."""
         self.simulation = simulation
         self._key = jax.random.key(0)
         state = self.simulation.init(self._key)
