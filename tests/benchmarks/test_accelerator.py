@@ -279,7 +279,7 @@ def test_tokens_of_p2_are_followed_by_their_labels():
     assert x.min() >= 0 and 9000 < x.max() < 10_000
 
 
-# Steps whose programs compile fast; the rehearsal is of all (benchmarks/results/rehearsal.md).
+# Steps whose programs compile fast.
 FAST = ("rounding", "F4", "peaks", "products steps", "records steps", "trace of P1", "peer flower")
 
 
