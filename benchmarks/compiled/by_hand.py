@@ -1,14 +1,16 @@
 """Each workload's round as one writes it in plain JAX: `vmap` over clients, `scan` over steps.
 
 The yardstick for compiled rounds: the same network, data, batches, clipping and noise, with none of
-the package's lowering, masks of absent clients, records, checks of finite updates or compensated
-sums. Native convolutions, default precision, and for records `vmap(grad)`.
+the package's lowering, records, checks of finite updates or compensated sums. Native convolutions,
+default precision, and for records `vmap(grad)`; "exact" computes these gradients with full products,
+as the package does. Cohorts have their expected size, without the room for more that a Poisson
+sampler needs.
 """
 
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,94 +19,361 @@ from fedjax_dp.core.products import Arithmetic, computed_with
 from fedjax_dp.experiment.studies.workloads import Prepared, Workload
 
 _RATE = 0.1
+# The defaults of the package's methods.
+_GMA_THRESHOLD, _PROPFAIR_BASELINE, _PROPFAIR_MARGIN = 0.4, 5.0, 0.2
+_TILT, _Q, _DITTO_STRENGTH, _ADAM_DECAY = 0.1, 1.0, 1.0, (0.9, 0.99)
+_NOISE_MULTIPLIER = 1.0
+_LOCAL_LAYER = "Dense_1"
+# The parts of a cohort that are computed side by side; the fastest counts.
+_PARTS = (1, 4, 16)
+
+
+class ByHand(NamedTuple):
+    """Rounds in plain JAX.
+
+    Attributes:
+      rounds: `(state, examples, key, num_rounds) -> state`.
+      start: `params -> state`.
+      arguments: shapes of its arguments.
+      steps: the local steps of a client, in all that it trains.
+      chunks: the passes over clients in a round.
+      side_by_side: the clients of one.
+    """
+
+    rounds: Callable[..., Any]
+    start: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    steps: float
+    chunks: float
+    side_by_side: int
+
+
+class _Method(NamedTuple):
+    """What differs between algorithms.
+
+    Attributes:
+      start: `(params, workload) -> server`.
+      client: `(tools, server, row, data, key) -> update, row`; a row is a client's state.
+      step: `(server, mean, workload) -> server`, of the mean update of the cohort.
+      row: `params -> row`; None without client state.
+    """
+
+    start: Callable[[Any, Workload], Any]
+    client: Callable[..., tuple[Any, Any]]
+    step: Callable[..., Any]
+    row: Callable[[Any], Any] | None = None
+
+
+class _Tools(NamedTuple):
+    """What clients compute with: `train(start, data, key, ...) -> params`, and the mean loss."""
+
+    train: Callable[..., Any]
+    loss: Callable[..., jax.Array]
+
+
+def has_method(workload: Workload) -> bool:
+    """Whether the round of a workload is written here: not masks, clocks and acceleration."""
+    is_wrapped = workload.secure is not None or workload.is_timed or workload.memory is not None
+    return not is_wrapped and _name(workload) in _METHODS
+
+
+def widths(workload: Workload) -> list[int]:
+    """Lists how many clients one may compute side by side: the cohort, and some parts of it."""
+    cohort = workload.cohort or workload.num_clients
+    divisors = [n for n in range(1, cohort + 1) if cohort % n == 0]
+    found = {max((n for n in divisors if n * parts <= cohort), default=1) for parts in _PARTS}
+    return sorted(found, reverse=True)
 
 
 def rounds_by_hand(
-    workload: Workload, parts: Prepared, cohort: int
-) -> tuple[Callable[..., Any], tuple[Any, ...], float]:
-    """Writes `(params, examples, key, num_rounds) -> params`; also the shapes of its arguments.
-
-    The third result is the number of local steps.
+    workload: Workload, parts: Prepared, side_by_side: int, *, is_exact: bool = False
+) -> ByHand:
+    """Writes the rounds of a workload that `has_method`.
 
     Args:
-      workload: one that averages, with or without privacy, of clients of one size.
+      workload: the workload, whose clients are of one size.
       parts: its parts.
-      cohort: the clients of a round.
+      side_by_side: the clients of one pass, a divisor of the cohort.
+      is_exact: computes gradients of records with full products.
     """
-    size, batch = (
-        workload.examples_per_client,
-        min(workload.batch_size, workload.examples_per_client),
-    )
-    steps = workload.num_steps or math.ceil(size / batch)
-    model, population = parts.model, workload.num_clients
+    method, population = _METHODS[_name(workload)], workload.num_clients
+    size, batch = workload.examples_per_client, workload.batch_size
+    cohort = workload.cohort or population
+    num_steps = workload.num_steps or math.ceil(size / batch)
+    chunks = cohort // side_by_side
+    tools = _tools(workload, parts, num_steps, is_exact)
 
-    def loss(params, examples, key):
+    def draw(key):
+        if cohort == population:
+            return jnp.arange(population)
+        return jax.random.choice(key, population, (cohort,), replace=False)
+
+    def client(server, row, data, key):
+        update, row = method.client(tools, server, row, data, key)
+        is_private = workload.unit == "client"
+        return (_clipped(update, workload.clip_norm) if is_private else update), row
+
+    def chunk(server, given, drawn, keys):
+        examples, own = given if cohort == population else _taken(given, drawn)
+        in_axes = None, None if own is None else 0, 0, 0
+        updates, own = jax.vmap(client, in_axes)(server, own, examples, keys)
+        return jax.tree.map(lambda x: jnp.sum(x, 0), updates), own
+
+    def one_round(state, examples, key):
+        server, rows = state
+        of_draw, of_training, of_noise = jax.random.split(key, 3)
+        given, slots = (examples, rows), (draw(of_draw), jax.random.split(of_training, cohort))
+        if chunks == 1:
+            total, own = chunk(server, given, *slots)
+        elif cohort == population:
+            total, own = _in_chunks(partial(chunk, server), (given, *slots), side_by_side)
+        else:
+            total, own = _in_chunks(partial(chunk, server, given), slots, side_by_side)
+        if rows is not None:
+            rows = own if cohort == population else _put(rows, slots[0], own)
+        if workload.unit == "client":
+            total = _noisy(of_noise, total, workload.clip_norm)
+        return method.step(server, _scaled(total, 1 / cohort), workload), rows
+
+    def rounds(state, examples, key, num_rounds):
+        def body(i, state):
+            with jax.named_scope("round"):
+                return one_round(state, examples, jax.random.fold_in(key, i))
+
+        return jax.lax.fori_loop(0, num_rounds, body, state)
+
+    def start(params):
+        server = method.start(params, workload)
+        if method.row is None:
+            return server, None
+        own = method.row(params)
+        return server, jax.tree.map(lambda x: jnp.stack([x] * population), own)
+
+    examples = {
+        name: jax.ShapeDtypeStruct(
+            (population, size, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype)
+        )
+        for name, array in parts.data.examples.items()
+    }
+    key = jax.eval_shape(jax.random.key, 0)
+    state = jax.eval_shape(lambda key: start(parts.model.init(key)), key)
+    arguments = state, examples, key, jax.ShapeDtypeStruct((), jnp.int32)
+    trainings = 2 if method.client is _ditto_client else 1
+    steps = float(trainings * num_steps)
+    return ByHand(rounds, start, arguments, steps, float(chunks), side_by_side)
+
+
+def _tools(workload: Workload, parts: Prepared, num_steps: int, is_exact: bool) -> _Tools:
+    model, size = parts.model, workload.examples_per_client
+    batch = min(workload.batch_size, size)
+
+    def loss(params, examples, key=None):
         with computed_with(Arithmetic(convolutions="native")):
-            return jnp.mean(model.losses(params, examples, is_training=True, key=key)[0])
-
-    def clipped(tree, bound):
-        norm = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)))
-        return jax.tree.map(lambda x: x * jnp.minimum(1, bound / norm), tree)
-
-    def noisy(key, tree, scale):
-        leaves, structure = jax.tree.flatten(tree)
-        keys = jax.random.split(key, len(leaves))
-        made = [
-            x + scale * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)
-        ]
-        return jax.tree.unflatten(structure, made)
+            losses = model.losses(params, examples, is_training=key is not None, key=key)[0]
+        mean = jnp.mean(losses)
+        if key is None or workload.algorithm != "propfair":
+            return mean
+        last = _PROPFAIR_BASELINE - _PROPFAIR_MARGIN
+        inside = -jnp.log1p(-jnp.minimum(mean, last) / _PROPFAIR_BASELINE)
+        return inside + jnp.maximum(mean - last, 0) / _PROPFAIR_MARGIN
 
     def gradient(params, examples, key):
         if workload.unit != "record":
             return jax.grad(loss)(params, examples, key)
+        noise_key, loss_key = jax.random.split(key)
 
         def one(example):
             alone = jax.tree.map(lambda x: x[None], example)
-            return clipped(jax.grad(loss)(params, alone, key), workload.clip_norm)
+            return _clipped(jax.grad(loss)(params, alone, loss_key), workload.clip_norm)
 
-        total = jax.tree.map(lambda x: jnp.sum(x, 0), jax.vmap(one)(examples))
-        noised = noisy(key, total, workload.clip_norm)
-        return jax.tree.map(lambda x: x / batch, noised)
+        with jax.default_matmul_precision("highest" if is_exact else "default"):
+            total = jax.tree.map(lambda x: jnp.sum(x, 0), jax.vmap(one)(examples))
+        return _scaled(_noisy(noise_key, total, workload.clip_norm), 1 / batch)
 
-    def client(params, examples, index, key):
-        order_key, noise_key = jax.random.split(key)
-        order = jax.random.permutation(order_key, size)
+    def train(start, data, key, *, pull=None):
+        """Trains from `start`; `pull` adds a term to each gradient."""
+        order_key, step_key = jax.random.split(key)
+        order = jax.random.permutation(order_key, size) if workload.num_steps is None else None
+
+        def rows(i, key):
+            if order is None:
+                return jax.random.choice(key, size, (batch,), replace=False)
+            return jax.lax.dynamic_slice_in_dim(order, i * batch, batch)
 
         @partial(jax.named_call, name="local_step")
         def step(now, i):
-            rows = index * size + jax.lax.dynamic_slice_in_dim(order, i * batch % size, batch)
-            read = jax.tree.map(lambda x: x[rows], examples)
-            moved = gradient(now, read, jax.random.fold_in(noise_key, i))
-            return jax.tree.map(lambda p, g: p - _RATE * g, now, moved), None
+            draw_key, key = jax.random.split(jax.random.fold_in(step_key, i))
+            read = data if batch == size else _taken(data, rows(i, draw_key))
+            moved = gradient(now, read, key)
+            if pull is not None:
+                moved = _added(moved, pull(now))
+            return _added(now, moved, -_RATE), None
 
-        trained, _ = jax.lax.scan(step, params, jnp.arange(steps))
-        delta = jax.tree.map(jnp.subtract, trained, params)
-        return clipped(delta, workload.clip_norm) if workload.unit == "client" else delta
+        return jax.lax.scan(step, start, jnp.arange(num_steps))[0]
 
-    def one_round(params, examples, key):
-        draw, train, noise = jax.random.split(key, 3)
-        drawn = jnp.arange(population)
-        if cohort < population:
-            drawn = jax.random.choice(draw, population, (cohort,), replace=False)
-        keys = jax.random.split(train, cohort)
-        deltas = jax.vmap(client, (None, None, 0, 0))(params, examples, drawn, keys)
-        total = jax.tree.map(lambda x: jnp.sum(x, 0), deltas)
-        if workload.unit == "client":
-            total = noisy(noise, total, workload.clip_norm)
-        return jax.tree.map(lambda p, d: p + d / cohort, params, total)
+    return _Tools(train, loss)
 
-    def rounds(params, examples, key, num_rounds):
-        def body(i, params):
-            with jax.named_scope("round"):
-                return one_round(params, examples, jax.random.fold_in(key, i))
 
-        return jax.lax.fori_loop(0, num_rounds, body, params)
+def _in_chunks(one, slots, side_by_side):
+    """Adds up chunks of clients."""
+    chunks = jax.tree.map(lambda x: x.reshape(-1, side_by_side, *x.shape[1:]), slots)
 
-    examples = {
-        name: jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
-        for name, array in parts.data.examples.items()
-    }
-    key = jax.eval_shape(jax.random.key, 0)
-    params = jax.eval_shape(model.init, key)
-    arguments = params, examples, key, jax.ShapeDtypeStruct((), jnp.int32)
-    return rounds, arguments, float(steps)
+    @partial(jax.named_call, name="chunk")
+    def body(total, slots):
+        found, own = one(*slots)
+        return _added(total, found), own
+
+    shapes = jax.eval_shape(one, *jax.tree.map(lambda x: x[0], chunks))[0]
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    total, own = jax.lax.scan(body, zeros, chunks)
+    return total, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), own)
+
+
+def _taken(tree, rows):
+    return jax.tree.map(lambda x: x[rows], tree)
+
+
+def _put(tree, rows, values):
+    return jax.tree.map(lambda x, new: x.at[rows].set(new), tree, values)
+
+
+def _scaled(tree, factor):
+    return jax.tree.map(lambda x: x * factor, tree)
+
+
+def _added(tree, other, factor=1.0):
+    return jax.tree.map(lambda x, y: x + factor * y, tree, other)
+
+
+def _clipped(tree, bound):
+    norm = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)))
+    return _scaled(tree, jnp.minimum(1, bound / norm))
+
+
+def _noisy(key, tree, clip_norm):
+    leaves, structure = jax.tree.flatten(tree)
+    keys, scale = jax.random.split(key, len(leaves)), _NOISE_MULTIPLIER * clip_norm
+    made = [x + scale * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(structure, made)
+
+
+def _same(params, workload=None):
+    return params
+
+
+def _averaged(tools, server, row, data, key):
+    return _added(tools.train(server, data, key), server, -1.0), row
+
+
+def _stepped(server, mean, workload):
+    return _added(server, mean)
+
+
+def _gma_client(tools, server, row, data, key):
+    delta, row = _averaged(tools, server, row, data, key)
+    return (delta, jax.tree.map(jnp.sign, delta)), row
+
+
+def _gma_step(server, mean, workload):
+    def one(param, delta, agreement):
+        share = jnp.abs(agreement)
+        return param + delta * jnp.where(share >= _GMA_THRESHOLD, 1.0, share)
+
+    return jax.tree.map(one, server, *mean)
+
+
+def _adam_start(params, workload):
+    floor = workload.options["adaptivity"] ** 2
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    return params, zeros, jax.tree.map(lambda p: jnp.full_like(p, floor), params)
+
+
+def _adam_step(server, mean, workload):
+    (params, first, second), (one, two) = server, _ADAM_DECAY
+    rate, floor = (workload.options[k] for k in ("server_learning_rate", "adaptivity"))
+    first = jax.tree.map(lambda m, d: one * m + (1 - one) * d, first, mean)
+    second = jax.tree.map(lambda v, d: two * v + (1 - two) * d * d, second, mean)
+    moved = jax.tree.map(
+        lambda p, m, v: p + rate * m / (jnp.sqrt(v) + floor), params, first, second
+    )
+    return moved, first, second
+
+
+def _term_client(tools, server, row, data, key):
+    params, risk = server
+    weight = jnp.exp(_TILT * (tools.loss(params, data) - risk))
+    delta, row = _averaged(tools, params, row, data, key)
+    return (_scaled(delta, weight), weight), row
+
+
+def _term_step(server, mean, workload):
+    (params, risk), (delta, weight) = server, mean
+    return _added(params, delta, 1 / weight), risk + jnp.log(weight) / _TILT
+
+
+def _q_ffl_client(tools, server, row, data, key):
+    loss = tools.loss(server, data)
+    delta, row = _averaged(tools, server, row, data, key)
+    square = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(delta))
+    curvature = _Q * loss ** (_Q - 1) * square / _RATE + loss**_Q
+    return (_scaled(delta, loss**_Q), curvature), row
+
+
+def _q_ffl_step(server, mean, workload):
+    delta, curvature = mean
+    return _added(server, delta, 1 / curvature)
+
+
+def _ditto_client(tools, server, row, data, key):
+    shared_key, own_key = jax.random.split(key)
+    delta, _ = _averaged(tools, server, None, data, shared_key)
+
+    def pull(now):
+        return _scaled(_added(now, server, -1.0), _DITTO_STRENGTH)
+
+    return delta, tools.train(row, data, own_key, pull=pull)
+
+
+def _fedbn_client(tools, server, row, data, key):
+    start = {"params": server["params"] | {_LOCAL_LAYER: row}}
+    trained = tools.train(start, data, key)["params"]
+    sent = {name: part for name, part in trained.items() if name != _LOCAL_LAYER}
+    return _added({"params": sent}, server, -1.0), trained[_LOCAL_LAYER]
+
+
+def _without_local(params, workload):
+    return {"params": {k: v for k, v in params["params"].items() if k != _LOCAL_LAYER}}
+
+
+def _splitting(relaxation):
+    """Makes the client of FedSplit (2) and FedPi (1): a proximal step, then a reflection."""
+
+    def client(tools, server, row, data, key):
+        centre = _added(_scaled(server, 2.0), row, -1.0)
+        near = tools.train(server, data, key, pull=lambda now: _added(now, centre, -1.0))
+        moved = _scaled(_added(near, server, -1.0), relaxation)
+        return _added(_added(row, moved), server, -1.0), _added(row, moved)
+
+    return client
+
+
+_METHODS = {
+    "fedavg": _Method(_same, _averaged, _stepped),
+    "gma": _Method(_same, _gma_client, _gma_step),
+    "propfair": _Method(_same, _averaged, _stepped),
+    "fedadam": _Method(
+        _adam_start, lambda tools, server, *rest: _averaged(tools, server[0], *rest), _adam_step
+    ),
+    "term": _Method(lambda params, _: (params, jnp.float32(0)), _term_client, _term_step),
+    "q_ffl": _Method(_same, _q_ffl_client, _q_ffl_step),
+    "ditto": _Method(_same, _ditto_client, _stepped, _same),
+    "fedbn": _Method(
+        _without_local, _fedbn_client, _stepped, lambda params: params["params"][_LOCAL_LAYER]
+    ),
+    "fedsplit": _Method(_same, _splitting(2.0), _stepped, _same),
+    "fedpi": _Method(_same, _splitting(1.0), _stepped, _same),
+}
+
+
+def _name(workload: Workload) -> str:
+    return "gma" if workload.is_masked else workload.algorithm

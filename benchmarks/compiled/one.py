@@ -8,8 +8,13 @@ import json
 import os
 import pathlib
 import sys
+import time
 
 from fedjax_dp.core import targets
+
+
+# Narrower chunks are not tried where a round is slower by so much.
+_SLOWER = 1.1
 
 
 def main() -> None:
@@ -17,6 +22,12 @@ def main() -> None:
     parser.add_argument("workload")
     parser.add_argument("target")
     parser.add_argument("--by-hand", action="store_true", help="as written in plain JAX")
+    parser.add_argument(
+        "--exact", action="store_true", help="by hand, with full products for gradients of records"
+    )
+    parser.add_argument(
+        "--clients", type=int, help="by hand, so many side by side; else as many as are fastest"
+    )
     parser.add_argument("--text", type=pathlib.Path)
     parser.add_argument("--top", type=int, default=0)
     options = parser.parse_args()
@@ -30,15 +41,17 @@ def main() -> None:
     import jax
     from jax.sharding import SingleDeviceSharding
 
-    from benchmarks.compiled.by_hand import rounds_by_hand
+    from benchmarks.compiled.by_hand import ByHand, rounds_by_hand, widths
     from fedjax_dp.core.backend import traced_for
     from fedjax_dp.engine import federation
-    from fedjax_dp.engine.execution.elsewhere import compiled_for, finished
+    from fedjax_dp.engine.execution.elsewhere import Compiled, compiled_for, finished
     from fedjax_dp.engine.population import population_of
     from fedjax_dp.experiment.studies.workloads import WORKLOADS, prepare
 
+    workload = WORKLOADS[options.workload]
+
     def build():
-        parts = prepare(WORKLOADS[options.workload])
+        parts = prepare(workload)
         bound = federation(
             parts.algorithm, population_of(parts.data, parts.validation), parts.participation
         )
@@ -46,17 +59,38 @@ def main() -> None:
             bound = parts.wrapper(bound)
         return bound, parts.data, parts.validation
 
-    workload = WORKLOADS[options.workload]
-    if options.by_hand:
-        device = SingleDeviceSharding(targets.devices(wanted)[0])
+    def compiled_by_hand(written: ByHand) -> Compiled:
+        begin, device = time.perf_counter(), SingleDeviceSharding(targets.devices(wanted)[0])
+        jitted = jax.jit(
+            written.rounds, in_shardings=device, out_shardings=device, donate_argnums=0
+        )
+        lowered = jitted.trace(*written.arguments).lower()
+        traced = time.perf_counter() - begin
+        return finished(
+            wanted, lowered, written.chunks, written.steps, written.side_by_side, traced
+        )
+
+    def by_hand() -> Compiled:
+        best: Compiled | None = None
         with traced_for(wanted.device.facts):
-            cohort = workload.cohort or workload.num_clients
-            rounds, arguments, steps = rounds_by_hand(workload, prepare(workload), cohort)
-            jitted = jax.jit(rounds, in_shardings=device, out_shardings=device)
-            lowered = jitted.trace(*arguments).lower()
-        found = finished(wanted, lowered, 1.0, steps, cohort)
-    else:
-        found = compiled_for(wanted, build)
+            parts = prepare(workload)
+            for width in [options.clients] if options.clients else widths(workload):
+                written = rounds_by_hand(workload, parts, width, is_exact=options.exact)
+                try:
+                    found = compiled_by_hand(written)
+                except jax.errors.JaxRuntimeError as error:
+                    if "RESOURCE_EXHAUSTED" not in str(error):
+                        raise
+                    continue
+                if best is not None and found.round.seconds > _SLOWER * best.round.seconds:
+                    break
+                if found.memory.fits and (best is None or found.round.seconds < best.round.seconds):
+                    best = found
+        if best is None:
+            raise SystemExit(f"{options.workload} does not fit in the memory of {options.target}")
+        return best
+
+    found = by_hand() if options.by_hand else compiled_for(wanted, build)
     if options.text is not None:
         options.text.write_text(found.text, encoding="utf-8")
     for one in sorted(found.operations, key=lambda x: -x.times * x.seconds)[: options.top]:
@@ -66,6 +100,7 @@ def main() -> None:
             f"{one.shape[:50]:50s} {one.source[-70:]}",
             file=sys.stderr,
         )
+    program = "by hand, exact" if options.exact else "by hand" if options.by_hand else "ours"
     clock = wanted.device.clock
     costs = {
         loops: {
@@ -84,13 +119,15 @@ def main() -> None:
     print(
         json.dumps(
             {
-                "workload": options.workload + (" by hand" if options.by_hand else ""),
+                "workload": options.workload,
+                "program": program,
                 "target": options.target,
                 "jax": jax.__version__,
                 "clients_per_chunk": found.clients_per_chunk,
                 "passes": found.passes,
                 "trace_s": round(found.trace_seconds, 1),
                 "compile_s": round(found.compile_seconds, 1),
+                "fits": found.memory.fits,
                 "arguments_MB": round(found.memory.arguments / 1e6, 1),
                 "temporaries_MB": round(found.memory.temporaries / 1e6, 1),
                 "costs": costs,

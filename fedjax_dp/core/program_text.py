@@ -169,16 +169,17 @@ class _Program:
         yield from self._walk(self.entry, 1.0, ())
 
     def _walk(self, part: str, times: float, loops: tuple[int, ...]) -> Iterator[Operation]:
-        for line in self.parts.get(part, ()):
+        lines = self.parts.get(part, ())
+        inner = {line.name: self._scope_of(line, loops) for line in lines if line.kind == "while"}
+        beside = Counter(inner.values())
+        for line in lines:
             if line.kind in _FREE or line.kind.endswith("-done"):
                 continue
             if line.kind == "while":
-                body = line.named("body") or ""
-                outer = max(_scopes(line.source))
-                inner = self._scope_of(body, after=max((outer, *loops)))
-                if inner:
-                    # What is in a scope of its own is counted by pass.
-                    yield from self._walk(body, 1.0, (*loops, inner))
+                body, scope = line.named("body") or "", inner[line.name]
+                if scope:
+                    # What is in a scope of its own is counted by pass, which loops share.
+                    yield from self._walk(body, times / beside[scope], (*loops, scope))
                 else:
                     yield from self._walk(body, times * _trips(line), loops)
             elif line.kind in ("call", "conditional"):
@@ -198,13 +199,14 @@ class _Program:
         names = ("to_apply", "calls", "true_computation", "false_computation")
         return [name for key in names if (name := line.named(key))]
 
-    def _scope_of(self, body: str, after: int) -> int:
-        """Finds the scope of a loop, the first `after` another that most of it is in, or 0."""
-        lines = self.parts.get(body, ())
+    def _scope_of(self, loop: Line, loops: tuple[int, ...]) -> int:
+        """Finds the scope of a loop, the first after those around it that part of it is in, or 0."""
+        after = max((max(_scopes(loop.source)), *loops))
+        lines = self.parts.get(loop.named("body") or "", ())
         # What the compiler adds, such as copies, has no source.
         inside = [_scopes(line.source) for line in lines if line.kind not in _FREE and line.source]
         found: Counter[int] = Counter(scope for scopes in inside for scope in scopes)
-        return next((s for s in range(after + 1, len(SCOPES)) if 2 * found[s] > len(inside)), 0)
+        return next((s for s in range(after + 1, len(SCOPES)) if 4 * found[s] > len(inside)), 0)
 
     def _operation(self, line: Line, times: float, loops: tuple[int, ...]) -> Operation:
         kind, products = line.kind, self._products(line)

@@ -128,10 +128,19 @@ def environment(wanted: Target) -> dict[str, str]:
     found = {"JAX_PLATFORMS": "cpu"}
     if wanted.device.backend == "gpu":
         # Tuning needs the card; estimates are those of the cost model, written at each fusion.
-        more = ("--xla_gpu_autotune_level=0", "--xla_gpu_collect_cost_model_stats=true")
+        more = ["--xla_gpu_autotune_level=0", "--xla_gpu_collect_cost_model_stats=true"]
+        if wanted.device.capability < "9":
+            # Without tuning there are no products by Triton, and one of the cost models, which only
+            # orders operations, knows no card that is older.
+            more += [
+                "--xla_gpu_enable_triton_gemm=false",
+                "--xla_gpu_enable_analytical_sol_latency_estimator=false",
+            ]
         return found | {"XLA_FLAGS": " ".join([*flags, *(f for f in more if f not in flags)])}
     # Otherwise the library asks a server of Google's cloud for the machine that it is on.
     return found | {
+        # Programs are compiled and not run, so that several processes do not disturb one another.
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": "v5litepod-4",
         "TPU_WORKER_HOSTNAMES": "localhost",
