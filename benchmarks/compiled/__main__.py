@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import threading
@@ -32,6 +33,7 @@ _SEVERAL = {"W1": ("h100x8", "v5e:4x4"), "P1": ("h100x8", "v5e:4x4"), "W4dp": ("
 _PROGRAMS = {"ours": (), "by hand": ("--by-hand",), "by hand, exact": ("--by-hand", "--exact")}
 # Seconds that a program usually takes, and the most that it may.
 _USUAL, _LIMIT = 45.0, 1800.0
+_RUNNING: set["subprocess.Popen[str]"] = set()
 _DOES_NOT_FIT = "does not fit in the memory"
 
 
@@ -95,10 +97,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     for worker in workers:
         worker.start()
-    for worker in workers:
-        # An interruption reaches a thread that waits, not one that waits for ever.
-        while worker.is_alive():
-            worker.join(1.0)
+    try:
+        for worker in workers:
+            # An interruption reaches a thread that waits for a while, not one that waits for ever.
+            while worker.is_alive():
+                worker.join(1.0)
+    finally:
+        for process in list(_RUNNING):
+            process.kill()
     book.sort()
     (options.output / "compiled.md").write_text(page(book.rows), encoding="utf-8")
     if failed:
@@ -135,28 +141,32 @@ def _compile_all(left: Sequence[Pair], book: "_Book", failed: list[Pair]) -> Non
 def _compiled(pair: Pair) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.compiled.one", pair.workload, pair.target]
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    process = subprocess.Popen(
+        [*command, *_PROGRAMS[pair.program]],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    _RUNNING.add(process)
     try:
-        ended = subprocess.run(
-            [*command, *_PROGRAMS[pair.program]],
-            cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": paths},
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT,
-            check=False,
-        )
+        output, errors = process.communicate(timeout=_LIMIT)
     except subprocess.TimeoutExpired:
+        process.kill()
         return _failed(pair, f"no end within {_LIMIT:.0f} s")
-    lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]
-    if ended.returncode == 0 and lines:
+    finally:
+        _RUNNING.discard(process)
+    lines = [line for line in output.splitlines() if line.startswith("{")]
+    if process.returncode == 0 and lines:
         return json.loads(lines[-1])
-    messages = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
+    messages = [line.strip() for line in errors.splitlines() if line.strip()]
     for line in reversed(messages):
         if "RESOURCE_EXHAUSTED" in line or _DOES_NOT_FIT in line:
             return _failed(pair, line[:300]) | {"fits": False}
-    errors = [line for line in messages if "Error" in line]
-    last = (errors or messages or ["no message"])[-1]
-    return _failed(pair, f"status {ended.returncode}: {last[:300]}")
+    named = [line for line in messages if "Error" in line]
+    last = (named or messages or ["no message"])[-1]
+    return _failed(pair, f"status {process.returncode}: {last[:300]}")
 
 
 def _failed(pair: Pair, error: str) -> dict[str, Any]:
@@ -233,4 +243,6 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
+    # Compilers are ended on the way out, whatever ends the program.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     main()

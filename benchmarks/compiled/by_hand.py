@@ -2,9 +2,9 @@
 
 The yardstick for compiled rounds: the same network, data, batches, clipping and noise, with none of
 the package's lowering, records, checks of finite updates or compensated sums. Native convolutions,
-default precision, and for records `vmap(grad)`; "exact" computes these gradients with full products,
-as the package does. Cohorts have their expected size, without the room for more that a Poisson
-sampler needs.
+default precision, and for records `vmap(grad)`; "exact" computes these gradients with full
+products, as the package does. Cohorts have their expected size, without the room for more that a
+Poisson sampler needs.
 """
 
 import math
@@ -345,16 +345,20 @@ def _without_local(params, workload):
     return {"params": {k: v for k, v in params["params"].items() if k != _LOCAL_LAYER}}
 
 
-def _splitting(relaxation):
-    """Makes the client of FedSplit (2) and FedPi (1): a proximal step, then a reflection."""
+def _splitting(share):
+    """Makes FedSplit (1) and FedPi (½): a reflection at a proximal step, then at the mean of all.
+
+    A row is the part of the next point that does not depend on the mean.
+    """
 
     def client(tools, server, row, data, key):
-        centre = _added(_scaled(server, 2.0), row, -1.0)
-        near = tools.train(server, data, key, pull=lambda now: _added(now, centre, -1.0))
-        moved = _scaled(_added(near, server, -1.0), relaxation)
-        return _added(_added(row, moved), server, -1.0), _added(row, moved)
+        point = _added(row, server, 2 * share)
+        near = tools.train(server, data, key, pull=lambda now: _added(now, point, -1.0))
+        mirrored = _added(_scaled(near, 2.0), point, -1.0)
+        row = _added(_scaled(point, 1 - share), mirrored, -share)
+        return _added(mirrored, server, -1.0), row
 
-    return client
+    return _Method(_same, client, _stepped, lambda params: _scaled(params, 1 - 2 * share))
 
 
 _METHODS = {
@@ -370,8 +374,8 @@ _METHODS = {
     "fedbn": _Method(
         _without_local, _fedbn_client, _stepped, lambda params: params["params"][_LOCAL_LAYER]
     ),
-    "fedsplit": _Method(_same, _splitting(2.0), _stepped, _same),
-    "fedpi": _Method(_same, _splitting(1.0), _stepped, _same),
+    "fedsplit": _splitting(1.0),
+    "fedpi": _splitting(0.5),
 }
 
 

@@ -12,7 +12,6 @@ import time
 
 from fedjax_dp.core import targets
 
-
 # Narrower chunks are not tried where a round is slower by so much.
 _SLOWER = 1.1
 
@@ -26,7 +25,9 @@ def main() -> None:
         "--exact", action="store_true", help="by hand, with full products for gradients of records"
     )
     parser.add_argument(
-        "--clients", type=int, help="by hand, so many side by side; else as many as are fastest"
+        "--clients",
+        type=int,
+        help="side by side; by default as `auto` chooses, by hand as are fastest",
     )
     parser.add_argument("--text", type=pathlib.Path)
     parser.add_argument("--top", type=int, default=0)
@@ -43,12 +44,12 @@ def main() -> None:
 
     from benchmarks.compiled.by_hand import ByHand, rounds_by_hand, widths
     from fedjax_dp.core.backend import traced_for
-    from fedjax_dp.engine import federation
+    from fedjax_dp.engine import ExecutionConfig, federation
     from fedjax_dp.engine.execution.elsewhere import Compiled, compiled_for, finished
     from fedjax_dp.engine.population import population_of
     from fedjax_dp.experiment.studies.workloads import WORKLOADS, prepare
 
-    workload = WORKLOADS[options.workload]
+    workload, tried = WORKLOADS[options.workload], list[dict[str, float]]()
 
     def build():
         parts = prepare(workload)
@@ -82,6 +83,14 @@ def main() -> None:
                     if "RESOURCE_EXHAUSTED" not in str(error):
                         raise
                     continue
+                if found.memory.fits:
+                    tried.append(
+                        {
+                            "clients": width,
+                            "round_seconds": float(f"{found.round.seconds:.4g}"),
+                            "temporaries_MB": round(found.memory.temporaries / 1e6, 1),
+                        }
+                    )
                 if best is not None and found.round.seconds > _SLOWER * best.round.seconds:
                     break
                 if found.memory.fits and (best is None or found.round.seconds < best.round.seconds):
@@ -90,7 +99,12 @@ def main() -> None:
             raise SystemExit(f"{options.workload} does not fit in the memory of {options.target}")
         return best
 
-    found = by_hand() if options.by_hand else compiled_for(wanted, build)
+    if options.by_hand:
+        found = by_hand()
+    else:
+        found = compiled_for(
+            wanted, build, ExecutionConfig(clients_per_chunk=options.clients or "auto")
+        )
     if options.text is not None:
         options.text.write_text(found.text, encoding="utf-8")
     for one in sorted(found.operations, key=lambda x: -x.times * x.seconds)[: options.top]:
@@ -133,6 +147,7 @@ def main() -> None:
                 "costs": costs,
                 "round_seconds": float(f"{found.round.seconds:.4g}"),
                 "collectives": found.collectives,
+                **({"tried": tried} if tried else {}),
             }
         )
     )

@@ -29,7 +29,7 @@ and cuBLAS, which have no estimate, the larger of the times that their bytes and
 peaks (TF32). Such calls do not reach these, and grouped convolutions least of all: on GPUs bytes and operations say
 more than the estimate. GB are what operations read and write, GFLOP are of products and convolutions. Ratios are ours
 by the one by hand. Seconds to compile are of two busy cores.
-"""
+"""  # noqa: E501
 _ONE_HEAD = """
 ## {target}
 
@@ -47,8 +47,8 @@ All passes of a round together; a call is once for all of its rounds.
 _BEFORE_HEAD = """
 ## Before
 
-One local step of the whole cohort, at commit {commit}, now, and by hand; in {ones}, whose clients take one step, all of
-the round. µs of fusions alone, Mcycles as estimated.
+One local step of the whole cohort, at commit {commit}, now, and by hand; of {ones}, whose
+clients take one step, the whole round. µs of fusions alone, Mcycles as estimated.
 
 | workload | v5e, Mcycles: before | now | by hand | v5e temporaries, MB: before | now | by hand | H100, GB: before | now | by hand | H100, µs: before | now | by hand |
 |---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|
@@ -61,6 +61,12 @@ All figures are of one device.
 | workload | devices | clients side by side | estimate of a round, ms | on one device | arguments, MB | temporaries, MB | exchanged in a round, MB |
 |---|---|---:|---:|---:|---:|---:|---|
 """  # noqa: E501
+_WIDTHS_HEAD = """
+## By hand, by clients side by side
+
+| workload | target | clients: estimate of a round in ms, temporaries in MB |
+|---|---|---|
+"""
 _Row = Mapping[str, Any]
 _Table = Mapping[tuple[str, str, str], _Row]
 
@@ -82,6 +88,8 @@ def page(rows: Sequence[_Row]) -> str:
     several = [row for row in rows if targets.target(row["target"]).num_devices > 1]
     parts += [_SEVERAL_HEAD] if several else []
     parts += (_several(row, found) for row in several)
+    parts.append(_WIDTHS_HEAD)
+    parts += (_widths(row) for row in rows if "tried" in row)
     return "".join(parts)
 
 
@@ -132,7 +140,7 @@ def _by_loop(found: _Table, name: str, target: str) -> Iterator[str]:
     sums = [None if row is None or "error" in row else _scopes(row) for row in rows]
     for scope in SCOPES:
         both = [None if found is None else found.get(scope) for found in sums]
-        if not any(both):
+        if not any(cost and cost["passes"] for cost in both):
             continue
         cells = []
         for key in ("passes", "operations", "GB", "GFLOP", _unit(target)):
@@ -158,6 +166,16 @@ def _several(row: _Row, found: _Table) -> str:
         _number(row["temporaries_MB"]),
         ", ".join(f"{kind} {_number(count / 1e6)}" for kind, count in sorted(exchanged.items())),
     )
+
+
+def _widths(row: _Row) -> str:
+    name = row["workload"] + row["program"].removeprefix("by hand")
+    tried = (
+        f"{one['clients']:,}: {_number(1e3 * one['round_seconds'])}, "
+        f"{_number(one['temporaries_MB'])}"
+        for one in row["tried"]
+    )
+    return _line(name, row["target"], "; ".join(tried))
 
 
 def _scopes(row: _Row) -> dict[str, dict[str, float]]:
@@ -186,7 +204,8 @@ def _step(row: _Row, key: str) -> float:
     if key not in _whole(row):
         return row[key]
     steps = _num_steps(row["workload"])
-    return _whole(row)[key] if steps == 1 else _scopes(row)[SCOPES[-1]][key] / steps
+    of_steps = {} if steps == 1 else _scopes(row).get(SCOPES[-1], {})
+    return of_steps.get(key, _whole(row)[key]) / steps
 
 
 def _num_steps(name: str) -> int:

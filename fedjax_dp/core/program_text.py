@@ -200,7 +200,7 @@ class _Program:
         return [name for key in names if (name := line.named(key))]
 
     def _scope_of(self, loop: Line, loops: tuple[int, ...]) -> int:
-        """Finds the scope of a loop, the first after those around it that part of it is in, or 0."""
+        """Finds the first scope after those around a loop that part of it is in, or 0."""
         after = max((max(_scopes(loop.source)), *loops))
         lines = self.parts.get(loop.named("body") or "", ())
         # What the compiler adds, such as copies, has no source.

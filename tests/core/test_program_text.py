@@ -107,6 +107,38 @@ def test_a_first_chunk_in_front_of_its_loop_is_one_pass_of_it():
     assert program_text.passes(ran, chunks=1, steps=4)["round/chunk"] == 0
 
 
+def test_loops_of_one_scope_share_its_passes():
+    source = 'metadata={op_name="jit(block)/while/body/round/while/body/chunk/vmap()/while"}\n'
+    trained = "  %trained = (s32[], f32[8]) while("
+    once = TEXT.index(trained)
+    again = f"  %other = (s32[], f32[8]) while(%c), condition=%cond, body=%steps, {source}"
+    ran = program_text.operations(TEXT[:once] + again + TEXT[once:], V5E)
+    cost = program_text.by_loop(ran, V5E)["round/chunk/local_step"]
+    # One pass of a mean loop, of which a client with four steps in all takes four.
+    assert cost.operations == 3
+    assert program_text.passes(ran, chunks=1, steps=4)["round/chunk/local_step"] == 4
+
+
+def test_a_loop_in_one_that_is_no_scope_runs_as_often():
+    body = TEXT.index("ENTRY %main")
+    around = """\
+%around (v: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %v = (s32[], f32[8]) parameter(0)
+  ROOT %w = (s32[], f32[8]) while(%v), condition=%cond, body=%rounds
+}
+
+"""
+    text = (
+        TEXT[:body]
+        + around
+        + TEXT[body:].replace(
+            "body=%rounds", 'body=%around, backend_config={"known_trip_count":{"n":"3"}}'
+        )
+    )
+    found = program_text.by_loop(program_text.operations(text, V5E), V5E)
+    assert found["round"].operations == 3 and found["round/chunk"].operations == 3 * 7
+
+
 def test_what_devices_exchange_is_counted_by_kind():
     assert program_text.collectives(program_text.operations(TEXT, V5E)) == {
         "round": {"all-reduce": 32.0}
