@@ -29,6 +29,7 @@ def main() -> None:
         type=int,
         help="side by side; by default as `auto` chooses, by hand as are fastest",
     )
+    parser.add_argument("--kernel", action="store_true", help="convolutions by our own kernels")
     parser.add_argument("--text", type=pathlib.Path)
     parser.add_argument("--top", type=int, default=0)
     options = parser.parse_args()
@@ -44,6 +45,7 @@ def main() -> None:
 
     from benchmarks.compiled.by_hand import ByHand, rounds_by_hand, widths
     from fedjax_dp.core.backend import traced_for
+    from fedjax_dp.core.choices import Measured, Speed, choices
     from fedjax_dp.engine import ExecutionConfig, federation
     from fedjax_dp.engine.execution.elsewhere import Compiled, compiled_for, finished
     from fedjax_dp.engine.population import population_of
@@ -102,9 +104,18 @@ def main() -> None:
     if options.by_hand:
         found = by_hand()
     else:
-        found = compiled_for(
-            wanted, build, ExecutionConfig(clients_per_chunk=options.clients or "auto")
-        )
+        here = choices(wanted.device.facts)
+        measured = None
+        if options.kernel:
+            # As if they had been measured, and were faster; chunks are as wide as otherwise.
+            forms = {here.convolutions: 1.0, "kernel": 2.0}
+            speeds = tuple(
+                Speed(form, "default", 1, rate, here.operations_per_chunk)
+                for form, rate in forms.items()
+            )
+            measured = Measured(wanted.device.device, speeds)
+        execution = ExecutionConfig(clients_per_chunk=options.clients or "auto", measured=measured)
+        found = compiled_for(wanted, build, execution)
     if options.text is not None:
         options.text.write_text(found.text, encoding="utf-8")
     for one in sorted(found.operations, key=lambda x: -x.times * x.seconds)[: options.top]:

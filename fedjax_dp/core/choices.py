@@ -5,12 +5,12 @@ work alone are beside the code that reads them.
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from fedjax_dp.core.backend import Facts
 
 Products = Literal["exact", "split"]
-Convolutions = Literal["products", "native"]
+Convolutions = Literal["products", "native", "kernel"]
 
 # A chunk grows until a pass through its loop body does this many floating-point operations: small
 # models gain from wide chunks, as long as a cache holds them, and large ones use the whole device
@@ -152,10 +152,11 @@ def choices(facts: Facts, measured: Measured | None = None) -> Choices:
     # On a CPU the constants are measured, and the benchmark takes a few tiny steps.
     if measured is None or is_cpu:
         return found
+    forms = [form for form in get_args(Convolutions) if measured.best(form, "default")]
+    fastest = max(forms, key=lambda form: measured.best(form, "default") or 0, default=None)
     form = found.convolutions
-    other = _OTHERWISE if form == _ACCELERATED else _ACCELERATED
-    if _is_faster(measured, (other, "default"), (form, "default")):
-        form = other
+    if fastest is not None and _is_faster(measured, (fastest, "default"), (form, "default")):
+        form = fastest
     # Rounds with and without record-level privacy have one rule: the wider of both.
     needed = [measured.enough(*of) for of in ((form, "default"), ("products", "float32"))]
     busy = max((s.clients * s.operations for s in needed if s is not None), default=None)

@@ -373,10 +373,13 @@ def define(
     batch: Callable[..., tuple[jax.Array, Any]],
     transpose: Callable[..., list[Any]] | None = None,
     gradients: tuple[Callable[..., Any], Callable[..., Any]] | None = None,
-    on_cpu: Callable[..., jax.Array] | None = None,
+    on: Mapping[str, Callable[..., jax.Array]] = {},
     eager: Callable[..., jax.Array] | None = None,
 ) -> Primitive:
-    """Defines a primitive of one result, linear by its `transpose` or bilinear by `gradients`."""
+    """Defines a primitive of one result, linear by its `transpose` or bilinear by `gradients`.
+
+    `on` has functions for platforms on which others are compiled than `fn`.
+    """
     primitive = Primitive(name)
 
     @functools.partial(jax.jit, static_argnames="params")
@@ -388,7 +391,7 @@ def define(
 
     primitive.def_impl(eager or run)
     primitive.def_abstract_eval(abstract)
-    for lowering, platform in ((fn, None), *([(on_cpu, "cpu")] if on_cpu else [])):
+    for platform, lowering in ((None, fn), *on.items()):
         rule = mlir.lower_fun(lowering, multiple_results=False)
         mlir.register_lowering(primitive, rule, platform=platform)
     if transpose is not None:

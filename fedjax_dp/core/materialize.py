@@ -32,7 +32,7 @@ def _through_a_loop(x: jax.Array) -> jax.Array:
 _materialize_p: jaxprs.Primitive = jaxprs.define(
     "materialize",
     lax.optimization_barrier,
-    on_cpu=_through_a_loop,
+    on={"cpu": _through_a_loop},
     eager=lambda x: x,
     abstract=lambda x: x,
     batch=lambda operands, axes: (_materialize_p.bind(*operands), axes[0]),

@@ -2,7 +2,8 @@
 
 Loops are counted by the scope that they run: a call, a round, a chunk of clients, a local step. The
 text of programs for TPUs has estimated cycles for each operation, that for GPUs the seconds of each
-fusion if XLA was asked for them; calls of libraries have no estimate.
+fusion if XLA was asked for them; calls of libraries have no estimate. Nor have kernels in Pallas:
+theirs is the arithmetic that they state.
 """
 
 import math
@@ -74,8 +75,8 @@ class Operation(NamedTuple):
       shape: of its result.
       bytes: read and written by one run.
       products: floating-point operations of products and convolutions of one run.
-      seconds: of one run; by the compiler's estimate, of a call of a library the larger of those
-        that its bytes and its products take at their peaks.
+      seconds: of one run; by the compiler's estimate, of a call of a library or of a kernel in
+        Pallas the larger of those that its bytes and its products take at their peaks.
       is_estimated: whether they are the compiler's.
       source: where it was traced.
     """
@@ -161,8 +162,12 @@ class _Program:
                 one = Line(found[2], found[3], found[4], found[5], bool(found[1]))
                 self.parts[name].append(one)
                 self.shapes[one.name] = one.shape
-            elif line.startswith("}"):
+            elif line == "}":
                 name = ""
+            elif name and self.parts[name]:
+                # The configuration of a kernel may take several lines.
+                last = self.parts[name][-1]
+                self.parts[name][-1] = last._replace(rest=last.rest + line)
 
     def run(self) -> Iterator[Operation]:
         """Walks through all that the program runs."""
@@ -211,6 +216,7 @@ class _Program:
     def _operation(self, line: Line, times: float, loops: tuple[int, ...]) -> Operation:
         kind, products = line.kind, self._products(line)
         moved = _size(line.shape) + sum(_size(self.shapes.get(o, "")) for o in line.operands)
+        inside: Sequence[Line] = ()
         if kind == "fusion":
             inside = self.parts.get(line.named("calls") or "", [])
             moved, products = self._fused(line, inside)
@@ -224,7 +230,9 @@ class _Program:
             moved = 2 * _size(line.shape)
         elif kind == "dynamic-update-slice":
             moved = 2 * _size(self.shapes.get(line.operands[1], ""))
-        seconds = self._estimate(line)
+        stated = [bytes for one in (line, *inside) if (bytes := _stated(one, "bytes_accessed"))]
+        moved = max(moved, *stated) if stated else moved
+        seconds = None if stated else self._estimate(line)
         device = self.kind
         least = max(moved / device.bandwidth, products / device.products)
         return Operation(
@@ -256,6 +264,8 @@ class _Program:
             sides = _dims(self.shapes.get(operands[0], ""))
             places = [int(d) for d in contracted[1].split(",") if d] if contracted else []
             return 2.0 * result * math.prod(sides[place] for place in places)
+        if stated := _stated(line, "flops"):
+            return stated
         labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", line.rest)
         if labels is None or len(operands) < 2:
             return 0.0
@@ -297,6 +307,12 @@ class _Program:
         else:
             moved += _size(line.shape)
         return moved, sum(self._products(one) for one in inside)
+
+
+def _stated(line: Line, key: str) -> float:
+    """Reads what a kernel in Pallas states of its cost; 0 for all else."""
+    found = re.search(rf'"{key}":\s*"?(\d+)', line.rest) if line.kind == "custom-call" else None
+    return float(found[1]) if found else 0.0
 
 
 def _scopes(source: str) -> set[int]:

@@ -96,6 +96,20 @@ def test_the_other_form_of_convolutions_needs_a_measurement_that_shows_its_gain(
     assert (chosen(1240.0), chosen(1260.0)) == (form, other)
 
 
+@pytest.mark.parametrize("card", [H100, TPU, AMD])
+def test_kernels_of_our_own_are_chosen_where_they_were_measured_as_the_fastest(card):
+    form = choices(card).convolutions
+
+    def chosen(**rates):
+        rows = sum((speeds(of, "default", n64=rate) for of, rate in rates.items()), ())
+        return choices(card, Measured(card.device, rows)).convolutions
+
+    assert chosen(kernel=9e9) == form
+    assert chosen(native=1000.0, products=1000.0, kernel=1240.0) == form
+    assert chosen(native=1000.0, products=1000.0, kernel=1260.0) == "kernel"
+    assert chosen(native=3000.0, products=1000.0, kernel=2000.0) == "native"
+
+
 def test_chunks_are_the_narrowest_that_were_nearly_as_fast_as_the_fastest():
     rows = speeds("native", "default", n4=500.0, n16=890.0, n64=910.0, n256=1000.0, n1024=950.0)
     chosen = choices(H100, Measured(H100.device, rows))

@@ -185,6 +185,38 @@ ENTRY %main (x: f32[10,8,8,4], w: f32[3,3,4,6], y: f32[5,2,3], v: f32[5,3,7]) ->
     assert one.products == 2 * multiplications
 
 
+# As libtpu writes it: the configuration of a kernel that is fused takes several lines.
+KERNEL = """
+%fused (x: f32[4,4], w: f32[4,4]) -> f32[4,4] {
+  %x = f32[4,4]{1,0} parameter(0)
+  %w = f32[4,4]{1,0} parameter(1)
+  %y = f32[4,4]{1,0} negate(%x)
+  ROOT %kernel = f32[4,4]{1,0} custom-call(%y, %w), backend_config={"cost_estimate": {
+"bytes_accessed":8190000,
+"flops":197000,
+"transcendentals":0
+}, "serialization_format": 1}
+}
+
+ENTRY %main (x: f32[4,4], w: f32[4,4]) -> f32[4,4] {
+  %x = f32[4,4]{1,0} parameter(0)
+  %w = f32[4,4]{1,0} parameter(1)
+  %fusion = f32[4,4]{1,0} fusion(%x, %w), kind=kCustom, calls=%fused
+  ROOT %alone = f32[4,4]{1,0} custom-call(%fusion, %w), custom_call_target="tpu_custom_call", \
+backend_config={"cost_estimate":{"flops":"197000000","transcendentals":"0","bytes_accessed":"500"}}
+}
+"""
+
+
+def test_kernels_in_pallas_cost_what_they_state():
+    fused, alone = program_text.operations(KERNEL, V5E)
+    assert (fused.bytes, fused.products) == (8190000, 197000)
+    assert (alone.bytes, alone.products) == (500, 197000000)
+    # At 0.819 TB and 197e12 operations a second.
+    assert fused.seconds == pytest.approx(1e-5) and alone.seconds == pytest.approx(1e-6)
+    assert not fused.is_estimated and not alone.is_estimated
+
+
 def test_sizes_of_types():
     assert program_text._size("(bf16[2,3]{1,0}, pred[5], f32[], u4[8], f8e4m3fn[3])") == math.fsum(
         (12, 5, 4, 4, 3)

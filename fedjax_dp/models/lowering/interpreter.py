@@ -11,7 +11,8 @@ import numpy as np
 from fedjax_dp.core import jaxprs
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.jaxprs import ClosedJaxpr, JaxprEqn
-from fedjax_dp.models.lowering import convolution, dense, pooling
+from fedjax_dp.core.products import arithmetic
+from fedjax_dp.models.lowering import convolution, dense, kernels, pooling
 
 Replacement = Callable[..., Any]
 
@@ -70,8 +71,9 @@ def _is_array(leaf: Any) -> bool:
 
 def _lower_equation(eqn: JaxprEqn, *operands: Any) -> Sequence[Any]:
     """Evaluates an equation, or the parts inside it, with replacements."""
-    if _is_replaced(eqn):
-        return [_REPLACEMENTS[eqn.primitive.name](*operands, **eqn.params)]
+    replacement = _replacement(eqn)
+    if replacement is not None:
+        return [replacement(*operands, **eqn.params)]
     if dense.is_narrow(eqn):
         return dense.multiply(eqn, *operands)
     name, structure = eqn.primitive.name, jaxprs.layout(eqn)
@@ -89,15 +91,18 @@ def _run(closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
 
 def _needs_rewrite(closed: ClosedJaxpr) -> bool:
     return any(
-        _is_replaced(eqn)
+        _replacement(eqn)
         or dense.is_narrow(eqn)
         or (jaxprs.layout(eqn) and any(map(_needs_rewrite, jaxprs.inner_jaxprs(eqn))))
         for eqn in closed.jaxpr.eqns
     )
 
 
-def _is_replaced(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name in _REPLACEMENTS and jaxprs.has_parameters(eqn)
+def _replacement(eqn: JaxprEqn) -> Replacement | None:
+    """Finds what an equation is replaced by."""
+    if arithmetic().convolutions == "kernel":
+        return kernels.conv_general_dilated if kernels.is_possible(eqn) else None
+    return _REPLACEMENTS.get(eqn.primitive.name) if jaxprs.has_parameters(eqn) else None
 
 
 def _custom_needs_rewrite(eqn: JaxprEqn) -> bool:
