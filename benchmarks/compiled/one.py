@@ -125,7 +125,8 @@ def main() -> None:
             f"{one.shape[:50]:50s} {one.source[-70:]}",
             file=sys.stderr,
         )
-    program = "by hand, exact" if options.exact else "by hand" if options.by_hand else "ours"
+    ours = "ours, kernel" if options.kernel else "ours"
+    program = "by hand, exact" if options.exact else "by hand" if options.by_hand else ours
     clock = wanted.device.clock
     costs = {
         loops: {

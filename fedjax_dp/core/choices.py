@@ -45,7 +45,7 @@ _NEARLY_ALL = 0.9
 # (benchmarks/results/compiled.md) products of patches take 2 to 25 times the cycles of native ones
 # on TPUs, and write patches to memory, which are most of the bytes that a GPU moves. How fast
 # cuDNN's grouped convolutions are is in no count: measured speeds override. AMD's compiler was not
-# asked.
+# asked. Kernels of our own ("kernel", models/lowering/kernels.py) have no estimate by a compiler.
 _ACCELERATED: Convolutions = "native"
 _OTHERWISE: Convolutions = "products"
 # The first NVIDIA cards with units for bfloat16 (Ampere).
@@ -55,7 +55,7 @@ _FIRST_CAPABILITY = (8, 0)
 class Speed(NamedTuple):
     """The measured speed of steps of SGD of clients side by side."""
 
-    # "products" or "native", as convolutions were computed; "records" for clipped gradients.
+    # One of `Convolutions`, as they were computed; "records" for clipped gradients.
     form: str
     precision: str  # "float32", "default", "bfloat16" or "split".
     clients: int
@@ -106,7 +106,7 @@ class Choices(NamedTuple):
         micro-batches, convolutions in tiles and rows, gradients of examples that are not formed
         where their factors are cheaper.
       convolutions: how training without record-level privacy computes those of lowered models:
-        "products" of patches, or "native" ones.
+        "products" of patches, "native" ones, or by a "kernel" of our own where there is one.
       products: how gradients of records are computed, "exact" or "split".
     """
 

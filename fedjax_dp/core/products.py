@@ -19,7 +19,8 @@ class Arithmetic(NamedTuple):
 
     Attributes:
       products: "exact" or "split": those of gradients of records.
-      convolutions: "products" or "native": those of lowered models outside of such gradients.
+      convolutions: "products", "native" or "kernel": those of lowered models outside of such
+        gradients.
     """
 
     products: Products = "exact"

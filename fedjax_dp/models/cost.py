@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from fedjax_dp.core import jaxprs
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
-from fedjax_dp.models.lowering import narrow, winograd
+from fedjax_dp.models.lowering import kernels, narrow, winograd
 
 
 class Cost(NamedTuple):
@@ -74,6 +74,11 @@ def _cost(closed: jaxprs.ClosedJaxpr) -> Cost:
             kernel, out = _shape(eqn.invars[1]), _shape(eqn.outvars[0])
             features = eqn.params["dimension_numbers"].rhs_spec[0]
             own = 2 * math.prod(out) * math.prod(kernel) / kernel[features]
+        elif eqn.primitive.name in (kernels.NAME, kernels.GRADIENT):
+            kernel, result = _shape(eqn.invars[1]), _shape(eqn.outvars[0])
+            if eqn.primitive.name == kernels.GRADIENT:
+                kernel, result = result, kernel
+            own = 2 * math.prod(result) * math.prod(kernel[1:-1])
         elif eqn.primitive.name in (narrow.NAME, winograd.NAME):
             result, kernel = _shape(eqn.outvars[0]), _shape(eqn.invars[1])
             entries = math.prod(kernel) // max(1, result[-1])

@@ -11,6 +11,7 @@ from lowering_checks import assert_close, normal, primitives, value_and_pullback
 from marks import later
 
 from fedjax_dp.core.products import EXACT, Arithmetic, computed_with
+from fedjax_dp.models.cost import cost_of
 from fedjax_dp.models.lowering import kernels, lower, tpu
 
 EXACTLY = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
@@ -74,11 +75,16 @@ def test_kernels_for_a_tpu_are_within_the_rounding_of_float32_sums(case, rows, m
     g = normal(2, sums(x, w, np.zeros(()), padding)[0].shape)
     options = {"precision": EXACTLY, "otherwise": refuse, "interpret": True}
     around = tuple((k - 1 - a, k - 1 - b) for k, (a, b) in zip(kernel, padding, strict=False))
-    found = (
-        tpu.convolve(x, w, padding=padding, **options),
-        tpu.convolve(g, jnp.swapaxes(w[:, ::-1, ::-1], 3, 4), padding=around, **options),
-        tpu.kernel_gradient(x, g, padding=padding, **options),
-    )
+
+    @jax.jit
+    def computed(x, w, g):
+        return (
+            tpu.convolve(x, w, padding=padding, **options),
+            tpu.convolve(g, jnp.swapaxes(w[:, ::-1, ::-1], 3, 4), padding=around, **options),
+            tpu.kernel_gradient(x, g, padding=padding, **options),
+        )
+
+    found = computed(x, w, g)
     sizes = sums(*map(np.abs, (x, w, g)), padding)
     terms = kernel[0] * kernel[1] * kernel[2], kernel[0] * kernel[1] * kernel[3]
     for one, exact, size, n in zip(
@@ -120,7 +126,7 @@ def test_clients_and_their_records_have_the_gradients_of_the_primitive(channels,
             return value_and_pullback(fn, (x, w), normal(2, out.shape))
 
         # Records share the kernel of their client.
-        return jax.vmap(jax.vmap(one, (0, None)))
+        return jax.jit(jax.vmap(jax.vmap(one, (0, None))))
 
     found = by_kernels(plain)
     assert kernels.NAME in primitives(gradients(found), x, w)
@@ -134,9 +140,20 @@ def test_clients_and_their_records_have_the_gradients_of_the_primitive(channels,
         def along(x, w):
             return jax.jvp(jax.grad(total, (0, 1)), (x, w), (x, w))
 
-        return along
+        return jax.jit(along)
 
     assert_close(curved(found)(x, w), curved(plain)(x, w))
+
+
+def test_the_operations_of_a_step_are_those_of_the_primitive():
+    x, w = jnp.ones((3, 2, 6, 7, 16)), jnp.ones((3, 3, 2, 16, 17))
+
+    def step(fn):
+        return jax.grad(lambda w, x: jnp.sum(fn(x, w) ** 2), (0, 1))
+
+    found = cost_of(jax.vmap(step(by_kernels(conv))), w, x).operations
+    # Those of the primitive are counted for one client.
+    assert found == 3 * cost_of(step(conv), w[0], x[0]).operations > 0
 
 
 @pytest.mark.parametrize(
@@ -148,16 +165,17 @@ def test_clients_and_their_records_have_the_gradients_of_the_primitive(channels,
         ((16, 16), {"rhs_dilation": (1, 2)}),
         ((32, 16), {"feature_group_count": 2}),
         ((16, 16), {"precision": "BF16_BF16_F32_X3"}),
-        ((16, 16), {"preferred_element_type": jnp.bfloat16}),
+        ((16, 16), {"preferred_element_type": jnp.float32}),
     ],
 )
 def test_what_kernels_cannot_compute_stays_as_it_was(channels, options):
     inputs, outputs = channels
     groups = options.get("feature_group_count", 1)
-    x, w = jnp.ones((2, 6, 6, inputs)), jnp.ones((3, 3, inputs // groups, outputs))
+    x = jnp.ones((2, 6, 6, inputs), jnp.bfloat16)
+    w = jnp.ones((3, 3, inputs // groups, outputs), x.dtype)
     fn = functools.partial(conv, **options)
     assert kernels.NAME not in primitives(by_kernels(fn), x, w)
-    assert kernels.NAME in primitives(by_kernels(conv), x, jnp.ones((3, 3, inputs, 16)))
+    assert kernels.NAME in primitives(by_kernels(conv), x, jnp.ones((3, 3, inputs, 16), x.dtype))
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ def lower(fn: Callable[..., Any]) -> Callable[..., Any]:
     Convolutions become patches and one GEMM, pools become slices and elementwise maxima or sums,
     and so do their derivatives, which is many times faster on a CPU wherever weights differ per
     client or the work sits in a loop body. On a CPU, gradients of dense layers with few outputs are
-    computed transposed. Everything else is evaluated as it was traced.
+    computed transposed. Everything else is evaluated as it was traced. Where a round computes
+    convolutions by kernels of our own, these alone replace something.
 
     Args:
       fn: a pure function of pytrees. Arrays among the arguments are traced; all other leaves

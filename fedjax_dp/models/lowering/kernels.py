@@ -18,7 +18,7 @@ from fedjax_dp.core import jaxprs
 from fedjax_dp.models.lowering import bilinear
 from fedjax_dp.models.lowering.bilinear import Padding
 
-NAME = "convolution_of_clients"
+NAME, GRADIENT = "convolution_of_clients", "kernel_gradient_of_clients"
 _LAST = ("NHWC", "HWIO", "NHWC")
 # Channels lie along the 128 lanes of a TPU: with fewer, most of what is moved is padding.
 _FEWEST_CHANNELS = 16
@@ -166,7 +166,7 @@ _convolve_p: jaxprs.Primitive = jaxprs.define(
     on={"tpu": _convolve_on_tpu},
 )
 _gradient_p: jaxprs.Primitive = jaxprs.define(
-    "kernel_gradient_of_clients",
+    GRADIENT,
     _native_gradient,
     abstract=_gradient_shape,
     batch=_batch_gradient,
