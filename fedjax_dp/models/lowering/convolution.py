@@ -12,11 +12,8 @@ from jax import lax
 from fedjax_dp.core import trees
 from fedjax_dp.core.backend import facts
 from fedjax_dp.core.choices import choices
-from fedjax_dp.models.lowering import bilinear, narrow, winograd
+from fedjax_dp.models.lowering import bilinear, dense, narrow, winograd
 from fedjax_dp.models.lowering.patches import Window, gather_patches, scatter_patches, slices
-
-# Matrices of at least this many outputs are not transposed.
-_WIDE = 64
 
 Dot = Callable[..., jax.Array]
 
@@ -116,8 +113,7 @@ def _convolve(
         rest = bilinear.pad(x, ((0, 0), *padding[1:]), lhs_dilation)
         return narrow.convolve(rest, w, padding[0])
     x = bilinear.pad(x, padding, lhs_dilation)
-    matrix, is_transposed = _orient(w.reshape(-1, w.shape[-1]))
-    dot = functools.partial(dot, is_transposed=is_transposed)
+    matrix = dense.marked(w.reshape(-1, w.shape[-1]))
     if max(window.kernel) == 1 and max(window.strides) == 1:
         return dot(x, matrix)
     # Patches are many times as large as their source and quickly gathered again: the backward pass
@@ -143,9 +139,8 @@ def _convolve_dilated(
     reach = [(k - 1) * d for k, d in zip(window.kernel, window.dilation, strict=True)]
     full = [(x.shape[1 + i] - 1) * lhs_dilation[i] + 1 + reach[i] for i in spatial]
     matrix = jnp.moveaxis(jnp.flip(w, tuple(spatial)), -2, 0).reshape(x.shape[-1], -1)
-    matrix, is_transposed = _orient(matrix)
     window = window._replace(strides=tuple(lhs_dilation))
-    out = scatter_patches(dot(x, matrix, is_transposed=is_transposed), window, tuple(full))
+    out = scatter_patches(dot(x, dense.marked(matrix)), window, tuple(full))
     crop = [(low - r, high - r) for (low, high), r in zip(padding, reach, strict=True)]
     return bilinear.pad(out, crop)
 
@@ -163,38 +158,19 @@ def _depthwise(x: jax.Array, w: jax.Array, window: Window, result_type: Any) -> 
     return out.reshape(*out.shape[:-2], -1).astype(result_type)
 
 
-def _orient(matrix: jax.Array) -> tuple[jax.Array, bool]:
-    """Prepares a matrix `[inputs, outputs]` for products whose gradients are fast.
-
-    The gradient of a matrix is a product of two tall matrices, and CPU libraries run it faster if a
-    narrow side comes first in its result. Where `outputs` is narrow, the matrix is transposed
-    behind a barrier: its gradient then is computed transposed, and the barrier, which is its own
-    transpose, keeps the compiler from undoing that. Transposing a wide matrix costs more than it
-    gains.
-
-    Returns:
-      The matrix, and whether it is transposed.
-    """
-    inputs, outputs = matrix.shape
-    if outputs > inputs or outputs >= _WIDE:
-        return matrix, False
-    return lax.optimization_barrier(matrix.T), True
-
-
 def _multiply(
     x: jax.Array,
     matrix: jax.Array,
     *,
-    is_transposed: bool = False,
     precision: Any,
     preferred_element_type: Any,
 ) -> jax.Array:
-    """Multiplies `[..., inputs]` by a matrix that `_orient` has prepared."""
+    """Multiplies `[..., inputs]` by `[inputs, outputs]`."""
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     out = lax.dot_general(
         rows,
         matrix,
-        (((1,), (1 if is_transposed else 0,)), ((), ())),
+        (((1,), (0,)), ((), ())),
         precision=precision,
         preferred_element_type=preferred_element_type,
     )
