@@ -18,9 +18,29 @@ def materialize(x: jax.Array) -> jax.Array:
     return _materialize_p.bind(x)
 
 
-def _through_a_loop(x: jax.Array) -> jax.Array:
+def materialize_equal(x: jax.Array, source: jax.Array) -> jax.Array:
+    """Computes an array once for all of its uses and for those of equal ones of an equal source.
+
+    A compiler merges equal computations, but no two loops of `materialize`.
+    """
+    return _materialize_equal_p.bind(x, lax.stop_gradient(source))
+
+
+def _until_unknown(x: jax.Array) -> jax.Array:
+    return _through_a_loop(x, lax.optimization_barrier(jnp.int32(0)))
+
+
+def _until_read(x: jax.Array, source: jax.Array) -> jax.Array:
+    """Reads the count of no steps off the first number of the source, by an equal expression.
+
+    No float is above 0 after it is multiplied by 0; that is no identity of theirs, because of nan.
+    """
+    first = lax.slice(source, (0,) * source.ndim, (1,) * source.ndim).reshape(())
+    return _through_a_loop(x, (first * 0 > 0).astype(jnp.int32))
+
+
+def _through_a_loop(x: jax.Array, no_steps: jax.Array) -> jax.Array:
     """Passes an array through a loop of no steps, a count that the compiler cannot know."""
-    no_steps = lax.optimization_barrier(jnp.int32(0))
 
     def step(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         i, x = carry
@@ -32,9 +52,19 @@ def _through_a_loop(x: jax.Array) -> jax.Array:
 _materialize_p: jaxprs.Primitive = jaxprs.define(
     "materialize",
     lax.optimization_barrier,
-    on={"cpu": _through_a_loop},
+    on={"cpu": _until_unknown},
     eager=lambda x: x,
     abstract=lambda x: x,
     batch=lambda operands, axes: (_materialize_p.bind(*operands), axes[0]),
     transpose=lambda cotangent, _: [_materialize_p.bind(cotangent)],
+)
+
+_materialize_equal_p: jaxprs.Primitive = jaxprs.define(
+    "materialize_equal",
+    lambda x, source: lax.optimization_barrier(x),
+    on={"cpu": _until_read},
+    eager=lambda x, source: x,
+    abstract=lambda x, source: x,
+    batch=lambda operands, axes: (_materialize_equal_p.bind(*operands), axes[0]),
+    transpose=lambda cotangent, x, source: [_materialize_p.bind(cotangent), None],
 )

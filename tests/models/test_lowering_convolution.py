@@ -289,6 +289,31 @@ def test_gradients_by_large_tiles_multiply_less_and_round_little_more():
         assert error < 2e-6 * np.linalg.norm(e)
 
 
+@telling
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="fusion of the CPU backend")
+def test_both_gradients_of_tiles_read_what_is_computed_once():
+    """The input of the convolution, and the tiles of the cotangent."""
+
+    def loss(w, x):
+        return jnp.sum(jnp.sin(lower(conv)(jnp.tanh(x), w)))
+
+    def text(*argnums):
+        def step(_, arrays):
+            gradients = dict(zip(argnums, jax.grad(loss, argnums)(*arrays), strict=True))
+            return tuple(a - gradients.get(i, 0) for i, a in enumerate(arrays))
+
+        steps = jax.jit(lambda *arrays: lax.fori_loop(0, 3, step, arrays))
+        return (
+            steps.lower(normal(0, (3, 3, 32, 32)), normal(1, (2, 18, 18, 32))).compile().as_text()
+        )
+
+    both, of_kernel, of_input = text(0, 1), text(0), text(1)
+    num_loops = [text.count(" while(") for text in (both, of_kernel, of_input)]
+    # Beside the six lines of tiles: the loop of steps, and input and output of the convolution.
+    assert num_loops[0] <= num_loops[1] + num_loops[2] - 6 - 3
+    assert of_kernel.count(" tanh(") == 1
+
+
 def test_the_gradients_of_a_narrow_convolution_hold_patches_of_rows_alone():
     plain, x, w = case("narrow")
     assert narrow.NAME in primitives(lower(plain), x, w)

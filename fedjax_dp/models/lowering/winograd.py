@@ -19,7 +19,7 @@ from jax import lax
 
 from fedjax_dp.core.backend import facts
 from fedjax_dp.core.choices import choices
-from fedjax_dp.core.materialize import materialize
+from fedjax_dp.core.materialize import materialize, materialize_equal
 from fedjax_dp.models.lowering import bilinear
 from fedjax_dp.models.lowering.bilinear import Padding
 from fedjax_dp.models.lowering.patches import Window, slices
@@ -96,6 +96,9 @@ def is_faster(x: jax.Array, w: jax.Array, padding: Sequence[tuple[int, int]]) ->
 
 def convolve(x: jax.Array, w: jax.Array, padding: Sequence[tuple[int, int]]) -> jax.Array:
     """Convolves with stride 1 by matrix products on transformed tiles."""
+    # The input is read by many transforms, forwards and for the gradient of the kernel: each would
+    # compute it again, a normalisation and a rectifier included.
+    x = materialize(x)
     return _convolve_p.bind(x, w, padding=tuple(map(tuple, padding)), is_adjoint=False)
 
 
@@ -142,9 +145,9 @@ def _gradient_of_kernel(
     batch, *sizes, _ = x.shape
     tiles = _tiles_for(batch, sizes, w, is_adjoint=True)
     cotangents = _transform_input(cotangent, _adjoint_padding(padding), sizes, tiles)
-    x = bilinear.pad(x, tuple((0, -n % tiles.size) for n in sizes))
+    to_whole_tiles = tuple((0, -n % tiles.size) for n in sizes)
     apart = Window((tiles.size,) * 2, (tiles.size,) * 2, (1, 1))
-    inputs = _transform(_transpose(tiles.of_output), x, apart)
+    inputs = _transform(_transpose(tiles.of_output), x, to_whole_tiles, apart)
     products = [
         [_contract_rows(a, b) for a, b in zip(*lines, strict=True)]
         for lines in zip(inputs, cotangents, strict=True)
@@ -180,17 +183,19 @@ def _transform_input(x: jax.Array, padding: Padding, sizes: Sequence[int], tiles
     """Transforms the tiles that outputs read, each to `[batch, rows, columns, features]`."""
     to_whole_tiles = [-n % tiles.size for n in sizes]
     pairs = zip(padding, to_whole_tiles, strict=True)
-    x = bilinear.pad(x, tuple((low, high + more) for (low, high), more in pairs))
+    ends = tuple((low, high + more) for (low, high), more in pairs)
     overlapping = Window((tiles.size + 2,) * 2, (tiles.size,) * 2, (1, 1))
-    return _transform(tiles.of_input, x, overlapping)
+    return _transform(tiles.of_input, x, ends, overlapping)
 
 
-def _transform(matrix: _Matrix, x: jax.Array, window: Window) -> _Grid:
+def _transform(matrix: _Matrix, x: jax.Array, ends: Padding, window: Window) -> _Grid:
     """Multiplies every tile by a matrix from the left and by its transpose from the right."""
-    lines = [_combine(row, slices(x, window, 0)) for row in matrix]
+    padded = bilinear.pad(x, ends)
+    lines = [_combine(row, slices(padded, window, 0)) for row in matrix]
     if len(matrix) > len(_SMALL.of_input):
-        # Entries of large tiles are sums of many: what they share is computed once.
-        lines = [materialize(line) for line in lines]
+        # Entries of large tiles are sums of many: what they share is computed once, and once for
+        # both gradients of a convolution, which read the same tiles of the cotangent.
+        lines = [materialize_equal(line, x) for line in lines]
     return [[_combine(row, slices(line, window, 1)) for row in matrix] for line in lines]
 
 
