@@ -1,7 +1,7 @@
 """Magnitude pruning: removes an exact number of a client's weights, ties by index."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,9 @@ from fedjax_dp.models.kinds import Home, Where
 Scope = Literal["tensor", "global"]
 # Of a float's magnitude, and of the positions in an array.
 _BITS = 31
+_LARGEST = 2**_BITS - 1
+
+_Arrays: TypeAlias = Sequence[jax.Array]
 
 
 def weights_of(model: Model, where: Where | None = None, home: Home | None = None) -> PyTree:
@@ -87,15 +90,12 @@ def prune(
     _require_mask(mask, params)
     kept, structure = jax.tree.flatten(mask)
     masked = jax.tree.map(lambda m, x: None if m is None else x, mask, params, is_leaf=_is_none)
-    values = jax.tree.leaves(masked)
+    sizes = [_magnitude(x) for x in jax.tree.leaves(masked)]
     if scope == "tensor":
-        left = [
-            _without(m, _magnitude(x), m, rate, target) for m, x in zip(kept, values, strict=True)
-        ]
-        return jax.tree.unflatten(structure, left)
+        return jax.tree.unflatten(structure, _without(kept, sizes, kept, rate, target))
     # The largest weight of each tensor stays, so that none is cut off.
-    free = [m & ~_is_largest(m, _magnitude(x)) for m, x in zip(kept, values, strict=True)]
-    left = _without(_flat(kept), _flat(map(_magnitude, values)), _flat(free), rate, target)
+    free = [m & ~_is_largest(m, x) for m, x in zip(kept, sizes, strict=True)]
+    [left] = _without([_flat(kept)], [_flat(sizes)], [_flat(free)], rate, target)
     ends = [0]
     for m in kept:
         ends.append(ends[-1] + m.size)
@@ -122,16 +122,16 @@ def _by_path(tree: PyTree) -> dict[str, Any]:
     return dict(zip(paths, leaves, strict=True))
 
 
-def _without(mask: jax.Array, magnitude: jax.Array, free: Any, rate: Any, target: Any) -> Any:
-    """Prunes within one array, only entries that may be pruned."""
-    alive = jnp.sum(mask, dtype=jnp.int32)
+def _without(mask: _Arrays, magnitude: _Arrays, free: _Arrays, rate: Any, target: Any) -> _Arrays:
+    """Prunes within each array, only entries that may be pruned."""
+    alive = _counts(mask)
     count = _share_of(alive, rate)
     if target is not None:
-        most = _share_of(jnp.int32(mask.size), target)
-        count = jnp.minimum(count, most - (mask.size - alive))
-    num_free = jnp.sum(free, dtype=jnp.int32)
-    count = jnp.clip(count, 0, jnp.minimum(num_free, alive - 1))
-    return mask & ~_smallest(free, magnitude, count)
+        sizes = jnp.array([m.size for m in mask], jnp.int32)
+        count = jnp.minimum(count, _share_of(sizes, target) - (sizes - alive))
+    count = jnp.clip(count, 0, jnp.minimum(_counts(free), alive - 1))
+    pruned = _smallest(free, magnitude, count)
+    return [m & ~p for m, p in zip(mask, pruned, strict=True)]
 
 
 def _share_of(count: jax.Array, share: Any) -> jax.Array:
@@ -142,28 +142,42 @@ def _share_of(count: jax.Array, share: Any) -> jax.Array:
     return high * thousands + middle // 1000
 
 
-def _smallest(among: jax.Array, key: jax.Array, count: jax.Array) -> jax.Array:
-    """Marks `count` entries of smallest key, ties by position; bisection is faster than a sort."""
-    limit = _limit(among, key, count)
-    below = among & (key < limit)
-    ties = among & (key == limit)
-    place = jnp.arange(key.size, dtype=jnp.int32).reshape(key.shape)
-    missing = count - jnp.sum(below, dtype=jnp.int32)
-    last = _limit(ties, place, missing)
-    return below | (ties & (place <= last) & (missing > 0))
+def _smallest(among: _Arrays, keys: _Arrays, count: jax.Array) -> _Arrays:
+    """Marks the `count` entries of smallest key in each array, ties by position.
+
+    Bisection is faster than a sort, and one loop for all arrays starts the fewest operations.
+    """
+    limit = _limits(among, keys, count, _BITS)
+    marks = list(zip(among, keys, limit, strict=True))
+    below = [m & (key < end) for m, key, end in marks]
+    ties = [m & (key == end) for m, key, end in marks]
+    places = [jnp.arange(key.size, dtype=jnp.int32).reshape(key.shape) for key in keys]
+    missing = count - _counts(below)
+    # As a rule all ties are missing, and no position has to be found.
+    is_parted = jnp.any((missing > 0) & (missing < _counts(ties)))
+    last = _limits(ties, places, missing, jnp.where(is_parted, _BITS, 0))
+    parts = zip(below, ties, places, last, missing > 0, strict=True)
+    return [b | (t & (place <= end) & some) for b, t, place, end, some in parts]
 
 
-def _limit(among: jax.Array, key: jax.Array, count: jax.Array) -> jax.Array:
-    """Finds the smallest number that `count` keys, integers from 0, do not exceed."""
+def _limits(among: _Arrays, keys: _Arrays, count: jax.Array, halvings: Any) -> jax.Array:
+    """Finds for each array the smallest number that `count` of its keys, from 0, do not exceed."""
+    # No number that is tried is the largest of all.
+    keys = [jnp.where(m, key, _LARGEST) for m, key in zip(among, keys, strict=True)]
 
     def halve(_, ends):
         low, high = ends
         middle = low + (high - low) // 2
-        is_enough = jnp.sum(among & (key <= middle), dtype=jnp.int32) >= count
-        return jnp.where(is_enough, low, middle + 1), jnp.where(is_enough, middle, high)
+        found = _counts([key <= end for key, end in zip(keys, middle, strict=True)])
+        return jnp.where(found < count, middle + 1, low), jnp.where(found < count, high, middle)
 
-    ends = jnp.int32(0), jnp.int32(2**_BITS - 1)
-    return jax.lax.fori_loop(0, _BITS, halve, ends)[1]
+    ends = jnp.zeros_like(count), jnp.full_like(count, _LARGEST)
+    return jax.lax.fori_loop(0, halvings, halve, ends)[1]
+
+
+def _counts(flags: _Arrays) -> jax.Array:
+    """Counts the entries that are set in each array."""
+    return jnp.stack([masks.count(flag) for flag in flags])
 
 
 def _magnitude(x: jax.Array) -> jax.Array:
@@ -182,5 +196,5 @@ def _is_none(x: Any) -> bool:
 
 
 def _flat(arrays: Any) -> jax.Array:
-    parts: Sequence[jax.Array] = [x.ravel() for x in arrays]
+    parts = [x.ravel() for x in arrays]
     return jnp.concatenate(parts) if parts else jnp.zeros(0, bool)

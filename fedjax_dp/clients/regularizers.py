@@ -66,10 +66,16 @@ def proximal_norm(
     ranges.check({"strength": strength}, {"strength": NonNegative})
 
     def update(gradient, state, params):
-        moved = trees.subtract(params, state.anchor)
-        if is_weight is not None:
-            moved = jax.tree.map(lambda m, w: m if w else jnp.zeros_like(m), moved, is_weight)
-        pull = strength * trees.reciprocal(trees.l2_norm(moved))
+        def of_weights(moved):
+            if is_weight is None:
+                return moved
+            return jax.tree.map(lambda m, w: m if w else jnp.zeros_like(m), moved, is_weight)
+
+        # The way back has the same norm, to the last bit. A compiler does not see that, and writes
+        # neither way to memory.
+        moved = of_weights(trees.subtract(params, state.anchor))
+        distance = trees.l2_norm(of_weights(trees.subtract(state.anchor, params)))
+        pull = strength * trees.reciprocal(distance)
         pulled = jax.tree.map(lambda g, m: (g + pull * m).astype(g.dtype), gradient, moved)
         return pulled, state
 

@@ -200,6 +200,27 @@ def test_weights_are_compared_within_a_tensor_or_with_all():
     assert int(masks.num_alive(capped)) == 6
 
 
+def test_tensors_of_any_number_are_pruned_by_the_same_loops():
+    """Each as one by one; equal weights of one tensor change no other."""
+    rng = np.random.default_rng(0)
+    params = {"ties": jnp.asarray(np.round(rng.normal(size=(8, 9)), 1), jnp.float32)}
+    params |= {name: jnp.asarray(rng.normal(size=5), jnp.float32) for name in "ab"}
+    mask = jax.tree.map(lambda x: jnp.abs(x) > 0.1, params)
+    left = prune(mask, params, 0.4)
+    for name, kept in mask.items():
+        size = np.where(kept, np.abs(params[name]), np.inf).ravel()
+        gone = np.argsort(size, kind="stable")[: int(kept.sum()) * 2 // 5]
+        expected = np.asarray(kept).ravel()
+        expected[gone] = False
+        np.testing.assert_array_equal(left[name].ravel(), expected)
+
+    def num_loops(names):
+        part = [{name: tree[name] for name in names} for tree in (mask, params)]
+        return str(jax.make_jaxpr(lambda m, p: prune(m, p, 0.4))(*part)).count(" = while[")
+
+    assert num_loops(["ties"]) == num_loops(params) > 0
+
+
 def mean_of(updates, is_masked=True):
     aggregator = sparse_mean(is_masked=is_masked)
     contributions = [aggregator.contribute((), {}, update, sent_by()) for update in updates]
