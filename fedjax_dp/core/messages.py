@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, masks
 from fedjax_dp.core.masks import Sparse, applied
 from fedjax_dp.core.trees import PyTree
 
@@ -204,7 +204,7 @@ def counts_of(message: PyTree) -> tuple[jax.Array, ...]:
         elif isinstance(part, _Masked):
             # A mask may be smaller than what it masks, as one bit for each model of several.
             each = math.prod(part.values.shape) // math.prod(part.mask.shape)
-            counts.append(jnp.sum(part.mask, dtype=jnp.int32) * each)
+            counts.append(masks.count(part.mask) * each)
     return tuple(counts)
 
 

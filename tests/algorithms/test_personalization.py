@@ -210,7 +210,7 @@ def test_tensors_of_any_number_are_pruned_by_the_same_loops():
     for name, kept in mask.items():
         size = np.where(kept, np.abs(params[name]), np.inf).ravel()
         gone = np.argsort(size, kind="stable")[: int(kept.sum()) * 2 // 5]
-        expected = np.asarray(kept).ravel()
+        expected = np.array(kept).ravel()
         expected[gone] = False
         np.testing.assert_array_equal(left[name].ravel(), expected)
 
