@@ -216,7 +216,8 @@ def test_tensors_of_any_number_are_pruned_by_the_same_loops():
 
     def num_loops(names):
         part = [{name: tree[name] for name in names} for tree in (mask, params)]
-        return str(jax.make_jaxpr(lambda m, p: prune(m, p, 0.4))(*part)).count(" = while[")
+        jaxpr = str(jax.make_jaxpr(lambda m, p: prune(m, p, 0.4))(*part))
+        return jaxpr.count(" = while[") + jaxpr.count(" = scan[")
 
     assert num_loops(["ties"]) == num_loops(params) > 0
 
