@@ -130,7 +130,8 @@ def play_all(
                 is_own = limit == step.limit
                 found["status"] = "failed" if is_own else "cut off"
             book.put(step, found)
-            say(f"{step.name}: {found['status']} in {found['seconds']:.1f} s {found['error']}")
+            took = f"{found['seconds']:.1f} s ({found['processor_seconds']:.1f} s of processors)"
+            say(f"{step.name}: {found['status']} in {took} {found['error']}".rstrip())
         book.write(steps)
     return book.write(steps)
 
@@ -139,11 +140,12 @@ def play(command: Sequence[str], limit: float) -> dict[str, Any]:
     """Runs one command of Python to its end or to the limit, with what it started.
 
     Returns:
-      `status` (done, failed, late), `error`, `seconds`, `rows`, and `messages` of one that failed.
+      `status` (done, failed, late), `error`, `seconds`, `processor_seconds` of all cores together,
+      `rows`, and `messages` of one that failed.
     """
     with tempfile.TemporaryDirectory() as folder:
         rows, log = pathlib.Path(folder) / "rows", pathlib.Path(folder) / "log"
-        started = time.monotonic()
+        started, before = time.monotonic(), _processor_seconds()
         paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -166,6 +168,7 @@ def play(command: Sequence[str], limit: float) -> dict[str, Any]:
             "status": "done" if code == 0 else "late" if code is None else "failed",
             "error": "",
             "seconds": round(time.monotonic() - started, 1),
+            "processor_seconds": round(_processor_seconds() - before, 1),
             "rows": _rows(rows),
         }
     if code is None:
@@ -175,6 +178,12 @@ def play(command: Sequence[str], limit: float) -> dict[str, Any]:
     elif code > 0:
         found["error"] = _last_words(text)
     return found if code == 0 else found | {"messages": text[-_MESSAGES:]}
+
+
+def _processor_seconds() -> float:
+    """Adds up what processes have used that were waited for."""
+    used = os.times()
+    return used.children_user + used.children_system
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -180,7 +180,7 @@ def _peer(peer: str, venvs: pathlib.Path, is_tiny: bool) -> Step:
 
 def _layouts(is_tiny: bool) -> list[Step]:
     forms: dict[str, tuple[str, ...]] = {**FORMS, "records": ("float32", "split")}
-    seconds, counts = 30, COUNTS
+    counts = COUNTS
     if is_tiny:
         forms, counts = dict.fromkeys(forms, ("float32",)), (2,)
     chosen = "the width of chunks and the form of convolutions; "
@@ -192,7 +192,8 @@ def _layouts(is_tiny: bool) -> list[Step]:
             measuring(
                 f"{form} steps",
                 "layouts",
-                seconds,
+                # Starting, and a program for each precision and count.
+                10 + 8 * len(precisions),
                 ("exact or split products of records" if form == "records" else chosen + form),
                 do="layouts",
                 form=form,
