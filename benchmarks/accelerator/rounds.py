@@ -100,7 +100,8 @@ def _overhead(
     """Compares with the workload without privacy, in the same form or its fastest one."""
     base = WORKLOADS[cases[index]["name"]].base
     twins = [i for i in times if cases[i]["name"] == base]
-    alike = [i for i in twins if cases[i].get("form") == cases[index].get("form")]
+    form = _described(cases[index]).get("form")
+    alike = [i for i in twins if _described(cases[i]).get("form") == form]
     found = [statistics.median(times[i]) for i in alike or twins if times[i]]
     return statistics.median(times[index]) / min(found) if found else None
 
