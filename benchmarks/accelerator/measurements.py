@@ -120,10 +120,10 @@ def rounds(**arguments: Any) -> Rows:
 
 def flags(level: int, name: str, changes: dict[str, Any], rounds: int) -> Rows:
     """Times rounds that XLA has compiled with a level of autotuning."""
-    # Read when JAX starts. Choices of another level are not to be found in a folder.
+    # Read when JAX starts. What another level has chosen is kept beside compiled programs.
     flag = f"--xla_gpu_autotune_level={level}"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
-    jax.config.update("jax_enable_compilation_cache", False)
+    jax.config.update("jax_compilation_cache_dir", None)
     from benchmarks.accelerator.rounds import rows
 
     for row in rows([{"name": name, "changes": changes}], rounds):

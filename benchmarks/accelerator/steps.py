@@ -61,7 +61,7 @@ MILLION = {
 PROCESSES = (1, 5, 10)
 # Peers whose runners compute on the accelerator, with their workloads and their seconds.
 PEERS: Mapping[str, tuple[float, tuple[str, ...]]] = {
-    "opacus": (50, ("W3", "W5")),
+    "opacus": (65, ("W3", "W5")),
     "jax_privacy": (45, ("W3",)),
     "fedjax": (45, ("W1", "W4")),
     "drjax": (45, ("W1", "W4")),
@@ -164,7 +164,7 @@ def _best_peers(venvs: pathlib.Path, is_tiny: bool) -> list[Step]:
     asked = {"do": "pfl", "processes": processes, "options": few, "rounds": rounds}
     python = sys.executable if _is_here("pfl") else str(python_of("pfl", venvs))
     decides = "how much faster P1 is than pfl-research with its best number of processes"
-    pfl = measuring("peer pfl", "peers", 45, decides, 180, python=python, **asked)
+    pfl = measuring("peer pfl", "peers", 45, decides, 150, python=python, **asked)
     pfl = pfl._replace(missing=_missing("pfl", venvs))
     return [pfl, _peer("opacus", venvs, is_tiny)]
 
@@ -176,7 +176,7 @@ def _peer(peer: str, venvs: pathlib.Path, is_tiny: bool) -> Step:
     asked = {"peer": peer, "names": names, "rounds": rounds, "venvs": str(venvs)}
     here = {"here": _is_here(peer)}
     decides = f"how much faster {' and '.join(names)} are than {peer}"
-    step = measuring(f"peer {peer}", "peers", seconds, decides, 240, do="peers", **asked, **here)
+    step = measuring(f"peer {peer}", "peers", seconds, decides, 150, do="peers", **asked, **here)
     return step._replace(missing=_missing(peer, venvs))
 
 

@@ -44,17 +44,17 @@ def main() -> None:
         subprocess.Popen(command, env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(options.processes)
     ]
+    codes: list[int | None] = [None]
     try:
         # One that fails leaves the others waiting for it.
-        while any(process.poll() is None for process in started):
-            if any(process.poll() for process in started):
-                break
+        while None in codes and not any(codes):
             time.sleep(0.05)
+            codes = [process.poll() for process in started]
     finally:
         for process in started:
             process.kill()
             process.wait()
-    if failed := [process.returncode for process in started if process.returncode]:
+    if failed := [code for code in codes if code]:
         raise SystemExit(f"Error: a process of pfl ended with {failed[0]}")
 
 

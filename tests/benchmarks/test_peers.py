@@ -365,3 +365,20 @@ def test_a_comparison_notes_what_fails_and_continues_after_a_stop(tmp_path, monk
     ]
     assert "continues a run that was stopped; left: W2" in capsys.readouterr().out
     assert [r.workload for r in report.read_csv(tmp_path / "peers.csv")] == ["W2", "W4"]
+
+
+def test_a_peer_of_this_environment_needs_no_other(tmp_path, monkeypatch):
+    arguments = ["W5", "--peers", "opacus", "jax_privacy", "--here", "opacus", "--installed"]
+    arguments += ["--results", str(tmp_path), "--venvs", str(tmp_path / "venvs")]
+    options = compare._options(arguments)
+    options.hardware = "2 CPU cores"
+    found = []
+    monkeypatch.setattr(
+        compare, "run_workload", lambda name, options, missing: found.append(missing) or ([], [])
+    )
+    compare.compare(options)
+    assert found == [{"jax_privacy": "not installed"}]
+    assert compare._python_of("opacus", options) == pathlib.Path(sys.executable)
+    assert compare._python_of("jax_privacy", options) == tmp_path / "venvs/jax_privacy/bin/python"
+    with pytest.raises(SystemExit):
+        compare._options(["W5", "--here", "tensorflow"])
