@@ -37,7 +37,8 @@ def rows(name: str, changes: Mapping[str, Any], top: int = 25) -> Iterator[dict[
 
 
 def of(profile: ProfileData) -> dict[str, tuple[float, int]]:
-    """Adds up seconds and runs by kernel: those on a GPU's streams, or a CPU's operations."""
+    """Adds up seconds and runs by kernel: those on the streams of a GPU, or operations of a CPU,
+    of which some contain others."""
     lines = [(plane.name, line) for plane in profile.planes for line in plane.lines]
     chosen = [line for _, line in lines if line.name.startswith("Stream")]
     # A TPU has one line of operations, and a CPU a line for each thread that runs them.

@@ -61,7 +61,7 @@ MILLION = {
 PROCESSES = (1, 5, 10)
 # Peers whose runners compute on the accelerator, with their workloads and their seconds.
 PEERS: Mapping[str, tuple[float, tuple[str, ...]]] = {
-    "opacus": (65, ("W3", "W5")),
+    "opacus": (90, ("W3", "W5")),
     "jax_privacy": (45, ("W3",)),
     "fedjax": (45, ("W1", "W4")),
     "drjax": (45, ("W1", "W4")),
@@ -176,7 +176,7 @@ def _peer(peer: str, venvs: pathlib.Path, is_tiny: bool) -> Step:
     asked = {"peer": peer, "names": names, "rounds": rounds, "venvs": str(venvs)}
     here = {"here": _is_here(peer)}
     decides = f"how much faster {' and '.join(names)} are than {peer}"
-    step = measuring(f"peer {peer}", "peers", seconds, decides, 150, do="peers", **asked, **here)
+    step = measuring(f"peer {peer}", "peers", seconds, decides, 200, do="peers", **asked, **here)
     return step._replace(missing=_missing(peer, venvs))
 
 
@@ -208,17 +208,19 @@ def _layouts(is_tiny: bool) -> list[Step]:
 
 
 def _settings(is_tiny: bool) -> list[Step]:
-    """Lists what can be set: widths of chunks, autotuning, the cache of programs."""
-    rounds = 1 if is_tiny else 5
-    p1 = {"name": "P1", "changes": _changes("P1", is_tiny)}
-    widths = [p1 | {"clients_per_chunk": width} for width in ((1, 2) if is_tiny else (10, 25))]
-    how = {"do": "rounds", "cases": widths, "rounds": rounds}
+    """Lists what can be set: autotuning, and the cache of programs."""
     kept = "how long a second process compiles, with the programs of the first on disk"
-    return [
-        measuring("widths of P1", "settings", 30, "its width of chunks, beside the cohort", **how),
-        _autotuning(0, is_tiny),
-        measuring("programs kept", "settings", 45, kept, do="cache", **p1),
-    ]
+    asked = {"do": "cache", "name": "P1", "changes": _changes("P1", is_tiny)}
+    return [_autotuning(0, is_tiny), measuring("programs kept", "settings", 45, kept, **asked)]
+
+
+def _widths(is_tiny: bool) -> Step:
+    p1 = {"name": "P1", "changes": _changes("P1", is_tiny)}
+    cases = [p1 | {"clients_per_chunk": width} for width in ((1, 2) if is_tiny else (10, 25))]
+    how = {"do": "rounds", "cases": cases, "rounds": 1 if is_tiny else 5}
+    return measuring(
+        "widths of P1", "settings", 30, "its width of chunks, beside the cohort", **how
+    )
 
 
 def _autotuning(level: int, is_tiny: bool) -> Step:
@@ -272,7 +274,7 @@ def _more(venvs: pathlib.Path, is_tiny: bool) -> list[Step]:
     for peer in CPU_PEERS:
         step = measuring(f"peer {peer}", "peers", 0, "nothing here", do="peers", peer=peer)
         peers.append(step._replace(missing="its runner in benchmarks/peers computes on the CPU"))
-    return [p2, _autotuning(2, is_tiny), *peers]
+    return [p2, _widths(is_tiny), _autotuning(2, is_tiny), *peers]
 
 
 def _is_here(peer: str) -> bool:

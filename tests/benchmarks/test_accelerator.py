@@ -107,6 +107,15 @@ def test_time_that_is_left_decides_what_starts_and_what_is_left(tmp_path):
     assert time.monotonic() - started < 30
 
 
+def test_a_step_that_was_cut_off_comes_after_those_that_never_ran(tmp_path):
+    cut = {"group": "workloads", "date": "2000-01-01", "status": "cut off", "rows": []}
+    results = {"machine": MACHINE, "steps": {"slow": cut | {"error": "no end", "seconds": 500.0}}}
+    (tmp_path / "a.json").write_text(json.dumps(results))
+    heard = []
+    assert played(tmp_path, [made("slow"), made("last")], say=heard.append) == []
+    assert [line.partition(":")[0] for line in heard] == ["last", "last", "slow", "slow"]
+
+
 def test_results_of_two_machines_do_not_mix(tmp_path):
     steps = [made("a"), made("b")]
     played(tmp_path, steps, chosen=steps[:1])
