@@ -27,9 +27,8 @@ from fedjax_dp.experiment.studies.workloads import WORKLOADS
 
 ROOT = pathlib.Path(__file__).parents[2]
 _MAIN = ("W1", "W2", "P1", "W3nodp", "W3", "W5nodp", "W5", "users", "F1", "P2", "W4dp")
-_TARGETS = ("h100", "a100", "v5e", "v6e", "v5p")
-_OF_OTHERS = ("h100", "v5e")
-_SEVERAL = {"W1": ("h100x8", "v5e:4x4"), "P1": ("h100x8", "v5e:4x4"), "W4dp": ("h100x8", "v5e:4x4")}
+_FIRST, _SECOND = ("h100", "v5e"), ("a100", "v6e", "v5p")
+_SEVERAL, _TOGETHER = ("W1", "P1", "W4dp"), ("h100x8", "v5e:4x4")
 _PROGRAMS = {"ours": (), "by hand": ("--by-hand",), "by hand, exact": ("--by-hand", "--exact")}
 # Seconds that a program usually takes, and the most that it may.
 _USUAL, _LIMIT = 45.0, 1800.0
@@ -46,19 +45,20 @@ class Pair(NamedTuple):
 
 
 def pairs() -> list[Pair]:
-    """Lists all programs, those of the main workloads first."""
+    """Lists all programs, those of the main workloads for the two main targets first."""
     others = [name for name in WORKLOADS if name not in _MAIN]
+    first = [(name, target) for name in _MAIN for target in _FIRST]
+    second = [(name, target) for name in _MAIN for target in _SECOND]
+    third = [(name, target) for name in others for target in _FIRST]
     found = []
-    for name in (*_MAIN, *others):
+    for name, target in (*first, *second, *third):
         programs = ["ours"]
         if has_method(WORKLOADS[name]):
             programs.append("by hand")
         if WORKLOADS[name].unit == "record":
             programs.append("by hand, exact")
-        of_one = _TARGETS if name in _MAIN else _OF_OTHERS
-        found += [Pair(name, program, target) for target in of_one for program in programs]
-        found += [Pair(name, "ours", target) for target in _SEVERAL.get(name, ())]
-    return found
+        found += [Pair(name, program, target) for program in programs]
+    return found + [Pair(name, "ours", target) for name in _SEVERAL for target in _TOGETHER]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -9,6 +9,7 @@ import os
 import pathlib
 import sys
 import time
+from importlib import metadata
 
 from fedjax_dp.core import targets
 
@@ -128,6 +129,7 @@ def main() -> None:
     ours = "ours, kernel" if options.kernel else "ours"
     program = "by hand, exact" if options.exact else "by hand" if options.by_hand else ours
     clock = wanted.device.clock
+    compiler = "libtpu" if wanted.device.backend == "tpu" else "jax-cuda13-plugin"
     costs = {
         loops: {
             "operations": cost.operations,
@@ -149,6 +151,7 @@ def main() -> None:
                 "program": program,
                 "target": options.target,
                 "jax": jax.__version__,
+                "compiler": f"{compiler} {metadata.version(compiler)}",
                 "clients_per_chunk": found.clients_per_chunk,
                 "passes": found.passes,
                 "trace_s": round(found.trace_seconds, 1),

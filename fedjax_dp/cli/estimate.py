@@ -34,7 +34,7 @@ def command(
     found = estimate(file, context.args, device)
     lines = [
         ("devices", str(found.devices)),
-        ("fits", "yes" if found.fits else "NO"),
+        ("fits", "yes" if found.fits else "NO; a smaller execution.clients_per_chunk takes less"),
         ("memory of a device", _bytes(found.memory_bytes)),
         ("examples, states, parameters", _bytes(found.argument_bytes)),
         ("temporaries", _bytes(found.temporary_bytes)),

@@ -98,7 +98,7 @@ class Target(NamedTuple):
 
 def target(name: str) -> Target:
     """Reads the name of a target: "h100", "h100x8", "v5e", or a topology of TPUs, "v5e:4x4"."""
-    found = _NAME.fullmatch(name)
+    found = _NAME.fullmatch(name.lower())
     kinds = ", ".join(sorted(KINDS))
     rule = f"be a device ({kinds}), several GPUs such as h100x8, or TPUs such as v5e:2x2"
     checks.require(found is not None and found["kind"] in KINDS, "device", rule, name)
@@ -148,17 +148,25 @@ def environment(wanted: Target) -> dict[str, str]:
     }
 
 
-def devices(wanted: Target) -> list[Any]:
-    """Lists devices of a target for the compiler; the process has to have its `environment`."""
+def compiler(wanted: Target) -> str:
+    """Finds the module that compiles for a target, or says what to install."""
     is_gpu = wanted.device.backend == "gpu"
     package, modules = ("jax[cuda13]", _PLUGINS) if is_gpu else ("libtpu", ("libtpu",))
-    found = [name for name in modules if _is_installed(name)]
-    rule = f"have its compiler, the package {package}: `pip install '{package}'`"
-    checks.require(bool(found), "device", rule, wanted.name)
+    found = next((name for name in modules if _is_installed(name)), None)
+    if found is None:
+        kind = "NVIDIA GPUs" if is_gpu else "TPUs"
+        words = f"XLA's compiler for {kind} is not installed; run `pip install '{package}'`"
+        raise ValueError(f"device {wanted.name!r} cannot be compiled for: {words}")
+    return found
+
+
+def devices(wanted: Target) -> list[Any]:
+    """Lists devices of a target for the compiler; the process has to have its `environment`."""
+    is_gpu, plugin = wanted.device.backend == "gpu", compiler(wanted)
     options: dict[str, Any] = {}
     if is_gpu:
         # The plugin makes the platform known.
-        importlib.import_module(found[0])
+        importlib.import_module(plugin)
         options = {"topology": wanted.topology, "target_config": _config(wanted.device)}
     try:
         described = topologies.get_topology_desc(

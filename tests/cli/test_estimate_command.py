@@ -5,8 +5,9 @@ import json
 import sys
 
 import pytest
-from marks import slow, telling
+from marks import slow
 
+from fedjax_dp.core import targets
 from fedjax_dp.experiment.studies import estimate as estimates
 from fedjax_dp.experiment.studies.estimate import Estimate, Part
 
@@ -52,16 +53,35 @@ def test_a_compiler_that_ends_its_process_is_reported_with_its_last_words(monkey
     ]
     run = estimates.subprocess.run
     monkeypatch.setattr(estimates.subprocess, "run", lambda asked, **rest: run(words, **rest))
+    monkeypatch.setattr(targets, "_is_installed", lambda module: True)
     with pytest.raises(RuntimeError, match="v5e ended with status 6: no such chip"):
         estimates.estimate(None, SMALL, "v5e")
 
 
-@telling
-def test_a_missing_compiler_is_named_by_the_command(fedjax_dp):
-    if importlib.util.find_spec("libtpu") is not None:
-        pytest.skip("libtpu is installed")
-    status, _, errors = fedjax_dp("estimate", *SMALL, "--device", "v5e")
-    assert status == 2 and "pip install 'libtpu'" in errors
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("v5e", "compiler for TPUs is not installed; run `pip install 'libtpu'`"),
+        ("H100", "compiler for NVIDIA GPUs is not installed; run `pip install 'jax[cuda13]'`"),
+    ],
+)
+def test_a_missing_compiler_is_named_before_a_process_starts(fedjax_dp, monkeypatch, device, words):
+    monkeypatch.setattr(targets, "_is_installed", lambda module: False)
+    monkeypatch.setattr(estimates.subprocess, "run", None)
+    status, _, errors = fedjax_dp("estimate", *SMALL, "--device", device)
+    assert status == 2 and words in errors and f"device '{device}'" in errors
+
+
+def test_what_does_not_fit_is_an_error_with_what_to_do(monkeypatch, tmp_path):
+    def refused(*words):
+        raise RuntimeError("RESOURCE_EXHAUSTED: needs 27G\nand more")
+
+    monkeypatch.setattr(estimates, "_here", refused)
+    monkeypatch.setattr(sys, "argv", ["estimate", str(tmp_path / "found"), "v5e", ""])
+    estimates.main()
+    error = json.loads((tmp_path / "found").read_text(encoding="utf-8"))["error"]
+    assert "do not fit in the memory of v5e; use a smaller" in error
+    assert error.endswith("needs 27G")
 
 
 @slow

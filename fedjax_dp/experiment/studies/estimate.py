@@ -89,6 +89,7 @@ def estimate(file: str | None, overrides: Sequence[str], device: str) -> Estimat
     """
     wanted = targets.target(device)
     load_config(file, overrides)
+    targets.compiler(wanted)
     with tempfile.TemporaryDirectory() as folder:
         result = pathlib.Path(folder) / "estimate.json"
         words = [sys.executable, "-m", __name__, str(result), device, file or "", *overrides]
@@ -167,7 +168,10 @@ def main() -> None:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         first = str(error).partition("\n")[0]
-        found = {"error": f"rounds must fit in the memory of {device}, got {first}"}
+        hint = (
+            "use a smaller execution.clients_per_chunk, a smaller batch or model, or more devices"
+        )
+        found = {"error": f"rounds do not fit in the memory of {device}; {hint}: {first}"}
     pathlib.Path(result).write_text(json.dumps(found), encoding="utf-8")
 
 
