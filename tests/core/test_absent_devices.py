@@ -30,7 +30,7 @@ def test_names_are_devices_and_how_many(name, kind, count, topology):
 
 @pytest.mark.parametrize(
     "name",
-    ["", "h101", "H100", "h100x0", "h100:2x2", "v5ex4", "v5e:1x1", "v5e:2x2x2", "v5e:2", "8"],
+    ["", "h101", "h 100", "h100x0", "h100:2x2", "v5ex4", "v5e:1x1", "v5e:2x2x2", "v5e:2", "8"],
 )
 def test_other_names_are_refused_by_name(name):
     with pytest.raises(ValueError, match=r"^device must be"):
