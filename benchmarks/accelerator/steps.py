@@ -17,6 +17,8 @@ FORMS: Mapping[str, tuple[str, ...]] = {
     "native": ("float32", "default", "bfloat16"),
     "products": ("float32", "default", "bfloat16", "split"),
 }
+# Of our own kernels, which are for TPUs.
+_KERNEL = ("float32", "default", "bfloat16")
 # Those in which whole rounds of workloads are timed.
 ROUND_FORMS = tuple(FORMS)
 # Files of the quick suite that say whether results hold on another backend.
@@ -270,11 +272,15 @@ def _more(venvs: pathlib.Path, is_tiny: bool) -> list[Step]:
     asked = {"do": "rounds", "cases": cases, "rounds": 1 if is_tiny else 5}
     asked["together"] = 2 if is_tiny else 5
     p2 = measuring("P2", "workloads", 45, "the speed to publish", **asked)
+    asked = {"do": "layouts", "form": "kernel", "precisions": ("float32",) if is_tiny else _KERNEL}
+    asked["counts"] = (2,) if is_tiny else COUNTS
+    decides = "whether kernels of our own are chosen, on a TPU"
+    kernel = measuring("kernel steps", "layouts", 30, decides, **asked)
     peers = [_peer(peer, venvs, is_tiny) for peer in PEERS if peer != "opacus"]
     for peer in CPU_PEERS:
         step = measuring(f"peer {peer}", "peers", 0, "nothing here", do="peers", peer=peer)
         peers.append(step._replace(missing="its runner in benchmarks/peers computes on the CPU"))
-    return [p2, _widths(is_tiny), _autotuning(2, is_tiny), *peers]
+    return [p2, _widths(is_tiny), _autotuning(2, is_tiny), kernel, *peers]
 
 
 def _is_here(peer: str) -> bool:

@@ -19,8 +19,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from fedjax_dp.models.lowering.bilinear import Padding
 
-# Memory is in tiles, for bfloat16 of 16 × 128.
-_TILE, _LANES = 16, 128
+# Memory is in tiles of 4 KiB, with 128 entries in a row.
+_LANES, _BYTES_OF_ROWS = 128, 32
 # A step of the program reads and writes about so much: some microseconds of memory.
 _BYTES_OF_STEP = 2**20
 # Of the 16 MiB that a program may take by default.
@@ -53,11 +53,11 @@ def plan(x: Any, w: Any, y: Any, padding: Padding) -> Plan | None:
     """Cuts a convolution of images, kernels and results; None if it is too large."""
     (clients, examples, _, _, inputs), (_, height, width, _, outputs) = x.shape, w.shape
     out_high = y.shape[2]
-    wide = _whole(max(x.shape[3] + max(0, *padding[1]), y.shape[3]), _TILE)
+    wide = _whole(max(x.shape[3] + max(0, *padding[1]), y.shape[3]), _tile(x.dtype))
     most = max(1, _MOST_ROWS // wide)
     rows = max(n for n in range(1, out_high + 1) if out_high % n == 0 and n <= most)
-    image, result = (_bytes(a.shape[2] * wide, a.shape[4], a.dtype) for a in (x, y))
-    kernel = _bytes(height * width * inputs, outputs, w.dtype)
+    image, result = (a.shape[2] * _bytes(a.shape[3], a.shape[4], a.dtype) for a in (x, y))
+    kernel = height * _bytes(width * inputs, outputs, w.dtype)
     # Each has two buffers, one of which is filled or emptied meanwhile.
     fixed = 2 * kernel + _bytes((rows + height - 1) * wide, width * inputs, x.dtype)
     fixed += _bytes((out_high + height - 1) * wide, inputs, x.dtype)
@@ -74,7 +74,11 @@ def plan(x: Any, w: Any, y: Any, padding: Padding) -> Plan | None:
 
 
 def _bytes(rows: int, channels: int, dtype: Any) -> int:
-    return _whole(rows, _TILE) * _whole(channels, _LANES) * dtype.itemsize
+    return _whole(rows, _tile(dtype)) * _whole(channels, _LANES) * dtype.itemsize
+
+
+def _tile(dtype: Any) -> int:
+    return _BYTES_OF_ROWS // dtype.itemsize
 
 
 def _whole(size: int, part: int) -> int:
@@ -106,7 +110,7 @@ def convolve(
         out_specs=_images(result, found),
         out_shape=result,
         scratch_shapes=_scratch(x, w, result, found),
-        compiler_params=_params("parallel"),
+        compiler_params=_params("parallel", result, found),
         cost_estimate=found.cost,
         interpret=interpret,
         name="convolution_of_clients",
@@ -138,7 +142,7 @@ def kernel_gradient(
         out_specs=_kernels(height, width * inputs, outputs),
         out_shape=jax.ShapeDtypeStruct((clients, height, width * inputs, outputs), jnp.float32),
         scratch_shapes=_scratch(x, kernel, g, found),
-        compiler_params=_params("arbitrary"),
+        compiler_params=_params("arbitrary", g, found),
         cost_estimate=found.cost,
         interpret=interpret,
         name="kernel_gradient_of_clients",
@@ -240,13 +244,15 @@ def _dot(a: jax.Array, b: jax.Array, contracted: int, precision: Any) -> jax.Arr
     )
 
 
-def _params(of_examples: Any) -> pltpu.CompilerParams:
+def _params(of_examples: Any, y: Any, found: Plan) -> pltpu.CompilerParams:
     """Lets the compiler compute operands, such as an activation of their entries, as they are read.
 
-    That is worth more than operands of bfloat16, which it would write first.
+    That is worth more than operands of bfloat16, which it would write first. Where a step of the
+    program has a loop, it fails to (libtpu 0.0.52: "Allocation … dematerialized").
     """
+    is_whole = found.examples == 1 and found.rows == y.shape[2]
     return pltpu.CompilerParams(
-        dimension_semantics=("parallel", of_examples), allow_input_fusion=[True, True]
+        dimension_semantics=("parallel", of_examples), allow_input_fusion=[is_whole, is_whole]
     )
 
 
