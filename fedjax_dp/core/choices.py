@@ -11,6 +11,7 @@ from fedjax_dp.core.backend import Facts
 
 Products = Literal["exact", "split"]
 Convolutions = Literal["products", "native", "kernel"]
+KernelGradients = Literal["rows", "native"]
 
 # A chunk grows until a pass through its loop body does this many floating-point operations: small
 # models gain from wide chunks, as long as a cache holds them, and large ones use the whole device
@@ -108,6 +109,8 @@ class Choices(NamedTuple):
       convolutions: how training without record-level privacy computes those of lowered models:
         "products" of patches, "native" ones, or by a "kernel" of our own where there is one.
       products: how gradients of records are computed, "exact" or "split".
+      kernel_gradients: how the gradients of kernels of native convolutions are formed for single
+        records: by "rows" of the kernel (`models.kernel_gradients`), or "native".
     """
 
     operations_per_chunk: float
@@ -119,6 +122,7 @@ class Choices(NamedTuple):
     has_caches: bool
     convolutions: Convolutions = "products"
     products: Products = "exact"
+    kernel_gradients: KernelGradients = "native"
 
 
 def choices(facts: Facts, measured: Measured | None = None) -> Choices:
@@ -148,6 +152,7 @@ def choices(facts: Facts, measured: Measured | None = None) -> Choices:
         state_bytes=share,
         has_caches=is_cpu,
         convolutions=_ACCELERATED if facts.backend == "tpu" or _is_nvidia(facts) else _OTHERWISE,
+        kernel_gradients="rows" if facts.backend == "tpu" else "native",
     )
     # On a CPU the constants are measured, and the benchmark takes a few tiny steps.
     if measured is None or is_cpu:

@@ -19,8 +19,8 @@ class Arithmetic(NamedTuple):
 
     Attributes:
       products: "exact" or "split": those of gradients of records.
-      convolutions: "products", "native" or "kernel": those of lowered models outside of such
-        gradients.
+      convolutions: "products", "native" or "kernel": those of lowered models; for gradients of
+        records "kernel" is "native".
     """
 
     products: Products = "exact"
@@ -74,9 +74,11 @@ def computed_with(how: Arithmetic) -> Iterator[None]:
 def of_records() -> Iterator[None]:
     """Traces gradients of records: no product rounds its factors as backends do by default.
 
-    Convolutions of lowered models are products, whose gradients need not be formed.
+    Split products are for products alone: convolutions of lowered models are then products too.
     """
-    how = arithmetic()._replace(convolutions="products")
+    how = arithmetic()
+    is_native = how.convolutions != "products" and how.products == "exact"
+    how = how._replace(convolutions="native" if is_native else "products")
     with computed_with(how), jax.default_matmul_precision(precision(how.products)):
         yield
 

@@ -14,10 +14,12 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp.core import jaxprs, sums, trees
+from fedjax_dp.core.backend import facts
+from fedjax_dp.core.choices import choices
 from fedjax_dp.core.jaxprs import ClosedJaxpr, JaxprEqn, Literal, Var
 from fedjax_dp.core.materialize import materialize
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.models import outer_products
+from fedjax_dp.models import kernel_gradients, outer_products
 from fedjax_dp.models.lowering import bilinear, dense, narrow, winograd
 
 _VIEWS = (
@@ -56,10 +58,13 @@ class _Product(NamedTuple):
     """A site that multiplies rows of data by a matrix with each parameter entry once."""
 
     rows_of: Callable[..., jax.Array]  # Of the data: [num_rows, inputs].
+    columns_of: Callable[[jax.Array], jax.Array]  # Of the cotangent: [num_rows, outputs].
     matrix_of: Callable[[jax.Array], jax.Array]  # Of the parameter: [inputs, outputs].
     num_rows: int
     inputs: int
     outputs: int
+    # The convolution that the site is, if it is a native one.
+    convolution: kernel_gradients.Convolution | None = None
 
 
 class _Plan(NamedTuple):
@@ -234,13 +239,18 @@ def _at_site(
     is_wide = all(jnp.finfo(x.dtype).bits >= 32 for x in (leaf, cotangents))
     if product is None or not is_wide:
         return _formed(jax.vmap(pulled, in_axes=(None, 0, 0))(leaf, data, cotangents))
-    rows = jax.vmap(product.rows_of)(*data)
-    outputs = cotangents.reshape(cotangents.shape[0], product.num_rows, product.outputs)
 
     def parameter_of(total):
         return jax.linear_transpose(product.matrix_of, leaf)(total.astype(leaf.dtype))[0]
 
-    if outer_products.is_formed(product.num_rows, product.inputs, product.outputs):
+    is_formed = outer_products.is_formed(product.num_rows, product.inputs, product.outputs)
+    if is_formed and product.convolution is not None:
+        if choices(facts()).kernel_gradients == "native":
+            return _formed(jax.vmap(pulled, in_axes=(None, 0, 0))(leaf, data, cotangents))
+        return _formed(jax.vmap(product.convolution.by_rows)(*data, cotangents), parameter_of)
+    rows = jax.vmap(product.rows_of)(*data)
+    outputs = jax.vmap(product.columns_of)(cotangents)
+    if is_formed:
         is_transposed = product.outputs < product.inputs
         matrices = outer_products.matrices(rows, outputs)
         return _formed(matrices, lambda total: parameter_of(total.T if is_transposed else total))
@@ -264,6 +274,18 @@ def _product_form(plan: _Plan, site: _Site, eqn: JaxprEqn) -> _Product | None:
 
     if eqn.primitive.name == "dot_general":
         return _product_of_dot(eqn, operand, lambda x: x, view)
+    native = kernel_gradients.convolution_of(eqn) if site.position == 1 else None
+    if native is not None:
+        outputs = native.num_outputs
+        return _Product(
+            native.patches,
+            native.columns,
+            lambda leaf: native.matrix(view(leaf)),
+            math.prod(_shape(eqn.outvars[0])) // outputs,
+            math.prod(_shape(operand)) // outputs,
+            outputs,
+            native,
+        )
     if eqn.primitive.name in (narrow.NAME, winograd.NAME):
         if eqn.params.get("is_adjoint"):
             # The transpose of a convolution multiplies its kernel in a different order.
@@ -289,6 +311,7 @@ def _product_of_convolution(
     inputs, num_rows = math.prod(_shape(eqn.invars[1])[:-1]), math.prod(positions)
     return _Product(
         lambda x: patches_of(x).reshape(num_rows, inputs),
+        lambda cotangent: cotangent.reshape(num_rows, outputs),
         lambda leaf: view(leaf).reshape(inputs, outputs),
         num_rows,
         inputs,
@@ -351,6 +374,7 @@ def _product_of_dot(
     num_rows = math.prod(x_shape[:-1])
     return _Product(
         lambda *data: operand(*data).reshape(num_rows, inputs),
+        lambda cotangent: cotangent.reshape(num_rows, outputs),
         lambda leaf: matrix_of(leaf).T if right[0] == 1 else matrix_of(leaf),
         num_rows,
         inputs,
