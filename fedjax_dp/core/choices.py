@@ -12,6 +12,7 @@ from fedjax_dp.core.backend import Facts
 Products = Literal["exact", "split"]
 Convolutions = Literal["products", "native", "kernel"]
 KernelGradients = Literal["rows", "native"]
+Factored = Literal["fewer_operations", "fewer_bytes", "never"]
 
 # A chunk grows until a pass through its loop body does this many floating-point operations: small
 # models gain from wide chunks, as long as a cache holds them, and large ones use the whole device
@@ -49,6 +50,9 @@ _NEARLY_ALL = 0.9
 # asked. Kernels of our own ("kernel", models/lowering/kernels.py) have no estimate by a compiler.
 _ACCELERATED: Convolutions = "native"
 _OTHERWISE: Convolutions = "products"
+# Factors of gradients of records take an elimination, a loop of small steps: a GPU starts several
+# kernels for each.
+_FACTORED: dict[str, Factored] = {"cpu": "fewer_operations", "gpu": "fewer_bytes", "tpu": "fewer_bytes"}
 # The first NVIDIA cards with units for bfloat16 (Ampere).
 _FIRST_CAPABILITY = (8, 0)
 
@@ -104,13 +108,14 @@ class Choices(NamedTuple):
       resident_bytes: examples of up to this size are held in device memory.
       state_bytes: client states of up to this size of one device are held in its memory.
       has_caches: whether work is cut so that values stay in a processor's cache: small
-        micro-batches, convolutions in tiles and rows, gradients of examples that are not formed
-        where their factors are cheaper.
+        micro-batches, convolutions in tiles and rows.
       convolutions: how training without record-level privacy computes those of lowered models:
         "products" of patches, "native" ones, or by a "kernel" of our own where there is one.
       products: how gradients of records are computed, "exact" or "split".
       kernel_gradients: how the gradients of kernels of native convolutions are formed for single
         records: by "rows" of the kernel (`models.kernel_gradients`), or "native".
+      factored: where the gradient of a record stays a product of factors, and is not formed: with
+        "fewer_operations", with "fewer_bytes" in memory, or "never".
     """
 
     operations_per_chunk: float
@@ -123,6 +128,7 @@ class Choices(NamedTuple):
     convolutions: Convolutions = "products"
     products: Products = "exact"
     kernel_gradients: KernelGradients = "native"
+    factored: Factored = "never"
 
 
 def choices(facts: Facts, measured: Measured | None = None) -> Choices:
@@ -152,7 +158,10 @@ def choices(facts: Facts, measured: Measured | None = None) -> Choices:
         state_bytes=share,
         has_caches=is_cpu,
         convolutions=_ACCELERATED if facts.backend == "tpu" or _is_nvidia(facts) else _OTHERWISE,
+        # By the compiler for TPUs (benchmarks/results/compiled.md): native ones take 1.9 times the
+        # cycles of rows on W3.
         kernel_gradients="rows" if facts.backend == "tpu" else "native",
+        factored=_FACTORED.get(facts.backend, "never"),
     )
     # On a CPU the constants are measured, and the benchmark takes a few tiny steps.
     if measured is None or is_cpu:

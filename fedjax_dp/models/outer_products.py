@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_dp.core import products, sums, trees
-from fedjax_dp.core.backend import facts
+from fedjax_dp.core.backend import backend, facts
 from fedjax_dp.core.choices import choices
 from fedjax_dp.core.materialize import materialize
 
@@ -35,10 +35,26 @@ def is_formed(num_rows: int, inputs: int, outputs: int) -> bool:
     if block_size(num_rows) == 0 or products.arithmetic().products == "split":
         return True
     narrow, wide = sorted((inputs, outputs))
+    factored = choices(facts()).factored
+    if factored == "fewer_bytes":
+        return _is_less_moved(num_rows, narrow, wide)
     # Counted for `norms`: small products and the factorisation run at a fraction of the full speed.
     without = num_rows**2 * (6 * wide + 40 * narrow)
     is_cheaper = without < _COST_OF_AN_ENTRY * inputs * outputs
-    return not (choices(facts()).has_caches and is_cheaper)
+    return not (factored == "fewer_operations" and is_cheaper)
+
+
+def _is_less_moved(num_rows: int, narrow: int, wide: int) -> bool:
+    """Whether forming matrices moves fewer numbers than factors do, for each example.
+
+    An accelerator waits for its memory: a matrix is written, and read for its norm and its sum.
+    Factors are normalised, factored and multiplied, which takes ten passes over the rows; an
+    elimination writes `num_rows` small matrices, and blocks of a sum are added with compensation.
+    """
+    formed = 3 * narrow * wide
+    rows = 10 * num_rows * (narrow + wide)
+    blocks = 6 * narrow * wide / block_size(num_rows)
+    return formed <= rows + 6 * num_rows**3 + blocks
 
 
 def matrices(rows: jax.Array, columns: jax.Array) -> jax.Array:
@@ -179,9 +195,14 @@ def _cholesky(matrices: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Factors small positive definite matrices; returns the lower factors and their inverses.
 
     Written as elimination, since calls of the linear algebra library block the threads of the CPU
-    backend, inside a loop forever.
+    backend, inside a loop forever. A GPU would start several kernels for each step of it, and calls
+    the library.
     """
     size = matrices.shape[-1]
+    if backend() == "gpu":
+        factors = lax.linalg.cholesky(matrices, symmetrize_input=False)
+        eye = jnp.broadcast_to(jnp.eye(size, dtype=matrices.dtype), matrices.shape)
+        return factors, lax.linalg.triangular_solve(factors, eye, left_side=True, lower=True)
     index = jnp.arange(size)
 
     def eliminate(k, carry):
