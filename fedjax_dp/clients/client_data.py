@@ -128,6 +128,8 @@ class ClientData(_Chunked):
       validation: a second split of the client's own data, or None if the population has none.
       batch_axis: the mesh axis of devices that divide each of its batches; None if one device
         trains it; static.
+      common_size: the size of every client, if they have the same and the program may rely on it;
+        None otherwise; static.
     """
 
     examples: PyTree
@@ -140,6 +142,7 @@ class ClientData(_Chunked):
     stage: jax.typing.ArrayLike = 0
     validation: "ClientData | None" = None
     batch_axis: str | None = flax.struct.field(pytree_node=False, default=None)
+    common_size: int | None = flax.struct.field(pytree_node=False, default=None)
 
     def gather(self, indices: jax.Array) -> PyTree:
         """Reads some of the client's examples.

@@ -199,6 +199,17 @@ class _Training:
             steps = jnp.ceil(per_epoch * jnp.asarray(config.num_epochs, jnp.float32))
         return jnp.where(size > 0, steps, 0).astype(jnp.int32)
 
+    def known_steps(self, client: ClientData, config: LocalConfig) -> int | None:
+        """Counts the steps that all clients take, before the program is compiled; None if unknown.
+
+        A client without a place in the round takes them too; what it computes is not used.
+        """
+        numbers = config.batch_size, config.num_epochs, config.num_steps
+        if client.common_size is None or any(map(checks.is_traced, numbers)):
+            return None
+        with jax.ensure_compile_time_eval():
+            return int(self.num_steps(np.int32(client.common_size), config))
+
     def event(self, size: int, config: LocalConfig) -> dp_accounting.DpEvent:
         """Returns the event of one run for a record of a client of some size."""
         assert self.rule.event is not None
@@ -236,6 +247,7 @@ class _Training:
         share = Share(client.batch_axis)
         if not share.is_whole:
             _require_divisible(self.model, until)
+        known = self.known_steps(client, config) if until is None and self.whole is None else None
         is_whole = None
         if self.whole is not None:
             is_whole = whole_batches.is_whole(config)
@@ -247,7 +259,7 @@ class _Training:
         optimizer = self.optimizer_of(config)
         if gradient_transform is not None:
             optimizer = optax.chain(gradient_transform, optimizer)
-        steps = self.num_steps(client.size, config)
+        steps = self.num_steps(client.size, config) if known is None else jnp.int32(known)
         keys = _Keys(*(fold(key, purpose) for purpose in _PURPOSES))
         parts = self.parts(start, client, share)
         run = _Run(
@@ -280,7 +292,13 @@ class _Training:
             return is_left if until is None else is_left & ~until(local.optimizer[0])
 
         step = jax.named_call(partial(self.step, run), name="local_step")
-        local = jax.lax.while_loop(continues, step, local)
+        if known is None:
+            local = jax.lax.while_loop(continues, step, local)
+        elif known == 1:
+            # Without a loop the first parameters are those of the server, shared by all clients.
+            local = step(local)
+        else:
+            local = jax.lax.fori_loop(0, known, lambda _, now: step(now), local)
         delta, form = trees.subtract(local.params, start), Form()
         for i, transform in enumerate(transforms):
             # A key for each place in the chain: no two noises of a client are the same.

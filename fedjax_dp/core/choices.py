@@ -116,6 +116,9 @@ class Choices(NamedTuple):
         records: by "rows" of the kernel (`models.kernel_gradients`), or "native".
       factored: where the gradient of a record stays a product of factors, and is not formed: with
         "fewer_operations", with "fewer_bytes" in memory, or "never".
+      has_known_lengths: whether loops over local steps get a length that the compiler knows where
+        clients do equal work (`engine.layout.EqualWork`): a GPU then asks no host before each step,
+        and no step selects between old and new parameters.
     """
 
     operations_per_chunk: float
@@ -129,6 +132,7 @@ class Choices(NamedTuple):
     products: Products = "exact"
     kernel_gradients: KernelGradients = "native"
     factored: Factored = "never"
+    has_known_lengths: bool = False
 
 
 def choices(facts: Facts, measured: Measured | None = None) -> Choices:
@@ -162,6 +166,7 @@ def choices(facts: Facts, measured: Measured | None = None) -> Choices:
         # cycles of rows on W3.
         kernel_gradients="rows" if facts.backend == "tpu" else "native",
         factored=_FACTORED.get(facts.backend, "never"),
+        has_known_lengths=not is_cpu,
     )
     # On a CPU the constants are measured, and the benchmark takes a few tiny steps.
     if measured is None or is_cpu:

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from fedjax_dp.algorithms.values import Hyper
+from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.core import argument_checks, checks
 from fedjax_dp.core.backend import facts
 from fedjax_dp.core.choices import Choices, Measured, choices, no_split
@@ -37,6 +39,41 @@ _ALONE_COST, _WORTHWHILE = 16, 0.5
 _CLIENTS_PER_DEVICE = 4
 
 
+class EqualWork(NamedTuple):
+    """The same local training of all clients, known before a round is compiled.
+
+    Attributes:
+      size: the number of examples of each client, at least 1.
+      batch_size: as in `LocalConfig`, and so are the next.
+      num_epochs: passes over a client's data.
+      num_steps: local steps, or None.
+    """
+
+    size: int
+    batch_size: float
+    num_epochs: float
+    num_steps: float | None
+
+    @classmethod
+    def of(cls, sizes: np.ndarray, local: LocalConfig) -> "EqualWork | None":
+        """Describes the work of clients of such sizes by such numbers; None if it differs."""
+        numbers = local.batch_size, local.num_epochs, local.num_steps
+        is_equal = sizes.min() == sizes.max() > 0 and all(np.ndim(x) == 0 for x in numbers)
+        if not is_equal:
+            return None
+        return cls(int(sizes[0]), *(None if x is None else float(x) for x in numbers))
+
+    def fixed(self, hyper: Hyper) -> Hyper:
+        """Writes the numbers into those of a round, as constants of its program."""
+        known = {name: getattr(self, name) for name in ("batch_size", "num_epochs", "num_steps")}
+        own = {
+            name: np.asarray(value, getattr(hyper.local, name).dtype)
+            for name, value in known.items()
+            if value is not None
+        }
+        return hyper._replace(local=hyper.local._replace(**own))
+
+
 class Layout(NamedTuple):
     """The static choices of a round.
 
@@ -51,6 +88,8 @@ class Layout(NamedTuple):
       splits_longest: whether all devices train each client together that has more local steps than
         the mean device, before all others, each with a share of every batch.
       arithmetic: how products and convolutions are computed.
+      equal_work: the local training that all clients do, by which the compiler knows the length of
+        loops; rounds by other numbers need a layout without it. None if it is not known.
     """
 
     chunk: Count = 1
@@ -59,6 +98,7 @@ class Layout(NamedTuple):
     alone_above: Index | None = None
     splits_longest: bool = False
     arithmetic: Arithmetic = Arithmetic()
+    equal_work: EqualWork | None = None
 
     @property
     def num_devices(self) -> int:

@@ -141,7 +141,8 @@ def run_round(
         round = Round(state.round, stage)
         public_key = fold(key, Purpose.PUBLIC, state.round)
         roster = Roster(cohort.ids, cohort.is_drawn & (cohort.fate != Fate.UNANNOUNCED))
-        context = _Context(state, hyper, examples, round, key, public_key, roster)
+        numbers = hyper if layout.equal_work is None else layout.equal_work.fixed(hyper)
+        context = _Context(state, numbers, examples, round, key, public_key, roster)
         slots = _slots_of(algorithm, layout, context, cohort)
         split = None
         if layout.splits_longest:
@@ -284,7 +285,8 @@ def _run_slots(
 
         def run(slot):
             chunk_axis = CHUNK_AXIS if width > 1 else None
-            return _run_slot(algorithm, now, slot, chunk_axis, batch_axis)
+            client = _client(now, slot, layout, chunk_axis, batch_axis)
+            return _run_slot(algorithm, now, slot, client)
 
         if width > 1:
             return jax.vmap(run, axis_name=CHUNK_AXIS)(part)
@@ -347,6 +349,8 @@ def _run_slots(
         if layout.alone_above is not None:
             carry = jax.lax.fori_loop(num_done, after_alone, partial(body, 1), carry)
         first = -(-after_alone // chunk)
+    elif num_slots == chunk and split is None and layout.equal_work is not None:
+        return body(chunk, 0, carry)
     return jax.lax.fori_loop(first, -(-after_last // chunk), partial(body, chunk), carry)
 
 
@@ -354,12 +358,10 @@ def _run_slot(
     algorithm: FederatedAlgorithm,
     context: _Context,
     slot: _Slots,
-    chunk_axis: str | None,
-    batch_axis: str | None,
+    client: ClientData,
 ) -> _Outcome:
     """Runs one client and masks its contribution."""
     state, hyper, aggregator = context.state, context.hyper, algorithm.aggregator
-    client = _client(context, slot, chunk_axis, batch_axis)
     own = None if state.clients is None else trees.take(state.clients, slot.places)
     key = fold(context.key, Purpose.CLIENT, context.round.index, slot.ids)
     down = algorithm.message_to(state.server, own, client)
@@ -395,8 +397,14 @@ def message_up(aggregator: Aggregator, output: ClientOutput) -> PyTree:
 
 
 def _client(
-    context: _Context, slot: _Slots, chunk_axis: str | None, batch_axis: str | None
+    context: _Context,
+    slot: _Slots,
+    layout: Layout,
+    chunk_axis: str | None,
+    batch_axis: str | None,
 ) -> ClientData:
+    common_size = None if layout.equal_work is None else layout.equal_work.size
+
     def view(examples: Examples, start: jax.Array, size: jax.Array) -> ClientData:
         return ClientData(
             examples.arrays,
@@ -411,6 +419,7 @@ def _client(
         )
 
     client = view(context.examples, slot.starts, slot.sizes)
+    client = client.replace(common_size=common_size)  # type: ignore[attr-defined]
     if slot.validation is None:
         return client
     assert context.examples.validation is not None

@@ -14,7 +14,7 @@ from fedjax_dp.core import checks, files, trees
 from fedjax_dp.core.checks import COUNT_LIMIT
 from fedjax_dp.core.devices import MODEL_AXIS
 from fedjax_dp.engine.federation import Federation
-from fedjax_dp.engine.layout import AXIS, ExecutionConfig, Layout, alone_above
+from fedjax_dp.engine.layout import AXIS, EqualWork, ExecutionConfig, Layout, alone_above
 from fedjax_dp.engine.tuned import KeptTrials, Trial
 
 # By work and candidates.
@@ -65,6 +65,9 @@ def layout_of(
         alone_above=above,
         splits_longest=splits,
         arithmetic=execution.arithmetic(),
+        equal_work=EqualWork.of(federation.population.sizes, federation.hyper.local)
+        if execution.choices().has_known_lengths
+        else None,
     )
     return layout, tried
 
