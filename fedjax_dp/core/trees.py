@@ -1,17 +1,21 @@
 """Arithmetic on pytrees of arrays, with sums and norms in float32 or better."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_dp.core.backend import backend
 from fedjax_dp.core.promotion import promoted
 
 PyTree = Any
 # Of float32, shared out among fewer than 2^31 clients.
 _LARGEST_SUMMAND = 2.0**96
+# Of additions of float32 numbers one after another, in one step of a sum and in all of them.
+_LONGEST_STEP, _LONGEST_CHAIN = 2_048, 4_096
 
 
 def at_least_float32(x: jax.Array) -> jax.Array:
@@ -77,28 +81,63 @@ def l1_norm(tree: PyTree) -> jax.Array:
 def total(tree: PyTree) -> jax.Array:
     """Sums all entries of all leaves, in float32 or better, 0 for no leaves.
 
-    Each leaf is summed along one flat axis, and leaves are added in pairs. XLA's CPU compiler
-    breaks such a sum into a tree of short chains, but adds up several short axes in one chain as
-    long as their product, which loses every summand below half a unit in the last place of what
-    has been added so far. For summands of one sign the relative error is at most 2.5e-4, that of
-    chains of 4,096.
+    On a CPU each leaf is summed along one flat axis, and leaves are added in pairs. XLA's CPU
+    compiler breaks such a sum into a tree of short chains, but adds up several short axes in one
+    chain as long as their product, which loses every summand below half a unit in the last place of
+    what has been added so far. Elsewhere flattening would copy a leaf into another layout, and its
+    axes are summed as they are, in steps that together are no chain longer than 4,096 in any order.
+    For summands of one sign the relative error is at most 2.5e-4, that of chains of 4,096.
     """
     return _total(_flat(tree))
 
 
 def _total(tree: PyTree) -> jax.Array:
-    """Sums the entries of flat leaves; a barrier here would store what is summed."""
-    sums = [jnp.sum(x) for x in jax.tree.leaves(tree)]
+    """Sums the entries of leaves that `_flat` has prepared."""
+    # A barrier here would store what is summed.
+    one = jnp.sum if backend() == "cpu" else partial(_in_steps, jnp.sum)
+    sums = [one(x) for x in jax.tree.leaves(tree)]
     while len(sums) > 1:
         pairs = zip(sums[::2], sums[1::2], strict=False)
         sums = [a + b for a, b in pairs] + sums[len(sums) // 2 * 2 :]
     return sums[0] if sums else jnp.float32(0)
 
 
+def _in_steps(reduce: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
+    """Reduces all entries, some axes at a time, so that the chains of all steps have a bound."""
+    steps = _steps(x.shape)
+    if sum(length for length, _ in steps) > _LONGEST_CHAIN:
+        # Rows of one length; the others are of fewer axes than that.
+        x = x.reshape(-1)
+        x = jnp.pad(x, (0, -x.size % _LONGEST_STEP)).reshape(-1, _LONGEST_STEP)
+        return _in_steps(reduce, jax.lax.optimization_barrier(reduce(x, 1)))
+    for i, (_, num_axes) in enumerate(steps):
+        x = reduce(x, tuple(range(x.ndim - num_axes, x.ndim)))
+        # Otherwise the compiler would make one reduction of them again.
+        x = x if i + 1 == len(steps) else jax.lax.optimization_barrier(x)
+    return x
+
+
+def _steps(shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Groups axes from the last to the first; returns the numbers of entries and of axes of each.
+
+    A group has few entries, unless it is one long axis.
+    """
+    found: list[tuple[int, int]] = []
+    for size in reversed(shape):
+        length, num_axes = found[-1] if found else (1, 0)
+        if found and length * size <= _LONGEST_STEP:
+            found[-1] = (length * size, num_axes + 1)
+        else:
+            found.append((size, 1))
+    return found
+
+
 def _flat(tree: PyTree) -> PyTree:
-    """Flattens every leaf to one axis, in float32 or better."""
+    """Flattens every leaf to one axis on a CPU, in float32 or better; elsewhere its axes stay."""
 
     def flat(x: jax.Array) -> jax.Array:
+        if backend() != "cpu":
+            return at_least_float32(jnp.asarray(x))
         # Without the barrier the compiler would sum over the original axes after all, also over
         # those of an array that was flattened earlier in the program.
         return jax.lax.optimization_barrier(at_least_float32(jnp.asarray(x)).reshape(-1))
@@ -119,9 +158,15 @@ def can_be_summed(tree: PyTree) -> jax.Array:
 def _all_floats(holds: Callable[[jax.Array], jax.Array], tree: PyTree) -> jax.Array:
     """Checks all floats of a tree, leaves of one size in one pass.
 
-    Leaves are flat, since XLA's CPU compiler vectorises no check along a short last axis.
+    They are flat on a CPU, since its compiler vectorises no check along a short last axis.
     """
     floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    if backend() != "cpu":
+        # Counted in the steps of a norm, with which the compiler then computes them in one pass.
+        failed = [
+            _in_steps(jnp.sum, jnp.where(holds(at_least_float32(x)), 0.0, 1.0)) for x in floats
+        ]
+        return jnp.max(jnp.stack(failed)) == 0 if failed else jnp.bool_(True)
     flags: dict[int, jax.Array] = {}
     for x in _flat(floats):
         flags[x.size] = flags.get(x.size, True) & holds(x)

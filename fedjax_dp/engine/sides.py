@@ -119,9 +119,11 @@ def contributed(
     sender = Sender(index, output.weight, own_key, received.public_key, received.roster)
     contribution = aggregator.contribute(received.aggregator, numbers, output.received, sender)
     contribution = jax.tree.map(trees.at_least_float32, contribution)
-    # A finite update may overflow in the contribution, and clipping hides an update that is not
-    # finite, so both are checked.
-    checked = output.received, output.weight, output.state, contribution
+    # A finite update may overflow in the contribution, unless that is the update made smaller, and
+    # clipping hides an update that is not finite.
+    claim = aggregator.claim
+    may_overflow = () if claim is not None and claim.clips_whole else contribution
+    checked = output.received, output.weight, output.state, may_overflow
     is_finite = trees.can_be_summed(checked)
     counts = takes_part & is_finite
     sent = trees.where(counts, contribution, trees.zeros_like(contribution))
