@@ -199,16 +199,17 @@ class _Training:
             steps = jnp.ceil(per_epoch * jnp.asarray(config.num_epochs, jnp.float32))
         return jnp.where(size > 0, steps, 0).astype(jnp.int32)
 
-    def known_steps(self, client: ClientData, config: LocalConfig) -> int | None:
-        """Counts the steps that all clients take, before the program is compiled; None if unknown.
+    def known_work(self, client: ClientData, config: LocalConfig) -> "_KnownWork | None":
+        """Counts what all clients do alike, before the program is compiled; None if unknown.
 
-        A client without a place in the round takes them too; what it computes is not used.
+        An empty slot of a round does it too; what it computes is not used.
         """
         numbers = config.batch_size, config.num_epochs, config.num_steps
         if client.common_size is None or any(map(checks.is_traced, numbers)):
             return None
         with jax.ensure_compile_time_eval():
-            return int(self.num_steps(np.int32(client.common_size), config))
+            steps = int(self.num_steps(np.int32(client.common_size), config))
+            return _KnownWork(steps, int(self.sampler.min_drawn(client.common_size, numbers[0])))
 
     def event(self, size: int, config: LocalConfig) -> dp_accounting.DpEvent:
         """Returns the event of one run for a record of a client of some size."""
@@ -247,7 +248,7 @@ class _Training:
         share = Share(client.batch_axis)
         if not share.is_whole:
             _require_divisible(self.model, until)
-        known = self.known_steps(client, config) if until is None and self.whole is None else None
+        known = self.known_work(client, config) if until is None and self.whole is None else None
         is_whole = None
         if self.whole is not None:
             is_whole = whole_batches.is_whole(config)
@@ -259,7 +260,7 @@ class _Training:
         optimizer = self.optimizer_of(config)
         if gradient_transform is not None:
             optimizer = optax.chain(gradient_transform, optimizer)
-        steps = self.num_steps(client.size, config) if known is None else jnp.int32(known)
+        steps = self.num_steps(client.size, config) if known is None else jnp.int32(known.steps)
         keys = _Keys(*(fold(key, purpose) for purpose in _PURPOSES))
         parts = self.parts(start, client, share)
         run = _Run(
@@ -274,6 +275,7 @@ class _Training:
             is_whole,
             share,
             *parts,
+            known is not None and share.is_whole and known.fewest == parts[0],
         )
         # The last gradient is dead code, which costs nothing, if no transform reads it.
         local = _Local(
@@ -294,11 +296,11 @@ class _Training:
         step = jax.named_call(partial(self.step, run), name="local_step")
         if known is None:
             local = jax.lax.while_loop(continues, step, local)
-        elif known == 1:
+        elif known.steps == 1:
             # Without a loop the first parameters are those of the server, shared by all clients.
             local = step(local)
         else:
-            local = jax.lax.fori_loop(0, known, lambda _, now: step(now), local)
+            local = jax.lax.fori_loop(0, known.steps, lambda _, now: step(now), local)
         delta, form = trees.subtract(local.params, start), Form()
         for i, transform in enumerate(transforms):
             # A key for each place in the chain: no two noises of a client are the same.
@@ -339,6 +341,8 @@ class _Training:
             run.capacity,
             any_of,
         )
+        if run.is_full:
+            draw = draw._replace(is_real=jnp.ones_like(draw.is_real))
         count, overflow = jnp.sum(draw.is_real), draw.overflow
         num_copies: Any = 1
         if run.is_whole is not None:
@@ -443,6 +447,13 @@ class _Keys(NamedTuple):
     copies: Any
 
 
+class _KnownWork(NamedTuple):
+    """The local training that all clients do, known before the program is compiled."""
+
+    steps: int
+    fewest: int  # The fewest examples of a batch.
+
+
 class _Run(NamedTuple):
     """The values that all steps of one client's training share."""
 
@@ -458,6 +469,8 @@ class _Run(NamedTuple):
     share: Share
     capacity: int
     micro: int
+    # Whether each slot of each draw is known to hold an example.
+    is_full: bool = False
 
     @property
     def num_micro(self) -> int:
