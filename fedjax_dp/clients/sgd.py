@@ -26,6 +26,7 @@ from fedjax_dp.clients.transforms import Apply, UpdateContext, UpdateTransform, 
 from fedjax_dp.clients.whole_batches import WholeBatches
 from fedjax_dp.core import checks, masks, sums, trees
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.backend import backend
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.messages import Form
 from fedjax_dp.core.promotion import library_promotion
@@ -301,7 +302,7 @@ class _Training:
             local = step(local)
         else:
             local = jax.lax.fori_loop(0, known.steps, lambda _, now: step(now), local)
-        delta, form = trees.subtract(local.params, start), Form()
+        delta, form = trees.subtract(local.params, _apart(start)), Form()
         for i, transform in enumerate(transforms):
             # A key for each place in the chain: no two noises of a client are the same.
             own_key = fold(key, Purpose.CLIENT_NOISE, 0, i)
@@ -432,6 +433,15 @@ class _Training:
     def num_copies(self) -> int:
         """Counts the copies of each record in a whole batch."""
         return 1 if self.whole is None else self.whole.num_copies
+
+
+def _apart(start: Any) -> Any:
+    """Reads the first parameters anew after a loop.
+
+    A compiler would find that each client's copy, which the loop overwrites, is what is subtracted
+    after it, and copy all of them once more to have both.
+    """
+    return start if backend() == "cpu" else jax.lax.optimization_barrier(start)
 
 
 # In the order of `_Keys`.
