@@ -8,8 +8,10 @@ import jax.numpy as jnp
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm, FinishForAll
 from fedjax_dp.clients.client_data import ClientData
-from fedjax_dp.core import jaxprs, sums, trees
+from fedjax_dp.core import backend, jaxprs, sums, trees
+from fedjax_dp.core.choices import choices
 from fedjax_dp.core.messages import received
+from fedjax_dp.core.products import Arithmetic, computed_with
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.population import Population
@@ -141,7 +143,9 @@ class Facts:
 
     @cached_property
     def _round(self) -> _Round:
-        with kinds.reads() as frozen, losses.reads() as targets:
+        # The largest value, by which clients are computed side by side, is that of this backend.
+        usual = Arithmetic(convolutions=choices(backend.facts()).convolutions)
+        with kinds.reads() as frozen, losses.reads() as targets, computed_with(usual):
             jaxpr, (update, up, down) = self._traced()
         if self._algorithm.claims.units:
             jaxprs.require_apart(jaxpr)
