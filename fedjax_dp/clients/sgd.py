@@ -297,9 +297,6 @@ class _Training:
         step = jax.named_call(partial(self.step, run), name="local_step")
         if known is None:
             local = jax.lax.while_loop(continues, step, local)
-        elif known.steps == 1:
-            # Without a loop the first parameters are those of the server, shared by all clients.
-            local = step(local)
         else:
             local = jax.lax.fori_loop(0, known.steps, lambda _, now: step(now), local)
         delta, form = trees.subtract(local.params, _apart(start)), Form()
