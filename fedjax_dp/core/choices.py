@@ -29,8 +29,11 @@ _TPU_OPERATIONS = 1e11
 _OTHER_OPERATIONS = 1e9
 # Wider chunks have not been found faster on CPUs.
 _CPU_WIDEST = 256
-# The most clients side by side that `benchmarks.accelerator` measures.
+# Elsewhere a chunk of small models is bound by this: on TPUs, since arrays of wider ones leave the
+# memory on the chip (W4dp on a v5e: 10.1 Mcycles a round with 1,000 clients, 16.7 with 5,000); on
+# GPUs by memory alone, since a chunk of 1,000 clients starts as many kernels as one of 4,000.
 _WIDEST = 1024
+_GPU_WIDEST = 4096
 # Of a device's memory a quarter each is for the values of a chunk, the examples and the client
 # states; the rest is for models, sums and what the compiler adds.
 _SHARE = 0.25
@@ -152,7 +155,7 @@ def choices(facts: Facts, measured: Measured | None = None) -> Choices:
     share = _SHARE * facts.memory
     found = Choices(
         operations_per_chunk=_operations(facts),
-        widest_chunk=_CPU_WIDEST if is_cpu else _WIDEST,
+        widest_chunk={"cpu": _CPU_WIDEST, "gpu": _GPU_WIDEST}.get(facts.backend, _WIDEST),
         chunk_bytes=share,
         cached_state_bytes=_CACHED_STATE_BYTES if is_cpu else None,
         # A CPU's device memory is that of the host, where streamed examples are too.
