@@ -1,6 +1,6 @@
 """A client inside a compiled round: its records, or only its public data."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import flax.struct
 import jax
@@ -182,3 +182,14 @@ class ClientData(_Chunked):
         """
         del reader, event
         return self
+
+
+_replace = ClientData.replace  # type: ignore[attr-defined]
+
+
+def _with_changes(self: ClientData, **changes: Any) -> ClientData:
+    """Replaces fields; a client of another size is not of the common one."""
+    return _replace(self, **({"common_size": None} if "size" in changes else {}) | changes)
+
+
+ClientData.replace = _with_changes  # type: ignore[attr-defined]

@@ -210,7 +210,11 @@ class _Training:
             return None
         with jax.ensure_compile_time_eval():
             steps = int(self.num_steps(np.int32(client.common_size), config))
-            return _KnownWork(steps, int(self.sampler.min_drawn(client.common_size, numbers[0])))
+        sampler = self.sampler
+        # The sampler of a user may draw fewer than it says.
+        is_known = sampler.made is not None
+        fewest = int(sampler.min_drawn(client.common_size, numbers[0])) if is_known else 0
+        return _KnownWork(steps, fewest)
 
     def event(self, size: int, config: LocalConfig) -> dp_accounting.DpEvent:
         """Returns the event of one run for a record of a client of some size."""

@@ -293,6 +293,7 @@ def full_participation() -> Sampler:
         num_steps_per_epoch=lambda size, batch_size: jnp.ones_like(size),
         charges_all=True,
         varies=False,
+        min_drawn=lambda size, batch_size: size,
     )
 
 
@@ -501,4 +502,5 @@ def shuffled(*, only_whole: bool = False) -> Sampler:
         num_steps_per_epoch=blocks,
         charges_all=True,
         varies=False,
+        **({} if only_whole else {"min_drawn": _last_block}),
     )

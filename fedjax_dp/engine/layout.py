@@ -61,7 +61,8 @@ class EqualWork(NamedTuple):
         is_equal = sizes.min() == sizes.max() > 0 and all(np.ndim(x) == 0 for x in numbers)
         if not is_equal:
             return None
-        return cls(int(sizes[0]), *(None if x is None else float(x) for x in numbers))
+        # As a round traces them.
+        return cls(int(sizes[0]), *(None if x is None else float(np.float32(x)) for x in numbers))
 
     def fixed(self, hyper: Hyper) -> Hyper:
         """Writes the numbers into those of a round, as constants of its program."""

@@ -542,3 +542,14 @@ def jaxpr_equations(jaxpr):
             inner = getattr(value, "jaxpr", value)
             if hasattr(inner, "eqns"):
                 yield from jaxpr_equations(inner)
+
+
+@pytest.mark.parametrize("only_whole", [False, True])
+def test_the_fewest_of_a_shuffled_draw_are_those_of_its_last_block(only_whole):
+    """A threshold of clients would otherwise be promised that the last round of an epoch misses."""
+    sampler = sampling.shuffled(only_whole=only_whole)
+    state, counts = sampler.init(8), []
+    for step in range(3):
+        state, draw = sampler.draw(state, jax.random.key(0), step, 8, 3, 8, 3)
+        counts.append(int(draw.is_real.sum()))
+    assert sampler.min_drawn(8, 3) == min(counts)

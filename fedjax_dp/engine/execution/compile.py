@@ -34,11 +34,17 @@ from fedjax_dp.engine.execution.memory import (
     require_memory,
 )
 from fedjax_dp.engine.execution.placement import Placement, placement_of
-from fedjax_dp.engine.execution.round_loop import Count, one_round, resident_rounds, streamed_rounds
+from fedjax_dp.engine.execution.round_loop import (
+    Count,
+    OneRound,
+    one_round,
+    resident_rounds,
+    streamed_rounds,
+)
 from fedjax_dp.engine.execution.stream import Slabs
 from fedjax_dp.engine.execution.tuning import layout_of
 from fedjax_dp.engine.federation import Federation, check_wrapped, federation
-from fedjax_dp.engine.layout import AXIS, ExecutionConfig, Layout
+from fedjax_dp.engine.layout import AXIS, EqualWork, ExecutionConfig, Layout
 from fedjax_dp.engine.model_axis import ModelAxis
 from fedjax_dp.engine.population import examples_of, population_of
 from fedjax_dp.engine.record import RoundInfo, RoundRecord, compact, joined, joined_info
@@ -220,9 +226,15 @@ def compile_federation(
     with explained(memory):
         frozen = _placed_frozen(federation, layout, place, execution.model_axis)
     of_state = place.of_state(outer) if layout.divides_model else None
-    round_of = one_round(federation, layout, frozen, count, of_state)
-    if execution.model_axis is not None and jax.default_backend() == "cpu":
-        round_of = round_of._replace(check=execution.model_axis.require_separate_groups)
+
+    def round_in(layout: Layout) -> OneRound:
+        found = one_round(federation, layout, frozen, count, of_state)
+        if execution.model_axis is not None and jax.default_backend() == "cpu":
+            found = found._replace(check=execution.model_axis.require_separate_groups)
+        return found
+
+    # Rounds by numbers that are not those of the layout: with loops of any length.
+    round_of, general = round_in(layout), layout._replace(equal_work=None)
     program = None
     if place.is_resident:
 
@@ -231,16 +243,18 @@ def compile_federation(
             return place.share(examples_of(data, validation))
 
         rounds_of = resident_rounds(round_of, examples, execution.rounds_per_call)
+        rounds_of_any = resident_rounds(round_in(general), examples, execution.rounds_per_call)
         splits = layout.splits_longest and layout.num_devices > 1
         is_alone = is_distributed() or layout.divides_model or splits
         if not is_alone and not federation.algorithm.stages.host_steps:
             program = Program(
-                round_of, federation, layout, data, validation, execution.rounds_per_call
+                round_in(general), federation, general, data, validation, execution.rounds_per_call
             )
     else:
         _require_streamable(federation, outer, execution.placement)
         slabs = Slabs(data, federation.participation, layout, place, validation, targets)
         rounds_of = streamed_rounds(round_of, federation, layout, slabs, place)
+        rounds_of_any = streamed_rounds(round_in(general), federation, general, slabs, place)
 
     # Few examples, for rare work: they are placed on a device when first used.
     scoring = None if validation is None else examples_of(validation)
@@ -252,14 +266,17 @@ def compile_federation(
     def run(state, key, num_rounds=1, hyper=None):
         require_settings()
         checks.whole("num_rounds", num_rounds)
-        numbers = start
+        numbers, chosen = start, rounds_of
         if hyper is not None:
             federation.check_numbers(hyper)
+            known, sizes = layout.equal_work, federation.population.sizes
+            if known is not None and known != EqualWork.of(sizes, hyper.local):
+                chosen = rounds_of_any
             numbers = place.share(_same_kind(federation.algorithm, hyper, start))
         state, left = made.or_copies(place.put(state)), []
         done = int(state.round)
         for block, steps in rounds_and_host_steps(host_steps, done, num_rounds):
-            state, more = rounds_of(state, numbers, key, block)
+            state, more = chosen(state, numbers, key, block)
             left += [(compact(record), info) for record, info in (b.on_host() for b in more)]
             for step in steps:
                 whole = state

@@ -1,0 +1,131 @@
+"""Loops over local steps whose length the compiler of an accelerator knows."""
+
+import jax
+import numpy as np
+import pytest
+from marks import telling
+from small_problem import make_data, make_model
+
+from fedjax_dp.algorithms import fedavg
+from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
+from fedjax_dp.core import jaxprs
+from fedjax_dp.core.backend import traced_for
+from fedjax_dp.data import participants, sampling
+from fedjax_dp.engine.execution.compile import simulation
+from fedjax_dp.engine.layout import EqualWork, ExecutionConfig
+from fedjax_dp.engine.population import examples_of
+
+_EQUAL = (8,) * 6
+
+
+def _simulation(config, sizes=_EQUAL, trainer=local_trainer, clients_per_chunk=3):
+    data = make_data(sizes)
+    model = make_model()
+    return simulation(
+        fedavg(model, trainer(model, config)),
+        data,
+        participants.participation(sampling.fixed_size(), len(sizes), 4),
+        ExecutionConfig(clients_per_chunk=clients_per_chunk, devices=None),
+    )
+
+
+def _run(config, kind, rounds=2, hyper=None, **options):
+    """Runs rounds as they are traced for a kind of backend, here by this machine."""
+    with traced_for(kind):
+        made = _simulation(config, **options)
+        key = jax.random.key(1)
+        state, record, _ = made.run(made.init(key), key, rounds, hyper=hyper)
+        return made, jax.tree.map(np.asarray, (state.server, record))
+
+
+def _assert_as_on_a_cpu(config, **options):
+    made, found = _run(config, "tpu", **options)
+    _, expected = _run(config, "cpu", **options)
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    for mine, other in pairs:
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
+    return made
+
+
+# Batches that are not all full, then full ones, one step, none, and more than fit an epoch.
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"batch_size": 3, "num_epochs": 1},
+        *(
+            pytest.param(numbers, marks=telling)
+            for numbers in (
+                {"batch_size": 4, "num_epochs": 2},
+                {"batch_size": 8, "num_epochs": 1},
+                {"batch_size": 4, "num_steps": 0},
+                {"batch_size": 5, "num_steps": 7},
+            )
+        ),
+    ],
+)
+def test_equal_work_is_that_of_any_length(numbers):
+    made = _assert_as_on_a_cpu(LocalConfig(**numbers))
+    assert made.layout.equal_work is not None
+
+
+@telling
+def test_private_rounds_of_equal_work():
+    config = LocalConfig(batch_size=2, num_steps=3, clip_norm=0.5, noise_multiplier=1.0)
+    _assert_as_on_a_cpu(config, trainer=dp_sgd_trainer)
+
+
+@telling
+def test_one_chunk_of_all_clients():
+    _assert_as_on_a_cpu(LocalConfig(batch_size=4, num_epochs=2), clients_per_chunk=4)
+
+
+@telling
+def test_other_numbers_of_a_call_run_by_another_program():
+    """A sweep over steps must not run the steps that the program was built with."""
+    config, more = LocalConfig(batch_size=4, num_epochs=1), LocalConfig(batch_size=4, num_epochs=3)
+    with traced_for("tpu"):
+        hyper = _simulation(more).hyper
+    made, found = _run(config, "tpu", hyper=hyper)
+    _, expected = _run(more, "cpu")
+    for mine, other in zip(jax.tree.leaves(found[0]), jax.tree.leaves(expected[0]), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
+    assert made.layout.equal_work.num_epochs == 1
+
+
+def test_work_is_equal_for_equal_sizes_and_numbers_alone():
+    same, local = np.full(5, 8, np.int32), LocalConfig(batch_size=4)
+    assert EqualWork.of(same, local) == EqualWork(8, 4.0, 1.0, None)
+    assert EqualWork.of(np.array([8, 7]), local) is None
+    assert EqualWork.of(np.zeros(3, np.int32), local) is None
+    assert EqualWork.of(same, local._replace(batch_size=np.full(5, 4))) is None
+
+
+def _lengths_of_scans(closed):
+    for eqn in closed.jaxpr.eqns:
+        if eqn.primitive.name == "scan":
+            yield eqn.params["length"]
+        for body in jaxprs.inner_jaxprs(eqn):
+            yield from _lengths_of_scans(body)
+
+
+def test_the_compiler_knows_the_length_of_the_loop_over_steps():
+    def lengths(sizes):
+        with traced_for("gpu"):
+            made = _simulation(LocalConfig(batch_size=2, num_steps=13), sizes)
+            state, hyper, examples, _, key, _ = made.program.arguments
+            return set(
+                _lengths_of_scans(
+                    jax.make_jaxpr(
+                        lambda *given: made.federation.run_round(*given, layout=made.layout)
+                    )(state, hyper, examples, key)
+                )
+            )
+
+    assert 13 in lengths(_EQUAL)
+    assert 13 not in lengths((8, 7, 8, 8, 8, 8))
+
+
+def test_a_client_of_another_size_is_not_of_the_common_one():
+    client = examples_of(make_data(_EQUAL)).client(0).replace(common_size=8)
+    assert client.replace(round=1).common_size == 8
+    assert client.replace(size=np.int32(3)).common_size is None
