@@ -55,7 +55,11 @@ _ACCELERATED: Convolutions = "native"
 _OTHERWISE: Convolutions = "products"
 # Factors of gradients of records take an elimination, a loop of small steps: a GPU starts several
 # kernels for each.
-_FACTORED: dict[str, Factored] = {"cpu": "fewer_operations", "gpu": "fewer_bytes", "tpu": "fewer_bytes"}
+_FACTORED: dict[str, Factored] = {
+    "cpu": "fewer_operations",
+    "gpu": "fewer_bytes",
+    "tpu": "fewer_bytes",
+}
 # The first NVIDIA cards with units for bfloat16 (Ampere).
 _FIRST_CAPABILITY = (8, 0)
 

@@ -62,7 +62,9 @@ class EqualWork(NamedTuple):
         if not is_equal:
             return None
         # As a round traces them.
-        return cls(int(sizes[0]), *(None if x is None else float(np.float32(x)) for x in numbers))
+        batch, epochs, steps = (None if x is None else float(np.float32(x)) for x in numbers)
+        assert batch is not None and epochs is not None
+        return cls(int(sizes[0]), batch, epochs, steps)
 
     def fixed(self, hyper: Hyper) -> Hyper:
         """Writes the numbers into those of a round, as constants of its program."""

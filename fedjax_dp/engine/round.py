@@ -424,7 +424,7 @@ def _client(
         return client
     assert context.examples.validation is not None
     second = view(context.examples.validation, *slot.validation)
-    return client.replace(validation=second)  # type: ignore[attr-defined]
+    return client.replace(validation=second)
 
 
 def _finished(

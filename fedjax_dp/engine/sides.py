@@ -13,6 +13,7 @@ from fedjax_dp.core import trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.record_access import run_client
+from fedjax_dp.privacy.claims import ClientClaim
 from fedjax_dp.server.base import Close, Roster, Sender
 
 
@@ -121,8 +122,8 @@ def contributed(
     contribution = jax.tree.map(trees.at_least_float32, contribution)
     # A finite update may overflow in the contribution, unless that is the update made smaller, and
     # clipping hides an update that is not finite.
-    claim = aggregator.claim
-    may_overflow = () if claim is not None and claim.clips_whole else contribution
+    is_smaller = isinstance(aggregator.claim, ClientClaim) and aggregator.claim.clips_whole
+    may_overflow = () if is_smaller else contribution
     checked = output.received, output.weight, output.state, may_overflow
     is_finite = trees.can_be_summed(checked)
     counts = takes_part & is_finite

@@ -1,7 +1,7 @@
 """Gradients of a convolution's kernel for single examples, where convolutions are native."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -86,23 +86,27 @@ def convolution_of(eqn: JaxprEqn) -> Convolution | None:
         num_spatial in (1, 2)
         and of["feature_group_count"] == of["batch_group_count"] == 1
         and max(*of["lhs_dilation"], *of["rhs_dilation"]) == 1
-        and eqn.invars[0].aval.shape[numbers.lhs_spec[0]] == 1
-        and min(eqn.outvars[0].aval.shape) > 0
+        and _shape(eqn.invars[0])[numbers.lhs_spec[0]] == 1
+        and min(_shape(eqn.outvars[0])) > 0
     )
     if not is_plain:
         return None
     output, inputs, *spatial = numbers.rhs_spec
-    kernel = tuple(eqn.invars[1].aval.shape[i] for i in spatial)
+    kernel = tuple(_shape(eqn.invars[1])[i] for i in spatial)
     ones = (1,) * num_spatial
     padding = tuple((int(low), int(high)) for low, high in of["padding"])
     return Convolution(
         Window(kernel, tuple(of["window_strides"]), ones),
         padding,
         (_last(numbers.lhs_spec), (*spatial, inputs, output), _last(numbers.out_spec)),
-        eqn.invars[1].aval.shape[output],
+        _shape(eqn.invars[1])[output],
     )
 
 
 def _last(spec: Sequence[int]) -> tuple[int, ...]:
     batch, feature, *spatial = spec
     return (batch, *spatial, feature)
+
+
+def _shape(v: Any) -> tuple[int, ...]:
+    return tuple(v.aval.shape)

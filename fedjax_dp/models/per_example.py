@@ -247,7 +247,8 @@ def _at_site(
     if is_formed and product.convolution is not None:
         if choices(facts()).kernel_gradients == "native":
             return _formed(jax.vmap(pulled, in_axes=(None, 0, 0))(leaf, data, cotangents))
-        return _formed(jax.vmap(product.convolution.by_rows)(*data, cotangents), parameter_of)
+        by_rows = product.convolution.by_rows
+        return _formed(jax.vmap(by_rows)(data[0], cotangents), parameter_of)
     rows = jax.vmap(product.rows_of)(*data)
     outputs = jax.vmap(product.columns_of)(cotangents)
     if is_formed:

@@ -16,8 +16,10 @@ _NUM_EXAMPLES = 3
 
 def _exact(kernel, x, strides, padding):
     """Convolves in float64, and returns a function from cotangents to the kernel's gradient."""
-    x = np.pad(np.asarray(x, np.float64), [(max(a, 0), max(b, 0)) for a, b in [*padding, (0, 0)]])
-    x = x[tuple(slice(max(-a, 0), n - max(-b, 0)) for n, (a, b) in zip(x.shape, padding, strict=False))]
+    wide = [(max(low, 0), max(high, 0)) for low, high in [*padding, (0, 0)]]
+    x = np.pad(np.asarray(x, np.float64), wide)
+    ends = zip(x.shape, padding, strict=False)
+    x = x[tuple(slice(max(-low, 0), size - max(-high, 0)) for size, (low, high) in ends)]
     sizes = kernel.shape[:-2]
     counts = [(n - k) // s + 1 for n, k, s in zip(x.shape, sizes, strides, strict=False)]
     rows = []
@@ -30,7 +32,7 @@ def _exact(kernel, x, strides, padding):
 
 
 _CASES = [
-    # Kernel, input, strides, padding: as models have them; odd; cropped; a row alone; one dimension.
+    # Kernel, input, strides, padding: as models have them; odd; cropped; one entry; one dimension.
     ((5, 5, 3, 4), (8, 9, 3), (1, 1), ((2, 2), (2, 2))),
     ((3, 3, 3, 5), (9, 9, 3), (2, 2), ((1, 1), (1, 1))),
     ((3, 2, 2, 3), (10, 7, 2), (3, 2), ((0, 2), (1, 0))),
