@@ -25,6 +25,11 @@ _OPERATIONS_OF_A_CORE = 1e9
 _GPU_OPERATIONS = 1e11
 # On a TPU 1 ms at 1e14 operations a second, since a program starts as a whole and not by kernel.
 _TPU_OPERATIONS = 1e11
+# One of them for each client is one in groups, which a TPU does for few groups at a time: W1's round
+# takes 36 ms on a v5e with 2 clients side by side, 40 with 5 and 71 with 50, P1's 36 with 5 and 55
+# with 50, W3's with records 277 with one and 428 with 21; users and F1 are fastest with 5 to 25. All
+# by the compiler, with 0.3 to 1.5 GFLOP of a client's convolutions.
+_TPU_CONVOLVED = 5e9
 # On backends of other kinds, of which nothing is known: between a CPU and a GPU.
 _OTHER_OPERATIONS = 1e9
 # Wider chunks have not been found faster on CPUs.
@@ -108,6 +113,7 @@ class Choices(NamedTuple):
 
     Attributes:
       operations_per_chunk: floating-point operations of one pass of a chunk that occupy a device.
+      convolved_per_chunk: of these, the most that native convolutions do.
       widest_chunk: the most clients of a chunk.
       chunk_bytes: the memory that the values of a chunk may take.
       cached_state_bytes: the client states of a chunk that stay in a cache; None if that gains
@@ -140,6 +146,7 @@ class Choices(NamedTuple):
     kernel_gradients: KernelGradients = "native"
     factored: Factored = "never"
     has_known_lengths: bool = False
+    convolved_per_chunk: float = math.inf
 
 
 def choices(facts: Facts, measured: Measured | None = None) -> Choices:
@@ -174,6 +181,7 @@ def choices(facts: Facts, measured: Measured | None = None) -> Choices:
         kernel_gradients="rows" if facts.backend == "tpu" else "native",
         factored=_FACTORED.get(facts.backend, "never"),
         has_known_lengths=not is_cpu,
+        convolved_per_chunk=_TPU_CONVOLVED if facts.backend == "tpu" else math.inf,
     )
     # On a CPU the constants are measured, and the benchmark takes a few tiny steps.
     if measured is None or is_cpu:

@@ -393,6 +393,7 @@ class ExecutionConfig(NamedTuple):
             return min(int(self.clients_per_chunk), clients_per_device)
         chosen, of_one = self.choices(), cost()
         busy = chosen.operations_per_chunk / max(1.0, of_one.operations)
+        busy = min(busy, chosen.convolved_per_chunk / max(1.0, of_one.convolved))
         fitting = chosen.chunk_bytes / max(1, _LIVE_VALUES * of_one.largest_bytes)
         widest = min(chosen.widest_chunk, clients_per_device)
         if own_bytes and chosen.cached_state_bytes is not None:

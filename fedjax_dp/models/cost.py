@@ -21,6 +21,7 @@ class Cost(NamedTuple):
     # With each convolution a direct sum; exact for traces without gradients and batched kernels.
     direct_operations: float
     largest_bytes: int  # Of the largest value that is computed.
+    convolved: float = 0.0  # Of the operations, those of native convolutions.
 
 
 def training_cost(
@@ -54,13 +55,14 @@ def cost_of_jaxpr(closed: jaxprs.ClosedJaxpr) -> Cost:
 
 
 def _cost(closed: jaxprs.ClosedJaxpr) -> Cost:
-    total, direct, largest = 0.0, 0.0, 0
+    total, direct, largest, convolved = 0.0, 0.0, 0, 0.0
     for eqn in closed.jaxpr.eqns:
         found = jaxprs.layout(eqn)
         repeats = found.options["length"] if isinstance(found, jaxprs.Scan) else 1
         inside = 0.0
         for body in map(_cost, jaxprs.inner_jaxprs(eqn)):
             total += repeats * body.operations
+            convolved += repeats * body.convolved
             inside += repeats * body.direct_operations
             largest = max(largest, body.largest_bytes)
         largest = max([largest, *map(_num_bytes, eqn.outvars)])
@@ -88,9 +90,10 @@ def _cost(closed: jaxprs.ClosedJaxpr) -> Cost:
                 largest = max(largest, _num_bytes(eqn.outvars[0]) // max(1, result[-1]) * entries)
             else:
                 share = winograd.share_of_direct(*(v.aval for v in eqn.invars), **eqn.params)
+        convolved += own if eqn.primitive.name == "conv_general_dilated" else 0.0
         total += own * share
         direct += own + inside
-    return Cost(total, direct, largest)
+    return Cost(total, direct, largest, convolved)
 
 
 def _num_bytes(v: Any) -> int:
