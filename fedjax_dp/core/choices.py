@@ -197,6 +197,7 @@ def choices(facts: Facts, measured: Measured | None = None) -> Choices:
     is_split = _is_faster(measured, ("records", "split"), ("records", "float32"))
     return found._replace(
         operations_per_chunk=found.operations_per_chunk if busy is None else busy,
+        convolved_per_chunk=found.convolved_per_chunk if busy is None else math.inf,
         convolutions=form,
         products="split" if is_split and no_split(facts) is None else "exact",
     )
