@@ -104,6 +104,10 @@ class Measured(NamedTuple):
         fast = [s for s in self._of(form, precision) if s.clients_per_second >= _NEARLY_ALL * best]
         return min(fast, key=lambda s: s.clients)
 
+    def widths(self, form: str) -> int:
+        """Counts the numbers of clients side by side that were measured."""
+        return len({s.clients for s in self.speeds if s.form == form})
+
     def _of(self, form: str, precision: str) -> list[Speed]:
         return [s for s in self.speeds if (s.form, s.precision) == (form, precision)]
 
@@ -197,7 +201,7 @@ def choices(facts: Facts, measured: Measured | None = None) -> Choices:
     is_split = _is_faster(measured, ("records", "split"), ("records", "float32"))
     return found._replace(
         operations_per_chunk=found.operations_per_chunk if busy is None else busy,
-        convolved_per_chunk=found.convolved_per_chunk if busy is None else math.inf,
+        convolved_per_chunk=math.inf if measured.widths(form) > 1 else found.convolved_per_chunk,
         convolutions=form,
         products="split" if is_split and no_split(facts) is None else "exact",
     )

@@ -182,3 +182,12 @@ def test_lowered_models_keep_their_convolutions_where_native_ones_are_chosen():
 
     assert "conv_general" not in text(True)
     assert text(True, Arithmetic(convolutions="native")) == text(False)
+
+
+def test_measured_widths_alone_override_how_many_convolutions_a_tpu_does_at_a_time():
+    v5e = Facts("tpu", "TPU v5 lite")
+    one = Speed("native", "default", 8, 100.0, 1e9)
+    usual = choices(v5e).convolved_per_chunk
+    assert choices(v5e, Measured(v5e.device, (one,))).convolved_per_chunk == usual
+    wide = one._replace(clients=64, clients_per_second=300.0)
+    assert choices(v5e, Measured(v5e.device, (one, wide))).convolved_per_chunk == np.inf

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental import topologies
+from jax.experimental import pallas, topologies
 
 import fedjax_dp
 from fedjax_dp.core import checks, devices, jaxprs, keys, marks
@@ -116,6 +116,9 @@ PARTS = {
     "jax.experimental.multihost_utils": Part("core/devices.py", lambda: devices.whole(X).shape),
     "jax.experimental.topologies": Part(
         "core/targets.py", lambda: callable(topologies.get_topology_desc)
+    ),
+    "jax.experimental.pallas": Part(
+        "models/lowering/tpu.py", lambda: hasattr(pallas, "pallas_call") and pallas.BlockSpec
     ),
     "jax.core.Tracer": Part(
         "core/checks.py",
