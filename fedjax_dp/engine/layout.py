@@ -377,6 +377,20 @@ class ExecutionConfig(NamedTuple):
         is_worthwhile = is_distributed() or cohort_size >= _CLIENTS_PER_DEVICE * groups
         return self._replace(devices=count if is_worthwhile else least)
 
+    def clients_of_device(self, cohort_size: float, num_devices: int) -> int:
+        """Counts the clients of a round that one device computes, which a chunk may hold.
+
+        Args:
+          cohort_size: the expected number of clients in a round.
+          num_devices: the number of devices, or of groups that divide the model.
+
+        Returns:
+          The mean number, at least 1: rounded on a CPU, and up elsewhere, where a client that no
+          chunk has room for costs a whole one.
+        """
+        mean = cohort_size / num_devices
+        return max(1, round(mean) if self.choices().has_caches else int(np.ceil(mean)))
+
     def chunk(self, cost: Callable[[], Cost], clients_per_device: int, own_bytes: int = 0) -> int:
         """Chooses the clients per chunk.
 

@@ -191,3 +191,10 @@ def test_measured_widths_alone_override_how_many_convolutions_a_tpu_does_at_a_ti
     assert choices(v5e, Measured(v5e.device, (one,))).convolved_per_chunk == usual
     wide = one._replace(clients=64, clients_per_second=300.0)
     assert choices(v5e, Measured(v5e.device, (one, wide))).convolved_per_chunk == np.inf
+
+
+def test_no_client_of_an_accelerator_is_left_over_for_a_chunk_of_its_own():
+    config = ExecutionConfig(devices=None)
+    assert config.clients_of_device(50, 8) == 6
+    with traced_for("gpu"):
+        assert [config.clients_of_device(50, n) for n in (1, 8, 16, 64)] == [50, 7, 4, 1]

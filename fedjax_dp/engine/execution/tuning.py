@@ -34,7 +34,7 @@ def layout_of(
         mesh = Mesh(groups, (AXIS, MODEL_AXIS))
     # There may be many more slots than expected clients, which fill a chunk.
     count = 1 if mesh is None else mesh.shape[AXIS]
-    expected = max(1, round(participation.cohort_size / count))
+    expected = execution.clients_of_device(participation.cohort_size, count)
 
     facts, steps = federation.facts, local_steps(federation)
     chunk, tried = (
