@@ -28,6 +28,7 @@ from fedjax_dp.core import checks, masks, sums, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.backend import backend
 from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.made import exchanged
 from fedjax_dp.core.messages import Form
 from fedjax_dp.core.promotion import library_promotion
 from fedjax_dp.data import sampling
@@ -206,13 +207,16 @@ class _Training:
         An empty slot of a round does it too; what it computes is not used.
         """
         numbers = config.batch_size, config.num_epochs, config.num_steps
-        if client.common_size is None or any(map(checks.is_traced, numbers)):
+        given = [x for x in numbers if x is not None]
+        if client.common_size is None or any(map(checks.is_traced, given)):
+            return None
+        if not np.all(np.isfinite(given)):
             return None
         with jax.ensure_compile_time_eval():
             steps = int(self.num_steps(np.int32(client.common_size), config))
         sampler = self.sampler
         # The sampler of a user may draw fewer than it says.
-        is_known = sampler.made is not None
+        is_known = sampler.made is not None and not exchanged(sampler)
         fewest = int(sampler.min_drawn(client.common_size, numbers[0])) if is_known else 0
         return _KnownWork(steps, fewest)
 
@@ -439,8 +443,8 @@ class _Training:
 def _apart(start: Any) -> Any:
     """Reads the first parameters anew after a loop.
 
-    A compiler would find that each client's copy, which the loop overwrites, is what is subtracted
-    after it, and copy all of them once more to have both.
+    Otherwise the compiler subtracts the loop's first carry, and has to copy it for all clients, as
+    the loop overwrites it.
     """
     return start if backend() == "cpu" else jax.lax.optimization_barrier(start)
 

@@ -25,10 +25,10 @@ _OPERATIONS_OF_A_CORE = 1e9
 _GPU_OPERATIONS = 1e11
 # On a TPU 1 ms at 1e14 operations a second, since a program starts as a whole and not by kernel.
 _TPU_OPERATIONS = 1e11
-# One of them for each client is one in groups, which a TPU does for few groups at a time: W1's
-# round takes 36 ms on a v5e with 2 clients side by side, 40 with 5 and 71 with 50, P1's 36 with 5
-# and 55 with 50, W3's with records 277 with one and 428 with 21; users and F1 are fastest with 5 to
-# 25. All by the compiler, with 0.3 to 1.5 GFLOP of a client's convolutions.
+# A convolution with a kernel of each client is a grouped one, of which a TPU computes a few groups
+# at a time: W1's round takes 36 ms on a v5e with 2 clients side by side, 40 with 5 and 71 with 50,
+# P1's 36 with 5 and 55 with 50, W3's with records 277 with one and 428 with 21; users and F1 are
+# fastest with 5 to 25. All by the compiler, with 0.3 to 1.5 GFLOP of a client's convolutions.
 _TPU_CONVOLVED = 5e9
 # On backends of other kinds, of which nothing is known: between a CPU and a GPU.
 _OTHER_OPERATIONS = 1e9

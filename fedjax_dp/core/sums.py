@@ -131,7 +131,7 @@ def _block(count: int) -> int:
 
 
 def _blocks(x: jax.Array) -> jax.Array:
-    """Sums few numbers at a time, plainly."""
+    """Sums a few numbers at a time, plainly."""
     few = _block(len(x))
     if backend() == "tpu":
         # One pass for all of them, where one axis of a reshaped array takes three times as long.

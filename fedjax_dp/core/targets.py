@@ -129,7 +129,7 @@ def environment(wanted: Target) -> dict[str, str]:
     if wanted.device.backend == "gpu":
         # Tuning needs the card; estimates are those of the cost model, written at each fusion.
         more = ["--xla_gpu_autotune_level=0", "--xla_gpu_collect_cost_model_stats=true"]
-        if wanted.device.capability < "9":
+        if int(wanted.device.capability.split(".")[0]) < 9:
             # Without tuning there are no products by Triton, and one of the cost models, which only
             # orders operations, knows no card that is older.
             more += [

@@ -16,6 +16,7 @@ PyTree = Any
 _LARGEST_SUMMAND = 2.0**96
 # Of additions of float32 numbers one after another, in one step of a sum and in all of them.
 _LONGEST_STEP, _LONGEST_CHAIN = 2_048, 4_096
+_LENGTH_OF_ROW = 1_024
 
 
 def at_least_float32(x: jax.Array) -> jax.Array:
@@ -102,14 +103,17 @@ def _total(tree: PyTree) -> jax.Array:
     return sums[0] if sums else jnp.float32(0)
 
 
-def _in_steps(reduce: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
+def _in_steps(
+    reduce: Callable[..., jax.Array], x: jax.Array, longest: int = _LONGEST_CHAIN
+) -> jax.Array:
     """Reduces all entries, some axes at a time, so that the chains of all steps have a bound."""
     steps = _steps(x.shape)
-    if sum(length for length, _ in steps) > _LONGEST_CHAIN:
-        # Rows of one length; the others are of fewer axes than that.
+    if sum(length for length, _ in steps) > longest:
+        # Rows of one length, three times at most: 1,024^3 entries are as many as an index counts.
         x = x.reshape(-1)
-        x = jnp.pad(x, (0, -x.size % _LONGEST_STEP)).reshape(-1, _LONGEST_STEP)
-        return _in_steps(reduce, jax.lax.optimization_barrier(reduce(x, 1)))
+        x = jnp.pad(x, (0, -x.size % _LENGTH_OF_ROW)).reshape(-1, _LENGTH_OF_ROW)
+        rows = jax.lax.optimization_barrier(reduce(x, 1))
+        return _in_steps(reduce, rows, longest - _LENGTH_OF_ROW)
     for i, (_, num_axes) in enumerate(steps):
         x = reduce(x, tuple(range(x.ndim - num_axes, x.ndim)))
         # Otherwise the compiler would make one reduction of them again.

@@ -105,6 +105,13 @@ class Facts:
         """The arithmetic of one client's round; a loop whose length is not static counts once."""
         return self._round.cost
 
+    def cost_by(self, how: Arithmetic) -> Cost:
+        """Counts the arithmetic of a client's round as it is computed, which may be measured."""
+        if how.products == "exact" and how.convolutions == _usual().convolutions:
+            return self.cost
+        with computed_with(how):
+            return cost_of_jaxpr(self._traced()[0])
+
     @property
     def is_stacked(self) -> bool:
         """Whether a round holds all updates of its cohort side by side."""
@@ -144,8 +151,7 @@ class Facts:
     @cached_property
     def _round(self) -> _Round:
         # The largest value, by which clients are computed side by side, is that of this backend.
-        usual = Arithmetic(convolutions=choices(backend.facts()).convolutions)
-        with kinds.reads() as frozen, losses.reads() as targets, computed_with(usual):
+        with kinds.reads() as frozen, losses.reads() as targets, computed_with(_usual()):
             jaxpr, (update, up, down) = self._traced()
         if self._algorithm.claims.units:
             jaxprs.require_apart(jaxpr)
@@ -204,3 +210,8 @@ class Facts:
 def _alone() -> Roster:
     """Makes the roster of a cohort of one."""
     return Roster(jnp.zeros(1, jnp.int32), jnp.ones(1, bool))
+
+
+def _usual() -> Arithmetic:
+    """Returns how a backend computes without measured speeds."""
+    return Arithmetic(convolutions=choices(backend.facts()).convolutions)

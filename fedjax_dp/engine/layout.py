@@ -44,9 +44,9 @@ class EqualWork(NamedTuple):
 
     Attributes:
       size: the number of examples of each client, at least 1.
-      batch_size: as in `LocalConfig`, and so are the next.
-      num_epochs: passes over a client's data.
-      num_steps: local steps, or None.
+      batch_size: the field of `LocalConfig`.
+      num_epochs: the field of `LocalConfig`.
+      num_steps: the field of `LocalConfig`, or None.
     """
 
     size: int

@@ -141,8 +141,7 @@ def run_round(
         round = Round(state.round, stage)
         public_key = fold(key, Purpose.PUBLIC, state.round)
         roster = Roster(cohort.ids, cohort.is_drawn & (cohort.fate != Fate.UNANNOUNCED))
-        numbers = hyper if layout.equal_work is None else layout.equal_work.fixed(hyper)
-        context = _Context(state, numbers, examples, round, key, public_key, roster)
+        context = _Context(state, hyper, examples, round, key, public_key, roster)
         slots = _slots_of(algorithm, layout, context, cohort)
         split = None
         if layout.splits_longest:
@@ -275,6 +274,8 @@ def _run_slots(
     split: _Split | None = None,
 ) -> tuple[PyTree, _Outcome, PyTree]:
     """Loops over the chunks of a cohort; returns the sum, the outcomes and the client states."""
+    if layout.equal_work is not None:
+        context = context._replace(hyper=layout.equal_work.fixed(context.hyper))
     chunk, is_stacked = layout.chunk, isinstance(algorithm.aggregator, Stacked)
 
     waits = _waits(algorithm)
@@ -350,7 +351,7 @@ def _run_slots(
             carry = jax.lax.fori_loop(num_done, after_alone, partial(body, 1), carry)
         first = -(-after_alone // chunk)
     elif num_slots == chunk and split is None and layout.equal_work is not None:
-        return body(chunk, 0, carry)
+        return body(chunk, jnp.int32(0), carry)
     return jax.lax.fori_loop(first, -(-after_last // chunk), partial(body, chunk), carry)
 
 

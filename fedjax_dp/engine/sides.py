@@ -120,8 +120,8 @@ def contributed(
     sender = Sender(index, output.weight, own_key, received.public_key, received.roster)
     contribution = aggregator.contribute(received.aggregator, numbers, output.received, sender)
     contribution = jax.tree.map(trees.at_least_float32, contribution)
-    # A finite update may overflow in the contribution, unless that is the update made smaller, and
-    # clipping hides an update that is not finite.
+    # A finite update may overflow in the contribution, except where that is the update scaled down.
+    # The update is checked itself, because clipping hides values that are not finite.
     is_smaller = isinstance(aggregator.claim, ClientClaim) and aggregator.claim.clips_whole
     may_overflow = () if is_smaller else contribution
     checked = output.received, output.weight, output.state, may_overflow

@@ -27,7 +27,8 @@ class ClientClaim(NamedTuple):
       divisor: `(numbers) -> count`, the public number that the noised sum is divided by; None if it
         is not divided.
       clips_whole: whether an update is scaled by one number, and unchanged within the bound in L2
-        norm; anything that shares the bound is then scaled with the update.
+        norm; anything that shares the bound is then scaled with the update. The engine relies on
+        it that such a contribution is finite for any finite update.
     """
 
     sensitivity: Callable[[Any, Any], Sensitivity]

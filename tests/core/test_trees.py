@@ -1,11 +1,14 @@
 """What trees of arrays are asked before they enter a sum."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_dp.core import trees
+from fedjax_dp.core import jaxprs, trees
+from fedjax_dp.core.backend import traced_for
 from fedjax_dp.privacy.mechanisms import clipping
 
 
@@ -131,3 +134,43 @@ def test_a_long_array_of_short_axes_is_clipped_to_its_bound(shape):
         small = jnp.asarray(x) ** (2 / power)
         clipped = np.asarray(jax.jit(clip)(small, 0.5)[0], np.float64)
         assert (np.abs(clipped) ** power).sum() ** (1 / power) <= 0.5 * (1 + _OF_CHAINS)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (30000, 200),
+        (8388608,),
+        (25088, 4096),
+        (4096, 4096),
+        (50257, 768),
+        (3, 3, 512, 512),
+        (),
+        (7,),
+    ],
+)
+def test_chains_of_a_sum_on_accelerators_have_a_bound_in_any_order(shape):
+    """All reductions of one array together, by the lengths in the trace."""
+
+    def chains(closed):
+        for eqn in closed.jaxpr.eqns:
+            if eqn.primitive.name == "reduce_sum":
+                yield math.prod(eqn.invars[0].aval.shape[axis] for axis in eqn.params["axes"])
+            for body in jaxprs.inner_jaxprs(eqn):
+                yield from chains(body)
+
+    with traced_for("tpu"):
+        traced = jax.make_jaxpr(trees.total)(jax.ShapeDtypeStruct(shape, jnp.float32))
+    assert sum(chains(traced)) <= 4096
+
+
+def test_sums_on_accelerators_are_those_of_all_entries():
+    x = np.random.default_rng(0).normal(size=(2, 3000, 5)).astype(np.float32)
+    with traced_for("gpu"):
+        found = jax.jit(trees.total)({"a": x, "b": np.ones(5000, np.float32)})
+    np.testing.assert_allclose(found, x.sum(dtype=np.float64) + 5000, rtol=1e-5)
+    with traced_for("gpu"):
+        for bad, holds in ((np.nan, False), (np.inf, False), (2.0**97, False), (2.0**96, True)):
+            spoiled = x.copy()
+            spoiled[1, 2999, 4] = bad
+            assert bool(jax.jit(trees.can_be_summed)(spoiled)) == holds

@@ -1,8 +1,12 @@
 """Loops over local steps whose length the compiler of an accelerator knows."""
 
+from functools import partial
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh
 from marks import telling
 from small_problem import make_data, make_model
 
@@ -12,8 +16,9 @@ from fedjax_dp.core import jaxprs
 from fedjax_dp.core.backend import traced_for
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine.execution.compile import simulation
-from fedjax_dp.engine.layout import EqualWork, ExecutionConfig
+from fedjax_dp.engine.layout import AXIS, EqualWork, ExecutionConfig
 from fedjax_dp.engine.population import examples_of
+from fedjax_dp.engine.round import run_round
 
 _EQUAL = (8,) * 6
 
@@ -108,21 +113,32 @@ def _lengths_of_scans(closed):
             yield from _lengths_of_scans(body)
 
 
-def test_the_compiler_knows_the_length_of_the_loop_over_steps():
+@pytest.mark.parametrize("mesh", [None, AbstractMesh((2,), (AXIS,))], ids=["one", "two"])
+def test_the_compiler_knows_the_length_of_the_loop_over_steps(mesh):
     def lengths(sizes):
         with traced_for("gpu"):
-            made = _simulation(LocalConfig(batch_size=2, num_steps=13), sizes)
+            made = _simulation(LocalConfig(batch_size=2, num_steps=13), sizes, clients_per_chunk=2)
             state, hyper, examples, _, key, _ = made.program.arguments
-            return set(
-                _lengths_of_scans(
-                    jax.make_jaxpr(
-                        lambda *given: made.federation.run_round(*given, layout=made.layout)
-                    )(state, hyper, examples, key)
-                )
+            layout = made.layout._replace(mesh=mesh)
+            cohort = jax.eval_shape(
+                lambda *given: made.federation.drawn(*given, layout), state, hyper, key
             )
+            run = partial(run_round, made.algorithm, layout)
+            return set(_lengths_of_scans(jax.make_jaxpr(run)(state, hyper, examples, cohort, key)))
 
     assert 13 in lengths(_EQUAL)
     assert 13 not in lengths((8, 7, 8, 8, 8, 8))
+
+
+def test_slots_of_a_draw_that_was_exchanged_may_be_empty():
+    def half(*given, **named):
+        state, draw = sampling.shuffled().draw(*given, **named)
+        return state, draw._replace(is_real=draw.is_real & (jnp.arange(len(draw.is_real)) % 2 == 0))
+
+    own = sampling.shuffled()._replace(draw=half)
+    _assert_as_on_a_cpu(
+        LocalConfig(batch_size=4, num_epochs=1), trainer=partial(local_trainer, sampler=own)
+    )
 
 
 def test_a_client_of_another_size_is_not_of_the_common_one():

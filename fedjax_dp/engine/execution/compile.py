@@ -233,8 +233,10 @@ def compile_federation(
             found = found._replace(check=execution.model_axis.require_separate_groups)
         return found
 
+    round_of = round_in(layout)
     # Rounds by numbers that are not those of the layout: with loops of any length.
-    round_of, general = round_in(layout), layout._replace(equal_work=None)
+    general = layout._replace(equal_work=None)
+    round_of_any = round_of if layout.equal_work is None else round_in(general)
     program = None
     if place.is_resident:
 
@@ -243,18 +245,18 @@ def compile_federation(
             return place.share(examples_of(data, validation))
 
         rounds_of = resident_rounds(round_of, examples, execution.rounds_per_call)
-        rounds_of_any = resident_rounds(round_in(general), examples, execution.rounds_per_call)
+        rounds_of_any = resident_rounds(round_of_any, examples, execution.rounds_per_call)
         splits = layout.splits_longest and layout.num_devices > 1
         is_alone = is_distributed() or layout.divides_model or splits
         if not is_alone and not federation.algorithm.stages.host_steps:
             program = Program(
-                round_in(general), federation, general, data, validation, execution.rounds_per_call
+                round_of_any, federation, general, data, validation, execution.rounds_per_call
             )
     else:
         _require_streamable(federation, outer, execution.placement)
         slabs = Slabs(data, federation.participation, layout, place, validation, targets)
         rounds_of = streamed_rounds(round_of, federation, layout, slabs, place)
-        rounds_of_any = streamed_rounds(round_in(general), federation, general, slabs, place)
+        rounds_of_any = streamed_rounds(round_of_any, federation, general, slabs, place)
 
     # Few examples, for rare work: they are placed on a device when first used.
     scoring = None if validation is None else examples_of(validation)

@@ -38,7 +38,7 @@ def layout_of(
 
     facts, steps = federation.facts, local_steps(federation)
     chunk, tried = (
-        execution.chunk(lambda: facts.cost, expected, facts.own_bytes),
+        execution.chunk(lambda: facts.cost_by(execution.arithmetic()), expected, facts.own_bytes),
         tuple[Trial, ...](),
     )
     if execution.tuned is not None:
