@@ -29,14 +29,14 @@ def test_a_round_is_exported_with_the_operations_of_the_table(name, platform):
     assert round_of.platforms == (platform,)
     text, document = round_of.mlir_module(), kept()
     found = counts(text)
-    # No call of the host, and of libraries only that which solves for Anderson's weights.
+    # No call of the host, and of libraries only those that solve for Anderson's weights and, on
+    # GPUs, factor the gradients of records.
     assert not any("callback" in target for target in custom_calls(text))
-    assert name == "W1anderson" or not custom_calls(text)
-    assert "f64" not in text
-    # Native ones, but for records, whose gradients need not be formed.
     workload = WORKLOADS[name]
-    is_native = workload.model in CONVOLUTIONAL and workload.unit != "record"
-    assert (found["convolutions"] > 0) == is_native
+    factors = platform == "cuda" and workload.unit == "record"
+    assert name == "W1anderson" or factors or not custom_calls(text)
+    assert "f64" not in text
+    assert (found["convolutions"] > 0) == (workload.model in CONVOLUTIONAL)
     if workload.unit == "record":
         assert found["products"] == found["exact products"]
     if document["jax"] == jax.__version__:

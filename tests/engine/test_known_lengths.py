@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 from marks import telling
 from small_problem import make_data, make_model
 
@@ -21,6 +21,7 @@ from fedjax_dp.engine.population import examples_of
 from fedjax_dp.engine.round import run_round
 
 _EQUAL = (8,) * 6
+_TWO = AbstractMesh((2,), (AXIS,), axis_types=(AxisType.Auto,))
 
 
 def _simulation(config, sizes=_EQUAL, trainer=local_trainer, clients_per_chunk=3):
@@ -113,7 +114,7 @@ def _lengths_of_scans(closed):
             yield from _lengths_of_scans(body)
 
 
-@pytest.mark.parametrize("mesh", [None, AbstractMesh((2,), (AXIS,))], ids=["one", "two"])
+@pytest.mark.parametrize("mesh", [None, _TWO], ids=["one", "two"])
 def test_the_compiler_knows_the_length_of_the_loop_over_steps(mesh):
     def lengths(sizes):
         with traced_for("gpu"):
