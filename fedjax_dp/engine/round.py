@@ -404,9 +404,7 @@ def _client(
     chunk_axis: str | None,
     batch_axis: str | None,
 ) -> ClientData:
-    common_size = None if layout.equal_work is None else layout.equal_work.size
-
-    def view(examples: Examples, start: jax.Array, size: jax.Array) -> ClientData:
+    def view(examples: Examples, start: jax.Array, size: jax.Array, **more: Any) -> ClientData:
         return ClientData(
             examples.arrays,
             start,
@@ -417,15 +415,17 @@ def _client(
             context.round.index,
             context.round.stage,
             batch_axis=batch_axis,
+            **more,
         )
 
-    client = view(context.examples, slot.starts, slot.sizes)
-    client = client.replace(common_size=common_size)  # type: ignore[attr-defined]
-    if slot.validation is None:
-        return client
-    assert context.examples.validation is not None
-    second = view(context.examples.validation, *slot.validation)
-    return client.replace(validation=second)
+    second = None
+    if slot.validation is not None:
+        assert context.examples.validation is not None
+        second = view(context.examples.validation, *slot.validation)
+    common_size = None if layout.equal_work is None else layout.equal_work.size
+    return view(
+        context.examples, slot.starts, slot.sizes, validation=second, common_size=common_size
+    )
 
 
 def _finished(
