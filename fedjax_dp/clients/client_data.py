@@ -5,6 +5,7 @@ from typing import Any, Protocol
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.claims import RecordEvent
@@ -112,12 +113,62 @@ def _unread(what: str) -> ValueError:
     )
 
 
+# A TPU stores the last axis of an array in pieces of so many numbers.
+_LANES = 128
+# Padding of a row up to this share of its numbers costs less than a copy of all rows.
+_MOST_PADDING = 1 / 3
+
+
+@flax.struct.dataclass
+class Rows:
+    """Examples as rows of bits, of which a TPU reads some without a copy of all.
+
+    By itself it stores images with the axis of examples innermost, and copies all of them before
+    batches are read. And where products round to bfloat16 it rounds all examples before it reads
+    some, which it cannot do to bits.
+
+    Attributes:
+      bits: the examples, `[num_examples, numbers]`, padded; those of float32 as uint32.
+      example_shape: the shape of one; static.
+      dtype: the type of its numbers; static.
+    """
+
+    bits: Any
+    example_shape: tuple[int, ...] = flax.struct.field(pytree_node=False)
+    dtype: Any = flax.struct.field(pytree_node=False)
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> "Rows | np.ndarray":
+        """Arranges `[num_examples, ...]`; returns arrays that would be mostly padding unchanged."""
+        width = int(np.prod(array.shape[1:]))
+        missing = -width % _LANES
+        if missing > _MOST_PADDING * width:
+            return array
+        dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+        bits = np.ascontiguousarray(array, dtype).reshape(len(array), width)
+        bits = bits.view(np.uint32) if dtype == np.float32 else bits
+        bits = np.pad(bits, ((0, 0), (0, missing))) if missing else bits
+        return cls(bits, array.shape[1:], dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array that these are."""
+        return self.bits.shape[0], *self.example_shape
+
+    def __getitem__(self, indices: jax.Array) -> jax.Array:
+        """Reads examples, `[*indices.shape, ...]`."""
+        found = self.bits[indices][..., : int(np.prod(self.example_shape))]
+        if found.dtype != self.dtype:
+            found = jax.lax.bitcast_convert_type(found, self.dtype)
+        return found.reshape(*indices.shape, *self.example_shape)
+
+
 @flax.struct.dataclass
 class ClientData(_Chunked):
     """One client's view of the flat store, inside a compiled round.
 
     Attributes:
-      examples: the whole store, each array `[num_examples, ...]`.
+      examples: the whole store, each array `[num_examples, ...]` or `Rows`.
       start: the client's first row, int32.
       size: as in `PublicClient`.
       index: as in `PublicClient`.
@@ -154,7 +205,9 @@ class ClientData(_Chunked):
           The examples, each array `[*indices.shape, ...]`.
         """
         return jax.tree.map(
-            lambda a: a[jnp.clip(self.start + indices, 0, a.shape[0] - 1)], self.examples
+            lambda a: a[jnp.clip(self.start + indices, 0, a.shape[0] - 1)],
+            self.examples,
+            is_leaf=lambda a: isinstance(a, Rows),
         )
 
     def public(self, opener: Opener | None = None) -> PublicClient:

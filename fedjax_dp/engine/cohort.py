@@ -12,7 +12,9 @@ from chex import PRNGKey
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.clients.base import RANGES
-from fedjax_dp.clients.client_data import ClientData
+from fedjax_dp.clients.client_data import ClientData, Rows
+from fedjax_dp.core.backend import facts
+from fedjax_dp.core.choices import choices
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.participants import Participation
@@ -62,8 +64,8 @@ class Examples:
     """The clients' examples, as a round reads them.
 
     Attributes:
-      arrays: all examples, each array `[num_examples, ...]`; by slot, those of each device's slots,
-        `[devices * rows, ...]`.
+      arrays: all examples, each array `[num_examples, ...]` or `Rows`; by slot, those of each
+        device's slots, `[devices * rows, ...]`.
       starts: the first row of each client, or of each slot on its device, int32.
       sizes: the number of examples of each client or slot, int32.
       validation: a second split of the same clients' own data, or None.
@@ -91,6 +93,21 @@ class Examples:
         if self.is_by_slot:
             return self.starts, self.sizes
         return self.starts[ids], jnp.where(is_drawn, self.sizes[ids], 0)
+
+    def stored(self, reads: float) -> "Examples":
+        """Arranges examples on the host as a device reads them best.
+
+        Args:
+          reads: how often a call of a program reads each example, in the mean.
+
+        Returns:
+          The examples, as `Rows` where that saves a copy of them.
+        """
+        if reads >= choices(facts()).reads_of_a_copy:
+            return self
+        second = None if self.validation is None else self.validation.stored(reads)
+        arrays = jax.tree.map(Rows.of, self.arrays)
+        return self.replace(arrays=arrays, validation=second)  # type: ignore[attr-defined]
 
     def client(self, index: jax.typing.ArrayLike, stage: jax.typing.ArrayLike = 0) -> ClientData:
         """Selects one client outside a round.

@@ -38,6 +38,7 @@ from fedjax_dp.engine.execution.round_loop import (
     Count,
     OneRound,
     one_round,
+    resident_examples,
     resident_rounds,
     streamed_rounds,
 )
@@ -242,7 +243,8 @@ def compile_federation(
 
         @cache
         def examples() -> Examples:
-            return place.share(examples_of(data, validation))
+            calls = execution.rounds_per_call
+            return place.share(resident_examples(federation, layout, data, validation, calls))
 
         rounds_of = resident_rounds(round_of, examples, execution.rounds_per_call)
         rounds_of_any = resident_rounds(round_of_any, examples, execution.rounds_per_call)

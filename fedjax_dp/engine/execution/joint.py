@@ -19,10 +19,14 @@ from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.cohort import Examples, traced, typed
-from fedjax_dp.engine.execution.round_loop import Block, OneRound, block_function
+from fedjax_dp.engine.execution.round_loop import (
+    Block,
+    OneRound,
+    block_function,
+    resident_examples,
+)
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import Layout
-from fedjax_dp.engine.population import examples_of
 from fedjax_dp.engine.record import compact
 from fedjax_dp.engine.round import SimulationState
 
@@ -55,13 +59,19 @@ class Program:
         self.data, self.validation = data, validation
         self.rounds_per_call = rounds_per_call
 
+    def examples(self) -> Examples:
+        """Arranges all examples as calls read them."""
+        return resident_examples(
+            self.federation, self.layout, self.data, self.validation, self.rounds_per_call
+        )
+
     @cached_property
     def arguments(self) -> tuple[Any, ...]:
         """The shapes of a round's arguments."""
         federation, key = self.federation, jax.eval_shape(jax.random.key, 0)
         state = jax.eval_shape(partial(federation.init, layout=self.layout), key)
         hyper = _shapes(traced(federation.algorithm, typed(federation.hyper)))
-        examples = _shapes(examples_of(self.data, self.validation))
+        examples = _shapes(self.examples())
         return state, hyper, examples, None, key, _shapes(self.one_round.frozen)
 
     def exported(self, platform: str) -> jax.export.Exported:
@@ -238,7 +248,7 @@ class Joint:
         """Places the examples and frozen parameters of a program, once for those of one data."""
         name = _inputs(program)
         if name not in self._placed:
-            given = examples_of(program.data, program.validation), program.one_round.frozen
+            given = program.examples(), program.one_round.frozen
             self._placed[name] = jax.device_put(given, self._everywhere)
         return self._placed[name]
 

@@ -10,11 +10,13 @@ from chex import PRNGKey
 
 from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.cohort import Cohort, Examples
 from fedjax_dp.engine.execution.placement import Placement, own_part
 from fedjax_dp.engine.execution.stream import Slabs, narrowed, stream_of
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import Layout
+from fedjax_dp.engine.population import examples_of
 from fedjax_dp.engine.record import RoundInfo, RoundRecord
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.models import kinds
@@ -61,6 +63,19 @@ class Count:
     """The number of times that the round was traced."""
 
     traces = 0
+
+
+def resident_examples(
+    federation: Federation,
+    layout: Layout,
+    data: FederatedData,
+    validation: FederatedData | None,
+    rounds_per_call: int,
+) -> Examples:
+    """Returns all examples, on the host, as calls of `rounds_per_call` rounds read them."""
+    clients = federation.participation.cohort_size / layout.num_devices
+    reads = rounds_per_call * clients / data.num_clients
+    return examples_of(data, validation).stored(reads)
 
 
 def resident_rounds(

@@ -16,7 +16,6 @@ from fedjax_dp.engine.cohort import Cohort, traced, typed
 from fedjax_dp.engine.execution.compile import Simulation
 from fedjax_dp.engine.execution.tuning import local_steps
 from fedjax_dp.engine.layout import AXIS, Layout
-from fedjax_dp.engine.population import examples_of
 from fedjax_dp.engine.record import Fate
 
 _KEY, _DRAWS, _REPEATS = 0, 20, 5
@@ -127,7 +126,7 @@ def fixed_seconds(simulation: Simulation) -> float:
     checks.require(program is not None, "a projected round", rule, "another")
     assert program is not None
     everywhere = None if layout.mesh is None else NamedSharding(layout.mesh, PartitionSpec())
-    examples = jax.device_put(examples_of(program.data, program.validation), everywhere)
+    examples = jax.device_put(program.examples(), everywhere)
     frozen = program.one_round.frozen
     federation, state = simulation.federation, simulation.init(key)
     hyper = traced(federation.algorithm, typed(federation.hyper))
