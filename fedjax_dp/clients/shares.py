@@ -73,7 +73,6 @@ class Share(NamedTuple):
             return sums.value(total)
 
         # One vector, so that the number of messages is not that of the arrays.
-        parts = jax.tree.leaves(total, is_leaf=lambda x: isinstance(x, sums.Sum))
-        vectors = (jnp.concatenate([x.ravel() for x in each]) for each in zip(*parts, strict=True))
+        vectors = (ravel_pytree(part)[0] for part in sums.parts(total))
         summed = sums.value(sums.over_devices(sums.Sum(*vectors), self.axis))
         return ravel_pytree(sums.value(total))[1](summed)

@@ -19,6 +19,23 @@ class Sum(NamedTuple):
     low: jax.Array  # What the rounding lost.
 
 
+class _Paired(NamedTuple):
+    """A running sum whose two parts are one array of complex numbers.
+
+    XLA's CPU compiler adds to it in one pass, in place; for two results it takes four passes.
+    """
+
+    pairs: jax.Array
+
+    @property
+    def high(self) -> jax.Array:
+        return jax.lax.real(self.pairs)
+
+    @property
+    def low(self) -> jax.Array:
+        return jax.lax.imag(self.pairs)
+
+
 def add(total: PyTree, part: PyTree) -> PyTree:
     """Adds a tree of arrays to a tree of running sums; integers are added as they are.
 
@@ -33,6 +50,8 @@ def zeros_like(tree: PyTree) -> PyTree:
     """Builds running sums of zeros, plain zeros if a leaf is not a float."""
 
     def zeros(x):
+        if x.dtype == jnp.float32 and backend() == "cpu":
+            return _Paired(jnp.zeros(x.shape, jnp.complex64))
         none = jnp.zeros(x.shape, x.dtype)
         return Sum(none, none) if jnp.issubdtype(x.dtype, jnp.floating) else none
 
@@ -55,14 +74,14 @@ def merge(a: PyTree, b: PyTree) -> PyTree:
     def both(x, y):
         if not _is_sum(x):
             return x + y
-        return _renormalized(*_two_sum(x.high, y.high), x.low + y.low)
+        return _held_as(x, _renormalized(*_two_sum(x.high, y.high), x.low + y.low))
 
     return jax.tree.map(both, a, b, is_leaf=_is_sum)
 
 
 def over_devices(total: PyTree, axis: str) -> PyTree:
     """Adds the running sums of the devices of a mesh axis, in the same order on each."""
-    everywhere = jax.lax.all_gather(total, axis)
+    everywhere = jax.lax.all_gather(jax.tree.map(_apart, total, is_leaf=_is_sum), axis)
     first, *others = (trees.take(everywhere, i) for i in range(jax.lax.axis_size(axis)))
     for other in others:
         first = merge(first, other)
@@ -76,18 +95,28 @@ def value(total: PyTree) -> PyTree:
 
 def parts(total: PyTree) -> tuple[PyTree, PyTree]:
     """Splits a tree of running sums into their rounded values and what rounding lost."""
-    high, low = (jax.tree.map(lambda x, i=i: x[i], total, is_leaf=_is_sum) for i in (0, 1))
-    return high, low
+    high = jax.tree.map(lambda x: x.high, total, is_leaf=_is_sum)
+    return high, jax.tree.map(lambda x: x.low, total, is_leaf=_is_sum)
 
 
 def _is_sum(x: PyTree) -> bool:
-    return isinstance(x, Sum)
+    return isinstance(x, Sum | _Paired)
+
+
+def _apart(x: PyTree) -> PyTree:
+    """Holds the parts of a running sum in two arrays."""
+    return Sum(x.high, x.low) if _is_sum(x) else x
+
+
+def _held_as(total: PyTree, new: Sum) -> PyTree:
+    """Holds a running sum in the same way as the one before."""
+    return _Paired(jax.lax.complex(*new)) if isinstance(total, _Paired) else new
 
 
 def _add(total, x):
     if not _is_sum(total):
         return total + x
-    return _renormalized(*_two_sum(total.high, x), total.low)
+    return _held_as(total, _renormalized(*_two_sum(total.high, x), total.low))
 
 
 def _renormalized(high: jax.Array, lost: jax.Array, low: jax.Array) -> Sum:

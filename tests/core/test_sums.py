@@ -47,6 +47,31 @@ def test_what_roundings_lose_is_kept(way):
     assert np.abs(np.asarray(jnp.sum(x, 0)) - exact).max() > 1e-4 * np.abs(exact).max()
 
 
+@pytest.mark.parametrize("way", [_one_by_one, _in_parts])
+def test_running_sums_have_the_bits_of_accelerators(way):
+    """There their parts are two arrays; both are computed by this machine."""
+    x = np.random.default_rng(1).normal(size=(301, 5)).astype(np.float32)
+    x *= 10.0 ** np.arange(-40, 40, 16, dtype=np.float32)
+    x[7, :3] = np.inf, np.nan, -np.inf
+
+    def parts(x):
+        return sums.parts(way(x))
+
+    ours = jax.jit(parts)(x)
+    with traced_for("gpu"):
+        theirs = jax.jit(lambda x: parts(x))(x)
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_cpu_adds_in_one_pass():
+    """Its compiler fuses nothing that has two results."""
+
+    x = jnp.zeros(4096)
+    program = jax.jit(sums.add).lower(sums.zeros_like(x), x).compile().as_text()
+    assert program.count("[4096]{0} fusion(") == 1
+
+
 def test_a_number_moves_a_long_sum_by_itself():
     """Plain sums of numbers just past a power of two round all that follow otherwise."""
     x = np.full(30_000, 2.0**-10 * (0.5 + 1e-4), np.float32)
