@@ -29,6 +29,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.backend import backend
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.made import exchanged
+from fedjax_dp.core.materialize import read_in_one_pass
 from fedjax_dp.core.messages import Form
 from fedjax_dp.core.promotion import library_promotion
 from fedjax_dp.data import sampling
@@ -307,13 +308,17 @@ class _Training:
             local = jax.lax.while_loop(continues, step, local)
         else:
             local = jax.lax.fori_loop(0, known.steps, lambda _, now: step(now), local)
-        delta, form = trees.subtract(local.params, _apart(start)), Form()
+        is_loop = known is None or known.steps != 1
+        delta = trees.subtract(local.params, _apart(start) if is_loop else start)
+        form = Form()
         for i, transform in enumerate(transforms):
             # A key for each place in the chain: no two noises of a client are the same.
             own_key = fold(key, Purpose.CLIENT_NOISE, 0, i)
             context = UpdateContext(local.params, local.gradient, client, config, own_key)
             delta, form = transform(delta, context), transform.form(form)
-        metrics = local.metrics._replace(update_norm=trees.l2_norm(delta), form=form)
+        # The gradient of a single step is stored, and its update with it.
+        measured = delta if is_loop else read_in_one_pass(delta)
+        metrics = local.metrics._replace(update_norm=trees.l2_norm(measured), form=form)
         weight = client.size.astype(jnp.float32)
         return LocalResult(delta, local.params, weight, local.step, metrics.reported_by(reporter))
 

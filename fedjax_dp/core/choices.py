@@ -18,9 +18,11 @@ Factored = Literal["fewer_operations", "fewer_bytes", "never"]
 # models gain from wide chunks, as long as a cache holds them, and large ones use the whole device
 # alone. On CPUs it is measured (benchmarks/notes.md, "Narrow products").
 _CPU_OPERATIONS = 1.5e7
-# On a GPU a pass starts about 40 kernels of 5 µs each, 0.2 ms in all. Ten times as long are 2 ms,
-# in which a multiprocessor does 1e9 operations: 5e11 a second, 128 multiply-adds at 2 GHz.
+# On a GPU a pass of a small network, with 12 products, starts about 40 kernels of 5 µs each, 0.2 ms
+# in all. Ten times as long are 2 ms, in which a multiprocessor does 1e9 operations: 5e11 a second,
+# 128 multiply-adds at 2 GHz. A deeper network starts more kernels, and takes as many more.
 _OPERATIONS_OF_A_CORE = 1e9
+_GPU_PRODUCTS = 12
 # Where the number of multiprocessors is unknown: a card with 100 of them.
 _GPU_OPERATIONS = 1e11
 # On a TPU 1 ms at 1e14 operations a second, since a program starts as a whole and not by kernel.
@@ -122,6 +124,9 @@ class Choices(NamedTuple):
     Attributes:
       operations_per_chunk: floating-point operations of one pass of a chunk that occupy a device.
       convolved_per_chunk: of these, the most that native convolutions do.
+      products_per_pass: the products and convolutions of a pass that `operations_per_chunk` is for:
+        one of more needs as many more operations, since it starts more kernels; inf where a pass
+        starts as a whole.
       widest_chunk: the most clients of a chunk.
       chunk_bytes: the memory that the values of a chunk may take.
       cached_state_bytes: the client states of a chunk that stay in a cache; None if that gains
@@ -159,6 +164,7 @@ class Choices(NamedTuple):
     has_known_lengths: bool = False
     convolved_per_chunk: float = math.inf
     reads_of_a_copy: float = 0.0
+    products_per_pass: float = math.inf
 
 
 def choices(facts: Facts, measured: Measured | None = None) -> Choices:
@@ -195,6 +201,7 @@ def choices(facts: Facts, measured: Measured | None = None) -> Choices:
         has_known_lengths=not is_cpu,
         convolved_per_chunk=_TPU_CONVOLVED if facts.backend == "tpu" else math.inf,
         reads_of_a_copy=_READS_OF_A_COPY if facts.backend == "tpu" else 0.0,
+        products_per_pass=_GPU_PRODUCTS if facts.backend == "gpu" else math.inf,
     )
     # On a CPU the constants are measured, and the benchmark takes a few tiny steps.
     if measured is None or is_cpu:

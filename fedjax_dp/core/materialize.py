@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_dp.core import jaxprs
+from fedjax_dp.core import jaxprs, trees
+from fedjax_dp.core.backend import backend
 
 
 def materialize(x: jax.Array) -> jax.Array:
@@ -24,6 +25,14 @@ def materialize_equal(x: jax.Array, source: jax.Array) -> jax.Array:
     A compiler merges equal computations, but no two loops of `materialize`.
     """
     return _materialize_equal_p.bind(x, lax.stop_gradient(source))
+
+
+def read_in_one_pass(tree: trees.PyTree) -> trees.PyTree:
+    """Materializes arrays for readers that an accelerator then computes in one pass with others.
+
+    Equal expressions of an array that is materialized twice are one. On a CPU nothing changes.
+    """
+    return tree if backend() == "cpu" else jax.tree.map(materialize, tree)
 
 
 def _until_unknown(x: jax.Array) -> jax.Array:

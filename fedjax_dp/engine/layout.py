@@ -93,6 +93,8 @@ class Layout(NamedTuple):
       arithmetic: how products and convolutions are computed.
       equal_work: the local training that all clients do, by which the compiler knows the length of
         loops; rounds by other numbers need a layout without it. None if it is not known.
+      fewest_clients: the fewest clients of a round, by which the compiler knows how many chunks
+        of equal work there are, if they fill all slots but those of the last chunk.
     """
 
     chunk: Count = 1
@@ -102,6 +104,7 @@ class Layout(NamedTuple):
     splits_longest: bool = False
     arithmetic: Arithmetic = Arithmetic()
     equal_work: EqualWork | None = None
+    fewest_clients: int = 0
 
     @property
     def num_devices(self) -> int:
@@ -189,6 +192,21 @@ class Layout(NamedTuple):
     def has_singles(self) -> bool:
         """Whether clients may come before the chunks, which begin at a multiple of their width."""
         return self.alone_above is not None or self.splits_longest
+
+    def fills_chunks(self, num_slots: int) -> bool:
+        """Whether each round is known to have a client in each chunk of so many slots.
+
+        Args:
+          num_slots: the slots of a device.
+
+        Returns:
+          False if that depends on the draw.
+        """
+        if self.equal_work is None or self.has_singles:
+            return False
+        # Devices share clients out, so that one may have none.
+        fewest = self.fewest_clients if self.mesh is None else 0
+        return num_slots == self.chunk or num_slots - self.chunk < fewest
 
     def num_split(self, steps: jax.Array) -> jax.Array:
         """Counts the clients of a cohort that all devices train together.
@@ -406,7 +424,8 @@ class ExecutionConfig(NamedTuple):
         if not isinstance(self.clients_per_chunk, str | Tuned):
             return min(int(self.clients_per_chunk), clients_per_device)
         chosen, of_one = self.choices(), cost()
-        busy = chosen.operations_per_chunk / max(1.0, of_one.operations)
+        passes = max(1.0, of_one.products / chosen.products_per_pass)
+        busy = passes * chosen.operations_per_chunk / max(1.0, of_one.operations)
         busy = min(busy, chosen.convolved_per_chunk / max(1.0, of_one.convolved))
         fitting = chosen.chunk_bytes / max(1, _LIVE_VALUES * of_one.largest_bytes)
         widest = min(chosen.widest_chunk, clients_per_device)

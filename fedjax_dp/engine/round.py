@@ -350,8 +350,10 @@ def _run_slots(
         if layout.alone_above is not None:
             carry = jax.lax.fori_loop(num_done, after_alone, partial(body, 1), carry)
         first = -(-after_alone // chunk)
-    elif num_slots == chunk and split is None and layout.equal_work is not None:
-        return body(chunk, jnp.int32(0), carry)
+    elif layout.fills_chunks(num_slots):
+        if num_slots == chunk:
+            return body(chunk, jnp.int32(0), carry)
+        return jax.lax.fori_loop(0, num_slots // chunk, partial(body, chunk), carry)
     return jax.lax.fori_loop(first, -(-after_last // chunk), partial(body, chunk), carry)
 
 

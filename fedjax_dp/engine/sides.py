@@ -11,6 +11,7 @@ from fedjax_dp.algorithms.values import ClientOutput, Hyper, Round
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core import trees
 from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.materialize import read_in_one_pass
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.record_access import run_client
 from fedjax_dp.privacy.claims import ClientClaim
@@ -124,7 +125,9 @@ def contributed(
     # The update is checked itself, because clipping hides values that are not finite.
     is_smaller = isinstance(aggregator.claim, ClientClaim) and aggregator.claim.clips_whole
     may_overflow = () if is_smaller else contribution
-    checked = output.received, output.weight, output.state, may_overflow
+    # A clipped update is stored, and its norm is that of what is stored.
+    update = read_in_one_pass(output.received) if is_smaller else output.received
+    checked = update, output.weight, output.state, may_overflow
     is_finite = trees.can_be_summed(checked)
     counts = takes_part & is_finite
     sent = trees.where(counts, contribution, trees.zeros_like(contribution))

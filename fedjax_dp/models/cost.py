@@ -22,6 +22,7 @@ class Cost(NamedTuple):
     direct_operations: float
     largest_bytes: int  # Of the largest value that is computed.
     convolved: float = 0.0  # Of the operations, those of native convolutions.
+    products: int = 0  # The number of products and convolutions, of any form.
 
 
 def training_cost(
@@ -55,7 +56,7 @@ def cost_of_jaxpr(closed: jaxprs.ClosedJaxpr) -> Cost:
 
 
 def _cost(closed: jaxprs.ClosedJaxpr) -> Cost:
-    total, direct, largest, convolved = 0.0, 0.0, 0, 0.0
+    total, direct, largest, convolved, products = 0.0, 0.0, 0, 0.0, 0
     for eqn in closed.jaxpr.eqns:
         found = jaxprs.layout(eqn)
         repeats = found.options["length"] if isinstance(found, jaxprs.Scan) else 1
@@ -63,6 +64,7 @@ def _cost(closed: jaxprs.ClosedJaxpr) -> Cost:
         for body in map(_cost, jaxprs.inner_jaxprs(eqn)):
             total += repeats * body.operations
             convolved += repeats * body.convolved
+            products += repeats * body.products
             inside += repeats * body.direct_operations
             largest = max(largest, body.largest_bytes)
         largest = max([largest, *map(_num_bytes, eqn.outvars)])
@@ -91,9 +93,10 @@ def _cost(closed: jaxprs.ClosedJaxpr) -> Cost:
             else:
                 share = winograd.share_of_direct(*(v.aval for v in eqn.invars), **eqn.params)
         convolved += own if eqn.primitive.name == "conv_general_dilated" else 0.0
+        products += own > 0
         total += own * share
         direct += own + inside
-    return Cost(total, direct, largest, convolved)
+    return Cost(total, direct, largest, convolved, products)
 
 
 def _num_bytes(v: Any) -> int:

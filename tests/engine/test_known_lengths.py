@@ -1,5 +1,6 @@
 """Loops over local steps whose length the compiler of an accelerator knows."""
 
+from collections import Counter
 from functools import partial
 
 import jax
@@ -16,19 +17,20 @@ from fedjax_dp.core import jaxprs
 from fedjax_dp.core.backend import traced_for
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine.execution.compile import simulation
-from fedjax_dp.engine.layout import AXIS, EqualWork, ExecutionConfig
+from fedjax_dp.engine.layout import AXIS, EqualWork, ExecutionConfig, Layout
 from fedjax_dp.engine.population import examples_of
 from fedjax_dp.engine.round import run_round
+from fedjax_dp.server import gaussian_mean
 
 _EQUAL = (8,) * 6
 _TWO = AbstractMesh((2,), (AXIS,), axis_types=(AxisType.Auto,))
 
 
-def _simulation(config, sizes=_EQUAL, trainer=local_trainer, clients_per_chunk=3):
+def _simulation(config, sizes=_EQUAL, trainer=local_trainer, clients_per_chunk=3, **options):
     data = make_data(sizes)
     model = make_model()
     return simulation(
-        fedavg(model, trainer(model, config)),
+        fedavg(model, trainer(model, config), **options),
         data,
         participants.participation(sampling.fixed_size(), len(sizes), 4),
         ExecutionConfig(clients_per_chunk=clients_per_chunk, devices=None),
@@ -127,8 +129,51 @@ def test_the_compiler_knows_the_length_of_the_loop_over_steps(mesh):
             run = partial(run_round, made.algorithm, layout)
             return set(_lengths_of_scans(jax.make_jaxpr(run)(state, hyper, examples, cohort, key)))
 
-    assert 13 in lengths(_EQUAL)
-    assert 13 not in lengths((8, 7, 8, 8, 8, 8))
+    # Two chunks of a cohort of four; devices share it out, and may have none.
+    assert {13} <= lengths(_EQUAL) and (2 in lengths(_EQUAL)) is (mesh is None)
+    assert not {2, 13} & lengths((8, 7, 8, 8, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("fewest", "num_slots", "fills"),
+    [(4, 4, True), (3, 4, True), (2, 4, False), (4, 6, False), (0, 2, True)],
+)
+def test_a_chunk_without_clients_is_not_computed(fewest, num_slots, fills):
+    layout = Layout(2, equal_work=EqualWork(8, 4.0, 1.0, None), fewest_clients=fewest)
+    assert layout.fills_chunks(num_slots) is fills
+    assert not layout._replace(equal_work=None).fills_chunks(num_slots)
+    assert not layout._replace(alone_above=3).fills_chunks(num_slots)
+
+
+def _readers_of_stored(kind, num_steps):
+    """Counts how often each update of a round is read as it is stored."""
+    config = LocalConfig(batch_size=4, num_steps=num_steps)
+    mean = gaussian_mean(clip_norm=1.0, noise_multiplier=1.0, expected_cohort_size=4)
+    with traced_for(kind):
+        made = _simulation(config, aggregator=mean)
+        given = made.program.arguments
+        run = partial(made.federation.run_round, layout=made.layout)
+        closed = jax.make_jaxpr(run)(given[0], given[1], given[2], given[4])
+    found = Counter()
+
+    def count(closed):
+        for eqn in closed.jaxpr.eqns:
+            if eqn.primitive.name == "materialize":
+                found[eqn.invars[0]] += 1
+            for body in jaxprs.inner_jaxprs(eqn):
+                count(body)
+
+    count(closed)
+    return sorted(found.values())
+
+
+def test_an_accelerator_reads_a_clipped_update_in_one_pass():
+    """Its norm, whether it is finite and the norm of one step are of the array that is summed."""
+    model_arrays = len(jax.tree.leaves(make_model().init(jax.random.key(0))))
+    assert _readers_of_stored("cpu", 1) == [1] * model_arrays
+    assert _readers_of_stored("gpu", 1) == [3] * model_arrays
+    # The norm of an update of several steps is computed with their last parameters.
+    assert _readers_of_stored("gpu", 2) == [2] * model_arrays
 
 
 def test_slots_of_a_draw_that_was_exchanged_may_be_empty():

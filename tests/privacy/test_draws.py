@@ -1,6 +1,7 @@
 """Draws of noise follow their laws, far into the tails too."""
 
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from jax.extend.random import threefry_2x32
 from marks import floats, later, telling
 from scipy import special, stats
 
+from fedjax_dp.core.backend import traced_for
 from fedjax_dp.privacy.mechanisms import mechanism as mechanisms
 from fedjax_dp.privacy.mechanisms import random_bits
 from fedjax_dp.privacy.mechanisms import scalar_noise as sn
@@ -198,6 +200,20 @@ def test_draws_for_many_arrays_have_their_shapes_and_nothing_is_drawn_twice():
     assert stats.kstest(row, stats.norm.cdf).pvalue > 1e-3
     assert abs(np.corrcoef(parts[2].reshape(-1), parts[5].reshape(-1))[0, 1]) < 0.01
     assert random_bits.like(jax.random.key(1), [], random_bits.normal) == []
+
+
+@pytest.mark.parametrize(("kind", "stored"), [("cpu", 0), ("gpu", 2)])
+def test_a_large_draw_is_stored_by_itself_on_a_gpu(kind, stored):
+    """Its compiler would transpose each coefficient of each number to the layout of a kernel."""
+    leaves = [jax.ShapeDtypeStruct((3, 3, 256, 512), jnp.float32)] * 2
+    with traced_for(kind):
+        text = str(
+            jax.make_jaxpr(lambda key: random_bits.like(key, leaves, random_bits.normal))(
+                jax.random.key(1)
+            )
+        )
+    found = re.findall(rf"f32\[{3 * 3 * 256 * 512}\] = optimization_barrier", text)
+    assert len(found) == stored
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 4), (0, 5)])

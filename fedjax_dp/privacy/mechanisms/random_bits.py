@@ -14,6 +14,7 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.core import keys
+from fedjax_dp.core.backend import backend
 
 _SIGN = np.uint32(1 << 31)
 # XLA's CPU backend divides a loop among cores and vectors if its length divides well, and is ten
@@ -160,7 +161,7 @@ def like(key: PRNGKey, leaves: Sequence[Any], sampler: Callable[..., jax.Array])
     """Draws float32 numbers of the shapes of some arrays.
 
     Small arrays are parts of one draw, which compiles once; large ones have a draw each, which is
-    cut only if its length divides badly.
+    cut only if its length divides badly, and stored by itself on a GPU.
     """
     shapes = [jnp.shape(leaf) for leaf in leaves]
     sizes = [math.prod(shape) for shape in shapes]
@@ -168,8 +169,11 @@ def like(key: PRNGKey, leaves: Sequence[Any], sampler: Callable[..., jax.Array])
     # The barrier keeps the draw apart from its parts, whose lengths divide as they may.
     row = jax.lax.optimization_barrier(sampler(keys.fold(key, 0), (_rounded(pool),)))
     numbers, first = [], 0
+    # A compiler for GPUs that has an array in another layout would transpose the terms of a draw,
+    # each on its way to memory, and not the draw.
+    is_apart = backend() == "gpu"
     for index, (shape, size) in enumerate(zip(shapes, sizes, strict=True), 1):
-        if size > _LARGE and _rounded(size) == size:
+        if size > _LARGE and _rounded(size) == size and not is_apart:
             numbers.append(sampler(keys.fold(key, index), shape))
         elif size > _LARGE:
             own = jax.lax.optimization_barrier(sampler(keys.fold(key, index), (_rounded(size),)))
