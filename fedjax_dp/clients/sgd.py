@@ -29,7 +29,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.backend import backend
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.made import exchanged
-from fedjax_dp.core.materialize import read_in_one_pass
+from fedjax_dp.core.materialize import as_stored
 from fedjax_dp.core.messages import Form
 from fedjax_dp.core.promotion import library_promotion
 from fedjax_dp.data import sampling
@@ -316,9 +316,8 @@ class _Training:
             own_key = fold(key, Purpose.CLIENT_NOISE, 0, i)
             context = UpdateContext(local.params, local.gradient, client, config, own_key)
             delta, form = transform(delta, context), transform.form(form)
-        # The gradient of a single step is stored, and its update with it.
-        measured = delta if is_loop else read_in_one_pass(delta)
-        metrics = local.metrics._replace(update_norm=trees.l2_norm(measured), form=form)
+        norm = trees.l2_norm(as_stored(delta))
+        metrics = local.metrics._replace(update_norm=norm, form=form)
         weight = client.size.astype(jnp.float32)
         return LocalResult(delta, local.params, weight, local.step, metrics.reported_by(reporter))
 

@@ -6,12 +6,18 @@ would not be that of what is summed. On a CPU a barrier does not prevent it, sin
 before fusion there. What a loop carries is never fused into its readers.
 """
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from fedjax_dp.core import jaxprs, trees
 from fedjax_dp.core.backend import backend
+
+_ARE_STORED: ContextVar[bool] = ContextVar("are_stored", default=False)
 
 
 def materialize(x: jax.Array) -> jax.Array:
@@ -27,12 +33,24 @@ def materialize_equal(x: jax.Array, source: jax.Array) -> jax.Array:
     return _materialize_equal_p.bind(x, lax.stop_gradient(source))
 
 
-def read_in_one_pass(tree: trees.PyTree) -> trees.PyTree:
-    """Materializes arrays for readers that an accelerator then computes in one pass with others.
+@contextlib.contextmanager
+def updates_stored(are_stored: bool) -> Iterator[None]:
+    """Traces clients whose updates will be materialized, if so, to be clipped."""
+    before = _ARE_STORED.set(are_stored)
+    try:
+        yield
+    finally:
+        _ARE_STORED.reset(before)
 
-    Equal expressions of an array that is materialized twice are one. On a CPU nothing changes.
+
+def as_stored(update: trees.PyTree) -> trees.PyTree:
+    """Returns an update as clipping materializes it, if it does, for what is computed of it.
+
+    An accelerator then computes that and the norm of clipping in one pass: equal expressions of an
+    array that is materialized twice are one. On a CPU nothing changes.
     """
-    return tree if backend() == "cpu" else jax.tree.map(materialize, tree)
+    is_read_once = _ARE_STORED.get() and backend() != "cpu"
+    return jax.tree.map(materialize, update) if is_read_once else update
 
 
 def _until_unknown(x: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ from fedjax_dp.algorithms.values import ClientOutput, Hyper, Round
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core import trees
 from fedjax_dp.core.keys import Purpose, fold
-from fedjax_dp.core.materialize import read_in_one_pass
+from fedjax_dp.core.materialize import as_stored, updates_stored
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.record_access import run_client
 from fedjax_dp.privacy.claims import ClientClaim
@@ -91,8 +91,14 @@ def client_side(
     Returns:
       The work; its state and metrics count only if `is_finite`.
     """
-    output = run_client(algorithm, received.message, own, client, received.hyper, key)
+    with updates_stored(_clips_whole(algorithm)):
+        output = run_client(algorithm, received.message, own, client, received.hyper, key)
     return contributed(algorithm, received, output, client.index, key, takes_part)
+
+
+def _clips_whole(algorithm: FederatedAlgorithm) -> bool:
+    claim = algorithm.aggregator.claim
+    return isinstance(claim, ClientClaim) and claim.clips_whole
 
 
 def contributed(
@@ -123,10 +129,10 @@ def contributed(
     contribution = jax.tree.map(trees.at_least_float32, contribution)
     # A finite update may overflow in the contribution, except where that is the update scaled down.
     # The update is checked itself, because clipping hides values that are not finite.
-    is_smaller = isinstance(aggregator.claim, ClientClaim) and aggregator.claim.clips_whole
+    is_smaller = _clips_whole(algorithm)
     may_overflow = () if is_smaller else contribution
-    # A clipped update is stored, and its norm is that of what is stored.
-    update = read_in_one_pass(output.received) if is_smaller else output.received
+    with updates_stored(is_smaller):
+        update = as_stored(output.received)
     checked = update, output.weight, output.state, may_overflow
     is_finite = trees.can_be_summed(checked)
     counts = takes_part & is_finite
