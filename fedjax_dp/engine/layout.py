@@ -194,7 +194,7 @@ class Layout(NamedTuple):
         return self.alone_above is not None or self.splits_longest
 
     def fills_chunks(self, num_slots: int) -> bool:
-        """Whether each round is known to have a client in each chunk of so many slots.
+        """Checks whether each round is known to have a client in each chunk of slots.
 
         Args:
           num_slots: the slots of a device.
