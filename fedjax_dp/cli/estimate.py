@@ -32,9 +32,10 @@ def command(
     """
     out.note(f"compiling for {device}")
     found = estimate(file, context.args, device)
+    smaller = "execution.clients_per_chunk" if found.clients_per_chunk > 1 else "model or batch"
     lines = [
         ("devices", str(found.devices)),
-        ("fits", "yes" if found.fits else "NO; a smaller execution.clients_per_chunk takes less"),
+        ("fits", "yes" if found.fits else f"NO; use a smaller {smaller}"),
         ("memory of a device", _bytes(found.memory_bytes)),
         ("examples, states, parameters", _bytes(found.argument_bytes)),
         ("temporaries", _bytes(found.temporary_bytes)),

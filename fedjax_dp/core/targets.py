@@ -175,7 +175,7 @@ def devices(wanted: Target) -> list[Any]:
     # JAX and its plugins raise errors of several types for a topology that they do not know.
     except (RuntimeError, NotImplementedError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        rule = f"be devices that the installed compiler knows ({reason})"
+        rule = f"be one that the installed compiler knows ({reason})"
         raise ValueError(f"device must {rule}, got {wanted.name!r}") from error
     return list(described.devices)[: wanted.num_devices]
 

@@ -8,6 +8,7 @@ import pytest
 from marks import slow
 
 from fedjax_dp.core import targets
+from fedjax_dp.engine.execution import elsewhere
 from fedjax_dp.experiment.studies import estimate as estimates
 from fedjax_dp.experiment.studies.estimate import Estimate, Part
 
@@ -23,8 +24,12 @@ def test_what_a_compiler_says_is_a_table_a_document_and_a_number(fedjax_dp, monk
     monkeypatch.setattr("fedjax_dp.cli.estimate.estimate", lambda *words: FOUND)
     status, output, _ = fedjax_dp("estimate", "--device", "v5e:2x2")
     assert status == 0
-    for words in ("fits\tNO", "exchanged by all-gather\t7 MB", "round/local step\tfusion of conv"):
+    advice = "fits\tNO; use a smaller execution.clients_per_chunk"
+    for words in (advice, "exchanged by all-gather\t7 MB", "round/local step\tfusion of conv"):
         assert words in output
+    alone = FOUND._replace(clients_per_chunk=1)
+    monkeypatch.setattr("fedjax_dp.cli.estimate.estimate", lambda *words: alone)
+    assert "fits\tNO; use a smaller model or batch" in fedjax_dp("estimate")[1]
     _, output, _ = fedjax_dp("estimate", "--json")
     document = json.loads(output)
     assert document["fits"] is False and document["parts"][0]["share"] == 0.75
@@ -82,6 +87,23 @@ def test_what_does_not_fit_is_an_error_with_what_to_do(monkeypatch, tmp_path):
     error = json.loads((tmp_path / "found").read_text(encoding="utf-8"))["error"]
     assert "do not fit in the memory of v5e; use a smaller" in error
     assert error.endswith("needs 27G")
+
+
+def test_choices_are_checked_for_the_device_and_not_for_this_machine(monkeypatch):
+    asked = []
+    monkeypatch.setattr(elsewhere, "compiled_for", lambda *words: asked.append(words) or 1 / 0)
+    words = (*SMALL, "--execution.products=split")
+    with pytest.raises(ZeroDivisionError):
+        estimates._here(None, words, "h100")
+    ((wanted, _, execution),) = asked
+    assert (wanted.kind, execution.products) == ("h100", "split")
+
+
+@pytest.mark.parametrize(("key", "value"), [("clients_per_chunk", "tuned"), ("placement", "host")])
+def test_what_needs_the_device_is_refused_before_data_are_read(monkeypatch, key, value):
+    monkeypatch.setattr(estimates, "population_of", None)
+    with pytest.raises(ValueError, match=rf"^{key} must be .* not here.*, got '{value}'"):
+        estimates._here(None, (*SMALL, f"--execution.{key}={value}"), "v5e")
 
 
 @slow

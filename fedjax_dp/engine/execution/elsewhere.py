@@ -89,19 +89,22 @@ def compiled_for(
       The program.
 
     Raises:
-      ValueError: without the compiler's package, or for examples that are not in device memory.
+      ValueError: without the compiler's package, for examples that are not in device memory, or for
+        widths that are to be measured.
     """
+    rule = "be a number or 'auto' for devices that are not here, which measure nothing"
+    checks.require(execution.tuned is None, "clients_per_chunk", rule, "tuned")
+    rule = "be 'device' or 'auto' to be compiled for a device that is not here"
+    placement = execution.placement
+    checks.require(placement in ("auto", "device"), "placement", rule, placement)
     devices = targets.devices(target)
     begin = time.perf_counter()
     with traced_for(target.device.facts):
         federation, data, validation = build()
         execution = execution._replace(devices=devices)
-        layout, _ = layout_of(federation, execution, _refused)
+        layout, _ = layout_of(federation, execution, lambda _: None)
         num_clients = federation.population.num_clients
         place = placement_of(layout, devices[0], num_clients, is_resident=True, kind="device")
-        rule = "be 'device' or 'auto' to be compiled for a device that is not here"
-        placement = execution.placement
-        checks.require(placement in ("auto", "device"), "placement", rule, placement)
         frozen: Any = tuple(part.constants for part in federation.facts.frozen)
         step = one_round(federation, layout, frozen, Count())
         calls = execution.rounds_per_call
@@ -158,8 +161,3 @@ def _passes(federation: Federation, chunk: int, num_devices: int) -> tuple[float
     chunks = max(1.0, np.ceil(cohort / num_devices / chunk))
     # The clients of a chunk take the steps of the longest of them: at least those of the mean.
     return float(chunks), float(np.mean(steps))
-
-
-def _refused(execution: ExecutionConfig) -> Any:
-    rule = "be a number or 'auto' for devices that are not here, which measure nothing"
-    checks.require(False, "clients_per_chunk", rule, execution.clients_per_chunk)

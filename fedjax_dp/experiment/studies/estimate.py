@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fedjax_dp.core import checks, program_text, targets
+from fedjax_dp.core.backend import traced_for
 from fedjax_dp.experiment.assembly.assemble import execution_of, federation_of, population_of
 from fedjax_dp.experiment.reading.config_files import load_config
 
@@ -126,7 +127,10 @@ def _here(file: str | None, overrides: Sequence[str], device: str) -> Estimate:
     rule, size = "be 1 for devices that are not here", config.execution.model_devices
     checks.require(size == 1, "execution.model_devices", rule, size)
     section = config.execution.model_copy(update={"devices": 1, "measured": None})
-    found = compiled_for(wanted, build, execution_of(section, config.run))
+    # What a device can compute decides which choices are refused.
+    with traced_for(wanted.device.facts):
+        execution = execution_of(section, config.run)
+    found = compiled_for(wanted, build, execution)
     spent: dict[tuple[str, str], float] = defaultdict(float)
     for one in found.operations:
         seconds = program_text.with_start(one, wanted.device)
