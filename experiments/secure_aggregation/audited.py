@@ -64,12 +64,12 @@ def _without_some(federation: engine.Federation, colluders: int) -> engine.Feder
     """Lets the clients after the colluders drop out, once masks were agreed."""
 
     def draw(state, hyper, key, layout=engine.Layout()):
-        cohort = federation.draw(state, hyper, key, layout)
+        cohort = federation.cohorts.draw(state, hyper, key, layout)
         drops = (cohort.ids >= colluders) & (cohort.ids < colluders + DROPOUTS) & cohort.is_drawn
         fate = jnp.where(drops, engine.Fate.DROPPED, cohort.fate).astype(jnp.int8)
         return cohort._replace(fate=fate)
 
-    return federation._replace(draw=draw)
+    return federation._replace(cohorts=federation.cohorts.given(draw))
 
 
 def run(

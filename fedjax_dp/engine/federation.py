@@ -1,8 +1,6 @@
 """A federation as a value: algorithm, population and participation, bound to one pure step."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -23,7 +21,7 @@ from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.client_store import state_of
 from fedjax_dp.engine.cohort import Cohort, Examples, typed
-from fedjax_dp.engine.draws import Draw, Fates, Sampled, thinned, with_fates
+from fedjax_dp.engine.cohorts import Cohorts
 from fedjax_dp.engine.facts import Facts
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.population import Population, population_of
@@ -56,6 +54,20 @@ class Step(Protocol):
         """Returns state, record and info; the key is the root of the run."""
 
 
+class StateViews(NamedTuple):
+    """The models that a state holds.
+
+    Attributes:
+      shared: the model for the whole population, read from a state and written into one; None if
+        there is none, or if clients hold a part of it.
+      personal: `(state, client) -> params`, the model that one client would use, `Sparse` if the
+        client has a mask; None if it is the shared one.
+    """
+
+    shared: SharedModel | None = None
+    personal: Callable[[Any, ClientData], PyTree] | None = None
+
+
 class Federation(NamedTuple):
     """Algorithm, population and participation as pure functions, without `jit` or host work.
 
@@ -64,38 +76,27 @@ class Federation(NamedTuple):
 
     Attributes:
       init: makes the state before the first round.
-      draw: draws the cohort of the next round; a `Sampled` if a participation sets its price.
+      cohorts: who is drawn in each round, and at what price.
       step: runs one round with a given cohort.
-      shared: `(state) -> params`, the model for the whole population; None if there is none, or if
-        clients hold a part of it.
-      with_shared: `(state, params) -> state` with another such model; None if there is none.
-      personal: `(state, client) -> params`, the model that one client would use, `Sparse` if the
-        client has a mask; None if it is the shared model.
+      views: the models that a state holds.
       hyper: the numbers that a run starts with.
       check: `(hyper) -> None` raises a ValueError for a number out of its range.
-      algorithm: the declaration; like the next two, a wrapper leaves it as it was bound where
+      algorithm: the declaration; like the population, a wrapper leaves it as it was bound where
         privacy is claimed, since it sets the price of what `step` runs.
-      sampling: the sampling of clients that it was bound to.
       population: sizes and shapes of the clients' data.
       facts: shapes, messages, frozen parameters and costs.
-      draws_ahead: whether `draw` reads nothing of the state but its round, so that streamed rounds
-        draw cohorts ahead; false for a wrapper whose cohorts depend on the state.
       made: the federation before wrappers.
     """
 
     init: Init
-    draw: Draw
+    cohorts: Cohorts
     step: Step
-    shared: Callable[[Any], PyTree] | None
-    with_shared: Callable[[Any, PyTree], Any] | None
-    personal: Callable[[Any, ClientData], PyTree] | None
+    views: StateViews
     hyper: Hyper
     check: Callable[[Hyper], None]
     algorithm: FederatedAlgorithm
-    sampling: Participation
     population: Population
     facts: Facts
-    draws_ahead: bool = True
     made: "Federation | None" = None
 
     @property
@@ -104,26 +105,23 @@ class Federation(NamedTuple):
         return self.algorithm.claims
 
     @property
-    def sampled(self) -> Sampled | None:
-        """The draw where a participation sets its price; None for a wrapper's own."""
-        # Not one that derives from it, which may draw others.
-        return self.draw if type(self.draw) is Sampled else None
+    def shared(self) -> Callable[[Any], PyTree] | None:
+        """`(state) -> params`, the model for the whole population; None if there is none."""
+        return None if self.views.shared is None else self.views.shared.read
 
     @property
-    def participation(self) -> Participation:
-        """The participation that sets the price of `draw`.
+    def personal(self) -> Callable[[Any, ClientData], PyTree] | None:
+        """`(state, client) -> params`, one client's model; None if it is the shared one."""
+        return self.views.personal
 
-        A draw that is not `Sampled` amplifies nothing, and those drawn are charged; all clients in
-        every round if it depends on the state, since other records might then have drawn others.
+    @property
+    def amplifies(self) -> bool:
+        """Whether secret cohorts amplify privacy of clients.
+
+        Raises:
+          ValueError: for a claim and cohorts without a joint analysis.
         """
-        if self.sampled is not None:
-            return self.sampled.participation
-        return self.sampling.of_any_draw(charges_all=self.is_adaptive)
-
-    @property
-    def is_adaptive(self) -> bool:
-        """Whether the state decides who is drawn, so that all clients pay for every round."""
-        return not self.draws_ahead and self.sampled is None
+        return _amplifies(self.claims, self.cohorts, self.hyper)
 
     def check_numbers(self, hyper: Hyper) -> None:
         """Refuses numbers out of their ranges, also those that a wrapper's `check` leaves out.
@@ -136,54 +134,6 @@ class Federation(NamedTuple):
         """
         for part in filter(None, (self.made, self)):
             part.check(hyper)
-
-    def stages(self, state: SimulationState, hyper: Hyper, rounds: Any) -> jax.Array:
-        """Computes the expected stages of rounds.
-
-        Args:
-          state: the state before them.
-          hyper: their numbers.
-          rounds: their indices, `[rounds]`, int32.
-
-        Returns:
-          The stages, `[rounds]`, int32.
-        """
-        one = partial(self.algorithm.stages.stage_of, state.server, hyper)
-        return jnp.asarray(jax.vmap(lambda r: jnp.asarray(one(r), jnp.int32))(rounds))
-
-    def drawn(
-        self, state: SimulationState, hyper: Hyper, key: PRNGKey, layout: Layout = Layout()
-    ) -> Cohort:
-        """Draws the cohort of the next round, from nothing that shows a record without noise.
-
-        Args:
-          state: the state before the round. A draw of a wrapper's own, where privacy is claimed,
-            receives the number of the round alone; with `draws_ahead` false also the server's
-            state and those of wrappers. Its slots are empty where they hold no client of the
-            population, or one that an earlier slot has.
-          hyper: the numbers of the round.
-          key: the root key of the run, the same in every round.
-          layout: the layout of the round.
-
-        Returns:
-          The cohort.
-
-        Raises:
-          ValueError: for a draw that reads more than it receives.
-        """
-        if not self.claims.units or self.sampled is not None:
-            return self.draw(state, hyper, key, layout)
-        server, outer = (state.server, state.outer) if self.is_adaptive else ((), ())
-        shown = SimulationState(server, (), None, state.round, outer)
-        try:
-            cohort = self.draw(shown, hyper, key, layout)
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            rule = (
-                "read no states of clients and aggregators where privacy is claimed, and nothing "
-                "of the state but its round unless draws_ahead is false"
-            )
-            raise ValueError(f"draw must {rule}, got one that fails then: {error}") from error
-        return _of_clients(cohort, self.population.num_clients)
 
     def run_round(
         self,
@@ -211,76 +161,12 @@ class Federation(NamedTuple):
           `OTHERS` stands for those that it adds, which no ledger charges.
         """
         if cohort is None:
-            cohort = self.drawn(state, hyper, key, layout)
+            cohort = self.cohorts.draw(state, hyper, key, layout)
         after, record, info = self.step(state, hyper, examples, cohort, key, layout)
         if self.claims.units:
             record = _as_drawn(record, cohort)
             after = after._replace(round=state.round + 1)
         return after, record, info
-
-    def with_fates(self, fates: Fates) -> "Federation":
-        """Changes the fates of those that are drawn, at the same price.
-
-        Guarantee: that of the federation. Cohorts have the same clients, who pay whatever their
-        fates.
-
-        Args:
-          fates: `(state, hyper, cohort) -> fates`, a `Fate` for each slot, of which one that is
-            empty stays so, and one that holds a client holds it. The state has none of clients and
-            aggregators; with `draws_ahead` nothing of it but its round may be read, since streamed
-            rounds are drawn without the rest.
-
-        Returns:
-          The federation.
-        """
-
-        def change(cohort: Cohort, state: SimulationState, hyper: Hyper) -> Cohort:
-            return with_fates(cohort, fates, state, hyper)
-
-        return self._with_cohorts(
-            change, lambda draw: dataclasses.replace(draw, fates=(*draw.fates, fates))
-        )
-
-    def thinned(self, keeps: Callable[[jax.Array, jax.Array], Any]) -> "Federation":
-        """Leaves clients out of cohorts by public facts, at the same price.
-
-        Guarantee: that of the federation. Which of the drawn clients are left depends on no draw
-        and on no record.
-
-        Args:
-          keeps: `(round, clients) -> keeps`, which of some clients, `[slots]`, may take part in a
-            round: Booleans, `[slots]` or one for all.
-
-        Returns:
-          The federation, which may draw no client at all.
-        """
-
-        def keeping(hyper: Hyper, round_index: jax.Array, clients: jax.Array) -> Any:
-            return keeps(round_index, clients)
-
-        def change(cohort: Cohort, state: SimulationState, hyper: Hyper) -> Cohort:
-            return thinned(cohort, keeps(state.round, cohort.ids))
-
-        def priced(draw: Sampled) -> Sampled:
-            fewer = draw.participation.of_at_least(0)
-            return dataclasses.replace(draw, participation=fewer, keeps=(*draw.keeps, keeping))
-
-        return self._with_cohorts(change, priced)
-
-    def _with_cohorts(
-        self,
-        change: Callable[[Cohort, SimulationState, Hyper], Cohort],
-        priced: Callable[[Sampled], Sampled],
-    ) -> "Federation":
-        """Changes the parts of a draw that has a price, or the cohorts of any other."""
-        inner = self.draw
-        if self.sampled is not None:
-            return self._replace(draw=priced(self.sampled))
-
-        def draw(state, hyper, key, layout=Layout()):
-            return change(inner(state, hyper, key, layout), state, hyper)
-
-        return self._replace(draw=draw)
 
     def with_numbers(self, values: Mapping[str, Any], ranges: Mapping[str, Any]) -> "Federation":
         """Adds the numbers of a wrapper to those of the algorithm.
@@ -336,7 +222,8 @@ def federation(
     require_not_forked()
     population = data if isinstance(data, Population) else population_of(data)
     num_clients = population.num_clients
-    _check_population(participation, population)
+    cohorts = Cohorts(participation, algorithm, population)
+    _check_population(cohorts, population)
     _check_validation(algorithm, population)
     hyper = typed(algorithm.hyper)
 
@@ -350,7 +237,7 @@ def federation(
 
     hyper_limit = algorithm.hyper.local.max_batch_size()
     check(algorithm.hyper)
-    _check_claims(algorithm, participation, hyper)
+    _check_claims(algorithm, cohorts, hyper)
     facts = Facts(algorithm, population)
     if isinstance(data, FederatedData):
         require_targets("data", data, facts.targets)
@@ -378,6 +265,12 @@ def federation(
     shared: SharedModel | None = algorithm.views.shared
     if shared is not None and not shared.is_whole:
         shared = None
+    if shared is not None:
+        read, write = shared.read, shared.write
+        shared = shared._replace(
+            read=lambda state: read(state.server),
+            write=lambda state, params: state._replace(server=write(state.server, params)),
+        )
     of_client = algorithm.views.personal
 
     def personal(state: SimulationState, client: ClientData) -> PyTree:
@@ -387,17 +280,12 @@ def federation(
 
     bound = Federation(
         init=init,
-        draw=Sampled(participation, algorithm, population),
+        cohorts=cohorts,
         step=step,
-        shared=None if shared is None else lambda state: shared.read(state.server),
-        with_shared=None
-        if shared is None
-        else lambda state, params: state._replace(server=shared.write(state.server, params)),
-        personal=None if of_client is None else personal,
+        views=StateViews(shared, None if of_client is None else personal),
         hyper=hyper,
         check=check,
         algorithm=algorithm,
-        sampling=participation,
         population=population,
         facts=facts,
     )
@@ -406,7 +294,7 @@ def federation(
 
 def changed_parts(federation: Federation) -> list[str]:
     """Names the functions that wrappers have replaced."""
-    return exchanged(federation, "init", "draw", "step")
+    return exchanged(federation, "init", "cohorts", "step")
 
 
 def check_wrapped(federation: Federation) -> None:
@@ -415,30 +303,27 @@ def check_wrapped(federation: Federation) -> None:
     Raises:
       ValueError: alike.
     """
-    before = federation.made
+    before, cohorts = federation.made, federation.cohorts
+    # One that derives from it may draw others.
+    rule = "be those that it had, changed by thinned(), given() and with_fates()"
+    fits = type(cohorts) is Cohorts
+    checks.require(fits, "the cohorts of a federation", rule, type(cohorts).__name__)
     if federation.claims.units or (before is not None and before.claims.units):
-        parts = exchanged(federation, "algorithm", "sampling", "population")
+        parts = exchanged(federation, "algorithm", "population")
+        if before is not None:
+            first = before.cohorts
+            is_bound = cohorts.algorithm is first.algorithm
+            is_bound = is_bound and cohorts.population is first.population
+            parts += [] if is_bound else ["cohorts"]
         rule = (
             "be as federation() bound them where privacy is claimed, since its step runs those: "
             "bind others by federation(), and wrap what it returns"
         )
         checks.require(not parts, "the parts of a wrapped federation", rule, f"another {parts}")
     federation.check_numbers(federation.hyper)
-    if federation.participation != federation.sampling:
-        _check_population(federation.participation, federation.population)
-        _check_claims(federation.algorithm, federation.participation, federation.hyper)
-
-
-def _of_clients(cohort: Cohort, num_clients: int) -> Cohort:
-    """Empties slots that hold no client of the population, or one that an earlier slot has."""
-    ids = jnp.where(cohort.is_drawn, cohort.ids, -1)
-    is_client = (ids >= 0) & (ids < num_clients)
-    slots = jnp.arange(len(ids))
-    held = jnp.where(is_client, ids, num_clients)
-    first = jnp.full(num_clients + 1, len(ids)).at[held].min(slots)
-    is_kept = is_client & (first[held] == slots)
-    fate = jnp.where(is_kept, cohort.fate, Fate.EMPTY).astype(cohort.fate.dtype)
-    return cohort._replace(fate=fate)
+    if before is None or cohorts is not before.cohorts:
+        _check_population(cohorts, federation.population)
+        _check_claims(federation.algorithm, cohorts, federation.hyper)
 
 
 def _as_drawn(record: RoundRecord, cohort: Cohort) -> RoundRecord:
@@ -465,10 +350,10 @@ def init_key(key: PRNGKey) -> PRNGKey:
     return fold(key, Purpose.INIT)
 
 
-def _check_population(participation: Participation, population: Population) -> None:
+def _check_population(cohorts: Cohorts, population: Population) -> None:
     rule = f"be bound to the {population.num_clients} clients of the data"
-    fits = participation.num_clients == population.num_clients
-    checks.require(fits, "participation", rule, participation.num_clients)
+    fits = cohorts.num_clients == population.num_clients
+    checks.require(fits, "participation", rule, cohorts.num_clients)
 
 
 def _check_validation(algorithm: FederatedAlgorithm, population: Population) -> None:
@@ -485,37 +370,35 @@ def _check_validation(algorithm: FederatedAlgorithm, population: Population) -> 
     checks.require(not len(lacking), "validation", rule, found)
 
 
-def _check_claims(
-    algorithm: FederatedAlgorithm, participation: Participation, hyper: Hyper
-) -> None:
+def _check_claims(algorithm: FederatedAlgorithm, cohorts: Cohorts, hyper: Hyper) -> None:
     aggregator, claim = algorithm.aggregator, algorithm.claims.client
     if aggregator.claim is not None:
         algorithm.training.check_noised()
     _check_host_steps(algorithm)
-    check_masks(algorithm, participation.capacity)
-    least, most = algorithm.claims.min_participants, participation.capacity
+    check_masks(algorithm, cohorts.capacity)
+    least, most = algorithm.claims.min_participants, cohorts.capacity
     rule = f"draw {least} clients in a round, without whose shares of noise every one is lost"
     checks.require(most >= least, "participation", rule, f"at most {most}")
     if claim is None:
         return
     # Computed now, so that a combination without an analysis is refused before any work.
-    if amplifies(algorithm.claims, participation, hyper):
-        _check_lost(algorithm, participation)
-    needed, kept = claim.min_separation, participation.separation
+    if _amplifies(algorithm.claims, cohorts, hyper):
+        _check_lost(algorithm, cohorts)
+    needed, kept = claim.min_separation, cohorts.separation
     checks.require(
         kept >= needed,
         "participation",
         f"keep {needed} rounds from one participation of a client to its next, as the aggregator's "
         f"noise needs; the nearest valid choices are cyclic() and min_separated({needed})",
-        f"{participation.sampler.name}, which keeps {kept}",
+        f"{cohorts.name}, which keeps {kept}",
     )
     # Under masks, a sum of fewer clients is lost.
     checks.require(
-        masks_of(aggregator) is not None or participation.min_drawn >= claim.min_participants,
+        masks_of(aggregator) is not None or cohorts.min_drawn >= claim.min_participants,
         "participation",
         f"draw at least {claim.min_participants} clients in every round, since each adds its share "
         "of the noise; the nearest valid choices are full_participation() and fixed_size()",
-        f"{participation.sampler.name}, which may draw {participation.min_drawn}",
+        f"{cohorts.name}, which may draw {cohorts.min_drawn}",
     )
 
 
@@ -532,15 +415,15 @@ def check_masks(algorithm: FederatedAlgorithm, most: int) -> None:
     checks.require(least >= needed, "aggregator", rule, f"a graph that recovers sums of {least}")
 
 
-def amplifies(claims: Claims, participation: Participation, hyper: Hyper) -> bool:
+def _amplifies(claims: Claims, cohorts: Cohorts, hyper: Hyper) -> bool:
     """Whether secret cohorts amplify a claim for clients; refuses what has no analysis."""
     if claims.client is None:
         return False
     event = claims.client.event(hyper.aggregator)
-    return participation.event(event) != event
+    return cohorts.event(event) != event
 
 
-def _check_lost(algorithm: FederatedAlgorithm, participation: Participation) -> None:
+def _check_lost(algorithm: FederatedAlgorithm, cohorts: Cohorts) -> None:
     """Refuses sums that are lost if few clients are drawn, or many, which has to be secret."""
     masks = masks_of(algorithm.aggregator)
     if masks is None:
@@ -551,9 +434,9 @@ def _check_lost(algorithm: FederatedAlgorithm, participation: Participation) -> 
         "which would show how many were drawn, and secret cohorts amplify privacy of clients; the "
         "nearest valid choices are fixed_size() and without_amplification(poisson())"
     )
-    least, largest = participation.min_drawn, participation.capacity
+    least, largest = cohorts.min_drawn, cohorts.capacity
     fits = fewest <= least and largest <= most
-    found = f"{participation.sampler.name}, which may draw {least} to {largest}"
+    found = f"{cohorts.name}, which may draw {least} to {largest}"
     checks.require(fits, "participation", rule, found)
 
 

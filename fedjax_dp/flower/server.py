@@ -20,7 +20,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import Cohort
 from fedjax_dp.engine.execution.compile import Simulation
 from fedjax_dp.engine.execution.host_steps import after_host_step, rounds_and_host_steps
-from fedjax_dp.engine.federation import Federation, amplifies, changed_parts
+from fedjax_dp.engine.federation import Federation, changed_parts
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import (
     MessageCounts,
@@ -184,8 +184,7 @@ def _require_masks(federation: Federation, keys: str) -> None:
         "sum is lost would depend on which nodes are offline and on who was drawn; the nearest "
         "valid cohorts are of full_participation(), cyclic() and without_amplification(...)"
     )
-    is_secret = amplifies(federation.claims, federation.participation, federation.hyper)
-    checks.require(not is_secret, "the aggregator", rule, federation.participation.sampler.name)
+    checks.require(not federation.amplifies, "the aggregator", rule, federation.cohorts.name)
     if keys == "parity":
         rule = "be simulated for parity keys, with which the server is trusted"
         is_simulated = masks.seeds.is_simulated
@@ -250,7 +249,7 @@ class _Server:
         texts = {"plan names": list(plan.described), "plan texts": list(plan.described.values())}
         self._facts = {**sizes, "digest": plan.digest}
         self._question = Packet({**self._facts, **texts})
-        self._draw = jax.jit(federation.draw)
+        self._draw = jax.jit(federation.cohorts.draw)
         # Those of parity keys are simulated, in the encoder itself.
         self._masks = masks if keys == "device" else None
         self._close = jax.jit(partial(_closed, algorithm))
@@ -293,7 +292,7 @@ class _Server:
             warnings.warn(f"round {number + 1}: {reason}: no node is asked", stacklevel=2)
             places = {}
         # Amplification counts on a cohort of its own for each release.
-        is_secret = self._federation.participation.sampler.charges_all
+        is_secret = self._federation.cohorts.charges_all
         drawn = self._drawn(state, fold(key, *attempt * is_secret), hyper, places)
         record = _record(drawn, hyper)
         if self._journal is not None:

@@ -249,7 +249,7 @@ def test_a_client_that_has_left_is_drawn_and_charged_but_not_notified():
         ([False, False, True], [Fate.UNANNOUNCED] * 3),
     ):
         now = state._replace(server=state.server._replace(is_active=np.array(active)))
-        cohort = bound.draw(now, bound.hyper, KEY)
+        cohort = bound.cohorts.draw(now, bound.hyper, KEY)
         assert np.asarray(cohort.fate)[np.argsort(cohort.ids)].tolist() == fates
         assert np.all(cohort.is_drawn)
 

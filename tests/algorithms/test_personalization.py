@@ -505,7 +505,7 @@ def test_a_model_without_its_part_at_home_is_not_evaluated():
         options = {} if is_there else {"head": "b"}
         sim = simulation(make(model, trainer_of(model), **options), halves(), joins, PLAIN)
         assert (sim.federation.shared is not None) == is_there
-        assert (sim.federation.with_shared is not None) == is_there
+        assert (sim.federation.views.shared is not None) == is_there
         of = evaluator(sim, model, halves(), whole=halves(1), clients=halves(2))
         assert of.is_personal and (of.whole is not None) == is_there
 

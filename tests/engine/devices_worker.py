@@ -29,7 +29,7 @@ def slots(sim, key, rounds: int) -> tuple[np.ndarray, np.ndarray]:
     @jax.jit
     def draw(i):
         state = SimulationState((), (), None, i)
-        return sim.federation.draw(state, sim.hyper, key, sim.layout)
+        return sim.federation.cohorts.draw(state, sim.hyper, key, sim.layout)
 
     cohorts = [jax.device_get(draw(np.int32(i))) for i in range(rounds)]
     ids = np.array([np.where(c.fate == Fate.EMPTY, -1, c.ids) for c in cohorts])

@@ -95,7 +95,7 @@ def test_slots_of_a_cohort_leave_room_for_chunks():
     data, key = make_data(SIZES), jax.random.key(2)
     layout = Layout(chunk=4, alone_above=4)
     made = federation(build("fedavg"), data, participation(full_participation(), len(SIZES)))
-    cohort = made.draw(made.init(key), made.hyper, key, layout)
+    cohort = made.cohorts.draw(made.init(key), made.hyper, key, layout)
     ids, fate = np.asarray(cohort.ids), np.asarray(cohort.fate)
     assert len(ids) % 4 == 0
     filled = np.flatnonzero(fate != Fate.EMPTY)

@@ -217,7 +217,7 @@ def test_drop_outs_and_jitter_are_as_often_and_as_long_as_stated():
     near = latencies(["here"], [[1.0]], ["here"] * NUM_CLIENTS, "here", jitter=0.5)
     fed = federation(algorithm(), make_data(), all_join())
     state = fed.init(KEY)
-    cohort = fed.draw(state, fed.hyper, KEY)
+    cohort = fed.cohorts.draw(state, fed.hyper, KEY)
 
     def drawn(**options):
         clock = clocked(fed, **{**TIMED, "latencies": near, **options})

@@ -259,24 +259,24 @@ def with_fates(fed, fate_of):
     """A federation in which some of the drawn clients drop out, come late or are not announced."""
 
     def draw(*arguments):
-        cohort = fed.draw(*arguments)
+        cohort = fed.cohorts.draw(*arguments)
         fate = jnp.where(cohort.is_drawn, jnp.asarray(fate_of)[cohort.ids], Fate.EMPTY)
         return cohort._replace(fate=fate.astype(jnp.int8))
 
-    return fed._replace(draw=draw)
+    return fed._replace(cohorts=fed.cohorts.given(draw))
 
 
 def dropping_by_state(fed):
     """A federation in which the client that drops out depends on the model."""
 
     def draw(state, hyper, key, layout=Layout()):
-        cohort = fed.draw(state, hyper, key, layout)
+        cohort = fed.cohorts.draw(state, hyper, key, layout)
         total = sum(jnp.sum(jnp.abs(x)) for x in jax.tree.leaves(state.server.params))
         drops = cohort.is_drawn & (cohort.ids == jnp.int32(1000 * total) % NUM_CLIENTS)
         fate = jnp.where(drops, Fate.DROPPED, cohort.fate)
         return cohort._replace(fate=fate.astype(jnp.int8))
 
-    return fed._replace(draw=draw, draws_ahead=False)
+    return fed._replace(cohorts=fed.cohorts.given(draw, reads_state=True))
 
 
 @telling
@@ -417,7 +417,7 @@ def test_views_of_a_shared_model():
     fed, state, _ = built("fedavg")
     assert fed.personal is None
     other = jax.tree.map(lambda x: x + 1, fed.shared(state))
-    moved = fed.with_shared(state, other)
+    moved = fed.views.shared.write(state, other)
     np.testing.assert_array_equal(theta_of(fed.shared(moved)), theta_of(other))
     assert_same_state(moved._replace(server=state.server), state, atol=0)
     read = moved.server._replace(params=state.server.params)
@@ -439,7 +439,7 @@ def test_views_of_personal_models(name):
     else:
         state = state._replace(clients=apart(state.clients))
         expected = theta_of(state.clients)
-    assert (fed.shared is None) == (fed.with_shared is None) == (name != "mr_mtl")
+    assert (fed.shared is None) == (fed.views.shared is None) == (name != "mr_mtl")
     if name == "mr_mtl":
         np.testing.assert_array_equal(theta_of(fed.shared(state)), theta_of(state.server.mean))
     arrays = jax.tree.map(jnp.asarray, (state, examples))

@@ -124,7 +124,7 @@ def test_the_compiler_knows_the_length_of_the_loop_over_steps(mesh):
             state, hyper, examples, _, key, _ = made.program.arguments
             layout = made.layout._replace(mesh=mesh)
             cohort = jax.eval_shape(
-                lambda *given: made.federation.drawn(*given, layout), state, hyper, key
+                lambda *given: made.federation.cohorts.draw(*given, layout), state, hyper, key
             )
             run = partial(run_round, made.algorithm, layout)
             return set(_lengths_of_scans(jax.make_jaxpr(run)(state, hyper, examples, cohort, key)))

@@ -50,13 +50,25 @@ def bound(sampler=SAMPLERS["poisson"], unit="client", mean=None):
     )
 
 
+def with_cohorts(fed, change):
+    return fed._replace(cohorts=change(fed.cohorts))
+
+
+def thinned(fed, keeps):
+    return with_cohorts(fed, lambda cohorts: cohorts.thinned(keeps))
+
+
+def with_fates(fed, fates, **options):
+    return with_cohorts(fed, lambda cohorts: cohorts.with_fates(fates, **options))
+
+
 def repeating(fed):
     """The cohort of round 0 in every round."""
 
     def draw(state, hyper, key, layout=Layout()):
-        return fed.draw(state._replace(round=jnp.int32(0)), hyper, key, layout)
+        return fed.cohorts.draw(state._replace(round=jnp.int32(0)), hyper, key, layout)
 
-    return fed._replace(draw=draw)
+    return fed._replace(cohorts=fed.cohorts.given(draw))
 
 
 def of_the_model(fed):
@@ -64,9 +76,9 @@ def of_the_model(fed):
 
     def draw(state, hyper, key, layout=Layout()):
         first = jax.tree.leaves(state.server.params)[0].ravel()[0]
-        return fed.draw(state._replace(round=jnp.int32(first > 0)), hyper, key, layout)
+        return fed.cohorts.draw(state._replace(round=jnp.int32(first > 0)), hyper, key, layout)
 
-    return fed._replace(draw=draw, draws_ahead=False)
+    return fed._replace(cohorts=fed.cohorts.given(draw, reads_state=True))
 
 
 def spent(num_releases):
@@ -85,7 +97,7 @@ def record_of(cohort, rounds):
 def test_a_cohort_that_is_repeated_is_charged_what_it_costs(name):
     fed = repeating(bound(SAMPLERS[name]))
     state, rounds = fed.init(KEY), 6
-    cohort = fed.drawn(state, fed.hyper, KEY)
+    cohort = fed.cohorts.draw(state, fed.hyper, KEY)
     drawn = np.unique(np.asarray(cohort.ids)[np.asarray(cohort.is_drawn)])
     assert len(drawn) > 0
     expected = np.zeros(NUM_CLIENTS)
@@ -105,10 +117,10 @@ def test_all_clients_pay_where_released_models_decide_who_is_drawn(unit):
     fed = of_the_model(bound(unit=unit))
     state = fed.init(KEY)
     accounting = PrivacyAccounting(fed)
-    accounting.charge(record_of(fed.drawn(state, fed.hyper, KEY), 2))
+    accounting.charge(record_of(fed.cohorts.draw(state, fed.hyper, KEY), 2))
     every = bound(SAMPLERS["full_participation"], unit)
     expected = PrivacyAccounting(every)
-    expected.charge(record_of(every.drawn(state, every.hyper, KEY), 2))
+    expected.charge(record_of(every.cohorts.draw(state, every.hyper, KEY), 2))
     for ledger, other in (
         (accounting.ledgers[unit], expected.ledgers[unit]),
         (accounting.planned(state, KEY, 3)[unit], expected.planned(state, KEY, 3)[unit]),
@@ -123,10 +135,10 @@ def test_a_draw_of_its_own_sees_nothing_without_noise(is_ahead):
 
     def draw(state, hyper, key, layout=Layout()):
         seen.append(state)
-        return inner.draw(state, hyper, key, layout)
+        return inner.cohorts.draw(state, hyper, key, layout)
 
-    fed = inner._replace(draw=draw, draws_ahead=is_ahead)
-    fed.drawn(inner.init(KEY)._replace(clients=jnp.ones(NUM_CLIENTS)), fed.hyper, KEY)
+    fed = inner._replace(cohorts=inner.cohorts.given(draw, reads_state=not is_ahead))
+    fed.cohorts.draw(inner.init(KEY)._replace(clients=jnp.ones(NUM_CLIENTS)), fed.hyper, KEY)
     (state,) = seen
     assert state.clients is None and state.aggregator == ()
     assert (state.server == ()) == is_ahead
@@ -135,9 +147,9 @@ def test_a_draw_of_its_own_sees_nothing_without_noise(is_ahead):
 def test_a_draw_of_its_own_has_each_client_once_and_no_others():
     wide, inner = bound(SAMPLERS["full_participation"]), bound(SAMPLERS["cyclic"])
     found = jnp.array([-1, 2, 2, NUM_CLIENTS, -NUM_CLIENTS, 4], jnp.int32)
-    cohort = wide.drawn(wide.init(KEY), wide.hyper, KEY)._replace(ids=found)
-    fed = inner._replace(draw=lambda state, hyper, key, layout=Layout(): cohort)
-    kept = fed.drawn(fed.init(KEY), fed.hyper, KEY).is_drawn
+    cohort = wide.cohorts.draw(wide.init(KEY), wide.hyper, KEY)._replace(ids=found)
+    fed = with_cohorts(inner, lambda c: c.given(lambda state, hyper, key, layout=Layout(): cohort))
+    kept = fed.cohorts.draw(fed.init(KEY), fed.hyper, KEY).is_drawn
     np.testing.assert_array_equal(kept, [False, True, False, False, False, True])
 
 
@@ -154,8 +166,9 @@ def test_a_step_that_goes_back_repeats_no_cohort_and_no_noise():
 
 
 def test_a_draw_that_reads_more_than_it_receives_says_so():
-    fed = of_the_model(bound())._replace(draws_ahead=True)
-    with pytest.raises(ValueError, match=r"draw must read .* unless draws_ahead is false"):
+    own = of_the_model(bound()).cohorts.own.function
+    fed = with_cohorts(bound(), lambda cohorts: cohorts.given(own))
+    with pytest.raises(ValueError, match=r"draw must read .* unless reads_state is true"):
         PrivacyAccounting(fed).planned(fed.init(KEY), KEY, 3)
 
 
@@ -168,27 +181,24 @@ def test_a_draw_of_its_own_is_refused_where_a_claim_needs_more():
     structure = jax.eval_shape(model.init, KEY)
     plan = make_plan(4, 1.0, 1.0, num_clients=NUM_CLIENTS, num_shares=NUM_CLIENTS, bits=16)
     shares = bound(SAMPLERS["full_participation"], mean=discrete_mean(structure, plan, NUM_CLIENTS))
-    for other in (repeating(shares), shares.thinned(lambda round_index, clients: clients > 0)):
+    for other in (repeating(shares), thinned(shares, lambda round_index, clients: clients > 0)):
         with pytest.raises(ValueError, match=f"draw at least {NUM_CLIENTS} clients"):
             PrivacyAccounting(other)
 
 
 def test_thinned_cohorts_have_the_price_of_the_sampler_and_lower_what_follows_them():
     fed = bound()
-    thinned = fed.thinned(lambda round_index, clients: clients >= 3)
-    assert thinned.participation.event(GaussianDpEvent(1.0)) == fed.participation.event(
-        GaussianDpEvent(1.0)
-    )
-    cohort = fed.thinned(lambda round_index, clients: round_index > 0).drawn(
-        fed.init(KEY), fed.hyper, KEY
-    )
+    fewer = fed.cohorts.thinned(lambda round_index, clients: clients >= 3)
+    assert fewer.event(GaussianDpEvent(1.0)) == fed.cohorts.event(GaussianDpEvent(1.0))
+    later = fed.cohorts.thinned(lambda round_index, clients: round_index > 0)
+    cohort = later.draw(fed.init(KEY), fed.hyper, KEY)
     assert not np.any(cohort.is_drawn)
-    cyclic = bound(SAMPLERS["cyclic"]).thinned(lambda round_index, clients: clients < 3)
+    cyclic = thinned(bound(SAMPLERS["cyclic"]), lambda round_index, clients: clients < 3)
     accounting = PrivacyAccounting(cyclic)
     counts = accounting.planned(cyclic.init(KEY), KEY, 6)["client"].num_compositions
     np.testing.assert_array_equal(counts.ravel(), [2, 2, 2, 0, 0, 0])
     # A price that was lost is not found again.
-    assert repeating(fed).thinned(lambda *_: True).participation.sampler.name == "any_draw"
+    assert thinned(repeating(fed), lambda *_: True).cohorts.name == "any_draw"
 
 
 def all_contribute(state, hyper, cohort):
@@ -208,27 +218,27 @@ def one_is_late(state, hyper, cohort):
 @pytest.mark.parametrize("is_own", [False, True])
 def test_fates_change_nobody_who_is_drawn(fates, is_own):
     inner = repeating(bound()) if is_own else bound()
-    fed, state = inner.with_fates(fates), inner.init(KEY)
-    before, after = (f.drawn(state, f.hyper, KEY) for f in (inner, fed))
+    fed, state = with_fates(inner, fates), inner.init(KEY)
+    before, after = (f.cohorts.draw(state, f.hyper, KEY) for f in (inner, fed))
     np.testing.assert_array_equal(after.ids, before.ids)
     np.testing.assert_array_equal(after.is_drawn, before.is_drawn)
     expected = fates(state._replace(clients=None, aggregator=()), None, before)
     changes = before.is_drawn & (expected != Fate.EMPTY)
     np.testing.assert_array_equal(after.fate, np.where(changes, expected, before.fate))
-    assert fed.participation.sampler.name == ("any_draw" if is_own else "poisson")
+    assert fed.cohorts.name == ("any_draw" if is_own else "poisson")
 
 
 @pytest.mark.parametrize("found", [0.0, np.zeros(99, int), None])
 def test_fates_are_integers_one_for_each_slot(found):
-    fed = bound().with_fates(lambda state, hyper, cohort: found)
+    fed = with_fates(bound(), lambda state, hyper, cohort: found)
     with pytest.raises(ValueError, match="a function of fates must return fates, integers"):
-        fed.draw(fed.init(jax.random.key(0)), fed.hyper, jax.random.key(0))
+        fed.cohorts.draw(fed.init(jax.random.key(0)), fed.hyper, jax.random.key(0))
 
 
 def test_numbers_that_are_no_fates_change_none():
     fed, key = bound(), jax.random.key(0)
-    other = fed.with_fates(lambda state, hyper, cohort: jnp.full_like(cohort.fate, 99))
-    cohorts = [each.draw(each.init(key), each.hyper, key) for each in (fed, other)]
+    other = with_fates(fed, lambda state, hyper, cohort: jnp.full_like(cohort.fate, 99))
+    cohorts = [each.cohorts.draw(each.init(key), each.hyper, key) for each in (fed, other)]
     np.testing.assert_array_equal(*(cohort.fate for cohort in cohorts))
 
 
@@ -246,25 +256,36 @@ def test_copies_of_a_sampling_keep_its_price():
 
 def test_a_draw_with_a_price_draws_what_is_priced():
     fed = bound()
-    every = bound(SAMPLERS["full_participation"]).sampling
-    # No part of it draws others at the same price.
-    assert {"participation", "algorithm", "population", "start", "keeps", "fates"} == {
-        field.name for field in dataclasses.fields(fed.draw)
-    }
-    other = fed._replace(draw=dataclasses.replace(fed.draw, participation=every))
-    assert np.all(other.drawn(fed.init(KEY), fed.hyper, KEY).is_drawn)
-    assert other.participation is every
+    every = bound(SAMPLERS["full_participation"]).cohorts.sampling
+    other = with_cohorts(fed, lambda cohorts: dataclasses.replace(cohorts, sampling=every))
+    assert np.all(other.cohorts.draw(fed.init(KEY), fed.hyper, KEY).is_drawn)
+    assert other.cohorts.participation is every
 
-    class Forged(type(fed.draw)):
-        def __call__(self, state, hyper, key, layout=Layout()):
-            return super().__call__(state._replace(round=jnp.int32(0)), hyper, key, layout)
+    class Forged(type(fed.cohorts)):
+        def draw(self, state, hyper, key, layout=Layout()):
+            return super().draw(state._replace(round=jnp.int32(0)), hyper, key, layout)
 
-    forged = fed._replace(draw=Forged(*fed.draw.__dict__.values()))
-    assert forged.participation.sampler.name == "any_draw"
+    with pytest.raises(ValueError, match=r"the cohorts of a federation must be those .*Forged"):
+        PrivacyAccounting(with_cohorts(fed, lambda cohorts: Forged(*cohorts.__dict__.values())))
     wide = participants.participation(SAMPLERS["poisson"], 10 * NUM_CLIENTS, 2)
-    wider = fed._replace(draw=dataclasses.replace(fed.draw, participation=wide))
+    wider = with_cohorts(fed, lambda cohorts: dataclasses.replace(cohorts, sampling=wide))
     with pytest.raises(ValueError, match=f"participation must be bound to the {NUM_CLIENTS} clie"):
         PrivacyAccounting(wider)
+
+
+@pytest.mark.parametrize("reads_state", [False, True])
+def test_fates_see_no_more_of_the_state_than_they_ask_for(reads_state):
+    seen = []
+
+    def fates(state, hyper, cohort):
+        seen.append(state)
+        return cohort.fate
+
+    fed = with_fates(bound(), fates, reads_state=reads_state)
+    fed.cohorts.draw(fed.init(KEY)._replace(clients=jnp.ones(3)), fed.hyper, KEY)
+    (state,) = seen
+    assert state.clients is None and state.aggregator == ()
+    assert (state.server != ()) == reads_state == fed.cohorts.reads_state
 
 
 def forged(sampler, name):
@@ -324,7 +345,10 @@ def larger(fed):
 EXCHANGED = {
     "algorithm": [quieter, unclaimed],
     "population": [larger],
-    "sampling": [lambda fed: bound(SAMPLERS["full_participation"]).sampling],
+    "cohorts": [
+        lambda fed: dataclasses.replace(fed.cohorts, algorithm=unclaimed(fed)),
+        lambda fed: dataclasses.replace(fed.cohorts, population=larger(fed)),
+    ],
     "made": [lambda fed: None],
 }
 
@@ -336,7 +360,12 @@ EXCHANGED = {
 def test_what_sets_the_price_is_what_was_bound(name, make, unit):
     fed = bound(unit=unit)
     other = fed._replace(**{name: make(fed)})
-    for again in (other, other.with_numbers({}, {}), repeating(other), other.thinned(lambda *_: 1)):
+    for again in (
+        other,
+        other.with_numbers({}, {}),
+        repeating(other),
+        thinned(other, lambda *_: 1),
+    ):
         with pytest.raises(ValueError, match="the parts of a wrapped federation must be as"):
             PrivacyAccounting(again)
         with pytest.raises(ValueError, match="the parts of a wrapped federation must be as"):
@@ -349,7 +378,7 @@ def test_a_wrapper_drops_no_range_of_a_number():
     fed = bound()._replace(check=lambda hyper: None)
     wrong = fed.hyper._replace(aggregator={**fed.hyper.aggregator, "noise_multiplier": -NOISE})
     accounting = PrivacyAccounting(fed)
-    record = record_of(fed.drawn(fed.init(KEY), fed.hyper, KEY), 1)
+    record = record_of(fed.cohorts.draw(fed.init(KEY), fed.hyper, KEY), 1)
     for make in (
         lambda: PrivacyAccounting(fed._replace(hyper=wrong)),
         lambda: compile_federation(fed._replace(hyper=wrong), make_data()),
@@ -359,7 +388,7 @@ def test_a_wrapper_drops_no_range_of_a_number():
             make()
 
 
-@pytest.mark.parametrize("name", ["participation", "claims", "stages"])
+@pytest.mark.parametrize("name", ["participation", "claims", "shared"])
 def test_what_follows_from_the_draw_and_the_algorithm_is_not_replaced(name):
     with pytest.raises((ValueError, TypeError), match=name):
         bound()._replace(**{name: None})
@@ -387,7 +416,7 @@ def more(cohort):
 @pytest.mark.parametrize("unit", ["client", "record"])
 @pytest.mark.parametrize("change", [others, more])
 def test_a_step_that_adds_clients_is_not_charged_as_if_it_had_not(unit, change):
-    fed = bound(SAMPLERS["cyclic"], unit).thinned(lambda round_index, clients: clients == 0)
+    fed = thinned(bound(SAMPLERS["cyclic"], unit), lambda round_index, clients: clients == 0)
     _, record, _ = stepping(fed, change).run_round(fed.init(KEY), fed.hyper, None, KEY)
     assert OTHERS in np.asarray(record.clients)
     with pytest.raises(ValueError, match="clients of a record must be those that were drawn"):

@@ -25,10 +25,10 @@ def sim():
 def test_arrays_of_the_callers_own_are_copied(sim, call):
     key = jax.random.key(0)
     mine = {"b": jnp.ones(()), "w": jnp.arange(3.0)}
-    state = sim.federation.with_shared(sim.init(key), mine)
+    state = sim.federation.views.shared.write(sim.init(key), mine)
     getattr(sim, call)(state, key)
     assert float(mine["b"]) == 1 and mine["w"].tolist() == [0, 1, 2]
-    again = sim.federation.with_shared(sim.init(key), mine)
+    again = sim.federation.views.shared.write(sim.init(key), mine)
     other, *_ = sim.run(again, key, 2)
     assert mine["w"].tolist() == [0, 1, 2] and other.server.params["w"].tolist() != [0, 1, 2]
 

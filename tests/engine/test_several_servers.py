@@ -99,7 +99,7 @@ def test_servers_are_alone_until_they_exchange_models():
     np.testing.assert_allclose(shared, np.mean(models, axis=0), atol=1e-6)
     np.testing.assert_array_equal(np.sort(record.clients), [np.arange(6)] * 3)
     assert np.all(record.fate == Fate.CONTRIBUTED)
-    moved = sim.federation.with_shared(state, {"b": jnp.float32(7.0), "w": jnp.ones(3)})
+    moved = sim.federation.views.shared.write(state, {"b": jnp.float32(7.0), "w": jnp.ones(3)})
     np.testing.assert_allclose(vector(sim.federation.shared(moved)), [7, 1, 1, 1])
 
 

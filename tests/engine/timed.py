@@ -18,8 +18,6 @@ from fedjax_dp.algorithms import dp_fedavg, fedavg
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine import (
     ExecutionConfig,
-    Fate,
-    Layout,
     compute_seconds,
     latencies,
     simulation,
@@ -102,10 +100,5 @@ OWN += ("num_late", "num_dropouts", "num_unreachable", "is_abandoned")
 
 def without_clients(federation, is_gone):
     """A federation in which given clients are never drawn."""
-
-    def draw(state, hyper, key, layout=Layout()):
-        cohort = federation.draw(state, hyper, key, layout)
-        fate = jnp.where(jnp.asarray(is_gone)[cohort.ids], Fate.EMPTY, cohort.fate)
-        return cohort._replace(fate=fate.astype(jnp.int8))
-
-    return federation._replace(draw=draw)
+    cohorts = federation.cohorts.thinned(lambda _, clients: ~jnp.asarray(is_gone)[clients])
+    return federation._replace(cohorts=cohorts)

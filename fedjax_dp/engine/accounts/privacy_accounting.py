@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 from numpy.typing import ArrayLike
@@ -13,11 +12,10 @@ from numpy.typing import ArrayLike
 from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.execution.compile import Simulation
-from fedjax_dp.engine.federation import Federation, changed_parts, check_wrapped
+from fedjax_dp.engine.federation import Federation, check_wrapped
 from fedjax_dp.engine.record import RoundRecord, digest_of, require_chargeable
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.privacy.accounting.dp_accounting_adapter import require_analysis
@@ -36,7 +34,7 @@ def unit_facts(federation: Federation) -> dict[str, dict[str, Any]]:
     """Returns, by unit, the arguments of `statement` that ledgers do not know."""
     once = {"reads_once": True} if isinstance(federation.claims.record, OnceClaim) else {}
     return {
-        "client": {"num_units": federation.participation.num_clients},
+        "client": {"num_units": federation.cohorts.num_clients},
         "record": {"num_units": federation.population.sizes, **once},
     }
 
@@ -95,9 +93,9 @@ class PrivacyAccounting:
         require_public_sizes(relation)
         bound = federation.federation if isinstance(federation, Simulation) else federation
         check_wrapped(bound)
-        self._federation, self._participation = bound, bound.participation
+        self._federation, self._cohorts = bound, bound.cohorts
         self._relation, self._accountant = relation, accountant
-        num_clients = self._participation.num_clients
+        num_clients = self._cohorts.num_clients
         num_units = {"client": 1 if self._charges_all else num_clients, "record": num_clients}
         # By unit and stage.
         self._events: dict[str, list[_Prices]] = {}
@@ -117,8 +115,8 @@ class PrivacyAccounting:
         self._federation.check_numbers(hyper)
         claims, events = self._federation.claims, dict[str, list[_Prices]]()
         if claims.client is not None:
-            event = self._participation.event(claims.client.event(hyper.aggregator))
-            num_units = 1 if self._charges_all else self._participation.num_clients
+            event = self._cohorts.event(claims.client.event(hyper.aggregator))
+            num_units = 1 if self._charges_all else self._cohorts.num_clients
             events["client"] = [[(event, np.arange(num_units))]]
         if claims.record is not None:
             sizes = self._federation.population.sizes
@@ -139,7 +137,7 @@ class PrivacyAccounting:
 
     @property
     def _charges_all(self) -> bool:
-        return self._participation.sampler.charges_all
+        return self._cohorts.charges_all
 
     def charge(self, record: RoundRecord, hyper: Hyper | None = None) -> None:
         """Charges rounds that ran.
@@ -159,7 +157,7 @@ class PrivacyAccounting:
         """
         priced = max((len(prices) for prices in self._events.values()), default=1)
         num_stages = priced if priced > 1 else None
-        require_chargeable(record, self._participation.num_clients, num_stages)
+        require_chargeable(record, self._cohorts.num_clients, num_stages)
         kept = self._events, self._numbers, self._digest
         if hyper is not None:
             self._read_events(hyper)
@@ -195,7 +193,7 @@ class PrivacyAccounting:
         budget.
         """
         is_secret = unit == "client" or "client" in self.ledgers
-        return self._charges_all and (is_secret or self._federation.is_adaptive)
+        return self._charges_all and (is_secret or self._cohorts.is_adaptive)
 
     def _charge(
         self, unit: str, ledger: Ledger, stages: np.ndarray, cohorts: np.ndarray | None
@@ -219,7 +217,7 @@ class PrivacyAccounting:
     def _times(self, participants: np.ndarray) -> np.ndarray:
         """Counts the rounds of each client, `[num_clients]`; empty slots hold -1."""
         drawn = participants[participants >= 0].ravel()
-        return np.bincount(drawn, minlength=self._participation.num_clients)
+        return np.bincount(drawn, minlength=self._cohorts.num_clients)
 
     def affordable_rounds(
         self,
@@ -275,16 +273,13 @@ class PrivacyAccounting:
         accountant: str,
         numbers: Hyper,
     ) -> int:
-        first = int(state.round)
-        cohorts = None if self._charges_all else self._cohorts(state, key, num_rounds, numbers)
-        rounds = first + np.arange(num_rounds, dtype=np.int32)
-        stages = np.asarray(self._federation.stages(state, numbers, rounds))
+        coming = self._cohorts.coming(state, numbers, key, num_rounds)
 
         def exceeds(count: int) -> bool:
             for unit in bounded:
                 after = self.ledgers[unit].copy()
-                drawn = None if cohorts is None else cohorts[:count]
-                self._charge(unit, after, stages[:count], drawn)
+                drawn = None if coming.clients is None else coming.clients[:count]
+                self._charge(unit, after, coming.stages[:count], drawn)
                 budget = np.asarray(epsilon[unit], dtype=np.float64) * (1 + _SLACK)
                 if np.any(after.epsilon(dp_delta[unit], accountant) > budget):
                     return True
@@ -310,33 +305,11 @@ class PrivacyAccounting:
         Returns:
           Copies of the ledgers, charged for these rounds too.
         """
-        numbers = self._federation.hyper
-        cohorts = None if self._charges_all else self._cohorts(state, key, num_rounds, numbers)
-        rounds = int(state.round) + np.arange(num_rounds, dtype=np.int32)
-        stages = np.asarray(self._federation.stages(state, numbers, rounds))
+        coming = self._cohorts.coming(state, self._federation.hyper, key, num_rounds)
         found = {unit: ledger.copy() for unit, ledger in self.ledgers.items()}
         for unit, ledger in found.items():
-            self._charge(unit, ledger, stages, None if self._all_pay(unit) else cohorts)
+            self._charge(unit, ledger, coming.stages, coming.clients)
         return found
-
-    def _cohorts(
-        self, state: SimulationState, key: PRNGKey, num_rounds: int, hyper: Hyper
-    ) -> np.ndarray:
-        """Draws the coming cohorts, `[num_rounds, slots]`, -1 in empty slots."""
-        rounds, bound = int(state.round) + np.arange(num_rounds), self._federation
-        if bound.draws_ahead and "draw" in changed_parts(bound):
-
-            def one(round_index: jax.Array) -> jax.Array:
-                of_round = SimulationState((), (), None, round_index)
-                cohort = bound.drawn(of_round, hyper, key)
-                return jnp.where(cohort.is_drawn, cohort.ids, -1)
-
-            return np.asarray(jax.lax.map(one, jnp.asarray(rounds, jnp.int32)))
-        # Who is at work in asynchronous rounds follows from the keys of all earlier calls.
-        start = None if bound.sampled is None else bound.sampled.start_of(state)
-        start = jax.tree.map(jnp.asarray, start)
-        draws = self._participation.draws(fold(key, Purpose.PARTICIPATION), rounds, start)
-        return np.where(draws.is_real, draws.indices, -1)
 
     @checked
     def epsilon(

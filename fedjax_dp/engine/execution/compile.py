@@ -102,7 +102,7 @@ class Simulation(NamedTuple):
     @property
     def participation(self) -> Participation:
         """The participation of clients in rounds."""
-        return self.federation.participation
+        return self.federation.cohorts.participation
 
     @property
     def hyper(self) -> Hyper:
@@ -188,7 +188,7 @@ def compile_federation(
     given = {"data": data} | ({} if validation is None else {"validation": validation})
     for name, split in given.items():
         require_targets(name, split, targets)
-    execution = execution.for_cohort(federation.participation.cohort_size)
+    execution = execution.for_cohort(federation.cohorts.cohort_size)
     layout, layouts = layout_of(
         federation,
         execution,
@@ -256,7 +256,7 @@ def compile_federation(
             )
     else:
         _require_streamable(federation, outer, execution.placement)
-        slabs = Slabs(data, federation.participation, layout, place, validation, targets)
+        slabs = Slabs(data, federation.cohorts.participation, layout, place, validation, targets)
         rounds_of = streamed_rounds(round_of, federation, layout, slabs, place)
         rounds_of_any = streamed_rounds(round_of_any, federation, general, slabs, place)
 
@@ -311,7 +311,7 @@ def compile_federation(
 
 def _warn_of_divisor(bound: Federation) -> None:
     """Warns of a public divisor that makes steps much longer or shorter than those of a mean."""
-    claim, cohort_size = bound.claims.client, bound.participation.cohort_size
+    claim, cohort_size = bound.claims.client, bound.cohorts.cohort_size
     if claim is None or claim.divisor is None:
         return
     factor = cohort_size / float(np.max(claim.divisor(bound.hyper.aggregator)))
@@ -337,7 +337,7 @@ def _placed_frozen(
 
 def _slots(federation: Federation, layout: Layout) -> int:
     """Counts the slots of a device whose client states are in its memory at once."""
-    participation = federation.participation
+    participation = federation.cohorts.participation
     if participation.sampler.varies:
         return layout.usual_slots(participation)
     # If the number drawn is not random, some round may draw all clients.

@@ -69,8 +69,8 @@ def memory_of(
     facts, shared = federation.facts, federation.algorithm.views.shared
     server = facts.server
     model = 0 if shared is None else trees.num_bytes(jax.eval_shape(shared.read, server))
-    slots = layout.slots_per_device(federation.participation) if facts.is_stacked else 0
-    at_once = min(layout.chunk, federation.participation.capacity)
+    slots = layout.slots_per_device(federation.cohorts.participation) if facts.is_stacked else 0
+    at_once = min(layout.chunk, federation.cohorts.capacity)
     training, stack = model * at_once, model * slots
     wrappers = sum(
         trees.num_bytes(part) // (layout.num_devices if isinstance(part, ByClient) else 1)

@@ -115,27 +115,27 @@ def streamed_rounds(
     @jax.jit
     def draw_ahead(round_index, hyper, key):
         state = SimulationState((), (), None, round_index)
-        return layout.on_all_devices(federation.drawn(state, hyper, key, layout))
+        return layout.on_all_devices(federation.cohorts.draw(state, hyper, key, layout))
 
     @jax.jit
     def draw(state, hyper, key):
-        return layout.on_all_devices(federation.drawn(state, hyper, key, layout))
+        return layout.on_all_devices(federation.cohorts.draw(state, hyper, key, layout))
 
     def run(state, hyper, key, num_rounds):
         with stream_of(state.clients, place.own_rows.start) as kept:
-            kept.require_space(federation.participation, num_rounds)
+            kept.require_space(federation.cohorts.participation, num_rounds)
             state, blocks = rounds(state, kept, hyper, key, num_rounds)
         return state._replace(clients=kept.left()), blocks
 
     def rounds(state, kept, hyper, key, num_rounds):
-        first, is_ahead = int(state.round), federation.draws_ahead
+        first, is_ahead = int(state.round), not federation.cohorts.reads_state
 
         def cohort_of(i, state) -> Cohort:
             if is_ahead:
                 drawn = draw_ahead(np.int32(first + i), hyper, key)
             else:
                 drawn = draw(state._replace(clients=None), hyper, key)
-            return narrowed(jax.device_get(drawn), layout, federation.participation)
+            return narrowed(jax.device_get(drawn), layout, federation.cohorts.participation)
 
         def call(state, examples, cohort, num_rounds):
             own = kept.gather(cohort.of_process(layout))

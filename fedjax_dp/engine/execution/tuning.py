@@ -27,14 +27,14 @@ def layout_of(
     """Chooses chunk and mesh; also returns the trials that chose them, fastest first, if any."""
     # Neighbours on the mesh where they are devices of one process.
     devices = sorted(execution.device_list(), key=lambda device: device.process_index)
-    participation = federation.participation
+    cohorts = federation.cohorts
     mesh = Mesh(np.array(devices), (AXIS,)) if len(devices) > 1 else None
     if execution.model_axis is not None:
         groups = np.array(devices).reshape(-1, execution.model_axis.size)
         mesh = Mesh(groups, (AXIS, MODEL_AXIS))
     # There may be many more slots than expected clients, which fill a chunk.
     count = 1 if mesh is None else mesh.shape[AXIS]
-    expected = execution.clients_of_device(participation.cohort_size, count)
+    expected = execution.clients_of_device(cohorts.cohort_size, count)
 
     facts, steps = federation.facts, local_steps(federation)
     chunk, tried = (
@@ -51,7 +51,7 @@ def layout_of(
             work, kept = _work(federation, execution, steps), execution.tuned.kept
             tried = trials(work, candidates(chunk, expected), forced, kept)
         chunk = tried[0].clients_per_chunk
-    share = participation.cohort_size / federation.population.num_clients
+    share = cohorts.cohort_size / federation.population.num_clients
     splits = execution.split_clients
     if splits and mesh is not None:
         # Those that are split are in no chunk.
@@ -132,7 +132,7 @@ def local_steps(federation: Federation) -> np.ndarray:
 
 def _work(federation: Federation, execution: ExecutionConfig, steps: np.ndarray) -> dict[str, str]:
     """Describes all that speed depends on besides the machine: shapes, numbers, cohort, devices."""
-    algorithm, participation = federation.algorithm, federation.participation
+    algorithm, cohorts = federation.algorithm, federation.cohorts
     population, model_axis = federation.population, execution.model_axis
     numbers = [np.asarray(x).tobytes() for x in jax.tree.leaves(federation.hyper)]
     return {
@@ -145,8 +145,8 @@ def _work(federation: Federation, execution: ExecutionConfig, steps: np.ndarray)
         "numbers": files.digest_of(numbers).hex(),
         "sizes": files.digest_of([population.sizes.tobytes()]).hex(),
         "steps": files.digest_of([steps.tobytes()]).hex(),
-        "sampler": participation.sampler.name,
-        "cohort": str(participation.cohort_size),
+        "sampler": cohorts.name,
+        "cohort": str(cohorts.cohort_size),
         "devices": str(execution.device_list()),
         "placement": execution.placement,
         "model axis": str(model_axis),

@@ -270,13 +270,13 @@ class _Scheme(NamedTuple):
 
 def _point_of(federation: Federation, of: Of) -> SharedModel | Iterate:
     """Finds the point to extrapolate, or refuses a federation without one."""
-    algorithm, participation = federation.algorithm, federation.participation
+    algorithm, cohorts = federation.algorithm, federation.cohorts
     name, num_clients = algorithm.name, federation.population.num_clients
     rule = f"have no steps on the host between rounds, as {name} has"
     steps = algorithm.stages.host_steps
     checks.require(not steps, "federation", rule, len(steps))
     own = None if algorithm.client_state is None else algorithm.client_state.iterate
-    is_full = participation.min_drawn >= num_clients
+    is_full = cohorts.min_drawn >= num_clients
     if of == "shared":
         rule = f"be 'clients' for {name}, whose rounds start from points of clients"
         checks.require(own is None, "of", rule, of)
@@ -289,7 +289,7 @@ def _point_of(federation: Federation, of: Of) -> SharedModel | Iterate:
         checks.require(algorithm.views.shared.is_start, "federation", rule, "is_averaged=True")
         if not is_full:
             warnings.warn(
-                f"acceleration is a heuristic where {participation.sampler.name} draws a part of "
+                f"acceleration is a heuristic where {cohorts.name} draws a part of "
                 "the clients: residuals of different cohorts are compared",
                 stacklevel=4,
             )
@@ -299,7 +299,7 @@ def _point_of(federation: Federation, of: Of) -> SharedModel | Iterate:
     rule = "be 'shared' where an aggregator protects clients: their points are not released"
     checks.require(federation.claims.client is None, "of", rule, of)
     rule = "be full where clients' points are mixed, as with full_participation()"
-    checks.require(is_full, "participation", rule, participation.sampler.name)
+    checks.require(is_full, "participation", rule, cohorts.name)
     assert own is not None
     return own
 

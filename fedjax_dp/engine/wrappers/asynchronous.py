@@ -1,5 +1,6 @@
 """Asynchronous rounds: clients work on models of different age, the server on a buffer of them."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,7 +17,6 @@ from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.ranges import Count, Index, NonNegative
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data import participants
-from fedjax_dp.engine.draws import Sampled
 from fedjax_dp.engine.federation import Federation, changed_parts
 from fedjax_dp.engine.federation import federation as bind
 from fedjax_dp.engine.layout import Layout
@@ -136,7 +136,7 @@ def asynchronous(
         "added to a newer one, make no average, and may grow from round to round"
     )
     checks.require(max_staleness == 0 or not is_average, "max_staleness", rule, max_staleness)
-    buffer_size, separation = int(bound.participation.cohort_size), bound.participation.separation
+    buffer_size, separation = int(bound.cohorts.cohort_size), bound.cohorts.separation
     rule = f"be at least {buffer_size}, the cohort size of the federation, which is the buffer size"
     checks.require(concurrency >= buffer_size, "concurrency", rule, concurrency)
     most = num_clients - (separation - 1) * buffer_size
@@ -151,7 +151,7 @@ def asynchronous(
         _check_weighted(bound)
     steps = np.asarray(_num_steps(bound, bound.hyper))
     arrivals = Arrivals(
-        bound.participation.sampler,
+        bound.cohorts.sampling.sampler,
         latencies.down + compute.seconds(steps) + latencies.up,
         latencies,
         server_seconds,
@@ -177,17 +177,13 @@ def asynchronous(
 
     return bound._replace(
         init=buffered.init,
-        draw=Sampled(
-            joined,
-            bound.algorithm,
-            population,
+        cohorts=dataclasses.replace(
+            bound.cohorts.with_fates(buffered.fates, reads_state=True),
             start=lambda state: state.outer[-1].in_flight,
             keeps=(lambda hyper, round_index, clients: buffered.is_timed(hyper),),
-            fates=(buffered.fates,),
         ),
         step=buffered.step,
         check=check,
-        draws_ahead=False,
     )
 
 
@@ -309,7 +305,7 @@ def _check_plain(federation: Federation) -> None:
 
 
 def _check_participation(federation: Federation) -> None:
-    name = federation.participation.sampler.name
+    name = federation.cohorts.name
     rule = (
         "be of fixed_size(), full_participation() or min_separated(): times decide whose updates "
         "arrive, so that a cohort is no random sample and nothing is amplified"

@@ -16,7 +16,8 @@ from fedjax_dp.core.ranges import Count, Decay, Index, NonNegative, Positive
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.cohort import Cohort
-from fedjax_dp.engine.federation import Federation, amplifies
+from fedjax_dp.engine.cohorts import Cohorts
+from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import Fate
 from fedjax_dp.engine.wrappers.availability import Availability, Moment, in_rounds
@@ -99,7 +100,7 @@ def clocked(
 
     Source: Mugunthan and others 2020 (PrivacyFL), times of a round, see `round_times`.
     """
-    name = federation.participation.sampler.name
+    name = federation.cohorts.name
     rule = "have no clock of its own, as asynchronous rounds have"
     checks.require(name != "asynchronous", "federation", rule, name)
     rule = "have no clock of its own: the outer one would replace its numbers"
@@ -165,10 +166,10 @@ def check_deadline(latencies: Latencies, compute: Compute, deadline: float | Non
         checks.require(deadline >= shortest, "deadline", rule, deadline)
 
 
-def check_keep(participation: Participation, keep: int | None) -> None:
+def check_keep(cohorts: Cohorts | Participation, keep: int | None) -> None:
     """Refuses more updates than a round may have clients."""
     if keep is not None:
-        most = participation.capacity
+        most = cohorts.capacity
         rule = f"be at most the {most} clients that a round may draw"
         checks.require(keep <= most, "keep", rule, keep)
 
@@ -193,13 +194,9 @@ def _check_server(federation: Federation, latencies: Latencies) -> None:
     checks.require(fits, "edges", rule, "edge servers")
 
 
-def _amplifies(federation: Federation) -> bool:
-    return amplifies(federation.claims, federation.participation, federation.hyper)
-
-
 def _check_keep(federation: Federation, keep: int | None) -> None:
     """Refuses numbers of updates that no round has, or that no claim covers."""
-    check_keep(federation.participation, keep)
+    check_keep(federation.cohorts, keep)
     if keep is None:
         return
     least = federation.claims.min_participants
@@ -208,11 +205,11 @@ def _check_keep(federation: Federation, keep: int | None) -> None:
     masks = masks_of(federation.algorithm.aggregator)
     if masks is not None:
         graph = masks.graph
-        least = max(federation.participation.min_drawn, graph.num_clients) - graph.dropouts
+        least = max(federation.cohorts.min_drawn, graph.num_clients) - graph.dropouts
         rule = f"be at least {least}, with fewer of whose messages a round is lost"
         checks.require(keep >= least, "keep", rule, keep)
     # Of cohorts of fixed size, two that differ in one client keep updates that differ in one.
-    is_covered = not (federation.participation.sampler.varies and _amplifies(federation))
+    is_covered = not (federation.cohorts.varies and federation.amplifies)
     rule = (
         "be left out where Poisson cohorts amplify privacy of clients: a drawn client replaces "
         "another in the sum, and the event counts its own update alone; the nearest valid cohorts "
@@ -224,7 +221,7 @@ def _check_keep(federation: Federation, keep: int | None) -> None:
 def _check_lost(federation: Federation, who: dict[str, Any]) -> None:
     """Refuses rounds that few messages lose, where who sends them has to be secret."""
     is_masked = masks_of(federation.algorithm.aggregator) is not None
-    can_be_lost = is_masked and _amplifies(federation)
+    can_be_lost = is_masked and federation.amplifies
     rule = (
         "be left out for masked sums where secret cohorts amplify privacy of clients: whether a "
         "round is lost would depend on who was drawn; the nearest valid cohorts are of "
@@ -249,7 +246,7 @@ def _check_availability(federation: Federation, availability: Availability) -> N
         "depend on rounds alone where secret cohorts amplify privacy of clients: simulated "
         "times depend on who was drawn before"
     )
-    fits = not (availability.reads_times and _amplifies(federation))
+    fits = not (availability.reads_times and federation.amplifies)
     checks.require(fits, name, rule, "one that depends on times")
 
 

@@ -61,7 +61,7 @@ def leaving(
     checks.require(facts.has_one_model, "federation", rule, "several_servers()")
     rule = "have noise that protects each client's model by itself, which decides whether it leaves"
     checks.require(facts.own.sent is not None, "federation", rule, "noise in shares")
-    name = federation.participation.sampler.name
+    name = federation.cohorts.name
     rule = "have no asynchronous rounds, in which clients that have left would still be at work"
     checks.require(name != "asynchronous", "federation", rule, name)
     num_clients = federation.population.num_clients
@@ -69,7 +69,7 @@ def leaving(
     checks.require(min_active <= num_clients, "min_active", rule, min_active)
     masks = masks_of(federation.algorithm.aggregator)
     if masks is not None:
-        fewest = federation.participation.min_drawn - (num_clients - min_active)
+        fewest = federation.cohorts.min_drawn - (num_clients - min_active)
         needed = masks.graph.num_clients
         rule = (
             f"have a graph of masks for {fewest} or fewer, the clients of a round with min_active "
@@ -77,7 +77,8 @@ def leaving(
         )
         checks.require(needed <= fewest, "aggregator", rule, f"one for {needed}")
     wrapper = _Leaving(federation, min_active)
-    wrapped = federation.with_fates(wrapper.fates)._replace(step=wrapper.step, draws_ahead=False)
+    cohorts = federation.cohorts.with_fates(wrapper.fates, reads_state=True)
+    wrapped = federation._replace(cohorts=cohorts, step=wrapper.step)
     return wrapped.with_numbers({_TOLERANCE: tolerance}, {_TOLERANCE: Positive})
 
 

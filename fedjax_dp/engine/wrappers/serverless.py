@@ -46,7 +46,7 @@ def serverless(federation: Federation) -> Federation:
     Source: Mugunthan and others 2020 (PrivacyFL), serverless mode; corrected: each client's own
     masked message is in its sum.
     """
-    algorithm, participation = federation.algorithm, federation.participation
+    algorithm, cohorts = federation.algorithm, federation.cohorts
     name, num_clients = algorithm.name, federation.population.num_clients
     rule = "have one model for all clients"
     checks.require(federation.facts.has_one_model, "federation", rule, "several_servers()")
@@ -67,9 +67,9 @@ def serverless(federation: Federation) -> Federation:
     rule = "have a graph of masks for 1 colluder or more: each client receives all messages"
     fits = masks is None or masks.graph.colluders > 0
     checks.require(fits, "aggregator", rule, 0)
-    is_full = participation.min_drawn >= num_clients
+    is_full = cohorts.min_drawn >= num_clients
     rule = "be full without a server, as with full_participation(): all clients hold the model"
-    checks.require(is_full, "participation", rule, participation.sampler.name)
+    checks.require(is_full, "participation", rule, cohorts.name)
     steps = algorithm.stages.host_steps
     rule = f"have no steps of a server between rounds, as {name} has"
     checks.require(not steps, "federation", rule, len(steps))

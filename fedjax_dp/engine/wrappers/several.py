@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing
 
-from fedjax_dp.algorithms.base import one_stage
+from fedjax_dp.algorithms.base import SharedModel, one_stage
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.facts import Facts
-from fedjax_dp.engine.federation import Federation, amplifies, check_masks
+from fedjax_dp.engine.federation import Federation, StateViews, check_masks
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import Fate, MessageCounts, RoundInfo, RoundRecord
 from fedjax_dp.server.secure.aggregator import masks_of
@@ -54,7 +54,7 @@ def several_servers(
     """
     of_client = _servers(servers, federation.population.num_clients)
     _check_federation(federation)
-    most = min(federation.participation.capacity, int(np.bincount(of_client).min()))
+    most = min(federation.cohorts.capacity, int(np.bincount(of_client).min()))
     check_masks(federation.algorithm, most)
     return _Several(federation, of_client, int(of_client.max()) + 1, exchange_every).wrapped()
 
@@ -78,7 +78,7 @@ def _check_federation(federation: Federation) -> None:
     checks.require(outer == (), "federation", "have no wrapper of its own", len(outer))
     checks.require(federation.facts.has_server, "federation", "have a server", "serverless()")
     rule = "draw cohorts that depend on no server's state, unlike leaving()"
-    checks.require(federation.draws_ahead, "federation", rule, name)
+    checks.require(not federation.cohorts.reads_state, "federation", rule, name)
     has_shared = federation.shared is not None
     checks.require(has_shared, "federation", "have a shared model to exchange", name)
     is_one = stages.stage_of is one_stage and not stages.host_steps
@@ -89,14 +89,13 @@ def _check_federation(federation: Federation) -> None:
     least = federation.claims.min_participants
     rule = "add no noise in shares of clients: a server may have fewer than the claim counts"
     checks.require(least == 0, "aggregator", rule, least)
-    is_secret = amplifies(federation.claims, federation.participation, federation.hyper)
     rule = (
         "have no masks where secret cohorts amplify privacy of clients: whether a server's sum is "
         "lost would depend on who was drawn; the nearest valid cohorts are of full_participation() "
         "and cyclic()"
     )
-    fits = masks_of(algorithm.aggregator) is None or not is_secret
-    checks.require(fits, "aggregator", rule, federation.participation.sampler.name)
+    fits = masks_of(algorithm.aggregator) is None or not federation.amplifies
+    checks.require(fits, "aggregator", rule, federation.cohorts.name)
 
 
 class _Facts(Facts):
@@ -127,9 +126,7 @@ class _Several(NamedTuple):
             facts=facts,
             init=self.init,
             step=self.step,
-            shared=self.shared,
-            with_shared=self.with_shared,
-            personal=self.personal,
+            views=StateViews(SharedModel(self.shared, self.with_shared), self.personal),
         )
 
     def init(self, key: Any, layout: Layout = Layout()) -> Any:
@@ -173,8 +170,8 @@ class _Several(NamedTuple):
 
     def with_shared(self, state: Any, params: PyTree) -> Any:
         """Gives all servers a model."""
-        write = self.federation.with_shared
-        assert write is not None
+        assert self.federation.views.shared is not None
+        write = self.federation.views.shared.write
 
         def one(part: PyTree) -> PyTree:
             after = write(self.of_server(state, part), params)

@@ -206,9 +206,9 @@ def evaluate_run(run: Run, other: Population | None = None) -> dict[str, Any]:
     if other is None:
         return evaluate(run.experiment.evaluator, run.state, run.hyper, run.config.run.seed)
     metrics = {name.rpartition(":")[2]: METRICS[name]() for name in run.config.run.metrics}
-    shared = run.experiment.simulation.federation._replace(personal=None)
+    federation = run.experiment.simulation.federation
     made = evaluator(
-        shared,
+        federation._replace(views=federation.views._replace(personal=None)),
         run.model,
         other.train,
         whole=other.test,

@@ -100,7 +100,7 @@ def cohort_loads(simulation: Simulation, layout: Layout, rounds: Sequence[int]) 
 
     @jax.jit
     def slots_of(state: Any, index: Any) -> Cohort:
-        return federation.drawn(state._replace(round=index), hyper, key, layout)
+        return federation.cohorts.draw(state._replace(round=index), hyper, key, layout)
 
     found = []
     for index in rounds:
@@ -130,7 +130,7 @@ def fixed_seconds(simulation: Simulation) -> float:
     frozen = program.one_round.frozen
     federation, state = simulation.federation, simulation.init(key)
     hyper = traced(federation.algorithm, typed(federation.hyper))
-    cohort = federation.drawn(state, hyper, key, layout)
+    cohort = federation.cohorts.draw(state, hyper, key, layout)
     no_client = cohort._replace(fate=jnp.full_like(cohort.fate, Fate.EMPTY))
     seconds = []
     for _ in range(_REPEATS + 1):

@@ -1,0 +1,347 @@
+"""Who is drawn in each round, and at what price: one value, which all else asks."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from chex import PRNGKey
+from dp_accounting import DpEvent
+
+from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.algorithms.values import Hyper
+from fedjax_dp.core import argument_checks, checks
+from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.data.participants import Participation
+from fedjax_dp.engine.cohort import Cohort, draw_cohort
+from fedjax_dp.engine.layout import Layout
+from fedjax_dp.engine.population import Population
+from fedjax_dp.engine.record import Fate
+from fedjax_dp.engine.round import SimulationState
+
+# `(state, hyper, cohort) -> fates`, `[slots]`; the state has none of clients and aggregators.
+Fates: TypeAlias = Callable[[SimulationState, Hyper, Cohort], Any]
+# `(round, clients) -> keeps`, Booleans, `[slots]` or one for all.
+Keeps: TypeAlias = Callable[[jax.Array, jax.Array], Any]
+# The same, which may read the numbers of the round too.
+_Keeps: TypeAlias = Callable[[Hyper, jax.Array, jax.Array], Any]
+
+
+class Draw(Protocol):
+    """Draws the cohort of the next round."""
+
+    def __call__(
+        self, state: SimulationState, hyper: Hyper, key: PRNGKey, layout: Layout = Layout()
+    ) -> Cohort:
+        """Draws it from the root key of the run, the same in every round."""
+
+
+class _Rule(NamedTuple):
+    """A function of a wrapper, and whether it reads more of the state than its round."""
+
+    function: Any
+    reads_state: bool
+
+
+class Coming(NamedTuple):
+    """The next rounds, as far as they are known before they run.
+
+    Attributes:
+      clients: who will be drawn, `[rounds, slots]`, int32, -1 in empty slots; None where every
+        client is charged for every round, so that this is not asked.
+      stages: the stage of each round, `[rounds]`, int32.
+    """
+
+    clients: np.ndarray | None
+    stages: np.ndarray
+
+
+# Compared and hashed by identity, so that `jax.jit` takes it: populations hold arrays.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cohorts:
+    """Who is drawn in each round, and at what price; nothing else draws.
+
+    `thinned`, `given` and `with_fates` make others of it, and are all that a wrapper has to change
+    who takes part.
+
+    Attributes:
+      sampling: the sampling of clients that the federation was bound to.
+      algorithm: the declaration, whose numbers of local steps order the slots.
+      population: the clients.
+      own: the draw of a wrapper in place of the sampling; None if there is none.
+      start: `(state) -> state` of the sampler before the round; None if it has none.
+      keeps: which clients may be drawn; all of these must keep a client.
+      fates: change the fates of drawn clients, one after another; they cannot empty a slot.
+    """
+
+    sampling: Participation
+    algorithm: FederatedAlgorithm
+    population: Population
+    own: _Rule | None = None
+    start: Callable[[SimulationState], Any] | None = None
+    keeps: tuple[_Keeps, ...] = ()
+    fates: tuple[_Rule, ...] = ()
+
+    @property
+    def participation(self) -> Participation:
+        """The participation that sets the price: the sampling, unless a wrapper draws.
+
+        A draw of a wrapper amplifies nothing, and those drawn are charged; all clients in every
+        round if it reads the state, since other records might then have drawn others.
+        """
+        found = self.sampling
+        if self.own is not None:
+            found = found.of_any_draw(charges_all=self.own.reads_state)
+        return found.of_at_least(0) if self.keeps else found
+
+    @property
+    def reads_state(self) -> bool:
+        """Whether a draw reads more of the state than its round, and thus waits for it."""
+        rules = self.fates if self.own is None else (self.own, *self.fates)
+        return self.start is not None or any(rule.reads_state for rule in rules)
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the state decides who is drawn, so that all clients pay for every round."""
+        return self.own is not None and self.own.reads_state
+
+    @property
+    def name(self) -> str:
+        """The name of the sampler, "any_draw" for a wrapper's own."""
+        return self.participation.sampler.name
+
+    @property
+    def varies(self) -> bool:
+        """Whether the number drawn is random."""
+        return self.participation.sampler.varies
+
+    @property
+    def charges_all(self) -> bool:
+        """Whether every client pays for every round, drawn or not.
+
+        So it is where cohorts are secret, as amplification needs, or depend on released models.
+        """
+        return self.participation.sampler.charges_all
+
+    @property
+    def num_clients(self) -> int:
+        """The population."""
+        return self.participation.num_clients
+
+    @property
+    def cohort_size(self) -> float:
+        """The (expected) number of clients of a round."""
+        return self.participation.cohort_size
+
+    @property
+    def capacity(self) -> int:
+        """The most clients of a round."""
+        return self.participation.capacity
+
+    @property
+    def min_drawn(self) -> int:
+        """The fewest clients of a round."""
+        return self.participation.min_drawn
+
+    @property
+    def separation(self) -> int:
+        """The fewest rounds from one participation of a client to its next."""
+        return self.participation.separation
+
+    def most_drawn(self, num_rounds: int) -> int:
+        """Bounds the number of distinct clients that some rounds draw, see `Participation`."""
+        return self.participation.most_drawn(num_rounds)
+
+    def event(self, release: DpEvent) -> DpEvent:
+        """Returns the privacy event of a round.
+
+        Args:
+          release: the event of the mechanism on a given cohort.
+
+        Returns:
+          The event, amplified if cohorts are secret.
+
+        Raises:
+          ValueError: if the combination has no valid analysis, or parts were exchanged.
+        """
+        event: DpEvent = self.participation.event(release)
+        return event
+
+    def draw(
+        self, state: SimulationState, hyper: Hyper, key: PRNGKey, layout: Layout = Layout()
+    ) -> Cohort:
+        """Draws the cohort of the next round, from nothing that shows a record without noise.
+
+        Args:
+          state: the state before the round.
+          hyper: the numbers of the round.
+          key: the root key of the run, the same in every round.
+          layout: the layout of the round.
+
+        Returns:
+          The cohort.
+
+        Raises:
+          ValueError: for a draw of a wrapper that reads more than it receives.
+        """
+        argument_checks.check_fields(layout, "layout.")
+        cohort = self._drawn(state, hyper, key, layout)
+        for keeps in self.keeps:
+            cohort = _emptied(cohort, keeps(hyper, state.round, cohort.ids))
+        for rule in self.fates:
+            cohort = _with_fates(cohort, rule, state, hyper)
+        return cohort
+
+    def _drawn(self, state: SimulationState, hyper: Hyper, key: PRNGKey, layout: Layout) -> Cohort:
+        if self.own is None:
+            sizes, start = jnp.asarray(self.population.sizes), self._start_of(state)
+            facts = self.algorithm, self.sampling, layout, sizes, hyper, state.round, key
+            return draw_cohort(*facts, start)
+        shows_all = self.own.reads_state and not self.algorithm.claims.units
+        shown = state if shows_all else _shown(state, self.own.reads_state)
+        try:
+            cohort = self.own.function(shown, hyper, key, layout)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            rule = (
+                "read no states of clients and aggregators where privacy is claimed, and nothing "
+                "of the state but its round unless reads_state is true"
+            )
+            raise ValueError(f"draw must {rule}, got one that fails then: {error}") from error
+        return _of_clients(cohort, self.population.num_clients)
+
+    def _start_of(self, state: SimulationState) -> Any:
+        """Reads the state of the sampler before the next round; None if it has none."""
+        return None if self.start is None else self.start(state)
+
+    def coming(self, state: SimulationState, hyper: Hyper, key: PRNGKey, num_rounds: int) -> Coming:
+        """Draws the next rounds before they run, for budgets and plans.
+
+        Args:
+          state: the state before them.
+          hyper: their numbers.
+          key: the root key of the run.
+          num_rounds: how many, at least 1.
+
+        Returns:
+          Who will be drawn, and the stages of these rounds.
+        """
+        rounds = int(state.round) + np.arange(num_rounds, dtype=np.int32)
+
+        def stage(round_index: Any) -> jax.Array:
+            found = self.algorithm.stages.stage_of(state.server, hyper, round_index)
+            return jnp.asarray(found, jnp.int32)
+
+        stages = np.asarray(jax.vmap(stage)(rounds))
+        if self.charges_all:
+            return Coming(None, stages)
+        if self.own is not None:
+            found = jax.lax.map(lambda r: self._clients(r, hyper, key), jnp.asarray(rounds))
+            return Coming(np.asarray(found), stages)
+        # Who is at work in asynchronous rounds follows from the keys of all earlier calls.
+        start = jax.tree.map(jnp.asarray, self._start_of(state))
+        drawn = self.sampling.draws(fold(key, Purpose.PARTICIPATION), rounds, start)
+        is_drawn = drawn.is_real
+        for keeps in self.keeps:
+            is_drawn &= jax.vmap(
+                lambda r, ids, keeps=keeps: jnp.broadcast_to(keeps(hyper, r, ids), ids.shape)
+            )(rounds, drawn.indices)
+        return Coming(np.where(is_drawn, drawn.indices, -1), stages)
+
+    def _clients(self, round_index: jax.Array, hyper: Hyper, key: PRNGKey) -> jax.Array:
+        """Lists the clients of a round whose draw reads nothing else of the state."""
+        cohort = self.draw(SimulationState((), (), None, round_index), hyper, key)
+        return jnp.where(cohort.is_drawn, cohort.ids, -1)
+
+    def given(self, draw: Draw, *, reads_state: bool = False) -> "Cohorts":
+        """Draws by a rule of a wrapper's own.
+
+        Guarantee: nothing is amplified. Those drawn are charged; every client in every round with
+        `reads_state`, because who is drawn then follows from records, through released models.
+
+        Args:
+          draw: the rule. Its slots are emptied where they hold no client of the population, or one
+            that an earlier slot has.
+          reads_state: whether it reads more of the state than its round: the server's and those of
+            wrappers; where no privacy is claimed, all that is on the device. Streamed rounds then
+            draw one cohort at a time.
+
+        Returns:
+          The cohorts.
+        """
+        own = _Rule(draw, reads_state)
+        return dataclasses.replace(self, own=own, start=None, keeps=(), fates=())
+
+    def thinned(self, keeps: Keeps) -> "Cohorts":
+        """Leaves clients out by public facts, at the same price.
+
+        Guarantee: the price of these cohorts. Which of the drawn clients are left depends on no
+        draw and on no record.
+
+        Args:
+          keeps: `(round, clients) -> keeps`, which of some clients, `[slots]`, may take part in a
+            round: Booleans, `[slots]` or one for all.
+
+        Returns:
+          The cohorts, of which one may have no client at all.
+        """
+
+        def by_facts(hyper: Hyper, round_index: jax.Array, clients: jax.Array) -> Any:
+            return keeps(round_index, clients)
+
+        return dataclasses.replace(self, keeps=(*self.keeps, by_facts))
+
+    def with_fates(self, fates: Fates, *, reads_state: bool = False) -> "Cohorts":
+        """Changes the fates of those that are drawn, at the same price.
+
+        Guarantee: the price of these cohorts. They have the same clients, who pay whatever their
+        fates.
+
+        Args:
+          fates: `(state, hyper, cohort) -> fates`, a `Fate` for each slot, of which one that is
+            empty stays so, and one that holds a client holds it.
+          reads_state: whether it reads more of the state than its round: the server's and those of
+            wrappers, never those of clients and aggregators.
+
+        Returns:
+          The cohorts.
+        """
+        return dataclasses.replace(self, fates=(*self.fates, _Rule(fates, reads_state)))
+
+
+def _shown(state: SimulationState, reads_state: bool) -> SimulationState:
+    """Hides what shows a record without noise, and all but the round if no more is asked for."""
+    server, outer = (state.server, state.outer) if reads_state else ((), ())
+    return SimulationState(server, (), None, state.round, outer)
+
+
+def _emptied(cohort: Cohort, keeps: Any) -> Cohort:
+    """Empties slots."""
+    fate = jnp.where(keeps, cohort.fate, Fate.EMPTY)
+    return cohort._replace(fate=fate.astype(cohort.fate.dtype))
+
+
+def _with_fates(cohort: Cohort, rule: _Rule, state: SimulationState, hyper: Hyper) -> Cohort:
+    """Changes the fates of drawn clients, who stay drawn."""
+    found = rule.function(_shown(state, rule.reads_state), hyper, cohort)
+    is_fate = isinstance(found, int | np.ndarray | np.integer | jax.Array)
+    is_fate = is_fate and jnp.issubdtype(jnp.result_type(found), jnp.integer)
+    is_fate = is_fate and jnp.shape(found) in ((), cohort.fate.shape)
+    text = f"return fates, integers of shape {list(cohort.fate.shape)}"
+    checks.require(is_fate, "a function of fates", text, found)
+    found = jnp.where((found >= min(Fate)) & (found <= max(Fate)), found, cohort.fate)
+    fate = jnp.where(cohort.is_drawn & (found != Fate.EMPTY), found, cohort.fate)
+    return cohort._replace(fate=fate.astype(cohort.fate.dtype))
+
+
+def _of_clients(cohort: Cohort, num_clients: int) -> Cohort:
+    """Empties slots that hold no client of the population, or one that an earlier slot has."""
+    ids = jnp.where(cohort.is_drawn, cohort.ids, -1)
+    is_client = (ids >= 0) & (ids < num_clients)
+    slots = jnp.arange(len(ids))
+    held = jnp.where(is_client, ids, num_clients)
+    first = jnp.full(num_clients + 1, len(ids)).at[held].min(slots)
+    is_kept = is_client & (first[held] == slots)
+    fate = jnp.where(is_kept, cohort.fate, Fate.EMPTY).astype(cohort.fate.dtype)
+    return cohort._replace(fate=fate)
