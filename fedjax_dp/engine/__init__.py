@@ -4,6 +4,7 @@ from fedjax_dp.engine.accounts.calibration import calibrate
 from fedjax_dp.engine.accounts.communication import Communication, communication
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.cohort import Cohort, Examples
+from fedjax_dp.engine.cohorts import Cohorts
 from fedjax_dp.engine.evaluation import Evaluator, evaluator
 from fedjax_dp.engine.execution.compile import Simulation, compile_federation, simulation
 from fedjax_dp.engine.federation import Federation, federation
@@ -37,10 +38,13 @@ from fedjax_dp.engine.wrappers.latencies import (
 from fedjax_dp.engine.wrappers.leaving import leaving
 from fedjax_dp.engine.wrappers.serverless import serverless
 from fedjax_dp.engine.wrappers.several import several_servers
+from fedjax_dp.engine.wrapping import Change, Wrapper
 
 __all__ = [
     "Availability",
+    "Change",
     "Cohort",
+    "Cohorts",
     "Communication",
     "Compute",
     "Evaluator",
@@ -62,6 +66,7 @@ __all__ = [
     "TrainingInfo",
     "Trial",
     "Tuned",
+    "Wrapper",
     "absences",
     "all_of",
     "anderson",

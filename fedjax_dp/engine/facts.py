@@ -41,13 +41,6 @@ class Facts:
     asked for.
     """
 
-    # False if clients send their messages to all others, see `serverless`.
-    has_server: bool = True
-    # False if the state's server is one of several, see `several_servers`.
-    has_one_model: bool = True
-    # True within `clocked`.
-    has_clock: bool = False
-
     def __init__(self, algorithm: FederatedAlgorithm, population: Population):
         """Describes an algorithm on a population."""
         self._algorithm, self._population = algorithm, population

@@ -27,6 +27,7 @@ from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.population import Population, population_of
 from fedjax_dp.engine.record import OTHERS, Fate, RoundInfo, RoundRecord
 from fedjax_dp.engine.round import SimulationState, run_round
+from fedjax_dp.engine.wrapping import UNDECLARED, Change, Wrapper
 from fedjax_dp.evaluation.targets import require_targets
 from fedjax_dp.privacy.claims import Claims
 from fedjax_dp.server.secure.aggregator import masks_of
@@ -85,7 +86,8 @@ class Federation(NamedTuple):
         privacy is claimed, since it sets the price of what `step` runs.
       population: sizes and shapes of the clients' data.
       facts: shapes, messages, frozen parameters and costs.
-      made: the federation before wrappers.
+      declared: the wrappers that were applied by `wrapped`, outermost first.
+      made: the federation as the last of these left it.
     """
 
     init: Init
@@ -97,12 +99,24 @@ class Federation(NamedTuple):
     algorithm: FederatedAlgorithm
     population: Population
     facts: Facts
+    declared: tuple[Wrapper, ...] = ()
     made: "Federation | None" = None
 
     @property
     def claims(self) -> Claims:
         """The guarantees, by unit of privacy."""
         return self.algorithm.claims
+
+    @property
+    def wrappers(self) -> tuple[Wrapper, ...]:
+        """All wrappers, outermost first; one that declares nothing changes everything."""
+        changed = exchanged(self, "init", "cohorts", "step")
+        return (UNDECLARED, *self.declared) if changed else self.declared
+
+    @property
+    def has_server(self) -> bool:
+        """Whether clients send their messages to a server, and not to each other."""
+        return not any(Change.NO_SERVER in wrapper.changes for wrapper in self.declared)
 
     @property
     def shared(self) -> Callable[[Any], PyTree] | None:
@@ -168,6 +182,42 @@ class Federation(NamedTuple):
             after = after._replace(round=state.round + 1)
         return after, record, info
 
+    def wrapped(self, wrapper: Wrapper, **parts: Any) -> "Federation":
+        """Replaces parts, as a wrapper that says what it changes.
+
+        Args:
+          wrapper: what it says about itself.
+          **parts: the fields that it replaces, any of `init`, `cohorts`, `step`, `views` and
+            `check`; a check is in addition to that of the federation.
+
+        Returns:
+          The federation.
+
+        Raises:
+          ValueError: for a federation that this wrapper does not go around, cohorts that it
+            replaces and does not declare, or parts that set prices and were exchanged before.
+        """
+        wrapper.require_around(self.wrappers)
+        check_wrapped(self)
+        kept = {"init", "cohorts", "step", "views", "check"}
+        others = sorted(parts.keys() - kept)
+        rule = f"replace fields among {sorted(kept)}"
+        checks.require(not others, "a wrapper", rule, others)
+        rule = f"declare {Change.COHORTS} to replace cohorts"
+        fits = "cohorts" not in parts or Change.COHORTS in wrapper.changes
+        checks.require(fits, f"the wrapper {wrapper.name!r}", rule, "others")
+        added, before = parts.get("check"), self
+
+        def check(hyper: Hyper) -> None:
+            before.check_numbers(hyper)
+            if added is not None:
+                added(hyper)
+
+        declared = (wrapper, *self.wrappers)
+        other = self._replace(declared=declared, **{**parts, "check": check})
+        check_wrapped(other)
+        return made(other)
+
     def with_numbers(self, values: Mapping[str, Any], ranges: Mapping[str, Any]) -> "Federation":
         """Adds the numbers of a wrapper to those of the algorithm.
 
@@ -181,13 +231,9 @@ class Federation(NamedTuple):
         Raises:
           ValueError: for a number out of its range.
         """
-        algorithm, inner, before = (
-            self.algorithm.with_numbers(values, ranges),
-            self.check,
-            self.made,
-        )
-        if before is not None and not exchanged(self, "algorithm"):
-            before = before._replace(algorithm=algorithm)
+        algorithm, inner, first = self.algorithm.with_numbers(values, ranges), self.check, self.made
+        if first is not None and not exchanged(self, "algorithm"):
+            first = first._replace(algorithm=algorithm)
         added = {name: np.float32(number) for name, number in values.items()}
 
         def check(hyper: Hyper) -> None:
@@ -195,7 +241,7 @@ class Federation(NamedTuple):
             inner(hyper)
 
         hyper = self.hyper._replace(algorithm={**self.hyper.algorithm, **added})
-        return self._replace(algorithm=algorithm, hyper=hyper, check=check, made=before)
+        return self._replace(algorithm=algorithm, hyper=hyper, check=check, made=first)
 
 
 @checked
@@ -292,11 +338,6 @@ def federation(
     return made(bound)
 
 
-def changed_parts(federation: Federation) -> list[str]:
-    """Names the functions that wrappers have replaced."""
-    return exchanged(federation, "init", "cohorts", "step")
-
-
 def check_wrapped(federation: Federation) -> None:
     """Refuses wrappers that break what claims need, or change what sets prices without the rounds.
 
@@ -308,22 +349,28 @@ def check_wrapped(federation: Federation) -> None:
     rule = "be those that it had, changed by thinned(), given() and with_fates()"
     fits = type(cohorts) is Cohorts
     checks.require(fits, "the cohorts of a federation", rule, type(cohorts).__name__)
-    if federation.claims.units or (before is not None and before.claims.units):
-        parts = exchanged(federation, "algorithm", "population")
-        if before is not None:
-            first = before.cohorts
-            is_bound = cohorts.algorithm is first.algorithm
-            is_bound = is_bound and cohorts.population is first.population
-            parts += [] if is_bound else ["cohorts"]
-        rule = (
-            "be as federation() bound them where privacy is claimed, since its step runs those: "
-            "bind others by federation(), and wrap what it returns"
-        )
-        checks.require(not parts, "the parts of a wrapped federation", rule, f"another {parts}")
+    _check_bound(federation)
     federation.check_numbers(federation.hyper)
     if before is None or cohorts is not before.cohorts:
         _check_population(cohorts, federation.population)
         _check_claims(federation.algorithm, cohorts, federation.hyper)
+
+
+def _check_bound(federation: Federation) -> None:
+    """Refuses other parts that set prices than those of the rounds that run."""
+    before, cohorts = federation.made, federation.cohorts
+    if not federation.claims.units and (before is None or not before.claims.units):
+        return
+    parts = exchanged(federation, "algorithm", "population")
+    if before is not None:
+        first = before.cohorts
+        is_bound = cohorts.algorithm is first.algorithm and cohorts.population is first.population
+        parts += [] if is_bound else ["cohorts"]
+    rule = (
+        "be as federation() bound them where privacy is claimed, since its step runs those: "
+        "bind others by federation(), and wrap what it returns"
+    )
+    checks.require(not parts, "the parts of a wrapped federation", rule, f"another {parts}")
 
 
 def _as_drawn(record: RoundRecord, cohort: Cohort) -> RoundRecord:

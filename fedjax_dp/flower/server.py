@@ -20,7 +20,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import Cohort
 from fedjax_dp.engine.execution.compile import Simulation
 from fedjax_dp.engine.execution.host_steps import after_host_step, rounds_and_host_steps
-from fedjax_dp.engine.federation import Federation, changed_parts
+from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import (
     MessageCounts,
@@ -165,7 +165,7 @@ def _require_plain_rounds(federation: Federation) -> None:
     for step in algorithm.stages.host_steps:
         rule = "be false in a federation, where client states stay on their nodes"
         checks.require(not step.reads_clients, "host_steps.reads_clients", rule, True)
-    wrapped = changed_parts(federation)
+    wrapped = [wrapper.name for wrapper in federation.wrappers]
     rule = (
         "have no wrapper to be deployed: no acceleration, clock or asynchronous rounds, no clients "
         "that leave, and one server"

@@ -203,14 +203,14 @@ def meter_of(federation: Federation, exchange: Exchange | None = None) -> Meter:
     """Finds the sizes of a federation's messages; traces one client, and runs nothing."""
     facts = federation.facts
     rule = "be left out without a server, through which its messages go"
-    checks.require(facts.has_server or exchange is None, "exchange", rule, "one")
+    checks.require(federation.has_server or exchange is None, "exchange", rule, "one")
     return Meter(
         tariff_of(facts.up),
         tariff_of(facts.down),
         None if facts.after is None else tariff_of(facts.after),
         federation.population.num_clients if facts.is_finished_for_all else None,
         exchange,
-        facts.has_server,
+        federation.has_server,
     )
 
 

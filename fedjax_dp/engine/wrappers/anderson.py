@@ -18,6 +18,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.round import ByClient
+from fedjax_dp.engine.wrapping import ANDERSON, ANDERSON_OF_CLIENTS
 
 Of = Literal["shared", "clients"]
 NormWeights = Literal["federation", "equal"] | Sequence[NonNegative]
@@ -126,7 +127,8 @@ def anderson(
     norm = _norm_weights(federation, point, weights)
 
     scheme = _Scheme(federation, of, memory + 1, first, point, norm, is_buffer)
-    accelerated = federation._replace(init=scheme.init, step=scheme.step)
+    own = ANDERSON if of == "shared" else ANDERSON_OF_CLIENTS
+    accelerated = federation.wrapped(own, init=scheme.init, step=scheme.step)
     return accelerated.with_numbers(numbers, _RANGES)
 
 
@@ -283,8 +285,6 @@ def _point_of(federation: Federation, of: Of) -> SharedModel | Iterate:
         rule = f"be of an algorithm with a shared model, which {name} does not have"
         checks.require(algorithm.views.shared is not None, "federation", rule, name)
         assert algorithm.views.shared is not None
-        rule = "have one server, whose model is accelerated"
-        checks.require(federation.facts.has_one_model, "federation", rule, "several_servers()")
         rule = f"start its rounds from its model, and that of {name} is an average of many"
         checks.require(algorithm.views.shared.is_start, "federation", rule, "is_averaged=True")
         if not is_full:

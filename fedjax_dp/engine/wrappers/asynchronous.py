@@ -17,13 +17,14 @@ from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.ranges import Count, Index, NonNegative
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data import participants
-from fedjax_dp.engine.federation import Federation, changed_parts
+from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.federation import federation as bind
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import Fate
 from fedjax_dp.engine.round import run_round
 from fedjax_dp.engine.wrappers.arrivals import Arrivals, InFlight
 from fedjax_dp.engine.wrappers.latencies import LONGEST, Compute, Latencies
+from fedjax_dp.engine.wrapping import ASYNCHRONOUS
 from fedjax_dp.privacy.claims import ClientClaim
 from fedjax_dp.server.base import Summed
 
@@ -117,17 +118,17 @@ def asynchronous(
 
     Source: Nguyen and others 2022, algorithm 1.
     """
+    ASYNCHRONOUS.require_around(federation.wrappers)
     bound, population = federation, federation.population
     num_clients = population.num_clients
     for name, count in (("latencies", latencies.clients), ("compute", compute.per_step)):
         rule = f"be of the {num_clients} clients of the federation"
         checks.require(len(count) == num_clients, name, rule, len(count))
     rule = "be of a server, and without edge servers, which add updates up on their way"
-    is_flat = bound.facts.has_server and latencies.server is not None and latencies.edges is None
+    is_flat = bound.has_server and latencies.server is not None and latencies.edges is None
     checks.require(is_flat, "latencies", rule, "others")
     for name, seconds in (("server_seconds", server_seconds), ("start_seconds", start_seconds)):
         checks.require(seconds < LONGEST, name, f"be below {LONGEST:g}", seconds)
-    _check_plain(bound)
     _check_participation(bound)
     _check_algorithm(bound)
     is_average = isinstance(bound.facts.server, averages.ServerState)
@@ -167,7 +168,6 @@ def asynchronous(
     buffered = _Buffered(bound, arrivals, weights, start_seconds, steps)
 
     def check(hyper: Any) -> None:
-        bound.check(hyper)
         rule = "give each client as many local steps as at the start, since times depend on them"
         with jax.ensure_compile_time_eval():
             now = _num_steps(bound, hyper)
@@ -175,7 +175,8 @@ def asynchronous(
         checks.require(not is_traced, "hyper.local", rule, "traced numbers that set steps")
         checks.require(np.array_equal(now, steps), "hyper.local", rule, now)
 
-    return bound._replace(
+    return bound.wrapped(
+        ASYNCHRONOUS,
         init=buffered.init,
         cohorts=dataclasses.replace(
             bound.cohorts.with_fates(buffered.fates, reads_state=True),
@@ -295,13 +296,6 @@ def _num_steps(federation: Federation, hyper: Any) -> jax.Array:
     num_steps = federation.algorithm.training.num_steps
     local = jax.tree.map(jnp.asarray, hyper.local)
     return jax.vmap(lambda i: num_steps(sizes[i], local.row(i)))(jnp.arange(len(sizes)))
-
-
-def _check_plain(federation: Federation) -> None:
-    changed = changed_parts(federation)
-    rule = "be as federation() returned it; other wrappers are applied to asynchronous rounds"
-    found = f"another {' and another '.join(changed)}"
-    checks.require(not changed, "federation", rule, found)
 
 
 def _check_participation(federation: Federation) -> None:

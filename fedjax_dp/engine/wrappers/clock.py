@@ -1,7 +1,6 @@
 """A simulated clock of any federation: latencies, stragglers and drop-outs."""
 
 from collections.abc import Sequence
-from copy import copy
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import Fate
 from fedjax_dp.engine.wrappers.availability import Availability, Moment, in_rounds
 from fedjax_dp.engine.wrappers.latencies import Compute, Latencies, drawn_legs, heard, schedule
+from fedjax_dp.engine.wrapping import CLOCKED
 from fedjax_dp.server.secure.aggregator import masks_of
 
 # Numbers of `Hyper.algorithm`, beside those of the algorithm itself.
@@ -100,11 +100,6 @@ def clocked(
 
     Source: Mugunthan and others 2020 (PrivacyFL), times of a round, see `round_times`.
     """
-    name = federation.cohorts.name
-    rule = "have no clock of its own, as asynchronous rounds have"
-    checks.require(name != "asynchronous", "federation", rule, name)
-    rule = "have no clock of its own: the outer one would replace its numbers"
-    checks.require(not federation.facts.has_clock, "federation", rule, "clocked()")
     num_clients = federation.population.num_clients
     for name, count in (("latencies", latencies.clients), ("compute", compute.per_step)):
         rule = f"be of the {num_clients} clients of the federation"
@@ -130,9 +125,7 @@ def clocked(
         key_seconds=key_seconds,
         key_rounds=tuple(key_rounds),
     )
-    facts = copy(federation.facts)
-    facts.has_clock = True
-    wrapped = federation._replace(init=clock.init, step=clock.step, facts=facts)
+    wrapped = federation.wrapped(CLOCKED, init=clock.init, step=clock.step)
     if not given:
         return wrapped
     return wrapped.with_numbers(given, {name: _RANGES[name] for name in given})
@@ -177,9 +170,9 @@ def check_keep(cohorts: Cohorts | Participation, keep: int | None) -> None:
 def _check_server(federation: Federation, latencies: Latencies) -> None:
     """Refuses a server on one side alone, and edge servers that would need each update."""
     has_server = latencies.server is not None
-    rule = "name the place of a server" if federation.facts.has_server else "name no server"
+    rule = "name the place of a server" if federation.has_server else "name no server"
     found = "one" if has_server else None
-    checks.require(has_server == federation.facts.has_server, "latencies.server", rule, found)
+    checks.require(has_server == federation.has_server, "latencies.server", rule, found)
     is_flat = latencies.edges is None or not federation.facts.is_stacked
     rule = f"be left out for {federation.algorithm.name}, whose server reads the update of each"
     name = type(federation.algorithm.aggregator).__name__

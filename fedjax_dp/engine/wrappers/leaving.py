@@ -12,6 +12,7 @@ from fedjax_dp.core.ranges import Count, Positive
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import Fate
+from fedjax_dp.engine.wrapping import LEAVING
 from fedjax_dp.server.secure.aggregator import masks_of
 
 # A number of `Hyper.algorithm`, beside those of the algorithm itself.
@@ -57,13 +58,8 @@ def leaving(
     has_models = isinstance(facts.own, OwnModel) and isinstance(facts.server, ServerState)
     rule = "be of warm_start_averaging or retrained_averaging"
     checks.require(has_models, "federation", rule, federation.algorithm.name)
-    rule = "have one server, with whose model those of clients are compared"
-    checks.require(facts.has_one_model, "federation", rule, "several_servers()")
     rule = "have noise that protects each client's model by itself, which decides whether it leaves"
     checks.require(facts.own.sent is not None, "federation", rule, "noise in shares")
-    name = federation.cohorts.name
-    rule = "have no asynchronous rounds, in which clients that have left would still be at work"
-    checks.require(name != "asynchronous", "federation", rule, name)
     num_clients = federation.population.num_clients
     rule = f"be at most {num_clients}, the number of clients"
     checks.require(min_active <= num_clients, "min_active", rule, min_active)
@@ -78,7 +74,7 @@ def leaving(
         checks.require(needed <= fewest, "aggregator", rule, f"one for {needed}")
     wrapper = _Leaving(federation, min_active)
     cohorts = federation.cohorts.with_fates(wrapper.fates, reads_state=True)
-    wrapped = federation._replace(cohorts=cohorts, step=wrapper.step)
+    wrapped = federation.wrapped(LEAVING, cohorts=cohorts, step=wrapper.step)
     return wrapped.with_numbers({_TOLERANCE: tolerance}, {_TOLERANCE: Positive})
 
 

@@ -4,17 +4,11 @@ import jax.numpy as jnp
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.engine.facts import Facts
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import Fate
+from fedjax_dp.engine.wrapping import SERVERLESS
 from fedjax_dp.server.secure.aggregator import masks_of
-
-
-class _Facts(Facts):
-    """Facts of a federation without a server."""
-
-    has_server = False
 
 
 @checked
@@ -48,10 +42,6 @@ def serverless(federation: Federation) -> Federation:
     """
     algorithm, cohorts = federation.algorithm, federation.cohorts
     name, num_clients = algorithm.name, federation.population.num_clients
-    rule = "have one model for all clients"
-    checks.require(federation.facts.has_one_model, "federation", rule, "several_servers()")
-    rule = "be inside the clock, which then has no server, deadline or keep"
-    checks.require(not federation.facts.has_clock, "federation", rule, "clocked()")
     rule = (
         "add no noise for clients without a server: no party is trusted with the noise, and each "
         "client that receives the sum knows its own share"
@@ -85,5 +75,4 @@ def serverless(federation: Federation) -> Federation:
         num_messages = jnp.sum(has_sent) * jnp.maximum(jnp.sum(receives) - 1, 0)
         return after, record, info._replace(server={**info.server, "num_messages": num_messages})
 
-    facts = _Facts(algorithm, federation.population)
-    return federation._replace(step=step, facts=facts)
+    return federation.wrapped(SERVERLESS, step=step)

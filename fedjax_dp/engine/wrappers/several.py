@@ -13,10 +13,10 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.engine.facts import Facts
 from fedjax_dp.engine.federation import Federation, StateViews, check_masks
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import Fate, MessageCounts, RoundInfo, RoundRecord
+from fedjax_dp.engine.wrapping import SEVERAL_SERVERS
 from fedjax_dp.server.secure.aggregator import masks_of
 
 
@@ -74,9 +74,6 @@ def _check_federation(federation: Federation) -> None:
     """Refuses what has no meaning with several servers."""
     algorithm = federation.algorithm
     name, stages, clients = algorithm.name, algorithm.stages, algorithm.client_state
-    outer = jax.eval_shape(federation.init, jax.random.key(0)).outer
-    checks.require(outer == (), "federation", "have no wrapper of its own", len(outer))
-    checks.require(federation.facts.has_server, "federation", "have a server", "serverless()")
     rule = "draw cohorts that depend on no server's state, unlike leaving()"
     checks.require(not federation.cohorts.reads_state, "federation", rule, name)
     has_shared = federation.shared is not None
@@ -98,12 +95,6 @@ def _check_federation(federation: Federation) -> None:
     checks.require(fits, "aggregator", rule, federation.cohorts.name)
 
 
-class _Facts(Facts):
-    """Facts of a federation with several servers, whose models differ."""
-
-    has_one_model = False
-
-
 class OtherServers(NamedTuple):
     """The wrapper's state: all servers but the first, which is that of the state."""
 
@@ -121,9 +112,8 @@ class _Several(NamedTuple):
 
     def wrapped(self) -> Federation:
         """Replaces the functions of the federation."""
-        facts = _Facts(self.federation.algorithm, self.federation.population)
-        return self.federation._replace(
-            facts=facts,
+        return self.federation.wrapped(
+            SEVERAL_SERVERS,
             init=self.init,
             step=self.step,
             views=StateViews(SharedModel(self.shared, self.with_shared), self.personal),

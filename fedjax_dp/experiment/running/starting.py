@@ -126,7 +126,7 @@ def _byte_totals(experiment: Experiment) -> ByteTotals:
     config, simulation = experiment.config, experiment.simulation
     federation = simulation.federation
     graph = graph_of(config, simulation.participation)
-    if not federation.facts.has_server:
+    if not federation.has_server:
         graph = None
     exchange = None if graph is None else mask_messages(graph)
     return ByteTotals(federation, config.communication.encoding, exchange)
