@@ -80,6 +80,29 @@ class Iterate(NamedTuple):
     weigh: Callable[[Any], Any]
 
 
+class Averaged(NamedTuple):
+    """Whole models that clients send and the server averages, where their states hold them.
+
+    Attributes:
+      sent: `(own) -> params`, what the client sent last, noise included; None if that noise is a
+        share, which protects no client's model by itself.
+      sent_in: `(own) -> round` in which it was sent, int32; -1 before the first.
+      mean: `(server) -> params`, the mean of the clients' models.
+      mean_in: `(server) -> round` that it is of, int32; -1 before the first.
+      active: `(server) -> is_active`, the clients that have not left, `[num_clients]`, bool.
+      with_active: `(server, is_active) -> server` with others.
+      has_common_noise: whether clients scale their noise by numbers of others.
+    """
+
+    sent: Callable[[PyTree], PyTree] | None
+    sent_in: Callable[[PyTree], jax.Array]
+    mean: Callable[[PyTree], PyTree]
+    mean_in: Callable[[PyTree], jax.Array]
+    active: Callable[[PyTree], jax.Array]
+    with_active: Callable[[PyTree, jax.Array], PyTree]
+    has_common_noise: bool = False
+
+
 class Finish(NamedTuple):
     """A second message at the end of a round, to the clients that contributed to the aggregate.
 
@@ -105,15 +128,15 @@ class ClientState(NamedTuple):
     Attributes:
       init: `(server) -> own`, one client's state before its first round.
       finish: its change at the end of a round, `Finish` or `FinishForAll`; None for nothing.
-      iterate: the location in it of the point that a round maps to its next, for wrappers that
-        extrapolate the points of all clients; None if absent.
+      iterate: for wrappers, the location in it of the point that a round maps to its next, or of
+        the model that is averaged; None if it holds neither.
       known: `(own) -> part`, the part that the server has from the client's uploads, which
         `FederatedAlgorithm.broadcast` may read; None for nothing.
     """
 
     init: Callable[[PyTree], PyTree]
     finish: Finish | None = None
-    iterate: Iterate | None = None
+    iterate: Iterate | Averaged | None = None
     known: Callable[[PyTree], PyTree] | None = None
 
 

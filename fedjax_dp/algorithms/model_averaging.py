@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_dp.algorithms.base import (
+    Averaged,
     ClientState,
     FederatedAlgorithm,
     Numbers,
@@ -137,14 +138,8 @@ def averaged_models(
         training=_training(trainer, noise, data, keeps, made.is_common),
         numbers=Numbers(num_clients=num_clients),
         views=Views(shared=field("params"), personal=made.personal_of if keeps else None),
-        client_state=ClientState(made.first),
+        client_state=ClientState(made.first, iterate=made.averaged),
     )
-
-
-def has_common_noise(algorithm: FederatedAlgorithm) -> bool:
-    """Whether clients scale their noise by numbers of others, which the server sends."""
-    made = getattr(algorithm.broadcast, "__self__", None)
-    return isinstance(made, _Averaging) and made.noise is not None and made.is_common
 
 
 class _Averaging(NamedTuple):
@@ -173,6 +168,19 @@ class _Averaging(NamedTuple):
     def keeps(self) -> bool:
         """Whether a client's state holds its model without noise, and its noise."""
         return self.personal != "shared"
+
+    @property
+    def averaged(self) -> Averaged:
+        """The models that are averaged, for wrappers."""
+        return Averaged(
+            sent=None if self.is_shared else lambda own: own.sent,
+            sent_in=lambda own: own.round,
+            mean=lambda server: server.params,
+            mean_in=lambda server: server.round,
+            active=lambda server: server.is_active,
+            with_active=lambda server, is_active: server._replace(is_active=is_active),
+            has_common_noise=self.noise is not None and self.is_common,
+        )
 
     def broadcast(self, server: ServerState, client: Any) -> Start:
         """Sends the mean, and what sets the size of noise."""

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm, one_stage
-from fedjax_dp.algorithms.model_averaging import has_common_noise
+from fedjax_dp.algorithms.base import Averaged, FederatedAlgorithm, one_stage
 from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.jaxprs import ClosedJaxpr
@@ -205,7 +204,9 @@ def require_own_scale(algorithm: FederatedAlgorithm, keys: str) -> None:
         f"be parity, which trusts the server: it sends the scale of the noise of {algorithm.name}, "
         "of shares or printed; nearest valid choices: calibration 'corrected' and whole noise"
     )
-    checks.require(keys == "parity" or not has_common_noise(algorithm), "keys", rule, keys)
+    models = None if algorithm.client_state is None else algorithm.client_state.iterate
+    is_common = isinstance(models, Averaged) and models.has_common_noise
+    checks.require(keys == "parity" or not is_common, "keys", rule, keys)
 
 
 def _kinds(tree: PyTree) -> str:

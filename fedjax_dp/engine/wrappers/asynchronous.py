@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent
 
-from fedjax_dp.algorithms import model_averaging as averages
-from fedjax_dp.algorithms.base import FederatedAlgorithm, FinishForAll, one_stage
+from fedjax_dp.algorithms.base import Averaged, FederatedAlgorithm, FinishForAll, one_stage
 from fedjax_dp.core import checks, sums, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
@@ -131,7 +130,8 @@ def asynchronous(
         checks.require(seconds < LONGEST, name, f"be below {LONGEST:g}", seconds)
     _check_participation(bound)
     _check_algorithm(bound)
-    is_average = isinstance(bound.facts.server, averages.ServerState)
+    states = bound.algorithm.client_state
+    is_average = states is not None and isinstance(states.iterate, Averaged)
     rule = (
         f"be 0 for {bound.algorithm.name}, which averages whole models: changes of older models, "
         "added to a newer one, make no average, and may grow from round to round"

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_dp.algorithms.model_averaging import OwnModel, ServerState
+from fedjax_dp.algorithms.base import Averaged
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, Positive
@@ -54,12 +54,14 @@ def leaving(
 
     Source: Mugunthan and others 2020 (PrivacyFL), configuration parameter CLIENT_DROPOUT.
     """
-    facts = federation.facts
-    has_models = isinstance(facts.own, OwnModel) and isinstance(facts.server, ServerState)
-    rule = "be of warm_start_averaging or retrained_averaging"
-    checks.require(has_models, "federation", rule, federation.algorithm.name)
+    states = federation.algorithm.client_state
+    models = None if states is None else states.iterate
+    rule = "average whole models, as warm_start_averaging and retrained_averaging do"
+    fits = isinstance(models, Averaged)
+    checks.require(fits, "federation", rule, federation.algorithm.name)
+    assert isinstance(models, Averaged)
     rule = "have noise that protects each client's model by itself, which decides whether it leaves"
-    checks.require(facts.own.sent is not None, "federation", rule, "noise in shares")
+    checks.require(models.sent is not None, "federation", rule, "noise in shares")
     num_clients = federation.population.num_clients
     rule = f"be at most {num_clients}, the number of clients"
     checks.require(min_active <= num_clients, "min_active", rule, min_active)
@@ -72,7 +74,7 @@ def leaving(
             f"= {min_active} left: masked sums of fewer than the graph's are lost"
         )
         checks.require(needed <= fewest, "aggregator", rule, f"one for {needed}")
-    wrapper = _Leaving(federation, min_active)
+    wrapper = _Leaving(federation, models, min_active)
     cohorts = federation.cohorts.with_fates(wrapper.fates, reads_state=True)
     wrapped = federation.wrapped(LEAVING, cohorts=cohorts, step=wrapper.step)
     return wrapped.with_numbers({_TOLERANCE: tolerance}, {_TOLERANCE: Positive})
@@ -82,11 +84,12 @@ class _Leaving(NamedTuple):
     """The wrapper's functions; who is active is in the server's state."""
 
     federation: Federation
+    models: Averaged
     min_active: int
 
     def fates(self, state: Any, hyper: Any, cohort: Any) -> Any:
         """Does not notify those that have left."""
-        is_active = state.server.is_active
+        is_active = self.models.active(state.server)
         takes_part = is_active[cohort.ids] & (jnp.sum(is_active) >= self.min_active)
         return jnp.where(takes_part, cohort.fate, Fate.UNANNOUNCED)
 
@@ -96,20 +99,22 @@ class _Leaving(NamedTuple):
         own = after.clients
         if not examples.is_by_slot:
             own = trees.take(own, cohort.ids)
-        took_part = (record.fate == Fate.CONTRIBUTED) & (own.round == state.round)
-        has_mean = after.server.round == state.round
+        models = self.models
+        assert models.sent is not None
+        took_part = (record.fate == Fate.CONTRIBUTED) & (models.sent_in(own) == state.round)
+        has_mean = models.mean_in(after.server) == state.round
         tolerance = hyper.algorithm[_TOLERANCE]
 
         def is_near(sent: jax.Array, mean: jax.Array) -> jax.Array:
             axes = tuple(range(1, sent.ndim))
             return jnp.all(jnp.abs(sent - mean) < tolerance, axis=axes)
 
-        near = jax.tree.map(is_near, own.sent, after.server.params)
+        near = jax.tree.map(is_near, models.sent(own), models.mean(after.server))
         leaves = took_part & has_mean & jnp.all(jnp.stack(jax.tree.leaves(near)), axis=0)
-        was_active = after.server.is_active
+        was_active = models.active(after.server)
         # Slots without a client hold any index.
         target = jnp.where(leaves, cohort.ids, len(was_active))
         is_active = was_active.at[target].set(False, mode="drop")
-        after = after._replace(server=after.server._replace(is_active=is_active))
+        after = after._replace(server=models.with_active(after.server, is_active))
         metrics = {**info.server, "num_active": jnp.sum(is_active)}
         return after, record, info._replace(server=metrics)
