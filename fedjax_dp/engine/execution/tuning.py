@@ -68,7 +68,7 @@ def layout_of(
         equal_work=EqualWork.of(federation.population.sizes, federation.hyper.local)
         if execution.choices().has_known_lengths
         else None,
-        fewest_clients=participation.min_drawn,
+        fewest_clients=cohorts.min_drawn,
     )
     return layout, tried
 
