@@ -151,7 +151,14 @@ class Cohorts:
         return self.participation.separation
 
     def most_drawn(self, num_rounds: int) -> int:
-        """Bounds the number of distinct clients that some rounds draw, see `Participation`."""
+        """Bounds the number of distinct clients that some rounds draw.
+
+        Args:
+          num_rounds: the number of rounds.
+
+        Returns:
+          As `Participation.most_drawn`.
+        """
         return self.participation.most_drawn(num_rounds)
 
     def event(self, release: DpEvent) -> DpEvent:

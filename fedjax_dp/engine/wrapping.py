@@ -8,7 +8,17 @@ from fedjax_dp.core import checks
 
 
 class Change(enum.Enum):
-    """What a wrapper may change of a federation."""
+    """What a wrapper may change of a federation.
+
+    Attributes:
+      COHORTS: who takes part in a round.
+      MESSAGES: what clients receive or send.
+      TIME: the simulated time of rounds.
+      CLIENT_STATES: what clients remember from round to round.
+      SERVER_STEP: the server's model after a round.
+      SEVERAL_SERVERS: each of several servers has a model of its own.
+      NO_SERVER: clients send their messages to each other.
+    """
 
     COHORTS = "who takes part"
     MESSAGES = "messages"
@@ -34,7 +44,14 @@ class Wrapper(NamedTuple):
     needs: Mapping[Change, str] = {}
 
     def refusal(self, inner: "Wrapper") -> str | None:
-        """Returns the rule by which it does not go around another one; None if it does."""
+        """Finds out whether it goes around another one.
+
+        Args:
+          inner: the other one, which was applied before it.
+
+        Returns:
+          The rule by which it does not; None if it does.
+        """
         rules = (rule for change, rule in self.needs.items() if change in inner.changes)
         once = f"be wrapped by {self.name}() once" if inner.name == self.name else None
         return next(rules, once)
