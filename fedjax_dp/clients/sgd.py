@@ -306,6 +306,10 @@ class _Training:
         step = jax.named_call(partial(self.step, run), name="local_step")
         if known is None:
             local = jax.lax.while_loop(continues, step, local)
+        elif known.steps == 1 and backend() == "gpu":
+            # Without a loop all clients share the server's parameters, which are not copied for
+            # each. A TPU's convolutions are faster if each has its own.
+            local = step(local)
         else:
             local = jax.lax.fori_loop(0, known.steps, lambda _, now: step(now), local)
         is_loop = known is None or known.steps != 1

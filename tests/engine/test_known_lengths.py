@@ -46,8 +46,8 @@ def _run(config, kind, rounds=2, hyper=None, **options):
         return made, jax.tree.map(np.asarray, (state.server, record))
 
 
-def _assert_as_on_a_cpu(config, **options):
-    made, found = _run(config, "tpu", **options)
+def _assert_as_on_a_cpu(config, kind="tpu", **options):
+    made, found = _run(config, kind, **options)
     _, expected = _run(config, "cpu", **options)
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
     for mine, other in pairs:
@@ -80,6 +80,22 @@ def test_equal_work_is_that_of_any_length(numbers):
 def test_private_rounds_of_equal_work():
     config = LocalConfig(batch_size=2, num_steps=3, clip_norm=0.5, noise_multiplier=1.0)
     _assert_as_on_a_cpu(config, trainer=dp_sgd_trainer)
+
+
+@pytest.mark.parametrize("trainer", [local_trainer, pytest.param(dp_sgd_trainer, marks=telling)])
+def test_one_step_of_clients_that_share_the_servers_parameters(trainer):
+    config = LocalConfig(batch_size=8, num_steps=1, clip_norm=0.5, noise_multiplier=1.0)
+    _assert_as_on_a_cpu(config, "gpu", trainer=trainer)
+
+
+@pytest.mark.parametrize(("kind", "has_loop"), [("gpu", False), ("tpu", True)])
+def test_one_step_is_no_loop_on_a_gpu(kind, has_loop):
+    with traced_for(kind):
+        made = _simulation(LocalConfig(batch_size=8, num_steps=1), clients_per_chunk=4)
+        given = made.program.arguments
+        run = partial(made.federation.run_round, layout=made.layout)
+        closed = jax.make_jaxpr(run)(given[0], given[1], given[2], given[4])
+    assert (1 in set(_lengths_of_scans(closed))) is has_loop
 
 
 @telling
