@@ -46,17 +46,18 @@ def run_client(
             costs.append((reader, event))
         return client
 
-    def protected(message: PyTree, own: PyTree, public: PublicClient, hyper: Hyper, key: PRNGKey):
+    # Numbers that are known stay so: as arguments they would be traced.
+    def protected(message: PyTree, own: PyTree, public: PublicClient, key: PRNGKey):
         return _opened(algorithm.client(message, own, public, hyper, key), algorithm.name)
 
     public = client.public(opener)
-    closed, shapes = jax.make_jaxpr(protected, return_shape=True)(message, own, public, hyper, key)
+    closed, shapes = jax.make_jaxpr(protected, return_shape=True)(message, own, public, key)
     _require_metrics_only(closed, shapes, algorithm.name)
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
         # A debugger can step through Python alone.
-        output = protected(message, own, public, hyper, key)
+        output = protected(message, own, public, key)
     else:
-        inputs = jax.tree.leaves((message, own, public, hyper, key))
+        inputs = jax.tree.leaves((message, own, public, key))
         output = jax.tree.unflatten(
             jax.tree.structure(shapes), jaxprs.jaxpr_as_fun(closed)(*inputs)
         )

@@ -132,11 +132,14 @@ def _lengths_of_scans(closed):
             yield from _lengths_of_scans(body)
 
 
+@pytest.mark.parametrize("trainer", [local_trainer, dp_sgd_trainer])
 @pytest.mark.parametrize("mesh", [None, _TWO], ids=["one", "two"])
-def test_the_compiler_knows_the_length_of_the_loop_over_steps(mesh):
+def test_the_compiler_knows_the_length_of_the_loop_over_steps(mesh, trainer):
+    config = LocalConfig(batch_size=2, num_steps=13, clip_norm=0.5, noise_multiplier=1.0)
+
     def lengths(sizes):
         with traced_for("gpu"):
-            made = _simulation(LocalConfig(batch_size=2, num_steps=13), sizes, clients_per_chunk=2)
+            made = _simulation(config, sizes, trainer, clients_per_chunk=2)
             state, hyper, examples, _, key, _ = made.program.arguments
             layout = made.layout._replace(mesh=mesh)
             cohort = jax.eval_shape(
