@@ -71,7 +71,7 @@ class Slabs:
                 slab[name][place, : num_records[device]] = array
         flat = {name: array.reshape(-1, *array.shape[2:]) for name, array in slab.items()}
         second = None if self._validation is None else self._validation._on_host(cohort)
-        found = Examples(
+        return Examples(
             nested(flat),
             starts[own].reshape(-1),
             sizes[own].reshape(-1),
@@ -79,8 +79,6 @@ class Slabs:
             self._limit,
             is_by_slot=True,
         )
-        # A call is one round.
-        return found.stored(reads=1.0)
 
 
 def narrowed(cohort: Cohort, layout: Layout, participation: Participation) -> Cohort:
