@@ -213,13 +213,15 @@ class _Training:
             return None
         if not np.all(np.isfinite(given)):
             return None
+        sampler, size = self.sampler, np.int32(client.common_size)
+        asked = numbers[0] if sampler.varies else np.int32(numbers[0])
         with jax.ensure_compile_time_eval():
-            steps = int(self.num_steps(np.int32(client.common_size), config))
-        sampler = self.sampler
+            steps = int(self.num_steps(size, config))
+            batch = np.asarray(sampler.nominal_size(size, asked))
         # The sampler of a user may draw fewer than it says.
         is_known = sampler.made is not None and not exchanged(sampler)
         fewest = int(sampler.min_drawn(client.common_size, numbers[0])) if is_known else 0
-        return _KnownWork(steps, fewest)
+        return _KnownWork(steps, fewest, int(size), batch, is_known)
 
     def event(self, size: int, config: LocalConfig) -> dp_accounting.DpEvent:
         """Returns the event of one run for a record of a client of some size."""
@@ -273,6 +275,9 @@ class _Training:
         steps = self.num_steps(client.size, config) if known is None else jnp.int32(known.steps)
         keys = _Keys(*(fold(key, purpose) for purpose in _PURPOSES))
         parts = self.parts(start, client, share)
+        ahead = None
+        if known is not None and known.is_as_made:
+            ahead = self.ahead(known, keys, client.limit, parts[0])
         run = _Run(
             client,
             config,
@@ -286,6 +291,7 @@ class _Training:
             share,
             *parts,
             known is not None and share.is_whole and known.fewest == parts[0],
+            ahead,
         )
         # The last gradient is dead code, which costs nothing, if no transform reads it.
         local = _Local(
@@ -334,6 +340,18 @@ class _Training:
         most = min(self.widest or own, own)
         return capacity, micro_batches.size_for(self.model, start, client, most)
 
+    def ahead(
+        self, known: "_KnownWork", keys: "_Keys", limit: int, capacity: int
+    ) -> "_Ahead | None":
+        """Draws for all steps before the first of them; None if they are too many."""
+        draws = sampling.draws_ahead(
+            self.sampler, keys.batch, known.steps, known.size, known.batch_size, limit, capacity
+        )
+        if draws is None:
+            return None
+        steps = jnp.arange(known.steps)
+        return _Ahead(draws, jax.vmap(partial(fold, keys.model))(steps))
+
     def step(self, run: "_Run", local: "_Local") -> "_Local":
         """Takes one step: draws a batch, sums its gradients, releases them, updates parameters."""
         i = local.step
@@ -345,16 +363,19 @@ class _Training:
         drawn = run.config.batch_size
         if run.is_whole is not None:
             drawn = jnp.where(run.is_whole, jnp.ones_like(drawn), drawn)
-        drawing, draw = self.sampler.draw(
-            local.sampler,
-            run.keys.batch,
-            i,
-            run.client.size,
-            drawn,
-            run.client.limit,
-            run.capacity,
-            any_of,
-        )
+        if run.ahead is not None:
+            drawing, draw = local.sampler, jax.tree.map(lambda x: x[i], run.ahead.draws)
+        else:
+            drawing, draw = self.sampler.draw(
+                local.sampler,
+                run.keys.batch,
+                i,
+                run.client.size,
+                drawn,
+                run.client.limit,
+                run.capacity,
+                any_of,
+            )
         if run.is_full:
             draw = draw._replace(is_real=jnp.ones_like(draw.is_real))
         count, overflow = jnp.sum(draw.is_real), draw.overflow
@@ -403,7 +424,8 @@ class _Training:
         padding = run.num_micro * run.micro - len(draw.indices)
         indices = jnp.pad(draw.indices, (0, padding))
         is_real = jnp.pad(draw.is_real, (0, padding))
-        key = run.share.key(fold(run.keys.model, local.step))
+        ahead, own = run.ahead, local.step
+        key = run.share.key(fold(run.keys.model, own) if ahead is None else ahead.keys[own])
         micro_batch = self.rule.micro_batch
         if run.penalty is not None:
             micro_batch = partial(micro_batch, penalty=run.penalty)
@@ -475,6 +497,16 @@ class _KnownWork(NamedTuple):
 
     steps: int
     fewest: int  # The fewest examples of a batch.
+    size: int  # Of each client.
+    batch_size: np.ndarray  # The nominal one.
+    is_as_made: bool  # The sampler.
+
+
+class _Ahead(NamedTuple):
+    """What all steps draw, `[steps, ...]`: batches, and keys of the model."""
+
+    draws: sampling.Draw
+    keys: Any
 
 
 class _Run(NamedTuple):
@@ -494,6 +526,7 @@ class _Run(NamedTuple):
     micro: int
     # Whether each slot of each draw is known to hold an example.
     is_full: bool = False
+    ahead: "_Ahead | None" = None
 
     @property
     def num_micro(self) -> int:

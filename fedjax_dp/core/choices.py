@@ -67,10 +67,10 @@ _FACTORED: dict[str, Factored] = {
     "gpu": "fewer_bytes",
     "tpu": "fewer_bytes",
 }
-# A TPU copies images before it reads batches of them, to bfloat16 where products round to it. By the
-# compiler for a v5e the copy takes 10.6 Mcycles for P1, 12.9 for F1, 4.7 for W4dp and 0.6 for
-# "users", and would save 5, 75, 1.2 and 22 if all examples were read once: rows pay for P1 and F1,
-# whose calls read half of them and fewer. The gathers themselves have no estimate.
+# A TPU copies images before it reads batches of them, to bfloat16 where products round to it. By
+# the compiler for a v5e the copy takes 10.6 Mcycles for P1, 12.9 for F1, 4.7 for W4dp and 0.6 for
+# "users", and saves 5, 75, 1.2 and 22 whenever all examples are read: rows pay for P1 and F1, whose
+# calls read a half and 3 % of them. The gathers themselves have no estimate.
 _READS_OF_A_COPY = 0.75
 # The first NVIDIA cards with units for bfloat16 (Ampere).
 _FIRST_CAPABILITY = (8, 0)

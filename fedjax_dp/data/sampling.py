@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import dp_accounting
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
@@ -18,6 +19,8 @@ from fedjax_dp.data import sparse
 # A Poisson draw compares 32 random bits with the rate. The rate is lowered by this factor, so that
 # rounding in float32 can only make the drawn rate smaller than the accounted one.
 _RATE_MARGIN = 1.0 - 2.0**-22
+# Draws ahead hold up to so many numbers of one client at once.
+_MOST_AHEAD = 2**16
 
 
 class Draw(NamedTuple):
@@ -95,6 +98,39 @@ class Sampler(NamedTuple):
         parts = exchanged(self)
         checks.require(not parts, "sampler", rule, f"{self.name} with another {', '.join(parts)}")
         return self.analysis(base, size, batch_size)
+
+
+def draws_ahead(
+    sampler: Sampler,
+    key: Any,
+    num_steps: int,
+    size: int,
+    batch_size: Any,
+    limit: int,
+    capacity: int,
+) -> Draw | None:
+    """Draws for the first steps at once, as one by one: `[num_steps, ...]`; None if that is large.
+
+    A step of an accelerator waits for each small operation of its draw. `sampler` is as it was
+    made: its state at the beginning of an epoch does not depend on earlier ones.
+    """
+    if num_steps == 0 or limit > sparse.DENSE or num_steps * limit > _MOST_AHEAD:
+        return None
+    with jax.ensure_compile_time_eval():
+        per_epoch = max(1, int(sampler.num_steps_per_epoch(np.int32(size), batch_size)))
+    fixed = jnp.int32(size), batch_size, limit, capacity
+    starts = jnp.arange(0, num_steps, per_epoch)
+
+    def state_of(first):
+        return sampler.draw(sampler.init(limit), key, first, *fixed, jnp.ones_like)[0]
+
+    states = jax.vmap(state_of)(starts)
+
+    def one(step):
+        state = jax.tree.map(lambda x: x[step // per_epoch], states)
+        return sampler.draw(state, key, step, *fixed, jnp.zeros_like)[1]
+
+    return jax.vmap(one)(jnp.arange(num_steps))
 
 
 def _sampler(**parts: Any) -> Sampler:
