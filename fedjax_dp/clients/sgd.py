@@ -344,8 +344,8 @@ class _Training:
         self, known: "_KnownWork", keys: "_Keys", limit: int, capacity: int
     ) -> "_Ahead | None":
         """Draws for all steps before the first of them; None if they are too many."""
-        draws = sampling.draws_ahead(
-            self.sampler, keys.batch, known.steps, known.size, known.batch_size, limit, capacity
+        draws = self.sampler.draws_ahead(
+            keys.batch, known.steps, known.size, known.batch_size, limit, capacity
         )
         if draws is None:
             return None

@@ -99,38 +99,41 @@ class Sampler(NamedTuple):
         checks.require(not parts, "sampler", rule, f"{self.name} with another {', '.join(parts)}")
         return self.analysis(base, size, batch_size)
 
+    def draws_ahead(
+        self, key: Any, num_steps: int, size: int, batch_size: Any, limit: int, capacity: int
+    ) -> "Draw | None":
+        """Draws for the first steps at once, as they are drawn one by one.
 
-def draws_ahead(
-    sampler: Sampler,
-    key: Any,
-    num_steps: int,
-    size: int,
-    batch_size: Any,
-    limit: int,
-    capacity: int,
-) -> Draw | None:
-    """Draws for the first steps at once, as one by one: `[num_steps, ...]`; None if that is large.
+        A step of an accelerator waits for each small operation of its draw. The sampler has to be
+        as it was made: its state at the beginning of an epoch does not depend on earlier ones.
 
-    A step of an accelerator waits for each small operation of its draw. `sampler` is as it was
-    made: its state at the beginning of an epoch does not depend on earlier ones.
-    """
-    if num_steps == 0 or limit > sparse.DENSE or num_steps * limit > _MOST_AHEAD:
-        return None
-    with jax.ensure_compile_time_eval():
-        per_epoch = max(1, int(sampler.num_steps_per_epoch(np.int32(size), batch_size)))
-    fixed = jnp.int32(size), batch_size, limit, capacity
-    starts = jnp.arange(0, num_steps, per_epoch)
+        Args:
+          key: as for `draw`.
+          num_steps: the number of steps.
+          size: the population.
+          batch_size: the expected number drawn.
+          limit: the largest population.
+          capacity: the number of slots.
 
-    def state_of(first):
-        return sampler.draw(sampler.init(limit), key, first, *fixed, jnp.ones_like)[0]
+        Returns:
+          The draws, `[num_steps, ...]`; None if there is none, or if they would take much memory.
+        """
+        if num_steps == 0 or limit > sparse.DENSE or num_steps * limit > _MOST_AHEAD:
+            return None
+        with jax.ensure_compile_time_eval():
+            per_epoch = max(1, int(self.num_steps_per_epoch(np.int32(size), batch_size)))
+        fixed = jnp.int32(size), batch_size, limit, capacity
 
-    states = jax.vmap(state_of)(starts)
+        def state_of(first):
+            return self.draw(self.init(limit), key, first, *fixed, jnp.ones_like)[0]
 
-    def one(step):
-        state = jax.tree.map(lambda x: x[step // per_epoch], states)
-        return sampler.draw(state, key, step, *fixed, jnp.zeros_like)[1]
+        states = jax.vmap(state_of)(jnp.arange(0, num_steps, per_epoch))
 
-    return jax.vmap(one)(jnp.arange(num_steps))
+        def one(step):
+            state = jax.tree.map(lambda x: x[step // per_epoch], states)
+            return self.draw(state, key, step, *fixed, jnp.zeros_like)[1]
+
+        return jax.vmap(one)(jnp.arange(num_steps))
 
 
 def _sampler(**parts: Any) -> Sampler:

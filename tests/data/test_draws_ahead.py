@@ -29,7 +29,7 @@ def test_draws_ahead_are_those_of_steps(name):
     batch = np.float32(_BATCH) if sampler.varies else np.int32(_BATCH)
     batch = np.asarray(sampler.nominal_size(np.int32(_SIZE), batch))
     fixed = _SIZE, batch, _SIZE, sampler.capacity(_SIZE, _BATCH)
-    ahead = jax.jit(partial(sampling.draws_ahead, sampler, key, _STEPS, *fixed))()
+    ahead = jax.jit(partial(sampler.draws_ahead, key, _STEPS, *fixed))()
 
     def step(state, i):
         return sampler.draw(state, key, i, *fixed)
@@ -41,7 +41,7 @@ def test_draws_ahead_are_those_of_steps(name):
 
 
 def test_many_draws_are_not_made_ahead():
-    make = partial(sampling.draws_ahead, sampling.poisson(), jax.random.key(0))
+    make = partial(sampling.poisson().draws_ahead, jax.random.key(0))
     assert make(0, 4, np.float32(2), 4, 4) is None
     assert make(1, 2000, np.float32(2), 2000, 99) is None
     assert make(1000, 900, np.float32(2), 900, 99) is None
