@@ -47,11 +47,14 @@ All passes of a round together; a call is once for all of its rounds.
 _BEFORE_HEAD = """
 ## Before
 
-One local step of the whole cohort, at commit {commit}, now, and by hand; of {ones}, whose
-clients take one step, the whole round. µs of fusions alone, Mcycles as estimated.
+One local step of the whole cohort, at commit {commit}, now, and by hand; of {ones}, whose clients
+take one step, the whole round. µs of fusions alone, Mcycles as estimated. How many clients are side by side differs,
+and temporaries, which are those of one pass, differ with it: a ratio of them compares widths. All other figures are of
+as many passes as the cohort takes. The first ones were counted for one pass, and are multiplied here where that was a
+part of the cohort: {parts}.
 
-| workload | v5e, Mcycles: before | now | by hand | v5e temporaries, MB: before | now | by hand | H100, GB: before | now | by hand | H100, µs: before | now | by hand |
-|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|
+| workload | v5e, clients side by side: before | now | by hand | Mcycles: before | now | by hand | temporaries, MB: before | now | by hand | H100, clients side by side: before | now | by hand | GB: before | now | by hand | µs: before | now | by hand |
+|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|
 """  # noqa: E501
 _SEVERAL_HEAD = """
 ## Several devices
@@ -94,18 +97,24 @@ def page(rows: Sequence[_Row]) -> str:
 
 
 def _before(found: _Table, before: Mapping[str, Any]) -> Iterator[str]:
-    ones = [name for name in before if name in WORKLOADS and _num_steps(name) == 1]
-    yield _BEFORE_HEAD.format(commit=before["commit"], ones=", ".join(ones))
-    for name in before:
-        if name not in WORKLOADS:
-            continue
-        cells = []
-        figures = (("v5e", "Mcycles"), ("v5e", "temporaries_MB"), ("h100", "GB"), ("h100", "µs"))
-        for target, key in figures:
-            was = before[name][target][key]
+    names = [name for name in before if name in WORKLOADS]
+    parts = [
+        f"{before[name]['clients']} of {_cohort(name)} clients in {name}"
+        for name in names
+        if before[name]["passes"] > 1
+    ]
+    ones = [name for name in names if _num_steps(name) == 1]
+    yield _BEFORE_HEAD.format(commit=before["commit"], ones=", ".join(ones), parts=", ".join(parts))
+    for name in names:
+        cells, was = [], before[name]
+        for target, keys in (("v5e", ("Mcycles", "temporaries_MB")), ("h100", ("GB", "µs"))):
             both = found.get((name, "ours", target)), _hand(found, name, target)
-            now = [None if row is None or "error" in row else _step(row, key) for row in both]
-            cells += [_number(was), *map(_number, now)]
+            widths = (_of(row, lambda r: f"{r['clients_per_chunk']:,}") for row in both)
+            cells += [f"{was['clients']:,}", *widths]
+            for key in keys:
+                times = 1 if key == "temporaries_MB" else was["passes"]
+                now = (_value(row, lambda r, key=key: _step(r, key)) for row in both)
+                cells += [_number(times * was[target][key]), *map(_number, now)]
         yield _line(name, *cells)
 
 
@@ -206,6 +215,11 @@ def _step(row: _Row, key: str) -> float:
     steps = _num_steps(row["workload"])
     of_steps = {} if steps == 1 else _scopes(row).get(SCOPES[-1], {})
     return of_steps.get(key, _whole(row)[key]) / steps
+
+
+def _cohort(name: str) -> int:
+    workload = WORKLOADS[name]
+    return workload.cohort or workload.num_clients
 
 
 def _num_steps(name: str) -> int:

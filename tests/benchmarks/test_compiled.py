@@ -47,6 +47,17 @@ def test_the_page_is_that_of_the_lines():
     assert (RESULTS / "compiled.md").read_text(encoding="utf-8") == page(rows)
 
 
+def test_figures_from_before_are_of_whole_cohorts():
+    before = json.loads((RESULTS / "compiled_before.json").read_text(encoding="utf-8"))
+    del before["commit"]
+    for name, was in before.items():
+        cohort = WORKLOADS[name].cohort or WORKLOADS[name].num_clients
+        # That of W4dp was a whole round from the start.
+        assert was["passes"] == (1 if name == "W4dp" else -(-cohort // was["clients"])), name
+    # 16 passes of 15.4 Mcycles, each of 25 clients.
+    assert "| P2 | 25 |  |  | 246 |  |  | 1,442 |" in page([])
+
+
 def row(pair, **more):
     costs = {"operations": 10.0, "GB": 1.0, "GFLOP": 1.0, "Mcycles": 1.0, "µs": 1.0}
     found = {**pair._asdict(), "jax": "0.11.2", "clients_per_chunk": 5, "passes": {"round": 1.0}}
