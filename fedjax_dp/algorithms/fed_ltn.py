@@ -22,6 +22,7 @@ from fedjax_dp.algorithms.lottery_fl import AS_TICKETS, UNPROTECTED, joins
 from fedjax_dp.algorithms.values import ClientOutput, Hyper
 from fedjax_dp.clients.base import LocalConfig, LocalTrainer, TrainingMetrics
 from fedjax_dp.clients.client_data import ClientData
+from fedjax_dp.clients.objectives import Objective
 from fedjax_dp.clients.pruning import Scope, prune, pruned_share, weights_of
 from fedjax_dp.clients.regularizers import proximal, proximal_norm
 from fedjax_dp.clients.selection import accuracy_of, require_accuracy
@@ -188,13 +189,27 @@ class Scheme:
 
         if self.options.prunes == "before":
             params, left, _, accuracy = pruned(params)
-            result = train(params, config=hyper.local, key=key, gradient_transform=pull, mask=left)
+            result = train(
+                params,
+                config=hyper.local,
+                key=key,
+                gradient_transform=pull,
+                objective=Objective(mask=left),
+            )
             return Ticket(masks.applied(left, result.params), left, accuracy, result.metrics)
 
-        first = train(params, config=hyper.local, key=key, gradient_transform=pull, mask=mask)
+        first = train(
+            params,
+            config=hyper.local,
+            key=key,
+            gradient_transform=pull,
+            objective=Objective(mask=mask),
+        )
         ticket, left, has_pruned, accuracy = pruned(first.params)
         config = _where(has_pruned, hyper.local)
-        second = train(ticket, config=config, key=fold(key, Purpose.PERSONAL), mask=left)
+        second = train(
+            ticket, config=config, key=fold(key, Purpose.PERSONAL), objective=Objective(mask=left)
+        )
         metrics = trees.add(first.metrics, second.metrics)
         moved = trees.l2_norm(trees.subtract(second.params, params))
         metrics = metrics._replace(update_norm=moved)

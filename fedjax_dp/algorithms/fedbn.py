@@ -6,6 +6,7 @@ import optax
 from fedjax_dp.algorithms.averaging import averaged
 from fedjax_dp.algorithms.base import FederatedAlgorithm, claim_of, training_of
 from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.clients.objectives import Objective
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
@@ -149,11 +150,15 @@ def fedrep(
         is_head = jax.tree.map(lambda sent: None if not sent else False, home.is_sent)
         is_body = jax.tree.map(lambda sent: None if sent else False, home.is_sent)
         fitted = trainer.train(
-            start, client, of_head(hyper), fold(key, Purpose.PERSONAL), mask=is_head
+            start,
+            client,
+            of_head(hyper),
+            fold(key, Purpose.PERSONAL),
+            objective=Objective(mask=is_head),
         )
         # The body was not trained, so its statistics of this fit are discarded.
         start = home.joined(start, home.own(fitted.params))
-        result = trainer.train(start, client, hyper.local, key, mask=is_body)
+        result = trainer.train(start, client, hyper.local, key, objective=Objective(mask=is_body))
         metrics = trees.add(fitted.metrics, result.metrics)
         metrics = metrics._replace(update_norm=result.metrics.update_norm)
         return result._replace(metrics=metrics)

@@ -9,6 +9,7 @@ from fedjax_dp.algorithms.base import ClientState, FederatedAlgorithm, Views, fi
 from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.client_data import ClientData, PublicClient
+from fedjax_dp.clients.objectives import Objective
 from fedjax_dp.clients.pruning import Scope, prune, pruned_share, weights_of
 from fedjax_dp.clients.selection import accuracy_of, require_accuracy
 from fedjax_dp.core import masks, trees
@@ -116,7 +117,7 @@ def lottery_fl(
         # Too few weights may be left for the rate to remove one.
         has_pruned = masks.num_alive(mask) < masks.num_alive(before)
         start = trees.where(has_pruned, masks.applied(mask, message.start), ticket)
-        result = trainer.train(start, client, hyper.local, key, mask=mask)
+        result = trainer.train(start, client, hyper.local, key, objective=Objective(mask=mask))
         ticket = masks.applied(mask, trees.add(start, result.delta))
         info = {"pruned_share": pruned_share(mask), "validation_accuracy": accuracy}
         return ClientOutput(

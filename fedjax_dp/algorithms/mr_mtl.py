@@ -15,6 +15,7 @@ from fedjax_dp.algorithms.base import (
 )
 from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.clients.objectives import Objective
 from fedjax_dp.clients.regularizers import distance_to, towards
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, NonNegative
@@ -76,7 +77,9 @@ def mr_mtl(
     def client(message, own, client, hyper, key):
         strength = hyper.algorithm["strength"]
         if is_pull_clipped:
-            how: dict[str, Any] = {"penalty": distance_to(message, strength)}
+            distance = distance_to(message, strength)
+            objective = Objective(lambda loss, params: loss + distance(params))
+            how: dict[str, Any] = {"objective": objective}
         else:
             how = {"gradient_transform": towards(message, strength)}
         result = trainer.train(own, client, hyper.local, key, **how)

@@ -10,7 +10,7 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm, Needs
 from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.base import LocalTrainer
-from fedjax_dp.clients.objectives import Extension, check_margin, proportional
+from fedjax_dp.clients.objectives import Extension, Objective, check_margin, proportional
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Positive
 from fedjax_dp.models.base import Model
@@ -62,7 +62,8 @@ def propfair(
 
     def client(message, own, client, hyper, key):
         baseline, margin = hyper.algorithm["baseline"], hyper.algorithm["margin"]
-        objective = proportional(jnp.asarray(baseline), jnp.asarray(margin), extension)
+        value = proportional(jnp.asarray(baseline), jnp.asarray(margin), extension)
+        objective = Objective(value)
         result = trainer.train(message, client, hyper.local, key, objective=objective)
         last = baseline - margin
         if trainer.is_private:

@@ -26,6 +26,7 @@ from fedjax_dp.algorithms.base import (
 from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.accelerated import accelerated
 from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.clients.objectives import Objective
 from fedjax_dp.clients.quadratic import Quadratic, factorise, proximal_move, unread
 from fedjax_dp.clients.regularizers import towards, watched
 from fedjax_dp.clients.step_sizes import Schedule, check_schedule, step_factor
@@ -469,7 +470,7 @@ def _trained_prox(
             local._replace(learning_rate=rate),
             key,
             gradient_transform=pull,
-            until=is_solved if stops_early else None,
+            objective=Objective(until=is_solved if stops_early else None),
         )
         moved = trees.subtract(trees.add(newest, result.delta), u)
         return moved, result.metrics.of_changed_update()

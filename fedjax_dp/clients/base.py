@@ -13,6 +13,7 @@ from annotated_types import Gt, Le
 from chex import PRNGKey
 
 from fedjax_dp.clients.client_data import ClientData, Exact, PublicClient
+from fedjax_dp.clients.objectives import Objective
 from fedjax_dp.core import checks, ranges
 from fedjax_dp.core.marks import mark
 from fedjax_dp.core.messages import Form
@@ -169,10 +170,7 @@ class Train(Protocol):
         *,
         gradient_transform: optax.GradientTransformation | None = None,
         update_transform: Callable[[PyTree, Any], PyTree] | None = None,
-        penalty: Callable[[PyTree], jax.Array] | None = None,
-        objective: Callable[[jax.Array], jax.Array] | None = None,
-        until: Callable[[PyTree], jax.Array] | None = None,
-        mask: PyTree | None = None,
+        objective: Objective = Objective(),
     ) -> LocalResult:
         """Trains one client.
 
@@ -184,13 +182,7 @@ class Train(Protocol):
           gradient_transform: applied to every gradient before the optimiser, noised if training is
             private.
           update_transform: applied after those of the trainer, and refused under the same rules.
-          penalty: `(params) -> scalar`, added to the loss of every example and clipped with it.
-          objective: `(loss) -> value`, minimised in place of the mean loss of a batch; if training
-            is private, in place of each example's loss.
-          until: `(state of the gradient transform) -> bool`, ends training early, which costs as
-            much as all its steps.
-          mask: the entries to train, bools of the structure of the parameters, None for what is
-            trained whole; all others stay unchanged, bit for bit.
+          objective: what is minimised, until when, and on which entries.
 
         Returns:
           The result.

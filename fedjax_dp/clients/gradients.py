@@ -11,7 +11,7 @@ from chex import PRNGKey
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.clients.micro_batches import size_for
-from fedjax_dp.clients.objectives import Objective
+from fedjax_dp.clients.objectives import Value
 from fedjax_dp.core import checks, jaxprs, products, sums, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.devices import undivided
@@ -44,10 +44,9 @@ class MicroBatch(Protocol):
         key: PRNGKey | None,
         config: LocalConfig | None,
         *,
-        penalty: Callable[[PyTree], jax.Array] | None = None,
-        objective: Objective | None = None,
+        value: Value | None = None,
     ) -> GradientSum:
-        """Returns the sum; `penalty` and `objective` change each example's loss, see `Train`."""
+        """Returns the sum; `value` is of each example's loss, see `Objective`."""
 
 
 class Release(Protocol):
@@ -89,15 +88,14 @@ def plain(model: Model) -> GradientRule:
       The rule, which claims no privacy.
     """
 
-    def micro_batch(params, batch, is_real, key, config, *, penalty=None, objective=None):
+    def micro_batch(params, batch, is_real, key, config, *, value=None):
         rule = "be given only to a private rule; others apply it to the mean loss of a batch"
-        checks.require(objective is None, "objective", rule, objective)
+        checks.require(value is None, "value", rule, value)
         del config
         kinds.require_floats(params)
 
         def total(p):
             losses, refreshed = model.losses(p, batch, is_training=True, key=key, mask=is_real)
-            losses = losses if penalty is None else losses + penalty(p)
             return jnp.sum(jnp.where(is_real, losses, 0.0)), refreshed
 
         (loss, refreshed), gradient = jax.value_and_grad(total, has_aux=True)(params)
@@ -184,7 +182,7 @@ def clipped(
     # Accelerators round the factors of float32 products by default; a sum would then not be that of
     # the gradients whose norms were bounded.
     @products.of_records()
-    def micro_batch(params, batch, is_real, key, config, *, penalty=None, objective=None):
+    def micro_batch(params, batch, is_real, key, config, *, value=None):
         kinds.require_floats(params)
         mechanism = mechanism_of(config)
         examples = {"batch": batch, "is_real": is_real, "index": jnp.arange(is_real.shape[0])}
@@ -194,8 +192,7 @@ def clipped(
             own_key = None if key is None else jax.random.fold_in(key, example["index"])
             mask = example["is_real"][None]
             loss = model.losses(p, single, is_training=True, key=own_key, mask=mask)[0][0]
-            loss = loss if objective is None else objective(loss)
-            return loss if penalty is None else loss + penalty(p)
+            return loss if value is None else value(loss, p)
 
         if products.arithmetic().products == "split":
             _require_no_convolution(loss_of, params, examples)

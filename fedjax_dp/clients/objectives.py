@@ -1,7 +1,7 @@
-"""Functions of the loss that a client minimises in place of its mean loss."""
+"""What a client minimises in place of its mean loss, until when, and on which parameters."""
 
 from collections.abc import Callable
-from typing import Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +9,28 @@ import numpy as np
 
 from fedjax_dp.core import checks, ranges
 from fedjax_dp.core.ranges import Positive
+from fedjax_dp.core.trees import PyTree
 
-# `(loss) -> value`, both scalars; smooth wherever a gradient is to flow.
-Objective: TypeAlias = Callable[[jax.Array], jax.Array]
+# `(loss, params) -> value`, scalars; smooth wherever a gradient is to flow.
+Value: TypeAlias = Callable[[jax.Array, PyTree], jax.Array]
 Extension = Literal["smooth", "released", "released_huber"]
+
+
+class Objective(NamedTuple):
+    """What local training minimises, until when, and on which entries.
+
+    Attributes:
+      value: of the mean loss of a batch; if training is private, of the loss of each example, and
+        clipped with it. None for the loss itself.
+      until: `(state of the gradient transform) -> bool`, ends training early, which costs as much
+        as all its steps; None for all steps.
+      mask: the entries to train, bools of the structure of the parameters, None for what is trained
+        whole; all others stay unchanged, bit for bit.
+    """
+
+    value: Value | None = None
+    until: Callable[[Any], jax.Array] | None = None
+    mask: PyTree = None
 
 
 def check_margin(baseline: float | jax.Array, margin: float | jax.Array, prefix: str = "") -> None:
@@ -28,7 +46,7 @@ def proportional(
     baseline: float | jax.Array,
     margin: float | jax.Array = 0.2,
     extension: Extension = "smooth",
-) -> Objective:
+) -> Value:
     """Builds `−ln(1 − ℓ/M)`, whose mean over clients proportional fairness minimises.
 
     Above M − ε it is linear: "smooth" with the slope 1/ε that it has there; "released" as `ℓ/M` and
@@ -40,7 +58,8 @@ def proportional(
     ranges.check({"baseline": baseline, "margin": margin}, {"baseline": Positive})
     check_margin(baseline, margin)
 
-    def objective(loss):
+    def value(loss, params):
+        del params
         last = baseline - margin
         is_inside = loss <= last
         inside = -jnp.log1p(-jnp.where(is_inside, loss, 0.0) / baseline)
@@ -51,4 +70,4 @@ def proportional(
         }[extension]
         return jnp.where(is_inside, inside, beyond)
 
-    return objective
+    return value

@@ -246,10 +246,7 @@ class _Training:
         *,
         gradient_transform=None,
         update_transform=None,
-        penalty=None,
-        objective=None,
-        until=None,
-        mask=None,
+        objective: Objective = Objective(),
     ) -> LocalResult:
         """Trains one client from `start` on."""
         is_private = self.rule.event is not None
@@ -259,7 +256,8 @@ class _Training:
         reporter, client = client, client.read_by("local training", event)
         share = Share(client.batch_axis)
         if not share.is_whole:
-            _require_divisible(self.model, until)
+            _require_divisible(self.model, objective.until)
+        until = objective.until
         known = self.known_work(client, config) if until is None and self.whole is None else None
         is_whole = None
         if self.whole is not None:
@@ -284,9 +282,7 @@ class _Training:
             keys,
             steps,
             optimizer,
-            penalty,
             objective,
-            mask,
             is_whole,
             share,
             *parts,
@@ -392,9 +388,11 @@ class _Training:
         summed = self.gradient_sum(run, local, run.share.of(draw), run.share.own(passes))
         noise_key = fold(run.keys.noise, i)
         gradient = self.rule.release(summed.gradient, count, run.config, noise_key)
-        if run.objective is not None and self.rule.event is None:
+        if run.objective.value is not None and self.rule.event is None:
             loss = summed.loss / jnp.maximum(count, 1).astype(summed.loss.dtype)
-            gradient = trees.scale(gradient, jax.grad(run.objective)(loss))
+            slope, moved = jax.grad(run.objective.value, (0, 1))(loss, local.params)
+            moved = jax.tree.map(trees.at_least_float32, moved)
+            gradient = trees.add(trees.scale(gradient, slope), moved)
         gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, local.params)
         gradient = run.masked(gradient)
         with library_promotion():
@@ -427,10 +425,8 @@ class _Training:
         ahead, own = run.ahead, local.step
         key = run.share.key(fold(run.keys.model, own) if ahead is None else ahead.keys[own])
         micro_batch = self.rule.micro_batch
-        if run.penalty is not None:
-            micro_batch = partial(micro_batch, penalty=run.penalty)
-        if run.objective is not None and self.rule.event is not None:
-            micro_batch = partial(micro_batch, objective=run.objective)
+        if run.objective.value is not None and self.rule.event is not None:
+            micro_batch = partial(micro_batch, value=run.objective.value)
 
         def part(i, params):
             at = i if run.is_whole is None else jnp.where(run.is_whole, i // self.num_copies, i)
@@ -517,9 +513,7 @@ class _Run(NamedTuple):
     keys: "_Keys"
     num_steps: jax.Array
     optimizer: optax.GradientTransformation
-    penalty: Callable[[Any], jax.Array] | None
-    objective: Objective | None
-    mask: Any
+    objective: Objective
     is_whole: jax.Array | None
     share: Share
     capacity: int
@@ -540,7 +534,8 @@ class _Run(NamedTuple):
 
     def masked(self, tree: Any) -> Any:
         """Sets entries that are not trained to zero."""
-        return tree if self.mask is None else masks.applied(self.mask, tree)
+        mask = self.objective.mask
+        return tree if mask is None else masks.applied(mask, tree)
 
 
 class _Local(NamedTuple):

@@ -13,6 +13,7 @@ from chex import PRNGKey
 from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.client_data import ClientData
+from fedjax_dp.clients.objectives import Objective
 from fedjax_dp.core import checks, jaxprs, masks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
@@ -151,7 +152,7 @@ def _after(trainer: LocalTrainer, model_of: Any) -> Callable[..., PyTree]:
         start, mask = masks.parted(model_of(state, client))
         own_key = fold(key, Purpose.EVALUATION, state.round, client.index)
         numbers = hyper.of_client(client.index).local
-        return trainer.train(start, client, numbers, own_key, mask=mask).params
+        return trainer.train(start, client, numbers, own_key, objective=Objective(mask=mask)).params
 
     return trained
 

@@ -17,6 +17,7 @@ from fedjax_dp import algorithms
 from fedjax_dp.algorithms.base import Stages
 from fedjax_dp.clients import cast, dp_sgd_trainer, local_trainer, prune
 from fedjax_dp.clients.base import LocalConfig
+from fedjax_dp.clients.objectives import Objective
 from fedjax_dp.clients.pruning import _share_of, weights_of
 from fedjax_dp.core import masks
 from fedjax_dp.core.masks import Sparse
@@ -450,7 +451,9 @@ def test_tickets_stay_zero_where_they_are_pruned_whatever_trains_them(optimizer)
     client = jax.device_put(examples_of(halves())).client(2)
     start = model.init(KEY)
     config = trainer.config.row(2)
-    left = jax.jit(lambda p: trainer.train(p, client, config, KEY, mask=mask).params)(start)
+    left = jax.jit(
+        lambda p: trainer.train(p, client, config, KEY, objective=Objective(mask=mask)).params
+    )(start)
     for m, old, new in zip(
         jax.tree.leaves(mask),
         *([t["params"][n]["kernel"] for n in ("Dense_0", "Dense_1")] for t in (start, left)),

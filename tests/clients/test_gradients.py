@@ -79,14 +79,14 @@ def test_padding_has_no_share_in_a_penalty(mechanism):
     params, batch = problem()
     real = np.array([1, 1, 0, 1, 1, 0, 1, 0, 0], bool)
     rule = clipped(make_model(), make_mechanism=mechanism)
-    micro_batch = jax.jit(rule.micro_batch, static_argnames="penalty")
+    micro_batch = jax.jit(rule.micro_batch, static_argnames="value")
 
-    def penalty(p):
-        return 3.0 * jnp.sum(p["w"]) + p["b"]
+    def value(loss, p):
+        return loss + 3.0 * jnp.sum(p["w"]) + p["b"]
 
     def summed(batch, real):
         arguments = (params, batch, jnp.asarray(real), KEY, CONFIG)
-        return theta_of(micro_batch(*arguments, penalty=penalty).gradient)
+        return theta_of(micro_batch(*arguments, value=value).gradient)
 
     alone = {name: array[real] for name, array in batch.items()}
     expected = summed(alone, np.ones(real.sum(), bool))

@@ -10,6 +10,7 @@ from marks import floats, later, telling
 from small_problem import make_data, make_model, normed
 
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
+from fedjax_dp.clients.objectives import Objective
 from fedjax_dp.clients.shares import Share
 from fedjax_dp.clients.whole_batches import WHOLE, gaussian_copies
 from fedjax_dp.core import sums
@@ -111,7 +112,17 @@ def test_training_that_devices_cannot_divide_is_refused():
     with pytest.raises(ValueError, match="model must keep examples apart and have no buffers"):
         on_devices(lambda: mixing.train(normed().init(KEY), client, PUBLIC, KEY))
     trainer, start = local_trainer(make_model(), PUBLIC), make_model().init(KEY)
+
+    def never(state):
+        return jnp.bool_(False)
+
     with pytest.raises(ValueError, match="until must be None where devices divide"):
         on_devices(
-            lambda: trainer.train(start, client, PUBLIC, KEY, until=lambda state: jnp.bool_(False))
+            lambda: trainer.train(
+                start,
+                client,
+                PUBLIC,
+                KEY,
+                objective=Objective(until=lambda state: jnp.bool_(False)),
+            )
         )

@@ -30,6 +30,7 @@ from fedjax_dp.clients import (
     transforms,
     update_transform,
 )
+from fedjax_dp.clients.objectives import Objective
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy import Ledger
 
@@ -294,9 +295,9 @@ def test_optimisers_and_penalties_are_handed_no_records():
 
     spy = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
-    def penalty(*arguments):
+    def value(loss, *arguments):
         seen.append((*map(jax.tree.structure, arguments), {}))
-        return 0.0
+        return loss
 
     structure = jax.tree.structure(MODEL.init(jax.random.key(0)))
     trainer = private_trainer(MODEL, optimizer=optax.chain(spy, optax.sgd(0.1)))
@@ -306,7 +307,7 @@ def test_optimisers_and_penalties_are_handed_no_records():
         PRIVATE,
         jax.random.key(0),
         gradient_transform=spy,
-        penalty=penalty,
+        objective=Objective(value),
     )
     assert (structure, structure, {}) in seen and (structure, {}) in seen
     assert all(set(facts[:-1]) == {structure} and facts[-1] == {} for facts in seen)
