@@ -205,6 +205,10 @@ class Training(NamedTuple):
     check_noised: Callable[[], None] = lambda: None
     reads_validation: bool = False
 
+    def steps_of(self, clients: jax.Array, sizes: jax.Array, local: LocalConfig) -> jax.Array:
+        """Counts the local steps of clients, `[slots]`, by the sizes of all, `[num_clients]`."""
+        return jax.vmap(lambda i: self.num_steps(sizes[i], local.row(i)))(clients)
+
 
 def _fit_together(numbers: Mapping[str, Any], prefix: str) -> None:
     del numbers, prefix

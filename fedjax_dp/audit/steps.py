@@ -270,10 +270,9 @@ def _round_of(algorithm: FederatedAlgorithm, ordinary: PyTree, num_clients: int)
 
 def _one_client(weight: Any, own_key: PRNGKey, round_key: PRNGKey) -> tuple[Sender, Close]:
     """Makes sender and close of a round with client 0 alone."""
-    index = jnp.int32(0)
-    roster = Roster(index[None], jnp.ones(1, bool))
+    roster = Roster.of_one()
     fates = jnp.full(1, Fate.CONTRIBUTED, jnp.int8)
-    sender = Sender(index, weight, own_key, round_key, roster)
+    sender = Sender(jnp.int32(0), weight, own_key, round_key, roster)
     return sender, Close(roster, fates, round_key, round_key)
 
 

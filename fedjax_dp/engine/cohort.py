@@ -157,7 +157,7 @@ def draw_cohort(
     """
     drawn = participation.draw(fold(key, Purpose.PARTICIPATION), round_index, start)
     ids, is_real = drawn.indices, drawn.is_real
-    steps = jax.vmap(lambda i: algorithm.training.num_steps(sizes[i], hyper.local.row(i)))(ids)
+    steps = algorithm.training.steps_of(ids, sizes, hyper.local)
     steps = jnp.where(is_real, steps, -1)
     order = jnp.argsort(-steps.astype(jnp.float32), stable=True)
     ids, is_real, steps = ids[order], is_real[order], steps[order]

@@ -85,7 +85,7 @@ class Facts:
         """The frozen parameters that clients' rounds read, and the seeds of their masks."""
         with kinds.reads() as read:
             if self._algorithm.aggregator.encode is not None:
-                jax.eval_shape(lambda update: self.sent(update, _alone()), self.update)
+                jax.eval_shape(lambda update: self.sent(update, Roster.of_one()), self.update)
         return *self._round.frozen, *read
 
     @property
@@ -125,7 +125,7 @@ class Facts:
     @cached_property
     def total(self) -> PyTree:
         """The shapes of the running sums over clients, or of one client's entry of a stack."""
-        found = jax.eval_shape(lambda update: self.sent(update, _alone()), self.update)
+        found = jax.eval_shape(lambda update: self.sent(update, Roster.of_one()), self.update)
         return found if self.is_stacked else jax.eval_shape(sums.zeros_like, found)
 
     @cached_property
@@ -191,18 +191,13 @@ class Facts:
 
     def _aggregate(self, aggregator: Aggregator, update: PyTree, key: Any) -> PyTree:
         """Makes the aggregate of a cohort of one."""
-        found = self.sent(update, _alone())
+        found = self.sent(update, Roster.of_one())
         if self.is_stacked:
             gathered = jax.tree.map(lambda x: x[None], found)
         else:
             gathered = sums.value(sums.zeros_like(found))
-        close = Close(_alone(), jnp.full(1, Fate.CONTRIBUTED, jnp.int8), key, key)
+        close = Close(Roster.of_one(), jnp.full(1, Fate.CONTRIBUTED, jnp.int8), key, key)
         return aggregator.combine(aggregator.init(update), self._numbers(), gathered, close)[1]
-
-
-def _alone() -> Roster:
-    """Makes the roster of a cohort of one."""
-    return Roster(jnp.zeros(1, jnp.int32), jnp.ones(1, bool))
 
 
 def _usual() -> Arithmetic:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import flax.struct
 import jax
+import jax.numpy as jnp
 from chex import PRNGKey
 
 from fedjax_dp.core.trees import PyTree
@@ -45,6 +46,11 @@ class Roster:
 
     clients: jax.Array
     is_announced: jax.Array
+
+    @classmethod
+    def of_one(cls) -> "Roster":
+        """Makes the cohort of client 0 alone, for shapes, audits and traces."""
+        return cls(jnp.zeros(1, jnp.int32), jnp.ones(1, bool))
 
 
 @flax.struct.dataclass

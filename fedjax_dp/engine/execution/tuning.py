@@ -120,8 +120,8 @@ def _try(simulation: Any, chunk: int, tick: Callable[[], float]) -> Trial:
 def local_steps(federation: Federation) -> np.ndarray:
     """Counts the local steps of every client."""
     sizes, local = jnp.asarray(federation.population.sizes), federation.hyper.local
-    one = jax.vmap(lambda i: federation.algorithm.training.num_steps(sizes[i], local.row(i)))
-    steps = np.asarray(jax.jit(one)(jnp.arange(len(sizes))))
+    steps_of = federation.algorithm.training.steps_of
+    steps = np.asarray(jax.jit(lambda ids: steps_of(ids, sizes, local))(jnp.arange(len(sizes))))
     # An int32 saturates.
     rule = "give each client fewer than 2^31 - 1 local steps a round"
     checks.require(

@@ -293,9 +293,8 @@ def _weights(discount: Discount, max_staleness: int) -> np.ndarray:
 def _num_steps(federation: Federation, hyper: Any) -> jax.Array:
     """Computes the local steps of each client, `[num_clients]`."""
     sizes = jnp.asarray(federation.population.sizes)
-    num_steps = federation.algorithm.training.num_steps
     local = jax.tree.map(jnp.asarray, hyper.local)
-    return jax.vmap(lambda i: num_steps(sizes[i], local.row(i)))(jnp.arange(len(sizes)))
+    return federation.algorithm.training.steps_of(jnp.arange(len(sizes)), sizes, local)
 
 
 def _check_participation(federation: Federation) -> None:

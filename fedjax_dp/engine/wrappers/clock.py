@@ -337,7 +337,6 @@ class _Clock(NamedTuple):
     def work(self, ids: jax.Array, hyper: Any) -> jax.Array:
         """Computes the seconds of clients' computation, `[slots]`."""
         sizes = jnp.asarray(self.federation.population.sizes)
-        num_steps = self.federation.algorithm.training.num_steps
-        steps = jax.vmap(lambda i: num_steps(sizes[i], hyper.local.row(i)))(ids)
+        steps = self.federation.algorithm.training.steps_of(ids, sizes, hyper.local)
         per_step, per_round = (jnp.asarray(x, jnp.float32)[ids] for x in self.compute)
         return per_step * steps.astype(jnp.float32) + per_round

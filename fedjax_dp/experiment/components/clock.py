@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from itertools import cycle, islice
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -53,8 +52,7 @@ class Clock(NamedTuple):
     def times(self, federation: Federation) -> RoundTimes:
         """Computes the times of a round of all clients, without jitter."""
         hyper, sizes = federation.hyper, jnp.asarray(federation.population.sizes)
-        num_steps = federation.algorithm.training.num_steps
-        steps = jax.vmap(lambda i: num_steps(sizes[i], hyper.local.row(i)))(jnp.arange(len(sizes)))
+        steps = federation.algorithm.training.steps_of(jnp.arange(len(sizes)), sizes, hyper.local)
         if self.latencies.server is not None:
             names = ("server_seconds", "deadline", "keep")
             chosen = {name: self.options[name] for name in names}

@@ -151,9 +151,8 @@ def _largest_weight(algorithm: FederatedAlgorithm, population: Population) -> in
     aggregator, key = algorithm.aggregator, jax.random.key(0)
     shapes = Facts(algorithm, population).update
     update = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    roster = Roster(jnp.zeros(1, jnp.int32), jnp.ones(1, bool))
     weight = jnp.float32(np.max(population.sizes))
-    sender = Sender(jnp.int32(0), weight, key, key, roster)
+    sender = Sender(jnp.int32(0), weight, key, key, Roster.of_one())
     state = aggregator.broadcast(aggregator.init(update))
     sent = jax.tree.leaves(aggregator.contribute(state, aggregator.numbers, update, sender))
     floats = [x for x in map(np.asarray, sent) if np.issubdtype(x.dtype, np.floating)]

@@ -270,8 +270,8 @@ def _coded_shapes(
         update = messages.received(update)
         state = aggregator.broadcast(aggregator.init(update))
         key, index = jax.random.key(0), jnp.zeros((), jnp.int32)
-        roster = Roster(index[None], jnp.ones(1, bool))
-        sender = Sender(index, jnp.asarray(weight, jnp.float32), key, key, roster)
+        weight = jnp.asarray(weight, jnp.float32)
+        sender = Sender(index, weight, key, key, Roster.of_one())
         numbers = aggregator.numbers
         contribution = aggregator.contribute(state, numbers, update, sender)
         return _sent(aggregator, state, numbers, contribution, sender)
