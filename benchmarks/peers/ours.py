@@ -144,11 +144,12 @@ def _algorithm(problem: Problem, model: Any, num_clients: int) -> FederatedAlgor
 
 
 def main() -> None:
-    offer_devices("auto")
     session = Session("jax", "jaxlib", "flax", "fedjax-dp")
-    is_double = session.problem.x.dtype == np.float64
-    run = functools.partial(_double, session.problem) if is_double else Ours(session.problem).run
-    session.serve(run)
+    if session.problem.x.dtype == np.float64:
+        session.serve(functools.partial(_double, session.problem))
+    else:
+        offer_devices("auto")
+        session.serve(Ours(session.problem).run)
 
 
 if __name__ == "__main__":

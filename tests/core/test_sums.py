@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import floats
 
 from fedjax_dp.core import sums
 from fedjax_dp.core.backend import traced_for
@@ -62,6 +63,27 @@ def test_running_sums_have_the_bits_of_accelerators(way):
         theirs = jax.jit(lambda x: parts(x))(x)
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@floats
+def test_what_is_added_is_rounded_before():
+    """A compiler that fuses a product into one of several passes does not round it there."""
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(20, 4096)).astype(np.float32)
+    weights = rng.uniform(0.1, 1, 20).astype(np.float32)
+
+    @jax.jit
+    def added(x, weights, counts, num):
+        def body(i, total):
+            weighed = jnp.where(counts[i], weights[i] * x[i], 0.0)
+            return sums.merge(total, sums.over_first_axis(weighed[None]))
+
+        return sums.parts(jax.lax.fori_loop(0, num, body, sums.zeros_like(x[0])))
+
+    parts = added(x, weights, np.ones(20, bool), 20)
+    found = sum(np.asarray(part, np.float64) for part in parts)
+    exact = np.sum(weights[:, None] * x, axis=0, dtype=np.float64)
+    assert np.all(np.abs(found - exact) <= 20 * 2.0**-47 * np.sum(np.abs(x), axis=0))
 
 
 def test_a_cpu_adds_in_one_pass():
