@@ -582,3 +582,28 @@ def test_what_is_affordable_follows_the_numbers_of_the_rounds_to_come():
     assert account.affordable_rounds(*asked) < 5
     account.charge(record_of(*[range(NUM_CLIENTS)] * 5), quiet)
     assert account.epsilon(DELTA)["client"] == pytest.approx(budget["client"], rel=1e-9)
+
+
+def test_one_number_is_the_largest_epsilon_of_the_only_unit():
+    model = make_model()
+    mean = gaussian_mean(0.2, NOISE, COHORT)
+    algorithm = algorithms.dp_fedavg(model, plain_trainer(model), aggregator=mean)
+    sim = simulation(algorithm, make_data(), cohort_size=COHORT)
+    accounting = PrivacyAccounting(sim)
+    _, record, _ = sim.run(sim.init(KEY), KEY, 3)
+    accounting.charge(record)
+    expected = spent(poisson(COHORT / NUM_CLIENTS, NOISE), 3, DELTA["client"])
+    assert accounting.epsilon(DELTA["client"]) == pytest.approx(expected, rel=1e-6)
+    for unit in ("none", "both"):
+        other = PrivacyAccounting(simulate(unit, sampling.poisson(), COHORT))
+        with pytest.raises(ValueError, match="dp_delta must be given for each unit, by its name"):
+            other.epsilon(1e-6)
+
+
+@pytest.mark.parametrize("joined", [None, participants.participation(sampling.poisson(), 6, 2)])
+def test_a_simulation_has_a_participation_or_a_cohort_size(joined):
+    model = make_model()
+    algorithm = algorithms.fedavg(model, plain_trainer(model))
+    size = None if joined is None else 2
+    with pytest.raises(ValueError, match="cohort_size must be given without a participation"):
+        simulation(algorithm, make_data(), joined, cohort_size=size)

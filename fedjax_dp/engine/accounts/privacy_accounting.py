@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 
 import jax
 import numpy as np
@@ -311,22 +311,40 @@ class PrivacyAccounting:
             self._charge(unit, ledger, coming.stages, coming.clients)
         return found
 
-    @checked
+    @overload
+    def epsilon(self, dp_delta: float, accountant: str | None = None) -> float: ...
+
+    @overload
     def epsilon(
         self, dp_delta: Mapping[str, ArrayLike], accountant: str | None = None
-    ) -> dict[str, np.ndarray]:
+    ) -> dict[str, np.ndarray]: ...
+
+    @checked
+    def epsilon(
+        self, dp_delta: Mapping[str, ArrayLike] | float, accountant: str | None = None
+    ) -> dict[str, np.ndarray] | float:
         """Computes ε spent so far.
 
         Args:
-          dp_delta: δ of each unit, a number or one for each account.
+          dp_delta: δ of each unit by its name, a number or one for each account; or a number, for
+            the only unit.
           accountant: as for `Ledger.epsilon`; if not given, the one that the accounts were opened
             with, or "rdp".
 
         Returns:
-          For each unit ε of every account, `[num_units]`.
+          For each unit ε of every account, `[num_units]`; where δ is a number, the largest of all
+          accounts, a float.
+
+        Raises:
+          ValueError: for one number where several units are claimed, or none is.
         """
         if accountant is None:
             accountant = self._accountant or "rdp"
+        if not isinstance(dp_delta, Mapping):
+            rule = "be given for each unit, by its name"
+            checks.require(len(self.ledgers) == 1, "dp_delta", rule, dp_delta)
+            (ledger,) = self.ledgers.values()
+            return float(np.max(ledger.epsilon(dp_delta, accountant)))
         return {unit: v.epsilon(dp_delta[unit], accountant) for unit, v in self.ledgers.items()}
 
     def to_json(self) -> str:

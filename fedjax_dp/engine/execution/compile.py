@@ -20,9 +20,11 @@ from fedjax_dp.core.backend import require_settings
 from fedjax_dp.core.devices import is_distributed
 from fedjax_dp.core.forks import require_not_forked
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data import participants
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.data.record_file import Folder
+from fedjax_dp.data.sampling import poisson
 from fedjax_dp.engine.client_store import ClientStore
 from fedjax_dp.engine.cohort import Examples, traced, typed
 from fedjax_dp.engine.execution.host_steps import after_host_step, rounds_and_host_steps
@@ -119,9 +121,10 @@ class Simulation(NamedTuple):
 def simulation(
     algorithm: FederatedAlgorithm,
     data: FederatedData,
-    participation: Participation,
+    participation: Participation | None = None,
     execution: ExecutionConfig = ExecutionConfig(),
     *,
+    cohort_size: float | None = None,
     validation: FederatedData | None = None,
     wrapper: Callable[[Federation], Federation] | None = None,
 ) -> Simulation:
@@ -130,8 +133,11 @@ def simulation(
     Args:
       algorithm: the declaration.
       data: the clients' training examples.
-      participation: the sampling of clients, bound to as many clients as `data` has.
+      participation: the sampling of clients, bound to as many clients as `data` has; None for
+        Poisson sampling of `cohort_size` of them.
       execution: the layout of rounds.
+      cohort_size: the expected number of clients a round where no participation is given, in (0,
+        number of clients].
       validation: a second split of the same clients' own data, which they read as
         `client.validation`.
       wrapper: `(federation) -> federation`, such as `partial(anderson, memory=2)`.
@@ -140,10 +146,16 @@ def simulation(
       The simulation.
 
     Raises:
-      ValueError: as `federation`, the wrapper and `compile_federation`.
+      ValueError: as `federation`, the wrapper and `compile_federation`; without a participation
+        and a cohort size, or with both.
     """
     require_settings()
     execution.validate()
+    rule = "be given without a participation, and only then"
+    fits = (participation is None) == (cohort_size is not None)
+    checks.require(fits, "cohort_size", rule, cohort_size)
+    if participation is None:
+        participation = participants.participation(poisson(), data.num_clients, cohort_size)
     bound = federation(algorithm, population_of(data, validation), participation)
     _warn_of_divisor(bound)
     if wrapper is not None:
