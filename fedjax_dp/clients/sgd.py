@@ -27,6 +27,7 @@ from fedjax_dp.clients.whole_batches import WholeBatches
 from fedjax_dp.core import checks, masks, sums, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.backend import backend
+from fedjax_dp.core.inspection import note_finite
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.made import exchanged
 from fedjax_dp.core.materialize import as_stored
@@ -394,6 +395,8 @@ class _Training:
             moved = jax.tree.map(trees.at_least_float32, moved)
             gradient = trees.add(trees.scale(gradient, slope), moved)
         gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, local.params)
+        where = {"round": run.client.round, "client": run.client.index, "local_step": i}
+        note_finite("the gradient", gradient, **where)
         gradient = run.masked(gradient)
         with library_promotion():
             updates, opt_state = run.optimizer.update(gradient, local.optimizer, summed.params)
@@ -403,6 +406,7 @@ class _Training:
         updates = run.masked(_of_weights(self.model, updates))
         with library_promotion():
             params, low = optax.apply_updates(summed.params, updates), None
+        note_finite("the model after the step", params, **where)
         if self.is_compensated:
             total = sums.add(jax.tree.map(sums.Sum, summed.params, local.low), updates)
             params, low = sums.parts(total)

@@ -294,6 +294,9 @@ class ExecutionConfig(NamedTuple):
         is "split" where that is faster by the measured speeds, else "exact".
       measured: speeds of this GPU or TPU, as `io.read_measured` reads them, which automatic choices
         follow.
+      debug: whether rounds are looked into: one client at a time on one device, and the first
+        client, local step and array that is not finite is named by a `NotFinite` error. Results are
+        those of other rounds, but for rounding. Nothing that it says is private.
     """
 
     clients_per_chunk: Count | str | Tuned = "auto"
@@ -305,6 +308,7 @@ class ExecutionConfig(NamedTuple):
     split_clients: bool = False
     products: Literal["exact", "split", "auto"] = "exact"
     measured: Measured | None = None
+    debug: bool = False
 
     def validate(self) -> None:
         """Checks every choice.
@@ -329,6 +333,13 @@ class ExecutionConfig(NamedTuple):
             rule = f"be of this device, {here.device}"
             is_same = here.device in ("", self.measured.device)
             checks.require(is_same, "measured", rule, self.measured.device)
+        if self.debug:
+            rule = "be 'auto' or 1 with debug, which runs one client at a time"
+            fits = self.clients_per_chunk in ("auto", 1)
+            checks.require(fits, "clients_per_chunk", rule, self.clients_per_chunk)
+            rule = "be 'auto' or 1 with debug, which runs on one device"
+            is_one = self.devices in (None, "auto", 1) and not is_distributed()
+            checks.require(is_one, "devices", rule, self.devices)
         num_devices = len(self.device_list())
         if self.model_axis is not None:
             self.model_axis.validate(num_devices)
@@ -389,6 +400,8 @@ class ExecutionConfig(NamedTuple):
         """
         if not isinstance(self.devices, str):
             return self
+        if self.debug:
+            return self._replace(devices=None)
         count, axis = len(self.device_list()), self.model_axis
         groups = count if axis is None else count // axis.size
         least = None if axis is None else axis.size
@@ -421,6 +434,8 @@ class ExecutionConfig(NamedTuple):
         Returns:
           The number of clients that are vmapped together.
         """
+        if self.debug:
+            return 1
         if not isinstance(self.clients_per_chunk, str | Tuned):
             return min(int(self.clients_per_chunk), clients_per_device)
         chosen, of_one = self.choices(), cost()

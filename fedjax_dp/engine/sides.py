@@ -10,6 +10,7 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.values import ClientOutput, Hyper, Round
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core import trees
+from fedjax_dp.core.inspection import note_finite
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.materialize import as_stored, updates_stored
 from fedjax_dp.core.trees import PyTree
@@ -133,6 +134,8 @@ def contributed(
     may_overflow = () if is_smaller else contribution
     with updates_stored(is_smaller):
         update = as_stored(output.received)
+    note_finite("the update", output.received, counts=takes_part, client=index)
+    note_finite("the contribution", contribution, counts=takes_part, client=index)
     checked = update, output.weight, output.state, may_overflow
     is_finite = trees.can_be_summed(checked)
     counts = takes_part & is_finite
@@ -192,7 +195,9 @@ def server_side(
         aggregator, hyper.aggregator, total, close
     )
     # An aggregate of finite contributions may overflow; then no client counts as contributing.
+    note_finite("the aggregate", aggregate, round=round.index)
     is_finite = trees.is_finite(aggregate)
     aggregate = trees.where(is_finite, aggregate, trees.zeros_like(aggregate))
     server, of_server = algorithm.server_step(server, aggregate, hyper, round, key)
+    note_finite("the server's state", server, round=round.index)
     return Closed(server, kept, aggregate, is_finite, of_aggregator, of_server)

@@ -19,6 +19,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.backend import require_settings
 from fedjax_dp.core.devices import is_distributed
 from fedjax_dp.core.forks import require_not_forked
+from fedjax_dp.core.inspection import Watch
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data import participants
 from fedjax_dp.data.federated import FederatedData
@@ -235,13 +236,15 @@ def compile_federation(
     require_memory(memory, layout.mesh_size)
     if not place.is_resident and not place.is_on_disk:
         require_host_memory(num_clients, facts.own_bytes)
-    count, made = Count(), _Made()
+    count, made, watch = Count(), _Made(), Watch() if execution.debug else None
+    # An error is raised after the round that it is of.
+    calls = 1 if execution.debug else execution.rounds_per_call
     with explained(memory):
         frozen = _placed_frozen(federation, layout, place, execution.model_axis)
     of_state = place.of_state(outer) if layout.divides_model else None
 
     def round_in(layout: Layout) -> OneRound:
-        found = one_round(federation, layout, frozen, count, of_state)
+        found = one_round(federation, layout, frozen, count, of_state, watch)
         if execution.model_axis is not None and jax.default_backend() == "cpu":
             found = found._replace(check=execution.model_axis.require_separate_groups)
         return found
@@ -255,13 +258,12 @@ def compile_federation(
 
         @cache
         def examples() -> Examples:
-            calls = execution.rounds_per_call
             return place.share(resident_examples(federation, layout, data, validation, calls))
 
-        rounds_of = resident_rounds(round_of, examples, execution.rounds_per_call)
-        rounds_of_any = resident_rounds(round_of_any, examples, execution.rounds_per_call)
+        rounds_of = resident_rounds(round_of, examples, calls)
+        rounds_of_any = resident_rounds(round_of_any, examples, calls)
         splits = layout.splits_longest and layout.num_devices > 1
-        is_alone = is_distributed() or layout.divides_model or splits
+        is_alone = is_distributed() or layout.divides_model or splits or watch is not None
         if not is_alone and not federation.algorithm.stages.host_steps:
             program = Program(
                 round_of_any, federation, general, data, validation, execution.rounds_per_call
@@ -294,6 +296,8 @@ def compile_federation(
         for block, steps in rounds_and_host_steps(host_steps, done, num_rounds):
             state, more = chosen(state, numbers, key, block)
             left += [(compact(record), info) for record, info in (b.on_host() for b in more)]
+            if watch is not None:
+                watch.require_finite()
             for step in steps:
                 whole = state
                 if is_distributed() and step.reads_clients:

@@ -9,6 +9,7 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.algorithms.values import Hyper
+from fedjax_dp.core.inspection import Watch, watched
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.cohort import Cohort, Examples
@@ -173,18 +174,19 @@ def one_round(
     frozen: Sequence[Sequence[jax.Array]],
     count: Count,
     of_state: SimulationState | None = None,
+    watch: Watch | None = None,
 ) -> OneRound:
     """Compiles a round whose frozen parameters are an argument, since they are large.
 
     `of_state` has the shardings of a state where the compiler could choose others: where devices
-    divide the model.
+    divide the model. A round that is looked into reports to `watch`.
     """
 
     # Traced once, for the shapes of its results and for the loop.
     @jax.jit
     def step(state, hyper, examples, cohort, key, frozen):
         count.traces += 1
-        with kinds.given(federation.facts.frozen, frozen):
+        with kinds.given(federation.facts.frozen, frozen), watched(watch):
             state, *left = federation.run_round(state, hyper, examples, key, layout, cohort)
             if of_state is not None:
                 state = jax.lax.with_sharding_constraint(state, of_state)

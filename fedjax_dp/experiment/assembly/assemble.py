@@ -269,6 +269,7 @@ def execution_of(section: ExecutionSection, run: RunSection) -> ExecutionConfig:
         rounds_per_call=min(stops, run.rounds),
         model_axis=ModelAxis(size, rules) if size > 1 else None,
         split_clients=section.split_clients,
+        debug=section.debug,
         products=section.products,
         measured=None if section.measured is None else read_measured(section.measured),
     )

@@ -196,6 +196,8 @@ def _check_release(config: Config) -> None:
         is_noised = noise is None or bool(np.all(np.asarray(noise) > 0))
         rule = "be above 0 if run.release is 'private'"
         checks.require(is_noised, f"privacy.{unit}.noise_multiplier", rule, noise)
+    rule = "be false if run.release is 'private': it names clients by exact numbers"
+    checks.require(not config.execution.debug, "execution.debug", rule, True)
     scaling = config.data.options.get("scaling")
     rule = "be 0 if run.release is 'private': these training records are read without noise"
     count = config.data.public_examples

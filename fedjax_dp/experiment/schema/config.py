@@ -629,6 +629,11 @@ class ExecutionSection(Section):
         "file of speeds of this device, which auto follows; `python -m benchmarks.accelerator` in "
         "a clone of the repository writes it",
     )
+    debug: bool = _setting(
+        False,
+        "look into rounds: one client at a time on one device; an error names the first client, "
+        "local step and array that is not finite",
+    )
     compilation_cache: PathText | None = _setting(
         "auto", "folder of compiled programs and tuned layouts; auto is the user's cache"
     )

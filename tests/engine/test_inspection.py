@@ -1,0 +1,73 @@
+"""Rounds that are looked into: which client, step and array is named, and what they compute."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_problem import NUM_CLIENTS, make_data, make_model, plain_trainer, private_trainer
+
+from fedjax_dp import algorithms
+from fedjax_dp.clients.base import LocalConfig
+from fedjax_dp.clients.sgd import local_trainer
+from fedjax_dp.core.inspection import NotFinite
+from fedjax_dp.data import participants, sampling
+from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.engine import ExecutionConfig, simulation
+from fedjax_dp.models.base import Model
+
+KEY, DEBUG = jax.random.key(3), ExecutionConfig(debug=True)
+
+
+def steep(largest, num_epochs=2):
+    """Clients with one number each, by which one parameter moves in every step."""
+    model = Model.from_functions(
+        init=lambda key: {"slope": jnp.zeros(()), "other": jnp.zeros(())},
+        apply=lambda params, x: params["slope"] * x + 0 * params["other"],
+        loss=lambda outputs, targets: outputs,
+    )
+    trainer = local_trainer(model, LocalConfig(1.0, 1, num_epochs))
+    x = np.array([1.0, 2.0, largest, 1.0], np.float32)
+    data = FederatedData.from_client_ids({"x": x, "y": np.zeros(4, np.int32)}, np.arange(4))
+    return algorithms.fedavg(model, trainer), data
+
+
+@pytest.mark.parametrize(
+    ("largest", "num_epochs", "found"),
+    [
+        (2e38, 2, r"round 1, client 2, local step 2: the model after the step .*got slope"),
+        (2e38, 1, None),
+    ],
+)
+@pytest.mark.parametrize("placement", ["device", "host"])
+def test_the_first_client_step_and_array_is_named(largest, num_epochs, found, placement):
+    algorithm, data = steep(largest, num_epochs)
+    every = participants.participation(sampling.full_participation(), 4)
+    sim = simulation(algorithm, data, every, DEBUG._replace(placement=placement))
+    assert sim.layout.chunk == 1
+    if found is None:
+        sim.run(sim.init(KEY), KEY, 1)
+        return
+    with pytest.raises(NotFinite, match=found) as raised:
+        sim.run(sim.init(KEY), KEY, 2)
+    assert f"{largest:g}" not in str(raised.value)
+
+
+@pytest.mark.parametrize("make", [plain_trainer, private_trainer])
+def test_rounds_that_are_looked_into_compute_the_same(make):
+    model, ends = make_model(), []
+    build = algorithms.fedavg if make is plain_trainer else algorithms.dp_sgd
+    joined = participants.participation(sampling.fixed_size(), NUM_CLIENTS, 3)
+    for debug in (False, True):
+        execution = ExecutionConfig(debug=debug)
+        sim = simulation(build(model, make(model)), make_data(), joined, execution)
+        ends.append(sim.run(sim.init(KEY), KEY, 3)[0].server)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), *ends)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [({"clients_per_chunk": 2}, "clients_per_chunk"), ({"devices": 2}, "devices")],
+)
+def test_what_hides_a_client_is_refused(fields, name):
+    with pytest.raises(ValueError, match=f"{name} must be 'auto' or 1 with debug"):
+        ExecutionConfig(debug=True, **fields).validate()
