@@ -6,9 +6,13 @@ import subprocess
 import sys
 import tomllib
 
+import pytest
 from marks import slow, telling
 
-OPTIONAL = ("typer", "matplotlib", "pydantic", "tomli_w", "filelock", "platformdirs")
+from fedjax_dp.core.packages import MissingPackageError
+from fedjax_dp.privacy import banded_noise
+
+OPTIONAL = ("jax_privacy", "typer", "matplotlib", "pydantic", "tomli_w", "filelock", "platformdirs")
 PROJECT = pathlib.Path(__file__).parents[2] / "pyproject.toml"
 README = pathlib.Path(__file__).parents[2] / "README.md"
 MISSING = """
@@ -39,6 +43,14 @@ def test_extras_that_configurations_alone_use_bring_them():
     for name in ("tensorboard", "search", "mlflow", "wandb", "trackio", "docs"):
         brought = {part for line in extras[name] for part in re.findall(r"[\w-]+", line)}
         assert {"fedjax-dp", "cli"} <= brought, name
+
+
+def test_correlated_noise_names_its_extra(monkeypatch):
+    assert banded_noise(3, 1, min_separation=1).num_rounds == 3
+    monkeypatch.setitem(sys.modules, "jax_privacy.matrix_factorization", None)
+    rule = r"correlated noise .* needs the package jax_privacy.*'fedjax-dp\[correlated\]'"
+    with pytest.raises(MissingPackageError, match=rule):
+        banded_noise(3, 2, min_separation=2)
 
 
 @telling

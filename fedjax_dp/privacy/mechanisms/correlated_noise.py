@@ -11,6 +11,7 @@ from chex import PRNGKey
 
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.packages import needed_for
 from fedjax_dp.core.promotion import library_promotion
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.trees import PyTree
@@ -145,7 +146,8 @@ def best_coefficients(num_rounds: int, bands: int) -> np.ndarray:
     if bands == 1:
         return np.ones(1)
     # Importing it takes a third of a second, which runs without correlated noise need not pay.
-    from jax_privacy.matrix_factorization import toeplitz
+    with needed_for("correlated noise over several rounds", "correlated"):
+        from jax_privacy.matrix_factorization import toeplitz
 
     with library_promotion():
         found = np.asarray(toeplitz.optimize_banded_toeplitz(num_rounds, bands), float)
