@@ -13,7 +13,7 @@ from fedjax_dp.privacy.mechanisms.distributed import (
     DistributedDiscreteGaussianDpEvent,
     SkellamDpEvent,
 )
-from fedjax_dp.privacy.reports import latex
+from fedjax_dp.privacy.reports import facts
 from fedjax_dp.privacy.reports import statement as st
 from fedjax_dp.privacy.reports.latex import for_paper, references
 
@@ -136,25 +136,42 @@ def test_what_limits_a_claim_is_said():
     assert for_paper([]).latex == "No differential privacy is claimed.\n"
 
 
-def test_every_term_of_a_statement_has_words_for_a_paper():
-    assert latex._UNITS.keys() == st._UNITS.keys()
-    assert latex._RELATIONS.keys() == st._RELATIONS.keys()
-    assert latex._TRUST.keys() == st._TRUST.keys()
-    assert latex._ROOTS.keys() == st._ROOTS.keys()
-    assert latex._NOISE.keys() == st._NOISE.keys()
-    assert latex._SAMPLERS.keys() == {"no sampling", *st._SAMPLERS.values()}
-    # Those without an entry are named by the statement's own words.
-    assert latex._MECHANISMS.keys() <= set(st._MECHANISMS.values())
+def test_a_fact_that_the_table_gains_is_said_in_both_forms(monkeypatch):
+    """By the name of an entry of a claim; a claim without the entry says nothing."""
+    fact = facts.Words("\n\nA page has {weather}.", "A paper has {weather}~[mironov2017renyi].")
+    monkeypatch.setitem(facts.SENTENCES, "weather", fact)
+    with_fact, without = claimed(GAUSSIAN, weather="wet & 5% {dry}"), claimed(GAUSSIAN)
+    paper = for_paper([with_fact])
+    assert st.in_words(with_fact) == st.in_words(without) + "\nA page has wet & 5% {dry}.\n"
+    said = r"A paper has wet \& 5\% \{dry\}~\cite{mironov2017renyi}." + "\n"
+    assert paper.latex == for_paper([without]).latex + said
+
+
+def words_of(value):
+    """All words in a value of the table's module."""
+    if isinstance(value, facts.Words):
+        yield value
+    elif isinstance(value, dict):
+        yield from (words for part in value.values() for words in words_of(part))
+
+
+def test_a_paper_leaves_out_only_what_is_named_here():
+    terms = (facts.UNITS, facts.RELATIONS, facts.TRUST, facts.ROOTS)
+    terms += (facts.MECHANISMS, facts.SAMPLERS)
+    assert all(words.page and words.paper for table in terms for words in table.values())
+    assert facts.SENTENCES.keys() >= set(facts.NOISE)
+    assert {name for name, words in facts.SENTENCES.items() if not words.paper} == {
+        *("contribution", "first_bound", "batch", "is_every_round", "is_count_hidden"),
+        *("is_drawn_unevenly", "parameters", "noise_root_file", "computed"),
+    }
+    assert [name for name, words in facts.SENTENCES.items() if not words.page] == ["relation"]
 
 
 def test_every_work_is_cited_and_has_what_an_entry_needs():
-    source = "".join(
-        str(value) for name, value in vars(latex).items() if name.startswith("_") and name.isupper()
-    )
-    function_texts = r"\cite{dwork2014algorithmic,dpaccounting,fedjaxdp}"
-    wanted = cited(source.replace("{{", "{").replace("}}", "}")) | cited(function_texts)
+    papers = "".join(words.paper for part in vars(facts).values() for words in words_of(part))
+    wanted = {key for keys in re.findall(r"~\[([^]]*)\]", papers) for key in keys.split(",")}
     entries = references()
-    assert wanted <= entries.keys()
+    assert {"dwork2014algorithmic", "dpaccounting"} <= wanted <= entries.keys()
     for key, entry in entries.items():
         assert re.search(r"^  author = \{.+\},$", entry, re.MULTILINE), key
         assert re.search(r"^  title = \{.+\},$", entry, re.MULTILINE), key
