@@ -14,7 +14,7 @@ import time
 import jax
 import numpy as np
 
-from fedjax_dp.algorithms import jump_start
+from fedjax_dp.algorithms import Tickets, jump_start
 from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import FederatedData, fixed_size, participation
 from fedjax_dp.data.federated import example_structure
@@ -50,7 +50,9 @@ def main() -> None:
     structure = example_structure(data)
     model = resnet18(structure["x"], num_classes=2, norm="batch", stem="imagenet")
     trainer = local_trainer(model, LocalConfig(learning_rate=0.01, batch_size=8, num_steps=1))
-    algorithm = jump_start(model, trainer, jump_rounds=10**6, accuracy_threshold=0.4)
+    algorithm = jump_start(
+        model, trainer, jump_rounds=10**6, tickets=Tickets(accuracy_threshold=0.4)
+    )
     joins = participation(fixed_size(), given.clients, given.cohort)
     key, seconds, states, sims = jax.random.key(0), {}, {}, {}
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:

@@ -33,6 +33,7 @@ from small_problem import (
 
 from fedjax_dp import algorithms
 from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.core.registry import grouped
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import ExecutionConfig, Simulation, simulation
@@ -110,7 +111,7 @@ def case(
     factory = getattr(algorithms, of or name)
 
     def make(model):
-        return factory(model, trainer(model), **options)
+        return factory(model, trainer(model), **grouped(factory, options))
 
     is_private = trainer is private_trainer
     return Case(name, factory, make, expect, observe, is_private, is_pooled, is_validated)

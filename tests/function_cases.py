@@ -31,6 +31,7 @@ from fedjax_dp import server as servers
 from fedjax_dp.algorithms.registry import ALGORITHMS, Problem
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.client_data import ClientData
+from fedjax_dp.core.registry import grouped, groups_of, options_of
 from fedjax_dp.data import clusters, datasets, mixtures, partition, shifts, sizes, statistics
 from fedjax_dp.privacy.reports import auditing
 from fedjax_dp.server import oblivious, secure
@@ -332,13 +333,20 @@ def method(cls: Any, name: str, holder: Callable[[], Any], **own: Any) -> Case:
 
 def of_algorithm(name: str) -> Case:
     entry = ALGORITHMS[name]
-    parameters = inspect.signature(entry.factory).parameters
+    options = options_of(entry.factory)
     is_private = "record" in entry.units[:1] or not {"none", "client"} & {*entry.units}
-    some = [n for n in ("prunable", "radius", "declared_epsilon") if n in parameters]
-    own = {option: VALUES[option] for option in some}
+    some = [n for n in ("prunable", "radius", "declared_epsilon") if n in options]
+    own = grouped(entry.factory, {option: VALUES[option] for option in some})
     return case(
         entry.factory, trainer=(lambda: private()) if is_private else VALUES["trainer"], **own
     )
+
+
+def of_options(cls: Any, name: str, **own: Any) -> Case:
+    """Options of an algorithm, which it refuses."""
+    usual = of_algorithm(name)
+    (group,) = (g for g, default in groups_of(usual.of).items() if isinstance(default, cls))
+    return case(cls, lambda **given: usual.of(**{**usual.good(), group: cls(**given)}), **own)
 
 
 _IMAGE_OF = dict.fromkeys(
@@ -483,6 +491,7 @@ SPECIAL: dict[str, Case] = {
     ),
     "participation": case(data.participation, cohort_size=3),
     **{name: of_algorithm(name) for name in ALGORITHMS},
+    "Tickets": of_options(algorithms.Tickets, "fed_ltn", prunable="w"),
     "build of algorithms": case(algorithms.build, name="fedavg"),
     "public_clients": case(algorithms.public_clients, epsilon=[1.0, 2.0, 8.0, 9.0]),
     "smallest_budget": case(algorithms.smallest_budget, epsilon=[1.0, 2.0]),

@@ -15,7 +15,7 @@ from fedjax_dp.algorithms.ditto import ditto
 from fedjax_dp.algorithms.dp_fedavg import dp_fedavg
 from fedjax_dp.algorithms.dp_sgd import dp_sgd
 from fedjax_dp.algorithms.f_cdpfl import f_cdpfl
-from fedjax_dp.algorithms.fed_ltn import fed_ltn
+from fedjax_dp.algorithms.fed_ltn import Tickets, fed_ltn
 from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.algorithms.fedbn import fedbn, fedper, fedrep
 from fedjax_dp.algorithms.feddyn import feddyn
@@ -63,6 +63,7 @@ __all__ = [
     "Iterate",
     "Round",
     "SharedModel",
+    "Tickets",
     "ae_dpfl",
     "afl",
     "blur_lus",

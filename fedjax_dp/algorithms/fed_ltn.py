@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -40,33 +40,58 @@ from fedjax_dp.server.sparse_mean import sparse_mean
 
 Distance = Literal["norm", "squared"]
 When = Literal["after", "before"]
+
+
+class Tickets(NamedTuple):
+    """How clients find and train tickets, and how the server mixes them.
+
+    Attributes:
+      prune_rate: share of the remaining weights that one pruning removes, in [0, 1).
+      target: pruned share that is never exceeded, in [0, 1). It is reached up to rounding in
+        `prune`, unless fewer than 1 / prune_rate weights of a tensor are left before that, of which
+        the rate removes none.
+      accuracy_threshold: accuracy above which a client prunes, in (0, 1).
+      strength: β of the pull towards the start, at least 0; the source gives no value.
+      mixing: τ, in (0, 1]; 1 is the plain mean of tickets.
+      momentum: λ, at least 0 and below 1 / (1 − τ), above which the recursion diverges; the source
+        gives no value.
+      looks_ahead: whether Δ has the sign of the listing, so that the server continues in the
+        direction of its last step; with that of the text, `Δ ← new θ − old θ`, it brakes, and λ
+        must be below (1 + 1 / (1 − τ)) / 2.
+      home: the local parameters, as for `fedbn`.
+      rewinds: reset the weights that remain after pruning to their initial values, as LotteryFL
+        does, and local parameters to those of the start of the round; "rewind" in the paper's
+        tables.
+      prunes: "after" training, as the listing does, or "before" it, as LotteryFL does, which
+        evaluates the received ticket and trains once.
+      is_masked_mean: average each weight over the clients that keep it; False for the listing's
+        plain mean, which shrinks the weights that some have pruned.
+      distance: "norm" for `β ‖x − x₀‖`, as printed, or "squared" for `β/2 ‖x − x₀‖²`.
+      scope: as for `prune`.
+      prunable: the weights that may be pruned, as for `weights_of`.
+    """
+
+    prune_rate: Decay = 0.1
+    target: Decay = 0.9
+    accuracy_threshold: ProperFraction = 0.6
+    strength: NonNegative = 0.01
+    mixing: Probability = 0.5
+    momentum: NonNegative = 0.5
+    looks_ahead: bool = True
+    home: Where = BATCH_NORM
+    rewinds: bool = False
+    prunes: When = "after"
+    is_masked_mean: bool = True
+    distance: Distance = "norm"
+    scope: Scope = "tensor"
+    prunable: Where | None = None
+
+
 RANGES = {
-    "prune_rate": Decay,
-    "target": Decay,
-    "accuracy_threshold": ProperFraction,
-    "strength": NonNegative,
-    "mixing": Probability,
-    "momentum": NonNegative,
+    name: kind
+    for name, kind in get_type_hints(Tickets, include_extras=True).items()
+    if isinstance(Tickets._field_defaults[name], float)
 }
-
-
-class Pruning(NamedTuple):
-    """The options that `fed_ltn` and `jump_start` share."""
-
-    prune_rate: Any
-    target: Any
-    accuracy_threshold: Any
-    strength: Any
-    mixing: Any
-    momentum: Any
-    looks_ahead: bool
-    home: Where
-    rewinds: bool
-    prunes: When
-    is_masked_mean: bool
-    distance: Distance
-    scope: Scope
-    prunable: Where | None
 
 
 def check_momentum(options: Mapping[str, Any], prefix: str) -> None:
@@ -141,7 +166,7 @@ class Scheme:
 
     model: Model
     trainer: LocalTrainer
-    options: Pruning
+    options: Tickets
     home: Home
     weights: PyTree
     is_weight: PyTree
@@ -240,20 +265,7 @@ def fed_ltn(
     model: Model,
     trainer: LocalTrainer,
     *,
-    prune_rate: Decay = 0.1,
-    target: Decay = 0.9,
-    accuracy_threshold: ProperFraction = 0.6,
-    strength: NonNegative = 0.01,
-    mixing: Probability = 0.5,
-    momentum: NonNegative = 0.5,
-    looks_ahead: bool = True,
-    home: Where = BATCH_NORM,
-    rewinds: bool = False,
-    prunes: When = "after",
-    is_masked_mean: bool = True,
-    distance: Distance = "norm",
-    scope: Scope = "tensor",
-    prunable: Where | None = None,
+    tickets: Tickets = Tickets(),
 ) -> FederatedAlgorithm:
     """Declares FedLTN: tickets pruned after training, a server with momentum.
 
@@ -268,29 +280,7 @@ def fed_ltn(
     Args:
       model: the model to train, a model with accuracy.
       trainer: local training, not a private one; pruned weights stay 0 under any optimiser.
-      prune_rate: share of the remaining weights that one pruning removes, in [0, 1).
-      target: pruned share that is never exceeded, in [0, 1). It is reached up to rounding in
-        `prune`, unless fewer than 1 / prune_rate weights of a tensor are left before that, of which
-        the rate removes none.
-      accuracy_threshold: accuracy above which a client prunes, in (0, 1).
-      strength: β of the pull towards the start, at least 0; the source gives no value.
-      mixing: τ, in (0, 1]; 1 is the plain mean of tickets.
-      momentum: λ, at least 0 and below 1 / (1 − τ), above which the recursion diverges; the source
-        gives no value.
-      looks_ahead: whether Δ has the sign of the listing, so that the server continues in the
-        direction of its last step; with that of the text, `Δ ← new θ − old θ`, it brakes, and λ
-        must be below (1 + 1 / (1 − τ)) / 2.
-      home: the local parameters, as for `fedbn`.
-      rewinds: reset the weights that remain after pruning to their initial values, as LotteryFL
-        does, and local parameters to those of the start of the round; "rewind" in the paper's
-        tables.
-      prunes: "after" training, as the listing does, or "before" it, as LotteryFL does, which
-        evaluates the received ticket and trains once.
-      is_masked_mean: average each weight over the clients that keep it; False for the listing's
-        plain mean, which shrinks the weights that some have pruned.
-      distance: "norm" for `β ‖x − x₀‖`, as printed, or "squared" for `β/2 ‖x − x₀‖²`.
-      scope: as for `prune`.
-      prunable: the weights that may be pruned, as for `weights_of`.
+      tickets: how clients find and train tickets, and how the server mixes them.
 
     Returns:
       The algorithm; a client's state is its mask, one bit per weight, and its local parameters. It
@@ -302,12 +292,10 @@ def fed_ltn(
 
     Source: Mugunthan 2022 (FedLTN), chapter 4, algorithm 1.
     """
-    given = locals()
-    options = Pruning(**{name: given[name] for name in Pruning._fields})
-    return on_tickets(scheme_of(model, trainer, options))
+    return on_tickets(scheme_of(model, trainer, tickets))
 
 
-def scheme_of(model: Model, trainer: LocalTrainer, options: Pruning) -> Scheme:
+def scheme_of(model: Model, trainer: LocalTrainer, options: Tickets) -> Scheme:
     """Checks model and trainer, and finds which parameters are prunable and which are local."""
     trainer.require_open(UNPROTECTED)
     trainer.require_untransformed(AS_TICKETS)

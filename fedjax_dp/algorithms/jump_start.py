@@ -14,18 +14,16 @@ from fedjax_dp.algorithms.base import (
     Stages,
     Views,
 )
-from fedjax_dp.algorithms.fed_ltn import Distance, Own, Pruning, Scheme, When, on_tickets, scheme_of
+from fedjax_dp.algorithms.fed_ltn import Own, Scheme, Tickets, on_tickets, scheme_of
 from fedjax_dp.clients.base import LocalTrainer
-from fedjax_dp.clients.pruning import Scope
 from fedjax_dp.clients.selection import accuracy_of
 from fedjax_dp.core import masks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.masks import Sparse
 from fedjax_dp.core.messages import Known, SentIf
-from fedjax_dp.core.ranges import Count, Decay, NonNegative, Probability, ProperFraction
+from fedjax_dp.core.ranges import Count, Decay
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
-from fedjax_dp.models.kinds import BATCH_NORM, Where
 
 LOCAL, SHARED = 0, 1
 Score = Literal["own", "all"]
@@ -160,20 +158,7 @@ def jump_start(
     jump_target: Decay = 0.3,
     score: Score = "own",
     inherits_mask: bool = True,
-    prune_rate: Decay = 0.1,
-    target: Decay = 0.9,
-    accuracy_threshold: ProperFraction = 0.6,
-    strength: NonNegative = 0.01,
-    mixing: Probability = 0.5,
-    momentum: NonNegative = 0.5,
-    looks_ahead: bool = True,
-    home: Where = BATCH_NORM,
-    rewinds: bool = False,
-    prunes: When = "after",
-    is_masked_mean: bool = True,
-    distance: Distance = "norm",
-    scope: Scope = "tensor",
-    prunable: Where | None = None,
+    tickets: Tickets = Tickets(),
 ) -> FederatedAlgorithm:
     """Declares FedLTN after a Jump-Start.
 
@@ -198,20 +183,7 @@ def jump_start(
       inherits_mask: whether all clients continue with the mask of the chosen ticket, whose pruned
         weights are 0 in the model that they receive; else each has its own mask. The source does
         not specify it.
-      prune_rate: as for `fed_ltn`.
-      target: as for `fed_ltn`, in the rounds after the jump.
-      accuracy_threshold: as for `fed_ltn`.
-      strength: as for `fed_ltn`.
-      mixing: as for `fed_ltn`.
-      momentum: as for `fed_ltn`.
-      looks_ahead: as for `fed_ltn`.
-      home: as for `fed_ltn`.
-      rewinds: as for `fed_ltn`.
-      prunes: as for `fed_ltn`.
-      is_masked_mean: as for `fed_ltn`.
-      distance: as for `fed_ltn`.
-      scope: as for `fed_ltn`.
-      prunable: as for `fed_ltn`.
+      tickets: as for `fed_ltn`, whose target is that of the rounds after the jump.
 
     Returns:
       The algorithm; a client's state is that of FedLTN and its model of the first stage.
@@ -221,9 +193,7 @@ def jump_start(
 
     Source: Mugunthan 2022 (FedLTN with Jump-Start), chapter 4, algorithm 2.
     """
-    given = locals()
-    options = Pruning(**{name: given[name] for name in Pruning._fields})
-    scheme = scheme_of(model, trainer, options)
+    scheme = scheme_of(model, trainer, tickets)
     ltn = on_tickets(scheme)
     stages = _Stages(scheme, ltn, score, inherits_mask)
     by_all = stages.accuracy if score == "all" else None

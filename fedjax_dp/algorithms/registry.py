@@ -210,4 +210,4 @@ def build(
         rule = f"be given for {name}, which queries clients on public inputs"
         checks.require(problem.public_x is not None, "data.public_examples", rule, None)
     facts = {fact: getattr(problem, fact) for fact in (*entry.stand_in, *entry.given)}
-    return entry.factory(model, trainer, **{**facts, **options})
+    return entry.factory(model, trainer, **facts, **registry.grouped(entry.factory, options))

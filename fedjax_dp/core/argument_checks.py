@@ -17,6 +17,7 @@ import numpy.typing
 from annotated_types import Le, MinLen
 
 from fedjax_dp.core import checks, ranges
+from fedjax_dp.core.registry import groups_of
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 # How much of a value an error shows.
@@ -28,7 +29,8 @@ def checked(function: _F) -> _F:
 
     Checked are kinds (numbers, strings, arrays, functions, parts of the package), choices, and the
     ranges of `core.ranges`, whose numbers are finite. Traced numbers pass, whatever their range.
-    Arguments annotated with `Any`, and shapes of arrays, are left to the function.
+    Arguments annotated with `Any`, and shapes of arrays, are left to the function. A named tuple in
+    the place of one that is a default, as options have it, is checked field by field.
 
     Args:
       function: a function with annotations; its decorator, as in `@checked`.
@@ -36,7 +38,7 @@ def checked(function: _F) -> _F:
     Returns:
       The function, which raises a ValueError that names argument, rule and value.
     """
-    signature = inspect.signature(function)
+    signature, groups = inspect.signature(function), groups_of(function)
 
     @functools.wraps(function)
     def held(*args: Any, **kwargs: Any) -> Any:
@@ -46,6 +48,8 @@ def checked(function: _F) -> _F:
             # Python's own words name the function too.
             return function(*args, **kwargs)
         _hold(function, given)
+        for name in groups.keys() & given.keys():
+            check_fields(given[name])
         return function(*args, **kwargs)
 
     return typing.cast(_F, held)

@@ -53,10 +53,31 @@ class Registry(MutableMapping[str, _T], Generic[_T]):
 
 
 def options_of(factory: Callable[..., Any], given: Collection[str] = ()) -> dict[str, Any]:
-    """Lists a factory's parameters, except `given`, with defaults or `Parameter.empty`."""
+    """Lists a factory's options, except `given`, with defaults or `Parameter.empty`.
+
+    An option is a parameter, or a field of one whose default is a named tuple.
+    """
     several = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    groups, found = groups_of(factory), dict[str, Any]()
+    for name, parameter in inspect.signature(factory).parameters.items():
+        if parameter.kind not in several:
+            found |= groups[name]._asdict() if name in groups else {name: parameter.default}
+    return {name: default for name, default in found.items() if name not in given}
+
+
+def groups_of(factory: Callable[..., Any]) -> dict[str, Any]:
+    """Lists the parameters whose default is a named tuple: its fields are options."""
     parameters = inspect.signature(factory).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind not in several and p.name not in given}
+    return {p.name: p.default for p in parameters if hasattr(p.default, "_fields")}
+
+
+def grouped(factory: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Makes a factory's arguments of options: those that are fields go into their named tuple."""
+    arguments = dict(options)
+    for name, default in groups_of(factory).items():
+        fields = arguments.keys() & set(default._fields)
+        arguments[name] = default._replace(**{field: arguments.pop(field) for field in fields})
+    return arguments
 
 
 def is_own(name: str) -> bool:

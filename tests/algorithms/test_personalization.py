@@ -14,6 +14,7 @@ from references import PLAIN
 from small_problem import ROUNDS, make_data, make_model, normed
 
 from fedjax_dp import algorithms
+from fedjax_dp.algorithms import Tickets
 from fedjax_dp.algorithms.base import Stages
 from fedjax_dp.clients import cast, dp_sgd_trainer, local_trainer, prune
 from fedjax_dp.clients.base import LocalConfig
@@ -22,6 +23,7 @@ from fedjax_dp.clients.pruning import _share_of, weights_of
 from fedjax_dp.core import masks
 from fedjax_dp.core.masks import Sparse
 from fedjax_dp.core.messages import received
+from fedjax_dp.core.registry import grouped
 from fedjax_dp.data import (
     FederatedData,
     fixed_size,
@@ -265,9 +267,8 @@ def test_without_pruning_pull_and_momentum_fed_ltn_is_fedbn(make):
     """And FedAvg where there is no batch norm."""
     model = make()
     options = {} if make is normed else {"prunable": "w"}
-    ltn = algorithms.fed_ltn(
-        model, trainer_of(model), target=0.0, strength=0.0, mixing=1.0, momentum=0.0, **options
-    )
+    tickets = Tickets(target=0.0, strength=0.0, mixing=1.0, momentum=0.0, **options)
+    ltn = algorithms.fed_ltn(model, trainer_of(model), tickets=tickets)
     others = [algorithms.fedbn(model, trainer_of(model), aggregator=uniform_mean())]
     if make is make_model:
         others.append(algorithms.fedavg(model, trainer_of(model), aggregator=uniform_mean()))
@@ -285,7 +286,7 @@ def test_without_pruning_pull_and_momentum_fed_ltn_is_fedbn(make):
 def test_the_server_goes_to_a_mean_that_stays_the_same():
     """τ = λ = ½ on a mean of 1: 0.5, 0.875, 1.03125, …"""
     model = make_model()
-    algorithm = algorithms.fed_ltn(model, trainer_of(model), prunable="w")
+    algorithm = algorithms.fed_ltn(model, trainer_of(model), tickets=Tickets(prunable="w"))
     ones = {"b": jnp.ones(()), "w": jnp.ones(3)}
     server = algorithm.init(KEY)._replace(
         params=jax.tree.map(jnp.zeros_like, ones), change=jax.tree.map(jnp.zeros_like, ones)
@@ -305,9 +306,8 @@ def of_norm(params):
 def test_batch_norm_that_is_shared_is_averaged_as_it_is():
     """A look-ahead would bring variances below 0."""
     model = normed()
-    algorithm = algorithms.fed_ltn(
-        model, trainer_of(model), home="params/Dense_1", mixing=0.5, momentum=1.5
-    )
+    tickets = Tickets(home="params/Dense_1", mixing=0.5, momentum=1.5)
+    algorithm = algorithms.fed_ltn(model, trainer_of(model), tickets=tickets)
     server = algorithm.init(KEY)
     sent = jax.tree.map(lambda x: x, server.change)
     ones = jax.tree.map(jnp.ones_like, sent)
@@ -417,7 +417,8 @@ def test_batch_norm_at_home_is_private():
 def test_tickets_stay_zero_where_they_are_pruned_whatever_trains_them(optimizer):
     model = normed()
     trainer = trainer_of(model, optimizer=optimizer)
-    algorithm = algorithms.fed_ltn(model, trainer, accuracy_threshold=1e-3, prune_rate=0.5)
+    tickets = Tickets(accuracy_threshold=1e-3, prune_rate=0.5)
+    algorithm = algorithms.fed_ltn(model, trainer, tickets=tickets)
     state, _, info = ran(algorithm, halves(), 3, halves(1))
     weights = weights_of(model, None, kinds.home(jax.eval_shape(model.init, KEY), "batch_norm"))
     server, own = state.server, state.clients
@@ -476,9 +477,8 @@ def masked_of(sent):
 def test_figures_of_tickets_are_of_clients_with_data():
     """Four of six have none: they prune nothing, and are not counted."""
     model, sizes = make_model(), (8, 8, 0, 0, 0, 0)
-    algorithm = algorithms.fed_ltn(
-        model, trainer_of(model), accuracy_threshold=1e-3, prune_rate=0.4, prunable="w"
-    )
+    tickets = Tickets(accuracy_threshold=1e-3, prune_rate=0.4, prunable="w")
+    algorithm = algorithms.fed_ltn(model, trainer_of(model), tickets=tickets)
     data, second = (make_data(sizes, seed=seed) for seed in (0, 1))
     _, record, info = ran(algorithm, data, 1, second)
     assert np.all(record.fate == Fate.CONTRIBUTED)
@@ -489,7 +489,7 @@ def test_figures_of_tickets_are_of_clients_with_data():
 def test_nothing_may_stay_at_home():
     """Batch norm is then shared, averaged, and part of a model that can be used."""
     model = normed()
-    ltn = algorithms.fed_ltn(model, trainer_of(model), home=[])
+    ltn = algorithms.fed_ltn(model, trainer_of(model), tickets=Tickets(home=[]))
     assert ltn.views.shared.is_whole and not jax.tree.leaves(
         ltn.client_state.init(ltn.init(KEY)).home
     )
@@ -517,7 +517,8 @@ def test_a_model_without_its_part_at_home_is_not_evaluated():
 def test_those_whose_accuracy_stays_below_never_prune():
     model = make_model()
     for make in (algorithms.lottery_fl, algorithms.fed_ltn):
-        algorithm = make(model, trainer_of(model), accuracy_threshold=0.999, prunable="w")
+        options = grouped(make, {"accuracy_threshold": 0.999, "prunable": "w"})
+        algorithm = make(model, trainer_of(model), **options)
         _, _, info = ran(algorithm, halves(), 2, halves(1))
         np.testing.assert_array_equal(info.clients["pruned_share"], 0)
 
@@ -529,10 +530,8 @@ def test_after_a_jump_all_go_on_from_the_best():
         model,
         trainer_of(model),
         jump_rounds=2,
-        prunable="w",
-        accuracy_threshold=0.3,
-        prune_rate=0.4,
         jump_target=0.5,
+        tickets=Tickets(prunable="w", accuracy_threshold=0.3, prune_rate=0.4),
     )
     joins = participation(full_participation_first(2, fixed_size()), len(SIZES), 2)
     sim = simulation(algorithm, halves(), joins, PLAIN, validation=halves(1))
@@ -680,7 +679,8 @@ REFUSED = [
 def test_what_cannot_be_meant_is_refused(name, make_trainer, options, message):
     model = make_model()
     with pytest.raises(ValueError, match=message):
-        getattr(algorithms, name)(model, make_trainer(model), **options)
+        make = getattr(algorithms, name)
+        make(model, make_trainer(model), **grouped(make, options))
 
 
 def test_models_that_do_not_fit_are_refused():
@@ -688,7 +688,9 @@ def test_models_that_do_not_fit_are_refused():
         algorithms.fedbn(normed(), private(normed()))
     model = make_model()
     with pytest.raises(ValueError, match="model must have an accuracy"):
-        algorithms.jump_start(model._replace(correct_fn=None), trainer_of(model), **W)
+        algorithms.jump_start(
+            model._replace(correct_fn=None), trainer_of(model), tickets=Tickets(**W)
+        )
 
 
 def test_clients_without_validation_data_are_named():

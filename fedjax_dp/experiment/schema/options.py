@@ -10,7 +10,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from fedjax_dp.core import checks
-from fedjax_dp.core.registry import is_own, options_of
+from fedjax_dp.core.registry import groups_of, is_own, options_of
 from fedjax_dp.experiment.schema.constraints import (
     annotation_of,
     in_a_file,
@@ -38,7 +38,10 @@ def fields_of(
     """
     options, hints, about = options_of(factory, given), dict(kinds), described(factory)
     if not options.keys() <= kinds.keys():
-        hints = typing.get_type_hints(factory, include_extras=True) | hints
+        holders: list[Any] = [factory, *map(type, groups_of(factory).values())]
+        for holder in holders:
+            hints = typing.get_type_hints(holder, include_extras=True) | hints
+            about |= described(holder)
     fields = {}
     for option, default in options.items():
         hint = in_a_file(hints.get(option))
@@ -56,9 +59,9 @@ def fields_of(
 
 
 def described(factory: Callable[..., Any]) -> dict[str, str]:
-    """Reads the description of each parameter from the `Args:` of a docstring."""
+    """Reads descriptions from the `Args:` of a docstring, or the `Attributes:` of a class."""
     text = inspect.getdoc(factory) or ""
-    _, _, rest = text.partition("\nArgs:\n")
+    *_, rest = re.split("^(?:Args|Attributes):\n", text, maxsplit=1, flags=re.MULTILINE)
     found: dict[str, str] = {}
     last = None
     for line in rest.splitlines():
