@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from experiments.splitting.problems import Problem, problem_of
-from fedjax_dp.algorithms import splitting
+from fedjax_dp.algorithms import ProximalStep, splitting
 from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine import Layout, anderson, examples_of, federation
@@ -134,12 +134,12 @@ def _algorithm(setting: Setting) -> Any:
     size = setting.batch_size or int(problem.data.sizes.max())
     is_prox = setting.client_map == "prox"
     is_exact = setting.problem == "ls" and setting.batch_size is None
-    options: dict[str, Any] = {}
+    step = ProximalStep(schedule=setting.schedule, period=setting.period)  # type: ignore[arg-type]
     optimizer: Any = optax.sgd
     if is_prox and is_exact:
-        options = {"solver": "exact"}
+        step = step._replace(solver="exact")
     elif is_prox:
-        options = {"tolerance": 0.0, "smoothness": problem.smoothness}
+        step = step._replace(tolerance=0.0, smoothness=problem.smoothness)
         optimizer = functools.partial(optax.sgd, momentum=MOMENTUM, nesterov=True)
     rows = sampling.full_participation() if setting.batch_size is None else sampling.shuffled()
     config = LocalConfig(INNER_RATE[setting.problem], size, num_steps=1)
@@ -149,9 +149,7 @@ def _algorithm(setting: Setting) -> Any:
             problem.model, config, optimizer=optimizer, sampler=rows, micro_batch_size=size
         ),
         client_map=setting.client_map,  # type: ignore[arg-type]
-        schedule=setting.schedule,  # type: ignore[arg-type]
-        period=setting.period,
+        step=step,
         is_averaged=setting.memory == 0,
         form="centralised",
-        **options,
     )

@@ -41,6 +41,7 @@ from fedjax_dp.algorithms.retrained_averaging import retrained_averaging
 from fedjax_dp.algorithms.robust_hdp import robust_hdp
 from fedjax_dp.algorithms.scaffold import scaffold
 from fedjax_dp.algorithms.splitting import (
+    ProximalStep,
     fedpi,
     fedrp,
     fedsplit,
@@ -61,6 +62,7 @@ __all__ = [
     "HostStep",
     "Hyper",
     "Iterate",
+    "ProximalStep",
     "Round",
     "SharedModel",
     "Tickets",

@@ -120,6 +120,32 @@ class OwnState:
     quadratic: Quadratic | None
 
 
+class ProximalStep(NamedTuple):
+    """The step of a client's Φ: its size, and how a proximal point is found.
+
+    Attributes:
+      step_size: η of the proximal step in the first round, 1 by default; FedProx's μ is 1/η. Local
+        training as Φ has its learning rate instead.
+      schedule: the decay of η, or of the learning rate, over rounds, see `clients.step_sizes`.
+      period: rounds between two halvings, for the schedule "exponential" only.
+      solver: the solver of proximal steps: local training, or exact for a model with a quadratic
+        loss, whose decomposed Hessian is then in the client's state.
+      tolerance: norm of the proximal objective's gradient at which local training stops early.
+      smoothness: L of the clients' losses if known, else 0; steps of plain SGD must be below 2 / (L
+        + 1/η). They shrink with η to remain stable.
+      inner_memory: τ of Anderson acceleration of the steps to a proximal point, at each client; no
+        acceleration by default. For plain SGD without noise; meant for whole batches.
+    """
+
+    step_size: Positive | None = None
+    schedule: Schedule = "constant"
+    period: Count | None = None
+    solver: Solver = "local"
+    tolerance: NonNegative | None = None
+    smoothness: NonNegative = 0.0
+    inner_memory: Count | None = None
+
+
 @checked
 def splitting(
     model: Model,
@@ -129,18 +155,11 @@ def splitting(
     beta: Relaxations = 1.0,
     gamma: Fractions = 1.0,
     client_map: ClientMap = "prox",
-    step_size: Positive | None = None,
-    schedule: Schedule = "constant",
-    period: Count | None = None,
-    solver: Solver = "local",
-    tolerance: NonNegative | None = None,
-    smoothness: NonNegative = 0.0,
-    inner_memory: Count | None = None,
+    step: ProximalStep = ProximalStep(),
     form: Form = "decentralised",
     is_averaged: bool = False,
     is_weighted: bool = False,
     dual_weight: float | None = None,
-    name: str = "splitting",
 ) -> FederatedAlgorithm:
     """Declares operator splitting, of which many federated methods are special cases.
 
@@ -179,17 +198,7 @@ def splitting(
       beta: β, the relaxation of the step to the mean, in [0, 2]; or a list as for `alpha`.
       gamma: γ, the share of the new point in the next, in [0, 1]; or a list as for `alpha`.
       client_map: Φ, a proximal step or local training.
-      step_size: η of the proximal step in the first round, 1 by default; FedProx's μ is 1/η. Local
-        training as Φ has its learning rate instead.
-      schedule: the decay of η, or of the learning rate, over rounds, see `clients.step_sizes`.
-      period: rounds between two halvings, for the schedule "exponential" only.
-      solver: the solver of proximal steps: local training, or exact for a model with a quadratic
-        loss, whose decomposed Hessian is then in the client's state.
-      tolerance: norm of the proximal objective's gradient at which local training stops early.
-      smoothness: L of the clients' losses if known, else 0; steps of plain SGD must be below 2 / (L
-        + 1/η). They shrink with η to remain stable.
-      inner_memory: τ of Anderson acceleration of the steps to a proximal point, at each client; no
-        acceleration by default. For plain SGD without noise; meant for whole batches.
+      step: the step of Φ.
       form: where u is stored: at each client, or all at the server.
       is_averaged: use the average of all models, weighted by step size, as the model.
       is_weighted: make π proportional to numbers of examples; else equal for clients with examples.
@@ -197,7 +206,6 @@ def splitting(
         personal model: 1 gives the point u_i that its next round starts from, −1 the point on the
         other side, which at FedPi's limit is one step −η ∇f_i from the model. No personal models by
         default.
-      name: the name in reports.
 
     Returns:
       The algorithm. Its info holds `moved`, the distance that the model moved.
@@ -212,20 +220,19 @@ def splitting(
     to 2.17, with 2.12 and 2.13 for the reflected methods, section 2.4.4 for the dual variable, and
     2.4.5 for FedRP, which is not the random-projection method of the same name.
     """
-    check_schedule(schedule, period)
-    is_prox, is_exact, is_central = client_map == "prox", solver == "exact", form == "centralised"
-    of_prox = {"step_size": step_size, "tolerance": tolerance, "inner_memory": inner_memory}
-    if is_prox and step_size is None:
-        step_size = 1.0
+    schedule, tolerance = step.schedule, step.tolerance
+    check_schedule(schedule, step.period)
+    is_prox, is_exact = client_map == "prox", step.solver == "exact"
+    step_size = 1.0 if is_prox and step.step_size is None else step.step_size
     numbers: dict[str, Any] = {
         option: _by_round(option, value)
         for option, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma))
     }
-    given = {"step_size": step_size, "period": period, "tolerance": tolerance}
+    given = {"step_size": step_size, "period": step.period, "tolerance": tolerance}
     numbers |= {option: value for option, value in given.items() if value is not None}
-    _check_map(model, trainer, is_prox, is_exact, of_prox)
+    _check_map(model, trainer, is_prox, step)
     if is_prox and not is_exact and trainer.is_plain_sgd:
-        _check_inner_step(trainer.config.learning_rate, step_size, smoothness)
+        _check_inner_step(trainer.config.learning_rate, step_size, step.smoothness)
     if _is_always(numbers, alpha=2, beta=2, gamma=1) and schedule != "constant":
         warnings.warn("FedSplit has no guarantee if its step changes over rounds", stacklevel=2)
     if dual_weight is not None:
@@ -235,14 +242,15 @@ def splitting(
     elif is_exact:
         mapped = _exact_prox(schedule)
     else:
-        mapped = _trained_prox(model, trainer, schedule, tolerance is not None, inner_memory)
+        mapped = _trained_prox(model, trainer, schedule, tolerance is not None, step.inner_memory)
     weight = 0.0 if dual_weight is None else dual_weight
+    is_central = form == "centralised"
     scheme = _Scheme(
         model, mapped, schedule, is_exact, is_central, is_averaged, is_weighted, weight
     )
     aggregator = per_part({"model": weighted_mean(), "any_client": weighted_mean()})
     return FederatedAlgorithm(
-        name=name,
+        name="splitting",
         init=scheme.init,
         broadcast=scheme.broadcast,
         client=scheme.client,
@@ -392,25 +400,26 @@ class _Scheme:
         return self.on_weights(lambda w, z: rest * w + share * z, lambda w, z: z, part, newest)
 
 
-def _check_map(
-    model: Model, trainer: LocalTrainer, is_prox: bool, is_exact: bool, of_prox: Mapping[str, Any]
-) -> None:
+def _check_map(model: Model, trainer: LocalTrainer, is_prox: bool, step: ProximalStep) -> None:
     """Requires options that fit Φ and its solver."""
+
+    def left_out(rule, *options):
+        for option in options:
+            value = getattr(step, option)
+            checks.require(value is None, option, f"be left out {rule}", value)
+
+    is_exact = step.solver == "exact"
     if not is_prox:
-        for option, value in of_prox.items():
-            rule = "be left out if Φ is local training, whose step is its learning rate"
-            checks.require(value is None, option, rule, value)
-        solver = "exact" if is_exact else "local"
-        checks.require(not is_exact, "solver", "be 'local' if Φ is local training", solver)
+        rule = "if Φ is local training, whose step is its learning rate"
+        left_out(rule, "step_size", "tolerance", "inner_memory")
+        checks.require(not is_exact, "solver", "be 'local' if Φ is local training", step.solver)
     if is_exact:
         rule = "be one whose loss is quadratic in its parameters for an exact proximal step"
         checks.require(model.is_quadratic, "model", rule, model.name)
         rule = "be 'local' under a private trainer: an exact step reads records without noise"
         checks.require(not trainer.is_private, "solver", rule, "exact")
-        for option in ("tolerance", "inner_memory"):
-            value = of_prox[option]
-            checks.require(value is None, option, "be left out for exact steps", value)
-    if of_prox["inner_memory"] is not None:
+        left_out("for exact steps", "tolerance", "inner_memory")
+    if step.inner_memory is not None:
         trainer.require_plain_sgd("accelerated steps reach points that plain ones would not")
         trainer.require_open("accelerated steps would amplify the noise of gradients")
 
@@ -549,13 +558,7 @@ def fedsplit(
     model: Model,
     trainer: LocalTrainer,
     *,
-    step_size: Positive | None = None,
-    schedule: Schedule = "constant",
-    period: Count | None = None,
-    solver: Solver = "local",
-    tolerance: NonNegative | None = None,
-    smoothness: NonNegative = 0.0,
-    inner_memory: Count | None = None,
+    step: ProximalStep = ProximalStep(),
     form: Form = "decentralised",
     is_averaged: bool = False,
     is_weighted: bool = False,
@@ -571,13 +574,7 @@ def fedsplit(
     Args:
       model: the model to train; buffers are only averaged.
       trainer: local training, which minimises the proximal objective.
-      step_size: η of the proximal step in the first round, 1 by default.
-      schedule: the decay of η over rounds, see `clients.step_sizes`.
-      period: rounds between two halvings, for the schedule "exponential" only.
-      solver: the solver of proximal steps: local training, or exact for a quadratic loss.
-      tolerance: norm of the proximal objective's gradient at which local training stops early.
-      smoothness: L of the losses if known; steps of plain SGD are below 2 / (L + 1/η).
-      inner_memory: τ of Anderson acceleration of the steps to a proximal point; none by default.
+      step: the proximal step, with the local training that approximates it.
       form: where u is stored: at each client, or all at the server.
       is_averaged: use the average of all models, weighted by step size, as the model.
       is_weighted: weight clients by number of examples instead of equally.
@@ -588,20 +585,14 @@ def fedsplit(
 
     Source: Pathak and Wainwright 2020 (FedSplit); Malekmohammadi 2025, section 2.4.3.
     """
-    return splitting(**locals(), alpha=2.0, beta=2.0, name="fedsplit")
+    return splitting(**locals(), alpha=2.0, beta=2.0)._replace(name="fedsplit")
 
 
 def fedpi(
     model: Model,
     trainer: LocalTrainer,
     *,
-    step_size: Positive | None = None,
-    schedule: Schedule = "constant",
-    period: Count | None = None,
-    solver: Solver = "local",
-    tolerance: NonNegative | None = None,
-    smoothness: NonNegative = 0.0,
-    inner_memory: Count | None = None,
+    step: ProximalStep = ProximalStep(),
     form: Form = "decentralised",
     is_averaged: bool = False,
     is_weighted: bool = False,
@@ -617,13 +608,7 @@ def fedpi(
     Args:
       model: the model to train; buffers are only averaged.
       trainer: local training, which minimises the proximal objective.
-      step_size: η of the proximal step in the first round, 1 by default.
-      schedule: the decay of η over rounds, see `clients.step_sizes`.
-      period: rounds between two halvings, for the schedule "exponential" only.
-      solver: the solver of proximal steps: local training, or exact for a quadratic loss.
-      tolerance: norm of the proximal objective's gradient at which local training stops early.
-      smoothness: L of the losses if known; steps of plain SGD are below 2 / (L + 1/η).
-      inner_memory: τ of Anderson acceleration of the steps to a proximal point; none by default.
+      step: the proximal step, with the local training that approximates it.
       form: where u is stored: at each client, or all at the server.
       is_averaged: use the average of all models, weighted by step size, as the model.
       is_weighted: weight clients by number of examples instead of equally.
@@ -634,20 +619,14 @@ def fedpi(
 
     Source: Malekmohammadi and others 2021 (operator splitting); Malekmohammadi 2025, section 2.4.4.
     """
-    return splitting(**locals(), alpha=2.0, beta=2.0, gamma=0.5, name="fedpi")
+    return splitting(**locals(), alpha=2.0, beta=2.0, gamma=0.5)._replace(name="fedpi")
 
 
 def fedrp(
     model: Model,
     trainer: LocalTrainer,
     *,
-    step_size: Positive | None = None,
-    schedule: Schedule = "constant",
-    period: Count | None = None,
-    solver: Solver = "local",
-    tolerance: NonNegative | None = None,
-    smoothness: NonNegative = 0.0,
-    inner_memory: Count | None = None,
+    step: ProximalStep = ProximalStep(),
     form: Form = "decentralised",
     is_averaged: bool = False,
     is_weighted: bool = False,
@@ -662,13 +641,7 @@ def fedrp(
     Args:
       model: the model to train; buffers are only averaged.
       trainer: local training, which minimises the proximal objective.
-      step_size: η of the proximal step in the first round, 1 by default.
-      schedule: the decay of η over rounds, see `clients.step_sizes`.
-      period: rounds between two halvings, for the schedule "exponential" only.
-      solver: the solver of proximal steps: local training, or exact for a quadratic loss.
-      tolerance: norm of the proximal objective's gradient at which local training stops early.
-      smoothness: L of the losses if known; steps of plain SGD are below 2 / (L + 1/η).
-      inner_memory: τ of Anderson acceleration of the steps to a proximal point; none by default.
+      step: the proximal step, with the local training that approximates it.
       form: where u is stored: at each client, or all at the server.
       is_averaged: use the average of all models, weighted by step size, as the model.
       is_weighted: weight clients by number of examples instead of equally.
@@ -678,7 +651,7 @@ def fedrp(
 
     Source: Malekmohammadi and others 2021 (operator splitting); Malekmohammadi 2025, section 2.4.5.
     """
-    return splitting(**locals(), alpha=2.0, name="fedrp")
+    return splitting(**locals(), alpha=2.0)._replace(name="fedrp")
 
 
 def reflected_fedavg(
@@ -714,20 +687,17 @@ def reflected_fedavg(
 
     Source: Malekmohammadi and others 2021 (operator splitting); Malekmohammadi 2025, equation 2.12.
     """
-    return splitting(**locals(), beta=2.0, client_map="gradient", name="reflected_fedavg")
+    options = locals()
+    step = ProximalStep(schedule=options.pop("schedule"), period=options.pop("period"))
+    scheme = splitting(**options, beta=2.0, client_map="gradient", step=step)
+    return scheme._replace(name="reflected_fedavg")
 
 
 def reflected_fedprox(
     model: Model,
     trainer: LocalTrainer,
     *,
-    step_size: Positive | None = None,
-    schedule: Schedule = "constant",
-    period: Count | None = None,
-    solver: Solver = "local",
-    tolerance: NonNegative | None = None,
-    smoothness: NonNegative = 0.0,
-    inner_memory: Count | None = None,
+    step: ProximalStep = ProximalStep(),
     form: Form = "decentralised",
     is_averaged: bool = False,
     is_weighted: bool = False,
@@ -742,13 +712,7 @@ def reflected_fedprox(
     Args:
       model: the model to train; buffers are only averaged.
       trainer: local training, which minimises the proximal objective.
-      step_size: η of the proximal step in the first round, 1 by default.
-      schedule: the decay of η over rounds, see `clients.step_sizes`.
-      period: rounds between two halvings, for the schedule "exponential" only.
-      solver: the solver of proximal steps: local training, or exact for a quadratic loss.
-      tolerance: norm of the proximal objective's gradient at which local training stops early.
-      smoothness: L of the losses if known; steps of plain SGD are below 2 / (L + 1/η).
-      inner_memory: τ of Anderson acceleration of the steps to a proximal point; none by default.
+      step: the proximal step, with the local training that approximates it.
       form: where u is stored: at each client, or all at the server.
       is_averaged: use the average of all models, weighted by step size, as the model.
       is_weighted: weight clients by number of examples instead of equally.
@@ -759,4 +723,4 @@ def reflected_fedprox(
 
     Source: Malekmohammadi and others 2021 (operator splitting); Malekmohammadi 2025, equation 2.13.
     """
-    return splitting(**locals(), beta=2.0, name="reflected_fedprox")
+    return splitting(**locals(), beta=2.0)._replace(name="reflected_fedprox")

@@ -19,12 +19,14 @@ from oracles.splitting import (
 )
 
 from fedjax_dp import algorithms
+from fedjax_dp.algorithms import ProximalStep
 from fedjax_dp.clients.accelerated import accelerated
 from fedjax_dp.clients.base import LocalConfig, LocalResult, TrainingMetrics
 from fedjax_dp.clients.client_data import PublicClient
 from fedjax_dp.clients.quadratic import Quadratic, proximal_move
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.clients.step_sizes import step_factor
+from fedjax_dp.core.registry import grouped
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import simulation
@@ -70,7 +72,7 @@ def after(algorithm, rounds, **options):
     return np.asarray(sim.federation.shared(state), np.float64)
 
 
-EXACT = {"step_size": ETA, "solver": "exact"}
+EXACT = {"step": ProximalStep(ETA, solver="exact")}
 LIMITS = {
     "fedavg, k = 1": (
         lambda: algorithms.splitting(model(), trainer(), client_map="gradient"),
@@ -186,7 +188,7 @@ def test_a_frozen_dual_is_fedprox_and_gradient_steps_are_fedavg():
     same = local_trainer(model(), config)
     pairs = [
         (
-            algorithms.splitting(model(), same, step_size=ETA, is_weighted=True),
+            algorithms.splitting(model(), same, step=ProximalStep(ETA), is_weighted=True),
             algorithms.fedprox(model(), same, mu=1 / ETA),
         ),
         (
@@ -202,7 +204,7 @@ def test_a_frozen_dual_is_fedprox_and_gradient_steps_are_fedavg():
 @pytest.mark.parametrize("optimizer", [optax.sgd, optax.adam])
 def test_a_local_solver_comes_to_the_exact_step(optimizer):
     local = trainer(4000, 0.02, optimizer=optimizer)
-    inexact = algorithms.fedpi(model(), local, step_size=ETA, tolerance=1e-4)
+    inexact = algorithms.fedpi(model(), local, step=ProximalStep(ETA, tolerance=1e-4))
     exact = algorithms.fedpi(model(), trainer(), **EXACT)
     sim = simulated(inexact)
     state, _, info = sim.run(sim.init(KEY), KEY, 5)
@@ -237,9 +239,8 @@ def test_accelerated_steps_find_a_proximal_point_sooner():
     exact = after(algorithms.fedpi(model(), trainer(), **EXACT), 5)
     num_steps = {}
     for memory in (None, 4):
-        algorithm = algorithms.fedpi(
-            model(), trainer(4000, 0.005), step_size=ETA, tolerance=1e-3, inner_memory=memory
-        )
+        step = ProximalStep(ETA, tolerance=1e-3, inner_memory=memory)
+        algorithm = algorithms.fedpi(model(), trainer(4000, 0.005), step=step)
         sim = simulated(algorithm)
         state, _, info = sim.run(sim.init(KEY), KEY, 5)
         np.testing.assert_allclose(sim.federation.shared(state), exact, rtol=0, atol=1e-4)
@@ -276,9 +277,11 @@ def test_personal_models_are_the_model_and_a_share_of_the_dual(form):
 def test_accelerated_steps_ask_for_plain_exact_gradients():
     config = LocalConfig(0.01, batch_size=5, clip_norm=1.0, noise_multiplier=2.0)
     with pytest.raises(ValueError, match="would amplify the noise"):
-        algorithms.fedpi(model(), dp_sgd_trainer(model(), config), inner_memory=2)
+        algorithms.fedpi(
+            model(), dp_sgd_trainer(model(), config), step=ProximalStep(inner_memory=2)
+        )
     with pytest.raises(ValueError, match="plain steps of"):
-        algorithms.fedpi(model(), trainer(optimizer=optax.adam), inner_memory=2)
+        algorithms.fedpi(model(), trainer(optimizer=optax.adam), step=ProximalStep(inner_memory=2))
 
 
 NUMBERS = ("alpha", "beta", "gamma")
@@ -309,7 +312,7 @@ def from_start(client_map, form, sampler, **options):
     own = least_squares(jax.ShapeDtypeStruct((3,), jnp.float32))
     own = own._replace(init=lambda key: jnp.float32(START))
     config = LocalConfig(learning_rate=RATE, batch_size=5, num_steps=LOCAL_STEPS)
-    exact = {"step_size": 0.7, "solver": "exact"} if client_map == "prox" else {}
+    exact = {"step": ProximalStep(0.7, solver="exact")} if client_map == "prox" else {}
     algorithm = algorithms.splitting(
         own, local_trainer(own, config), client_map=client_map, form=form, **exact, **options
     )
@@ -392,8 +395,8 @@ def test_every_setting_is_the_equations(client_map, form, is_weighted, sampler):
 
 @telling
 def test_every_number_is_swept_without_a_second_trace():
-    options = {"schedule": "exponential", "period": 3, "tolerance": 1e-3, "step_size": ETA}
-    sim = simulated(algorithms.splitting(model(), trainer(5), **options))
+    step = ProximalStep(ETA, "exponential", 3, tolerance=1e-3)
+    sim = simulated(algorithms.splitting(model(), trainer(5), step=step))
     ends = set()
     for name in (None, *sim.hyper.algorithm):
         own = dict(sim.hyper.algorithm)
@@ -460,22 +463,24 @@ REFUSED = {
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_is_not_defined_is_refused(words):
     with pytest.raises(ValueError) as error:
-        algorithms.splitting(model(), trainer(rate=0.025), **REFUSED[words])
+        options = grouped(algorithms.splitting, REFUSED[words])
+        algorithms.splitting(model(), trainer(rate=0.025), **options)
     assert words in str(error.value)
 
 
 def test_exact_steps_ask_for_a_quadratic_loss_and_open_records():
     logistic = logistic_regression(X, num_classes=2)
     with pytest.raises(ValueError, match="model must be one whose loss is quadratic"):
-        algorithms.fedpi(logistic, trainer(), solver="exact")
+        algorithms.fedpi(logistic, trainer(), **EXACT)
     config = LocalConfig(0.1, batch_size=5, clip_norm=1.0, noise_multiplier=2.0)
     with pytest.raises(ValueError, match="reads records without noise"):
-        algorithms.fedpi(model(), dp_sgd_trainer(model(), config), solver="exact")
+        algorithms.fedpi(model(), dp_sgd_trainer(model(), config), **EXACT)
 
 
 def test_fedsplit_warns_where_its_step_changes():
+    step = ProximalStep(ETA, "inverse", solver="exact")
     with pytest.warns(UserWarning, match="no guarantee"):
-        algorithms.fedsplit(model(), trainer(), schedule="inverse", **EXACT)
+        algorithms.fedsplit(model(), trainer(), step=step)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        algorithms.fedpi(model(), trainer(), schedule="inverse", **EXACT)
+        algorithms.fedpi(model(), trainer(), step=step)

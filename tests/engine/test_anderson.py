@@ -55,10 +55,10 @@ class Shifted:
         model = model._replace(init=lambda key: jnp.asarray(self.start, jnp.float32))
         trainer = local_trainer(model, LocalConfig(1e-9, batch_size=self.size, num_steps=1))
         names = dict(zip(("alpha", "beta", "gamma"), map(float, numbers), strict=True))
-        options = {"step_size": eta, "solver": "exact", "form": form}
+        step = algorithms.ProximalStep(eta, solver="exact")
         is_weighted = copies is not None
         algorithm = algorithms.splitting(
-            model, trainer, is_weighted=is_weighted, **names, **options
+            model, trainer, step=step, form=form, is_weighted=is_weighted, **names
         )
         return federation(algorithm, self.data(copies), full_participation(self.num_clients))
 
