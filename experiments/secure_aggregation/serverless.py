@@ -47,7 +47,7 @@ def simulation_of() -> engine.Simulation:
         local_trainer(model, numbers, sampler=whole),
         num_clients=count,
         rows_per_round=ROWS,
-        regularizer=_REGULARIZER,
+        perturbation=algorithms.OutputPerturbation(_REGULARIZER),
         personal="own",
         aggregator=masks,
     )

@@ -27,6 +27,7 @@ from fedjax_dp.algorithms.km_cdpfl import km_cdpfl
 from fedjax_dp.algorithms.local_only import local_only
 from fedjax_dp.algorithms.lottery_fl import lottery_fl
 from fedjax_dp.algorithms.minimum_epsilon import minimum_epsilon, smallest_budget
+from fedjax_dp.algorithms.model_averaging import OutputPerturbation
 from fedjax_dp.algorithms.mr_mtl import mr_mtl
 from fedjax_dp.algorithms.noise_oracle import noise_oracle
 from fedjax_dp.algorithms.o_dpcfl import o_dpcfl
@@ -62,6 +63,7 @@ __all__ = [
     "HostStep",
     "Hyper",
     "Iterate",
+    "OutputPerturbation",
     "ProximalStep",
     "Round",
     "SharedModel",

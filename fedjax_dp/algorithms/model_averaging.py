@@ -24,7 +24,7 @@ from fedjax_dp.clients.growing import Form, Growth, growing
 from fedjax_dp.clients.minimizer_noise import Mechanism, MinimizerNoise, minimizer_noise
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.keys import Purpose, fold
-from fedjax_dp.core.ranges import Count
+from fedjax_dp.core.ranges import Count, HalfFraction, Positive
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.claims import OnceClaim, RecordClaim
@@ -33,6 +33,23 @@ from fedjax_dp.server.counted import CountedMean, counted_mean
 
 Calibration = Literal["corrected", "paper"]
 Personal = Literal["own", "received", "shared"]
+
+
+class OutputPerturbation(NamedTuple):
+    """The noise on trained models, and the regulariser that bounds how a record changes them.
+
+    Attributes:
+      regularizer: α of `α/2 ‖w‖²`, above 0, in training and in the sensitivity.
+      mechanism: the noise, see `minimizer_noise`.
+      calibration: "corrected", or "paper" for the printed scale, which is divided by the number of
+        clients although their average is too; the claim says what it is worth.
+      entry_delta: δ of one entry, for "bounded_laplace".
+    """
+
+    regularizer: Positive = 0.1
+    mechanism: Mechanism = "laplace"
+    calibration: Calibration = "corrected"
+    entry_delta: HalfFraction = 1e-9
 
 
 class ServerState(NamedTuple):
@@ -85,14 +102,10 @@ def averaged_models(
     model: Model,
     trainer: LocalTrainer,
     start_of: Callable[[PyTree], PyTree],
-    *,
-    num_clients: Count,
+    num_clients: int,
     rows_per_round: Count | Sequence[Count] | None,
     growth: Form,
-    regularizer: float,
-    mechanism: Mechanism,
-    calibration: Calibration,
-    entry_delta: float,
+    perturbation: OutputPerturbation,
     personal: Personal,
     aggregator: Aggregator | None,
     name: str,
@@ -102,6 +115,7 @@ def averaged_models(
     `start_of` makes the start of training from the received model; it must depend on no record that
     the round reads, but through noised models.
     """
+    is_paper = perturbation.calibration == "paper"
     trainer.require_untransformed("the models themselves are averaged")
     data = None if rows_per_round is None else growing(rows_per_round, num_clients, growth)
     noise = None
@@ -109,15 +123,15 @@ def averaged_models(
         noise = minimizer_noise(
             model,
             trainer,
-            regularizer=regularizer,
-            mechanism=mechanism,
+            regularizer=perturbation.regularizer,
+            mechanism=perturbation.mechanism,
             num_clients=num_clients,
-            is_corrected=calibration == "corrected",
-            entry_delta=entry_delta,
+            is_corrected=not is_paper,
+            entry_delta=perturbation.entry_delta,
         )
         trainer = noise.training(trainer)
     made = _Averaging(
-        trainer, start_of, data, noise, num_clients, regularizer, calibration == "paper", personal
+        trainer, start_of, data, noise, num_clients, perturbation.regularizer, is_paper, personal
     )
     rule = "be given for noise that all clients make for the smallest of them"
     fits = data is not None or noise is None or not made.is_common

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.algorithms.model_averaging import Calibration, Personal, averaged_models
+from fedjax_dp.algorithms.model_averaging import OutputPerturbation, Personal, averaged_models
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.growing import Form
-from fedjax_dp.clients.minimizer_noise import Mechanism
 from fedjax_dp.core import trees
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.ranges import Count, HalfFraction, Positive
+from fedjax_dp.core.ranges import Count
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Aggregator
 
@@ -22,10 +21,7 @@ def retrained_averaging(
     num_clients: Count,
     rows_per_round: Count | Sequence[Count] | None = None,
     growth: Form = "cumulative",
-    regularizer: Positive = 0.1,
-    mechanism: Mechanism = "laplace",
-    calibration: Calibration = "corrected",
-    entry_delta: HalfFraction = 1e-9,
+    perturbation: OutputPerturbation = OutputPerturbation(),
     personal: Personal = "own",
     aggregator: Aggregator | None = None,
 ) -> FederatedAlgorithm:
@@ -44,10 +40,7 @@ def retrained_averaging(
       num_clients: as for `warm_start_averaging`.
       rows_per_round: as for `warm_start_averaging`.
       growth: as for `warm_start_averaging`.
-      regularizer: as for `warm_start_averaging`.
-      mechanism: as for `warm_start_averaging`.
-      calibration: as for `warm_start_averaging`.
-      entry_delta: as for `warm_start_averaging`.
+      perturbation: as for `warm_start_averaging`.
       personal: as for `warm_start_averaging`.
       aggregator: as for `warm_start_averaging`.
 
@@ -63,14 +56,11 @@ def retrained_averaging(
         model,
         trainer,
         trees.zeros_like,
-        num_clients=num_clients,
-        rows_per_round=rows_per_round,
-        growth=growth,
-        regularizer=regularizer,
-        mechanism=mechanism,
-        calibration=calibration,
-        entry_delta=entry_delta,
-        personal=personal,
-        aggregator=aggregator,
+        num_clients,
+        rows_per_round,
+        growth,
+        perturbation,
+        personal,
+        aggregator,
         name="retrained_averaging",
     )

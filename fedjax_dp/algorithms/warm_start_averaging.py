@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.algorithms.model_averaging import Calibration, Personal, averaged_models
+from fedjax_dp.algorithms.model_averaging import OutputPerturbation, Personal, averaged_models
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.growing import Form
-from fedjax_dp.clients.minimizer_noise import Mechanism
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.ranges import Count, HalfFraction, Positive
+from fedjax_dp.core.ranges import Count
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Aggregator
 
@@ -21,10 +20,7 @@ def warm_start_averaging(
     num_clients: Count,
     rows_per_round: Count | Sequence[Count] | None = None,
     growth: Form = "disjoint",
-    regularizer: Positive = 0.1,
-    mechanism: Mechanism = "laplace",
-    calibration: Calibration = "corrected",
-    entry_delta: HalfFraction = 1e-9,
+    perturbation: OutputPerturbation = OutputPerturbation(),
     personal: Personal = "own",
     aggregator: Aggregator | None = None,
 ) -> FederatedAlgorithm:
@@ -47,11 +43,7 @@ def warm_start_averaging(
       rows_per_round: new records of each client a round, one number or one for each; None if every
         round reads all data. A client without as many takes no part in the round.
       growth: "disjoint" if a round reads its new records alone, "cumulative" if all so far.
-      regularizer: α of `α/2 ‖w‖²`, above 0, in training and in the sensitivity.
-      mechanism: the noise, see `minimizer_noise`.
-      calibration: "corrected", or "paper" for the printed scale, which is divided by the number of
-        clients although their average is too; the claim says what it is worth.
-      entry_delta: δ of one entry, for "bounded_laplace".
+      perturbation: the regulariser of models and the noise on them.
       personal: what a client uses itself: "own", its model without noise; "received", the shared
         one less its own noise over the number of clients; or "shared". Neither of the first two is
         ever sent or trained from.
@@ -69,14 +61,11 @@ def warm_start_averaging(
         model,
         trainer,
         lambda received: received,
-        num_clients=num_clients,
-        rows_per_round=rows_per_round,
-        growth=growth,
-        regularizer=regularizer,
-        mechanism=mechanism,
-        calibration=calibration,
-        entry_delta=entry_delta,
-        personal=personal,
-        aggregator=aggregator,
+        num_clients,
+        rows_per_round,
+        growth,
+        perturbation,
+        personal,
+        aggregator,
         name="warm_start_averaging",
     )

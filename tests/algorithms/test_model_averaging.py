@@ -14,6 +14,7 @@ from small_problem import ALONE, assert_same_state
 from fedjax_dp import algorithms, engine, models
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.core.messages import tariff_of
+from fedjax_dp.core.registry import grouped
 from fedjax_dp.data import (
     FederatedData,
     fixed_size,
@@ -49,7 +50,7 @@ def algorithm_of(factory=WARM, *, noise_multiplier=1.0, sizes=SIZES, **options):
     whole = full_participation()._replace(name="full_batch")
     trainer = dp_sgd_trainer(MODEL, config, sampler=whole)
     options = {"rows_per_round": ROWS[: len(sizes)], "regularizer": ALPHA, **options}
-    return factory(MODEL, trainer, num_clients=len(sizes), **options)
+    return factory(MODEL, trainer, num_clients=len(sizes), **grouped(factory, options))
 
 
 def simulation_of(algorithm, *, sizes=SIZES, execution=ALONE, wrapper=None):

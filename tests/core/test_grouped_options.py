@@ -61,7 +61,7 @@ def test_options_go_into_their_value():
 
 
 def test_fields_are_checked_by_their_own_names():
-    with pytest.raises(ValueError, match="^size must be above 0, got -1"):
+    with pytest.raises(ValueError, match=r"^size must be above 0, got -1"):
         part("m", first=1, steps=Steps(size=-1))
     with pytest.raises(ValueError, match="steps must be a Steps, got 1"):
         part("m", first=1, steps=1)

@@ -18,7 +18,14 @@ from side_by_side import several_devices
 from small_problem import NUM_CLIENTS, make_data, make_model, plain_trainer, snapshot, theta_of
 
 from fedjax_dp import models
-from fedjax_dp.algorithms import dp_fedavg, fedavg, ifca, scaffold, warm_start_averaging
+from fedjax_dp.algorithms import (
+    OutputPerturbation,
+    dp_fedavg,
+    fedavg,
+    ifca,
+    scaffold,
+    warm_start_averaging,
+)
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data import FederatedData, participants, sampling
@@ -535,8 +542,9 @@ def test_models_with_noise_in_shares_of_all_clients_are_refused():
     trainer = dp_sgd_trainer(model, config, sampler=sampler)
 
     def of(mechanism, cohorts):
+        noise = OutputPerturbation(mechanism=mechanism)
         made = warm_start_averaging(
-            model, trainer, num_clients=6, rows_per_round=1, mechanism=mechanism
+            model, trainer, num_clients=6, rows_per_round=1, perturbation=noise
         )
         return federation(made, data, cohorts)
 

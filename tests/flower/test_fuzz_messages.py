@@ -61,7 +61,8 @@ def growing():
     model = logistic_regression(shape, 2, gradient_bound=1.0)
     whole = full_participation()._replace(name="full_batch")
     trainer = dp_sgd_trainer(model, config, sampler=whole)
-    options = {"num_clients": NUM_CLIENTS, "rows_per_round": ROWS, "regularizer": 0.3}
+    options = {"num_clients": NUM_CLIENTS, "rows_per_round": ROWS}
+    options |= {"perturbation": algorithms.OutputPerturbation(regularizer=0.3)}
     return algorithms.warm_start_averaging(model, trainer, **options)
 
 

@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from marks import telling
 from small_problem import NUM_CLIENTS, NUM_FEATURES, ROUNDS, SIZES, make_data, make_model
 
-from fedjax_dp.algorithms import warm_start_averaging
+from fedjax_dp.algorithms import OutputPerturbation, warm_start_averaging
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer
 from fedjax_dp.data import FederatedData, full_participation
 from fedjax_dp.engine import PrivacyAccounting, population_of
@@ -189,7 +189,7 @@ def test_a_round_that_is_asked_for_again_is_charged_where_each_record_is_read_on
     shape = jax.ShapeDtypeStruct((NUM_FEATURES,), np.float32)
     model = logistic_regression(shape, 2, gradient_bound=1.0)
     trainer = dp_sgd_trainer(model, config, sampler=whole)
-    rows = {"rows_per_round": 2, "regularizer": 0.3}
+    rows = {"rows_per_round": 2, "perturbation": OutputPerturbation(regularizer=0.3)}
     algorithm = warm_start_averaging(model, trainer, num_clients=NUM_CLIENTS, **rows)
     data = make_data()
     arrays = {"x": data.examples["x"], "y": np.asarray(data.examples["y"], np.int32)}

@@ -80,9 +80,9 @@ def test_noise_whose_scale_the_server_sends_is_refused_on_both_sides(options):
     )
     whole = sampling.full_participation()._replace(name="full_batch")
     trainer = dp_sgd_trainer(model, config, sampler=whole)
-    rows = {"rows_per_round": 2, "regularizer": 0.3}
+    noise = algorithms.OutputPerturbation(regularizer=0.3, **options)
     algorithm = algorithms.warm_start_averaging(
-        model, trainer, num_clients=NUM_CLIENTS, **rows, **options
+        model, trainer, num_clients=NUM_CLIENTS, rows_per_round=2, perturbation=noise
     )
     data = make_data()
     labels = np.asarray(data.examples["y"], np.int32)
