@@ -15,7 +15,7 @@ from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import compile_federation, federation
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly import population
-from fedjax_dp.experiment.assembly.assemble import acceleration_of
+from fedjax_dp.experiment.components.wrappers import wrapper_of
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.models.linear import least_squares
 
@@ -63,7 +63,7 @@ def accelerated(*words):
     all_clients = participants.participation(sampling.full_participation(), len(SIZES))
     given = ["--run.rounds=4", "--acceleration.memory=1", "--acceleration.of=clients"]
     config = load_config(None, [*given, *(f"--acceleration.{word}" for word in words)])
-    wrapper = acceleration_of(config.acceleration, config.run, model)
+    wrapper = wrapper_of(config, model, len(SIZES))
     return wrapper(federation(algorithm, data, all_clients)), data
 
 

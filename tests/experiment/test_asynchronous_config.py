@@ -30,7 +30,10 @@ ON = ("--asynchronous.concurrency=2",)
             (*CLOCK, *ON, "--participation.sampler=poisson"),
             "participation.sampler must be fixed_size, full_participation or min_separated with",
         ),
-        ((*CLOCK, *ON, "--communication.servers=[0, 1]"), "communication.servers must be left out"),
+        (
+            (*CLOCK, *ON, "--communication.servers=[0, 1]"),
+            "asynchronous.concurrency must be left out with communication.servers",
+        ),
         ((*CLOCK, "--asynchronous.concurrency=0"), "asynchronous.concurrency must be"),
     ],
 )

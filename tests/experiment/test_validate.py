@@ -110,7 +110,10 @@ PLAIN = ("--privacy.unit=none", "--algorithm.name=fedavg", "--data.num_clients=4
         (("servers=[0, 2]",), "communication.servers must be numbers from 0, all of them used"),
         (("servers=[0, 0]",), "communication.servers must be numbers from 0, all of them used"),
         (("servers=[0, 1, 0, 1, 0]",), "servers must have at most one entry for each of the 4"),
-        (("servers=[0, 1]", "serverless=true"), "servers must be left out without a server"),
+        (
+            ("servers=[0, 1]", "serverless=true"),
+            "servers must be left out with communication.serverless",
+        ),
         (("servers=[0, 1]", *PRIVATE), "servers must be left out under privacy of clients"),
         (("serverless=true", *PRIVATE), "serverless must be false under privacy of clients"),
     ],

@@ -1,8 +1,7 @@
 """Assembles an experiment from its configuration, and checks everything before any work."""
 
 import pathlib
-from collections.abc import Callable, Mapping
-from functools import partial, reduce
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fedjax_dp.algorithms import registry as algorithms
@@ -18,10 +17,6 @@ from fedjax_dp.engine.layout import ExecutionConfig
 from fedjax_dp.engine.model_axis import ModelAxis
 from fedjax_dp.engine.population import population_of as sizes_and_shapes
 from fedjax_dp.engine.tuned import Tuned
-from fedjax_dp.engine.wrappers.anderson import anderson
-from fedjax_dp.engine.wrappers.leaving import leaving
-from fedjax_dp.engine.wrappers.serverless import serverless
-from fedjax_dp.engine.wrappers.several import several_servers
 from fedjax_dp.evaluation.metrics import METRICS, Metric, require_fits
 from fedjax_dp.experiment.assembly.build import (
     build_algorithm,
@@ -35,9 +30,8 @@ from fedjax_dp.experiment.assembly.build import (
 )
 from fedjax_dp.experiment.assembly.devices import devices_here, offer_devices, require_connected
 from fedjax_dp.experiment.assembly.population import build_population
-from fedjax_dp.experiment.components.asynchrony import asynchrony_of
 from fedjax_dp.experiment.components.budgets import with_named_lists
-from fedjax_dp.experiment.components.clock import clock_of, with_latencies
+from fedjax_dp.experiment.components.clock import with_latencies
 from fedjax_dp.experiment.components.experiment import Experiment, Population
 from fedjax_dp.experiment.components.mechanism import Setting, plans
 from fedjax_dp.experiment.components.numbers_by_client import (
@@ -47,14 +41,13 @@ from fedjax_dp.experiment.components.numbers_by_client import (
 )
 from fedjax_dp.experiment.components.participation import participation_of
 from fedjax_dp.experiment.components.secure_aggregation import (
-    servers_of,
     stated_facts,
     under_masks,
 )
+from fedjax_dp.experiment.components.wrappers import wrapper_of
 from fedjax_dp.experiment.reading.analysis import Sections, require_analysis
 from fedjax_dp.experiment.reading.validate import check_clients, known_clients, validate
 from fedjax_dp.experiment.schema.config import (
-    AccelerationSection,
     Config,
     DiscreteGaussianLevel,
     EvaluationSection,
@@ -220,40 +213,6 @@ def population_of(config: Config) -> Population:
     population = build_population(config.data, config.run.seed)
     is_pooled = algorithms.ALGORITHMS[config.algorithm.name].pools_clients
     return population.pooled() if is_pooled else population
-
-
-def wrapper_of(
-    config: Config, model: Model, num_clients: int
-) -> Callable[[Federation], Federation] | None:
-    """Returns the wrappers of a federation as one, the clock outermost; None without any."""
-    fast = acceleration_of(config.acceleration, config.run, model)
-    leave: Callable[[Federation], Federation] | None = None
-    if config.leaving.tolerance is not None:
-        tolerance, least = config.leaving.tolerance, config.leaving.min_active
-        leave = partial(leaving, tolerance=tolerance, min_active=least)
-    alone = serverless if config.communication.serverless else None
-    several: Callable[[Federation], Federation] | None = None
-    if config.communication.servers:
-        servers, period = servers_of(config, num_clients), config.communication.exchange_every or 1
-        several = partial(several_servers, servers=servers, exchange_every=period)
-    clock = clock_of(config, num_clients)
-    buffered = asynchrony_of(config, clock)
-    if buffered is not None:
-        return buffered
-    wrappers = [wrapper for wrapper in (fast, leave, alone, several, clock) if wrapper is not None]
-    if not wrappers:
-        return None
-    return lambda federation: reduce(lambda inner, wrap: wrap(inner), wrappers, federation)
-
-
-def acceleration_of(
-    section: AccelerationSection, run: RunSection, model: Model
-) -> Callable[[Federation], Federation] | None:
-    """Returns the wrapper that accelerates a federation, or None for plain rounds."""
-    if section.memory is None:
-        return None
-    is_buffer = model.is_buffer if model.buffer_keys else None
-    return partial(anderson, num_rounds=run.rounds, is_buffer=is_buffer, **section.model_dump())
 
 
 def execution_of(section: ExecutionSection, run: RunSection) -> ExecutionConfig:

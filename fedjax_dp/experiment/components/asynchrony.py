@@ -55,21 +55,9 @@ def check_asynchronous(config: Config) -> None:
     given, usual = clock.model_dump(), ClockSection().model_dump()
     for name, rule in _OF_ROUNDS.items():
         checks.require(given[name] == usual[name], f"clock.{name}", rule, given[name])
-    for name, others in (("acceleration", "memory"), ("leaving", "tolerance")):
-        rule = "be left out with asynchronous rounds, whose clients work on models of several ages"
-        value = getattr(getattr(config, name), others)
-        checks.require(value is None, f"{name}.{others}", rule, value)
     rule = "be left out with asynchronous rounds: no cohort is known when a client masks its update"
     form = config.secure_aggregation.form
     checks.require(form is None, "secure_aggregation.form", rule, form)
-    rule = "be false with asynchronous rounds, which a server makes"
-    is_off = not config.communication.serverless
-    checks.require(is_off, "communication.serverless", rule, config.communication.serverless)
-    rule, servers = (
-        "be left out with asynchronous rounds of one server",
-        config.communication.servers,
-    )
-    checks.require(not servers, "communication.servers", rule, servers)
     if "client" in config.privacy.units:
         rule = "be min_separated with asynchronous rounds: their cohorts amplify nothing"
         sampler = config.participation.sampler

@@ -20,6 +20,7 @@ from fedjax_dp.experiment.components.clock import check_clock
 from fedjax_dp.experiment.components.participation import batches_of, participation_of
 from fedjax_dp.experiment.components.partitions import PARTITIONS
 from fedjax_dp.experiment.components.secure_aggregation import check_secure_aggregation
+from fedjax_dp.experiment.components.wrappers import check_wrappers
 from fedjax_dp.experiment.reading.analysis import Sections, require_possible_analysis
 from fedjax_dp.experiment.reading.config_files import is_on
 from fedjax_dp.experiment.schema.config import (
@@ -62,6 +63,7 @@ def validate(config: Config) -> None:
     _check_release(config)
     _check_inactive(config)
     _check_acceleration(config.acceleration, config.run)
+    check_wrappers(config)
     check_asynchronous(config)
     _check_leaving(config)
     _check_servers(config)
@@ -270,16 +272,12 @@ def _check_servers(config: Config) -> None:
     key = "communication.servers"
     is_used = len(set(servers)) == max(servers) + 1 > 1
     checks.require(is_used, key, "be numbers from 0, all of them used, and at least 2", servers)
-    checks.require(not section.serverless, key, "be left out without a server", servers)
     checks.require(not has_shares, key, "be left out for noise in shares of all clients", servers)
     rule = (
         "be left out under privacy of clients: a server divides by the expected number of its own "
         "clients, for which no configuration calibrates"
     )
     checks.require("client" not in config.privacy.units, key, rule, servers)
-    for name, other in (("acceleration", "memory"), ("leaving", "tolerance")):
-        rule = f"be left out with {name}.{other}, which needs the model of one server"
-        checks.require(getattr(getattr(config, name), other) is None, key, rule, servers)
 
 
 def _check_leaving(config: Config) -> None:
@@ -293,8 +291,6 @@ def _check_leaving(config: Config) -> None:
     rule = "be left out for noise in shares, which does not protect the model that it would compare"
     fits = shares not in config.algorithm.options.items()
     checks.require(fits, "leaving.tolerance", rule, section.tolerance)
-    rule = "be left out with acceleration, which moves the model that clients compare theirs to"
-    checks.require(config.acceleration.memory is None, "leaving.tolerance", rule, section.tolerance)
 
 
 def _check_aggregator(section: AlgorithmSection, entry: Entry, privacy: PrivacySection) -> None:
