@@ -52,7 +52,7 @@ def test_clients_that_are_split_come_first_on_the_first_device():
     state, key = made.init(jax.random.key(0)), jax.random.key(1)
     for chunk in (1, 2):
         layout = layout_on(3, chunk=chunk)
-        cohort = jax.jit(partial(made.draw, layout=layout))(state, made.hyper, key)
+        cohort = jax.jit(partial(made.cohorts.draw, layout=layout))(state, made.hyper, key)
         is_drawn = np.reshape(cohort.fate, (3, -1)) != Fate.EMPTY
         ids = np.where(is_drawn, np.reshape(cohort.ids, (3, -1)), -1)
         assert cohort.num_split == 1 and ids[0, 0] == 0
