@@ -128,7 +128,7 @@ def _same(event: DpEvent, relation: str, accountant: str) -> DpEvent:
 
 
 def _rdp_only(event: DpEvent, relation: str, accountant: str) -> DpEvent:
-    _refuse("only its Rényi curve is known, which determines no loss distribution")
+    _refuse(_NEEDS_RDP["pld"])
 
 
 def _half_multiplier(event: Any, relation: str, accountant: str) -> DpEvent:

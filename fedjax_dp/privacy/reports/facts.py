@@ -237,14 +237,6 @@ def _deployed(claim: Mapping[str, Any]) -> dict[str, Any]:
 
 # Trust under which a message by itself has too little noise.
 RESTS_ON_MASKS = ("secure_aggregation", "honest_but_curious", "gamma_shares")
-# What amplification by sampling assumes hidden. Without replacement the number is public.
-WHO, COUNT = "which units were drawn", "how many units were drawn"
-HIDDEN = {
-    "Poisson sampling": (WHO, COUNT),
-    "Poisson sampling truncated to a capacity": (WHO, COUNT),
-    "fixed-size sampling without replacement": (WHO,),
-}
-
 UNITS = {
     "client": Words("one client with all of its data", "all data of one client"),
     "record": Words("one record of one client", "one record of one client"),
@@ -369,6 +361,13 @@ SAMPLERS: dict[type[DpEvent], Words] = {
         "Poisson sampling truncated to a capacity",
         "on Poisson samples truncated to a capacity~[chua2024scalable]",
     ),
+}
+# What amplification by sampling assumes hidden. Without replacement the number is public.
+WHO, COUNT = "which units were drawn", "how many units were drawn"
+HIDDEN = {
+    SAMPLERS[dpa.PoissonSampledDpEvent].page: (WHO, COUNT),
+    SAMPLERS[dpa.TruncatedSubsampledGaussianDpEvent].page: (WHO, COUNT),
+    SAMPLERS[dpa.SampledWithoutReplacementDpEvent].page: (WHO,),
 }
 # Where the curve of a mechanism on Poisson samples is from: of Gaussian noise alone, and of others.
 _CURVES = {
