@@ -493,6 +493,7 @@ SPECIAL: dict[str, Case] = {
     **{name: of_algorithm(name) for name in ALGORITHMS},
     "Tickets": of_options(algorithms.Tickets, "fed_ltn", prunable="w"),
     "OutputPerturbation": of_options(algorithms.OutputPerturbation, "warm_start_averaging"),
+    "SelectionRule": of_options(algorithms.SelectionRule, "f_cdpfl"),
     "ProximalStep": of_options(algorithms.ProximalStep, "splitting"),
     "build of algorithms": case(algorithms.build, name="fedavg"),
     "public_clients": case(algorithms.public_clients, epsilon=[1.0, 2.0, 8.0, 9.0]),

@@ -34,7 +34,7 @@ from fedjax_dp.algorithms.o_dpcfl import o_dpcfl
 from fedjax_dp.algorithms.pfa import pfa, public_clients
 from fedjax_dp.algorithms.propfair import propfair
 from fedjax_dp.algorithms.q_ffl import q_ffl
-from fedjax_dp.algorithms.r_dpcfl import r_dpcfl
+from fedjax_dp.algorithms.r_dpcfl import SelectionRule, r_dpcfl
 from fedjax_dp.algorithms.rc_dpfl import rc_dpfl
 from fedjax_dp.algorithms.record_dp_fedavg import record_dp_fedavg
 from fedjax_dp.algorithms.registry import ALGORITHMS, build
@@ -66,6 +66,7 @@ __all__ = [
     "OutputPerturbation",
     "ProximalStep",
     "Round",
+    "SelectionRule",
     "SharedModel",
     "Tickets",
     "ae_dpfl",

@@ -1,6 +1,6 @@
 """f-CDPFL: IFCA with DP-SGD at the clients, which choose their cluster on their own data."""
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from fedjax_dp.algorithms.base import (
     claim_of,
     training_of,
 )
-from fedjax_dp.algorithms.r_dpcfl import NOT_COVERED, rounds_of_training
+from fedjax_dp.algorithms.r_dpcfl import NOT_COVERED, SelectionRule, rounds_of_training
 from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.selection import (
@@ -28,7 +28,7 @@ from fedjax_dp.core import trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.messages import Choices
-from fedjax_dp.core.ranges import Count, Index, Positive
+from fedjax_dp.core.ranges import Count, Index
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.claims import RecordClaim
@@ -50,11 +50,7 @@ def f_cdpfl(
     *,
     num_rounds: Count,
     num_models: Count,
-    selection: Literal["private", "exact"] = "private",
-    selection_epsilon: Positive = 0.15,
-    num_selections: Index | None = None,
-    score: Literal["accuracy", "loss"] = "accuracy",
-    loss_bound: Positive = 5.0,
+    selection_rule: SelectionRule = SelectionRule(),
     is_weighted: bool = False,
     is_identical_start: bool = False,
     ends_with_choice: bool = False,
@@ -74,11 +70,7 @@ def f_cdpfl(
       trainer: a private trainer.
       num_rounds: rounds of the whole run (E), at least 1.
       num_models: number of clusters (M), at least 1.
-      selection: "private" by the exponential mechanism, or "exact" by loss.
-      selection_epsilon: ε of one private choice, above 0; the authors take 0.03 of the total.
-      num_selections: rounds with a choice; by default ⌊E/10⌋, or all if choices are exact.
-      score: the criterion of a private choice, "accuracy" or "loss".
-      loss_bound: the largest loss of one example that counts.
+      selection_rule: how clients choose among the models.
       is_weighted: weight clients by their number of examples within a cluster.
       is_identical_start: start from one model for all clusters, so that the first choices are
         random.
@@ -95,9 +87,10 @@ def f_cdpfl(
     (RC-DPFL).
     """
     trainer.private_claim()  # Refuses a trainer that is not private.
-    choice = make_choice(model, selection, score)
+    choice = make_choice(model, selection_rule.selection, selection_rule.score)
     is_exact = choice.event is None
     num_trained = rounds_of_training(num_rounds, ends_with_choice)
+    num_selections = selection_rule.num_selections
     if num_selections is None:
         num_selections = num_rounds if is_exact else num_trained // 10
     is_offered = jnp.ones(num_models, bool)
@@ -147,8 +140,8 @@ def f_cdpfl(
     last = (only_chosen(choice),) if ends_with_choice else ()
     events = trained_and_chosen(train_event, choice), train_event, *last
     numbers = {
-        "selection_epsilon": selection_epsilon,
-        "loss_bound": loss_bound,
+        "selection_epsilon": selection_rule.selection_epsilon,
+        "loss_bound": selection_rule.loss_bound,
         "num_selections": num_selections,
     }
     return FederatedAlgorithm(

@@ -75,6 +75,24 @@ _OWN_RANGES: Mapping[str, Any] = {
 }
 
 
+class SelectionRule(NamedTuple):
+    """How clients choose among the models of clusters.
+
+    Attributes:
+      selection: "private" by the exponential mechanism, or "exact" by loss.
+      selection_epsilon: ε of one private choice, above 0; the authors take 0.03 of the total.
+      num_selections: rounds with a choice; by default ⌊E/10⌋, or all if choices are exact.
+      score: the criterion of a private choice, "accuracy" or "loss".
+      loss_bound: the largest loss of one example that counts.
+    """
+
+    selection: Literal["private", "exact"] = "private"
+    selection_epsilon: Positive = 0.15
+    num_selections: Index | None = None
+    score: Literal["accuracy", "loss"] = "accuracy"
+    loss_bound: Positive = 5.0
+
+
 class Stage(enum.IntEnum):
     """The stages of a run.
 
@@ -140,11 +158,7 @@ def r_dpcfl(
     num_models: Count | None = None,
     max_models: Count = 10,
     separation: Literal["adjusted", "plain"] = "adjusted",
-    selection: Literal["private", "exact"] = "private",
-    selection_epsilon: Positive = 0.15,
-    num_selections: Index | None = None,
-    score: Literal["accuracy", "loss"] = "accuracy",
-    loss_bound: Positive = 5.0,
+    selection_rule: SelectionRule = SelectionRule(),
     num_components: Count = 2,
     features: Literal["centred", "authors"] = "centred",
     soft_rounds: Index | None = None,
@@ -179,11 +193,7 @@ def r_dpcfl(
       max_models: the largest M to try if M is not given.
       separation: the score by which M is found, if it is not given: "plain", the smallest
         separation of two clusters (MSS), or "adjusted", see `fit_best_mixture`.
-      selection: "private" by the exponential mechanism, or "exact".
-      selection_epsilon: ε of one private choice, above 0; the authors take 0.03 of the total.
-      num_selections: rounds with a choice; None for ⌊E/10⌋.
-      score: the criterion of a private choice, "accuracy" or "loss".
-      loss_bound: the largest loss of one example that counts.
+      selection_rule: how clients choose among the models.
       num_components: principal components that are clustered.
       features: "centred", or "authors" for the published code's projection.
       soft_rounds: E_c, the last round of soft clusters; None for what the mixture implies.
@@ -216,14 +226,15 @@ def r_dpcfl(
     checks.whole("num_models", capacity)
     rule = "be 'adjusted' if num_models is given, since nothing is left to compare"
     checks.require(num_models is None or separation == "adjusted", "separation", rule, separation)
-    choice = make_choice(model, selection, score)
+    choice = make_choice(model, selection_rule.selection, selection_rule.score)
     not_covered = NOT_COVERED if choice.event is None else None
     num_trained = rounds_of_training(num_rounds, ends_with_choice)
+    num_selections = selection_rule.num_selections
     if num_selections is None:
         num_selections = num_rounds if choice.event is None else num_trained // 10
     numbers = {
-        "selection_epsilon": selection_epsilon,
-        "loss_bound": loss_bound,
+        "selection_epsilon": selection_rule.selection_epsilon,
+        "loss_bound": selection_rule.loss_bound,
         "num_selections": num_selections,
     }
     if soft_rounds is not None:

@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.algorithms.r_dpcfl import r_dpcfl, rounds_of_training
+from fedjax_dp.algorithms.r_dpcfl import SelectionRule, r_dpcfl, rounds_of_training
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, Fraction, Positive
@@ -67,7 +67,7 @@ def rc_dpfl(
         num_clients=num_clients,
         num_rounds=num_rounds,
         num_models=num_models,
-        selection="exact",
+        selection_rule=SelectionRule("exact"),
         soft_rounds=int(soft_share * num_trained) + int(is_at_end),
         ends_with_choice=is_at_end,
         num_components=num_components,

@@ -22,6 +22,7 @@ from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.clients.whole_batches import gaussian_copies
 from fedjax_dp.core.messages import received
+from fedjax_dp.core.registry import grouped
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import (
@@ -82,10 +83,11 @@ def declared(name, model=None, **options):
     model = model or linear_model()
     local, n = trainer(model), len(TRUE)
     rounds, of_all = {"num_rounds": ROUNDS}, {"num_clients": n}
+    given = grouped(algorithms.r_dpcfl, options)
     return {
-        "r_dpcfl": lambda: algorithms.r_dpcfl(model, local, **of_all, **rounds, **options),
+        "r_dpcfl": lambda: algorithms.r_dpcfl(model, local, **of_all, **rounds, **given),
         "rc_dpfl": lambda: algorithms.rc_dpfl(model, local, **of_all, **rounds, num_models=4),
-        "f_cdpfl": lambda: algorithms.f_cdpfl(model, local, **rounds, num_models=4, **options),
+        "f_cdpfl": lambda: algorithms.f_cdpfl(model, local, **rounds, num_models=4, **given),
         "km_cdpfl": lambda: algorithms.km_cdpfl(model, local, **of_all, num_models=4),
         "o_dpcfl": lambda: algorithms.o_dpcfl(model, local, **of_all, clusters=TRUE.tolist()),
         "mr_mtl": lambda: algorithms.mr_mtl(model, local, **of_all),
@@ -142,7 +144,9 @@ def test_noise_is_that_of_the_paper_with_a_whole_first_batch_and_with_selections
 
     def r_dpcfl(**options):
         return algorithms.r_dpcfl(
-            model, local, num_clients=1, num_rounds=200, num_models=4, **options
+            *(model, local),
+            **{"num_clients": 1, "num_rounds": 200, "num_models": 4},
+            **grouped(algorithms.r_dpcfl, options),
         )
 
     small = multiplier(algorithms.dp_sgd(model, local), epsilon)
