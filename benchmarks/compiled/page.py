@@ -28,7 +28,9 @@ hand. Poisson cohorts by hand have their expected size.
 and cuBLAS, which have no estimate, the larger of the times that their bytes and their products take at the card's
 peaks (TF32). Such calls do not reach these, and grouped convolutions least of all: on GPUs bytes and operations say
 more than the estimate. GB are what operations read and write, GFLOP are of products and convolutions. Ratios are ours
-by the one by hand. Seconds to compile are of two busy cores.
+by the one by hand. A round has no part of what a call does once: by hand a TPU copies examples into another layout,
+which takes the time of the lines *call* below, and stays among the temporaries (P1, F1). Seconds to compile are of two
+busy cores.
 """  # noqa: E501
 _ONE_HEAD = """
 ## {target}
