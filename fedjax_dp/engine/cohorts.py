@@ -150,17 +150,6 @@ class Cohorts:
         """The fewest rounds from one participation of a client to its next."""
         return self.participation.separation
 
-    def most_drawn(self, num_rounds: int) -> int:
-        """Bounds the number of distinct clients that some rounds draw.
-
-        Args:
-          num_rounds: the number of rounds.
-
-        Returns:
-          As `Participation.most_drawn`.
-        """
-        return self.participation.most_drawn(num_rounds)
-
     def event(self, release: DpEvent) -> DpEvent:
         """Returns the privacy event of a round.
 
