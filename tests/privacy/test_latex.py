@@ -202,3 +202,8 @@ def test_latex_prints_every_claim_and_every_work(tmp_path):
     log = (tmp_path / "paper.log").read_text(encoding="latin-1")
     assert "undefined" not in log and "Overfull" not in log
     assert "Warning" not in (tmp_path / "paper.blg").read_text(encoding="latin-1")
+
+
+def test_braces_of_a_file_are_text():
+    claim = claimed(GAUSSIAN) | {"must_stay_hidden": ["the {cohorts}"]}
+    assert "the {cohorts}" in st.in_words(claim) and "{cohorts}" in for_paper([claim]).latex

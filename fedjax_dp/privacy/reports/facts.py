@@ -90,7 +90,8 @@ def _values(claim: Mapping[str, Any]) -> dict[str, Any]:
     deltas, counts = claim["dp_delta_per_unit"], claim["num_compositions"]
     low, high = min(counts), max(counts)
     alike = "alike" if min(deltas) == max(deltas) else "different"
-    hidden = claim["must_stay_hidden"]
+    # From a file they may hold braces, which are text here.
+    hidden = [what.replace("{", "{{").replace("}", "}}") for what in claim["must_stay_hidden"]]
     is_of_sums = claim["trusted"] == "server" and "secure_aggregation" in claim
     is_covered = claim["unit"] == "record" and "not_covered" not in claim
     versions = [f"{name} {version}" for name, version in claim.get("versions", {}).items()]
