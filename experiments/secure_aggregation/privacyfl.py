@@ -86,8 +86,7 @@ def simulation_of(
         dp_sgd_trainer(model, numbers, sampler=whole),
         num_clients=len(sizes),
         rows_per_round=rows_per_round,
-        regularizer=regularizer,
-        calibration=calibration,
+        perturbation=algorithms.OutputPerturbation(regularizer, calibration=calibration),
     )
     return engine.simulation(algorithm, data, participation(full_participation(), len(sizes)))
 

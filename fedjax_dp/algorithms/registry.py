@@ -209,4 +209,5 @@ def build(
         rule = f"be given for {name}, which queries clients on public inputs"
         checks.require(problem.public_x is not None, "data.public_examples", rule, None)
     facts = {fact: getattr(problem, fact) for fact in (*entry.stand_in, *entry.given)}
-    return entry.factory(model, trainer, **facts, **registry.grouped(entry.factory, options))
+    # An option may replace a fact, such as budgets that clients declare.
+    return entry.factory(model, trainer, **{**facts, **registry.grouped(entry.factory, options)})
