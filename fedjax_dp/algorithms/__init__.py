@@ -3,11 +3,21 @@
 from fedjax_dp.algorithms.ae_dpfl import ae_dpfl
 from fedjax_dp.algorithms.afl import afl
 from fedjax_dp.algorithms.base import (
+    Averaged,
     ClientState,
     FederatedAlgorithm,
+    Finish,
+    FinishForAll,
     HostStep,
     Iterate,
+    Needs,
+    Numbers,
     SharedModel,
+    Stages,
+    Training,
+    Views,
+    field,
+    training_of,
 )
 from fedjax_dp.algorithms.blur_lus import blur_lus
 from fedjax_dp.algorithms.centralized import centralized, pool
@@ -37,7 +47,7 @@ from fedjax_dp.algorithms.q_ffl import q_ffl
 from fedjax_dp.algorithms.r_dpcfl import SelectionRule, r_dpcfl
 from fedjax_dp.algorithms.rc_dpfl import rc_dpfl
 from fedjax_dp.algorithms.record_dp_fedavg import record_dp_fedavg
-from fedjax_dp.algorithms.registry import ALGORITHMS, build
+from fedjax_dp.algorithms.registry import ALGORITHMS, Entry, build
 from fedjax_dp.algorithms.retrained_averaging import retrained_averaging
 from fedjax_dp.algorithms.robust_hdp import robust_hdp
 from fedjax_dp.algorithms.scaffold import scaffold
@@ -57,18 +67,27 @@ from fedjax_dp.algorithms.weiavg import weiavg
 
 __all__ = [
     "ALGORITHMS",
+    "Averaged",
     "ClientOutput",
     "ClientState",
+    "Entry",
     "FederatedAlgorithm",
+    "Finish",
+    "FinishForAll",
     "HostStep",
     "Hyper",
     "Iterate",
+    "Needs",
+    "Numbers",
     "OutputPerturbation",
     "ProximalStep",
     "Round",
     "SelectionRule",
     "SharedModel",
+    "Stages",
     "Tickets",
+    "Training",
+    "Views",
     "ae_dpfl",
     "afl",
     "blur_lus",
@@ -92,6 +111,7 @@ __all__ = [
     "fedrp",
     "fedsplit",
     "fedyogi",
+    "field",
     "ifca",
     "jump_start",
     "km_cdpfl",
@@ -117,6 +137,7 @@ __all__ = [
     "smallest_budget",
     "splitting",
     "term",
+    "training_of",
     "warm_start_averaging",
     "weiavg",
 ]

@@ -38,7 +38,15 @@ class SharedModel(NamedTuple):
 
 
 def field(name: str, *, is_whole: bool = True) -> SharedModel:
-    """Declares the shared model in a field of the server's state, a NamedTuple."""
+    """Declares the shared model in a field of the server's state, a NamedTuple.
+
+    Args:
+      name: of the field.
+      is_whole: as of `SharedModel`.
+
+    Returns:
+      The location of the model.
+    """
     return SharedModel(
         lambda server: getattr(server, name),
         lambda server, params: server._replace(**{name: params}),
@@ -117,7 +125,12 @@ class Finish(NamedTuple):
 
 
 class FinishForAll(Finish):
-    """The same for every client of the population, including absent ones."""
+    """The same for every client of the population, including absent ones.
+
+    Attributes:
+      broadcast: as of `Finish`.
+      apply: as of `Finish`.
+    """
 
     __slots__ = ()
 
@@ -206,7 +219,16 @@ class Training(NamedTuple):
     reads_validation: bool = False
 
     def steps_of(self, clients: jax.Array, sizes: jax.Array, local: LocalConfig) -> jax.Array:
-        """Counts the local steps of clients, `[slots]`, by the sizes of all, `[num_clients]`."""
+        """Counts the local steps of clients.
+
+        Args:
+          clients: their indices, `[slots]`, int32.
+          sizes: records of all clients, `[num_clients]`.
+          local: the numbers of the population.
+
+        Returns:
+          The steps, `[slots]`.
+        """
         return jax.vmap(lambda i: self.num_steps(sizes[i], local.row(i)))(clients)
 
 

@@ -3,6 +3,7 @@
 from fedjax_dp.clients.base import LocalConfig, LocalResult, LocalTrainer
 from fedjax_dp.clients.client_data import ClientData, Exact, PublicClient
 from fedjax_dp.clients.gradients import GradientRule, clipped, plain
+from fedjax_dp.clients.objectives import Objective
 from fedjax_dp.clients.pruning import prune, pruned_share
 from fedjax_dp.clients.regularizers import (
     blur,
@@ -41,6 +42,7 @@ __all__ = [
     "LocalConfig",
     "LocalResult",
     "LocalTrainer",
+    "Objective",
     "PublicClient",
     "UpdateContext",
     "UpdateTransform",

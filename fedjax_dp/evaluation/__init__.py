@@ -4,10 +4,12 @@ from fedjax_dp.evaluation.evaluate import Evaluation, personal_evaluator, shared
 from fedjax_dp.evaluation.fairness import summarize
 from fedjax_dp.evaluation.heterogeneity import Heterogeneity, heterogeneity
 from fedjax_dp.evaluation.intervals import wilson_interval
+from fedjax_dp.evaluation.metrics import Metric
 
 __all__ = [
     "Evaluation",
     "Heterogeneity",
+    "Metric",
     "heterogeneity",
     "personal_evaluator",
     "shared_evaluator",

@@ -9,6 +9,7 @@ from fedjax_dp.server.base import (
     Stacked,
     Summed,
     stateless,
+    update_alone,
 )
 from fedjax_dp.server.clustering import (
     ClusterAggregate,
@@ -118,6 +119,7 @@ __all__ = [
     "stateless",
     "trimmed_mean",
     "uniform_mean",
+    "update_alone",
     "weighted_by_client",
     "weighted_mean",
 ]

@@ -169,7 +169,15 @@ def update_and_weight(update: PyTree, weight: jax.Array, /) -> PyTree:
 
 
 def update_alone(update: PyTree, weight: jax.Array, /) -> PyTree:
-    """Sends the update, for an aggregator with equal weights."""
+    """Sends the update, for an aggregator with equal weights.
+
+    Args:
+      update: of a client.
+      weight: of the client, which is not sent.
+
+    Returns:
+      The message.
+    """
     del weight
     return update
 
