@@ -1,5 +1,6 @@
 """Cohorts: the clients of a round, their slots and devices."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple, get_args
 
@@ -107,7 +108,7 @@ class Examples:
             return self
         second = None if self.validation is None else self.validation.stored(reads)
         arrays = jax.tree.map(Rows.of, self.arrays)
-        return self.replace(arrays=arrays, validation=second)  # type: ignore[attr-defined]
+        return dataclasses.replace(self, arrays=arrays, validation=second)
 
     def client(self, index: jax.typing.ArrayLike, stage: jax.typing.ArrayLike = 0) -> ClientData:
         """Selects one client outside a round.
