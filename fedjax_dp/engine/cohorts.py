@@ -247,7 +247,9 @@ class Cohorts:
 
     def _clients(self, round_index: jax.Array, hyper: Hyper, key: PRNGKey) -> jax.Array:
         """Lists the clients of a round whose draw reads nothing else of the state."""
-        cohort = self.draw(SimulationState((), (), None, round_index), hyper, key)
+        # Fates, which may read the state, change none of them.
+        drawn = dataclasses.replace(self, fates=())
+        cohort = drawn.draw(SimulationState((), (), None, round_index), hyper, key)
         return jnp.where(cohort.is_drawn, cohort.ids, -1)
 
     def given(self, draw: Draw, *, reads_state: bool = False) -> "Cohorts":

@@ -116,7 +116,9 @@ class Federation(NamedTuple):
     @property
     def has_server(self) -> bool:
         """Whether clients send their messages to a server, and not to each other."""
-        return not any(Change.NO_SERVER in wrapper.changes for wrapper in self.declared)
+        # One that declares nothing may change anything, and is not known to do without a server.
+        known = (wrapper.changes for wrapper in self.declared if wrapper.changes != set(Change))
+        return not any(Change.NO_SERVER in changes for changes in known)
 
     @property
     def shared(self) -> Callable[[Any], PyTree] | None:

@@ -228,6 +228,12 @@ def test_fates_change_nobody_who_is_drawn(fates, is_own):
     assert fed.cohorts.name == ("any_draw" if is_own else "poisson")
 
 
+def test_plans_of_own_draws_need_no_state_of_their_fates():
+    fed = with_fates(repeating(bound()), lambda state, *_: state.server.params, reads_state=True)
+    planned = PrivacyAccounting(fed).planned(fed.init(KEY), KEY, 2)["client"]
+    assert planned.num_compositions.max() == 2
+
+
 @pytest.mark.parametrize("found", [0.0, np.zeros(99, int), None])
 def test_fates_are_integers_one_for_each_slot(found):
     fed = with_fates(bound(), lambda state, hyper, cohort: found)

@@ -65,6 +65,7 @@ def test_wrappers_that_declare_what_they_change_go_together():
     names = [wrapper.name for wrapper in undeclared(fed).wrappers]
     assert names[0].startswith("a wrapper that declares nothing") and len(names) == 3
     assert fed.has_server and not serverless(bound()).has_server
+    assert declared({Change.MESSAGES})(undeclared(bound())).has_server
 
 
 def test_a_wrapper_declares_that_it_changes_who_takes_part():
