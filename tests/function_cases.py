@@ -52,7 +52,8 @@ BoundedRangeDpEvent DistributedDiscreteGaussianDpEvent PureDpEvent SkellamDpEven
 StaircaseDpEvent GammaShares GammaSharesDpEvent FixedPoint Iteration SetUp Terms OmissionResult
 CollusionResult MaskGraph MaskKeys HeldShares Compute Latencies RoundTimes Availability
 Moment CountedMean FloatOffsets LossBounds Node Nodes Journal NotOpenError Script Project
-Report Budget Method KeptTrials Trial
+Report Budget Method KeptTrials Trial Averaged Entry Finish FinishForAll Change Cohorts Wrapper
+Metric Numbers Views
 """
 HOLD = set(_NAMES.split())
 
@@ -314,11 +315,13 @@ VALUES: Mapping[str, Any] = {
 def case(of: Callable[..., Any], call: Callable[..., Any] | None = None, **own: Any) -> Case:
     """A call with values of its own, and with those of `VALUES` for all else that it needs."""
 
+    parameters = inspect.signature(of).parameters.values()
+    several = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in several]
+    # A public name that nothing here can call fails where this file is read.
+    values = {name: VALUES[name] for name in needed if name not in own and name != "self"} | own
+
     def good():
-        parameters = inspect.signature(of).parameters.values()
-        several = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-        needed = [p.name for p in parameters if p.default is p.empty and p.kind not in several]
-        values = {name: VALUES[name] for name in needed if name not in own and name != "self"} | own
         return {
             name: value() if getattr(value, "__name__", "") == "<lambda>" else value
             for name, value in values.items()
@@ -693,6 +696,13 @@ SPECIAL: dict[str, Case] = {
     "random_neighbors": case(secure.random_neighbors, num_clients=9),
     "share_secret": case(secure.share_secret, secret=5, holders=[0, 1, 2], threshold=2),
     "recover_secret": case(secure.recover_secret, shares={0: 3, 2: 4}, threshold=2),
+    "field": case(algorithms.field, name="params"),
+    "update_alone": case(
+        servers.update_alone,
+        lambda update, weight: servers.update_alone(update, weight),
+        update=lambda: TREE,
+        weight=1.0,
+    )._replace(alone=("update", "weight")),
     "num_soft_rounds": case(servers.num_soft_rounds, num_rounds=9),
     # They look for files, fetch them, run experiments or federations, as tests of their own do.
     **{

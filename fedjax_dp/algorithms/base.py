@@ -37,6 +37,7 @@ class SharedModel(NamedTuple):
     is_whole: bool = True
 
 
+@argument_checks.checked
 def field(name: str, *, is_whole: bool = True) -> SharedModel:
     """Declares the shared model in a field of the server's state, a NamedTuple.
 
@@ -46,7 +47,11 @@ def field(name: str, *, is_whole: bool = True) -> SharedModel:
 
     Returns:
       The location of the model.
+
+    Raises:
+      ValueError: for a name that no field can have.
     """
+    checks.require(name.isidentifier(), "name", "be that of a field", name)
     return SharedModel(
         lambda server: getattr(server, name),
         lambda server, params: server._replace(**{name: params}),

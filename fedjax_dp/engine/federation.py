@@ -184,6 +184,7 @@ class Federation(NamedTuple):
             after = after._replace(round=state.round + 1)
         return after, record, info
 
+    @checked
     def wrapped(self, wrapper: Wrapper, **parts: Any) -> "Federation":
         """Replaces parts, as a wrapper that says what it changes.
 

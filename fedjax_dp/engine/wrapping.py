@@ -4,7 +4,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from fedjax_dp.core import checks
+from fedjax_dp.core import argument_checks, checks
 
 
 class Change(enum.Enum):
@@ -63,8 +63,12 @@ class Wrapper(NamedTuple):
           wrappers: those of the federation.
 
         Raises:
-          ValueError: for the first of them.
+          ValueError: for the first of them, or for what this wrapper says itself.
         """
+        argument_checks.check_fields(self, "wrapper.")
+        said = {*self.changes, *self.needs}
+        rule = "have values of Change as its changes and the keys of its needs"
+        checks.require(all(isinstance(one, Change) for one in said), "wrapper", rule, said)
         for inner in wrappers:
             rule = self.refusal(inner)
             checks.require(rule is None, "federation", rule or "", f"{inner.name}()")

@@ -77,6 +77,21 @@ def test_a_wrapper_declares_that_it_changes_who_takes_part():
         fed.wrapped(Wrapper("mine"), algorithm=fed.algorithm)
 
 
+@pytest.mark.parametrize(
+    ("wrapper", "rule"),
+    [
+        ("mine", "wrapper must be a Wrapper"),
+        (Wrapper(3), "wrapper.name must be a string"),
+        (Wrapper("mine", {"cohorts"}), "wrapper.changes must be a frozenset"),
+        (Wrapper("mine", frozenset({"cohorts"})), "have values of Change"),
+        (Wrapper("mine", needs={"time": "have no clock"}), "have values of Change"),
+    ],
+)
+def test_a_wrapper_with_a_wrong_declaration_is_refused(wrapper, rule):
+    with pytest.raises(ValueError, match=rule):
+        bound().wrapped(wrapper)
+
+
 def test_the_page_says_which_goes_around_which():
     text = PAGE.read_text(encoding="utf-8")
     for outer in BUILT_IN:
