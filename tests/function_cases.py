@@ -53,7 +53,7 @@ StaircaseDpEvent GammaShares GammaSharesDpEvent FixedPoint Iteration SetUp Terms
 CollusionResult MaskGraph MaskKeys HeldShares Compute Latencies RoundTimes Availability
 Moment CountedMean FloatOffsets LossBounds Node Nodes Journal NotOpenError Script Project
 Report Budget Method KeptTrials Trial Averaged Entry Finish FinishForAll Change Cohorts Wrapper
-Metric Numbers Views
+Metric Needs Numbers Objective Stages Training Views
 """
 HOLD = set(_NAMES.split())
 

@@ -449,6 +449,7 @@ class FederatedAlgorithm(NamedTuple):
         ranges.check(hyper.aggregator, self.aggregator.ranges, "hyper.aggregator.")
 
 
+@argument_checks.checked
 def training_of(
     trainer: LocalTrainer,
     *,

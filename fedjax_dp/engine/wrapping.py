@@ -67,8 +67,8 @@ class Wrapper(NamedTuple):
         """
         argument_checks.check_fields(self, "wrapper.")
         said = {*self.changes, *self.needs}
-        rule = "have values of Change as its changes and the keys of its needs"
-        checks.require(all(isinstance(one, Change) for one in said), "wrapper", rule, said)
+        declared = "have values of Change as its changes and the keys of its needs"
+        checks.require(all(isinstance(one, Change) for one in said), "wrapper", declared, said)
         for inner in wrappers:
             rule = self.refusal(inner)
             checks.require(rule is None, "federation", rule or "", f"{inner.name}()")
