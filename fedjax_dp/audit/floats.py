@@ -141,9 +141,9 @@ def check_records(
     *,
     num_records: int = 200,
 ) -> StepCheck:
-    """Searches records of any floats for one that moves a clipped sum past its bound.
+    """Searches for a record of any floats that moves a clipped sum past 1.001 times its bound.
 
-    `batch` provides shapes and labels; 1.001 times the rule's bound is allowed.
+    `batch` has the shapes and labels of records.
     """
     if rule.bound is None:
         raise ValueError("rule must state a bound, got one that claims no privacy")

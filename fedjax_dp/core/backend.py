@@ -57,13 +57,9 @@ def programs_folder() -> str | None:
 class Facts(NamedTuple):
     """What a backend reports about one of its devices; `core.choices` follows from it.
 
-    Attributes:
-      backend: "cpu", "gpu" or "tpu".
-      device: the name of the device, such as "NVIDIA H100 80GB HBM3"; empty if unknown.
-      compute_capability: "9.0" and the like for NVIDIA, "gfx942" and the like for AMD; empty
-        elsewhere, or if unknown.
-      cores: the multiprocessors of a GPU, or the cores of a TPU; None if unknown.
-      memory: bytes of one device; infinite if unknown.
+    The kind of the backend ("cpu", "gpu" or "tpu"), the name of the device, the compute capability
+    ("9.0" for NVIDIA, "gfx942" for AMD, empty elsewhere), the multiprocessors of a GPU or the cores
+    of a TPU, and the bytes of one device.
     """
 
     backend: str
@@ -101,10 +97,9 @@ def facts() -> Facts:
 
 @contextlib.contextmanager
 def traced_for(target: Facts | str) -> Iterator[None]:
-    """Traces for another device than the default one, to export or compile programs for it.
+    """Traces for another device than the default one, of which a kind alone ("gpu") says no more.
 
-    Of a backend given by its kind alone, "gpu" and the like, nothing else is known. What was traced
-    before is dropped, and again at the end: it holds for one backend.
+    What was traced before is dropped, and again at the end: it holds for one backend.
     """
     before = _TARGET.set(Facts(target) if isinstance(target, str) else target)
     jax.clear_caches()

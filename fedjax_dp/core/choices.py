@@ -88,12 +88,7 @@ class Speed(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """The measured speeds of a device.
-
-    Attributes:
-      device: its name, as in `Facts`.
-      speeds: the measurements.
-    """
+    """The measured speeds of the device of this name."""
 
     device: str
     speeds: tuple[Speed, ...] = ()
@@ -169,17 +164,10 @@ class Choices(NamedTuple):
 
 
 def choices(facts: Facts, measured: Measured | None = None) -> Choices:
-    """Chooses layout and precision for a backend; pure.
+    """Chooses layout and precision for a backend; measured speeds have no effect on a CPU.
 
     Without measured speeds products are exact, and convolutions are native on TPUs and NVIDIA GPUs
     and products of patches elsewhere. With them, what is faster by a quarter replaces the default.
-
-    Args:
-      facts: what the backend reports.
-      measured: the speeds of the same device, if there are any; without effect on a CPU.
-
-    Returns:
-      The choices.
     """
     is_cpu = facts.backend == "cpu"
     share = _SHARE * facts.memory
@@ -227,7 +215,7 @@ def choices(facts: Facts, measured: Measured | None = None) -> Choices:
 def no_split(facts: Facts) -> str | None:
     """Returns why a backend cannot compute split products, or None if it can.
 
-    A target of an export reports no compute capability; it is taken to be a card that can.
+    A target of an export, which reports no compute capability, is taken to be a card that can.
     """
     if facts.backend == "tpu":
         return None

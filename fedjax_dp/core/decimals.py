@@ -24,21 +24,13 @@ _SETTINGS = {
 
 
 def shown(name: str, value: float | str, digits: int = 4, *, decimals: int | None = None) -> str:
-    """Writes a figure for people, in few digits.
+    """Writes a figure for people, in significant digits, or with `decimals` after the point.
+
+    `name` is that of a summary, a metric or a claim; of a configuration's key the last part counts.
 
     Guarantee: a figure of privacy is rounded to the side on which a claim still holds: ε, δ, clip
     norms and sampling rates up, noise, budgets and proven lower bounds down. A number that is a
     float32 is taken as the shortest decimal that stands for it, so that 0.1 is 0.1.
-
-    Args:
-      name: of the figure, as in a summary, a metric or a claim; of the key of a configuration, the
-        last part counts.
-      value: the figure; an infinite one may be a string.
-      digits: significant digits.
-      decimals: digits after the point, in place of significant ones.
-
-    Returns:
-      The text.
     """
     own = name.rpartition(".")[2]
     for start, side in (_RESULTS | _SETTINGS).items():
@@ -51,20 +43,16 @@ def shown(name: str, value: float | str, digits: int = 4, *, decimals: int | Non
 
 
 def rounded_up(value: float, digits: int = 4) -> str:
-    """Writes an upper bound, such as a spent ε, in few digits.
+    """Writes an upper bound, such as a spent ε, in few digits and without trailing zeros.
 
     Guarantee: read back as a float, the text is at least the bound, and above it by less than a
-    unit of the last digit. It has no trailing zeros: "7.999", "1e-09", "8", "inf".
+    unit of the last digit.
     """
     return _rounded(value, digits, decimal.ROUND_CEILING)
 
 
 def rounded_down(value: float, digits: int = 4) -> str:
-    """Writes a lower bound, such as an ε that an audit proves, in few digits.
-
-    Guarantee: read back as a float, the text is at most the bound, and below it by less than a unit
-    of the last digit.
-    """
+    """Writes a lower bound, such as an ε that an audit proves, as `rounded_up` an upper one."""
     return _rounded(value, digits, decimal.ROUND_FLOOR)
 
 

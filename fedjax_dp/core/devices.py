@@ -19,8 +19,8 @@ MODEL_AXIS = "model"
 def undivided(tree: PyTree) -> PyTree:
     """Keeps traced arrays, and their gradients, whole on each device where a model is divided.
 
-    Without it the compiler would divide what is computed with them too, by messages between all
-    devices in loops that end at different times. Returns the same arrays elsewhere.
+    Otherwise the compiler would divide what is computed with them too, by messages between all
+    devices in loops that end at different times.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if MODEL_AXIS not in mesh.axis_names:
@@ -29,10 +29,9 @@ def undivided(tree: PyTree) -> PyTree:
 
 
 def memory_per_device(num_devices: int | None = None) -> float:
-    """Reads a device's memory in bytes (a CPU's share of the host's); infinity if unknown.
+    """Reads a device's bytes (a CPU's share of the host's); infinity if unknown.
 
-    With several processes it is the least of theirs, so that all of them choose the same layout;
-    all of them have to ask.
+    All processes have to ask, and get the least of theirs, so that they choose the same layout.
     """
     target = target_facts()
     if target is not None:
@@ -70,10 +69,7 @@ def of_all_processes(array: np.ndarray) -> np.ndarray:
 
 
 def of_first_process(tree: PyTree) -> PyTree:
-    """Returns host arrays of the first process, bit for bit; all of them have to call it.
-
-    Those of the others have the same structure, shapes and types.
-    """
+    """Returns host arrays of the first process; all call it, with the same structure and shapes."""
     if not is_distributed():
         return tree
 

@@ -10,11 +10,7 @@ _DETAILS = "the log of the machine that holds the data has the details"
 
 
 class GuardedError(ValueError):
-    """An error whose text is for the owner of the data, except for a part of it.
-
-    Attributes:
-      public: what is wrong and the rule, without a value, row, count, name or path.
-    """
+    """An error for the owner of the data; others read `public`, without value, row, name, path."""
 
     def __init__(self, text: str, public: str = "") -> None:
         """Makes an error of its whole text, and of the part that others may read."""
@@ -33,13 +29,7 @@ def require(
 ) -> None:
     """As `checks.require`, of data: others read argument and rule, and never value and place.
 
-    Args:
-      condition: what must be true.
-      argument: what is checked, such as a column.
-      rule: the rule.
-      value: what was found.
-      where: the file or row.
-      public: the rule as others read it; None for the whole rule.
+    `where` is the file or row, and `public` the rule as others read it, if not the whole rule.
     """
     if not condition:
         text = f"{where and f'{where}, '}{argument} must {rule}, got {checks.shown(value)}"

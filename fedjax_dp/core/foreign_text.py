@@ -23,12 +23,7 @@ _LATEX = {c: "\\" + c for c in "&%$#_{}"} | {
 def visible(text: str, *, keeps_lines: bool = False) -> str:
     """Writes controls and ends of lines as escapes, so that they have no effect.
 
-    Args:
-      text: the text.
-      keeps_lines: whether ends of lines and tabs stay, in text that was laid out here.
-
-    Returns:
-      The text, for a terminal or a line of a file.
+    With `keeps_lines` ends of lines and tabs stay, for text that was laid out here.
     """
     if text.isascii() and text.isprintable():
         return text

@@ -31,15 +31,9 @@ class Coded:
 
 @flax.struct.dataclass
 class Choices:
-    """Several models, of which one is sent, or all that are offered.
+    """Several models `[models, ...]`, of which the one at `index` is sent, or all that are offered.
 
-    Their indices take no bytes.
-
-    Attributes:
-      values: arrays of all models, `[models, ...]`, or their shapes.
-      num_offered: the number of models offered, the first ones, int32.
-      sends_all: whether all of these are sent, bool.
-      index: the one that is sent if not all are, int32.
+    The first `num_offered` are offered. Indices take no bytes.
     """
 
     values: PyTree
@@ -98,10 +92,8 @@ def received(message: PyTree) -> PyTree:
 class Exchange(NamedTuple):
     """Bytes that a protocol takes in a round besides broadcasts and updates, by type.
 
-    Attributes:
-      up: `(rounds, num_notified, num_sent) -> bytes by type` from all clients to the server, of
-        rounds with these indices in the run and so many notified clients and messages, `[rounds]`.
-      down: the same from the server to clients.
+    `(rounds, num_notified, num_sent) -> bytes by type`, from all clients up to the server and down
+    to them, of rounds with these indices and counts of notified clients and messages, `[rounds]`.
     """
 
     up: Callable[[np.ndarray, np.ndarray, np.ndarray], dict[str, np.ndarray]]
@@ -149,12 +141,7 @@ class Form:
 class Tariff(NamedTuple):
     """The bytes of messages of one shape, by encoding and by type of number.
 
-    A message takes `fixed` bytes, and each of its `counts` times its `rates`.
-
-    Attributes:
-      fixed: bytes by encoding and type.
-      rates: for each count bytes by encoding and type.
-      most: for each count its largest value.
+    A message takes `fixed` bytes, and each of its `counts`, up to its `most`, times its `rates`.
     """
 
     fixed: dict[str, dict[str, int]]

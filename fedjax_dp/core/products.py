@@ -15,12 +15,9 @@ from fedjax_dp.core.materialize import materialize
 
 
 class Arithmetic(NamedTuple):
-    """How the products of a round are computed.
+    """How the products of gradients of records and the convolutions of lowered models are computed.
 
-    Attributes:
-      products: "exact" or "split": those of gradients of records.
-      convolutions: "products", "native" or "kernel": those of lowered models; for gradients of
-        records "kernel" is "native".
+    For gradients of records "kernel" convolutions are "native".
     """
 
     products: Products = "exact"
@@ -28,9 +25,9 @@ class Arithmetic(NamedTuple):
 
 
 class Rounding(NamedTuple):
-    """Bounds the error of a sum of n products, relative to the sum of their absolute values.
+    """Bounds the error of a sum of n products by `n * per_addition + per_product`.
 
-    The error is at most `n * per_addition + per_product`.
+    Both are relative to the sum of the products' absolute values.
     """
 
     per_addition: float

@@ -95,12 +95,9 @@ class Operation(NamedTuple):
 class Cost(NamedTuple):
     """What one pass of a scope costs, without the loops in it that are scopes of their own.
 
-    Attributes:
-      operations: the number of operations, kernels on a GPU.
-      bytes: read and written.
-      products: floating-point operations of products and convolutions.
-      estimate: seconds by the compiler's own estimates alone.
-      seconds: with those of calls of libraries, and on a GPU the start of each kernel.
+    The operations (kernels on a GPU), the bytes read and written, the floating-point operations of
+    products and convolutions, the seconds of the compiler's own estimates alone (`estimate`), and
+    those with calls of libraries and, on a GPU, the start of each kernel.
     """
 
     operations: float = 0.0
@@ -361,16 +358,9 @@ def _bits(kind: str) -> int:
 
 
 def passes(ran: Sequence[Operation], chunks: float, steps: float) -> dict[str, float]:
-    """Counts how often a round passes through each loop.
+    """Counts the passes of a round of `chunks`, each of `steps`, by `Operation.loops`.
 
-    Args:
-      ran: all that runs.
-      chunks: of a round.
-      steps: local steps of a chunk.
-
-    Returns:
-      The passes by `Operation.loops`. Where the first chunk is in front of the loop of chunks, the
-      loop has one pass less.
+    Where the first chunk is in front of the loop of chunks, the loop has one pass less.
     """
     known = {one.loops for one in ran}
     is_peeled = "round/local_step" in known and "round/chunk/local_step" in known

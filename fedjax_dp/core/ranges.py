@@ -78,17 +78,10 @@ _HOLDS = {
 
 
 def check(numbers: Mapping[str, Any], ranges: Mapping[str, Any], prefix: str = "") -> None:
-    """Checks numbers against their ranges, on the host.
+    """Checks numbers by name, scalars or arrays, against their ranges; traced ones and None pass.
 
-    Args:
-      numbers: by name, scalars or arrays, each entry of which must be in the range. Traced ones
-        pass, and so does None.
-      ranges: by name, one of the types of this module, or a mapping of the same kind for grouped
-        numbers; numbers without a range are not checked.
-      prefix: what an error puts before the name, such as "hyper.algorithm.".
-
-    Raises:
-      ValueError: naming the number, its range and its value.
+    Numbers without a range are not checked; the range of grouped numbers is a mapping. `prefix` is
+    what an error puts before the name, such as "hyper.algorithm.".
     """
     for name, kind in ranges.items():
         value = numbers.get(name)

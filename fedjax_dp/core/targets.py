@@ -15,17 +15,14 @@ _GiB = 2.0**30
 
 
 class Kind(NamedTuple):
-    """A kind of device.
+    """A kind of device, named as JAX reports it.
 
     Attributes:
-      backend: "gpu" or "tpu".
-      device: its name, as JAX reports it.
       capability: the compute capability of a GPU; empty for a TPU.
       cores: multiprocessors, or the cores that one program uses.
       memory: bytes.
       bandwidth: bytes a second to and from its memory.
-      products: floating-point operations a second of products in float32 at JAX's default
-        precision.
+      products: operations a second of float32 products at JAX's default precision.
       clock: cycles a second of a TPU's estimates; 0 for a GPU, whose estimates are seconds.
       of_gpu: further facts that XLA's cost model reads; empty for a TPU.
     """
@@ -76,14 +73,7 @@ _SMALLEST = {"v4": "2x2x1", "v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2"}
 
 
 class Target(NamedTuple):
-    """Devices of one kind that work together.
-
-    Attributes:
-      name: as users write it.
-      kind: one of `KINDS`.
-      num_devices: how many.
-      topology: how XLA names the devices together.
-    """
+    """Devices of one kind that work together, named as users write it, and by XLA (`topology`)."""
 
     name: str
     kind: str

@@ -117,10 +117,7 @@ def _mixed_up(what: str, values: np.ndarray) -> tuple[str, tuple[float, float] |
 
 
 def _tells_apart(large: np.ndarray) -> bool:
-    """Whether large numbers are whole or close together, as identifiers and times are.
-
-    Of other measurements float32 holds all that matters.
-    """
+    """Whether large numbers are whole or close together, as are identifiers and times."""
     with np.errstate(invalid="ignore"):
         is_close = large.size > 0 and np.ptp(large) < np.max(np.abs(large)) / 16
         return bool(is_close or np.all(large == np.floor(large)))
@@ -189,10 +186,7 @@ def client_ids(what: str, ids: Any) -> np.ndarray:
 
 
 def require_different(what: str, names: Sequence[Any]) -> None:
-    """Requires names of clients to differ, and to be different numbers if all are numbers.
-
-    Two names of one client would make it two units of privacy.
-    """
+    """Requires clients' names to differ, as numbers if all are: two would be two privacy units."""
     seen: set[str] = set()
     for name in map(str, names):
         plain = name if name.isascii() else unicodedata.normalize("NFC", name)

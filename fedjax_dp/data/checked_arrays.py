@@ -21,11 +21,7 @@ def rows_of_block(array: Any) -> int:
 
 
 class Blocks:
-    """Goes through an array by blocks and collects their digests.
-
-    Attributes:
-      facts: type, shape and digests, as `checked` takes them.
-    """
+    """Goes through an array by blocks; `facts` are its type, shape and digests, for `checked`."""
 
     def __init__(self, array: Any, dtype: Any = None):
         """Reads an array, as another type if one is given."""

@@ -42,9 +42,6 @@ def overlapping_draw(
       The rows of each client, ascending, and the cluster of each client, `[clients]`, clients of a
       cluster one after another.
 
-    Raises:
-      ValueError: if an argument is out of range.
-
     Source: Malekmohammadi and others 2025 (R-DPCFL), section 6.
     """
     checks.require(len(cluster_sizes) > 0, "cluster_sizes", "name a cluster", cluster_sizes)

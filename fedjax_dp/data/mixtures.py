@@ -95,9 +95,6 @@ def label_and_size_skew(
     Returns:
       The rows of each client, ascending.
 
-    Raises:
-      ValueError: if an argument is out of range.
-
     Source: Hsu, Qi, Brown 2019, section 3.
     """
     labels = class_labels(labels)
@@ -132,9 +129,6 @@ def majority_classes(
 
     Returns:
       The rows of each client, ascending.
-
-    Raises:
-      ValueError: if an argument is out of range.
 
     Source: Mugunthan 2022, appendix B.2.
     """

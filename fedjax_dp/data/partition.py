@@ -28,9 +28,6 @@ def iid(num_examples: Count, num_clients: Count, rng: Seed) -> list[np.ndarray]:
 
     Returns:
       The rows of each client, ascending.
-
-    Raises:
-      ValueError: if an argument is out of range.
     """
     check_pool(num_examples, num_clients, min_size=1)
     return _deal(even_sizes(num_examples, num_clients), np.random.default_rng(rng))
@@ -56,9 +53,6 @@ def quantity_skew(
 
     Returns:
       The rows of each client, ascending.
-
-    Raises:
-      ValueError: if an argument is out of range.
     """
     rng = np.random.default_rng(rng)
     sizes = power_law_sizes(num_examples, num_clients, rng, exponent=exponent, min_size=min_size)
@@ -85,9 +79,6 @@ def dirichlet(
 
     Returns:
       The rows of each client, ascending.
-
-    Raises:
-      ValueError: if an argument is out of range.
 
     Source: Yurochkin and others 2019, section 4.
     """

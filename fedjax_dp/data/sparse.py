@@ -91,7 +91,8 @@ def coins(
 
 def digits(rate: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Returns the law of a gap: uint32 thresholds for binary digits, which of them are used, the
-    threshold for a gap that is longer than they can express, and the length of that piece."""
+    threshold for a gap that is longer than they can express, and the length of that piece.
+    """
     decay = -jnp.log1p(-rate * jnp.float32(_RATE_MARGIN))
     lengths = 2.0 ** jnp.arange(_NUM_DIGITS, dtype=jnp.float32)
     is_used = lengths * decay <= _LONGEST_PIECE

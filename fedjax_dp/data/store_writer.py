@@ -33,19 +33,11 @@ def write_store(
 ) -> None:
     """Writes examples client after client; memory holds one batch and a number for each client.
 
-    The first pass counts, and so places, the examples of each client; the second writes each batch
-    to its places. Numbers of 64 bits are stored in the 32 that JAX computes with. The offsets are
-    written last, so that an interrupted store does not open.
-
-    Args:
-      directory: a folder that is empty or does not exist.
-      client_ids: the client of each example, in parts.
-      batches: the examples in the same order, with their client ids.
-      keep_order: number the clients by first appearance instead of by sorted id.
-
-    Raises:
-      ValueError: if the folder is not empty, no example is there, disk space is short, or arrays
-        differ in names, types or shapes from batch to batch.
+    The first pass over `client_ids`, the client of each example in parts, counts and so places the
+    examples of each client; the second writes each batch, in the same order with its client ids, to
+    its places. Clients are numbered by sorted id, or with `keep_order` by first appearance. Numbers
+    of 64 bits are stored in the 32 that JAX computes with. The folder must be new or empty; the
+    offsets are written last, so that an interrupted store does not open.
     """
     directory.mkdir(parents=True, exist_ok=True)
     found = sorted(path.name for path in directory.iterdir())
@@ -94,10 +86,7 @@ def write_store(
 
 @contextlib.contextmanager
 def replacing(directory: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a folder in the folder of a store, whose files replace those of the store at the end.
-
-    Until the last of them has, the store does not open.
-    """
+    """Yields a folder whose files replace a store's, which does not open until the last has."""
     place = directory / SAVING
     if place.exists():
         shutil.rmtree(place)

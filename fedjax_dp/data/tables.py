@@ -21,13 +21,7 @@ Padding = Mapping[str, Sequence[float]]
 
 
 class Part(NamedTuple):
-    """Neighbouring rows of an Arrow table.
-
-    Attributes:
-      table: a `pyarrow.Table` or `RecordBatch`.
-      origin: the file it is from, for errors; or nothing.
-      first_row: the number of its first row in that file.
-    """
+    """Neighbouring rows of an Arrow table, from `first_row` on of a file, if they are of one."""
 
     table: Any
     origin: str
@@ -35,12 +29,7 @@ class Part(NamedTuple):
 
 
 class TableParts(NamedTuple):
-    """A table that is read in parts.
-
-    Attributes:
-      names: the columns.
-      parts: `(columns) -> parts` of these columns, from the first row on.
-    """
+    """A table that is read in parts; `parts(columns)` yields these columns from row 0 on."""
 
     names: Sequence[str]
     parts: Callable[[Sequence[str]], Iterator[Part]]

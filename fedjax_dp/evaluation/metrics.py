@@ -38,9 +38,8 @@ _CLASSES: tuple[Targets, ...] = ("classes", "probabilities")
 def perplexity() -> Metric:
     """Computes the exponential of the mean cross entropy of all tokens, or of all examples.
 
-    Returns:
-      The metric, for logits `[examples, ..., classes]` and classes `y`, or for one log-odds of each
-      example and `y` in [0, 1]. Targets outside of these are left out.
+    Logits are `[examples, ..., classes]` with classes `y`, or one log-odds of each example with `y`
+    in [0, 1]. Targets outside of these are left out.
     """
 
     def contribute(outputs, batch):
@@ -54,11 +53,10 @@ def perplexity() -> Metric:
 def f1() -> Metric:
     """Computes the harmonic mean of precision and recall, averaged over the classes that occur.
 
-    Returns:
-      The metric, for logits `[examples, ..., classes]`, for one log-odds of each example, which is
-      one of two classes, and for log-odds `[examples, labels]` of several labels, each of which is
-      averaged over in place of classes. One occurs if it is a target or a prediction. Targets in
-      (0, 1) are read as 1 above one half.
+    For logits `[examples, ..., classes]`, for one log-odds of each example, which is one of two
+    classes, and for log-odds `[examples, labels]` of several labels, each of which is averaged over
+    in place of classes. One occurs if it is a target or a prediction. Targets in (0, 1) are read as
+    1 above one half.
 
     Source: macro-averaged F1, as in scikit-learn's `f1_score(average="macro")`.
     """
@@ -83,11 +81,9 @@ def f1() -> Metric:
 
 
 def mcc() -> Metric:
-    """Computes Matthews's correlation coefficient between classes and predictions.
+    """Computes Matthews's correlation coefficient between classes and predictions, in [-1, 1].
 
-    Returns:
-      The metric, in [-1, 1], for logits `[examples, ..., classes]` or one log-odds of each example;
-      0 where all targets, or all predictions, are of one class.
+    It is 0 where all targets, or all predictions, are of one class. For logits as those of `f1`.
 
     Source: Gorodkin 2004, equation 8, as in scikit-learn's `matthews_corrcoef`.
     """
@@ -108,11 +104,10 @@ def mcc() -> Metric:
 
 
 def calibration_error() -> Metric:
-    """Computes the distance between confidence and accuracy over 15 bins of confidence.
+    """Computes the mean distance between confidence and accuracy over 15 bins of confidence.
 
-    Returns:
-      The metric, for logits `[examples, ..., classes]` or one log-odds of each example: the mean
-      distance between the largest probability and the share of correct predictions, by bin.
+    Confidence is the largest probability, accuracy the share of correct predictions in a bin.
+    Logits are `[examples, ..., classes]` or one log-odds of each example.
 
     Source: Guo and others 2017, expected calibration error.
     """

@@ -42,10 +42,7 @@ class Apply(Protocol):
 def linen_functions(
     module: nn.Module, example_x: PyTree, rng_streams: tuple[str, ...]
 ) -> tuple[Init, Apply, tuple[str, ...], PyTree]:
-    """Builds `init`, `apply`, the buffer collections and the shapes of a module's variables.
-
-    `example_x` is one input.
-    """
+    """Builds `init`, `apply`, buffer collections and variables' shapes of a module for an input."""
 
     def with_axis(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((1, *leaf.shape), jax.dtypes.canonicalize_dtype(leaf.dtype))

@@ -16,12 +16,9 @@ from fedjax_dp.models.lowering.patches import Window, gather_patches, slices
 class Convolution(NamedTuple):
     """A convolution of one example: no groups, no dilation, at most two spatial dimensions.
 
-    Attributes:
-      window: how the kernel moves over the padded input.
-      padding: zeros before and after each spatial dimension, negative to crop.
-      channels_last: permutations of input, kernel and output to `[1, *spatial, features]`,
-        `[*kernel, inputs, outputs]` and `[1, *positions, features]`.
-      num_outputs: the features of the output.
+    The window moves over the input with zeros before and after each dimension, cropped if negative.
+    `channels_last` permutes input, kernel and output to `[1, *spatial, features]`,
+    `[*kernel, inputs, outputs]` and `[1, *positions, features]`.
     """
 
     window: Window

@@ -177,18 +177,7 @@ def least_squares(example_x: jax.ShapeDtypeStruct, *, scale: Positive = 1.0) -> 
 
 
 def head(num_classes: int, single_logit: bool) -> tuple[int, str]:
-    """Chooses the size of the last layer and the loss of a classifier.
-
-    Args:
-      num_classes: the number of classes, at least 2.
-      single_logit: whether 2 classes share one log-odds.
-
-    Returns:
-      The number of outputs and the name of the loss.
-
-    Raises:
-      ValueError: if there are too few classes, or more than 2 with `single_logit`.
-    """
+    """Chooses the outputs and the loss of a classifier; 2 classes may share one log-odds."""
     checks.whole("num_classes", num_classes, at_least=2)
     if not single_logit:
         return num_classes, "softmax_cross_entropy"

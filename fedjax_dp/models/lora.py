@@ -145,12 +145,8 @@ def lora(
 class LowRank:
     """A kernel that is not made: base + down·up, its axes in another order.
 
-    Attributes:
-      base: the kernel of the base, in the current order of axes.
-      down: `[*inputs, rank]`.
-      up: `[rank, *outputs]`.
-      num_in: the number of axes of inputs.
-      order: for each current axis its place among inputs and outputs.
+    `down` is `[*inputs, rank]`, with `num_in` axes of inputs, and `up` `[rank, *outputs]`. `base`
+    is in the current order of axes, `order` the place of each of them among inputs and outputs.
     """
 
     base: jax.Array

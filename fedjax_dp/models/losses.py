@@ -176,14 +176,10 @@ _COUNTS: dict[Targets, Callable[..., Any]] = {
 
 
 class Allowed(NamedTuple):
-    """The targets in one array of the examples that a loss is for.
+    """The targets in one array of the examples, such as "y", that a loss is for.
 
-    Attributes:
-      name: the array, such as "y".
-      num_classes: the number of outputs for classes; None for probabilities, in [0, 1].
-      ignore_label: a further label, of what is left out; None for none.
-      is_declared: whether the loss declares that label, or leaves it out by default.
-      are_numbers: whether any finite number is allowed.
+    Classes for `num_classes` outputs; None for probabilities in [0, 1], or any finite numbers. What
+    has the `ignore_label` is left out, as the loss declares or by default.
     """
 
     name: str

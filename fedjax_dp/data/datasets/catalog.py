@@ -29,10 +29,7 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class DatasetInfo:
-    """The description of a data set and its sources, the preferred one first.
-
-    `names_clients` says whether each example has a natural client, whatever the options.
-    """
+    """The description of a data set and its sources, the preferred one first."""
 
     name: str
     summary: str

@@ -138,15 +138,7 @@ class DateRule(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """How the cells of files are read.
-
-    Attributes:
-      missing: strings that stand for a missing value.
-      separator: the character between the cells of a CSV file.
-      encoding: that of CSV files, by a name that Python knows.
-      notation: how text writes numbers.
-      dates: the rule of each column of dates.
-    """
+    """How the cells of files are read, and by which rule each column of dates."""
 
     missing: Sequence[str] = MISSING_VALUES
     separator: str = ","

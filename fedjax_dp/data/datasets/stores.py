@@ -33,12 +33,7 @@ _KINDS = {
 
 
 class Source(NamedTuple):
-    """What a store is written from; one written from the same files and choices is reused.
-
-    Attributes:
-      files: the files that are read.
-      choices: the options that decide on the contents, for JSON.
-    """
+    """What a store is written from: one of the same files and choices (for JSON) is reused."""
 
     files: Sequence[pathlib.Path]
     choices: Any
@@ -145,12 +140,6 @@ def load(
         `fedjax-dp data store`.
       task: what the target means; known from the same, or classification.
       max_clients: how many clients are used, the first of the store; None for all.
-
-    Returns:
-      The arrays of the store, read when they are indexed, with the clients' numbers and names.
-
-    Raises:
-      ValueError: naming folder and rule, if there is no store, or it is damaged.
     """
     place, facts = _place("path", path, data_dir), {}
     test: FederatedData | None = None

@@ -161,10 +161,7 @@ def _numeric(
 
 
 def in_range(column: Numeric, values: np.ndarray) -> np.ndarray:
-    """Maps the fixed range of a column to [0, 1] and clips values outside; 0.5 for NaN.
-
-    Guarantee: each value depends only on itself and on the column's public range.
-    """
+    """Maps a column's public range to [0, 1] and clips each value outside; 0.5 for NaN."""
     above = np.clip(np.asarray(values, np.float64), column.low, column.high) - column.low
     width = column.high - column.low
     share = np.log1p(above) / np.log1p(width) if column.is_log else above / width

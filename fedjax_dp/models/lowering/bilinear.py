@@ -56,8 +56,8 @@ def define(
 ) -> jaxprs.Primitive:
     """Defines a convolution with stride 1 of `[batch, *spatial, in]` and `[*kernel, in, out]`.
 
-    All functions are also given the primitive's parameters, `padding` (negative to crop) among
-    them; each gradient is given the cotangent, then input and kernel, one of the two as a shape.
+    All functions also get the primitive's parameters, with `padding` (negative to crop); each
+    gradient gets the cotangent, then input and kernel, one of the two as a shape.
     """
 
     def abstract(x: Any, w: Any, **params: Any) -> Any:
