@@ -61,12 +61,8 @@ def plant_clients(
     Raises:
       ValueError: if the algorithm claims nothing for clients, or an argument is not valid.
     """
-    checks.require(
-        algorithm.claims.client is not None,
-        "algorithm",
-        "claim privacy for clients",
-        algorithm.name,
-    )
+    rule = "claim privacy for clients"
+    checks.require(algorithm.claims.client is not None, "algorithm", rule, algorithm.name)
     require_public_sizes(relation)
     num_entries = sum(x.size for x in _aggregate_structure(algorithm, data))
     coordinates = draw_coordinates(np.ones(num_entries, bool), num_canaries, rng)
@@ -128,12 +124,9 @@ def _aggregate_structure(algorithm: FederatedAlgorithm, data: FederatedData) -> 
         [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
         for tree in (sent, given)
     )
-    checks.require(
-        [x.shape for x in update] == [x.shape for x in aggregate],
-        "algorithm",
-        "have an aggregate with the shapes of an update",
-        [x.shape for x in aggregate],
-    )
+    fits = [x.shape for x in update] == [x.shape for x in aggregate]
+    rule = "have an aggregate with the shapes of an update"
+    checks.require(fits, "algorithm", rule, [x.shape for x in aggregate])
     return aggregate
 
 

@@ -184,9 +184,7 @@ def _with_canaries(model: Model, coordinates: np.ndarray, relation: str) -> Mode
         return jnp.where(is_canary, is_included.astype(correct.dtype), correct), weight
 
     return model._replace(
-        apply=apply,
-        loss_fn=loss_fn,
-        correct_fn=None if model.correct_fn is None else correct_fn,
+        apply=apply, loss_fn=loss_fn, correct_fn=None if model.correct_fn is None else correct_fn
     )
 
 
@@ -195,12 +193,8 @@ def released(
 ) -> tuple[PyTree | None, PyTree | None]:
     """Finds the parts of the model that are sent, and the change of the client's own model."""
     sent, before, after = (models_in(t, params) for t in (output.update, own, output.state))
-    checks.require(
-        bool(sent or after),
-        "algorithm",
-        "send or store something with the model's structure",
-        output.update,
-    )
+    rule = "send or store something with the model's structure"
+    checks.require(bool(sent or after), "algorithm", rule, output.update)
     kept = trees.subtract(after[0], before[0]) if before and after else None
     return (sent[0] if sent else None), kept
 

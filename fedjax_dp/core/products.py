@@ -105,11 +105,7 @@ def outer_products(rows: jax.Array, columns: jax.Array) -> jax.Array:
     def one(a: jax.Array, b: jax.Array) -> jax.Array:
         # The factors are bfloat16, and their products exact in float32.
         return jnp.einsum(
-            "bti,bto->io",
-            a,
-            b,
-            precision=lax.Precision.DEFAULT,
-            preferred_element_type=jnp.float32,
+            "bti,bto->io", a, b, precision=lax.Precision.DEFAULT, preferred_element_type=jnp.float32
         )
 
     (high, low), (other_high, other_low) = parts(rows), parts(columns)

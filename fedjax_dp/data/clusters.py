@@ -84,12 +84,8 @@ def shift_clusters(
     checks.one_of("shift", shift, SHIFTS)
     has_both = {"x", "y"} <= set(examples)
     checks.require(has_both, "examples", "hold x and y", sorted(examples))
-    checks.require(
-        len(clusters) == len(clients),
-        "clusters",
-        f"name the cluster of each of {len(clients)} clients",
-        len(clusters),
-    )
+    rule = f"name the cluster of each of {len(clients)} clients"
+    checks.require(len(clusters) == len(clients), "clusters", rule, len(clusters))
     clients = arrays.rows_of_clients("clients", clients, len(examples["y"]))
     clusters = arrays.indices("clusters", clusters, checks.COUNT_LIMIT, "clusters")
     shifted = []

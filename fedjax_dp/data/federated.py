@@ -81,12 +81,9 @@ class FederatedData:
         checks.require(is_whole, "offsets", "be integers", offsets.dtype)
         offsets = offsets.astype(np.int64)
         object.__setattr__(self, "offsets", offsets)
-        checks.require(
-            offsets.ndim == 1 and len(offsets) >= 2 and offsets[0] == 0,
-            "offsets",
-            "be one-dimensional, start at 0 and have one entry more than there are clients",
-            offsets.shape,
-        )
+        fits = offsets.ndim == 1 and len(offsets) >= 2 and offsets[0] == 0
+        rule = "be one-dimensional, start at 0 and have one entry more than there are clients"
+        checks.require(fits, "offsets", rule, offsets.shape)
         checks.require(
             bool(np.all(np.diff(offsets) >= 0)), "offsets", "never decrease", "a decreasing row"
         )
@@ -94,12 +91,9 @@ class FederatedData:
             rule = f"have {offsets[-1]} rows, as the offsets say"
             shape = array.shape
             checks.require(shape[0] == offsets[-1], f"examples[{name!r}]", rule, shape)
-        checks.require(
-            len(self.client_names) in (0, self.num_clients),
-            "client_names",
-            f"name all {self.num_clients} clients or none",
-            len(self.client_names),
-        )
+        fits = len(self.client_names) in (0, self.num_clients)
+        rule = f"name all {self.num_clients} clients or none"
+        checks.require(fits, "client_names", rule, len(self.client_names))
         array_checks.require_different("client_names", self.client_names)
 
     def __repr__(self) -> str:
@@ -299,21 +293,14 @@ class FederatedData:
         if zarr_store.is_at(str(directory)):
             return cls.open_zarr(directory)
         directory = pathlib.Path(directory)
-        checks.require(
-            (directory / _OFFSETS).is_file(),
-            "directory",
-            f"hold a file {_OFFSETS} and one .npy file for each array",
-            str(directory),
-        )
+        rule = f"hold a file {_OFFSETS} and one .npy file for each array"
+        checks.require((directory / _OFFSETS).is_file(), "directory", rule, str(directory))
         facts = store_writer.facts_of(directory)
         arrays = {file.removesuffix(".npy"): _mapped(path) for path, file in _files(directory)}
         offsets = arrays.pop(_OFFSETS.removesuffix(".npy"))
-        checks.require(
-            offsets.dtype.kind in "iu",
-            str(directory / _OFFSETS),
-            "hold integers",
-            str(offsets.dtype),
-        )
+        fits = offsets.dtype.kind in "iu"
+        rule = "hold integers"
+        checks.require(fits, str(directory / _OFFSETS), rule, str(offsets.dtype))
         names_file = directory / _NAMES
         names: list[str] = []
         if names_file.exists():
@@ -439,12 +426,8 @@ class FederatedData:
             names, index = names[np.argsort(first)], rank[index]
         order = np.argsort(index, kind="stable")
         for name, array in examples.items():
-            checks.require(
-                len(array) == len(client_ids),
-                f"examples[{name!r}]",
-                f"have one row for each of the {len(client_ids)} client ids",
-                len(array),
-            )
+            rule = f"have one row for each of the {len(client_ids)} client ids"
+            checks.require(len(array) == len(client_ids), f"examples[{name!r}]", rule, len(array))
         offsets = np.concatenate([[0], np.cumsum(np.bincount(index, minlength=len(names)))])
         arrays = {
             name: host_arrays.take(np.asarray(array), order) for name, array in examples.items()
@@ -640,12 +623,9 @@ def _mapped(path: pathlib.Path) -> np.ndarray:
     with files.reading(path, "be an intact .npy file", *_DAMAGE):
         array = np.lib.format.open_memmap(path, mode="r")
     kind, size = array.dtype.kind, path.stat().st_size
-    checks.require(
-        kind in "biuf" and array.ndim > 0,
-        str(path),
-        "hold rows of real numbers or Booleans",
-        f"{array.dtype}{list(array.shape)}",
-    )
+    fits = kind in "biuf" and array.ndim > 0
+    rule = "hold rows of real numbers or Booleans"
+    checks.require(fits, str(path), rule, f"{array.dtype}{list(array.shape)}")
     rule = "be in the byte order of this computer (`array.astype(array.dtype.newbyteorder('='))`)"
     checks.require(array.dtype.isnative, str(path), rule, array.dtype.str)
     whole = array.offset + array.nbytes

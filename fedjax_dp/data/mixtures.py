@@ -40,19 +40,13 @@ def by_preference(
     classes, code = np.unique(labels, return_inverse=True)
     sizes = np.asarray(sizes, dtype=np.int64)
     preferences = np.asarray(preferences, dtype=np.float64)
-    checks.require(
-        preferences.shape == (len(sizes), len(classes)),
-        "preferences",
-        f"have the shape (clients, classes) = {(len(sizes), len(classes))}",
-        preferences.shape,
-    )
+    fits = preferences.shape == (len(sizes), len(classes))
+    rule = f"have the shape (clients, classes) = {(len(sizes), len(classes))}"
+    checks.require(fits, "preferences", rule, preferences.shape)
     checks.non_negative("preferences", preferences)
-    checks.require(
-        bool(np.all(preferences.sum(axis=1) > 0)),
-        "preferences",
-        "have a positive sum for each client",
-        "a client with sum 0",
-    )
+    fits = bool(np.all(preferences.sum(axis=1) > 0))
+    rule = "have a positive sum for each client"
+    checks.require(fits, "preferences", rule, "a client with sum 0")
     checks.non_negative("sizes", sizes)
     checks.require(
         int(sizes.sum()) == len(labels), "sizes", f"sum to {len(labels)}", int(sizes.sum())
@@ -134,12 +128,8 @@ def majority_classes(
     """
     labels = class_labels(labels)
     num_classes = len(np.unique(labels))
-    checks.require(
-        num_majority < num_classes,
-        "num_majority",
-        f"be below the number of classes, {num_classes}",
-        num_majority,
-    )
+    rule = f"be below the number of classes, {num_classes}"
+    checks.require(num_majority < num_classes, "num_majority", rule, num_majority)
     checks.require(
         num_clients <= len(labels), "num_clients", f"be at most {len(labels)}", num_clients
     )

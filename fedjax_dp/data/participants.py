@@ -178,12 +178,8 @@ def participation(
     """
     size = float(num_clients if cohort_size is None else cohort_size)
     checks.positive("cohort_size", size)
-    checks.require(
-        size <= num_clients,
-        "cohort_size",
-        f"be at most the population of {num_clients} clients",
-        cohort_size,
-    )
+    rule = f"be at most the population of {num_clients} clients"
+    checks.require(size <= num_clients, "cohort_size", rule, cohort_size)
     if sampler.name == "min_separated" and cohort_size is not None:
         separation = sampler.separation(num_clients, size)
         most = num_clients // separation
@@ -191,17 +187,10 @@ def participation(
         checks.require(size <= most, "cohort_size", rule, cohort_size)
     if sampler.name == "full_participation":
         size = float(num_clients)
-    checks.require(
-        sampler.varies or size == int(size),
-        "cohort_size",
-        f"be an integer under the sampler {sampler.name!r}",
-        cohort_size,
-    )
-    checks.require(
-        sampler.name not in ("shuffled", "shuffled_whole"),
-        "sampler",
-        "draw clients independently of the past",
-        sampler.name,
-    )
+    rule = f"be an integer under the sampler {sampler.name!r}"
+    checks.require(sampler.varies or size == int(size), "cohort_size", rule, cohort_size)
+    fits = sampler.name not in ("shuffled", "shuffled_whole")
+    rule = "draw clients independently of the past"
+    checks.require(fits, "sampler", rule, sampler.name)
     capacity = sampler.capacity(num_clients, int(np.ceil(size)))
     return made(Participation(sampler, num_clients, size, capacity))

@@ -137,12 +137,9 @@ def shards(
     if equal_sizes:
         sizes = even_sizes(len(labels), num_shards)
     else:
-        checks.require(
-            num_shards >= len(classes),
-            "num_clients * shards_per_client",
-            f"be at least the number of classes, {len(classes)}",
-            num_shards,
-        )
+        fits = num_shards >= len(classes)
+        rule = f"be at least the number of classes, {len(classes)}"
+        checks.require(fits, "num_clients * shards_per_client", rule, num_shards)
         counts = np.array([len(rows) for rows in by_class])
         sizes = np.concatenate(
             [
@@ -433,12 +430,8 @@ def _raise_to_minimum(
 def class_labels(labels: np.ndarray) -> np.ndarray:
     """Validates the class of each example, `[examples]`, at least one and none missing."""
     labels = np.asarray(labels)
-    checks.require(
-        labels.ndim == 1 and len(labels) > 0,
-        "labels",
-        "be one-dimensional and hold at least one label",
-        labels.shape,
-    )
+    rule = "be one-dimensional and hold at least one label"
+    checks.require(labels.ndim == 1 and len(labels) > 0, "labels", rule, labels.shape)
     is_known = labels.dtype.kind != "f" or not np.isnan(labels).any()
     checks.require(is_known, "labels", "name the class of every example", "NaN")
     return labels

@@ -519,9 +519,7 @@ def shuffled(*, only_whole: bool = False) -> Sampler:
         if limit > sparse.DENSE:
             large = jnp.maximum(size, sparse.DENSE)
             indices = jax.lax.cond(
-                size > sparse.DENSE,
-                lambda: sparse.permuted(own, places, large),
-                lambda: indices,
+                size > sparse.DENSE, lambda: sparse.permuted(own, places, large), lambda: indices
             )
         return order, _slots(indices, jnp.clip(size - first, 0, batch_size), capacity)
 

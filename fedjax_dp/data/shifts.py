@@ -88,12 +88,8 @@ def shift_labels(labels: np.ndarray, shift: int, num_classes: Count) -> np.ndarr
     """
     labels = np.asarray(labels)
     checks.require(labels.dtype.kind in "iu", "labels", "be integers", labels.dtype)
-    checks.require(
-        bool(np.all((labels >= 0) & (labels < num_classes))),
-        "labels",
-        f"be in [0, {num_classes})",
-        labels[:8],
-    )
+    rule = f"be in [0, {num_classes})"
+    checks.require(bool(np.all((labels >= 0) & (labels < num_classes))), "labels", rule, labels[:8])
     # Bytes would wrap around.
     return ((labels.astype(np.int64) + shift % num_classes) % num_classes).astype(labels.dtype)
 
@@ -175,12 +171,8 @@ def rotate_by_label(
     _check_images(images)
     labels = np.asarray(labels)
     checks.require(len(labels) == len(images), "labels", f"be {len(images)}", len(labels))
-    checks.require(
-        bool(np.all((labels >= 0) & (labels < len(angles)))),
-        "labels",
-        f"be in [0, {len(angles)})",
-        labels[:8],
-    )
+    rule = f"be in [0, {len(angles)})"
+    checks.require(bool(np.all((labels >= 0) & (labels < len(angles)))), "labels", rule, labels[:8])
     result = np.empty_like(images)
     for label in np.unique(labels):
         rows = labels == label

@@ -43,9 +43,5 @@ def apportion(total: int, weights: np.ndarray) -> np.ndarray:
 
 def check_pool(num_examples: int, num_clients: int, min_size: int) -> None:
     """Requires that a pool has `min_size` examples for every client."""
-    checks.require(
-        num_clients * min_size <= num_examples,
-        "num_clients",
-        f"leave at least {min_size} of {num_examples} examples to each client",
-        num_clients,
-    )
+    rule = f"leave at least {min_size} of {num_examples} examples to each client"
+    checks.require(num_clients * min_size <= num_examples, "num_clients", rule, num_clients)

@@ -150,10 +150,7 @@ def nnx_functions(
         kinds.require_floats({"batch_stats": buffers}, {"batch_stats": refreshed})
         if mask is not None and not takes_mask:
             _require_apart(lambda x: run(x)[1], x, class_name)
-        return outputs, {
-            **params,
-            "batch_stats": _keep_if_empty(refreshed, buffers, mask),
-        }
+        return outputs, {**params, "batch_stats": _keep_if_empty(refreshed, buffers, mask)}
 
     return init, apply, buffer_keys, named(shapes, buffer_shapes), class_name
 
@@ -204,12 +201,9 @@ def _masked_batch_norm(mask: jax.Array | None) -> Iterator[None]:
         if not isinstance(context.module, nn.BatchNorm) or context.method_name != "__call__":
             return next_fn(*args, **kwargs)
         inputs = args[0] if args else kwargs["x"]
-        checks.require(
-            inputs.shape[0] == mask.shape[0],
-            f"input of {context.module.name}",
-            f"keep the {mask.shape[0]} examples on its first axis, as the mask does",
-            inputs.shape,
-        )
+        fits = inputs.shape[0] == mask.shape[0]
+        rule = f"keep the {mask.shape[0]} examples on its first axis, as the mask does"
+        checks.require(fits, f"input of {context.module.name}", rule, inputs.shape)
         if kwargs.get("mask") is None:
             kwargs = {**kwargs, "mask": real.reshape(real.shape + (1,) * (inputs.ndim - 1))}
         return next_fn(*args, **kwargs)
@@ -256,12 +250,8 @@ def _filled(shapes: nnx.State, values: PyTree) -> nnx.State:
 
 def _keyed(streams: nnx.State, key: PRNGKey | None, is_training: bool) -> nnx.State:
     leaves, structure = jax.tree.flatten(streams)
-    checks.require(
-        key is not None or not is_training or not leaves,
-        "key",
-        "be given in training to a model that draws random numbers",
-        key,
-    )
+    rule = "be given in training to a model that draws random numbers"
+    checks.require(key is not None or not is_training or not leaves, "key", rule, key)
     if key is None:
         key = jax.random.key(0)
     elif not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):

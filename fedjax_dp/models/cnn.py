@@ -108,10 +108,7 @@ def fedavg_cnn(example_x: jax.ShapeDtypeStruct, num_classes: int) -> Model:
 
 @checked
 def emnist_cnn(
-    example_x: jax.ShapeDtypeStruct,
-    num_classes: int,
-    *,
-    dropout: Sequence[Decay] = (0.0, 0.0),
+    example_x: jax.ShapeDtypeStruct, num_classes: int, *, dropout: Sequence[Decay] = (0.0, 0.0)
 ) -> Model:
     """Builds the two-convolution network of the federated EMNIST literature.
 

@@ -39,12 +39,9 @@ def check_image(example_x: jax.ShapeDtypeStruct, *, at_least: int) -> None:
 
 def check_tokens(example_x: jax.ShapeDtypeStruct) -> None:
     """Requires the structure of one sequence of integer tokens."""
-    checks.require(
-        len(example_x.shape) == 1 and jnp.issubdtype(example_x.dtype, jnp.integer),
-        "example_x",
-        "be one row of integer tokens",
-        (example_x.shape, str(example_x.dtype)),
-    )
+    fits = len(example_x.shape) == 1 and jnp.issubdtype(example_x.dtype, jnp.integer)
+    rule = "be one row of integer tokens"
+    checks.require(fits, "example_x", rule, (example_x.shape, str(example_x.dtype)))
 
 
 def check_dropout(argument: str, rate: float) -> None:

@@ -65,12 +65,8 @@ class Frozen(NamedTuple):
             read.append(self)
         given = jax.tree.leaves(undivided(params))
         count = sum(value is None for value in self.values)
-        checks.require(
-            len(given) == count,
-            "params",
-            f"hold the {count} arrays that are not frozen",
-            len(given),
-        )
+        rule = f"hold the {count} arrays that are not frozen"
+        checks.require(len(given) == count, "params", rule, len(given))
         supply, held = iter(given), iter(_GIVEN.get({}).get(id(self.values), self.constants))
         leaves = [next(supply) if v is None else jnp.asarray(next(held)) for v in self.values]
         return jax.tree.unflatten(self.structure, leaves)

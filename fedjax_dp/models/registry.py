@@ -78,10 +78,7 @@ def options(name: str) -> dict[str, Any]:
 
 @checked
 def build(
-    name: str,
-    example: Mapping[str, jax.ShapeDtypeStruct],
-    num_classes: int,
-    **chosen: Any,
+    name: str, example: Mapping[str, jax.ShapeDtypeStruct], num_classes: int, **chosen: Any
 ) -> Model:
     """Builds a model by name.
 
@@ -107,10 +104,6 @@ def build(
     takes_classes = "num_classes" in inspect.signature(factory).parameters
     given = (example["x"], num_classes) if takes_classes else (example["x"],)
     model = factory(*given, **chosen)
-    checks.require(
-        isinstance(model, Model),
-        f"the result of {name}",
-        "be a Model, as Model.from_flax and Model.from_nnx return",
-        type(model),
-    )
+    rule = "be a Model, as Model.from_flax and Model.from_nnx return"
+    checks.require(isinstance(model, Model), f"the result of {name}", rule, type(model))
     return model

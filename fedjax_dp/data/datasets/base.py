@@ -80,12 +80,9 @@ class Dataset:
         array_checks.require_different("client_names", self.client_names)
         array_checks.require_same_rows("test", flat(self.test), "training", flat(self.train))
         checks.require(len(self.train["y"]) > 0, "train", "hold at least one example", "none")
-        checks.require(
-            len(self.class_names) in (0, self.num_classes),
-            "class_names",
-            f"name all {self.num_classes} classes or none",
-            len(self.class_names),
-        )
+        fits = len(self.class_names) in (0, self.num_classes)
+        rule = f"name all {self.num_classes} classes or none"
+        checks.require(fits, "class_names", rule, len(self.class_names))
 
     def __repr__(self) -> str:
         """Describes the data set, without its examples."""

@@ -56,12 +56,9 @@ def load(
 
 def parse_binary(content: bytes, name: str) -> Part:
     """Reads a binary batch: rows of one label byte and three planes of 32x32 bytes."""
-    checks.require(
-        len(content) > 0 and len(content) % _ROW == 0,
-        name,
-        f"hold rows of {_ROW} bytes",
-        f"{len(content)} bytes",
-    )
+    fits = len(content) > 0 and len(content) % _ROW == 0
+    rule = f"hold rows of {_ROW} bytes"
+    checks.require(fits, name, rule, f"{len(content)} bytes")
     rows = np.frombuffer(content, np.uint8).reshape(-1, _ROW)
     is_whole = bool(np.all(rows[:, 0] < 10))
     checks.require(is_whole, name, "hold a label from 0 to 9 for each image", "others")
@@ -77,12 +74,8 @@ def _from_batches(path: pathlib.Path) -> tuple[Part, Part]:
         [parse_binary(contents[name], f"{path}/{name}") for name in names if kind in name]
         for kind in ("data_batch", "test_batch")
     )
-    checks.require(
-        len(train) == 5 and len(test) == 1,
-        str(path),
-        "hold five training batches and a test batch",
-        names,
-    )
+    rule = "hold five training batches and a test batch"
+    checks.require(len(train) == 5 and len(test) == 1, str(path), rule, names)
     return (np.concatenate([x for x, _ in train]), np.concatenate([y for _, y in train])), test[0]
 
 

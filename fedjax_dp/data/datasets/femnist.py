@@ -74,12 +74,9 @@ def _writer(x: Any, y: Any, user: str, place: str) -> _Writer:
     labels = labels.reshape(-1) if labels.size else np.zeros(0, np.int32)
     checks.require(labels.dtype.kind in "iu", place, "hold integers as labels", labels.dtype)
     require_classes(labels, 62, place)
-    checks.require(
-        pixels.size == 28 * 28 * len(labels) and pixels.shape[:1] == labels.shape,
-        place,
-        f"hold an image of 28x28 pixels for each of its {len(labels)} labels",
-        pixels.shape,
-    )
+    fits = pixels.size == 28 * 28 * len(labels) and pixels.shape[:1] == labels.shape
+    rule = f"hold an image of 28x28 pixels for each of its {len(labels)} labels"
+    checks.require(fits, place, rule, pixels.shape)
     # NaN is not in any range.
     is_inside = bool(np.all((pixels >= 0) & (pixels <= 1)))
     checks.require(is_inside, place, "hold pixels in [0, 1]", "others")

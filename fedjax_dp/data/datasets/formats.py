@@ -56,12 +56,8 @@ def parse_idx(content: bytes, name: str = "content") -> np.ndarray:
     checks.require(len(content) >= start, name, f"have {num_dims} IDX dimensions", len(content))
     shape = tuple(int(n) for n in np.frombuffer(content, ">u4", num_dims, 4))
     expected = start + math.prod(shape) * dtype.itemsize
-    checks.require(
-        len(content) == expected,
-        name,
-        f"hold {expected} bytes, as its IDX shape {shape} says",
-        len(content),
-    )
+    rule = f"hold {expected} bytes, as its IDX shape {shape} says"
+    checks.require(len(content) == expected, name, rule, len(content))
     array = np.frombuffer(content, dtype, offset=start).reshape(shape)
     return array.astype(dtype.newbyteorder("="), copy=False)
 
@@ -75,18 +71,12 @@ def require_labelled_images(
     images: np.ndarray, labels: np.ndarray, images_name: str, labels_name: str
 ) -> None:
     """Requires images `[n, 28, 28]` and labels `[n]`, both bytes, and at least one."""
-    checks.require(
-        images.dtype == np.uint8 and images.shape[1:] == (28, 28) and len(images) > 0,
-        images_name,
-        "hold images of 28x28 bytes",
-        f"{images.dtype}{list(images.shape)}",
-    )
-    checks.require(
-        labels.dtype == np.uint8 and labels.shape == images.shape[:1],
-        labels_name,
-        f"hold a byte for each of the {len(images)} images in {images_name}",
-        f"{labels.dtype}{list(labels.shape)}",
-    )
+    fits = images.dtype == np.uint8 and images.shape[1:] == (28, 28) and len(images) > 0
+    rule = "hold images of 28x28 bytes"
+    checks.require(fits, images_name, rule, f"{images.dtype}{list(images.shape)}")
+    fits = labels.dtype == np.uint8 and labels.shape == images.shape[:1]
+    rule = f"hold a byte for each of the {len(images)} images in {images_name}"
+    checks.require(fits, labels_name, rule, f"{labels.dtype}{list(labels.shape)}")
 
 
 def require_classes(labels: np.ndarray, num_classes: int, name: str, first: int = 0) -> None:

@@ -82,10 +82,7 @@ def load(
 def _read(path: pathlib.Path) -> np.ndarray:
     table = read_table(path, COLUMNS, _DEGREE, ",")
     num_ill = int(np.sum(table[:, -1] != "0"))
-    checks.require(
-        min(num_ill, len(table) - num_ill) >= 2,
-        str(path),
-        "hold at least two healthy patients and two who are not",
-        f"{len(table) - num_ill} and {num_ill}",
-    )
+    fits = min(num_ill, len(table) - num_ill) >= 2
+    rule = "hold at least two healthy patients and two who are not"
+    checks.require(fits, str(path), rule, f"{len(table) - num_ill} and {num_ill}")
     return table

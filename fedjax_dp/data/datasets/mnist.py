@@ -51,19 +51,12 @@ def load_mnist_by_writer(data_dir: pathlib.Path, *, dtype: ImageDtype = "float32
     for name, labels in (("train", plain.train["y"]), ("test", plain.test["y"])):
         path = located.paths[f"qmnist-{name}-labels-idx2-int.gz"]
         table = read_idx(path)
-        checks.require(
-            table.dtype == np.int32 and table.shape[1:] == (8,),
-            str(path),
-            "have 8 columns of 32-bit integers",
-            f"{table.dtype}{list(table.shape)}",
-        )
+        fits = table.dtype == np.int32 and table.shape[1:] == (8,)
+        rule = "have 8 columns of 32-bit integers"
+        checks.require(fits, str(path), rule, f"{table.dtype}{list(table.shape)}")
         table = table[: len(labels)]
-        checks.require(
-            np.array_equal(table[:, 0], labels),
-            str(path),
-            "list the same classes as the label file of MNIST",
-            "a different row",
-        )
+        rule = "list the same classes as the label file of MNIST"
+        checks.require(np.array_equal(table[:, 0], labels), str(path), rule, "a different row")
         writers.append(np.ascontiguousarray(table[:, _WRITER_COLUMN], dtype=np.int32))
     return Dataset(
         plain.name,

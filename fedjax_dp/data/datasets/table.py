@@ -157,12 +157,8 @@ def load(
     rule = "be only one of split and test_fraction"
     is_one = split is None or test_fraction == 0
     checks.require(is_one, "the test part", rule, (split, test_fraction))
-    checks.require(
-        client is None or not clients_are_files,
-        "client",
-        "be left out if clients_are_files",
-        client,
-    )
+    rule = "be left out if clients_are_files"
+    checks.require(client is None or not clients_are_files, "client", rule, client)
     inputs = inputs_of(list(table.columns))
     checks.require(bool(inputs), "features", "name at least one column", inputs)
     # An index that a program wrote beside the columns, such as the numbers of rows.

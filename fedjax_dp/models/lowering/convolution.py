@@ -159,11 +159,7 @@ def _depthwise(x: jax.Array, w: jax.Array, window: Window, result_type: Any) -> 
 
 
 def _multiply(
-    x: jax.Array,
-    matrix: jax.Array,
-    *,
-    precision: Any,
-    preferred_element_type: Any,
+    x: jax.Array, matrix: jax.Array, *, precision: Any, preferred_element_type: Any
 ) -> jax.Array:
     """Multiplies `[..., inputs]` by `[inputs, outputs]`."""
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
