@@ -75,11 +75,19 @@ _CLASSES, _TEST_CLASSES = ("<=50K", ">50K"), ("<=50K.", ">50K.")
 def load(
     data_dir: pathlib.Path, *, scaling: Scaling = "standard", drop_missing: bool = False
 ) -> Dataset:
-    """Loads Adult (Kohavi 1996): inputs `[n, 108]` with 0/1 columns for categories, no clients.
+    """Loads Adult (Kohavi 1996) with 0/1 columns for categories.
 
-    A label of 1 is more than 50,000. A missing workclass, occupation or country is a category of
-    its own, unless `drop_missing` leaves out people with a missing cell, as some of the literature
-    does. `scaling` is that of `tabular.encode`, which says what each means for privacy.
+    A missing workclass, occupation or country is a separate category.
+
+    Args:
+      data_dir: the data directory.
+      scaling: "standard" for zero mean and unit deviation over the training part, or "range" for
+        fixed ranges that are known without the data; `tabular.encode` says what each means for
+        privacy.
+      drop_missing: leave out people with a missing cell, as part of the literature does.
+
+    Returns:
+      Inputs `[n, 108]`, float32, and labels (1 for more than 50,000), without natural clients.
     """
     located = locate(CATALOG["adult"], data_dir)
     # In adult.test, labels end in a full stop.

@@ -33,11 +33,17 @@ def load(
     source: Literal["binary archive", "jpeg archive"] | None = None,
     dtype: ImageDtype = "float32",
 ) -> Dataset:
-    """Loads CIFAR-10: images `[n, 32, 32, 3]` and labels 0 to 9, without natural clients.
+    """Loads CIFAR-10.
 
-    The source is the published "binary archive" or a "jpeg archive", a .tar.xz of folders
-    `train/CLASS/` and `test/CLASS/` whose images may be lossy copies; None takes the first that
-    exists, and `origin` of the result says which was read.
+    Args:
+      data_dir: the data directory.
+      source: "binary archive" (the published file) or "jpeg archive" (a .tar.xz of folders
+        `train/CLASS/` and `test/CLASS/`, whose images may be lossy copies); None takes the first
+        that exists. The result's `origin` says which was read.
+      dtype: "float32" for numbers in [0, 1], or "uint8" for bytes.
+
+    Returns:
+      Images `[n, 32, 32, 3]` and labels 0 to 9, without natural clients.
     """
     located = locate(CATALOG["cifar10"], data_dir, source)
     (path,) = located.paths.values()

@@ -38,10 +38,19 @@ def load(
     test_fraction: ProperFraction = 0.25,
     seed: Seed = 0,
 ) -> Dataset:
-    """Loads credit card transactions (Dal Pozzolo and others 2015): inputs `[n, 30]`, 1 for fraud.
+    """Loads the table of credit card transactions (Dal Pozzolo and others 2015).
 
-    There are no natural clients. The file has no test part: one is drawn with the same share of
-    both classes. `scaling` is that of `tabular.encode`.
+    The file has no test part: one is drawn with the same share of both classes.
+
+    Args:
+      data_dir: the data directory.
+      scaling: "standard" for zero mean and unit deviation over the training part, or "range" for
+        fixed ranges that are known without the data.
+      test_fraction: the share of the rows set aside for testing, in (0, 1).
+      seed: chooses these rows.
+
+    Returns:
+      Inputs `[n, 30]`, float32, and labels (1 for fraud), without natural clients.
     """
     checks.one_of("scaling", scaling, SCALINGS)
     located = locate(CATALOG["credit_card_fraud"], data_dir)

@@ -17,10 +17,18 @@ def load(
     seed: Seed = 0,
     dtype: ImageDtype = "float32",
 ) -> Dataset:
-    """Loads the digits: images `[n, 8, 8, 1]` of 17 grey levels, labels 0 to 9, no natural clients.
+    """Loads the digits, 8x8 grey images with 17 levels.
 
-    The source has no test part: one is drawn, with the same share of every class. "float32" is the
-    level divided by 16, "uint8" the nearest of 0 to 255.
+    The source has no test part: one is drawn, with the same share of every class.
+
+    Args:
+      data_dir: not used; every loader takes it.
+      test_fraction: the share of the images set aside for testing, in (0, 1).
+      seed: chooses these images.
+      dtype: "float32" for the level divided by 16, or "uint8" for the nearest of 0 to 255.
+
+    Returns:
+      Images `[n, 8, 8, 1]` and labels 0 to 9, without natural clients.
     """
     from sklearn.datasets import load_digits
 

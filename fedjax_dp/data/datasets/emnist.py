@@ -34,11 +34,19 @@ NUM_CLASSES = {
 def load(
     data_dir: pathlib.Path, *, split: Split = "byclass", dtype: ImageDtype = "float32"
 ) -> Dataset:
-    """Loads EMNIST (Cohen et al. 2017): images `[n, 28, 28, 1]`, bright on dark, no clients.
+    """Loads EMNIST (Cohen et al. 2017).
 
     The published files hold each image with rows and columns exchanged; they are put upright here.
     In "byclass", classes are digits (0 to 9), capitals (10 to 35) and small letters (36 to 61).
     The labels of "letters", which the files count from 1, start at 0 here.
+
+    Args:
+      data_dir: the data directory.
+      split: "byclass", "bymerge", "balanced", "letters", "digits" or "mnist".
+      dtype: "float32" for numbers in [0, 1], or "uint8" for bytes.
+
+    Returns:
+      Images `[n, 28, 28, 1]`, bright on dark, and labels, without natural clients.
     """
     checks.one_of("split", split, NUM_CLASSES)
     idx, archive = CATALOG["emnist"].sources

@@ -24,12 +24,21 @@ def load(
     source: Literal["leaf", "hdf5"] | None = None,
     dtype: ImageDtype = "float32",
 ) -> Dataset:
-    """Loads FEMNIST (Caldas et al. 2018): images `[n, 28, 28, 1]`, writers' names as client ids.
+    """Loads FEMNIST (Caldas et al. 2018) from LEAF's JSON files or from the HDF5 copy of them.
 
     Classes are digits (0 to 9), capitals (10 to 35) and small letters (36 to 61). The files define
-    the test part: the HDF5 copy has the same writers in both parts, LEAF's JSON files can also
-    split by writer; the source None takes the first that exists. `inverted` makes bright ink on a
-    dark ground, as in MNIST; much of the literature uses the dark ink on white of the files.
+    the test part: the HDF5 copy has the same writers in both parts, LEAF can also split by writer.
+
+    Args:
+      data_dir: the data directory.
+      only_digits: keep only the ten digits.
+      inverted: return bright ink on a dark ground, as in MNIST; False keeps the dark ink on white
+        of the files, which much of the literature uses.
+      source: "leaf" or "hdf5"; None takes the first that exists.
+      dtype: "float32" for numbers in [0, 1], or "uint8" for bytes.
+
+    Returns:
+      Images `[n, 28, 28, 1]` and labels, with the writers' names as client ids.
     """
     located = locate(CATALOG["femnist"], data_dir, source)
     read = _read_leaf if located.source.name == "leaf" else _read_hdf5

@@ -40,16 +40,31 @@ def load(
     source: Literal["files", "hdf5"] | None = None,
     store: str | None = None,
 ) -> Dataset:
-    """Loads FLAIR (Song et al. 2022): images `[n, 256, 256, 3]` and targets `[n, classes]`, uint8.
+    """Loads FLAIR (Song et al. 2022), from its published files or the HDF5 file of pfl-research.
 
-    Each target has a 1 for every label of the image, for the loss "sigmoid_binary_cross_entropy":
-    the 17 "coarse" categories or the 1,628 "fine" labels, in alphabetical order. Users, whose names
-    are the client ids, are disjoint between parts. The source is "files" (labels_and_metadata.json
-    and small_images/) or "hdf5" (flair_federated.hdf5 of pfl-research); None takes the first that
-    exists. Images are read a few at a time into a store on disk, 70 GB for all training images,
-    which later runs open; `store` is its folder, by default flair/stores in the data directory.
-    The first users and images are read where a `max_…` limits them. Arrays are memory-mapped:
-    divide images by 255 where the model reads them.
+    Each target has a 1 for every label of the image, for the loss "sigmoid_binary_cross_entropy".
+    Users of the parts are disjoint. Images are read a few at a time into a store on disk, 70 GB for
+    all training images, which later runs open.
+
+    Args:
+      data_dir: the data directory.
+      labels: "coarse" for the 17 categories, "fine" for the 1,628 labels of the taxonomy; numbered
+        in alphabetical order.
+      test_part: the part for testing, "test" or "val".
+      max_clients: how many users are read, the first of the files; None for all.
+      max_test_clients: the same of the test part.
+      max_images: how many images of a user are read, the first; None for all.
+      source: "files" for labels_and_metadata.json and small_images/, "hdf5" for
+        flair_federated.hdf5; None takes the first that exists.
+      store: the folder for stores; by default flair/stores in the data directory.
+
+    Returns:
+      Images `[n, 256, 256, 3]` and targets `[n, classes]`, both uint8 and memory-mapped, with the
+      users as client ids. Divide images by 255 where the model reads them.
+
+    Raises:
+      ValueError: naming the file and the image, if a file is damaged.
+      ImportError: if pillow or h5py is not installed.
 
     Source: README.md of github.com/apple/ml-flair; benchmarks/dataset/flair/prepare_dataset.py and
     download_preprocess.py of github.com/apple/pfl-research.

@@ -48,13 +48,23 @@ def load(
     test_fraction: ProperFraction = 0.34,
     seed: Seed = 0,
 ) -> Dataset:
-    """Loads UCI's four heart-disease tables (Janosi et al. 1988), with hospitals as clients.
+    """Loads the four heart-disease tables of UCI (Janosi et al. 1988).
 
-    Inputs are `[n, 22]`; a label of 1 is any degree of disease. The source has no test part: one is
-    drawn with the same share of every hospital and class. The share is that of FLamby's
-    Fed-Heart-Disease, which drops patients and columns with missing cells while this loader keeps
-    all 920 and fills them in, as `tabular.encode` describes. A cholesterol of 0, which stands for
-    missing at Switzerland and VA, is left as it is in the files.
+    The source has no test part: one is drawn with the same share of every hospital and class. The
+    share is that of FLamby's Fed-Heart-Disease, which drops patients and columns with missing cells
+    while this loader keeps all 920 and fills them in, as `tabular.encode` describes. A cholesterol
+    of 0, which stands for missing at Switzerland and VA, is left as it is in the files.
+
+    Args:
+      data_dir: the data directory.
+      scaling: "standard" (zero mean, unit deviation over the pooled training part, missing cells
+        from the same statistics) or "range" (fixed ranges, nothing learned from the data).
+      test_fraction: the share of each hospital's patients set aside for testing, in (0, 1).
+      seed: chooses these patients.
+
+    Returns:
+      Inputs `[n, 22]`, float32, labels (1 for any degree of disease), and the hospital's name as
+      client id.
     """
     located = locate(CATALOG["heart_disease"], data_dir)
     tables = [_read(located.paths[f"processed.{hospital}.data"]) for hospital in HOSPITALS]

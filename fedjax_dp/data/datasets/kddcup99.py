@@ -77,14 +77,24 @@ def load(
     test_fraction: ProperFraction = 0.2,
     seed: Seed = 0,
 ) -> Dataset:
-    """Loads the ten-per-cent file of KDD Cup 1999: inputs `[n, 118]`, without natural clients.
+    """Loads the ten-per-cent file of KDD Cup 1999.
 
-    Protocol, service and flag become 0/1 columns in alphabetical order: under the scaling
-    "standard" one for each category of the file, under "range" for published ones, which are known
-    without the data. The target "attack" is normal (0) against any attack (1), "kind" all 23
-    labels. The file has no test part: one is drawn with the same share of every class. Most rows
-    occur many times, so that a row of the test part is often in the training part too, unless
-    `distinct`.
+    Protocol, service and flag become 0/1 columns in alphabetical order. The file has no test part:
+    one is drawn with the same share of every class. Most rows occur many times, so that a row of
+    the test part is often in the training part too, unless `distinct` is set.
+
+    Args:
+      data_dir: the data directory.
+      scaling: "standard" for numbers of zero mean and unit deviation over the training part and a
+        column for each category of the file, or "range" for fixed ranges and published categories,
+        which are known without the data.
+      target: "attack" for normal (0) against any attack (1), or "kind" for all 23 labels.
+      distinct: keep one copy of equal rows.
+      test_fraction: the share of the rows set aside for testing, in (0, 1).
+      seed: chooses these rows.
+
+    Returns:
+      Inputs `[n, 118]`, float32, and labels, without natural clients.
     """
     checks.one_of("target", target, ("attack", "kind"))
     checks.one_of("scaling", scaling, SCALINGS)

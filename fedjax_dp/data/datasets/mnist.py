@@ -27,23 +27,46 @@ _WRITER_COLUMN = 2
 
 
 def load_mnist(data_dir: pathlib.Path, *, dtype: ImageDtype = "float32") -> Dataset:
-    """Loads MNIST: images `[n, 28, 28, 1]`, bright on dark, and labels 0 to 9, without clients."""
+    """Loads MNIST.
+
+    Args:
+      data_dir: the data directory.
+      dtype: "float32" for numbers in [0, 1], or "uint8" for bytes.
+
+    Returns:
+      Images `[n, 28, 28, 1]`, bright on dark, and labels 0 to 9, without natural clients.
+    """
     located = locate(CATALOG["mnist"], data_dir)
     return _dataset("mnist", located, dtype, tuple("0123456789"))
 
 
 def load_fashion_mnist(data_dir: pathlib.Path, *, dtype: ImageDtype = "float32") -> Dataset:
-    """Loads Fashion-MNIST, in the form of MNIST."""
+    """Loads Fashion-MNIST.
+
+    Args:
+      data_dir: the data directory.
+      dtype: "float32" for numbers in [0, 1], or "uint8" for bytes.
+
+    Returns:
+      Images `[n, 28, 28, 1]`, bright on dark, and labels 0 to 9, without natural clients.
+    """
     located = locate(CATALOG["fashion_mnist"], data_dir)
     return _dataset("fashion_mnist", located, dtype, _FASHION_CLASSES)
 
 
 def load_mnist_by_writer(data_dir: pathlib.Path, *, dtype: ImageDtype = "float32") -> Dataset:
-    """Loads MNIST with the writers of its digits, by number, as natural clients.
+    """Loads MNIST with the writers of its digits as natural clients.
 
     QMNIST (Yadav and Bottou 2019) recovered the writer of each digit. Its label files list MNIST's
     images in MNIST's order; that is checked against MNIST's own labels. No writer of training
     digits wrote test digits.
+
+    Args:
+      data_dir: the data directory.
+      dtype: "float32" for numbers in [0, 1], or "uint8" for bytes.
+
+    Returns:
+      Images and labels as `load_mnist`, with the writers' numbers as client ids, int32.
     """
     located = locate(CATALOG["mnist_by_writer"], data_dir)
     plain = _dataset("mnist_by_writer", located, dtype, tuple("0123456789"))

@@ -53,6 +53,13 @@ def load(
         shorter lists at the end, such as { tokens = [20, 0] }.
       store: the folder for stores; by default parquet/ in the data directory. It holds the
         examples, so it is as private as the files.
+
+    Returns:
+      Arrays `x` and `y`, memory-mapped, with the clients' ids.
+
+    Raises:
+      ValueError: naming file, column and row; see `FederatedData.from_parquet`.
+      ImportError: if pyarrow is not installed.
     """
     require_counted(num_classes, task)
     checks.require(len(x) > 0, "x", "name at least one column", list(x))

@@ -36,15 +36,24 @@ def load(
     min_speeches: Annotated[int, Ge(2)] = 2,
     source: Literal["plays", "hdf5"] | None = None,
 ) -> Dataset:
-    """Loads Shakespeare's plays with the roles (`play|ROLE`) as natural clients.
+    """Loads Shakespeare's plays with the roles as natural clients.
 
-    A role's speeches are joined by line breaks; roles with fewer than `min_speeches` are left out.
-    In the plays, the last speeches of a role are for testing, as in LEAF, at least one; the HDF5
-    copy has its own split. Each part is cut into windows that follow one another, `[n,
-    sequence_length]`: `x` holds characters, `y` the character after each. The last window is padded
-    with line breaks in `x` and -1 in `y`, which marks ignored positions. Characters are numbered by
-    their position in `VOCABULARY`; any other becomes a space. The source None takes the first that
-    exists.
+    A role's speeches are joined by line breaks. In the plays, the last speeches of a role are for
+    testing, as in LEAF; the HDF5 copy has its own split. Each part is cut into windows that follow
+    one another: `x` holds characters, `y` the character after each. The last window is padded with
+    line breaks in `x` and -1 in `y`, which marks ignored positions. Characters are numbered by
+    their position in `VOCABULARY`; any other becomes a space.
+
+    Args:
+      data_dir: the data directory.
+      sequence_length: characters in a window.
+      test_fraction: the share of a role's speeches for testing, in (0, 1); at least one
+        speech is for training and one for testing.
+      min_speeches: roles with fewer speeches are left out; at least 2.
+      source: "plays" or "hdf5"; None takes the first that exists.
+
+    Returns:
+      Inputs and targets `[n, sequence_length]`, int32, with the role (`play|ROLE`) as client id.
     """
     _check(test_fraction, min_speeches)
     located = locate(CATALOG["shakespeare"], data_dir, source)
@@ -69,6 +78,15 @@ def load_tiny(
     Windows, numbering and parts are those of `load`. Roles of the same name in different plays
     (First Citizen, Messenger) are one client, since the extract does not name the plays. Headings
     with nothing said below them are left out.
+
+    Args:
+      data_dir: the data directory.
+      sequence_length: characters in a window.
+      test_fraction: the share of a role's speeches for testing, in (0, 1).
+      min_speeches: roles with fewer speeches are left out; at least 2.
+
+    Returns:
+      Inputs and targets `[n, sequence_length]`, int32, with the role as client id.
     """
     _check(test_fraction, min_speeches)
     located = locate(CATALOG["tiny_shakespeare"], data_dir)

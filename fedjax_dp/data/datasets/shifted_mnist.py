@@ -22,12 +22,21 @@ def load_fedcmnist(
     test_colors: Literal["of_others", "unseen"] = "of_others",
     color_seed: Index = 0,
 ) -> Dataset:
-    """Loads MNIST in colours, `[n, 28, 28, 3]`, that reveal the digit in training alone.
+    """Loads MNIST in colours that reveal the digit in training and mislead in testing.
 
     Digit d is seen in the colours d and d + 1 of ten in training, each with probability one half.
     No test colour of a digit is one of its training colours. If test colours are those of other
     digits, d gets d + 5, and a model that relies on colour is almost always wrong; if they are
     unseen, each image gets one of ten others at random, and such a model guesses.
+
+    Args:
+      data_dir: the data directory.
+      dtype: "float32" for numbers in [0, 1], or "uint8" for bytes.
+      test_colors: "of_others" or "unseen", see above.
+      color_seed: the seed of the colours, at least 0.
+
+    Returns:
+      Images `[n, 28, 28, 3]` and labels 0 to 9, without natural clients.
 
     Source: Mugunthan 2022, appendix B.2; it names no palette, and both of `data.shifts` are ours.
     """
@@ -55,6 +64,13 @@ def load_fedrotmnist(data_dir: pathlib.Path, *, dtype: ImageDtype = "float32") -
 
     Training digits 0 to 9 are turned by 10, -10, 20, -20, 30, -30, 40, -40, 50 and -50 degrees
     counter-clockwise; test digits are upright.
+
+    Args:
+      data_dir: the data directory.
+      dtype: "float32" for numbers in [0, 1], or "uint8" for bytes.
+
+    Returns:
+      Images `[n, 28, 28, 1]` and labels 0 to 9, without natural clients.
 
     Source: Mugunthan 2022, appendix B.2.
     """

@@ -40,15 +40,30 @@ def load(
     Tokens are 0 for padding, 1 to V for the words of the vocabulary, V + 1 for any other word,
     V + 2 before and V + 3 after a sentence, as in pfl-research and in TFF's task
     (Reddi et al. 2021, appendix C). A sentence with its two marks is cut to `sequence_length` + 1
-    tokens: `x` are all but the last, `y` all but the first, with -1 in place of padding. The test
-    part is "test", later sentences of training users, or "held_out", other users. Files are read
-    user by user, the first by name where a `max_…` limits them, into a store on disk, which later
-    runs open; `store` is its folder, by default stackoverflow/stores in the data directory.
+    tokens: `x` are all but the last, `y` all but the first, with -1 in place of padding. Files
+    are read user by user into a store on disk, which later runs open.
 
-    Guarantee: with `vocabulary`, a file with a word in each line that is known without the data and
-    of which the first V are used, each example depends only on its own sentence. The published
-    counts, used otherwise, are exact statistics of the training users, which privacy statements
-    name.
+    Guarantee: with `vocabulary`, each example depends only on its own sentence. The published
+    counts are exact statistics of the training users, which privacy statements name.
+
+    Args:
+      data_dir: the data directory.
+      vocabulary_size: the number V of words.
+      vocabulary: a file with a word in each line, known without the data, of which the first V are
+        used; None takes the published counts, the most frequent words first.
+      sequence_length: tokens of an example.
+      test_part: "test", later sentences of training users; or "held_out", other users.
+      max_clients: how many users are read, the first by name; None for all.
+      max_test_clients: the same of the test part.
+      max_sentences: how many sentences of a user are read, the first; None for all.
+      store: the folder for stores; by default stackoverflow/stores in the data directory.
+
+    Returns:
+      Inputs and targets `[n, sequence_length]`, int32, memory-mapped, with the users as client ids.
+
+    Raises:
+      ValueError: naming the file and the user, if a file is damaged.
+      ImportError: if h5py is not installed.
 
     Source: format by tensorflow_federated/python/simulation/datasets/stackoverflow.py (load_data,
     load_word_counts); tokens by benchmarks/dataset/stackoverflow/download_preprocess.py of

@@ -140,6 +140,12 @@ def load(
         `fedjax-dp data store`.
       task: what the target means; known from the same, or classification.
       max_clients: how many clients are used, the first of the store; None for all.
+
+    Returns:
+      The arrays of the store, read when they are indexed, with the clients' numbers and names.
+
+    Raises:
+      ValueError: naming folder and rule, if there is no store, or it is damaged.
     """
     place, facts = _place("path", path, data_dir), {}
     test: FederatedData | None = None

@@ -26,11 +26,22 @@ def load(
     class_seed: Index = 0,
     dtype: ImageDtype = "float32",
 ) -> Dataset:
-    """Loads Tiny ImageNet (Le and Yang 2015): images `[n, 64, 64, 3]`, without natural clients.
+    """Loads Tiny ImageNet.
 
-    The published test part has no labels; the validation part takes its place. Images of classes
-    other than `num_classes` drawn ones are not read, and labels number these in the order of
-    `wnids.txt`. All classes take 5 GB as "float32".
+    The published test part has no labels; the validation part takes its place.
+
+    Args:
+      data_dir: the data directory.
+      num_classes: the number of classes drawn at random; all if None. Images of others are not
+        read.
+      class_seed: chooses these classes.
+      dtype: "float32" for numbers in [0, 1], which for all classes take 5 GB, or "uint8" for bytes.
+
+    Returns:
+      Images `[n, 64, 64, 3]` and labels that number the drawn classes in the order of `wnids.txt`;
+      without natural clients.
+
+    Source: Le and Yang 2015.
     """
     located = locate(CATALOG["tiny_imagenet"], data_dir, None)
     paths = located.paths
