@@ -102,17 +102,11 @@ def _name_of(context: typer.Context) -> str:
 
 
 class Line(NamedTuple):
-    """The words of a command line.
+    """The words of a command line."""
 
-    Attributes:
-      own: options and arguments of the command.
-      overrides: `--key=value` of a configuration.
-      unfinished: keys without a value.
-    """
-
-    own: list[str]
-    overrides: list[str]
-    unfinished: list[str]
+    own: list[str]  # Options and arguments of the command.
+    overrides: list[str]  # `--key=value` of a configuration.
+    unfinished: list[str]  # Keys without a value.
 
 
 def split_line(words: Iterable[str], options: Collection[str]) -> Line:

@@ -30,21 +30,13 @@ class LogLevel(StrEnum):
 
 
 class Output(NamedTuple):
-    """Where a command prints, and how much.
+    """Where a command prints, and how much."""
 
-    Attributes:
-      answers: the output stream.
-      notes: the error stream, for progress and warnings.
-      as_json: whether to print the answer as one JSON document.
-      is_quiet: whether to print the shortest answer, without progress.
-      level: how much is printed besides the answer.
-    """
-
-    answers: Console
-    notes: Console
-    as_json: bool = False
-    is_quiet: bool = False
-    level: LogLevel = LogLevel.info
+    answers: Console  # The output stream.
+    notes: Console  # The error stream, for progress and warnings.
+    as_json: bool = False  # Whether to print the answer as one JSON document.
+    is_quiet: bool = False  # Whether to print the shortest answer, without progress.
+    level: LogLevel = LogLevel.info  # How much is printed besides the answer.
 
     @property
     def has_progress(self) -> bool:
@@ -79,19 +71,12 @@ class Output(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The answer of a command.
+    """The answer of a command."""
 
-    Attributes:
-      document: printed by `--json`, with version, command and status.
-      show: prints the answer for people.
-      shortest: printed by `--quiet`, if it is not empty.
-      status: the exit status.
-    """
-
-    document: dict[str, Any]
-    show: Callable[[Output], None]
-    shortest: str
-    status: int = 0
+    document: dict[str, Any]  # Printed by `--json`, with version, command and status.
+    show: Callable[[Output], None]  # Prints the answer for people.
+    shortest: str  # Printed by `--quiet`, if it is not empty.
+    status: int = 0  # The exit status.
 
 
 def console(*, is_error: bool = False) -> Console:

@@ -21,17 +21,13 @@ class ClientStore:
     """The state of all clients: the initial one, and where on disk each of the others is.
 
     As a pytree, and in a checkpoint, it holds no record of the file.
-
-    Attributes:
-      slots: each client's slot in the file, `[num_clients]`, int32; -1 where never written.
-      digests: SHA-256 of these records, `[num_clients, 32]`, uint8.
-      first: the state that every client starts with.
-      file: the file.
     """
 
     def __init__(self, slots: Any, digests: Any, first: PyTree, file: RecordFile):
         """Combines the parts, unchecked, since a pytree may hold anything."""
-        self.slots, self.digests, self.first, self.file = slots, digests, first, file
+        self.slots = slots  # In the file, `[num_clients]`, int32; -1 where never written.
+        self.digests = digests  # SHA-256 of these records, `[num_clients, 32]`, uint8.
+        self.first, self.file = first, file
 
     @classmethod
     def unwritten(

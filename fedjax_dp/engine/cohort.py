@@ -141,20 +141,7 @@ def draw_cohort(
     Clients with similar numbers of steps get neighbouring slots, so that a chunk waits little for
     its slowest client. With several devices, the longest client goes to the device with the least
     work so far; a client with state goes to the device that holds it. The order changes no client's
-    draws, which follow its index.
-
-    Args:
-      algorithm: the declaration, for the number of steps of a client.
-      participation: the sampling of clients.
-      layout: slots and devices.
-      sizes: examples of each client, `[num_clients]`.
-      hyper: the numbers of the run.
-      round_index: the round, from 0.
-      key: the root key of the run.
-      start: the sampler's state before the round; that before round 0 if None.
-
-    Returns:
-      The cohort.
+    draws, which follow its index. `start` is the sampler's state, that before round 0 if None.
     """
     drawn = participation.draw(fold(key, Purpose.PARTICIPATION), round_index, start)
     ids, is_real = drawn.indices, drawn.is_real
@@ -196,10 +183,7 @@ def draw_cohort(
 
 
 def _shared_out(steps: jax.Array, num_devices: int, per_device: int) -> tuple[jax.Array, jax.Array]:
-    """Assigns clients, longest first, to the device with the least work: `(device, place)`.
-
-    Source: Graham 1969, longest processing time first.
-    """
+    """Assigns clients to the device with the least work: `(device, place)`; Graham 1969, LPT."""
 
     def give(i, carry):
         load, count, device, place = carry
@@ -226,14 +210,7 @@ def _place_among(group: jax.Array, num_groups: int) -> jax.Array:
 
 
 def typed(hyper: Hyper) -> Hyper:
-    """Converts numbers to the types that a round is traced for.
-
-    Args:
-      hyper: Python or NumPy numbers, or arrays.
-
-    Returns:
-      NumPy arrays of 32 bits; JAX arrays are returned unchanged.
-    """
+    """Converts numbers to arrays of 32 bits, as a round is traced for; JAX arrays stay."""
 
     def of_32_bits(x):
         if isinstance(x, jax.Array):
@@ -246,17 +223,8 @@ def typed(hyper: Hyper) -> Hyper:
 
 
 def traced(algorithm: FederatedAlgorithm, hyper: Hyper) -> Hyper:
-    """Converts numbers to float32 unless their range is one of whole numbers.
-
-    Otherwise a number that starts as 1 and is swept to 0.5 would be traced twice.
-
-    Args:
-      algorithm: the declaration, for the ranges.
-      hyper: typed numbers.
-
-    Returns:
-      The converted numbers.
-    """
+    """Converts typed numbers to float32 unless their range is one of whole numbers."""
+    # Otherwise a number that starts as 1 and is swept to 0.5 would be traced twice.
 
     def real(numbers: Any, kinds: Mapping[str, Any]) -> Any:
         def one(name: str, value: Any) -> Any:

@@ -46,16 +46,12 @@ class _Rule(NamedTuple):
 
 
 class Coming(NamedTuple):
-    """The next rounds, as far as they are known before they run.
+    """The next rounds, as far as they are known before they run."""
 
-    Attributes:
-      clients: who will be drawn, `[rounds, slots]`, int32, -1 in empty slots; None where every
-        client is charged for every round, so that this is not asked.
-      stages: the stage of each round, `[rounds]`, int32.
-    """
-
+    # Who will be drawn, `[rounds, slots]`, int32, -1 in empty slots; None where every client is
+    # charged for every round, so that this is not asked.
     clients: np.ndarray | None
-    stages: np.ndarray
+    stages: np.ndarray  # The stage of each round, `[rounds]`, int32.
 
 
 # Compared and hashed by identity, so that `jax.jit` takes it: populations hold arrays.

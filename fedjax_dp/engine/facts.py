@@ -35,11 +35,7 @@ class _Round(NamedTuple):
 
 
 class Facts:
-    """Shapes and costs of a federation's parts; all shapes are `jax.ShapeDtypeStruct`s.
-
-    Nothing is computed: one client's round is traced once, when a fact that needs it is first
-    asked for.
-    """
+    """Shapes (`jax.ShapeDtypeStruct`s) and costs of a federation's parts, traced when needed."""
 
     def __init__(self, algorithm: FederatedAlgorithm, population: Population):
         """Describes an algorithm on a population."""

@@ -56,16 +56,11 @@ class Step(Protocol):
 
 
 class StateViews(NamedTuple):
-    """The models that a state holds.
+    """The models that a state holds."""
 
-    Attributes:
-      shared: the model for the whole population, read from a state and written into one; None if
-        there is none, or if clients hold a part of it.
-      personal: `(state, client) -> params`, the model that one client would use, `Sparse` if the
-        client has a mask; None if it is the shared one.
-    """
-
+    # The model for the whole population; None if there is none, or clients hold a part of it.
     shared: SharedModel | None = None
+    # The model that one client would use, `Sparse` if it has a mask; None if it is the shared one.
     personal: Callable[[Any, ClientData], PyTree] | None = None
 
 
@@ -342,11 +337,7 @@ def federation(
 
 
 def check_wrapped(federation: Federation) -> None:
-    """Refuses wrappers that break what claims need, or change what sets prices without the rounds.
-
-    Raises:
-      ValueError: alike.
-    """
+    """Refuses wrappers that break what claims need, or change prices without the rounds."""
     before, cohorts = federation.made, federation.cohorts
     # One that derives from it may draw others.
     rule = "be those that it had, changed by thinned(), given() and with_fates()"
@@ -389,14 +380,7 @@ def _as_drawn(record: RoundRecord, cohort: Cohort) -> RoundRecord:
 
 
 def init_key(key: PRNGKey) -> PRNGKey:
-    """Returns the key that an algorithm makes its first model from.
-
-    Args:
-      key: the root key of the run.
-
-    Returns:
-      The key for `FederatedAlgorithm.init`.
-    """
+    """Returns the key that an algorithm makes its first model from, of a run's root key."""
     return fold(key, Purpose.INIT)
 
 

@@ -40,19 +40,12 @@ _CLIENTS_PER_DEVICE = 4
 
 
 class EqualWork(NamedTuple):
-    """The same local training of all clients, known before a round is compiled.
+    """The same local training of all clients, known before a round is compiled."""
 
-    Attributes:
-      size: the number of examples of each client, at least 1.
-      batch_size: the field of `LocalConfig`.
-      num_epochs: the field of `LocalConfig`.
-      num_steps: the field of `LocalConfig`, or None.
-    """
-
-    size: int
-    batch_size: float
-    num_epochs: float
-    num_steps: float | None
+    size: int  # The number of examples of each client, at least 1.
+    batch_size: float  # The field of `LocalConfig`.
+    num_epochs: float  # The field of `LocalConfig`.
+    num_steps: float | None  # The field of `LocalConfig`, or None.
 
     @classmethod
     def of(cls, sizes: np.ndarray, local: LocalConfig) -> "EqualWork | None":
@@ -239,16 +232,9 @@ class Layout(NamedTuple):
 
 
 def alone_above(steps: np.ndarray, chunk: int, share: float) -> int | None:
-    """Chooses the clients that are computed one by one, so that those of a chunk do similar work.
+    """Chooses the number of steps above which a client is computed alone, so that chunks are even.
 
-    Args:
-      steps: local steps of all clients, `[num_clients]`.
-      chunk: the number of clients that are vmapped together.
-      share: the share of the population that a round draws, in (0, 1].
-
-    Returns:
-      The number of steps above which a client is computed alone; None if a second program does not
-      pay.
+    `steps` are `[num_clients]`; None if a second program does not pay.
     """
     ordered = np.sort(np.asarray(steps, np.int64))[::-1]
     # The number of clients of the population that a chunk of a cohort spans.
@@ -481,12 +467,5 @@ class ExecutionConfig(NamedTuple):
 
 
 def power_of_two(count: float) -> int:
-    """Rounds a number up to a power of two.
-
-    Args:
-      count: the number.
-
-    Returns:
-      The power, at least 1.
-    """
+    """Rounds a number up to a power of two."""
     return 1 << max(int(np.ceil(count)) - 1, 0).bit_length()

@@ -13,17 +13,11 @@ from fedjax_dp.engine.cohort import Examples
 
 
 class Population(NamedTuple):
-    """The sizes and shapes of clients' data, all that a federation is built from.
+    """The sizes and shapes of clients' data, all that a federation is built from."""
 
-    Attributes:
-      sizes: examples of each client, `[num_clients]`, int32.
-      structure: shapes of all examples, by name.
-      validation: the same of a second split of the same clients, or None.
-    """
-
-    sizes: np.ndarray
-    structure: PyTree
-    validation: "Population | None" = None
+    sizes: np.ndarray  # Examples of each client, `[num_clients]`, int32.
+    structure: PyTree  # Shapes of all examples, by name.
+    validation: "Population | None" = None  # A second split of the same clients.
 
     @property
     def num_clients(self) -> int:

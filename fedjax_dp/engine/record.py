@@ -65,15 +65,6 @@ def require_chargeable(record: RoundRecord, num_clients: int, num_stages: int | 
     """Requires a record whose clients and stages can be charged, wherever it comes from.
 
     A client that is in one release twice moves it twice as far, which costs more than two releases.
-
-    Args:
-      record: of one or more rounds.
-      num_clients: the size of the population.
-      num_stages: how many stages have a price of their own; None if all rounds cost the same.
-
-    Raises:
-      ValueError: for numbers that are not whole or out of their range, of other shapes, or for a
-        client that is twice in a round or took part without a number.
     """
     checks.require(isinstance(record, RoundRecord), "record", "be a RoundRecord", record)
     priced = {name: getattr(record, name) for name in ("clients", "fate", "stage", "digest")}
@@ -200,10 +191,7 @@ class RoundInfo(NamedTuple):
 def training_info(
     metrics: Any, contributes: jax.Array, chunk: int, is_alone: jax.Array, is_lost: jax.Array
 ) -> TrainingInfo:
-    """Summarises local training over `[slots]`, in chunks except for `is_alone`.
-
-    `is_lost` says whether an update was not finite; metrics of such a client are zero.
-    """
+    """Summarises local training over `[slots]`; metrics of a lost (not finite) client are zero."""
     read = jnp.sum(metrics.num_read.astype(jnp.float32))
     each = metrics.num_computed.astype(jnp.float32)
     together = jnp.where(is_alone, 0.0, each).reshape(-1, chunk)

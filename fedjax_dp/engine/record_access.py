@@ -30,8 +30,7 @@ def run_client(
     Guarantee: where privacy is claimed for records, the algorithm itself gets none. Local training
     and choices read them under their events, of kinds that the algorithm must charge; a reader
     without an event is admitted only where the claim says what it does not cover. Exact metrics,
-    and what is computed from them, leave as metrics alone. A violation is a ValueError while the
-    round is traced.
+    and what is computed from them, leave as metrics alone. Violations are refused while tracing.
     """
     claim = algorithm.training.record
     if claim is None:

@@ -35,13 +35,9 @@ from fedjax_dp.server.base import Aggregator, Close, Roster, Stacked
 
 @flax.struct.dataclass
 class ByClient:
-    """The part of a wrapper's state that holds an entry for each client.
+    """The part of a wrapper's state that holds an entry for each client."""
 
-    Attributes:
-      values: `[num_clients, ...]`, padded and placed as the clients' states are.
-    """
-
-    values: PyTree
+    values: PyTree  # `[num_clients, ...]`, padded and placed as the clients' states are.
 
 
 class SimulationState(NamedTuple):
@@ -78,11 +74,7 @@ class _Slots(NamedTuple):
 
 
 class _Outcome(NamedTuple):
-    """The results of each slot, `[slots, ...]`; the contribution only if it is stacked.
-
-    `own` is the client's new state, if it waits for the end of the round; `has_info` marks the
-    slots whose info counts.
-    """
+    """The results of each slot, `[slots, ...]`; contribution and new state only where they wait."""
 
     own: PyTree
     metrics: TrainingMetrics | None
@@ -122,20 +114,7 @@ def run_round(
     cohort: Cohort,
     key: PRNGKey,
 ) -> tuple[SimulationState, RoundRecord, RoundInfo]:
-    """Runs one round with a given cohort.
-
-    Args:
-      algorithm: the declaration.
-      layout: the static choices.
-      state: the state before the round; client states are `[slots, ...]` if examples are by slot.
-      hyper: the numbers of the round.
-      examples: the examples of the cohort's clients, at least.
-      cohort: the clients that take part.
-      key: the root key of the run, the same every round.
-
-    Returns:
-      The state after the round, its record and its info.
-    """
+    """Runs one round with a given cohort; states are `[slots, ...]` if examples are by slot."""
     with computed_with(layout.arithmetic):
         stage = jnp.asarray(algorithm.stages.stage_of(state.server, hyper, state.round), jnp.int32)
         round = Round(state.round, stage)
@@ -224,11 +203,10 @@ def _slots_of(
 
 
 def _waits(algorithm: FederatedAlgorithm) -> bool:
-    """Checks whether client states are written at the end of the round, not with their chunk.
-
-    A sum of finite contributions is finite, so that the round counts, unless the aggregator itself
-    makes something else of it; states are written all the same. An aggregate of a stack may not be.
-    """
+    """Checks whether client states are written at the end of the round, not with their chunk."""
+    # A sum of finite contributions is finite, so that the round counts, unless the aggregator
+    # itself makes something else of it; states are written all the same. An aggregate of a stack
+    # may not be.
     return algorithm.client_state is not None and isinstance(algorithm.aggregator, Stacked)
 
 
@@ -239,10 +217,7 @@ def _over_devices(
     slots: _Slots,
     split: _Split | None,
 ) -> tuple[PyTree, _Outcome, PyTree]:
-    """Runs the slots of all devices; the sum of contributions is the same on each.
-
-    The table of client states is unchanged if they wait for the end of the round.
-    """
+    """Runs the slots of all devices; the sum is the same on each; waiting states are unwritten."""
     if layout.mesh is None:
         return _run_slots(algorithm, layout, context, slots)
 

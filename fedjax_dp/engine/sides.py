@@ -20,55 +20,32 @@ from fedjax_dp.server.base import Close, Roster, Sender
 
 
 class Received(NamedTuple):
-    """All that reaches a client in a round.
+    """All that reaches a client in a round."""
 
-    Attributes:
-      message: the algorithm's message, as `core.messages.received` returns it.
-      aggregator: the aggregator's message.
-      hyper: the numbers of this client.
-      public_key: the key that all clients and the server share in this round.
-      roster: the cohort.
-    """
-
-    message: PyTree
-    aggregator: PyTree
-    hyper: Hyper
-    public_key: PRNGKey
-    roster: Roster
+    message: PyTree  # The algorithm's message, as `core.messages.received` returns it.
+    aggregator: PyTree  # The aggregator's message.
+    hyper: Hyper  # The numbers of this client.
+    public_key: PRNGKey  # The key that all clients and the server share in this round.
+    roster: Roster  # The cohort.
 
 
 class Work(NamedTuple):
-    """The result of one client's round.
+    """The result of one client's round."""
 
-    Attributes:
-      output: the update, the next state and the metrics.
-      sent: what the aggregator adds up or stacks; zeros where the client takes no part.
-      is_finite: whether all of it can be summed; if not, a contribution of zeros was sent.
-    """
-
-    output: ClientOutput
-    sent: PyTree
-    is_finite: jax.Array
+    output: ClientOutput  # The update, the next state and the metrics.
+    sent: PyTree  # What the aggregator adds up or stacks; zeros where the client takes no part.
+    is_finite: jax.Array  # If false, a contribution of zeros was sent.
 
 
 class Closed(NamedTuple):
-    """The server's part of a round, done.
+    """The server's part of a round, done."""
 
-    Attributes:
-      server: the algorithm's state.
-      aggregator: the aggregator's state.
-      aggregate: what the server stepped along; zeros if it was not finite.
-      is_finite: whether the aggregate was finite.
-      of_aggregator: the aggregator's metrics.
-      of_server: the server step's metrics.
-    """
-
-    server: PyTree
-    aggregator: PyTree
-    aggregate: PyTree
-    is_finite: jax.Array
-    of_aggregator: Any
-    of_server: Any
+    server: PyTree  # The algorithm's state.
+    aggregator: PyTree  # The aggregator's state.
+    aggregate: PyTree  # What the server stepped along; zeros if it was not finite.
+    is_finite: jax.Array  # Whether the aggregate was finite.
+    of_aggregator: Any  # The aggregator's metrics.
+    of_server: Any  # The server step's metrics.
 
 
 def client_side(
@@ -79,19 +56,7 @@ def client_side(
     key: PRNGKey,
     takes_part: Any = True,
 ) -> Work:
-    """Runs one client's round: training, the contribution, and the message that is sent.
-
-    Args:
-      algorithm: the declaration.
-      received: what the client receives.
-      own: the client's state, or None.
-      client: its data.
-      key: the client's own key of this round.
-      takes_part: whether it takes part, bool; it sends zeros if not.
-
-    Returns:
-      The work; its state and metrics count only if `is_finite`.
-    """
+    """Runs one client's round; its state and metrics count only if `Work.is_finite`."""
     with updates_stored(_clips_whole(algorithm)):
         output = run_client(algorithm, received.message, own, client, received.hyper, key)
     return contributed(algorithm, received, output, client.index, key, takes_part)
@@ -110,19 +75,7 @@ def contributed(
     key: PRNGKey,
     takes_part: Any = True,
 ) -> Work:
-    """Makes what a client sends of its trained update: the contribution, encoded.
-
-    Args:
-      algorithm: the declaration.
-      received: as for `client_side`.
-      output: the result of training, wherever it was computed.
-      index: the client's index, int32.
-      key: as for `client_side`.
-      takes_part: as for `client_side`.
-
-    Returns:
-      As `client_side`.
-    """
+    """Makes what a client sends of its trained update: the contribution, encoded."""
     aggregator, numbers = algorithm.aggregator, received.hyper.aggregator
     own_key = fold(key, Purpose.ENCODING, 0)
     sender = Sender(index, output.weight, own_key, received.public_key, received.roster)
@@ -150,13 +103,8 @@ def contributed(
 def clients_at_server(algorithm: FederatedAlgorithm, clients: PyTree) -> PyTree:
     """Returns what a server that runs no clients holds of their states before the first round.
 
-    Args:
-      algorithm: the algorithm.
-      clients: the first state of each client, `[num_clients, ...]`, or None.
-
-    Returns:
-      None, or the first state of any client, the part of each that the algorithm's server knows,
-      and the round of each that counted last, -1 for none.
+    None, or the first state of any client, the part of each that the algorithm's server knows, and
+    the round of each that counted last, -1 for none.
     """
     states = algorithm.client_state
     if states is None:
@@ -176,21 +124,7 @@ def server_side(
     round: Round,
     key: PRNGKey,
 ) -> Closed:
-    """Combines the messages of a cohort and steps along the aggregate.
-
-    Args:
-      algorithm: the declaration.
-      server: its state.
-      aggregator: the aggregator's state.
-      hyper: the numbers of the round.
-      total: the sum of the messages, or all of them, `[slots, ...]`, if they are stacked.
-      close: the cohort, its fates, and the keys of this round.
-      round: the round and its stage.
-      key: the server's key of this step.
-
-    Returns:
-      The new states and metrics.
-    """
+    """Combines a sum, or stack `[slots, ...]`, of messages and steps along the aggregate."""
     kept, aggregate, of_aggregator = algorithm.aggregator.combine(
         aggregator, hyper.aggregator, total, close
     )

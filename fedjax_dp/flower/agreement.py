@@ -51,17 +51,11 @@ def with_seeds(algorithm: FederatedAlgorithm, table: SeedTable) -> FederatedAlgo
 
 @dataclass(frozen=True)
 class Cohort:
-    """The clients that agree on masks, and what all of them know.
+    """The clients that agree on masks, and what all of them know."""
 
-    Attributes:
-      ids: the client of each slot, `[slots]`, int32; -1 where none takes part.
-      public: their public keys, `[slots, 3, 32]`, uint8.
-      round_key: the words of the public key of the round, from which the graph follows.
-    """
-
-    ids: np.ndarray
-    public: np.ndarray
-    round_key: np.ndarray
+    ids: np.ndarray  # The client of each slot, `[slots]`, int32; -1 where none takes part.
+    public: np.ndarray  # Their public keys, `[slots, 3, 32]`, uint8.
+    round_key: np.ndarray  # The words of the public key of the round, from which the graph follows.
 
     @cached_property
     def slots(self) -> dict[int, int]:
@@ -229,17 +223,12 @@ class Agreement:
 
 
 class _Held(NamedTuple):
-    """What a node holds between two messages.
+    """What a node holds between two messages."""
 
-    Attributes:
-      clients: those of this node.
-      private: the private keys of each, one after another; once masks are made, the last of each.
-      cohort: None before it is known.
-    """
-
-    clients: Sequence[int]
+    clients: Sequence[int]  # Those of this node.
+    # Of each, one after another; once masks are made, the last of each.
     private: bytes
-    cohort: Cohort | None = None
+    cohort: Cohort | None = None  # None before it is known.
 
     def by_client(self) -> Iterator[tuple[int, list[bytes]]]:
         """Iterates over the clients and their private keys."""

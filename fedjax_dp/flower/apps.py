@@ -75,21 +75,7 @@ class OnFlower:
         own_data: bool = False,
         scores: Scores = "none",
     ) -> None:
-        """Wraps a grid.
-
-        Args:
-          grid: as Flower passes it to a server app.
-          keys: "device" or "parity", as for `Node`.
-          timeout: seconds to wait for a first node, and for the replies of a round, above 0 and at
-            most 12 hours.
-          own_data: whether each node reads data of its own, of which the server has the sizes
-            alone; else all read those of the configuration.
-          scores: "exact" to collect the scores that training scripts report, in `scores.jsonl` of
-            the run folder; "none" to ask for none.
-
-        Raises:
-          ValueError: for other `keys`, `timeout` or `scores`.
-        """
+        """Wraps a grid."""
         checks.one_of("keys", keys, get_args(Keys))
         require_timeout(timeout)
         checks.one_of("scores", scores, get_args(Scores))

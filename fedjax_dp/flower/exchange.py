@@ -51,23 +51,14 @@ class NotOpenError(ValueError):
 
 
 class Task(NamedTuple):
-    """The newest round of a node.
+    """The newest round of a node."""
 
-    Attributes:
-      experiment: the digest of the plan, which server and nodes agree on.
-      round: rounds done before it.
-      rounds: the rounds of the experiment; None if unknown.
-      datalinks: the clients of this node that were drawn, by their indices.
-      deadline: when the node stops waiting for updates, in seconds since 1970.
-      is_open: whether the node waits for updates; false once it has replied.
-    """
-
-    experiment: str
-    round: int
-    rounds: int | None
-    datalinks: Sequence[int]
-    deadline: float
-    is_open: bool
+    experiment: str  # The digest of the plan, which server and nodes agree on.
+    round: int  # Rounds done before it.
+    rounds: int | None  # The rounds of the experiment; None if unknown.
+    datalinks: Sequence[int]  # The clients of this node that were drawn, by their indices.
+    deadline: float  # When the node stops waiting for updates, in seconds since 1970.
+    is_open: bool  # Whether the node waits for updates; false once it has replied.
 
 
 class Exchange:
@@ -127,20 +118,7 @@ class Exchange:
         return path.read_bytes()
 
     def put(self, content: bytes, datalink: int | None, round: int) -> int:
-        """Checks an update against the model of its round and stores it, once.
-
-        Args:
-          content: a safetensors file of trained parameters.
-          datalink: the client; None if one alone was drawn.
-          round: the round that they were trained in.
-
-        Returns:
-          The data link.
-
-        Raises:
-          NotOpenError: if the round is over or not begun, or has an update of the data link.
-          ValueError: for content that is damaged, not finite, or does not fit the model.
-        """
+        """Checks an update against the model of its round and stores it, once."""
         task = self._task_of(round)
         link = _datalink(task, datalink)
         _require_open(task, round)
@@ -187,15 +165,9 @@ class Exchange:
     def unsent_scores(
         self, experiment: str, start: int | None = None
     ) -> tuple[list[dict[str, Any]], int]:
-        """Takes the scores of an experiment that no reply has carried, as many as a reply may have.
+        """Takes the scores that no reply has carried, and how many the server has with them.
 
-        Args:
-          experiment: the digest of the plan.
-          start: how many of all reports the server has, if it knows: those of a reply that was lost
-            are then taken again.
-
-        Returns:
-          The reports, and how many the server has with them.
+        A server that has fewer (`start`) than were sent gets those of a reply that was lost again.
         """
         names = ("round", "datalink", "scores")
         with self._locked():

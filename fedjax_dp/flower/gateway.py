@@ -43,13 +43,6 @@ def gateway_app(exchange: Exchange, token: str) -> FastAPI:
     A refusal is a JSON object with `error`, under status 400 (damaged, not finite, or of other
     names, shapes or types), 401 (token), 404 (a model that was not received), 409 (a round that is
     over or not begun, or a second update) or 413 (too large).
-
-    Args:
-      exchange: the folder of the node.
-      token: what each request has in `Authorization: Bearer TOKEN`.
-
-    Returns:
-      The app.
     """
     app = FastAPI(openapi_url=None)
     _refuse_others(app, token)
@@ -118,19 +111,7 @@ def _refuse_others(app: FastAPI, token: str) -> None:
 def server_of(
     exchange: Exchange, token: str, port: int = 0
 ) -> tuple[uvicorn.Server, socket.socket]:
-    """Builds the server of a gateway, which this machine alone reaches.
-
-    Args:
-      exchange: the folder of the node.
-      token: as for `gateway_app`.
-      port: from 0 to 65535; 0 for a free one.
-
-    Returns:
-      The server, to run with the socket, which accepts connections already.
-
-    Raises:
-      ValueError: if the port is in use.
-    """
+    """Builds the server of a gateway, which this machine alone reaches, and its open socket."""
     # Not by uvicorn, which ends the process if a port is in use.
     own = socket.socket()
     try:

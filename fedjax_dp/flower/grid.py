@@ -32,16 +32,7 @@ class GridNodes:
         timeout: float = 600.0,
         scores: Callable[[Sequence[int], str], None] | None = None,
     ) -> None:
-        """Wraps a grid.
-
-        Args:
-          grid: as Flower passes it to a server app.
-          sizes: the registered number of records of each client, `[num_clients]`.
-          timeout: seconds to wait for the replies of a round, and for a first node, above 0 and at
-            most 12 hours.
-          scores: `(clients, reports)` receives what training scripts report, exact numbers that no
-            noise protects; None to ask for none.
-        """
+        """Wraps a grid; `scores` gets clients and exact, unprotected reports of their scripts."""
         require_timeout(timeout)
         self._scores = scores
         self._grid, self._timeout = grid, timeout

@@ -36,18 +36,12 @@ Send = Callable[[str, Mapping[int, Packet]], Mapping[int, Packet]]
 
 
 class SetUp(NamedTuple):
-    """What the clients of a round have agreed on.
+    """What the clients of a round have agreed on."""
 
-    Attributes:
-      facts: of each message of the round, among them the name of the set-up.
-      cohort: the clients that completed it, and their public keys.
-      neighbors: of each of them, in order.
-      sealed: what each of them has encrypted for its neighbours, `[neighbours, bytes]`.
-    """
-
-    facts: Mapping[str, Any]
-    cohort: Cohort
-    neighbors: Mapping[int, Sequence[int]]
+    facts: Mapping[str, Any]  # Of each message of the round, among them the name of the set-up.
+    cohort: Cohort  # The clients that completed it, and their public keys.
+    neighbors: Mapping[int, Sequence[int]]  # Of each of them, in order.
+    # What each of them has encrypted for its neighbours, `[neighbours, bytes]`.
     sealed: Mapping[int, np.ndarray]
 
 
@@ -64,16 +58,9 @@ class Masking:
         self._places, self._send = places, send
 
     def set_up(self, facts: Mapping[str, Any], ids: np.ndarray, round_key: np.ndarray) -> SetUp:
-        """Lets the clients of a round agree, again and without those that do not answer.
+        """Lets the clients of a round, `ids` by slot, agree; again without those that are silent.
 
-        Args:
-          facts: of each message of the round.
-          ids: the client of each slot, `[slots]`, -1 where none takes part.
-          round_key: the words of the public key of the round.
-
-        Returns:
-          The set-up; without clients if they are too few for the graph or too many for the words,
-          so that a sum of them would be lost.
+        Without clients if they are too few for the graph or too many for the words.
         """
         num_drawn = np.sum(ids >= 0)
         facts = {**facts, "setup": ""}
@@ -106,15 +93,9 @@ class Masking:
         return SetUp(facts, Cohort(none, np.zeros(0, np.uint8), round_key), {}, {})
 
     def recovered(self, set_up: SetUp, fate: np.ndarray) -> tuple[SeedTable, np.ndarray]:
-        """Recovers the seeds of the masks that are left in the sum of a round.
+        """Recovers the seeds of the masks that are left in the sum of a round, and the fates.
 
-        Args:
-          set_up: from `set_up`.
-          fate: of each slot, as it is after the messages have arrived.
-
-        Returns:
-          The seeds, and the fates. If the seeds cannot be recovered, no message counts, so that
-          the round is lost; the same holds for too few messages, of which nothing is asked.
+        If they cannot be recovered, or messages are too few, no message counts: the round is lost.
         """
         cohort, graph, slots = set_up.cohort, self._graph, set_up.cohort.slots
         table = cohort.table(max(1, graph.dropouts))

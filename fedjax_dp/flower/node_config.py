@@ -22,14 +22,7 @@ _NAMES = ("clients", *_PARTITION, *_PATHS, *_CHOICES)
 
 
 def require_node_config(config: Mapping[str, Any]) -> None:
-    """Requires names that are read, absolute paths, and one of the choices where there are some.
-
-    Args:
-      config: the node's configuration.
-
-    Raises:
-      ValueError: naming the first that is not.
-    """
+    """Requires names that are read, absolute paths, and one of the choices where there are some."""
     for name in config:
         disclosure.one_of("a name in node-config", name, _NAMES)
     for name in _PATHS:
@@ -42,18 +35,7 @@ def require_node_config(config: Mapping[str, Any]) -> None:
 
 
 def clients_of(config: Mapping[str, Any], num_clients: int) -> list[int]:
-    """Reads which clients a node holds.
-
-    Args:
-      config: the node's configuration.
-      num_clients: the size of the population.
-
-    Returns:
-      Their indices, in order.
-
-    Raises:
-      ValueError: if it names none, or one that is not in the population.
-    """
+    """Reads which clients a node holds."""
     of_partition = [name for name in _PARTITION if name in config]
     if "clients" in config:
         rule = "hold clients, or partition-id and num-partitions, not both"
@@ -69,18 +51,7 @@ def clients_of(config: Mapping[str, Any], num_clients: int) -> list[int]:
 
 
 def script_of(config: Mapping[str, Any], rounds: int) -> Script | None:
-    """Reads who trains the clients of a node.
-
-    Args:
-      config: the node's configuration.
-      rounds: the rounds of the experiment.
-
-    Returns:
-      The script; None if the package trains them.
-
-    Raises:
-      ValueError: for a script without `state-dir`.
-    """
+    """Reads who trains the clients of a node; None for the package."""
     if config.get("training", "package") == "package":
         return None
     rule = "hold state-dir, the folder that the node and a training script share"

@@ -17,15 +17,10 @@ _LONGEST = 100
 
 
 class Packet(NamedTuple):
-    """The content of one message.
+    """The content of one message."""
 
-    Attributes:
-      facts: numbers, texts, and lists of one of these, by name.
-      arrays: NumPy arrays by name.
-    """
-
-    facts: Mapping[str, Any] = {}
-    arrays: Mapping[str, np.ndarray] = {}
+    facts: Mapping[str, Any] = {}  # Numbers, texts, and lists of one of these, by name.
+    arrays: Mapping[str, np.ndarray] = {}  # NumPy arrays by name.
 
     @property
     def num_bytes(self) -> int:
@@ -41,17 +36,7 @@ class Packet(NamedTuple):
 
 
 def packet_of(record: RecordDict) -> Packet:
-    """Reads a record.
-
-    Args:
-      record: as `Packet.record` builds it.
-
-    Returns:
-      The packet.
-
-    Raises:
-      ValueError: if it holds other records, or arrays that NumPy cannot read.
-    """
+    """Reads a record."""
     found = sorted(record)
     rule = f"hold the records {_ARRAYS!r} and {_FACTS!r}"
     fits = [*record.array_records, *record.config_records] == [_ARRAYS, _FACTS]
@@ -81,21 +66,7 @@ def wholes_of(
     end: int = checks.COUNT_LIMIT,
     count: int | None = None,
 ) -> list[int]:
-    """Reads a fact that must be whole numbers of a range.
-
-    Args:
-      facts: from the other side.
-      name: of the fact.
-      first: the least number.
-      end: above the largest.
-      count: how many there are; None for any number.
-
-    Returns:
-      The numbers.
-
-    Raises:
-      ValueError: if the fact is missing or something else.
-    """
+    """Reads a fact that must be whole numbers from `first` to below `end`."""
     found = fact_of(facts, name)
     checks.require(isinstance(found, list), name, "be a list of whole numbers", found)
     rule = f"have {count} entries"
@@ -150,33 +121,13 @@ def _plain(value: Any) -> Any:
 
 
 def arrays_of(tree: PyTree, prefix: str) -> dict[str, np.ndarray]:
-    """Names the leaves of a tree: those under "own" are "own/0", "own/1/kernel".
-
-    Args:
-      tree: arrays, numbers or random keys.
-      prefix: the first part of each name.
-
-    Returns:
-      NumPy arrays; keys as their words, and types that NumPy lacks as words of the same width.
-    """
+    """Names the leaves of a tree, with keys and types that NumPy lacks as words: "own/1/kernel"."""
     names, leaves = trees.paths(tree), jax.tree.leaves(tree)
     return {f"{prefix}/{n}": _sendable(x) for n, x in zip(names, leaves, strict=True)}
 
 
 def tree_of(arrays: Mapping[str, np.ndarray], prefix: str, like: PyTree) -> PyTree:
-    """Rebuilds a tree from the arrays under a prefix.
-
-    Args:
-      arrays: all arrays of a message.
-      prefix: as for `arrays_of`.
-      like: shapes and types, arrays or `jax.ShapeDtypeStruct`s.
-
-    Returns:
-      The tree, of NumPy arrays and random keys.
-
-    Raises:
-      ValueError: naming an array that is missing, left over, or of another shape or type.
-    """
+    """Rebuilds a tree from exactly the arrays of its shapes and types under a prefix."""
     leaves, structure = jax.tree.flatten(like)
     names = [f"{prefix}/{name}" for name in trees.paths(like)]
     found = {name for name in arrays if name.startswith(f"{prefix}/")}
@@ -223,16 +174,12 @@ def require_kind(array: np.ndarray, shape: Any, dtype: np.dtype, name: str) -> N
 
 
 class Distinct:
-    """Trees for the clients of a node, of which equal ones are sent once.
-
-    Attributes:
-      arrays: the arrays of all distinct trees, by name.
-      places: for each client the number of its tree.
-    """
+    """Trees for the clients of a node, of which equal ones are sent once."""
 
     def __init__(self, prefix: str) -> None:
         """Begins without trees; `prefix` is the first part of each name."""
-        self._prefix, self.arrays, self.places = prefix, dict[str, np.ndarray](), list[int]()
+        self._prefix, self.arrays = prefix, dict[str, np.ndarray]()
+        self.places = list[int]()  # For each client the number of its tree.
         self._seen: list[dict[str, np.ndarray]] = []
 
     def add(self, tree: PyTree) -> None:

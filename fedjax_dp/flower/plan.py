@@ -34,23 +34,7 @@ _FLOAT = re.compile(r"\b\d+(\.\d+(e[-+]?\d+)?|e[-+]?\d+)")
 
 
 class Plan:
-    """An algorithm, and the public facts of the population that clients' rounds depend on.
-
-    Attributes:
-      algorithm: the declaration.
-      hyper: its numbers, those of every round.
-      num_clients: the size of the population.
-      structure: the shapes of all examples, by name.
-      limit: the size of the largest client, which fixes the shapes of batches.
-      validation_limit: the same of a second split; 0 if there is none.
-      described: all that both sides must have alike, by name.
-      digest: the SHA-256 of that, which every message carries.
-      shapes: the shapes of the messages.
-      targets: the targets of examples that clients' losses are for.
-      reads_roster: whether what a client sends depends on the cohort, which it then has to learn.
-      num_stages: how many stages have a price of their own; None if all rounds cost the same.
-      stage_of: `(round) -> stage`, None if the server's state decides.
-    """
+    """An algorithm, and the public facts of the population that clients' rounds depend on."""
 
     def __init__(
         self,
@@ -62,7 +46,7 @@ class Plan:
         self.algorithm, self.num_clients = algorithm, population.num_clients
         self.hyper = jax.tree.map(jnp.asarray, traced(algorithm, typed(algorithm.hyper)))
         self.structure, second = population.structure, population.validation
-        self.limit = population.limit
+        self.limit = population.limit  # Of the largest client, which fixes the shapes of batches.
         self.validation_limit = 0 if second is None else second.limit
         if second is not None:
             second = Population(np.array([self.validation_limit]), self.structure)
@@ -77,10 +61,10 @@ class Plan:
         if states is not None and states.known is not None:
             known = jax.eval_shape(states.known, own)
         self.shapes = Shapes(message, facts.down[1], own, known, sent)
-        self.reads_roster = any(marks_reaching(closed).outputs)
+        self.reads_roster = any(marks_reaching(closed).outputs)  # Clients must learn the cohort.
         events = () if algorithm.claims.record is None else algorithm.claims.record.events
-        self.num_stages = len(events) if len(events) > 1 else None
-        self.stage_of = _stage_by_round(algorithm, facts.server, self.hyper)
+        self.num_stages = len(events) if len(events) > 1 else None  # None: one price for all.
+        self.stage_of = _stage_by_round(algorithm, facts.server, self.hyper)  # None: by its state.
         self.described = {**self._described(), "traced contribution": _traced(closed), **described}
         text = json.dumps(self.described, sort_keys=True)
         self.digest = hashlib.sha256(text.encode()).hexdigest()
@@ -155,21 +139,13 @@ def _shortened(value: Any) -> Any:
 
 
 class Shapes(NamedTuple):
-    """The shapes of what server and nodes exchange, as `jax.ShapeDtypeStruct`s.
+    """The shapes of what server and nodes exchange, as `jax.ShapeDtypeStruct`s."""
 
-    Attributes:
-      message: the algorithm's message to a client, as it arrives.
-      aggregator: the aggregator's message to a client.
-      own: a client's state; None if it has none.
-      known: the part of it that the server has; None for nothing.
-      sent: what a client sends, as the aggregator adds it up.
-    """
-
-    message: PyTree
-    aggregator: PyTree
-    own: PyTree
-    known: PyTree
-    sent: PyTree
+    message: PyTree  # The algorithm's message to a client, as it arrives.
+    aggregator: PyTree  # The aggregator's message to a client.
+    own: PyTree  # A client's state; None if it has none.
+    known: PyTree  # The part of it that the server has; None for nothing.
+    sent: PyTree  # What a client sends, as the aggregator adds it up.
 
 
 def described_in(facts: Mapping[str, Any]) -> dict[str, str]:
@@ -184,15 +160,7 @@ def described_in(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def require_same(own: Mapping[str, str], others: Mapping[str, str]) -> None:
-    """Requires the plan of the other side.
-
-    Args:
-      own: `Plan.described`.
-      others: the same of the other side.
-
-    Raises:
-      ValueError: naming the first part that differs, with both values.
-    """
+    """Requires the other side's plan to be described alike; names the first part that differs."""
     for name in sorted({*own, *others}):
         mine, theirs = own.get(name, ""), others.get(name, "")
         checks.require(mine == theirs, f"{name} of the server", f"be {mine!r} as here", theirs)

@@ -29,19 +29,6 @@ def registered(
 
     Nodes that fail, or send what does not fit, are asked again, so that data can be mended while
     the server waits.
-
-    Args:
-      grid: as Flower passes it to a server app.
-      num_clients: the number of clients.
-      timeout: seconds to wait for the replies to one question, above 0.
-      pause: seconds between two questions.
-
-    Returns:
-      The facts, which are public.
-
-    Raises:
-      ValueError: if two nodes hold one client, a node holds one that is not expected, or data of
-        two nodes are not alike.
     """
     known: dict[int, _Answer] = {}
     while True:

@@ -16,17 +16,11 @@ from fedjax_dp.server.base import Fate
 
 
 class Gathered(NamedTuple):
-    """What the nodes of a round have sent.
+    """What the nodes of a round have sent."""
 
-    Attributes:
-      total: the sum of the messages, or all of them, `[slots, ...]`, if they are stacked.
-      known: the part of its state that the server has, by client that sent it.
-      fate: the fate of each slot, `[slots]`, int8.
-    """
-
-    total: PyTree
-    known: Mapping[int, PyTree]
-    fate: np.ndarray
+    total: PyTree  # The sum of the messages, or all of them, `[slots, ...]`, if they are stacked.
+    known: Mapping[int, PyTree]  # The part of its state that the server has, by client.
+    fate: np.ndarray  # The fate of each slot, `[slots]`, int8.
 
 
 class Replies:
@@ -43,17 +37,7 @@ class Replies:
         ids: np.ndarray,
         fate: np.ndarray,
     ) -> Gathered:
-        """Adds up, or stacks, the replies that fit; a client without one has dropped out.
-
-        Args:
-          replies: by node.
-          packets: what each node was sent.
-          ids: the client of each slot, `[slots]`.
-          fate: its fate before messages left, `[slots]`.
-
-        Returns:
-          The sum or stack, and what is known of each client now.
-        """
+        """Adds up, or stacks, the replies that fit; a client without one has dropped out."""
         fate = fate.copy()
         slot_of = {int(c): s for s, c in enumerate(ids) if fate[s] == Fate.CONTRIBUTED}
         for slot in slot_of.values():

@@ -29,55 +29,26 @@ LONGEST_WAIT = DEFAULT_TTL
 
 
 class Request(NamedTuple):
-    """A round of some clients of a node.
+    """A round of some clients of a node."""
 
-    Attributes:
-      clients: their indices, which are distinct and of this node.
-      places: where they are among the clients of the node.
-      round: rounds done before.
-      stage: of the round.
-      run: the name of the run.
-      received: what reaches each of them; its numbers are those of the plan.
-      last: the round of each whose state it starts from; -1 for the first state.
-      first: the first state of any client, if one of them starts from it; else None.
-      keys: the words of each client's key, where the server makes them; else None.
-      is_one_model: whether all clients receive the same model.
-      wait: how long the server waits, in seconds; 0 where no script trains the clients.
-      scores_from: the result of `scores_from`; None where no script trains the clients.
-    """
-
-    clients: Sequence[int]
-    places: Sequence[int]
-    round: int
-    stage: int
-    run: str
-    received: Sequence[Received]
-    last: Sequence[int]
-    first: PyTree
-    keys: np.ndarray | None
-    is_one_model: bool
-    wait: float
-    scores_from: int | None
+    clients: Sequence[int]  # Their indices, which are distinct and of this node.
+    places: Sequence[int]  # Where they are among the clients of the node.
+    round: int  # Rounds done before.
+    stage: int  # Of the round.
+    run: str  # The name of the run.
+    received: Sequence[Received]  # What reaches each of them; its numbers are those of the plan.
+    last: Sequence[int]  # The round of each whose state it starts from; -1 for the first state.
+    first: PyTree  # The first state of any client, if one of them starts from it; else None.
+    keys: np.ndarray | None  # The words of each client's key, where the server makes them.
+    is_one_model: bool  # Whether all clients receive the same model.
+    wait: float  # How long the server waits, in seconds; 0 where no script trains the clients.
+    scores_from: int | None  # As `scores_from`; None where no script trains the clients.
 
 
 def request_of(
     packet: Packet, plan: Plan, node: Node, rounds: int | None, *, has_roster: bool
 ) -> Request:
-    """Reads a message that asks for a round.
-
-    Args:
-      packet: the message, of this plan and for clients of this node.
-      plan: the node's own plan.
-      node: the node.
-      rounds: the rounds of the run; None if the node does not know them.
-      has_roster: whether the message has to name the cohort.
-
-    Returns:
-      The request.
-
-    Raises:
-      ValueError: naming the first fact or array that is missing, not of its type, or out of range.
-    """
+    """Reads a message that asks for a round."""
     facts, arrays, shapes = packet.facts, packet.arrays, plan.shapes
     clients = clients_in(facts, node)
     round = round_in(facts, rounds)

@@ -23,12 +23,7 @@ class ScoresFile:
         self._path.touch(mode=0o600)
 
     def append(self, clients: Sequence[int], text: str) -> None:
-        """Appends the reports in a reply; those that do not fit are left out, with a warning.
-
-        Args:
-          clients: those of the node.
-          text: reports as a list, in JSON.
-        """
+        """Appends the reports in a reply; those that do not fit are left out, with a warning."""
         lost = f"scores of clients {list(clients)} are lost"
         try:
             checks.require(len(text) <= _MOST_BYTES, "scores", "have at most 1 MiB", len(text))

@@ -36,12 +36,7 @@ _SHARE = 0.9
 
 
 def require_difference(algorithm: FederatedAlgorithm, population: Population) -> None:
-    """Requires an algorithm in which clients send what training changed of one model.
-
-    Raises:
-      ValueError: if it claims privacy for records, whose gradients the package must clip; or if
-        its clients have states, several models, or train on more than the model that they receive.
-    """
+    """Requires clients without states, claims or choices, which send what training changed."""
     name = _offered(algorithm)
     message = jax.eval_shape(received, Facts(algorithm, population).down[0])
     forms: list[Any] = []
@@ -93,16 +88,7 @@ def prepare(script: Script | None) -> None:
 
 
 def trained_by(script: Script, plan: Plan, request: Request) -> "Trained":
-    """Passes the model of a round to the script and waits for the trained parameters.
-
-    Args:
-      script: the script.
-      plan: the plan.
-      request: the round, of one model for all clients.
-
-    Returns:
-      The parameters of the clients that the script trained in time, and scores.
-    """
+    """Passes the model of a round to the script and waits for the trained parameters."""
     with in_public():
         _offered(plan.algorithm)
     exchange, message = Exchange(script.folder), request.received[0].message
@@ -127,16 +113,7 @@ def trained_by(script: Script, plan: Plan, request: Request) -> "Trained":
 
 
 def reports(script: Script, digest: str, start: int | None) -> dict[str, Any]:
-    """Takes the scores that no reply has carried, if this node sends scores and they are asked for.
-
-    Args:
-      script: the script.
-      digest: of the plan.
-      start: how many reports the server has; -1 if it does not know, None if it collects none.
-
-    Returns:
-      Facts of the reply: `scores`, JSON or empty, and `scores end`, how many it has with these.
-    """
+    """Takes the scores that no reply has carried, as facts, if they are asked for and sent."""
     if not script.sends_scores or start is None:
         return {"scores": ""}
     found, end = Exchange(script.folder).unsent_scores(digest, None if start < 0 else start)
@@ -144,15 +121,10 @@ def reports(script: Script, digest: str, start: int | None) -> dict[str, Any]:
 
 
 class Trained(NamedTuple):
-    """What a script has pushed in a round.
+    """What a script has pushed in a round."""
 
-    Attributes:
-      params: trained parameters by client; none of a client that was not trained in time.
-      scores: facts of the reply, from `reports`.
-    """
-
-    params: Mapping[int, PyTree]
-    scores: Mapping[str, Any]
+    params: Mapping[int, PyTree]  # By client; none of a client that was not trained in time.
+    scores: Mapping[str, Any]  # Facts of the reply, from `reports`.
 
     def work(
         self,

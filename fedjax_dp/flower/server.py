@@ -142,15 +142,7 @@ def deployed(
 
 
 def require_deployable(federation: Federation, keys: Keys) -> None:
-    """Refuses what nodes cannot run.
-
-    Args:
-      federation: as for `deployed`.
-      keys: alike.
-
-    Raises:
-      ValueError: as `deployed`.
-    """
+    """Refuses what nodes cannot run."""
     _require_plain_rounds(federation)
     require_own_scale(federation.algorithm, keys)
     _require_masks(federation, keys)

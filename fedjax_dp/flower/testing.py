@@ -10,11 +10,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 
 class InProcess(Grid):
-    """Runs a client app in this process, once for each node.
-
-    Attributes:
-      contexts: the context of each node, by its id.
-    """
+    """Runs a client app in this process, once for each node."""
 
     def __init__(
         self,
@@ -22,13 +18,7 @@ class InProcess(Grid):
         nodes: Mapping[int, Mapping[str, Any]],
         change: Callable[[Message, Message], Iterable[Message]] = lambda sent, reply: [reply],
     ) -> None:
-        """Makes a grid.
-
-        Args:
-          app: the app of every node.
-          nodes: the configuration of each node, by its id.
-          change: `(message, reply) -> replies` that arrive in place of one.
-        """
+        """Makes a grid; `change`, `(message, reply) -> replies`, replaces what arrives."""
         # Flower builds messages in a task alone, whose identity is private to it.
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
         self._app, self._change = app, change

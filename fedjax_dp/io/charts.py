@@ -35,19 +35,12 @@ CSS = "\n".join(
 
 
 class Axis(NamedTuple):
-    """An axis of a chart.
+    """An axis of a chart."""
 
-    Attributes:
-      label: the quantity and its unit.
-      low: the least value shown; None for that of the data.
-      high: the largest value shown; None for that of the data.
-      is_whole: whether ticks are at integers only.
-    """
-
-    label: str
-    low: float | None = None
-    high: float | None = None
-    is_whole: bool = False
+    label: str  # The quantity and its unit.
+    low: float | None = None  # The least value shown; None for that of the data.
+    high: float | None = None  # The largest value shown; None for that of the data.
+    is_whole: bool = False  # Whether ticks are at integers only.
 
 
 def line_chart(
@@ -57,18 +50,7 @@ def line_chart(
     y: Axis,
     limits: Mapping[str, float] = {},
 ) -> str:
-    """Draws curves, and limits as dashed lines, as an HTML figure; "" without any point.
-
-    Args:
-      title: the title.
-      curves: points in order by label; labels without points are left out.
-      x: the horizontal axis.
-      y: the vertical axis.
-      limits: values of horizontal lines by label.
-
-    Returns:
-      A `figure` with a title, a description for screen readers, and a legend.
-    """
+    """Draws curves, and limits as dashed lines, as an HTML `figure`; "" without any point."""
     drawn = {label: _thinned(points) for label, points in curves.items() if points}
     if not drawn:
         return ""

@@ -121,19 +121,10 @@ class Checkpoints:
         is_secret: bool = False,
         is_read_only: bool = False,
     ):
-        """Opens a folder of checkpoints.
+        """Opens a folder of checkpoints, of which the `keep` newest stay.
 
-        Args:
-          directory: the folder; made where it is missing.
-          keep: how many of the newest checkpoints to keep, at least 1.
-          is_secret: whether to let only the owner enter the folder, if the system has such
-            permissions.
-          is_read_only: whether to change nothing in the folder, which a run may be using; with
-            several processes this one reads it alone.
-
-        Raises:
-          ValueError: if several processes do not share the folder, or files of checkpoints cannot
-            have its path.
+        Only the owner may enter a secret one, if the system has such permissions; nothing is
+        changed in a read-only one, which a run may be using.
         """
         require_usable(directory, "directory")
         self.directory = pathlib.Path(directory).absolute()

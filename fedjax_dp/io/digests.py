@@ -23,10 +23,9 @@ class Written(NamedTuple):
 
 
 def seal(folder: pathlib.Path, names: Iterable[str], known: Mapping[str, Written] = {}) -> None:
-    """Records the digests of files of a folder, if they exist; they must not change afterwards.
+    """Records the digests of files of a folder that exist, or those `known`; they must not change.
 
-    What is `known` is recorded as it is given, whatever the disk holds. Of a folder in the folder
-    only the files of the last call are known.
+    Of a folder in the folder only the files of the last call are known.
     """
     names = [name for name in names if (folder / name).is_file()]
     parts = {name.rpartition("/")[0] for name in names} - {""}

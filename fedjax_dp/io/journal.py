@@ -27,16 +27,7 @@ class JournalFile:
 
     @checked
     def __init__(self, path: str | pathlib.Path, facts: Mapping[str, str] = {}) -> None:
-        """Opens a journal.
-
-        Args:
-          path: the file; made with the first round if `make` was not called.
-          facts: what each round that is written now has besides, by name.
-
-        Raises:
-          ValueError: if a line is damaged. The last one may be cut off, and is left out: nothing of
-            its round was sent.
-        """
+        """Opens a journal, damaged at most in its last line; each new round has `facts` besides."""
         self._path, self._facts = pathlib.Path(path), dict(facts)
         self._lines, self._size = list[dict[str, Any]](), 0
         whole = self._path.read_bytes() if self._path.exists() else b""

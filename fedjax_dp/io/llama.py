@@ -35,18 +35,7 @@ _ROTARY, _ROTARY_KEYS = "rope_parameters", ("rope_theta", "rope_type")
 
 
 def llama_options(folder: str | pathlib.Path) -> dict[str, Any]:
-    """Reads the options of `models.llama` from the folder's config.json.
-
-    Args:
-      folder: the folder of a checkpoint.
-
-    Returns:
-      The options by name.
-
-    Raises:
-      ValueError: if the file is missing or damaged, or describes a model that `models.llama` is
-        not, such as one with scaled rotary embeddings.
-    """
+    """Reads the options of `models.llama` from config.json; refuses what that model lacks."""
     path = pathlib.Path(folder) / _CONFIG
     files.require_file(path, _CONFIG)
     found = files.parse_json(files.read_text(path), path)
@@ -67,18 +56,7 @@ def llama_options(folder: str | pathlib.Path) -> dict[str, Any]:
 
 
 def read_llama(folder: str | pathlib.Path) -> dict[str, np.ndarray]:
-    """Reads the parameters of `models.llama` from all safetensors files of a folder.
-
-    Args:
-      folder: the folder of a checkpoint, in one file or several.
-
-    Returns:
-      Arrays by path, kernels as `[inputs, outputs]`.
-
-    Raises:
-      ValueError: if there is no such file, one that the folder's index names is missing, one is
-        damaged, or holds an array that no model of this type has.
-    """
+    """Reads the parameters of `models.llama`, by path, from all safetensors files of a folder."""
     is_tied = llama_options(folder).get("is_tied", False)
     parts = sorted(pathlib.Path(folder).glob(_TENSORS))
     checks.require(bool(parts), str(folder), f"hold a file {_TENSORS}", "none")

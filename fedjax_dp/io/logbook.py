@@ -43,14 +43,7 @@ class Logbook:
         from_round: Index = 0,
         warn: Callable[[str], None] = warnings.warn,
     ):
-        """Opens the logbook of a run folder.
-
-        Args:
-          directory: the run folder.
-          from_round: rows of later rounds are removed, since these will run again.
-          warn: receives warnings, such as that TensorBoard's file cannot be written, which then
-            gets no more events.
-        """
+        """Opens the logbook of a run folder; rows from `from_round` on, which run again, go."""
         directory, damages = pathlib.Path(directory), list[str]()
         self.path, self._warn = directory / METRICS_FILE, warn
         before = read_metrics(directory, damages.append)

@@ -38,10 +38,7 @@ def form_of(path: pathlib.Path, form: str | None) -> Format:
 
 
 def write_params(path: str | pathlib.Path, params: PyTree, form: Format | None = None) -> None:
-    """Writes parameters to a new file, each leaf under its path: "params/Dense_0/kernel".
-
-    The format is that of the ending of the path if none is given.
-    """
+    """Writes parameters to a new file, each leaf under its path: "params/Dense_0/kernel"."""
     path = pathlib.Path(path).absolute()
     form = form_of(path, form)
     checks.require(not path.exists(), "path", "be new", str(path))

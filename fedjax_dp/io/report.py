@@ -34,17 +34,10 @@ class _Section(NamedTuple):
 
 
 def report_page(run: RunFiles, refresh: float | None = None) -> tuple[str, str]:
-    """Writes the report of a run as HTML.
+    """Writes the report of a run as HTML without scripts, and its mark.
 
-    The page is one file without scripts. Each part says whether it may be published, by the marks
-    of the files that it shows, and the page as a whole by the strictest of them.
-
-    Args:
-      run: what the run folder holds.
-      refresh: seconds after which a browser reads the page again; None for never.
-
-    Returns:
-      The page and its mark: public, covered, exact or secret.
+    Each part says whether it may be published, by the marks of the files that it shows, and the
+    page as a whole by the strictest of them.
     """
     title = _title(run)
     parts = [(each, each.content(run)) for each in _SECTIONS]

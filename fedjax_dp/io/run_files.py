@@ -12,34 +12,19 @@ _LARGEST = 1e100
 
 
 class RunFiles(NamedTuple):
-    """What a report shows of a run folder.
+    """What a report shows of a run folder."""
 
-    Attributes:
-      state: one word, such as "running".
-      detail: the state in a sentence.
-      rounds: completed rounds; None if unknown.
-      config: the text of `config.toml`.
-      environment: what `environment.json` holds.
-      summary: what `summary.json` holds; empty while a run is under way.
-      statement: the text of `privacy.md`; "" while a run is under way.
-      rows: metrics by round, as `read_metrics` returns them.
-      marks: the mark of each file: public, covered, exact or secret.
-      place: the path of the folder; "" if it must not be shown.
-      scores: what the participants of a federation reported: "round", the rounds done before, and
-        "scores", numbers by name.
-    """
-
-    state: str
-    detail: str
-    rounds: int | None
-    config: str
-    environment: Mapping[str, Any]
-    summary: Mapping[str, Any]
-    statement: str
-    rows: Sequence[Mapping[str, Any]]
-    marks: Mapping[str, str]
-    place: str = ""
-    scores: Sequence[Mapping[str, Any]] = ()
+    state: str  # One word, such as "running".
+    detail: str  # The state in a sentence.
+    rounds: int | None  # Completed rounds; None if unknown.
+    config: str  # The text of `config.toml`.
+    environment: Mapping[str, Any]  # What `environment.json` holds.
+    summary: Mapping[str, Any]  # What `summary.json` holds; empty while a run is under way.
+    statement: str  # The text of `privacy.md`; "" while a run is under way.
+    rows: Sequence[Mapping[str, Any]]  # Metrics by round, as `read_metrics` returns them.
+    marks: Mapping[str, str]  # The mark of each file: public, covered, exact or secret.
+    place: str = ""  # The path of the folder; "" if it must not be shown.
+    scores: Sequence[Mapping[str, Any]] = ()  # Of participants: "round", rounds before, "scores".
 
     @property
     def tables(self) -> dict[str, Any]:

@@ -15,17 +15,7 @@ Curve = tuple[Sequence[float], Sequence[float], Sequence[float | None]]
 def accuracy_by(
     curves: Mapping[str, Curve], label: str, title: str, *, seeds: Iterable[int] = ()
 ) -> Figure:
-    """Draws accuracy by ε or another number, with a band of one standard deviation over seeds.
-
-    Args:
-      curves: by name, in order of x.
-      label: the name of x.
-      title: the title.
-      seeds: the numbers of seeds that points are means of.
-
-    Returns:
-      The figure.
-    """
+    """Draws accuracy by ε or another number, with a band of one standard deviation over seeds."""
     figure = drawing.new_figure()
     axes = figure.subplots()
     for i, (name, (x, means, deviations)) in enumerate(curves.items()):

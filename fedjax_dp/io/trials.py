@@ -33,11 +33,7 @@ class TrialFiles:
 
     @checked
     def __init__(self, folder: str | os.PathLike[str]):
-        """Names the folder, which need not exist yet.
-
-        Args:
-          folder: where the files are.
-        """
+        """Names the folder, which need not exist yet."""
         self._folder = pathlib.Path(folder)
 
     def read(self, work: Mapping[str, str], chunks: Sequence[int]) -> tuple[Trial, ...] | None:

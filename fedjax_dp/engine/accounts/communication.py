@@ -96,23 +96,14 @@ class Communication(NamedTuple):
 
 
 class Meter(NamedTuple):
-    """The sizes of a federation's messages.
+    """The sizes of a federation's messages."""
 
-    Attributes:
-      up: from a client.
-      down: to a client that takes part.
-      after: to clients at the end of a round, see `ClientState.finish`; None for nothing.
-      num_after: how many clients receive that in each round; None for those who contributed.
-      exchange: of a protocol that takes further messages; None for none.
-      has_server: whether messages go to a server; else to each other client of the cohort.
-    """
-
-    up: Tariff
-    down: Tariff
-    after: Tariff | None
-    num_after: int | None
-    exchange: Exchange | None = None
-    has_server: bool = True
+    up: Tariff  # From a client.
+    down: Tariff  # To a client that takes part.
+    after: Tariff | None  # To clients at the end of a round (`ClientState.finish`), or None.
+    num_after: int | None  # The clients that receive `after`; None for those who contributed.
+    exchange: Exchange | None = None  # Of a protocol that takes further messages; None for none.
+    has_server: bool = True  # If false, messages go to each other client of the cohort.
 
     def measure(self, record: RoundRecord, info: RoundInfo, first_round: int = 0) -> Communication:
         """Counts the bytes of some rounds, from their record on the host and their info."""

@@ -75,20 +75,10 @@ class PrivacyAccounting:
         accountant: str | None = None,
         hyper: Hyper | None = None,
     ):
-        """Opens the ledgers of a federation.
+        """Opens the ledgers of a federation; refuses what has no joint analysis.
 
-        Args:
-          federation: what will run, compiled or not.
-          relation: which data are neighbours, "zero_out" or "replace_one". "add_remove" never
-            holds: a simulation takes rates, steps, divisors and weights from the exact numbers of
-            clients and of their records, which are public.
-          accountant: the one that will compute ε, so that it is refused now and not after rounds
-            ran; any one that has an analysis if not given.
-          hyper: the numbers that rounds will run with; those of the federation if not given.
-
-        Raises:
-          ValueError: if a mechanism, its sampler, the relation and the accountant have no joint
-            analysis, or the relation is "add_remove".
+        "add_remove" never holds: a simulation takes rates, steps, divisors and weights from the
+        exact numbers of clients and of their records, which are public.
         """
         require_public_sizes(relation)
         bound = federation.federation if isinstance(federation, Simulation) else federation
@@ -186,12 +176,9 @@ class PrivacyAccounting:
         checks.require(not len(others), "hyper", rule, found)
 
     def _all_pay(self, unit: str) -> bool:
-        """Whether accounts must not reveal who took part, so that each unit pays for each round.
-
-        Amplification of client-level privacy requires secret cohorts. Accounts of records that
-        follow them would reveal how often each client was drawn, also by stopping a run at a
-        budget.
-        """
+        """Whether accounts must not reveal who took part, so that each unit pays for each round."""
+        # Amplification of client-level privacy requires secret cohorts. Accounts of records that
+        # follow them would reveal how often each client was drawn, also by stopping at a budget.
         is_secret = unit == "client" or "client" in self.ledgers
         return self._charges_all and (is_secret or self._cohorts.is_adaptive)
 

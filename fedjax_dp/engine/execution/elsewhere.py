@@ -21,17 +21,11 @@ from fedjax_dp.engine.layout import ExecutionConfig
 
 
 class Memory(NamedTuple):
-    """Bytes of a program on one device.
+    """Bytes of a program on one device."""
 
-    Attributes:
-      arguments: examples, states and frozen parameters.
-      temporaries: what it holds besides while it runs.
-      available: of the device.
-    """
-
-    arguments: float
-    temporaries: float
-    available: float
+    arguments: float  # Examples, states and frozen parameters.
+    temporaries: float  # What it holds besides while it runs.
+    available: float  # Of the device.
 
     @property
     def fits(self) -> bool:
@@ -40,31 +34,18 @@ class Memory(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """Rounds as a compiler made them for devices that are not here; all numbers are of one device.
+    """Rounds as compiled for devices that are not here; all numbers are of one device."""
 
-    Attributes:
-      target: the devices.
-      clients_per_chunk: the clients that are computed side by side.
-      passes: how often a round passes through each loop, in the mean.
-      costs: one pass of each loop, named by the scopes around it (`program_text.Operation.loops`).
-      operations: all that runs.
-      collectives: bytes that devices exchange, in one pass of each loop and by kind.
-      memory: bytes.
-      trace_seconds: to trace the program here.
-      compile_seconds: to compile it here.
-      text: the program.
-    """
-
-    target: Target
-    clients_per_chunk: int
-    passes: dict[str, float]
-    costs: dict[str, Cost]
-    operations: list[Operation]
-    collectives: dict[str, dict[str, float]]
-    memory: Memory
-    trace_seconds: float
-    compile_seconds: float
-    text: str
+    target: Target  # The devices.
+    clients_per_chunk: int  # The clients that are computed side by side.
+    passes: dict[str, float]  # How often a round passes through each loop, in the mean.
+    costs: dict[str, Cost]  # One pass of each loop, named as in `program_text.Operation.loops`.
+    operations: list[Operation]  # All that runs.
+    collectives: dict[str, dict[str, float]]  # Bytes exchanged, in one pass of each loop, by kind.
+    memory: Memory  # Bytes.
+    trace_seconds: float  # To trace the program here.
+    compile_seconds: float  # To compile it here.
+    text: str  # The program.
 
     @property
     def round(self) -> Cost:
@@ -79,18 +60,7 @@ def compiled_for(
 ) -> Compiled:
     """Compiles rounds for a target, in a process with `targets.environment`.
 
-    Args:
-      target: the devices.
-      build: makes the federation, its data and their second split or None; within it the backend is
-        that of the target.
-      execution: the layout of rounds; its devices are those of the target.
-
-    Returns:
-      The program.
-
-    Raises:
-      ValueError: without the compiler's package, for examples that are not in device memory, or for
-        widths that are to be measured.
+    Within `build`, which makes federation, data and second split, the backend is the target's.
     """
     rule = "be a number or 'auto' for devices that are not here, which measure nothing"
     checks.require(execution.tuned is None, "clients_per_chunk", rule, "tuned")

@@ -83,10 +83,7 @@ def after_host_step(
     num_clients: int | None = None,
     validation: Examples | None = None,
 ) -> Any:
-    """Runs a host step; `validation` is the second split of all clients, for scores.
-
-    With several processes, which all hold the whole state, the first runs it for all.
-    """
+    """Runs a host step, on the first process for all; `validation` is for scores."""
     before = jax.device_get(state.server)
     states = None
     if step.reads_clients and state.clients is not None:

@@ -34,16 +34,7 @@ _AXIS = "simulations"
 
 
 class Program:
-    """The rounds of a simulation whose examples and states are in device memory.
-
-    Attributes:
-      one_round: a round, and the values of frozen parameters.
-      federation: the federation.
-      layout: the layout of its rounds.
-      data: the clients' training examples.
-      validation: their second split, or None.
-      rounds_per_call: the most rounds of one call.
-    """
+    """The rounds of a simulation whose examples and states are in device memory."""
 
     def __init__(
         self,
@@ -75,10 +66,7 @@ class Program:
         return state, hyper, examples, None, key, _shapes(self.one_round.frozen)
 
     def exported(self, platform: str) -> jax.export.Exported:
-        """Exports a round for a platform, "cpu", "cuda", "rocm" or "tpu", which need not be here.
-
-        The simulation has to be built within `traced_for` of that platform's backend too.
-        """
+        """Exports a round for "cpu", "cuda", "rocm" or "tpu"; built within its `traced_for` too."""
         return jax.export.export(jax.jit(self.one_round.step), platforms=[platform])(
             *self.arguments
         )
@@ -113,19 +101,12 @@ class Program:
 
 
 class Request(NamedTuple):
-    """The rounds that a simulation has to run next.
+    """The rounds that a simulation has to run next."""
 
-    Attributes:
-      state: its state, which is donated.
-      key: the root key of its run.
-      hyper: the numbers of these rounds.
-      num_rounds: how many; 0 to compile the program alone.
-    """
-
-    state: SimulationState
-    key: PRNGKey
-    hyper: Hyper
-    num_rounds: int
+    state: SimulationState  # Its state, which is donated.
+    key: PRNGKey  # The root key of its run.
+    hyper: Hyper  # The numbers of these rounds.
+    num_rounds: int  # How many; 0 to compile the program alone.
 
 
 class Finished(NamedTuple):
@@ -140,27 +121,15 @@ class Joint:
     """Rounds of several simulations by one compiled program.
 
     A call of the program advances `width` simulations on each device, side by side on the batch
-    dimension of one round; the calls follow one another. Simulations of one call share examples and
-    frozen parameters. The bits of a simulation do not depend on the others.
-
-    Attributes:
-      num_traces: how often the round was traced.
+    dimension of one round. Simulations of one call share examples and frozen parameters. The bits
+    of a simulation do not depend on the others.
     """
 
     @checked
     def __init__(
         self, programs: Sequence[Program], width: Count = 1, devices: Sequence[Any] | None = None
     ) -> None:
-        """Prepares the program.
-
-        Args:
-          programs: those of the simulations, of one digest.
-          width: how many simulations a device computes side by side, at least 1.
-          devices: those to divide simulations over; None for that of the first program.
-
-        Raises:
-          ValueError: if the programs differ.
-        """
+        """Prepares the program of simulations whose programs are of one digest."""
         digests = sorted({program.digest for program in programs})
         if len(digests) != 1:
             raise ValueError(f"programs must be of one digest to run together, got {digests}")
@@ -171,14 +140,7 @@ class Joint:
         self._block = self._compiled()
 
     def run(self, requests: Mapping[int, Request]) -> dict[int, Finished]:
-        """Runs rounds of some simulations, of each as many as fit all and one call.
-
-        Args:
-          requests: by place in `programs`.
-
-        Returns:
-          The rounds that ran, by place: for all the same number of rounds, at most those requested.
-        """
+        """Runs rounds of some simulations, by place: of each as many as fit all and one call."""
         capacity = self._programs[0].rounds_per_call
         num_rounds = min(capacity, *(each.num_rounds for each in requests.values()))
         groups: dict[Any, list[int]] = {}
@@ -193,14 +155,7 @@ class Joint:
         return finished
 
     def temporary_bytes(self, requests: Mapping[int, Request]) -> int:
-        """Compiles a call and counts the bytes that it needs besides arguments and results.
-
-        Args:
-          requests: simulations of one data, by place, as many as a call has.
-
-        Returns:
-          The bytes on one device.
-        """
+        """Compiles a call and counts the bytes that it needs besides arguments and results."""
         compiled = self._block.lower(*self._arguments(requests), np.int32(1)).compile()
         return int(compiled.memory_analysis().temp_size_in_bytes)
 

@@ -17,25 +17,15 @@ from fedjax_dp.engine.round import ByClient
 
 
 class Memory(NamedTuple):
-    """The least number of bytes that one device holds at the same time, without activations.
+    """The least number of bytes that one device holds at the same time, without activations."""
 
-    Attributes:
-      state: the server's state.
-      training: a model for each client of a chunk; 0 where the server's state has no one model.
-      stack: an update for each slot of a cohort, for a stacked aggregator; 0 as above.
-      clients: the clients' states.
-      examples: the examples, where they are resident.
-      wrappers: the states of wrappers.
-      frozen: the frozen parameters.
-    """
-
-    state: int
-    training: int
-    stack: int
-    clients: int
-    examples: int
-    wrappers: int = 0
-    frozen: int = 0
+    state: int  # The server's state.
+    training: int  # A model for each client of a chunk; 0 where the server has no one model.
+    stack: int  # An update for each slot of a cohort, for a stacked aggregator; 0 as above.
+    clients: int  # The clients' states.
+    examples: int  # The examples, where they are resident.
+    wrappers: int = 0  # The states of wrappers.
+    frozen: int = 0  # The frozen parameters.
 
     def __str__(self) -> str:
         """Lists the parts, largest first."""
@@ -62,10 +52,7 @@ def memory_of(
     examples: int = 0,
     model_axis: ModelAxis | None = None,
 ) -> Memory:
-    """Estimates a round's memory on one device; `clients` and `examples` are its bytes there.
-
-    `outer` has the shapes of wrappers' states.
-    """
+    """Estimates a round's memory on one device, where `clients` and `examples` take these bytes."""
     facts, shared = federation.facts, federation.algorithm.views.shared
     server = facts.server
     model = 0 if shared is None else trees.num_bytes(jax.eval_shape(shared.read, server))

@@ -24,15 +24,10 @@ _BLOCK_BYTES = 2**26
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """A table of all clients over several processes, as a checkpoint saves and restores it.
+    """A table of all clients over several processes, as a checkpoint saves and restores it."""
 
-    Attributes:
-      array: the table; each process holds the rows of its own clients.
-      num_clients: the number of clients; rows after them are padding.
-    """
-
-    array: jax.Array
-    num_clients: int
+    array: jax.Array  # The table; each process holds the rows of its own clients.
+    num_clients: int  # The number of clients; rows after them are padding.
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -46,25 +41,15 @@ class Spread:
 
 
 class Placement(NamedTuple):
-    """The devices or shardings of a state's parts.
+    """The devices or shardings of a state's parts."""
 
-    Attributes:
-      everywhere: of all that clients share.
-      by_client: of what has an entry for each client, if it is in device memory.
-      num_clients: the population.
-      num_rows: the clients and the padding up to a multiple of the devices.
-      own_rows: those of this process's devices.
-      is_resident: whether client states are in device memory.
-      kind: as in `ExecutionConfig.placement`; "disk" holds client states in a file.
-    """
-
-    everywhere: Any
-    by_client: Any
-    num_clients: int
-    num_rows: int
-    own_rows: range
-    is_resident: bool
-    kind: str
+    everywhere: Any  # Of all that clients share.
+    by_client: Any  # Of what has an entry for each client, if it is in device memory.
+    num_clients: int  # The population.
+    num_rows: int  # The clients and the padding up to a multiple of the devices.
+    own_rows: range  # Those of this process's devices.
+    is_resident: bool  # Whether client states are in device memory.
+    kind: str  # As in `ExecutionConfig.placement`; "disk" holds client states in a file.
 
     @property
     def is_on_disk(self) -> bool:
@@ -76,11 +61,9 @@ class Placement(NamedTuple):
         return _placed(tree, self.everywhere)
 
     def put(self, state: Any) -> SimulationState:
-        """Converts and places every leaf as the program was traced for.
-
-        A state from a checkpoint holds host arrays, that of a sweep may hold Python numbers;
-        neither may cause a second trace.
-        """
+        """Converts and places every leaf as the program was traced for."""
+        # A state from a checkpoint holds host arrays, that of a sweep may hold Python numbers;
+        # neither may cause a second trace.
         clients, outer = state.clients, state.outer
         shared = jax.tree.map(_typed, state._replace(clients=None, outer=()))
         state = self.share(shared)._replace(outer=by_part(self._put_wrapper, outer))
@@ -119,10 +102,7 @@ class Placement(NamedTuple):
         return self.share(_typed(part))
 
     def portable(self, state: Any, *, copies: bool = True) -> SimulationState:
-        """Copies a state to the host, as one device would hold it, see `Simulation.portable`.
-
-        With several processes all of them have to call it, and each gets the whole state.
-        """
+        """Copies a state to the host, as one device would hold it; all processes must call it."""
         if isinstance(state.clients, ClientStore):
             return jax.device_get(state)
 

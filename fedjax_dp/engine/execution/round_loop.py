@@ -24,15 +24,10 @@ from fedjax_dp.models import kinds
 
 
 class Block(NamedTuple):
-    """Rounds that ran in one call.
+    """Rounds that ran in one call."""
 
-    Attributes:
-      left: the record and the info of the rounds, `[capacity, ...]`, on the device.
-      num_rounds: the number of entries that are filled.
-    """
-
-    left: tuple[RoundRecord, RoundInfo]
-    num_rounds: int
+    left: tuple[RoundRecord, RoundInfo]  # Of the rounds, `[capacity, ...]`, on the device.
+    num_rounds: int  # The number of entries that are filled.
 
     def on_host(self) -> tuple[RoundRecord, RoundInfo]:
         """Waits for the rounds; returns the entries that are filled."""
@@ -46,18 +41,13 @@ Rounds = Callable[[SimulationState, Hyper, PRNGKey, int], tuple[SimulationState,
 
 
 class OneRound(NamedTuple):
-    """A compiled round, and the frozen parameters that it is called with.
+    """A compiled round, and the frozen parameters that it is called with."""
 
-    Attributes:
-      step: `(state, hyper, examples, cohort, key, frozen) -> (state, record, info)`; the cohort is
-        drawn where it is None.
-      frozen: the values of `Facts.frozen`, on the device.
-      check: refuses a compiled program before it runs; None if all are accepted.
-    """
-
+    # `(state, hyper, examples, cohort, key, frozen) -> (state, record, info)`; the cohort is drawn
+    # where it is None.
     step: Callable[..., tuple[SimulationState, RoundRecord, RoundInfo]]
-    frozen: Sequence[Sequence[jax.Array]]
-    check: Callable[[jax.stages.Compiled], None] | None = None
+    frozen: Sequence[Sequence[jax.Array]]  # The values of `Facts.frozen`, on the device.
+    check: Callable[[jax.stages.Compiled], None] | None = None  # Refuses it before it runs.
 
 
 class Count:
@@ -107,10 +97,7 @@ def streamed_rounds(
     slabs: Slabs,
     place: Placement,
 ) -> Rounds:
-    """Runs rounds for which examples and client states are brought to the device.
-
-    Each process draws the whole cohort, and brings what the slots of its own devices need.
-    """
+    """Runs rounds for which each process brings what the slots of its own devices need."""
     block_of = _blocks_of(one_round, 1)
 
     @jax.jit
@@ -178,8 +165,8 @@ def one_round(
 ) -> OneRound:
     """Compiles a round whose frozen parameters are an argument, since they are large.
 
-    `of_state` has the shardings of a state where the compiler could choose others: where devices
-    divide the model. A round that is looked into reports to `watch`.
+    `of_state` has the shardings of a state where devices divide the model, since the compiler could
+    choose others. A round that is looked into reports to `watch`.
     """
 
     # Traced once, for the shapes of its results and for the loop.
@@ -210,10 +197,7 @@ def _blocks_of(one_round: OneRound, capacity: int) -> Callable[..., Any]:
 
 
 def block_function(step: Callable[..., Any], capacity: int) -> Callable[..., Any]:
-    """Returns `(state, hyper, examples, cohort, key, frozen, num_rounds) -> (state, left)`.
-
-    `left` has `capacity` entries, of which the first `num_rounds` are filled.
-    """
+    """Returns a function of a round's arguments and `num_rounds`: `-> (state, Block.left)`."""
 
     def block_of(state, hyper, examples, cohort, key, frozen, num_rounds):
         rest = hyper, examples, cohort, key, frozen

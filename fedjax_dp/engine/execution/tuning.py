@@ -85,10 +85,7 @@ def trials(
     kept: KeptTrials | None = None,
     clock: Callable[[], float] | None = None,
 ) -> tuple[Trial, ...]:
-    """Times two rounds of each chunk, once for each work in this process; fastest first.
-
-    Trials that were kept on the same machine are taken in place of new ones.
-    """
+    """Times two rounds of each chunk, unless trials of this work were kept; fastest first."""
     checks.require(len(chunks) > 0, "chunks", "not be empty", chunks)
     key = (*sorted(work.items()), *chunks)
     if key not in _CHOSEN:

@@ -20,32 +20,19 @@ _JITTER = 2**31 - 1
 class InFlight(NamedTuple):
     """The clients at work before a round, and those whose updates make the round.
 
-    Times are in seconds since the server had the model of this round.
-
-    Attributes:
-      round: the round, int32; -1 before the first.
-      model: the round whose model each client works on or worked on last, `[num_clients]`, int32.
-      start: when each client was sent it, `[num_clients]`, float32.
-      arrival: when its update arrives, `[num_clients]`, float32; infinite for idle clients.
-      turn: the number of clients that were sent a model before it, `[num_clients]`, int32.
-      last: the last round that an update of the client arrived for, `[num_clients]`, int32.
-      times: the updates of each client that have arrived, `[num_clients]`, int32.
-      place: the place of a client's update among those of this round, `[num_clients]`, int32;
-        `num_clients` for none.
-      num_started: the number of clients that were ever sent a model, int32.
-      seconds: how long the round takes, float32.
+    Entries of clients are `[num_clients]`, times in seconds since the server had the round's model.
     """
 
-    round: jax.Array
-    model: jax.Array
-    start: jax.Array
-    arrival: jax.Array
-    turn: jax.Array
-    last: jax.Array
-    times: jax.Array
-    place: jax.Array
-    num_started: jax.Array
-    seconds: jax.Array
+    round: jax.Array  # The round, int32; -1 before the first.
+    model: jax.Array  # The round whose model each client works on, or worked on last, int32.
+    start: jax.Array  # When each client was sent it, float32.
+    arrival: jax.Array  # When its update arrives, float32; infinite for idle clients.
+    turn: jax.Array  # The number of clients that were sent a model before it, int32.
+    last: jax.Array  # The last round that an update of the client arrived for, int32.
+    times: jax.Array  # The updates of each client that have arrived, int32.
+    place: jax.Array  # Of its update among those of this round, int32; `num_clients` for none.
+    num_started: jax.Array  # The number of clients that were ever sent a model, int32.
+    seconds: jax.Array  # How long the round takes, float32.
 
     @property
     def is_busy(self) -> jax.Array:
@@ -73,29 +60,17 @@ class InFlight(NamedTuple):
 
 
 class Arrivals(NamedTuple):
-    """The rules by which clients start and updates arrive; all randomness follows the key.
+    """The rules by which clients start and updates arrive; all randomness follows the key."""
 
-    Attributes:
-      first: draws the clients of a round that are chosen first, as many as make a round.
-      seconds: of a client's round without jitter, `[num_clients]`, float64.
-      latencies: for the jitter of its two messages.
-      server_seconds: seconds that the server takes to make a new model.
-      buffer_size: the updates that make a round.
-      concurrency: the clients at work at any time.
-      max_staleness: the largest staleness of an update that counts.
-      separation: the fewest rounds from one update of a client to its next.
-      max_participations: the most updates of a client; None without a limit.
-    """
-
-    first: Sampler
-    seconds: np.ndarray
-    latencies: Latencies
-    server_seconds: float
-    buffer_size: int
-    concurrency: int
-    max_staleness: int
-    separation: int
-    max_participations: int | None
+    first: Sampler  # Draws the clients of a round that are chosen first, as many as make a round.
+    seconds: np.ndarray  # Of a client's round without jitter, `[num_clients]`, float64.
+    latencies: Latencies  # For the jitter of its two messages.
+    server_seconds: float  # Seconds that the server takes to make a new model.
+    buffer_size: int  # The updates that make a round.
+    concurrency: int  # The clients at work at any time.
+    max_staleness: int  # The largest staleness of an update that counts.
+    separation: int  # The fewest rounds from one update of a client to its next.
+    max_participations: int | None  # The most updates of a client; None without a limit.
 
     @property
     def num_clients(self) -> int:

@@ -34,17 +34,11 @@ SAMPLERS = ("fixed_size", "full_participation", "min_separated")
 
 
 class Asynchrony(NamedTuple):
-    """The wrapper's state: who is at work, the last models of the server, and the seconds so far.
+    """The wrapper's state: clients at work, the last states of the server, and the seconds."""
 
-    Attributes:
-      in_flight: the clients at work, and those whose updates make the next round.
-      servers: the server's state at the start of the last rounds, `[max_staleness + 1, ...]`.
-      seconds: the sum of the seconds of all rounds.
-    """
-
-    in_flight: InFlight
-    servers: PyTree
-    seconds: sums.Sum
+    in_flight: InFlight  # The clients at work, and those whose updates make the next round.
+    servers: PyTree  # At the start of the last rounds, `[max_staleness + 1, ...]`.
+    seconds: sums.Sum  # The sum of the seconds of all rounds.
 
 
 @checked
@@ -189,11 +183,7 @@ def asynchronous(
 
 
 class _Buffered(NamedTuple):
-    """The wrapper's functions.
-
-    `weights` are by staleness, `[max_staleness + 1]`, and `steps` those that times are of,
-    `[num_clients]`.
-    """
+    """The wrapper's functions; `weights` by staleness, `[max_staleness + 1]`, `steps` by client."""
 
     federation: Federation
     arrivals: Arrivals

@@ -400,9 +400,7 @@ def schedule(
 ) -> Schedule:
     """Finds arrivals, late clients, and when the server stops waiting, with NumPy or JAX.
 
-    With a deadline the server waits until then for a client that was asked and has dropped out;
-    without one it does not. It stops when `keep` messages have arrived, of equal ones those of the
-    first clients.
+    It waits until a deadline for a client that dropped out, or until `keep` messages have arrived.
     """
     arrive = legs.down + seconds + legs.up
     is_late, is_waiting = xp.zeros_like(is_there), False

@@ -51,10 +51,7 @@ def _flags(name: str) -> list[str]:
 
 
 def use_compilation_cache(folder: str | None) -> None:
-    """Sets JAX's cache of compiled programs, unless "auto" finds one set already.
-
-    Programs that compile in no time are kept too, so that a second run compiles nothing.
-    """
+    """Sets JAX's cache of all compiled programs, unless "auto" finds one set already."""
     if folder is None or (folder == "auto" and programs_folder() is not None):
         return
     if folder == "auto":
@@ -71,11 +68,9 @@ def use_compilation_cache(folder: str | None) -> None:
 
 
 def forget_small_programs(folder: pathlib.Path, most: int = _SMALL_PROGRAMS) -> None:
-    """Deletes small programs from JAX's cache, but those that were used last.
-
-    JAX looks at all programs before it writes one, which would take longer than compiling. It
-    writes none after one without a time, which a process that was ended may leave.
-    """
+    """Deletes small programs from JAX's cache, but those that were used last."""
+    # JAX reads the times of all programs before it writes one, which would take longer than
+    # compiling. It writes none after one without a time, which a killed process may leave.
     with (
         contextlib.suppress(OSError, filelock.Timeout),
         filelock.FileLock(folder / ".lockfile", 10),

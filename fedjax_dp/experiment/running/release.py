@@ -115,10 +115,7 @@ def partition_counts(folder: pathlib.Path) -> str:
 
 
 def naming_files(tables: Mapping[str, Any], client_names: Sequence[str]) -> list[str]:
-    """Lists the files of a run folder that name what a release leaves out.
-
-    These are clients, and files and folders of this machine.
-    """
+    """Lists the files of a run folder that name clients, or files and folders of this machine."""
     by_client = (entry_of(tables, *key.split(".")) for key in CLIENT_KEYS)
     is_plain = _public(tables) == tables and not any(isinstance(x, Mapping) for x in by_client)
     return [CONFIG_FILE] * (not is_plain) + ["privacy.json", "privacy.md"] * bool(client_names)

@@ -48,11 +48,7 @@ def read_newest(
     like: SimulationState,
     warn: Callable[[str], None],
 ) -> tuple[Saved | None, dict[int, str]]:
-    """Reads the newest intact checkpoint, None if there is none, and names damaged newer ones.
-
-    Warns of what is damaged or missing; requires the configuration, the frozen parameters and the
-    data of the run.
-    """
+    """Reads the newest intact checkpoint of the same run, or None, and names damaged newer ones."""
     step, damaged = checkpoints.newest_intact(like)
     for rounds, wrong in damaged.items():
         warn(f"the checkpoint of round {rounds} is damaged ({wrong}) and is skipped")

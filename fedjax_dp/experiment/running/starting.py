@@ -57,27 +57,16 @@ _SWEEP_FACTS = ("sweep", "search", "pruner")
 
 
 class Start(NamedTuple):
-    """A started or resumed run.
+    """A started or resumed run."""
 
-    Attributes:
-      folder: the run folder.
-      lock: the lock of the folder.
-      key: the root of cohorts, batches and noise.
-      hyper: the hyperparameters of its rounds.
-      accounting: the ledgers of the rounds so far.
-      checkpoints: its saved states.
-      seconds: time spent before.
-      traffic: the bytes of the rounds so far.
-    """
-
-    folder: pathlib.Path
-    lock: BaseFileLock
-    key: PRNGKey
-    hyper: Hyper
-    accounting: PrivacyAccounting
-    checkpoints: Checkpoints
-    seconds: float
-    traffic: ByteTotals
+    folder: pathlib.Path  # The run folder.
+    lock: BaseFileLock  # The lock of the folder.
+    key: PRNGKey  # The root of cohorts, batches and noise.
+    hyper: Hyper  # The hyperparameters of its rounds.
+    accounting: PrivacyAccounting  # The ledgers of the rounds so far.
+    checkpoints: Checkpoints  # Its saved states.
+    seconds: float  # Time spent before.
+    traffic: ByteTotals  # The bytes of the rounds so far.
 
 
 def new_root(section: RunSection) -> PRNGKey:
@@ -166,7 +155,7 @@ def restored(
 ) -> tuple[SimulationState, Start]:
     """Resumes a run from its newest intact checkpoint, or from its seed if there is none.
 
-    A process that shares the run writes to `place`, a folder of its own, all but checkpoints.
+    A process that shares the run writes all but checkpoints to `place`, a folder of its own.
     """
     folder = folder.absolute()
     place = folder if place is None else place.absolute()

@@ -16,23 +16,14 @@ _LEVEL = 0.95
 
 
 class Change(NamedTuple):
-    """How the seconds of a round changed.
+    """How the seconds of a round changed."""
 
-    Attributes:
-      name: the workload.
-      ratio: new over old, by the median of all pairs of rounds.
-      low: the lower end of its interval.
-      high: the upper end.
-      verdict: "faster", "slower" or "within noise".
-      once: ratios of figures that were measured once, by name.
-    """
-
-    name: str
-    ratio: float
-    low: float
-    high: float
-    verdict: str
-    once: Mapping[str, float]
+    name: str  # The workload.
+    ratio: float  # New over old, by the median of all pairs of rounds.
+    low: float  # The lower end of its interval.
+    high: float  # The upper end.
+    verdict: str  # "faster", "slower" or "within noise".
+    once: Mapping[str, float]  # Ratios of figures that were measured once, by name.
 
 
 def compare(
@@ -44,17 +35,6 @@ def compare(
     speed measured right after it, so that a slower minute of the machine is not a change. The
     interval is that of Hodges and Lehmann, which assumes no distribution: the rounds of either
     version are taken as independent, and as differing by a factor.
-
-    Args:
-      old: results of `fedjax-dp bench --json`, each with `seconds` and `gemm_gflops` of all rounds.
-      new: the same of another version, of some of these workloads.
-      level: the probability with which an interval holds the ratio, in (0, 1).
-
-    Returns:
-      One change for each workload.
-
-    Raises:
-      ValueError: as `require_comparable`, and if they ran on other numbers or kinds of devices.
 
     Source: Hodges and Lehmann 1963; Mann and Whitney 1947 for the ranks.
     """
@@ -68,18 +48,7 @@ def compare(
 def require_comparable(
     old: Sequence[Mapping[str, Any]], name: str, num_rounds: int, level: float = _LEVEL
 ) -> None:
-    """Requires that rounds of a workload can be compared with older results.
-
-    Args:
-      old: as of `compare`.
-      name: of the workload.
-      num_rounds: how many rounds will be measured.
-      level: as of `compare`.
-
-    Raises:
-      ValueError: if the older results lack the workload, the seconds of its rounds, or enough of
-        them for an interval.
-    """
+    """Requires that rounds of a workload can be compared with older results."""
     before = {result["name"]: result for result in old}
     checks.one_of("NAME", name, before)
     result = before[name]

@@ -20,55 +20,31 @@ _LISTED = 8
 
 
 class Part(NamedTuple):
-    """Operations of one kind in one loop.
+    """Operations of one kind in one loop."""
 
-    Attributes:
-      loops: the loops that run them, see `core.program_text`.
-      kind: what they do.
-      share: of the seconds of a round.
-      seconds: a round.
-    """
-
-    loops: str
-    kind: str
-    share: float
-    seconds: float
+    loops: str  # The loops that run them, see `core.program_text`.
+    kind: str  # What they do.
+    share: float  # Of the seconds of a round.
+    seconds: float  # A round.
 
 
 class Estimate(NamedTuple):
-    """What compilers say of an experiment's rounds; all but counts of devices is of one device.
+    """What compilers say of an experiment's rounds; all but counts of devices is of one device."""
 
-    Attributes:
-      device: the target, as `core.targets.target` reads it.
-      devices: how many.
-      fits: whether examples, states and all that a round computes fit in its memory.
-      argument_bytes: examples, states and frozen parameters.
-      temporary_bytes: what rounds hold besides.
-      memory_bytes: of the device.
-      clients_per_chunk: the clients that are computed side by side.
-      trace_seconds: to trace the rounds on this machine.
-      compile_seconds: to compile them on this machine.
-      round_seconds: a round, by the compiler's estimates; nothing was measured.
-      round_bytes: that a round reads and writes in the device's memory.
-      round_operations: that a round starts; kernels on a GPU.
-      exchanged_bytes: that devices exchange in a round, by kind.
-      parts: what takes the time, most first.
-    """
-
-    device: str
-    devices: int
-    fits: bool
-    argument_bytes: float
-    temporary_bytes: float
-    memory_bytes: float
-    clients_per_chunk: int
-    trace_seconds: float
-    compile_seconds: float
-    round_seconds: float
-    round_bytes: float
-    round_operations: float
-    exchanged_bytes: dict[str, float]
-    parts: list[Part]
+    device: str  # The target, as `core.targets.target` reads it.
+    devices: int  # How many.
+    fits: bool  # Whether examples, states and all that a round computes fit in its memory.
+    argument_bytes: float  # Examples, states and frozen parameters.
+    temporary_bytes: float  # What rounds hold besides.
+    memory_bytes: float  # Of the device.
+    clients_per_chunk: int  # The clients that are computed side by side.
+    trace_seconds: float  # To trace the rounds on this machine.
+    compile_seconds: float  # To compile them on this machine.
+    round_seconds: float  # A round, by the compiler's estimates; nothing was measured.
+    round_bytes: float  # That a round reads and writes in the device's memory.
+    round_operations: float  # That a round starts; kernels on a GPU.
+    exchanged_bytes: dict[str, float]  # That devices exchange in a round, by kind.
+    parts: list[Part]  # What takes the time, most first.
 
 
 def estimate(file: str | None, overrides: Sequence[str], device: str) -> Estimate:
@@ -76,17 +52,6 @@ def estimate(file: str | None, overrides: Sequence[str], device: str) -> Estimat
 
     A compiler for a device that is not here reads its settings when it is loaded, and may end its
     process.
-
-    Args:
-      file: a TOML file; None for the defaults.
-      overrides: its overrides.
-      device: the target, such as "h100", "h100x8", "v5e" or "v5e:4x4".
-
-    Returns:
-      The estimate.
-
-    Raises:
-      ValueError: for a configuration or target that cannot be compiled, or without the compiler.
     """
     wanted = targets.target(device)
     load_config(file, overrides)

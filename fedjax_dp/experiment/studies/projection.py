@@ -22,15 +22,10 @@ _KEY, _DRAWS, _REPEATS = 0, 20, 5
 
 
 class Network(NamedTuple):
-    """The assumed connection of each device to the others.
+    """The assumed connection of each device to the others."""
 
-    Attributes:
-      bandwidth: bytes a second; 70 % of 400 Gb/s by default.
-      latency: seconds of a message.
-    """
-
-    bandwidth: float = 35e9
-    latency: float = 1e-5
+    bandwidth: float = 35e9  # Bytes a second; 70 % of 400 Gb/s by default.
+    latency: float = 1e-5  # Seconds of a message.
 
     def seconds_to_gather(self, num_devices: int, num_bytes: float) -> float:
         """Returns the seconds until each device has received `num_bytes` from the others."""
@@ -38,27 +33,18 @@ class Network(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """The measured speed of one device.
+    """The measured speed of one device."""
 
-    Attributes:
-      step: seconds of a local step of one client.
-      fixed: seconds of a round without clients, such as those of noise and the server's step.
-    """
-
-    step: float
+    step: float  # Seconds of a local step of one client.
+    # Seconds of a round without clients, such as those of noise and the server's step.
     fixed: float
 
 
 class Loads(NamedTuple):
-    """The work of rounds.
+    """The work of rounds."""
 
-    Attributes:
-      by_device: steps times clients that each device computes, `[rounds, devices]`.
-      split: steps that all devices take together, `[rounds]`.
-    """
-
-    by_device: np.ndarray
-    split: np.ndarray
+    by_device: np.ndarray  # Steps times clients that each device computes, `[rounds, devices]`.
+    split: np.ndarray  # Steps that all devices take together, `[rounds]`.
 
     @property
     def most(self) -> np.ndarray:
@@ -67,16 +53,9 @@ class Loads(NamedTuple):
 
 
 def loads(layout: Layout, steps: np.ndarray, num_split: int = 0) -> np.ndarray:
-    """Counts the steps that each device computes; all clients of a chunk take those of the longest.
+    """Counts the steps that each device computes, where a chunk takes those of its longest client.
 
-    Args:
-      layout: chunks and devices.
-      steps: local steps of the client in each slot, `[slots]`; 0 in empty slots.
-      num_split: the number of first slots whose clients all devices train together, each with an
-        even share of their steps.
-
-    Returns:
-      Steps times clients, `[devices]`.
+    All devices train the clients of the `num_split` first slots together.
     """
     share = steps[:num_split].sum() / layout.num_devices
     own = np.concatenate([np.zeros_like(steps[:num_split]), steps[num_split:]])
@@ -160,16 +139,6 @@ def projected(
     α)`: every device receives the sums of all others, B bytes each, and adds them in the same
     order, once a round and in each step of a client that is split. Of a stacked aggregator it
     receives the updates of the others' slots.
-
-    Args:
-      simulation: the experiment.
-      rates: measured on one device.
-      num_devices: n.
-      network: w and α.
-
-    Returns:
-      The seconds and their parts, bytes received by a device, and the balance of the devices: their
-      mean load over the largest one.
     """
     layout, facts = on_devices(simulation, num_devices), simulation.federation.facts
     found = cohort_loads(simulation, layout, range(_DRAWS))

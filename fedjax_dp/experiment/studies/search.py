@@ -33,17 +33,11 @@ _MOST_TRIED = 200
 
 
 class Span(NamedTuple):
-    """The numbers of an axis: between two ends, both included.
+    """The numbers of an axis: between two ends, both included."""
 
-    Attributes:
-      low: the smaller end.
-      high: the larger end.
-      is_log: whether numbers are drawn on a logarithmic scale.
-    """
-
-    low: int | float
-    high: int | float
-    is_log: bool = False
+    low: int | float  # The smaller end.
+    high: int | float  # The larger end.
+    is_log: bool = False  # Whether numbers are drawn on a logarithmic scale.
 
     @property
     def distribution(self) -> Any:
@@ -58,24 +52,15 @@ class Span(NamedTuple):
 class Plan(NamedTuple):
     """How points are chosen.
 
-    Attributes:
-      space: for each key of the configuration a `Span`, or its values as words.
-      trials: the number of runs.
-      sampler: "tpe", which models the results so far, or "random".
-      is_halving: whether runs whose accuracy at an evaluation is not among the best so far end
-        early, by asynchronous successive halving.
-      at_once: the runs that are chosen together, before any of them has a result.
-      seed: of the choices.
-
     Source: Bergstra and others 2011 (TPE); Li and others 2020 (asynchronous successive halving).
     """
 
-    space: Mapping[str, Span | Sequence[str]]
-    trials: int
-    sampler: Literal["tpe", "random"] = "tpe"
-    is_halving: bool = False
-    at_once: int = 4
-    seed: int = 0
+    space: Mapping[str, Span | Sequence[str]]  # By key of the configuration; values as words.
+    trials: int  # The number of runs.
+    sampler: Literal["tpe", "random"] = "tpe"  # "tpe" models the results so far.
+    is_halving: bool = False  # Whether runs that are not among the best so far end early.
+    at_once: int = 4  # The runs that are chosen together, before any of them has a result.
+    seed: int = 0  # Of the choices.
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -99,23 +84,6 @@ def search(
 
     Nothing that the choice reads is private: the statement of each run says that neither its
     setting, which results of runs before it have chosen, nor the choice among all is covered.
-
-    Args:
-      study: its name, the file of all points, and the metrics to report.
-      plan: how points are chosen.
-      output: the folder of the run folders; the same call resumes a search in it.
-      words: overrides for every point, as words of a command line.
-      report: receives a line for every run.
-      watcher: receives the progress; None for none.
-
-    Returns:
-      An entry for each run, the best first: its number, setting, state and results.
-
-    Raises:
-      ConfigError: before anything runs, if a value is not allowed, or refused beside all values of
-        the other keys.
-      ValueError: if the folder holds another search, or runs have no accuracy on test data.
-      KeyboardInterrupt: if a run was interrupted.
     """
     files.require_folder(output, "--output", writable=True)
     for point in _ends(plan):

@@ -39,18 +39,13 @@ SCORE = "test_accuracy"
 
 
 class Choice(NamedTuple):
-    """The best of a random number of trials.
+    """The best of a random number of trials."""
 
-    Attributes:
-      trial: the run folder of the chosen one.
-      point: the setting that it ran.
-      folder: what may be published: the statement of the choice, the setting and the model.
-      epsilon: ε of all trials and the choice, by unit, the largest of all accounts.
-    """
-
-    trial: pathlib.Path
-    point: Point
+    trial: pathlib.Path  # The run folder of the chosen one.
+    point: Point  # The setting that it ran.
+    # What may be published: the statement of the choice, the setting and the model.
     folder: pathlib.Path
+    # ε of all trials and the choice, by unit, the largest of all accounts.
     epsilon: dict[str, float]
 
 
@@ -69,21 +64,6 @@ def select_privately(
     of its statement, if nothing else is published: neither other trials nor their number, which the
     server and those who run them know. Every trial costs the same, whatever its setting, and may be
     released; this is required of all points before any runs.
-
-    Args:
-      study: the study.
-      grid: the points to draw from; no axis may be the seed.
-      output: the folder of the trials; a selection that was interrupted resumes in it.
-      trials: the distribution of their number.
-      report: receives a line for every trial.
-      watcher: receives the progress; None for none.
-      warn: receives warnings about the claim, before any trial runs.
-
-    Returns:
-      The choice; None if no trial was drawn, which the Poisson distribution allows.
-
-    Raises:
-      ValueError: if points have other costs or data, no release, callbacks, or no common test set.
 
     Source: Papernot and Steinke 2022.
     """

@@ -14,14 +14,7 @@ _OF_METRIC = ("mean", "published")
 
 
 def as_csv(entries: Sequence[Mapping[str, Any]]) -> str:
-    """Writes averaged entries as CSV text.
-
-    Args:
-      entries: as `average_over_seeds` returns them.
-
-    Returns:
-      The text, one line for each point and metric.
-    """
+    """Writes averaged entries as CSV text."""
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(map(in_csv, entries[0] if entries else ["metric"]))
@@ -30,15 +23,7 @@ def as_csv(entries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def as_grid(study: Study, entries: Sequence[Mapping[str, Any]]) -> str:
-    """Writes one Markdown table for each metric, over the rows and columns of a study.
-
-    Args:
-      study: the study.
-      entries: as `average_over_seeds` returns them.
-
-    Returns:
-      The tables: mean and standard deviation over seeds, and the published number in brackets.
-    """
+    """Writes one Markdown table for each metric, over the rows and columns of a study."""
     parts = []
     for metric in study.metrics:
         cells: dict[tuple[str, str], list[str]] = {}
@@ -62,15 +47,7 @@ def as_grid(study: Study, entries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def as_list(study: Study, entries: Sequence[Mapping[str, Any]]) -> str:
-    """Writes one Markdown table with a row for each point, and its metrics side by side.
-
-    Args:
-      study: the study.
-      entries: as `average_over_seeds` returns them.
-
-    Returns:
-      The table: mean and standard deviation over seeds, and the number of seeds.
-    """
+    """Writes one Markdown table with a row for each point, and its metrics side by side."""
     axes = [axis for axis in study.axes if axis != "seed"]
     found: dict[tuple[str, ...], dict[str, Mapping[str, Any]]] = {}
     for entry in entries:
@@ -85,14 +62,7 @@ def as_list(study: Study, entries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def as_rows(entries: Sequence[Mapping[str, Any]]) -> str:
-    """Writes one Markdown table with a row for each entry.
-
-    Args:
-      entries: of the same names.
-
-    Returns:
-      The table.
-    """
+    """Writes one Markdown table with a row for each entry."""
     heads = list(entries[0]) if entries else ["trial"]
     lines = [_line(heads), _rule(len(heads))]
     for entry in entries:

@@ -32,19 +32,12 @@ _AT_ONCE = 64
 
 
 class Job(NamedTuple):
-    """An experiment to run.
+    """An experiment to run."""
 
-    Attributes:
-      config: the experiment.
-      folder: its run folder, where an earlier run of it is resumed.
-      callbacks: called after each evaluation, besides those of the configuration.
-      made: the assembled experiment, or None.
-    """
-
-    config: Config
-    folder: pathlib.Path
-    callbacks: Mapping[str, Callback] = {}
-    made: Experiment | None = None
+    config: Config  # The experiment.
+    folder: pathlib.Path  # Its run folder, where an earlier run of it is resumed.
+    callbacks: Mapping[str, Callback] = {}  # Besides those of the configuration.
+    made: Experiment | None = None  # The assembled experiment, or None.
 
 
 def alike(config: Config) -> str:
@@ -65,12 +58,6 @@ def batches(configs: Mapping[int, Config]) -> list[list[int]]:
     """Divides experiments into batches to run one after another, by place.
 
     Those of a batch differ in numbers alone, so that they may share a program.
-
-    Args:
-      configs: the experiments, by place.
-
-    Returns:
-      The places of each batch.
     """
     classes: dict[str, list[int]] = {}
     for place, config in configs.items():
@@ -92,18 +79,6 @@ def run_together(
 
     Each has its own noise, cohorts, ledger, statement, checkpoints and run folder, and the results
     that it has alone. An interruption ends all of them with a checkpoint.
-
-    Args:
-      jobs: the experiments, by place.
-      watcher: receives the progress, in rounds of all experiments that run together.
-      ended: `(place, outcome)` receives each outcome, as it comes.
-      stated: facts for the statement of each, besides its own.
-
-    Returns:
-      The outcomes, by place.
-
-    Raises:
-      ValueError: as for `run` and `resume`.
     """
     experiments = {
         place: with_sweep(experiment, jobs[place].folder, stated)

@@ -33,48 +33,33 @@ _COLLUDERS = _DROPOUTS = 2
 
 
 class Workload(NamedTuple):
-    """One benchmark.
+    """One benchmark."""
 
-    Attributes:
-      about: a description in one line.
-      shape: the shape of one example, or of one sequence of tokens.
-      cohort: clients a round; None for all.
-      num_steps: local steps a round; None for one epoch.
-      clip_norm: bound on a delta or on a gradient; None without privacy.
-      unit: "none", "client" or "record".
-      base: the workload without privacy, or with FedAvg, to measure the overhead against.
-      algorithm: used without privacy only.
-      is_text: whether inputs are integer tokens, and labels the tokens that follow.
-      is_validated: whether clients have a validation split of 25 examples.
-      is_masked: whether FedAvg's steps are masked by agreement.
-      memory: τ of Anderson acceleration; None without.
-      secure: form of `server.secure.masked`, each client sharing masks with 10 random others; None
-        without secure aggregation.
-      word_bits: of the words that floats then are, 32 or 64.
-      is_timed: whether a clock with jitter, a deadline and drop-outs is around the rounds.
-    """
-
-    about: str
-    shape: tuple[int, ...]
+    about: str  # A description in one line.
+    shape: tuple[int, ...]  # The shape of one example, or of one sequence of tokens.
     num_classes: int
     model: str
     num_clients: int
     examples_per_client: int
     batch_size: int
     model_options: Mapping[str, Any] = {}
-    cohort: int | None = None
-    num_steps: int | None = None
-    clip_norm: float | None = None
-    unit: str = "none"
+    cohort: int | None = None  # Clients a round; None for all.
+    num_steps: int | None = None  # Local steps a round; None for one epoch.
+    clip_norm: float | None = None  # Bound on a delta or on a gradient; None without privacy.
+    unit: str = "none"  # "none", "client" or "record".
+    # The workload without privacy, or with FedAvg, to measure the overhead against.
     base: str | None = None
-    algorithm: str = "fedavg"
+    algorithm: str = "fedavg"  # Used without privacy only.
     options: Mapping[str, Any] = {}
-    is_text: bool = False
-    is_validated: bool = False
-    is_masked: bool = False
-    memory: int | None = None
+    is_text: bool = False  # Whether inputs are integer tokens, and labels the tokens that follow.
+    is_validated: bool = False  # Whether clients have a validation split of 25 examples.
+    is_masked: bool = False  # Whether FedAvg's steps are masked by agreement.
+    memory: int | None = None  # τ of Anderson acceleration; None without.
+    # Form of `server.secure.masked`, each client sharing masks with 10 random others; None without
+    # secure aggregation.
     secure: Literal["masked", "cancelled"] | None = None
-    word_bits: Literal[32, 64] = 32
+    word_bits: Literal[32, 64] = 32  # Of the words that floats then are, 32 or 64.
+    # Whether a clock with jitter, a deadline and drop-outs is around the rounds.
     is_timed: bool = False
 
 
