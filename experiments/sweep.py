@@ -18,7 +18,7 @@ from fedjax_dp.experiment import (
     read_summaries,
     sweep,
 )
-from fedjax_dp.experiment.studies.tables import as_csv, as_grid
+from fedjax_dp.experiment.studies.sweep import as_csv, as_grid
 
 
 def hardware() -> str:

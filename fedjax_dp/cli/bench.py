@@ -11,12 +11,14 @@ from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.core import checks
 from fedjax_dp.experiment.assembly.devices import offer_devices
 from fedjax_dp.experiment.reading.config_files import load_config
-from fedjax_dp.experiment.studies.comparison import Change, compare, require_comparable
 from fedjax_dp.experiment.studies.projection import Network
 from fedjax_dp.experiment.studies.timing import (
+    Change,
     Projecting,
+    compare,
     measure,
     measure_experiment,
+    require_comparable,
     settings,
 )
 from fedjax_dp.experiment.studies.workloads import WORKLOADS

@@ -6,7 +6,7 @@ import inspect
 import pathlib
 import sys
 from collections.abc import Callable, Collection, Iterable
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -52,7 +52,10 @@ def application(help: str | None = None) -> typer.Typer:
 def answering(
     app: typer.Typer, name: str | None = None, cls: type[TyperCommand] | None = None
 ) -> Callable[[Callable[..., Answer]], Callable[..., None]]:
-    """Registers a function of options and `out` as a command that prints its `Answer`."""
+    """Registers a function of options and `out` as a command that prints its `Answer`.
+
+    A parameter of a NamedTuple stands for the options that are its fields.
+    """
 
     def register(function: Callable[..., Answer]) -> Callable[..., None]:
         @functools.wraps(function)
@@ -67,6 +70,8 @@ def answering(
             out = Output(console(), console(is_error=True), as_json, is_quiet, log_level)
             if "context" in own:
                 given["context"] = context
+            for key, kind in groups.items():
+                given[key] = kind(*(given.pop(field) for field in kind._fields))
             # What the user's code prints would break the JSON document.
             aside = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
             with aside, logging_at(log_level):
@@ -75,15 +80,20 @@ def answering(
             raise typer.Exit(answer.status)
 
         own = inspect.signature(function, eval_str=True).parameters
-        kind = inspect.Parameter.KEYWORD_ONLY
-        parameters = [inspect.Parameter("context", kind, annotation=typer.Context)]
-        parameters += [
-            each.replace(kind=kind) for key, each in own.items() if key not in ("out", "context")
-        ]
-        parameters += [
-            inspect.Parameter(key, kind, default=default, annotation=annotation)
-            for key, (annotation, default) in _SHARED.items()
-        ]
+        options = {key: each for key, each in own.items() if key not in ("out", "context")}
+        groups = {
+            key: each.annotation
+            for key, each in options.items()
+            if hasattr(each.annotation, "_fields")
+        }
+        parameters = [_option("context", typer.Context)]
+        for key, each in options.items():
+            of_group = get_type_hints(groups.get(key), include_extras=True) if key in groups else {}
+            defaults = getattr(each.annotation, "_field_defaults", {})
+            parameters += [_option(name, of_group[name], defaults[name]) for name in of_group]
+            if key not in groups:
+                parameters.append(each.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        parameters += [_option(key, *shared) for key, shared in _SHARED.items()]
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {each.name: each.annotation for each in parameters}
         return app.command(name, cls=cls or Once)(command)
@@ -91,13 +101,20 @@ def answering(
     return register
 
 
+def _option(
+    name: str, annotation: Any, default: Any = inspect.Parameter.empty
+) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, annotation=annotation, default=default)
+
+
 def _name_of(context: typer.Context) -> str:
     """Returns the name of a command: "run", "privacy epsilon"."""
     names: list[str] = []
-    at: Any = context
-    while at.parent is not None:
-        names.insert(0, str(at.info_name))
-        at = at.parent
+    level: Any = context
+    while level.parent is not None:
+        names.insert(0, str(level.info_name))
+        level = level.parent
     return " ".join(names)
 
 

@@ -1,21 +1,24 @@
 """Shows the progress of a run: a live bar on a terminal, lines elsewhere."""
 
+import contextlib
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import rich.progress
 
 from fedjax_dp.cli.output import Output, print_document
 from fedjax_dp.core.foreign_text import visible
+from fedjax_dp.experiment.running.console import round_in_words
 from fedjax_dp.experiment.running.run import Watcher
-from fedjax_dp.experiment.running.words import round_in_words
+from fedjax_dp.io.disk import DiskFull
 
 # The least time between two lines: in seconds, and as a share of the elapsed time.
 _SECONDS, _PART = 5.0, 0.02
+INTERRUPTED = "interrupted; the last checkpoint is kept"
 
 
 class Progress(Watcher):
@@ -56,8 +59,7 @@ class Progress(Watcher):
     def end(self) -> None:
         """Ends the process, which a compiled round may block."""
         self._bar.stop()
-        text = "interrupted; the last checkpoint is kept"
-        end_process(self._out, self._command, text, 130)
+        end_process(self._out, self._command, INTERRUPTED, 130)
 
     def phase(self, name: str) -> None:
         """Shows the phase."""
@@ -103,6 +105,19 @@ def duration(seconds: float) -> str:
         if count or not parts:
             parts.append(f"{count} {name}")
     return " ".join(parts)
+
+
+@contextlib.contextmanager
+def ending(out: Output, command: str, if_interrupted: str) -> Iterator[None]:
+    """Ends the process at once where it was interrupted or the disk is full."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        # Python would wait for the round to end.
+        end_process(out, command, if_interrupted, 130)
+    except DiskFull as error:
+        # Closing files would only fail again.
+        end_process(out, command, f"error: {error}", 2)
 
 
 def end_process(out: Output, command: str, text: str, status: int) -> NoReturn:

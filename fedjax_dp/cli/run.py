@@ -10,18 +10,17 @@ from rich.text import Text
 
 from fedjax_dp.cli.options import ConfigFile, Configured, answering, application
 from fedjax_dp.cli.output import Answer, Output, shown_path
-from fedjax_dp.cli.progress import Progress, end_process
+from fedjax_dp.cli.progress import INTERRUPTED, Progress, ending
 from fedjax_dp.core import checks, files
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading.keys import Row, describe, describe_choice
 from fedjax_dp.experiment.running import run as running
+from fedjax_dp.experiment.running.console import describe_early_end, summary_in_words
 from fedjax_dp.experiment.running.processes import is_first_process, start_processes
 from fedjax_dp.experiment.running.run import Outcome, Watcher
 from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, require_free
 from fedjax_dp.experiment.running.saved import config_of
-from fedjax_dp.experiment.running.words import describe_early_end, summary_in_words
 from fedjax_dp.experiment.schema.config import Config
-from fedjax_dp.io.disk import DiskFull
 
 app = application()
 _NAME = "run"
@@ -55,36 +54,31 @@ def command(
     `--keys` lists all keys, and `--keys --algorithm.name=fedprox` the options of an algorithm; the
     same works for data.name, data.partition, model.name and training.optimizer.
     """
-    words = list(context.args)
+    overrides = list(context.args)
     if keys:
-        return _keys([*([] if file is None else [file]), *words])
+        return _keys([*([] if file is None else [file]), *overrides])
     if resume is not None:
         others = [str(word) for word in (file, output) if word is not None]
         rule = "not be combined with a config file or --output, which the resumed run already has"
         checks.require(not others, "--resume", rule, others)
-        found = files.kind_of(resume / CONFIG_FILE, "--resume") == "file"
+        is_run = files.kind_of(resume / CONFIG_FILE, "--resume") == "file"
         rule = f"name a run folder with a {CONFIG_FILE}"
-        checks.require(found, "--resume", rule, str(resume))
-        config = config_of(resume, out.warn, words)
+        checks.require(is_run, "--resume", rule, str(resume))
+        config = config_of(resume, out.warn, overrides)
         start_processes(config)
         start = _resuming(resume, config)
     else:
-        config = config_files.load_config(file, words)
+        config = config_files.load_config(file, overrides)
         start_processes(config)
         if output is not None and is_first_process():
             require_free(output)
         start = _starting(config, output)
-    try:
+    with ending(out, _NAME, INTERRUPTED):
         if not is_first_process():
             # The first process shows progress and answers for all.
             raise typer.Exit(_status(start(Watcher())))
-        return shown(config, start, out)
-    except KeyboardInterrupt:
-        # Python would wait for the round to end.
-        end_process(out, _NAME, "interrupted; the last checkpoint is kept", 130)
-    except DiskFull as error:
-        # Closing files would only fail again.
-        end_process(out, _NAME, f"error: {error}", 2)
+        answer = shown(config, start, out)
+    return answer
 
 
 def _starting(config: Config, folder: pathlib.Path | None) -> Callable[[Watcher], Outcome]:

@@ -5,13 +5,13 @@ import math
 import pathlib
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
 from fedjax_dp.cli.options import ConfigFile, Configured, answering, application
 from fedjax_dp.cli.output import Answer, Output
-from fedjax_dp.cli.progress import Progress, end_process
+from fedjax_dp.cli.progress import Progress, ending
 from fedjax_dp.core import checks
 from fedjax_dp.core.decimals import shown
 from fedjax_dp.core.files import write_text
@@ -21,14 +21,16 @@ from fedjax_dp.experiment.studies.selection import select_privately
 from fedjax_dp.experiment.studies.sweep import (
     Point,
     Study,
+    as_csv,
+    as_list,
+    as_rows,
     average_over_seeds,
     grid_points,
     loaded,
     read_summaries,
     sweep,
 )
-from fedjax_dp.experiment.studies.tables import as_csv, as_list, as_rows
-from fedjax_dp.io.disk import STUDY_KEPT, DiskFull, reporting_full_disk
+from fedjax_dp.io.disk import STUDY_KEPT, reporting_full_disk
 from fedjax_dp.privacy.mechanisms.repetition import Repetition, repetition
 
 app = application()
@@ -38,6 +40,54 @@ _QUOTES = ("'", '"')
 _OPTIONS = {"mean": "--trials", "shape": "--trials-shape"}
 # Names in the summary of a run, and factors for the table.
 _METRICS = {"test_accuracy": 1.0, "worst_client_accuracy": 1.0, "epsilon": 1.0}
+
+
+class Choosing(NamedTuple):
+    """How points are chosen, where they are not a grid."""
+
+    select: Annotated[
+        Literal["private"] | None,
+        typer.Option(help="Run a random number of trials and choose the best, at a price in ε."),
+    ] = None
+    search: Annotated[
+        Literal["optuna"] | None,
+        typer.Option(help="Let Optuna choose the points, by exact accuracy on the test data."),
+    ] = None
+    trials: Annotated[
+        float | None,
+        typer.Option(help="The number of runs of a search, or the expected one of --select."),
+    ] = None
+    trials_shape: Annotated[
+        float | None,
+        typer.Option(help="The shape of its distribution, at least 0; 1, geometric, by default."),
+    ] = None
+    sampler: Annotated[
+        Literal["tpe", "random"] | None,
+        typer.Option(help="How a search chooses: by a model of the results (default), or random."),
+    ] = None
+    pruner: Annotated[
+        Literal["halving"] | None,
+        typer.Option(help="End the worse runs of a search early, by successive halving."),
+    ] = None
+    at_once: Annotated[
+        int | None,
+        typer.Option(help="Points that a search chooses together, by default 4."),
+    ] = None
+
+    def require_fitting(self) -> None:
+        """Refuses options of another way to choose."""
+        if self.search is not None:
+            rule = (
+                "not be combined with --search, whose points depend on the results of others: the "
+                "cost of a choice is known only of points that are drawn at random"
+            )
+            checks.require(self.select is None, "--select", rule, self.select)
+            rule = "be left out with --search: it is an option of --select private"
+            checks.require(self.trials_shape is None, "--trials-shape", rule, self.trials_shape)
+            return
+        of_search = {"--sampler": self.sampler, "--pruner": self.pruner, "--at-once": self.at_once}
+        names = [name for name, value in of_search.items() if value is not None]
+        checks.require(not names, "--search", "be optuna, for options of a search", names)
 
 
 @answering(app, cls=Configured)
@@ -57,34 +107,7 @@ def command(
         pathlib.Path | None,
         typer.Option(help="Folder of the run folders; by default runs/NAME-sweep."),
     ] = None,
-    select: Annotated[
-        Literal["private"] | None,
-        typer.Option(help="Run a random number of trials and choose the best, at a price in ε."),
-    ] = None,
-    search: Annotated[
-        Literal["optuna"] | None,
-        typer.Option(help="Let Optuna choose the points, by exact accuracy on the test data."),
-    ] = None,
-    trials: Annotated[
-        float | None,
-        typer.Option(help="The number of runs of a search, or the expected one of --select."),
-    ] = None,
-    trials_shape: Annotated[
-        float | None,
-        typer.Option(help="The shape of its distribution, at least 0; 1, geometric, by default."),
-    ] = None,
-    sampler: Annotated[
-        Literal["tpe", "random"] | None,
-        typer.Option(help="How a search chooses: by a model of the results (default), or random."),
-    ] = None,
-    pruner: Annotated[
-        Literal["halving"] | None,
-        typer.Option(help="End the worse runs of a search early, by successive halving."),
-    ] = None,
-    at_once: Annotated[
-        int | None,
-        typer.Option(help="Points that a search chooses together, by default 4."),
-    ] = None,
+    choosing: Choosing = Choosing(),
 ) -> Answer:
     """Run a grid: `fedjax-dp sweep [FILE.toml] --over KEY=V1,V2 [--over …] [--section.key VALUE]`.
 
@@ -100,82 +123,69 @@ def command(
     With `--search optuna --trials N` Optuna chooses N points, which no statement covers. The table
     then has a row for each run, the best first.
     """
-    if search is not None:
-        rule = (
-            "not be combined with --search, whose points depend on the results of others: the cost "
-            "of a choice is known only of points that are drawn at random"
-        )
-        checks.require(select is None, "--select", rule, select)
-        rule = "be left out with --search: it is an option of --select private"
-        checks.require(trials_shape is None, "--trials-shape", rule, trials_shape)
-        return _searched(
-            file, context.args, output, over or [], trials, sampler, pruner, at_once, out
-        )
-    for_search = {"--sampler": sampler, "--pruner": pruner, "--at-once": at_once}
-    given = [name for name, value in for_search.items() if value is not None]
-    checks.require(not given, "--search", "be optuna, for options of a search", given)
+    choosing.require_fitting()
+    overrides = context.args
+    if choosing.search is not None:
+        return _searched(file, overrides, output, over or [], choosing, out)
     axes = dict(_axis(word) for word in over or [])
-    given = [word.partition("=")[0] for word in over or []]
-    checks.require(len(axes) == len(given) > 0, "--over", "name one key or more, each once", given)
-    _require_apart(given, context.args)
-    config = load_config(file, context.args)
-    place = output or pathlib.Path("runs") / f"{config.title}-sweep"
-    study = Study(
-        name=config.title,
-        file=None if file is None else pathlib.Path(file),
-        axes=axes,
-        rows="",
-        columns="",
-        metrics=_METRICS,
-    )
-    grid = grid_points(study, words=context.args)
-    if select is None:
-        both = ("--trials", trials), ("--trials-shape", trials_shape)
-        given = [name for name, value in both if value is not None]
-        checks.require(not given, "--select or --search", "be given, to have trials", given)
-    else:
-        return _selected(study, grid, place, _repetition(axes, trials, trials_shape), out)
+    keys = [word.partition("=")[0] for word in over or []]
+    checks.require(len(axes) == len(keys) > 0, "--over", "name one key or more, each once", keys)
+    _require_apart(keys, overrides)
+    config = load_config(file, overrides)
+    folder = output or pathlib.Path("runs") / f"{config.title}-sweep"
+    study = _study(config.title, file, axes)
+    grid = grid_points(study, words=overrides)
+    trials, shape = choosing.trials, choosing.trials_shape
+    if choosing.select is not None:
+        return _selected(study, grid, folder, _repetition(axes, trials, shape), out)
+    both = ("--trials", trials), ("--trials-shape", shape)
+    names = [name for name, value in both if value is not None]
+    checks.require(not names, "--select or --search", "be given, to have trials", names)
     rounds = sum(loaded(study, point).run.rounds for point in grid)
-    with _resumable(out, "sweep", place):
+    with _resumable(out, "sweep", folder):
         with Progress(out, _NAME, rounds) as progress:
-            sweep(study, grid, place, out.note, watcher=progress)
-        entries = average_over_seeds(study, read_summaries(grid, place))
+            sweep(study, grid, folder, out.note, watcher=progress)
+        entries = average_over_seeds(study, read_summaries(grid, folder))
         table = as_list(study, entries)
-        _write_tables(place, study, entries, table)
-        _draw(study, entries, place / "accuracy.png", out)
-    document = {"folder": str(place), "points": len(grid), "entries": entries}
-    return Answer(document, lambda out: out.say(f"{table}\n\ntables: {place}"), str(place))
+        _write_tables(folder, study, entries, table)
+        _draw(study, entries, folder / "accuracy.png", out)
+    return _tabled(folder, len(grid), entries, table)
+
+
+def _study(title: str, file: str | None, axes: Mapping[str, Any]) -> Study:
+    path = None if file is None else pathlib.Path(file)
+    return Study(name=title, file=path, axes=axes, rows="", columns="", metrics=_METRICS)
+
+
+def _tabled(
+    folder: pathlib.Path, points: int, entries: Sequence[Mapping[str, Any]], table: str
+) -> Answer:
+    """Answers with the entries of a study and the table that was written of them."""
+    document = {"folder": str(folder), "points": points, "entries": entries}
+    return Answer(document, lambda out: out.say(f"{table}\n\ntables: {folder}"), str(folder))
 
 
 @contextlib.contextmanager
-def _resumable(out: Output, what: str, place: pathlib.Path) -> Iterator[None]:
+def _resumable(out: Output, what: str, folder: pathlib.Path) -> Iterator[None]:
     """Ends the process, with how to resume, where it was interrupted or the disk is full."""
-    try:
-        with reporting_full_disk(STUDY_KEPT):
-            yield
-    except KeyboardInterrupt:
-        end_process(out, _NAME, f"interrupted; the same command resumes the {what} in {place}", 130)
-    except DiskFull as error:
-        # Closing files would only fail again.
-        end_process(out, _NAME, f"error: {error}", 2)
+    text = f"interrupted; the same command resumes the {what} in {folder}"
+    with ending(out, _NAME, text), reporting_full_disk(STUDY_KEPT):
+        yield
 
 
 def _write_tables(
-    place: pathlib.Path, study: Study, entries: Sequence[Mapping[str, Any]], table: str
+    folder: pathlib.Path, study: Study, entries: Sequence[Mapping[str, Any]], table: str
 ) -> None:
-    write_text(place / "table.csv", as_csv(entries))
-    write_text(place / "table.md", f"# {study.name}\n\n{table}\n")
+    write_text(folder / "table.csv", as_csv(entries))
+    write_text(folder / "table.md", f"# {study.name}\n\n{table}\n")
 
 
 def _searched(
     file: str | None,
-    words: Sequence[str],
+    overrides: Sequence[str],
     output: pathlib.Path | None,
     over: Sequence[str],
-    trials: float | None,
-    sampler: Literal["tpe", "random"] | None,
-    pruner: Literal["halving"] | None,
-    at_once: int | None,
+    choosing: Choosing,
     out: Output,
 ) -> Answer:
     """Runs the points that Optuna chooses."""
@@ -188,9 +198,9 @@ def _searched(
         checks.require(key != "seed", "--over", rule, word)
         return key, Span(*ends) if ends else [word.partition("=")[2] for (word,) in values.values()]
 
-    space = dict(map(axis_of, over))
-    _require_apart([word.partition("=")[0] for word in over], words)
-    config = load_config(file, words)
+    space, trials, at_once = dict(map(axis_of, over)), choosing.trials, choosing.at_once
+    _require_apart([word.partition("=")[0] for word in over], overrides)
+    config = load_config(file, overrides)
     rule = "name one key or more, each once"
     checks.require(len(space) == len(over) > 0, "--over", rule, list(over))
     rule = "be given, the whole number of runs"
@@ -203,27 +213,19 @@ def _searched(
     plan = Plan(
         space,
         int(trials),
-        sampler or "tpe",
-        is_halving=pruner is not None,
+        choosing.sampler or "tpe",
+        is_halving=choosing.pruner is not None,
         at_once=at_once or 4,
         seed=config.run.seed,
     )
-    place = output or pathlib.Path("runs") / f"{config.title}-search"
-    study = Study(
-        name=config.title,
-        file=None if file is None else pathlib.Path(file),
-        axes={},
-        rows="",
-        columns="",
-        metrics=_METRICS,
-    )
-    with _resumable(out, "search", place):
+    folder = output or pathlib.Path("runs") / f"{config.title}-search"
+    study = _study(config.title, file, {})
+    with _resumable(out, "search", folder):
         with Progress(out, _NAME, plan.trials * config.run.rounds) as progress:
-            entries = search(study, plan, place, words, out.note, progress)
+            entries = search(study, plan, folder, overrides, out.note, progress)
         table = as_rows(entries)
-        _write_tables(place, study, entries, table)
-    document = {"folder": str(place), "points": len(entries), "entries": entries}
-    return Answer(document, lambda out: out.say(f"{table}\n\ntables: {place}"), str(place))
+        _write_tables(folder, study, entries, table)
+    return _tabled(folder, len(entries), entries, table)
 
 
 def _ends(word: str) -> tuple[Any, Any, bool] | None:
@@ -262,15 +264,15 @@ def _repetition(axes: Mapping[str, Any], trials: float | None, shape: float | No
 
 
 def _selected(
-    study: Study, grid: Sequence[Point], place: pathlib.Path, trials: Repetition, out: Output
+    study: Study, grid: Sequence[Point], folder: pathlib.Path, trials: Repetition, out: Output
 ) -> Answer:
     """Chooses among points privately; the number of trials is in no answer."""
-    with _resumable(out, "selection", place):
+    with _resumable(out, "selection", folder):
         choice = select_privately(
-            study, grid, place, trials, report=lambda line: None, warn=out.warn
+            study, grid, folder, trials, report=lambda line: None, warn=out.warn
         )
     if choice is None:
-        document = {"folder": str(place), "chosen": None}
+        document = {"folder": str(folder), "chosen": None}
         return Answer(document, lambda out: out.say("no trial was drawn"), "")
     chosen, epsilon = choice.point.values, choice.epsilon
     answer = {"folder": str(choice.folder), "chosen": chosen, "epsilon": epsilon}

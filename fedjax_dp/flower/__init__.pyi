@@ -9,7 +9,7 @@ from .apps import (
 from .exchange import NotOpenError as NotOpenError
 from .export import write_app as write_app
 from .grid import GridNodes as GridNodes
-from .journal import Journal as Journal
+from .server import Journal as Journal
 from .ledger import Budget as Budget
 from .node import client_app as client_app
 from .projects import (

@@ -1,8 +1,4 @@
-"""The folder that a node and a training script share.
-
-The node writes the model of a round; the script writes the trained parameters of each data link,
-and scores. All files appear whole, under a lock.
-"""
+"""The folder that a node and a training script share, and the file of the scores it reports."""
 
 import contextlib
 import json
@@ -10,8 +6,9 @@ import os
 import pathlib
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -302,3 +299,45 @@ def until(condition: Callable[[], bool], deadline: float) -> None:
     """Waits until a condition holds or a time, in seconds since 1970, has come."""
     while not condition() and time.time() < deadline:
         time.sleep(EVERY)
+
+
+# What a server collects, and what a node sends.
+Scores = Literal["none", "exact"]
+_MOST_BYTES = 2**20
+
+
+class ScoresFile:
+    """A file of reports, one per line: round, clients and scores."""
+
+    def __init__(self, path: str | pathlib.Path) -> None:
+        """Opens the file; a new one is readable by its owner alone."""
+        self._path = pathlib.Path(path)
+        self._path.touch(mode=0o600)
+
+    def append(self, clients: Sequence[int], text: str) -> None:
+        """Appends the reports in a reply; those that do not fit are left out, with a warning."""
+        lost = f"scores of clients {list(clients)} are lost"
+        try:
+            checks.require(len(text) <= _MOST_BYTES, "scores", "have at most 1 MiB", len(text))
+            found = files.parse_json(text, "scores")
+            checks.require(isinstance(found, list), "scores", "be a list of reports", found)
+        except ValueError as error:
+            warnings.warn(f"{lost}: {error}", stacklevel=2)
+            return
+        for line in found:
+            try:
+                report = _report(line, clients)
+            except ValueError as error:
+                warnings.warn(f"{lost}: {error}", stacklevel=2)
+                continue
+            files.append_line(self._path, json.dumps(report))
+
+
+def _report(line: Any, clients: Sequence[int]) -> dict[str, Any]:
+    """Reads a report of a node."""
+    require_scores(line)
+    link = line["datalink"]
+    rule = f"be None or one of {list(clients)}"
+    checks.require(link is None or link in clients, "datalink", rule, link)
+    of = list(clients) if link is None else [link]
+    return {"round": line["round"], "clients": of, "scores": line["scores"]}

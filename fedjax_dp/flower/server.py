@@ -33,17 +33,51 @@ from fedjax_dp.engine.record import (
 from fedjax_dp.engine.record import digest_of as digest_of_numbers
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.sides import Closed, clients_at_server, server_side
-from fedjax_dp.flower.agreement import with_seeds
-from fedjax_dp.flower.journal import Journal
-from fedjax_dp.flower.masking import Masking, SetUp
+from fedjax_dp.flower.agreement import Masking, SetUp, with_seeds
 from fedjax_dp.flower.packets import Distinct, Packet, arrays_of
 from fedjax_dp.flower.plan import Plan, require_own_scale
-from fedjax_dp.flower.replies import Replies
+from fedjax_dp.flower.request import Replies
 from fedjax_dp.flower.terms import Keys
 from fedjax_dp.privacy.claims import OnceClaim
 from fedjax_dp.server.base import Close, Fate, Roster, Stacked
 from fedjax_dp.server.secure.aggregator import masks_of
 from fedjax_dp.server.secure.key_agreement import SeedTable
+
+
+class Journal(Protocol):
+    """The rounds that were sent, in order."""
+
+    @property
+    def run(self) -> str:
+        """A random name of the run, the same when it is resumed."""
+
+    def append(self, round: int, record: RoundRecord) -> None:
+        """Writes a round that is about to be sent.
+
+        Args:
+          round: rounds done before it.
+          record: its record, as it is known before messages leave.
+        """
+
+    def num_attempts(self, round: int) -> int:
+        """Counts the earlier attempts of a round.
+
+        Args:
+          round: rounds done before it.
+
+        Returns:
+          The number of attempts.
+        """
+
+    def num_released(self, round: int) -> int:
+        """Counts the earlier attempts of a round whose aggregate was sent to nodes afterwards.
+
+        Args:
+          round: rounds done before it.
+
+        Returns:
+          The number of attempts.
+        """
 
 
 class Nodes(Protocol):

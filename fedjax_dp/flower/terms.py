@@ -1,10 +1,12 @@
-"""The clients of a node, and what it requires of the rounds that it takes part in."""
+"""The clients of a node, its configuration, and what it requires of rounds."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
+from fedjax_dp.core import disclosure
 from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.flower.exchange import FOLDER, Scores
 from fedjax_dp.flower.ledger import Budget
 
 Keys = Literal["device", "parity"]
@@ -71,3 +73,81 @@ def sizes_of(node: Node) -> dict[str, list[int]]:
     """Returns the sizes of a node's clients, as facts of a message."""
     second = [] if node.validation is None else node.validation.sizes.tolist()
     return {"sizes": node.train.sizes.tolist(), "validation sizes": second}
+
+
+_PARTITION = ("partition-id", "num-partitions")
+_MOST_DIGITS = 100
+# They are read by processes that Flower starts, wherever it does.
+_PATHS = ("data", "state-dir", "experiment")
+_CHOICES = {
+    "keys": get_args(Keys),
+    "training": ("package", "script"),
+    "scores": get_args(Scores),
+}
+_NAMES = ("clients", *_PARTITION, *_PATHS, *_CHOICES)
+
+
+def require_node_config(config: Mapping[str, Any]) -> None:
+    """Requires names that are read, absolute paths, and one of the choices where there are some."""
+    for name in config:
+        disclosure.one_of("a name in node-config", name, _NAMES)
+    for name in _PATHS:
+        path = str(config.get(name, "/"))
+        rule = "be an absolute path"
+        disclosure.require(pathlib.Path(path).is_absolute(), f"node-config {name}", rule, path)
+    for name, choices in _CHOICES.items():
+        if name in config:
+            disclosure.one_of(f"node-config {name}", str(config[name]), choices)
+
+
+def clients_of(config: Mapping[str, Any], num_clients: int) -> list[int]:
+    """Reads which clients a node holds."""
+    of_partition = [name for name in _PARTITION if name in config]
+    if "clients" in config:
+        rule = "hold clients, or partition-id and num-partitions, not both"
+        disclosure.require(not of_partition, "node-config", rule, dict(config))
+        return _listed(str(config["clients"]), num_clients)
+    rule = "hold clients, or partition-id and num-partitions"
+    disclosure.require(len(of_partition) == len(_PARTITION), "node-config", rule, dict(config))
+    own, parts = (_index(f"node-config {name}", config[name]) for name in _PARTITION)
+    disclosure.require(parts >= 1, "node-config num-partitions", "be at least 1", parts)
+    most = min(parts, num_clients) - 1
+    disclosure.require(own <= most, "node-config partition-id", f"be from 0 to {most}", own)
+    return [i for i in range(num_clients) if i % parts == own]
+
+
+def script_of(config: Mapping[str, Any], rounds: int) -> Script | None:
+    """Reads who trains the clients of a node; None for the package."""
+    if config.get("training", "package") == "package":
+        return None
+    rule = "hold state-dir, the folder that the node and a training script share"
+    disclosure.require("state-dir" in config, "node-config", rule, dict(config))
+    folder = pathlib.Path(str(config["state-dir"])) / FOLDER
+    return Script(folder, rounds, sends_scores=config.get("scores") == "exact")
+
+
+def _listed(text: str, num_clients: int) -> list[int]:
+    """Reads a list such as "0-4,9" of clients of a population."""
+    found: set[int] = set()
+    for part in text.split(","):
+        numbers = part.strip().split("-")
+        rule = "be numbers and ranges, such as 0-4,9"
+        is_range = len(numbers) <= 2 and all(_is_number(each) for each in numbers)
+        is_range = is_range and int(numbers[0]) <= int(numbers[-1])
+        disclosure.require(is_range, "node-config clients", rule, text)
+        rule = f"be from 0 to {num_clients - 1}, as the population has {num_clients} clients"
+        fits = int(numbers[-1]) < num_clients
+        disclosure.require(fits, "node-config clients", rule, part.strip())
+        found |= set(range(int(numbers[0]), int(numbers[-1]) + 1))
+    return sorted(found)
+
+
+def _index(name: str, value: Any) -> int:
+    """Reads a whole number, with or without quotes."""
+    disclosure.require(_is_number(str(value)), name, "be a whole number", value)
+    return int(value)
+
+
+def _is_number(text: str) -> bool:
+    """Whether a text is a whole number that Python reads."""
+    return text.isdecimal() and len(text) <= _MOST_DIGITS

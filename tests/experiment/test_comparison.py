@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from marks import slow
 
-from fedjax_dp.experiment.studies.comparison import _rank, compare, require_comparable
+from fedjax_dp.experiment.studies.timing import _rank, compare, require_comparable
 
 
 def result(seconds, peaks=None, name="W1", **facts):

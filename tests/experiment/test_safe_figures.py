@@ -20,10 +20,10 @@ from fedjax_dp.cli import audit as audit_command
 from fedjax_dp.cli import sweep as sweep_command
 from fedjax_dp.cli.output import Output
 from fedjax_dp.experiment import Study, report
+from fedjax_dp.experiment.running.console import round_in_words, summary_in_words
 from fedjax_dp.experiment.running.health import Health
 from fedjax_dp.experiment.running.steps import Outcome
-from fedjax_dp.experiment.running.words import round_in_words, summary_in_words
-from fedjax_dp.experiment.studies import sweep, tables
+from fedjax_dp.experiment.studies import sweep
 from fedjax_dp.experiment.studies.audits import AuditReport
 from fedjax_dp.experiment.studies.selection import Choice
 from fedjax_dp.experiment.studies.sweep import Point
@@ -96,8 +96,8 @@ def sweep_tables(epsilon, dp_delta, **_):
     rows = [{"trial": 1, "epsilon": epsilon, "privacy.record.dp_delta": dp_delta}]
     return "\n".join(
         (
-            *(tables.as_csv([entry(epsilon)]), tables.as_grid(STUDY, [entry(epsilon)])),
-            *(tables.as_list(STUDY, [entry(epsilon)]), tables.as_rows(rows), tables.as_csv(rows)),
+            *(sweep.as_csv([entry(epsilon)]), sweep.as_grid(STUDY, [entry(epsilon)])),
+            *(sweep.as_list(STUDY, [entry(epsilon)]), sweep.as_rows(rows), sweep.as_csv(rows)),
         )
     )
 
@@ -218,7 +218,7 @@ def test_numbers_that_rounds_run_with_are_shown_as_they_were_given():
 def test_an_infinite_epsilon_is_averaged_and_shown():
     rows = [json.loads('{"epsilon": "inf", "rate": "1"}')]
     (found,) = sweep.average_over_seeds(STUDY, rows)
-    assert found["mean"] == math.inf and "inf" in tables.as_list(STUDY, [found])
+    assert found["mean"] == math.inf and "inf" in sweep.as_list(STUDY, [found])
 
 
 def test_counts_of_releases_are_whole():
@@ -249,6 +249,6 @@ def test_a_table_on_disk_has_what_the_words_have(tmp_path):
 def test_no_cell_of_a_sweep_is_a_formula_or_another_row():
     name = "=cmd|' /C calc'!A0\n| x | 0.01 |"
     rows = [entry(2.0) | {"rate": name}, entry(2.0) | {"rate": "-0.5"}]
-    lines = list(csv.reader(io.StringIO(tables.as_csv(rows))))
+    lines = list(csv.reader(io.StringIO(sweep.as_csv(rows))))
     assert len(lines) == 3 and lines[1][0].startswith("'=") and lines[2][0] == "-0.5"
-    assert len(tables.as_list(STUDY, rows).splitlines()) == 4
+    assert len(sweep.as_list(STUDY, rows).splitlines()) == 4

@@ -7,8 +7,8 @@ import pytest
 
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.experiment.components.experiment import Population
-from fedjax_dp.experiment.running import same_data
-from fedjax_dp.experiment.running.same_data import require_same_data, write_fingerprint
+from fedjax_dp.experiment.running import saved
+from fedjax_dp.experiment.running.saved import require_same_data, write_fingerprint
 
 
 def data(sizes=(2, 3), change=0.0, row=4, dtype=np.float32, names=("a", "b")):
@@ -64,9 +64,9 @@ def test_every_part_is_compared(file, part):
 
 @pytest.mark.parametrize("is_on_disk", [True, False])
 def test_of_large_data_some_rows_are_read(file, tmp_path, monkeypatch, is_on_disk):
-    monkeypatch.setattr(same_data, "_SAMPLED_ROWS", 3)
+    monkeypatch.setattr(saved, "_SAMPLED_ROWS", 3)
     if not is_on_disk:
-        monkeypatch.setattr(same_data, "_WHOLE_BYTES", 10)
+        monkeypatch.setattr(saved, "_WHOLE_BYTES", 10)
 
     def stored(name, **change):
         made = data(**change)

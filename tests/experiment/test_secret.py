@@ -22,7 +22,7 @@ from run_folders import (
 from fedjax_dp.core import keys
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.reading import config_files
-from fedjax_dp.experiment.running import same_bits, starting
+from fedjax_dp.experiment.running import saved, starting
 from fedjax_dp.experiment.running.starting import first_state, new_root
 
 pytestmark = [
@@ -216,12 +216,12 @@ def test_private_runs_refuse_a_generator_without_a_stated_quality(impl, tmp_path
 
 def resumed_elsewhere(folder, words, rounds_saved):
     """Gives the warnings of a run that resumes with another release of JAX."""
-    now, warned = same_bits.environment(), []
+    now, warned = saved.environment(), []
     libraries = {**now["libraries"], "jax": "9.9.9"}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(same_bits, "environment", lambda: {**now, "libraries": libraries})
+        patched.setattr(saved, "environment", lambda: {**now, "libraries": libraries})
         experiment = assemble_once(load_config(None, words))
-        same_bits.require_same_rounding(experiment, folder, rounds_saved, warned.append)
+        saved.require_same_rounding(experiment, folder, rounds_saved, warned.append)
     return warned
 
 
@@ -236,6 +236,6 @@ def test_secret_noise_is_not_repeated_with_other_rounding(finished):
     for name in ("environment.json", "digests.json"):
         (finished / name).unlink()
     with pytest.raises(ValueError, match=r"rounds 7 to 8.*environment\.json is missing"):
-        same_bits.require_same_rounding(
+        saved.require_same_rounding(
             assemble_once(load_config(None, SECRET)), finished, 6, list().append
         )

@@ -23,9 +23,8 @@ from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running import results, starting, steps
 from fedjax_dp.experiment.running import run as running
 from fedjax_dp.experiment.running.release import require_publishable
-from fedjax_dp.experiment.studies import together
-from fedjax_dp.experiment.studies.sweep import loaded, read_summaries
-from fedjax_dp.experiment.studies.tables import as_csv, as_list
+from fedjax_dp.experiment.studies import batched_runs
+from fedjax_dp.experiment.studies.sweep import as_csv, as_list, loaded, read_summaries
 
 PLAIN = (SMALL[0], "--execution.devices=1", "--participation.sampler=poisson")
 CLIENT = ("--privacy.unit=client", "--algorithm.name=dp_fedavg")
@@ -54,12 +53,12 @@ def counted(monkeypatch):
     """The programs that run points together, each with the number of its points."""
     made = []
 
-    class Counting(together.Joint):
+    class Counting(batched_runs.Joint):
         def __init__(self, programs, *rest, **more):
             super().__init__(programs, *rest, **more)
             made.append((self, len(programs)))
 
-    monkeypatch.setattr(together, "Joint", Counting)
+    monkeypatch.setattr(batched_runs, "Joint", Counting)
     return made
 
 
@@ -139,8 +138,8 @@ def test_a_point_that_is_resumed_alone_states_what_its_sweep_does(tmp_path):
     noise = ("--privacy.client.epsilon=none", "--privacy.client.noise_multiplier=5")
     config = load_config(None, (*PLAIN, *CLIENT, *noise, "--run.rounds=1", "--run.plots=false"))
     facts = {"sweep": 2, "search": "Optuna", "pruner": "halving"}
-    jobs = {0: together.Job(config, tmp_path)}
-    together.run_together(jobs, Watcher(), stated=facts)
+    jobs = {0: batched_runs.Job(config, tmp_path)}
+    batched_runs.run_together(jobs, Watcher(), stated=facts)
     before = [read_json(tmp_path, name) for name in ("privacy.json", "summary.json")]
     [claim] = before[0]["claims"]
     assert {*claim["not_private"]} >= {
@@ -215,15 +214,15 @@ def test_evaluations_are_shared_where_they_read_the_same(tmp_path):
     for words, is_shared in (((), True), (("--model.frozen=['params/Dense_0']",), False)):
         model = ("--model.name=mlp", *words)
         config = load_config(None, (*PLAIN, *NOT_PRIVATE, "--run.rounds=1", *model))
-        jobs = {i: together.Job(config, tmp_path / str(i)) for i in range(2)}
-        found = together._sharing([e for _, e in together.assembled(jobs, Watcher())])
+        jobs = {i: batched_runs.Job(config, tmp_path / str(i)) for i in range(2)}
+        found = batched_runs._sharing([e for _, e in batched_runs.assembled(jobs, Watcher())])
         assert (found[0].evaluator is found[1].evaluator) == is_shared
         assert found[0].population is found[1].population
 
 
 def test_experiments_that_differ_in_numbers_alone_are_alike():
     def of(*words):
-        return together.alike(load_config(None, [*SMALL, *words]))
+        return batched_runs.alike(load_config(None, [*SMALL, *words]))
 
     assert of(*CLIENT) == of(*CLIENT, "--training.learning_rate=0.7", "--run.seed=3")
     assert of(*CLIENT) != of(*NOT_PRIVATE)

@@ -6,10 +6,9 @@ import pytest
 from marks import telling
 from run_folders import NOT_PRIVATE, SMALL, execute, metrics, read_json
 
-from fedjax_dp.engine.accounts.communication import communication
+from fedjax_dp.engine.accounts.communication import ByteTotals, communication
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly.assemble import assemble
-from fedjax_dp.experiment.running.byte_totals import ByteTotals
 from fedjax_dp.server.oblivious import noise_messages
 
 # Logistic regression on digits: 64 features, 10 classes.

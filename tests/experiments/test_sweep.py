@@ -11,7 +11,7 @@ from fedjax_dp.experiment.assembly.assemble import checked_config
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.run import Outcome
 from fedjax_dp.experiment.schema.constraints import ConfigError
-from fedjax_dp.experiment.studies import sweep, together
+from fedjax_dp.experiment.studies import batched_runs, sweep
 from fedjax_dp.io import plots
 
 FILE = pathlib.Path(__file__).parents[2] / "experiments" / "fedavg" / "mnist.toml"
@@ -119,7 +119,7 @@ METHODS = STUDY._replace(
 
 def test_all_points_are_checked_before_the_first_starts(tmp_path, calls, monkeypatch):
     """FedAvg needs no privacy, and DP-FedAvg cannot be without; no data are read for it."""
-    monkeypatch.setattr(together, "population_of", None)
+    monkeypatch.setattr(batched_runs, "population_of", None)
     grid = sweep.grid_points(METHODS, {}, ("--privacy.unit=none",))
     with pytest.raises(ValueError, match=r"method=dp_fedavg: privacy\.unit must be"):
         sweep.sweep(METHODS, grid, tmp_path, lambda line: None)
@@ -135,8 +135,8 @@ def test_all_points_are_assembled_before_the_first_starts(tmp_path, calls, monke
         if config.algorithm.name == "scaffold":
             raise ValueError("model.name must be of images")
 
-    monkeypatch.setattr(together, "assemble", assemble)
-    monkeypatch.setattr(together, "population_of", lambda config: None)
+    monkeypatch.setattr(batched_runs, "assemble", assemble)
+    monkeypatch.setattr(batched_runs, "population_of", lambda config: None)
     grid = sweep.grid_points(METHODS, {"method": ["fedavg", "scaffold"]}, ("--privacy.unit=none",))
     with pytest.raises(ValueError, match=r"method=scaffold: model\.name must be of images"):
         sweep.sweep(METHODS, grid, tmp_path, lambda line: None)

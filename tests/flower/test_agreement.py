@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from flwr.app import RecordDict
 
-from fedjax_dp.flower.agreement import KEYS, SHARES, UNMASK, Agreement
-from fedjax_dp.flower.masking import Masking
+from fedjax_dp.flower.agreement import KEYS, SHARES, UNMASK, Agreement, Masking
 from fedjax_dp.flower.packets import Packet
 from fedjax_dp.server import secure
 from fedjax_dp.server.base import Fate

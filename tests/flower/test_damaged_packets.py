@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as of_numpy
 
 from fedjax_dp.engine import Fate
-from fedjax_dp.flower import grid, masking, registration, replies, scores
+from fedjax_dp.flower import agreement, exchange, grid, registration, request
 from fedjax_dp.flower.packets import Packet, arrays_of, packet_of, tree_of
 from fedjax_dp.flower.plan import Shapes
 from fedjax_dp.flower.testing import InProcess
@@ -111,7 +111,7 @@ def test_a_damaged_record_is_read_or_a_value_error(record):
 
 
 def gathered(reply):
-    reader = replies.Replies(Shapes(None, None, None, None, TREE), is_stacked=False)
+    reader = request.Replies(Shapes(None, None, None, None, TREE), is_stacked=False)
     ids, fate = np.array([0, 2, -1]), np.array([1, 1, 0], np.int8)
     return reader.gathered({11: reply}, {11: Packet(FACTS)}, ids, fate)
 
@@ -134,7 +134,7 @@ def answered(reply):
     """Reads the reply to a step of an agreement on masks."""
     masks = SimpleNamespace(graph=None, encoding=SimpleNamespace(max_clients=9))
     asked = {11: Packet({**FACTS, "setup": "s"})}
-    part = masking.Masking(masks, {0: 11, 2: 11}, lambda kind, packets: {11: reply})
+    part = agreement.Masking(masks, {0: 11, 2: 11}, lambda kind, packets: {11: reply})
     return part._answers("train.keys", asked, "public", (3, 32))
 
 
@@ -169,7 +169,7 @@ REPORTS = st.fixed_dictionaries({"round": JSON, "datalink": JSON, "scores": JSON
 @given(st.text() | st.builds(json.dumps, JSON | st.lists(REPORTS | JSON)))
 @pytest.mark.filterwarnings("ignore")
 def test_any_text_for_scores_is_stored_or_left_out(tmp_path_factory, text):
-    scores.ScoresFile(tmp_path_factory.getbasetemp() / "scores.jsonl").append([1, 3], text)
+    exchange.ScoresFile(tmp_path_factory.getbasetemp() / "scores.jsonl").append([1, 3], text)
 
 
 def grid_of(facts):
@@ -190,16 +190,16 @@ def claims():
 
 
 def report(folder):
-    scores.ScoresFile(folder / "scores.jsonl").append([1], "[{}]")
+    exchange.ScoresFile(folder / "scores.jsonl").append([1], "[{}]")
 
 
 PLACES = {
     "a reply to a question": (grid, "packet_of", lambda _: claims()),
     "a claim": (grid, "_claims", lambda _: claims()),
     "a registration": (registration, "_answer", lambda _: registration.registered(grid_of({}), 1)),
-    "a step under masks": (masking, "require_echo", lambda _: answered(Packet())),
-    "a reply of a round": (replies, "tree_of", lambda _: gathered(Packet(FACTS))),
-    "a report of scores": (scores, "_report", report),
+    "a step under masks": (agreement, "require_echo", lambda _: answered(Packet())),
+    "a reply of a round": (request, "tree_of", lambda _: gathered(Packet(FACTS))),
+    "a report of scores": (exchange, "_report", report),
 }
 
 

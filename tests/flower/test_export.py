@@ -16,8 +16,8 @@ from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.reading.config_files import to_toml
 from fedjax_dp.flower import write_app
 from fedjax_dp.flower.apps import client_app_of, terms_of
-from fedjax_dp.flower.node_config import clients_of, require_node_config, script_of
 from fedjax_dp.flower.plan import require_same
+from fedjax_dp.flower.terms import clients_of, require_node_config, script_of
 
 yaml = pytest.importorskip("yaml")
 WORDS = ["--run.name", "A trial, 2", "--run.secret", "true"]

@@ -28,9 +28,8 @@ from fedjax_dp.data import FederatedData, full_participation
 from fedjax_dp.engine import Fate, population_of
 from fedjax_dp.engine.sides import Work
 from fedjax_dp.flower import Budget, Node, Script, Terms, client_app, node, request
-from fedjax_dp.flower.agreement import KEYS, SHARES, UNMASK
+from fedjax_dp.flower.agreement import KEYS, SHARES, UNMASK, Masking
 from fedjax_dp.flower.exchange import Exchange, Task
-from fedjax_dp.flower.masking import Masking
 from fedjax_dp.flower.node import CLIENTS, PRIVACY, SCORES
 from fedjax_dp.flower.packets import Packet, arrays_of, packet_of
 from fedjax_dp.flower.plan import Plan

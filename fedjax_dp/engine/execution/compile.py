@@ -12,7 +12,7 @@ import numpy as np
 from chex import PRNGKey
 from jax.sharding import Mesh
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.algorithms.base import FederatedAlgorithm, HostStep
 from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
@@ -31,6 +31,7 @@ from fedjax_dp.engine.cohort import Examples, traced, typed
 from fedjax_dp.engine.execution.host_steps import after_host_step, rounds_and_host_steps
 from fedjax_dp.engine.execution.joint import Program
 from fedjax_dp.engine.execution.memory import (
+    Memory,
     explained,
     memory_of,
     require_host_memory,
@@ -40,6 +41,7 @@ from fedjax_dp.engine.execution.placement import Placement, placement_of
 from fedjax_dp.engine.execution.round_loop import (
     Count,
     OneRound,
+    Rounds,
     one_round,
     resident_examples,
     resident_rounds,
@@ -197,16 +199,53 @@ def compile_federation(
     require_settings()
     execution.validate()
     check_wrapped(federation)
-    targets = federation.facts.targets
-    given = {"data": data} | ({} if validation is None else {"validation": validation})
-    for name, split in given.items():
-        require_targets(name, split, targets)
+    splits = {"data": data} | ({} if validation is None else {"validation": validation})
+    for name, split in splits.items():
+        require_targets(name, split, federation.facts.targets)
     execution = execution.for_cohort(federation.cohorts.cohort_size)
     layout, layouts = layout_of(
         federation,
         execution,
         lambda fixed: compile_federation(federation, data, fixed, validation=validation),
     )
+    parts = _fitted(federation, layout, execution, data, validation)
+    blocks = _blocks(parts, Watch() if execution.debug else None)
+    runner = _Runner(parts, blocks)
+    return Simulation(
+        init=runner.init,
+        run=runner.run,
+        compile=runner.compile,
+        portable=parts.place.portable,
+        for_checkpoint=parts.place.for_checkpoint,
+        federation=federation,
+        layout=layout,
+        num_traces=lambda: blocks.counter.traces,
+        layouts=layouts,
+        program=blocks.program,
+    )
+
+
+class _Parts(NamedTuple):
+    """A federation with the layout of its rounds, and where its arrays are."""
+
+    federation: Federation
+    data: FederatedData
+    validation: FederatedData | None
+    execution: ExecutionConfig
+    layout: Layout
+    outer: PyTree  # The shapes of wrappers' states.
+    place: Placement
+    memory: Memory  # Of a round, which fits.
+
+
+def _fitted(
+    federation: Federation,
+    layout: Layout,
+    execution: ExecutionConfig,
+    data: FederatedData,
+    validation: FederatedData | None,
+) -> _Parts:
+    """Chooses where arrays are, and refuses what the layout cannot run or memory cannot hold."""
     outer = jax.eval_shape(federation.init, jax.random.key(0)).outer
     num_clients, facts = federation.population.num_clients, federation.facts
     state_bytes = facts.own_bytes * layout.clients_per_device(num_clients)
@@ -219,8 +258,9 @@ def compile_federation(
     )
     if place.is_resident:
         # Those that are streamed are checked as they are read.
-        for name, split in given.items():
-            require_targets(name, split, targets, on_disk=True)
+        require_targets("data", data, facts.targets, on_disk=True)
+        if validation is not None:
+            require_targets("validation", validation, facts.targets, on_disk=True)
     if is_distributed():
         _require_distributable(federation, place)
     if layout.splits_longest:
@@ -236,93 +276,124 @@ def compile_federation(
     require_memory(memory, layout.mesh_size)
     if not place.is_resident and not place.is_on_disk:
         require_host_memory(num_clients, facts.own_bytes)
-    count, made, watch = Count(), _Made(), Watch() if execution.debug else None
-    # An error is raised after the round that it is of.
-    calls = 1 if execution.debug else execution.rounds_per_call
+    return _Parts(federation, data, validation, execution, layout, outer, place, memory)
+
+
+class _Blocks(NamedTuple):
+    """What runs blocks of rounds."""
+
+    planned: Rounds  # By the numbers of the layout.
+    general: Rounds  # By any numbers, with loops of any length.
+    counter: Count
+    watch: Watch | None
+    program: Program | None = None  # See `Simulation.program`.
+
+
+def _blocks(parts: _Parts, watch: Watch | None) -> _Blocks:
+    """Compiles the round, and how blocks of it get their examples."""
+    federation, data, validation, execution, layout, outer, place, memory = parts
     with explained(memory):
         frozen = _placed_frozen(federation, layout, place, execution.model_axis)
-    of_state = place.of_state(outer) if layout.divides_model else None
+    count, of_state = Count(), place.of_state(outer) if layout.divides_model else None
 
     def round_in(layout: Layout) -> OneRound:
-        found = one_round(federation, layout, frozen, count, of_state, watch)
+        compiled = one_round(federation, layout, frozen, count, of_state, watch)
         if execution.model_axis is not None and jax.default_backend() == "cpu":
-            found = found._replace(check=execution.model_axis.require_separate_groups)
-        return found
+            compiled = compiled._replace(check=execution.model_axis.require_separate_groups)
+        return compiled
 
-    round_of = round_in(layout)
-    # Rounds by numbers that are not those of the layout: with loops of any length.
-    general = layout._replace(equal_work=None)
+    round_of, general = round_in(layout), layout._replace(equal_work=None)
     round_of_any = round_of if layout.equal_work is None else round_in(general)
-    program = None
-    if place.is_resident:
-
-        @cache
-        def examples() -> Examples:
-            return place.share(resident_examples(federation, layout, data, validation, calls))
-
-        rounds_of = resident_rounds(round_of, examples, calls)
-        rounds_of_any = resident_rounds(round_of_any, examples, calls)
-        splits = layout.splits_longest and layout.num_devices > 1
-        is_alone = is_distributed() or layout.divides_model or splits or watch is not None
-        if not is_alone and not federation.algorithm.stages.host_steps:
-            program = Program(
-                round_of_any, federation, general, data, validation, execution.rounds_per_call
-            )
-    else:
+    if not place.is_resident:
         _require_streamable(federation, outer, execution.placement)
+        targets = federation.facts.targets
         slabs = Slabs(data, federation.cohorts.participation, layout, place, validation, targets)
-        rounds_of = streamed_rounds(round_of, federation, layout, slabs, place)
-        rounds_of_any = streamed_rounds(round_of_any, federation, general, slabs, place)
+        return _Blocks(
+            streamed_rounds(round_of, federation, layout, slabs, place),
+            streamed_rounds(round_of_any, federation, general, slabs, place),
+            count,
+            watch,
+        )
+    # An error is raised after the round that it is of.
+    calls = 1 if execution.debug else execution.rounds_per_call
 
-    # Few examples, for rare work: they are placed on a device when first used.
-    scoring = None if validation is None else examples_of(validation)
-    init = _initial(federation, layout, place, outer, execution.folder)
-    start = place.share(traced(federation.algorithm, federation.hyper))
-    host_steps = federation.algorithm.stages.host_steps
+    @cache
+    def examples() -> Examples:
+        return place.share(resident_examples(federation, layout, data, validation, calls))
 
-    @explained(memory)
-    def run(state, key, num_rounds=1, hyper=None):
-        require_settings()
-        checks.whole("num_rounds", num_rounds)
-        numbers, chosen = start, rounds_of
-        if hyper is not None:
-            federation.check_numbers(hyper)
-            known, sizes = layout.equal_work, federation.population.sizes
-            if known is not None and known != EqualWork.of(sizes, hyper.local):
-                chosen = rounds_of_any
-            numbers = place.share(_same_kind(federation.algorithm, hyper, start))
-        state, left = made.or_copies(place.put(state)), []
-        done = int(state.round)
-        for block, steps in rounds_and_host_steps(host_steps, done, num_rounds):
-            state, more = chosen(state, numbers, key, block)
-            left += [(compact(record), info) for record, info in (b.on_host() for b in more)]
-            if watch is not None:
-                watch.require_finite()
-            for step in steps:
-                whole = state
-                if is_distributed() and step.reads_clients:
-                    whole = place.portable(state, copies=False)
-                after = after_host_step(step, whole, numbers, key, num_clients, scoring)
-                state = place.put(state._replace(server=after.server))
-        records, infos = zip(*left, strict=True)
-        return made.noted(state), joined(records), joined_info(infos)
+    planned = resident_rounds(round_of, examples, calls)
+    blocks = _Blocks(planned, resident_rounds(round_of_any, examples, calls), count, watch)
+    splits = layout.splits_longest and layout.num_devices > 1
+    is_alone = is_distributed() or layout.divides_model or splits or watch is not None
+    if is_alone or federation.algorithm.stages.host_steps:
+        return blocks
+    program = Program(round_of_any, federation, general, data, validation, calls)
+    return blocks._replace(program=program)
 
-    @explained(memory)
-    def compile_round(state, key):
-        return made.noted(rounds_of(made.or_copies(place.put(state)), start, key, 0)[0])
 
-    return Simulation(
-        init=explained(memory)(lambda key: made.noted(place.put(init(key)))),
-        run=run,
-        compile=compile_round,
-        portable=place.portable,
-        for_checkpoint=place.for_checkpoint,
-        federation=federation,
-        layout=layout,
-        num_traces=lambda: count.traces,
-        layouts=layouts,
-        program=program,
-    )
+class _Runner:
+    """Runs blocks of rounds and the host steps between them."""
+
+    def __init__(self, parts: _Parts, blocks: _Blocks) -> None:
+        federation, place = parts.federation, parts.place
+        self._parts, self._blocks, self._made = parts, blocks, _Made()
+        # Few examples, for rare work: they are placed on a device when first used.
+        self._scoring = None if parts.validation is None else examples_of(parts.validation)
+        self._first = _initial(federation, parts.layout, place, parts.outer, parts.execution.folder)
+        self._start = place.share(traced(federation.algorithm, federation.hyper))
+
+    def init(self, key: PRNGKey) -> SimulationState:
+        """Returns the state before the first round."""
+        with explained(self._parts.memory):
+            return self._made.noted(self._parts.place.put(self._first(key)))
+
+    def compile(self, state: SimulationState, key: PRNGKey) -> SimulationState:
+        """Compiles the round without running one."""
+        with explained(self._parts.memory):
+            own = self._made.or_copies(self._parts.place.put(state))
+            return self._made.noted(self._blocks.planned(own, self._start, key, 0)[0])
+
+    def run(
+        self, state: SimulationState, key: PRNGKey, num_rounds: int = 1, hyper: Hyper | None = None
+    ) -> tuple[SimulationState, RoundRecord, RoundInfo]:
+        """Runs rounds, see `Simulation.run`."""
+        with explained(self._parts.memory):
+            require_settings()
+            checks.whole("num_rounds", num_rounds)
+            rounds, numbers = self._rounds_by(hyper)
+            host_steps = self._parts.federation.algorithm.stages.host_steps
+            state, left = self._made.or_copies(self._parts.place.put(state)), []
+            for block, steps in rounds_and_host_steps(host_steps, int(state.round), num_rounds):
+                state, more = rounds(state, numbers, key, block)
+                left += [(compact(record), info) for record, info in (b.on_host() for b in more)]
+                if self._blocks.watch is not None:
+                    self._blocks.watch.require_finite()
+                for step in steps:
+                    state = self._after(step, state, numbers, key)
+            records, infos = zip(*left, strict=True)
+            return self._made.noted(state), joined(records), joined_info(infos)
+
+    def _rounds_by(self, hyper: Hyper | None) -> tuple[Rounds, Hyper]:
+        """Chooses what runs rounds by some numbers, and places these."""
+        if hyper is None:
+            return self._blocks.planned, self._start
+        federation, known = self._parts.federation, self._parts.layout.equal_work
+        federation.check_numbers(hyper)
+        is_planned = known is None or known == EqualWork.of(
+            federation.population.sizes, hyper.local
+        )
+        numbers = self._parts.place.share(_same_kind(federation.algorithm, hyper, self._start))
+        return self._blocks.planned if is_planned else self._blocks.general, numbers
+
+    def _after(
+        self, step: HostStep, state: SimulationState, numbers: Hyper, key: PRNGKey
+    ) -> SimulationState:
+        """Runs a host step, which may read the states of all processes' clients."""
+        place, whole = self._parts.place, state
+        if is_distributed() and step.reads_clients:
+            whole = place.portable(state, copies=False)
+        after = after_host_step(step, whole, numbers, key, place.num_clients, self._scoring)
+        return place.put(state._replace(server=after.server))
 
 
 def _warn_of_divisor(bound: Federation) -> None:

@@ -23,7 +23,6 @@ from fedjax_dp.experiment.running.health import (
     never_reached,
     without_learning,
 )
-from fedjax_dp.experiment.running.interruptions import interruptions
 from fedjax_dp.experiment.running.processes import (
     agreed,
     place_of_process,
@@ -42,7 +41,7 @@ from fedjax_dp.experiment.running.starting import (
     with_sweep,
 )
 from fedjax_dp.experiment.running.steps import Outcome, Steps, steps
-from fedjax_dp.experiment.running.watcher import Watcher
+from fedjax_dp.experiment.running.watcher import Watcher, interruptions
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.io.disk import reporting_full_disk, resumed_by
 

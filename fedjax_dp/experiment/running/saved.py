@@ -1,26 +1,38 @@
-"""Reads the newest intact checkpoint of a run, for all that resume or use it."""
+"""Reads the newest intact checkpoint of a run, and requires what a resumed run must have alike."""
 
 import pathlib
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedjax_dp.algorithms.registry import ALGORITHMS
 from fedjax_dp.algorithms.values import Hyper
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, files
+from fedjax_dp.core.keys import require_settings
+from fedjax_dp.data.disk_arrays import is_on_disk
+from fedjax_dp.data.federated import FederatedData, flat
 from fedjax_dp.engine.round import SimulationState
-from fedjax_dp.experiment.components.experiment import Experiment
+from fedjax_dp.experiment.components.experiment import Experiment, Population
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading.config_diff import differences
-from fedjax_dp.experiment.running.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE, DATA_FILE
-from fedjax_dp.experiment.running.same_data import require_same_data
+from fedjax_dp.experiment.running.environment import RANDOM, environment
+from fedjax_dp.experiment.running.run_folder import (
+    CHECKPOINT_FOLDER,
+    CONFIG_FILE,
+    DATA_FILE,
+    ENVIRONMENT_FILE,
+    is_deployed,
+)
 from fedjax_dp.experiment.schema.config import (
     BoundedLaplaceLevel,
     Config,
     CorrelatedGaussianLevel,
 )
 from fedjax_dp.io.checkpoint import Checkpoints
-from fedjax_dp.io.digests import damage_of, sealed_names
+from fedjax_dp.io.digests import damage_of, read_sealed_object, sealed_names
+from fedjax_dp.io.logbook import read_metrics, write_json
 from fedjax_dp.models import kinds
 
 
@@ -115,3 +127,140 @@ def _require_extensible(config: Config, planned: int) -> None:
     rule = f"be {planned}, the number of rounds that {name} was built for"
     is_planned = "num_rounds" in ALGORITHMS[name].given
     checks.require(not is_planned, "run.rounds", rule, config.run.rounds)
+
+
+# Of larger arrays, and of those on disk, so many rows are read, spread evenly.
+_WHOLE_BYTES, _SAMPLED_ROWS = 1 << 28, 256
+_DIGEST = "SHA-256 "
+
+
+def write_fingerprint(population: Population, file: pathlib.Path) -> None:
+    """Writes the fingerprint of data that are on this machine; their digests are not private."""
+    if not population.is_elsewhere:
+        write_json(file, fingerprint(population))
+
+
+def require_same_data(population: Population, file: pathlib.Path) -> None:
+    """Requires data of the same fingerprint, if there is one; an error names the difference."""
+    if population.is_elsewhere or not file.is_file():
+        return
+    saved = files.parse_json(files.read_text(file), file)
+    is_known = isinstance(saved, dict) and all(isinstance(each, dict) for each in saved.values())
+    checks.require(is_known, str(file), "hold an object of objects", saved)
+    found = fingerprint(population)
+    for part in dict.fromkeys((*saved, *found)):
+        before, now = saved.get(part, {}), found.get(part, {})
+        for fact in dict.fromkeys((*before, *now)):
+            then = before.get(fact, "none")
+            rule = f"be as when the run started, {then}, or {file} be removed if they are the same"
+            value = now.get(fact, "none")
+            checks.require(then == value, f"{fact} of the {part} data", rule, value)
+
+
+def fingerprint(population: Population) -> dict[str, dict[str, Any]]:
+    """Describes each part of the data: sizes, names and types, and digests of the values."""
+    parts = {
+        "training": population.train,
+        "validation": population.validation,
+        "clients' test": population.client_test,
+        "test": population.test,
+    }
+    found = {name: _facts(part) for name, part in parts.items() if part is not None}
+    if population.public_x is not None:
+        found["public"] = _arrays({"x": population.public_x})
+    return found
+
+
+def _facts(data: FederatedData) -> dict[str, Any]:
+    """Describes one part."""
+    names = [name.encode() + b"\0" for name in data.client_names]
+    return {
+        "the number of clients": data.num_clients,
+        "the number of examples": data.num_examples,
+        "the examples by client": _DIGEST + files.digest_of([data.offsets]).hex(),
+        "the names of clients": _DIGEST + files.digest_of(names).hex(),
+        **_arrays(data.examples),
+    }
+
+
+def _arrays(examples: Any) -> dict[str, str]:
+    """Describes types and values of arrays `[examples, ...]`, which may be on disk."""
+    found = {}
+    for name, array in sorted(flat(examples).items()):
+        found[f"the type of {name}"] = f"{array.dtype} {list(array.shape[1:])}"
+        if is_on_disk(array) or array.nbytes > _WHOLE_BYTES:
+            count = min(len(array), _SAMPLED_ROWS)
+            array = array[np.linspace(0, len(array) - 1, count).astype(np.int64)]
+        values = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        found[f"the values of {name}"] = _DIGEST + files.digest_of([values]).hex()
+    return found
+
+
+# What decides how a program rounds, beside `[execution]`.
+_ROUNDING = ("libraries", "processor", "backend", "device kinds", "compiler")
+# Keys of `[execution]` that change no bit.
+_WITHOUT_BITS = (
+    *("placement", "compilation_cache", "measured"),
+    *("coordinator", "num_processes", "process_id"),
+)
+
+
+def require_same_numbers(folder: pathlib.Path) -> None:
+    """Refuses settings of JAX that would change cohorts, batches and noise."""
+    require_settings(read_sealed_object(folder, ENVIRONMENT_FILE).get(RANDOM, {}))
+
+
+def require_same_rounding(
+    experiment: Experiment, folder: pathlib.Path, num_rounds: int, warn: Callable[[str], None]
+) -> None:
+    """Refuses to repeat the noise of a secret run with other rounding; else warns of it.
+
+    Rounds that were logged after the newest checkpoint, of `num_rounds`, run again: with the same
+    noise and other rounding, the difference of two releases has no noise.
+    """
+    then, now = read_sealed_object(folder, ENVIRONMENT_FILE), environment()
+    known = [name for name in _ROUNDING if name in then]
+    rounded = _differences({k: then[k] for k in known}, {k: now[k] for k in known})
+    rounded += _differences(*map(_execution, _configs(experiment, folder)))
+    last = max((int(row["round"]) for row in read_metrics(folder)), default=0)
+    if last and not then:
+        rounded.append(f"{ENVIRONMENT_FILE} is missing")
+    if not rounded:
+        return
+    repeats = last > num_rounds and experiment.config.run.secret and not is_deployed(folder)
+    is_private = bool(experiment.simulation.federation.claims.units)
+    rule = (
+        f"be as they were: rounds {num_rounds + 1} to {last}, which run again from the newest "
+        "checkpoint, would have the same noise and other rounding, so that the difference of two "
+        "releases has no noise; nearest valid choice: a new run"
+    )
+    found = "; ".join(rounded)
+    checks.require(not (repeats and is_private), "versions, devices and [execution]", rule, found)
+    warn(
+        "this run is not bit for bit the one that was never interrupted, since rounding differs: "
+        f"{found}"
+    )
+
+
+def _configs(experiment: Experiment, folder: pathlib.Path) -> tuple[Any, Any]:
+    """Returns the configurations of the run: that of its last start, and that of now."""
+    saved = (folder / CONFIG_FILE).read_text(encoding="utf-8")
+    return config_files.from_toml(saved, CONFIG_FILE), experiment.written
+
+
+def _execution(config: Any) -> dict[str, Any]:
+    """Returns the keys of `[execution]` that decide bits."""
+    section = config.execution.model_dump()
+    return {f"execution.{k}": v for k, v in section.items() if k not in _WITHOUT_BITS}
+
+
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Names the facts that differ, with both values; those of tables one by one."""
+    found = []
+    for name in dict.fromkeys((*then, *now)):
+        before, after = then.get(name), now.get(name)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            found += _differences(before, after)
+        elif before != after:
+            found.append(f"{name} was {before} and is {after}")
+    return found

@@ -17,6 +17,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.devices import of_all_processes
 from fedjax_dp.core.files import write_text
 from fedjax_dp.core.keys import require_stated, secret_key
+from fedjax_dp.engine.accounts.communication import ByteTotals
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.client_store import ClientStore, stored_in
 from fedjax_dp.engine.record import RoundRecord
@@ -24,7 +25,6 @@ from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.components.secure_aggregation import graph_of
 from fedjax_dp.experiment.reading import config_files
-from fedjax_dp.experiment.running.byte_totals import ByteTotals
 from fedjax_dp.experiment.running.processes import (
     folder_of_first,
     is_first_process,
@@ -41,9 +41,13 @@ from fedjax_dp.experiment.running.run_folder import (
     locked_if_started,
     next_folder,
 )
-from fedjax_dp.experiment.running.same_bits import require_same_numbers, require_same_rounding
-from fedjax_dp.experiment.running.same_data import write_fingerprint
-from fedjax_dp.experiment.running.saved import read_newest, require_same_config
+from fedjax_dp.experiment.running.saved import (
+    read_newest,
+    require_same_config,
+    require_same_numbers,
+    require_same_rounding,
+    write_fingerprint,
+)
 from fedjax_dp.experiment.schema.config import (
     RunSection,
 )

@@ -24,8 +24,8 @@ from fedjax_dp.experiment.running.results import facts_of
 from fedjax_dp.experiment.running.run_folder import RELEASE_FOLDER, SUMMARY_FILE
 from fedjax_dp.experiment.running.starting import accounting_of, first_state
 from fedjax_dp.experiment.running.watcher import Watcher
+from fedjax_dp.experiment.studies.batched_runs import Job, assembled
 from fedjax_dp.experiment.studies.sweep import Point, Study, loaded, run_all
-from fedjax_dp.experiment.studies.together import Job, assembled
 from fedjax_dp.io.digests import read_sealed_object
 from fedjax_dp.io.logbook import write_json
 from fedjax_dp.io.statement import write_statement
