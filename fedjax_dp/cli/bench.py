@@ -177,12 +177,7 @@ def _in_words(change: Change) -> str:
 
 
 def _layout(text: str) -> int | str:
-    names: dict[str, int | str] = {
-        "sequential": 1,
-        "vmap": 2**30,
-        "auto": "auto",
-        "tuned": "tuned",
-    }
+    names: dict[str, int | str] = {"sequential": 1, "vmap": 2**30, "auto": "auto", "tuned": "tuned"}
     if text in names:
         return names[text]
     checks.require(

@@ -11,14 +11,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from fedjax_dp.cli.output import (
-    Answer,
-    LogLevel,
-    Output,
-    console,
-    logging_at,
-    print_answer,
-)
+from fedjax_dp.cli.output import Answer, LogLevel, Output, console, logging_at, print_answer
 
 ConfigFile = Annotated[
     str | None, typer.Argument(metavar="FILE", help="A TOML file; without one, the defaults.")
@@ -27,10 +20,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print the answer as one JSO
 _Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print the shortest answer, without progress.")
 ]
-_Level = Annotated[
-    LogLevel,
-    typer.Option(help="What to print to the error stream."),
-]
+_Level = Annotated[LogLevel, typer.Option(help="What to print to the error stream.")]
 _SHARED = {
     "as_json": (_Json, False),
     "is_quiet": (_Quiet, False),

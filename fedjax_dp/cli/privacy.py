@@ -159,8 +159,7 @@ def report(
 def compare(
     out: Output,
     setting: Annotated[
-        list[str],
-        typer.Option(help="NOISE_MULTIPLIER,SAMPLING_RATE of a curve; repeatable."),
+        list[str], typer.Option(help="NOISE_MULTIPLIER,SAMPLING_RATE of a curve; repeatable.")
     ],
     steps: _Steps,
     delta: _Delta,

@@ -25,11 +25,7 @@ class Progress(Watcher):
     """Shows phase, round, accuracy, the ε spent so far, and the time left."""
 
     def __init__(
-        self,
-        out: Output,
-        command: str,
-        rounds: int,
-        clock: Callable[[], float] = time.monotonic,
+        self, out: Output, command: str, rounds: int, clock: Callable[[], float] = time.monotonic
     ):
         """Prepares the display; `clock` returns seconds."""
         self._out, self._command, self._rounds, self._clock = out, command, rounds, clock

@@ -40,8 +40,7 @@ def command(
         typer.Option(help="Resume the run in this folder; a larger --run.rounds extends it."),
     ] = None,
     keys: Annotated[
-        bool,
-        typer.Option("--keys", help="List all keys; with --algorithm.name NAME, its options."),
+        bool, typer.Option("--keys", help="List all keys; with --algorithm.name NAME, its options.")
     ] = False,
 ) -> Answer:
     """Run an experiment: `fedjax-dp run [FILE.toml] [--section.key VALUE ...]`.

@@ -70,8 +70,7 @@ class Choosing(NamedTuple):
         typer.Option(help="End the worse runs of a search early, by successive halving."),
     ] = None
     at_once: Annotated[
-        int | None,
-        typer.Option(help="Points that a search chooses together, by default 4."),
+        int | None, typer.Option(help="Points that a search chooses together, by default 4.")
     ] = None
 
     def require_fitting(self) -> None:

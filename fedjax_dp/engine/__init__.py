@@ -8,12 +8,11 @@ from fedjax_dp.engine.cohorts import Cohorts
 from fedjax_dp.engine.evaluation import Evaluator, evaluator
 from fedjax_dp.engine.execution.compile import Simulation, compile_federation, simulation
 from fedjax_dp.engine.federation import Federation, federation
-from fedjax_dp.engine.layout import ExecutionConfig, Layout
+from fedjax_dp.engine.layout import ExecutionConfig, KeptTrials, Layout, Trial, Tuned
 from fedjax_dp.engine.model_axis import ModelAxis
 from fedjax_dp.engine.population import examples_of, population_of
 from fedjax_dp.engine.record import Fate, RoundInfo, RoundRecord, TrainingInfo, as_metrics
 from fedjax_dp.engine.round import SimulationState
-from fedjax_dp.engine.tuned import KeptTrials, Trial, Tuned
 from fedjax_dp.engine.wrappers.anderson import anderson
 from fedjax_dp.engine.wrappers.asynchronous import asynchronous
 from fedjax_dp.engine.wrappers.availability import (
@@ -36,8 +35,7 @@ from fedjax_dp.engine.wrappers.latencies import (
     serverless_times,
 )
 from fedjax_dp.engine.wrappers.leaving import leaving
-from fedjax_dp.engine.wrappers.serverless import serverless
-from fedjax_dp.engine.wrappers.several import several_servers
+from fedjax_dp.engine.wrappers.servers import serverless, several_servers
 from fedjax_dp.engine.wrapping import Change, Wrapper
 
 __all__ = [

@@ -1,13 +1,14 @@
 """The layout of a round: chunks, devices, placement. It affects speed and memory, not results."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.core import argument_checks, checks
@@ -22,8 +23,8 @@ from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.data.record_file import Folder
 from fedjax_dp.engine.model_axis import ModelAxis
-from fedjax_dp.engine.tuned import Tuned
 from fedjax_dp.models.cost import Cost
+from fedjax_dp.server.base import Stacked
 
 # The mesh axis that clients are divided over, and the axis of a chunk that is vmapped.
 AXIS = "clients"
@@ -251,6 +252,56 @@ def alone_above(steps: np.ndarray, chunk: int, share: float) -> int | None:
     return int(ordered[best])
 
 
+class Trial(NamedTuple):
+    """The seconds that a layout takes.
+
+    Attributes:
+      clients_per_chunk: the layout.
+      seconds: those of a round, the better of two.
+      compile_seconds: those of its compilation.
+    """
+
+    clients_per_chunk: int
+    seconds: float
+    compile_seconds: float
+
+
+class KeptTrials(Protocol):
+    """Trials that outlast a process, of this machine and these versions alone."""
+
+    def read(self, work: Mapping[str, str], chunks: Sequence[int]) -> tuple[Trial, ...] | None:
+        """Reads trials.
+
+        Args:
+          work: all that speed depends on besides machine and versions.
+          chunks: the candidates, numbers of clients per chunk.
+
+        Returns:
+          A trial for each of the candidates, fastest first; None if there are none.
+        """
+        ...
+
+    def write(self, work: Mapping[str, str], trials: Sequence[Trial]) -> None:
+        """Keeps trials for later processes.
+
+        Args:
+          work: as for `read`.
+          trials: a trial for each candidate.
+        """
+        ...
+
+
+class Tuned(NamedTuple):
+    """A number of clients per chunk that two rounds of each candidate choose, by their time.
+
+    Attributes:
+      kept: where trials are kept from one process to the next, such as `io.TrialFiles`; None keeps
+        them within this process.
+    """
+
+    kept: KeptTrials | None = None
+
+
 class ExecutionConfig(NamedTuple):
     """Configures the layout of rounds. No choice here changes a result beyond rounding.
 
@@ -469,3 +520,18 @@ class ExecutionConfig(NamedTuple):
 def power_of_two(count: float) -> int:
     """Rounds a number up to a power of two."""
     return 1 << max(int(np.ceil(count)) - 1, 0).bit_length()
+
+
+def require_split(condition: bool, rule: str) -> None:
+    """Requires a condition of splitting clients."""
+    checks.require(condition, "split_clients", f"be False {rule}", True)
+
+
+def require_on_each_device(algorithm: FederatedAlgorithm, *, is_resident: bool) -> None:
+    """Requires that each device has all that a share of any client's batches needs."""
+    name, has_state = algorithm.name, algorithm.client_state is not None
+    where = "unless examples are in device memory, as a device gets those of its own slots"
+    require_split(is_resident, where)
+    require_split(not has_state, f"for {name}, whose clients have states, each on one device")
+    is_stacked = isinstance(algorithm.aggregator, Stacked)
+    require_split(not is_stacked, f"for {name}, which holds all updates of a cohort side by side")

@@ -19,7 +19,7 @@ from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.products import computed_with
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import Cohort, Examples
-from fedjax_dp.engine.layout import AXIS, CHUNK_AXIS, Layout
+from fedjax_dp.engine.layout import AXIS, CHUNK_AXIS, Layout, require_on_each_device
 from fedjax_dp.engine.record import (
     Fate,
     MessageCounts,
@@ -29,7 +29,6 @@ from fedjax_dp.engine.record import (
     training_info,
 )
 from fedjax_dp.engine.sides import Closed, Received, client_side, server_side
-from fedjax_dp.engine.split_clients import require_on_each_device
 from fedjax_dp.server.base import Aggregator, Close, Roster, Stacked
 
 
@@ -333,10 +332,7 @@ def _run_slots(
 
 
 def _run_slot(
-    algorithm: FederatedAlgorithm,
-    context: _Context,
-    slot: _Slots,
-    client: ClientData,
+    algorithm: FederatedAlgorithm, context: _Context, slot: _Slots, client: ClientData
 ) -> _Outcome:
     """Runs one client and masks its contribution."""
     state, hyper, aggregator = context.state, context.hyper, algorithm.aggregator
@@ -375,11 +371,7 @@ def message_up(aggregator: Aggregator, output: ClientOutput) -> PyTree:
 
 
 def _client(
-    context: _Context,
-    slot: _Slots,
-    layout: Layout,
-    chunk_axis: str | None,
-    batch_axis: str | None,
+    context: _Context, slot: _Slots, layout: Layout, chunk_axis: str | None, batch_axis: str | None
 ) -> ClientData:
     def view(examples: Examples, start: jax.Array, size: jax.Array, **more: Any) -> ClientData:
         return ClientData(
@@ -479,11 +471,7 @@ def _in_place(
 
 
 def _info(
-    layout: Layout,
-    slots: _Slots,
-    outcome: _Outcome,
-    contributes: jax.Array,
-    closed: Closed,
+    layout: Layout, slots: _Slots, outcome: _Outcome, contributes: jax.Array, closed: Closed
 ) -> RoundInfo:
     training = None
     if outcome.metrics is not None:

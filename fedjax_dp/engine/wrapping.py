@@ -122,10 +122,7 @@ _OLDER = "have rounds that map one model to the next: clients at work train olde
 ANDERSON = Wrapper(
     "anderson",
     frozenset({Change.SERVER_STEP}),
-    {
-        Change.SEVERAL_SERVERS: f"{_ONE_SERVER}, whose model is accelerated",
-        Change.MESSAGES: _OLDER,
-    },
+    {Change.SEVERAL_SERVERS: f"{_ONE_SERVER}, whose model is accelerated", Change.MESSAGES: _OLDER},
 )
 ANDERSON_OF_CLIENTS = ANDERSON._replace(
     changes=frozenset({Change.CLIENT_STATES}), needs={Change.MESSAGES: _OLDER}

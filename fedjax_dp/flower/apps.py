@@ -333,11 +333,7 @@ def client_app_of(path: str | pathlib.Path) -> ClientApp:
         parts = parts_for(node, population)
         return terms_of(parts.config, parts.model)
 
-    return client_app(
-        lambda *of_node: parts_for(*of_node).algorithm,
-        data,
-        terms,
-    )
+    return client_app(lambda *of_node: parts_for(*of_node).algorithm, data, terms)
 
 
 class _OnNode:

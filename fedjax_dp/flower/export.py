@@ -84,11 +84,7 @@ insecure = true
 
 
 def write_app(
-    config: Config,
-    folder: str | pathlib.Path,
-    output: str | pathlib.Path,
-    *,
-    keys: Keys = "device",
+    config: Config, folder: str | pathlib.Path, output: str | pathlib.Path, *, keys: Keys = "device"
 ) -> list[str]:
     """Writes the app of an experiment, which `flwr run` starts.
 

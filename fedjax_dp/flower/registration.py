@@ -8,11 +8,7 @@ from typing import Any, NamedTuple
 from flwr.serverapp import Grid
 
 from fedjax_dp.core import checks, files
-from fedjax_dp.experiment.assembly.own_data import (
-    Registered,
-    require_kind,
-    require_same_kind,
-)
+from fedjax_dp.experiment.assembly.own_data import Registered, require_kind, require_same_kind
 from fedjax_dp.flower.grid import ask
 from fedjax_dp.flower.log import LOG
 from fedjax_dp.flower.node import DATA

@@ -183,10 +183,7 @@ def require_timeout(timeout: Any) -> None:
 
 
 def _require_no_others(
-    arrays: Mapping[str, np.ndarray],
-    places: Sequence[int],
-    has_roster: bool,
-    has_first: bool,
+    arrays: Mapping[str, np.ndarray], places: Sequence[int], has_roster: bool, has_first: bool
 ) -> None:
     """Refuses arrays that nothing reads."""
     known = [*(f"message/{place}/" for place in places), "aggregator/", "public_key"]

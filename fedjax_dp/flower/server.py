@@ -456,11 +456,7 @@ class _Server:
         return received(self._algorithm.broadcast(server, recipient))
 
     def _packets(
-        self,
-        state: SimulationState,
-        key: PRNGKey,
-        drawn: _Drawn,
-        places: Mapping[int, int],
+        self, state: SimulationState, key: PRNGKey, drawn: _Drawn, places: Mapping[int, int]
     ) -> dict[int, Packet]:
         """Makes the message to each node that holds a drawn client."""
         groups: dict[int, list[int]] = {}

@@ -79,11 +79,7 @@ _PARTITION = ("partition-id", "num-partitions")
 _MOST_DIGITS = 100
 # They are read by processes that Flower starts, wherever it does.
 _PATHS = ("data", "state-dir", "experiment")
-_CHOICES = {
-    "keys": get_args(Keys),
-    "training": ("package", "script"),
-    "scores": get_args(Scores),
-}
+_CHOICES = {"keys": get_args(Keys), "training": ("package", "script"), "scores": get_args(Scores)}
 _NAMES = ("clients", *_PARTITION, *_PATHS, *_CHOICES)
 
 

@@ -152,10 +152,7 @@ def _sizes(axes: Axes, by_part: dict[str, np.ndarray]) -> None:
 
 @checked
 def labels_by_client(
-    statistics: PartitionStatistics,
-    *,
-    max_clients: Count = 60,
-    title: str | None = None,
+    statistics: PartitionStatistics, *, max_clients: Count = 60, title: str | None = None
 ) -> Figure:
     """Draws the size and the label shares of each client, and how many clients have which size.
 

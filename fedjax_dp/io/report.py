@@ -170,10 +170,7 @@ _SECTIONS = (
     _Section("metrics", "Newest metrics", (_METRICS,), _newest),
     _Section("privacy", "Privacy statement", (_STATEMENT,), _privacy),
     _Section(
-        "configuration",
-        "Configuration",
-        (_CONFIG,),
-        lambda run: page.code(run.config, _CONFIG),
+        "configuration", "Configuration", (_CONFIG,), lambda run: page.code(run.config, _CONFIG)
     ),
     _Section("environment", "Environment", (_ENVIRONMENT,), _environment),
 )

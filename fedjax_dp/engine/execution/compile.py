@@ -50,13 +50,19 @@ from fedjax_dp.engine.execution.round_loop import (
 from fedjax_dp.engine.execution.stream import Slabs
 from fedjax_dp.engine.execution.tuning import layout_of
 from fedjax_dp.engine.federation import Federation, check_wrapped, federation
-from fedjax_dp.engine.layout import AXIS, EqualWork, ExecutionConfig, Layout
+from fedjax_dp.engine.layout import (
+    AXIS,
+    EqualWork,
+    ExecutionConfig,
+    Layout,
+    Trial,
+    require_on_each_device,
+    require_split,
+)
 from fedjax_dp.engine.model_axis import ModelAxis
 from fedjax_dp.engine.population import examples_of, population_of
 from fedjax_dp.engine.record import RoundInfo, RoundRecord, compact, joined, joined_info
 from fedjax_dp.engine.round import ByClient, SimulationState
-from fedjax_dp.engine.split_clients import require_on_each_device, require_split
-from fedjax_dp.engine.tuned import Trial
 from fedjax_dp.evaluation.targets import require_targets
 
 # A public divisor that is off by more than this factor gets a warning.

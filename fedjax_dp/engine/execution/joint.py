@@ -19,12 +19,7 @@ from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.cohort import Examples, traced, typed
-from fedjax_dp.engine.execution.round_loop import (
-    Block,
-    OneRound,
-    block_function,
-    resident_examples,
-)
+from fedjax_dp.engine.execution.round_loop import Block, OneRound, block_function, resident_examples
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import compact

@@ -91,11 +91,7 @@ def resident_rounds(
 
 
 def streamed_rounds(
-    one_round: OneRound,
-    federation: Federation,
-    layout: Layout,
-    slabs: Slabs,
-    place: Placement,
+    one_round: OneRound, federation: Federation, layout: Layout, slabs: Slabs, place: Placement
 ) -> Rounds:
     """Runs rounds for which each process brings what the slots of its own devices need."""
     block_of = _blocks_of(one_round, 1)

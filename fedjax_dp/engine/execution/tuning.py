@@ -14,8 +14,15 @@ from fedjax_dp.core import checks, files, trees
 from fedjax_dp.core.checks import COUNT_LIMIT
 from fedjax_dp.core.devices import MODEL_AXIS
 from fedjax_dp.engine.federation import Federation
-from fedjax_dp.engine.layout import AXIS, EqualWork, ExecutionConfig, Layout, alone_above
-from fedjax_dp.engine.tuned import KeptTrials, Trial
+from fedjax_dp.engine.layout import (
+    AXIS,
+    EqualWork,
+    ExecutionConfig,
+    KeptTrials,
+    Layout,
+    Trial,
+    alone_above,
+)
 
 # By work and candidates.
 _CHOSEN: dict[Hashable, tuple[Trial, ...]] = {}

@@ -118,11 +118,7 @@ def anderson(
         checks.require(memory < num_rounds, "memory", f"be below the {num_rounds} rounds", memory)
     first = memory + 1 if first is None else first
     checks.require(first >= memory, "first", f"be at least the memory, {memory}", first)
-    numbers = {
-        "anderson_ridge": ridge,
-        "anderson_damping": damping,
-        "anderson_growth": growth,
-    }
+    numbers = {"anderson_ridge": ridge, "anderson_damping": damping, "anderson_growth": growth}
     point = _point_of(federation, of)
     norm = _norm_weights(federation, point, weights)
 

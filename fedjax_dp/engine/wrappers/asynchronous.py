@@ -246,8 +246,7 @@ class _Buffered(NamedTuple):
         def broadcast(server, client):
             model = in_flight.model[client.index]
             return algorithm.broadcast(
-                trees.take(servers, model % size),
-                client.replace(round=model),
+                trees.take(servers, model % size), client.replace(round=model)
             )
 
         algorithm_of_round = algorithm._replace(broadcast=broadcast)

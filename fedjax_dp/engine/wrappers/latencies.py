@@ -355,10 +355,7 @@ def serverless_times(
 
 @checked
 def key_exchange_seconds(
-    latencies: Latencies,
-    compute: Compute,
-    *,
-    active: np.typing.ArrayLike | None = None,
+    latencies: Latencies, compute: Compute, *, active: np.typing.ArrayLike | None = None
 ) -> float:
     """Computes the seconds until all pairs of clients have exchanged keys, once before the run.
 

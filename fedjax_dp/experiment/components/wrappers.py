@@ -9,8 +9,7 @@ from fedjax_dp.engine import wrapping
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.wrappers.anderson import anderson
 from fedjax_dp.engine.wrappers.leaving import leaving
-from fedjax_dp.engine.wrappers.serverless import serverless
-from fedjax_dp.engine.wrappers.several import several_servers
+from fedjax_dp.engine.wrappers.servers import serverless, several_servers
 from fedjax_dp.engine.wrapping import Wrapper
 from fedjax_dp.experiment.components.asynchrony import asynchrony_of
 from fedjax_dp.experiment.components.clock import clock_of

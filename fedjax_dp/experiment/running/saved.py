@@ -25,11 +25,7 @@ from fedjax_dp.experiment.running.run_folder import (
     ENVIRONMENT_FILE,
     is_deployed,
 )
-from fedjax_dp.experiment.schema.config import (
-    BoundedLaplaceLevel,
-    Config,
-    CorrelatedGaussianLevel,
-)
+from fedjax_dp.experiment.schema.config import BoundedLaplaceLevel, Config, CorrelatedGaussianLevel
 from fedjax_dp.io.checkpoint import Checkpoints
 from fedjax_dp.io.digests import damage_of, read_sealed_object, sealed_names
 from fedjax_dp.io.logbook import read_metrics, write_json

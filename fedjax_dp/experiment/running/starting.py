@@ -25,11 +25,7 @@ from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.components.secure_aggregation import graph_of
 from fedjax_dp.experiment.reading import config_files
-from fedjax_dp.experiment.running.processes import (
-    folder_of_first,
-    is_first_process,
-    require_same,
-)
+from fedjax_dp.experiment.running.processes import folder_of_first, is_first_process, require_same
 from fedjax_dp.experiment.running.release import withdraw_release
 from fedjax_dp.experiment.running.run_folder import (
     CHECKPOINT_FOLDER,
@@ -48,9 +44,7 @@ from fedjax_dp.experiment.running.saved import (
     require_same_rounding,
     write_fingerprint,
 )
-from fedjax_dp.experiment.schema.config import (
-    RunSection,
-)
+from fedjax_dp.experiment.schema.config import RunSection
 from fedjax_dp.io.checkpoint import KEPT, ROOT_FILE, Checkpoints
 from fedjax_dp.io.digests import read_sealed_object, unseal
 from fedjax_dp.io.logbook import METRICS_FILE, write_json

@@ -241,9 +241,7 @@ def prepare(workload: Workload, *, learning_rate: float = 0.1) -> Prepared:
     if workload.unit == "record":
         config = config._replace(clip_norm=workload.clip_norm, noise_multiplier=1.0)
         build = dp_sgd(
-            model,
-            dp_sgd_trainer(model, config, sampler=batches),
-            aggregator=uniform_mean(),
+            model, dp_sgd_trainer(model, config, sampler=batches), aggregator=uniform_mean()
         )
     else:
         is_epoch = workload.num_steps is None
