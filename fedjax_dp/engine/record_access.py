@@ -91,7 +91,7 @@ def _require_metrics_only(closed: jaxprs.ClosedJaxpr, shapes: ClientOutput, name
 
 
 def _require_metrics(holds: bool, name: str, unknown: Sequence[str] = ()) -> None:
-    rule = f"stay metrics in {name}, which claims privacy for records that no noise protects here"
+    rule = f"not flow into updates of {name}, which claims privacy for records: they carry no noise"
     value = "one that others are computed from"
     if unknown:
         value = (

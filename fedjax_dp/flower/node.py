@@ -152,8 +152,8 @@ def _trained(plans: "_Plans", node: Node, packet: Packet, context: Context) -> P
         stored = StatesOnDisk(node.state_dir, run)
     for client, last in zip(request.clients, request.last, strict=True):
         rule = f"be stored on this node as of round {last}: restore its state folder"
-        is_there = last < 0 or stored.has(client, last)
-        disclosure.require(is_there, f"the state of client {client}", rule, None)
+        is_held = last < 0 or stored.has(client, last)
+        disclosure.require(is_held, f"the state of client {client}", rule, None)
     ledger = plans.ledger(node, packet.facts)
     with in_public():
         seeds = None if agreement is None else agreement.seeds(packet)

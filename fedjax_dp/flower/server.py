@@ -331,13 +331,13 @@ class _Server:
         private_key = fold(key, Purpose.CENTRAL_NOISE, number, *attempt)
         step_key = fold(key, Purpose.SERVER_STEP, number)
         after, closed, fate = self._stepped(state, hyper, drawn, gathered, private_key, step_key)
-        of_round = wire.metrics()
+        round_metrics = wire.metrics()
         if self._least:
-            of_round["is_abandoned"] = np.float32(gathered.is_abandoned)
+            round_metrics["is_abandoned"] = np.float32(gathered.is_abandoned)
         # Not in the log, which more people read.
-        of_round["nodes_asked"] = np.int64(len(packets))
-        of_round["nodes_replied"] = np.int64(len(replies))
-        return after, record._replace(fate=_one(fate)), self._info(closed, fate, of_round)
+        round_metrics["nodes_asked"] = np.int64(len(packets))
+        round_metrics["nodes_replied"] = np.int64(len(replies))
+        return after, record._replace(fate=_one(fate)), self._info(closed, fate, round_metrics)
 
     def _agreed(self, drawn: _Drawn, places: Mapping[int, int], wire: "_Wire") -> _Drawn:
         """Lets clients agree on masks, if there are any; those that do not are left out."""
@@ -534,9 +534,9 @@ class _Server:
         return RoundInfo(None, {}, aggregator, server, messages)
 
 
-def _closed(algorithm: FederatedAlgorithm, seeds: SeedTable | None, *of_round: Any) -> Closed:
+def _closed(algorithm: FederatedAlgorithm, seeds: SeedTable | None, *round_metrics: Any) -> Closed:
     """Computes the server's side, with the seeds of masks that clients have agreed on."""
-    return server_side(algorithm if seeds is None else with_seeds(algorithm, seeds), *of_round)
+    return server_side(algorithm if seeds is None else with_seeds(algorithm, seeds), *round_metrics)
 
 
 def _words(key: PRNGKey) -> np.ndarray:

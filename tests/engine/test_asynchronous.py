@@ -469,8 +469,8 @@ def other(name):
     [
         ("poisson", "participation must be of fixed_size.* nothing is amplified, got 'poisson'"),
         ("cyclic", "participation must be of fixed_size"),
-        ("shares", "aggregator must send what clients contribute: masks, shares of noise"),
-        ("masks", "aggregator must send what clients contribute: masks, shares of noise"),
+        ("shares", "aggregator must send plain updates: masks, noise shares"),
+        ("masks", "aggregator must send plain updates: masks, noise shares"),
         ("adaptive", "aggregator must send clients no state of its own, such as an adaptive clip"),
         ("stacked", "aggregator must be Summed"),
         ("clock", r"federation must be as federation\(\) returned it; other wrappers"),

@@ -98,7 +98,9 @@ def test_a_budget_without_room_for_a_round_is_refused_before_any_work(tmp_path, 
     words = [f"--privacy.{unit}.noise_multiplier=0.3", f"--privacy.{unit}.epsilon=0.5"]
     if unit == "client":
         words += ["--privacy.unit=client", "--algorithm.name=dp_fedavg"]
-    with pytest.raises(ValueError, match=rf"privacy\.{unit}\.epsilon must afford one round"):
+    with pytest.raises(
+        ValueError, match=rf"privacy\.{unit}\.epsilon must allow at least one round"
+    ):
         execute(tmp_path / "run", *SMALL, *words)
     assert not (tmp_path / "run").exists()
 

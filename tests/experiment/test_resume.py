@@ -611,7 +611,7 @@ def test_where_no_checkpoint_is_whole_a_run_starts_from_its_seed(uninterrupted, 
 def test_a_folder_is_written_by_one_process_at_a_time(finished):
     lock = locked(finished)
     try:
-        with pytest.raises(ValueError, match="used by one process at a time"):
+        with pytest.raises(ValueError, match="already in use by another process"):
             execute(finished, resume=True)
         assert not load_run(finished).state.round < ROUNDS, "reading needs no lock"
     finally:
@@ -622,7 +622,7 @@ def test_a_folder_is_written_by_one_process_at_a_time(finished):
 def test_a_folder_that_is_being_started_is_not_started_twice(tmp_path):
     lock = locked(tmp_path / "run")
     try:
-        with pytest.raises(ValueError, match="used by one process at a time"):
+        with pytest.raises(ValueError, match="already in use by another process"):
             execute(tmp_path / "run", *DRAWN)
     finally:
         lock.release()

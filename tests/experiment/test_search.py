@@ -137,7 +137,7 @@ def test_a_setting_that_its_run_refuses_fails_and_the_others_run(played, tmp_pat
     def refusing(study, jobs, *rest, **more):
         for job in jobs.values():
             if job.config.algorithm.name == "fedprox":
-                raise ValueError("privacy.client.epsilon must afford one round")
+                raise ValueError("privacy.client.epsilon must allow at least one round")
         inner(study, jobs, *rest, **more)
 
     monkeypatch.setattr(module, "run_all", refusing)
@@ -157,7 +157,7 @@ def test_a_setting_that_its_run_refuses_fails_and_the_others_run(played, tmp_pat
     def in_use(study, jobs, *rest, **more):
         for job in jobs.values():
             job.folder.mkdir(exist_ok=True)
-        raise ValueError("the run folder must be used by one process at a time")
+        raise ValueError("the run folder is already in use by another process")
 
     monkeypatch.setattr(module, "run_all", in_use)
     with pytest.raises(ValueError, match="the run folder"):

@@ -182,7 +182,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_any_work(tmp_path, calls
 def test_nothing_is_started_after_its_time(tmp_path, calls):
     shown = []
     sweep.sweep(STUDY, sweep.grid_points(STUDY, {}, ()), tmp_path, shown.append, seconds=-1)
-    assert not calls and all("not started, out of time" in line for line in shown)
+    assert not calls and all("skipped: time limit reached" in line for line in shown)
 
 
 @pytest.mark.slow

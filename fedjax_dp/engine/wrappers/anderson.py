@@ -291,7 +291,7 @@ def _point_of(federation: Federation, of: Of) -> SharedModel | Iterate:
                 stacklevel=4,
             )
         return algorithm.views.shared
-    rule = f"be 'shared' for {name}, whose clients have no points that a round maps to the next"
+    rule = f"be 'shared' for {name}, which keeps no point for each client"
     checks.require(own is not None, "of", rule, of)
     rule = "be 'shared' where an aggregator protects clients: their points are not released"
     checks.require(federation.claims.client is None, "of", rule, of)

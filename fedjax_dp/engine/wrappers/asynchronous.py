@@ -217,7 +217,7 @@ class _Buffered(NamedTuple):
         (own,) = state.outer
         place = state.round % len(self.weights)
         servers = jax.tree.map(lambda a, x: a.at[place].set(x), own.servers, state.server)
-        algorithm = self.of_round(own.in_flight, servers)
+        algorithm = self.algorithm_of(own.in_flight, servers)
         examples = jax.tree.map(jnp.asarray, examples)
         after, record, info = run_round(
             algorithm, layout, state._replace(outer=()), hyper, examples, cohort, key
@@ -239,7 +239,7 @@ class _Buffered(NamedTuple):
         after = after._replace(outer=(Asynchrony(following, servers, seconds),))
         return after, record, info._replace(server=metrics)
 
-    def of_round(self, in_flight: InFlight, servers: PyTree) -> FederatedAlgorithm:
+    def algorithm_of(self, in_flight: InFlight, servers: PyTree) -> FederatedAlgorithm:
         """Declares the algorithm with each client's own model, and its weight, in one round."""
         algorithm, size = self.federation.algorithm, len(self.weights)
 
@@ -302,9 +302,8 @@ def _check_algorithm(federation: Federation) -> None:
     rule = "be Summed: a buffer of updates is a sum with weights"
     checks.require(isinstance(aggregator, Summed), "aggregator", rule, type(aggregator).__name__)
     rule = (
-        "send what clients contribute: masks, shares of noise and rotations are made for a cohort "
-        "or a round that a client at work does not know; the nearest valid choice under privacy of "
-        "clients is gaussian_mean"
+        "send plain updates: masks, noise shares and rotations need a round that a client at work "
+        "does not know; the nearest valid choice under privacy of clients is gaussian_mean"
     )
     checks.require(aggregator.encode is None, "aggregator", rule, "one that encodes messages")
     rule = (
@@ -319,7 +318,7 @@ def _check_algorithm(federation: Federation) -> None:
     )
     is_fixed = not jax.tree.leaves(federation.facts.down[1])
     checks.require(is_fixed, "aggregator", rule, "one that does")
-    rule = f"have one stage and no steps on the host, unlike {name}: clients of several stages mix"
+    rule = f"have a single stage and no host steps, unlike {name}: clients of several stages mix"
     is_uniform = stages.stage_of is one_stage and not stages.host_steps
     checks.require(is_uniform, "federation", rule, name)
     rule = f"let no client choose a model by its records, as in {name}: no version offers the same"

@@ -299,22 +299,22 @@ class _Clock(NamedTuple):
             drawn = jax.vmap(lambda i: jax.random.uniform(fold_in(i, _DROPOUT)))(ids)
             drops = (fate == Fate.CONTRIBUTED) & (drawn < hyper.algorithm["clock_dropout"])
             fate = jnp.where(drops, Fate.DROPPED, fate)
-        is_there = (fate == Fate.CONTRIBUTED) | (fate == Fate.LATE)
+        has_joined = (fate == Fate.CONTRIBUTED) | (fate == Fate.LATE)
         # A round in which no client can be reached takes until the deadline.
-        is_asked = is_there | (fate == Fate.DROPPED) | (is_away & ~jnp.any(is_there))
+        is_asked = has_joined | (fate == Fate.DROPPED) | (is_away & ~jnp.any(has_joined))
         deadline = None
         if "clock_deadline" in self.numbers:
             deadline = hyper.algorithm["clock_deadline"]
         work = self.work(ids, hyper)
         if self.latencies.server is None:
-            arrive = heard(self.latencies, ids, work, is_there, state.round, key)
-            closes = jnp.max(jnp.where(is_there, jnp.maximum(work, arrive), 0.0), initial=0.0)
+            arrive = heard(self.latencies, ids, work, has_joined, state.round, key)
+            closes = jnp.max(jnp.where(has_joined, jnp.maximum(work, arrive), 0.0), initial=0.0)
             received = jnp.float32(0)
         else:
             legs = drawn_legs(self.latencies, ids, state.round, key)
-            found = schedule(jnp, ids, legs, work, is_asked, is_there, deadline, self.keep)
+            found = schedule(jnp, ids, legs, work, is_asked, has_joined, deadline, self.keep)
             fate, closes = jnp.where(found.is_late, Fate.LATE, fate), found.closes
-            received = jnp.max(jnp.where(is_there, legs.back, 0.0), initial=0.0)
+            received = jnp.max(jnp.where(has_joined, legs.back, 0.0), initial=0.0)
         is_abandoned = jnp.bool_(False)
         least = self.federation.claims.min_participants
         if least > 0:

@@ -391,7 +391,7 @@ def schedule(
     legs: Legs,
     seconds: Any,
     is_asked: Any,
-    is_there: Any,
+    has_joined: Any,
     deadline: Any,
     keep: int | None = None,
 ) -> Schedule:
@@ -400,16 +400,16 @@ def schedule(
     It waits until a deadline for a client that dropped out, or until `keep` messages have arrived.
     """
     arrive = legs.down + seconds + legs.up
-    is_late, is_waiting = xp.zeros_like(is_there), False
+    is_late, is_waiting = xp.zeros_like(has_joined), False
     if deadline is not None:
-        is_late = is_there & (arrive > deadline)
-        is_waiting = xp.any(is_late | (is_asked & ~is_there))
+        is_late = has_joined & (arrive > deadline)
+        is_waiting = xp.any(is_late | (is_asked & ~has_joined))
     if keep is not None:
-        order = xp.lexsort((clients, xp.where(is_there & ~is_late, arrive, xp.inf)))
+        order = xp.lexsort((clients, xp.where(has_joined & ~is_late, arrive, xp.inf)))
         is_first = xp.argsort(order) < keep
-        is_full = xp.sum(is_there & ~is_late) >= keep
-        is_late, is_waiting = is_there & (is_late | ~is_first), is_waiting & ~is_full
-    last = xp.max(xp.where(is_there & ~is_late, arrive, 0.0), initial=0.0)
+        is_full = xp.sum(has_joined & ~is_late) >= keep
+        is_late, is_waiting = has_joined & (is_late | ~is_first), is_waiting & ~is_full
+    last = xp.max(xp.where(has_joined & ~is_late, arrive, 0.0), initial=0.0)
     return Schedule(
         arrive, is_late, last if deadline is None else xp.where(is_waiting, deadline, last)
     )
@@ -438,7 +438,7 @@ def drawn_legs(latencies: Latencies, ids: Any, round_index: Any, key: PRNGKey) -
 
 
 def heard(
-    latencies: Latencies, ids: Any, ready: Any, is_there: Any, round_index: Any, key: PRNGKey
+    latencies: Latencies, ids: Any, ready: Any, has_joined: Any, round_index: Any, key: PRNGKey
 ) -> Any:
     """Finds when each client has the messages of all others that are there, `[clients]`."""
     here = jnp.asarray(latencies.clients)[ids]
@@ -452,7 +452,7 @@ def heard(
             fold_in = partial(fold, key, Purpose.CLOCK, round_index)
             draw = jax.vmap(lambda i: jax.random.exponential(fold_in(i, JITTER, index)))
             seconds = seconds + mean[here, place] * draw(ids)
-        return jnp.max(jnp.where(is_there & (ids != index), seconds, 0.0), initial=0.0)
+        return jnp.max(jnp.where(has_joined & (ids != index), seconds, 0.0), initial=0.0)
 
     return jax.lax.map(one, (here, ids))
 

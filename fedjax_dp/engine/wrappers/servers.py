@@ -84,7 +84,7 @@ def _check_federation(federation: Federation) -> None:
     rule = "have no message to all clients at the end of a round"
     checks.require(is_own, "federation", rule, name)
     least = federation.claims.min_participants
-    rule = "add no noise in shares of clients: a server may have fewer than the claim counts"
+    rule = "add no noise in shares of clients: a server may sum fewer shares than the claim assumes"
     checks.require(least == 0, "aggregator", rule, least)
     rule = (
         "have no masks where secret cohorts amplify privacy of clients: whether a server's sum is "
@@ -282,7 +282,7 @@ def serverless(federation: Federation) -> Federation:
     fits = masks is None or masks.graph.colluders > 0
     checks.require(fits, "aggregator", rule, 0)
     is_full = cohorts.min_drawn >= num_clients
-    rule = "be full without a server, as with full_participation(): all clients hold the model"
+    rule = "be full_participation(): without a server every client must hold the model"
     checks.require(is_full, "participation", rule, cohorts.name)
     steps = algorithm.stages.host_steps
     rule = f"have no steps of a server between rounds, as {name} has"

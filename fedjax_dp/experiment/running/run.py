@@ -107,8 +107,8 @@ def resume(
     """
     place = pathlib.Path(folder).expanduser()
     rule = "be resumed where its rounds run, by `flwr run` with this folder as `output`"
-    is_there = deployment is not None or not is_deployed(place)
-    checks.require(is_there, "the deployed run", rule, str(place))
+    can_resume = deployment is not None or not is_deployed(place)
+    checks.require(can_resume, "the deployed run", rule, str(place))
     checks.require(
         config is None or not words, "words", "be none if a config is given", list(words)
     )

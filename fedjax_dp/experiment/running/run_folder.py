@@ -45,8 +45,7 @@ def locked(folder: pathlib.Path) -> BaseFileLock:
         lock.acquire()
     except Timeout:
         raise ConfigError(
-            f"the run folder {str(folder)!r} must be used by one process at a time, and another "
-            "one is using it"
+            f"the run folder {str(folder)!r} is already in use by another process"
         ) from None
     return lock
 

@@ -222,8 +222,8 @@ def _require_one_round(
         only = {unit: epsilon}
         fits = accounting.affordable_rounds(state, key, 1, only, deltas, accountant, hyper)
         rule = (
-            "afford one round with this noise; nearest valid choice: a larger "
-            f"privacy.{unit}.noise_multiplier, or none to calibrate it"
+            f"allow at least one round with this noise: raise privacy.{unit}.noise_multiplier, or "
+            "leave it out to have it calibrated"
         )
         checks.require(fits == 1, f"privacy.{unit}.epsilon", rule, epsilon)
 

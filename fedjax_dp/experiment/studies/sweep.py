@@ -202,7 +202,7 @@ def run_all(
     for places in groups:
         if time.perf_counter() - started > seconds:
             for place in places:
-                report(f"{labels[place]}: not started, out of time")
+                report(f"{labels[place]}: skipped: time limit reached")
             continue
         some = {place: jobs[place] for place in places}
         with reporting_full_disk(STUDY_KEPT):
