@@ -31,31 +31,31 @@ def command(
     and `pip install "jax[cuda13]"` for GPUs.
     """
     out.note(f"compiling for {device}")
-    found = estimate(file, context.args, device)
-    smaller = "execution.clients_per_chunk" if found.clients_per_chunk > 1 else "model or batch"
+    estimated = estimate(file, context.args, device)
+    smaller = "execution.clients_per_chunk" if estimated.clients_per_chunk > 1 else "model or batch"
     lines = [
-        ("devices", str(found.devices)),
-        ("fits", "yes" if found.fits else f"NO; use a smaller {smaller}"),
-        ("memory of a device", _bytes(found.memory_bytes)),
-        ("examples, states, parameters", _bytes(found.argument_bytes)),
-        ("temporaries", _bytes(found.temporary_bytes)),
-        ("clients side by side", str(found.clients_per_chunk)),
-        ("seconds to compile, here", f"{found.trace_seconds + found.compile_seconds:.3g}"),
-        ("seconds of a round, estimated", f"{found.round_seconds:.3g}"),
-        ("read and written in a round", _bytes(found.round_bytes)),
-        ("operations of a round", f"{found.round_operations:,.0f}"),
-        *((f"exchanged by {kind}", _bytes(n)) for kind, n in found.exchanged_bytes.items()),
+        ("devices", str(estimated.devices)),
+        ("fits", "yes" if estimated.fits else f"NO; use a smaller {smaller}"),
+        ("memory of a device", _bytes(estimated.memory_bytes)),
+        ("examples, states, parameters", _bytes(estimated.argument_bytes)),
+        ("temporaries", _bytes(estimated.temporary_bytes)),
+        ("clients side by side", str(estimated.clients_per_chunk)),
+        ("seconds to compile, here", f"{estimated.trace_seconds + estimated.compile_seconds:.3g}"),
+        ("seconds of a round, estimated", f"{estimated.round_seconds:.3g}"),
+        ("read and written in a round", _bytes(estimated.round_bytes)),
+        ("operations of a round", f"{estimated.round_operations:,.0f}"),
+        *((f"exchanged by {kind}", _bytes(n)) for kind, n in estimated.exchanged_bytes.items()),
     ]
     parts = [
         (part.loops.replace("_", " "), part.kind, f"{part.share:.0%}", f"{part.seconds:.3g}")
-        for part in found.parts
+        for part in estimated.parts
     ]
 
     def show(out: Output) -> None:
-        out.table(("figure", found.device), lines)
+        out.table(("figure", estimated.device), lines)
         out.table(("in each", "operations", "share", "seconds a round"), parts)
 
-    return Answer(_document(found), show, f"{found.round_seconds:.6g}")
+    return Answer(_document(estimated), show, f"{estimated.round_seconds:.6g}")
 
 
 def _document(found: Estimate) -> dict[str, object]:

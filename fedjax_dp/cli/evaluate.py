@@ -25,11 +25,11 @@ def command(
     """
     out.note("reading the run")
     run = load_run(folder, out.warn)
-    found = evaluate_run(run, other_data(run, context.args))
+    evaluated = evaluate_run(run, other_data(run, context.args))
     rounds = int(run.state.round)
     lines = [
         (name, "" if value is None else f"{float(value):.6g}")
-        for name, value in found.items()
+        for name, value in evaluated.items()
         if np.ndim(value) == 0
     ]
 
@@ -37,5 +37,5 @@ def command(
         out.say(f"{run.config.title}, round {rounds}; exact, not private")
         out.table(("figure", "value"), lines)
 
-    document: dict[str, Any] = {"folder": str(folder), "rounds": rounds, "figures": found}
+    document: dict[str, Any] = {"folder": str(folder), "rounds": rounds, "figures": evaluated}
     return Answer(document, show, "\n".join("\t".join(line) for line in lines))

@@ -72,11 +72,11 @@ def _versions(is_asked: bool) -> None:
     if is_asked:
         from fedjax_dp.core.versions import libraries
 
-        found = libraries()
+        versions = libraries()
         if _wants_json():
-            print_document(sys.stdout, "--version", 0, {"libraries": found})
+            print_document(sys.stdout, "--version", 0, {"libraries": versions})
         else:
-            typer.echo("\n".join(f"{name} {version}" for name, version in found.items()))
+            typer.echo("\n".join(f"{name} {version}" for name, version in versions.items()))
         raise typer.Exit
 
 

@@ -182,14 +182,14 @@ class Configured(Once):
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Lists completions, with keys of the configuration."""
-        found = super().shell_complete(ctx, incomplete)
+        completions = super().shell_complete(ctx, incomplete)
         if not incomplete.startswith("--"):
-            return found
+            return completions
         from fedjax_dp.experiment.reading.config_files import all_keys
 
         item = type(super().shell_complete(ctx, "--help")[0])
         keys = (f"--{key}" for key in all_keys() if key.startswith(self.keys))
-        return [*found, *(item(key) for key in keys if key.startswith(incomplete))]
+        return [*completions, *(item(key) for key in keys if key.startswith(incomplete))]
 
 
 class ConfiguredData(Configured):

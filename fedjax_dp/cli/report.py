@@ -42,6 +42,6 @@ def command(
         if written.state == "running":
             out.note(f"wrote {written.file} after round {written.rounds}")
 
-    found = report(folder, output, every=seconds, progress=note)
-    document = found._asdict() | {"file": str(found.file)}
-    return Answer(document, lambda out: out.say(f"wrote {found.file}"), str(found.file))
+    page = report(folder, output, every=seconds, progress=note)
+    document = page._asdict() | {"file": str(page.file)}
+    return Answer(document, lambda out: out.say(f"wrote {page.file}"), str(page.file))

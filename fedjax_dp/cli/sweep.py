@@ -355,15 +355,15 @@ def curves_of(
     """Collects accuracy by ε of points that have both, by their values on other axes."""
     every = [axis for axis in (entries[0] if entries else ()) if axis not in _COLUMNS]
     spent = {tuple(e[a] for a in every): e["mean"] for e in entries if e["metric"] == "epsilon"}
-    found: dict[str, list[tuple[float, float, float | None]]] = {}
+    points: dict[str, list[tuple[float, float, float | None]]] = {}
     for entry in entries:
         point = tuple(entry[a] for a in every)
         if entry["metric"] == "test_accuracy" and point in spent:
             name = ", ".join(f"{axis} {entry[axis]}" for axis in axes)
-            found.setdefault(name, []).append((spent[point], entry["mean"], entry["std"]))
+            points.setdefault(name, []).append((spent[point], entry["mean"], entry["std"]))
     columns = {
         name: list(zip(*sorted(each, key=lambda p: p[0]), strict=True))
-        for name, each in found.items()
+        for name, each in points.items()
     }
     return {name: (list(x), list(y), list(z)) for name, (x, y, z) in columns.items()}
 

@@ -121,8 +121,8 @@ class Facts:
     @cached_property
     def total(self) -> PyTree:
         """The shapes of the running sums over clients, or of one client's entry of a stack."""
-        found = jax.eval_shape(lambda update: self.sent(update, Roster.of_one()), self.update)
-        return found if self.is_stacked else jax.eval_shape(sums.zeros_like, found)
+        sent = jax.eval_shape(lambda update: self.sent(update, Roster.of_one()), self.update)
+        return sent if self.is_stacked else jax.eval_shape(sums.zeros_like, sent)
 
     @cached_property
     def after(self) -> PyTree:
@@ -179,19 +179,19 @@ class Facts:
         aggregator, numbers, key = self._algorithm.aggregator, self._numbers(), jax.random.key(0)
         sender = Sender(jnp.int32(0), jnp.float32(1), key, key, roster)
         broadcast = aggregator.broadcast(aggregator.init(update))
-        found = aggregator.contribute(broadcast, numbers, update, sender)
-        found = jax.tree.map(trees.at_least_float32, found)
+        contribution = aggregator.contribute(broadcast, numbers, update, sender)
+        contribution = jax.tree.map(trees.at_least_float32, contribution)
         if aggregator.encode is None:
-            return found
-        return aggregator.encode(broadcast, numbers, found, sender)
+            return contribution
+        return aggregator.encode(broadcast, numbers, contribution, sender)
 
     def _aggregate(self, aggregator: Aggregator, update: PyTree, key: Any) -> PyTree:
         """Makes the aggregate of a cohort of one."""
-        found = self.sent(update, Roster.of_one())
+        message = self.sent(update, Roster.of_one())
         if self.is_stacked:
-            gathered = jax.tree.map(lambda x: x[None], found)
+            gathered = jax.tree.map(lambda x: x[None], message)
         else:
-            gathered = sums.value(sums.zeros_like(found))
+            gathered = sums.value(sums.zeros_like(message))
         close = Close(Roster.of_one(), jnp.full(1, Fate.CONTRIBUTED, jnp.int8), key, key)
         return aggregator.combine(aggregator.init(update), self._numbers(), gathered, close)[1]
 

@@ -84,10 +84,10 @@ def _opened(output: ClientOutput, name: str) -> ClientOutput:
 
 def _require_metrics_only(closed: jaxprs.ClosedJaxpr, shapes: ClientOutput, name: str) -> None:
     """Requires that nothing but metrics depends on an exact metric, however it was opened."""
-    found = marks_reaching(closed)
-    reached = jax.tree.unflatten(jax.tree.structure(shapes), found.outputs)
+    reads = marks_reaching(closed)
+    reached = jax.tree.unflatten(jax.tree.structure(shapes), reads.outputs)
     sent = (reached.update, reached.weight, reached.state)
-    _require_metrics(not any(jax.tree.leaves(sent)), name, found.unknown)
+    _require_metrics(not any(jax.tree.leaves(sent)), name, reads.unknown)
 
 
 def _require_metrics(holds: bool, name: str, unknown: Sequence[str] = ()) -> None:

@@ -83,14 +83,14 @@ class Cohort:
 
     def require(self, graph: MaskGraph) -> None:
         """Requires a cohort in which no message stands alone."""
-        found = self.ids[self.ids >= 0]
+        drawn = self.ids[self.ids >= 0]
         rule = f"be at least the {graph.num_clients} of the graph"
-        checks.require(len(found) >= graph.num_clients, "the clients of masks", rule, len(found))
-        is_distinct = len(set(found.tolist())) == len(found)
-        checks.require(is_distinct, "the clients of masks", "differ", found.tolist())
+        checks.require(len(drawn) >= graph.num_clients, "the clients of masks", rule, len(drawn))
+        is_distinct = len(set(drawn.tolist())) == len(drawn)
+        checks.require(is_distinct, "the clients of masks", "differ", drawn.tolist())
         require_bytes(self.public, (len(self.ids), NUM_KEYS, KEY_BYTES), "public keys")
         keys = {key.tobytes() for key in self.public[self.ids >= 0].reshape(-1, KEY_BYTES)}
-        is_distinct = len(keys) == NUM_KEYS * len(found)
+        is_distinct = len(keys) == NUM_KEYS * len(drawn)
         checks.require(is_distinct, "public keys", "differ", "repeated ones")
 
 
@@ -209,20 +209,20 @@ class Agreement:
 
     def _taken(self, packet: Packet, step: str) -> "_Held":
         """Takes what is held for a step, so that nothing is left for it to be asked again."""
-        found: dict[str, Any] = {}
+        stored: dict[str, Any] = {}
         if _RECORD in self._state:
-            found = dict(self._state.config_records[_RECORD])
+            stored = dict(self._state.config_records[_RECORD])
             del self._state[_RECORD]
         asked = {name: packet.facts.get(name) for name in ("digest", "setup")} | {"step": step}
-        fits = all(found.get(name) == value for name, value in asked.items())
+        fits = all(stored.get(name) == value for name, value in asked.items())
         rule = "be agreed on between the nodes, for one message of each client"
         checks.require(fits, "masks", rule, f"a message {step!r} that no set-up waits for")
         cohort = None
-        if "ids" in found:
-            ids, words = np.array(found["ids"], np.int32), np.array(found["round_key"], np.uint32)
-            public = np.frombuffer(found["public"], np.uint8)
+        if "ids" in stored:
+            ids, words = np.array(stored["ids"], np.int32), np.array(stored["round_key"], np.uint32)
+            public = np.frombuffer(stored["public"], np.uint8)
             cohort = Cohort(ids, public.reshape(len(ids), NUM_KEYS, KEY_BYTES), words)
-        return _Held(list(found["clients"]), found["private"], cohort)
+        return _Held(list(stored["clients"]), stored["private"], cohort)
 
 
 class _Held(NamedTuple):
@@ -407,11 +407,11 @@ class Masking:
         packets = self._packets(set_up.facts, sent, common, {"shares": inbox})
         num = len(next(iter(neighbors.values())))
         given = self._answers(UNMASK, packets, "given", (num, SHARE_BYTES))
-        found: dict[int, dict[int, int]] = {client: {} for client in neighbors}
+        shares: dict[int, dict[int, int]] = {client: {} for client in neighbors}
         for holder, rows in sorted(given.items()):
             for client, share in zip(neighbors[holder], rows, strict=True):
-                found[client][holder] = int.from_bytes(share.tobytes(), "big")
-        return found
+                shares[client][holder] = int.from_bytes(share.tobytes(), "big")
+        return shares
 
     def _private_key(
         self, set_up: SetUp, shares: Mapping[int, Mapping[int, int]], client: int, purpose: int
@@ -451,7 +451,7 @@ class Masking:
         self, kind: str, packets: Mapping[int, Packet], name: str, shape: tuple[int, ...]
     ) -> dict[int, np.ndarray]:
         """Sends a step to the nodes; returns what fits, by client."""
-        found: dict[int, np.ndarray] = {}
+        seeds: dict[int, np.ndarray] = {}
         for node, reply in sorted(self._send(kind, packets).items()):
             asked = packets[node].facts
             try:
@@ -461,8 +461,8 @@ class Masking:
             except ValueError as error:
                 warnings.warn(f"the reply of node {node} counts as lost: {error}", stacklevel=2)
                 continue
-            found |= dict(zip(asked["clients"], reply.arrays[name], strict=True))
-        return found
+            seeds |= dict(zip(asked["clients"], reply.arrays[name], strict=True))
+        return seeds
 
 
 def _is_of_low_order(key: np.ndarray) -> bool:

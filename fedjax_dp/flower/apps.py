@@ -350,10 +350,10 @@ class _OnNode:
 
     @cached_property
     def _config(self) -> Config:
-        found = load_config(self._path)
+        config = load_config(self._path)
         # Each message has a process of its own, which reads the programs of those before.
-        use_compilation_cache(found.execution.compilation_cache)
-        return found
+        use_compilation_cache(config.execution.compilation_cache)
+        return config
 
     @cached_property
     def _parts(self) -> Parts:

@@ -93,8 +93,8 @@ class Exchange:
         """Closes a round; returns the updates that arrived, by data link."""
         with self._locked():
             self._write_task(task._replace(is_open=False))
-            found = {link: self._update(task, link) for link in task.datalinks}
-            return {link: path.read_bytes() for link, path in found.items() if path.exists()}
+            updates = {link: self._update(task, link) for link in task.datalinks}
+            return {link: path.read_bytes() for link, path in updates.items() if path.exists()}
 
     def missing(self, task: Task) -> list[int]:
         """Lists the data links whose updates have not arrived."""
@@ -230,9 +230,9 @@ def encoded(arrays: Mapping[str, np.ndarray]) -> bytes:
 def decoded(content: bytes) -> dict[str, np.ndarray]:
     """Reads safetensors; a file that is cut off or damaged is a ValueError."""
     with files.reading("an update", "be a whole safetensors file", safetensors.SafetensorError):
-        found = safetensors.deserialize(content)
+        leaves = safetensors.deserialize(content)
     arrays = {}
-    for name, spec in found:
+    for name, spec in leaves:
         kind = spec["dtype"]
         checks.one_of(f"the type of array {name!r}", kind, _TYPES)
         arrays[name] = np.frombuffer(spec["data"], _TYPES[kind]).reshape(spec["shape"])
@@ -319,12 +319,12 @@ class ScoresFile:
         lost = f"scores of clients {list(clients)} are lost"
         try:
             checks.require(len(text) <= _MOST_BYTES, "scores", "have at most 1 MiB", len(text))
-            found = files.parse_json(text, "scores")
-            checks.require(isinstance(found, list), "scores", "be a list of reports", found)
+            reports = files.parse_json(text, "scores")
+            checks.require(isinstance(reports, list), "scores", "be a list of reports", reports)
         except ValueError as error:
             warnings.warn(f"{lost}: {error}", stacklevel=2)
             return
-        for line in found:
+        for line in reports:
             try:
                 report = _report(line, clients)
             except ValueError as error:

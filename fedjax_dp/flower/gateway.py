@@ -72,8 +72,8 @@ def gateway_app(exchange: Exchange, token: str) -> FastAPI:
         checks.require(number is not None, "round", rule, None)
         assert number is not None
         content = await _body(request, len(exchange.model()) + _HEADER_BYTES)
-        found = await run_in_threadpool(exchange.put, content, link, number)
-        return {"round": number, "datalink": found}
+        stored = await run_in_threadpool(exchange.put, content, link, number)
+        return {"round": number, "datalink": stored}
 
     @app.post("/scores")
     async def scores(request: Request) -> dict[str, Any]:

@@ -138,9 +138,9 @@ class NodeLedger:
         path = self._folder / _FILE
         if not path.exists():
             return
-        found = files.parse_json(files.read_text(path), path)
-        self._times = found.get("times", {})
-        self._accounting.restore(json.dumps(found["accounts"]))
+        saved = files.parse_json(files.read_text(path), path)
+        self._times = saved.get("times", {})
+        self._accounting.restore(json.dumps(saved["accounts"]))
 
     def _require_budget(self, clients: Sequence[int]) -> None:
         if self._budget is None:

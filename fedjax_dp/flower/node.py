@@ -272,8 +272,8 @@ class _Plans:
         disclosure.one_of("keys", node.keys, get_args(Keys))
         plan = self.plan(node, facts)
         with in_public():
-            found = text_of(facts, "digest")
-            checks.require(found == plan.digest, "digest", f"be {plan.digest}", found)
+            digest = text_of(facts, "digest")
+            checks.require(digest == plan.digest, "digest", f"be {plan.digest}", digest)
         return plan
 
     def setting(self, node: Node, facts: Mapping[str, Any]) -> None:

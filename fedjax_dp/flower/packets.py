@@ -37,10 +37,10 @@ class Packet(NamedTuple):
 
 def packet_of(record: RecordDict) -> Packet:
     """Reads a record."""
-    found = sorted(record)
+    names = sorted(record)
     rule = f"hold the records {_ARRAYS!r} and {_FACTS!r}"
     fits = [*record.array_records, *record.config_records] == [_ARRAYS, _FACTS]
-    checks.require(fits and len(found) == 2, "a message", rule, found)
+    checks.require(fits and len(names) == 2, "a message", rule, names)
     arrays = {}
     for name, array in record.array_records[_ARRAYS].items():
         try:
@@ -67,22 +67,22 @@ def wholes_of(
     count: int | None = None,
 ) -> list[int]:
     """Reads a fact that must be whole numbers from `first` to below `end`."""
-    found = fact_of(facts, name)
-    checks.require(isinstance(found, list), name, "be a list of whole numbers", found)
+    numbers = fact_of(facts, name)
+    checks.require(isinstance(numbers, list), name, "be a list of whole numbers", numbers)
     rule = f"have {count} entries"
-    checks.require(count is None or len(found) == count, name, rule, found)
-    for each in found:
+    checks.require(count is None or len(numbers) == count, name, rule, numbers)
+    for each in numbers:
         _require_whole(name, each, first, end, "integers")
-    return list(found)
+    return list(numbers)
 
 
 def whole_of(
     facts: Mapping[str, Any], name: str, *, first: int = 0, end: int = checks.COUNT_LIMIT
 ) -> int:
     """Reads a fact that must be one whole number of a range, as `wholes_of`."""
-    found = fact_of(facts, name)
-    _require_whole(name, found, first, end, "an integer")
-    return found
+    number = fact_of(facts, name)
+    _require_whole(name, number, first, end, "an integer")
+    return number
 
 
 def _require_whole(name: str, value: Any, first: int, end: int, kind: str) -> None:
@@ -94,10 +94,10 @@ def _require_whole(name: str, value: Any, first: int, end: int, kind: str) -> No
 
 def text_of(facts: Mapping[str, Any], name: str) -> str:
     """Reads a fact that must be a text, neither empty nor long."""
-    found = fact_of(facts, name)
-    fits = isinstance(found, str) and 0 < len(found) <= _LONGEST
-    checks.require(fits, name, f"be a text of 1 to {_LONGEST} characters", found)
-    return found
+    text = fact_of(facts, name)
+    fits = isinstance(text, str) and 0 < len(text) <= _LONGEST
+    checks.require(fits, name, f"be a text of 1 to {_LONGEST} characters", text)
+    return text
 
 
 def fact_of(facts: Mapping[str, Any], name: str) -> Any:
@@ -184,11 +184,11 @@ class Distinct:
 
     def add(self, tree: PyTree) -> None:
         """Adds the tree of the next client."""
-        found = arrays_of(tree, "")
+        arrays = arrays_of(tree, "")
         for place, other in enumerate(self._seen):
-            if all(np.array_equal(other[name], x) for name, x in found.items()):
+            if all(np.array_equal(other[name], x) for name, x in arrays.items()):
                 self.places.append(place)
                 return
         self.places.append(len(self._seen))
-        self.arrays |= {f"{self._prefix}/{len(self._seen)}{name}": x for name, x in found.items()}
-        self._seen.append(found)
+        self.arrays |= {f"{self._prefix}/{len(self._seen)}{name}": x for name, x in arrays.items()}
+        self._seen.append(arrays)

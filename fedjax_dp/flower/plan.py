@@ -90,10 +90,10 @@ class Plan:
         hyper = jax.tree.map(np.asarray, self.hyper)
         local = jax.tree.map(lambda x: x if x.ndim == 0 else x[0], hyper.local)
         of_client, of_records = self.algorithm.claims
-        found = [] if of_client is None else [of_client.event(hyper.aggregator)]
+        events = [] if of_client is None else [of_client.event(hyper.aggregator)]
         for event in () if of_records is None else of_records.events:
-            found.append(event(self.limit, hyper._replace(local=local)))
-        return " and ".join(json.dumps(_shortened(to_dict(event))) for event in found)
+            events.append(event(self.limit, hyper._replace(local=local)))
+        return " and ".join(json.dumps(_shortened(to_dict(event))) for event in events)
 
 
 def _stage_by_round(

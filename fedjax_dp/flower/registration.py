@@ -37,8 +37,8 @@ def registered(
             except ValueError as error:
                 warnings.warn(f"node {node} is asked again: {error}", stacklevel=2)
         known = {node: each for node, each in (known | answers).items() if node in online}
-        found = _merged({node: known[node] for node in sorted(known)}, num_clients)
-        missing = [client for client in range(num_clients) if client not in found]
+        merged = _merged({node: known[node] for node in sorted(known)}, num_clients)
+        missing = [client for client in range(num_clients) if client not in merged]
         if not missing:
             break
         if answers or not known:
@@ -48,7 +48,7 @@ def registered(
         time.sleep(pause)
     kind = known[min(known)].kind
     LOG.info("all %d clients are registered, on %d nodes", num_clients, len(known))
-    by_client = [found[client] for client in range(num_clients)]
+    by_client = [merged[client] for client in range(num_clients)]
     return Registered(kind, *zip(*by_client, strict=True))
 
 
@@ -75,7 +75,7 @@ def _answer(packet: Packet) -> _Answer:
 
 def _merged(answers: Mapping[int, _Answer], num_clients: int) -> dict[int, tuple[int, ...]]:
     """Returns the size of each split of each client, from answers of nodes, which must agree."""
-    found: dict[int, tuple[int, ...]] = {}
+    clients: dict[int, tuple[int, ...]] = {}
     holder: dict[int, int] = {}
     first = min(answers, default=None)
     for node, (kind, sizes) in answers.items():
@@ -88,8 +88,8 @@ def _merged(answers: Mapping[int, _Answer], num_clients: int) -> dict[int, tuple
             rule = f"be on one node, but is on {holder.get(client)} already"
             checks.require(client not in holder, f"client {client}", rule, node)
             holder[client] = node
-            found[client] = row
-            splits = len(next(iter(found.values())))
+            clients[client] = row
+            splits = len(next(iter(clients.values())))
             rule = f"have {splits} splits of its data, as the first node has"
             checks.require(len(row) == splits, f"node {node}", rule, len(row))
-    return found
+    return clients

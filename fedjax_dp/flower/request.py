@@ -118,12 +118,12 @@ def scores_from(facts: Mapping[str, Any]) -> int | None:
 
 def clients_in(facts: Mapping[str, Any], node: Node) -> list[int]:
     """Reads the clients of a message: some of this node, each once."""
-    found = wholes_of(facts, "clients")
-    others = sorted(set(found) - set(node.clients))
+    clients = wholes_of(facts, "clients")
+    others = sorted(set(clients) - set(node.clients))
     checks.require(not others, "clients", f"be of {list(node.clients)}", others)
-    is_distinct = 0 < len(found) == len(set(found))
-    checks.require(is_distinct, "clients", "be at least one, and differ", found)
-    return found
+    is_distinct = 0 < len(clients) == len(set(clients))
+    checks.require(is_distinct, "clients", "be at least one, and differ", clients)
+    return clients
 
 
 def round_in(facts: Mapping[str, Any], rounds: int | None) -> int:
@@ -133,11 +133,11 @@ def round_in(facts: Mapping[str, Any], rounds: int | None) -> int:
 
 def stage_in(facts: Mapping[str, Any], plan: Plan, round: int) -> int:
     """Reads the stage of a round: that of the plan, or one of its stages if the server decides."""
-    found = whole_of(facts, "stage", end=plan.num_stages or checks.COUNT_LIMIT)
+    stage = whole_of(facts, "stage", end=plan.num_stages or checks.COUNT_LIMIT)
     own = plan.stage_of(round)
     rule = f"be {own}, that of round {round}"
-    checks.require(own is None or found == own, "stage", rule, found)
-    return found
+    checks.require(own is None or stage == own, "stage", rule, stage)
+    return stage
 
 
 def words_in(
@@ -145,9 +145,9 @@ def words_in(
 ) -> np.ndarray:
     """Reads the words of random keys, `[*shape, words]`."""
     of_one = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
-    found = array_of(arrays, name)
-    require_kind(found, (*shape, *of_one.shape), np.dtype(of_one.dtype), name)
-    return found
+    array = array_of(arrays, name)
+    require_kind(array, (*shape, *of_one.shape), np.dtype(of_one.dtype), name)
+    return array
 
 
 def roster_in(

@@ -98,7 +98,7 @@ def trained_by(script: Script, plan: Plan, request: Request) -> "Trained":
     model = named(message)
     exchange.open(task, model)
     until(lambda: not exchange.missing(task), deadline)
-    found: dict[int, PyTree] = {}
+    params: dict[int, PyTree] = {}
     structure = jax.tree.structure(message)
     for link, content in exchange.close(task).items():
         try:
@@ -108,8 +108,8 @@ def trained_by(script: Script, plan: Plan, request: Request) -> "Trained":
         except ValueError as error:
             warnings.warn(f"the update of data link {link} counts as lost: {error}", stacklevel=2)
             continue
-        found[link] = jax.tree.unflatten(structure, [arrays[name] for name in model])
-    return Trained(found, reports(script, plan.digest, request.scores_from))
+        params[link] = jax.tree.unflatten(structure, [arrays[name] for name in model])
+    return Trained(params, reports(script, plan.digest, request.scores_from))
 
 
 def reports(script: Script, digest: str, start: int | None) -> dict[str, Any]:

@@ -534,9 +534,9 @@ class _Server:
         return RoundInfo(None, {}, aggregator, server, messages)
 
 
-def _closed(algorithm: FederatedAlgorithm, seeds: SeedTable | None, *round_metrics: Any) -> Closed:
+def _closed(algorithm: FederatedAlgorithm, seeds: SeedTable | None, *rest: Any) -> Closed:
     """Computes the server's side, with the seeds of masks that clients have agreed on."""
-    return server_side(algorithm if seeds is None else with_seeds(algorithm, seeds), *round_metrics)
+    return server_side(algorithm if seeds is None else with_seeds(algorithm, seeds), *rest)
 
 
 def _words(key: PRNGKey) -> np.ndarray:

@@ -50,9 +50,9 @@ class StatesOnDisk:
 
     def _of(self, client: int) -> dict[int, pathlib.Path]:
         prefix = _prefix(self._run, client)
-        found = [(p.stem.removeprefix(prefix), p) for p in self._folder.glob(f"{prefix}*{_SUFFIX}")]
+        files = [(p.stem.removeprefix(prefix), p) for p in self._folder.glob(f"{prefix}*{_SUFFIX}")]
         # A file of another name is none of ours.
-        return {int(number): path for number, path in found if number.isdecimal()}
+        return {int(number): path for number, path in files if number.isdecimal()}
 
     def has(self, client: int, round: int) -> bool:
         """Whether a client's state as of a round is here."""
@@ -64,14 +64,14 @@ class StatesOnDisk:
         if path is None:
             return None
         try:
-            found: dict[str, np.ndarray] = load_file(path)
-            require_undamaged(path, found, path.name)
+            arrays: dict[str, np.ndarray] = load_file(path)
+            require_undamaged(path, arrays, path.name)
         except Exception as error:
             # The reader raises many types of errors for damaged files.
             rule = "must be as it was written: restore the node's folder of states from a copy"
             public = f"the state of a client {rule}"
             raise GuardedError(f"{path} {rule}: {error}", public) from error
-        return found
+        return arrays
 
     def write(self, client: int, round: int, arrays: Mapping[str, np.ndarray], last: int) -> None:
         """Writes a client's state after a round; deletes those of rounds before `last`."""

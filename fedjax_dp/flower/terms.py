@@ -124,7 +124,7 @@ def script_of(config: Mapping[str, Any], rounds: int) -> Script | None:
 
 def _listed(text: str, num_clients: int) -> list[int]:
     """Reads a list such as "0-4,9" of clients of a population."""
-    found: set[int] = set()
+    clients: set[int] = set()
     for part in text.split(","):
         numbers = part.strip().split("-")
         rule = "be numbers and ranges, such as 0-4,9"
@@ -134,8 +134,8 @@ def _listed(text: str, num_clients: int) -> list[int]:
         rule = f"be from 0 to {num_clients - 1}, as the population has {num_clients} clients"
         fits = int(numbers[-1]) < num_clients
         disclosure.require(fits, "node-config clients", rule, part.strip())
-        found |= set(range(int(numbers[0]), int(numbers[-1]) + 1))
-    return sorted(found)
+        clients |= set(range(int(numbers[0]), int(numbers[-1]) + 1))
+    return sorted(clients)
 
 
 def _index(name: str, value: Any) -> int:

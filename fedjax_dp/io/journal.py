@@ -33,12 +33,12 @@ class JournalFile:
         whole = self._path.read_bytes() if self._path.exists() else b""
         # Without a line feed a line was cut off.
         for line in whole.split(b"\n")[:-1]:
-            found = _parsed(line)
+            entry = _parsed(line)
             rule = f"be intact in line {len(self._lines) + 1}, to charge its round; {_COPY}"
             shown = line[:40].decode(errors="replace")
-            checks.require(found is not None, str(self._path), rule, shown)
-            assert found is not None
-            self._lines.append(found)
+            checks.require(entry is not None, str(self._path), rule, shown)
+            assert entry is not None
+            self._lines.append(entry)
             self._size += len(line) + 1
         self.run: str = self._lines[0].get("run", "") if self._lines else secrets.token_hex(8)
 
@@ -140,21 +140,21 @@ _COPY = (
 def _parsed(line: bytes) -> dict[str, Any] | None:
     """Reads a line; None if it is damaged."""
     try:
-        found = files.without_digest(json.loads(line), "")
+        entry = files.without_digest(json.loads(line), "")
     except ValueError:
         return None
-    if not {"round", *RoundRecord._fields} <= found.keys():
+    if not {"round", *RoundRecord._fields} <= entry.keys():
         return None
     try:
-        checks.whole("round", found["round"], at_least=0)
+        checks.whole("round", entry["round"], at_least=0)
         for name in RoundRecord._fields:
             # An array of another type would be rounded, or wrapped.
-            exact = np.array_equal(_field(found, name), np.asarray(found[name]))
-            is_alike = (_kind(name) is bool) == (np.asarray(found[name]).dtype.kind == "b")
-            checks.require(exact and is_alike, name, "be whole numbers", found[name])
+            exact = np.array_equal(_field(entry, name), np.asarray(entry[name]))
+            is_alike = (_kind(name) is bool) == (np.asarray(entry[name]).dtype.kind == "b")
+            checks.require(exact and is_alike, name, "be whole numbers", entry[name])
     except (ValueError, OverflowError, TypeError):
         return None
-    return found
+    return entry
 
 
 def _kind(name: str) -> Any:

@@ -38,21 +38,21 @@ def llama_options(folder: str | pathlib.Path) -> dict[str, Any]:
     """Reads the options of `models.llama` from config.json; refuses what that model lacks."""
     path = pathlib.Path(folder) / _CONFIG
     files.require_file(path, _CONFIG)
-    found = files.parse_json(files.read_text(path), path)
-    checks.require(isinstance(found, dict), str(path), "hold an object", found)
+    config = files.parse_json(files.read_text(path), path)
+    checks.require(isinstance(config, dict), str(path), "hold an object", config)
     for key, allowed in _FIXED.items():
         rule = f"be {' or '.join('absent' if each is None else repr(each) for each in allowed)}"
-        checks.require(found.get(key) in allowed, f"{path}, {key!r},", rule, found.get(key))
-    rotary = found.get(_ROTARY) or {}
+        checks.require(config.get(key) in allowed, f"{path}, {key!r},", rule, config.get(key))
+    rotary = config.get(_ROTARY) or {}
     rule = f"hold {' and '.join(_ROTARY_KEYS)} alone, of the type 'default'"
     is_plain = isinstance(rotary, dict) and rotary.get("rope_type", "default") == "default"
     checks.require(
         is_plain and set(rotary) <= set(_ROTARY_KEYS), f"{path}, {_ROTARY!r},", rule, rotary
     )
-    found = {**found, **rotary}
+    config = {**config, **rotary}
     for key in _NEEDED:
-        checks.require(found.get(key) is not None, f"{path}, {key!r},", "be given", None)
-    return {ours: found[key] for key, ours in _OPTIONS.items() if found.get(key) is not None}
+        checks.require(config.get(key) is not None, f"{path}, {key!r},", "be given", None)
+    return {ours: config[key] for key, ours in _OPTIONS.items() if config.get(key) is not None}
 
 
 def read_llama(folder: str | pathlib.Path) -> dict[str, np.ndarray]:
@@ -79,8 +79,8 @@ def _require_parts(folder: pathlib.Path, parts: Sequence[pathlib.Path]) -> None:
     path = folder / _INDEX
     if not path.exists():
         return
-    found = files.parse_json(files.read_text(path), path)
-    of_arrays: Any = found.get("weight_map") if isinstance(found, dict) else None
+    index = files.parse_json(files.read_text(path), path)
+    of_arrays: Any = index.get("weight_map") if isinstance(index, dict) else None
     is_map = isinstance(of_arrays, dict) and all(isinstance(x, str) for x in of_arrays.values())
     checks.require(is_map, f"{path}, 'weight_map',", "be files by array", of_arrays)
     missing = sorted(set(of_arrays.values()) - {part.name for part in parts})
@@ -92,8 +92,8 @@ def _tensors(part: pathlib.Path) -> Iterator[tuple[str, np.ndarray]]:
 
     # The reader raises many types of errors for damaged files.
     with files.reading(part, "be an intact safetensors file", Exception):
-        found = load_file(str(part))
-    for name, array in found.items():
+        arrays = load_file(str(part))
+    for name, array in arrays.items():
         yield name, np.asarray(array)
 
 

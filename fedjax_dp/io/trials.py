@@ -74,23 +74,23 @@ class TrialFiles:
         self, work: Mapping[str, str], chunks: Sequence[int]
     ) -> tuple[dict[str, str], pathlib.Path]:
         """Returns all that the trials hold for, and their file."""
-        found = {**_machine(), **work, "candidates": ", ".join(map(str, sorted(chunks)))}
-        text = json.dumps(found, sort_keys=True)
-        return found, self._folder / f"{files.digest_of([text.encode()]).hex()[:32]}.json"
+        facts = {**_machine(), **work, "candidates": ", ".join(map(str, sorted(chunks)))}
+        text = json.dumps(facts, sort_keys=True)
+        return facts, self._folder / f"{files.digest_of([text.encode()]).hex()[:32]}.json"
 
 
 def _trials(content: Any, of: dict[str, str], chunks: Sequence[int]) -> tuple[Trial, ...]:
     """Reads the content of a file; a ValueError if it is not what was written."""
     try:
         rows = [[row[name] for name in _FIELDS] for row in content["trials"]]
-        found = sorted((Trial(*row) for row in rows), key=lambda trial: trial.seconds)
-        is_whole = content["of"] == of and sorted(t[0] for t in found) == sorted(chunks)
-        is_whole &= all(math.isfinite(s) and s >= 0 for trial in found for s in trial[1:])
+        trials = sorted((Trial(*row) for row in rows), key=lambda trial: trial.seconds)
+        is_whole = content["of"] == of and sorted(t[0] for t in trials) == sorted(chunks)
+        is_whole &= all(math.isfinite(s) and s >= 0 for trial in trials for s in trial[1:])
     except (KeyError, TypeError):
-        is_whole, found = False, []
+        is_whole, trials = False, []
     if not is_whole:
         raise ValueError("it does not hold the times of these layouts")
-    return tuple(found)
+    return tuple(trials)
 
 
 def _machine() -> dict[str, str]:

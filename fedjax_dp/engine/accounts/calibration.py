@@ -47,8 +47,8 @@ def _priced_stages(
         )
 
     stages = np.asarray(initial_stages(jax.random.key(0)))
-    found = zip(*np.unique(stages, return_counts=True), strict=True)
-    return [(claim.at(stage), int(count)) for stage, count in found]
+    counts = zip(*np.unique(stages, return_counts=True), strict=True)
+    return [(claim.at(stage), int(count)) for stage, count in counts]
 
 
 def _composed(
@@ -162,11 +162,11 @@ def _poisson_steps(event: dp_accounting.DpEvent) -> dict[float, int] | None:
         parts, times = list(event.events), 1
     else:
         return None
-    found: dict[float, int] = {}
+    counts: dict[float, int] = {}
     for part in parts:
         inner = _poisson_steps(part)
         if inner is None:
             return None
         for rate, steps in inner.items():
-            found[rate] = found.get(rate, 0) + steps * times
-    return found
+            counts[rate] = counts.get(rate, 0) + steps * times
+    return counts

@@ -85,11 +85,11 @@ class Communication(NamedTuple):
     def _of(self, direction: str, encoding: str) -> dict[str, np.ndarray]:
         checks.one_of("direction", direction, get_args(Direction))
         checks.one_of("encoding", encoding, ENCODINGS)
-        found: dict[str, np.ndarray] = {}
+        totals: dict[str, np.ndarray] = {}
         for each in ("up", "down") if direction == "both" else (direction,):
             for name, rounds in self.sent[each][encoding].items():
-                found[name] = found.get(name, self._nothing()) + rounds
-        return dict(sorted(found.items()))
+                totals[name] = totals.get(name, self._nothing()) + rounds
+        return dict(sorted(totals.items()))
 
     def _nothing(self) -> np.ndarray:
         return np.zeros(self.num_rounds, np.int64)
@@ -238,14 +238,14 @@ class ByteTotals:
 
     def count(self, record: RoundRecord, info: RoundInfo) -> list[dict[str, int]]:
         """Adds some rounds and returns `bytes_up` and `bytes_down` of each."""
-        found = self._meter.measure(record, info, self._rounds)
+        measured = self._meter.measure(record, info, self._rounds)
         self._rounds += len(record.stage)
         for direction in _DIRECTIONS:
             for encoding in ENCODINGS:
                 totals = self._bytes[direction][encoding]
-                for name, more in found.by_type(direction, encoding).items():
+                for name, more in measured.by_type(direction, encoding).items():
                     totals[name] = totals.get(name, 0) + more
-        each = {f"bytes_{d}": found.by_round(d, self._encoding) for d in _DIRECTIONS}
+        each = {f"bytes_{d}": measured.by_round(d, self._encoding) for d in _DIRECTIONS}
         return [
             {name: int(by_round[i]) for name, by_round in each.items()}
             for i in range(len(record.stage))

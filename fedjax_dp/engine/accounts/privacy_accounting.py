@@ -112,8 +112,8 @@ class PrivacyAccounting:
             sizes = self._federation.population.sizes
             events["record"] = [_events_by_client(e, sizes, hyper) for e in claims.record.events]
         for priced in events.values():
-            found = [event for prices in priced for event, _ in prices]
-            require_analysis(found, self._relation, self._accountant)
+            round_events = [event for prices in priced for event, _ in prices]
+            require_analysis(round_events, self._relation, self._accountant)
         self._events, self._numbers, self._digest = events, numbers, digest_of(hyper)
 
     @property
@@ -172,8 +172,8 @@ class PrivacyAccounting:
             "charge(record, hyper) with the hyper of these rounds, once for each hyper"
         )
         which = others[0] if len(others) else 0
-        found = f"others than those of round {which} of this record"
-        checks.require(not len(others), "hyper", rule, found)
+        other_numbers = f"others than those of round {which} of this record"
+        checks.require(not len(others), "hyper", rule, other_numbers)
 
     def _all_pay(self, unit: str) -> bool:
         """Whether accounts must not reveal who took part, so that each unit pays for each round."""
@@ -293,10 +293,10 @@ class PrivacyAccounting:
           Copies of the ledgers, charged for these rounds too.
         """
         coming = self._cohorts.coming(state, self._federation.hyper, key, num_rounds)
-        found = {unit: ledger.copy() for unit, ledger in self.ledgers.items()}
-        for unit, ledger in found.items():
+        ledgers = {unit: ledger.copy() for unit, ledger in self.ledgers.items()}
+        for unit, ledger in ledgers.items():
             self._charge(unit, ledger, coming.stages, coming.clients)
-        return found
+        return ledgers
 
     @overload
     def epsilon(self, dp_delta: float, accountant: str | None = None) -> float: ...
@@ -355,14 +355,14 @@ class PrivacyAccounting:
             f"be those of the units {sorted(self.ledgers)}",
             sorted(saved),
         )
-        found = {unit: Ledger.from_json(json.dumps(v)) for unit, v in saved.items()}
-        for unit, ledger in found.items():
+        ledgers = {unit: Ledger.from_json(json.dumps(v)) for unit, v in saved.items()}
+        for unit, ledger in ledgers.items():
             for fact in ("unit", "relation", "num_units"):
                 own = getattr(self.ledgers[unit], fact)
                 there = getattr(ledger, fact)
                 rule = f"be {own!r} as in this simulation"
                 checks.require(there == own, f"ledgers.{unit}.{fact}", rule, there)
-        self.ledgers = found
+        self.ledgers = ledgers
 
 
 def _by_stage(priced: list[_Prices], stages: np.ndarray) -> list[tuple[int | None, _Prices]]:

@@ -168,11 +168,11 @@ class Joint:
 
     def _run(self, requests: Mapping[int, Request], num_rounds: int) -> dict[int, Finished]:
         """Runs rounds in one call."""
-        found = self._block(*self._arguments(requests), np.int32(num_rounds))
+        results = self._block(*self._arguments(requests), np.int32(num_rounds))
         if self._is_alone:
-            state, left = found
+            state, left = results
             return {next(iter(requests)): _on_host(state, left, num_rounds)}
-        parts = (self._part(found, i) for i in range(len(requests)))
+        parts = (self._part(results, i) for i in range(len(requests)))
         return {
             place: _on_host(state, left, num_rounds)
             for place, (state, left) in zip(requests, parts, strict=True)

@@ -96,14 +96,14 @@ def trials(
     checks.require(len(chunks) > 0, "chunks", "not be empty", chunks)
     key = (*sorted(work.items()), *chunks)
     if key not in _CHOSEN:
-        found = None if kept is None else kept.read(work, chunks)
-        if found is None:
+        timed = None if kept is None else kept.read(work, chunks)
+        if timed is None:
             tick = clock or time.perf_counter
             done = [_try(build(chunk), chunk, tick) for chunk in chunks]
-            found = tuple(sorted(done, key=lambda trial: trial.seconds))
+            timed = tuple(sorted(done, key=lambda trial: trial.seconds))
             if kept is not None:
-                kept.write(work, found)
-        _CHOSEN[key] = found
+                kept.write(work, timed)
+        _CHOSEN[key] = timed
     return _CHOSEN[key]
 
 

@@ -191,11 +191,11 @@ class _Scheme(NamedTuple):
         counts = (place - jnp.arange(self.places)) % self.places < gram.num_valid
         shortest = jnp.min(jnp.where(counts, squares, jnp.inf))
         is_wild = squares[place] > numbers["anderson_growth"] ** 2 * shortest
-        found = mixing_weights(
+        weights = mixing_weights(
             gram.products, counts, place, numbers["anderson_ridge"], numbers["anderson_damping"]
         )
-        is_shorter = found @ gram.products @ found <= squares[place]
-        mixed = self.for_buffers(self._mixed(memory.images, image, found), image)
+        is_shorter = weights @ gram.products @ weights <= squares[place]
+        mixed = self.for_buffers(self._mixed(memory.images, image, weights), image)
         is_mixed = (before.round >= self.first) & is_shorter & ~is_wild & trees.is_finite(mixed)
         point = trees.where(is_mixed, mixed, image)
         gram = Gram(gram.products, jnp.where(is_wild, 1, gram.num_valid))
@@ -313,8 +313,8 @@ def _norm_weights(
     by_name = {"federation": point.weigh(sizes), "equal": np.ones(len(sizes))}
     if weights is None or isinstance(weights, str):
         weights = by_name[weights or "federation"]
-    found = np.asarray(weights, np.float64)
+    numbers = np.asarray(weights, np.float64)
     rule = f"be one number of at least 0 for each of the {len(sizes)} clients, not all 0"
-    fits = found.shape == sizes.shape and bool(np.all(found >= 0)) and found.sum() > 0
+    fits = numbers.shape == sizes.shape and bool(np.all(numbers >= 0)) and numbers.sum() > 0
     checks.require(fits, "weights", rule, weights)
-    return (found / found.sum()).astype(np.float32)
+    return (numbers / numbers.sum()).astype(np.float32)

@@ -268,15 +268,15 @@ class _Buffered(NamedTuple):
 
 def _weights(discount: Discount, max_staleness: int) -> np.ndarray:
     """Computes the weights by staleness, `[max_staleness + 1]`, float32."""
-    found = []
+    by_staleness = []
     for staleness in range(max_staleness + 1):
         weight = discount(staleness) if callable(discount) else (1 + staleness) ** -float(discount)
         rule = f"be in [0, 1] for a staleness of {staleness}, so that no update grows"
         checks.numbers("discount", rule, weight)
         is_share = np.shape(weight) == () and 0 <= float(weight) <= 1
         checks.require(is_share, "discount", rule, weight)
-        found.append(weight)
-    return np.asarray(found, np.float32)
+        by_staleness.append(weight)
+    return np.asarray(by_staleness, np.float32)
 
 
 def _num_steps(federation: Federation, hyper: Any) -> jax.Array:

@@ -312,8 +312,8 @@ class _Clock(NamedTuple):
             received = jnp.float32(0)
         else:
             legs = drawn_legs(self.latencies, ids, state.round, key)
-            found = schedule(jnp, ids, legs, work, is_asked, has_joined, deadline, self.keep)
-            fate, closes = jnp.where(found.is_late, Fate.LATE, fate), found.closes
+            times = schedule(jnp, ids, legs, work, is_asked, has_joined, deadline, self.keep)
+            fate, closes = jnp.where(times.is_late, Fate.LATE, fate), times.closes
             received = jnp.max(jnp.where(has_joined, legs.back, 0.0), initial=0.0)
         is_abandoned = jnp.bool_(False)
         least = self.federation.claims.min_participants

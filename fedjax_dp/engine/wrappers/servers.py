@@ -61,13 +61,13 @@ def several_servers(
 
 def _servers(servers: Any, num_clients: int) -> np.ndarray:
     """Reads the server of each client."""
-    found = np.asarray(servers)
+    ids = np.asarray(servers)
     rule = f"be a whole number from 0 for each of the {num_clients} clients"
-    fits = found.shape == (num_clients,) and found.dtype.kind in "iu" and bool(np.all(found >= 0))
+    fits = ids.shape == (num_clients,) and ids.dtype.kind in "iu" and bool(np.all(ids >= 0))
     checks.require(fits, "servers", rule, servers)
-    is_used = np.array_equal(np.unique(found), np.arange(found.max() + 1)) and found.max() > 0
+    is_used = np.array_equal(np.unique(ids), np.arange(ids.max() + 1)) and ids.max() > 0
     checks.require(is_used, "servers", "be 0, 1 and so on, each with a client or more", servers)
-    return found.astype(np.int32)
+    return ids.astype(np.int32)
 
 
 def _check_federation(federation: Federation) -> None:

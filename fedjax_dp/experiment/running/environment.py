@@ -75,11 +75,11 @@ def forget_small_programs(folder: pathlib.Path, most: int = _SMALL_PROGRAMS) -> 
         contextlib.suppress(OSError, filelock.Timeout),
         filelock.FileLock(folder / ".lockfile", 10),
     ):
-        found = [entry for entry in os.scandir(folder) if entry.name.endswith(_PROGRAM)]
-        for entry in [each for each in found if not os.path.exists(_time_of(each.path))]:
+        programs = [entry for entry in os.scandir(folder) if entry.name.endswith(_PROGRAM)]
+        for entry in [each for each in programs if not os.path.exists(_time_of(each.path))]:
             os.unlink(entry.path)
-            found.remove(entry)
-        small = [entry.path for entry in found if entry.stat().st_size < _SMALL_BYTES]
+            programs.remove(entry)
+        small = [entry.path for entry in programs if entry.stat().st_size < _SMALL_BYTES]
         if len(small) <= most:
             return
         pairs = [(path, _time_of(path)) for path in small]

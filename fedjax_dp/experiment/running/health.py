@@ -118,11 +118,11 @@ class Health:
 def large_deltas(experiment: Experiment) -> list[str]:
     """Returns warnings of δ that are not below the share of one unit."""
     facts = unit_facts(experiment.simulation.federation)
-    found = {
+    warnings = {
         unit: large_delta(unit, dp_delta, facts[unit]["num_units"])
         for unit, dp_delta in experiment.dp_delta.items()
     }
-    return [f"privacy.{unit}.dp_delta: {text}" for unit, text in found.items() if text]
+    return [f"privacy.{unit}.dp_delta: {text}" for unit, text in warnings.items() if text]
 
 
 def never_reached(algorithm: FederatedAlgorithm, num_rounds: int) -> str:

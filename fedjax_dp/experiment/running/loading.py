@@ -127,8 +127,8 @@ def load_run(folder: str | pathlib.Path, warn: Callable[[str], None] = warnings.
         are not those of the run.
     """
     folder = pathlib.Path(folder).expanduser()
-    found = (folder / CONFIG_FILE).is_file()
-    checks.require(found, "folder", f"be a run folder with a {CONFIG_FILE}", str(folder))
+    is_run = (folder / CONFIG_FILE).is_file()
+    checks.require(is_run, "folder", f"be a run folder with a {CONFIG_FILE}", str(folder))
     kept = folder / CHECKPOINT_FOLDER
     checks.require(kept.is_dir(), "folder", "hold a checkpoint", str(folder))
     config, population = config_of(folder, warn), None
@@ -175,16 +175,16 @@ def other_data(
         same = name == "data" or getattr(config, name) == getattr(run.config, name)
         same |= name in ("execution", "communication")
         checks.require(same, "overrides", "change [data] only", list(words))
-    found = build_population(config.data, config.run.seed, needs_test_labels=needs_test_labels)
+    population = build_population(config.data, config.run.seed, needs_test_labels=needs_test_labels)
     trained = run.experiment.population
     for what, field in (("the classes", "class_names"), ("the inputs", "feature_names")):
-        mine, other = getattr(trained, field), getattr(found, field)
+        mine, other = getattr(trained, field), getattr(population, field)
         new = [name for name in other if name not in mine]
         rule = f"be those of the training, {mine}"
         checks.require(mine == other, what, rule, f"also {', '.join(new)}" if new else other)
-    ours, theirs = (shapes_of(p.train) for p in (trained, found))
+    ours, theirs = (shapes_of(p.train) for p in (trained, population))
     checks.require(ours == theirs, "the examples", f"have the shapes {ours}", theirs)
-    return found
+    return population
 
 
 def shapes_of(data: FederatedData) -> dict[str, list[int]]:

@@ -238,14 +238,14 @@ def public_config(experiment: Experiment) -> str:
 
 def _public(tables: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a configuration without folders of files."""
-    found: dict[str, Any] = _without_places(tables)
-    found.get("data", {}).pop("data_dir", None)
+    public: dict[str, Any] = _without_places(tables)
+    public.get("data", {}).pop("data_dir", None)
     # Patterns of parameter paths stay.
     patterns = [("model", "frozen"), ("model", "adapters"), ("execution", "model_rules")]
     for part, name in patterns:
         if (kept := entry_of(tables, part, name)) is not None:
-            found[part][name] = kept
-    return found
+            public[part][name] = kept
+    return public
 
 
 def _without_places(value: Any) -> Any:

@@ -120,9 +120,9 @@ def _publishable(folder: pathlib.Path) -> dict[str, str]:
     marks = read_sealed_object(folder, _CLAIMS_FILE).get("files", {})
     if not isinstance(marks, dict):
         return {}
-    found = {name: mark for name, mark in marks.items() if mark in _MAY_BE_PUBLISHED}
+    public = {name: mark for name, mark in marks.items() if mark in _MAY_BE_PUBLISHED}
     # The summary of a whole run is exact.
-    return found if {CONFIG_FILE, SUMMARY_FILE} <= found.keys() else {}
+    return public if {CONFIG_FILE, SUMMARY_FILE} <= public.keys() else {}
 
 
 def _read(folder: pathlib.Path) -> RunFiles:

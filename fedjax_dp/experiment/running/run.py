@@ -183,12 +183,12 @@ def checked_health(
         health.warn(note)
     for epsilon in experiment.budget.values():
         health.note_epsilon(epsilon)
-    found = (
+    texts = (
         more_than_cores(config.execution.devices),
         without_model(experiment),
         never_reached(experiment.simulation.algorithm, config.run.rounds),
     )
-    for text in filter(None, found):
+    for text in filter(None, texts):
         health.warn(text)
     return health
 

@@ -181,15 +181,15 @@ def _facts(data: FederatedData) -> dict[str, Any]:
 
 def _arrays(examples: Any) -> dict[str, str]:
     """Describes types and values of arrays `[examples, ...]`, which may be on disk."""
-    found = {}
+    facts = {}
     for name, array in sorted(flat(examples).items()):
-        found[f"the type of {name}"] = f"{array.dtype} {list(array.shape[1:])}"
+        facts[f"the type of {name}"] = f"{array.dtype} {list(array.shape[1:])}"
         if is_on_disk(array) or array.nbytes > _WHOLE_BYTES:
             count = min(len(array), _SAMPLED_ROWS)
             array = array[np.linspace(0, len(array) - 1, count).astype(np.int64)]
         values = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        found[f"the values of {name}"] = _DIGEST + files.digest_of([values]).hex()
-    return found
+        facts[f"the values of {name}"] = _DIGEST + files.digest_of([values]).hex()
+    return facts
 
 
 # What decides how a program rounds, beside `[execution]`.
@@ -252,11 +252,11 @@ def _execution(config: Any) -> dict[str, Any]:
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Names the facts that differ, with both values; those of tables one by one."""
-    found = []
+    texts = []
     for name in dict.fromkeys((*then, *now)):
         before, after = then.get(name), now.get(name)
         if isinstance(before, Mapping) and isinstance(after, Mapping):
-            found += _differences(before, after)
+            texts += _differences(before, after)
         elif before != after:
-            found.append(f"{name} was {before} and is {after}")
-    return found
+            texts.append(f"{name} was {before} and is {after}")
+    return texts

@@ -213,16 +213,16 @@ def _begun(
 def _sharing(experiments: Sequence[Experiment]) -> list[Experiment]:
     """Shares compiled functions: the first state among all, evaluations where data are the same."""
     init, evaluators = experiments[0].simulation.init, dict[Any, Any]()
-    found = []
+    linked = []
     for each in experiments:
         # Evaluations read frozen parameters too.
         frozen = jax.tree.leaves((each.simulation.federation.facts.frozen, each.model.frozen))
         inputs = id(each.population), *map(id, frozen)
         evaluator = evaluators.setdefault(inputs, each.evaluator)
-        found.append(
+        linked.append(
             each._replace(simulation=each.simulation._replace(init=init), evaluator=evaluator)
         )
-    return found
+    return linked
 
 
 Run = Callable[[Mapping[int, Request]], Mapping[int, Finished]]

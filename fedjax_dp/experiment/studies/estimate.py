@@ -71,11 +71,11 @@ def estimate(file: str | None, overrides: Sequence[str], device: str) -> Estimat
             raise RuntimeError(
                 f"the compiler for {device} ended with status {ended.returncode}: {last}"
             )
-        found = json.loads(result.read_text(encoding="utf-8"))
-    if "error" in found:
-        raise ValueError(found["error"])
-    parts = [Part(**part) for part in found.pop("parts")]
-    return Estimate(**found, parts=parts)
+        estimated = json.loads(result.read_text(encoding="utf-8"))
+    if "error" in estimated:
+        raise ValueError(estimated["error"])
+    parts = [Part(**part) for part in estimated.pop("parts")]
+    return Estimate(**estimated, parts=parts)
 
 
 def _here(file: str | None, overrides: Sequence[str], device: str) -> Estimate:
@@ -95,27 +95,27 @@ def _here(file: str | None, overrides: Sequence[str], device: str) -> Estimate:
     # What a device can compute decides which choices are refused.
     with traced_for(wanted.device.facts):
         execution = execution_of(section, config.run)
-    found = compiled_for(wanted, build, execution)
+    compiled = compiled_for(wanted, build, execution)
     spent: dict[tuple[str, str], float] = defaultdict(float)
-    for one in found.operations:
+    for one in compiled.operations:
         seconds = program_text.with_start(one, wanted.device)
-        spent[one.loops, one.kind] += one.times * seconds * found.passes.get(one.loops, 0.0)
-    whole = found.round
+        spent[one.loops, one.kind] += one.times * seconds * compiled.passes.get(one.loops, 0.0)
+    whole = compiled.round
     exchanged: dict[str, float] = defaultdict(float)
-    for loops, by_kind in found.collectives.items():
+    for loops, by_kind in compiled.collectives.items():
         for kind, count in by_kind.items():
-            exchanged[kind] += count * found.passes.get(loops, 0.0)
+            exchanged[kind] += count * compiled.passes.get(loops, 0.0)
     heaviest = sorted(spent.items(), key=lambda item: -item[1])[:_LISTED]
     return Estimate(
         device,
         wanted.num_devices,
-        found.memory.fits,
-        found.memory.arguments,
-        found.memory.temporaries,
-        found.memory.available,
-        found.clients_per_chunk,
-        found.trace_seconds,
-        found.compile_seconds,
+        compiled.memory.fits,
+        compiled.memory.arguments,
+        compiled.memory.temporaries,
+        compiled.memory.available,
+        compiled.clients_per_chunk,
+        compiled.trace_seconds,
+        compiled.compile_seconds,
         whole.seconds,
         whole.bytes,
         whole.operations,
@@ -128,10 +128,10 @@ def main() -> None:
     """Writes the estimate, or the error, of the words of a command: FILE DEVICE CONFIG [KEY…]."""
     result, device, file, *overrides = sys.argv[1:]
     try:
-        found: dict[str, Any] = _here(file or None, overrides, device)._asdict()
-        found["parts"] = [part._asdict() for part in found["parts"]]
+        estimated: dict[str, Any] = _here(file or None, overrides, device)._asdict()
+        estimated["parts"] = [part._asdict() for part in estimated["parts"]]
     except (ValueError, MemoryError) as error:
-        found = {"error": str(error)}
+        estimated = {"error": str(error)}
     except RuntimeError as error:
         # JAX has no type of its own for it.
         if "RESOURCE_EXHAUSTED" not in str(error):
@@ -140,8 +140,8 @@ def main() -> None:
         hint = (
             "use a smaller execution.clients_per_chunk, a smaller batch or model, or more devices"
         )
-        found = {"error": f"rounds do not fit in the memory of {device}; {hint}: {first}"}
-    pathlib.Path(result).write_text(json.dumps(found), encoding="utf-8")
+        estimated = {"error": f"rounds do not fit in the memory of {device}; {hint}: {first}"}
+    pathlib.Path(result).write_text(json.dumps(estimated), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -81,13 +81,13 @@ def cohort_loads(simulation: Simulation, layout: Layout, rounds: Sequence[int]) 
     def slots_of(state: Any, index: Any) -> Cohort:
         return federation.cohorts.draw(state._replace(round=index), hyper, key, layout)
 
-    found = []
+    loads_of_rounds = []
     for index in rounds:
         cohort = jax.device_get(slots_of(state, np.int32(index)))
         taken = np.where(cohort.fate == Fate.EMPTY, 0, steps[cohort.ids])
         count = int(cohort.num_split)
-        found.append((loads(layout, taken, count), taken[:count].sum()))
-    return Loads(*map(np.stack, zip(*found, strict=True)))
+        loads_of_rounds.append((loads(layout, taken, count), taken[:count].sum()))
+    return Loads(*map(np.stack, zip(*loads_of_rounds, strict=True)))
 
 
 def on_devices(simulation: Simulation, num_devices: int) -> Layout:
@@ -141,12 +141,12 @@ def projected(
     receives the updates of the others' slots.
     """
     layout, facts = on_devices(simulation, num_devices), simulation.federation.facts
-    found = cohort_loads(simulation, layout, range(_DRAWS))
+    packed = cohort_loads(simulation, layout, range(_DRAWS))
     received = (num_devices - 1) * trees.num_bytes(facts.total)
     if facts.is_stacked:
         received *= layout.slots_per_device(simulation.participation)
-    training = float(found.most.mean()) * rates.step
-    times = 1 + float(found.split.mean())
+    training = float(packed.most.mean()) * rates.step
+    times = 1 + float(packed.split.mean())
     adding = times * network.seconds_to_gather(num_devices, received)
     return {
         "devices": num_devices,
@@ -155,7 +155,7 @@ def projected(
         "fixed_seconds": rates.fixed,
         "adding_seconds": adding,
         "bytes_received": times * received,
-        "balance": float((found.by_device.mean(axis=1) / found.most.clip(1)).mean()),
+        "balance": float((packed.by_device.mean(axis=1) / packed.most.clip(1)).mean()),
     }
 
 

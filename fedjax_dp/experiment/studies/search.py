@@ -94,19 +94,19 @@ def search(
     _require_possible(study, plan, words)
     output.mkdir(parents=True, exist_ok=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    found = optuna.create_study(
+    history = optuna.create_study(
         storage=optuna.storages.JournalStorage(_Journal(output / STUDY_FILE, report)),
         study_name="search",
         direction="maximize",
         pruner=optuna.pruners.SuccessiveHalvingPruner(1) if plan.is_halving else None,
         load_if_exists=True,
     )
-    _require_same(found, {**plan.facts, "words": list(words)}, output)
+    _require_same(history, {**plan.facts, "words": list(words)}, output)
     counted = Continued(watcher or Watcher())
     stated = {"sweep": plan.trials, "search": "Optuna"}
     if plan.is_halving:
         stated["pruner"] = HALVING
-    while trials := _asked(found, plan):
+    while trials := _asked(history, plan):
         points = {trial.number: _point(trial, plan, words) for trial in trials}
         jobs = {
             number: Job(
@@ -125,10 +125,10 @@ def search(
         for trial in trials:
             if trial.number in refused:
                 report(f"{labels[trial.number]}: refused: {refused[trial.number]}")
-                found.tell(trial, state=TrialState.FAIL)
+                history.tell(trial, state=TrialState.FAIL)
             else:
-                _tell(found, trial, read_sealed_object(jobs[trial.number].folder, SUMMARY_FILE))
-    return _entries(found, plan, output)
+                _tell(history, trial, read_sealed_object(jobs[trial.number].folder, SUMMARY_FILE))
+    return _entries(history, plan, output)
 
 
 def _values(plan: Plan) -> dict[str, list[str]]:

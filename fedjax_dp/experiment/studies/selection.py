@@ -139,17 +139,17 @@ def _require_selectable(experiment: Experiment) -> None:
 
 def _common_cost(grid: Sequence[Point], experiments: Sequence[Experiment]) -> Mapping[str, Ledger]:
     """Computes the cost of one trial; requires that of all points to be the same."""
-    found: list[dict[str, Ledger]] = []
+    ledgers: list[dict[str, Ledger]] = []
     for experiment in experiments:
         accounting = accounting_of(experiment, experiment.simulation.hyper)
         state, rounds = first_state(experiment), experiment.config.run.rounds
         # Of any root: a cost that depends on who was drawn differs between two.
-        found += [accounting.planned(state, jax.random.key(i), rounds) for i in range(2)]
-    texts = [{unit: ledger.to_json() for unit, ledger in each.items()} for each in found]
+        ledgers += [accounting.planned(state, jax.random.key(i), rounds) for i in range(2)]
+    texts = [{unit: ledger.to_json() for unit, ledger in each.items()} for each in ledgers]
     for place, text in enumerate(texts):
         rule = f"cost what {grid[0].name} costs in every trial: the same noise, rates and rounds"
         checks.require(text == texts[0], f"a trial of {grid[place // 2].name}", rule, "another")
-    return found[0]
+    return ledgers[0]
 
 
 def _drawn(grid: Sequence[Point], output: pathlib.Path, trials: Repetition) -> list[int]:
@@ -170,10 +170,10 @@ def _drawn(grid: Sequence[Point], output: pathlib.Path, trials: Repetition) -> l
 
 def _of_choice(ledger: Ledger, trials: Repetition) -> Ledger:
     """Computes the ledger of the best of all trials from that of one."""
-    found = Ledger(ledger.unit, ledger.relation, ledger.num_units)
+    total = Ledger(ledger.unit, ledger.relation, ledger.num_units)
     for units, event in ledger.histories():
-        found.charge(trials.event(event), units=units)
-    return found
+        total.charge(trials.event(event), units=units)
+    return total
 
 
 def _facts(experiment: Experiment, trials: Repetition, points: int) -> dict[str, dict[str, Any]]:

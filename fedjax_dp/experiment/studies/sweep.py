@@ -113,13 +113,13 @@ def grid_points(
     strange = set(only) - set(study.axes)
     if strange:
         raise ValueError(f"an axis must be of {list(study.axes)}, got {sorted(strange)}")
-    found = []
+    points = []
     for combination in itertools.product(*chosen.values()):
         point = dict(zip(chosen, combination, strict=True))
         if not study.skip(point):
             made = [word for axis, name in point.items() for word in study.axes[axis][name]]
-            found.append(Point(point, (*made, *words)))
-    return found
+            points.append(Point(point, (*made, *words)))
+    return points
 
 
 def sweep(
@@ -188,8 +188,8 @@ def run_all(
 
     def ended(place: int, outcome: Outcome) -> None:
         summary = outcome.summary
-        found = [m for m in study.metrics if summary.get(m)]
-        results = ", ".join(f"{m} {shown(m, summary[m], decimals=4)}" for m in found)
+        measured = [m for m in study.metrics if summary.get(m)]
+        results = ", ".join(f"{m} {shown(m, summary[m], decimals=4)}" for m in measured)
         is_interrupted = " (interrupted)" if outcome.ended == "interrupted" else ""
         report(f"{labels[place]}: {results} in {summary['seconds']:.0f} s{is_interrupted}")
         for text in summary.get("warnings", ()):
@@ -259,7 +259,7 @@ def average_over_seeds(study: Study, rows: Sequence[Mapping[str, Any]]) -> list[
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault(tuple(row[axis] for axis in axes), []).append(row)
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     for names, members in groups.items():
         values = dict(zip(axes, names, strict=True))
         for metric, factor in study.metrics.items():
@@ -267,7 +267,7 @@ def average_over_seeds(study: Study, rows: Sequence[Mapping[str, Any]]) -> list[
             numbers = [factor * float(m[metric]) for m in members if m.get(metric) is not None]
             if numbers:
                 spread = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
-                found.append(
+                entries.append(
                     values
                     | {
                         "metric": metric,
@@ -277,7 +277,7 @@ def average_over_seeds(study: Study, rows: Sequence[Mapping[str, Any]]) -> list[
                         "published": study.published(metric, values),
                     }
                 )
-    return found
+    return entries
 
 
 # Columns whose figures are of the metric that the entry names.

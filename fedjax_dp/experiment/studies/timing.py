@@ -145,8 +145,8 @@ def measure_experiment(
     timed = [(case.time_round(), gemm_peak(0.2)) for _ in range(num_rounds + 1)][1:]
     seconds, peaks = zip(*timed, strict=True)
     speed = _speed(case, seconds, peaks)
-    found = {"name": config.title, "about": "rounds of an experiment", **speed}
-    return found if projecting is None else found | {"model": projecting.of(case, seconds)}
+    figures = {"name": config.title, "about": "rounds of an experiment", **speed}
+    return figures if projecting is None else figures | {"model": projecting.of(case, seconds)}
 
 
 def compiled(parts: Prepared, execution: ExecutionConfig) -> Simulation:
