@@ -109,42 +109,12 @@ class Cohorts:
         return self.participation.sampler.name
 
     @property
-    def varies(self) -> bool:
-        """Whether the number drawn is random."""
-        return self.participation.sampler.varies
-
-    @property
     def charges_all(self) -> bool:
         """Whether every client pays for every round, drawn or not.
 
         So it is where cohorts are secret, as amplification needs, or depend on released models.
         """
         return self.participation.sampler.charges_all
-
-    @property
-    def num_clients(self) -> int:
-        """The population."""
-        return self.participation.num_clients
-
-    @property
-    def cohort_size(self) -> float:
-        """The (expected) number of clients of a round."""
-        return self.participation.cohort_size
-
-    @property
-    def capacity(self) -> int:
-        """The most clients of a round."""
-        return self.participation.capacity
-
-    @property
-    def min_drawn(self) -> int:
-        """The fewest clients of a round."""
-        return self.participation.min_drawn
-
-    @property
-    def separation(self) -> int:
-        """The fewest rounds from one participation of a client to its next."""
-        return self.participation.separation
 
     def event(self, release: DpEvent) -> DpEvent:
         """Returns the privacy event of a round.

@@ -386,8 +386,8 @@ def init_key(key: PRNGKey) -> PRNGKey:
 
 def _check_population(cohorts: Cohorts, population: Population) -> None:
     rule = f"be bound to the {population.num_clients} clients of the data"
-    fits = cohorts.num_clients == population.num_clients
-    checks.require(fits, "participation", rule, cohorts.num_clients)
+    fits = cohorts.participation.num_clients == population.num_clients
+    checks.require(fits, "participation", rule, cohorts.participation.num_clients)
 
 
 def _check_validation(algorithm: FederatedAlgorithm, population: Population) -> None:
@@ -409,8 +409,8 @@ def _check_claims(algorithm: FederatedAlgorithm, cohorts: Cohorts, hyper: Hyper)
     if aggregator.claim is not None:
         algorithm.training.check_noised()
     _check_host_steps(algorithm)
-    check_masks(algorithm, cohorts.capacity)
-    least, most = algorithm.claims.min_participants, cohorts.capacity
+    check_masks(algorithm, cohorts.participation.capacity)
+    least, most = algorithm.claims.min_participants, cohorts.participation.capacity
     rule = f"draw {least} clients in a round, without whose shares of noise every one is lost"
     checks.require(most >= least, "participation", rule, f"at most {most}")
     if claim is None:
@@ -418,7 +418,7 @@ def _check_claims(algorithm: FederatedAlgorithm, cohorts: Cohorts, hyper: Hyper)
     # Computed now, so that a combination without an analysis is refused before any work.
     if _amplifies(algorithm.claims, cohorts, hyper):
         _check_lost(algorithm, cohorts)
-    needed, kept = claim.min_separation, cohorts.separation
+    needed, kept = claim.min_separation, cohorts.participation.separation
     checks.require(
         kept >= needed,
         "participation",
@@ -428,11 +428,12 @@ def _check_claims(algorithm: FederatedAlgorithm, cohorts: Cohorts, hyper: Hyper)
     )
     # Under masks, a sum of fewer clients is lost.
     checks.require(
-        masks_of(aggregator) is not None or cohorts.min_drawn >= claim.min_participants,
+        masks_of(aggregator) is not None
+        or cohorts.participation.min_drawn >= claim.min_participants,
         "participation",
         f"draw at least {claim.min_participants} clients in every round, since each adds its share "
         "of the noise; the nearest valid choices are full_participation() and fixed_size()",
-        f"{cohorts.name}, which may draw {cohorts.min_drawn}",
+        f"{cohorts.name}, which may draw {cohorts.participation.min_drawn}",
     )
 
 
@@ -468,7 +469,7 @@ def _check_lost(algorithm: FederatedAlgorithm, cohorts: Cohorts) -> None:
         "which would show how many were drawn, and secret cohorts amplify privacy of clients; the "
         "nearest valid choices are fixed_size() and without_amplification(poisson())"
     )
-    least, largest = cohorts.min_drawn, cohorts.capacity
+    least, largest = cohorts.participation.min_drawn, cohorts.participation.capacity
     fits = fewest <= least and largest <= most
     found = f"{cohorts.name}, which may draw {least} to {largest}"
     checks.require(fits, "participation", rule, found)

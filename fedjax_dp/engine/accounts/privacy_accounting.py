@@ -34,7 +34,7 @@ def unit_facts(federation: Federation) -> dict[str, dict[str, Any]]:
     """Returns, by unit, the arguments of `statement` that ledgers do not know."""
     once = {"reads_once": True} if isinstance(federation.claims.record, OnceClaim) else {}
     return {
-        "client": {"num_units": federation.cohorts.num_clients},
+        "client": {"num_units": federation.cohorts.participation.num_clients},
         "record": {"num_units": federation.population.sizes, **once},
     }
 
@@ -85,7 +85,7 @@ class PrivacyAccounting:
         check_wrapped(bound)
         self._federation, self._cohorts = bound, bound.cohorts
         self._relation, self._accountant = relation, accountant
-        num_clients = self._cohorts.num_clients
+        num_clients = self._cohorts.participation.num_clients
         num_units = {"client": 1 if self._charges_all else num_clients, "record": num_clients}
         # By unit and stage.
         self._events: dict[str, list[_Prices]] = {}
@@ -106,7 +106,7 @@ class PrivacyAccounting:
         claims, events = self._federation.claims, dict[str, list[_Prices]]()
         if claims.client is not None:
             event = self._cohorts.event(claims.client.event(hyper.aggregator))
-            num_units = 1 if self._charges_all else self._cohorts.num_clients
+            num_units = 1 if self._charges_all else self._cohorts.participation.num_clients
             events["client"] = [[(event, np.arange(num_units))]]
         if claims.record is not None:
             sizes = self._federation.population.sizes
@@ -147,7 +147,7 @@ class PrivacyAccounting:
         """
         priced = max((len(prices) for prices in self._events.values()), default=1)
         num_stages = priced if priced > 1 else None
-        require_chargeable(record, self._cohorts.num_clients, num_stages)
+        require_chargeable(record, self._cohorts.participation.num_clients, num_stages)
         kept = self._events, self._numbers, self._digest
         if hyper is not None:
             self._read_events(hyper)
@@ -204,7 +204,7 @@ class PrivacyAccounting:
     def _times(self, participants: np.ndarray) -> np.ndarray:
         """Counts the rounds of each client, `[num_clients]`; empty slots hold -1."""
         drawn = participants[participants >= 0].ravel()
-        return np.bincount(drawn, minlength=self._cohorts.num_clients)
+        return np.bincount(drawn, minlength=self._cohorts.participation.num_clients)
 
     def affordable_rounds(
         self,

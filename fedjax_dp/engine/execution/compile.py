@@ -208,7 +208,7 @@ def compile_federation(
     splits = {"data": data} | ({} if validation is None else {"validation": validation})
     for name, split in splits.items():
         require_targets(name, split, federation.facts.targets)
-    execution = execution.for_cohort(federation.cohorts.cohort_size)
+    execution = execution.for_cohort(federation.cohorts.participation.cohort_size)
     layout, layouts = layout_of(
         federation,
         execution,
@@ -404,7 +404,7 @@ class _Runner:
 
 def _warn_of_divisor(bound: Federation) -> None:
     """Warns of a public divisor that makes steps much longer or shorter than those of a mean."""
-    claim, cohort_size = bound.claims.client, bound.cohorts.cohort_size
+    claim, cohort_size = bound.claims.client, bound.cohorts.participation.cohort_size
     if claim is None or claim.divisor is None:
         return
     factor = cohort_size / float(np.max(claim.divisor(bound.hyper.aggregator)))

@@ -127,7 +127,7 @@ def finished(
 
 def _passes(federation: Federation, chunk: int, num_devices: int) -> tuple[float, float]:
     """Counts the chunks of a device in a round and the steps of a chunk, in the mean."""
-    steps, cohort = local_steps(federation), federation.cohorts.cohort_size
+    steps, cohort = local_steps(federation), federation.cohorts.participation.cohort_size
     chunks = max(1.0, np.ceil(cohort / num_devices / chunk))
     # The clients of a chunk take the steps of the longest of them: at least those of the mean.
     return float(chunks), float(np.mean(steps))

@@ -57,7 +57,7 @@ def memory_of(
     server = facts.server
     model = 0 if shared is None else trees.num_bytes(jax.eval_shape(shared.read, server))
     slots = layout.slots_per_device(federation.cohorts.participation) if facts.is_stacked else 0
-    at_once = min(layout.chunk, federation.cohorts.capacity)
+    at_once = min(layout.chunk, federation.cohorts.participation.capacity)
     training, stack = model * at_once, model * slots
     wrappers = sum(
         trees.num_bytes(part) // (layout.num_devices if isinstance(part, ByClient) else 1)

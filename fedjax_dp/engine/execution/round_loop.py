@@ -64,7 +64,7 @@ def resident_examples(
     rounds_per_call: int,
 ) -> Examples:
     """Returns all examples, on the host, as calls of `rounds_per_call` rounds read them."""
-    clients = federation.cohorts.cohort_size / layout.num_devices
+    clients = federation.cohorts.participation.cohort_size / layout.num_devices
     reads = rounds_per_call * clients / data.num_clients
     return examples_of(data, validation).stored(reads)
 

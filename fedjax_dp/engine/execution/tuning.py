@@ -41,7 +41,7 @@ def layout_of(
         mesh = Mesh(groups, (AXIS, MODEL_AXIS))
     # There may be many more slots than expected clients, which fill a chunk.
     count = 1 if mesh is None else mesh.shape[AXIS]
-    expected = execution.clients_of_device(cohorts.cohort_size, count)
+    expected = execution.clients_of_device(cohorts.participation.cohort_size, count)
 
     facts, steps = federation.facts, local_steps(federation)
     chunk, tried = (
@@ -58,7 +58,7 @@ def layout_of(
             work, kept = _work(federation, execution, steps), execution.tuned.kept
             tried = trials(work, candidates(chunk, expected), forced, kept)
         chunk = tried[0].clients_per_chunk
-    share = cohorts.cohort_size / federation.population.num_clients
+    share = cohorts.participation.cohort_size / federation.population.num_clients
     splits = execution.split_clients
     if splits and mesh is not None:
         # Those that are split are in no chunk.
@@ -75,7 +75,7 @@ def layout_of(
         equal_work=EqualWork.of(federation.population.sizes, federation.hyper.local)
         if execution.choices().has_known_lengths
         else None,
-        fewest_clients=cohorts.min_drawn,
+        fewest_clients=cohorts.participation.min_drawn,
     )
     return layout, tried
 
@@ -150,7 +150,7 @@ def _work(federation: Federation, execution: ExecutionConfig, steps: np.ndarray)
         "sizes": files.digest_of([population.sizes.tobytes()]).hex(),
         "steps": files.digest_of([steps.tobytes()]).hex(),
         "sampler": cohorts.name,
-        "cohort": str(cohorts.cohort_size),
+        "cohort": str(cohorts.participation.cohort_size),
         "devices": str(execution.device_list()),
         "placement": execution.placement,
         "model axis": str(model_axis),

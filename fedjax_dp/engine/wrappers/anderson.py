@@ -275,7 +275,7 @@ def _point_of(federation: Federation, of: Of) -> SharedModel | Iterate:
     checks.require(not steps, "federation", rule, len(steps))
     own = None if algorithm.client_state is None else algorithm.client_state.iterate
     own = own if isinstance(own, Iterate) else None
-    is_full = cohorts.min_drawn >= num_clients
+    is_full = cohorts.participation.min_drawn >= num_clients
     if of == "shared":
         rule = f"be 'clients' for {name}, whose rounds start from points of clients"
         checks.require(own is None, "of", rule, of)

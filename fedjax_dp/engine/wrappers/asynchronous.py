@@ -131,7 +131,8 @@ def asynchronous(
         "added to a newer one, make no average, and may grow from round to round"
     )
     checks.require(max_staleness == 0 or not is_average, "max_staleness", rule, max_staleness)
-    buffer_size, separation = int(bound.cohorts.cohort_size), bound.cohorts.separation
+    participation = bound.cohorts.participation
+    buffer_size, separation = int(participation.cohort_size), participation.separation
     rule = f"be at least {buffer_size}, the cohort size of the federation, which is the buffer size"
     checks.require(concurrency >= buffer_size, "concurrency", rule, concurrency)
     most = num_clients - (separation - 1) * buffer_size

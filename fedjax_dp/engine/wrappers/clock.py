@@ -15,7 +15,6 @@ from fedjax_dp.core.ranges import Count, Decay, Index, NonNegative, Positive
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.cohort import Cohort
-from fedjax_dp.engine.cohorts import Cohorts
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import Fate
@@ -159,10 +158,10 @@ def check_deadline(latencies: Latencies, compute: Compute, deadline: float | Non
         checks.require(deadline >= shortest, "deadline", rule, deadline)
 
 
-def check_keep(cohorts: Cohorts | Participation, keep: int | None) -> None:
+def check_keep(participation: Participation, keep: int | None) -> None:
     """Refuses more updates than a round may have clients."""
     if keep is not None:
-        most = cohorts.capacity
+        most = participation.capacity
         rule = f"be at most the {most} clients that a round may draw"
         checks.require(keep <= most, "keep", rule, keep)
 
@@ -189,7 +188,7 @@ def _check_server(federation: Federation, latencies: Latencies) -> None:
 
 def _check_keep(federation: Federation, keep: int | None) -> None:
     """Refuses numbers of updates that no round has, or that no claim covers."""
-    check_keep(federation.cohorts, keep)
+    check_keep(federation.cohorts.participation, keep)
     if keep is None:
         return
     least = federation.claims.min_participants
@@ -198,11 +197,11 @@ def _check_keep(federation: Federation, keep: int | None) -> None:
     masks = masks_of(federation.algorithm.aggregator)
     if masks is not None:
         graph = masks.graph
-        least = max(federation.cohorts.min_drawn, graph.num_clients) - graph.dropouts
+        least = max(federation.cohorts.participation.min_drawn, graph.num_clients) - graph.dropouts
         rule = f"be at least {least}, with fewer of whose messages a round is lost"
         checks.require(keep >= least, "keep", rule, keep)
     # Of cohorts of fixed size, two that differ in one client keep updates that differ in one.
-    is_covered = not (federation.cohorts.varies and federation.amplifies)
+    is_covered = not (federation.cohorts.participation.sampler.varies and federation.amplifies)
     rule = (
         "be left out where Poisson cohorts amplify privacy of clients: a drawn client replaces "
         "another in the sum, and the event counts its own update alone; the nearest valid cohorts "

@@ -67,7 +67,7 @@ def leaving(
     checks.require(min_active <= num_clients, "min_active", rule, min_active)
     masks = masks_of(federation.algorithm.aggregator)
     if masks is not None:
-        fewest = federation.cohorts.min_drawn - (num_clients - min_active)
+        fewest = federation.cohorts.participation.min_drawn - (num_clients - min_active)
         needed = masks.graph.num_clients
         rule = (
             f"have a graph of masks for {fewest} or fewer, the clients of a round with min_active "

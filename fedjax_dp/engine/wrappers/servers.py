@@ -54,7 +54,7 @@ def several_servers(
     """
     of_client = _servers(servers, federation.population.num_clients)
     _check_federation(federation)
-    most = min(federation.cohorts.capacity, int(np.bincount(of_client).min()))
+    most = min(federation.cohorts.participation.capacity, int(np.bincount(of_client).min()))
     check_masks(federation.algorithm, most)
     return _Several(federation, of_client, int(of_client.max()) + 1, exchange_every).wrapped()
 
@@ -281,7 +281,7 @@ def serverless(federation: Federation) -> Federation:
     rule = "have a graph of masks for 1 colluder or more: each client receives all messages"
     fits = masks is None or masks.graph.colluders > 0
     checks.require(fits, "aggregator", rule, 0)
-    is_full = cohorts.min_drawn >= num_clients
+    is_full = cohorts.participation.min_drawn >= num_clients
     rule = "be full_participation(): without a server every client must hold the model"
     checks.require(is_full, "participation", rule, cohorts.name)
     steps = algorithm.stages.host_steps
