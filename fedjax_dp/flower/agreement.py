@@ -41,6 +41,9 @@ SEALED_BYTES = _NONCE_BYTES + 2 * SHARE_BYTES + _TAG_BYTES
 # The name of what is held in Flower's context of a node.
 _RECORD = "agreement"
 _MASKING = "train"
+_SETUP_BYTES = 16
+# Sends packets of one type to nodes, and returns the replies.
+Send = Callable[[str, Mapping[int, Packet]], Mapping[int, Packet]]
 
 
 def with_seeds(algorithm: FederatedAlgorithm, table: SeedTable) -> FederatedAlgorithm:
@@ -285,11 +288,6 @@ def _opened(cipher: ChaCha20Poly1305, sealed: bytes, sender: int) -> bytes:
     except InvalidTag:
         rule = "be encrypted by it for this set-up"
         raise ValueError(f"the shares of client {sender} must {rule}, got others") from None
-
-
-_SETUP_BYTES = 16
-# Sends packets of one type to nodes, and returns the replies.
-Send = Callable[[str, Mapping[int, Packet]], Mapping[int, Packet]]
 
 
 class SetUp(NamedTuple):

@@ -41,6 +41,9 @@ _TYPES = {
         **{f"U{8 * size}": f"u{size}" for size in (1, 2, 4, 8)},
     }.items()
 }
+# What a server collects, and what a node sends.
+Scores = Literal["none", "exact"]
+_MOST_BYTES = 2**20
 
 
 class NotOpenError(ValueError):
@@ -299,11 +302,6 @@ def until(condition: Callable[[], bool], deadline: float) -> None:
     """Waits until a condition holds or a time, in seconds since 1970, has come."""
     while not condition() and time.time() < deadline:
         time.sleep(EVERY)
-
-
-# What a server collects, and what a node sends.
-Scores = Literal["none", "exact"]
-_MOST_BYTES = 2**20
 
 
 class ScoresFile:

@@ -10,6 +10,12 @@ from fedjax_dp.flower.exchange import FOLDER, Scores
 from fedjax_dp.flower.ledger import Budget
 
 Keys = Literal["device", "parity"]
+_PARTITION = ("partition-id", "num-partitions")
+_MOST_DIGITS = 100
+# They are read by processes that Flower starts, wherever it does.
+_PATHS = ("data", "state-dir", "experiment")
+_CHOICES = {"keys": get_args(Keys), "training": ("package", "script"), "scores": get_args(Scores)}
+_NAMES = ("clients", *_PARTITION, *_PATHS, *_CHOICES)
 
 
 class Script(NamedTuple):
@@ -73,14 +79,6 @@ def sizes_of(node: Node) -> dict[str, list[int]]:
     """Returns the sizes of a node's clients, as facts of a message."""
     second = [] if node.validation is None else node.validation.sizes.tolist()
     return {"sizes": node.train.sizes.tolist(), "validation sizes": second}
-
-
-_PARTITION = ("partition-id", "num-partitions")
-_MOST_DIGITS = 100
-# They are read by processes that Flower starts, wherever it does.
-_PATHS = ("data", "state-dir", "experiment")
-_CHOICES = {"keys": get_args(Keys), "training": ("package", "script"), "scores": get_args(Scores)}
-_NAMES = ("clients", *_PARTITION, *_PATHS, *_CHOICES)
 
 
 def require_node_config(config: Mapping[str, Any]) -> None:

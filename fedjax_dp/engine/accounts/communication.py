@@ -17,6 +17,7 @@ Direction = Literal["up", "down", "both"]
 # The fates of clients that sent an update, in the sum or not, and of those that were sent one.
 _SENT = (Fate.CONTRIBUTED, Fate.NOT_FINITE, Fate.LATE)
 _ANNOUNCED = (*_SENT, Fate.DROPPED)
+_DIRECTIONS: tuple[Literal["up", "down"], ...] = ("up", "down")
 
 
 class Communication(NamedTuple):
@@ -218,9 +219,6 @@ def _scaled(sent: Mapping[str, Mapping[str, Any]], times: np.ndarray) -> dict[st
 
 def _added(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return {name: a.get(name, 0) + b.get(name, 0) for name in sorted({*a, *b})}
-
-
-_DIRECTIONS: tuple[Literal["up", "down"], ...] = ("up", "down")
 
 
 class ByteTotals:

@@ -31,6 +31,17 @@ from fedjax_dp.io.digests import damage_of, read_sealed_object, sealed_names
 from fedjax_dp.io.logbook import read_metrics, write_json
 from fedjax_dp.models import kinds
 
+# Of larger arrays, and of those on disk, so many rows are read, spread evenly.
+_WHOLE_BYTES, _SAMPLED_ROWS = 1 << 28, 256
+_DIGEST = "SHA-256 "
+# What decides how a program rounds, beside `[execution]`.
+_ROUNDING = ("libraries", "processor", "backend", "device kinds", "compiler")
+# Keys of `[execution]` that change no bit.
+_WITHOUT_BITS = (
+    *("placement", "compilation_cache", "measured"),
+    *("coordinator", "num_processes", "process_id"),
+)
+
 
 def config_of(
     folder: pathlib.Path, warn: Callable[[str], None], words: Sequence[str] = ()
@@ -125,11 +136,6 @@ def _require_extensible(config: Config, planned: int) -> None:
     checks.require(not is_planned, "run.rounds", rule, config.run.rounds)
 
 
-# Of larger arrays, and of those on disk, so many rows are read, spread evenly.
-_WHOLE_BYTES, _SAMPLED_ROWS = 1 << 28, 256
-_DIGEST = "SHA-256 "
-
-
 def write_fingerprint(population: Population, file: pathlib.Path) -> None:
     """Writes the fingerprint of data that are on this machine; their digests are not private."""
     if not population.is_elsewhere:
@@ -190,15 +196,6 @@ def _arrays(examples: Any) -> dict[str, str]:
         values = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         facts[f"the values of {name}"] = _DIGEST + files.digest_of([values]).hex()
     return facts
-
-
-# What decides how a program rounds, beside `[execution]`.
-_ROUNDING = ("libraries", "processor", "backend", "device kinds", "compiler")
-# Keys of `[execution]` that change no bit.
-_WITHOUT_BITS = (
-    *("placement", "compilation_cache", "measured"),
-    *("coordinator", "num_processes", "process_id"),
-)
 
 
 def require_same_numbers(folder: pathlib.Path) -> None:

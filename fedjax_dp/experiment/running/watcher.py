@@ -9,6 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+# Sent by a terminal and by a scheduler to end a run.
+_STOPS = (signal.SIGINT, signal.SIGTERM)
+# Signals within this many seconds count once: some senders signal a process and its group.
+_TOGETHER = 1.0
+# Seconds until a run that was interrupted twice is ended from outside.
+_PATIENCE = 2.0
+
 
 class Watcher:
     """Receives the progress of a run; this one ignores it.
@@ -40,14 +47,6 @@ class Watcher:
 
     def end(self) -> None:
         """Ends the process; called from a thread when an interrupted run cannot end by itself."""
-
-
-# Sent by a terminal and by a scheduler to end a run.
-_STOPS = (signal.SIGINT, signal.SIGTERM)
-# Signals within this many seconds count once: some senders signal a process and its group.
-_TOGETHER = 1.0
-# Seconds until a run that was interrupted twice is ended from outside.
-_PATIENCE = 2.0
 
 
 @contextmanager

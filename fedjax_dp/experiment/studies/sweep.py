@@ -37,6 +37,8 @@ Axes = Mapping[str, Mapping[str, Sequence[str]]]
 _PLAIN, _STRANGE = re.compile(r"[\w .+-]*"), re.compile(r"[^\w .,=+-]|^\.+")
 # Bytes of a name that leave space for a digest in the 255 of most file systems.
 _LONGEST, _DIGITS = 200, 12
+# Columns whose figures are of the metric that the entry names.
+_OF_METRIC = ("mean", "published")
 
 
 class Study(NamedTuple):
@@ -278,10 +280,6 @@ def average_over_seeds(study: Study, rows: Sequence[Mapping[str, Any]]) -> list[
                     }
                 )
     return entries
-
-
-# Columns whose figures are of the metric that the entry names.
-_OF_METRIC = ("mean", "published")
 
 
 def as_csv(entries: Sequence[Mapping[str, Any]]) -> str:

@@ -23,6 +23,11 @@ from fedjax_dp.models.cost import training_cost
 
 _GEMM_SIZE = 2048
 SCALES = ("clients", "cohort", "chunk", "devices", "model")
+# What has to be equal, or times are not of the same work.
+_SAME = ("backend", "devices")
+# One figure each, shown as a ratio alone.
+_ONCE = ("compile_seconds", "peak_rss_mb", "peak_device_mb")
+_LEVEL = 0.95
 
 
 def gemm_peak(seconds: float = 1.0) -> float:
@@ -220,13 +225,6 @@ def settings(
     flat = len(WORKLOADS[name].shape) == 1
     models = ("logistic_regression", "mlp") if flat else ("thesis_cnn", "emnist_cnn", "resnet18")
     return [(execution, {"model": model, "model_options": {}}) for model in models]
-
-
-# What has to be equal, or times are not of the same work.
-_SAME = ("backend", "devices")
-# One figure each, shown as a ratio alone.
-_ONCE = ("compile_seconds", "peak_rss_mb", "peak_device_mb")
-_LEVEL = 0.95
 
 
 class Change(NamedTuple):
