@@ -338,7 +338,7 @@ def _draw(
 ) -> None:
     """Draws accuracy by ε, a curve for each point of the other axes."""
     try:
-        from fedjax_dp.io import plots, sweep_plots
+        from fedjax_dp.io import plots
     except MissingPackageError as missing:
         out.note(f"no picture is drawn: {missing}")
         return
@@ -346,7 +346,7 @@ def _draw(
     curves = curves_of(entries, axes)
     if curves:
         seeds = [int(entry["seeds"]) for entry in entries if entry["metric"] == "test_accuracy"]
-        plots.save(sweep_plots.accuracy_by(curves, "ε", study.name, seeds=seeds), file)
+        plots.save(plots.accuracy_by(curves, "ε", study.name, seeds=seeds), file)
 
 
 def curves_of(

@@ -94,6 +94,13 @@ def parse_toml(text: str, where: Path) -> dict[str, Any]:
         raise ValueError(f"{os.fspath(where)} {rule}") from None
 
 
+def entry_of(tables: Any, *keys: str) -> Any:
+    """Returns an entry of nested tables, or None."""
+    for key in keys:
+        tables = tables.get(key) if isinstance(tables, Mapping) else None
+    return tables
+
+
 @contextlib.contextmanager
 def reading(where: Path, rule: str, *errors: type[Exception]) -> Iterator[None]:
     """Turns the exceptions of a format's reader into an error with the file and its rule."""

@@ -3,8 +3,7 @@
 from .checkpoint import Checkpoints as Checkpoints
 from .client_plots import client_accuracies as client_accuracies
 from .client_plots import labels_by_client as labels_by_client
-from .clock_plots import accuracy_by_seconds as accuracy_by_seconds
-from .clock_plots import round_chart as round_chart
+from .client_plots import round_chart as round_chart
 from .journal import JournalFile as JournalFile
 from .logbook import Logbook as Logbook
 from .logbook import read_metrics as read_metrics
@@ -12,4 +11,5 @@ from .logbook import write_json as write_json
 from .measured import read_measured as read_measured
 from .plots import accuracy_and_epsilon as accuracy_and_epsilon
 from .plots import accuracy_by_megabytes as accuracy_by_megabytes
+from .plots import accuracy_by_seconds as accuracy_by_seconds
 from .trials import TrialFiles as TrialFiles

@@ -6,9 +6,19 @@ from html import escape
 from typing import NamedTuple
 
 from fedjax_dp.core.decimals import rounded_down, shown
-from fedjax_dp.io.colours import COLOURS
 
 Point = tuple[float, float]
+# Of plots too. Distinct for colour-blind readers (Okabe and Ito 2008).
+COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#8C8C8C",
+)
 # Size in units of the drawing, and the margins: left, right, top, bottom.
 _WIDTH, _HEIGHT = 400, 230
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 10, 40
@@ -35,12 +45,14 @@ CSS = "\n".join(
 
 
 class Axis(NamedTuple):
-    """An axis of a chart."""
+    """An axis of a chart, labelled with the quantity and its unit."""
 
-    label: str  # The quantity and its unit.
-    low: float | None = None  # The least value shown; None for that of the data.
-    high: float | None = None  # The largest value shown; None for that of the data.
-    is_whole: bool = False  # Whether ticks are at integers only.
+    label: str
+    # The ends; None for those of the data.
+    low: float | None = None
+    high: float | None = None
+    # Whether ticks are at integers only.
+    is_whole: bool = False
 
 
 def line_chart(
@@ -50,7 +62,10 @@ def line_chart(
     y: Axis,
     limits: Mapping[str, float] = {},
 ) -> str:
-    """Draws curves, and limits as dashed lines, as an HTML `figure`; "" without any point."""
+    """Draws curves, and limits as dashed lines, as an HTML figure; "" without any point.
+
+    It has a title, a description for screen readers, and a legend of the curves with points.
+    """
     drawn = {label: _thinned(points) for label, points in curves.items() if points}
     if not drawn:
         return ""
@@ -61,10 +76,9 @@ def line_chart(
     for value in limits.values():
         parts.append(_line("limit", _LEFT, up.at(value), _WIDTH - _RIGHT, up.at(value)))
     for i, points in enumerate(drawn.values()):
-        places = [(across.at(px), up.at(py)) for px, py in points]
-        parts += _curve(i % _STYLES, places)
-    said = escape(_described(title, y.label, curves, limits))
-    picture = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{said}">'
+        parts += _curve(i % _STYLES, [(across.at(px), up.at(py)) for px, py in points])
+    description = escape(_described(title, y.label, curves, limits))
+    picture = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{description}">'
     legend = _legend(list(drawn), list(limits))
     return (
         f"<figure><figcaption>{escape(title)}</figcaption>\n{picture}"
@@ -74,7 +88,7 @@ def line_chart(
 
 
 class _Scale(NamedTuple):
-    """Maps values to places of the drawing, with ticks at round numbers."""
+    """Maps values to coordinates of the drawing, with ticks at round numbers."""
 
     low: float
     high: float
@@ -117,8 +131,8 @@ def _line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
     return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
-def _text(x: float, y: float, anchor: str, words: str, more: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(words)}</text>'
+def _text(x: float, y: float, anchor: str, content: str, more: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(content)}</text>'
 
 
 def _axes(across: _Scale, up: _Scale) -> list[str]:
@@ -139,14 +153,11 @@ def _labels(x: Axis, y: Axis) -> list[str]:
     return [across, _text(11, middle, "middle", y.label, turned)]
 
 
-def _curve(style: int, places: Sequence[Point]) -> list[str]:
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    parts = [f'<polyline class="curve c{style}" points="{path}"/>']
-    if len(places) <= _MARKED:
-        parts += [
-            f'<circle class="dot c{style}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places
-        ]
-    return parts
+def _curve(style: int, points: Sequence[Point]) -> list[str]:
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    marked = points if len(points) <= _MARKED else ()
+    dots = [f'<circle class="dot c{style}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in marked]
+    return [f'<polyline class="curve c{style}" points="{path}"/>', *dots]
 
 
 def _legend(labels: Sequence[str], limits: Sequence[str]) -> str:
@@ -166,11 +177,11 @@ def _described(
     title: str, name: str, curves: Mapping[str, Sequence[Point]], limits: Mapping[str, float]
 ) -> str:
     """Describes a chart in words: the ends of its curves, and its limits."""
-    words = [
+    parts = [
         f"{label} from {shown(name, points[0][1])} at {points[0][0]:.6g} to "
         f"{shown(name, points[-1][1])} at {points[-1][0]:.6g}"
         for label, points in curves.items()
         if points
     ]
-    words += [f"{label} {rounded_down(value)}" for label, value in limits.items()]
-    return f"{title}: {'; '.join(words)}"
+    parts += [f"{label} {rounded_down(value)}" for label, value in limits.items()]
+    return f"{title}: {'; '.join(parts)}"

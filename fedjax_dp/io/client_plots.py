@@ -1,6 +1,7 @@
-"""Plots by client: accuracies with their uncertainty, labels and sizes."""
+"""Plots by client: accuracies with their uncertainty, labels and sizes, times of a round."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.packages import needed_for
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.data.statistics import PartitionStatistics
+from fedjax_dp.engine.wrappers.latencies import RoundTimes
 from fedjax_dp.evaluation.intervals import wilson_interval
 from fedjax_dp.io import drawing
 
@@ -23,6 +25,10 @@ with needed_for("drawing", "plots"):
 # More clients than this are drawn as a curve with a band.
 _MOST_MARKS = 60
 _MOST_LABELS = 10
+# Parts of a round: neighbours differ in lightness, and the update has the colour of no other.
+_PARTS = tuple(drawing.COLOURS[i] for i in (0, 4, 1, 5))
+# More bars are not legible.
+_MOST_BARS = 40
 
 
 @checked
@@ -231,3 +237,55 @@ def _histogram(axes: Axes, sizes: np.ndarray) -> None:
         axes.hist(sizes, bins, color=drawing.BLUE)
     axes.set(xlabel="examples", ylabel="clients")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+@checked
+def round_chart(times: RoundTimes, names: Sequence[str], title: str) -> Figure:
+    """Draws the times of one round as a Gantt chart: a line for each of the first 40 clients.
+
+    Args:
+      times: of the round, see `engine.round_times`.
+      names: of the clients, `[num_clients]`.
+      title: the title.
+
+    Returns:
+      The figure: the broadcast on its way, local work, the update on its way, and the next
+      broadcast; late updates are hatched, and inactive clients have no bars.
+
+    Raises:
+      ValueError: for another number of names.
+    """
+    count = len(times.arrive)
+    checks.require(len(names) == count, "names", f"name each of the {count} clients", len(names))
+    shown = np.arange(min(count, _MOST_BARS))
+    figure = drawing.new_figure(1.9 + 0.2 * len(shown))
+    axes = figure.subplots()
+    server = np.full(count, times.server)
+    parts = {
+        "broadcast": (np.zeros(count), times.begin),
+        "local work": (times.begin, times.send),
+        "update": (times.send, times.arrive),
+        "next broadcast": (server, times.receive),
+    }
+    hatched: dict[str, Any] = {"hatch": "////", "edgecolor": "white"}
+    for colour, (label, (start, end)) in zip(_PARTS, parts.items(), strict=True):
+        active = shown[np.isfinite((end - start)[shown])]
+        is_apart = np.asarray(times.is_late, bool)[active] & (label == "update")
+        for name, bars in ((label, active[~is_apart]), ("late update", active[is_apart])):
+            axes.barh(
+                *(bars, (end - start)[bars]),
+                left=start[bars],
+                height=0.7,
+                color=colour,
+                label=name if len(bars) else None,
+                **({} if name == label else hatched),
+            )
+    ends = ((times.closes, "sum closed", ":"), (times.server, "new model", "--"))
+    for seconds, label, style in ends:
+        axes.axvline(seconds, color="black", linestyle=style, linewidth=1, label=label)
+    axes.set_yticks(shown, [drawing.shortened(n) for n in names[: len(shown)]], fontsize=7)
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.set(xlabel="simulated seconds from the start of the round", xlim=(0, None))
+    drawing.set_title(axes, title)
+    drawing.legend_above(axes)
+    return figure

@@ -17,10 +17,11 @@ import numpy as np
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.files import write_text
 from fedjax_dp.core.ranges import Index
-from fedjax_dp.io.aside import FAILED
 from fedjax_dp.io.digests import Written, damage_of, unseal
 
 METRICS_FILE = "metrics.jsonl"
+# What follows from the failure of a tracker.
+FAILED = "failed and receives nothing more, while the run continues"
 # How many numbers of lines or rounds a warning lists.
 _SHOWN = 5
 # Seconds between writes of events to the disk.

@@ -17,7 +17,7 @@ from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.components import trackers
 from fedjax_dp.experiment.components.callback import Progress
 from fedjax_dp.experiment.components.callbacks import callbacks_of
-from fedjax_dp.io import aside
+from fedjax_dp.io.logbook import FAILED
 
 ROWS = [
     {"round": i, "test_accuracy": i / 8, "test_loss": np.nan, "sizes": [1, 2], "done": True}
@@ -128,7 +128,7 @@ def test_a_tracker_that_fails_ends_no_run_and_is_left_alone(
     folder, at_exit, monkeypatch, part, how
 ):
     """What it lacks it gets from a resumed run."""
-    monkeypatch.setattr(aside, "PATIENCE", 0.05)
+    monkeypatch.setattr(trackers, "_PATIENCE", 0.05)
     calls, is_over, ended, sent, warned = [], threading.Event(), threading.Event(), [], []
 
     class Watched(threading.Event):
@@ -155,11 +155,11 @@ def test_a_tracker_that_fails_ends_no_run_and_is_left_alone(
         return trackers._Tracked(log, lambda: fails("finish"))
 
     with monkeypatch.context() as patched:
-        patched.setattr(aside.threading, "Event", Watched)
+        patched.setattr(trackers.threading, "Event", Watched)
         callback = trackers._tracking("mine", start)
     played(callback, folder, 1, 2, 4, warn=warned.append)
     reason = "no answer within 0.05 seconds" if how == "hangs" else "ConnectionError: no route"
-    assert warned == [f"the tracker mine {aside.FAILED}: {reason}"]
+    assert warned == [f"the tracker mine {FAILED}: {reason}"]
     assert sent == {"start": [], "log": [1], "finish": [1, 2, 3, 4]}[part]
     is_over.set()
     if how == "hangs":

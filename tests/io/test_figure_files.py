@@ -9,16 +9,16 @@ import zlib
 import pytest
 from marks import telling
 
-from fedjax_dp.io import drawing, figure_files
+from fedjax_dp.io import drawing
 
 DRAW = """
 import pathlib, sys
-from fedjax_dp.io import drawing, figure_files
+from fedjax_dp.io import drawing
 figure = drawing.new_figure(2.0, 3.0)
 axes = figure.subplots()
 drawing.draw_curve(axes, 0, [1, 2, 3], [1, 3, 2], "ε of a client")
 drawing.set_title(axes, "title")
-figure_files.save(figure, pathlib.Path(sys.argv[1]) / "a b" / "ε = 0.5.png")
+drawing.save(figure, pathlib.Path(sys.argv[1]) / "a b" / "ε = 0.5.png")
 """
 FILES = ("a b/ε = 0.5.png", "a b/ε = 0.5.pdf")
 
@@ -44,7 +44,7 @@ def test_a_pdf_with_truetype_fonts_and_without_a_date_is_beside_the_png(tmp_path
 def test_characters_beyond_the_small_font_are_in_the_pdf(tmp_path):
     figure = drawing.new_figure(1.0, 1.0)
     figure.text(0.5, 0.5, "Жε")
-    figure_files.save(figure, tmp_path / "picture.pdf")
+    drawing.save(figure, tmp_path / "picture.pdf")
     data = (tmp_path / "picture.pdf").read_bytes()
     streams = re.findall(rb"stream\r?\n(.*?)\r?\nendstream", data, re.DOTALL)
     written = b"".join(zlib.decompress(s) for s in streams if s.startswith(b"x"))
@@ -53,7 +53,7 @@ def test_characters_beyond_the_small_font_are_in_the_pdf(tmp_path):
 
 def test_another_suffix_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"path must end in \.png or \.pdf"):
-        figure_files.save(drawing.new_figure(), tmp_path / "picture.jpg")
+        drawing.save(drawing.new_figure(), tmp_path / "picture.jpg")
     assert not list(tmp_path.iterdir())
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from drawn import flaws, visible_share
 
-from fedjax_dp.io import accuracy_and_epsilon, accuracy_by_megabytes, drawing, plots, sweep_plots
+from fedjax_dp.io import accuracy_and_epsilon, accuracy_by_megabytes, drawing, plots
 
 ROWS = [
     {"round": 1, "test_accuracy": 0.0, "epsilon_record": 1.0},
@@ -99,7 +99,7 @@ def pictures():
     long = "algorithm.name = my.own.module:a_factory_of_a_long_name, training.learning_rate = 0."
     points = {f"{long}{i}": (ROUNDS, rising, [1.0] * len(rising)) for i in range(3)}
     return {
-        "sweep": sweep_plots.accuracy_by(points, "ε", LONG, seeds=[3]),
+        "sweep": plots.accuracy_by(points, "ε", LONG, seeds=[3]),
         "accuracy_and_epsilon": accuracy_and_epsilon(rows, LONG),
         "accuracy_by_megabytes": accuracy_by_megabytes(rows, LONG),
         "update_norms": plots.update_norms(rows, 0.3, LONG),
@@ -144,7 +144,7 @@ def test_a_legend_above_keeps_the_size_of_the_axes():
 )
 def test_bands_are_described_with_their_number_of_seeds(seeds, words):
     curve = ([1.0, 2.0], [0.4, 0.5], [0.1, None])
-    axes = sweep_plots.accuracy_by({"a": curve}, "ε", "title", seeds=seeds).axes[0]
+    axes = plots.accuracy_by({"a": curve}, "ε", "title", seeds=seeds).axes[0]
     assert axes.get_xlabel().replace("\n", " ") == f"ε {words}".rstrip()
     (band,) = axes.collections
     corners = band.get_paths()[0].vertices.tolist()

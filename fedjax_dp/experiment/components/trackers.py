@@ -6,6 +6,8 @@ What they send is exact, and no ε covers it: those who see a tracker's pages co
 import atexit
 import importlib
 import math
+import queue
+import threading
 import uuid
 import warnings
 from collections.abc import Callable, Mapping
@@ -14,8 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from fedjax_dp.core import checks, files
 from fedjax_dp.experiment.components.callback import Callback, Progress
-from fedjax_dp.io.aside import Aside
-from fedjax_dp.io.logbook import write_json
+from fedjax_dp.io.logbook import FAILED, write_json
 
 # Holds the identity of a run by tracker, so that a resumed run continues there too, and below
 # `_SENT` the last round that each tracker has.
@@ -23,6 +24,8 @@ TRACKERS_FILE = "trackers.json"
 _SENT = "last_round"
 # The length that MLflow allows for a parameter.
 _LONGEST = 6000
+# Seconds that a call of a tracker may take.
+_PATIENCE = 30.0
 _Config = dict[str, Any]
 
 
@@ -31,6 +34,42 @@ class _Tracked(NamedTuple):
 
     log: Callable[[Mapping[str, float], int], Any]
     finish: Callable[[], Any]
+
+
+class _Service:
+    """Calls functions of one tracker in a thread of its own, until one of them fails or hangs."""
+
+    def __init__(self, name: str):
+        self._name, self._is_lost = name, False
+        self._calls: queue.SimpleQueue[tuple[Callable[[], object], list[object]]]
+        self._calls, self._done = queue.SimpleQueue(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def call(self, function: Callable[[], object], warn: Callable[[str], None]) -> None:
+        """Calls a function and waits for it; warns of a failure, and calls nothing after it."""
+        if self._is_lost:
+            return
+        if self._thread is None:
+            # A daemon: one that hangs must not hold up the end of the process.
+            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self._thread.start()
+        failures: list[object] = []
+        self._done.clear()
+        self._calls.put((function, failures))
+        if not self._done.wait(_PATIENCE):
+            failures.append(f"no answer within {_PATIENCE:g} seconds")
+        if failures:
+            self._is_lost = True
+            warn(f"{self._name} {FAILED}: {failures[0]}")
+
+    def _work(self) -> None:
+        while True:
+            function, failures = self._calls.get()
+            try:
+                function()
+            except BaseException as error:
+                failures.append(f"{type(error).__name__}: {error}")
+            self._done.set()
 
 
 def mlflow(*, experiment: str = "fedjax_dp", tracking_uri: str | None = None) -> Callback:
@@ -161,11 +200,11 @@ def _tracking(tracker: str, start: Callable[[str, str, _Config], _Tracked]) -> C
     rounds that are run again have the same values. A tracker that fails or does not answer gets
     nothing more, with a warning; what it lacks it gets if the run is resumed.
     """
-    aside, opened, last_sent = Aside(f"the tracker {tracker}"), list[_Tracked](), 0
+    service, opened, last_sent = _Service(f"the tracker {tracker}"), list[_Tracked](), 0
 
     def finish(warn: Callable[[str], None] = warnings.warn) -> None:
         if opened:
-            aside.call(opened.pop().finish, warn)
+            service.call(opened.pop().finish, warn)
         atexit.unregister(finish)
 
     def send(progress: Progress) -> None:
@@ -183,7 +222,7 @@ def _tracking(tracker: str, start: Callable[[str, str, _Config], _Tracked]) -> C
         _note_sent(tracker, progress, last_sent)
 
     def call(progress: Progress) -> None:
-        aside.call(lambda: send(progress), progress.warn)
+        service.call(lambda: send(progress), progress.warn)
         if progress.rows[-1]["round"] >= progress.experiment.config.run.rounds:
             finish(progress.warn)
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import tomli_w
 
 from fedjax_dp.core import checks
-from fedjax_dp.core.files import write_text
+from fedjax_dp.core.files import entry_of, write_text
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment.components.callback import Callback
@@ -32,7 +32,6 @@ from fedjax_dp.experiment.running.run_folder import (
 from fedjax_dp.io.digests import DIGESTS_FILE, seal
 from fedjax_dp.io.logbook import METRICS_FILE, write_json
 from fedjax_dp.io.params import write_params
-from fedjax_dp.io.run_files import entry_of
 from fedjax_dp.io.statement import write_statement
 
 Mark = Literal["public", "covered", "named", "exact", "secret"]

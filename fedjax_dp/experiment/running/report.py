@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fedjax_dp.core import checks, files
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.files import write_text
+from fedjax_dp.core.files import entry_of, write_text
 from fedjax_dp.core.ranges import Positive
 from fedjax_dp.experiment.running.release import marks_of, naming_files, public_summary
 from fedjax_dp.experiment.running.run_folder import (
@@ -23,8 +23,7 @@ from fedjax_dp.experiment.running.run_folder import (
 )
 from fedjax_dp.io.digests import read_sealed, read_sealed_object
 from fedjax_dp.io.logbook import read_metrics
-from fedjax_dp.io.report import report_page
-from fedjax_dp.io.run_files import RunFiles, entry_of
+from fedjax_dp.io.report import RunFiles, report_page
 
 _CLAIMS_FILE, _STATEMENT_FILE = "privacy.json", "privacy.md"
 _MAY_BE_PUBLISHED = ("public", "covered")
@@ -147,7 +146,7 @@ def _read(folder: pathlib.Path) -> RunFiles:
         read_sealed(folder, _STATEMENT_FILE) if summary else "",
         rows,
         marks_of(folder, is_secret=is_secret, naming=naming_files(tables, names)),
-        place=f"Run folder: {folder}",
+        location=f"Run folder: {folder}",
         scores=_reports(folder / SCORES_FILE),
     )
 

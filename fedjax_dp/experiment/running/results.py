@@ -249,7 +249,7 @@ def _draw(
     folder: pathlib.Path,
 ) -> None:
     try:
-        from fedjax_dp.io import client_plots, clock_plots, plots
+        from fedjax_dp.io import client_plots, plots
     except MissingPackageError as missing:
         warnings.warn(f"no plots are drawn: {missing}", stacklevel=2)
         return
@@ -257,13 +257,13 @@ def _draw(
     plots.save(plots.accuracy_and_epsilon(rows, title), folder / "accuracy_epsilon.png")
     plots.save(plots.accuracy_by_megabytes(rows, title), folder / "accuracy_megabytes.png")
     if any("simulated_seconds" in row for row in rows):
-        plots.save(clock_plots.accuracy_by_seconds(rows, title), folder / "accuracy_seconds.png")
+        plots.save(plots.accuracy_by_seconds(rows, title), folder / "accuracy_seconds.png")
     clock = clock_of(experiment.config, experiment.population.train.num_clients)
     if clock is not None and experiment.config.asynchronous.concurrency is None:
         times = clock.times(experiment.simulation.federation)
         names = names_of(experiment.population.train)
-        chart = clock_plots.round_chart(times, names, f"{title}: a round of all clients, no jitter")
-        plots.save(chart, folder / "round.png")
+        label = f"{title}: a round of all clients, no jitter"
+        plots.save(client_plots.round_chart(times, names, label), folder / "round.png")
     if any("update_norm_quantiles" in row for row in rows):
         clip_norm = experiment.client_clip_norm
         figure = plots.update_norms(rows, None if clip_norm is None else float(clip_norm), title)
