@@ -1,14 +1,12 @@
 """Checkpoints of a run; an interrupted write leaves the previous one intact."""
 
-import dataclasses
-import glob
 import json
 import math
 import os
 import pathlib
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -55,33 +53,10 @@ _RANDOM = "random"
 _MARK, _PATIENCE = ".shared", 10.0
 # Bytes of a checkpoint that are read back at once, unless one array has more.
 _READ_BACK = 1 << 28
-# What Orbax raises on facts of a checkpoint that are not as it writes them.
-_NO_FACTS = (ValueError, TypeError, LookupError, AttributeError, AssertionError)
+# What an interrupted write of Orbax leaves.
+_UNFINISHED = "*.orbax-checkpoint-tmp*"
 # Longer than the part of a path that Orbax adds.
 _LONGEST = "x" * 200
-
-
-class _Folder(type(epath.Path())):  # type: ignore[misc]
-    """A folder whose own path is no pattern, whatever characters it has."""
-
-    def glob(self, pattern: str) -> Iterator["_Folder"]:
-        """Lists the paths in the folder that match a pattern."""
-        return iter([self / name for name in glob.glob(pattern, root_dir=os.fspath(self))])
-
-
-class _Names:
-    """Orbax's names of checkpoints, without those that it is not to read."""
-
-    def __init__(self) -> None:
-        self.left_out: set[int] = set()
-        self._names = ocp.step.standard_name_format()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._names, name)
-
-    def find_all(self, folder: epath.PathLike) -> Iterator[Any]:
-        """Lists the checkpoints in a folder."""
-        return iter([e for e in self._names.find_all(folder) if e.step not in self.left_out])
 
 
 def require_usable(folder: str | os.PathLike[str], name: str) -> None:
@@ -131,39 +106,22 @@ class Checkpoints:
         self._is_read_only = is_read_only
         self._is_shared = is_distributed() and not is_read_only
         self._is_first = not self._is_shared or jax.process_index() == 0
-        if is_secret and self._is_first and not is_read_only:
-            # While the folder is empty; files made in it later cannot be reached either.
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.directory.chmod(0o700)
+        if self._is_first and not is_read_only:
+            self.directory.mkdir(mode=0o700 if is_secret else 0o777, parents=True, exist_ok=True)
+            if is_secret:
+                # While the folder is empty; files made in it later cannot be reached either.
+                self.directory.chmod(0o700)
+            for path in self.directory.glob(_UNFINISHED):
+                shutil.rmtree(path)
         if self._is_shared:
             _require_shared(self.directory)
-        together = ocp.options.MultiprocessingOptions()
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=None if is_read_only else keep,
-            create=not (is_read_only or is_distributed()),
-            multiprocessing_options=_alone() if is_read_only else together,
-            enable_async_checkpointing=False,
-            # Leftovers of interrupted writes take space.
-            cleanup_tmp_directories=not is_read_only,
+        self._keep = keep
+        processes = _alone() if is_read_only else ocp.options.MultiprocessingOptions()
+        options = ocp.CompositeOptions(multiprocessing_options=processes)
+        self._orbax = ocp.Checkpointer(
+            ocp.CompositeCheckpointHandler(composite_options=options),
+            multiprocessing_options=processes,
         )
-        self._names = _Names()
-        try:
-            self._manager = self._opened(options)
-        except _NO_FACTS:
-            # Orbax reads facts of each checkpoint, before digests can be compared.
-            numbered = [int(e.name) for e in self.directory.iterdir() if e.name.isdecimal()]
-            self._names.left_out.update(s for s in numbered if self._damage(s) is not None)
-            try:
-                self._manager = self._opened(options)
-            except _NO_FACTS as error:
-                raise ValueError(
-                    f"checkpoints in {self.directory} must be as they were written, got {error}; "
-                    "nearest valid choice: move the damaged one to another folder"
-                ) from error
-
-    def _opened(self, options: ocp.CheckpointManagerOptions) -> ocp.CheckpointManager:
-        some = dataclasses.replace(options, step_name_format=self._names)
-        return ocp.CheckpointManager(_Folder(self.directory), options=some)
 
     def save(self, state: SimulationState, hyper: Hyper, extra: dict[str, Any]) -> None:
         """Writes a checkpoint of the completed rounds, unless there is one already.
@@ -179,32 +137,33 @@ class Checkpoints:
           OSError: if it cannot be read back as it was written; it does not count then.
         """
         step = int(state.round)
-        if step in self._manager.all_steps():
+        if any_of_processes(step in self._steps()):
             return
         arrays, numbers = _named(state), _named(typed(hyper))
         if isinstance(state.clients, ClientStore):
             # Before the checkpoint, which refers to them.
             state.clients.file.sync()
         self._require_space(trees.num_bytes((arrays, numbers)) + len(json.dumps(extra)))
-        self._manager.save(
-            step,
+        self._orbax.save(
+            self._folder(step),
             args=ocp.args.Composite(
                 state=ocp.args.StandardSave(arrays, custom_metadata=_facts(state)),
                 hyper=ocp.args.StandardSave(numbers),
                 extra=ocp.args.JsonSave(extra),
             ),
         )
-        self._manager.wait_until_finished()
         self._require_read_back(step, arrays, numbers, extra)
         if not self._is_first:
             return
         # Last: a checkpoint without digests is incomplete.
-        write_digests(self.directory / str(step), self._record(step))
-        for old in self._record(step).parent.iterdir():
-            if not (self.directory / old.stem).exists():
-                old.unlink()
+        write_digests(self._folder(step), self._record(step))
+        for old in self._steps()[: -self._keep]:
+            shutil.rmtree(self._folder(old))
+        for record in self._record(step).parent.iterdir():
+            if not (self.directory / record.stem).exists():
+                record.unlink()
         if isinstance(state.clients, ClientStore):
-            file, kept = state.clients.file, set(self._manager.all_steps())
+            file, kept = state.clients.file, self._steps()
             slots = {**file.pinned, step: state.clients.slots}
             file.pin({rounds: each for rounds, each in slots.items() if rounds in kept})
 
@@ -231,8 +190,8 @@ class Checkpoints:
         try:
             for part in parts:
                 target = {n: x if n in part else ocp.PLACEHOLDER for n, x in arrays.items()}
-                found = self._saved(step, state=ocp.args.StandardRestore(target))["state"]
-                is_same &= all(_is_same(arrays[name], found[name]) for name in part)
+                saved = self._saved(step, state=ocp.args.StandardRestore(target))["state"]
+                is_same &= all(_is_same(arrays[name], saved[name]) for name in part)
             beside = self._saved(step, hyper=_AS_SAVED, extra=ocp.args.JsonRestore())
             is_same &= all(_is_same(x, beside["hyper"][n]) for n, x in numbers.items())
             # Those of the first process are saved; seconds differ.
@@ -241,11 +200,19 @@ class Checkpoints:
         except (OSError, ValueError, LookupError) as error:
             reason = str(error).partition("\n")[0]
         if any_of_processes(reason is not None):
-            found = reason or "another process could not read it"
+            reason = reason or "another process could not read it"
             raise OSError(
-                f"{self.directory / str(step)} must be read as it was written, but {found}; "
+                f"{self._folder(step)} must be read as it was written, but {reason}; "
                 "the checkpoint before it is kept"
             )
+
+    def _steps(self) -> list[int]:
+        """Lists the checkpoints of a folder in order, intact or not."""
+        folders = (path.name for path in self.directory.glob("*") if path.is_dir())
+        return sorted(int(name) for name in folders if name.isdecimal())
+
+    def _folder(self, step: int | None) -> pathlib.Path:
+        return self.directory / str(step)
 
     def _record(self, step: int) -> pathlib.Path:
         return self.directory / record_of(step)
@@ -263,8 +230,8 @@ class Checkpoints:
         checks.require(
             not path.exists(), ROOT_FILE, "not exist when a run starts", str(self.directory)
         )
-        words = np.asarray(root).tolist()
-        content = {"root": words, "digest": digest_of([json.dumps(words).encode()]).hex()}
+        numbers = np.asarray(root).tolist()
+        content = {"root": numbers, "digest": digest_of([json.dumps(numbers).encode()]).hex()}
         # Created with its permissions, and saved before anything is drawn from it.
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(json.dumps(content).encode())
@@ -285,8 +252,8 @@ class Checkpoints:
             return None
         try:
             content = json.loads(path.read_bytes())
-            words = content["root"]
-            is_whole = content["digest"] == digest_of([json.dumps(words).encode()]).hex()
+            numbers = content["root"]
+            is_whole = content["digest"] == digest_of([json.dumps(numbers).encode()]).hex()
         except (ValueError, TypeError, LookupError):
             is_whole = False
         if not is_whole:
@@ -294,7 +261,7 @@ class Checkpoints:
                 f"{path} must be unchanged, but it was damaged, and another root would draw other "
                 "noise for released rounds; nearest valid choice: restore it from a copy"
             )
-        return np.array(words, np.uint32)
+        return np.array(numbers, np.uint32)
 
     def newest_intact(
         self, like: SimulationState | None = None
@@ -313,8 +280,8 @@ class Checkpoints:
         steps = self._newest_first() if self._is_first else []
         newest = next((s for s in steps if self._is_intact(s, like, damaged)), None)
         if self._is_shared:
-            found = int(of_first_process(np.asarray(-1 if newest is None else newest)))
-            newest = None if found < 0 else found
+            step = int(of_first_process(np.asarray(-1 if newest is None else newest)))
+            newest = None if step < 0 else step
         if newest is not None:
             self._pin(like, newest)
         return newest, damaged
@@ -331,12 +298,11 @@ class Checkpoints:
     def _newest_first(self) -> list[int]:
         """Lists the checkpoints, those that were lost but for their digests too."""
         records = (self.directory / _DIGESTS).glob("*.json")
-        lost = {int(path.stem) for path in records if path.stem.isdecimal()}
-        found = {*self._manager.all_steps(), *self._names.left_out, *lost}
-        return sorted(found, reverse=True)
+        recorded = (int(path.stem) for path in records if path.stem.isdecimal())
+        return sorted({*self._steps(), *recorded}, reverse=True)
 
     def _damage(self, step: int) -> str | None:
-        return damage(self.directory / str(step), self._record(step))
+        return damage(self._folder(step), self._record(step))
 
     def _pin(self, like: SimulationState | None, newest: int) -> None:
         """Protects client state on disk that intact checkpoints refer to."""
@@ -351,18 +317,15 @@ class Checkpoints:
         Args:
           rounds: the number of rounds of each.
         """
-        rounds = list(rounds)
         for step in rounds:
             folder = self.directory / f"damaged-{step}"
             if folder.exists():
                 shutil.rmtree(folder)
-            if (self.directory / str(step)).exists():
-                (self.directory / str(step)).rename(folder)
+            if self._folder(step).exists():
+                self._folder(step).rename(folder)
             self._record(step).unlink(missing_ok=True)
         # With several processes the first has renamed before the others read.
         any_of_processes(False)
-        self._names.left_out.difference_update(rounds)
-        self._manager.reload()
 
     def restore(
         self, like: SimulationState, hyper: Hyper, step: int | None = None
@@ -404,42 +367,44 @@ class Checkpoints:
         Returns:
           The values.
         """
-        found = self._saved(step, extra=ocp.args.JsonRestore())["extra"]
-        return dict(json.loads(json.dumps(found)))
+        extra = self._saved(step, extra=ocp.args.JsonRestore())["extra"]
+        return dict(json.loads(json.dumps(extra)))
 
     def _state(self, step: int | None, like: SimulationState) -> SimulationState:
-        folder = self._manager.directory / str(step) / "state"
-        found = ocp.StandardCheckpointHandler().metadata(folder)
+        folder = epath.Path(self._folder(step)) / "state"
+        metadata = ocp.StandardCheckpointHandler().metadata(folder)
         leaves = {f"{i:05d}": x for i, x in enumerate(jax.tree.leaves(like))}
-        target = {name: _target(each, leaves.get(name)) for name, each in found.tree.items()}
+        target = {name: _target(each, leaves.get(name)) for name, each in metadata.tree.items()}
         # Not strict: a table has another number of padding rows for other devices.
         saved = self._saved(step, state=ocp.args.StandardRestore(target, strict=False))["state"]
-        facts = found.custom_metadata or {}
+        facts = metadata.custom_metadata or {}
         if not self._is_read_only:
             require_settings(facts.get(_RANDOM, {}))
         counts = facts.get(_CLIENTS, {})
         for name, table in saved.items():
             if isinstance(table, jax.Array):
-                saved[name] = Spread(table, counts.get(name, found.tree[name].shape[0]))
+                saved[name] = Spread(table, counts.get(name, metadata.tree[name].shape[0]))
             elif name in counts:
                 saved[name] = table[: counts[name]]
         return _like(like, saved, "state")
 
     def _saved(self, step: int | None, **parts: Any) -> Any:
-        return self._manager.restore(step, args=ocp.args.Composite(**parts))
+        return self._orbax.restore(self._folder(step), args=ocp.args.Composite(**parts))
 
     def close(self) -> None:
         """Waits for writes and closes the folder."""
-        self._manager.close()
+        self._orbax.close()
 
 
 def _alone() -> ocp.options.MultiprocessingOptions:
     """Lets a process save and restore without the others of its program."""
     if not is_distributed():
         return ocp.options.MultiprocessingOptions()
-    own = jax.process_index()
+    process = jax.process_index()
     return ocp.options.MultiprocessingOptions(
-        primary_host=own, active_processes={own}, barrier_sync_key_prefix=f"process {own}"
+        primary_host=process,
+        active_processes={process},
+        barrier_sync_key_prefix=f"process {process}",
     )
 
 
@@ -448,15 +413,14 @@ def _require_shared(folder: pathlib.Path) -> None:
     mark, is_first = folder / _MARK, jax.process_index() == 0
     token = np.frombuffer(os.urandom(16), np.uint8)
     if is_first:
-        folder.mkdir(parents=True, exist_ok=True)
         mark.write_bytes(token.tobytes())
     # Received once it is written.
     expected, limit = of_first_process(token).tobytes(), time.monotonic() + _PATIENCE
-    while not (is_found := mark.is_file() and mark.read_bytes() == expected):
+    while not (is_visible := mark.is_file() and mark.read_bytes() == expected):
         if time.monotonic() > limit:
             break
         time.sleep(0.1)
-    missing = np.flatnonzero(~of_all_processes(np.asarray(is_found)))
+    missing = np.flatnonzero(~of_all_processes(np.asarray(is_visible)))
     if is_first:
         mark.unlink()
     rule = (
@@ -466,14 +430,14 @@ def _require_shared(folder: pathlib.Path) -> None:
     checks.require(not len(missing), "the folder of checkpoints", rule, str(folder))
 
 
-def _is_same(saved: Any, found: Any) -> bool:
+def _is_same(saved: Any, restored: Any) -> bool:
     """Whether an array was read back bit for bit, or the part of it that this process holds."""
     if isinstance(saved, jax.Array):
-        pairs = zip(saved.addressable_shards, found.addressable_shards, strict=True)
+        pairs = zip(saved.addressable_shards, restored.addressable_shards, strict=True)
         return all(_is_same(np.asarray(one.data), np.asarray(two.data)) for one, two in pairs)
-    found = np.asarray(found)
-    alike = saved.dtype == found.dtype and saved.shape == found.shape
-    return alike and np.array_equal(bytes_of(saved), bytes_of(found))
+    restored = np.asarray(restored)
+    is_alike = saved.dtype == restored.dtype and saved.shape == restored.shape
+    return is_alike and np.array_equal(bytes_of(saved), bytes_of(restored))
 
 
 def _named(tree: PyTree) -> dict[str, Any]:
@@ -489,8 +453,8 @@ def _named(tree: PyTree) -> dict[str, Any]:
 def _facts(state: SimulationState) -> dict[str, Any]:
     """Returns the settings of random numbers, and the clients of tables of several processes."""
     leaves = enumerate(jax.tree.leaves(state))
-    found = {f"{i:05d}": x.num_clients for i, x in leaves if isinstance(x, Spread)}
-    return {_RANDOM: settings(), **({_CLIENTS: found} if found else {})}
+    counts = {f"{i:05d}": x.num_clients for i, x in leaves if isinstance(x, Spread)}
+    return {_RANDOM: settings(), **({_CLIENTS: counts} if counts else {})}
 
 
 def _target(saved: Any, leaf: Any) -> Any:

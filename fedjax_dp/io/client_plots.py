@@ -79,9 +79,9 @@ def client_accuracies(
     _sizes(bottom, {"training": sizes[order], "test": test_sizes[order]})
     step = drawing.name_places(bottom, [called[i] for i in order])
     top.tick_params(axis="x", labelbottom=False)
-    words = "clients, from least to most accurate"
-    words += f" (1 in {step} named)" if step > 1 else ""
-    drawing.set_lines_below(bottom, words, *_missing("test data", [called[i] for i in unknown]))
+    label = "clients, from least to most accurate"
+    label += f" (1 in {step} named)" if step > 1 else ""
+    drawing.set_lines_below(bottom, label, *_missing("test data", [called[i] for i in unknown]))
     return figure
 
 
@@ -189,10 +189,10 @@ def labels_by_client(
         top.tick_params(axis="x", labelbottom=False)
     step = drawing.name_places(lowest, [called[i] for i in order], most=36)
     shown = f"{len(order)} of " if len(order) < statistics.num_clients else ""
-    words = f"{shown}{statistics.num_clients} clients, largest first"
+    label = f"{shown}{statistics.num_clients} clients, largest first"
     empty = np.flatnonzero(statistics.sizes == 0)
-    words += f" (1 in {step} named)" if step > 1 else ""
-    drawing.set_lines_below(lowest, words, *_missing("examples", [called[i] for i in empty]))
+    label += f" (1 in {step} named)" if step > 1 else ""
+    drawing.set_lines_below(lowest, label, *_missing("examples", [called[i] for i in empty]))
     _histogram(figure.add_subplot(grid[:, 1]), statistics.sizes)
     if title is not None:
         figure.suptitle(title)
@@ -215,9 +215,9 @@ def _label_shares(axes: Axes, counts: np.ndarray, labels: Sequence[str]) -> None
     elif figure is not None:
         bar = ScalarMappable(BoundaryNorm(np.arange(len(labels) + 1) - 0.5, len(labels)), colours)
         ticks = np.linspace(0, len(labels) - 1, 8).round().astype(int)
-        shown = figure.colorbar(bar, ax=axes, label="label", ticks=ticks)
-        shown.ax.set_yticklabels([drawing.shortened(labels[j]) for j in ticks])
-        shown.ax.minorticks_off()
+        colorbar = figure.colorbar(bar, ax=axes, label="label", ticks=ticks)
+        colorbar.ax.set_yticklabels([drawing.shortened(labels[j]) for j in ticks])
+        colorbar.ax.minorticks_off()
 
 
 def _colours(num_labels: int) -> Colormap:

@@ -23,10 +23,8 @@ class Written(NamedTuple):
 
 
 def seal(folder: pathlib.Path, names: Iterable[str], known: Mapping[str, Written] = {}) -> None:
-    """Records the digests of files of a folder that exist, or those `known`; they must not change.
-
-    Of a folder in the folder only the files of the last call are known.
-    """
+    """Records the digests of files that exist; what is `known`, whatever the disk holds."""
+    # Of a folder in the folder only the files of the last call are recorded.
     names = [name for name in names if (folder / name).is_file()]
     parts = {name.rpartition("/")[0] for name in names} - {""}
     before = {n: x for n, x in _sealed(folder).items() if n.rpartition("/")[0] not in parts}
@@ -81,9 +79,9 @@ def read_sealed_object(folder: pathlib.Path, name: str) -> dict[str, Any]:
     """Reads a JSON object as `read_sealed` does; empty if there is and was no such file."""
     if not (folder / name).is_file() and damage_of(folder, name) is None:
         return {}
-    found = files.parse_json(read_sealed(folder, name), folder / name)
-    checks.require(isinstance(found, dict), str(folder / name), "hold an object", found)
-    return dict(found)
+    content = files.parse_json(read_sealed(folder, name), folder / name)
+    checks.require(isinstance(content, dict), str(folder / name), "hold an object", content)
+    return dict(content)
 
 
 def _written(path: pathlib.Path) -> Written:
@@ -94,8 +92,8 @@ def _sealed(folder: pathlib.Path) -> dict[str, Written]:
     """Reads the records of a folder; none if it has none."""
     path = folder / DIGESTS_FILE
     try:
-        found = json.loads(path.read_bytes())
-        return {str(name): Written(int(n), str(digest)) for name, (n, digest) in found.items()}
+        records = json.loads(path.read_bytes())
+        return {str(name): Written(int(n), str(digest)) for name, (n, digest) in records.items()}
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (ValueError, TypeError, AttributeError):
@@ -120,19 +118,19 @@ def damage(folder: pathlib.Path, record: pathlib.Path) -> str | None:
     """Returns the first difference from what `write_digests` recorded, or None."""
     try:
         expected = json.loads(record.read_bytes())
-        found = _digests(folder)
+        digests = _digests(folder)
     except FileNotFoundError:
         return f"{record.name} is missing"
     except (OSError, ValueError):
         return f"{record.name} cannot be read"
     if not isinstance(expected, dict):
         return f"{record.name} cannot be read"
-    for name in sorted({*expected, *found}):
-        if name not in found:
+    for name in sorted({*expected, *digests}):
+        if name not in digests:
             return f"{name} is missing"
         if name not in expected:
             return f"{name} was not there when it was written"
-        if expected[name] != found[name]:
+        if expected[name] != digests[name]:
             return f"{name} has changed"
     return None
 

@@ -18,8 +18,6 @@ Format = Literal["safetensors", "npz", "orbax"]
 FORMATS = ("safetensors", "npz", "orbax")
 # In the header of a safetensors file.
 DIGEST = "sha256"
-
-
 # Endings of files; a folder of Orbax has none of these.
 _FORMS: dict[str, Format] = {".safetensors": "safetensors", ".npz": "npz"}
 
