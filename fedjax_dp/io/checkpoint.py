@@ -1,12 +1,13 @@
 """Checkpoints of a run; an interrupted write leaves the previous one intact."""
 
+import glob
 import json
 import math
 import os
 import pathlib
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -57,6 +58,14 @@ _READ_BACK = 1 << 28
 _UNFINISHED = "*.orbax-checkpoint-tmp*"
 # Longer than the part of a path that Orbax adds.
 _LONGEST = "x" * 200
+
+
+class _Folder(type(epath.Path())):  # type: ignore[misc]
+    """A folder whose own path is no pattern for Orbax, whatever characters it has."""
+
+    def glob(self, pattern: str) -> Iterator["_Folder"]:
+        """Lists the paths in the folder that match a pattern."""
+        return iter([self / name for name in glob.glob(pattern, root_dir=os.fspath(self))])
 
 
 def require_usable(folder: str | os.PathLike[str], name: str) -> None:
@@ -145,7 +154,7 @@ class Checkpoints:
             state.clients.file.sync()
         self._require_space(trees.num_bytes((arrays, numbers)) + len(json.dumps(extra)))
         self._orbax.save(
-            self._folder(step),
+            _Folder(self._folder(step)),
             args=ocp.args.Composite(
                 state=ocp.args.StandardSave(arrays, custom_metadata=_facts(state)),
                 hyper=ocp.args.StandardSave(numbers),
@@ -371,7 +380,7 @@ class Checkpoints:
         return dict(json.loads(json.dumps(extra)))
 
     def _state(self, step: int | None, like: SimulationState) -> SimulationState:
-        folder = epath.Path(self._folder(step)) / "state"
+        folder = _Folder(self._folder(step)) / "state"
         metadata = ocp.StandardCheckpointHandler().metadata(folder)
         leaves = {f"{i:05d}": x for i, x in enumerate(jax.tree.leaves(like))}
         target = {name: _target(each, leaves.get(name)) for name, each in metadata.tree.items()}
@@ -389,7 +398,7 @@ class Checkpoints:
         return _like(like, saved, "state")
 
     def _saved(self, step: int | None, **parts: Any) -> Any:
-        return self._orbax.restore(self._folder(step), args=ocp.args.Composite(**parts))
+        return self._orbax.restore(_Folder(self._folder(step)), args=ocp.args.Composite(**parts))
 
     def close(self) -> None:
         """Waits for writes and closes the folder."""
