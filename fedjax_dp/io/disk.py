@@ -35,11 +35,11 @@ def reporting_full_disk(
         yield
     except (OSError, ValueError) as error:
         # Orbax raises a ValueError for it.
-        words, number = str(error), getattr(error, "errno", None)
-        is_full = number in _FULL or "No space left on device" in words
-        if words.startswith(_BEGINNING) or not (is_full or isinstance(error, DiskFull)):
+        text, number = str(error), getattr(error, "errno", None)
+        is_full = number in _FULL or "No space left on device" in text
+        if text.startswith(_BEGINNING) or not (is_full or isinstance(error, DiskFull)):
             raise
-        raise DiskFull(f"{_BEGINNING}: {words.splitlines()[0]}; {kept}") from error
+        raise DiskFull(f"{_BEGINNING}: {text.splitlines()[0]}; {kept}") from error
 
 
 # What a full disk leaves of a sweep, a search or a selection.

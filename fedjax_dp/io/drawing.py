@@ -236,12 +236,12 @@ def _width(axes: Axes) -> float:
 def name_places(axes: Axes, names: Sequence[str], most: int = 45) -> int:
     """Writes names at 0, 1, ..., every n-th if there are more than `most`; returns n."""
     step = max(1, -(-len(names) // most))
-    places = range(0, len(names), step)
-    axes.set_xticks(places, [shortened(names[i]) for i in places], fontsize=7)
+    named = range(0, len(names), step)
+    axes.set_xticks(named, [shortened(names[i]) for i in named], fontsize=7)
     figure = axes.get_figure(root=True)
     width = COLUMN if figure is None else float(figure.get_size_inches()[0])
     longest = max((len(shortened(name)) for name in names), default=0)
-    if (longest + 1) * len(places) > 0.6 * _NAME * width:
+    if (longest + 1) * len(named) > 0.6 * _NAME * width:
         axes.tick_params(axis="x", rotation=90)
     axes.set_xlim(-0.7, max(len(names), 1) - 0.3)
     return step
@@ -316,7 +316,7 @@ def _small_font() -> str:
         subsetter.populate(text="".join(sorted(_CHARACTERS)))
         subsetter.subset(font)
         # Other processes may write it at the same time.
-        own = path.with_suffix(f".{os.getpid()}")
-        font.save(own)
-        own.replace(path)
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        font.save(unfinished)
+        unfinished.replace(path)
     return str(path)

@@ -84,9 +84,9 @@ def _file_name(name: str) -> str:
 
 
 def _table(claim: Mapping[str, Any]) -> str:
-    places = range(len(claim["epsilon_per_unit"]))
-    named = claim.get("client_names") or ()
-    names = named if len(named) == len(places) else places
+    numbers = range(len(claim["epsilon_per_unit"]))
+    names = claim.get("client_names") or ()
+    names = names if len(names) == len(numbers) else numbers
     columns = {
         "client": [in_markdown(str(name)) for name in names],
         "ε": [shown("epsilon", epsilon, 5) for epsilon in claim["epsilon_per_unit"]],
