@@ -27,13 +27,17 @@ class Reached(NamedTuple):
     unknown: list[str]
 
 
-def marks_reaching(closed: jaxprs.ClosedJaxpr) -> Reached:
-    """Finds for each output of a traced function whether a marked array reaches it."""
+def marks_reaching(closed: jaxprs.ClosedJaxpr, inputs: Sequence[bool] | None = None) -> Reached:
+    """Finds for each output of a traced function whether a marked array reaches it.
+
+    `inputs` says which of its arguments count as marked.
+    """
     if not _is_seen():
         return Reached([True] * len(closed.jaxpr.outvars), ["checkpoint_name"])
     unknown: dict[str, None] = {}
-    follow = functools.partial(_of_equation, unknown, _has_mark(closed))
-    outputs = _through(closed, [False] * len(closed.jaxpr.invars), follow)
+    marked = list(inputs or [False] * len(closed.jaxpr.invars))
+    follow = functools.partial(_of_equation, unknown, any(marked) or _has_mark(closed))
+    outputs = _through(closed, marked, follow)
     return Reached(outputs, list(unknown))
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
@@ -15,7 +16,7 @@ from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.core import argument_checks, checks
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data.participants import Participation
-from fedjax_dp.engine.cohort import Cohort, draw_cohort
+from fedjax_dp.engine.cohort import Cohort, draw_cohort, placed
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.population import Population
 from fedjax_dp.engine.record import Fate
@@ -34,8 +35,12 @@ class Draw(Protocol):
 
     def __call__(
         self, state: SimulationState, hyper: Hyper, key: PRNGKey, layout: Layout = Layout()
-    ) -> Cohort:
-        """Draws it from the root key of the run, the same in every round."""
+    ) -> Cohort | jax.Array:
+        """Draws it from the root key of the run, the same in every round.
+
+        It may return a cohort of other cohorts, or the indices of clients, `[drawn]`, int32, -1 for
+        none.
+        """
 
 
 class _Rule(NamedTuple):
@@ -151,16 +156,16 @@ class Cohorts:
         argument_checks.check_fields(layout, "layout.")
         cohort = self._drawn(state, hyper, key, layout)
         for keeps in self.keeps:
-            cohort = _emptied(cohort, keeps(hyper, state.round, cohort.ids))
+            cohort = _emptied(cohort, _kept(keeps, hyper, state.round, cohort.ids))
         for rule in self.fates:
             cohort = _with_fates(cohort, rule, state, hyper)
         return cohort
 
     def _drawn(self, state: SimulationState, hyper: Hyper, key: PRNGKey, layout: Layout) -> Cohort:
+        sizes = jnp.asarray(self.population.sizes)
+        place = self.algorithm, self.sampling, layout, sizes, hyper
         if self.own is None:
-            sizes, start = jnp.asarray(self.population.sizes), self._start_of(state)
-            facts = self.algorithm, self.sampling, layout, sizes, hyper, state.round, key
-            return draw_cohort(*facts, start)
+            return draw_cohort(*place, state.round, key, self._start_of(state))
         shows_all = self.own.reads_state and not self.algorithm.claims.units
         shown = state if shows_all else _shown(state, self.own.reads_state)
         try:
@@ -171,7 +176,9 @@ class Cohorts:
                 "of the state but its round unless reads_state is true"
             )
             raise ValueError(f"draw must {rule}, got one that fails then: {error}") from error
-        return _of_clients(cohort, self.population.num_clients)
+        if not isinstance(cohort, Cohort):
+            cohort = _cohort_of(cohort, self.participation.capacity)
+        return placed(*place, _of_clients(cohort, self.population.num_clients))
 
     def _start_of(self, state: SimulationState) -> Any:
         """Reads the state of the sampler before the next round; None if it has none."""
@@ -206,9 +213,7 @@ class Cohorts:
         drawn = self.sampling.draws(fold(key, Purpose.PARTICIPATION), rounds, start)
         is_drawn = drawn.is_real
         for keeps in self.keeps:
-            is_drawn &= jax.vmap(
-                lambda r, ids, keeps=keeps: jnp.broadcast_to(keeps(hyper, r, ids), ids.shape)
-            )(rounds, drawn.indices)
+            is_drawn &= jax.vmap(partial(_kept, keeps, hyper))(rounds, drawn.indices)
         return Coming(np.where(is_drawn, drawn.indices, -1), stages)
 
     def _clients(self, round_index: jax.Array, hyper: Hyper, key: PRNGKey) -> jax.Array:
@@ -225,8 +230,9 @@ class Cohorts:
         `reads_state`, because who is drawn then follows from records, through released models.
 
         Args:
-          draw: the rule. Its slots are emptied where they hold no client of the population, or one
-            that an earlier slot has.
+          draw: the rule. It returns a cohort that other cohorts drew, or the indices of clients,
+            `[drawn]`, -1 for none, at most `capacity` of them. Slots are emptied where they hold no
+            client of the population, or one that an earlier slot has.
           reads_state: whether it reads more of the state than its round: the server's and those of
             wrappers; where no privacy is claimed, all that is on the device. Streamed rounds then
             draw one cohort at a time.
@@ -241,11 +247,12 @@ class Cohorts:
         """Leaves clients out by public facts, at the same price.
 
         Guarantee: the price of these cohorts. Which of the drawn clients are left depends on no
-        draw and on no record.
+        draw and on no record: the rule receives one client at a time, so that none displaces
+        another.
 
         Args:
-          keeps: `(round, clients) -> keeps`, which of some clients, `[slots]`, may take part in a
-            round: Booleans, `[slots]` or one for all.
+          keeps: `(round, clients) -> keeps`, whether a client, in an array of shape `[1]`, may take
+            part in a round: a Boolean, or an array of one.
 
         Returns:
           The cohorts, of which one may have no client at all.
@@ -260,11 +267,13 @@ class Cohorts:
         """Changes the fates of those that are drawn, at the same price.
 
         Guarantee: the price of these cohorts. They have the same clients, who pay whatever their
-        fates.
+        fates, and a client's fate depends on none that was drawn with it: the rule receives one
+        client at a time, so that none displaces another.
 
         Args:
-          fates: `(state, hyper, cohort) -> fates`, a `Fate` for each slot, of which one that is
-            empty stays so, and one that holds a client holds it.
+          fates: `(state, hyper, cohort) -> fate`, a `Fate` for the client in a cohort of one slot,
+            as an integer or an array with one entry. A slot that is empty stays so, and one that
+            holds a client holds it. The state has its round alone unless `reads_state` is true.
           reads_state: whether it reads more of the state than its round: the server's and those of
             wrappers, never those of clients and aggregators.
 
@@ -286,17 +295,51 @@ def _emptied(cohort: Cohort, keeps: Any) -> Cohort:
     return cohort._replace(fate=fate.astype(cohort.fate.dtype))
 
 
+def _kept(keeps: _Keeps, hyper: Hyper, round_index: Any, clients: Any) -> jax.Array:
+    """Asks a rule about each client by itself, `[slots]`."""
+
+    def one(client: jax.Array) -> jax.Array:
+        answer = keeps(hyper, round_index, client[None])
+        is_one = np.size(answer) == 1 and jnp.issubdtype(jnp.result_type(answer), bool)
+        checks.require(is_one, "keeps", "return a Boolean for each client", answer)
+        return jnp.reshape(answer, ())
+
+    return jax.vmap(one)(clients)
+
+
 def _with_fates(cohort: Cohort, rule: _Rule, state: SimulationState, hyper: Hyper) -> Cohort:
-    """Changes the fates of drawn clients, who stay drawn."""
-    found = rule.function(_shown(state, rule.reads_state), hyper, cohort)
-    is_fate = isinstance(found, int | np.ndarray | np.integer | jax.Array)
-    is_fate = is_fate and jnp.issubdtype(jnp.result_type(found), jnp.integer)
-    is_fate = is_fate and jnp.shape(found) in ((), cohort.fate.shape)
-    text = f"return fates, integers of shape {list(cohort.fate.shape)}"
-    checks.require(is_fate, "a function of fates", text, found)
+    """Changes the fates of drawn clients, who stay drawn, each by itself."""
+    shown = _shown(state, rule.reads_state)
+
+    def one(client: jax.Array, fate: jax.Array) -> jax.Array:
+        alone = Cohort(client[None], fate[None], jnp.zeros_like(cohort.overflow))
+        try:
+            answer = rule.function(shown, hyper, alone)
+        except (AttributeError, LookupError, TypeError) as error:
+            text = "read nothing of the state but its round unless reads_state is true"
+            checks.require(rule.reads_state, "a function of fates", text, error)
+            raise
+        is_fate = isinstance(answer, int | np.ndarray | np.integer | jax.Array)
+        is_fate = is_fate and jnp.issubdtype(jnp.result_type(answer), jnp.integer)
+        text = "return fates, integers, one for the client in its slot"
+        checks.require(is_fate and np.size(answer) == 1, "a function of fates", text, answer)
+        return jnp.reshape(jnp.asarray(answer), ())
+
+    found = jax.vmap(one)(cohort.ids, cohort.fate)
     found = jnp.where((found >= min(Fate)) & (found <= max(Fate)), found, cohort.fate)
     fate = jnp.where(cohort.is_drawn & (found != Fate.EMPTY), found, cohort.fate)
     return cohort._replace(fate=fate.astype(cohort.fate.dtype))
+
+
+def _cohort_of(clients: Any, capacity: int) -> Cohort:
+    """Makes a cohort of clients by their indices, -1 for none."""
+    is_index = isinstance(clients, np.ndarray | jax.Array) and clients.ndim == 1
+    is_index = is_index and jnp.issubdtype(clients.dtype, jnp.integer)
+    rule = f"return a cohort, or indices of at most {capacity} clients, integers of shape [drawn]"
+    checks.require(is_index and len(clients) <= capacity, "draw", rule, clients)
+    ids = jnp.full(capacity, -1, jnp.int32).at[: len(clients)].set(clients)
+    fate = jnp.where(ids >= 0, Fate.CONTRIBUTED, Fate.EMPTY)
+    return Cohort(ids, fate, jnp.int32(0))
 
 
 def _of_clients(cohort: Cohort, num_clients: int) -> Cohort:

@@ -24,10 +24,11 @@ from fedjax_dp.engine.cohort import Cohort, Examples, typed
 from fedjax_dp.engine.cohorts import Cohorts
 from fedjax_dp.engine.facts import Facts
 from fedjax_dp.engine.layout import Layout
+from fedjax_dp.engine.one_round import of_one_round, watched
 from fedjax_dp.engine.population import Population, population_of
 from fedjax_dp.engine.record import OTHERS, Fate, RoundInfo, RoundRecord
 from fedjax_dp.engine.round import SimulationState, run_round
-from fedjax_dp.engine.wrapping import UNDECLARED, Change, Wrapper
+from fedjax_dp.engine.wrapping import BUILT_IN, UNDECLARED, Change, Wrapper
 from fedjax_dp.evaluation.targets import require_targets
 from fedjax_dp.privacy.claims import Claims
 from fedjax_dp.server.secure.aggregator import masks_of
@@ -173,7 +174,8 @@ class Federation(NamedTuple):
         """
         if cohort is None:
             cohort = self.cohorts.draw(state, hyper, key, layout)
-        after, record, info = self.step(state, hyper, examples, cohort, key, layout)
+        step = self._of_one_round(self.step) if exchanged(self, "step") else self.step
+        after, record, info = step(state, hyper, examples, cohort, key, layout)
         if self.claims.units:
             record = _as_drawn(record, cohort)
             after = after._replace(round=state.round + 1)
@@ -203,7 +205,8 @@ class Federation(NamedTuple):
         checks.require(not others, "a wrapper", rule, others)
         rule = f"declare {Change.COHORTS} to replace cohorts"
         fits = "cohorts" not in parts or Change.COHORTS in wrapper.changes
-        checks.require(fits, f"the wrapper {wrapper.name!r}", rule, "others")
+        changes = sorted(map(str, wrapper.changes))
+        checks.require(fits, f"the wrapper {wrapper.name!r}", rule, changes)
         added, before = parts.get("check"), self
 
         def check(hyper: Hyper) -> None:
@@ -214,7 +217,15 @@ class Federation(NamedTuple):
         declared = (wrapper, *self.wrappers)
         other = self._replace(declared=declared, **{**parts, "check": check})
         check_wrapped(other)
+        if "step" in parts:
+            is_built_in = any(wrapper is one for one in BUILT_IN)
+            step = parts["step"] if is_built_in else other._of_one_round(parts["step"])
+            other = other._replace(step=watched(step))
         return made(other)
+
+    def _of_one_round(self, step: Step) -> Step:
+        """Requires of the step of a wrapper that it costs what a ledger charges for it."""
+        return of_one_round(step, lambda: self.amplifies) if self.claims.units else step
 
     def with_numbers(self, values: Mapping[str, Any], ranges: Mapping[str, Any]) -> "Federation":
         """Adds the numbers of a wrapper to those of the algorithm.
@@ -301,6 +312,7 @@ def federation(
         # A weak type, such as that of a filled array, would change in a step.
         return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), state)
 
+    @watched
     def step(state, hyper, examples, cohort, key, layout=Layout()):
         # Examples on the host may be closed over.
         examples = jax.tree.map(jnp.asarray, examples)

@@ -111,12 +111,15 @@ def _integers(name: str, value: Any) -> np.ndarray:
     return array
 
 
+def priced(hyper: Hyper) -> Hyper:
+    """Leaves out learning rates and optimisers' numbers, which are never priced."""
+    return hyper._replace(local=hyper.local._replace(learning_rate=None, optimizer=()))
+
+
 def digest_of(hyper: Hyper) -> Any:
     """Computes a digest of the numbers that prices may depend on, `[2]`, uint32."""
-    # Learning rates and optimisers' numbers are never priced. Float32 makes 1 and 1.0 equal; a
-    # change of numbers is missed with a probability of about 2^-64.
-    priced = hyper._replace(local=hyper.local._replace(learning_rate=None, optimizer=()))
-    found = jax.tree.leaves_with_path(priced)
+    # Float32 makes 1 and 1.0 equal; a change is missed with a probability of about 2^-64.
+    found = jax.tree.leaves_with_path(priced(hyper))
     facts = [(jax.tree_util.keystr(path), np.shape(x)) for path, x in found]
     is_traced = any(isinstance(x, jax.Array) for _, x in found)
     words = _words([x for _, x in found], jnp if is_traced else np)

@@ -1,0 +1,242 @@
+"""What the step of a wrapper may not do where privacy is claimed; each is refused by tracing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_problem import NUM_CLIENTS, make_data, make_model, plain_trainer
+from test_own_draws import KEY, SAMPLERS, bound
+
+from fedjax_dp import algorithms
+from fedjax_dp.data import participants, sampling
+from fedjax_dp.engine import (
+    Change,
+    Fate,
+    Wrapper,
+    clocked,
+    compute_seconds,
+    examples_of,
+    federation,
+    latencies,
+)
+from fedjax_dp.engine.layout import Layout
+
+TIMED = {
+    "latencies": latencies(["a"], [[0.1]], ["a"] * NUM_CLIENTS, "a"),
+    "compute": compute_seconds(NUM_CLIENTS, per_step=0.1),
+    "server_seconds": 0.0,
+}
+MINE = Wrapper("mine", frozenset({Change.SERVER_STEP}))
+
+
+def traced(fed):
+    """Traces a round."""
+    data = examples_of(make_data())
+    return jax.eval_shape(fed.run_round, fed.init(KEY), fed.hyper, data, KEY)
+
+
+def stepping(step, wrapper=MINE, *, declares=True):
+    """A wrapper with a step that receives the wrapped one."""
+
+    def wrap(fed):
+        def own(state, hyper, examples, cohort, key, layout=Layout()):
+            return step(fed.step, state, hyper, examples, cohort, key)
+
+        return fed.wrapped(wrapper, step=own) if declares else fed._replace(step=own)
+
+    return wrap
+
+
+def later_model(state, after):
+    """The state of a round, for the same round again."""
+    return after._replace(round=state.round)
+
+
+def twice(run, state, hyper, examples, cohort, key):
+    after, _, _ = run(state, hyper, examples, cohort, key)
+    return run(later_model(state, after), hyper, examples, cohort, key)
+
+
+def in_a_loop(run, state, hyper, examples, cohort, key):
+    def again(_, now):
+        return later_model(state, run(now, hyper, examples, cohort, key)[0])
+
+    _, record, info = jax.eval_shape(run, state, hyper, examples, cohort, key)
+    record, info = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (record, info))
+    return jax.lax.fori_loop(0, 3, again, state), record, info
+
+
+def under_vmap(run, state, hyper, examples, cohort, key):
+    keys = jax.random.split(key, 2)
+    both = jax.vmap(lambda key: run(state, hyper, examples, cohort, key))(keys)
+    return jax.tree.map(lambda x: x[0], both)
+
+
+def in_both_branches(run, state, hyper, examples, cohort, key):
+    def more(state):
+        return twice(run, state, hyper, examples, cohort, key)
+
+    def less(state):
+        return run(state, hyper, examples, cohort, key)
+
+    return jax.lax.cond(state.round > 2, more, less, state)
+
+
+def with_one_key(run, state, hyper, examples, cohort, key):
+    return run(state, hyper, examples, cohort, jax.random.key(0))
+
+
+def in_round_0(run, state, hyper, examples, cohort, key):
+    return run(state._replace(round=jnp.int32(0)), hyper, examples, cohort, key)
+
+
+def with_less_noise(run, state, hyper, examples, cohort, key):
+    less = jax.tree.map(lambda x: x * 0.5, hyper.aggregator)
+    return run(state, hyper._replace(aggregator=less), examples, cohort, key)
+
+
+def with_others(run, state, hyper, examples, cohort, key):
+    return run(state, hyper, examples, cohort._replace(ids=cohort.ids + 1), key)
+
+
+def of_the_first_alone(run, state, hyper, examples, cohort, key):
+    is_first = jnp.arange(len(cohort.fate)) == jnp.argmax(cohort.is_drawn)
+    fate = jnp.where(is_first, cohort.fate, Fate.LATE).astype(cohort.fate.dtype)
+    return run(state, hyper, examples, cohort._replace(fate=fate), key)
+
+
+def moved(after, number):
+    server = jax.tree.map(lambda x: x + number.astype(x.dtype), after.server)
+    return after._replace(server=server)
+
+
+def by_examples(run, state, hyper, examples, cohort, key):
+    after, record, info = run(state, hyper, examples, cohort, key)
+    return moved(after, jnp.sum(jax.tree.leaves(examples)[0])), record, info
+
+
+def by_metrics(run, state, hyper, examples, cohort, key):
+    after, record, info = run(state, hyper, examples, cohort, key)
+    return moved(after, info.training.train_loss), record, info
+
+
+def by_the_number_drawn(run, state, hyper, examples, cohort, key):
+    after, record, info = run(state, hyper, examples, cohort, key)
+    return moved(after, jnp.sum(record.fate == Fate.CONTRIBUTED)), record, info
+
+
+ONCE, PASSED, RELEASED = "at most once a round", "pass on what the round", "compute nothing of the"
+REFUSED = [
+    (twice, ONCE),
+    (in_a_loop, ONCE),
+    (under_vmap, ONCE),
+    (in_both_branches, ONCE),
+    (with_one_key, rf"{PASSED}.*another the key"),
+    (in_round_0, rf"{PASSED}.*another the number of the round"),
+    (with_less_noise, rf"{PASSED}.*another hyper\.aggregator"),
+    (with_others, rf"{PASSED}.*another the cohort.*ids"),
+    (of_the_first_alone, rf"{PASSED}.*another the cohort.*fate"),
+    (by_examples, RELEASED),
+    (by_metrics, RELEASED),
+    (by_the_number_drawn, RELEASED),
+]
+
+
+@pytest.mark.parametrize(("step", "rule"), REFUSED)
+def test_a_step_that_costs_more_than_its_round_is_refused(step, rule):
+    with pytest.raises(
+        ValueError, match=f"the step of a wrapper, where privacy is claimed.*{rule}"
+    ):
+        traced(stepping(step)(bound()))
+
+
+def test_a_step_that_declares_nothing_or_is_wrapped_is_refused_too():
+    with pytest.raises(ValueError, match=ONCE):
+        traced(stepping(twice, declares=False)(bound()))
+    inside = stepping(twice)(bound())
+    for outer in (
+        lambda fed: clocked(fed, **TIMED),
+        stepping(lambda run, *inputs: run(*inputs), MINE._replace(name="another")),
+    ):
+        with pytest.raises(ValueError, match=ONCE):
+            traced(outer(inside))
+
+
+def test_a_step_without_privacy_may_do_so():
+    model = make_model()
+    everyone = participants.participation(sampling.full_participation(), NUM_CLIENTS)
+    plain = federation(algorithms.fedavg(model, plain_trainer(model)), make_data(), everyone)
+    for step in (twice, by_metrics, with_one_key):
+        traced(stepping(step)(plain))
+
+
+def skipping(run, state, hyper, examples, cohort, key):
+    """A round that is left out at times, as a branch and under `jit`."""
+    after, record, info = jax.jit(run)(state, hyper, examples, cohort, key)
+    is_skipped = state.round % 2 == 1
+    after = jax.lax.cond(is_skipped, lambda: state, lambda: after)
+    return after._replace(round=state.round + 1), record, info
+
+
+def averaging(run, state, hyper, examples, cohort, key):
+    after, record, info = run(state, hyper, examples, cohort, key)
+    server = jax.tree.map(lambda a, b: ((a + b) / 2).astype(a.dtype), after.server, state.server)
+    metrics = {**info.server, "loss": info.training.train_loss}
+    return after._replace(server=server), record, info._replace(server=metrics)
+
+
+def with_another_rate(run, state, hyper, examples, cohort, key):
+    local = hyper.local._replace(learning_rate=hyper.local.learning_rate / (1 + state.round))
+    return run(state, hyper._replace(local=local), examples, cohort, key)
+
+
+@pytest.mark.parametrize("step", [skipping, averaging, with_another_rate])
+def test_a_step_that_only_uses_what_is_released_is_let_through(step):
+    traced(stepping(step)(bound()))
+    traced(clocked(stepping(step)(bound()), **TIMED))
+
+
+@pytest.mark.parametrize("step", [of_the_first_alone, by_the_number_drawn])
+def test_cohorts_that_are_public_may_be_read(step):
+    traced(stepping(step)(bound(SAMPLERS["cyclic"])))
+
+
+def test_a_rule_is_asked_about_one_client_at_a_time():
+    """One client displaces no other, which would cost more than the sampler's price."""
+    fed = bound(sampling.poisson())
+    state = fed.init(KEY)
+    plain = fed.cohorts.draw(state, fed.hyper, jax.random.key(3))
+    assert np.sum(plain.is_drawn) >= 2
+
+    def first_of(cohort):
+        return jnp.where(jnp.arange(len(cohort.ids)) == 0, Fate.CONTRIBUTED, Fate.LATE)
+
+    late = fed.cohorts.with_fates(lambda state, hyper, cohort: first_of(cohort))
+    least = fed.cohorts.thinned(lambda round_index, clients: clients == jnp.min(clients))
+    for cohorts in (late, least):
+        drawn = cohorts.draw(state, fed.hyper, jax.random.key(3))
+        np.testing.assert_array_equal(drawn.fate, plain.fate)
+
+
+def test_rules_say_what_they_must_return_and_may_read():
+    fed = bound()
+    state = fed.init(KEY)
+    for keeps in (lambda round_index, clients: jnp.ones(3, bool), lambda round_index, clients: 1.0):
+        with pytest.raises(ValueError, match="keeps must return a Boolean for each client"):
+            fed.cohorts.thinned(keeps).draw(state, fed.hyper, KEY)
+    counter = fed.cohorts.with_fates(lambda state, hyper, cohort: state.outer[0][cohort.ids])
+    with pytest.raises(ValueError, match="its round unless reads_state is true"):
+        counter.draw(state, fed.hyper, KEY)
+
+
+def test_a_draw_returns_clients_by_their_indices():
+    fed = bound(SAMPLERS["cyclic"])
+    drawn = fed.cohorts.given(lambda state, *_: jnp.array([4, -1])).draw(
+        fed.init(KEY), fed.hyper, KEY
+    )
+    np.testing.assert_array_equal(np.asarray(drawn.ids)[np.asarray(drawn.is_drawn)], [4])
+    for wrong in (jnp.arange(3), jnp.zeros(2), 1, [0, 1]):
+        with pytest.raises(ValueError, match="draw must return a cohort, or indices of at most 2"):
+            fed.cohorts.given(lambda state, *_, wrong=wrong: wrong).draw(
+                fed.init(KEY), fed.hyper, KEY
+            )
