@@ -101,23 +101,16 @@ class TrainingMetrics(NamedTuple):
     """Metrics of local training, computed exactly and therefore not private.
 
     Each is a scalar, `Exact` if an algorithm claims privacy for records.
-
-    Attributes:
-      loss_sum: sum of the losses of all examples read, float32; NaN or infinite if one of them is.
-      num_read: examples read, with repetition, int32.
-      num_clipped: of these, how many had their gradient clipped, float32.
-      num_computed: examples computed, padding included, int32.
-      num_overflow: examples drawn that found no slot, int32.
-      update_norm: L2 norm of what is sent, float32.
-      form: the form in which the update is sent, as update transforms declare, or None; static.
     """
 
+    # Sum of the losses of all examples read, float32; NaN or infinite if one of them is.
     loss_sum: Any
-    num_read: Any
-    num_clipped: Any
-    num_computed: Any
-    num_overflow: Any
-    update_norm: Any
+    num_read: Any  # Examples read, with repetition, int32.
+    num_clipped: Any  # Of these, how many had their gradient clipped, float32.
+    num_computed: Any  # Examples computed, padding included, int32.
+    num_overflow: Any  # Examples drawn that found no slot, int32.
+    update_norm: Any  # L2 norm of what is sent, float32.
+    # The form in which the update is sent, as update transforms declare, or None; static.
     form: Form | None = None
 
     def of_changed_update(self) -> "TrainingMetrics":
@@ -172,20 +165,10 @@ class Train(Protocol):
         update_transform: Callable[[PyTree, Any], PyTree] | None = None,
         objective: Objective = Objective(),
     ) -> LocalResult:
-        """Trains one client.
+        """Trains one client from `start`, with its own scalar numbers and a key of the round.
 
-        Args:
-          start: the parameters to start from.
-          client: the client.
-          config: the client's own numbers, scalars.
-          key: a key of the round and the client.
-          gradient_transform: applied to every gradient before the optimiser, noised if training is
-            private.
-          update_transform: applied after those of the trainer, and refused under the same rules.
-          objective: what is minimised, until when, and on which entries.
-
-        Returns:
-          The result.
+        `gradient_transform` is applied to every gradient before the optimiser, noised if training
+        is private; `update_transform` after those of the trainer, refused under the same rules.
         """
 
 

@@ -126,16 +126,12 @@ class Rows:
     By itself it stores images with the axis of examples innermost, and copies all of them before
     batches are read. And where products round to bfloat16 it rounds all examples before it reads
     some, which it cannot do to bits.
-
-    Attributes:
-      bits: the examples, `[num_examples, numbers]`, padded; those of float32 as uint32.
-      example_shape: the shape of one; static.
-      dtype: the type of its numbers; static.
     """
 
-    bits: Any
+    bits: Any  # The examples, `[num_examples, numbers]`, padded; those of float32 as uint32.
+    # The shape of one; static.
     example_shape: tuple[int, ...] = flax.struct.field(pytree_node=False)
-    dtype: Any = flax.struct.field(pytree_node=False)
+    dtype: Any = flax.struct.field(pytree_node=False)  # The type of its numbers; static.
 
     @classmethod
     def of(cls, array: np.ndarray) -> "Rows | np.ndarray":
@@ -241,14 +237,7 @@ _replace = ClientData.replace  # type: ignore[attr-defined]
 
 
 def _with_changes(self: ClientData, **changes: Any) -> ClientData:
-    """Replaces fields; a client of another size is not of the common one.
-
-    Args:
-      **changes: the new values, by field.
-
-    Returns:
-      The client with them.
-    """
+    """Replaces fields; a client of another size is not of the common one."""
     return _replace(self, **({"common_size": None} if "size" in changes else {}) | changes)
 
 

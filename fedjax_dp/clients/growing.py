@@ -16,26 +16,15 @@ Form = Literal["cumulative", "disjoint"]
 
 
 class Growth(NamedTuple):
-    """How many of its records a client has in a round.
+    """How many of its records a client has in a round."""
 
-    Attributes:
-      rows: records that a round adds to each client, `[num_clients]`, int32.
-      form: "cumulative" if round r, from 0, reads the first `(r + 1)·rows` records of a client,
-        "disjoint" if it reads the `rows` records after those of earlier rounds.
-    """
-
-    rows: np.ndarray
+    rows: np.ndarray  # Records that a round adds to each client, `[num_clients]`, int32.
+    # "cumulative" if round r, from 0, reads the first `(r + 1)·rows` records of a client,
+    # "disjoint" if it reads the `rows` records after those of earlier rounds.
     form: Form
 
     def view(self, client: ClientData) -> ClientData:
-        """Restricts a client to the records that it has in its round.
-
-        Args:
-          client: the client, with its records.
-
-        Returns:
-          The same with fewer records; none if it owns less than the round needs.
-        """
+        """Restricts a client to its records of the round; none if it owns less than that needs."""
         rows, done = jnp.asarray(self.rows)[client.index], jnp.asarray(client.round, jnp.int32)
         # Before round 0 lie the records of another client.
         has_enough = (done >= 0) & (done < client.size // rows)
@@ -46,15 +35,7 @@ class Growth(NamedTuple):
         )
 
     def smallest(self, is_active: jax.Array, round: jax.typing.ArrayLike) -> jax.Array:
-        """Finds the size of the smallest of some clients' data in a round.
-
-        Args:
-          is_active: the clients that count, `[num_clients]`, bool.
-          round: the round, from 0; may be traced.
-
-        Returns:
-          The number of records, float32; that of all clients together if none is active.
-        """
+        """Finds the size of the smallest active client in a round; of all if none is active."""
         rows = jnp.asarray(self.rows, jnp.float32)
         least = jnp.min(jnp.where(is_active | ~jnp.any(is_active), rows, jnp.inf))
         times = jnp.asarray(round, jnp.float32) + 1 if self.form == "cumulative" else 1.0
@@ -63,21 +44,9 @@ class Growth(NamedTuple):
 
 @checked
 def growing(rows_per_round: Count | Sequence[Count], num_clients: Count, form: Form) -> Growth:
-    """Lets the data of every client grow by round.
+    """Lets the data of every client grow by `rows_per_round`, one number or one for each client.
 
-    Records are taken in their order. A client without as many as a round needs has none in that
-    round.
-
-    Args:
-      rows_per_round: records that a round adds, at least 1, for all clients or for each.
-      num_clients: the population.
-      form: "cumulative" or "disjoint", see `Growth`.
-
-    Returns:
-      The growth.
-
-    Raises:
-      ValueError: for a number out of its range, or another number of clients.
+    Records are taken in their order. A client without as many as a round needs has none in it.
 
     Source: Mugunthan and others 2020 (PrivacyFL); Mugunthan 2022, chapter 5, algorithms 2 and 3.
     """

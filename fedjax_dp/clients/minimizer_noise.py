@@ -48,31 +48,19 @@ class MinimizerNoise(NamedTuple):
     Noise multipliers are measured in c = B/(k·α): what one record adds to the parameters, in L2
     norm, for k records, a regulariser α and gradients of norm at most B. 1/multiplier is the ε of
     one coordinate under zero-out, but of Gaussian noise, where it is the standard deviation over c.
-
-    Attributes:
-      mechanism: the noise.
-      bounds: of the loss of every record.
-      regularizer: α.
-      num_entries: the number of parameters.
-      num_layers: the number of arrays that hold them.
-      num_outputs: the number of logits.
-      num_parties: the clients whose shares of the noise are summed; 1 if each client's own noise
-        protects it.
-      least_multiplier: of all clients, for noise in shares.
-      entry_delta: δ of one entry, for bounded Laplace noise.
-      divisor: what the printed calibration divides the noise by, 1 if it is corrected.
     """
 
-    mechanism: Mechanism
-    bounds: LossBounds
-    regularizer: float
-    num_entries: int
-    num_layers: int
-    num_outputs: int
+    mechanism: Mechanism  # The noise.
+    bounds: LossBounds  # Of the loss of every record.
+    regularizer: float  # α.
+    num_entries: int  # The number of parameters.
+    num_layers: int  # The number of arrays that hold them.
+    num_outputs: int  # The number of logits.
+    # The clients whose shares of the noise are summed; 1 if each client's own noise protects it.
     num_parties: int
-    least_multiplier: float
-    entry_delta: float
-    divisor: int
+    least_multiplier: float  # Of all clients, for noise in shares.
+    entry_delta: float  # δ of one entry, for bounded Laplace noise.
+    divisor: int  # What the printed calibration divides the noise by, 1 if it is corrected.
 
     @property
     def max_learning_rate(self) -> float:
@@ -104,12 +92,8 @@ class MinimizerNoise(NamedTuple):
     def contribution(self, size: Any, start_norm: Any = 0.0) -> jax.Array:
         """Bounds what one of `size` records adds to the parameters, in L2 norm, with rounding.
 
-        Args:
-          size: k, the number of records; may be traced.
-          start_norm: the L2 norm of the parameters that training starts from; may be traced.
-
-        Returns:
-          (B/k + 2E)/α for the bound E on the rounding errors of one step, see `minimizer_noise`.
+        (B/k + 2E)/α for the bound E on the rounding errors of one step from a start of norm
+        `start_norm`, see `minimizer_noise`; both may be traced.
         """
         one = minimizer_sensitivity(1, self.regularizer, lipschitz=self.bounds.gradient)
         exact = jnp.float32(one.contribution) / jnp.maximum(jnp.asarray(size, jnp.float32), 1.0)
@@ -139,16 +123,9 @@ class MinimizerNoise(NamedTuple):
         )
 
     def add(self, key: PRNGKey, params: PyTree, bound: Any, multiplier: Any) -> PyTree:
-        """Adds the noise of a client.
+        """Adds a client's noise of a multiplier to parameters that one record moves by `bound`.
 
-        Args:
-          key: used for this addition and nothing else.
-          params: the trained parameters.
-          bound: what one record adds to them, a `contribution`; may be traced.
-          multiplier: the noise multiplier, at least 0; may be traced.
-
-        Returns:
-          The noised parameters, float32 or better.
+        Both may be traced; the result is float32 or better. The key serves this addition alone.
         """
         count = self.num_entries
         if self.mechanism == "laplace":
@@ -177,18 +154,7 @@ class MinimizerNoise(NamedTuple):
         return made.add_noise(key, params)
 
     def event(self, size: int, config: LocalConfig) -> dpa.DpEvent:
-        """Builds the event of one release, for a record of a client of any size.
-
-        Args:
-          size: records of the client; without any there is nothing to protect.
-          config: the client's numbers.
-
-        Returns:
-          The event.
-
-        Raises:
-          ValueError: for noise in shares with a multiplier below that of the sum.
-        """
+        """Builds the event of one release, for a record of a client of any size."""
         if size == 0:
             return dpa.NoOpDpEvent()
         multiplier = events.concrete("noise_multiplier", config.noise_multiplier)
@@ -239,7 +205,7 @@ def minimizer_noise(
     Training in float32 rounds. A step of a rate η brings two models closer by a factor of 1 − ηα;
     a record adds ηB/k to it, and rounding at most ηE to each of the two trainings, with the record
     and without. The sum over all steps is below (B/k + 2E)/α, by which noise is scaled. With
-    `compensated` parameters no E grows as steps become small: of n inputs, C outputs, u = 6e-8, and
+    parameters in two floats no E grows as steps become small: of n inputs, C outputs, u = 6e-8, and
     parameters of norm at most R, the larger of the start's and B/α, it is the sum of
 
     - βR(n + √C + 2)u: logits are sums of n products, of which a softmax subtracts the largest, at
@@ -249,30 +215,16 @@ def minimizer_noise(
     - 12αRu: the decay, its product with η, the rounding of the trained parameters, and the 2^-46 R
       that two floats lose in a step of η ≥ 2^-24/α.
 
+    The trainer's numbers and clipping are used, with this noise in the place of noise on gradients.
+    Shares of noise ("gamma_shares") are of one Laplace in the sum over all clients. If not
+    `is_corrected`, noise is divided by `num_clients`, as printed, and the event says what that is
+    worth.
+
     Guarantee: one release of one client's noised parameters has `MinimizerNoise.event`, for one
     record of the client, against all who see them; with "gamma_shares" against those who see the
     sum over all clients alone. Noise is in float32, with gaps between its possible values, which no
     event covers, except for staircase noise. Before staircase and bounded Laplace noise, parameters
     beyond 2,048 c are cut off, which clients of many more than 2,048 records may reach.
-
-    Args:
-      model: `logistic_regression` with a `gradient_bound`.
-      trainer: full-batch DP-SGD, from `local_trainer`, of a model with the same bounds. Its numbers
-        and clipping are used, with its noise on the parameters in the place of noise on gradients.
-      regularizer: α, above 0, of the training.
-      mechanism: "laplace"; "gaussian"; "bounded_laplace", cut off; "staircase"; or "gamma_shares"
-        for one Laplace in the sum over all clients, of which each draws a share.
-      num_clients: the clients that add shares.
-      is_corrected: whether noise is as the guarantee needs; if false it is divided by
-        `num_clients`, as printed, and the event says what that is worth.
-      entry_delta: δ of one entry, in (0, 1/2), for "bounded_laplace".
-
-    Returns:
-      The noise.
-
-    Raises:
-      ValueError: for another model, a trainer of a model without these bounds, training by batches,
-        other optimisers or transforms, a clip norm below the gradient bound, or too large steps.
 
     Source: Chaudhuri, Monteleoni, Sarwate 2011, algorithm 1 (output perturbation); Mugunthan and
     others 2020 (PrivacyFL) for shares of clients, whose scale is corrected.

@@ -18,19 +18,12 @@ _MOST_PARAMETERS = 4096
 
 @flax.struct.dataclass
 class Quadratic:
-    """The mean loss of a client, `½ wᵀ V Λ Vᵀ w − mᵀ Vᵀ w` up to a constant.
+    """The mean loss of a client, `½ wᵀ V Λ Vᵀ w − mᵀ Vᵀ w` up to a constant."""
 
-    Attributes:
-      vectors: V, eigenvectors of the Hessian, `[p, p]`, float32.
-      values: the diagonal of Λ, at least 0, `[p]`, float32.
-      moment: m, minus the gradient at zero by eigenvectors, `[p]`, float32.
-      is_ready: whether it has been computed, bool.
-    """
-
-    vectors: jax.Array
-    values: jax.Array
-    moment: jax.Array
-    is_ready: jax.Array
+    vectors: jax.Array  # V, eigenvectors of the Hessian, `[p, p]`, float32.
+    values: jax.Array  # The diagonal of Λ, at least 0, `[p]`, float32.
+    moment: jax.Array  # M, minus the gradient at zero by eigenvectors, `[p]`, float32.
+    is_ready: jax.Array  # Whether it has been computed, bool.
 
 
 def unread(params: PyTree) -> Quadratic:

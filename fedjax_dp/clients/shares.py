@@ -13,12 +13,9 @@ from fedjax_dp.data.sampling import Draw
 
 
 class Share(NamedTuple):
-    """Every n-th example of a batch for each of n devices, or all of it for one.
+    """Every n-th example of a batch for each of n devices, or all of it for one."""
 
-    Attributes:
-      axis: the mesh axis of the devices that divide the batch; None for one device.
-    """
-
+    # The mesh axis of the devices that divide the batch; None for one device.
     axis: str | None = None
 
     @property
