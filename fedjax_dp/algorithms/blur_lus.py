@@ -11,8 +11,7 @@ from fedjax_dp.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.regularizers import blur
-from fedjax_dp.clients.sparsification import Score, declared_sparsification, sparsify
-from fedjax_dp.clients.transforms import declared
+from fedjax_dp.clients.transforms import Score, declared, declared_sparsification, sparsify
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Bound, Decay, NonNegative

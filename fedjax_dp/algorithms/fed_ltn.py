@@ -20,9 +20,8 @@ from fedjax_dp.algorithms.base import (
 )
 from fedjax_dp.algorithms.lottery_fl import AS_TICKETS, UNPROTECTED, joins
 from fedjax_dp.algorithms.values import ClientOutput, Hyper
-from fedjax_dp.clients.base import LocalConfig, LocalTrainer, TrainingMetrics
+from fedjax_dp.clients.base import LocalConfig, LocalTrainer, Objective, TrainingMetrics
 from fedjax_dp.clients.client_data import ClientData
-from fedjax_dp.clients.objectives import Objective
 from fedjax_dp.clients.pruning import Scope, prune, pruned_share, weights_of
 from fedjax_dp.clients.regularizers import proximal, proximal_norm
 from fedjax_dp.clients.selection import accuracy_of, require_accuracy

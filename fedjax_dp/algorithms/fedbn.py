@@ -5,8 +5,7 @@ import optax
 
 from fedjax_dp.algorithms.averaging import averaged
 from fedjax_dp.algorithms.base import FederatedAlgorithm, claim_of, training_of
-from fedjax_dp.clients.base import LocalTrainer
-from fedjax_dp.clients.objectives import Objective
+from fedjax_dp.clients.base import LocalTrainer, Objective
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 
 from fedjax_dp.algorithms.base import ClientState, FederatedAlgorithm, Views, field, training_of
 from fedjax_dp.algorithms.values import ClientOutput
-from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.clients.base import LocalTrainer, Objective
 from fedjax_dp.clients.client_data import ClientData, PublicClient
-from fedjax_dp.clients.objectives import Objective
 from fedjax_dp.clients.pruning import Scope, prune, pruned_share, weights_of
 from fedjax_dp.clients.selection import accuracy_of, require_accuracy
 from fedjax_dp.core import masks, trees

@@ -19,8 +19,7 @@ from fedjax_dp.algorithms.base import (
 )
 from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.base import LocalTrainer
-from fedjax_dp.clients.client_data import ClientData
-from fedjax_dp.clients.growing import Form, Growth, growing
+from fedjax_dp.clients.client_data import ClientData, Form, Growth, growing
 from fedjax_dp.clients.minimizer_noise import Mechanism, MinimizerNoise, minimizer_noise
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.keys import Purpose, fold

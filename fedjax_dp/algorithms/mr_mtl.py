@@ -14,8 +14,7 @@ from fedjax_dp.algorithms.base import (
     training_of,
 )
 from fedjax_dp.algorithms.values import ClientOutput
-from fedjax_dp.clients.base import LocalTrainer
-from fedjax_dp.clients.objectives import Objective
+from fedjax_dp.clients.base import LocalTrainer, Objective
 from fedjax_dp.clients.regularizers import distance_to, towards
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, NonNegative

@@ -1,19 +1,53 @@
 """PropFair: clients minimise a loss that is steep near a baseline, and models are averaged."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm, Needs
 from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.algorithms.values import ClientOutput
-from fedjax_dp.clients.base import LocalTrainer
-from fedjax_dp.clients.objectives import Extension, Objective, check_margin, proportional
+from fedjax_dp.clients.base import LocalTrainer, Objective, Value
+from fedjax_dp.core import checks, ranges
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Positive
 from fedjax_dp.models.base import Model
+
+Extension = Literal["smooth", "released", "released_huber"]
+
+
+def proportional(
+    baseline: float | jax.Array,
+    margin: float | jax.Array = 0.2,
+    extension: Extension = "smooth",
+) -> Value:
+    """Builds `−ln(1 − ℓ/M)`, whose mean over clients proportional fairness minimises.
+
+    Above M − ε it is linear: "smooth" with the slope 1/ε that it has there; "released" as `ℓ/M` and
+    "released_huber" as `ℓ/ε`, the two forms of the authors' program, which are discontinuous.
+
+    Source: Zhang and others 2022 (PropFair), equation 8.
+    """
+    checks.one_of("extension", extension, ("smooth", "released", "released_huber"))
+    ranges.check({"baseline": baseline, "margin": margin}, {"baseline": Positive})
+    _check_margin({"baseline": baseline, "margin": margin}, "")
+
+    def value(loss, params):
+        del params
+        last = baseline - margin
+        is_inside = loss <= last
+        inside = -jnp.log1p(-jnp.where(is_inside, loss, 0.0) / baseline)
+        beyond = {
+            "smooth": (loss - last) / margin - jnp.log(margin / baseline),
+            "released": loss / baseline,
+            "released_huber": loss / margin,
+        }[extension]
+        return jnp.where(is_inside, inside, beyond)
+
+    return value
 
 
 @checked
@@ -87,7 +121,13 @@ def propfair(
 
 
 def _check_margin(options: Mapping[str, Any], prefix: str) -> None:
-    check_margin(options["baseline"], options["margin"], prefix)
+    """Requires a margin above 0 and below the baseline, unless traced."""
+    baseline, margin = options["baseline"], options["margin"]
+    if checks.is_traced(baseline) or checks.is_traced(margin):
+        return
+    rule = f"be above 0 and below the baseline {np.asarray(baseline).tolist()}"
+    fits = bool(np.all((np.asarray(margin) > 0) & (np.asarray(margin) < np.asarray(baseline))))
+    checks.require(fits, f"{prefix}margin", rule, margin)
 
 
 def needs_of_propfair(options: Mapping[str, Any]) -> Needs:

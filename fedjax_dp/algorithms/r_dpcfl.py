@@ -23,6 +23,13 @@ from fedjax_dp.algorithms.base import (
 )
 from fedjax_dp.algorithms.values import ClientOutput, Hyper, Recipient
 from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.clients.batches import (
+    WHOLE,
+    Perturb,
+    WholeBatches,
+    check_copies,
+    gaussian_copies,
+)
 from fedjax_dp.clients.selection import (
     RANGES,
     Choice,
@@ -30,13 +37,6 @@ from fedjax_dp.clients.selection import (
     only_chosen,
     trained_and_chosen,
     without_steps,
-)
-from fedjax_dp.clients.whole_batches import (
-    WHOLE,
-    Perturb,
-    WholeBatches,
-    check_copies,
-    gaussian_copies,
 )
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked

@@ -24,10 +24,14 @@ from fedjax_dp.algorithms.base import (
     training_of,
 )
 from fedjax_dp.algorithms.values import ClientOutput
-from fedjax_dp.clients.accelerated import accelerated
-from fedjax_dp.clients.base import LocalTrainer
-from fedjax_dp.clients.objectives import Objective
-from fedjax_dp.clients.quadratic import Quadratic, factorise, proximal_move, unread
+from fedjax_dp.clients.base import LocalTrainer, Objective
+from fedjax_dp.clients.proximal_steps import (
+    Quadratic,
+    accelerated,
+    factorise,
+    proximal_move,
+    unread,
+)
 from fedjax_dp.clients.regularizers import towards, watched
 from fedjax_dp.clients.step_sizes import Schedule, check_schedule, step_factor
 from fedjax_dp.core import checks, trees

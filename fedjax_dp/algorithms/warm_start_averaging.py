@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.model_averaging import OutputPerturbation, Personal, averaged_models
 from fedjax_dp.clients.base import LocalTrainer
-from fedjax_dp.clients.growing import Form
+from fedjax_dp.clients.client_data import Form
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.models.base import Model

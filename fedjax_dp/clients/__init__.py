@@ -1,9 +1,8 @@
 """Local training: trainers, gradient rules, regularisers, transforms of updates."""
 
-from fedjax_dp.clients.base import LocalConfig, LocalResult, LocalTrainer
+from fedjax_dp.clients.base import LocalConfig, LocalResult, LocalTrainer, Objective
 from fedjax_dp.clients.client_data import ClientData, Exact, PublicClient
 from fedjax_dp.clients.gradients import GradientRule, clipped, plain
-from fedjax_dp.clients.objectives import Objective
 from fedjax_dp.clients.pruning import prune, pruned_share
 from fedjax_dp.clients.regularizers import (
     blur,
@@ -22,7 +21,6 @@ from fedjax_dp.clients.selection import (
     whole_score,
 )
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
-from fedjax_dp.clients.sparsification import sparsify
 from fedjax_dp.clients.transforms import (
     UpdateContext,
     UpdateTransform,
@@ -31,6 +29,7 @@ from fedjax_dp.clients.transforms import (
     clip_update,
     keep_largest,
     scale_update,
+    sparsify,
     update_transform,
 )
 

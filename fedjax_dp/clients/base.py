@@ -1,9 +1,9 @@
-"""The contract of local training: its numbers, its result, and a trainer as a value."""
+"""The contract of local training: its numbers, objective and result, and a trainer as a value."""
 
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,6 @@ from annotated_types import Gt, Le
 from chex import PRNGKey
 
 from fedjax_dp.clients.client_data import ClientData, Exact, PublicClient
-from fedjax_dp.clients.objectives import Objective
 from fedjax_dp.core import checks, ranges
 from fedjax_dp.core.marks import mark
 from fedjax_dp.core.messages import Form
@@ -149,6 +148,27 @@ class LocalResult(NamedTuple):
     weight: jax.Array
     num_steps: jax.Array
     metrics: TrainingMetrics
+
+
+# `(loss, params) -> value`, scalars; smooth wherever a gradient is to flow.
+Value: TypeAlias = Callable[[jax.Array, PyTree], jax.Array]
+
+
+class Objective(NamedTuple):
+    """What local training minimises, until when, and on which entries.
+
+    Attributes:
+      value: of the mean loss of a batch; if training is private, of the loss of each example, and
+        clipped with it. None for the loss itself.
+      until: `(state of the gradient transform) -> bool`, ends training early, which costs as much
+        as all its steps; None for all steps.
+      mask: the entries to train, bools of the structure of the parameters, None for what is trained
+        whole; all others stay unchanged, bit for bit.
+    """
+
+    value: Value | None = None
+    until: Callable[[Any], jax.Array] | None = None
+    mask: PyTree = None
 
 
 class Train(Protocol):

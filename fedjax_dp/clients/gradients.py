@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 from chex import PRNGKey
 
-from fedjax_dp.clients.base import LocalConfig
+from fedjax_dp.clients.base import LocalConfig, Value
+from fedjax_dp.clients.batches import size_for
 from fedjax_dp.clients.client_data import ClientData
-from fedjax_dp.clients.micro_batches import size_for
-from fedjax_dp.clients.objectives import Value
 from fedjax_dp.core import checks, jaxprs, products, sums, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.devices import undivided

@@ -11,7 +11,7 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.clients.base import LocalConfig, LocalTrainer
-from fedjax_dp.clients.sgd import compensated, model_of
+from fedjax_dp.clients.sgd import TrainingLoop
 from fedjax_dp.core import checks, products, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.decimals import rounded_down, rounded_up
@@ -74,7 +74,8 @@ class MinimizerNoise(NamedTuple):
 
     def training(self, trainer: LocalTrainer) -> LocalTrainer:
         """Returns a trainer whose rounding errors are bounded."""
-        return compensated(trainer, _SUMMED)
+        assert isinstance(trainer.train, TrainingLoop)
+        return trainer.train.compensated(_SUMMED).trainer(trainer.config)
 
     def training_numbers(self, config: LocalConfig) -> LocalConfig:
         """Returns numbers of training to which the bound applies, also in a sweep over others.
@@ -233,7 +234,7 @@ def minimizer_noise(
     rule = "be logistic_regression with a gradient_bound, on which the noise rests"
     checks.require(bounds is not None, "model", rule, model.name)
     assert bounds is not None
-    trained = model_of(trainer)
+    trained = trainer.train.rule.model if isinstance(trainer.train, TrainingLoop) else None
     rule = "train a model with the bounds of `model`, on which the noise rests"
     fits = trained is not None and loss_bounds(trained) == bounds
     checks.require(fits, "trainer", rule, "one of another model")

@@ -11,19 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_dp.clients import gradients, micro_batches, whole_batches
+from fedjax_dp.clients import batches, gradients
 from fedjax_dp.clients.base import (
     LocalConfig,
     LocalResult,
     LocalTrainer,
+    Objective,
     TrainingMetrics,
 )
+from fedjax_dp.clients.batches import Share, WholeBatches
 from fedjax_dp.clients.client_data import ClientData, PublicClient
 from fedjax_dp.clients.noise_safety import check_noised
-from fedjax_dp.clients.objectives import Objective
-from fedjax_dp.clients.shares import Share
 from fedjax_dp.clients.transforms import Apply, UpdateContext, UpdateTransform, declared
-from fedjax_dp.clients.whole_batches import WholeBatches
 from fedjax_dp.core import checks, masks, sums, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.backend import backend
@@ -112,7 +111,7 @@ def local_trainer(
             "draw a fixed number of examples for a model that mixes examples",
             sampler.name,
         )
-    training = _Training(
+    training = TrainingLoop(
         model,
         rule,
         sampler,
@@ -122,56 +121,12 @@ def local_trainer(
         config.max_batch_size(),
         _widest_micro_batch(config.batch_size) if sampler.varies else None,
     )
-    return _declared(training, config)
+    return training.trainer(config)
 
 
-def model_of(trainer: LocalTrainer) -> Model | None:
-    """Returns the model whose gradients a trainer of `local_trainer` takes; None of any other."""
-    training = getattr(trainer.train, "__self__", None)
-    return training.rule.model if isinstance(training, _Training) else None
-
-
-def compensated(trainer: LocalTrainer, micro_batch_size: int) -> LocalTrainer:
-    """Returns the trainer with parameters in two floats, which lose no small step.
-
-    It sums so many gradients at most without compensation. It must be one of `local_trainer`.
-    """
-    training = getattr(trainer.train, "__self__", None)
-    assert isinstance(training, _Training)
-    most = min(training.micro_batch_size or micro_batch_size, micro_batch_size)
-    made = dataclasses.replace(training, micro_batch_size=most, is_compensated=True)
-    return _declared(made, trainer.config)
-
-
-def _declared(training: "_Training", config: LocalConfig) -> LocalTrainer:
-    """Builds the trainer of all parts, with its claim."""
-    first = config.row(0)._replace(learning_rate=jnp.float32(1))
-    is_sgd = training.optimizer is optax.sgd and not config.optimizer
-    sends: Any = "gradients" if is_sgd else "delta"
-
-    def reading_whole(whole: WholeBatches) -> LocalTrainer:
-        rule = "keep examples apart if whole batches are read by micro-batches"
-        checks.require(not training.model.mixes_examples, "model", rule, training.model.name)
-        draws_as_asked = int(training.sampler.nominal_size(3, 2)) == 2
-        rule = "draw batches of a size that can be chosen, if first batches are to have one"
-        checks.require(not whole.largest or draws_as_asked, "sampler", rule, training.sampler.name)
-        largest = max(training.max_batch_size, whole.largest)
-        return _declared(dataclasses.replace(training, whole=whole, max_batch_size=largest), config)
-
-    return LocalTrainer(
-        training.train,
-        config,
-        training.num_steps,
-        None if training.rule.event is None else RecordClaim((training.event,)),
-        sends="transformed" if training.transforms else sends,
-        check_noised=partial(check_noised, training.model, lambda: training.optimizer_of(first)),
-        reading_whole=reading_whole,
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Training:
-    """The parts of local training."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainingLoop:
+    """The training of `local_trainer`: a loop over steps, as a value that is called."""
 
     model: Model
     rule: gradients.GradientRule
@@ -183,6 +138,39 @@ class _Training:
     widest: int | None
     whole: WholeBatches | None = None
     is_compensated: bool = False
+
+    def trainer(self, config: LocalConfig) -> LocalTrainer:
+        """Builds the trainer of all parts, with its claim."""
+        first = config.row(0)._replace(learning_rate=jnp.float32(1))
+        is_sgd = self.optimizer is optax.sgd and not config.optimizer
+        sends: Any = "gradients" if is_sgd else "delta"
+        return LocalTrainer(
+            self,
+            config,
+            self.num_steps,
+            None if self.rule.event is None else RecordClaim((self.event,)),
+            sends="transformed" if self.transforms else sends,
+            check_noised=partial(check_noised, self.model, lambda: self.optimizer_of(first)),
+            reading_whole=lambda whole: self.reading_whole(whole).trainer(config),
+        )
+
+    def reading_whole(self, whole: WholeBatches) -> "TrainingLoop":
+        """Returns the same training with steps on all records, where the batch size says so."""
+        rule = "keep examples apart if whole batches are read by micro-batches"
+        checks.require(not self.model.mixes_examples, "model", rule, self.model.name)
+        draws_as_asked = int(self.sampler.nominal_size(3, 2)) == 2
+        rule = "draw batches of a size that can be chosen, if first batches are to have one"
+        checks.require(not whole.largest or draws_as_asked, "sampler", rule, self.sampler.name)
+        largest = max(self.max_batch_size, whole.largest)
+        return dataclasses.replace(self, whole=whole, max_batch_size=largest)
+
+    def compensated(self, micro_batch_size: int) -> "TrainingLoop":
+        """Returns the same training with parameters in two floats, which lose no small step.
+
+        It sums so many gradients at most without compensation.
+        """
+        most = min(self.micro_batch_size or micro_batch_size, micro_batch_size)
+        return dataclasses.replace(self, micro_batch_size=most, is_compensated=True)
 
     def optimizer_of(self, config: LocalConfig) -> optax.GradientTransformation:
         """Builds the optimiser from a client's numbers."""
@@ -238,7 +226,7 @@ class _Training:
             one = self.sampler.event(one, int(size), float(config.batch_size))
         return dp_accounting.SelfComposedDpEvent(one, steps)
 
-    def train(
+    def __call__(
         self,
         start,
         client: ClientData | PublicClient,
@@ -262,8 +250,8 @@ class _Training:
         known = self.known_work(client, config) if until is None and self.whole is None else None
         is_whole = None
         if self.whole is not None:
-            is_whole = whole_batches.is_whole(config)
-            config = whole_batches.with_size(config, client.size)
+            is_whole = batches.is_whole(config)
+            config = batches.with_size(config, client.size)
         if not self.sampler.varies:
             config = config._replace(batch_size=jnp.asarray(config.batch_size, jnp.int32))
         nominal = self.sampler.nominal_size(client.size, config.batch_size)
@@ -335,7 +323,7 @@ class _Training:
         if self.micro_batch_size is not None:
             return capacity, min(self.micro_batch_size, own)
         most = min(self.widest or own, own)
-        return capacity, micro_batches.size_for(self.model, start, client, most)
+        return capacity, batches.size_for(self.model, start, client, most)
 
     def ahead(
         self, known: "_KnownWork", keys: "_Keys", limit: int, capacity: int

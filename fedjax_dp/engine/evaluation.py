@@ -11,9 +11,8 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.algorithms.values import Hyper
-from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.clients.base import LocalTrainer, Objective
 from fedjax_dp.clients.client_data import ClientData
-from fedjax_dp.clients.objectives import Objective
 from fedjax_dp.core import checks, jaxprs, masks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold

@@ -19,8 +19,8 @@ from small_problem import ALONE, make_model
 from experiments.clustered_dp.metrics import is_minority_found, is_partition_found
 from fedjax_dp import algorithms
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
+from fedjax_dp.clients.batches import gaussian_copies
 from fedjax_dp.clients.client_data import ClientData
-from fedjax_dp.clients.whole_batches import gaussian_copies
 from fedjax_dp.core.messages import received
 from fedjax_dp.core.registry import grouped
 from fedjax_dp.data import participants, sampling

@@ -17,8 +17,7 @@ from fedjax_dp import algorithms
 from fedjax_dp.algorithms import Tickets
 from fedjax_dp.algorithms.base import Stages
 from fedjax_dp.clients import cast, dp_sgd_trainer, local_trainer, prune
-from fedjax_dp.clients.base import LocalConfig
-from fedjax_dp.clients.objectives import Objective
+from fedjax_dp.clients.base import LocalConfig, Objective
 from fedjax_dp.clients.pruning import _share_of, weights_of
 from fedjax_dp.core import masks
 from fedjax_dp.core.masks import Sparse

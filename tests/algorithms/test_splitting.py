@@ -20,10 +20,9 @@ from oracles.splitting import (
 
 from fedjax_dp import algorithms
 from fedjax_dp.algorithms import ProximalStep
-from fedjax_dp.clients.accelerated import accelerated
 from fedjax_dp.clients.base import LocalConfig, LocalResult, TrainingMetrics
 from fedjax_dp.clients.client_data import PublicClient
-from fedjax_dp.clients.quadratic import Quadratic, proximal_move
+from fedjax_dp.clients.proximal_steps import Quadratic, accelerated, proximal_move
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.clients.step_sizes import step_factor
 from fedjax_dp.core.registry import grouped

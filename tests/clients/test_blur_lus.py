@@ -13,7 +13,7 @@ from small_problem import make_model, plain_trainer, private_trainer
 from fedjax_dp.algorithms import Round, blur_lus, fedadam
 from fedjax_dp.clients import ClientData, LocalConfig, UpdateContext, blur, local_trainer, proximal
 from fedjax_dp.clients import sparsify as lus
-from fedjax_dp.clients.sparsification import SCORES, mean_gradient
+from fedjax_dp.clients.transforms import SCORES, mean_gradient
 from fedjax_dp.core import trees
 from fedjax_dp.data import sampling
 from fedjax_dp.models.base import Model

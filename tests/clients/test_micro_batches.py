@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from marks import floats
 
-from fedjax_dp.clients import micro_batches
+from fedjax_dp.clients import batches
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.models.base import Model
 
@@ -28,7 +28,7 @@ def size_for(model, batch_size, chunk_axis=None):
     zero = jnp.int32(0)
     client = ClientData(examples, zero, jnp.int32(10), zero, 10, chunk_axis)
     params = jax.eval_shape(model.init, jax.random.key(0))
-    return micro_batches.size_for(model, params, client, batch_size)
+    return batches.size_for(model, params, client, batch_size)
 
 
 @pytest.fixture(autouse=True)

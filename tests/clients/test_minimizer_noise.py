@@ -12,8 +12,7 @@ from scipy.special import expit, softmax
 
 from fedjax_dp import models
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, gradients, local_trainer
-from fedjax_dp.clients.client_data import ClientData
-from fedjax_dp.clients.growing import growing
+from fedjax_dp.clients.client_data import ClientData, growing
 from fedjax_dp.clients.minimizer_noise import minimizer_noise
 from fedjax_dp.data import sampling
 from fedjax_dp.privacy.mechanisms import clipping

@@ -10,9 +10,8 @@ from marks import floats, later, telling
 from small_problem import make_data, make_model, normed
 
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
-from fedjax_dp.clients.objectives import Objective
-from fedjax_dp.clients.shares import Share
-from fedjax_dp.clients.whole_batches import WHOLE, gaussian_copies
+from fedjax_dp.clients.base import Objective
+from fedjax_dp.clients.batches import WHOLE, Share, gaussian_copies
 from fedjax_dp.core import sums
 from fedjax_dp.data import sampling
 from fedjax_dp.engine.population import examples_of

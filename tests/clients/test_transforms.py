@@ -25,12 +25,11 @@ from fedjax_dp.clients import (
     keep_largest,
     local_trainer,
     scale_update,
-    sparsification,
     sparsify,
     transforms,
     update_transform,
 )
-from fedjax_dp.clients.objectives import Objective
+from fedjax_dp.clients.base import Objective
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy import Ledger
 
@@ -166,7 +165,7 @@ def test_what_promises_to_read_none_is_handed_none():
         return scale_update(context.client.examples["x"][0, 0])(delta, context)
 
     def summing(delta, context):
-        return jax.tree.map(jnp.add, delta, sparsification.mean_gradient(MODEL, *context[0::2][:2]))
+        return jax.tree.map(jnp.add, delta, transforms.mean_gradient(MODEL, *context[0::2][:2]))
 
     shown = CONTEXT._replace(params=DELTA, client=client_of(0))
     for function in (lying, looking, summing):

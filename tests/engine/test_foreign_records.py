@@ -7,8 +7,7 @@ import pytest
 from small_problem import NUM_CLIENTS, make_data, make_model, private_trainer
 
 from fedjax_dp import algorithms
-from fedjax_dp.clients.client_data import ClientData
-from fedjax_dp.clients.growing import growing
+from fedjax_dp.clients.client_data import ClientData, growing
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine import Fate, PrivacyAccounting, RoundRecord, federation, population_of
 

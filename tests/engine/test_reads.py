@@ -32,7 +32,7 @@ from fedjax_dp.clients import (
     mean_loss,
     private_choice,
     selection,
-    sparsification,
+    transforms,
     update_transform,
 )
 from fedjax_dp.clients.base import LocalResult, TrainingMetrics
@@ -250,7 +250,7 @@ def test_work_on_the_host_reads_no_client_state_under_its_privacy():
 
 VALUES = {
     "score": {
-        "blur_lus": sparsification.SCORES,
+        "blur_lus": transforms.SCORES,
         "r_dpcfl": selection.SCORES,
         "f_cdpfl": selection.SCORES,
         "jump_start": ("own", "all"),
