@@ -91,11 +91,11 @@ class Share(NamedTuple):
         """Returns the share of a draw, its real examples first."""
         if self.axis is None:
             return draw
-        count, place = self.capacity(len(draw.indices)), jax.lax.axis_index(self.axis)
+        count, device = self.capacity(len(draw.indices)), jax.lax.axis_index(self.axis)
 
         def part(x: jax.Array) -> jax.Array:
             padded = jnp.pad(x, (0, count * self.num_devices - len(x)))
-            return padded.reshape(count, self.num_devices)[:, place]
+            return padded.reshape(count, self.num_devices)[:, device]
 
         return draw._replace(indices=part(draw.indices), is_real=part(draw.is_real))
 
@@ -142,14 +142,14 @@ class WholeBatches(NamedTuple):
             return batch
 
         def one(example, row):
-            made = perturb(example, jax.random.fold_in(jax.random.fold_in(key, row), copy))
+            copied = perturb(example, jax.random.fold_in(jax.random.fold_in(key, row), copy))
             shapes = [
                 jax.tree.map(lambda a: (jnp.shape(a), jnp.result_type(a).name), record)
-                for record in (made, example)
+                for record in (copied, example)
             ]
             rule = "keep the names, shapes and types of a record"
             checks.require(shapes[0] == shapes[1], "perturb", rule, shapes[0])
-            return made
+            return copied
 
         made = jax.vmap(one)(batch, rows)
         return jax.tree.map(lambda a, b: jnp.where(is_copied & (copy > 0), a, b), made, batch)

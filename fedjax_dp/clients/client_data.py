@@ -157,10 +157,10 @@ class Rows:
 
     def __getitem__(self, indices: jax.Array) -> jax.Array:
         """Reads examples, `[*indices.shape, ...]`."""
-        found = self.bits[indices][..., : int(np.prod(self.example_shape))]
-        if found.dtype != self.dtype:
-            found = jax.lax.bitcast_convert_type(found, self.dtype)
-        return found.reshape(*indices.shape, *self.example_shape)
+        rows = self.bits[indices][..., : int(np.prod(self.example_shape))]
+        if rows.dtype != self.dtype:
+            rows = jax.lax.bitcast_convert_type(rows, self.dtype)
+        return rows.reshape(*indices.shape, *self.example_shape)
 
 
 @flax.struct.dataclass

@@ -118,8 +118,8 @@ def mean_gradient(
     def part(i):
         rows = i * micro + jnp.arange(micro)
         batch, is_real = client.gather(rows), rows < client.size
-        found = rule.micro_batch(params, batch, is_real, jax.random.fold_in(key, i), None)
-        return found.gradient
+        summed = rule.micro_batch(params, batch, is_real, jax.random.fold_in(key, i), None)
+        return summed.gradient
 
     if micro >= client.limit:
         total = part(0)

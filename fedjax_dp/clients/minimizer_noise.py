@@ -110,8 +110,8 @@ class MinimizerNoise(NamedTuple):
         inputs, outputs = self.num_entries / self.num_outputs, self.num_outputs
         of_logits = (inputs + math.sqrt(outputs) + 2) * error.per_addition + error.per_product
         of_sums = (outputs + _SUMMED + _ROUNDINGS) * error.per_addition + error.per_product
-        found = curvature * longest * of_logits + gradient * of_sums
-        return found + 12 * alpha * longest * error.per_addition
+        of_gradient = curvature * longest * of_logits + gradient * of_sums
+        return of_gradient + 12 * alpha * longest * error.per_addition
 
     def in_words(self, is_common: bool) -> str:
         """Writes that bound for a statement; `is_common` if noise is for the smallest client."""
@@ -144,15 +144,15 @@ class MinimizerNoise(NamedTuple):
             # Noise of a smaller multiplier cannot be drawn; more of it is safe.
             least = mechanisms.SMALLEST_STAIRCASE_MULTIPLIER
             multiplier = jnp.where(multiplier > 0, jnp.maximum(multiplier, least), multiplier)
-            made = mechanisms.staircase(bound, multiplier, num_entries=count)
+            chosen = mechanisms.staircase(bound, multiplier, num_entries=count)
             # Its steps hide moves on a lattice, where sums are exact.
             unit = jnp.ldexp(jnp.float32(1), jnp.frexp(bound)[1] - 1 - _LATTICE_BITS)
             params = jax.tree.map(lambda x: jnp.round(x / unit) * unit, params)
         else:
-            made = mechanisms.bounded_laplace(
+            chosen = mechanisms.bounded_laplace(
                 bound, multiplier, num_entries=count, entry_delta=self.entry_delta
             )
-        return made.add_noise(key, params)
+        return chosen.add_noise(key, params)
 
     def event(self, size: int, config: LocalConfig) -> dpa.DpEvent:
         """Builds the event of one release, for a record of a client of any size."""
@@ -256,7 +256,7 @@ def minimizer_noise(
         largest = float(np.max(multipliers))
         checks.require(largest <= most, "noise_multiplier", rule, largest)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
-    made = MinimizerNoise(
+    perturbation = MinimizerNoise(
         mechanism,
         bounds,
         regularizer,
@@ -268,16 +268,22 @@ def minimizer_noise(
         entry_delta,
         1 if is_corrected else num_clients,
     )
-    rate, most = float(np.max(np.asarray(trainer.config.learning_rate))), made.max_learning_rate
+    rate, most = (
+        float(np.max(np.asarray(trainer.config.learning_rate))),
+        perturbation.max_learning_rate,
+    )
     rule = f"be at most {rounded_down(most, 6)}, 2/(curvature + 2·regularizer), up to which the "
     rule += "sensitivity holds"
     checks.require(rate <= most * (1 + 1e-6), "learning_rate", rule, rate)
     rates = np.asarray(trainer.config.learning_rate, np.float64)
-    smallest, least = float(np.min(rates, initial=np.inf, where=rates > 0)), made.min_learning_rate
+    smallest, least = (
+        float(np.min(rates, initial=np.inf, where=rates > 0)),
+        perturbation.min_learning_rate,
+    )
     rule = f"be 0 or at least {rounded_up(least, 6)}, 2^-24/regularizer: rounding of smaller steps "
     rule += "has no bound"
     checks.require(smallest >= least * (1 - 1e-6), "learning_rate", rule, smallest)
-    return made
+    return perturbation
 
 
 def _require_whole_batches(trainer: LocalTrainer) -> None:

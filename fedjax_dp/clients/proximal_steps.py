@@ -70,12 +70,12 @@ def factorise(model: Model, client: ClientData, like: PyTree) -> Quadratic:
         return Quadratic(vectors, jnp.maximum(values, 0), moment @ vectors, jnp.bool_(True))
 
 
-def proximal_move(quadratic: Quadratic, at: PyTree, step_size: jax.typing.ArrayLike) -> PyTree:
+def proximal_move(quadratic: Quadratic, point: PyTree, step_size: jax.typing.ArrayLike) -> PyTree:
     """Computes `argmin_x f(x) + ‖x − v‖² / (2 η)` minus v, so that little is lost to rounding.
 
     Source: Malekmohammadi 2025, equation 2.5.
     """
-    flat, to_params = ravel_pytree(at)
+    flat, to_params = ravel_pytree(point)
     with jax.default_matmul_precision("highest"):
         residual = quadratic.moment - quadratic.values * (flat @ quadratic.vectors)
         shrunk = residual * step_size / (1 + step_size * quadratic.values)
@@ -126,29 +126,29 @@ def accelerated(
         return Steps(transform.init(params), jnp.int32(0), kept, kept, jnp.zeros((places, places)))
 
     def update(gradient, state, params):
-        given, inner = transform.update(gradient, state.inner, params)
-        place = state.num_steps % places
+        plain, inner = transform.update(gradient, state.inner, params)
+        newest = state.num_steps % places
 
         def written(rows, one):
-            return jax.tree.map(lambda r, x: r.at[place].set(x.astype(r.dtype)), rows, one)
+            return jax.tree.map(lambda r, x: r.at[newest].set(x.astype(r.dtype)), rows, one)
 
-        wide = weights_alone(jax.tree.map(trees.at_least_float32, given))
+        wide = weights_alone(jax.tree.map(trees.at_least_float32, plain))
         image = jax.tree.map(lambda x, g: x - learning_rate * g, params, wide)
         images, gradients = written(state.images, image), written(state.gradients, wide)
         row = sum(jax.tree.leaves(jax.tree.map(_products, gradients, wide)), jnp.zeros(places))
-        products = state.products.at[place, :].set(row).at[:, place].set(row)
+        products = state.products.at[newest, :].set(row).at[:, newest].set(row)
         counts = jnp.arange(places) <= state.num_steps
-        found = mixing_weights(products, counts, place, ridge, 0.0)
+        weights = mixing_weights(products, counts, newest, ridge, 0.0)
         # Differences of images lose less to rounding than the images themselves.
         ahead = jax.tree.map(
             lambda rows, one: jnp.tensordot(
-                found, rows - one, 1, precision=jax.lax.Precision.HIGHEST
+                weights, rows - one, 1, precision=jax.lax.Precision.HIGHEST
             ),
             images,
             image,
         )
         ahead = weights_alone(ahead)
-        is_better = found @ products @ found <= row[place]
+        is_better = weights @ products @ weights <= row[newest]
         is_better &= trees.is_finite(ahead)
         scale = trees.reciprocal(learning_rate)
 
@@ -156,7 +156,7 @@ def accelerated(
             return (g - jnp.where(is_better, a, 0) * scale).astype(g.dtype)
 
         state = Steps(inner, state.num_steps + 1, images, gradients, products)
-        return jax.tree.map(of_leaf, given, ahead), state
+        return jax.tree.map(of_leaf, plain, ahead), state
 
     return optax.GradientTransformation(init, update)
 

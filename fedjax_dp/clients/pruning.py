@@ -33,13 +33,13 @@ def weights_of(model: Model, where: Where | None = None, home: Home | None = Non
     chosen = jax.tree.leaves(flags)
     of_norm = jax.tree.leaves(kinds.batch_norm(shapes, model.buffer_keys))
     is_own = (False,) * len(leaves) if home is None else home.is_own
-    found = [
+    prunable = [
         leaf if flag and leaf.size and not norm and not own else None
         for leaf, flag, norm, own in zip(leaves, chosen, of_norm, is_own, strict=True)
     ]
     rule = f"name weights of {model.name} that may be pruned"
-    checks.require(any(x is not None for x in found), "prunable", rule, where)
-    return jax.tree.unflatten(structure, found)
+    checks.require(any(x is not None for x in prunable), "prunable", rule, where)
+    return jax.tree.unflatten(structure, prunable)
 
 
 @checked
@@ -111,8 +111,8 @@ def _require_mask(mask: PyTree, params: PyTree) -> None:
     checks.require(len(pairs) > 0, "mask", "hold an array", mask)
     for path, m, x in pairs:
         expected = None if x is None else f"bool{list(jnp.shape(x))}"
-        found = f"{jnp.result_type(m)}{list(jnp.shape(m))}"
-        checks.require(found == expected, "mask", f"be {expected} at {path}", found)
+        actual = f"{jnp.result_type(m)}{list(jnp.shape(m))}"
+        checks.require(actual == expected, "mask", f"be {expected} at {path}", actual)
 
 
 def _by_path(tree: PyTree) -> dict[str, Any]:
@@ -151,13 +151,13 @@ def _smallest(among: _Arrays, keys: _Arrays, count: jax.Array) -> _Arrays:
     marks = list(zip(among, keys, limit, strict=True))
     below = [m & (key < end) for m, key, end in marks]
     ties = [m & (key == end) for m, key, end in marks]
-    places = [jnp.arange(key.size, dtype=jnp.int32).reshape(key.shape) for key in keys]
+    positions = [jnp.arange(key.size, dtype=jnp.int32).reshape(key.shape) for key in keys]
     missing = count - _counts(below)
     # As a rule all ties are missing, and no position has to be found.
     is_parted = jnp.any((missing > 0) & (missing < _counts(ties)))
-    last = _limits(ties, places, missing, jnp.where(is_parted, _BITS, 0))
-    parts = zip(below, ties, places, last, missing > 0, strict=True)
-    return [b | (t & (place <= end) & some) for b, t, place, end, some in parts]
+    last = _limits(ties, positions, missing, jnp.where(is_parted, _BITS, 0))
+    parts = zip(below, ties, positions, last, missing > 0, strict=True)
+    return [b | (t & (position <= end) & some) for b, t, position, end, some in parts]
 
 
 def _limits(among: _Arrays, keys: _Arrays, count: jax.Array, halvings: Any) -> jax.Array:
@@ -168,8 +168,8 @@ def _limits(among: _Arrays, keys: _Arrays, count: jax.Array, halvings: Any) -> j
     def halve(_, ends):
         low, high = ends
         middle = low + (high - low) // 2
-        found = _counts([key <= end for key, end in zip(keys, middle, strict=True)])
-        return jnp.where(found < count, middle + 1, low), jnp.where(found < count, high, middle)
+        below = _counts([key <= end for key, end in zip(keys, middle, strict=True)])
+        return jnp.where(below < count, middle + 1, low), jnp.where(below < count, high, middle)
 
     ends = jnp.zeros_like(count), jnp.full_like(count, _LARGEST)
     return jax.lax.fori_loop(0, halvings, halve, ends)[1]
@@ -187,8 +187,8 @@ def _magnitude(x: jax.Array) -> jax.Array:
 
 def _is_largest(mask: jax.Array, magnitude: jax.Array) -> jax.Array:
     """Marks one largest entry among those alive."""
-    found = jnp.argmax(jnp.where(mask, magnitude, -1))
-    return jnp.arange(mask.size).reshape(mask.shape) == found
+    largest = jnp.argmax(jnp.where(mask, magnitude, -1))
+    return jnp.arange(mask.size).reshape(mask.shape) == largest
 
 
 def _is_none(x: Any) -> bool:

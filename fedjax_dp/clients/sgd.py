@@ -197,10 +197,10 @@ class TrainingLoop:
         An empty slot of a round does it too; what it computes is not used.
         """
         numbers = config.batch_size, config.num_epochs, config.num_steps
-        given = [x for x in numbers if x is not None]
-        if client.common_size is None or any(map(checks.is_traced, given)):
+        known = [x for x in numbers if x is not None]
+        if client.common_size is None or any(map(checks.is_traced, known)):
             return None
-        if not np.all(np.isfinite(given)):
+        if not np.all(np.isfinite(known)):
             return None
         sampler, size = self.sampler, np.int32(client.common_size)
         asked = numbers[0] if sampler.varies else np.int32(numbers[0])
@@ -319,10 +319,10 @@ class TrainingLoop:
     def parts(self, start: Any, client: ClientData, share: Share) -> tuple[int, int]:
         """Chooses the slots of a draw, and how many a device computes at once."""
         capacity = self.sampler.capacity(client.limit, self.max_batch_size)
-        own = share.capacity(capacity)
+        of_device = share.capacity(capacity)
         if self.micro_batch_size is not None:
-            return capacity, min(self.micro_batch_size, own)
-        most = min(self.widest or own, own)
+            return capacity, min(self.micro_batch_size, of_device)
+        most = min(self.widest or of_device, of_device)
         return capacity, batches.size_for(self.model, start, client, most)
 
     def ahead(
@@ -414,18 +414,18 @@ class TrainingLoop:
         padding = run.num_micro * run.micro - len(draw.indices)
         indices = jnp.pad(draw.indices, (0, padding))
         is_real = jnp.pad(draw.is_real, (0, padding))
-        ahead, own = run.ahead, local.step
-        key = run.share.key(fold(run.keys.model, own) if ahead is None else ahead.keys[own])
+        ahead, step = run.ahead, local.step
+        key = run.share.key(fold(run.keys.model, step) if ahead is None else ahead.keys[step])
         micro_batch = self.rule.micro_batch
         if run.objective.value is not None and self.rule.event is not None:
             micro_batch = partial(micro_batch, value=run.objective.value)
 
         def part(i, params):
-            at = i if run.is_whole is None else jnp.where(run.is_whole, i // self.num_copies, i)
-            rows = jax.lax.dynamic_slice_in_dim(indices, at * run.micro, run.micro)
-            real = jax.lax.dynamic_slice_in_dim(is_real, at * run.micro, run.micro)
+            block = i if run.is_whole is None else jnp.where(run.is_whole, i // self.num_copies, i)
+            rows = jax.lax.dynamic_slice_in_dim(indices, block * run.micro, run.micro)
+            real = jax.lax.dynamic_slice_in_dim(is_real, block * run.micro, run.micro)
             if run.is_whole is not None:
-                in_order = at * run.micro + jnp.arange(run.micro, dtype=rows.dtype)
+                in_order = block * run.micro + jnp.arange(run.micro, dtype=rows.dtype)
                 in_order = run.share.positions(in_order)
                 rows = jnp.where(run.is_whole, in_order, rows)
                 real = jnp.where(run.is_whole, in_order < run.client.size, real)
