@@ -24,10 +24,9 @@ from fedjax_dp.privacy.mechanisms.correlated_noise import banded_noise
 from fedjax_dp.privacy.mechanisms.distributed import make_plan
 from fedjax_dp.server import private
 from fedjax_dp.server.base import Aggregator
-from fedjax_dp.server.correlated import correlated_gaussian_mean
 from fedjax_dp.server.distributed import discrete_mean
 from fedjax_dp.server.masking import gradient_mask
-from fedjax_dp.server.private import gaussian_mean
+from fedjax_dp.server.private import correlated_gaussian_mean, gaussian_mean
 
 NUM_FEATURES = 60
 NUM_CLIENTS = 4

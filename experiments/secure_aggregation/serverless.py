@@ -12,7 +12,7 @@ from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import full_participation, participation
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.server import secure
-from fedjax_dp.server.counted import counted_mean
+from fedjax_dp.server.mean import counted_mean
 
 CITIES = ("Boston", "Singapore", "NYC")
 # One-way seconds between cities, which the thesis does not print.

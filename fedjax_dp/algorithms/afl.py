@@ -9,7 +9,7 @@ from fedjax_dp.clients.selection import mean_loss
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, NonNegative, Positive
 from fedjax_dp.models.base import Model
-from fedjax_dp.server.agnostic import UpdateWithLoss, agnostic_mean
+from fedjax_dp.server.stacked_means import UpdateWithLoss, agnostic_mean
 
 
 @checked

@@ -35,7 +35,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models import kinds
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.kinds import BATCH_NORM, Home, Where
-from fedjax_dp.server.sparse_mean import sparse_mean
+from fedjax_dp.server.mean import sparse_mean
 
 Distance = Literal["norm", "squared"]
 When = Literal["after", "before"]

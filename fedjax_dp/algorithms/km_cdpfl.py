@@ -15,8 +15,7 @@ from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Stacked, stateless
-from fedjax_dp.server.clustering import by_client, means_of, similarity_of
-from fedjax_dp.server.kmeans import kmeans
+from fedjax_dp.server.clustering import by_client, kmeans, means_of, similarity_of
 from fedjax_dp.server.mean import ModelChoice
 
 

@@ -19,7 +19,7 @@ from fedjax_dp.core.ranges import Decay, ProperFraction
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.kinds import Where
-from fedjax_dp.server.sparse_mean import sparse_mean
+from fedjax_dp.server.mean import sparse_mean
 
 AS_TICKETS = "clients send the weights that are left, unchanged"
 UNPROTECTED = "pruning depends on the exact accuracy on validation data, which no noise covers"

@@ -28,7 +28,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.claims import OnceClaim, RecordClaim
 from fedjax_dp.server.base import Aggregator
-from fedjax_dp.server.counted import CountedMean, counted_mean
+from fedjax_dp.server.mean import CountedMean, counted_mean
 
 Calibration = Literal["corrected", "paper"]
 Personal = Literal["own", "received", "shared"]

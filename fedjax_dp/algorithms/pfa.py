@@ -14,7 +14,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.models.base import Model
-from fedjax_dp.server.projected import projected_mean
+from fedjax_dp.server.stacked_means import projected_mean
 
 Split = Literal["mixture", "kmeans", "agglomerative", "top_tenth"]
 SPLITS = get_args(Split)

@@ -1,6 +1,5 @@
 """Aggregators and server steps."""
 
-from fedjax_dp.server.agnostic import UpdateWithLoss, agnostic_mean, onto_simplex
 from fedjax_dp.server.base import (
     Aggregator,
     Close,
@@ -13,21 +12,23 @@ from fedjax_dp.server.base import (
 )
 from fedjax_dp.server.clustering import (
     ClusterAggregate,
+    Clusters,
     Similarity,
+    kmeans,
     mean_per_cluster,
     similarity_of,
 )
-from fedjax_dp.server.correlated import correlated_gaussian_mean
-from fedjax_dp.server.counted import CountedMean, counted_mean
 from fedjax_dp.server.distributed import discrete_mean
 from fedjax_dp.server.float_offsets import FloatOffsets, float_offsets
-from fedjax_dp.server.kmeans import Clusters, kmeans
 from fedjax_dp.server.masking import Masked, gradient_mask
 from fedjax_dp.server.mean import (
+    CountedMean,
     ModelChoice,
+    counted_mean,
     mean_per_model,
     per_part,
     scaled_sum,
+    sparse_mean,
     uniform_mean,
     weighted_mean,
 )
@@ -50,19 +51,24 @@ from fedjax_dp.server.private import (
     bounded_laplace_mean,
     by_realised_count,
     central_discrete_mean,
+    correlated_gaussian_mean,
     gaussian_mean,
     laplace_mean,
     private_mean,
     staircase_mean,
 )
-from fedjax_dp.server.projected import projected_mean
 from fedjax_dp.server.robust_pca import (
     Decomposition,
     NoiseEstimate,
     estimate_noise,
     principal_component_pursuit,
 )
-from fedjax_dp.server.sparse_mean import sparse_mean
+from fedjax_dp.server.stacked_means import (
+    UpdateWithLoss,
+    agnostic_mean,
+    onto_simplex,
+    projected_mean,
+)
 from fedjax_dp.server.trimmed_mean import trimmed_mean
 
 __all__ = [

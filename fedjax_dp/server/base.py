@@ -81,12 +81,9 @@ class Diagnostic:
 
     A simulation adds such figures up with the messages. `secure.masked` does not send them: `None`
     is in their place in the sum.
-
-    Attributes:
-      value: the client's part of the figure.
     """
 
-    value: jax.Array
+    value: jax.Array  # The client's part of the figure.
 
 
 @flax.struct.dataclass

@@ -1,4 +1,4 @@
-"""Means and sums of updates, streamed: weighted, uniform, by model, by part."""
+"""Means and sums of updates, streamed: weighted, uniform, by model, by part, counted, sparse."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_dp.core import checks, ranges, trees
+from fedjax_dp.core import checks, masks, ranges, trees
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.ranges import Count, Positive
+from fedjax_dp.core.masks import Sparse
+from fedjax_dp.core.ranges import Count, Index, Positive
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.server.base import Summed, stateless, update_alone, update_and_weight
 
@@ -169,3 +170,85 @@ def mean_per_model(num_models: Count, *, is_weighted: bool = True) -> Summed:
 
     message = update_and_weight if is_weighted else update_alone
     return Summed(stateless, contribute, combine, message=message)
+
+
+class CountedMean(NamedTuple):
+    """A mean of updates.
+
+    Attributes:
+      mean: the mean; zeros if there is no update.
+      num_averaged: the number of updates in it, float32.
+    """
+
+    mean: PyTree
+    num_averaged: jax.Array
+
+
+@checked
+def counted_mean(*, required: Index = 0) -> Summed:
+    """Divides the sum of all updates by the number of clients of weights above 0.
+
+    A client of weight 0 sends zeros, or its share of noise, which the sum then has whole.
+
+    Args:
+      required: how many updates a round needs, such as those whose noise comes in shares; with
+        fewer it is lost, and its mean is that of no update.
+
+    Returns:
+      The aggregator, whose aggregate is a `CountedMean`.
+    """
+
+    def contribute(state, numbers, update, sender):
+        widened = jax.tree.map(trees.at_least_float32, update)
+        return widened, (sender.weight > 0).astype(jnp.float32)
+
+    def combine(state, numbers, total, close):
+        summed, count = total
+        is_lost = count < required
+        count = jnp.where(is_lost, 0.0, count)
+        mean = trees.scale(summed, trees.reciprocal(count))
+        info = {"num_averaged": count, "is_lost": is_lost.astype(jnp.float32)}
+        return state, CountedMean(mean, count), info
+
+    return Summed(stateless, contribute, combine, message=update_and_weight)
+
+
+@checked
+def sparse_mean(*, is_masked: bool = True) -> Summed:
+    """Averages sparse updates, with equal weights for all clients of weight above 0.
+
+    Sums and counts are streamed, so that a cohort is never stacked.
+
+    Args:
+      is_masked: divide each coordinate by the number of clients that keep it, as LotteryFL does;
+        else by the number of all contributing clients, which shrinks weights that some have pruned:
+        the plain mean of FedLTN's listing.
+
+    Returns:
+      The aggregator of `Sparse` updates, which refuses all others. Its aggregate is `Sparse`: the
+      mask marks the coordinates that some client keeps; all others are 0. It bounds no update, so
+      noise on the aggregate is refused.
+
+    Source: Li and others 2021 (LotteryFL), equation 4.
+    """
+
+    def contribute(state, numbers, update: Sparse, sender):
+        rule = "be Sparse for a sparse mean, as tickets are"
+        checks.require(isinstance(update, Sparse), "updates", rule, type(update).__name__)
+        joins = sender.weight > 0
+        values = masks.applied(update.mask, jax.tree.map(trees.at_least_float32, update.values))
+        kept = jax.tree.map(lambda m: (m & joins).astype(jnp.int32), update.mask)
+        return trees.scale(values, joins), kept, joins.astype(jnp.int32)
+
+    def combine(state, numbers, total, close):
+        summed, kept, count = total
+
+        def counted(n, x):
+            return jax.tree.map(lambda y: jnp.broadcast_to(count, y.shape), x) if n is None else n
+
+        kept = jax.tree.map(counted, kept, summed, is_leaf=lambda n: n is None)
+        divisors = kept if is_masked else jax.tree.map(lambda n: jnp.where(n > 0, count, 0), kept)
+        mean = jax.tree.map(lambda x, n: x * trees.reciprocal(n.astype(x.dtype)), summed, divisors)
+        return state, Sparse(mean, jax.tree.map(lambda n: n > 0, kept)), {}
+
+    return Summed(stateless, contribute, combine)

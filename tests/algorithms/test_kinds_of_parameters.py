@@ -41,8 +41,8 @@ from fedjax_dp.privacy.mechanisms.adaptive_clipping import make_adaptive_clippin
 from fedjax_dp.privacy.mechanisms.correlated_noise import banded_noise
 from fedjax_dp.privacy.mechanisms.distributed import make_plan
 from fedjax_dp.server import Stacked, gaussian_mean, private
-from fedjax_dp.server.correlated import correlated_gaussian_mean
 from fedjax_dp.server.distributed import discrete_mean
+from fedjax_dp.server.private import correlated_gaussian_mean
 
 # No other array of any state has this shape. Multiplying by it and cutting off what is beyond the
 # features gives the features back to the last bit.

@@ -32,13 +32,13 @@ from fedjax_dp.privacy.mechanisms.mechanism import (
     SMALLEST_STAIRCASE_MULTIPLIER,
 )
 from fedjax_dp.server.base import Summed
-from fedjax_dp.server.correlated import correlated_gaussian_mean
 from fedjax_dp.server.distributed import discrete_mean, num_shares
 from fedjax_dp.server.private import (
     adaptive_gaussian_mean,
     bounded_laplace_mean,
     by_realised_count,
     central_discrete_mean,
+    correlated_gaussian_mean,
     gaussian_mean,
     laplace_mean,
     staircase_mean,

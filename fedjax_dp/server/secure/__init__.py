@@ -2,10 +2,9 @@
 
 from fedjax_dp.server.fixed_point import FixedPoint, fixed_point
 from fedjax_dp.server.secure.aggregator import masked, masking_facts
-from fedjax_dp.server.secure.graphs import MaskGraph, all_pairs, random_neighbors
+from fedjax_dp.server.secure.graphs import MaskGraph, all_pairs, mask_messages, random_neighbors
 from fedjax_dp.server.secure.key_agreement import MaskKeys, agreed_keys, simulated_keys
 from fedjax_dp.server.secure.secret_sharing import HeldShares, recover_secret, share_secret
-from fedjax_dp.server.secure.traffic import mask_messages
 
 __all__ = [
     "FixedPoint",

@@ -1,4 +1,4 @@
-"""Which clients share masks: all pairs, or few random neighbours of each."""
+"""Which clients share masks, all pairs or few random neighbours of each, and the bytes it costs."""
 
 from typing import Any, NamedTuple
 
@@ -13,9 +13,11 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.decimals import rounded_down, rounded_up
 from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.messages import Exchange
 from fedjax_dp.core.ranges import Index, ProperFraction
 from fedjax_dp.server.base import Roster
 from fedjax_dp.server.fixed_point import Several
+from fedjax_dp.server.secure.secret_sharing import PRIME
 
 
 class MaskGraph(NamedTuple):
@@ -172,19 +174,12 @@ def _check_numbers(num_clients: int, colluders: int, dropouts: int) -> None:
 
 @flax.struct.dataclass
 class Circle:
-    """The notified clients of a round in a circle; each shares masks with those within reach.
+    """The notified clients of a round in a circle; each shares masks with those within reach."""
 
-    Attributes:
-      clients: by place, `[slots]`, int32; the first `count` are real.
-      slots: the slot of each, `[slots]`.
-      count: how many were notified, int32.
-      reach: to how many clients on either side edges go, int32.
-    """
-
-    clients: jax.Array
-    slots: jax.Array
-    count: jax.Array
-    reach: jax.Array
+    clients: jax.Array  # By place, `[slots]`, int32; the first `count` are real.
+    slots: jax.Array  # The slot of each, `[slots]`.
+    count: jax.Array  # How many were notified, int32.
+    reach: jax.Array  # To how many clients on either side edges go, int32.
 
     def place_of(self, client: jax.Array) -> jax.Array:
         """Finds the place of a client."""
@@ -235,3 +230,47 @@ def neighbors_of(graph: MaskGraph, public_key: PRNGKey, roster: Roster) -> dict[
     # The opposite place may be reached both ways.
     near = ({(place + step) % len(clients) for step in steps} for place in range(len(clients)))
     return {c: sorted(clients[p] for p in places) for c, places in zip(clients, near, strict=True)}
+
+
+# A public key of X25519; a share, an element of the field; the tag of an encryption.
+_KEY, _SHARE, _TAG = 32, -(-PRIME.bit_length() // 8), 16
+
+
+@checked
+def mask_messages(graph: MaskGraph) -> Exchange:
+    """Counts the keys and shares of a round under masks, for the communication meter.
+
+    Every client sends two public keys, which the server forwards to its k neighbours, and to each
+    neighbour an encrypted share of each of its two seeds, through the server. At the end those that
+    sent are sent one bit for each neighbour, whether it sent too, and return one share for each.
+    All of that is sent again in every round. Headers and signatures are not counted.
+
+    Args:
+      graph: as given to `masked`.
+
+    Returns:
+      Bytes of types "keys", "shares" and "bool", for `communication(..., exchange=...)`.
+
+    Source: Bonawitz and others 2017, figure 4; Bell and others 2020, algorithm 2.
+    """
+
+    def neighbors(num_notified: np.ndarray) -> np.ndarray:
+        others = np.maximum(num_notified - 1, 0)
+        return others if graph.num_neighbors is None else np.minimum(others, graph.num_neighbors)
+
+    def up(
+        rounds: np.ndarray, num_notified: np.ndarray, num_sent: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        k = neighbors(num_notified)
+        encrypted = num_notified * k * (2 * _SHARE + _TAG)
+        return {"keys": num_notified * 2 * _KEY, "shares": encrypted + num_sent * k * _SHARE}
+
+    def down(
+        rounds: np.ndarray, num_notified: np.ndarray, num_sent: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        k = neighbors(num_notified)
+        pairs = num_notified * k
+        shares = pairs * (2 * _SHARE + _TAG)
+        return {"keys": pairs * 2 * _KEY, "shares": shares, "bool": num_sent * -(-k // 8)}
+
+    return Exchange(up, down)

@@ -118,19 +118,12 @@ def agreed_keys(
 
 @flax.struct.dataclass
 class SeedTable:
-    """Seeds of one round as arrays: arguments of a compiled function, and in no program.
+    """Seeds of one round as arrays: arguments of a compiled function, and in no program."""
 
-    Attributes:
-      clients: of each slot, `[slots]`, int32; -1 in slots whose client was not notified.
-      rows: by slot, the row that holds the pairs of its client, `[slots]`, int32.
-      pair: by row, and slot of the other client, `[rows, slots, 2]`, uint32.
-      own: by slot, `[slots, 2]`, uint32.
-    """
-
-    clients: jax.Array
-    rows: jax.Array
-    pair: jax.Array
-    own: jax.Array
+    clients: jax.Array  # Of each slot, `[slots]`, int32; -1 in slots whose client was not notified.
+    rows: jax.Array  # By slot, the row that holds the pairs of its client, `[slots]`, int32.
+    pair: jax.Array  # By row, and slot of the other client, `[rows, slots, 2]`, uint32.
+    own: jax.Array  # By slot, `[slots, 2]`, uint32.
 
     def keys(self) -> MaskKeys:
         """Returns the seeds for `masked`; of pairs, those of clients that have a row."""

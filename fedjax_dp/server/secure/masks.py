@@ -20,17 +20,11 @@ _MULTIPLE = 128
 
 @flax.struct.dataclass
 class Line:
-    """The words of a message in a line.
+    """The words of a message in a line."""
 
-    Attributes:
-      narrow: words of 32 bits, uint32.
-      low: the lower halves of words of 64 bits, uint32.
-      high: their higher halves.
-    """
-
-    narrow: jax.Array
-    low: jax.Array
-    high: jax.Array
+    narrow: jax.Array  # Words of 32 bits, uint32.
+    low: jax.Array  # The lower halves of words of 64 bits, uint32.
+    high: jax.Array  # Their higher halves.
 
     def __add__(self, other: "Line") -> "Line":
         """Adds words modulo 2^32 and modulo 2^64."""

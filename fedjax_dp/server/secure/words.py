@@ -16,18 +16,14 @@ Rounding = Literal["nearest", "toward_zero"]
 
 @flax.struct.dataclass
 class Words:
-    """One array as unsigned words, with the type that it had; the engine adds uint32 modulo 2^32.
+    """One array as unsigned words and the type that it had; the engine adds uint32 modulo 2^32."""
 
-    Attributes:
-      values: uint32; of words of 64 bits four limbs of 16 bits, `[4, ...]`, the lowest first, whose
-        sums hold the carries too.
-      dtype: name of the type that a sum is decoded to, static.
-      bits: of a word, static.
-    """
-
+    # As uint32; of words of 64 bits four limbs of 16 bits, `[4, ...]`, the lowest first, whose sums
+    # hold the carries too.
     values: jax.Array
+    # Name of the type that a sum is decoded to, static.
     dtype: str = flax.struct.field(pytree_node=False)
-    bits: int = flax.struct.field(pytree_node=False, default=32)
+    bits: int = flax.struct.field(pytree_node=False, default=32)  # Of a word, static.
 
 
 def encode(encoding: FixedPoint, tree: PyTree, rounding: Rounding) -> tuple[PyTree, jax.Array]:
