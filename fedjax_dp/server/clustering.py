@@ -129,8 +129,8 @@ def mean_per_cluster(num_models: int, num_clients: int, *, features: str = "cent
         is_real = close.contributes & (weight > 0)
         counted = weight * is_real.astype(weight.dtype)
         mean, per_model = means_of(update.delta, update.model, counted, num_models)
-        found = similarity_of(update.delta, is_real, features=features)
-        similarity = by_client(found, close.roster.clients, num_clients)
+        by_slot = similarity_of(update.delta, is_real, features=features)
+        similarity = by_client(by_slot, close.roster.clients, num_clients)
         return state, ClusterAggregate(mean, similarity), {"weight_per_model": per_model}
 
     return Stacked(stateless, contribute, combine)
@@ -239,8 +239,8 @@ def kmeans(
         _, assignment, weights, _ = jax.lax.while_loop(
             lambda c: (c[0] < _MAX_ITERATIONS) & c[3], step, carry
         )
-        own = jnp.take_along_axis(distances_to(weights), assignment[:, None], axis=1)[:, 0]
-        return Clusters(assignment, jnp.sum(jnp.where(is_real, own, 0.0)))
+        nearest = jnp.take_along_axis(distances_to(weights), assignment[:, None], axis=1)[:, 0]
+        return Clusters(assignment, jnp.sum(jnp.where(is_real, nearest, 0.0)))
 
     restarts = jax.vmap(lambda r: one_restart(fold(key, r)))(jnp.arange(num_restarts))
     best = jnp.argmin(restarts.inertia)

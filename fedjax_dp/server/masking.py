@@ -132,12 +132,12 @@ def gradient_mask(
         return Masked(aggregate, masks), info
 
     numbers = {**base.numbers, "threshold": threshold}
-    own = {**base.ranges, "threshold": Fraction}
+    limits = {**base.ranges, "threshold": Fraction}
     if base.claim is not None:
-        numbers, own = numbers | {"vote_share": vote_share}, own | {"vote_share": ProperFraction}
-        ranges.check(numbers, own)
-        return _around_noise(base, masked_by)._replace(numbers=numbers, ranges=own)
-    ranges.check(numbers, own)
+        numbers["vote_share"], limits["vote_share"] = vote_share, ProperFraction
+        ranges.check(numbers, limits)
+        return _around_noise(base, masked_by)._replace(numbers=numbers, ranges=limits)
+    ranges.check(numbers, limits)
 
     def contribute(state, numbers, update, sender):
         votes_at_all = (sender.weight > 0).astype(jnp.int32)
@@ -154,7 +154,7 @@ def gradient_mask(
         contribute=contribute,
         combine=combine,
         numbers=numbers,
-        ranges=own,
+        ranges=limits,
         message=update_and_weight,
     )
 

@@ -58,8 +58,8 @@ def scaled_sum(divisor: Positive) -> Summed:
     Returns:
       The aggregator.
     """
-    numbers, own = {"divisor": divisor}, {"divisor": Positive}
-    ranges.check(numbers, own)
+    numbers, limits = {"divisor": divisor}, {"divisor": Positive}
+    ranges.check(numbers, limits)
 
     def contribute(state, numbers, update, sender):
         return jax.tree.map(trees.at_least_float32, update)
@@ -67,7 +67,9 @@ def scaled_sum(divisor: Positive) -> Summed:
     def combine(state, numbers, total, close):
         return state, trees.scale(total, 1.0 / numbers["divisor"]), {}
 
-    return Summed(stateless, contribute, combine, numbers=numbers, ranges=own, message=update_alone)
+    return Summed(
+        stateless, contribute, combine, numbers=numbers, ranges=limits, message=update_alone
+    )
 
 
 @checked
@@ -111,7 +113,7 @@ def per_part(parts: Mapping[str, Summed]) -> Summed:
         return {n: d[0] for n, d in done.items()}, {n: d[1] for n, d in done.items()}, info
 
     numbers = {name: part.numbers for name, part in parts.items()}
-    own = {name: part.ranges for name, part in parts.items()}
+    limits = {name: part.ranges for name, part in parts.items()}
 
     def broadcast(state):
         return {name: part.broadcast(state[name]) for name, part in parts.items()}
@@ -124,7 +126,7 @@ def per_part(parts: Mapping[str, Summed]) -> Summed:
         contribute,
         combine,
         numbers=numbers,
-        ranges=own,
+        ranges=limits,
         broadcast=broadcast,
         message=message,
     )

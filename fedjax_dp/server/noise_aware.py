@@ -136,7 +136,7 @@ def noise_aware_mean(
         is_new = counts & (is_due | ~state.is_known[clients])
 
         def estimate(deltas):
-            found = estimate_noise(
+            estimates = estimate_noise(
                 deltas,
                 counts,
                 block_size=block_size,
@@ -146,18 +146,18 @@ def noise_aware_mean(
                 tolerance=tolerance,
                 max_iterations=max_iterations,
             )
-            return jax.tree.map(trees.at_least_float32, found)
+            return jax.tree.map(trees.at_least_float32, estimates)
 
         nothing = trees.zeros_like(jax.eval_shape(estimate, update))
-        found = jax.lax.cond(jnp.any(is_new), estimate, lambda _: nothing, update)
+        estimates = jax.lax.cond(jnp.any(is_new), estimate, lambda _: nothing, update)
 
         def by_client(values, which):
             # An index past the end drops clients that do not count.
-            at = jnp.where(which, clients, num_clients)
-            return jnp.zeros(num_clients, values.dtype).at[at].set(values, mode="drop")
+            rows = jnp.where(which, clients, num_clients)
+            return jnp.zeros(num_clients, values.dtype).at[rows].set(values, mode="drop")
 
         was_estimated = by_client(is_new, is_new)
-        levels = jnp.where(was_estimated, by_client(found.noise_levels, is_new), state.levels)
+        levels = jnp.where(was_estimated, by_client(estimates.noise_levels, is_new), state.levels)
         weights = inverse_noise_weights(levels[clients], counts)
         aggregate = jax.tree.map(
             lambda d: jnp.tensordot(weights, d, axes=1, precision=jax.lax.Precision.HIGHEST),
@@ -166,10 +166,10 @@ def noise_aware_mean(
         info = {
             "weights": by_client(weights, counts),
             "noise_levels": by_client(levels[clients], counts),
-            "signal_levels": by_client(found.signal_levels, is_new),
-            "rpca_iterations": found.num_iterations,
-            "rpca_residual": found.residual,
-            "rpca_rank": found.rank,
+            "signal_levels": by_client(estimates.signal_levels, is_new),
+            "rpca_iterations": estimates.num_iterations,
+            "rpca_residual": estimates.residual,
+            "rpca_rank": estimates.rank,
         }
         rounds = state.rounds + jnp.any(counts).astype(jnp.int32)
         return NoiseState(levels, state.is_known | was_estimated, rounds), aggregate, info

@@ -212,13 +212,13 @@ def estimate_noise(
     count = len(starts)
 
     def decompose(block: jax.Array) -> NoiseEstimate:
-        found = principal_component_pursuit(
+        parts = principal_component_pursuit(
             block, is_real, mode=mode, tolerance=tolerance, max_iterations=max_iterations
         )
         return NoiseEstimate(
-            jnp.sum(jnp.square(found.sparse), axis=1),
-            jnp.sum(jnp.square(found.low_rank), axis=1),
-            *found[2:],
+            jnp.sum(jnp.square(parts.sparse), axis=1),
+            jnp.sum(jnp.square(parts.low_rank), axis=1),
+            *parts[2:],
         )
 
     def body(i, total: NoiseEstimate) -> NoiseEstimate:

@@ -68,8 +68,8 @@ def agnostic_mean(num_clients: Count, step_size: NonNegative = 0.1) -> Stacked:
     Raises:
       ValueError: for a number out of its range.
     """
-    numbers, own = {"step_size": step_size}, {"step_size": NonNegative}
-    ranges.check(numbers, own)
+    numbers, limits = {"step_size": step_size}, {"step_size": NonNegative}
+    ranges.check(numbers, limits)
 
     def contribute(state, numbers, update: UpdateWithLoss, sender):
         return jax.tree.map(trees.at_least_float32, update), sender.weight
@@ -77,8 +77,8 @@ def agnostic_mean(num_clients: Count, step_size: NonNegative = 0.1) -> Stacked:
     def combine(weights, numbers, stack, close):
         (delta, loss), size = stack
         counts = close.contributes & (size > 0)
-        at = jnp.where(counts, close.roster.clients, num_clients)
-        losses = jnp.zeros(num_clients).at[at].set(loss, mode="drop")
+        rows = jnp.where(counts, close.roster.clients, num_clients)
+        losses = jnp.zeros(num_clients).at[rows].set(loss, mode="drop")
         moves = jnp.clip(numbers["step_size"] * losses, -_LARGEST_MOVE, _LARGEST_MOVE)
         # Equal moves change nothing; subtracting the largest preserves precision if moves are
         # large.
@@ -89,13 +89,13 @@ def agnostic_mean(num_clients: Count, step_size: NonNegative = 0.1) -> Stacked:
         mean = jax.tree.map(
             lambda d: jnp.tensordot(share, d, axes=1, precision=jax.lax.Precision.HIGHEST), delta
         )
-        shown = jnp.zeros(num_clients).at[at].set(share, mode="drop")
+        shown = jnp.zeros(num_clients).at[rows].set(share, mode="drop")
         return weights, mean, {"weights": shown}
 
     def init(structure):
         return jnp.full(num_clients, 1.0 / num_clients, jnp.float32)
 
-    return Stacked(init, contribute, combine, numbers=numbers, ranges=own)
+    return Stacked(init, contribute, combine, numbers=numbers, ranges=limits)
 
 
 _EXACT = jax.lax.Precision.HIGHEST
@@ -183,8 +183,8 @@ def projected_mean(
         aggregate = jax.tree.map(
             lambda d: jnp.tensordot(combination, d, axes=1, precision=_EXACT), update
         )
-        at = jnp.where(counts, clients, num_clients)
-        by_client = jnp.zeros(num_clients, weight.dtype).at[at]
+        rows = jnp.where(counts, clients, num_clients)
+        by_client = jnp.zeros(num_clients, weight.dtype).at[rows]
         info = {
             "weights": by_client.set(weight, mode="drop"),
             "combination": by_client.set(combination, mode="drop"),

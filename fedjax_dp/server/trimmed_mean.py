@@ -35,8 +35,8 @@ def trimmed_mean(trimmed_share: TrimmedShare = 0.1) -> Stacked:
 
     Source: Yin and others 2018, definition 2.
     """
-    numbers, own = {"trimmed_share": trimmed_share}, {"trimmed_share": TrimmedShare}
-    ranges.check(numbers, own)
+    numbers, limits = {"trimmed_share": trimmed_share}, {"trimmed_share": TrimmedShare}
+    ranges.check(numbers, limits)
 
     def contribute(state, numbers, update, sender):
         return jax.tree.map(trees.at_least_float32, update)
@@ -60,5 +60,5 @@ def trimmed_mean(trimmed_share: TrimmedShare = 0.1) -> Stacked:
         return state, jax.tree.map(mean, stack), {"num_trimmed": trimmed}
 
     return Stacked(
-        stateless, contribute, combine, numbers=numbers, ranges=own, message=update_alone
+        stateless, contribute, combine, numbers=numbers, ranges=limits, message=update_alone
     )

@@ -164,14 +164,14 @@ def set_up_protocol(
         fraction_bits=fraction_bits,
         word_bits=64,
     )
-    made = SetUp(noise, words, ())
+    start = SetUp(noise, words, ())
     root = int(seed).to_bytes(8, "big")
     seeds = tuple(
-        _simulated_seed(root, i, j) if agree is None else agree(i, j) for i, j in made.pairs
+        _simulated_seed(root, i, j) if agree is None else agree(i, j) for i, j in start.pairs
     )
     is_good = all(isinstance(s, bytes) and len(s) == _SEED_BYTES for s in seeds)
     checks.require(is_good, "agree", f"return {_SEED_BYTES} bytes", agree)
-    return made._replace(seeds=seeds)
+    return start._replace(seeds=seeds)
 
 
 @checked
@@ -232,8 +232,8 @@ def run_iteration(
     is_in_pairs = not is_oblivious or noise.shares_per_party >= n - 1
     checks.require(is_in_pairs, "set_up.noise", 'have the form "pairs" if is_oblivious', noise)
     for name, pairs in (("left_out", left_out), ("unsubtracted", unsubtracted)):
-        found = np.zeros((n, n), bool) if pairs is None else np.asarray(pairs)
-        is_pairs = found.shape == (n, n) and found.dtype == bool
+        flags = np.zeros((n, n), bool) if pairs is None else np.asarray(pairs)
+        is_pairs = flags.shape == (n, n) and flags.dtype == bool
         rule = f"be [{n}, {n}] of bool"
         checks.require(is_pairs and (is_oblivious or pairs is None), name, rule, pairs)
     is_free = unsubtracted is None or not zero_sharing
@@ -249,21 +249,22 @@ def run_iteration(
     added = np.zeros_like(messages)
     kept = []
     for i, party in enumerate(parties):
-        own = _terms_of(noise, party, i, values.shape[1], fixed_point)
-        own = own._replace(
-            is_swapped=_coins(server, own.masks.shape), choices=_coins(receivers, own.masks.shape)
+        dealt = _terms_of(noise, party, i, values.shape[1], fixed_point)
+        dealt = dealt._replace(
+            is_swapped=_coins(server, dealt.masks.shape),
+            choices=_coins(receivers, dealt.masks.shape),
         )
-        second = own.choices ^ own.is_swapped
-        chosen = fixed_point.encode(np.where(second, own.terms[:, 1], own.terms[:, 0]))
+        second = dealt.choices ^ dealt.is_swapped
+        chosen = fixed_point.encode(np.where(second, dealt.terms[:, 1], dealt.terms[:, 0]))
         leaves = np.zeros(n, bool) if left_out is None else np.asarray(left_out[i], bool)
         keeps = np.zeros(n, bool) if unsubtracted is None else np.asarray(unsubtracted[i], bool)
         chosen[leaves] = 0
-        messages += np.where(leaves[:, None], np.uint64(0), own.masks) + chosen
+        messages += np.where(leaves[:, None], np.uint64(0), dealt.masks) + chosen
         # With zero-sharing this number is the last share of 0, dealt when the masks were made.
-        messages[i] -= np.sum(own.masks[~keeps], axis=0, dtype=np.uint64)
+        messages[i] -= np.sum(dealt.masks[~keeps], axis=0, dtype=np.uint64)
         added += chosen
         if records:
-            kept.append(own)
+            kept.append(dealt)
     terms = Terms(*map(np.stack, zip(*kept, strict=True))) if records else None
     return set_up_after, Iteration(set_up, values, messages, pads, fixed_point.decode(added), terms)
 

@@ -98,24 +98,24 @@ def masked(
 
     def combine(state, numbers, total, close):
         circle = arranged(graph, close.public_key, close.roster)
-        is_there = jnp.arange(len(circle.clients)) < circle.count
-        has_sent = is_there & jnp.isin(
+        has_joined = jnp.arange(len(circle.clients)) < circle.count
+        has_sent = has_joined & jnp.isin(
             close.fates[circle.slots],
             jnp.array([Fate.CONTRIBUTED, Fate.NOT_FINITE], close.fates.dtype),
         )
         coded, was_cut = total
         if is_masked:
             coded = _unmasked(coded, circle, has_sent, seeds, close)
-        is_lost = _is_lost(graph, encoding, circle, has_sent, is_there)
+        is_lost = _is_lost(graph, encoding, circle, has_sent, has_joined)
         coded = jax.tree.map(lambda w: jnp.where(is_lost, jnp.zeros_like(w), w), coded)
         decoded = words.decode(encoding, coded)
         state, aggregate, info = aggregator.combine(state, numbers, decoded, close)
-        own = {
-            "num_recovered": jnp.sum(is_there & ~has_sent & ~is_lost, dtype=jnp.int32),
+        of_masks = {
+            "num_recovered": jnp.sum(has_joined & ~has_sent & ~is_lost, dtype=jnp.int32),
             "num_lost": info.get("num_lost", 0) + is_lost.astype(jnp.int32),
             "num_out_of_range": was_cut.value,
         }
-        return state, aggregate, info | own
+        return state, aggregate, info | of_masks
 
     def message(update, weight):
         return _coded_shapes(aggregator, encoding, update, weight)
@@ -208,16 +208,16 @@ def _unmasked(
 ) -> PyTree:
     """Removes what is left of masks: those of senders' own, and of pairs with drop-outs."""
 
-    def one(place, line):
+    def one(position, line):
         def without_own(line):
-            seed = seeds.of_client(close.public_key, circle.clients[place])
+            seed = seeds.of_client(close.public_key, circle.clients[position])
             return line - masks.mask(seed, line)
 
         def without_pairs(line):
             # What the drop-out would have sent for these pairs cancels what they sent for it.
-            return masks.with_pair_masks(line, circle, place, seeds, close.public_key, has_sent)
+            return masks.with_pair_masks(line, circle, position, seeds, close.public_key, has_sent)
 
-        return jax.lax.cond(has_sent[place], without_own, without_pairs, line)
+        return jax.lax.cond(has_sent[position], without_own, without_pairs, line)
 
     return masks.shaped(jax.lax.fori_loop(0, circle.count, one, masks.flat(total)), total)
 
@@ -227,14 +227,14 @@ def _is_lost(
     encoding: FixedPoint,
     circle: Circle,
     has_sent: jax.Array,
-    is_there: jax.Array,
+    has_joined: jax.Array,
 ) -> jax.Array:
     """Whether seeds cannot be recovered, sums might overflow, or the graph fits no such round."""
     num_sent = jnp.sum(has_sent, dtype=jnp.int32)
     is_complete = graph.num_neighbors is None
     others = num_sent - has_sent.astype(jnp.int32)
     helpers = others if is_complete else circle.num_sending(has_sent)
-    has_few = jnp.any(is_there & (helpers < graph.threshold))
+    has_few = jnp.any(has_joined & (helpers < graph.threshold))
     has_few |= num_sent < circle.count - graph.dropouts
     return has_few | (circle.count < graph.num_clients) | (circle.count > encoding.max_clients)
 
@@ -266,7 +266,7 @@ def _coded_shapes(
 ) -> PyTree:
     """Shapes of what the wrapped aggregator adds up, each of whose entries is sent as a word."""
 
-    def made(update, weight):
+    def message_of(update, weight):
         update = messages.received(update)
         state = aggregator.broadcast(aggregator.init(update))
         key, index = jax.random.key(0), jnp.zeros((), jnp.int32)
@@ -280,4 +280,4 @@ def _coded_shapes(
         shape = jax.ShapeDtypeStruct(x.shape, jnp.uint32)
         return Coded(shape, words.bits_of(encoding, x.dtype))
 
-    return jax.tree.map(coded, jax.eval_shape(made, update, weight))
+    return jax.tree.map(coded, jax.eval_shape(message_of, update, weight))

@@ -102,9 +102,9 @@ def agreed_keys(
         for j in range(i + 1, num_clients):
             table[i, j] = table[j, i] = pair_seed(key, public[j], i, j)
     drawn = secrets.token_bytes(_SEED_BYTES * num_clients)
-    own = np.frombuffer(drawn, "<u4").reshape(num_clients, 2)
+    of_clients = np.frombuffer(drawn, "<u4").reshape(num_clients, 2)
     # An argument of the compiled round, whose text may be kept on disk.
-    held = kinds.Frozen(jax.tree.structure((0, 0)), (table, own))
+    held = kinds.Frozen(jax.tree.structure((0, 0)), (table, of_clients))
 
     def of_round(public_key, seed):
         return threefry_2x32(seed, jax.random.bits(public_key, (2,), jnp.uint32))

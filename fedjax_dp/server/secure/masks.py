@@ -97,14 +97,14 @@ def with_pair_masks(
     client = circle.clients[place]
 
     def one(step, line):
-        neighbor, is_there = circle.neighbor(place, step)
+        neighbor, exists = circle.neighbor(place, step)
         other = circle.clients[neighbor]
 
         def with_mask(line):
             drawn = mask(keys.of_pair(public_key, client, other), line)
             return trees.where(client < other, line + drawn, line - drawn)
 
-        is_wanted = is_there & counts[neighbor]
+        is_wanted = exists & counts[neighbor]
         return jax.lax.cond(is_wanted, with_mask, lambda line: line, line)
 
     return jax.lax.fori_loop(0, 2 * circle.reach, one, line)
