@@ -19,7 +19,7 @@ from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import ExecutionConfig, simulation
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy import mechanisms
-from fedjax_dp.privacy.mechanisms.adaptive_clipping import make_adaptive_clipping
+from fedjax_dp.privacy.mechanisms.clipping import make_adaptive_clipping
 from fedjax_dp.privacy.mechanisms.correlated_noise import banded_noise
 from fedjax_dp.privacy.mechanisms.distributed import make_plan
 from fedjax_dp.server import private

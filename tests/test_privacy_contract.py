@@ -28,7 +28,7 @@ from fedjax_dp.privacy import (
     mechanisms,
     sensitivities,
 )
-from fedjax_dp.privacy.mechanisms import adaptive_clipping, clipping
+from fedjax_dp.privacy.mechanisms import clipping
 from fedjax_dp.privacy.reports import statement as statements
 from fedjax_dp.server import adaptive_gaussian_mean, gaussian_mean, private, weighted_mean
 
@@ -579,7 +579,7 @@ def adaptive_clipping_grows_where_all_are_clipped():
     np.testing.assert_allclose(info.aggregator["clip_norm"], expected, rtol=0.01)
 
 
-@in_place_of(adaptive_clipping.random_bits, "normal")
+@in_place_of(clipping.random_bits, "normal")
 def _count_without_noise(normal, key, shape=(), dtype=jnp.float32):
     return jnp.zeros(()) if shape == () else normal(key, shape, dtype)
 

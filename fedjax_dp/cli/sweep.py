@@ -31,7 +31,7 @@ from fedjax_dp.experiment.studies.sweep import (
     sweep,
 )
 from fedjax_dp.io.disk import STUDY_KEPT, reporting_full_disk
-from fedjax_dp.privacy.mechanisms.repetition import Repetition, repetition
+from fedjax_dp.privacy.mechanisms.selection import Repetition, repetition
 
 app = application()
 _NAME, _SEED = "sweep", "run.seed"

@@ -15,27 +15,23 @@ RecordEvent: TypeAlias = Callable[[int, Any], DpEvent]
 
 
 class ClientClaim(NamedTuple):
-    """What an aggregator guarantees to a client that takes part.
+    """What an aggregator guarantees to a client that takes part."""
 
-    Attributes:
-      sensitivity: `(state, numbers) -> Sensitivity` of the sum that noise is added to.
-      event: `(numbers) -> DpEvent` of one release on a given cohort.
-      min_separation: the fewest rounds from one participation of a client to its next; 1 for noise
-        that is drawn afresh each round.
-      min_participants: the fewest clients of a round that is not lost, since each adds its share
-        of the noise; 0 where none does.
-      divisor: `(numbers) -> count`, the public number that the noised sum is divided by; None if it
-        is not divided.
-      clips_whole: whether an update is scaled by one number, and unchanged within the bound in L2
-        norm; anything that shares the bound is then scaled with the update. The engine relies on
-        it that such a contribution is finite for any finite update.
-    """
-
+    # `(state, numbers) -> Sensitivity` of the sum that noise is added to.
     sensitivity: Callable[[Any, Any], Sensitivity]
-    event: Callable[[Any], DpEvent]
+    event: Callable[[Any], DpEvent]  # `(numbers) -> DpEvent` of one release on a given cohort.
+    # The fewest rounds from one participation of a client to its next; 1 for noise that is drawn
+    # afresh each round.
     min_separation: int = 1
+    # The fewest clients of a round that is not lost, since each adds its share of the noise; 0
+    # where none does.
     min_participants: int = 0
+    # `(numbers) -> count`, the public number that the noised sum is divided by; None if it is not
+    # divided.
     divisor: Callable[[Any], Any] | None = None
+    # Whether an update is scaled by one number, and unchanged within the bound in L2 norm; anything
+    # that shares the bound is then scaled with the update. The engine relies on it that such a
+    # contribution is finite for any finite update.
     clips_whole: bool = False
 
 
@@ -46,22 +42,19 @@ class UnclaimedNoise(NamedTuple):
 
 
 class RecordClaim(NamedTuple):
-    """What is guaranteed to one record of a client that takes part.
+    """What is guaranteed to one record of a client that takes part."""
 
-    Attributes:
-      events: by stage, `(size, numbers) -> DpEvent` charged to the record for a round; a single one
-        if all rounds are alike.
-      not_covered: what leaves the client without any protection, as text for the statement; None if
-        the events cover everything that is sent.
-      min_participants: the fewest clients of a round that is not lost, where noise comes in shares
-        of clients; 0 where not.
-      contribution: the bound on what a record adds to what is released, as text for the statement;
-        None if it is the clip norm of the gradients that training releases.
-    """
-
+    # By stage, `(size, numbers) -> DpEvent` charged to the record for a round; a single one if all
+    # rounds are alike.
     events: tuple[RecordEvent, ...]
+    # What leaves the client without any protection, as text for the statement; None if the events
+    # cover everything that is sent.
     not_covered: str | None = None
+    # The fewest clients of a round that is not lost, where noise comes in shares of clients; 0
+    # where not.
     min_participants: int = 0
+    # The bound on what a record adds to what is released, as text for the statement; None if it is
+    # the clip norm of the gradients that training releases.
     contribution: str | None = None
 
     def at(self, stage: int) -> RecordEvent:

@@ -96,14 +96,7 @@ def _plain(value: Any) -> Any:
 
 
 def from_dict(data: dict[str, Any]) -> DpEvent:
-    """Reads an event that `to_dict` wrote.
-
-    Args:
-      data: the class name under "type" and the fields.
-
-    Returns:
-      The event.
-    """
+    """Reads an event that `to_dict` wrote: its class by the name under "type", and its fields."""
     name = data.get("type", "")
     cls = _OWN_EVENTS.get(name) or getattr(standard, name, None)
     is_event = isinstance(cls, type) and issubclass(cls, DpEvent)

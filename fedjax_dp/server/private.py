@@ -17,8 +17,11 @@ from fedjax_dp.privacy import mechanisms
 from fedjax_dp.privacy.accounting.calibration import rounded_up
 from fedjax_dp.privacy.claims import ClientClaim, UnclaimedNoise
 from fedjax_dp.privacy.events import concrete
-from fedjax_dp.privacy.mechanisms.adaptive_clipping import AdaptiveClipping, update_noise_multiplier
-from fedjax_dp.privacy.mechanisms.clipping import LatticeNorm
+from fedjax_dp.privacy.mechanisms.clipping import (
+    AdaptiveClipping,
+    LatticeNorm,
+    update_noise_multiplier,
+)
 from fedjax_dp.privacy.mechanisms.correlated_noise import BandedNoise
 from fedjax_dp.privacy.mechanisms.distributed import make_central_plan
 from fedjax_dp.privacy.mechanisms.mechanism import Mechanism, StaircaseMultiplier

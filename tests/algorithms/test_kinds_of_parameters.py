@@ -37,7 +37,7 @@ from fedjax_dp.engine import Layout, as_metrics, examples_of, federation, simula
 from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.execution.round_loop import Count, one_round
 from fedjax_dp.models.base import Model
-from fedjax_dp.privacy.mechanisms.adaptive_clipping import make_adaptive_clipping
+from fedjax_dp.privacy.mechanisms.clipping import make_adaptive_clipping
 from fedjax_dp.privacy.mechanisms.correlated_noise import banded_noise
 from fedjax_dp.privacy.mechanisms.distributed import make_plan
 from fedjax_dp.server import Stacked, gaussian_mean, private

@@ -42,7 +42,7 @@ from fedjax_dp.engine import (
     simulation,
 )
 from fedjax_dp.engine.wrappers.arrivals import Arrivals
-from fedjax_dp.privacy.mechanisms.adaptive_clipping import AdaptiveClipping
+from fedjax_dp.privacy.mechanisms.clipping import AdaptiveClipping
 from fedjax_dp.privacy.mechanisms.correlated_noise import banded_noise
 from fedjax_dp.privacy.mechanisms.distributed import make_plan
 from fedjax_dp.server import (

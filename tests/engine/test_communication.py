@@ -38,7 +38,7 @@ from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import ExecutionConfig, Fate, anderson, federation, population_of, simulation
 from fedjax_dp.engine.accounts.communication import communication, meter_of
 from fedjax_dp.engine.record import MessageCounts, RoundInfo, RoundRecord
-from fedjax_dp.privacy.mechanisms.adaptive_clipping import make_adaptive_clipping
+from fedjax_dp.privacy.mechanisms.clipping import make_adaptive_clipping
 from fedjax_dp.privacy.mechanisms.distributed import make_plan
 from fedjax_dp.server.base import Stacked, Summed, stateless, update_alone
 from fedjax_dp.server.distributed import discrete_mean

@@ -14,7 +14,7 @@ from fedjax_dp.engine.evaluation import Evaluator
 from fedjax_dp.experiment import Study, assemble, grid_points, load_config
 from fedjax_dp.experiment.studies.selection import _require_selectable, select_privately
 from fedjax_dp.privacy.accounting.renyi import orders_of
-from fedjax_dp.privacy.mechanisms.repetition import Repetition, repetition
+from fedjax_dp.privacy.mechanisms.selection import Repetition, repetition
 
 ROUNDS = 3
 STATEMENT = {f"privacy.{kind}" for kind in ("json", "md", "tex", "bib")}

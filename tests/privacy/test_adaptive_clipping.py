@@ -9,7 +9,7 @@ from marks import floats, later, telling
 from scipy import stats
 
 from fedjax_dp.privacy.accounting.ledger import Ledger
-from fedjax_dp.privacy.mechanisms import adaptive_clipping as ac
+from fedjax_dp.privacy.mechanisms import clipping as ac
 
 pytestmark = floats
 

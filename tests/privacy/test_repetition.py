@@ -11,7 +11,7 @@ from scipy.special import gammaln
 
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.accounting.renyi import orders_of
-from fedjax_dp.privacy.mechanisms.repetition import Repetition, repetition
+from fedjax_dp.privacy.mechanisms.selection import Repetition, repetition
 
 
 def probabilities(shape, mean, most=4000):

@@ -25,7 +25,7 @@ from fedjax_dp.algorithms import dp_fedavg, fedadam, fedavg, fedprox, fedyogi, s
 from fedjax_dp.algorithms.fedopt import adaptive
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine import simulation
-from fedjax_dp.privacy.mechanisms.adaptive_clipping import make_adaptive_clipping
+from fedjax_dp.privacy.mechanisms.clipping import make_adaptive_clipping
 from fedjax_dp.server import (
     Masked,
     adaptive_gaussian_mean,

@@ -24,7 +24,7 @@ from fedjax_dp.engine.population import examples_of
 from fedjax_dp.engine.round import run_round
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.accounting.ledger import Ledger
-from fedjax_dp.privacy.mechanisms.adaptive_clipping import make_adaptive_clipping
+from fedjax_dp.privacy.mechanisms.clipping import make_adaptive_clipping
 from fedjax_dp.privacy.mechanisms.correlated_noise import banded_noise
 from fedjax_dp.privacy.mechanisms.distributed import choose_bits, make_central_plan, make_plan
 from fedjax_dp.server import (

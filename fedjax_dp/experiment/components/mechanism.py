@@ -24,7 +24,7 @@ from fedjax_dp.experiment.schema.config import (
 )
 from fedjax_dp.privacy.accounting.calibration import calibrate_noise_multiplier, rounded_up
 from fedjax_dp.privacy.claims import ClientClaim
-from fedjax_dp.privacy.mechanisms.adaptive_clipping import make_adaptive_clipping
+from fedjax_dp.privacy.mechanisms.clipping import make_adaptive_clipping
 from fedjax_dp.privacy.mechanisms.correlated_noise import banded_noise
 from fedjax_dp.privacy.mechanisms.distributed import Plan, choose_bits, make_plan
 from fedjax_dp.privacy.mechanisms.mechanism import (

@@ -30,7 +30,7 @@ from fedjax_dp.io.digests import read_sealed_object
 from fedjax_dp.io.logbook import write_json
 from fedjax_dp.io.statement import write_statement
 from fedjax_dp.privacy.accounting.ledger import Ledger
-from fedjax_dp.privacy.mechanisms.repetition import Repetition
+from fedjax_dp.privacy.mechanisms.selection import Repetition
 
 # In the folder of a selection. What was drawn is secret: it shows how many trials there were.
 TRIALS_FILE, CHOSEN_FOLDER, SETTING_FILE = "trials.json", "chosen", "setting.json"

@@ -56,13 +56,7 @@ class Ledger:
     """
 
     def __init__(self, unit: str = "client", relation: str = "add_remove", num_units: int = 1):
-        """Opens an empty ledger.
-
-        Args:
-          unit: "client" or "record".
-          relation: "add_remove", "zero_out" or "replace_one".
-          num_units: number of accounts, at least 1.
-        """
+        """Opens an empty ledger of `num_units` accounts."""
         checks.one_of("unit", unit, UNITS)
         checks.one_of("relation", relation, RELATIONS)
         checks.whole("num_units", num_units)

@@ -245,10 +245,7 @@ def to_epsilon(
 def to_delta(
     curves: ArrayLike, orders: Sequence[float], epsilon: ArrayLike, *, is_classic: bool = False
 ) -> np.ndarray:
-    """Converts Rényi curves of a whole composition, `[..., orders]`, to the smallest δ at one ε.
-
-    Guarantee: rounding never lowers the result; its possible error is added.
-    """
+    """Converts curves as `to_epsilon` does, to the smallest δ at one ε, rounded up."""
     rho = np.asarray(curves, float)
     alpha = np.asarray(orders, float)
     at = np.asarray(epsilon, float)[..., None]

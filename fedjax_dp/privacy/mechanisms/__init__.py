@@ -1,10 +1,11 @@
 """Clipping and noise: mechanisms with the sensitivity and event of what they release."""
 
-from fedjax_dp.privacy.mechanisms.adaptive_clipping import AdaptiveClipping, make_adaptive_clipping
 from fedjax_dp.privacy.mechanisms.clipping import (
+    AdaptiveClipping,
     clip_by_global_norm,
     clip_by_l1_norm,
     clip_per_layer,
+    make_adaptive_clipping,
 )
 from fedjax_dp.privacy.mechanisms.correlated_noise import BandedNoise, banded_noise
 from fedjax_dp.privacy.mechanisms.distributed import (

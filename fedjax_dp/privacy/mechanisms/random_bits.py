@@ -101,10 +101,9 @@ def _threefry(key: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
 def normal(key: PRNGKey, shape: tuple[int, ...]) -> jax.Array:
     """Draws standard normal numbers from 63 random bits each: a sign, and 62 bits of the tail.
 
-    If all 62 are zero, as once in 4.6·10¹⁸ numbers, the tail continues with 248 bits
-    more, so that the numbers reach 20.6 standard deviations. Those bits are drawn once a call: two
-    numbers of one call that both need them are equal in size, which happens in a call of n numbers
-    with probability n²·2^-125.
+    If all 62 are zero, as once in 4.6·10¹⁸ numbers, the tail continues with 248 bits more, to 20.6
+    standard deviations. Those are drawn once a call: two numbers of a call of n that both need them
+    are equal in size, with probability n²·2^-125.
     """
     further = jnp.concatenate(blocks(keys.fold(key, 1), (_FURTHER_WORDS // 2,)))
     return normal_of(*blocks(key, shape), further)

@@ -1,12 +1,17 @@
-"""The exponential mechanism: a private choice among a few, by the largest noisy score."""
+"""Private selection: by the exponential mechanism, and the best of a random number of trials."""
 
-from typing import ClassVar
+import math
+import secrets
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple
 
 import attr
 import jax
 import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
+from scipy import optimize, stats
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
@@ -192,3 +197,78 @@ def summed_scores(
     share = jnp.clip(jnp.asarray(scores, jnp.float32) / largest, 0.0, 1.0)
     whole = jnp.round(jnp.where(jnp.isnan(share), 1.0, share) * units).astype(jnp.int32)
     return jnp.sum(jnp.where(is_real, whole, 0), axis=-1)
+
+
+_BITS = 53
+
+
+def _uniform() -> float:
+    """Draws a number in (0, 1) from the operating system."""
+    return (secrets.randbits(_BITS) + 0.5) / 2**_BITS
+
+
+class Repetition(NamedTuple):
+    """The distribution of the number of trials K, a truncated negative binomial one.
+
+    With the shape η and the parameter γ, P[K = k] for k ≥ 1 is proportional to
+    (1 − γ)^k Γ(k + η) / k!; at η = 0 that is the logarithmic, at η = 1 the geometric distribution;
+    at η = ∞ it is the Poisson distribution, K = 0 included.
+    """
+
+    mean: float  # The expected number of trials.
+    shape: float  # η.
+
+    def event(self, trial: DpEvent) -> DpEvent:
+        """Returns the event of the best of the trials, which Rényi accountants can analyse.
+
+        Guarantee: that of the event for one release, the best trial's output, if K and all other
+        trials stay hidden, each trial is drawn anew, independently of K, and its event is `trial`
+        whatever its output. Scores may be any function of outputs and of public data.
+
+        Source: Papernot and Steinke 2022, theorems 2 and 6.
+        """
+        return RepeatAndSelectDpEvent(trial, self.mean, self.shape)
+
+    def draw(self, uniform: Callable[[], float] = _uniform) -> int:
+        """Draws K, at least 1 unless the shape is infinite, from numbers in (0, 1) of 53 random
+        bits.
+        """
+        u = uniform()
+        if math.isinf(self.shape):
+            return int(stats.poisson.ppf(u, self.mean))
+        gamma = self._gamma()
+        if gamma >= 1:
+            return 1
+        if self.shape == 0:
+            # Source: Kemp 1981; a geometric number whose parameter is drawn.
+            return 1 + int(math.log(uniform()) / math.log1p(-(gamma**u)))
+        none = gamma**self.shape
+        return int(stats.nbinom.ppf(none + u * (1 - none), self.shape, gamma))
+
+    def _gamma(self) -> float:
+        """Finds γ in (0, 1] at which the mean is that of the distribution."""
+
+        def excess(log: float) -> float:
+            return _mean(self.shape, log) - self.mean
+
+        if self.mean == 1:
+            return 1.0
+        return math.exp(optimize.brentq(excess, math.log(1e-12), -1e-12, xtol=1e-15))
+
+
+def repetition(mean: float, *, shape: float = 1.0) -> Repetition:
+    """Builds the distribution of a number of trials; its mean is from 1 to below 10^9.
+
+    A smaller shape η, of at least 0 and ∞ allowed, spreads K more widely and costs less.
+
+    Source: Papernot and Steinke 2022.
+    """
+    checks.require(1 <= mean < 1e9, "mean", "be at least 1 and below 10^9", mean)
+    checks.require(shape >= 0, "shape", "be at least 0", shape)
+    return Repetition(float(mean), float(shape))
+
+
+def _mean(shape: float, log_gamma: float) -> float:
+    """Computes the mean of the distribution, at log γ below 0."""
+    odds = math.expm1(-log_gamma)
+    return odds / -log_gamma if shape == 0 else shape * odds / -math.expm1(shape * log_gamma)

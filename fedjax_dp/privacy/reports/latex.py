@@ -11,27 +11,16 @@ from fedjax_dp.privacy.reports.facts import NO_NOISE, Form, Words, sentences
 
 
 class Paragraphs(NamedTuple):
-    """A statement for a paper.
+    """A statement for a paper."""
 
-    Attributes:
-      latex: the text, one paragraph for each claim.
-      bibtex: the entries of all works that it cites, in order of citation.
-    """
-
-    latex: str
-    bibtex: str
+    latex: str  # The text, one paragraph for each claim.
+    bibtex: str  # The entries of all works that it cites, in order of citation.
 
 
 def for_paper(claims: Sequence[Mapping[str, Any]]) -> Paragraphs:
     """Writes the claims of a run as LaTeX paragraphs, with the BibTeX entries that they cite.
 
     The text holds no seed and no key, and nothing that ε does not cover. It needs no LaTeX package.
-
-    Args:
-      claims: what `statement` returned for each unit; none for a run that claims no privacy.
-
-    Returns:
-      The paragraphs and their bibliography.
     """
     text = "\n".join(_paragraph(claim) for claim in claims)
     if not claims:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import dp_accounting as dpa
 import numpy as np
@@ -10,8 +10,8 @@ from dp_accounting import dp_event as standard
 from numpy.typing import ArrayLike
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.decimals import shown
 from fedjax_dp.privacy import events as ev
-from fedjax_dp.privacy.accounting.large_delta import large_delta
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.events import DpEvent
 from fedjax_dp.privacy.mechanisms.distributed import (
@@ -78,42 +78,40 @@ _WITHOUT_NOISE = (
 _WITHIN = "they were trained within the releases that are counted, which cover them."
 
 
+class Facts(NamedTuple):
+    """What a claim depends on beside the ledger, which facts of a run may replace by name."""
+
+    trust: str | None = None  # Who is trusted; by default follows from unit and mechanisms.
+    not_covered: str | None = None  # What no ε covers, as text.
+    noise_root: str = "seed"
+    also_not_private: Sequence[str] = ()
+    has_personal_models: bool = False
+    num_shared: int = 0  # Records that several clients have,
+    most_holders: int = 1  # at most so many each.
+    num_units: ArrayLike | None = (
+        None  # Clients, or the records of each, that a δ is compared with.
+    )
+    budget: ArrayLike | None = None  # The ε that was allowed.
+
+
 def statement(
-    ledger: Ledger,
-    dp_delta: ArrayLike,
-    *,
-    accountant: str = "rdp",
-    trust: str | None = None,
-    not_covered: str | None = None,
-    noise_root: str = "seed",
-    also_not_private: Sequence[str] = (),
-    has_personal_models: bool = False,
-    num_shared: int = 0,
-    most_holders: int = 1,
-    num_units: ArrayLike | None = None,
-    budget: ArrayLike | None = None,
-    **facts: Any,
+    ledger: Ledger, dp_delta: ArrayLike, *, accountant: str = "rdp", **facts: Any
 ) -> dict[str, Any]:
     """Collects the claim of a ledger's run, as plain data that `json` can write.
 
     Sampler, mechanism and noise come from the charged events, so that the statement cannot differ
     from what ran. By default the server is trusted under a claim for clients, only the client under
-    one for records, and parties and server if noise came in gamma shares. `not_covered` and
-    `also_not_private` name what no ε covers, personal models among the former if there are any;
-    `num_shared` counts records that several clients have, at most `most_holders` each. `num_units`
-    is the number of clients, or of the records of each client, which a δ is compared with; `budget`
-    is the ε that was allowed. `facts` are added as they are; the text has `clip_norm`,
-    `contribution`, `batch_size_per_unit`, `initial_clip_norm`, `seed`, `parameters`,
-    `secure_aggregation`, `deployment`, `choice`, `planned_rounds`, `reads_once`,
-    `assumes_every_round` and `versions` of them. ε is that at `dp_delta`. Where messages need
-    masks, the claimed δ is larger by `dp_delta_of_masks`, the probability that a random graph of
-    masks fails to keep a message secret in some round. Figures that differ by unit are given as the
-    smallest and the largest, None if absent, and an infinite ε as "inf".
+    one for records, and parties and server if noise came in gamma shares. Facts that are no `Facts`
+    are added as they are; `SENTENCES` has words for some. ε is that at `dp_delta`. Where messages
+    need masks, the claimed δ is larger by `dp_delta_of_masks`, the probability that a random graph
+    of masks fails to keep a message secret in some round. Figures that differ by unit are given as
+    the smallest and the largest, None if absent, and an infinite ε as "inf".
     """
+    known = Facts()._replace(**{name: facts.pop(name) for name in Facts._fields if name in facts})
     deltas = np.asarray(dp_delta, float)
     inside = bool(np.all((deltas > 0) & (deltas < 1)))
     checks.require(inside, "dp_delta", "be in (0, 1)", dp_delta)
-    checks.one_of("noise_root", noise_root, ROOTS)
+    checks.one_of("noise_root", known.noise_root, ROOTS)
     epsilon = ledger.epsilon(dp_delta, accountant)
     histories = ledger.histories()
     samplers: set[str] = set()
@@ -125,7 +123,7 @@ def statement(
     default = {"client": "server", "record": "client"}[ledger.unit]
     if MECHANISMS[GammaSharesDpEvent].page in mechanisms:
         default = "gamma_shares"
-    trusted = trust or default
+    trusted = known.trust or default
     if facts.get("deployment", {}).get("keys") == "parity":
         trusted = "server"
     checks.one_of("trust", trusted, TRUST)
@@ -155,31 +153,32 @@ def statement(
             {"units": units, "event": ev.to_dict(history)} for units, history in histories
         ],
         "trusted": trusted,
-        "noise_root": noise_root,
+        "noise_root": known.noise_root,
         "must_stay_hidden": hidden,
-        "not_private": [*_NOT_PRIVATE, *also_not_private],
+        "not_private": [*_NOT_PRIVATE, *known.also_not_private],
     }
     if exposed:
         data["dp_delta_of_masks"] = exposed
+    num_units = known.num_units
     if num_units is None and ledger.unit == "client" and ledger.num_units > 1:
         num_units = ledger.num_units
     if num_units is not None and (text := large_delta(ledger.unit, claimed, num_units)):
         data["large_delta"] = text
-    if budget is not None:
-        data["budget_per_unit"] = np.broadcast_to(np.asarray(budget, float), ledger.num_units)
+    if known.budget is not None:
+        data["budget_per_unit"] = np.broadcast_to(np.asarray(known.budget, float), ledger.num_units)
     if mechanisms - _NOT_CONTINUOUS:
         data["floating_point"] = _FLOATING_POINT + _WAY_OUT[ledger.unit]
-    if has_personal_models:
-        is_covered = ledger.unit == "record" and not_covered is None
+    if known.has_personal_models:
+        is_covered = ledger.unit == "record" and known.not_covered is None
         data["kept_by_clients"] = _KEPT + (_WITHIN if is_covered else _WITHOUT_NOISE)
-    if num_shared and ledger.unit == "record":
+    if known.num_shared and ledger.unit == "record":
         data["shared_records"] = {
-            "num_shared": num_shared,
-            "most_holders": most_holders,
-            **_of_all_copies(ledger, deltas, epsilon, most_holders, accountant, exposed),
+            "num_shared": known.num_shared,
+            "most_holders": known.most_holders,
+            **_of_all_copies(ledger, deltas, epsilon, known.most_holders, accountant, exposed),
         }
-    if not_covered is not None:
-        data["not_covered"] = not_covered
+    if known.not_covered is not None:
+        data["not_covered"] = known.not_covered
     return {key: _plain(value) for key, value in {**facts, **data}.items()}
 
 
@@ -263,3 +262,33 @@ def in_words(data: dict[str, Any]) -> str:
 
 
 _PAGE = Form(lambda words: words.page, " to ".join, str)
+
+
+_UNITS = {
+    "client": ("{} clients", "all data of one of them"),
+    "record": ("the {} records of a client", "one of them"),
+    "unit": ("{} units", "all data of one of them"),
+}
+
+
+def large_delta(unit: str, dp_delta: ArrayLike, num_units: ArrayLike) -> str:
+    """Returns a warning if δ is not below the share of one unit, else "".
+
+    Publishing one of n units, each with the same probability, is private at ε = 0 and δ = 1/n. Of
+    several clients it names the one whose δ exceeds 1/n by the largest factor.
+    """
+    deltas, counts = np.broadcast_arrays(np.asarray(dp_delta, float), np.asarray(num_units))
+    deltas, counts = np.atleast_1d(deltas), np.atleast_1d(counts)
+    shares = 1 / np.maximum(counts, 1)
+    is_large = deltas >= shares
+    if not np.any(is_large):
+        return ""
+    place = int(np.argmax(deltas / shares))
+    number, (units, what) = int(counts[place]), _UNITS[unit]
+    affected = f" ({int(np.sum(is_large))} of {is_large.size} clients)" * (unit == "record")
+    largest = shown("dp_delta", deltas[place])
+    return (
+        f"δ = {largest} is too large for {units.format(number)}{affected}: "
+        f"publishing {what}, chosen at random, would already satisfy it; choose a δ well below "
+        f"1/{number}"
+    )
