@@ -20,13 +20,18 @@ from fedjax_dp.algorithms.base import (
     training_of,
 )
 from fedjax_dp.algorithms.blur_lus import blur_lus
-from fedjax_dp.algorithms.centralized import centralized, pool
 from fedjax_dp.algorithms.ditto import ditto
-from fedjax_dp.algorithms.dp_fedavg import dp_fedavg
-from fedjax_dp.algorithms.dp_sgd import dp_sgd
+from fedjax_dp.algorithms.dp_sgd import (
+    dp_sgd,
+    minimum_epsilon,
+    noise_oracle,
+    record_dp_fedavg,
+    smallest_budget,
+    weiavg,
+)
 from fedjax_dp.algorithms.f_cdpfl import f_cdpfl
 from fedjax_dp.algorithms.fed_ltn import Tickets, fed_ltn
-from fedjax_dp.algorithms.fedavg import fedavg
+from fedjax_dp.algorithms.fedavg import dp_fedavg, fedavg
 from fedjax_dp.algorithms.fedbn import fedbn, fedper, fedrep
 from fedjax_dp.algorithms.feddyn import feddyn
 from fedjax_dp.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
@@ -34,21 +39,27 @@ from fedjax_dp.algorithms.fedprox import fedprox
 from fedjax_dp.algorithms.ifca import ifca
 from fedjax_dp.algorithms.jump_start import jump_start
 from fedjax_dp.algorithms.km_cdpfl import km_cdpfl
-from fedjax_dp.algorithms.local_only import local_only
 from fedjax_dp.algorithms.lottery_fl import lottery_fl
-from fedjax_dp.algorithms.minimum_epsilon import minimum_epsilon, smallest_budget
-from fedjax_dp.algorithms.model_averaging import OutputPerturbation
+from fedjax_dp.algorithms.model_averaging import (
+    OutputPerturbation,
+    retrained_averaging,
+    warm_start_averaging,
+)
 from fedjax_dp.algorithms.mr_mtl import mr_mtl
-from fedjax_dp.algorithms.noise_oracle import noise_oracle
 from fedjax_dp.algorithms.o_dpcfl import o_dpcfl
 from fedjax_dp.algorithms.pfa import pfa, public_clients
 from fedjax_dp.algorithms.propfair import propfair
 from fedjax_dp.algorithms.q_ffl import q_ffl
-from fedjax_dp.algorithms.r_dpcfl import SelectionRule, r_dpcfl
-from fedjax_dp.algorithms.rc_dpfl import rc_dpfl
-from fedjax_dp.algorithms.record_dp_fedavg import record_dp_fedavg
+from fedjax_dp.algorithms.r_dpcfl import (
+    ClusterCount,
+    FirstRound,
+    SelectionRule,
+    SoftClusters,
+    r_dpcfl,
+)
+from fedjax_dp.algorithms.rc_dpfl import Assignment, rc_dpfl
+from fedjax_dp.algorithms.references import centralized, local_only, pool
 from fedjax_dp.algorithms.registry import ALGORITHMS, Entry, build
-from fedjax_dp.algorithms.retrained_averaging import retrained_averaging
 from fedjax_dp.algorithms.robust_hdp import robust_hdp
 from fedjax_dp.algorithms.scaffold import scaffold
 from fedjax_dp.algorithms.splitting import (
@@ -62,18 +73,19 @@ from fedjax_dp.algorithms.splitting import (
 )
 from fedjax_dp.algorithms.term import term
 from fedjax_dp.algorithms.values import ClientOutput, Hyper, Round
-from fedjax_dp.algorithms.warm_start_averaging import warm_start_averaging
-from fedjax_dp.algorithms.weiavg import weiavg
 
 __all__ = [
     "ALGORITHMS",
+    "Assignment",
     "Averaged",
     "ClientOutput",
     "ClientState",
+    "ClusterCount",
     "Entry",
     "FederatedAlgorithm",
     "Finish",
     "FinishForAll",
+    "FirstRound",
     "HostStep",
     "Hyper",
     "Iterate",
@@ -84,6 +96,7 @@ __all__ = [
     "Round",
     "SelectionRule",
     "SharedModel",
+    "SoftClusters",
     "Stages",
     "Tickets",
     "Training",

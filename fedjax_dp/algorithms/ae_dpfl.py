@@ -25,17 +25,11 @@ UNANSWERED = -1
 
 
 class ServerState(NamedTuple):
-    """The models, and the labels so far.
+    """The models, and the labels so far."""
 
-    Attributes:
-      params: the server's model.
-      start: the initial model of every client's training.
-      labels: the label of each public input, `[queries]`, int32; -1 if unlabelled.
-    """
-
-    params: PyTree
-    start: PyTree
-    labels: jax.Array
+    params: PyTree  # The server's model.
+    start: PyTree  # The initial model of every client's training.
+    labels: jax.Array  # The label of each public input, `[queries]`, int32; -1 if unlabelled.
 
 
 @checked

@@ -14,15 +14,19 @@ from fedjax_dp.algorithms.base import (
     claim_of,
     training_of,
 )
-from fedjax_dp.algorithms.r_dpcfl import NOT_COVERED, SelectionRule, rounds_of_training
-from fedjax_dp.algorithms.values import ClientOutput
+from fedjax_dp.algorithms.r_dpcfl import (
+    NOT_COVERED,
+    SelectionRule,
+    numbers_of,
+    rounds_of_training,
+    trained_model,
+)
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.selection import (
     RANGES,
     make_choice,
     only_chosen,
     trained_and_chosen,
-    without_steps,
 )
 from fedjax_dp.core import trees
 from fedjax_dp.core.argument_checks import checked
@@ -32,7 +36,7 @@ from fedjax_dp.core.ranges import Count, Index
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.claims import RecordClaim
-from fedjax_dp.server.mean import ModelChoice, mean_per_model
+from fedjax_dp.server.mean import mean_per_model
 
 _SELECT, _FROZEN, _LAST = 0, 1, 2
 
@@ -88,11 +92,7 @@ def f_cdpfl(
     """
     trainer.private_claim()  # Refuses a trainer that is not private.
     choice = make_choice(model, selection_rule.selection, selection_rule.score)
-    is_exact = choice.event is None
     num_trained = rounds_of_training(num_rounds, ends_with_choice)
-    num_selections = selection_rule.num_selections
-    if num_selections is None:
-        num_selections = num_rounds if is_exact else num_trained // 10
     is_offered = jnp.ones(num_models, bool)
 
     def init(key):
@@ -123,13 +123,9 @@ def f_cdpfl(
         )
         chosen = jnp.where(client.size > 0, chosen, own)
         is_last = client.stage == _LAST
-        local = without_steps(hyper.local, is_last)
-        result = trainer.train(message.take(chosen), client, local, key)
-        weight = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
-        # Noise that clients add to an update would move models that no client trained.
-        weight = jnp.where(is_last, 0.0, weight)
-        update = ModelChoice(chosen, result.delta)
-        return ClientOutput(update, weight, chosen, result.metrics)
+        return trained_model(
+            trainer, message, chosen, client, hyper.local, key, is_last, is_weighted
+        )
 
     def server_step(server, aggregate, hyper, round, key):
         return ServerState(optax.apply_updates(server.models, aggregate)), {}
@@ -139,11 +135,7 @@ def f_cdpfl(
     (train_event,) = trained.events
     last = (only_chosen(choice),) if ends_with_choice else ()
     events = trained_and_chosen(train_event, choice), train_event, *last
-    numbers = {
-        "selection_epsilon": selection_rule.selection_epsilon,
-        "loss_bound": selection_rule.loss_bound,
-        "num_selections": num_selections,
-    }
+    not_covered = NOT_COVERED if choice.event is None else None
     return FederatedAlgorithm(
         name="f_cdpfl",
         init=init,
@@ -151,10 +143,10 @@ def f_cdpfl(
         client=client,
         aggregator=mean_per_model(num_models, is_weighted=True),
         server_step=server_step,
-        training=training_of(
-            trainer, record=RecordClaim(events, NOT_COVERED if is_exact else None)
-        ),
+        training=training_of(trainer, record=RecordClaim(events, not_covered)),
         views=Views(personal=lambda server, own, client: trees.take(server.models, own)),
         client_state=ClientState(init=lambda server: jnp.int32(0), known=lambda own: own),
         stages=Stages(stage_of=stage_of, choice=choice),
-    ).with_numbers(numbers, {**RANGES, "num_selections": Index})
+    ).with_numbers(
+        numbers_of(selection_rule, num_rounds, num_trained), {**RANGES, "num_selections": Index}
+    )

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, NamedTuple, get_type_hints
 
 import jax
@@ -121,17 +120,11 @@ class Message(NamedTuple):
 
 
 class ServerState(NamedTuple):
-    """The shared model and its last step.
+    """The shared model and its last step."""
 
-    Attributes:
-      params: the model's parameters; for local ones, their initial values.
-      change: Δ, minus the last step of shared parameters, or that step if it brakes.
-      start: the parameters that tickets are rewound to; None without rewinding.
-    """
-
-    params: PyTree
-    change: PyTree
-    start: PyTree
+    params: PyTree  # The model's parameters; for local ones, their initial values.
+    change: PyTree  # Δ, minus the last step of shared parameters, or that step if it brakes.
+    start: PyTree  # The parameters that tickets are rewound to; None without rewinding.
 
 
 class Own(NamedTuple):
@@ -152,23 +145,14 @@ class Ticket(NamedTuple):
 
 @dataclass(frozen=True)
 class Scheme:
-    """A client's work in FedLTN and in the first stage of Jump-Start.
+    """A client's work in FedLTN and in the first stage of Jump-Start."""
 
-    Attributes:
-      model: the model to train.
-      trainer: local training.
-      options: those of `fed_ltn`.
-      home: which parameters are local.
-      weights: shapes of the weights that may be pruned.
-      is_weight: which parameters are not buffers.
-    """
-
-    model: Model
-    trainer: LocalTrainer
-    options: Tickets
-    home: Home
-    weights: PyTree
-    is_weight: PyTree
+    model: Model  # The model to train.
+    trainer: LocalTrainer  # Local training.
+    options: Tickets  # Those of `fed_ltn`.
+    home: Home  # Which parameters are local.
+    weights: PyTree  # Shapes of the weights that may be pruned.
+    is_weight: PyTree  # Which parameters are not buffers.
 
     def first(self, server: ServerState) -> Own:
         """Makes a client's first state."""
@@ -197,7 +181,17 @@ class Scheme:
         mask, strength = masks.unpacked(own.mask, self.weights), hyper.algorithm["strength"]
         squared = self.options.distance == "squared"
         pull = proximal(strength) if squared else proximal_norm(strength, self.is_weight)
-        train = partial(self.trainer.train, client=client)
+
+        def train(params, config, key, mask, pull=None):
+            return self.trainer.train(
+                params,
+                client,
+                config,
+                key,
+                gradient_transform=pull,
+                objective=Objective(mask=mask),
+            )
+
         # Batch norm is no part of a ticket, and is rewound to the start of this round.
         rewound = None if start is None else self.home.joined(start, params)
 
@@ -213,27 +207,13 @@ class Scheme:
 
         if self.options.prunes == "before":
             params, left, _, accuracy = pruned(params)
-            result = train(
-                params,
-                config=hyper.local,
-                key=key,
-                gradient_transform=pull,
-                objective=Objective(mask=left),
-            )
+            result = train(params, hyper.local, key, left, pull)
             return Ticket(masks.applied(left, result.params), left, accuracy, result.metrics)
 
-        first = train(
-            params,
-            config=hyper.local,
-            key=key,
-            gradient_transform=pull,
-            objective=Objective(mask=mask),
-        )
+        first = train(params, hyper.local, key, mask, pull)
         ticket, left, has_pruned, accuracy = pruned(first.params)
         config = _where(has_pruned, hyper.local)
-        second = train(
-            ticket, config=config, key=fold(key, Purpose.PERSONAL), objective=Objective(mask=left)
-        )
+        second = train(ticket, config, fold(key, Purpose.PERSONAL), left)
         metrics = trees.add(first.metrics, second.metrics)
         moved = trees.l2_norm(trees.subtract(second.params, params))
         metrics = metrics._replace(update_norm=moved)

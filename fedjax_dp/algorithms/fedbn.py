@@ -3,8 +3,8 @@
 import jax
 import optax
 
-from fedjax_dp.algorithms.averaging import averaged
 from fedjax_dp.algorithms.base import FederatedAlgorithm, claim_of, training_of
+from fedjax_dp.algorithms.fedavg import averaged
 from fedjax_dp.clients.base import LocalTrainer, Objective
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_dp.algorithms.averaging import averaged
 from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.algorithms.fedavg import averaged
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Decay, Positive

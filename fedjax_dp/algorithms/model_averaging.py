@@ -1,4 +1,4 @@
-"""Averages of whole models on data that grow by round, the basis of both of PrivacyFL's methods."""
+"""Averages of whole models on data that grow by round: both of PrivacyFL's methods."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -22,6 +22,7 @@ from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.client_data import ClientData, Form, Growth, growing
 from fedjax_dp.clients.minimizer_noise import Mechanism, MinimizerNoise, minimizer_noise
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.ranges import Count, HalfFraction, Positive
 from fedjax_dp.core.trees import PyTree
@@ -52,49 +53,29 @@ class OutputPerturbation(NamedTuple):
 
 
 class ServerState(NamedTuple):
-    """The server's state.
+    """The server's state."""
 
-    Attributes:
-      params: the mean of the clients' models.
-      is_active: the clients that have not left, `[num_clients]`, bool; see `leaving`.
-      num_averaged: how many models the mean is of, float32.
-      round: the round that it is of, int32; -1 before the first.
-    """
-
-    params: PyTree
-    is_active: jax.Array
-    num_averaged: jax.Array
-    round: jax.Array
+    params: PyTree  # The mean of the clients' models.
+    is_active: jax.Array  # The clients that have not left, `[num_clients]`, bool; see `leaving`.
+    num_averaged: jax.Array  # How many models the mean is of, float32.
+    round: jax.Array  # The round that it is of, int32; -1 before the first.
 
 
 class OwnModel(NamedTuple):
-    """A client's state.
+    """A client's state."""
 
-    Attributes:
-      sent: the model that it sent last, noise included; None if its noise is a share.
-      trained: the same without noise; None if nothing reads it.
-      noise: its own noise in it; None if nothing reads it.
-      round: the round in which it was sent, int32; -1 before the first.
-    """
-
-    sent: PyTree
-    trained: PyTree
-    noise: PyTree
-    round: jax.Array
+    sent: PyTree  # The model that it sent last, noise included; None if its noise is a share.
+    trained: PyTree  # The same without noise; None if nothing reads it.
+    noise: PyTree  # Its own noise in it; None if nothing reads it.
+    round: jax.Array  # The round in which it was sent, int32; -1 before the first.
 
 
 class Start(NamedTuple):
-    """The message to a client.
+    """The message to a client."""
 
-    Attributes:
-      params: the mean of the clients' models.
-      num_active: how many clients have not left, float32.
-      smallest: records of the smallest of them in this round, float32.
-    """
-
-    params: PyTree
-    num_active: jax.Array
-    smallest: jax.Array
+    params: PyTree  # The mean of the clients' models.
+    num_active: jax.Array  # How many clients have not left, float32.
+    smallest: jax.Array  # Records of the smallest of them in this round, float32.
 
 
 def averaged_models(
@@ -129,13 +110,12 @@ def averaged_models(
             entry_delta=perturbation.entry_delta,
         )
         trainer = noise.training(trainer)
-    made = _Averaging(
+    scheme = _Averaging(
         trainer, start_of, data, noise, num_clients, perturbation.regularizer, is_paper, personal
     )
     rule = "be given for noise that all clients make for the smallest of them"
-    fits = data is not None or noise is None or not made.is_common
+    fits = data is not None or noise is None or not scheme.is_common
     checks.require(fits, "rows_per_round", rule, None)
-    keeps = made.keeps
 
     def init(key):
         active = jnp.ones(num_clients, bool)
@@ -144,14 +124,14 @@ def averaged_models(
     return FederatedAlgorithm(
         name=name,
         init=init,
-        broadcast=made.broadcast,
-        client=made.client,
-        aggregator=aggregator or counted_mean(required=num_clients if made.is_shared else 0),
-        server_step=made.server_step,
-        training=_training(trainer, noise, data, keeps, made.is_common),
+        broadcast=scheme.broadcast,
+        client=scheme.client,
+        aggregator=aggregator or counted_mean(required=num_clients if scheme.is_shared else 0),
+        server_step=scheme.server_step,
+        training=scheme.training(),
         numbers=Numbers(num_clients=num_clients),
-        views=Views(shared=field("params"), personal=made.personal_of if keeps else None),
-        client_state=ClientState(made.first, iterate=made.averaged),
+        views=Views(shared=field("params"), personal=scheme.personal_of if scheme.keeps else None),
+        client_state=ClientState(scheme.first, iterate=scheme.averaged),
     )
 
 
@@ -276,32 +256,116 @@ class _Averaging(NamedTuple):
         received = trees.subtract(server.params, trees.scale(own.noise, factor))
         return trees.where(server.is_active[client.index], received, own.trained)
 
-
-def _training(
-    trainer: LocalTrainer,
-    noise: MinimizerNoise | None,
-    data: Growth | None,
-    keeps: bool,
-    is_common: bool,
-) -> Training:
-    """Collects what training declares, with the claim of the noise on models."""
-    if noise is None:
-        return training_of(trainer)
-    uncovered = []
-    if keeps:
-        uncovered.append("each client's own model without noise, which only the client has")
-    if noise.num_parties > 1:
-        uncovered.append(
-            "a client's model by itself, without those of all other clients, and entries that "
-            "masks cut to their range or round to their words"
+    def training(self) -> Training:
+        """Collects what training declares, with the claim of the noise on models."""
+        noise = self.noise
+        if noise is None:
+            return training_of(self.trainer)
+        uncovered = []
+        if self.keeps:
+            uncovered.append("each client's own model without noise, which only the client has")
+        if self.is_shared:
+            uncovered.append(
+                "a client's model by itself, without those of all other clients, and entries that "
+                "masks cut to their range or round to their words"
+            )
+        is_once = self.data is not None and self.data.form == "disjoint"
+        record = (OnceClaim if is_once else RecordClaim)(
+            (lambda size, hyper: noise.event(size, hyper.local),),
+            "; ".join(uncovered) or None,
+            noise.num_parties if self.is_shared else 0,
+            noise.in_words(self.is_common),
         )
-    is_once = data is not None and data.form == "disjoint"
-    claim = OnceClaim if is_once else RecordClaim
+        return training_of(self.trainer, record=record)
 
-    def event(size: int, hyper: Any) -> Any:
-        return noise.event(size, hyper.local)
 
-    least = noise.num_parties if noise.num_parties > 1 else 0
-    bound = noise.in_words(is_common)
-    record = claim((event,), "; ".join(uncovered) or None, least, bound)
-    return training_of(trainer, record=record)
+@checked
+def warm_start_averaging(
+    model: Model,
+    trainer: LocalTrainer,
+    *,
+    num_clients: Count,
+    rows_per_round: Count | Sequence[Count] | None = None,
+    growth: Form = "disjoint",
+    perturbation: OutputPerturbation = OutputPerturbation(),
+    personal: Personal = "own",
+    aggregator: Aggregator | None = None,
+) -> FederatedAlgorithm:
+    """Declares averages of models that start from the shared one, on data that are new by round.
+
+    A client takes the steps of its trainer from the received model, adds noise to the result, and
+    sends it; the server averages with equal weights.
+
+    Guarantee: with a private trainer, that of `minimizer_noise` for one record of a client in each
+    round that reads it: one round if data are disjoint, so that a client pays once, and all rounds
+    from its first if they are cumulative. Of one record ε is √d times that of a coordinate for d
+    parameters with Laplace noise.
+
+    Args:
+      model: the model to train; under privacy `logistic_regression` with a `gradient_bound`.
+      trainer: local training; a private one takes steps on all records, and its noise multiplier is
+        that of the noise on models, see `MinimizerNoise`. 1/ε of a coordinate under zero-out for
+        Laplace noise, 2/ε under replace-one.
+      num_clients: the population.
+      rows_per_round: new records of each client a round, one number or one for each; None if every
+        round reads all data. A client without as many takes no part in the round.
+      growth: "disjoint" if a round reads its new records alone, "cumulative" if all so far.
+      perturbation: the regulariser of models and the noise on them.
+      personal: what a client uses itself: "own", its model without noise; "received", the shared
+        one less its own noise over the number of clients; or "shared". Neither of the first two is
+        ever sent or trained from.
+      aggregator: an aggregator of `counted_mean`, such as one with masks; that itself if None.
+
+    Returns:
+      The algorithm; a client's state is the model that it sent, and that before noise.
+
+    Raises:
+      ValueError: for a number out of its range, or training whose sensitivity is unknown.
+
+    Source: Mugunthan and others 2020 (PrivacyFL); Mugunthan 2022, chapter 5, algorithm 2.
+    """
+    return averaged_models(
+        **locals(), start_of=lambda received: received, name="warm_start_averaging"
+    )
+
+
+@checked
+def retrained_averaging(
+    model: Model,
+    trainer: LocalTrainer,
+    *,
+    num_clients: Count,
+    rows_per_round: Count | Sequence[Count] | None = None,
+    growth: Form = "cumulative",
+    perturbation: OutputPerturbation = OutputPerturbation(),
+    personal: Personal = "own",
+    aggregator: Aggregator | None = None,
+) -> FederatedAlgorithm:
+    """Declares averages of models that are trained from zero in every round, on all data so far.
+
+    The paper retrains if the shared model is worse than a client's own, by a comparison that it
+    leaves open, and its code always. So does this: what a comparison decides shows in what is sent,
+    and no event covers it.
+
+    Guarantee: as `warm_start_averaging`. Cumulative data are read again in every round, so that a
+    record pays for each.
+
+    Args:
+      model: as for `warm_start_averaging`.
+      trainer: as for `warm_start_averaging`.
+      num_clients: as for `warm_start_averaging`.
+      rows_per_round: as for `warm_start_averaging`.
+      growth: as for `warm_start_averaging`.
+      perturbation: as for `warm_start_averaging`.
+      personal: as for `warm_start_averaging`.
+      aggregator: as for `warm_start_averaging`.
+
+    Returns:
+      The algorithm; a client's state is the model that it sent, and that before noise.
+
+    Raises:
+      ValueError: for a number out of its range, or training whose sensitivity is unknown.
+
+    Source: Mugunthan and others 2020 (PrivacyFL); Mugunthan 2022, chapter 5, algorithm 3.
+    """
+    return averaged_models(**locals(), start_of=trees.zeros_like, name="retrained_averaging")

@@ -22,7 +22,7 @@ from fedjax_dp.algorithms.base import (
     training_of,
 )
 from fedjax_dp.algorithms.values import ClientOutput, Hyper, Recipient
-from fedjax_dp.clients.base import LocalTrainer
+from fedjax_dp.clients.base import LocalConfig, LocalTrainer
 from fedjax_dp.clients.batches import (
     WHOLE,
     Perturb,
@@ -75,6 +75,21 @@ _OWN_RANGES: Mapping[str, Any] = {
 }
 
 
+class ClusterCount(NamedTuple):
+    """How many clusters there are.
+
+    Attributes:
+      num_models: number of clusters (M); None for the number with the best separated mixture.
+      max_models: the largest M to try if M is not given.
+      separation: the score by which M is found, if it is not given: "plain", the smallest
+        separation of two clusters (MSS), or "adjusted", see `fit_best_mixture`.
+    """
+
+    num_models: Count | None = None
+    max_models: Count = 10
+    separation: Literal["adjusted", "plain"] = "adjusted"
+
+
 class SelectionRule(NamedTuple):
     """How clients choose among the models of clusters.
 
@@ -93,22 +108,49 @@ class SelectionRule(NamedTuple):
     loss_bound: Positive = 5.0
 
 
-class Stage(enum.IntEnum):
-    """The stages of a run.
+class SoftClusters(NamedTuple):
+    """How the updates of the first round are clustered, and how long clusters stay soft.
 
     Attributes:
-      FIRST: one step on the whole data, whose updates are clustered and then discarded.
-      SOFT: clients draw their cluster from the mixture.
-      SELECT: clients choose their cluster on their own data.
-      FROZEN: clients remain in the cluster that they chose last.
-      LAST: clients choose their cluster and train nothing.
+      num_components: principal components that are clustered.
+      features: "centred", or "authors" for the published code's projection.
+      soft_rounds: E_c, the last round of soft clusters; None for what the mixture implies.
     """
 
-    FIRST = 0
-    SOFT = 1
-    SELECT = 2
-    FROZEN = 3
-    LAST = 4
+    num_components: Count = 2
+    features: Literal["centred", "authors"] = "centred"
+    soft_rounds: Index | None = None
+
+
+class FirstRound(NamedTuple):
+    """The batches of the first round.
+
+    Attributes:
+      first_batch_size: b¹, the batch size of the first round, drawn and charged by the trainer's
+        sampler; whole for a client that has no more records. None for whole batches. The number of
+        epochs is that of the trainer, so that larger batches take fewer steps; the number of steps
+        is, if the trainer has one. A sweep may make it smaller, not larger.
+      num_copies: instances of each record in whole batches of the first round: itself, and
+        perturbed copies of it. A record's gradient is then the mean of its copies' clipped
+        gradients. 1 if `first_batch_size` is given.
+      copy_stddev: the standard deviation of Gaussian noise on the inputs of copies, above 0.
+      perturb: makes a copy in another way, `(example, key) -> example` of one record.
+    """
+
+    first_batch_size: Count | None = None
+    num_copies: Count = 1
+    copy_stddev: Positive | None = None
+    perturb: Perturb | None = None
+
+
+class Stage(enum.IntEnum):
+    """The stages of a run."""
+
+    FIRST = 0  # One step on the whole data, whose updates are clustered and then discarded.
+    SOFT = 1  # Clients draw their cluster from the mixture.
+    SELECT = 2  # Clients choose their cluster on their own data.
+    FROZEN = 3  # Clients remain in the cluster that they chose last.
+    LAST = 4  # Clients choose their cluster and train nothing.
 
 
 class Message(NamedTuple):
@@ -119,33 +161,20 @@ class Message(NamedTuple):
 
 
 class ServerState(NamedTuple):
-    """The models of all clusters, and the mixture fitted to the first round's updates.
+    """The models of all clusters, and the mixture fitted to the first round's updates."""
 
-    Attributes:
-      models: parameters, `[models, ...]`; those beyond `num_models` are never trained.
-      similarity: inner products of the first round's updates.
-      features: of those updates, `[clients, features]`.
-      means: of the mixture's components, `[models, features]`.
-      radii: of the mixture's components, `[models]`.
-      responsibilities: probability of each client to belong to each cluster, `[clients, models]`.
-      separation: the smallest separation score of two clusters (MSS), float32.
-      overlap: the largest overlap of two clusters (MPO), float32.
-      num_iterations: of expectation-maximisation, by which the mixture was found, int32.
-      num_models: number of clusters (M), int32.
-      soft_rounds: the last round of soft clustering (E_c), rounds counting from 1, int32.
-    """
-
-    models: PyTree
-    similarity: Similarity
-    features: Any
-    means: Any
-    radii: Any
+    models: PyTree  # Parameters, `[models, ...]`; those beyond `num_models` are never trained.
+    similarity: Similarity  # Inner products of the first round's updates.
+    features: Any  # Of those updates, `[clients, features]`.
+    means: Any  # Of the mixture's components, `[models, features]`.
+    radii: Any  # Of the mixture's components, `[models]`.
+    # Probability of each client to belong to each cluster, `[clients, models]`.
     responsibilities: Any
-    separation: Any
-    overlap: Any
-    num_iterations: Any
-    num_models: Any
-    soft_rounds: Any
+    separation: Any  # The smallest separation score of two clusters (MSS), float32.
+    overlap: Any  # The largest overlap of two clusters (MPO), float32.
+    num_iterations: Any  # Of expectation-maximisation, by which the mixture was found, int32.
+    num_models: Any  # Number of clusters (M), int32.
+    soft_rounds: Any  # The last round of soft clustering (E_c), rounds counting from 1, int32.
 
 
 @checked
@@ -155,19 +184,12 @@ def r_dpcfl(
     *,
     num_clients: Count,
     num_rounds: Count,
-    num_models: Count | None = None,
-    max_models: Count = 10,
-    separation: Literal["adjusted", "plain"] = "adjusted",
+    clusters: ClusterCount = ClusterCount(),
     selection_rule: SelectionRule = SelectionRule(),
-    num_components: Count = 2,
-    features: Literal["centred", "authors"] = "centred",
-    soft_rounds: Index | None = None,
+    soft_clusters: SoftClusters = SoftClusters(),
     ends_with_choice: bool = False,
     is_weighted: bool = False,
-    first_batch_size: Count | None = None,
-    num_copies: Count = 1,
-    copy_stddev: Positive | None = None,
-    perturb: Perturb | None = None,
+    first_round: FirstRound = FirstRound(),
     name: str = "r_dpcfl",
 ) -> FederatedAlgorithm:
     """Declares R-DPCFL: private clustered federated learning that is robust to its own noise.
@@ -189,27 +211,14 @@ def r_dpcfl(
         use its sampler, and its micro-batches are as large as in all others.
       num_clients: the population, at least 1.
       num_rounds: rounds of the whole run (E), at least 1.
-      num_models: number of clusters (M); None for the number with the best separated mixture.
-      max_models: the largest M to try if M is not given.
-      separation: the score by which M is found, if it is not given: "plain", the smallest
-        separation of two clusters (MSS), or "adjusted", see `fit_best_mixture`.
+      clusters: how many clusters there are.
       selection_rule: how clients choose among the models.
-      num_components: principal components that are clustered.
-      features: "centred", or "authors" for the published code's projection.
-      soft_rounds: E_c, the last round of soft clusters; None for what the mixture implies.
+      soft_clusters: how the updates of the first round are clustered.
       ends_with_choice: make the last round a choice alone, in addition to `num_selections`: clients
         choose among the trained models, train nothing, and have the model that they chose. E is
         then one less than `num_rounds`, which must be at least 2.
       is_weighted: weight clients by their number of examples within a cluster.
-      first_batch_size: b¹, the batch size of the first round, drawn and charged by the trainer's
-        sampler; whole for a client that has no more records. None for whole batches. The number of
-        epochs is that of the trainer, so that larger batches take fewer steps; the number of steps
-        is, if the trainer has one. A sweep may make it smaller, not larger.
-      num_copies: instances of each record in whole batches of the first round: itself, and
-        perturbed copies of it. A record's gradient is then the mean of its copies' clipped
-        gradients. 1 if `first_batch_size` is given.
-      copy_stddev: the standard deviation of Gaussian noise on the inputs of copies, above 0.
-      perturb: makes a copy in another way, `(example, key) -> example` of one record.
+      first_round: the batches of the first round.
       name: the name in reports.
 
     Returns:
@@ -221,29 +230,23 @@ def r_dpcfl(
     Source: Malekmohammadi and others 2025 (R-DPCFL), algorithm 1.
     """
     trainer.private_claim()  # Refuses a trainer that is not private.
-    trainer = _reading_whole(trainer, first_batch_size, num_copies, copy_stddev, perturb)
+    trainer = _reading_whole(trainer, first_round)
+    num_models, max_models, separation = clusters
+    num_components, features, soft_rounds = soft_clusters
     capacity = max_models if num_models is None else num_models
     checks.whole("num_models", capacity)
     rule = "be 'adjusted' if num_models is given, since nothing is left to compare"
     checks.require(num_models is None or separation == "adjusted", "separation", rule, separation)
     choice = make_choice(model, selection_rule.selection, selection_rule.score)
-    not_covered = NOT_COVERED if choice.event is None else None
     num_trained = rounds_of_training(num_rounds, ends_with_choice)
-    num_selections = selection_rule.num_selections
-    if num_selections is None:
-        num_selections = num_rounds if choice.event is None else num_trained // 10
-    numbers = {
-        "selection_epsilon": selection_rule.selection_epsilon,
-        "loss_bound": selection_rule.loss_bound,
-        "num_selections": num_selections,
-    }
+    numbers = numbers_of(selection_rule, num_rounds, num_trained)
     if soft_rounds is not None:
         numbers["soft_rounds"] = soft_rounds
-    if first_batch_size is not None:
-        numbers["first_batch_size"] = first_batch_size
+    if first_round.first_batch_size is not None:
+        numbers["first_batch_size"] = first_round.first_batch_size
 
     def check_numbers(values, prefix):
-        asked, built = values.get("first_batch_size", 0), first_batch_size or 0
+        asked, built = values.get("first_batch_size", 0), first_round.first_batch_size or 0
         is_known = not checks.is_traced(asked)
         rule = f"be at most {built}, as it was built"
         fits = not is_known or bool(np.all(np.asarray(asked) <= built))
@@ -272,13 +275,9 @@ def r_dpcfl(
         is_first, is_last = client.stage == Stage.FIRST, client.stage == Stage.LAST
         usual = jnp.asarray(hyper.local.batch_size, jnp.float32)
         batch = jnp.where(is_first, _first_batch(hyper, client.size), usual)
-        local = without_steps(hyper.local._replace(batch_size=batch), is_last)
-        result = trainer.train(message.models.take(chosen), client, local, key)
-        weight = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
-        # Noise that clients add to an update would move models that no client trained.
-        weight = jnp.where(is_last, 0.0, weight)
-        update = ModelChoice(chosen, result.delta)
-        return ClientOutput(update, weight, chosen, result.metrics)
+        local = hyper.local._replace(batch_size=batch)
+        models = message.models
+        return trained_model(trainer, models, chosen, client, local, key, is_last, is_weighted)
 
     def cluster(server, clients, hyper, key):
         features = principal_features(server.similarity, num_components)
@@ -286,9 +285,9 @@ def r_dpcfl(
         seen = features[np.asarray(server.similarity.is_seen)]
         if len(seen) < 2:
             return server
-        mixture = _mixture_of(seen, num_models, max_models, separation, key)
-        found = num_soft_rounds(mixture.overlap, num_trained)
-        return _with_mixture(server, mixture, hyper.algorithm.get("soft_rounds", found))
+        mixture = _mixture_of(seen, clusters, key)
+        implied = num_soft_rounds(mixture.overlap, num_trained)
+        return _with_mixture(server, mixture, hyper.algorithm.get("soft_rounds", implied))
 
     def stage_of(server, hyper, round_index):
         stage = _stage_of(server, hyper, round_index)
@@ -298,6 +297,7 @@ def r_dpcfl(
     events = _events(trainer, choice)
     if ends_with_choice:
         events = *events, only_chosen(choice)
+    not_covered = NOT_COVERED if choice.event is None else None
     return FederatedAlgorithm(
         name=name,
         init=init,
@@ -315,6 +315,37 @@ def r_dpcfl(
             choice=choice,
         ),
     ).with_numbers(numbers, {**RANGES, **_OWN_RANGES}, check_numbers)
+
+
+def numbers_of(rule: SelectionRule, num_rounds: int, num_trained: int) -> dict[str, Any]:
+    """Collects the numbers of choices; without a number of them, as many as the rule implies."""
+    count = rule.num_selections
+    if count is None:
+        count = num_rounds if rule.selection == "exact" else num_trained // 10
+    return {
+        "selection_epsilon": rule.selection_epsilon,
+        "loss_bound": rule.loss_bound,
+        "num_selections": count,
+    }
+
+
+def trained_model(
+    trainer: LocalTrainer,
+    models: Choices,
+    chosen: jax.Array,
+    client: Any,
+    config: LocalConfig,
+    key: Any,
+    is_last: jax.Array,
+    is_weighted: bool,
+) -> ClientOutput:
+    """Trains the chosen model, by no step in a last round that is a choice alone."""
+    config = without_steps(config, is_last)
+    result = trainer.train(models.take(chosen), client, config, key)
+    weight = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
+    # Noise that clients add to an update would move models that no client trained.
+    weight = jnp.where(is_last, 0.0, weight)
+    return ClientOutput(ModelChoice(chosen, result.delta), weight, chosen, result.metrics)
 
 
 def rounds_of_training(num_rounds: int, ends_with_choice: bool) -> int:
@@ -385,19 +416,13 @@ def _server_step(server, aggregate: ClusterAggregate, hyper, round, key):
     ), {}
 
 
-def _mixture_of(
-    seen: np.ndarray,
-    num_models: int | None,
-    max_models: int,
-    separation: Literal["adjusted", "plain"],
-    key: Any,
-) -> Mixture:
+def _mixture_of(seen: np.ndarray, clusters: ClusterCount, key: Any) -> Mixture:
     """Fits the mixture to features `[clients, features]`, with the best M if none is given."""
     seed = int(np.asarray(jax.random.bits(key, (), jnp.uint32)))
-    if num_models is not None:
-        return fit_mixture(seen, min(num_models, len(seen)), seed)
-    candidates = range(2, max(2, min(max_models, len(seen) - 1)) + 1)
-    return fit_best_mixture(seen, candidates, seed, separation=separation)
+    if clusters.num_models is not None:
+        return fit_mixture(seen, min(clusters.num_models, len(seen)), seed)
+    candidates = range(2, max(2, min(clusters.max_models, len(seen) - 1)) + 1)
+    return fit_best_mixture(seen, candidates, seed, separation=clusters.separation)
 
 
 def _with_mixture(server: ServerState, mixture: Mixture, soft_rounds: Any) -> ServerState:
@@ -433,21 +458,16 @@ def _events(trainer: LocalTrainer, choice: Choice) -> tuple[Callable[..., DpEven
     return first_event, train_event, trained_and_chosen(train_event, choice), train_event
 
 
-def _reading_whole(
-    trainer: LocalTrainer,
-    first_batch_size: int | None,
-    num_copies: int,
-    stddev: float | None,
-    perturb: Perturb | None,
-) -> LocalTrainer:
+def _reading_whole(trainer: LocalTrainer, first_round: FirstRound) -> LocalTrainer:
     """Makes the trainer of first batches that are whole, with copies if requested, or large."""
     if trainer.reading_whole is None:
         raise ValueError(
             "trainer must offer whole batches, as `local_trainer` does, got one that does not"
         )
-    _require_whole({"first_batch_size": first_batch_size, "num_copies": num_copies})
+    _require_whole(first_round._asdict())
+    first_batch_size, num_copies, stddev, perturb = first_round
     if perturb is None:
-        check_copies({"num_copies": num_copies, "copy_stddev": stddev}, "")
+        check_copies(first_round._asdict(), "")
         if stddev is None:
             return trainer.reading_whole(WholeBatches(largest=first_batch_size or 0))
         return trainer.reading_whole(gaussian_copies(num_copies, stddev))

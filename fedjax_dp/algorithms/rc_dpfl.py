@@ -1,13 +1,34 @@
 """RC-DPFL: an earlier R-DPCFL, with a known number of clusters and exact choices."""
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.algorithms.r_dpcfl import SelectionRule, r_dpcfl, rounds_of_training
+from fedjax_dp.algorithms.r_dpcfl import (
+    ClusterCount,
+    FirstRound,
+    SelectionRule,
+    SoftClusters,
+    r_dpcfl,
+    rounds_of_training,
+)
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, Fraction, Positive
 from fedjax_dp.models.base import Model
+
+
+class Assignment(NamedTuple):
+    """How long clusters stay soft, and when clients are assigned to them.
+
+    Attributes:
+      soft_share: E_c as a share of E, the rounds with training; the paper gives no value.
+      assignment: when clusters are assigned, "start" of a round as in `r_dpcfl`, or "end" of the
+        round before, as in the paper: soft clusters then last one round longer, until E_c + 1, and
+        the last of E + 1 rounds is a choice among the trained models.
+    """
+
+    soft_share: Fraction = 0.5
+    assignment: Literal["start", "end"] = "start"
 
 
 @checked
@@ -18,8 +39,7 @@ def rc_dpfl(
     num_clients: Count,
     num_rounds: Count,
     num_models: Count,
-    soft_share: Fraction = 0.5,
-    assignment: Literal["start", "end"] = "start",
+    assignment: Assignment = Assignment(),
     num_components: Count = 2,
     features: Literal["centred", "authors"] = "centred",
     num_copies: Count = 1,
@@ -41,15 +61,12 @@ def rc_dpfl(
       num_clients: the population, at least 1.
       num_rounds: rounds of the whole run, at least 1.
       num_models: number of clusters (M), at least 1.
-      soft_share: E_c as a share of E, the rounds with training; the paper gives no value.
-      assignment: when clusters are assigned, "start" of a round as in `r_dpcfl`, or "end" of the
-        round before, as in the paper: soft clusters then last one round longer, until E_c + 1, and
-        the last of E + 1 rounds is a choice among the trained models.
+      assignment: how long clusters stay soft, and when clients are assigned to them.
       num_components: principal components that are clustered.
       features: as for `r_dpcfl`.
       num_copies: as for `r_dpcfl`.
       copy_stddev: as for `r_dpcfl`.
-      **options: further options of `r_dpcfl`.
+      **options: further fields of `FirstRound`.
 
     Returns:
       The algorithm.
@@ -59,22 +76,19 @@ def rc_dpfl(
 
     Source: Malekmohammadi and others 2024 (RC-DPFL), algorithm 1.
     """
-    is_at_end = assignment == "end"
+    is_at_end = assignment.assignment == "end"
     num_trained = rounds_of_training(num_rounds, is_at_end)
+    soft_rounds = int(assignment.soft_share * num_trained) + int(is_at_end)
     return r_dpcfl(
         model,
         trainer,
         num_clients=num_clients,
         num_rounds=num_rounds,
-        num_models=num_models,
+        clusters=ClusterCount(num_models),
         selection_rule=SelectionRule("exact"),
-        soft_rounds=int(soft_share * num_trained) + int(is_at_end),
+        soft_clusters=SoftClusters(num_components, features, soft_rounds),
         ends_with_choice=is_at_end,
-        num_components=num_components,
-        features=features,
-        num_copies=num_copies,
-        copy_stddev=copy_stddev,
         is_weighted=True,
+        first_round=FirstRound(num_copies=num_copies, copy_stddev=copy_stddev, **options),
         name="rc_dpfl",
-        **options,
     )

@@ -8,8 +8,8 @@ import numpy as np
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm, Needs
 from fedjax_dp.algorithms.blur_lus import needs_of_blur_lus
+from fedjax_dp.algorithms.dp_sgd import smallest_budget
 from fedjax_dp.algorithms.fed_ltn import needs_of_tickets
-from fedjax_dp.algorithms.minimum_epsilon import smallest_budget
 from fedjax_dp.algorithms.propfair import needs_of_propfair
 from fedjax_dp.algorithms.r_dpcfl import needs_of_copies
 from fedjax_dp.algorithms.scaffold import needs_of_scaffold
@@ -24,22 +24,16 @@ from fedjax_dp.server.base import Aggregator
 
 
 class Problem(NamedTuple):
-    """Facts of an experiment that an algorithm can be given.
+    """Facts of an experiment that an algorithm can be given."""
 
-    Attributes:
-      num_clients: the population.
-      num_rounds: rounds of the whole run.
-      aggregator: combines updates: the private mean if clients are protected, else the configured
-        aggregator; None for the algorithm's own.
-      declared_epsilon: the budgets that clients declare, `[num_clients]`; None if records have no
-        budgets.
-      public_x: public inputs without labels, `[queries, ...]`; None if absent.
-    """
-
-    num_clients: int
-    num_rounds: int = 1
+    num_clients: int  # The population.
+    num_rounds: int = 1  # Rounds of the whole run.
+    # Combines updates: the private mean if clients are protected, else the configured aggregator;
+    # None for the algorithm's own.
     aggregator: Aggregator | None = None
+    # The budgets that clients declare, `[num_clients]`; None if records have no budgets.
     declared_epsilon: np.ndarray | None = None
+    # Public inputs without labels, `[queries, ...]`; None if absent.
     public_x: np.ndarray | None = None
 
 
@@ -130,17 +124,17 @@ ALGORITHMS: Registry[Entry] = Registry(
         **_in("splitting", _OPEN, "splitting", *_SPLITTINGS, needs=needs_of_splitting),
         **_in("scaffold", _OPEN, given=(*_CLIENTS, *_MEAN), needs=needs_of_scaffold),
         **_in("ifca", _UNPROTECTED, reason=_BY_CHOICE),
-        **_in("dp_fedavg", ("client", "both"), given=_MEAN),
+        **_in("fedavg", ("client", "both"), "dp_fedavg", given=_MEAN),
         **_in("blur_lus", _ANY, given=_MEAN, needs=needs_of_blur_lus),
         **_in("ae_dpfl", _ANY, given=("public_x", "num_rounds", *_MEAN), sends_model=False),
         **_in("dp_sgd", ("record", "both"), given=_MEAN, for_code=("weight_of",)),
-        **_in("record_dp_fedavg", _RECORD, given=_CLIENTS),
-        **_in("minimum_epsilon", _RECORD, given=_CLIENTS, budgets=smallest_budget),
-        **_in("weiavg", _RECORD, given=_CLIENTS, stand_in=_BUDGETS),
+        **_in("dp_sgd", _RECORD, "record_dp_fedavg", given=_CLIENTS),
+        **_in("dp_sgd", _RECORD, "minimum_epsilon", given=_CLIENTS, budgets=smallest_budget),
+        **_in("dp_sgd", _RECORD, "weiavg", given=_CLIENTS, stand_in=_BUDGETS),
         **_in("pfa", _RECORD, given=_CLIENTS, stand_in=_BUDGETS),
         **_in("robust_hdp", _RECORD, given=_CLIENTS),
-        **_in("noise_oracle", _RECORD, given=_CLIENTS),
-        **_in("local_only", _OPEN),
+        **_in("dp_sgd", _RECORD, "noise_oracle", given=_CLIENTS),
+        **_in("references", _OPEN, "local_only"),
         **_in(
             "r_dpcfl",
             _RECORD,
@@ -159,9 +153,9 @@ ALGORITHMS: Registry[Entry] = Registry(
         **_in("fed_ltn", _UNPROTECTED, **_OF_TICKETS, needs=needs_of_tickets),
         **_in("jump_start", _UNPROTECTED, **_OF_TICKETS, needs=needs_of_tickets),
         **_in("mr_mtl", _OPEN, given=_CLIENTS),
-        **_in("warm_start_averaging", _OPEN, given=_CLIENTS, for_code=_MEAN),
-        **_in("retrained_averaging", _OPEN, given=_CLIENTS, for_code=_MEAN),
-        **_in("centralized", _OPEN, pools_clients=True),
+        **_in("model_averaging", _OPEN, "warm_start_averaging", given=_CLIENTS, for_code=_MEAN),
+        **_in("model_averaging", _OPEN, "retrained_averaging", given=_CLIENTS, for_code=_MEAN),
+        **_in("references", _OPEN, "centralized", pools_clients=True),
     },
     _adopted,
 )

@@ -76,17 +76,12 @@ class Average(NamedTuple):
 
 
 class ServerState(NamedTuple):
-    """The server's state.
+    """The server's state."""
 
-    Attributes:
-      params: z̄, the model.
-      average: the ergodic average; None if absent.
-      round: completed rounds, int32, in the centralised form, whose points move at the end of a
-        round; None in the decentralised form.
-    """
-
-    params: PyTree
-    average: Average | None
+    params: PyTree  # Z̄, the model.
+    average: Average | None  # The ergodic average; None if absent.
+    # Completed rounds, int32, in the centralised form, whose points move at the end of a round;
+    # None in the decentralised form.
     round: jax.Array | None
 
 

@@ -81,21 +81,14 @@ class ClientOutput(NamedTuple):
 
 @flax.struct.dataclass
 class Recipient:
-    """The server's knowledge of a client when it makes a message.
+    """The server's knowledge of a client when it makes a message."""
 
-    Attributes:
-      index: the client's index in the population, int32.
-      size: its number of records, int32; taken as public.
-      round: rounds completed before this one, int32.
-      stage: the stage of the round, int32.
-      known: the part of the client's state that the server has from its uploads, as
-        `ClientState.known` declares; None for nothing.
-    """
-
-    index: jax.typing.ArrayLike
-    size: jax.typing.ArrayLike
-    round: jax.typing.ArrayLike
-    stage: jax.typing.ArrayLike
+    index: jax.typing.ArrayLike  # The client's index in the population, int32.
+    size: jax.typing.ArrayLike  # Its number of records, int32; taken as public.
+    round: jax.typing.ArrayLike  # Rounds completed before this one, int32.
+    stage: jax.typing.ArrayLike  # The stage of the round, int32.
+    # The part of the client's state that the server has from its uploads, as `ClientState.known`
+    # declares; None for nothing.
     known: PyTree = None
 
 

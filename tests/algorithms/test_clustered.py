@@ -123,7 +123,7 @@ def test_clients_of_one_epsilon_and_different_delta_get_their_own_noise():
     """Against the same clients calibrated alone, each at its one δ."""
     model = linear_model()
     algorithm = algorithms.r_dpcfl(
-        model, trainer(model), num_clients=3, num_rounds=10, num_models=2
+        model, trainer(model), num_clients=3, num_rounds=10, clusters=algorithms.ClusterCount(2)
     )
     sizes, deltas = np.array([60, 60, 60]), np.array([1e-4, 1e-6, 1e-4])
     together = calibrate(algorithm, sizes, 3.0, deltas, 10).local.noise_multiplier
@@ -145,8 +145,8 @@ def test_noise_is_that_of_the_paper_with_a_whole_first_batch_and_with_selections
     def r_dpcfl(**options):
         return algorithms.r_dpcfl(
             *(model, local),
-            **{"num_clients": 1, "num_rounds": 200, "num_models": 4},
-            **grouped(algorithms.r_dpcfl, options),
+            **{"num_clients": 1, "num_rounds": 200},
+            **grouped(algorithms.r_dpcfl, {"num_models": 4} | options),
         )
 
     small = multiplier(algorithms.dp_sgd(model, local), epsilon)
@@ -284,7 +284,8 @@ def of_one_client(local=None, name="r_dpcfl", model=None, **options):
     model = model or linear_model()
     local = local or trainer(model, noise_multiplier=0.0)
     make = {"r_dpcfl": algorithms.r_dpcfl, "rc_dpfl": algorithms.rc_dpfl}[name]
-    return make(model, local, num_clients=1, num_rounds=10, num_models=2, **options)
+    given = grouped(make, {"num_models": 2} | options)
+    return make(model, local, num_clients=1, num_rounds=10, **given)
 
 
 @telling
@@ -471,7 +472,7 @@ def test_micro_batches_of_the_whole_first_batch_change_nothing():
             trainer(model, micro_batch_size=size),
             num_clients=len(TRUE),
             num_rounds=ROUNDS,
-            num_models=4,
+            clusters=algorithms.ClusterCount(4),
         )
         sim = simulation(algorithm, data, FULL, ALONE)
         state, _, info = sim.run(sim.init(key), key)
@@ -492,7 +493,7 @@ def test_the_number_of_clusters_is_found_by_the_score_that_is_named(separation, 
         trainer(linear_model()),
         num_clients=21,
         num_rounds=ROUNDS,
-        separation=separation,
+        clusters=algorithms.ClusterCount(separation=separation),
     )
     server = algorithm.init(jax.random.key(0))
     server = server._replace(similarity=similarity_of(updates, jnp.ones(21, bool)))
@@ -627,11 +628,10 @@ def test_a_choice_alone_is_charged_without_training(name):
 @pytest.mark.parametrize("name", ["r_dpcfl", "rc_dpfl", "f_cdpfl"])
 def test_a_choice_alone_needs_a_round_before_it(name):
     option = {"assignment": "end"} if name == "rc_dpfl" else {"ends_with_choice": True}
-    number = {} if name == "f_cdpfl" else {"num_clients": 3}
+    number, make = {} if name == "f_cdpfl" else {"num_clients": 3}, getattr(algorithms, name)
+    options = grouped(make, {"num_models": 2, **option})
     with pytest.raises(ValueError, match="num_rounds must be at least 2 if the last round is a"):
-        getattr(algorithms, name)(
-            linear_model(), trainer(linear_model()), num_rounds=1, num_models=2, **option, **number
-        )
+        make(linear_model(), trainer(linear_model()), num_rounds=1, **options, **number)
 
 
 @telling

@@ -35,7 +35,7 @@ def bound():
         private_trainer(model),
         num_clients=NUM_CLIENTS,
         num_rounds=4,
-        num_models=2,
+        clusters=algorithms.ClusterCount(2),
         ends_with_choice=True,
     )
     everyone = participants.participation(sampling.full_participation(), NUM_CLIENTS)

@@ -48,7 +48,8 @@ SELECT, DELTA = 2, 1e-3
 def clustered():
     """Rounds of five prices, whose stage the server decides, and states of clients."""
     model = make_model()
-    options = {"num_rounds": ROUNDS, "num_models": 2, "ends_with_choice": True}
+    clusters = algorithms.ClusterCount(2)
+    options = {"num_rounds": ROUNDS, "clusters": clusters, "ends_with_choice": True}
     return algorithms.r_dpcfl(model, private_trainer(model), num_clients=NUM_CLIENTS, **options)
 
 

@@ -14,7 +14,7 @@ from flwr.app import Message
 from marks import slow, telling
 from small_problem import COHORT, NUM_CLIENTS, NUM_FEATURES, SIZES, make_data, make_model
 
-from fedjax_dp.algorithms.dp_fedavg import dp_fedavg
+from fedjax_dp.algorithms.fedavg import dp_fedavg
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import local_trainer
 from fedjax_dp.core import trees
