@@ -125,14 +125,14 @@ def ae_dpfl(
         queries, is_query = queries_of(round.index)
         is_answered = jnp.max(votes, axis=1) > jnp.min(votes, axis=1)
         label = jnp.where(is_answered, jnp.argmax(votes, axis=1), UNANSWERED)
-        at = jnp.where(is_query, queries, num_queries)
-        labels = server.labels.at[at].set(label.astype(jnp.int32), mode="drop")
+        labelled = jnp.where(is_query, queries, num_queries)
+        labels = server.labels.at[labelled].set(label.astype(jnp.int32), mode="drop")
         num_labelled = jnp.minimum((round.index + 1) * block, num_queries).astype(jnp.int32)
         public = ClientData(
             {"x": public_x, "y": labels}, jnp.int32(0), num_labelled, jnp.int32(0), num_queries
         )
-        own = [hyper.algorithm[name] for name in numbers]
-        trained = learner.train(server.params, public, LocalConfig(*own), key)
+        values = [hyper.algorithm[name] for name in numbers]
+        trained = learner.train(server.params, public, LocalConfig(*values), key)
         return ServerState(trained.params, server.start, labels), {}
 
     return FederatedAlgorithm(

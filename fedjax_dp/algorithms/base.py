@@ -419,11 +419,11 @@ class FederatedAlgorithm(NamedTuple):
           ValueError: for a number out of its range, or numbers that do not fit together.
         """
         ranges.check(values, ranges_)
-        own = self.numbers
-        more = own._replace(
-            values={**own.values, **values},
-            ranges={**own.ranges, **ranges_},
-            check=check or own.check,
+        present = self.numbers
+        more = present._replace(
+            values={**present.values, **values},
+            ranges={**present.ranges, **ranges_},
+            check=check or present.check,
         )
         more.check(more.values, "")
         return self._replace(numbers=more)

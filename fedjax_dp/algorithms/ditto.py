@@ -126,8 +126,8 @@ def ditto(
         candidates = jax.lax.map(personal, jnp.asarray(strengths, jnp.float32))
 
         def score(params):
-            found = accuracy_of(model, params, client.validation)
-            return jnp.where(trees.can_be_summed(params), found, -1.0)
+            accuracy = accuracy_of(model, params, client.validation)
+            return jnp.where(trees.can_be_summed(params), accuracy, -1.0)
 
         best = jnp.argmax(jax.lax.map(score, candidates))
         info = {**sent.info, "strength": jnp.asarray(strengths, jnp.float32)[best]}

@@ -231,12 +231,12 @@ class Scheme:
             is_due, lambda: prune(mask, params, rate, target, scope=scope), lambda: mask
         )
 
-    def output(self, found: Ticket, client: ClientData) -> ClientOutput:
+    def output(self, ticket: Ticket, client: ClientData) -> ClientOutput:
         """Sends a ticket except its local parameters."""
-        own = Own(masks.packed(found.mask), self.home.own(found.params))
-        info = {"pruned_share": pruned_share(found.mask), "validation_accuracy": found.accuracy}
-        update = Sparse(self.home.sent(found.params), self.home.sent(found.mask))
-        return ClientOutput(update, joins(client), own, found.metrics, info)
+        own = Own(masks.packed(ticket.mask), self.home.own(ticket.params))
+        info = {"pruned_share": pruned_share(ticket.mask), "validation_accuracy": ticket.accuracy}
+        update = Sparse(self.home.sent(ticket.params), self.home.sent(ticket.mask))
+        return ClientOutput(update, joins(client), own, ticket.metrics, info)
 
 
 @checked
@@ -304,8 +304,8 @@ def on_tickets(scheme: Scheme) -> FederatedAlgorithm:
 
     def client(message, own, client, hyper, key):
         params, target = home.joined(message.ticket.values, own.home), hyper.algorithm["target"]
-        found = scheme.update(own, params, message.start, client, hyper, target, key)
-        return scheme.output(found, client)
+        ticket = scheme.update(own, params, message.start, client, hyper, target, key)
+        return scheme.output(ticket, client)
 
     def server_step(server, aggregate, hyper, round, key):
         mixing, momentum = hyper.algorithm["mixing"], hyper.algorithm["momentum"]

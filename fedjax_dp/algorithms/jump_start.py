@@ -97,13 +97,13 @@ class _Stages:
     def alone(self, message, own, client, hyper, key):
         scheme, target = self.scheme, hyper.algorithm["jump_target"]
         start = message.ticket.start
-        found = scheme.update(own.inner, own.params, start, client, hyper, target, key)
-        output = scheme.output(found, client)
+        ticket = scheme.update(own.inner, own.params, start, client, hyper, target, key)
+        output = scheme.output(ticket, client)
         # The accuracy of the final ticket, which may have been pruned and trained since it was
         # evaluated; a client without data has found no ticket for others.
-        accuracy = accuracy_of(scheme.model, found.params, client.validation)
+        accuracy = accuracy_of(scheme.model, ticket.params, client.validation)
         accuracy = jnp.where(client.size > 0, accuracy, own.accuracy)
-        state = Jumping(output.state, found.params, accuracy, own.has_jumped)
+        state = Jumping(output.state, ticket.params, accuracy, own.has_jumped)
         return output._replace(update=SentIf(output.update, jnp.bool_(False)), state=state)
 
     def together(self, message, own, client, hyper, key):
@@ -132,11 +132,11 @@ class _Stages:
             return server._replace(has_jumped=np.bool_(True))
         if self.score == "all":
             scores[trained] = [np.mean(clients.scores(int(i))) for i in trained]
-        found = clients.of(int(trained[np.argmax(scores[trained])]))
-        shared = self.scheme.home.joined(found.params, inner.params)
+        best = clients.of(int(trained[np.argmax(scores[trained])]))
+        shared = self.scheme.home.joined(best.params, inner.params)
         start = None if inner.start is None else shared
         inner = inner._replace(params=shared, start=start)
-        return ServerState(inner, found.inner.mask, np.bool_(True))
+        return ServerState(inner, best.inner.mask, np.bool_(True))
 
     def accuracy(self, own, validation):
         return accuracy_of(self.scheme.model, own.params, validation)

@@ -87,14 +87,14 @@ def km_cdpfl(
         (update, weight), clients = stack, close.roster.clients
         is_real = close.contributes & (weight > 0)
         seen = by_client(similarity_of(update.delta, is_real), clients, num_clients)
-        found = kmeans(
+        partition = kmeans(
             close.private_key, seen.scatter, seen.is_seen, num_models, num_restarts=num_restarts
         )
-        cluster, weight = found.assignment[clients], is_real.astype(jnp.float32)
+        cluster, weight = partition.assignment[clients], is_real.astype(jnp.float32)
         delta, count = means_of(update.delta, cluster, weight, num_models)
         trained = jax.nn.one_hot(update.model, num_models)
         origin, _ = means_of(trained, cluster, weight, num_models)
-        clusters = jnp.where(seen.is_seen, found.assignment, -1)
+        clusters = jnp.where(seen.is_seen, partition.assignment, -1)
         return state, RoundOfClusters(delta, origin, clusters), {"weight_per_model": count}
 
     def server_step(server, aggregate: RoundOfClusters, hyper, round, key):
@@ -104,13 +104,13 @@ def km_cdpfl(
 
         new = jax.tree.map(moved, server.models, aggregate.delta)
         is_taken = jnp.sum(aggregate.origin, axis=1) > 0
-        place = _nearest_places(_distances(new, server.models), is_taken)
-        target = jnp.where(is_taken, place, num_models)
+        nearest = _nearest_places(_distances(new, server.models), is_taken)
+        target = jnp.where(is_taken, nearest, num_models)
         models = jax.tree.map(
             lambda p, n: p.at[target].set(n.astype(p.dtype), mode="drop"), server.models, new
         )
         clusters = jnp.where(
-            aggregate.clusters >= 0, place[aggregate.clusters], server.clusters
+            aggregate.clusters >= 0, nearest[aggregate.clusters], server.clusters
         ).astype(jnp.int32)
         return ServerState(models, clusters), {}
 
@@ -145,11 +145,11 @@ def _nearest_places(distances: jax.Array, is_taken: jax.Array) -> jax.Array:
     num_models = distances.shape[0]
 
     def take(_, carry):
-        left, place = carry
+        left, nearest = carry
         new, old = jnp.divmod(jnp.argmin(left), num_models)
         left = left.at[new, :].set(jnp.inf).at[:, old].set(jnp.inf)
-        return left, place.at[new].set(old.astype(jnp.int32))
+        return left, nearest.at[new].set(old.astype(jnp.int32))
 
     left = jnp.where(is_taken[:, None], distances, jnp.inf)
-    place = jnp.zeros(num_models, jnp.int32)
-    return jax.lax.fori_loop(0, jnp.sum(is_taken), take, (left, place))[1]
+    nearest = jnp.zeros(num_models, jnp.int32)
+    return jax.lax.fori_loop(0, jnp.sum(is_taken), take, (left, nearest))[1]

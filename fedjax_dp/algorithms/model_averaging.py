@@ -235,8 +235,8 @@ class _Averaging(NamedTuple):
     def server_step(self, server, aggregate, hyper, round, key):
         """Moves to the mean of a round, if there is one."""
         rule = "average with counts, as counted_mean() and secure.masked(counted_mean(), ...) do"
-        found = type(aggregate).__name__
-        checks.require(isinstance(aggregate, CountedMean), "aggregator", rule, found)
+        kind = type(aggregate).__name__
+        checks.require(isinstance(aggregate, CountedMean), "aggregator", rule, kind)
         # An aggregator that requires fewer clients must not release a part of the shares.
         has_mean = aggregate.num_averaged >= (self.num_clients if self.is_shared else 1)
         mean = trees.where(has_mean, aggregate.mean, trees.zeros_like(aggregate.mean))

@@ -100,12 +100,12 @@ def _in(module: str, units: tuple[str, ...], *names: str, **fields: Any) -> dict
     return {name: Entry(getattr(loaded, name), units, **fields) for name in names or (module,)}
 
 
-def _adopted(own: Any) -> Entry:
+def _adopted(part: Any) -> Entry:
     """Makes the entry of a user's own algorithm, which may be a function without facts."""
-    if isinstance(own, Entry):
-        return own
-    checks.require(callable(own), "algorithm.name", "name a function or an Entry", own)
-    return Entry(own, _OPEN)
+    if isinstance(part, Entry):
+        return part
+    checks.require(callable(part), "algorithm.name", "name a function or an Entry", part)
+    return Entry(part, _OPEN)
 
 
 _OF_TICKETS: Mapping[str, Any] = {"sends_model": False, "reason": _BY_ACCURACY}

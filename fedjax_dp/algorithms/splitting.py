@@ -227,8 +227,8 @@ def splitting(
         option: _by_round(option, value)
         for option, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma))
     }
-    given = {"step_size": step_size, "period": step.period, "tolerance": tolerance}
-    numbers |= {option: value for option, value in given.items() if value is not None}
+    options = {"step_size": step_size, "period": step.period, "tolerance": tolerance}
+    numbers |= {option: value for option, value in options.items() if value is not None}
     _check_map(model, trainer, is_prox, step)
     if is_prox and not is_exact and trainer.is_plain_sgd:
         _check_inner_step(trainer.config.learning_rate, step_size, step.smoothness)
@@ -439,8 +439,8 @@ def _exact_prox(schedule: Schedule) -> _Map:
     """Makes Φ by the exact proximal step of a quadratic loss."""
 
     def mapped(newest, u, quadratic, client, hyper, key):
-        own = hyper.algorithm
-        step = own["step_size"] * step_factor(schedule, client.round, own.get("period"))
+        numbers = hyper.algorithm
+        step = numbers["step_size"] * step_factor(schedule, client.round, numbers.get("period"))
         return proximal_move(quadratic, u, step), None
 
     return mapped
@@ -456,9 +456,9 @@ def _trained_prox(
     """Makes Φ by local training on the proximal objective, from the server's model."""
 
     def mapped(newest, u, quadratic, client, hyper, key):
-        local, own = hyper.local, hyper.algorithm
-        step = own["step_size"] * step_factor(schedule, client.round, own.get("period"))
-        stiffer = 1 / step - 1 / own["step_size"]
+        local, numbers = hyper.local, hyper.algorithm
+        step = numbers["step_size"] * step_factor(schedule, client.round, numbers.get("period"))
+        stiffer = 1 / step - 1 / numbers["step_size"]
         # A stable rate remains stable: r (L + 1/η) tends to 1 as 1/η grows, where one step is
         # enough.
         rate = local.learning_rate / (1 + local.learning_rate * stiffer)
@@ -470,7 +470,7 @@ def _trained_prox(
             pull = accelerated(pull, rate, memory=inner_memory, is_buffer=is_buffer)
 
         def is_solved(state):
-            return (state.inner if inner_memory else state).norm <= own["tolerance"]
+            return (state.inner if inner_memory else state).norm <= numbers["tolerance"]
 
         result = trainer.train(
             newest,
@@ -514,8 +514,8 @@ def _of_round(numbers: Mapping[str, Any], index: Any) -> list[jax.Array]:
 
 def _is_always(numbers: Mapping[str, Any], **values: float) -> bool:
     """Checks whether numbers are known to have these values in every round."""
-    given = [(numbers[name], value) for name, value in values.items()]
-    return not any(checks.is_traced(n) or np.any(np.not_equal(n, v)) for n, v in given)
+    pairs = [(numbers[name], value) for name, value in values.items()]
+    return not any(checks.is_traced(n) or np.any(np.not_equal(n, v)) for n, v in pairs)
 
 
 def _model_of(server: ServerState) -> PyTree:
@@ -533,8 +533,8 @@ def _read_once(model: Model, own: OwnState, client: Any, params: PyTree) -> Quad
     is_new = ~own.quadratic.is_ready
     # Clients under vmap read together, so that none of them reads again.
     reads = client.widest(is_new.astype(jnp.int32)) > 0
-    found = jax.lax.cond(reads, lambda: factorise(model, client, params), lambda: own.quadratic)
-    return trees.where(is_new, found, own.quadratic)
+    factors = jax.lax.cond(reads, lambda: factorise(model, client, params), lambda: own.quadratic)
+    return trees.where(is_new, factors, own.quadratic)
 
 
 def _check_inner_step(rate: Any, step_size: Any, smoothness: float) -> None:

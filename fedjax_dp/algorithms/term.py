@@ -105,9 +105,9 @@ def term(
         is_curved = (jnp.abs(tilt) > _SMALLEST_TILT) & (spread > 0)
         of_tilt = jnp.log(jnp.where(is_curved, spread, 1.0)) / jnp.where(is_curved, tilt, 1.0)
         is_lost = (spread < _LOST) & (total["below"] > 0)
-        found = jnp.where(is_curved & ~is_lost, server.risk + of_tilt, average)
+        estimate = jnp.where(is_curved & ~is_lost, server.risk + of_tilt, average)
         # R is never on the other side of the mean, by Jensen's inequality; clipping may hide that.
-        risk = jnp.where(tilt > 0, jnp.maximum(found, average), jnp.minimum(found, average))
+        risk = jnp.where(tilt > 0, jnp.maximum(estimate, average), jnp.minimum(estimate, average))
         risk = jnp.where(total["share"] > 0, risk, server.risk)
         limited = total["above"] + jnp.where(is_lost, total["below"], 0.0)
         info = {"tilted_loss": risk, "num_limited": limited}

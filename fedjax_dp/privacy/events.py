@@ -173,8 +173,8 @@ def sampling_rate(event: Any) -> float | None:
     """The probability that a unit is drawn, for events with secret sampling."""
     if isinstance(event, dpa.SampledWithoutReplacementDpEvent | dpa.SampledWithReplacementDpEvent):
         return float(event.sample_size / event.source_dataset_size)
-    found = getattr(event, "sampling_probability", None)
-    return None if found is None else float(found)
+    rate = getattr(event, "sampling_probability", None)
+    return None if rate is None else float(rate)
 
 
 def require_noise(name: str, noise_multiplier: Any) -> None:

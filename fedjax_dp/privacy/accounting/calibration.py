@@ -272,11 +272,11 @@ def _root(excess: Callable[[float], float], start: float, step: float) -> float 
         if low == smallest:
             return smallest
         low, high, reach = max(low - reach, smallest), low, 2 * reach
-    found = float(optimize.brentq(excess, low, high, xtol=_TOLERANCE, rtol=1e-12))
+    root = float(optimize.brentq(excess, low, high, xtol=_TOLERANCE, rtol=1e-12))
     lift = _TOLERANCE
-    while excess(found) > 0:
-        found, lift = found + lift, 2 * lift
-    return found
+    while excess(root) > 0:
+        root, lift = root + lift, 2 * lift
+    return root
 
 
 def _roots(excess: Callable[[np.ndarray, np.ndarray], np.ndarray], count: int) -> np.ndarray:

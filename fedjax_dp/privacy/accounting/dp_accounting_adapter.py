@@ -84,13 +84,13 @@ def nearest_choice(
     """
     parts = [part for event in events for part, _ in flatten(event)]
     asked = Advice(accountant, relation)
-    found: list[Advice] = []
+    advice: list[Advice] = []
     for mechanism, sampler, other, asked_of in itertools.product(*CHOICES.values()):
         values = (asked_of, other, sampler, mechanism)
         choice = Advice(*(None if v == a else v for v, a in zip(values, asked, strict=True)))
         if all(_has_analysis(follow(part, choice), str(other), str(asked_of)) for part in parts):
-            found.append(choice)
-    return min(found, key=distance, default=None)
+            advice.append(choice)
+    return min(advice, key=distance, default=None)
 
 
 def distance(choice: Advice) -> tuple[int, ...]:
@@ -293,8 +293,8 @@ def loss_lattices(event: Any, width: float) -> list[tuple[int, np.ndarray, float
 
     The only place that reads private attributes of dp-accounting, which has no public ones for it.
     """
-    found = _LOSS_LATTICES[type(event)](event, width)
-    pmfs = (found._pmf_remove,) if found._symmetric else (found._pmf_remove, found._pmf_add)
+    lattice = _LOSS_LATTICES[type(event)](event, width)
+    pmfs = (lattice._pmf_remove,) if lattice._symmetric else (lattice._pmf_remove, lattice._pmf_add)
     dense = [pmf.to_dense_pmf() for pmf in pmfs]
     return [
         (int(x._lower_loss), np.asarray(x._probs, float), float(x._infinity_mass)) for x in dense

@@ -114,13 +114,13 @@ class Ledger:
         Returns:
           `[num_units]`, bool; true for all units if the event is free.
         """
-        found = np.full(self.num_units, True)
+        was_charged = np.full(self.num_units, True)
         for part, times in ev.flatten(event):
             counts = np.zeros(self.num_units, np.int64)
             index, charged = self._counts.get(ev.key_of(part), (np.arange(0), np.arange(0)))
             counts[index] = charged
-            found &= counts >= times
-        return found
+            was_charged &= counts >= times
+        return was_charged
 
     def _charged(self, units: ArrayLike | None, count: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         index = np.arange(self.num_units) if units is None else np.atleast_1d(np.asarray(units))
@@ -232,31 +232,35 @@ class Ledger:
         Raises:
           UnsupportedEvent: if a charged event has no valid analysis by this accountant.
         """
-        at = np.full(self.num_units, epsilon, float)
-        return self._answer("delta", at, accountant).value
+        values = np.full(self.num_units, epsilon, float)
+        return self._answer("delta", values, accountant).value
 
-    def _answer(self, question: str, at: np.ndarray, accountant: str) -> Bound:
+    def _answer(self, question: str, values: np.ndarray, accountant: str) -> Bound:
         """Computes the other of ε and δ for every unit, `[num_units]`."""
         require_accountant(accountant)
         history, labels = self._histories()
         # Units with one history and one given value share the answer.
-        asked, labels = np.unique(np.stack([labels, at], axis=1), axis=0, return_inverse=True)
-        history, at, labels = history[asked[:, 0].astype(int)], asked[:, 1], labels.reshape(-1)
-        names = np.full(at.size, accountant, dtype=object)
+        asked, labels = np.unique(np.stack([labels, values], axis=1), axis=0, return_inverse=True)
+        history, values, labels = history[asked[:, 0].astype(int)], asked[:, 1], labels.reshape(-1)
+        names = np.full(values.size, accountant, dtype=object)
         if accountant == "pld":
-            found = [self._by_losses(question, *each) for each in zip(at, history, strict=True)]
-            answers = np.array([answer.value for answer in found])
-            for i, answer in enumerate(found):
-                other = np.inf if answer.is_tight else self._other(question, at[i], history[[i]])
+            bounds = [
+                self._by_losses(question, *each) for each in zip(values, history, strict=True)
+            ]
+            answers = np.array([answer.value for answer in bounds])
+            for i, answer in enumerate(bounds):
+                other = (
+                    np.inf if answer.is_tight else self._other(question, values[i], history[[i]])
+                )
                 if other < answers[i]:
                     answers[i], names[i] = other, "rdp"
         else:
-            answers = self._by_curves(question, at, history, accountant)
+            answers = self._by_curves(question, values, history, accountant)
         is_charged = np.diff(history.indptr) > 0
         return Bound(np.where(is_charged, answers, 0.0)[labels], names[labels].astype(str))
 
     def _by_curves(
-        self, question: str, at: np.ndarray, history: scipy.sparse.csr_array, accountant: str
+        self, question: str, values: np.ndarray, history: scipy.sparse.csr_array, accountant: str
     ) -> np.ndarray:
         """Answers by Rényi curves, `[histories]`; parts that did not run need none."""
         parts, orders = list(self._parts[k] for k in self._counts), orders_of(accountant)
@@ -269,13 +273,13 @@ class Ledger:
         curves = curves * (1 + 2 * (ran.size + 1) * rdp.EPS)
         if question == "epsilon":
             # The δ that the curves do not cover is subtracted from the target δ.
-            left = np.maximum(at - slack, 0.0)
+            left = np.maximum(values - slack, 0.0)
             answers = rdp.to_epsilon(curves, orders, left, is_classic=is_classic)
-            return np.where(at < slack, np.inf, answers)
-        answers = rdp.to_delta(curves, orders, at, is_classic=is_classic)
+            return np.where(values < slack, np.inf, answers)
+        answers = rdp.to_delta(curves, orders, values, is_classic=is_classic)
         return np.minimum(answers + slack, 1.0)
 
-    def _by_losses(self, question: str, at: float, row: Any) -> pld_answers.Answer:
+    def _by_losses(self, question: str, value: float, row: Any) -> pld_answers.Answer:
         """Answers one history by privacy loss distributions."""
         parts = list(self._parts[k] for k in self._counts)
         events = [
@@ -283,12 +287,12 @@ class Ledger:
             for i, count in zip(row.indices, row.data, strict=True)
         ]
         ask = pld_answers.epsilon if question == "epsilon" else pld_answers.delta
-        return ask(events, self.relation, float(at))
+        return ask(events, self.relation, float(value))
 
-    def _other(self, question: str, at: float, history: scipy.sparse.csr_array) -> float:
+    def _other(self, question: str, value: float, history: scipy.sparse.csr_array) -> float:
         """Answers one history by Rényi curves; inf if they have no analysis of it."""
         try:
-            return float(self._by_curves(question, np.array([at]), history, "rdp")[0])
+            return float(self._by_curves(question, np.array([value]), history, "rdp")[0])
         except UnsupportedEvent:
             return np.inf
 
@@ -299,9 +303,10 @@ class Ledger:
             counts = [count for _, count in self._counts.values()]
             parts = [np.full(index.size, i) for i, index in enumerate(units)]
             none = np.zeros(0, np.int64)
-            place = (np.concatenate([none, *units]), np.concatenate([none, *parts]))
+            position = (np.concatenate([none, *units]), np.concatenate([none, *parts]))
             self._table = scipy.sparse.csr_array(
-                (np.concatenate([none, *counts]), place), shape=(self.num_units, max(len(units), 1))
+                (np.concatenate([none, *counts]), position),
+                shape=(self.num_units, max(len(units), 1)),
             )
             self._table.sort_indices()
         return self._table
@@ -341,8 +346,8 @@ class Ledger:
         keys = list(self._counts)
         wanted = [keys[i] for i in which]
         missing = [k for k in wanted if (accountant, k) not in self._curves]
-        found = rdp_curves([self._parts[k] for k in missing], self.relation, accountant)
-        for key, curve in zip(missing, found, strict=True):
+        curves = rdp_curves([self._parts[k] for k in missing], self.relation, accountant)
+        for key, curve in zip(missing, curves, strict=True):
             self._curves[accountant, key] = curve
         if not wanted:
             return np.zeros((0, len(orders_of(accountant))))

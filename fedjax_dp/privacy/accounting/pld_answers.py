@@ -208,16 +208,16 @@ class Composition:
             return self._mean - excess
         return self._log_total - self.tilt * (self._question.epsilon + excess)
 
-    def wanted_width(self, found: float = math.inf, least: float = _LEAST_EPSILON) -> float:
+    def wanted_width(self, epsilon: float = math.inf, least: float = _LEAST_EPSILON) -> float:
         """Finds the width at which the lattice adds no more than its share to ε, a power of 2.
 
         To second order a lattice adds (θ + 1)/2 times the variance of its rounding; higher orders
-        vanish if neither e^(θ·width) nor e^width is far from 1. `found` is ε on a coarser
+        vanish if neither e^(θ·width) nor e^width is far from 1. `epsilon` is that on a coarser
         lattice, far below the estimate if rare steps make up δ; `least` the smallest ε that the
         share is of, in standard deviations of the loss.
         """
         if self._question.epsilon is None:
-            allowed = _SHARE * max(min(self._mean, found), least * self._deviation)
+            allowed = _SHARE * max(min(self._mean, epsilon), least * self._deviation)
         else:
             allowed = _SHARE / (self.tilt + 1 / self._deviation)
         excess = (self.tilt + 1) / 2 * self._added
@@ -231,9 +231,9 @@ class Composition:
         window = 16 * self._deviation
         return 2 * power_of_two(max(longest / _MAX_POINTS, window / _MAX_WINDOW))
 
-    def is_resolved(self, found: float) -> bool:
+    def is_resolved(self, epsilon: float) -> bool:
         """Whether the lattice error is within its share; it grows as the width squared."""
-        return self.wanted_width(found) * math.sqrt(_TIGHT / _SHARE) >= self.width
+        return self.wanted_width(epsilon) * math.sqrt(_TIGHT / _SHARE) >= self.width
 
     def is_covered(self, answer: Answer) -> bool:
         """Whether this direction surely costs no more than another's answer, without composing it.
@@ -388,9 +388,9 @@ def epsilon(parts: Parts, relation: str, dp_delta: float) -> Answer:
     return _answer(parts, relation, Question(dp_delta=dp_delta))
 
 
-def delta(parts: Parts, relation: str, at: float) -> Answer:
+def delta(parts: Parts, relation: str, epsilon: float) -> Answer:
     """Bounds δ of a composition at one ε of at least 0, as `epsilon` does; at most 1."""
-    return _answer(parts, relation, Question(epsilon=at))
+    return _answer(parts, relation, Question(epsilon=epsilon))
 
 
 def _answer(parts: Parts, relation: str, question: Question) -> Answer:
@@ -403,37 +403,37 @@ def _answer(parts: Parts, relation: str, question: Question) -> Answer:
     directions = _directions(merged, relation, question)
     if not directions:
         return Answer(question.worst, False)
-    costly, found = _worst(directions)
-    if question.epsilon is None and _wanted(costly, found.value) < costly.width:
+    costly, answer = _worst(directions)
+    if question.epsilon is None and _wanted(costly, answer.value) < costly.width:
         # The lattice was chosen for an ε far larger than the one found.
-        finer = _directions(merged, relation, question, found.value)
+        finer = _directions(merged, relation, question, answer.value)
         if finer:
-            costly, found = _worst(finer)
-    of_lattice = found.value if question.epsilon is None else math.inf
-    return Answer(found.value, found.is_tight and costly.is_resolved(of_lattice))
+            costly, answer = _worst(finer)
+    of_lattice = answer.value if question.epsilon is None else math.inf
+    return Answer(answer.value, answer.is_tight and costly.is_resolved(of_lattice))
 
 
-def _wanted(composition: Composition, found: float) -> float:
+def _wanted(composition: Composition, epsilon: float) -> float:
     """Computes the lattice width that a composition needs, from an estimate of its ε."""
-    known = () if math.isinf(found) else (found, _LEAST_FOUND)
+    known = () if math.isinf(epsilon) else (epsilon, _LEAST_FOUND)
     return max(composition.wanted_width(*known), composition.smallest_width)
 
 
 def _worst(directions: Sequence[Composition]) -> tuple[Composition, Answer]:
     """Answers in the costliest direction; others are composed only if they might cost more."""
     costly = _costliest(directions)
-    found = costly.answer()
+    answer = costly.answer()
     for each in directions:
-        if each is costly or each.is_covered(found):
+        if each is costly or each.is_covered(answer):
             continue
         other = each.answer()
-        if other.value > found.value:
-            costly, found = each, other
-    return costly, found
+        if other.value > answer.value:
+            costly, answer = each, other
+    return costly, answer
 
 
 def _directions(
-    merged: Parts, relation: str, question: Question, found: float = math.inf
+    merged: Parts, relation: str, question: Question, epsilon: float = math.inf
 ) -> list[Composition]:
     """Refines the lattice until it adds no more than its share; None if losses overflow."""
     counts = [count for _, count in merged]
@@ -455,7 +455,7 @@ def _directions(
             for i, tilt in enumerate(tilts)
         ]
         # What the lattice adds counts in the direction that costs the most.
-        wanted = _wanted(_costliest(directions), found)
+        wanted = _wanted(_costliest(directions), epsilon)
         if wanted >= width:
             break
         width = max(wanted, width / 2**12)

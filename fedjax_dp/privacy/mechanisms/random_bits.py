@@ -175,8 +175,8 @@ def like(key: PRNGKey, leaves: Sequence[Any], sampler: Callable[..., jax.Array])
         if size > _LARGE and _rounded(size) == size and not is_apart:
             numbers.append(sampler(keys.fold(key, index), shape))
         elif size > _LARGE:
-            own = jax.lax.optimization_barrier(sampler(keys.fold(key, index), (_rounded(size),)))
-            numbers.append(own[:size].reshape(shape))
+            drawn = jax.lax.optimization_barrier(sampler(keys.fold(key, index), (_rounded(size),)))
+            numbers.append(drawn[:size].reshape(shape))
         else:
             numbers.append(row[first : first + size].reshape(shape))
             first += size

@@ -129,17 +129,17 @@ def _values(claim: Mapping[str, Any]) -> dict[str, Any]:
 
 def _copies(claim: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the claim for a record that several clients have."""
-    found = claim.get("shared_records")
-    if found is None:
+    copies = claim.get("shared_records")
+    if copies is None:
         return {}
-    by = found["by"]
-    if found["epsilon"] is None:
+    by = copies["by"]
+    if copies["epsilon"] is None:
         return {"copies": _OF_COPIES["in one account" if by is None else "too large"], "by": by}
     return {
         "copies": _OF_COPIES["stated"],
         "by": by if " " in by else f"the accountant `{by}`",
-        "copies_epsilon": ends("epsilon", found["epsilon"]),
-        "copies_dp_delta": ends("dp_delta", found["dp_delta"]),
+        "copies_epsilon": ends("epsilon", copies["epsilon"]),
+        "copies_dp_delta": ends("dp_delta", copies["dp_delta"]),
     }
 
 
@@ -197,42 +197,42 @@ def _spent(claim: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parameters(claim: Mapping[str, Any]) -> dict[str, Any]:
     """Returns how many parameters there are, and where those came from that are not trained."""
-    found = claim.get("parameters")
-    if found is None:
+    counts = claim.get("parameters")
+    if counts is None:
         return {}
     return {
-        "whole": found["num_trained"] + found["num_frozen"],
-        "partial": _PARTIAL if found["num_frozen"] > 0 else "",
-        "origin": _ORIGINS[found["is_pretrained"]],
+        "whole": counts["num_trained"] + counts["num_frozen"],
+        "partial": _PARTIAL if counts["num_frozen"] > 0 else "",
+        "origin": _ORIGINS[counts["is_pretrained"]],
     }
 
 
 def _masks(claim: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what secure aggregation did, and its part of δ."""
-    found = claim.get("secure_aggregation")
-    if found is None:
+    masks = claim.get("secure_aggregation")
+    if masks is None:
         return {}
     values = {
-        "did": _FORMS[found["form"]],
-        "pairs": _ALL_PAIRS if found["num_neighbors"] is None else _NEIGHBOURS,
-        "mask_keys": _MASK_KEYS[found["keys"]],
+        "did": _FORMS[masks["form"]],
+        "pairs": _ALL_PAIRS if masks["num_neighbors"] is None else _NEIGHBOURS,
+        "mask_keys": _MASK_KEYS[masks["keys"]],
     }
     if "dp_delta_of_masks" in claim:
-        values["mask_fails"] = ends("dp_delta", found["secrecy_failure"])
+        values["mask_fails"] = ends("dp_delta", masks["secrecy_failure"])
         values["masks_fail"] = ends("dp_delta", claim["dp_delta_of_masks"])
     return values
 
 
 def _deployed(claim: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what holds where rounds ran on nodes."""
-    found = claim.get("deployment")
-    if found is None:
+    deployment = claim.get("deployment")
+    if deployment is None:
         return {}
     has_masks = claim.get("secure_aggregation", {}).get("keys") == "between_nodes"
     return {
-        "node_keys": _DEPLOYED_KEYS[found["keys"]],
+        "node_keys": _DEPLOYED_KEYS[deployment["keys"]],
         "is_open": claim["trusted"] in RESTS_ON_MASKS and not has_masks,
-        "is_exact": found.get("scores") == "exact",
+        "is_exact": deployment.get("scores") == "exact",
     }
 
 

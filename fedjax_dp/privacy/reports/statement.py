@@ -283,10 +283,10 @@ def large_delta(unit: str, dp_delta: ArrayLike, num_units: ArrayLike) -> str:
     is_large = deltas >= shares
     if not np.any(is_large):
         return ""
-    place = int(np.argmax(deltas / shares))
-    number, (units, what) = int(counts[place]), _UNITS[unit]
+    worst = int(np.argmax(deltas / shares))
+    number, (units, what) = int(counts[worst]), _UNITS[unit]
     affected = f" ({int(np.sum(is_large))} of {is_large.size} clients)" * (unit == "record")
-    largest = shown("dp_delta", deltas[place])
+    largest = shown("dp_delta", deltas[worst])
     return (
         f"δ = {largest} is too large for {units.format(number)}{affected}: "
         f"publishing {what}, chosen at random, would already satisfy it; choose a δ well below "
