@@ -500,7 +500,7 @@ SPECIAL: dict[str, Case] = {
     "ClusterCount": of_options(algorithms.ClusterCount, "r_dpcfl"),
     "SoftClusters": of_options(algorithms.SoftClusters, "r_dpcfl"),
     "FirstRound": of_options(algorithms.FirstRound, "r_dpcfl"),
-    "Assignment": of_options(algorithms.Assignment, "rc_dpfl"),
+    "SoftPhase": of_options(algorithms.SoftPhase, "rc_dpfl"),
     "ProximalStep": of_options(algorithms.ProximalStep, "splitting"),
     "build of algorithms": case(algorithms.build, name="fedavg"),
     "public_clients": case(algorithms.public_clients, epsilon=[1.0, 2.0, 8.0, 9.0]),

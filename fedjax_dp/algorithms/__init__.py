@@ -57,7 +57,7 @@ from fedjax_dp.algorithms.r_dpcfl import (
     SoftClusters,
     r_dpcfl,
 )
-from fedjax_dp.algorithms.rc_dpfl import Assignment, rc_dpfl
+from fedjax_dp.algorithms.rc_dpfl import SoftPhase, rc_dpfl
 from fedjax_dp.algorithms.references import centralized, local_only, pool
 from fedjax_dp.algorithms.registry import ALGORITHMS, Entry, build
 from fedjax_dp.algorithms.robust_hdp import robust_hdp
@@ -76,7 +76,6 @@ from fedjax_dp.algorithms.values import ClientOutput, Hyper, Round
 
 __all__ = [
     "ALGORITHMS",
-    "Assignment",
     "Averaged",
     "ClientOutput",
     "ClientState",
@@ -97,6 +96,7 @@ __all__ = [
     "SelectionRule",
     "SharedModel",
     "SoftClusters",
+    "SoftPhase",
     "Stages",
     "Tickets",
     "Training",

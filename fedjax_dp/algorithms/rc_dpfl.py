@@ -17,7 +17,7 @@ from fedjax_dp.core.ranges import Count, Fraction, Positive
 from fedjax_dp.models.base import Model
 
 
-class Assignment(NamedTuple):
+class SoftPhase(NamedTuple):
     """How long clusters stay soft, and when clients are assigned to them.
 
     Attributes:
@@ -39,7 +39,7 @@ def rc_dpfl(
     num_clients: Count,
     num_rounds: Count,
     num_models: Count,
-    assignment: Assignment = Assignment(),
+    soft_phase: SoftPhase = SoftPhase(),
     num_components: Count = 2,
     features: Literal["centred", "authors"] = "centred",
     num_copies: Count = 1,
@@ -61,7 +61,7 @@ def rc_dpfl(
       num_clients: the population, at least 1.
       num_rounds: rounds of the whole run, at least 1.
       num_models: number of clusters (M), at least 1.
-      assignment: how long clusters stay soft, and when clients are assigned to them.
+      soft_phase: how long clusters stay soft, and when clients are assigned to them.
       num_components: principal components that are clustered.
       features: as for `r_dpcfl`.
       num_copies: as for `r_dpcfl`.
@@ -76,9 +76,9 @@ def rc_dpfl(
 
     Source: Malekmohammadi and others 2024 (RC-DPFL), algorithm 1.
     """
-    is_at_end = assignment.assignment == "end"
+    is_at_end = soft_phase.assignment == "end"
     num_trained = rounds_of_training(num_rounds, is_at_end)
-    soft_rounds = int(assignment.soft_share * num_trained) + int(is_at_end)
+    soft_rounds = int(soft_phase.soft_share * num_trained) + int(is_at_end)
     return r_dpcfl(
         model,
         trainer,
