@@ -29,14 +29,13 @@ from fedjax_dp.algorithms.dp_sgd import (
     smallest_budget,
     weiavg,
 )
-from fedjax_dp.algorithms.f_cdpfl import f_cdpfl
 from fedjax_dp.algorithms.fed_ltn import Tickets, fed_ltn
 from fedjax_dp.algorithms.fedavg import dp_fedavg, fedavg
 from fedjax_dp.algorithms.fedbn import fedbn, fedper, fedrep
 from fedjax_dp.algorithms.feddyn import feddyn
 from fedjax_dp.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedjax_dp.algorithms.fedprox import fedprox
-from fedjax_dp.algorithms.ifca import ifca
+from fedjax_dp.algorithms.ifca import f_cdpfl, ifca, o_dpcfl
 from fedjax_dp.algorithms.jump_start import jump_start
 from fedjax_dp.algorithms.km_cdpfl import km_cdpfl
 from fedjax_dp.algorithms.lottery_fl import lottery_fl
@@ -46,7 +45,6 @@ from fedjax_dp.algorithms.model_averaging import (
     warm_start_averaging,
 )
 from fedjax_dp.algorithms.mr_mtl import mr_mtl
-from fedjax_dp.algorithms.o_dpcfl import o_dpcfl
 from fedjax_dp.algorithms.pfa import pfa, public_clients
 from fedjax_dp.algorithms.propfair import propfair
 from fedjax_dp.algorithms.q_ffl import q_ffl
@@ -55,9 +53,10 @@ from fedjax_dp.algorithms.r_dpcfl import (
     FirstRound,
     SelectionRule,
     SoftClusters,
+    SoftPhase,
     r_dpcfl,
+    rc_dpfl,
 )
-from fedjax_dp.algorithms.rc_dpfl import SoftPhase, rc_dpfl
 from fedjax_dp.algorithms.references import centralized, local_only, pool
 from fedjax_dp.algorithms.registry import ALGORITHMS, Entry, build
 from fedjax_dp.algorithms.robust_hdp import robust_hdp
