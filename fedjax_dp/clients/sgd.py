@@ -103,7 +103,7 @@ def local_trainer(
     for name in ("num_steps",) if sampler.varies else ("num_steps", "batch_size"):
         value = getattr(config, name)
         is_whole = value is None or bool(np.all(np.mod(value, 1) == 0))
-        checks.require(is_whole, name, f"be whole under the sampler {sampler.name!r}", value)
+        checks.require(is_whole, name, f"be an integer with the sampler {sampler.name!r}", value)
     if model.mixes_examples:
         checks.require(
             not sampler.varies,

@@ -345,7 +345,7 @@ def _check_batches(section: TrainingSection, *, is_private: bool) -> None:
     for name in ("num_steps",) if sampler.varies else ("num_steps", "batch_size"):
         value = getattr(section, name)
         is_whole = value is None or bool(np.all(np.mod(value, 1) == 0))
-        rule = f"be whole under the sampler {sampler.name!r}"
+        rule = f"be an integer with the sampler {sampler.name!r}"
         checks.require(is_whole, f"training.{name}", rule, value)
 
 
