@@ -3,6 +3,7 @@
 import functools
 from typing import NamedTuple
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -119,8 +120,6 @@ def snapshot(state):
 def assert_same_state(actual, expected, atol):
     """Compares a state in all its parts; bit for bit where `atol` is 0."""
     for part in ("server", "aggregator", "clients", "round"):
-        a, e = getattr(actual, part), getattr(expected, part)
-        assert jax.tree.structure(a) == jax.tree.structure(e), part
-        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(e), strict=True):
-            assert x.dtype == y.dtype and x.shape == y.shape, part
-            np.testing.assert_allclose(x, y, rtol=0, atol=atol, err_msg=part)
+        trees = getattr(actual, part), getattr(expected, part)
+        chex.assert_trees_all_equal_shapes_and_dtypes(*trees)
+        chex.assert_trees_all_close(*trees, rtol=0, atol=atol)

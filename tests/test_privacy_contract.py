@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import chex
 import dp_accounting as dpa
 import jax
 import jax.numpy as jnp
@@ -555,8 +556,7 @@ def the_state_of_a_mechanism_survives_a_resume(tmp_path):
         checkpoints.save(sim.portable(half), sim.hyper, {})
         restored, hyper, _ = checkpoints.restore(sim.portable(sim.init(key)), sim.hyper)
     resumed, *_ = sim.run(restored, key, 1, hyper)
-    for a, b in zip(jax.tree.leaves(resumed), jax.tree.leaves(whole), strict=True):
-        np.testing.assert_array_equal(a, b)
+    chex.assert_trees_all_equal(resumed, whole)
 
 
 # Adaptive clipping follows the quantile and not its mirror image.

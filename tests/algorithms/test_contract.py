@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -169,7 +170,7 @@ def test_empty_cohort_takes_its_step(name):
     hand = hand_round(name)
     state, info = hand([])
     assert state.round == 1 and info["num_participants"] == 0
-    assert all(np.all(np.isfinite(value)) for value in info.values())
+    chex.assert_tree_all_finite(info)
     if name in CLIENT_LEVEL:
         noise = MULTIPLIER * CLIP_NORM * central_noise(hand) / COHORT
         moved = params_of(state) - params_of(hand.ref.initial)
@@ -227,13 +228,6 @@ def with_bad_client(hand, bad, value, rows=slice(None)):
     return examples
 
 
-def assert_finite(state, info):
-    for leaf in jax.tree.leaves((state.server, state.aggregator, state.clients)):
-        assert np.all(np.isfinite(leaf))
-    for kind, value in info.items():
-        assert np.all(np.isfinite(value)), kind
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("name", kinds_first(UNCLIPPED))
 def test_client_with_bad_data_contributes_zero_and_is_counted(name, value):
@@ -242,7 +236,7 @@ def test_client_with_bad_data_contributes_zero_and_is_counted(name, value):
     expected, _ = hand([0, 3])
     assert_same_state(state, expected, atol=1e-6)
     assert info["num_non_finite"] == 1 and info["num_participants"] == 3
-    assert_finite(state, info)
+    chex.assert_tree_all_finite((state.server, state.aggregator, state.clients, info))
 
 
 @pytest.mark.parametrize("name", kinds_first(FEDERATED))
@@ -256,7 +250,7 @@ def test_client_with_an_infinite_update_contributes_zero_and_is_counted(name):
     expected, _ = hand([0, 3])
     assert_same_state(state, expected, atol=1e-6)
     assert info["num_non_finite"] == 1
-    assert_finite(state, info)
+    chex.assert_tree_all_finite((state.server, state.aggregator, state.clients, info))
 
 
 @pytest.mark.parametrize("name", quick_first(["dp_sgd", "dp_both"]))
@@ -268,7 +262,7 @@ def test_bad_examples_behind_clipping_leave_everything_finite(name):
         assert info["num_non_finite"] == 0
         # The exact loss is shown as it is.
         assert np.isnan(info.pop("train_loss")).any()
-        assert_finite(state, info)
+        chex.assert_tree_all_finite((state.server, state.aggregator, state.clients, info))
 
 
 @functools.cache

@@ -1,5 +1,6 @@
 """FedDyn: where it goes and what it leaves alone. The oracle is in the cases."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -56,7 +57,7 @@ def test_a_round_without_clients_moves_nothing():
     algorithm = feddyn(model, local_trainer(model, LocalConfig()), num_clients=4, alpha=0.5)
     before = _step(algorithm, algorithm.init(KEY), 0.5)
     assert any(np.any(x != 0) for x in jax.tree.leaves(before.correction))
-    jax.tree.map(np.testing.assert_array_equal, _step(algorithm, before, 0.0), before)
+    chex.assert_trees_all_equal(_step(algorithm, before, 0.0), before)
 
 
 def test_statistics_are_averaged_and_nothing_else():

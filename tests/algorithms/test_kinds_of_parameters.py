@@ -3,6 +3,7 @@
 import functools
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -342,8 +343,7 @@ def test_both_units_behind_a_frozen_base_resume_to_the_same_bits():
     whole, *_ = sim.run(sim.init(key), key, 4)
     half, *_ = sim.run(sim.init(key), key, 2)
     resumed, *_ = sim.run(snapshot(half), key, 2)
-    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(resumed), strict=True):
-        np.testing.assert_array_equal(a, b)
+    chex.assert_trees_all_equal(whole, resumed)
     # The start is that of the model before it was frozen.
     start = make_model().init(fold(key, Purpose.INIT))
     found = theta_of(sim.init(key).server.params)

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -334,7 +335,7 @@ def test_statistics_of_a_body_are_those_of_its_own_fit():
         state, _, _ = ran(algorithm.with_hyper(body_alone), halves(), 2)
         made[epochs] = state.server.params["batch_stats"]
     # At a rate of 0 both runs see one and the same body; fits of the head must not move it on.
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), made[0], made[3])
+    chex.assert_trees_all_close(made[0], made[3], rtol=1e-5)
     moved = np.abs(np.asarray(made[3]["BatchNorm_0"]["var"]) - 1.0).max()
     assert moved > 0.05
 
@@ -349,7 +350,7 @@ def test_a_rate_that_takes_nothing_rewinds_nothing():
         )
         states.append(ran(algorithm, halves(), 3, halves(1))[0])
     # A fifth of three weights is none: as if no client were good enough.
-    jax.tree.map(np.testing.assert_array_equal, states[0].server, states[1].server)
+    chex.assert_trees_all_equal(states[0].server, states[1].server)
 
 
 @telling
@@ -398,7 +399,7 @@ def test_batch_norm_at_home_is_private():
     spoiled = jax.tree.map(np.copy, state.clients)
     jax.tree.map(lambda x: x.__setitem__(others, 7.0), spoiled)
     again, _, _ = sim.run(state._replace(clients=spoiled), KEY, 1)
-    jax.tree.map(np.testing.assert_array_equal, again.server, after.server)
+    chex.assert_trees_all_equal(again.server, after.server)
     home = kinds.home(jax.eval_shape(model.init, KEY), "batch_norm", model.buffer_keys)
     jax.tree.map(
         np.testing.assert_array_equal, home.own(after.server.params), home.own(state.server.params)
@@ -537,7 +538,7 @@ def test_after_a_jump_all_go_on_from_the_best():
     first, record, _ = sim.run(sim.init(KEY), KEY, 1)
     first = jax.tree.map(np.array, first)
     start = jax.tree.map(np.array, sim.init(KEY))
-    jax.tree.map(np.testing.assert_array_equal, first.server, start.server)
+    chex.assert_trees_all_equal(first.server, start.server)
     state, record, _ = sim.run(sim.init(KEY), KEY, 2)
     assert np.all(record.clients >= 0), "all clients join the first rounds"
     best = int(np.argmax(state.clients.accuracy))

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -178,7 +179,7 @@ def test_lus_breaks_ties_so_that_the_number_is_exact(score):
 
 def test_lus_without_sparsity_is_the_identity_bit_for_bit():
     sparse = lus(quadratic(), 0.0)(DELTA, context())
-    jax.tree.map(np.testing.assert_array_equal, sparse, DELTA)
+    chex.assert_trees_all_equal(sparse, DELTA)
 
 
 def test_lus_retains_the_same_number_if_costs_are_not_numbers():

@@ -1,5 +1,6 @@
 """Noise on trained models: its sensitivity by brute force, its laws, its events, its refusals."""
 
+import chex
 import dp_accounting as dpa
 import jax
 import jax.numpy as jnp
@@ -339,7 +340,7 @@ def test_staircase_noise_of_too_small_a_multiplier_is_the_least_that_can_be_draw
     low, least = (
         noise.add(jax.random.key(3), params, noise.contribution(10), z) for z in (1 / 50, 1 / 16)
     )
-    jax.tree.map(np.testing.assert_array_equal, low, least)
+    chex.assert_trees_all_equal(low, least)
     assert all(np.all(np.abs(np.asarray(x) - 1) < 3 * bound) for x in jax.tree.leaves(low))
 
 

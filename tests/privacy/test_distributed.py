@@ -3,6 +3,7 @@
 import json
 import math
 
+import chex
 import dp_accounting as dpa
 import jax
 import jax.numpy as jnp
@@ -72,7 +73,7 @@ def test_trees_survive_the_way_through_a_vector():
     layout = rotation.layout_of(tree)
     assert (layout.dimension, layout.padded) == (187, 256)
     back = rotation.unflatten(rotation.flatten(tree, layout), layout)
-    jax.tree.map(np.testing.assert_array_equal, back, tree)
+    chex.assert_trees_all_equal(back, tree)
 
 
 @telling

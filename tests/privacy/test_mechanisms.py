@@ -2,6 +2,7 @@
 
 import math
 
+import chex
 import dp_accounting as dpa
 import jax
 import jax.numpy as jnp
@@ -79,15 +80,13 @@ def test_gaussian_uses_the_clipping_that_it_names(method):
     tree = {"a": jnp.full(4, 3.0), "b": jnp.full(4, 1e-3)}
     mechanism = mechanisms.gaussian(1.0, 1.0, method=method)
     expected, _ = clipping.METHODS[method](tree, 1.0)
-    jax.tree.map(np.testing.assert_array_equal, mechanism.clip(tree)[0], expected)
+    chex.assert_trees_all_equal(mechanism.clip(tree)[0], expected)
 
 
 def test_mechanisms_compile_with_traced_numbers_and_never_recompile():
-    traces = []
-
     @jax.jit
+    @chex.assert_max_traces(n=1)
     def release(key, rows, clip_norm, noise_multiplier):
-        traces.append(1)
         mechanism = mechanisms.gaussian(clip_norm, noise_multiplier)
         clipped, _ = jax.vmap(mechanism.clip)(rows)
         return mechanism.add_noise(key, clipped.sum(axis=0))
@@ -95,8 +94,7 @@ def test_mechanisms_compile_with_traced_numbers_and_never_recompile():
     rows = jnp.ones((3, 4))
     for clip_norm, z in [(1.0, 0.0), (0.1, 2.0)]:
         out = release(jax.random.key(0), rows, clip_norm, z)
-        assert np.all(np.isfinite(out))
-    assert len(traces) == 1
+        chex.assert_tree_all_finite(out)
     np.testing.assert_allclose(release(jax.random.key(0), rows, 1.0, 0.0), 1.5, rtol=1e-6)
 
 

@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -172,8 +173,7 @@ def test_oracle_2_a_threshold_of_zero_is_averaging_to_the_bit(name):
     plain, _ = run(MAKERS[name](model, plain_trainer(model), aggregator=mean))
     zero = gradient_mask(mean, threshold=0.0)
     masked, _ = run(MAKERS[name](model, plain_trainer(model), aggregator=zero))
-    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(masked), strict=True):
-        np.testing.assert_array_equal(a, b)
+    chex.assert_trees_all_equal(plain, masked)
 
 
 @telling

@@ -13,6 +13,7 @@ import typing
 from fractions import Fraction
 from math import comb
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -176,12 +177,6 @@ def fates_of(*last):
     return jnp.asarray(fates, jnp.int8)
 
 
-def same(a, b):
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_array_equal(x, y)
-
-
 def without(info, names):
     return {k: v for k, v in info.items() if k not in names}
 
@@ -206,10 +201,12 @@ def test_masked_cancelled_and_plain_are_bit_for_bit_alike(name, bits):
         plain, _ = played(name)(fates)
         for form in forms:
             (state, aggregate, info), _ = form(fates)
-            same((state, aggregate), plain[:2])
+            chex.assert_trees_all_equal((state, aggregate), plain[:2])
             # `Diagnostic` figures are not sent under masks.
             own = {"num_lost", "num_clipped"} if "discrete" in name else {"num_lost"}
-            same({k: info[k] for k in plain[2].keys() - own}, without(plain[2], own))
+            chex.assert_trees_all_equal(
+                {k: info[k] for k in plain[2].keys() - own}, without(plain[2], own)
+            )
             assert info["num_out_of_range"] == 0 and info["num_lost"] == 0
             assert info["num_recovered"] == sum(f in (LOST, Fate.LATE) for f in last)
 
@@ -354,7 +351,7 @@ def test_a_lost_round_is_one_of_zeros():
     (_, noise, info), _ = run(fates_of(*[LOST] * 6))
     assert info["num_lost"] == 1 and info["num_recovered"] == 0 and info["num_clipped"] == 0
     plain = played("gaussian_mean")(jnp.full(SLOTS, Fate.EMPTY, jnp.int8))[0]
-    same(noise, plain[1])
+    chex.assert_trees_all_equal(noise, plain[1])
 
 
 def test_a_round_that_the_graph_is_not_for_is_lost():
