@@ -1,4 +1,4 @@
-"""Algorithms: one file for each method, each a declaration of pure functions."""
+"""Algorithms: one file for each method or family, each a declaration of pure functions."""
 
 from fedjax_dp.algorithms.ae_dpfl import ae_dpfl
 from fedjax_dp.algorithms.afl import afl

@@ -147,9 +147,9 @@ class Ticket(NamedTuple):
 class Scheme:
     """A client's work in FedLTN and in the first stage of Jump-Start."""
 
-    model: Model  # The model to train.
-    trainer: LocalTrainer  # Local training.
-    options: Tickets  # Those of `fed_ltn`.
+    model: Model
+    trainer: LocalTrainer
+    options: Tickets
     home: Home  # Which parameters are local.
     weights: PyTree  # Shapes of the weights that may be pruned.
     is_weight: PyTree  # Which parameters are not buffers.

@@ -27,10 +27,15 @@ from fedjax_dp.server.mean import per_part, scaled_sum, uniform_mean
 
 
 class ServerState(NamedTuple):
-    """The model, and the clients' total drift from it."""
+    """The model, and the clients' total drift from it.
 
-    params: PyTree  # The model's parameters, w.
-    correction: PyTree  # H, minus α times the sum of all deltas so far over the number of clients.
+    Attributes:
+      params: the model's parameters, w.
+      correction: h, minus α times the sum of all deltas so far over the number of clients.
+    """
+
+    params: PyTree
+    correction: PyTree
 
 
 @checked

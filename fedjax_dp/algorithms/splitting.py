@@ -78,7 +78,7 @@ class Average(NamedTuple):
 class ServerState(NamedTuple):
     """The server's state."""
 
-    params: PyTree  # Z̄, the model.
+    params: PyTree  # z̄, the model.
     average: Average | None  # The ergodic average; None if absent.
     # Completed rounds, int32, in the centralised form, whose points move at the end of a round;
     # None in the decentralised form.

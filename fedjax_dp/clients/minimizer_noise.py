@@ -50,7 +50,7 @@ class MinimizerNoise(NamedTuple):
     one coordinate under zero-out, but of Gaussian noise, where it is the standard deviation over c.
     """
 
-    mechanism: Mechanism  # The noise.
+    mechanism: Mechanism
     bounds: LossBounds  # Of the loss of every record.
     regularizer: float  # α.
     num_entries: int  # The number of parameters.

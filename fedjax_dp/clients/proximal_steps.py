@@ -29,7 +29,7 @@ class Quadratic:
 
     vectors: jax.Array  # V, eigenvectors of the Hessian, `[p, p]`, float32.
     values: jax.Array  # The diagonal of Λ, at least 0, `[p]`, float32.
-    moment: jax.Array  # M, minus the gradient at zero by eigenvectors, `[p]`, float32.
+    moment: jax.Array  # m, minus the gradient at zero by eigenvectors, `[p]`, float32.
     is_ready: jax.Array  # Whether it has been computed, bool.
 
 

@@ -83,7 +83,7 @@ class Diagnostic:
     is in their place in the sum.
     """
 
-    value: jax.Array  # The client's part of the figure.
+    value: jax.Array
 
 
 @flax.struct.dataclass

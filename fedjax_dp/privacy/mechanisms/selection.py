@@ -215,7 +215,7 @@ class Repetition(NamedTuple):
     at η = ∞ it is the Poisson distribution, K = 0 included.
     """
 
-    mean: float  # The expected number of trials.
+    mean: float
     shape: float  # η.
 
     def event(self, trial: DpEvent) -> DpEvent:

@@ -88,9 +88,8 @@ class Facts(NamedTuple):
     has_personal_models: bool = False
     num_shared: int = 0  # Records that several clients have,
     most_holders: int = 1  # at most so many each.
-    num_units: ArrayLike | None = (
-        None  # Clients, or the records of each, that a δ is compared with.
-    )
+    # How many clients, or records of each client, which a δ is compared with.
+    num_units: ArrayLike | None = None
     budget: ArrayLike | None = None  # The ε that was allowed.
 
 
