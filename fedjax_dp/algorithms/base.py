@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 from chex import PRNGKey
@@ -59,11 +59,8 @@ def field(name: str, *, is_whole: bool = True) -> SharedModel:
     )
 
 
-class PersonalModel(Protocol):
-    """The model of one client."""
-
-    def __call__(self, server: PyTree, own: PyTree, client: Any) -> PyTree:
-        """Reads it; `Sparse` if the client's mask determines which weights it has."""
+# `(server, own, client) -> params` of one client; `Sparse` if its mask determines which it has.
+PersonalModel: TypeAlias = Callable[[PyTree, PyTree, Any], PyTree]
 
 
 class Views(NamedTuple):
@@ -274,40 +271,15 @@ class Needs(NamedTuple):
     option_for_bound: str = ""
 
 
-class Init(Protocol):
-    """Makes the server's state: models, optimiser states, anything else that the server needs."""
-
-    def __call__(self, key: PRNGKey) -> PyTree:
-        """Makes the server's state."""
-
-
-class Broadcast(Protocol):
-    """The server's message to one client."""
-
-    def __call__(self, server: PyTree, client: Recipient) -> PyTree:
-        """Makes the message: arrays, or parts of them in the forms of `core.messages`."""
-
-
-class ClientRound(Protocol):
-    """One client's whole round, from the received message to its update."""
-
-    def __call__(
-        self, message: PyTree, own: PyTree, client: Any, hyper: Hyper, key: PRNGKey
-    ) -> ClientOutput:
-        """Runs it; `own` is the client's state, or None.
-
-        If privacy is claimed for records, `client` is a `PublicClient`, whose records a trainer and
-        a choice can read and the algorithm cannot; else a `ClientData`.
-        """
-
-
-class ServerStep(Protocol):
-    """The server's step along an aggregate."""
-
-    def __call__(
-        self, server: PyTree, aggregate: PyTree, hyper: Hyper, round: Round, key: PRNGKey
-    ) -> tuple[PyTree, dict[str, Any]]:
-        """Returns `(server, info)`."""
+# The functions of a declaration. If privacy is claimed for records, the client of a round is a
+# `PublicClient`, whose records a trainer and a choice can read and the algorithm cannot; else a
+# `ClientData`. Its second argument is the client's state, or None.
+Init: TypeAlias = Callable[[PRNGKey], PyTree]
+Broadcast: TypeAlias = Callable[[PyTree, Recipient], PyTree]
+ClientRound: TypeAlias = Callable[[PyTree, PyTree, Any, Hyper, PRNGKey], ClientOutput]
+ServerStep: TypeAlias = Callable[
+    [PyTree, PyTree, Hyper, Round, PRNGKey], tuple[PyTree, dict[str, Any]]
+]
 
 
 class FederatedAlgorithm(NamedTuple):
@@ -315,12 +287,13 @@ class FederatedAlgorithm(NamedTuple):
 
     Attributes:
       name: the algorithm's name in reports.
-      init: makes the server's state.
-      broadcast: makes the message to one client.
-      client: one client's round. It sees the message, as `core.messages.received` returns it, and
-        nothing else of the server.
+      init: `(key) -> server`, the server's state: models, optimiser states, all that it needs.
+      broadcast: `(server, recipient) -> message` to one client: arrays, or parts of them in the
+        forms of `core.messages`.
+      client: `(message, own, client, hyper, key) -> ClientOutput`, one client's round. It sees the
+        message, as `core.messages.received` returns it, and nothing else of the server.
       aggregator: combines the cohort's updates into one aggregate.
-      server_step: the server's step along it.
+      server_step: `(server, aggregate, hyper, round, key) -> (server, info)` along it.
       training: numbers, steps and claim of local training.
       numbers: the algorithm's own numbers.
       views: the models that it trains.

@@ -192,11 +192,8 @@ class Train(Protocol):
         """
 
 
-class NumSteps(Protocol):
-    """Counts the local steps of a client."""
-
-    def __call__(self, size: Any, config: LocalConfig) -> Any:
-        """Returns the number of steps of a client with this many records."""
+# `(size, config) -> steps` of a client with this many records.
+NumSteps: TypeAlias = Callable[[Any, LocalConfig], Any]
 
 
 class CheckNoised(Protocol):
@@ -204,13 +201,6 @@ class CheckNoised(Protocol):
 
     def __call__(self, is_sent: PyTree | None = None) -> None:
         """Raises a ValueError; `is_sent` marks the parameters that are sent, None all of them."""
-
-
-class ReadingWhole(Protocol):
-    """Builds the same training with steps on all records of a client."""
-
-    def __call__(self, whole: Any) -> "LocalTrainer":
-        """Returns a trainer for which an infinite batch size means all records."""
 
 
 class LocalTrainer(NamedTuple):
@@ -227,7 +217,8 @@ class LocalTrainer(NamedTuple):
         update transforms change the delta.
       check_noised: raises a ValueError if noise on the delta would move what training leaves
         unchanged.
-      reading_whole: `(whole_batches) -> LocalTrainer`, see `ReadingWhole`; None if not offered.
+      reading_whole: `(whole_batches) -> LocalTrainer` for which an infinite batch size means all
+        records of a client; None if not offered.
     """
 
     train: Train
@@ -236,7 +227,7 @@ class LocalTrainer(NamedTuple):
     claim: RecordClaim | None
     sends: Literal["gradients", "delta", "transformed"] = "delta"
     check_noised: CheckNoised = lambda is_sent=None: None
-    reading_whole: ReadingWhole | None = None
+    reading_whole: Callable[[Any], "LocalTrainer"] | None = None
 
     @property
     def is_private(self) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -48,13 +48,8 @@ class MicroBatch(Protocol):
         """Returns the sum; `value` is of each example's loss, see `Objective`."""
 
 
-class Release(Protocol):
-    """Builds the gradient of a step from the sum over its batch, of `count` examples."""
-
-    def __call__(
-        self, gradient_sum: PyTree, count: jax.Array, config: LocalConfig, key: PRNGKey
-    ) -> PyTree:
-        """Returns the gradient."""
+# `(gradient_sum, count, config, key) -> gradient` of a step, from the sum over its batch.
+Release: TypeAlias = Callable[[PyTree, jax.Array, LocalConfig, PRNGKey], PyTree]
 
 
 class GradientRule(NamedTuple):

@@ -1,7 +1,7 @@
 """The contract of an aggregator: how the updates of a cohort become one aggregate."""
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import flax.struct
@@ -108,20 +108,6 @@ class Close:
         return self.fates == Fate.CONTRIBUTED
 
 
-class Init(Protocol):
-    """Makes an aggregator's state before the first round."""
-
-    def __call__(self, structure: PyTree, /) -> PyTree:
-        """Reads the shapes of an update."""
-
-
-class Contribute(Protocol):
-    """Makes a client's contribution from its update; clipping happens here."""
-
-    def __call__(self, state: PyTree, numbers: Any, update: PyTree, sender: Sender, /) -> PyTree:
-        """Returns the contribution; the engine replaces non-finite ones by zeros."""
-
-
 class Encode(Protocol):
     """Makes the message that leaves a client: rotation, rounding, masks, a share of noise."""
 
@@ -131,27 +117,14 @@ class Encode(Protocol):
         """Returns the message; a client whose update is not finite encodes zeros."""
 
 
-class Combine(Protocol):
-    """Makes the aggregate; noise is added here, once."""
-
-    def __call__(
-        self, state: PyTree, numbers: Any, total: PyTree, close: Close, /
-    ) -> tuple[PyTree, PyTree, dict[str, Any]]:
-        """Returns the next state, the aggregate, and info by name."""
-
-
-class Broadcast(Protocol):
-    """The part of an aggregator's state that is sent to clients, such as an adaptive clip norm."""
-
-    def __call__(self, state: PyTree, /) -> PyTree:
-        """Returns the message, the only part of the state that `contribute` and `encode` see."""
-
-
-class Message(Protocol):
-    """A client's message to an aggregator, in the forms of `core.messages`."""
-
-    def __call__(self, update: PyTree, weight: jax.Array, /) -> PyTree:
-        """Returns the message, from which bytes are counted."""
+# The other functions of an aggregator, as `Summed` describes them. Clipping happens in
+# `Contribute`, whose results that are not finite the engine replaces by zeros; noise of the server
+# is added in `Combine`, once.
+Init: TypeAlias = Callable[[PyTree], PyTree]
+Contribute: TypeAlias = Callable[[PyTree, Any, PyTree, Sender], PyTree]
+Combine: TypeAlias = Callable[[PyTree, Any, PyTree, Close], tuple[PyTree, PyTree, dict[str, Any]]]
+Broadcast: TypeAlias = Callable[[PyTree], PyTree]
+Message: TypeAlias = Callable[[PyTree, jax.Array], PyTree]
 
 
 def nothing(state: PyTree, /) -> tuple[()]:
