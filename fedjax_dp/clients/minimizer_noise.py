@@ -80,8 +80,7 @@ class MinimizerNoise(NamedTuple):
     def training_numbers(self, config: LocalConfig) -> LocalConfig:
         """Returns numbers of training to which the bound applies, also in a sweep over others.
 
-        The clip norm is so large that no gradient is clipped, whole or layer by layer: the bound is
-        that of the loss, and clipped gradients need not be those of any loss.
+        No gradient is clipped, whole or by layer: clipped ones need not be those of any loss.
         """
         rate = jnp.minimum(config.learning_rate, self.max_learning_rate)
         return config._replace(

@@ -25,8 +25,8 @@ def check_noised(
 ) -> None:
     """Requires that training moves every parameter, so that noise may be added to updates of it.
 
-    Noise on a parameter that is not trained only harms: a frozen base drifts, a variance of batch
-    norm turns negative. Optimisers are tested on random gradients, with a learning rate above 0.
+    Noise on others only harms: a frozen base drifts, a variance turns negative. Optimisers are
+    tested on random gradients, with a learning rate above 0.
     """
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     names = trees.paths(shapes)

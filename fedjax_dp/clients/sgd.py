@@ -459,11 +459,7 @@ class TrainingLoop:
 
 
 def _apart(start: Any) -> Any:
-    """Reads the first parameters anew after a loop.
-
-    Otherwise the compiler subtracts the loop's first carry, and has to copy it for all clients, as
-    the loop overwrites it.
-    """
+    """Reads the first parameters anew after a loop, whose first carry would have to be copied."""
     return start if backend() == "cpu" else jax.lax.optimization_barrier(start)
 
 

@@ -282,9 +282,9 @@ def _root(excess: Callable[[float], float], start: float, step: float) -> float 
 def _roots(excess: Callable[[np.ndarray, np.ndarray], np.ndarray], count: int) -> np.ndarray:
     """Finds the zeros of many decreasing functions, by false position with Illinois weights.
 
-    `excess` maps (which, logarithms of multipliers) to values, all `[functions asked]`. Returns the
-    upper end of each bracket, where the function is known not to be above zero; NaN if it is above
-    zero everywhere, which ends the search for all.
+    `excess` maps (which, logarithms of multipliers) to values, `[functions asked]`. Returns the
+    upper
+    end of each bracket, not above zero; NaN if one is above zero everywhere, which ends the search.
     """
     all_functions = np.arange(count)
     low, high = np.full(count, math.log(_SMALLEST)), np.full(count, math.log(_LARGEST))

@@ -78,9 +78,8 @@ def nearest_choice(
 ) -> Advice | None:
     """Searches for the smallest change after which all events have an analysis together.
 
-    Fewer changes come first, then those that leave the run as it is: the accountant, then the
-    relation, the sampler, the mechanism. With `accountant=None` any accountant will do. None if no
-    change helps.
+    Fewer changes come first, then the accountant, the relation, the sampler, the mechanism. With
+    `accountant=None` any accountant will do. None if no change helps.
     """
     parts = [part for event in events for part, _ in flatten(event)]
     asked = Advice(accountant, relation)

@@ -166,8 +166,7 @@ def _log_moments_whole(q: np.ndarray, z: np.ndarray, alpha: int) -> np.ndarray:
 def _log_moments_fractional(q: np.ndarray, z: np.ndarray, alpha: np.ndarray) -> np.ndarray:
     """Bounds the series: both halves term by term, without signs; converged entries drop out.
 
-    Above order α the signs alternate and the terms fall, so that all that is left is below the
-    last term.
+    Above order α terms alternate and fall: all that is left is below the last one.
     """
     shape = (q.size, alpha.size)
     log_q, log_p, sigma, order = (

@@ -51,8 +51,7 @@ def _norm(leaves: list[jax.Array]) -> jax.Array:
 def _factor(norm: jax.Array, clip_norm: Scalar, size: int) -> jax.Array:
     """Computes the factor in [0, 1] that brings `norm` to at most `clip_norm`; 0 if norm is inf.
 
-    The summand below bounds the norm of what vanished when squares underflowed. It guards the
-    division at zero and changes nothing at any ordinary size.
+    The summand below bounds the norm of what vanished when squares underflowed, also at zero.
     """
     unseen = _SMALLEST_SEEN * math.sqrt(max(size, 1))
     bound = jnp.asarray(clip_norm, norm.dtype)
@@ -121,9 +120,8 @@ def clip_entries(tree: PyTree, bound: Norms) -> tuple[PyTree, jax.Array]:
 
     Also returns the largest entry before clipping, inf if one is not finite, which is not private.
 
-    Guarantee: no entry of the result exceeds `bound` in absolute value, for any input; one entry
-    that is not finite makes the whole tree zero. A traced bound that is not above 0 makes the
-    result zero.
+    Guarantee: no entry exceeds `bound` in absolute value, for any input; the whole tree is zero if
+    an entry is not finite, or a traced bound not above 0.
     """
     leaves, treedef = _leaves_of(tree)
     largest = jnp.max(jnp.stack([jnp.max(jnp.abs(x), initial=0) for x in leaves]))

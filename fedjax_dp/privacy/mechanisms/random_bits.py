@@ -65,11 +65,10 @@ _FAR = (
 def blocks(key: PRNGKey, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     """Draws 64 random bits for each entry, as two words, of fewer than 2^32 entries.
 
-    Each entry gets a whole block of the Threefry cipher, which has to be run for it in any case:
-    sharing its two words among two entries, as libraries do, computes it twice or spoils the one
-    pass in which bits become numbers. `jax.random.bits`, on a CPU, runs the rounds as a loop over
-    memory, so that it compiles fast; here all rounds are one pass, since drawing is the main cost
-    of noise. Entry i has the words of the counter (i, 0). Keys of other kinds are refused.
+    Each entry gets a whole block of the Threefry cipher, the words of the counter (i, 0): sharing
+    its two words among two entries, as libraries do, computes it twice or spoils the one pass in
+    which bits become numbers. All rounds are one pass, where `jax.random.bits`, on a CPU, runs a
+    loop over memory: drawing is the main cost of noise. Keys of other kinds are refused.
 
     Source: Salmon and others 2011.
     """
@@ -159,8 +158,7 @@ def _signed(words: jax.Array) -> jax.Array:
 def like(key: PRNGKey, leaves: Sequence[Any], sampler: Callable[..., jax.Array]) -> list[jax.Array]:
     """Draws float32 numbers of the shapes of some arrays.
 
-    Small arrays are parts of one draw, which compiles once; large ones have a draw each, which is
-    cut only if its length divides badly, and stored by itself on a GPU.
+    Small arrays are parts of one draw, which compiles once; large ones have a draw each.
     """
     shapes = [jnp.shape(leaf) for leaf in leaves]
     sizes = [math.prod(shape) for shape in shapes]

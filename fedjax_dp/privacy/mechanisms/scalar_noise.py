@@ -211,11 +211,10 @@ def _few_bits(sensitivity: Scalar) -> jax.Array:
 
 
 def _geometric(key: PRNGKey, shape: tuple[int, ...], epsilon: jax.Array) -> jax.Array:
-    """Draws numbers k of probability proportional to `e^(−kε)`, int32.
+    """Draws numbers k of probability proportional to `e^(−kε)`, int32, digit by digit.
 
-    The binary digits of such a number are independent, digit j being 1 with odds `e^(−2^j·ε)`:
-    rounded odds change the ratio of two probabilities by little, whereas the quotient of a rounded
-    exponential number and ε would change it by much of a small ε.
+    Binary digits are independent, digit j being 1 with odds `e^(−2^j·ε)`. Rounded odds change the
+    ratio of two probabilities by little; a rounded exponential over ε would by much of a small ε.
     """
 
     def with_digit(digit: jax.Array, number: jax.Array) -> jax.Array:

@@ -33,10 +33,9 @@ class LowerBound(NamedTuple):
 def rate_upper_bound(
     errors: ArrayLike, trials: ArrayLike, significance: ProperFraction
 ) -> np.ndarray:
-    """Bounds an error rate from above by Clopper and Pearson's exact limit.
+    """Bounds an error rate from above by Clopper and Pearson's exact limit; 1 without a success.
 
-    The true rate is above the bound with probability at most `significance`; the bound is 1 if
-    every trial failed or there was none.
+    The true rate is above the bound with probability at most `significance`.
 
     Source: Clopper and Pearson 1934.
     """
@@ -139,9 +138,8 @@ def gaussian_epsilon(mu: float, dp_delta: float) -> float:
 def linear_direction(inside: ArrayLike, outside: ArrayLike) -> np.ndarray:
     """Learns unit weights of several observations of a canary (Fisher's discriminant).
 
-    `[samples, observations]` of canaries that were included and of others, from runs other than
-    those of the bound. Fewer than twenty samples an observation on a side would fit noise; then all
-    weights are equal.
+    `[samples, observations]` with canaries and without, from other runs than those of the bound. Of
+    fewer than twenty samples an observation on a side, which would fit noise, all are equal.
     """
     sides = np.asarray(inside, float), np.asarray(outside, float)
     size = sides[0].shape[1]
@@ -237,9 +235,7 @@ def one_run_epsilon(
     *,
     confidence: ProperFraction = 0.95,
 ) -> float:
-    """Finds the largest ε that right guesses about one run's canaries rule out.
-
-    The number of guesses must be fixed before the run.
+    """Finds the largest ε that right guesses rule out, of a number fixed before the run.
 
     Source: Steinke, Nasr, Jagielski 2023, section 4.3.
     """
