@@ -83,7 +83,7 @@ def declared(name, model=None, **options):
     model = model or linear_model()
     local, n = trainer(model), len(TRUE)
     rounds, of_all = {"num_rounds": ROUNDS}, {"num_clients": n}
-    given = grouped(algorithms.r_dpcfl, options)
+    given = grouped(getattr(algorithms, name), options)
     return {
         "r_dpcfl": lambda: algorithms.r_dpcfl(model, local, **of_all, **rounds, **given),
         "rc_dpfl": lambda: algorithms.rc_dpfl(model, local, **of_all, **rounds, num_models=4),
