@@ -241,7 +241,14 @@ _replace = ClientData.replace  # type: ignore[attr-defined]
 
 
 def _with_changes(self: ClientData, **changes: Any) -> ClientData:
-    """Replaces fields; a client of another size is not of the common one."""
+    """Replaces fields; a client of another size is not of the common one.
+
+    Args:
+      **changes: the new values, by field.
+
+    Returns:
+      The client with them.
+    """
     return _replace(self, **({"common_size": None} if "size" in changes else {}) | changes)
 
 
