@@ -204,7 +204,7 @@ def f_cdpfl(
         chosen = jnp.where(client.size > 0, chosen, own)
         is_last = client.stage == _LAST
         return trained_model(
-            trainer, message, chosen, client, hyper.local, key, is_last, is_weighted
+            trainer, message, chosen, client, hyper.local, is_last, is_weighted, key
         )
 
     def server_step(server, aggregate, hyper, round, key):

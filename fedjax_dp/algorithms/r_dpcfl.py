@@ -277,7 +277,7 @@ def r_dpcfl(
         batch = jnp.where(is_first, _first_batch(hyper, client.size), usual)
         local = hyper.local._replace(batch_size=batch)
         models = message.models
-        return trained_model(trainer, models, chosen, client, local, key, is_last, is_weighted)
+        return trained_model(trainer, models, chosen, client, local, is_last, is_weighted, key)
 
     def cluster(server, clients, hyper, key):
         features = principal_features(server.similarity, num_components)
@@ -335,9 +335,9 @@ def trained_model(
     chosen: jax.Array,
     client: Any,
     config: LocalConfig,
-    key: Any,
     is_last: jax.Array,
     is_weighted: bool,
+    key: Any,
 ) -> ClientOutput:
     """Trains the chosen model, by no step in a last round that is a choice alone."""
     config = without_steps(config, is_last)
