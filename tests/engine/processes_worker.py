@@ -119,13 +119,13 @@ def held(clients: Any) -> list[int]:
 
 def read_clients() -> list[np.ndarray]:
     """A list that receives the clients whose examples are read, of each reading."""
-    select, found = FederatedData.select, []
+    examples_of, found = FederatedData.examples_of, []
 
-    def reading(data: FederatedData, clients: Any) -> FederatedData:
+    def reading(data: FederatedData, clients: np.ndarray) -> dict[str, np.ndarray]:
         found.append(np.array(clients))
-        return select(data, clients)
+        return examples_of(data, clients)
 
-    FederatedData.select = reading  # type: ignore[method-assign]
+    FederatedData.examples_of = reading  # type: ignore[method-assign]
     return found
 
 
