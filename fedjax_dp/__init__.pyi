@@ -8,6 +8,7 @@ from . import (
     engine as engine,
     evaluation as evaluation,
     experiment as experiment,
+    extending as extending,
     flower as flower,
     io as io,
     models as models,

@@ -22,6 +22,7 @@ from fedjax_dp import (
     engine,
     evaluation,
     experiment,
+    extending,
     flower,
     io,
     models,
@@ -53,7 +54,8 @@ StaircaseDpEvent GammaShares GammaSharesDpEvent FixedPoint Iteration SetUp Terms
 CollusionResult MaskGraph MaskKeys HeldShares Compute Latencies RoundTimes Availability
 Moment CountedMean FloatOffsets LossBounds Node Nodes Journal NotOpenError Script Project
 Report Budget Method KeptTrials Trial Averaged Entry Finish FinishForAll Change Cohorts Wrapper
-Metric Needs Numbers Objective Stages Training Views
+Metric Needs Numbers Objective Stages Training Views Choices Coded Form Known SentIf Sparse
+ByClient
 """
 HOLD = set(_NAMES.split())
 
@@ -707,7 +709,16 @@ SPECIAL: dict[str, Case] = {
         update=lambda: TREE,
         weight=1.0,
     )._replace(alone=("update", "weight")),
+    "update_and_weight": case(
+        servers.update_and_weight,
+        lambda update, weight: servers.update_and_weight(update, weight),
+        update=lambda: TREE,
+        weight=1.0,
+    )._replace(alone=("update", "weight")),
+    "num_shares": case(servers.num_shares, num_clients=9, cohort_size=3.0),
     "num_soft_rounds": case(servers.num_soft_rounds, num_rounds=9),
+    # A decorator, whose functions are the cases.
+    "checked": Case(extending.checked, None),
     # They look for files, fetch them, run experiments or federations, as tests of their own do.
     **{
         name: Case(getattr(package, name), None)

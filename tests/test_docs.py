@@ -1,6 +1,8 @@
 """The code of every page is run, as one program each, and every command line is one that exists."""
 
+import ast
 import contextlib
+import inspect
 import io
 import json
 import pathlib
@@ -13,6 +15,7 @@ import typer
 from marks import slow, telling
 from typer.main import get_command
 
+import fedjax_dp
 from fedjax_dp.cli.main import COMMANDS, app, command
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.components.budgets import with_named_lists
@@ -82,6 +85,73 @@ def test_every_page_is_in_the_navigation_and_every_section_in_the_readme():
     assert set(re.findall(r"\]\(docs/([\w/.-]+)\)", read_on)) == sections
 
 
+def programs_of(page: pathlib.Path) -> str:
+    """All Python of a page or a notebook."""
+    if page.suffix == ".md":
+        return "\n".join(blocks(page, "python"))
+    cells = json.loads(page.read_text("utf-8"))["cells"]
+    code = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+    # Command lines, which may be broken.
+    return re.sub(r"^[!%](.*\\\n)*.*$", "", code, flags=re.M)
+
+
+def not_public(path: str) -> bool:
+    """Whether a dotted name is in no list of public names on the way to it."""
+    package, (_, *names) = fedjax_dp, path.split(".")
+    for name in names:
+        listed = getattr(package, "__all__", None)
+        # What stands in a module or class that is listed itself.
+        if listed is None:
+            return False
+        member = getattr(package, name, None)
+        is_package = inspect.ismodule(member) and hasattr(member, "__all__")
+        if name not in listed and not is_package:
+            return True
+        package = member
+    return False
+
+
+def names_used(code: str) -> set[str]:
+    """The dotted names of the package that a program imports, or reads as attributes of it."""
+    tree, found, aliases = ast.parse(code), set(), {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("fedjax_dp."):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            aliases |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+        elif isinstance(node, ast.Import):
+            mine = [a for a in node.names if f"{a.name}.".startswith("fedjax_dp.")]
+            found |= {alias.name for alias in mine}
+            aliases |= {alias.asname or "fedjax_dp": alias.name for alias in mine}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            first, *rest = ast.unparse(node).split(".")
+            if first in aliases and all(map(str.isidentifier, rest)):
+                found.add(".".join((aliases[first], *rest)))
+    return found
+
+
+READ = [page for page in (*PAGES, *sorted(ROOT.glob("docs/**/*.ipynb"))) if page.is_file()]
+
+
+@pytest.mark.parametrize("page", READ, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_what_a_page_imports_is_public(page):
+    assert not list(filter(not_public, sorted(names_used(programs_of(page)))))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from fedjax_dp.core import trees",
+        "from fedjax_dp.algorithms.base import Views",
+        "import fedjax_dp.core.trees",
+        "import fedjax_dp as fdp\nfdp.engine.round.run_round",
+        "from fedjax_dp import engine as e\ne.facts.Facts",
+    ],
+)
+def test_a_name_that_is_not_public_is_found(code):
+    assert any(map(not_public, names_used(code)))
+
+
 def command_lines(code: str) -> list[list[str]]:
     """The words after `fedjax-dp` in a block; what stands in brackets is a form, no line."""
     lines = code.replace("\\\n", " ").splitlines()
@@ -89,9 +159,13 @@ def command_lines(code: str) -> list[list[str]]:
     return [shlex.split(one[1], comments=True) for one in found if one and "[--" not in one[1]]
 
 
+# The first line of a block that is a file of the reader.
+NAMED = r"# (\w+\.\w+)\n"
+
+
 def write_named(code: str) -> None:
     """Writes a block that begins with the name of a file, `# mine.py`, to that file."""
-    if name := re.match(r"# (\w+\.\w+)\n", code):
+    if name := re.match(NAMED, code):
         pathlib.Path(name[1]).write_text(code, "utf-8")
 
 
@@ -156,6 +230,7 @@ def test_the_page_on_splitting_prints_the_accuracies_of_its_command(tmp_path, fe
 def test_a_page_shows_what_is_in_the_repository(page):
     shown = blocks(ROOT / "docs" / page, "python")
     source = (ROOT / FILES[page]).read_text("utf-8")
+    shown = [code for code in shown if not re.match(NAMED, code)]
     of_the_file = [code for code in shown if re.search(r"^(class|def) ", code, re.MULTILINE)]
     assert of_the_file and all(code.strip() in source for code in of_the_file)
     tests = [path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py")]
@@ -220,4 +295,5 @@ def test_what_a_page_prints_works_in_the_readers_order(
             status, _, said = fedjax_dp(*words)
             assert not status, f"{words}: {said}"
     if any(page == ROOT / "docs" / shown for shown in FILES):
-        assert printed.getvalue().splitlines() == blocks(page, "")[-1].splitlines()
+        outputs = [code for code in blocks(page, "") if not command_lines(code)]
+        assert printed.getvalue() == "".join(outputs)

@@ -13,7 +13,7 @@ ROOT = pathlib.Path(fedjax_dp.__file__).parent
 # From left to right; a layer may import what stands right of it, and itself.
 LAYERS = (
     ("fedjax_dp",),
-    ("cli",),
+    ("cli", "extending"),
     ("flower",),
     ("experiment",),
     ("io",),

@@ -10,7 +10,6 @@ import importlib.util
 import json
 import os
 import pathlib
-import platform
 import signal
 import subprocess
 import sys
@@ -18,15 +17,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from importlib import metadata
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks.accelerator.clock import PRECISIONS, best
 from fedjax_dp.core.backend import facts
 from fedjax_dp.core.choices import no_split
+from fedjax_dp.experiment.studies import measuring
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 Rows = Iterator[dict[str, Any]]
@@ -34,32 +32,7 @@ Rows = Iterator[dict[str, Any]]
 
 def machine() -> Rows:
     """Finds what figures depend on."""
-    device, here = jax.devices()[0], facts()
-    stats = device.memory_stats() or {}
-    yield {
-        "device": device.device_kind,
-        "devices": jax.device_count(),
-        "device_memory_mb": round(stats.get("bytes_limit", 0) / 2**20) or None,
-        "backend": jax.default_backend(),
-        "compute_capability": here.compute_capability or None,
-        "multiprocessors": here.cores if here.backend == "gpu" else None,
-        "driver": _driver(),
-        # With the versions of CUDA's libraries.
-        "platform": device.client.platform_version.strip().replace("\n", ", "),
-        **{name: metadata.version(name) for name in ("jax", "flax", "optax", "numpy")},
-        "python": platform.python_version(),
-        "cores": os.cpu_count(),
-    }
-
-
-def _driver() -> str | None:
-    """Asks an NVIDIA driver for its version; None where there is none."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.split("\n")[0].strip() or None
+    yield measuring.machine()
 
 
 def tests(
@@ -163,7 +136,7 @@ def kernels(**arguments: Any) -> Rows:
 
 def peaks(size: int, copied_mb: int) -> Rows:
     """Measures square products in each precision, and a pass that reads and writes memory."""
-    for precision, (products, dtype) in PRECISIONS.items():
+    for precision, (products, dtype) in measuring.PRECISIONS.items():
         if precision == "split" and no_split(facts()) is not None:
             continue
         a = jnp.ones((size, size), dtype)
@@ -174,6 +147,15 @@ def peaks(size: int, copied_mb: int) -> Rows:
     negate = jax.jit(jnp.negative)
     seconds = best(lambda: negate(x))
     yield {"what": "copy", "precision": "float32", "gb_per_second": 2 * x.nbytes / seconds / 1e9}
+
+
+def best(fn: Callable[[], Any], seconds: float = 1.0) -> float:
+    """Measures the fastest call of those in `seconds`, after one that is not counted."""
+    measuring.timed(fn)
+    found: list[float] = []
+    while sum(found) < seconds:
+        found.append(measuring.timed(fn)[1])
+    return min(found)
 
 
 def peers(peer: str, names: Sequence[str], rounds: int, venvs: str, here: bool) -> Rows:
@@ -219,9 +201,7 @@ def pfl(processes: Sequence[int], python: str, options: Sequence[str], rounds: i
 
 def layouts(**arguments: Any) -> Rows:
     """Times clients side by side."""
-    from benchmarks.accelerator.layouts import rows
-
-    yield from rows(**arguments)
+    yield from measuring.speeds(**arguments)
 
 
 def rounding(**arguments: Any) -> Rows:

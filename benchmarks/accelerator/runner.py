@@ -1,7 +1,6 @@
 """Plays steps, each in a process of its own, and stores what they find after every one."""
 
 import contextlib
-import datetime
 import json
 import os
 import pathlib
@@ -12,6 +11,9 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+from fedjax_dp.core import files
+from fedjax_dp.experiment.studies.measuring import Results
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Seconds in which a step that is ended may end what it started.
@@ -42,15 +44,8 @@ class Step(NamedTuple):
     decides: str = ""
 
 
-class Book:
-    """The results of all steps on one machine: a file of JSON, and a page beside it.
-
-    Args:
-      path: the file; its results are kept if they are of the same machine.
-      machine: facts of the machine and its software.
-      page: makes the page, in Markdown, from the results.
-      forgotten: steps whose results are dropped, to be measured anew.
-    """
+class Book(Results):
+    """The results of all steps on one machine, and a page beside them."""
 
     def __init__(
         self,
@@ -59,48 +54,40 @@ class Book:
         page: Callable[[dict[str, Any]], str],
         forgotten: Sequence[Step] = (),
     ):
-        self._path, self._page = path, page
-        stored = (
-            json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"machine": machine}
-        )
-        steps, names = stored.get("steps", {}), {step.name for step in forgotten}
-        kept = {name: found for name, found in steps.items() if name not in names}
-        differing = sorted(k for k in machine if stored["machine"].get(k) != machine[k])
-        if kept and differing:
-            raise SystemExit(
-                f"{path} has results of another machine (other {', '.join(differing)}): choose "
-                "another --output, or measure everything anew by --again without --only"
-            )
-        usual = {} if differing else stored.get("usual", {})
-        self.results = {"machine": machine, "steps": kept, "usual": usual, "left": []}
+        """Keeps the results of the file but those `forgotten`; `page` makes Markdown of them."""
+        try:
+            super().__init__(path, machine, [step.name for step in forgotten])
+        except ValueError as error:
+            hint = "choose another --output, or measure everything anew by --again without --only"
+            raise SystemExit(f"{error}: {hint}") from None
+        self._page = page
+        self.document.setdefault("usual", {})
+        self.document["left"] = []
 
     def is_left(self, step: Step) -> bool:
         """Whether a step can run here and came to no end, by a result or by its own error."""
-        found = self.results["steps"].get(step.name, {})
-        return not step.missing and found.get("status") not in ("done", "failed")
+        return not step.missing and self.status(step) not in ("done", "failed")
 
     def status(self, step: Step) -> str:
         """Says what became of a step; empty if nothing."""
-        return str(self.results["steps"].get(step.name, {}).get("status", ""))
+        return str(self.document["steps"].get(step.name, {}).get("status", ""))
 
     def usual_seconds(self, step: Step) -> float:
         """The seconds that a step took here, or that it is expected to take."""
-        return self.results["usual"].get(step.name, step.seconds)
+        return self.document["usual"].get(step.name, step.seconds)
 
-    def put(self, step: Step, found: dict[str, Any]) -> None:
+    def add(self, step: Step, found: dict[str, Any]) -> None:
         """Adds the result of a step."""
-        today = datetime.date.today().isoformat()
-        self.results["steps"][step.name] = {"group": step.group, "date": today, **found}
+        self.put(step.name, step.group, found)
         if found["status"] == "done":
-            self.results["usual"][step.name] = found["seconds"]
+            self.document["usual"][step.name] = found["seconds"]
 
-    def write(self, steps: Sequence[Step]) -> list[str]:
+    def write_all(self, steps: Sequence[Step]) -> list[str]:
         """Writes both files, and returns the names of those `steps` that are left."""
         left = [step.name for step in steps if self.is_left(step)]
-        self.results["left"] = left
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        _write(self._path, json.dumps(self.results, indent=2) + "\n")
-        _write(self._path.with_suffix(".md"), self._page(self.results))
+        self.document["left"] = left
+        self.write()
+        files.write_text(self.path.with_suffix(".md"), self._page(self.document))
         return left
 
 
@@ -117,7 +104,7 @@ def play_all(
     for step in sorted(chosen, key=lambda step: book.status(step) == "cut off"):
         if step.missing:
             say(f"{step.name}: skipped, {step.missing}")
-            book.put(step, {"status": "skipped", "error": step.missing, "seconds": 0.0, "rows": []})
+            book.add(step, {"status": "skipped", "error": step.missing, "seconds": 0.0, "rows": []})
         elif book.is_left(step):
             usual, remaining = book.usual_seconds(step), ends - time.monotonic()
             if usual > remaining:
@@ -130,11 +117,11 @@ def play_all(
             if found["status"] == "late":
                 is_own = limit == step.limit
                 found["status"] = "failed" if is_own else "cut off"
-            book.put(step, found)
+            book.add(step, found)
             took = f"{found['seconds']:.1f} s ({found['processor_seconds']:.1f} s of processors)"
             say(f"{step.name}: {found['status']} in {took} {found['error']}".rstrip())
-        book.write(steps)
-    return book.write(steps)
+        book.write_all(steps)
+    return book.write_all(steps)
 
 
 def play(command: Sequence[str], limit: float) -> dict[str, Any]:
@@ -214,10 +201,3 @@ def _last_words(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
     errors = [line for line in lines if "Error" in line or "RESOURCE_EXHAUSTED" in line]
     return (errors or lines)[-1][:300]
-
-
-def _write(path: pathlib.Path, text: str) -> None:
-    """Replaces a file as a whole, so that a stop at any time leaves the old or the new one."""
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    unfinished.write_text(text)
-    unfinished.replace(path)

@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks.accelerator.runner import ROOT, Step
 from benchmarks.peers.install import is_installed, python_of
+from fedjax_dp.experiment.studies.measuring import COUNTS
 
 VENVS = ROOT / "benchmarks" / "peers" / ".venvs"
 # How convolutions are computed where each client has kernels of its own, in the words of
@@ -52,7 +53,6 @@ FAMILIES: Mapping[str, tuple[float, int | None, tuple[str, ...]]] = {
 _PLAIN = ("F4", "W4", "W4dp")
 # Clipped gradients of records, whose choice is that of products.
 _OF_RECORDS = ("W3", "W5")
-COUNTS = (1, 4, 16, 64, 256, 1024)
 COHORTS = (10, 100, 1000, 10_000)
 # A client of 1 KiB, so that a million fit beside their model.
 MILLION = {

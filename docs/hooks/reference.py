@@ -106,7 +106,9 @@ def _sorted(names: list[list[str]]) -> list[list[str]]:
 
 
 def _is_defined(value: Any) -> bool:
-    return inspect.isclass(value) or inspect.isfunction(value)
+    """Whether it is a class or function of the package."""
+    is_object = inspect.isclass(value) or inspect.isfunction(value)
+    return is_object and value.__module__.startswith("fedjax_dp.")
 
 
 def _about(value: Any) -> str:

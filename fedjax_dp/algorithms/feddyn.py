@@ -17,10 +17,9 @@ from fedjax_dp.algorithms.base import (
 from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.regularizers import proximal, shift
-from fedjax_dp.core import trees
+from fedjax_dp.core import ranges, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.messages import Known
-from fedjax_dp.core.ranges import Count, Positive
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.mean import per_part, scaled_sum, uniform_mean
@@ -40,7 +39,7 @@ class ServerState(NamedTuple):
 
 @checked
 def feddyn(
-    model: Model, trainer: LocalTrainer, *, num_clients: Count, alpha: Positive = 0.1
+    model: Model, trainer: LocalTrainer, *, num_clients: ranges.Count, alpha: ranges.Positive = 0.1
 ) -> FederatedAlgorithm:
     """Declares FedDyn, federated learning with dynamic regularisation.
 
@@ -107,4 +106,4 @@ def feddyn(
         numbers=Numbers(num_clients=num_clients),
         views=Views(shared=field("params")),
         client_state=ClientState(init=lambda server: correction_of(server.params)),
-    ).with_numbers({"alpha": alpha}, {"alpha": Positive})
+    ).with_numbers({"alpha": alpha}, {"alpha": ranges.Positive})

@@ -36,6 +36,8 @@ COMMANDS = {
     "audit": "Audit an experiment: `fedjax-dp audit [FILE.toml] [--section.key VALUE ...]`.",
     "estimate": "Estimate rounds on devices that are not here: `fedjax-dp estimate FILE.toml "
     "--device v5e`.",
+    "measure": "Measure this GPU or TPU, for `execution.measured`: `fedjax-dp measure --output "
+    "speeds.json`.",
     "bench": "Time a workload, or list them: `fedjax-dp bench list`, `fedjax-dp bench W1 --json`.",
 }
 # Groups, whose commands have two words.

@@ -31,6 +31,12 @@ def checked(function: _F) -> _F:
     ranges of `core.ranges`, whose numbers are finite. Traced numbers pass, whatever their range.
     Arguments annotated with `Any`, and shapes of arrays, are left to the function. A named tuple in
     the place of one that is a default, as options have it, is checked field by field.
+
+    Args:
+      function: a function with annotations; its decorator, as in `@checked`.
+
+    Returns:
+      The function, which raises a ValueError that names argument, rule and value.
     """
     signature, groups = inspect.signature(function), groups_of(function)
 

@@ -15,8 +15,10 @@ from fedjax_dp.core.trees import PyTree
 class Sparse:
     """Arrays of which only the entries kept by a mask count, as in a sparse message.
 
-    `values` are 0 where the mask is False; a whole array has the mask None. A receiver that has the
-    mask (`is_known`) need not be sent it.
+    Attributes:
+      values: arrays; 0 where the mask is False.
+      mask: of their structure, bool, None for an array that is whole.
+      is_known: whether the receiver has the mask, so that it need not be sent; static.
     """
 
     values: PyTree

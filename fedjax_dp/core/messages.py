@@ -23,7 +23,12 @@ _INDEX_BYTES = 4
 
 @flax.struct.dataclass
 class Coded:
-    """Arrays of integers, or their shapes, sent with `bits` bits per entry (static)."""
+    """Integers that are sent with fewer bits than their type has.
+
+    Attributes:
+      values: arrays, or their shapes.
+      bits: of each entry; static.
+    """
 
     values: PyTree
     bits: int = flax.struct.field(pytree_node=False)
@@ -31,9 +36,15 @@ class Coded:
 
 @flax.struct.dataclass
 class Choices:
-    """Several models `[models, ...]`, of which the one at `index` is sent, or all that are offered.
+    """Several models, of which one is sent, or all that are offered.
 
-    The first `num_offered` are offered. Indices take no bytes.
+    Their indices take no bytes.
+
+    Attributes:
+      values: arrays of all models, `[models, ...]`, or their shapes.
+      num_offered: the number of models offered, the first ones, int32.
+      sends_all: whether all of these are sent, bool.
+      index: the one that is sent if not all are, int32.
     """
 
     values: PyTree
@@ -42,7 +53,14 @@ class Choices:
     index: Any
 
     def take(self, index: jax.typing.ArrayLike) -> PyTree:
-        """Reads one model; zeros if it was not sent."""
+        """Reads one model.
+
+        Args:
+          index: of the model, int32.
+
+        Returns:
+          Its arrays, zeros if it was not sent.
+        """
         is_sent = jnp.where(self.sends_all, index < self.num_offered, index == self.index)
         return jax.tree.map(
             lambda x: jnp.where(is_sent, x[index], jnp.zeros_like(x[0])), self.values
@@ -60,14 +78,23 @@ class Choices:
 
 @flax.struct.dataclass
 class Known:
-    """Arrays, or shapes, that take no bytes: their receiver has them, such as the first model."""
+    """Arrays that take no bytes, because the receiver has them, such as the first model.
+
+    Attributes:
+      values: arrays, or their shapes.
+    """
 
     values: PyTree
 
 
 @flax.struct.dataclass
 class SentIf:
-    """A part of a message that is sent if `is_sent`, a traced bool, holds."""
+    """A part of a message that is sent under a condition.
+
+    Attributes:
+      values: the part, of which zeros arrive where it is not sent.
+      is_sent: the condition, bool, which may be traced.
+    """
 
     values: PyTree
     is_sent: Any
@@ -120,11 +147,25 @@ class Form:
         return dataclasses.replace(self, is_sparse=True)
 
     def of_type(self, dtype: str | None) -> "Form":
-        """Builds the form whose entries have the named type; None keeps their own."""
+        """Builds the form whose entries have another type.
+
+        Args:
+          dtype: its name; None for their own.
+
+        Returns:
+          The form.
+        """
         return dataclasses.replace(self, dtype=dtype)
 
     def of(self, update: PyTree) -> PyTree:
-        """Builds the message that an update is sent as."""
+        """Builds the message that an update is sent as.
+
+        Args:
+          update: arrays, or their shapes.
+
+        Returns:
+          The message.
+        """
         if self.part is not None:
             own = dataclasses.replace(self, part=None)
             return {**update, self.part: own.of(update[self.part])}

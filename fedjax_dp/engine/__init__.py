@@ -12,7 +12,7 @@ from fedjax_dp.engine.layout import ExecutionConfig, KeptTrials, Layout, Trial, 
 from fedjax_dp.engine.model_axis import ModelAxis
 from fedjax_dp.engine.population import examples_of, population_of
 from fedjax_dp.engine.record import Fate, RoundInfo, RoundRecord, TrainingInfo, as_metrics
-from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.engine.round import ByClient, SimulationState
 from fedjax_dp.engine.wrappers.anderson import anderson
 from fedjax_dp.engine.wrappers.asynchronous import asynchronous
 from fedjax_dp.engine.wrappers.availability import (
@@ -40,6 +40,7 @@ from fedjax_dp.engine.wrapping import Change, Wrapper
 
 __all__ = [
     "Availability",
+    "ByClient",
     "Change",
     "Cohort",
     "Cohorts",

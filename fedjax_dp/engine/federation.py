@@ -270,11 +270,13 @@ def federation(
       The federation.
 
     Raises:
-      ValueError: for a population that does not match, targets that the loss is not for, numbers
-        out of range, a mechanism and a participation without a joint analysis, or an aggregator
-        whose noise would move parameters that training does not.
+      ValueError: for a part of the declaration of a wrong kind, a population that does not match,
+        targets that the loss is not for, numbers out of range, a mechanism and a participation
+        without a joint analysis, or an aggregator whose noise would move parameters that training
+        does not.
     """
     require_not_forked()
+    _check_declaration(algorithm)
     population = data if isinstance(data, Population) else population_of(data)
     num_clients = population.num_clients
     cohorts = Cohorts(participation, algorithm, population)
@@ -394,6 +396,15 @@ def _as_drawn(record: RoundRecord, cohort: Cohort) -> RoundRecord:
 def init_key(key: PRNGKey) -> PRNGKey:
     """Returns the key that an algorithm makes its first model from, of a run's root key."""
     return fold(key, Purpose.INIT)
+
+
+def _check_declaration(algorithm: FederatedAlgorithm) -> None:
+    """Requires the fields of a declaration, and those of its parts, to be what they are for."""
+    argument_checks.check_fields(algorithm, "algorithm.")
+    for name in ("training", "numbers", "views", "client_state", "stages"):
+        part = getattr(algorithm, name)
+        if part is not None:
+            argument_checks.check_fields(part, f"algorithm.{name}.")
 
 
 def _check_population(cohorts: Cohorts, population: Population) -> None:

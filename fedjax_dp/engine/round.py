@@ -34,9 +34,13 @@ from fedjax_dp.server.base import Aggregator, Close, Roster, Stacked
 
 @flax.struct.dataclass
 class ByClient:
-    """The part of a wrapper's state that holds an entry for each client."""
+    """The part of a wrapper's state that holds an entry for each client.
 
-    values: PyTree  # `[num_clients, ...]`, padded and placed as the clients' states are.
+    Attributes:
+      values: `[num_clients, ...]`, padded and placed as the clients' states are.
+    """
+
+    values: PyTree
 
 
 class SimulationState(NamedTuple):

@@ -1,5 +1,6 @@
 # The public names of the package, each with the module that defines it. At run time they are read
 # from here, type checkers and editors read them here too.
+from . import testing as testing
 from .apps import (
     OnFlower as OnFlower,
     client_app_of as client_app_of,

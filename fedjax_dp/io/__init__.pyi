@@ -1,5 +1,7 @@
 """The public names, for tools that read types; `__init__.py` imports each when it is first used."""
 
+from . import drawing as drawing
+from . import plots as plots
 from .checkpoint import Checkpoints as Checkpoints
 from .client_plots import client_accuracies as client_accuracies
 from .client_plots import labels_by_client as labels_by_client

@@ -1,4 +1,4 @@
-"""Reads the speeds of a device, which `python -m benchmarks.accelerator` has measured."""
+"""Reads the speeds of a device, which `fedjax-dp measure` has measured."""
 
 import os
 from pathlib import Path
@@ -8,19 +8,16 @@ from fedjax_dp.core import checks, files
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.choices import Measured, Speed
 
-_WRITTEN_BY = (
-    "`python -m benchmarks.accelerator` wrote, in a clone of the repository: the installed package "
-    "does not have this module"
-)
+_RULE = "be a file that `fedjax-dp measure` wrote"
 _FIELDS = ("form", "precision", "clients", "seconds", "clients_per_second", "gflops")
 
 
 @checked
 def read_measured(path: str | os.PathLike[str]) -> Measured:
-    """Reads the speeds of clients side by side from the results of the accelerator benchmark.
+    """Reads the speeds of clients side by side.
 
     Args:
-      path: the file, such as `benchmarks/results/accelerator-gpu.json`.
+      path: the file that `fedjax-dp measure` wrote.
 
     Returns:
       The name of the device, and the speeds of the steps "layouts" that were measured whole.
@@ -29,9 +26,8 @@ def read_measured(path: str | os.PathLike[str]) -> Measured:
       ValueError: if the file does not exist, or has another form.
     """
     path = Path(path)
-    checks.require(path.is_file(), "measured", f"be a file that {_WRITTEN_BY}", str(path))
+    checks.require(path.is_file(), "measured", _RULE, str(path))
     found: Any = files.parse_json(files.read_text(path), path)
-    rule = f"be a file that {_WRITTEN_BY}"
     try:
         device, steps = str(found["machine"]["device"]), found["steps"].values()
         whole = [s for s in steps if s["group"] == "layouts" and s["status"] == "done"]
@@ -39,7 +35,7 @@ def read_measured(path: str | os.PathLike[str]) -> Measured:
         rows = (row for step in whole for row in step["rows"] if "error" not in row)
         speeds = tuple(map(_speed, rows))
     except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError):
-        raise ValueError(f"measured must {rule}, got {path}") from None
+        raise ValueError(f"measured must {_RULE}, got {path}") from None
     return Measured(device, speeds)
 
 

@@ -9,6 +9,7 @@ from fedjax_dp.server.base import (
     Summed,
     stateless,
     update_alone,
+    update_and_weight,
 )
 from fedjax_dp.server.clustering import (
     ClusterAggregate,
@@ -18,7 +19,7 @@ from fedjax_dp.server.clustering import (
     mean_per_cluster,
     similarity_of,
 )
-from fedjax_dp.server.distributed import discrete_mean
+from fedjax_dp.server.distributed import discrete_mean, num_shares
 from fedjax_dp.server.float_offsets import FloatOffsets, float_offsets
 from fedjax_dp.server.masking import Masked, gradient_mask
 from fedjax_dp.server.mean import (
@@ -110,6 +111,7 @@ __all__ = [
     "mean_per_cluster",
     "mean_per_model",
     "noise_aware_mean",
+    "num_shares",
     "num_soft_rounds",
     "oblivious_mean",
     "onto_simplex",
@@ -126,6 +128,7 @@ __all__ = [
     "trimmed_mean",
     "uniform_mean",
     "update_alone",
+    "update_and_weight",
     "weighted_by_client",
     "weighted_mean",
 ]

@@ -134,7 +134,15 @@ def nothing(state: PyTree, /) -> tuple[()]:
 
 
 def update_and_weight(update: PyTree, weight: jax.Array, /) -> PyTree:
-    """Sends the update and its weight."""
+    """Sends the update and its weight.
+
+    Args:
+      update: of a client.
+      weight: of the client.
+
+    Returns:
+      The message.
+    """
     return update, weight
 
 

@@ -17,8 +17,20 @@ from fedjax_dp.server.base import Diagnostic, Summed, stateless
 _LOST_ROUNDS = 1e-4
 
 
+@checked
 def num_shares(num_clients: int, cohort_size: float) -> int:
-    """Returns the fewest shares of noise, at least 2, that 1 cohort in 10,000 exceeds."""
+    """Computes the fewest shares of noise that 1 cohort in 10,000 exceeds.
+
+    Args:
+      num_clients: the population.
+      cohort_size: the expected cohort, above 0.
+
+    Returns:
+      The number, at least 2.
+
+    Raises:
+      ValueError: for a number out of its range.
+    """
     checks.whole("num_clients", num_clients)
     checks.positive("cohort_size", cohort_size)
     largest = stats.binom.isf(_LOST_ROUNDS, num_clients, min(1.0, cohort_size / num_clients))

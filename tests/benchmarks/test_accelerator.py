@@ -345,8 +345,8 @@ def test_errors_of_split_products_above_their_bound_fail_the_step(monkeypatch):
 
 @pytest.mark.slow
 def test_networks_side_by_side_are_the_emnist_cnn():
-    from benchmarks.accelerator.layouts import EmnistCnn
     from fedjax_dp import models
+    from fedjax_dp.experiment.studies.measuring import EmnistCnn
 
     example = jax.ShapeDtypeStruct((28, 28, 1), np.float32)
     model = models.emnist_cnn(example, 62)

@@ -24,7 +24,7 @@ from small_problem import (
 )
 
 from fedjax_dp.algorithms import fedavg
-from fedjax_dp.algorithms.base import ClientState
+from fedjax_dp.algorithms.base import ClientState, Stages, Views
 from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.clients.base import RANGES
 from fedjax_dp.core import trees
@@ -411,6 +411,25 @@ def built(name):
     known = population_of(case.data(), case.validation())
     fed = federation(case.make(make_model()), known, case.participation())
     return fed, snapshot(fed.init(KEY)), examples_of(case.data(), case.validation())
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "message"),
+    [
+        ("views", Views(shared=lambda server: server.params), "views.shared must be a SharedModel"),
+        ("views", Views(personal=3), "views.personal must be a function"),
+        ("client_state", lambda server: server, "client_state must be a ClientState or None"),
+        ("stages", Stages(stage_of=0), "stages.stage_of must be a function"),
+        ("numbers", {"alpha": 1.0}, "numbers must be a Numbers"),
+        ("init", None, "init must be a function"),
+    ],
+)
+def test_a_part_of_a_declaration_of_a_wrong_kind_is_refused_by_name(name, part, message):
+    model = make_model()
+    algorithm = fedavg(model, plain_trainer(model))._replace(**{name: part})
+    joined = participants.participation(sampling.full_participation(), NUM_CLIENTS)
+    with pytest.raises(ValueError, match=rf"algorithm\.{message}.*, got "):
+        federation(algorithm, make_data(), joined)
 
 
 def test_views_of_a_shared_model():

@@ -2,14 +2,20 @@
 
 import copy
 import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dp_accounting import GaussianDpEvent, rdp
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, rdp
 from marks import later, telling
-from small_problem import NUM_CLIENTS, make_data, make_model, plain_trainer, private_trainer
+from own_draws_worker import COHORT, DP_DELTA, LAYOUTS, WRAPPERS
+from side_by_side import several_devices
+from small_problem import NUM_CLIENTS, ROUNDS, make_data, make_model, plain_trainer, private_trainer
 
 from fedjax_dp import algorithms
 from fedjax_dp.clients.gradients import clipped
@@ -173,6 +179,44 @@ def test_a_draw_that_reads_more_than_it_receives_says_so():
     fed = with_cohorts(bound(), lambda cohorts: cohorts.given(own))
     with pytest.raises(ValueError, match=r"draw must read .* unless reads_state is true"):
         PrivacyAccounting(fed).planned(fed.init(KEY), KEY, 3)
+
+
+@telling
+def test_wrappers_that_change_cohorts_are_charged_right_in_every_layout(tmp_path):
+    """In a process of its own, since a process has one set of devices."""
+    worker, output = pathlib.Path(__file__).with_name("own_draws_worker.py"), tmp_path / "found.npz"
+    environment = os.environ | {
+        "XLA_FLAGS": several_devices(2),
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join([str(worker.parents[1]), os.environ.get("PYTHONPATH", "")]),
+    }
+    command = [sys.executable, str(worker), str(output)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    with np.load(output) as arrays:
+        found = dict(arrays)
+    account = rdp.RdpAccountant()
+    account.compose(PoissonSampledDpEvent(COHORT / NUM_CLIENTS, GaussianDpEvent(NOISE)), ROUNDS)
+    amplified = account.get_epsilon(DP_DELTA)
+    for name in (wrapper.__name__ for wrapper in WRAPPERS):
+        first = f"{name}:device:1"
+        for job in (f"{name}:{placement}:{devices}" for placement, devices in LAYOUTS):
+            assert found[f"{job}/devices"] == int(job[-1]), job
+            np.testing.assert_array_equal(found[f"{job}/drawn"], found[f"{first}/drawn"], job)
+            np.testing.assert_array_equal(found[f"{job}/epsilon"], found[f"{first}/epsilon"], job)
+            params = found[f"{first}/params"]
+            np.testing.assert_allclose(found[f"{job}/params"], params, atol=1e-6, err_msg=job)
+    drawn = found["repeating:device:1/drawn"]
+    assert 0 < np.sum(drawn[0]) < NUM_CLIENTS and np.all(drawn == drawn[0])
+    expected = np.where(drawn[0], spent(ROUNDS), 0.0)
+    np.testing.assert_allclose(found["repeating:device:1/epsilon"], expected, rtol=1e-6)
+    drawn = found["thinning:device:1/drawn"]
+    assert not np.any(drawn[:, : NUM_CLIENTS // 2]) and np.any(drawn)
+    np.testing.assert_allclose(found["thinning:device:1/epsilon"], amplified, rtol=1e-6)
+    turns = (np.arange(NUM_CLIENTS) - COHORT * np.arange(ROUNDS)[:, None]) % NUM_CLIENTS < COHORT
+    np.testing.assert_array_equal(found["in_turn:device:1/drawn"], turns)
+    np.testing.assert_array_equal(found["in_turn:device:1/outer"], [COHORT * ROUNDS % NUM_CLIENTS])
+    np.testing.assert_allclose(found["in_turn:device:1/epsilon"], spent(ROUNDS), rtol=1e-6)
 
 
 @telling

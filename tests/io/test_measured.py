@@ -1,4 +1,4 @@
-"""Measured speeds are read from the results of the accelerator benchmark."""
+"""Measured speeds are read from the files of `fedjax-dp measure` and of the benchmark."""
 
 import json
 
@@ -30,8 +30,8 @@ def written(folder, steps):
     book = Book(folder / "accelerator-gpu.json", MACHINE, pages.page)
     for name, group, status, rows in steps:
         found = {"status": status, "error": "", "seconds": 1.0, "rows": rows}
-        book.put(Step(name, group, (), 1.0, 2.0), found)
-    book.write([])
+        book.add(Step(name, group, (), 1.0, 2.0), found)
+    book.write_all([])
     return folder / "accelerator-gpu.json"
 
 
@@ -63,10 +63,10 @@ def test_speeds_are_those_of_layouts_that_were_measured_whole(tmp_path):
 def test_other_files_are_refused(tmp_path, content):
     path = tmp_path / "other.json"
     path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"measured must be a file that `python -m benchmarks"):
+    with pytest.raises(ValueError, match=r"measured must be a file that `fedjax-dp measure` wrote"):
         read_measured(path)
 
 
 def test_a_file_that_is_missing_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"be a file that .* wrote, in a clone of the repository"):
+    with pytest.raises(ValueError, match="be a file that `fedjax-dp measure` wrote"):
         read_measured(tmp_path / "none.json")

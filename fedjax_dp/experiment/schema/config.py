@@ -626,8 +626,7 @@ class ExecutionSection(Section):
     )
     measured: PathText | None = _setting(
         None,
-        "file of speeds of this device, which auto follows; `python -m benchmarks.accelerator` in "
-        "a clone of the repository writes it",
+        "file of speeds of this device, which auto follows; `fedjax-dp measure` writes it",
     )
     debug: bool = _setting(
         False,
