@@ -33,7 +33,7 @@ from fedjax_dp.algorithms.registry import ALGORITHMS, Problem
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core.registry import grouped, groups_of, options_of
-from fedjax_dp.data import clusters, datasets, mixtures, partition, shifts, sizes, statistics
+from fedjax_dp.data import clusters, datasets, mixtures, partition, shifts, statistics
 from fedjax_dp.privacy.reports import auditing
 from fedjax_dp.server import oblivious, secure
 
@@ -543,7 +543,7 @@ SPECIAL: dict[str, Case] = {
             (partition.shards, {}),
             (mixtures.label_and_size_skew, {}),
             (mixtures.majority_classes, {}),
-            (sizes.power_law_sizes, {}),
+            (partition.power_law_sizes, {}),
             (
                 partition.class_mixtures,
                 {"train_per_client": 1, "validation_per_client": 1, "test_per_client": 1},

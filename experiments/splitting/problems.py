@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.models.base import Model
-from fedjax_dp.models.linear import least_squares
+from fedjax_dp.models.dense import least_squares
 
 
 class Problem(NamedTuple):

@@ -1,7 +1,6 @@
 """Audits: lower bounds on ε from attacks on the engine's rounds, compared with the claimed ε."""
 
-from fedjax_dp.audit.choices import check_choice
-from fedjax_dp.audit.clients import plant_clients
+from fedjax_dp.audit.canaries import plant_clients, plant_records
 from fedjax_dp.audit.collusion import (
     CollusionResult,
     OmissionResult,
@@ -12,13 +11,11 @@ from fedjax_dp.audit.collusion import (
     omit_noise,
     snoop,
 )
-from fedjax_dp.audit.local import check_client
 from fedjax_dp.audit.losses import plant_losses
 from fedjax_dp.audit.membership import MembershipResult, attack_model, membership_attack
 from fedjax_dp.audit.noise import StepCheck
-from fedjax_dp.audit.records import plant_records
 from fedjax_dp.audit.runs import AuditResult, AuditRuns, audit, run_audit
-from fedjax_dp.audit.steps import check_cohort, check_gradient_rule
+from fedjax_dp.audit.steps import check_choice, check_client, check_cohort, check_gradient_rule
 from fedjax_dp.audit.votes import plant_votes
 
 __all__ = [

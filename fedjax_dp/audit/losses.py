@@ -8,8 +8,7 @@ import numpy as np
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.values import ClientOutput
-from fedjax_dp.audit.canaries import MARK, Planted, read_mark
-from fedjax_dp.audit.records import models_in, released, watch_records
+from fedjax_dp.audit.canaries import MARK, Planted, models_in, read_mark, released, watch_records
 from fedjax_dp.clients.client_data import PublicClient
 from fedjax_dp.core import checks, masks, trees
 from fedjax_dp.core.argument_checks import checked

@@ -1,4 +1,4 @@
-"""Grey-box checks: one private step on neighbouring data, with the same noise in both."""
+"""Grey-box checks of a private step, choice or message, with the same noise on neighbours."""
 
 import math
 from collections.abc import Mapping
@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
+from scipy import stats
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.algorithms.values import ClientOutput
-from fedjax_dp.audit.extremes import extreme_records, extreme_updates
-from fedjax_dp.audit.floats import check_records, hostile_updates
+from fedjax_dp.algorithms.values import ClientOutput, Hyper
+from fedjax_dp.audit.canaries import MARK, Planted
+from fedjax_dp.audit.floats import check_records, extreme_records, extreme_updates, hostile_updates
 from fedjax_dp.audit.noise import (
     ROUNDING,
     StepCheck,
@@ -24,16 +25,21 @@ from fedjax_dp.audit.noise import (
 )
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.gradients import GradientRule
+from fedjax_dp.clients.selection import Choice
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
+from fedjax_dp.core.messages import received
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData, flat, nested
 from fedjax_dp.engine.cohort import Cohort, Examples
 from fedjax_dp.engine.facts import Facts
 from fedjax_dp.engine.layout import Layout
-from fedjax_dp.engine.population import population_of
+from fedjax_dp.engine.population import examples_of, population_of
+from fedjax_dp.engine.record_access import run_client
 from fedjax_dp.engine.round import SimulationState, run_round
+from fedjax_dp.privacy.events import flatten
+from fedjax_dp.privacy.mechanisms.selection import BoundedRangeDpEvent
 from fedjax_dp.server.base import Close, Fate, Roster, Sender, Stacked
 from fedjax_dp.server.masking import noised_parts
 
@@ -41,6 +47,8 @@ _COHORT = 4
 # The number of updates and records of hostile floats in a check.
 _UPDATES, _RECORDS = 60, 200
 _ROUND = "round with and without a client"
+# Confidence of each limit on a frequency; there are some hundreds of them.
+_CONFIDENCE = 1 - 1e-6
 
 
 @checked
@@ -313,3 +321,151 @@ def _reaching_leaves(
         distance(aggregate([x + 1 if i == j else x for j, x in enumerate(leaves)]), base) > 0
         for i in range(len(leaves))
     ]
+
+
+@checked
+def check_choice(
+    choice: Choice | None,
+    numbers: Mapping[str, Any],
+    models: PyTree,
+    batch: Mapping[str, Any],
+    key: PRNGKey,
+    *,
+    num_draws: int = 20_000,
+) -> list[StepCheck]:
+    """Compares how often each model is chosen, with one record exchanged or left out.
+
+    A few records are the sharpest test, since each moves the score of a model most. The first is
+    exchanged for everything that `extreme_records` lists; the last is left out.
+
+    Args:
+      choice: the choice, such as `FederatedAlgorithm.choice`, or None.
+      numbers: its numbers, such as `Hyper.algorithm`.
+      models: parameters of the offered models, `[models, ...]`, all different.
+      batch: the client's records, named arrays `[examples, ...]`, or trees of dicts of them, at
+        least two.
+      key: root of all draws.
+      num_draws: choices on each client, at least 1,000.
+
+    Returns:
+      One check: the largest proven log-ratio, compared with ε. Empty without a choice, and for one
+      that claims nothing.
+
+    Raises:
+      ValueError: if the batch or the number of draws is too small.
+    """
+    if choice is None or choice.event is None:
+        return []
+    batch = {name: np.asarray(array) for name, array in flat(batch).items()}
+    size = len(next(iter(batch.values())))
+    checks.require(size >= 2, "batch", "hold at least two examples", size)
+    checks.whole("num_draws", num_draws, at_least=1000)
+    event, choose = choice.event(numbers), choice.of
+    assert isinstance(event, BoundedRangeDpEvent)
+    count = jax.tree.leaves(models)[0].shape[0]
+
+    @jax.jit
+    def frequencies(examples, size, key):
+        held = Examples(
+            nested(examples),
+            jnp.zeros(1, jnp.int32),
+            size[None],
+            limit=len(next(iter(batch.values()))),
+        )
+        client = held.client(0)
+
+        def one(key):
+            return choose(key, models, client, jnp.ones(count, bool), numbers)
+
+        drawn = jax.lax.map(one, jax.random.split(key, num_draws), batch_size=1000)
+        return jnp.zeros(count, jnp.int32).at[drawn].add(1)
+
+    clients = [(batch, size), (batch, size - 1)]
+    first = {name: array[0] for name, array in batch.items()}
+    for record in extreme_records(first, np.random.default_rng(0)):
+        changed = {name: np.stack([record[name], *a[1:]]) for name, a in batch.items()}
+        clients.append((changed, size))
+    tables = [
+        np.asarray(frequencies(examples, jnp.int32(n), jax.random.fold_in(key, i)))
+        for i, (examples, n) in enumerate(clients)
+    ]
+    proven = max(
+        _proven_ratio(one, other, num_draws)
+        for table in tables[1:]
+        for one, other in ((tables[0], table), (table, tables[0]))
+    )
+    return [StepCheck("choice with a record exchanged or left out", proven, event.epsilon)]
+
+
+def _proven_ratio(one: np.ndarray, other: np.ndarray, num_draws: int) -> float:
+    """Bounds the largest log-ratio of two discrete distributions from below."""
+    tail = 1 - _CONFIDENCE
+    least = stats.beta.ppf(tail, np.maximum(one, 1), num_draws - one + 1)
+    most = stats.beta.ppf(_CONFIDENCE, other + 1, np.maximum(num_draws - other, 1))
+    ratios = np.log(np.where(one > 0, least, 1e-300) / np.where(other < num_draws, most, 1.0))
+    return max(float(np.max(ratios)), 0.0)
+
+
+@checked
+def check_client(
+    planted: Planted, state: SimulationState, key: PRNGKey, *, num_draws: int = 256
+) -> list[StepCheck]:
+    """Compares everything that a client sends, with and without a canary among its records.
+
+    In every stage in which a client only trains, it takes one local step on all of its records.
+    Each part of what it sends (or its own model, where it sends nothing) must carry noise that
+    hides the canary's share, or must not depend on the canary at all; its weight must not. Parts
+    are compared one by one, since one may be a function of another, like a control variate of an
+    update. Votes have no distance to compare with noise: `plant_votes` attacks them.
+
+    Args:
+      planted: canary records in an algorithm whose local optimiser is plain SGD; others change the
+        ratio of differences to noise.
+      state: a state of the planted algorithm.
+      key: root of all draws.
+      num_draws: steps from which the noise is measured, at least 2.
+
+    Returns:
+      The checks; empty where no event consists of equal releases with noise of a known kind.
+
+    Raises:
+      ValueError: if the canaries are not records.
+    """
+    checks.require(planted.unit == "record", "planted", "hold canary records", planted.unit)
+    algorithm, record = planted.algorithm, planted.algorithm.claims.record
+    assert record is not None
+    owner = int(planted.owners[0])
+    size = int(planted.data.sizes[owner])
+    numbers = jax.tree.map(np.asarray, algorithm.hyper.of_client(owner))
+    local = numbers.local._replace(num_steps=np.int32(1), batch_size=np.float32(size))
+    hyper = numbers._replace(local=local)
+    send, results = _sender(planted, hyper, owner), []
+    for stage, event_of in enumerate(record.events):
+        parts = flatten(event_of(size, hyper))
+        # A stage in which the client chooses too releases more than steps: see `check_choice`. Two
+        # trainings of a step each are two like releases, and what is sent carries the noise of one.
+        kinds = {repr(event) for event, _ in parts}
+        if len(kinds) == 1 and stated_multiplier(parts[0][0]):
+            noise = measure_noise(send, (state, True, stage), key, num_draws=num_draws)
+            sent = send(state, True, stage, key), send(state, False, stage, key)
+            results += noise.compare_parts("what a client sends", *sent, parts[0][0])
+    return results
+
+
+def _sender(planted: Planted, hyper: Hyper, owner: int) -> Any:
+    """Compiles `(state, is_included, stage, key) -> ` what a client sends, or its own model."""
+    algorithm, examples = planted.algorithm, jax.device_put(examples_of(planted.data))
+
+    @jax.jit
+    def send(state, is_included, stage, key):
+        coins = jnp.arange(len(planted.owners)) < jnp.where(is_included, 1, 0)
+        held = examples.replace(arrays=examples.arrays | {MARK: planted.marks(coins)})
+        own = None if state.clients is None else trees.take(state.clients, owner)
+        client = held.client(owner, stage)
+        message = received(algorithm.message_to(state.server, own, client))
+        output = run_client(algorithm, message, own, client, hyper, key)
+        sent = () if planted.sends_votes else output.update
+        is_silent = not jax.tree.leaves(output.update)
+        return sent, output.weight, output.state if is_silent else ()
+
+    return send

@@ -9,8 +9,15 @@ from chex import PRNGKey
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.values import ClientOutput
-from fedjax_dp.audit.canaries import MARK, STRENGTH, Planted, flat, read_mark
-from fedjax_dp.audit.records import draw_trained, watch_records
+from fedjax_dp.audit.canaries import (
+    MARK,
+    STRENGTH,
+    Planted,
+    draw_trained,
+    flat,
+    read_mark,
+    watch_records,
+)
 from fedjax_dp.clients.client_data import PublicClient
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked

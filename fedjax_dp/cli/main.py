@@ -72,7 +72,7 @@ app = typer.Typer(
 
 def _versions(is_asked: bool) -> None:
     if is_asked:
-        from fedjax_dp.core.versions import libraries
+        from fedjax_dp.core.packages import libraries
 
         versions = libraries()
         if _wants_json():

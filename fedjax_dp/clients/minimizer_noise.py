@@ -18,7 +18,7 @@ from fedjax_dp.core.decimals import rounded_down, rounded_up
 from fedjax_dp.core.ranges import Count, HalfFraction, Positive
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
-from fedjax_dp.models.linear import LossBounds, loss_bounds
+from fedjax_dp.models.dense import LossBounds, loss_bounds
 from fedjax_dp.privacy import events
 from fedjax_dp.privacy.mechanisms import mechanism as mechanisms
 from fedjax_dp.privacy.mechanisms import noise, random_bits

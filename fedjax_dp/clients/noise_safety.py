@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_dp.core import trees
-from fedjax_dp.core.promotion import library_promotion
-from fedjax_dp.core.trees import PyTree
+from fedjax_dp.core.trees import PyTree, library_promotion
 from fedjax_dp.models.base import Model
 
 # Optimisers that gather several gradients before they step move nothing until then.

@@ -31,7 +31,7 @@ from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.made import exchanged
 from fedjax_dp.core.materialize import as_stored
 from fedjax_dp.core.messages import Form
-from fedjax_dp.core.promotion import library_promotion
+from fedjax_dp.core.trees import library_promotion
 from fedjax_dp.data import sampling
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.claims import RecordClaim

@@ -135,7 +135,7 @@ class Choices(NamedTuple):
         "products" of patches, "native" ones, or by a "kernel" of our own where there is one.
       products: how gradients of records are computed, "exact" or "split".
       kernel_gradients: how the gradients of kernels of native convolutions are formed for single
-        records: by "rows" of the kernel (`models.kernel_gradients`), or "native".
+        records: by "rows" of the kernel (`models.per_example`), or "native".
       factored: where the gradient of a record stays a product of factors, and is not formed: with
         "fewer_operations", with "fewer_bytes" in memory, or "never".
       has_known_lengths: whether loops over local steps get a length that the compiler knows where

@@ -1,7 +1,11 @@
-"""Optional packages: the error for a missing one names its user and the extra to install."""
+"""Packages: the versions that are installed, and the error for an optional one that is not."""
 
 import contextlib
+import re
 from collections.abc import Iterator
+from importlib import metadata
+
+PACKAGE = "fedjax-dp"
 
 
 class MissingPackageError(ImportError):
@@ -19,3 +23,26 @@ def needed_for(what: str, extra: str) -> Iterator[None]:
             f"{what} needs the package {package}, which is not installed: "
             f"pip install 'fedjax-dp[{extra}]'"
         ) from error
+
+
+def libraries() -> dict[str, str]:
+    """Lists installed versions of the package, which comes first, and its dependencies."""
+    found = {}
+    for name in (PACKAGE, *_needed()):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _needed() -> list[str]:
+    """Names the direct dependencies, those of extras too, and the compiler behind JAX."""
+    tools = re.compile(r"extra == .(tests|docs|nightly)")
+    try:
+        lines = metadata.requires(PACKAGE) or []
+    except metadata.PackageNotFoundError:
+        lines = []
+    used = [line for line in lines if not tools.search(line)]
+    names = [found[0] for line in used if (found := re.match(r"[A-Za-z0-9._-]+", line))]
+    return [n for n in dict.fromkeys(["jax", "jaxlib", *names]) if n != PACKAGE]

@@ -1,4 +1,4 @@
-"""Arithmetic on pytrees of arrays, with sums and norms in float32 or better."""
+"""Arithmetic on pytrees of arrays, with sums and norms in float32 or better, and casts."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.core.backend import backend
-from fedjax_dp.core.promotion import promoted
 
 PyTree = Any
 # Of float32, shared out among fewer than 2^31 clients.
@@ -201,3 +200,17 @@ def paths(tree: PyTree) -> list[str]:
     """Names the leaves by their keys, such as "params/Dense_0/kernel"."""
     found = jax.tree_util.tree_leaves_with_path(tree)
     return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in found]
+
+
+def library_promotion() -> Any:
+    """Standard promotion, inside a `with`, for libraries such as Optax that count on it."""
+    return jax.numpy_dtype_promotion("standard")
+
+
+def promoted(*values: Any) -> tuple[Any, ...]:
+    """Casts to the type of JAX's standard promotion; host values alone are left to NumPy."""
+    if not any(isinstance(value, jax.Array) for value in values):
+        return values
+    with library_promotion():
+        dtype = jnp.result_type(*values)
+    return tuple(jnp.asarray(value, dtype) for value in values)

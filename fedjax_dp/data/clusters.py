@@ -8,8 +8,8 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.data import arrays
+from fedjax_dp.data.partition import Seed
 from fedjax_dp.data.shifts import rotate_quarter_turns, shift_labels
-from fedjax_dp.data.sizes import Seed
 
 CLUSTER_SIZES = (3, 6, 6, 6)
 

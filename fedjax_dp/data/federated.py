@@ -14,17 +14,9 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.disclosure import GuardedError
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.data import arrays as array_checks
-from fedjax_dp.data import (
-    checked_arrays,
-    disk_arrays,
-    host_arrays,
-    store_writer,
-    tables,
-    zarr_store,
-)
+from fedjax_dp.data import disk_arrays, host_arrays, store_writer, tables, zarr_store
 from fedjax_dp.data.arrays import example_array
-from fedjax_dp.data.checked_arrays import Blocks
-from fedjax_dp.data.disk_arrays import is_on_disk
+from fedjax_dp.data.disk_arrays import Blocks, is_on_disk
 from fedjax_dp.data.store_writer import NAMES as _NAMES
 from fedjax_dp.data.store_writer import OFFSETS as _OFFSETS
 from fedjax_dp.data.store_writer import write_store
@@ -312,7 +304,7 @@ class FederatedData:
         checks.require(not lost, str(directory), "hold all arrays that were written", f"no {lost}")
         for name, array in arrays.items():
             place = str(directory / f"{name}.npy")
-            arrays[name] = checked_arrays.checked(array, facts.get(name), place)
+            arrays[name] = disk_arrays.checked(array, facts.get(name), place)
         with files.reading(directory / _OFFSETS, "fit the arrays beside it", ValueError):
             return cls(arrays, np.array(offsets), tuple(names))
 

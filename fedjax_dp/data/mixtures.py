@@ -5,8 +5,7 @@ import numpy as np
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, Fraction, Index, NonNegative, Positive
-from fedjax_dp.data.partition import by_owner, class_labels
-from fedjax_dp.data.sizes import Seed, even_sizes, power_law_sizes
+from fedjax_dp.data.partition import Seed, by_owner, class_labels, even_sizes, power_law_sizes
 
 _MAX_SWEEPS = 100
 _TOLERANCE = 1e-3

@@ -12,8 +12,8 @@ from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import fold
 from fedjax_dp.core.made import changed, exchanged, made
-from fedjax_dp.core.promotion import promoted
 from fedjax_dp.core.ranges import Count
+from fedjax_dp.core.trees import promoted
 from fedjax_dp.data import sparse
 
 # A Poisson draw compares 32 random bits with the rate. The rate is lowered by this factor, so that

@@ -8,7 +8,7 @@ from scipy import ndimage
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
-from fedjax_dp.data.sizes import Seed
+from fedjax_dp.data.partition import Seed
 
 # Ten colours, red, green and blue in [0, 1], far apart from one another.
 PALETTE = np.array(

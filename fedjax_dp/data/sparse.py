@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from chex import PRNGKey
 
 from fedjax_dp.core.keys import fold
-from fedjax_dp.core.promotion import promoted
+from fedjax_dp.core.trees import promoted
 
 # Up to this many members, or this many times the expected number, all are visited.
 DENSE = 1024

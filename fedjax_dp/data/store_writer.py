@@ -13,7 +13,7 @@ import numpy as np
 
 from fedjax_dp.core import checks, files
 from fedjax_dp.data import arrays as array_checks
-from fedjax_dp.data.checked_arrays import Blocks
+from fedjax_dp.data.disk_arrays import Blocks
 
 OFFSETS, NAMES, DIGESTS = "offsets.npy", "client_names.txt", "digests.json"
 # The folder in which a store is written that replaces another.

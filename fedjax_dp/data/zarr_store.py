@@ -11,8 +11,7 @@ import numpy as np
 
 from fedjax_dp.core import checks, files
 from fedjax_dp.data.arrays import require_names
-from fedjax_dp.data.checked_arrays import Blocks, checked, rows_of_block
-from fedjax_dp.data.disk_arrays import DiskArray
+from fedjax_dp.data.disk_arrays import Blocks, DiskArray, checked, rows_of_block
 
 _INDEX, _OFFSETS, _FACTS = "store.json", "offsets.npy", "written"
 # How long an object store may take to answer a question, and to send or take examples.

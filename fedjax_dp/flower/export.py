@@ -9,7 +9,7 @@ from typing import get_args
 import tomli_w
 
 from fedjax_dp.core import checks
-from fedjax_dp.core.versions import PACKAGE
+from fedjax_dp.core.packages import PACKAGE
 from fedjax_dp.data import datasets
 from fedjax_dp.experiment.assembly.assemble import checked_config, federation_of, population_of
 from fedjax_dp.experiment.assembly.own_data import FILE_OPTIONS

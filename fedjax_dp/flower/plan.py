@@ -16,8 +16,8 @@ from fedjax_dp.core import checks, trees
 from fedjax_dp.core.jaxprs import ClosedJaxpr
 from fedjax_dp.core.marks import mark, marks_reaching
 from fedjax_dp.core.messages import received
+from fedjax_dp.core.packages import libraries
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.core.versions import libraries
 from fedjax_dp.engine.cohort import traced, typed
 from fedjax_dp.engine.facts import Facts
 from fedjax_dp.engine.population import Population

@@ -15,7 +15,7 @@ from fedjax_dp.core import files
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.backend import facts
 from fedjax_dp.core.devices import num_cores
-from fedjax_dp.core.versions import PACKAGE, libraries
+from fedjax_dp.core.packages import PACKAGE, libraries
 from fedjax_dp.engine.layout import Trial
 
 _LOG = logging.getLogger(__name__)

@@ -1,16 +1,16 @@
 """Models as values, the losses of their examples, and a zoo of the field's networks."""
 
 from fedjax_dp.models.base import Model
-from fedjax_dp.models.cnn import emnist_cnn, fedavg_cnn, thesis_cnn
-from fedjax_dp.models.lenet import lenet5
-from fedjax_dp.models.linear import (
+from fedjax_dp.models.cnn import emnist_cnn, fedavg_cnn, lenet5, resnet18, resnet34, thesis_cnn
+from fedjax_dp.models.dense import (
     LossBounds,
     least_squares,
     linear_regression,
     logistic_regression,
     loss_bounds,
+    mlp,
 )
-from fedjax_dp.models.llama import llama
+from fedjax_dp.models.language import char_lstm, char_transformer, llama
 from fedjax_dp.models.lora import lora
 from fedjax_dp.models.losses import (
     IGNORE_LABEL,
@@ -23,11 +23,7 @@ from fedjax_dp.models.losses import (
     squared_error,
 )
 from fedjax_dp.models.lowering import lower
-from fedjax_dp.models.lstm import char_lstm
-from fedjax_dp.models.mlp import mlp
 from fedjax_dp.models.registry import build, options
-from fedjax_dp.models.resnet import resnet18, resnet34
-from fedjax_dp.models.transformer import char_transformer
 
 __all__ = [
     "IGNORE_LABEL",

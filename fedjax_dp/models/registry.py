@@ -11,14 +11,9 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.registry import Registry, options_of
 from fedjax_dp.models.base import Model
-from fedjax_dp.models.cnn import emnist_cnn, fedavg_cnn, thesis_cnn
-from fedjax_dp.models.lenet import lenet5
-from fedjax_dp.models.linear import least_squares, linear_regression, logistic_regression
-from fedjax_dp.models.llama import llama
-from fedjax_dp.models.lstm import char_lstm
-from fedjax_dp.models.mlp import mlp
-from fedjax_dp.models.resnet import resnet18, resnet34
-from fedjax_dp.models.transformer import char_transformer
+from fedjax_dp.models.cnn import emnist_cnn, fedavg_cnn, lenet5, resnet18, resnet34, thesis_cnn
+from fedjax_dp.models.dense import least_squares, linear_regression, logistic_regression, mlp
+from fedjax_dp.models.language import char_lstm, char_transformer, llama
 
 
 def _adopted(own: Any) -> Callable[..., Model]:

@@ -7,8 +7,7 @@ import optax
 
 from fedjax_dp.core import trees
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.promotion import library_promotion
-from fedjax_dp.core.trees import PyTree
+from fedjax_dp.core.trees import PyTree, library_promotion
 from fedjax_dp.server.masking import masked, unmasked
 
 

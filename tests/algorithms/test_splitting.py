@@ -29,7 +29,7 @@ from fedjax_dp.core.registry import grouped
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import simulation
-from fedjax_dp.models.linear import least_squares, logistic_regression
+from fedjax_dp.models.dense import least_squares, logistic_regression
 
 NUM_CLIENTS, NUM_ROWS, NUM_FEATURES = 5, 20, 4
 ETA = 0.05

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from marks import floats, telling
 
-from fedjax_dp.audit.choices import check_choice
+from fedjax_dp.audit.steps import check_choice
 from fedjax_dp.clients import selection
 from fedjax_dp.clients.selection import exact_choice, make_choice
 from fedjax_dp.privacy.mechanisms.selection import select

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from marks import floats, slow, telling
 
-from fedjax_dp.audit.canaries import MARK
-from fedjax_dp.audit.clients import plant_clients
+from fedjax_dp.audit.canaries import MARK, plant_clients
 from fedjax_dp.audit.losses import OTHER, plant_losses
 from fedjax_dp.audit.runs import audit, run_audit
 from fedjax_dp.clients.base import LocalConfig

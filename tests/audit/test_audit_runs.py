@@ -11,9 +11,7 @@ import pytest
 from marks import floats, later, telling
 
 from fedjax_dp.algorithms import fedavg, registry
-from fedjax_dp.audit.canaries import MARK
-from fedjax_dp.audit.clients import plant_clients
-from fedjax_dp.audit.records import plant_records
+from fedjax_dp.audit.canaries import MARK, plant_clients, plant_records
 from fedjax_dp.audit.runs import AuditResult, audit, run_audit
 from fedjax_dp.audit.votes import LEVELS, plant_votes
 from fedjax_dp.clients.gradients import clipped

@@ -10,10 +10,9 @@ import pytest
 from marks import floats, later, telling
 
 from fedjax_dp.algorithms import fedavg
-from fedjax_dp.audit.clients import plant_clients
-from fedjax_dp.audit.local import check_client
+from fedjax_dp.audit.canaries import plant_clients
 from fedjax_dp.audit.noise import measure_noise
-from fedjax_dp.audit.steps import check_cohort, check_gradient_rule
+from fedjax_dp.audit.steps import check_client, check_cohort, check_gradient_rule
 from fedjax_dp.clients import gradients
 from fedjax_dp.clients.base import LocalConfig, TrainingMetrics
 from fedjax_dp.core import trees

@@ -9,7 +9,7 @@ from marks import telling
 from typer.main import get_command
 
 from fedjax_dp.cli import main
-from fedjax_dp.core.versions import libraries
+from fedjax_dp.core.packages import libraries
 
 SLOW = ("jax", "numpy", "scipy", "sklearn", "flax", "optax", "dp_accounting", "matplotlib")
 

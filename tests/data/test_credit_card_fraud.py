@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_dp.data import datasets
-from fedjax_dp.data.datasets.files import MissingDataError
+from fedjax_dp.data.datasets.catalog import MissingDataError
 
 HEADER = ",".join(f'"{name}"' for name in ("Time", *(f"V{i}" for i in range(1, 29)), "Amount"))
 HEADER += ',"Class"'

@@ -8,7 +8,7 @@ import pytest
 from damage import KINDS, damage
 from marks import telling
 
-from fedjax_dp.data import FederatedData, checked_arrays, store_writer
+from fedjax_dp.data import FederatedData, disk_arrays, store_writer
 
 
 def a_store():
@@ -46,7 +46,7 @@ def stored(request, tmp_path, monkeypatch):
     else:
         a_store().save(tmp_path / "store")
         if request.param == "npy by blocks":
-            monkeypatch.setattr(checked_arrays, "AT_OPEN", 0)
+            monkeypatch.setattr(disk_arrays, "AT_OPEN", 0)
     return tmp_path / "store"
 
 
@@ -70,7 +70,7 @@ def test_a_hundred_damages_of_a_store_are_named(stored, tmp_path):
 
 def test_only_what_is_read_is_compared(tmp_path, monkeypatch):
     """Of a large array, each block once, when a row of it is first read."""
-    monkeypatch.setattr(checked_arrays, "AT_OPEN", 0)
+    monkeypatch.setattr(disk_arrays, "AT_OPEN", 0)
     a_store().save(tmp_path)
     file = tmp_path / "x.npy"
     content = bytearray(file.read_bytes())

@@ -11,8 +11,7 @@ import pytest
 from marks import telling
 
 from fedjax_dp.data import datasets
-from fedjax_dp.data.datasets.catalog import CATALOG
-from fedjax_dp.data.datasets.files import find
+from fedjax_dp.data.datasets.catalog import CATALOG, find
 from fedjax_dp.data.datasets.shakespeare import VOCABULARY
 
 # MD5 sums that the publishers give for the packed files.

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_dp.data import mixtures, partition, sizes
+from fedjax_dp.data import mixtures, partition
 
 SETTINGS = settings(max_examples=60, deadline=None)
 
@@ -144,7 +144,7 @@ def test_label_and_size_skew(pool, log_alpha, exponent, min_size):
         labels, num_clients, seed, alpha=10.0**log_alpha, exponent=exponent, min_size=min_size
     )
     check_partition(clients, len(labels), num_clients, min_size)
-    expected = sizes.power_law_sizes(
+    expected = partition.power_law_sizes(
         len(labels), num_clients, seed, exponent=exponent, min_size=min_size
     )
     np.testing.assert_array_equal([len(rows) for rows in clients], expected)
@@ -231,9 +231,9 @@ def test_few_classes(num_clients, classes_per_client, validation, test):
 )
 def test_few_classes_of_a_small_pool(options, message):
     labels, test_labels = np.repeat(np.arange(3), 30), np.repeat(np.arange(3), 5)
-    sizes = {"train_per_class": 3, "validation_per_client": 0, "test_per_client": 2, **options}
+    partition = {"train_per_class": 3, "validation_per_client": 0, "test_per_client": 2, **options}
     with pytest.raises(ValueError, match=message):
-        partition.few_classes(labels, test_labels, 3, 0, **sizes)
+        partition.few_classes(labels, test_labels, 3, 0, **partition)
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.5, 100.0])
@@ -340,9 +340,9 @@ def test_clients_below_the_minimum_take_from_the_largest():
 
 
 def test_apportion():
-    np.testing.assert_array_equal(sizes.apportion(10, np.array([1.0, 1, 1])), [4, 3, 3])
-    np.testing.assert_array_equal(sizes.apportion(7, np.array([0.5, 0.2, 0.3])), [4, 1, 2])
-    np.testing.assert_array_equal(sizes.apportion(0, np.array([1.0, 2.0])), [0, 0])
+    np.testing.assert_array_equal(partition.apportion(10, np.array([1.0, 1, 1])), [4, 3, 3])
+    np.testing.assert_array_equal(partition.apportion(7, np.array([0.5, 0.2, 0.3])), [4, 1, 2])
+    np.testing.assert_array_equal(partition.apportion(0, np.array([1.0, 2.0])), [0, 0])
 
 
 class TestByPreference:

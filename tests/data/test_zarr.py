@@ -7,7 +7,7 @@ from marks import telling
 from small_problem import make_data
 
 from fedjax_dp import algorithms, clients, data, engine, models
-from fedjax_dp.data import FederatedData, checked_arrays, zarr_store
+from fedjax_dp.data import FederatedData, disk_arrays, zarr_store
 
 
 def two_stores(tmp_path):
@@ -35,7 +35,7 @@ def rows_read(monkeypatch):
         found.extend([len(read)] * (read.ndim > 1))
         return read
 
-    monkeypatch.setattr(checked_arrays, "_BLOCK_BYTES", 1 << 14)
+    monkeypatch.setattr(disk_arrays, "_BLOCK_BYTES", 1 << 14)
     monkeypatch.setattr(zarr_store.StoredArray, "__getitem__", counted)
     return found
 

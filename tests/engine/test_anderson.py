@@ -13,9 +13,9 @@ from oracles.splitting import LeastSquares, chapter_data
 from small_problem import ALONE, make_data, make_model, plain_trainer
 
 from fedjax_dp import algorithms
+from fedjax_dp.clients.accelerated import mixing_weights
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import local_trainer
-from fedjax_dp.core.mixing import mixing_weights
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import (
@@ -25,7 +25,7 @@ from fedjax_dp.engine import (
     compile_federation,
     federation,
 )
-from fedjax_dp.models.linear import least_squares
+from fedjax_dp.models.dense import least_squares
 
 KEY = jax.random.key(0)
 METHODS = {"fedprox": (1, 1, 1), "fedrp": (2, 1, 1), "fedsplit": (2, 2, 1), "fedpi": (2, 2, 0.5)}

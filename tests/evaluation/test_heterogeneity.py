@@ -8,7 +8,7 @@ from oracles.splitting import LeastSquares, chapter_data
 
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.evaluation import heterogeneity
-from fedjax_dp.models.linear import least_squares
+from fedjax_dp.models.dense import least_squares
 
 
 def measured(a, b, theta):

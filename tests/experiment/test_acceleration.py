@@ -17,7 +17,7 @@ from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly import population
 from fedjax_dp.experiment.components.wrappers import wrapper_of
 from fedjax_dp.experiment.reading import config_files
-from fedjax_dp.models.linear import least_squares
+from fedjax_dp.models.dense import least_squares
 
 FEDAVG = ("--privacy.unit=none", "--algorithm.name=fedavg")
 

@@ -6,7 +6,7 @@ import pytest
 
 from fedjax_dp.core import registry
 from fedjax_dp.data import datasets
-from fedjax_dp.data.datasets.files import resolve_data_dir
+from fedjax_dp.data.datasets.catalog import resolve_data_dir
 from fedjax_dp.experiment import load_config, load_run, report, resume, run
 from fedjax_dp.experiment.assembly.assemble import checked_config
 from fedjax_dp.experiment.reading.keys import describe

@@ -9,7 +9,7 @@ from scipy import signal
 
 from fedjax_dp import models
 from fedjax_dp.core import trees
-from fedjax_dp.models import resnet
+from fedjax_dp.models import cnn
 
 GREY = jax.ShapeDtypeStruct((28, 28, 1), jnp.uint8)
 COLOUR = jax.ShapeDtypeStruct((32, 32, 3), jnp.uint8)
@@ -104,7 +104,7 @@ def test_thesis_cnn_equals_scipy():
 
 @pytest.mark.parametrize(("stem", "sizes"), [("cifar", (32, 16, 8, 4)), ("imagenet", (8, 4, 2, 1))])
 def test_resnet_sizes_of_feature_maps(stem, sizes):
-    module = resnet._ResNet((2, 2, 2, 2), 10, "group", num_groups=2, stem=stem)
+    module = cnn._ResNet((2, 2, 2, 2), 10, "group", num_groups=2, stem=stem)
     images = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.uint8)
 
     def feature_maps(key, x):

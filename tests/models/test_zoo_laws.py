@@ -11,7 +11,7 @@ from scipy import special
 
 from fedjax_dp import models
 from fedjax_dp.core import trees
-from fedjax_dp.models import resnet
+from fedjax_dp.models import cnn
 
 TABLE = jax.ShapeDtypeStruct((13,), jnp.float32)
 SMALL_IMAGE = jax.ShapeDtypeStruct((8, 8), jnp.uint8)
@@ -19,7 +19,7 @@ WORDS = jax.ShapeDtypeStruct((6,), jnp.int32)
 
 
 def small_resnet(norm="group", stem="cifar"):
-    module = resnet._ResNet((1, 1), 4, norm, num_groups=2, stem=stem, widths=(4, 8))
+    module = cnn._ResNet((1, 1), 4, norm, num_groups=2, stem=stem, widths=(4, 8))
     return models.Model.from_flax(module, SMALL_IMAGE, loss="softmax_cross_entropy")
 
 

@@ -1,8 +1,8 @@
 """Public data sets by name: load them, list those on this computer, fetch the others."""
 
 from fedjax_dp.data.datasets.base import Dataset
+from fedjax_dp.data.datasets.catalog import MissingDataError, resolve_data_dir
 from fedjax_dp.data.datasets.fetch import FetchError, fetch
-from fedjax_dp.data.datasets.files import MissingDataError, resolve_data_dir
 from fedjax_dp.data.datasets.registry import (
     LOADERS,
     DatasetStatus,

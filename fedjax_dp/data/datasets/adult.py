@@ -5,8 +5,7 @@ import pathlib
 import numpy as np
 
 from fedjax_dp.data.datasets.base import Dataset
-from fedjax_dp.data.datasets.catalog import CATALOG
-from fedjax_dp.data.datasets.files import locate
+from fedjax_dp.data.datasets.catalog import CATALOG, locate
 from fedjax_dp.data.datasets.tabular import (
     MISSING,
     Categorical,

@@ -11,9 +11,8 @@ import numpy as np
 
 from fedjax_dp.core import checks, files
 from fedjax_dp.data.datasets.base import Dataset, ImageDtype, as_images
-from fedjax_dp.data.datasets.catalog import CATALOG
-from fedjax_dp.data.datasets.files import locate
-from fedjax_dp.data.datasets.images import pixels_of
+from fedjax_dp.data.datasets.catalog import CATALOG, locate
+from fedjax_dp.data.datasets.formats import pixels_of
 
 CLASS_NAMES = (
     *("airplane", "automobile", "bird", "cat", "deer"),

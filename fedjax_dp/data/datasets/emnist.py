@@ -10,8 +10,7 @@ import numpy as np
 
 from fedjax_dp.core import checks, files
 from fedjax_dp.data.datasets.base import Dataset, ImageDtype, as_images
-from fedjax_dp.data.datasets.catalog import CATALOG
-from fedjax_dp.data.datasets.files import Located, locate
+from fedjax_dp.data.datasets.catalog import CATALOG, Located, locate
 from fedjax_dp.data.datasets.formats import (
     maybe_gunzip,
     parse_idx,

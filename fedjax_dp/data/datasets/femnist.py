@@ -8,8 +8,7 @@ import numpy as np
 
 from fedjax_dp.core import checks, files
 from fedjax_dp.data.datasets.base import Dataset, ImageDtype, as_images
-from fedjax_dp.data.datasets.catalog import CATALOG
-from fedjax_dp.data.datasets.files import locate
+from fedjax_dp.data.datasets.catalog import CATALOG, locate
 from fedjax_dp.data.datasets.formats import hdf5_clients, require_classes
 
 # images [n, 28, 28] as bytes, dark on bright; labels [n]; the writer

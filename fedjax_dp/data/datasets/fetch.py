@@ -6,8 +6,7 @@ import tempfile
 from collections.abc import Callable
 
 from fedjax_dp.core import checks
-from fedjax_dp.data.datasets.catalog import Download, Source
-from fedjax_dp.data.datasets.files import find, resolve_data_dir
+from fedjax_dp.data.datasets.catalog import Download, Source, find, resolve_data_dir
 from fedjax_dp.data.datasets.registry import info
 
 Progress = Callable[[str, int, int | None], None]

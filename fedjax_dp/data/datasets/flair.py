@@ -11,10 +11,8 @@ from fedjax_dp.core import checks, files
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.data.datasets.base import Dataset
-from fedjax_dp.data.datasets.catalog import CATALOG
-from fedjax_dp.data.datasets.files import Located, locate
-from fedjax_dp.data.datasets.formats import HDF5_DAMAGE, hdf5_clients, import_h5py
-from fedjax_dp.data.datasets.images import pixels_of
+from fedjax_dp.data.datasets.catalog import CATALOG, Located, locate
+from fedjax_dp.data.datasets.formats import HDF5_DAMAGE, hdf5_clients, import_h5py, pixels_of
 from fedjax_dp.data.datasets.stores import Source, as_dataset, opened
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.store_writer import write_store

@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import io
 import math
 import pathlib
 import zlib
@@ -116,3 +117,20 @@ def import_h5py(path: pathlib.Path) -> Any:
             f"{path} is an HDF5 file, which needs the package h5py: `pip install h5py`"
         ) from error
     return h5py
+
+
+def pixels_of(content: bytes, place: str, size: tuple[int, int]) -> np.ndarray:
+    """Decodes an image of a given width and height to uint8 `[height, width, 3]`."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingPackageError(
+            "reading image files needs the package pillow: `pip install 'fedjax-dp[images]'`"
+        ) from error
+    damage = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+    with files.reading(place, "be an image", *damage):
+        opened = Image.open(io.BytesIO(content))
+    # Before decoding, which could take any amount of memory if the size is damaged.
+    checks.require(opened.size == size, place, f"be {size[0]}x{size[1]} pixels", opened.size)
+    with files.reading(place, "be an intact image", *damage):
+        return np.asarray(opened if opened.mode == "RGB" else opened.convert("RGB"))

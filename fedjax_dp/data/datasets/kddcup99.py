@@ -9,8 +9,7 @@ import numpy as np
 from fedjax_dp.core import checks, files
 from fedjax_dp.core.ranges import ProperFraction, Seed
 from fedjax_dp.data.datasets.base import Dataset, stratified_split
-from fedjax_dp.data.datasets.catalog import CATALOG
-from fedjax_dp.data.datasets.files import locate
+from fedjax_dp.data.datasets.catalog import CATALOG, locate
 from fedjax_dp.data.datasets.formats import read_bytes
 from fedjax_dp.data.datasets.tabular import (
     SCALINGS,

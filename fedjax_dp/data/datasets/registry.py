@@ -20,17 +20,20 @@ from fedjax_dp.data.datasets import (
     heart_disease,
     kddcup99,
     mnist,
-    parquet,
     shakespeare,
-    shifted_mnist,
     stackoverflow,
     stores,
     table,
     tiny_imagenet,
 )
 from fedjax_dp.data.datasets.base import Dataset
-from fedjax_dp.data.datasets.catalog import CATALOG
-from fedjax_dp.data.datasets.files import DatasetInfo, explain_missing, find, resolve_data_dir
+from fedjax_dp.data.datasets.catalog import (
+    CATALOG,
+    DatasetInfo,
+    explain_missing,
+    find,
+    resolve_data_dir,
+)
 
 # Options that name the client of each row.
 _NAMES_CLIENTS = ("client", "clients_are_files")
@@ -42,8 +45,8 @@ LOADERS: Registry[Callable[..., Dataset]] = Registry(
         "mnist": mnist.load_mnist,
         "fashion_mnist": mnist.load_fashion_mnist,
         "mnist_by_writer": mnist.load_mnist_by_writer,
-        "fedcmnist": shifted_mnist.load_fedcmnist,
-        "fedrotmnist": shifted_mnist.load_fedrotmnist,
+        "fedcmnist": mnist.load_fedcmnist,
+        "fedrotmnist": mnist.load_fedrotmnist,
         "cifar10": cifar.load,
         "tiny_imagenet": tiny_imagenet.load,
         "emnist": emnist.load,
@@ -57,7 +60,7 @@ LOADERS: Registry[Callable[..., Dataset]] = Registry(
         "kddcup99": kddcup99.load,
         "credit_card_fraud": credit_card_fraud.load,
         "table": table.load,
-        "parquet": parquet.load,
+        "parquet": stores.load_parquet,
         "store": stores.load,
     }
 )

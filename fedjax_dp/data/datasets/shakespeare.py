@@ -11,8 +11,7 @@ from annotated_types import Ge
 from fedjax_dp.core import checks, files
 from fedjax_dp.core.ranges import Count, ProperFraction
 from fedjax_dp.data.datasets.base import Dataset
-from fedjax_dp.data.datasets.catalog import CATALOG
-from fedjax_dp.data.datasets.files import Located, locate
+from fedjax_dp.data.datasets.catalog import CATALOG, Located, locate
 from fedjax_dp.data.datasets.formats import hdf5_clients, read_bytes
 
 # The 80 characters of LEAF's Shakespeare task (Caldas et al. 2018), in its order.

@@ -11,8 +11,7 @@ from fedjax_dp.core import checks, files
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.data.datasets.base import Dataset
-from fedjax_dp.data.datasets.catalog import CATALOG
-from fedjax_dp.data.datasets.files import locate
+from fedjax_dp.data.datasets.catalog import CATALOG, locate
 from fedjax_dp.data.datasets.formats import hdf5_clients
 from fedjax_dp.data.datasets.stores import Source, as_dataset, opened
 from fedjax_dp.data.federated import FederatedData

@@ -8,9 +8,8 @@ import numpy as np
 from fedjax_dp.core import checks, files
 from fedjax_dp.core.ranges import Count, Index
 from fedjax_dp.data.datasets.base import Dataset, ImageDtype, as_images
-from fedjax_dp.data.datasets.catalog import CATALOG
-from fedjax_dp.data.datasets.files import locate
-from fedjax_dp.data.datasets.images import pixels_of
+from fedjax_dp.data.datasets.catalog import CATALOG, locate
+from fedjax_dp.data.datasets.formats import pixels_of
 
 _SIZE = (64, 64)
 _BOX = 4

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.algorithms.base import Iterate, SharedModel
+from fedjax_dp.clients.accelerated import mixing_weights
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.mixing import mixing_weights
 from fedjax_dp.core.ranges import Count, Fraction, NonNegative, Size
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.federation import Federation

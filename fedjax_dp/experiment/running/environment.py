@@ -13,7 +13,7 @@ import platformdirs
 
 from fedjax_dp.core.backend import programs_folder
 from fedjax_dp.core.keys import settings
-from fedjax_dp.core.versions import libraries
+from fedjax_dp.core.packages import libraries
 
 # Limits of the user's cache of programs, of all and of those below a size; the oldest are deleted.
 _CACHE_BYTES = 4 * 2**30

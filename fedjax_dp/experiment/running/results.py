@@ -13,9 +13,8 @@ import numpy as np
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.core.files import write_text
-from fedjax_dp.core.packages import MissingPackageError
+from fedjax_dp.core.packages import PACKAGE, MissingPackageError, libraries
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.core.versions import PACKAGE, libraries
 from fedjax_dp.data.statistics import PartitionStatistics
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting, unit_facts
 from fedjax_dp.engine.evaluation import Evaluator

@@ -9,11 +9,8 @@ import numpy as np
 
 from fedjax_dp.algorithms import registry as algorithms
 from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.audit.canaries import Planted
-from fedjax_dp.audit.choices import check_choice
-from fedjax_dp.audit.clients import plant_clients
+from fedjax_dp.audit.canaries import Planted, plant_clients, plant_records
 from fedjax_dp.audit.floats import check_norms
-from fedjax_dp.audit.local import check_client
 from fedjax_dp.audit.losses import plant_losses
 from fedjax_dp.audit.membership import (
     MembershipResult,
@@ -22,9 +19,8 @@ from fedjax_dp.audit.membership import (
     membership_attack,
 )
 from fedjax_dp.audit.noise import StepCheck
-from fedjax_dp.audit.records import plant_records
 from fedjax_dp.audit.runs import AuditResult, audit, run_audit
-from fedjax_dp.audit.steps import check_cohort, check_gradient_rule
+from fedjax_dp.audit.steps import check_choice, check_client, check_cohort, check_gradient_rule
 from fedjax_dp.audit.votes import plant_votes
 from fedjax_dp.clients.gradients import clipped
 from fedjax_dp.core import checks, masks

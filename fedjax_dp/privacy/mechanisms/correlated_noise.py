@@ -12,9 +12,8 @@ from chex import PRNGKey
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.packages import needed_for
-from fedjax_dp.core.promotion import library_promotion
 from fedjax_dp.core.ranges import Count
-from fedjax_dp.core.trees import PyTree
+from fedjax_dp.core.trees import PyTree, library_promotion
 from fedjax_dp.privacy.events import DpEvent
 from fedjax_dp.privacy.mechanisms import random_bits
 from fedjax_dp.privacy.mechanisms.noise import release
