@@ -8,7 +8,7 @@ from typing import Any
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.registry import Registry, is_own, options_of
+from fedjax_dp.core.registry import Registry, grouped, is_own, options_of
 from fedjax_dp.data.datasets import (
     adult,
     cifar,
@@ -186,7 +186,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, **choices: A
     known = options(name)
     for key in choices:
         checks.one_of(f"option of data set {name!r}", key, known)
-    data = LOADERS[name](resolve_data_dir(data_dir), **choices)
+    data = LOADERS[name](resolve_data_dir(data_dir), **grouped(LOADERS[name], choices))
     checks.require(isinstance(data, Dataset), f"the result of {name}", "be a Dataset", type(data))
     return data
 

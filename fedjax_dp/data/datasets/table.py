@@ -8,7 +8,7 @@ import pathlib
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,77 @@ _MOST_CATEGORIES = 1000
 _SIZES = f"that float32 can represent, {SMALLEST:.2g} to {LARGEST:.2g}"
 
 
+class Testing(NamedTuple):
+    """Which rows are for testing.
+
+    Attributes:
+      split: a column that holds "train" or "test".
+      test_path: a file, or a pattern, of test rows; they replace those of `split` or
+        `test_fraction`, which are left out. For predictions it may lack the label; the client and
+        columns that are no inputs may be absent too.
+      test_fraction: the share of rows drawn for testing, in [0, 1).
+      seed: chooses these rows.
+    """
+
+    split: str | None = None
+    test_path: str | None = None
+    test_fraction: Decay = 0.0
+    seed: Seed = 0
+
+
+class Gaps(NamedTuple):
+    """What becomes of missing values.
+
+    Attributes:
+      missing: "refuse"; "drop" rows with a missing input; "fill" with the values in `fill`; or
+        "mean", the exact mean (or most frequent category) of the training part.
+      fill: for missing="fill", the value of each column with missing cells.
+      missing_values: strings that stand for a missing value.
+    """
+
+    missing: Literal["refuse", "drop", "fill", "mean"] = "refuse"
+    fill: Mapping[str, Any] = {}
+    missing_values: Sequence[str] = MISSING_VALUES
+
+
+class Coding(NamedTuple):
+    """How columns become numbers.
+
+    Attributes:
+      categories: the values of categorical columns, known without the data; a string column or
+        label that is not named here has those that occur in the data.
+      coding: "one_hot" makes one array of numbers; "integer" makes the array "numbers", and an
+        array of integers for each encoded column, for models with embeddings.
+      scaling: of numbers: "none"; "range" maps `ranges` to [0, 1] and clips values outside;
+        "standard" has exact mean 0 and deviation 1 over the training part.
+      ranges: the lowest and the highest value of each numeric column, known without the data.
+    """
+
+    categories: Mapping[str, Sequence[str | int | float | bool]] = {}
+    coding: Literal["one_hot", "integer"] = "one_hot"
+    scaling: Literal["none", "range", "standard"] = "none"
+    ranges: Mapping[str, Sequence[float]] = {}
+
+
+class Cells(NamedTuple):
+    """How text writes a table, its numbers and its dates.
+
+    Attributes:
+      separator: the ASCII character between the cells of a CSV file.
+      encoding: that of CSV files, by a name that Python knows, such as "latin-1" or "utf-16".
+      decimal: the decimal mark of numbers in text.
+      thousands: the mark between their groups of digits; "" for none.
+      dates: columns of dates, which become days: for each the date `since` which they are counted,
+        in ISO format, and, where dates are text, their `format`, such as "%d.%m.%Y".
+    """
+
+    separator: str = ","
+    encoding: str = "utf-8"
+    decimal: Literal[".", ","] = "."
+    thousands: Literal["", ",", ".", " ", "'", "_"] = ""
+    dates: Mapping[str, Mapping[str, str]] = {}
+
+
 @checked
 def load(
     data_dir: pathlib.Path | None,
@@ -43,23 +114,11 @@ def load(
     client: str | None = None,
     clients_are_files: bool = False,
     features: Sequence[str] = (),
-    split: str | None = None,
-    test_path: str | None = None,
-    test_fraction: Decay = 0.0,
-    seed: Seed = 0,
+    testing: Testing = Testing(),
     task: Literal["classification", "regression"] = "classification",
-    missing: Literal["refuse", "drop", "fill", "mean"] = "refuse",
-    fill: Mapping[str, Any] = {},
-    missing_values: Sequence[str] = MISSING_VALUES,
-    categories: Mapping[str, Sequence[str | int | float | bool]] = {},
-    coding: Literal["one_hot", "integer"] = "one_hot",
-    scaling: Literal["none", "range", "standard"] = "none",
-    ranges: Mapping[str, Sequence[float]] = {},
-    separator: str = ",",
-    encoding: str = "utf-8",
-    decimal: Literal[".", ","] = ".",
-    thousands: Literal["", ",", ".", " ", "'", "_"] = "",
-    dates: Mapping[str, Mapping[str, str]] = {},
+    gaps: Gaps = Gaps(),
+    columns: Coding = Coding(),
+    cells: Cells = Cells(),
 ) -> Dataset:
     """Loads a table, one example per row.
 
@@ -75,7 +134,6 @@ def load(
     `exact_statistics`, which privacy statements repeat.
 
     Args:
-      data_dir: where to search for a relative path that is not in the current folder.
       path: the file, ending in .csv, .tsv, .parquet or .arrow (.csv.gz too), or a pattern such as
         hospitals/*.csv of several with the same columns.
       label: the column to predict.
@@ -84,79 +142,48 @@ def load(
       clients_are_files: whether each file is a client. Its name is that of the file without
         suffixes or, if two would coincide, the path below the files' common folder.
       features: the input columns; all others if empty.
-      split: a column that holds "train" or "test".
-      test_path: a file, or a pattern, of test rows; they replace those of `split` or
-        `test_fraction`, which are left out. For predictions it may lack the label; the client and
-        columns that are no inputs may be absent too.
-      test_fraction: the share of rows drawn for testing, in [0, 1).
-      seed: chooses these rows.
       task: "classification" encodes labels; "regression" takes them as numbers.
-      missing: "refuse"; "drop" rows with a missing input; "fill" with the values in `fill`; or
-        "mean", the exact mean (or most frequent category) of the training part.
-      fill: for missing="fill", the value of each column with missing cells.
-      missing_values: strings that stand for a missing value.
-      categories: the values of categorical columns, known without the data; a string column or
-        label that is not named here has those that occur in the data.
-      coding: "one_hot" makes one array of numbers; "integer" makes the array "numbers", and an
-        array of integers for each encoded column, for models with embeddings.
-      scaling: of numbers: "none"; "range" maps `ranges` to [0, 1] and clips values outside;
-        "standard" has exact mean 0 and deviation 1 over the training part.
-      ranges: the lowest and the highest value of each numeric column, known without the data.
-      separator: the ASCII character between the cells of a CSV file.
-      encoding: that of CSV files, by a name that Python knows, such as "latin-1" or "utf-16".
-      decimal: the decimal mark of numbers in text.
-      thousands: the mark between their groups of digits; "" for none.
-      dates: columns of dates, which become days: for each the date `since` which they are counted,
-        in ISO format, and, where dates are text, their `format`, such as "%d.%m.%Y".
 
     Returns:
       Inputs `[rows, features]`, float32, or a dict of arrays; labels, int32 for classes and float32
       for numbers, of test rows without labels -1 or NaN; clients' names as in the file, integers as
       such.
 
-    Raises:
-      ValueError: naming file, row, column, rule and value.
-      ImportError: if pyarrow is not installed.
-
     Example:
-      `load(None, path="patients.csv", label="ill", client="hospital", missing="drop")`
+      `load(None, path="patients.csv", label="ill", client="hospital", gaps=Gaps("drop"))`
     """
     paths = find_files("path", path, data_dir)
+    test_path, split = testing.test_path, testing.split
     tests = find_files("test_path", test_path, data_dir) if test_path is not None else []
-    if encoding in ("one_hot", "integer"):
-        replaced = f"encoding={encoding!r} is written coding={encoding!r}; encoding is that of text"
+    if cells.encoding in ("one_hot", "integer"):
+        old = cells.encoding
+        replaced = f"encoding={old!r} is written coding={old!r}; encoding is that of text"
         warnings.warn(replaced, DeprecationWarning, stacklevel=2)
-        coding, encoding = encoding, "utf-8"  # type: ignore[assignment]
-    reading = _reading(separator, encoding, decimal, thousands, dates, missing_values)
+        cells = cells._replace(encoding="utf-8")
+        columns = columns._replace(coding=old)  # type: ignore[arg-type]
+    reading = _reading(cells, gaps.missing_values)
     has_text = any(map(is_csv, (*paths, *tests)))
-    _require_used("encoding", encoding, has_text or encoding == "utf-8", "a file is CSV")
-    _require_used("separator", separator, has_text or separator == ",", "a file is CSV")
-    taken = {label, client, split}
+    for option, default in (("encoding", "utf-8"), ("separator", ",")):
+        value = getattr(cells, option)
+        _require_used(option, value, has_text or value == default, "a file is CSV")
+    roles = {"label": label, "client": client, "split": split}
+    taken = set(roles.values())
 
     def inputs_of(names: Sequence[str]) -> list[str]:
         return list(features) or [name for name in names if name not in taken]
 
     table = Table(paths, reading, tests, inputs_of)
-    _check_names(
-        table,
-        label,
-        client,
-        split,
-        features,
-        categories=categories,
-        ranges=ranges,
-        fill=fill,
-        dates=dates,
-    )
-    for named, values in categories.items():
-        markers = [value for value in values if value in missing_values]
+    tables = {"categories": columns.categories, "ranges": columns.ranges}
+    _check_names(table, roles, features, {**tables, "fill": gaps.fill, "dates": cells.dates})
+    for named, values in columns.categories.items():
+        markers = [value for value in values if value in gaps.missing_values]
         rule = "hold no string of missing_values, which stands for a missing value"
         checks.require(not markers, f"categories.{named}", rule, markers)
-    _require_used("fill", fill, missing == "fill", "missing is 'fill'")
-    _require_used("ranges", ranges, scaling == "range", "scaling is 'range'")
+    _require_used("fill", gaps.fill, gaps.missing == "fill", "missing is 'fill'")
+    _require_used("ranges", columns.ranges, columns.scaling == "range", "scaling is 'range'")
     rule = "be only one of split and test_fraction"
-    is_one = split is None or test_fraction == 0
-    checks.require(is_one, "the test part", rule, (split, test_fraction))
+    is_one = split is None or testing.test_fraction == 0
+    checks.require(is_one, "the test part", rule, (split, testing.test_fraction))
     rule = "be left out if clients_are_files"
     checks.require(client is None or not clients_are_files, "client", rule, client)
     inputs = inputs_of(list(table.columns))
@@ -166,11 +193,11 @@ def load(
     rule = "name the inputs of a table that has a column without a name"
     checks.require(bool(features) or not nameless, "features", rule, inputs)
     numeric = {*inputs, label} if task == "regression" else set(inputs)
-    unused = sorted(set(dates) - (numeric - set(categories)))
+    unused = sorted(set(cells.dates) - (numeric - set(columns.categories)))
     rule = "name inputs, or the label of a regression, that are not in categories"
     checks.require(not unused, "dates", rule, unused)
 
-    for used in dict.fromkeys([*inputs, *filter(None, (label, client, split))]):
+    for used in dict.fromkeys([*inputs, *filter(None, roles.values())]):
         table.columns[used].require_readable()
     kept = np.arange(table.num_rows)
     num_own = int(table.starts[len(paths)])
@@ -180,35 +207,34 @@ def load(
         for name in filter(None, (label, client))
         if tests and table.columns[name].is_missing[num_own:].all()
     }
-    for role, name in (("label", label), ("client", client), ("split", split)):
+    for role, name in roles.items():
         if name is not None:
             rows = kept[:num_own] if name in {*absent, split} else kept
             table.columns[name].require_present(rows, f"have a value in every row, as the {role}")
-    if missing == "drop":
+    if gaps.missing == "drop":
         kept = kept[~np.any([table.columns[name].is_missing for name in inputs], axis=0)]
-        checks.require(
-            len(kept) > 0, str(table.files[0]), "have a row without missing cells", "none"
-        )
+        rule = "have a row without missing cells"
+        checks.require(len(kept) > 0, str(table.files[0]), rule, "none")
     own, others = kept[kept < num_own], kept[kept >= num_own]
-    is_test = _test_rows(table, own, split, test_fraction, seed)
+    is_test = _test_rows(table, own, testing)
     parts = own[~is_test], others if tests else own[is_test]
     disclosure.require_of_file(len(parts[0]) > 0, table.files[0], "hold training rows", "none")
 
-    coder = _Coder(table, parts, inputs, missing, fill, categories, scaling, ranges)
+    coder = _Coder(table, parts, inputs, gaps, columns)
     numbers, coded = {}, {}
     for name in inputs:
         column = table.columns[name]
-        if name not in categories:
+        if name not in columns.categories:
             column.require_one_kind()
-        if name in categories or column.numbers is None:
+        if name in columns.categories or column.numbers is None:
             coded[name] = coder.codes(column)
         else:
             numbers[name] = coder.scaled(column)
-    unused = sorted(set(ranges) - set(numbers))
+    unused = sorted(set(columns.ranges) - set(numbers))
     checks.require(not unused, "ranges", f"name columns of numbers, {sorted(numbers)}", unused)
-    names, xs = _assembled(inputs, numbers, coded, coding)
+    names, xs = _assembled(inputs, numbers, coded, columns.coding)
     labelled = (parts[0], parts[1][:0]) if label in absent else parts
-    labels, classes = _labels(table.columns[label], labelled, task, categories, coder)
+    labels, classes = _labels(table.columns[label], labelled, task, coder)
     if label in absent:
         unknown = np.nan if task == "regression" else -1
         labels[1] = np.full(len(parts[1]), unknown, labels[0].dtype)
@@ -256,14 +282,11 @@ def find_files(name: str, path: str, data_dir: pathlib.Path | None) -> list[path
 
 def _check_names(
     table: Table,
-    label: str,
-    client: str | None,
-    split: str | None,
+    roles: Mapping[str, str | None],
     features: Sequence[str],
-    **tables: Mapping[str, Any],
+    tables: Mapping[str, Mapping[str, Any]],
 ) -> None:
     """Requires that options name existing columns, each in one role."""
-    roles = {"label": label, "client": client, "split": split}
     named = {role: [name] for role, name in roles.items() if name is not None}
     named |= {"features": list(features)} | {option: list(of) for option, of in tables.items()}
     for option, names in named.items():
@@ -278,15 +301,9 @@ def _require_used(option: str, value: Any, is_used: bool, when: str) -> None:
     checks.require(not value or is_used, option, f"be given only if {when}", value)
 
 
-def _reading(
-    separator: str,
-    encoding: str,
-    decimal: str,
-    thousands: str,
-    dates: Mapping[str, Mapping[str, str]],
-    missing: Sequence[str],
-) -> Reading:
+def _reading(cells: Cells, missing: Sequence[str]) -> Reading:
     """Checks how cells are written."""
+    separator, encoding, decimal, thousands, dates = cells
     is_plain = len(separator) == 1 and separator.isascii() and separator not in '"\r\n'
     rule = "be one ASCII character, not a quote or line break"
     checks.require(is_plain, "separator", rule, separator)
@@ -328,25 +345,20 @@ def _date_rule(option: str, given: Mapping[str, str]) -> DateRule:
     return DateRule(since, form)
 
 
-def _test_rows(
-    table: Table, kept: np.ndarray, split: str | None, test_fraction: float, seed: int
-) -> np.ndarray:
+def _test_rows(table: Table, kept: np.ndarray, testing: Testing) -> np.ndarray:
     """Marks which of the kept rows are for testing, `[rows]`."""
-    if split is not None:
-        column = table.columns[split]
-        words = column.texts
+    if testing.split is not None:
+        column = table.columns[testing.split]
         for row in kept:
-            if words[row] not in _PARTS:
+            if column.texts[row] not in _PARTS:
                 column.refuse(int(row), "be one of train, test")
-        return words[kept] == "test"
-    if test_fraction > 0:
-        count = round(test_fraction * len(kept))
-        rule = "leave rows for training and for testing"
-        checks.require(0 < count < len(kept), "test_fraction", rule, test_fraction)
-        is_test = np.zeros(len(kept), bool)
-        is_test[np.random.default_rng(seed).permutation(len(kept))[:count]] = True
-        return is_test
-    return np.zeros(len(kept), bool)
+        return column.texts[kept] == "test"
+    is_test, share = np.zeros(len(kept), bool), testing.test_fraction
+    if share > 0:
+        count, rule = round(share * len(kept)), "leave rows for training and for testing"
+        checks.require(0 < count < len(kept), "test_fraction", rule, share)
+        is_test[np.random.default_rng(testing.seed).permutation(len(kept))[:count]] = True
+    return is_test
 
 
 def _client_ids(
@@ -401,11 +413,8 @@ class _Coder:
     table: Table
     rows: tuple[np.ndarray, np.ndarray]
     inputs: Sequence[str]
-    missing: str
-    fill: Mapping[str, Any]
-    categories: Mapping[str, Sequence[str | int | float | bool]]
-    scaling: str
-    ranges: Mapping[str, Sequence[float]]
+    gaps: Gaps
+    coding: Coding
     read_off: list[str] = dataclasses.field(default_factory=list)
 
     def _name(self, value: Any) -> str:
@@ -417,12 +426,12 @@ class _Coder:
     def exact(self, has_numbers: bool) -> tuple[str, ...]:
         """Names the exact statistics that entered examples, for privacy statements."""
         found = []
-        if self.scaling == "standard" and has_numbers:
+        if self.coding.scaling == "standard" and has_numbers:
             found.append(
                 "the exact means and standard deviations of the training part that features were "
                 "scaled by"
             )
-        if self.missing == "mean":
+        if self.gaps.missing == "mean":
             found.append(
                 "the exact means and most frequent categories of the training part that missing "
                 "cells were filled with"
@@ -436,8 +445,8 @@ class _Coder:
 
     def _require_rule(self, column: Column) -> None:
         """Refuses missing cells without a rule, or for which the rule has no value."""
-        filled = self.fill if self.missing == "fill" else ()
-        if self.missing not in ("refuse", "fill") or column.name in filled:
+        filled = self.gaps.fill if self.gaps.missing == "fill" else ()
+        if self.gaps.missing not in ("refuse", "fill") or column.name in filled:
             return
         everything = np.concatenate(self.rows)
         others = [
@@ -459,20 +468,22 @@ class _Coder:
         for rows, part in zip(self.rows, parts, strict=True):
             column.require_float32(rows, part)
         train = parts[0]
-        if self.missing == "fill" and column.name in self.fill:
-            value = self.fill[column.name]
+        if self.gaps.missing == "fill" and column.name in self.gaps.fill:
+            value = self.gaps.fill[column.name]
             rule = f"be a finite number {_SIZES}"
             checks.require(_is_number(value), f"fill.{column.name}", rule, value)
             parts = [np.where(np.isnan(part), float(value), part) for part in parts]
-        elif self.missing == "mean":
+        elif self.gaps.missing == "mean":
             rule = "have a value in the training part"
             is_known = not np.isnan(train).all()
             disclosure.require(is_known, f"column {column.name!r}", rule, "none")
             parts = [np.where(np.isnan(part), np.nanmean(train), part) for part in parts]
-        if self.scaling == "standard":
+        if self.coding.scaling == "standard":
             shift, scale = float(np.mean(parts[0])), float(np.std(parts[0])) or 1.0
             parts = [(part - shift) / scale for part in parts]
-        elif self.scaling == "range" and not (column.is_boolean and column.name not in self.ranges):
+        elif self.coding.scaling == "range" and not (
+            column.is_boolean and column.name not in self.coding.ranges
+        ):
             parts = [in_range(self._range(column.name), part) for part in parts]
         ways = "; or read dates by dates, name identifiers in categories, or choose a scaling whose"
         ways += " ranges the column fills, or leave it out of features"
@@ -480,18 +491,18 @@ class _Coder:
         return parts
 
     def _range(self, name: str) -> Numeric:
-        if name not in self.ranges:
+        if name not in self.coding.ranges:
             columns = [self.table.columns[each] for each in self.inputs]
             needed = [
                 repr(column.name)
                 for column in columns
-                if column.name not in (*self.ranges, *self.categories)
+                if column.name not in (*self.coding.ranges, *self.coding.categories)
                 and column.numbers is not None
                 and not column.is_boolean
             ]
             rule = f"hold the lowest and highest value of {', '.join(needed)}, since scaling is "
-            checks.require(False, "ranges", f"{rule}'range'", dict(self.ranges))
-        bounds = self.ranges[name]
+            checks.require(False, "ranges", f"{rule}'range'", dict(self.coding.ranges))
+        bounds = self.coding.ranges[name]
         bounds = list(bounds) if isinstance(bounds, Sequence | np.ndarray) else [bounds]
         fits = len(bounds) == 2 and all(map(_is_number, bounds)) and bounds[0] < bounds[1]
         rule = f"be two numbers, the lower one first, {_SIZES}"
@@ -502,9 +513,9 @@ class _Coder:
         """Returns the categories of a column, and the index of each cell's in both parts, int32."""
         self._require_rule(column)
         texts = column.texts
-        if self.missing == "fill" and column.name in self.fill:
-            texts = np.where(column.is_missing, self._name(self.fill[column.name]), texts)
-        elif self.missing == "mean":
+        if self.gaps.missing == "fill" and column.name in self.gaps.fill:
+            texts = np.where(column.is_missing, self._name(self.gaps.fill[column.name]), texts)
+        elif self.gaps.missing == "mean":
             known = texts[self.rows[0]][~column.is_missing[self.rows[0]]]
             rule = "have a value in the training part"
             disclosure.require(len(known) > 0, f"column {column.name!r}", rule, "none")
@@ -515,9 +526,9 @@ class _Coder:
     def coded(self, column: Column, texts: np.ndarray) -> tuple[tuple[str, ...], list[np.ndarray]]:
         """Encodes strings by the declared categories of their column, or by those that occur."""
         used = np.concatenate(self.rows)
-        if column.name in self.categories:
+        if column.name in self.coding.categories:
             option = f"categories.{column.name}"
-            values = tuple(map(self._name, self.categories[column.name]))
+            values = tuple(map(self._name, self.coding.categories[column.name]))
             is_set = len(set(values)) == len(values) > 0
             checks.require(is_set, option, "be distinct values", values)
         else:
@@ -582,7 +593,6 @@ def _labels(
     column: Column,
     rows: tuple[np.ndarray, np.ndarray],
     task: str,
-    categories: Mapping[str, Any],
     coder: _Coder,
 ) -> tuple[list[np.ndarray], tuple[str, ...]]:
     """Returns the labels of both parts, and the names of classes."""
@@ -597,7 +607,7 @@ def _labels(
             column.require_float32(each, part)
         column.require_apart(np.concatenate(rows), np.concatenate(parts))
         return [part.astype(np.float32) for part in parts], ()
-    if column.name not in categories:
+    if column.name not in coder.coding.categories:
         column.require_one_kind()
     classes, codes = dataclasses.replace(coder, rows=rows).coded(column, column.texts)
     rule = "have two classes or more; task='regression' takes labels as numbers"
