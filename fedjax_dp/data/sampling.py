@@ -137,8 +137,21 @@ class Sampler(NamedTuple):
 
 
 def _sampler(**parts: Any) -> Sampler:
-    """Makes a sampler whose analysis is that of its draw."""
-    return made(Sampler(**parts))
+    """Makes a sampler whose analysis is that of its draw, by default of a fixed number."""
+    usual: dict[str, Any] = {
+        "init": _no_state,
+        "capacity": lambda limit, batch_size: min(limit, batch_size),
+        "nominal_size": lambda size, batch_size: batch_size,
+        "num_steps_per_epoch": _ceil_div,
+        "varies": False,
+    }
+    return made(Sampler(**usual | parts))
+
+
+def of_given_draw(base: Any, size: int, batch_size: float) -> Any:
+    """Returns the event of a release on a given draw, which nothing amplifies."""
+    del size, batch_size
+    return base
 
 
 def _ceil_div(size: Any, batch_size: Any) -> Any:
@@ -250,13 +263,10 @@ def poisson(capacity: Count | None = None) -> Sampler:
 
     return _sampler(
         name="poisson" if capacity is None else "truncated_poisson",
-        init=_no_state,
         draw=draw,
+        charges_all=True,
         capacity=slots,
         analysis=event,
-        nominal_size=lambda size, batch_size: batch_size,
-        num_steps_per_epoch=_ceil_div,
-        charges_all=True,
         varies=True,
         min_drawn=lambda size, batch_size: 0,
     )
@@ -298,17 +308,7 @@ def fixed_size() -> Sampler:
             return base
         return dp_accounting.SampledWithoutReplacementDpEvent(int(size), int(batch_size), base)
 
-    return _sampler(
-        name="fixed_size",
-        init=_no_state,
-        draw=draw,
-        capacity=lambda limit, batch_size: min(limit, batch_size),
-        analysis=event,
-        nominal_size=lambda size, batch_size: batch_size,
-        num_steps_per_epoch=_ceil_div,
-        charges_all=True,
-        varies=False,
-    )
+    return _sampler(name="fixed_size", draw=draw, charges_all=True, analysis=event)
 
 
 def full_participation() -> Sampler:
@@ -324,14 +324,12 @@ def full_participation() -> Sampler:
 
     return _sampler(
         name="full_participation",
-        init=_no_state,
         draw=draw,
+        analysis=of_given_draw,
+        charges_all=True,
         capacity=lambda limit, batch_size: limit,
-        analysis=lambda base, size, batch_size: base,
         nominal_size=lambda size, batch_size: size,
         num_steps_per_epoch=lambda size, batch_size: jnp.ones_like(size),
-        charges_all=True,
-        varies=False,
         min_drawn=lambda size, batch_size: size,
     )
 
@@ -390,14 +388,9 @@ def cyclic() -> Sampler:
 
     return _sampler(
         name="cyclic",
-        init=_no_state,
         draw=draw,
-        capacity=lambda limit, batch_size: min(limit, batch_size),
-        analysis=lambda base, size, batch_size: base,
-        nominal_size=lambda size, batch_size: batch_size,
-        num_steps_per_epoch=_ceil_div,
+        analysis=of_given_draw,
         charges_all=False,
-        varies=False,
         separation=lambda size, batch_size: _ceil_div(size, int(batch_size)),
         min_drawn=_last_block,
     )
@@ -436,14 +429,9 @@ def min_separated(separation: Count) -> Sampler:
 
     return _sampler(
         name="min_separated",
-        init=_no_state,
         draw=draw,
-        capacity=lambda limit, batch_size: min(limit, batch_size),
-        analysis=lambda base, size, batch_size: base,
-        nominal_size=lambda size, batch_size: batch_size,
-        num_steps_per_epoch=_ceil_div,
+        analysis=of_given_draw,
         charges_all=False,
-        varies=False,
         separation=lambda size, batch_size: separation,
         min_drawn=lambda size, batch_size: min(int(batch_size), size // separation),
     )
@@ -472,7 +460,7 @@ def without_amplification(sampler: Sampler) -> Sampler:
     return changed(
         sampler,
         name=f"{sampler.name}_without_amplification",
-        analysis=lambda base, size, batch_size: base,
+        analysis=of_given_draw,
         charges_all=False,
     )
 
@@ -533,11 +521,8 @@ def shuffled(*, only_whole: bool = False) -> Sampler:
         name="shuffled_whole" if only_whole else "shuffled",
         init=lambda limit: jnp.arange(min(limit, sparse.DENSE), dtype=jnp.int32),
         draw=draw,
-        capacity=lambda limit, batch_size: min(limit, batch_size),
-        analysis=event,
-        nominal_size=lambda size, batch_size: batch_size,
-        num_steps_per_epoch=blocks,
         charges_all=True,
-        varies=False,
+        analysis=event,
+        num_steps_per_epoch=blocks,
         **({} if only_whole else {"min_drawn": _last_block}),
     )

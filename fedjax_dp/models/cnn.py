@@ -13,11 +13,10 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, Decay
 from fedjax_dp.models import inputs
 from fedjax_dp.models.base import Model
+from fedjax_dp.models.inputs import NumClasses
 
 _SIZE = 32
 _WIDTHS = (64, 128, 256, 512)
-_NORMS = ("batch", "group")
-_STEMS = ("cifar", "imagenet")
 
 _conv = functools.partial(
     nn.Conv, use_bias=False, kernel_init=nn.initializers.variance_scaling(2.0, "fan_out", "normal")
@@ -67,7 +66,7 @@ class _EmnistCnn(nn.Module):
 
 
 @checked
-def thesis_cnn(example_x: jax.ShapeDtypeStruct, num_classes: int) -> Model:
+def thesis_cnn(example_x: jax.ShapeDtypeStruct, num_classes: NumClasses) -> Model:
     """Builds the network of record-level DP experiments: two pooled convolutions and a dense layer.
 
     Convolutions are 5×5 with 16 and 32 channels, zero-padded to keep the size, each with ReLU and
@@ -88,13 +87,12 @@ def thesis_cnn(example_x: jax.ShapeDtypeStruct, num_classes: int) -> Model:
     7×7 after two poolings.
     """
     inputs.check_image(example_x, at_least=4)
-    checks.whole("num_classes", num_classes, at_least=2)
     module = _PooledCnn((16, 32), (), num_classes)
     return Model.from_flax(module, example_x, loss="softmax_cross_entropy", name="thesis_cnn")
 
 
 @checked
-def fedavg_cnn(example_x: jax.ShapeDtypeStruct, num_classes: int) -> Model:
+def fedavg_cnn(example_x: jax.ShapeDtypeStruct, num_classes: NumClasses) -> Model:
     """Builds the network that federated averaging was introduced with.
 
     Convolutions are 5×5 with 32 and 64 channels, zero-padded to keep the size, each with ReLU and
@@ -114,14 +112,16 @@ def fedavg_cnn(example_x: jax.ShapeDtypeStruct, num_classes: int) -> Model:
     Source: McMahan and others 2017, section 3.
     """
     inputs.check_image(example_x, at_least=4)
-    checks.whole("num_classes", num_classes, at_least=2)
     module = _PooledCnn((32, 64), (512,), num_classes)
     return Model.from_flax(module, example_x, loss="softmax_cross_entropy", name="fedavg_cnn")
 
 
 @checked
 def emnist_cnn(
-    example_x: jax.ShapeDtypeStruct, num_classes: int, *, dropout: Sequence[Decay] = (0.0, 0.0)
+    example_x: jax.ShapeDtypeStruct,
+    num_classes: NumClasses,
+    *,
+    dropout: Sequence[Decay] = (0.0, 0.0),
 ) -> Model:
     """Builds the two-convolution network of the federated EMNIST literature.
 
@@ -144,10 +144,7 @@ def emnist_cnn(
     Source: Reddi and others 2021, appendix C.2.
     """
     inputs.check_image(example_x, at_least=6)
-    checks.whole("num_classes", num_classes, at_least=2)
     checks.require(len(dropout) == 2, "dropout", "hold two shares", dropout)
-    for rate in dropout:
-        inputs.check_dropout("dropout", rate)
     module = _EmnistCnn(num_classes, (dropout[0], dropout[1]))
     return Model.from_flax(module, example_x, loss="softmax_cross_entropy", name="emnist_cnn")
 
@@ -172,7 +169,7 @@ def _pad_to_size(x: jax.Array) -> jax.Array:
 
 
 @checked
-def lenet5(example_x: jax.ShapeDtypeStruct, num_classes: int) -> Model:
+def lenet5(example_x: jax.ShapeDtypeStruct, num_classes: NumClasses) -> Model:
     """Builds LeNet-5 with ReLU and max-pooling in place of its sigmoids and averages.
 
     Two 5×5 convolutions (6 and 16 channels, no padding), each pooled, and dense layers of 120, 84
@@ -192,7 +189,6 @@ def lenet5(example_x: jax.ShapeDtypeStruct, num_classes: int) -> Model:
     Source: LeCun and others 1998, section II.B.
     """
     inputs.check_image(example_x, at_least=1)
-    checks.whole("num_classes", num_classes, at_least=2)
     module = _LeNet5(num_classes)
     return Model.from_flax(module, example_x, loss="softmax_cross_entropy", name="lenet5")
 
@@ -256,7 +252,7 @@ def _batch_norm(use_running_average: bool, name: str) -> nn.Module:
 @checked
 def resnet18(
     example_x: jax.ShapeDtypeStruct,
-    num_classes: int,
+    num_classes: NumClasses,
     *,
     norm: Literal["group", "batch"] = "group",
     num_groups: Count = 2,
@@ -293,7 +289,7 @@ def resnet18(
 @checked
 def resnet34(
     example_x: jax.ShapeDtypeStruct,
-    num_classes: int,
+    num_classes: NumClasses,
     *,
     norm: Literal["group", "batch"] = "group",
     num_groups: Count = 2,
@@ -327,16 +323,12 @@ def _resnet(
     name: str,
     blocks: tuple[int, ...],
     example_x: jax.ShapeDtypeStruct,
-    num_classes: int,
+    num_classes: NumClasses,
     norm: str,
     num_groups: int,
     stem: str,
 ) -> Model:
     inputs.check_image(example_x, at_least=1)
-    checks.whole("num_classes", num_classes, at_least=2)
-    checks.one_of("norm", norm, _NORMS)
-    checks.one_of("stem", stem, _STEMS)
-    checks.whole("num_groups", num_groups)
     checks.require(_WIDTHS[0] % num_groups == 0, "num_groups", "divide 64", num_groups)
     module = _ResNet(blocks, num_classes, norm, num_groups, stem)
     return Model.from_flax(module, example_x, loss="softmax_cross_entropy", name=name)

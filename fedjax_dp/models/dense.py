@@ -13,6 +13,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, Decay, Positive
 from fedjax_dp.models import inputs
 from fedjax_dp.models.base import Model
+from fedjax_dp.models.inputs import NumClasses
 from fedjax_dp.models.losses import LossFn, half_squared_error, resolve, targets_of
 
 
@@ -56,7 +57,7 @@ class _ShortRows(NamedTuple):
 @checked
 def logistic_regression(
     example_x: jax.ShapeDtypeStruct,
-    num_classes: int,
+    num_classes: NumClasses,
     *,
     single_logit: bool = False,
     gradient_bound: Positive | None = None,
@@ -179,7 +180,6 @@ def least_squares(example_x: jax.ShapeDtypeStruct, *, scale: Positive = 1.0) -> 
 
 def head(num_classes: int, single_logit: bool) -> tuple[int, str]:
     """Chooses the outputs and the loss of a classifier; 2 classes may share one log-odds."""
-    checks.whole("num_classes", num_classes, at_least=2)
     if not single_logit:
         return num_classes, "softmax_cross_entropy"
     checks.require(num_classes == 2, "num_classes", "be 2 with single_logit", num_classes)
@@ -203,7 +203,7 @@ class _Mlp(nn.Module):
 @checked
 def mlp(
     example_x: jax.ShapeDtypeStruct,
-    num_classes: int,
+    num_classes: NumClasses,
     *,
     hidden_sizes: Sequence[Count] = (200, 200),
     dropout: Decay = 0.0,
@@ -230,9 +230,6 @@ def mlp(
 
     Source: McMahan and others 2017, section 3.
     """
-    for size in hidden_sizes:
-        checks.whole("hidden_sizes", size)
-    inputs.check_dropout("dropout", dropout)
     num_outputs, loss = head(num_classes, single_logit)
     module = _Mlp(tuple(hidden_sizes), num_outputs, dropout)
     return Model.from_flax(module, example_x, loss=loss, name="mlp")

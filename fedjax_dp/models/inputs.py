@@ -1,9 +1,15 @@
 """Conversions and checks of the inputs of the zoo's models."""
 
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
+from annotated_types import Ge, Lt
 
 from fedjax_dp.core import checks
+
+# At least 2.
+NumClasses = Annotated[int, Ge(2), Lt(checks.COUNT_LIMIT)]
 
 
 def images(x: jax.Array) -> jax.Array:
@@ -28,13 +34,9 @@ def tokens(x: jax.Array, vocabulary_size: int) -> jax.Array:
 def check_image(example_x: jax.ShapeDtypeStruct, *, at_least: int) -> None:
     """Requires the structure of one image of at least the given height and width."""
     shape = example_x.shape
-    checks.require(
-        len(shape) in (2, 3) and min(shape[:2]) >= at_least,
-        "example_x",
-        f"be an image [height, width] or [height, width, channels] of at least {at_least} pixels "
-        "in height and width",
-        shape,
-    )
+    rule = "be an image [height, width] or [height, width, channels] of at least "
+    rule += f"{at_least} pixels in height and width"
+    checks.require(len(shape) in (2, 3) and min(shape[:2]) >= at_least, "example_x", rule, shape)
 
 
 def check_tokens(example_x: jax.ShapeDtypeStruct) -> None:
@@ -42,9 +44,3 @@ def check_tokens(example_x: jax.ShapeDtypeStruct) -> None:
     fits = len(example_x.shape) == 1 and jnp.issubdtype(example_x.dtype, jnp.integer)
     rule = "be one row of integer tokens"
     checks.require(fits, "example_x", rule, (example_x.shape, str(example_x.dtype)))
-
-
-def check_dropout(argument: str, rate: float) -> None:
-    """Requires a dropout rate in [0, 1)."""
-    is_rate = checks.is_finite_number(rate) and 0 <= rate < 1
-    checks.require(is_rate, argument, "be in [0, 1)", rate)

@@ -9,6 +9,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, Decay, Positive
 from fedjax_dp.models import inputs
 from fedjax_dp.models.base import Model
+from fedjax_dp.models.inputs import NumClasses
 from fedjax_dp.models.losses import TOKENS
 
 
@@ -65,7 +66,7 @@ class _CharLstm(nn.Module):
 @checked
 def char_lstm(
     example_x: jax.ShapeDtypeStruct,
-    num_classes: int,
+    num_classes: NumClasses,
     *,
     embedding_size: Count = 8,
     num_units: Count = 256,
@@ -96,7 +97,6 @@ def char_lstm(
     position.
     """
     inputs.check_tokens(example_x)
-    checks.whole("num_classes", num_classes, at_least=2)
     module = _CharLstm(num_classes, embedding_size, num_units, num_layers)
     return Model.from_flax(module, example_x, loss=TOKENS, name="char_lstm")
 
@@ -158,7 +158,7 @@ class _Transformer(nn.Module):
 @checked
 def char_transformer(
     example_x: jax.ShapeDtypeStruct,
-    num_classes: int,
+    num_classes: NumClasses,
     *,
     width: Count = 64,
     num_heads: Count = 4,
@@ -194,9 +194,7 @@ def char_transformer(
     Source: Radford and others 2019 (GPT-2) for the layout.
     """
     inputs.check_tokens(example_x)
-    checks.whole("num_classes", num_classes, at_least=2)
     checks.require(width % num_heads == 0, "width", f"be a multiple of {num_heads} heads", width)
-    inputs.check_dropout("dropout", dropout)
     module = _Transformer(
         vocabulary_size=num_classes,
         max_length=example_x.shape[0],
@@ -304,7 +302,7 @@ class _Llama(nn.Module):
 @checked
 def llama(
     example_x: jax.ShapeDtypeStruct,
-    num_classes: int,
+    num_classes: NumClasses,
     *,
     hidden_size: Count = 64,
     intermediate_size: Count = 172,
@@ -347,7 +345,6 @@ def llama(
     queries.
     """
     inputs.check_tokens(example_x)
-    checks.whole("num_classes", num_classes, at_least=2)
     own_heads = num_heads if num_kv_heads is None else num_kv_heads
     rule = f"divide the {num_heads} heads of queries"
     checks.require(num_heads % own_heads == 0, "num_kv_heads", rule, own_heads)

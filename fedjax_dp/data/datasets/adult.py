@@ -5,7 +5,7 @@ import pathlib
 import numpy as np
 
 from fedjax_dp.data.datasets.base import Dataset
-from fedjax_dp.data.datasets.catalog import CATALOG, locate
+from fedjax_dp.data.datasets.catalog import locate
 from fedjax_dp.data.datasets.tabular import (
     MISSING,
     Categorical,
@@ -88,7 +88,7 @@ def load(
     Returns:
       Inputs `[n, 108]`, float32, and labels (1 for more than 50,000), without natural clients.
     """
-    located = locate(CATALOG["adult"], data_dir)
+    located = locate("adult", data_dir)
     # In adult.test, labels end in a full stop.
     tables = [
         read_table(located.paths[name], COLUMNS, Categorical("income", labels), ", ")

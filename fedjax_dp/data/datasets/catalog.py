@@ -126,8 +126,9 @@ def find(source: Source, data_dir: pathlib.Path) -> tuple[dict[str, pathlib.Path
     return best, [name for name in source.files if name not in best]
 
 
-def locate(info: DatasetInfo, data_dir: pathlib.Path, source: str | None = None) -> Located:
+def locate(named: str | DatasetInfo, data_dir: pathlib.Path, source: str | None = None) -> Located:
     """Finds the first complete source, or the named one; raises MissingDataError without one."""
+    info = CATALOG[named] if isinstance(named, str) else named
     sources: Sequence[Source] = info.sources
     if source is not None:
         checks.one_of("source", source, [s.name for s in sources])

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_dp.core import checks, files
 from fedjax_dp.data.datasets.base import Dataset, ImageDtype, as_images
-from fedjax_dp.data.datasets.catalog import CATALOG, locate
+from fedjax_dp.data.datasets.catalog import locate
 from fedjax_dp.data.datasets.formats import pixels_of
 
 CLASS_NAMES = (
@@ -44,7 +44,7 @@ def load(
     Returns:
       Images `[n, 32, 32, 3]` and labels 0 to 9, without natural clients.
     """
-    located = locate(CATALOG["cifar10"], data_dir, source)
+    located = locate("cifar10", data_dir, source)
     (path,) = located.paths.values()
     is_binary = located.source.name == "binary archive"
     train, test = _from_batches(path) if is_binary else _from_images(path)

@@ -7,7 +7,7 @@ import numpy as np
 from fedjax_dp.core import checks, files
 from fedjax_dp.core.ranges import ProperFraction, Seed
 from fedjax_dp.data.datasets.base import Dataset, stratified_split
-from fedjax_dp.data.datasets.catalog import CATALOG, locate
+from fedjax_dp.data.datasets.catalog import locate
 from fedjax_dp.data.datasets.formats import read_bytes
 from fedjax_dp.data.datasets.tabular import (
     SCALINGS,
@@ -52,7 +52,7 @@ def load(
       Inputs `[n, 30]`, float32, and labels (1 for fraud), without natural clients.
     """
     checks.one_of("scaling", scaling, SCALINGS)
-    located = locate(CATALOG["credit_card_fraud"], data_dir)
+    located = locate("credit_card_fraud", data_dir)
     (path,) = located.paths.values()
     table = _read(path)
     x, labels = table[:, :-1], table[:, -1].astype(np.int32)

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_dp.core import checks, files
 from fedjax_dp.data.datasets.base import Dataset, ImageDtype, as_images
-from fedjax_dp.data.datasets.catalog import CATALOG, locate
+from fedjax_dp.data.datasets.catalog import locate
 from fedjax_dp.data.datasets.formats import hdf5_clients, require_classes
 
 # images [n, 28, 28] as bytes, dark on bright; labels [n]; the writer
@@ -39,7 +39,7 @@ def load(
     Returns:
       Images `[n, 28, 28, 1]` and labels, with the writers' names as client ids.
     """
-    located = locate(CATALOG["femnist"], data_dir, source)
+    located = locate("femnist", data_dir, source)
     read = _read_leaf if located.source.name == "leaf" else _read_hdf5
     parts, clients = [], []
     for path in located.paths.values():

@@ -11,7 +11,7 @@ from fedjax_dp.core import checks, files
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.data.datasets.base import Dataset
-from fedjax_dp.data.datasets.catalog import CATALOG, Located, locate
+from fedjax_dp.data.datasets.catalog import Located, locate
 from fedjax_dp.data.datasets.formats import HDF5_DAMAGE, hdf5_clients, import_h5py, pixels_of
 from fedjax_dp.data.datasets.stores import Source, as_dataset, opened
 from fedjax_dp.data.federated import FederatedData
@@ -67,7 +67,7 @@ def load(
     Source: README.md of github.com/apple/ml-flair; benchmarks/dataset/flair/prepare_dataset.py and
     download_preprocess.py of github.com/apple/pfl-research.
     """
-    located = locate(CATALOG["flair"], data_dir, source)
+    located = locate("flair", data_dir, source)
     key = "labels" if labels == "coarse" else "fine_grained_labels"
     is_hdf5 = located.source.name == "hdf5"
     classes, read = (_from_hdf5 if is_hdf5 else _from_files)(located, key)

@@ -7,7 +7,7 @@ import numpy as np
 from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import ProperFraction, Seed
 from fedjax_dp.data.datasets.base import Dataset, stratified_split
-from fedjax_dp.data.datasets.catalog import CATALOG, locate
+from fedjax_dp.data.datasets.catalog import locate
 from fedjax_dp.data.datasets.tabular import (
     Categorical,
     Column,
@@ -65,7 +65,7 @@ def load(
       Inputs `[n, 22]`, float32, labels (1 for any degree of disease), and the hospital's name as
       client id.
     """
-    located = locate(CATALOG["heart_disease"], data_dir)
+    located = locate("heart_disease", data_dir)
     tables = [_read(located.paths[f"processed.{hospital}.data"]) for hospital in HOSPITALS]
     cells = np.concatenate(tables)
     hospitals = np.repeat(np.asarray(HOSPITALS), [len(table) for table in tables])

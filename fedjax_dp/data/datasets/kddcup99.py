@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_dp.core import checks, files
 from fedjax_dp.core.ranges import ProperFraction, Seed
 from fedjax_dp.data.datasets.base import Dataset, stratified_split
-from fedjax_dp.data.datasets.catalog import CATALOG, locate
+from fedjax_dp.data.datasets.catalog import locate
 from fedjax_dp.data.datasets.formats import read_bytes
 from fedjax_dp.data.datasets.tabular import (
     SCALINGS,
@@ -97,7 +97,7 @@ def load(
     """
     checks.one_of("target", target, ("attack", "kind"))
     checks.one_of("scaling", scaling, SCALINGS)
-    located = locate(CATALOG["kddcup99"], data_dir)
+    located = locate("kddcup99", data_dir)
     (path,) = located.paths.values()
     names, numbers = _read(path, distinct)
     kinds, kind = np.unique(names[:, -1], return_inverse=True)

@@ -10,7 +10,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Index
 from fedjax_dp.data import shifts
 from fedjax_dp.data.datasets.base import Dataset, ImageDtype, as_images
-from fedjax_dp.data.datasets.catalog import CATALOG, Located, locate
+from fedjax_dp.data.datasets.catalog import Located, locate
 from fedjax_dp.data.datasets.formats import read_idx, require_classes, require_labelled_images
 
 _FASHION_CLASSES = (
@@ -40,7 +40,7 @@ def load_mnist(data_dir: pathlib.Path, *, dtype: ImageDtype = "float32") -> Data
     Returns:
       Images `[n, 28, 28, 1]`, bright on dark, and labels 0 to 9, without natural clients.
     """
-    located = locate(CATALOG["mnist"], data_dir)
+    located = locate("mnist", data_dir)
     return _dataset("mnist", located, dtype, tuple("0123456789"))
 
 
@@ -54,7 +54,7 @@ def load_fashion_mnist(data_dir: pathlib.Path, *, dtype: ImageDtype = "float32")
     Returns:
       Images `[n, 28, 28, 1]`, bright on dark, and labels 0 to 9, without natural clients.
     """
-    located = locate(CATALOG["fashion_mnist"], data_dir)
+    located = locate("fashion_mnist", data_dir)
     return _dataset("fashion_mnist", located, dtype, _FASHION_CLASSES)
 
 
@@ -72,7 +72,7 @@ def load_mnist_by_writer(data_dir: pathlib.Path, *, dtype: ImageDtype = "float32
     Returns:
       Images and labels as `load_mnist`, with the writers' numbers as client ids, int32.
     """
-    located = locate(CATALOG["mnist_by_writer"], data_dir)
+    located = locate("mnist_by_writer", data_dir)
     plain = _dataset("mnist_by_writer", located, dtype, tuple("0123456789"))
     writers = []
     for name, labels in (("train", plain.train["y"]), ("test", plain.test["y"])):

@@ -11,7 +11,7 @@ from annotated_types import Ge
 from fedjax_dp.core import checks, files
 from fedjax_dp.core.ranges import Count, ProperFraction
 from fedjax_dp.data.datasets.base import Dataset
-from fedjax_dp.data.datasets.catalog import CATALOG, Located, locate
+from fedjax_dp.data.datasets.catalog import Located, locate
 from fedjax_dp.data.datasets.formats import hdf5_clients, read_bytes
 
 # The 80 characters of LEAF's Shakespeare task (Caldas et al. 2018), in its order.
@@ -55,7 +55,7 @@ def load(
       Inputs and targets `[n, sequence_length]`, int32, with the role (`play|ROLE`) as client id.
     """
     _check(test_fraction, min_speeches)
-    located = locate(CATALOG["shakespeare"], data_dir, source)
+    located = locate("shakespeare", data_dir, source)
     if located.source.name == "plays":
         path = located.paths["plays_by_role.jsonl.gz"]
         roles = _split(_read_plays(path), test_fraction, min_speeches)
@@ -88,7 +88,7 @@ def load_tiny(
       Inputs and targets `[n, sequence_length]`, int32, with the role as client id.
     """
     _check(test_fraction, min_speeches)
-    located = locate(CATALOG["tiny_shakespeare"], data_dir)
+    located = locate("tiny_shakespeare", data_dir)
     path = located.paths["input.txt"]
     ahead, *parts = _HEADING.split(files.read_text(path))
     checks.require(

@@ -11,7 +11,7 @@ from fedjax_dp.core import checks, files
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.data.datasets.base import Dataset
-from fedjax_dp.data.datasets.catalog import CATALOG, locate
+from fedjax_dp.data.datasets.catalog import locate
 from fedjax_dp.data.datasets.formats import hdf5_clients
 from fedjax_dp.data.datasets.stores import Source, as_dataset, opened
 from fedjax_dp.data.federated import FederatedData
@@ -68,7 +68,7 @@ def load(
     load_word_counts); tokens by benchmarks/dataset/stackoverflow/download_preprocess.py of
     pfl-research.
     """
-    paths = locate(CATALOG["stackoverflow"], data_dir).paths
+    paths = locate("stackoverflow", data_dir).paths
     words_file = paths["stackoverflow.word_count"]
     if vocabulary is not None:
         words_file = pathlib.Path(vocabulary)

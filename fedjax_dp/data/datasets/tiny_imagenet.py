@@ -8,7 +8,7 @@ import numpy as np
 from fedjax_dp.core import checks, files
 from fedjax_dp.core.ranges import Count, Index
 from fedjax_dp.data.datasets.base import Dataset, ImageDtype, as_images
-from fedjax_dp.data.datasets.catalog import CATALOG, locate
+from fedjax_dp.data.datasets.catalog import locate
 from fedjax_dp.data.datasets.formats import pixels_of
 
 _SIZE = (64, 64)
@@ -42,7 +42,7 @@ def load(
 
     Source: Le and Yang 2015.
     """
-    located = locate(CATALOG["tiny_imagenet"], data_dir, None)
+    located = locate("tiny_imagenet", data_dir)
     paths = located.paths
     known = _classes(paths["wnids.txt"])
     names = _names(paths["words.txt"], known)
