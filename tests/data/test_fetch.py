@@ -12,7 +12,7 @@ import pytest
 from fedjax_dp.data import datasets
 from fedjax_dp.data.datasets import registry
 from fedjax_dp.data.datasets.catalog import DatasetInfo, Download, Source
-from fedjax_dp.data.datasets.fetch import FetchError, fetch_source
+from fedjax_dp.data.datasets.registry import FetchError, fetch_source
 
 CONTENT = np.random.default_rng(0).bytes(700_000)
 DIGEST = hashlib.sha256(CONTENT).hexdigest()

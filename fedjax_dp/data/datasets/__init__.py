@@ -2,11 +2,12 @@
 
 from fedjax_dp.data.datasets.base import Dataset
 from fedjax_dp.data.datasets.catalog import MissingDataError, resolve_data_dir
-from fedjax_dp.data.datasets.fetch import FetchError, fetch
 from fedjax_dp.data.datasets.registry import (
     LOADERS,
     DatasetStatus,
+    FetchError,
     available,
+    fetch,
     info,
     load,
     loader,

@@ -35,7 +35,6 @@ def load(
     """Loads CIFAR-10.
 
     Args:
-      data_dir: the data directory.
       source: "binary archive" (the published file) or "jpeg archive" (a .tar.xz of folders
         `train/CLASS/` and `test/CLASS/`, whose images may be lossy copies); None takes the first
         that exists. The result's `origin` says which was read.

@@ -42,7 +42,6 @@ def load(
     The file has no test part: one is drawn with the same share of both classes.
 
     Args:
-      data_dir: the data directory.
       scaling: "standard" for zero mean and unit deviation over the training part, or "range" for
         fixed ranges that are known without the data.
       test_fraction: the share of the rows set aside for testing, in (0, 1).

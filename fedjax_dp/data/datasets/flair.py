@@ -45,7 +45,6 @@ def load(
     all training images, which later runs open.
 
     Args:
-      data_dir: the data directory.
       labels: "coarse" for the 17 categories, "fine" for the 1,628 labels of the taxonomy; numbered
         in alphabetical order.
       test_part: the part for testing, "test" or "val".
@@ -59,10 +58,6 @@ def load(
     Returns:
       Images `[n, 256, 256, 3]` and targets `[n, classes]`, both uint8 and memory-mapped, with the
       users as client ids. Divide images by 255 where the model reads them.
-
-    Raises:
-      ValueError: naming the file and the image, if a file is damaged.
-      ImportError: if pillow or h5py is not installed.
 
     Source: README.md of github.com/apple/ml-flair; benchmarks/dataset/flair/prepare_dataset.py and
     download_preprocess.py of github.com/apple/pfl-research.

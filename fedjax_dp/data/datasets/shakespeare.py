@@ -44,7 +44,6 @@ def load(
     their position in `VOCABULARY`; any other becomes a space.
 
     Args:
-      data_dir: the data directory.
       sequence_length: characters in a window.
       test_fraction: the share of a role's speeches for testing, in (0, 1); at least one
         speech is for training and one for testing.
@@ -79,7 +78,6 @@ def load_tiny(
     with nothing said below them are left out.
 
     Args:
-      data_dir: the data directory.
       sequence_length: characters in a window.
       test_fraction: the share of a role's speeches for testing, in (0, 1).
       min_speeches: roles with fewer speeches are left out; at least 2.

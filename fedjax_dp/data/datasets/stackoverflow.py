@@ -46,7 +46,6 @@ def load(
     counts are exact statistics of the training users, which privacy statements name.
 
     Args:
-      data_dir: the data directory.
       vocabulary_size: the number V of words.
       vocabulary: a file with a word in each line, known without the data, of which the first V are
         used; None takes the published counts, the most frequent words first.
@@ -59,10 +58,6 @@ def load(
 
     Returns:
       Inputs and targets `[n, sequence_length]`, int32, memory-mapped, with the users as client ids.
-
-    Raises:
-      ValueError: naming the file and the user, if a file is damaged.
-      ImportError: if h5py is not installed.
 
     Source: format by tensorflow_federated/python/simulation/datasets/stackoverflow.py (load_data,
     load_word_counts); tokens by benchmarks/dataset/stackoverflow/download_preprocess.py of

@@ -132,7 +132,6 @@ def load(
     the exact statistics that entered them; a folder of `FederatedData.save` says nothing of any.
 
     Args:
-      data_dir: where to search for a relative path that is not in the current folder.
       path: a folder that `fedjax-dp data store`, `FederatedData.save` or `FederatedData.save_zarr`
         wrote, with arrays x and y; or an address that `save_zarr` wrote to, such as "gs://…".
       test_path: a store of test examples; not with a folder of `fedjax-dp data store`, which has
@@ -144,9 +143,6 @@ def load(
 
     Returns:
       The arrays of the store, read when they are indexed, with the clients' numbers and names.
-
-    Raises:
-      ValueError: naming folder and rule, if there is no store, or it is damaged.
     """
     place, facts = _place("path", path, data_dir), {}
     test: FederatedData | None = None
@@ -280,7 +276,6 @@ def load_parquet(
     Guarantee: each example depends only on its own row and the options.
 
     Args:
-      data_dir: where to search for a relative path that is not in the current folder.
       path: a Parquet file, or a pattern such as part-*.parquet of several with one schema.
       client: the column that names the client of each row, for the partition "natural".
       x: the input column, of numbers or of lists of one length; or several columns of numbers.
@@ -295,10 +290,6 @@ def load_parquet(
 
     Returns:
       Arrays `x` and `y`, memory-mapped, with the clients' ids.
-
-    Raises:
-      ValueError: naming file, column and row; see `FederatedData.from_parquet`.
-      ImportError: if pyarrow is not installed.
     """
     require_counted(num_classes, task)
     checks.require(len(x) > 0, "x", "name at least one column", list(x))

@@ -30,7 +30,6 @@ def load(
     The published test part has no labels; the validation part takes its place.
 
     Args:
-      data_dir: the data directory.
       num_classes: the number of classes drawn at random; all if None. Images of others are not
         read.
       class_seed: chooses these classes.
