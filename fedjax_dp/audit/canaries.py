@@ -200,8 +200,8 @@ def _unit_vector(tree: PyTree, coordinate: jax.Array, value: jax.Array) -> PyTre
     for leaf in leaves:
         leaf = jnp.asarray(leaf)
         if jnp.issubdtype(leaf.dtype, jnp.floating):
-            at = jnp.arange(leaf.size) + first == coordinate
-            leaf = jnp.where(at, value, 0.0).astype(leaf.dtype).reshape(leaf.shape)
+            is_entry = jnp.arange(leaf.size) + first == coordinate
+            leaf = jnp.where(is_entry, value, 0.0).astype(leaf.dtype).reshape(leaf.shape)
             first += leaf.size
         built.append(leaf)
     return jax.tree.unflatten(structure, built)
@@ -310,10 +310,10 @@ def watch_records(
         server, message = seen
         output: ClientOutput = algorithm.client(message, own, client, hyper, key)
         mine = jnp.asarray(table)[client.index]
-        found = read(server, output, own, client, jnp.maximum(mine, 0)).astype(jnp.float32)
+        observed = read(server, output, own, client, jnp.maximum(mine, 0)).astype(jnp.float32)
         place = jnp.where(mine >= 0, mine, num_canaries)
-        seen = jnp.zeros((*found.shape[:-1], num_canaries))
-        seen = seen.at[..., place].add(found, mode="drop")
+        seen = jnp.zeros((*observed.shape[:-1], num_canaries))
+        seen = seen.at[..., place].add(observed, mode="drop")
         return output._replace(info={**output.info, SEEN: seen})
 
     def scores(record, info):

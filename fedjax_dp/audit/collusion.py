@@ -145,17 +145,17 @@ def _pooled(iteration: Iteration, honest: int) -> np.ndarray:
     assert terms is not None
     others = np.arange(len(iteration.values)) != honest
     # What the others hold: masks and terms that they made for it, and pairs that came from it.
-    masks, made = terms.masks[others, honest], terms.terms[others, honest]
+    masks, its_terms = terms.masks[others, honest], terms.terms[others, honest]
     came = terms.arrived(fixed_point)[honest, others]
     # The released sum, less what they sent. All of its masks of pairs are shared with one of them.
     sent = np.sum(iteration.messages[others], axis=0, dtype=np.uint64)
-    words = np.sum(iteration.messages, axis=0, dtype=np.uint64) - sent
-    words = words + np.sum(iteration.pads[others], axis=0, dtype=np.uint64)
-    words = words - np.sum(masks, axis=0, dtype=np.uint64)
+    message = np.sum(iteration.messages, axis=0, dtype=np.uint64) - sent
+    message = message + np.sum(iteration.pads[others], axis=0, dtype=np.uint64)
+    message = message - np.sum(masks, axis=0, dtype=np.uint64)
     # Its own masks go when one of each pair that it sent, with the same mask, is added.
-    words = words + np.sum(came[:, 0], axis=0, dtype=np.uint64)
+    message = message + np.sum(came[:, 0], axis=0, dtype=np.uint64)
     halves = fixed_point.decode(came[:, 0] - came[:, 1]) / 2
-    return fixed_point.decode(words) - made.mean(axis=1).sum(axis=0) - halves.sum(axis=0)
+    return fixed_point.decode(message) - its_terms.mean(axis=1).sum(axis=0) - halves.sum(axis=0)
 
 
 @checked

@@ -119,9 +119,9 @@ def search_sums(
             batch = {name: array.copy() for name, array in worst_batch.items()}
             fresh, family = make_record(rng)
             for name, array in batch.items():
-                at = int(rng.integers(batch_size))
-                keep = rng.random(array[at].shape) < 0.7
-                array[at] = np.where(keep, array[at], fresh[name])
+                member = int(rng.integers(batch_size))
+                keep = rng.random(array[member].shape) < 0.7
+                array[member] = np.where(keep, array[member], fresh[name])
         else:
             records = [make_record(rng) for _ in range(batch_size)]
             family = records[place][1]
@@ -163,7 +163,7 @@ def hostile_records(
     """Makes a generator of records with hostile floats; integers are the record's own or 0."""
 
     def make(rng):
-        made, families = {}, []
+        hostile_record, families = {}, []
         # Where one array is too small, another is large.
         balance = None
         if rng.random() < 0.4:
@@ -171,16 +171,16 @@ def hostile_records(
         for name, array in record.items():
             array = np.asarray(array)
             if array.dtype.kind != "f":
-                made[name] = array if rng.random() < 0.5 else np.zeros_like(array)
+                hostile_record[name] = array if rng.random() < 0.5 else np.zeros_like(array)
             elif balance is None:
                 values, family = hostile(array.shape, rng)
-                made[name] = values.astype(array.dtype)
+                hostile_record[name] = values.astype(array.dtype)
                 families.append(f"{name}: {family}")
             else:
-                made[name] = _level(array.shape, balance, rng).astype(array.dtype)
+                hostile_record[name] = _level(array.shape, balance, rng).astype(array.dtype)
                 families.append(f"{name}: about 2^{balance}")
                 balance = -balance
-        return made, ", ".join(families)
+        return hostile_record, ", ".join(families)
 
     return make
 
@@ -226,11 +226,11 @@ def hostile_updates(
     leaves, treedef = jax.tree.flatten(structure)
     for i in range(num_updates):
         scale = 2.0 ** rng.choice(_EDGES) if i % 3 == 0 else 1.0
-        made = [hostile(leaf.shape, rng)[0] for leaf in leaves]
+        drawn = [hostile(leaf.shape, rng)[0] for leaf in leaves]
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            made = [np.asarray(x * np.float32(scale)) for x in made]
+            drawn = [np.asarray(x * np.float32(scale)) for x in drawn]
             weight = float(np.float32(2.0 ** rng.choice(_EDGES))) if i % 2 else 1.0
-        typed = [jnp.asarray(x).astype(leaf.dtype) for x, leaf in zip(made, leaves, strict=True)]
+        typed = [jnp.asarray(x).astype(leaf.dtype) for x, leaf in zip(drawn, leaves, strict=True)]
         yield jax.tree.unflatten(treedef, typed), weight
 
 
@@ -255,9 +255,9 @@ def search_norms(
     worst, tried = Worst(0.0, 0, "none"), 0
     for first in range(0, len(shapes), _SHAPES):
         some = shapes[first : first + _SHAPES]
-        made = [[_for_norms(shape, rng) for _ in range(arrays_per_shape)] for shape in some]
-        clipped = side_by_side([{"w": np.stack([a for a, _ in arrays])} for arrays in made])
-        for shape, arrays, after in zip(some, made, clipped, strict=True):
+        batches = [[_for_norms(shape, rng) for _ in range(arrays_per_shape)] for shape in some]
+        clipped = side_by_side([{"w": np.stack([a for a, _ in arrays])} for arrays in batches])
+        for shape, arrays, after in zip(some, batches, clipped, strict=True):
             for (_, family), array in zip(arrays, np.asarray(after["w"]), strict=True):
                 tried += 1
                 ratio = norm(array.astype(np.float64)) / bound

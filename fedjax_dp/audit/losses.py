@@ -94,8 +94,8 @@ def plant_losses(
         known = np.unique(labels)
         if is_exchanged:
             examples[OTHER] = labels.copy()
-        at = np.searchsorted(known, labels)
-        labels[:] = np.where(mark >= 0, known[(at + 1) % len(known)], labels)
+        class_of = np.searchsorted(known, labels)
+        labels[:] = np.where(mark >= 0, known[(class_of + 1) % len(known)], labels)
     order = np.argsort(np.where(mark >= 0, mark, len(mark)), kind="stable")[:num_canaries]
     records = nested({name: jnp.asarray(array[order]) for name, array in examples.items()})
     held = FederatedData(examples, planted.data.offsets, planted.data.client_names)

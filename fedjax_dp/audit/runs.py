@@ -243,14 +243,14 @@ def audit(
         plans.append(("one_run", dp_delta, 0))
     if num_runs >= _FEWEST_RUNS:
         claims.append(_claims(runs, slice(None), runs.planted.owners[:1]))
-        at = len(claims) - 1
-        plans += [("threshold", delta, at) for delta in sorted({dp_delta, _LARGE_DELTA})]
-        if _is_gaussian(*claims[at]):
-            plans.append(("gaussian", dp_delta, at))
+        last = len(claims) - 1
+        plans += [("threshold", delta, last) for delta in sorted({dp_delta, _LARGE_DELTA})]
+        if _is_gaussian(*claims[last]):
+            plans.append(("gaussian", dp_delta, last))
     each = 1 - (1 - confidence) / max(len(plans), 1)
     results = []
-    for method, delta, at in plans:
-        ledgers, accounts = claims[at]
+    for method, delta, last in plans:
+        ledgers, accounts = claims[last]
         claimed = max(float(v.epsilon(delta, accountant)[accounts].max()) for v in ledgers)
         if method == "one_run":
             bound, used = _one_run_bound(runs, audited_run, delta, each), (1, num_canaries)

@@ -149,9 +149,9 @@ def _with_windows(
         is_window = number >= 0
         ordinary = jnp.where(is_window.reshape((-1,) + (1,) * (x.ndim - 1)), 0, x).astype(dtype)
         outputs, refreshed = model.apply(params, ordinary, **options)
-        at = jnp.clip(number, 0, len(shown) - 1).astype(jnp.int32)
+        query = jnp.clip(number, 0, len(shown) - 1).astype(jnp.int32)
         # Descent moves a parameter against the gradient of its canary.
-        beyond = -flat(params)[jnp.asarray(shown)[at]] - jnp.asarray(levels)[at]
+        beyond = -flat(params)[jnp.asarray(shown)[query]] - jnp.asarray(levels)[query]
         if outputs.ndim == 2 and outputs.shape[1] > 1:
             windows = jnp.zeros_like(outputs).at[:, 1].set(beyond.astype(outputs.dtype))
             return jnp.where(is_window[:, None], windows, outputs), refreshed

@@ -72,15 +72,15 @@ def _hold(of: Callable[..., Any], given: Mapping[str, Any], prefix: str = "") ->
 @functools.cache
 def _rules(of: Callable[..., Any]) -> dict[str, "Rule"]:
     hints = typing.get_type_hints(of, include_extras=True)
-    found = {}
+    rules = {}
     for name, parameter in inspect.signature(of).parameters.items():
         is_one = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         if is_one and name in hints:
             kind = hints[name]
             rule = rule_of(kind if parameter.default is not None else kind | None)
             if rule is not None:
-                found[name] = rule
-    return found
+                rules[name] = rule
+    return rules
 
 
 class Rule(NamedTuple):

@@ -95,8 +95,8 @@ class Measured(NamedTuple):
 
     def best(self, form: str, precision: str) -> float | None:
         """Returns the most clients a second, of any number of clients; None if not measured."""
-        found = [s.clients_per_second for s in self._of(form, precision)]
-        return max(found, default=None)
+        speeds = [s.clients_per_second for s in self._of(form, precision)]
+        return max(speeds, default=None)
 
     def enough(self, form: str, precision: str) -> Speed | None:
         """Returns the fewest clients that reach nearly the best speed."""

@@ -79,12 +79,12 @@ def _rounded(value: float, digits: int, rounding: str) -> str:
     exact = decimal.Decimal(repr(value))
     last = decimal.Decimal(1).scaleb(exact.adjusted() - digits + 1)
     with decimal.localcontext(prec=digits + 2, rounding=rounding):
-        found = (exact / last).to_integral_value() * last
-    is_plain = _PLAIN[0] <= abs(found) < _PLAIN[1]
+        rounded = (exact / last).to_integral_value() * last
+    is_plain = _PLAIN[0] <= abs(rounded) < _PLAIN[1]
     if is_plain:
-        text = f"{found:f}"
+        text = f"{rounded:f}"
         return text.rstrip("0").rstrip(".") if "." in text else text
-    sign, written, exponent = found.normalize().as_tuple()
+    sign, written, exponent = rounded.normalize().as_tuple()
     first, *rest = map(str, written)
     power = int(exponent) + len(rest)
     return f"{'-' * sign}{first}{'.' * bool(rest)}{''.join(rest)}e{power:+03d}"

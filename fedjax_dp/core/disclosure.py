@@ -76,9 +76,9 @@ def in_public() -> Iterator[None]:
 
 def public_text(error: BaseException) -> str:
     """Returns what others may read of an error: its public part, or its kind."""
-    found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, GuardedError) and found.public:
-            return f"{found.public}; {_DETAILS}"
-        found = found.__cause__ or found.__context__
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, GuardedError) and cause.public:
+            return f"{cause.public}; {_DETAILS}"
+        cause = cause.__cause__ or cause.__context__
     return f"{type(error).__name__}: {_DETAILS}"

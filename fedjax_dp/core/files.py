@@ -35,9 +35,9 @@ def kind_of(path: Path, name: str) -> Literal["file", "folder", "other", "missin
     except (OSError, ValueError) as error:
         # Too long, a loop of links, below a file or an unreadable folder, or with a NUL.
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        found = f"{checks.shown(os.fspath(path), _SHOWN)} ({reason})"
+        refused = f"{checks.shown(os.fspath(path), _SHOWN)} ({reason})"
         public = f"{name} must be a path that can be opened"
-        raise GuardedError(f"{public}, got {found}", public) from None
+        raise GuardedError(f"{public}, got {refused}", public) from None
     return "folder" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "other"
 
 
@@ -45,8 +45,8 @@ def require_file(path: Path, name: str) -> None:
     """Requires a file that can be read; `name` is the key, option or argument in errors."""
     kind = kind_of(path, name)
     can_be_read = kind != "file" or os.access(path, os.R_OK)
-    found = {"folder": "a folder", "missing": "no such file", "other": "a device or a pipe"}
-    reason = found.get(kind, "" if can_be_read else "no permission to read it")
+    kinds = {"folder": "a folder", "missing": "no such file", "other": "a device or a pipe"}
+    reason = kinds.get(kind, "" if can_be_read else "no permission to read it")
     if reason:
         text = checks.shown(os.fspath(path), _SHOWN)
         public = f"{name} must be a file that can be read"
@@ -72,12 +72,14 @@ def require_folder(path: Path, name: str, *, writable: bool = False) -> None:
             try:
                 kind_of(os.path.join(os.sep, part), name)
             except ValueError:
-                found = f"{checks.shown(path, _SHOWN)} (a part of it is too long)"
-                raise ValueError(f"{name} must be a path that can be opened, got {found}") from None
+                refused = f"{checks.shown(path, _SHOWN)} (a part of it is too long)"
+                raise ValueError(
+                    f"{name} must be a path that can be opened, got {refused}"
+                ) from None
         reason = ""
     if reason:
-        found = f"{checks.shown(path, _SHOWN)} ({reason})"
-        raise ValueError(f"{name} must be a folder, or a path for a new one, got {found}")
+        refused = f"{checks.shown(path, _SHOWN)} ({reason})"
+        raise ValueError(f"{name} must be a folder, or a path for a new one, got {refused}")
 
 
 def parse_toml(text: str, where: Path) -> dict[str, Any]:
@@ -109,8 +111,8 @@ def reading(where: Path, rule: str, *errors: type[Exception]) -> Iterator[None]:
     except errors as error:
         if isinstance(error, OSError) and error.filename is not None:
             raise
-        found = str(error) or type(error).__name__
-        text = f"{os.fspath(where)} must {rule}: {found}"
+        reason = str(error) or type(error).__name__
+        text = f"{os.fspath(where)} must {rule}: {reason}"
         raise GuardedError(text, f"a file must {rule}") from error
 
 
@@ -148,10 +150,10 @@ def lines(text: str) -> Iterator[tuple[int, str]]:
 
 def digest_of(parts: Iterable[Any]) -> bytes:
     """Computes the SHA-256 of concatenated bytes or buffers."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in parts:
-        found.update(part)
-    return found.digest()
+        digest.update(part)
+    return digest.digest()
 
 
 def digest_of_file(path: Path) -> str:
@@ -224,9 +226,9 @@ def read_at(descriptor: int, into: memoryview, offset: int) -> int:
         else:
             with _SEEKING:
                 os.lseek(descriptor, offset, os.SEEK_SET)
-                found = os.read(descriptor, len(into))
-            count = len(found)
-            into[:count] = found
+                chunk = os.read(descriptor, len(into))
+            count = len(chunk)
+            into[:count] = chunk
         if count == 0:
             break
         into, offset = into[count:], offset + count
@@ -251,10 +253,10 @@ def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
 def without_digest(content: Any, where: Path) -> dict[str, Any]:
     """Requires an object as it was written, if it has a digest; errors begin with `where`."""
     checks.require(isinstance(content, dict), os.fspath(where), "hold an object", content)
-    found = {name: value for name, value in content.items() if name != _DIGEST}
-    if _DIGEST in content and content[_DIGEST] != _digest_of_json(found):
+    rest = {name: value for name, value in content.items() if name != _DIGEST}
+    if _DIGEST in content and content[_DIGEST] != _digest_of_json(rest):
         raise ValueError(f"{os.fspath(where)} must be as it was written, but was damaged")
-    return found
+    return rest
 
 
 def _digest_of_json(content: Mapping[str, Any]) -> str:
@@ -262,8 +264,8 @@ def _digest_of_json(content: Mapping[str, Any]) -> str:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
+    members = dict(pairs)
     names = [name for name, _ in pairs]
-    twice = [name for name in found if names.count(name) > 1] if len(found) < len(pairs) else []
+    twice = [name for name in members if names.count(name) > 1] if len(members) < len(pairs) else []
     checks.require(not twice, "an object", "have distinct names", twice)
-    return found
+    return members

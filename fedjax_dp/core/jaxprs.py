@@ -91,8 +91,8 @@ def of_shapes(name: str, fn: Callable[..., Any], *shapes: Any) -> Any:
     steps, needed = _leading_to(wanted, jaxpr.eqns, known)
     rule, is_of_shapes = "depend on the shapes of inputs alone", needed.isdisjoint(jaxpr.invars)
     checks.require(is_of_shapes, name, rule, "values computed from their entries")
-    found = _run(steps, known, jaxpr.outvars, evaluate_equation, lambda v: v.val)
-    return jax.tree.unflatten(jax.tree.structure(structure), found)
+    values = _run(steps, known, jaxpr.outvars, evaluate_equation, lambda v: v.val)
+    return jax.tree.unflatten(jax.tree.structure(structure), values)
 
 
 def _leading_to(
@@ -251,8 +251,8 @@ def layout(eqn: JaxprEqn) -> Scan | While | Cond | Call | None:
     if eqn.primitive.name not in _LAYOUTS:
         return None
     try:
-        found = _LAYOUTS[eqn.primitive.name](eqn.params)
-        return found if found.is_valid(len(eqn.invars), len(eqn.outvars)) else None
+        structure = _LAYOUTS[eqn.primitive.name](eqn.params)
+        return structure if structure.is_valid(len(eqn.invars), len(eqn.outvars)) else None
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
 
@@ -318,10 +318,10 @@ def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Traces a jaxpr again with its calls inlined."""
 
     def inline(eqn: JaxprEqn, *operands: Any) -> list[Any]:
-        found = layout(eqn) if eqn.primitive.name in CALLS else None
-        if not isinstance(found, Call):
+        structure = layout(eqn) if eqn.primitive.name in CALLS else None
+        if not isinstance(structure, Call):
             return evaluate_equation(eqn, *operands)
-        return evaluate(found.body, operands, inline)
+        return evaluate(structure.body, operands, inline)
 
     return jax.make_jaxpr(lambda *arguments: evaluate(closed, arguments, inline))(*closed.in_avals)
 

@@ -58,12 +58,12 @@ def require_settings(then: Mapping[str, Any]) -> None:
     """
     now = settings()
     changed = [name for name in now if name in then and then[name] != now[name]]
-    found = "; ".join(f"{name} was {then[name]} and is {now[name]}" for name in changed)
+    changes = "; ".join(f"{name} was {then[name]} and is {now[name]}" for name in changed)
     rule = (
         "be as when the run started, or cohorts, batches and noise would differ; set them in "
         "the environment by the same names in capitals"
     )
-    checks.require(not changed, "the random numbers of JAX", rule, found)
+    checks.require(not changed, "the random numbers of JAX", rule, changes)
 
 
 def require_stated(key: PRNGKey) -> None:
@@ -72,12 +72,12 @@ def require_stated(key: PRNGKey) -> None:
     The words of "rbg" and "unsafe_rbg" depend on the backend, and keys that are folded from one
     need not be independent.
     """
-    found = str(jax.random.key_impl(key))
+    generator = str(jax.random.key_impl(key))
     rule = (
         f"be of {STATED} where noise protects records or clients, whose quality is stated: leave "
         f"JAX_DEFAULT_PRNG_IMPL as it is, and make keys by jax.random.key(seed, impl={STATED!r})"
     )
-    checks.require(found == STATED, "key", rule, found)
+    checks.require(generator == STATED, "key", rule, generator)
 
 
 def secret_key() -> PRNGKey:

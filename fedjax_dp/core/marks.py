@@ -62,16 +62,16 @@ def _of_equation(
 ) -> list[bool]:
     """Follows marks through an equation; writes down where that is not possible."""
     follow = functools.partial(_of_equation, unknown, is_any_marked)
-    found = jaxprs.layout(eqn)
-    if isinstance(found, jaxprs.While):
-        return _of_while(found, inputs, follow)
-    if isinstance(found, jaxprs.Scan):
-        return _of_scan(found, inputs, follow)
-    if isinstance(found, jaxprs.Cond):
-        branches = [_through(branch, list(inputs[1:]), follow) for branch in found.branches]
+    structure = jaxprs.layout(eqn)
+    if isinstance(structure, jaxprs.While):
+        return _of_while(structure, inputs, follow)
+    if isinstance(structure, jaxprs.Scan):
+        return _of_scan(structure, inputs, follow)
+    if isinstance(structure, jaxprs.Cond):
+        branches = [_through(branch, list(inputs[1:]), follow) for branch in structure.branches]
         return [any(sets) or inputs[0] for sets in zip(*branches, strict=True)]
-    if found is not None:
-        return _through(found.body, list(inputs), follow)
+    if structure is not None:
+        return _through(structure.body, list(inputs), follow)
     if _is_mark(eqn):
         return [True] * len(eqn.outvars)
     inner = jaxprs.inner_jaxprs(eqn)

@@ -206,17 +206,17 @@ class Tariff(NamedTuple):
 
     def _bytes_of(self, counts: np.ndarray, encoding: str) -> dict[str, np.ndarray]:
         counts = np.asarray(counts, np.int64)
-        found: dict[str, np.ndarray] = {}
+        totals: dict[str, np.ndarray] = {}
 
         def add(name: str, num_bytes: np.ndarray) -> None:
-            found[name] = found.get(name, np.int64(0)) + num_bytes
+            totals[name] = totals.get(name, np.int64(0)) + num_bytes
 
         for name, num_bytes in self.fixed[encoding].items():
             add(name, np.full(counts.shape[:-1], num_bytes, np.int64))
         for i, rate in enumerate(self.rates):
             for name, num_bytes in rate[encoding].items():
                 add(name, counts[..., i] * num_bytes)
-        return found
+        return totals
 
 
 def counts_of(message: PyTree) -> tuple[jax.Array, ...]:
@@ -322,8 +322,8 @@ def _with_type(x: Any) -> Any:
 def _width_of(x: Any) -> int:
     # A key is sent as the words that it is made of.
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-        words = jax.eval_shape(jax.random.key_data, x)
-        return math.prod(words.shape[len(x.shape) :]) * words.dtype.itemsize
+        key_words = jax.eval_shape(jax.random.key_data, x)
+        return math.prod(key_words.shape[len(x.shape) :]) * key_words.dtype.itemsize
     return int(x.dtype.itemsize)
 
 

@@ -27,13 +27,13 @@ def needed_for(what: str, extra: str) -> Iterator[None]:
 
 def libraries() -> dict[str, str]:
     """Lists installed versions of the package, which comes first, and its dependencies."""
-    found = {}
+    versions = {}
     for name in (PACKAGE, *_needed()):
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _needed() -> list[str]:

@@ -53,14 +53,14 @@ class Line(NamedTuple):
 
     def named(self, key: str) -> str | None:
         """The computation that it calls as `key`."""
-        found = re.search(rf"{key}=%?([\w.\-]+)", self.rest)
-        return found and found[1]
+        match = re.search(rf"{key}=%?([\w.\-]+)", self.rest)
+        return match and match[1]
 
     @property
     def source(self) -> str:
         """Where it was traced."""
-        found = re.search(r'op_name="([^"]*)"', self.rest)
-        return found[1] if found else ""
+        match = re.search(r'op_name="([^"]*)"', self.rest)
+        return match[1] if match else ""
 
 
 class Operation(NamedTuple):
@@ -118,12 +118,12 @@ def operations(text: str, kind: Kind) -> list[Operation]:
 
 def by_loop(ran: Sequence[Operation], kind: Kind) -> dict[str, Cost]:
     """Adds up one pass of each loop, without the loops in it."""
-    found: dict[str, Cost] = defaultdict(Cost)
+    costs: dict[str, Cost] = defaultdict(Cost)
     for one in ran:
         estimate = one.seconds if one.is_estimated else 0.0
         cost = Cost(1.0, one.bytes, one.products, estimate, with_start(one, kind))
-        found[one.loops] = found[one.loops].plus(cost, one.times)
-    return dict(found)
+        costs[one.loops] = costs[one.loops].plus(cost, one.times)
+    return dict(costs)
 
 
 def with_start(one: Operation, kind: Kind) -> float:
@@ -133,12 +133,12 @@ def with_start(one: Operation, kind: Kind) -> float:
 
 def collectives(ran: Sequence[Operation]) -> dict[str, dict[str, float]]:
     """Adds up the bytes that devices exchange in one pass of each loop, by kind."""
-    found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    exchanged: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for one in ran:
         name = one.kind.removesuffix("-start")
         if name in _COLLECTIVES:
-            found[one.loops][name] += one.times * _size(one.shape)
-    return {loops: dict(each) for loops, each in found.items()}
+            exchanged[one.loops][name] += one.times * _size(one.shape)
+    return {loops: dict(each) for loops, each in exchanged.items()}
 
 
 class _Program:
@@ -207,8 +207,8 @@ class _Program:
         lines = self.parts.get(loop.named("body") or "", ())
         # What the compiler adds, such as copies, has no source.
         inside = [_scopes(line.source) for line in lines if line.kind not in _FREE and line.source]
-        found: Counter[int] = Counter(scope for scopes in inside for scope in scopes)
-        return next((s for s in range(after + 1, len(SCOPES)) if 4 * found[s] > len(inside)), 0)
+        counts: Counter[int] = Counter(scope for scopes in inside for scope in scopes)
+        return next((s for s in range(after + 1, len(SCOPES)) if 4 * counts[s] > len(inside)), 0)
 
     def _operation(self, line: Line, times: float, loops: tuple[int, ...]) -> Operation:
         kind, products = line.kind, self._products(line)
@@ -221,8 +221,8 @@ class _Program:
             kinds = {one.kind for one in inside}
             kind = f"fusion of {next((name for name in heavy if name in kinds), 'a loop')}"
         elif kind == "custom-call":
-            found = re.search(r'custom_call_target="([^"]+)"', line.rest)
-            kind = found[1] if found else kind
+            target = re.search(r'custom_call_target="([^"]+)"', line.rest)
+            kind = target[1] if target else kind
         elif kind in ("slice", "dynamic-slice"):
             moved = 2 * _size(line.shape)
         elif kind == "dynamic-update-slice":
@@ -308,19 +308,19 @@ class _Program:
 
 def _stated(line: Line, key: str) -> float:
     """Reads what a kernel in Pallas states of its cost; 0 for all else."""
-    found = re.search(rf'"{key}":\s*"?(\d+)', line.rest) if line.kind == "custom-call" else None
-    return float(found[1]) if found else 0.0
+    match = re.search(rf'"{key}":\s*"?(\d+)', line.rest) if line.kind == "custom-call" else None
+    return float(match[1]) if match else 0.0
 
 
 def _scopes(source: str) -> set[int]:
     """Lists the scopes of a source; a call is around all."""
-    words = set(re.split(r"[/()]", source))
-    return {0} | {i for i, name in enumerate(SCOPES) if name in words}
+    parts = set(re.split(r"[/()]", source))
+    return {0} | {i for i, name in enumerate(SCOPES) if name in parts}
 
 
 def _trips(line: Line) -> float:
-    found = re.search(r'known_trip_count":\{"n":"(\d+)"', line.rest)
-    return float(found[1]) if found else 1.0
+    match = re.search(r'known_trip_count":\{"n":"(\d+)"', line.rest)
+    return float(match[1]) if match else 1.0
 
 
 def _batches(line: Line) -> float:
@@ -338,8 +338,8 @@ def _batches(line: Line) -> float:
 
 
 def _dims(shape: str) -> list[int]:
-    found = _SHAPE.search(shape)
-    return [int(d) for d in found[2].split(",") if d] if found else []
+    match = _SHAPE.search(shape)
+    return [int(d) for d in match[2].split(",") if d] if match else []
 
 
 def _size(shape: str) -> float:
@@ -353,8 +353,8 @@ def _size(shape: str) -> float:
 def _bits(kind: str) -> int:
     if kind in _BITS:
         return _BITS[kind]
-    found = re.search(r"\d+", kind)
-    return int(found[0]) if found else 32
+    match = re.search(r"\d+", kind)
+    return int(match[0]) if match else 32
 
 
 def passes(ran: Sequence[Operation], chunks: float, steps: float) -> dict[str, float]:
@@ -374,7 +374,7 @@ def passes(ran: Sequence[Operation], chunks: float, steps: float) -> dict[str, f
 
 def total(costs: Mapping[str, Cost], passes: Mapping[str, float]) -> Cost:
     """Adds up a round: each loop as often as a round passes through it."""
-    found = Cost()
+    cost_of_all = Cost()
     for loops, cost in costs.items():
-        found = found.plus(cost, passes.get(loops, 0.0))
-    return found
+        cost_of_all = cost_of_all.plus(cost, passes.get(loops, 0.0))
+    return cost_of_all

@@ -29,10 +29,10 @@ class Registry(MutableMapping[str, _T], Generic[_T]):
         if not is_own(name):
             return self._parts[name]
         if name not in self._own:
-            found = imported(name)
-            if self._adopt is None and not callable(found):
-                raise ValueError(f"{name!r} must name a function, got {type(found).__name__}")
-            self._own[name] = found if self._adopt is None else self._adopt(found)
+            part = imported(name)
+            if self._adopt is None and not callable(part):
+                raise ValueError(f"{name!r} must name a function, got {type(part).__name__}")
+            self._own[name] = part if self._adopt is None else self._adopt(part)
         return self._own[name]
 
     def __setitem__(self, name: str, part: _T) -> None:
@@ -58,11 +58,11 @@ def options_of(factory: Callable[..., Any], given: Collection[str] = ()) -> dict
     An option is a parameter, or a field of one whose default is a named tuple.
     """
     several = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    groups, found = groups_of(factory), dict[str, Any]()
+    groups, options = groups_of(factory), dict[str, Any]()
     for name, parameter in inspect.signature(factory).parameters.items():
         if parameter.kind not in several:
-            found |= groups[name]._asdict() if name in groups else {name: parameter.default}
-    return {name: default for name, default in found.items() if name not in given}
+            options |= groups[name]._asdict() if name in groups else {name: parameter.default}
+    return {name: default for name, default in options.items() if name not in given}
 
 
 def groups_of(factory: Callable[..., Any]) -> dict[str, Any]:

@@ -88,34 +88,34 @@ class Target(NamedTuple):
 
 def target(name: str) -> Target:
     """Reads the name of a target: "h100", "h100x8", "v5e", or a topology of TPUs, "v5e:4x4"."""
-    found = _NAME.fullmatch(name.lower())
+    match = _NAME.fullmatch(name.lower())
     kinds = ", ".join(sorted(KINDS))
     rule = f"be a device ({kinds}), several GPUs such as h100x8, or TPUs such as v5e:2x2"
-    checks.require(found is not None and found["kind"] in KINDS, "device", rule, name)
-    assert found is not None
-    kind = KINDS[found["kind"]]
+    checks.require(match is not None and match["kind"] in KINDS, "device", rule, name)
+    assert match is not None
+    kind = KINDS[match["kind"]]
     if kind.backend == "gpu":
-        count = int(found["count"] or 1)
-        checks.require(found["grid"] is None and count > 0, "device", rule, name)
-        return Target(name, found["kind"], count, f"1x1x{count}")
-    checks.require(found["count"] is None, "device", rule, name)
-    smallest = _SMALLEST[found["kind"]]
-    if found["grid"] is None:
-        return Target(name, found["kind"], 1, f"{found['kind']}:{smallest}")
-    sides = [int(side) for side in found["grid"].split("x")]
+        count = int(match["count"] or 1)
+        checks.require(match["grid"] is None and count > 0, "device", rule, name)
+        return Target(name, match["kind"], count, f"1x1x{count}")
+    checks.require(match["count"] is None, "device", rule, name)
+    smallest = _SMALLEST[match["kind"]]
+    if match["grid"] is None:
+        return Target(name, match["kind"], 1, f"{match['kind']}:{smallest}")
+    sides = [int(side) for side in match["grid"].split("x")]
     sides += [1] * (smallest.count("x") + 1 - len(sides))
     count = 1
     for side in sides:
         count *= side
-    rule = f"be a topology of at least {smallest} for {found['kind']}"
+    rule = f"be a topology of at least {smallest} for {match['kind']}"
     checks.require(count >= 4 and len(sides) == smallest.count("x") + 1, "device", rule, name)
-    return Target(name, found["kind"], count, f"{found['kind']}:{'x'.join(map(str, sides))}")
+    return Target(name, match["kind"], count, f"{match['kind']}:{'x'.join(map(str, sides))}")
 
 
 def environment(wanted: Target) -> dict[str, str]:
     """Returns the variables that a process must start with to compile for a target."""
     flags = os.environ.get("XLA_FLAGS", "").split()
-    found = {"JAX_PLATFORMS": "cpu"}
+    settings = {"JAX_PLATFORMS": "cpu"}
     if wanted.device.backend == "gpu":
         # Tuning needs the card; estimates are those of the cost model, written at each fusion.
         more = ["--xla_gpu_autotune_level=0", "--xla_gpu_collect_cost_model_stats=true"]
@@ -126,9 +126,9 @@ def environment(wanted: Target) -> dict[str, str]:
                 "--xla_gpu_enable_triton_gemm=false",
                 "--xla_gpu_enable_analytical_sol_latency_estimator=false",
             ]
-        return found | {"XLA_FLAGS": " ".join([*flags, *(f for f in more if f not in flags)])}
+        return settings | {"XLA_FLAGS": " ".join([*flags, *(f for f in more if f not in flags)])}
     # Otherwise the library asks a server of Google's cloud for the machine that it is on.
-    return found | {
+    return settings | {
         # Programs are compiled and not run, so that several processes do not disturb one another.
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TPU_SKIP_MDS_QUERY": "1",
@@ -142,12 +142,12 @@ def compiler(wanted: Target) -> str:
     """Finds the module that compiles for a target, or says what to install."""
     is_gpu = wanted.device.backend == "gpu"
     package, modules = ("jax[cuda13]", _PLUGINS) if is_gpu else ("libtpu", ("libtpu",))
-    found = next((name for name in modules if _is_installed(name)), None)
-    if found is None:
+    module = next((name for name in modules if _is_installed(name)), None)
+    if module is None:
         kind = "NVIDIA GPUs" if is_gpu else "TPUs"
-        words = f"XLA's compiler for {kind} is not installed; run `pip install '{package}'`"
-        raise ValueError(f"device {wanted.name!r} cannot be compiled for: {words}")
-    return found
+        advice = f"XLA's compiler for {kind} is not installed; run `pip install '{package}'`"
+        raise ValueError(f"device {wanted.name!r} cannot be compiled for: {advice}")
+    return module
 
 
 def devices(wanted: Target) -> list[Any]:

@@ -55,10 +55,10 @@ def _interrupt(signum: int, frame: Any) -> None:
 def _plain(error: UnicodeError) -> tuple[str, int]:
     """Replaces characters that the encoding of a stream lacks."""
     assert isinstance(error, UnicodeEncodeError)
-    found = error.object[error.start : error.end]
-    return "".join(_PLAIN.get(letter, _greek(letter)) for letter in found), error.end
+    missing = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(letter, _greek(letter)) for letter in missing), error.end
 
 
 def _greek(letter: str) -> str:
-    words = unicodedata.name(letter, "").lower().split()
-    return words[3] if words[:1] == ["greek"] and words[2:3] == ["letter"] else "?"
+    name = unicodedata.name(letter, "").lower().split()
+    return name[3] if name[:1] == ["greek"] and name[2:3] == ["letter"] else "?"

@@ -125,14 +125,14 @@ def _steps(shape: tuple[int, ...]) -> list[tuple[int, int]]:
 
     A group has few entries, unless it is one long axis.
     """
-    found: list[tuple[int, int]] = []
+    groups: list[tuple[int, int]] = []
     for size in reversed(shape):
-        length, num_axes = found[-1] if found else (1, 0)
-        if found and length * size <= _LONGEST_STEP:
-            found[-1] = (length * size, num_axes + 1)
+        length, num_axes = groups[-1] if groups else (1, 0)
+        if groups and length * size <= _LONGEST_STEP:
+            groups[-1] = (length * size, num_axes + 1)
         else:
-            found.append((size, 1))
-    return found
+            groups.append((size, 1))
+    return groups
 
 
 def _flat(tree: PyTree) -> PyTree:
@@ -198,8 +198,8 @@ def take(tree: PyTree, index: jax.typing.ArrayLike) -> PyTree:
 
 def paths(tree: PyTree) -> list[str]:
     """Names the leaves by their keys, such as "params/Dense_0/kernel"."""
-    found = jax.tree_util.tree_leaves_with_path(tree)
-    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in found]
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
 
 
 def library_promotion() -> Any:

@@ -82,8 +82,8 @@ def require_32_bits(what: str, array: Any) -> None:
         checks.require(fits, what, f"{rule} (rescale them)", most)
         if most > _EXACT_32:
             for part in parts(array):
-                column, found = _mixed_up(what, np.asarray(part))
-                checks.require(found is None, column, APART, found)
+                column, pair = _mixed_up(what, np.asarray(part))
+                checks.require(pair is None, column, APART, pair)
         return
     low, high = int(ends.min()), int(ends.max())
     bounds = np.iinfo(np.uint32 if dtype.kind == "u" else np.int32)
@@ -130,8 +130,8 @@ def warn_of_large_integers(examples: Mapping[str, Any]) -> None:
         if not is_read or is_on_disk(array) or array.dtype.kind not in "iu" or not array.size:
             continue
         if array.dtype.itemsize >= 4 and is_large(np.array(_ends(array))).any():
-            column, found = _mixed_up(f"examples[{name!r}]", array)
-            if found is not None:
+            column, pair = _mixed_up(f"examples[{name!r}]", array)
+            if pair is not None:
                 warnings.warn(f"{column} should {APART}", stacklevel=3)
 
 
@@ -193,11 +193,11 @@ def require_different(what: str, names: Sequence[Any]) -> None:
         rule = "be different, since clients of one name would be two units of privacy"
         checks.require(plain not in seen, what, rule, f"{name!r} twice")
         seen.add(plain)
-    found: dict[float, str] = {}
+    spellings: dict[float, str] = {}
     if not all(isinstance(name, str) and NUMBER.fullmatch(name) for name in names):
         return
     for name in names:
-        other = found.setdefault(float(name), name)
+        other = spellings.setdefault(float(name), name)
         if other != name and abs(float(name)) < EXACT:
             rule = "write each number in one way"
             checks.require(False, what, rule, f"{other!r} and {name!r}")
@@ -205,8 +205,8 @@ def require_different(what: str, names: Sequence[Any]) -> None:
 
 def _require_none_missing(what: str, rows: np.ndarray) -> None:
     rule = "name the client of every example"
-    found = f"none in {len(rows)} rows, the first in row {rows[0]}" if len(rows) else ""
-    checks.require(not len(rows), what, rule, found)
+    missing = f"none in {len(rows)} rows, the first in row {rows[0]}" if len(rows) else ""
+    checks.require(not len(rows), what, rule, missing)
 
 
 def _is_missing(value: Any) -> bool:
@@ -274,6 +274,6 @@ def require_disjoint(what: str, clients: Sequence[np.ndarray], other_way: str = 
     order = np.argsort(rows, kind="stable")
     again = np.flatnonzero(np.diff(rows[order]) == 0)
     first, second = (int(owner[order[again[0] + i]]) for i in (0, 1))
-    found = f"row {int(rows[order[again[0]]])} in client {first} and in client {second}"
+    conflict = f"row {int(rows[order[again[0]]])} in client {first} and in client {second}"
     rule = f"give every example to one client, once{other_way}"
-    checks.require(False, what, rule, f"{found}, {len(again)} in all")
+    checks.require(False, what, rule, f"{conflict}, {len(again)} in all")

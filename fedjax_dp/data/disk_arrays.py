@@ -142,8 +142,8 @@ class CheckedArray(DiskArray):
         """Compares blocks that were not compared yet."""
         for block in blocks[~self._is_checked[blocks]].tolist():
             first = block * self._rows
-            found = _digest(np.ascontiguousarray(self._array[first : first + self._rows]))
-            if found != self._digests[block]:
+            digest = _digest(np.ascontiguousarray(self._array[first : first + self._rows]))
+            if digest != self._digests[block]:
                 last = min(first + self._rows, len(self)) - 1
                 raise ValueError(
                     f"{self._name} must be as it was written, but was damaged in its rows {first} "
@@ -174,8 +174,8 @@ def checked(
     """Compares an array with its facts: a small one now, a large one as its rows are read."""
     if facts is None:
         return array
-    kind, found = (facts["type"], list(facts["shape"])), (str(array.dtype), list(array.shape))
-    checks.require(kind == found, name, f"be {kind[0]}{kind[1]} as it was written", found)
+    kind, actual = (facts["type"], list(facts["shape"])), (str(array.dtype), list(array.shape))
+    checks.require(kind == actual, name, f"be {kind[0]}{kind[1]} as it was written", actual)
     guarded = CheckedArray(array, facts, name)
     if array.nbytes > (AT_OPEN if at_open is None else at_open):
         return guarded

@@ -587,13 +587,13 @@ def _arrays(examples: Mapping[str, Any]) -> dict[str, Any]:
 
 def flat(examples: Mapping[str, Any]) -> dict[str, Any]:
     """Names the arrays of a tree by their paths, such as "x/ids"."""
-    found: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     for name, value in examples.items():
         if isinstance(value, Mapping):
-            found |= {f"{name}/{rest}": array for rest, array in flat(value).items()}
+            arrays |= {f"{name}/{rest}": array for rest, array in flat(value).items()}
         else:
-            found[name] = value
-    return found
+            arrays[name] = value
+    return arrays
 
 
 def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -627,6 +627,10 @@ def _mapped(path: pathlib.Path) -> np.ndarray:
 
 def _files(directory: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
     """Lists the `.npy` files of a store with the names of their arrays, as paths."""
-    found = [(path, path.relative_to(directory)) for path in sorted(directory.rglob("*.npy"))]
+    files_below = [(path, path.relative_to(directory)) for path in sorted(directory.rglob("*.npy"))]
     # What an interrupted `save` has left is no part of the store.
-    return [(path, name.as_posix()) for path, name in found if name.parts[0] != store_writer.SAVING]
+    return [
+        (path, name.as_posix())
+        for path, name in files_below
+        if name.parts[0] != store_writer.SAVING
+    ]

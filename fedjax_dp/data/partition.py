@@ -315,7 +315,7 @@ def _dealt_rows(
     names = np.unique(labels)
     pools = [rng.permutation(np.flatnonzero(labels == name)) for name in names]
     tests = [rng.permutation(np.flatnonzero(test_labels == name)) for name in names]
-    found = Splits([], [], [])
+    splits = Splits([], [], [])
     for client, (of_train, of_validation, of_test) in enumerate(zip(*counts, strict=True)):
         own: tuple[list[int], ...] = ([], [], [])
         for c, name in enumerate(names):
@@ -329,9 +329,9 @@ def _dealt_rows(
             of_class = (taken[: of_train[c]], taken[of_train[c] :], tested)
             for part, rows in zip(own, of_class, strict=True):
                 part.extend(rows)
-        for kept, part in zip(found, own, strict=True):
+        for kept, part in zip(splits, own, strict=True):
             kept.append(np.sort(np.asarray(part, np.int64)))
-    return found
+    return splits
 
 
 def _dealt_classes(

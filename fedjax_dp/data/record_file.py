@@ -61,10 +61,10 @@ class RecordFile:
         """Counts the records whose space is allocated; 0 before the file exists."""
         if self.num_bytes == 0 or not self.path.exists():
             return 0
-        found = os.stat(self.path)
+        stat = os.stat(self.path)
         # Without counts of blocks, as if the file had no holes.
-        blocks = getattr(found, "st_blocks", None)
-        allocated = found.st_size if blocks is None else blocks * _BLOCK_BYTES
+        blocks = getattr(stat, "st_blocks", None)
+        allocated = stat.st_size if blocks is None else blocks * _BLOCK_BYTES
         return int(allocated // self.num_bytes)
 
     def require_space(self, num_records: int, *, name: str = "folder") -> None:

@@ -165,12 +165,12 @@ def permuted(key: PRNGKey, places: jax.Array, size: jax.Array) -> jax.Array:
 
     is_inside = (places >= 0) & (places.astype(jnp.uint32) < size)
     start = once(jnp.where(is_inside, places, 0).astype(jnp.uint32))
-    found = jax.lax.while_loop(
+    members = jax.lax.while_loop(
         lambda values: jnp.any(values >= size),
         lambda values: jnp.where(values >= size, once(values), values),
         start,
     )
-    return jnp.where(is_inside, found, 0).astype(jnp.int32)
+    return jnp.where(is_inside, members, 0).astype(jnp.int32)
 
 
 def _mixed(x: jax.Array) -> jax.Array:

@@ -40,8 +40,8 @@ def write_store(
     offsets are written last, so that an interrupted store does not open.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    found = sorted(path.name for path in directory.iterdir())
-    checks.require(not found, "directory", "be empty, or not exist yet", found)
+    present = sorted(path.name for path in directory.iterdir())
+    checks.require(not present, "directory", "be empty, or not exist yet", present)
     counts = _counts(client_ids)
     names = list(counts) if keep_order else sorted(counts)
     checks.require(bool(names), "the data", "hold at least one example", "none")
@@ -95,8 +95,8 @@ def replacing(directory: pathlib.Path) -> Iterator[pathlib.Path]:
         yield place
         for name in (OFFSETS, NAMES, DIGESTS):
             (directory / name).unlink(missing_ok=True)
-        found = sorted(path for path in place.rglob("*") if path.is_file())
-        for path in sorted(found, key=lambda path: path.name == OFFSETS):
+        paths = sorted(path for path in place.rglob("*") if path.is_file())
+        for path in sorted(paths, key=lambda path: path.name == OFFSETS):
             target = directory / path.relative_to(place)
             target.parent.mkdir(parents=True, exist_ok=True)
             path.replace(target)
@@ -108,15 +108,15 @@ def finish(
     place: pathlib.Path, facts: Mapping[str, Any], offsets: np.ndarray, names: Sequence[str]
 ) -> None:
     """Writes what makes arrays a store: digests, names of clients, and last the offsets."""
-    found = {}
+    digests = {}
     if names:
         text = "\n".join(names) + "\n"
-        found[NAMES] = files.digest_of([text.encode()]).hex()
+        digests[NAMES] = files.digest_of([text.encode()]).hex()
         files.write_text(place / NAMES, text)
     buffer = io.BytesIO()
     np.save(buffer, offsets)
-    found[OFFSETS] = files.digest_of([buffer.getvalue()]).hex()
-    content = files.with_digest({"arrays": dict(facts), "files": found})
+    digests[OFFSETS] = files.digest_of([buffer.getvalue()]).hex()
+    content = files.with_digest({"arrays": dict(facts), "files": digests})
     files.write_text(place / DIGESTS, json.dumps(content) + "\n")
     (place / OFFSETS).write_bytes(buffer.getvalue())
 
@@ -126,12 +126,12 @@ def facts_of(directory: pathlib.Path) -> dict[str, Any]:
     path = directory / DIGESTS
     if not path.is_file():
         return {}
-    found = files.without_digest(files.parse_json(files.read_text(path), path), path)
-    for name, digest in found["files"].items():
+    content = files.without_digest(files.parse_json(files.read_text(path), path), path)
+    for name, digest in content["files"].items():
         place = directory / name
         is_whole = place.is_file() and files.digest_of_file(place) == digest
         checks.require(is_whole, str(place), "be as it was written", "a damaged or missing file")
-    return dict(found["arrays"])
+    return dict(content["arrays"])
 
 
 def _counts(client_ids: Iterable[np.ndarray]) -> dict[Any, int]:

@@ -158,7 +158,7 @@ def column_of(
 
 def _parquet_files(path: Any) -> list[pathlib.Path]:
     """Finds the files of a path, a pattern, or a sequence of both."""
-    found: list[pathlib.Path] = []
+    paths: list[pathlib.Path] = []
     for named in [path] if isinstance(path, str | pathlib.Path) else path:
         each = os.path.expanduser(named)
         if any(mark in str(each) for mark in "*?["):
@@ -168,9 +168,9 @@ def _parquet_files(path: Any) -> list[pathlib.Path]:
             matches = [pathlib.Path(each)]
         for match in matches:
             files.require_file(match, "path")
-        found += matches
-    checks.require(bool(found), "path", "name at least one file", path)
-    return found
+        paths += matches
+    checks.require(bool(paths), "path", "name at least one file", path)
+    return paths
 
 
 def _names(column: str | Sequence[str]) -> list[str]:
@@ -188,16 +188,16 @@ def _array(part: Part, column: str | Sequence[str], padding: Padding) -> np.ndar
 
     if isinstance(column, str):
         return values(column)
-    found = [values(name) for name in column]
-    if len(found) == 1 and found[0].ndim > 1:
-        return found[0]
-    for name, array in zip(column, found, strict=True):
+    arrays = [values(name) for name in column]
+    if len(arrays) == 1 and arrays[0].ndim > 1:
+        return arrays[0]
+    for name, array in zip(column, arrays, strict=True):
         rule = "hold one number in each row, to stand beside others"
         given = f"lists {array.shape[1:]}"
         _Place(part.origin, name).require(array.ndim == 1, rule, given)
         what = f"{part.origin}, column {name!r}" if part.origin else f"column {name!r}"
         array_checks.require_32_bits(what, np.asarray(array, np.float64))
-    return np.stack([np.asarray(array, np.float32) for array in found], axis=1)
+    return np.stack([np.asarray(array, np.float32) for array in arrays], axis=1)
 
 
 def _values(
@@ -252,8 +252,8 @@ def _padded(what: "_Place", array: Any, first_row: int, padding: Sequence[float]
     lengths = np.asarray(array.value_lengths())
     longer = np.flatnonzero(lengths > length)
     if len(longer):
-        found = f"{lengths[longer[0]]} in row {first_row + longer[0]}"
-        what.require(False, f"hold lists of at most {length} numbers, its padding", found)
+        longest = f"{lengths[longer[0]]} in row {first_row + longer[0]}"
+        what.require(False, f"hold lists of at most {length} numbers, its padding", longest)
     numbers = array.flatten()
     rule = "hold lists of numbers, of one level, to be padded"
     is_flat = not (_is_list(numbers.type) or is_text(numbers.type) or _is_other(numbers.type))
@@ -339,5 +339,5 @@ def _require_no_null(
     if array.null_count:
         first = int(np.flatnonzero(np.asarray(array.is_null()))[0])
         row = first // max(1, int(np.prod(shape[1:]))) if rows is None else int(rows[first])
-        found = f"{array.null_count}, the first in row {first_row + row}"
-        what.refuse("hold no nulls", found, "choices: leave the rows out, or fill them")
+        nulls = f"{array.null_count}, the first in row {first_row + row}"
+        what.refuse("hold no nulls", nulls, "choices: leave the rows out, or fill them")

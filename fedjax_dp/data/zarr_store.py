@@ -37,8 +37,8 @@ def write(arrays: Mapping[str, Any], offsets: np.ndarray, names: Sequence[str], 
     address = _address(place)
     keys = _waited(ts.KvStore.open(address), place)
     with files.reading(place, "be a place that can be written to", NotImplementedError):
-        found = _waited(keys.list(), place)
-    checks.require(not found, "place", "hold nothing yet", place)
+        present = _waited(keys.list(), place)
+    checks.require(not present, "place", "hold nothing yet", place)
     facts: dict[str, Any] = {}
     for name, array in arrays.items():
         rows, shape = rows_of_block(array), list(array.shape)
@@ -72,16 +72,16 @@ def read(place: str) -> tuple[dict[str, Any], np.ndarray, tuple[str, ...]]:
     damage = (ValueError, LookupError, TypeError, OSError, EOFError)
     with files.reading(place, "hold a store that `save_zarr` wrote", *damage):
         keys = _waited(ts.KvStore.open(address), place)
-        found = [_waited(keys.read(key), place) for key in (_INDEX, _OFFSETS)]
-        if any(each.state != "value" for each in found):
+        answers = [_waited(keys.read(key), place) for key in (_INDEX, _OFFSETS)]
+        if any(each.state != "value" for each in answers):
             raise ValueError(f"there is no {_INDEX} or no {_OFFSETS}")
-        index = files.without_digest(json.loads(found[0].value), _INDEX)
+        index = files.without_digest(json.loads(answers[0].value), _INDEX)
         require_names(_INDEX, index["arrays"])
         # Stores of earlier versions have no digests.
-        facts, digest = index.get(_FACTS, {}), files.digest_of([found[1].value]).hex()
+        facts, digest = index.get(_FACTS, {}), files.digest_of([answers[1].value]).hex()
         if index.get(_OFFSETS, digest) != digest:
             raise ValueError(f"{_OFFSETS} was damaged")
-        offsets = np.load(io.BytesIO(found[1].value), allow_pickle=False)
+        offsets = np.load(io.BytesIO(answers[1].value), allow_pickle=False)
         arrays = {
             name: StoredArray(
                 _waited(
@@ -118,5 +118,5 @@ def is_at(place: str) -> bool:
 
 def _address(place: str) -> str:
     """The address of a folder, or that of an object store, with a slash at the end."""
-    found = place if "://" in place else pathlib.Path(place).absolute().as_uri()
-    return found.rstrip("/") + "/"
+    address = place if "://" in place else pathlib.Path(place).absolute().as_uri()
+    return address.rstrip("/") + "/"

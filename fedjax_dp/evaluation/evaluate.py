@@ -179,13 +179,15 @@ def shared_evaluator(
             yield first, values_of(params, _rows(data, first, first + part, allowed), frozen)
 
     def values(params):
-        found: Any = None
+        all_values: Any = None
         for first, some in parts(params):
-            if found is None:
-                found = jax.tree.map(lambda v: np.empty((num_rows, *v.shape[1:]), v.dtype), some)
-            for array, new in zip(jax.tree.leaves(found), jax.tree.leaves(some), strict=True):
+            if all_values is None:
+                all_values = jax.tree.map(
+                    lambda v: np.empty((num_rows, *v.shape[1:]), v.dtype), some
+                )
+            for array, new in zip(jax.tree.leaves(all_values), jax.tree.leaves(some), strict=True):
                 array[first : first + part] = new
-        return found
+        return all_values
 
     def by_client(values):
         values = values[: data.num_examples]
@@ -274,19 +276,19 @@ def personal_evaluator(
             yield few, (nested(arrays), first_rows)
 
     def evaluate(*arguments: Any) -> Evaluation:
-        found: Any = None
+        totals: Any = None
         for clients, own in (
             [(all_clients, arguments)] if in_parts is None else in_parts(*arguments)
         ):
             for few, (examples, first_rows) in with_examples(clients):
                 sums = sums_of(frozen, examples, first_rows, sizes, few, *own)
                 sums = jax.tree.map(np.asarray, sums)
-                if found is None:
-                    found = jax.tree.map(
+                if totals is None:
+                    totals = jax.tree.map(
                         lambda s: np.zeros((data.num_clients, *s.shape[1:]), np.float32), sums
                     )
-                for array, part in zip(jax.tree.leaves(found), jax.tree.leaves(sums), strict=True):
+                for array, part in zip(jax.tree.leaves(totals), jax.tree.leaves(sums), strict=True):
                     array[few] = part
-        return _result(found, data.sizes, metrics)
+        return _result(totals, data.sizes, metrics)
 
     return evaluate

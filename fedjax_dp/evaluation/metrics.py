@@ -74,8 +74,8 @@ def f1() -> Metric:
     def finish(sums):
         hits, true, said = np.split(sums, 3, axis=-1)
         each = _ratio(2 * hits, true + said)
-        found = _ratio(np.nansum(each, axis=-1), np.sum(~np.isnan(each), axis=-1))
-        return np.where(np.isnan(sums).any(axis=-1), np.nan, found)
+        mean = _ratio(np.nansum(each, axis=-1), np.sum(~np.isnan(each), axis=-1))
+        return np.where(np.isnan(sums).any(axis=-1), np.nan, mean)
 
     return Metric(contribute, finish, _CLASSES)
 
@@ -97,8 +97,8 @@ def mcc() -> Metric:
         covariance = np.sum(hits, axis=-1) * count - np.sum(true * said, axis=-1)
         # Of counts up to 2^26, squares are exact.
         spreads = [count**2 - np.sum(each**2, axis=-1) for each in (true, said)]
-        found = _ratio(covariance, np.sqrt(spreads[0]) * np.sqrt(spreads[1]))
-        return np.where(count > 0, np.nan_to_num(found), np.nan)
+        correlation = _ratio(covariance, np.sqrt(spreads[0]) * np.sqrt(spreads[1]))
+        return np.where(count > 0, np.nan_to_num(correlation), np.nan)
 
     return Metric(contribute, finish, _CLASSES)
 
@@ -152,7 +152,7 @@ def terms_of(
     is_declared = isinstance(loss, Loss) and loss.targets is not None
     if isinstance(loss, Loss):
         batch = loss.marked(batch)
-    found = {}
+    terms = {}
     for name, metric in metrics.items():
         if metric.targets and not is_declared:
             # One number for each example may as well be a prediction of a number.
@@ -165,15 +165,17 @@ def terms_of(
             if shape and shape == jnp.shape(batch["y"]) and len(shape) > 1 and shape[-1] > 1:
                 rule = f"come with classes for metric {name}{classes_from(batch['y'], outputs)}"
             checks.require(bool(is_logits), f"outputs of {model.name}", rule, shape)
-        found[name] = metric.contribute(outputs, batch)
-    return found
+        terms[name] = metric.contribute(outputs, batch)
+    return terms
 
 
 def _adopted(own: Any) -> Callable[[], Metric]:
     """Accepts a user's metric: a `Metric`, or a function that returns one."""
-    made = own() if callable(own) and not isinstance(own, Metric) else own
-    checks.require(isinstance(made, Metric), "metric", "be a Metric, or return one if called", own)
-    return lambda: made
+    metric = own() if callable(own) and not isinstance(own, Metric) else own
+    checks.require(
+        isinstance(metric, Metric), "metric", "be a Metric, or return one if called", own
+    )
+    return lambda: metric
 
 
 METRICS: Registry[Callable[[], Metric]] = Registry(

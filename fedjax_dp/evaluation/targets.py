@@ -63,17 +63,17 @@ def require_rows(what: str, arrays: Mapping[str, Any], allowed: Iterable[Allowed
 
 
 def _require(what: str, allowed: Allowed, parts: Iterable[Any], offsets: np.ndarray | None) -> None:
-    found, count, start, num_left_out = "", 0, 0, 0
+    first_wrong, count, start, num_left_out = "", 0, 0, 0
     for part in parts:
         if not allowed.is_declared:
             num_left_out += int(np.count_nonzero(np.asarray(part) == allowed.ignore_label))
         wrong = allowed.wrong(part)
         by_row = wrong.reshape(len(wrong), -1).any(axis=1)
-        if by_row.any() and not found:
+        if by_row.any() and not first_wrong:
             row = int(np.argmax(by_row))
             value = np.asarray(part)[row].reshape(-1)[np.argmax(wrong[row].reshape(-1))]
             place = "" if offsets is None else _place(start + row, offsets)
-            found = f"{value.item()!r}{place}"
+            first_wrong = f"{value.item()!r}{place}"
         count, start = count + int(by_row.sum()), start + len(wrong)
     if num_left_out:
         warnings.warn(
@@ -87,7 +87,7 @@ def _require(what: str, allowed: Allowed, parts: Iterable[Any], offsets: np.ndar
         public = f"{what}[{allowed.name!r}] must {allowed.rule}"
         way_out = "; Loss(…, ignore_label=…) as the loss of the model declares a label to leave out"
         way_out *= not allowed.are_numbers
-        raise GuardedError(f"{public}, got {found}{others}{way_out}", public)
+        raise GuardedError(f"{public}, got {first_wrong}{others}{way_out}", public)
 
 
 def _place(row: int, offsets: np.ndarray) -> str:

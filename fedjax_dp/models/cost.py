@@ -58,8 +58,8 @@ def cost_of_jaxpr(closed: jaxprs.ClosedJaxpr) -> Cost:
 def _cost(closed: jaxprs.ClosedJaxpr) -> Cost:
     total, direct, largest, convolved, products = 0.0, 0.0, 0, 0.0, 0
     for eqn in closed.jaxpr.eqns:
-        found = jaxprs.layout(eqn)
-        repeats = found.options["length"] if isinstance(found, jaxprs.Scan) else 1
+        structure = jaxprs.layout(eqn)
+        repeats = structure.options["length"] if isinstance(structure, jaxprs.Scan) else 1
         inside = 0.0
         for body in map(_cost, jaxprs.inner_jaxprs(eqn)):
             total += repeats * body.operations

@@ -79,13 +79,16 @@ class Frozen(NamedTuple):
 
 def digest(parts: Sequence[Frozen]) -> str:
     """Computes the SHA-256 of frozen parameters with their paths; empty if there are none."""
-    found: list[Any] = []
+    parts_of_digest: list[Any] = []
     for part in parts:
         tree = jax.tree.unflatten(part.structure, part.values)
         for path, value in zip(trees.paths(tree), part.constants, strict=True):
             facts = f"{path} {value.dtype} {value.shape}\n"
-            found += [facts.encode(), np.ascontiguousarray(value).reshape(-1).view(np.uint8)]
-    return digest_of(found).hex() if found else ""
+            parts_of_digest += [
+                facts.encode(),
+                np.ascontiguousarray(value).reshape(-1).view(np.uint8),
+            ]
+    return digest_of(parts_of_digest).hex() if parts_of_digest else ""
 
 
 @contextlib.contextmanager
@@ -109,10 +112,10 @@ def reads() -> Iterator[list[Frozen]]:
 
     A trace that JAX has cached reads nothing again; its program then holds their values.
     """
-    found: list[Frozen] = []
-    token = _READ.set(found)
+    frozen_parts: list[Frozen] = []
+    token = _READ.set(frozen_parts)
     try:
-        yield found
+        yield frozen_parts
     finally:
         _READ.reset(token)
 
@@ -131,8 +134,8 @@ def frozen(shapes: PyTree, where: Where, values: PyTree) -> Frozen:
         if is_frozen:
             checks.require(path in given, "params", f"hold a value of {path!r}", sorted(given))
             rule = f"have the shape {shape.shape}"
-            found = np.shape(given[path])
-            checks.require(found == shape.shape, f"params[{path!r}]", rule, found)
+            given_shape = np.shape(given[path])
+            checks.require(given_shape == shape.shape, f"params[{path!r}]", rule, given_shape)
             if jnp.issubdtype(shape.dtype, jnp.floating):
                 require_real(f"params[{path!r}]", given[path])
         held.append(np.asarray(given[path], shape.dtype) if is_frozen else None)

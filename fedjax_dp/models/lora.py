@@ -93,7 +93,7 @@ def lora(
     scale = alpha / rank
 
     def init(key: PRNGKey) -> PyTree:
-        found: dict[str, Any] = {}
+        adapters: dict[str, Any] = {}
         for i in adapted:
             shape, split = leaves[i].shape, num_in[i]
             own = jax.random.fold_in(key, i)
@@ -101,11 +101,11 @@ def lora(
             down = width * jax.random.normal(own, (*shape[:split], rank))
             up = jnp.zeros((rank, *shape[split:]))
             dtype = leaves[i].dtype
-            found[names[i]] = {_DOWN: down.astype(dtype), _UP: up.astype(dtype)}
+            adapters[names[i]] = {_DOWN: down.astype(dtype), _UP: up.astype(dtype)}
         # Without one no value of the base is drawn.
         drawn = jax.tree.leaves(model.init(key)) if any(is_trained) else leaves
         whole = [x if flag else None for x, flag in zip(drawn, is_trained, strict=True)]
-        return {"adapters": found, "trained": jax.tree.unflatten(held.structure, whole)}
+        return {"adapters": adapters, "trained": jax.tree.unflatten(held.structure, whole)}
 
     def with_adapters(own: PyTree) -> PyTree:
         own = undivided(own)
@@ -179,8 +179,8 @@ def _evaluated(fn: Callable[..., PyTree], full: PyTree, *rest: Any) -> PyTree:
 
     kernels = [x.base if isinstance(x, LowRank) else x for x in leaves]
     closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*kernels, *others)
-    found = jaxprs.evaluate(closed, [*leaves, *others], _rule)
-    return jax.tree.unflatten(jax.tree.structure(shapes), [_dense(x) for x in found])
+    outputs = jaxprs.evaluate(closed, [*leaves, *others], _rule)
+    return jax.tree.unflatten(jax.tree.structure(shapes), [_dense(x) for x in outputs])
 
 
 def _rule(eqn: JaxprEqn, *operands: Any) -> Sequence[Any]:
@@ -197,9 +197,9 @@ def _rule(eqn: JaxprEqn, *operands: Any) -> Sequence[Any]:
     if structure and name not in jaxprs.CUSTOM_RULES and not isinstance(structure, jaxprs.While):
         return jaxprs.evaluate_structure(structure, _run, operands)
     if name in _RULES and (name == dense.NAME or jaxprs.has_parameters(eqn)):
-        found = _RULES[name](eqn, *operands)
-        if found is not None:
-            return [found]
+        outputs = _RULES[name](eqn, *operands)
+        if outputs is not None:
+            return [outputs]
     return jaxprs.evaluate_equation(eqn, *map(_dense, operands))
 
 
@@ -289,10 +289,10 @@ _RULES: dict[str, Callable[..., Any]] = {
 def _axes_in(name: str, ndim: int, targets: Where | Mapping[str, int]) -> int:
     """Finds how many leading axes of a kernel inputs are multiplied along."""
     if isinstance(targets, Mapping):
-        found = next(n for pattern, n in targets.items() if kinds.matches(name, pattern))
-        checks.whole(f"targets of {name}", found, at_least=1)
-        checks.require(found < ndim, f"targets of {name}", f"be below {ndim}", found)
-        return found
+        num_axes = next(n for pattern, n in targets.items() if kinds.matches(name, pattern))
+        checks.whole(f"targets of {name}", num_axes, at_least=1)
+        checks.require(num_axes < ndim, f"targets of {name}", f"be below {ndim}", num_axes)
+        return num_axes
     return 1 if ndim < 4 else ndim - 1
 
 
@@ -313,7 +313,7 @@ def _held(shapes: PyTree, params: PyTree, is_trained: Sequence[bool]) -> Frozen:
             values.append(None)
             continue
         checks.require(path in given, "params", f"hold a value of {path!r}", sorted(given))
-        found, rule = np.shape(given[path]), f"have the shape {shape.shape}"
-        checks.require(found == shape.shape, f"params[{path!r}]", rule, found)
+        given_shape, rule = np.shape(given[path]), f"have the shape {shape.shape}"
+        checks.require(given_shape == shape.shape, f"params[{path!r}]", rule, given_shape)
         values.append(np.asarray(given[path], shape.dtype))
     return Frozen(jax.tree.structure(shapes), tuple(values))

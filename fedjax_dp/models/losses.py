@@ -230,10 +230,10 @@ def reads() -> Iterator[list[Allowed]]:
     Those of a loss of a user are known where they are declared, or where an array of the batch is
     given to a loss of this module as it is.
     """
-    found: list[Allowed] = []
-    token = _FOUND.set(found)
+    allowed: list[Allowed] = []
+    token = _FOUND.set(allowed)
     try:
-        yield found
+        yield allowed
     finally:
         _FOUND.reset(token)
 

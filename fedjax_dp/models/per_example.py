@@ -46,8 +46,8 @@ class Convolution(NamedTuple):
 
     def patches(self, x: jax.Array) -> jax.Array:
         """Gathers the inputs of every output, `[num_rows, entries · inputs]`."""
-        found = gather_patches(self._padded(x), self.window)
-        return found.reshape(-1, found.shape[-1])
+        patches = gather_patches(self._padded(x), self.window)
+        return patches.reshape(-1, patches.shape[-1])
 
     def columns(self, cotangent: jax.Array) -> jax.Array:
         """Lists the cotangents of every output, `[num_rows, outputs]`."""
@@ -84,8 +84,8 @@ class Convolution(NamedTuple):
             first = row // stride * width
             shifted = lax.slice_in_dim(rows[row % stride], first, first + len(columns))
             products.append(jnp.einsum("to,ti->oi", columns, shifted))
-        found = jnp.stack(products)
-        return jnp.swapaxes(found, 1, 2).reshape(-1, found.shape[1])
+        stacked_products = jnp.stack(products)
+        return jnp.swapaxes(stacked_products, 1, 2).reshape(-1, stacked_products.shape[1])
 
     def _padded(self, x: jax.Array) -> jax.Array:
         return bilinear.pad(jnp.transpose(x, self.channels_last[0]), self.padding)
@@ -421,10 +421,10 @@ def _product_of_convolution(
 def _product_of_patches(
     eqn: JaxprEqn, site: _Site, view: Callable[[jax.Array], jax.Array]
 ) -> _Product | None:
-    found = jaxprs.layout(eqn)
-    if not isinstance(found, jaxprs.Call) or found.body.consts:
+    structure = jaxprs.layout(eqn)
+    if not isinstance(structure, jaxprs.Call) or structure.body.consts:
         return None
-    inner = found.body.jaxpr
+    inner = structure.body.jaxpr
     parameter = inner.invars[site.position]
     views = {parameter}
     for index, step in enumerate(inner.eqns):

@@ -59,14 +59,14 @@ class Dataset:
         checks.one_of("task", self.task, get_args(Task))
         for part in ("train", "test"):
             given = getattr(self, part)
-            found = {
+            arrays = {
                 name: array_checks.example_array(f"{part}[{name!r}]", array)
                 for name, array in flat(given).items()
             }
-            has_both = "y" in found and any(name.split("/")[0] == "x" for name in found)
+            has_both = "y" in arrays and any(name.split("/")[0] == "x" for name in arrays)
             rule = "hold inputs 'x' and targets 'y'"
-            checks.require(has_both, part, rule, sorted(found))
-            lengths = {len(array) for array in found.values()}
+            checks.require(has_both, part, rule, sorted(arrays))
+            lengths = {len(array) for array in arrays.values()}
             clients = getattr(self, f"{part}_clients")
             if clients is not None:
                 clients = array_checks.client_ids(f"{part}_clients", clients)
@@ -76,7 +76,7 @@ class Dataset:
             checks.require(
                 len(lengths) == 1, part, "have arrays and client ids of one length", sorted(lengths)
             )
-            object.__setattr__(self, part, nested(found))
+            object.__setattr__(self, part, nested(arrays))
         array_checks.require_different("client_names", self.client_names)
         array_checks.require_same_rows("test", flat(self.test), "training", flat(self.train))
         checks.require(len(self.train["y"]) > 0, "train", "hold at least one example", "none")

@@ -115,14 +115,14 @@ def find(source: Source, data_dir: pathlib.Path) -> tuple[dict[str, pathlib.Path
     # One folder: data sets that use the same file names must not be mixed.
     best: dict[str, pathlib.Path] = {}
     for folder in candidate_folders(source, data_dir):
-        found = {}
+        paths = {}
         for name in source.files:
             for candidate in dict.fromkeys((name, name.removesuffix(".gz"))):
                 if (folder / candidate).exists():
-                    found[name] = folder / candidate
+                    paths[name] = folder / candidate
                     break
-        if len(found) > len(best):
-            best = found
+        if len(paths) > len(best):
+            best = paths
     return best, [name for name in source.files if name not in best]
 
 
@@ -134,9 +134,9 @@ def locate(named: str | DatasetInfo, data_dir: pathlib.Path, source: str | None 
         checks.one_of("source", source, [s.name for s in sources])
         sources = [s for s in sources if s.name == source]
     for candidate in sources:
-        found, missing = find(candidate, data_dir)
+        paths, missing = find(candidate, data_dir)
         if not missing:
-            return Located(candidate, found)
+            return Located(candidate, paths)
     raise MissingDataError(explain_missing(info, data_dir, sources))
 
 

@@ -192,8 +192,8 @@ class Column:
         parts = []
         for array in self._arrays:
             if tables.is_text(array.type):
-                found = pc.match_substring_regex(array, self._notation.pattern).fill_null(False)
-                parts.append(np.asarray(found))
+                is_match = pc.match_substring_regex(array, self._notation.pattern).fill_null(False)
+                parts.append(np.asarray(is_match))
             else:
                 can_be = self.is_boolean or not pa.types.is_boolean(array.type)
                 parts.append(np.asarray(array.is_valid()) & can_be)
@@ -204,20 +204,20 @@ class Column:
         """The cells as strings, equal numbers alike, `[rows]`, objects; None for missing ones."""
         import pyarrow as pa
 
-        found: list[np.ndarray] = []
+        columns: list[np.ndarray] = []
         for array in self._arrays:
             if pa.types.is_floating(array.type):
                 infinite = np.flatnonzero(np.isinf(array.to_numpy(zero_copy_only=False)))
                 if len(infinite):
-                    row = sum(map(len, found)) + int(infinite[0])
+                    row = sum(map(len, columns)) + int(infinite[0])
                     self.refuse(row, "hold finite numbers", np.inf)
             is_text = tables.is_text(array.type)
             coded = (array.cast(pa.string()) if not is_text else array).dictionary_encode()
             notation = self._notation if is_text else Notation()
             names = [notation.name(text) for text in coded.dictionary.to_pylist()]
             values = np.array([*names, None], object)
-            found.append(values[np.asarray(coded.indices.fill_null(len(names)))])
-        return np.concatenate(found)
+            columns.append(values[np.asarray(coded.indices.fill_null(len(names)))])
+        return np.concatenate(columns)
 
     @functools.cached_property
     def numbers(self) -> np.ndarray | None:
@@ -343,10 +343,10 @@ class Column:
 
     def require_one_spelling(self, rows: np.ndarray) -> None:
         """Refuses a number with and without leading zeros: it may be one name, or two."""
-        rows, found = rows[~self.is_missing[rows]], dict[str, str]()
+        rows, spellings = rows[~self.is_missing[rows]], dict[str, str]()
         for text in dict.fromkeys(self.texts[rows].tolist()):
             number = self._notation.name(re.sub("^([+-]?)0+(?=[0-9])", r"\1", text))
-            if found.setdefault(number, text) != text:
+            if spellings.setdefault(number, text) != text:
                 rule = (
                     "write each number in one way in all rows, with leading zeros or without, "
                     "since it is a name"
@@ -403,8 +403,8 @@ class Column:
         """Requires that none of these cells is missing, or names how many and the first."""
         wrong = rows[self.is_missing[rows]]
         if len(wrong):
-            found = f"{len(wrong)} missing cells of {len(rows)}"
-            self.refuse(int(wrong[0]), rule, found)
+            missing = f"{len(wrong)} missing cells of {len(rows)}"
+            self.refuse(int(wrong[0]), rule, missing)
 
 
 class Table:
@@ -426,16 +426,16 @@ class Table:
         parts = [_read(path, reading) for path in (*paths, *tests)]
         names = parts[0].column_names
         for i, (path, part) in enumerate(zip(self.files, parts, strict=True)):
-            found = part.column_names
-            twice = sorted({n for n in found if found.count(n) > 1})
+            present = part.column_names
+            twice = sorted({n for n in present if present.count(n) > 1})
             require_of_file(not twice, path, "name every column once", twice)
             needed, rule = set(names), f"have the columns of {paths[0]}, {names}"
             if i >= len(paths) and set(inputs_of(names)) < needed:
                 needed = set(inputs_of(names))
                 inputs = [name for name in names if name in needed]
                 rule = f"have the input columns of {paths[0]}, {inputs}, and no unknown ones"
-            fits, public = needed <= set(found) <= set(names), "have the columns of the others"
-            require_of_file(fits, path, rule, found, public=public)
+            fits, public = needed <= set(present) <= set(names), "have the columns of the others"
+            require_of_file(fits, path, rule, present, public=public)
             require_of_file(part.num_rows > 0, path, "hold rows", "none")
         self.starts = np.cumsum([0, *(part.num_rows for part in parts)])
         self.columns: Mapping[str, Column] = {
@@ -529,8 +529,8 @@ def _csv(path: pathlib.Path, mark: str, encoding: str) -> Any:
         names = reader.schema.names
     kinds = dict.fromkeys(names, pa.string())
     convert = arrow_csv.ConvertOptions(column_types=kinds, strings_can_be_null=False)
-    found = arrow_csv.read_csv(pa.BufferReader(content), read, parse, convert)
-    return found.rename_columns([name.strip() for name in names])
+    table = arrow_csv.read_csv(pa.BufferReader(content), read, parse, convert)
+    return table.rename_columns([name.strip() for name in names])
 
 
 def _require_separator(path: pathlib.Path, text: str, mark: str) -> bool:
@@ -539,11 +539,11 @@ def _require_separator(path: pathlib.Path, text: str, mark: str) -> bool:
     if named:
         guess, why = named[1], "as its first line says"
     elif _num_columns(text, mark) == 1:
-        found = {other: _num_columns(text, other) for other in _SEPARATORS if other != mark}
+        widths = {other: _num_columns(text, other) for other in _SEPARATORS if other != mark}
         # Names and cells of two words are no two columns.
-        likely = [other for other, num in found.items() if num > 1 + (other in ": ")]
+        likely = [other for other, num in widths.items() if num > 1 + (other in ": ")]
         if likely:
-            guess, why = likely[0], f"which gives each line {found[likely[0]]} cells"
+            guess, why = likely[0], f"which gives each line {widths[likely[0]]} cells"
     public = f"be separated by {mark!r}, its separator"
     way = f"give separator = {guess!r}, {why}"
     if path.name.lower().removesuffix(".gz").endswith(".tsv"):

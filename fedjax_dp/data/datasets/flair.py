@@ -144,8 +144,8 @@ def _from_files(located: Located, key: str) -> tuple[tuple[str, ...], Callable[.
     def read(part: str) -> Iterator[_Example]:
         for entry in entries:
             if entry["partition"] == part:
-                found = [number[label] for label in entry[key]]
-                yield entry["user_id"], found, image_of(entry["image_id"])
+                numbers = [number[label] for label in entry[key]]
+                yield entry["user_id"], numbers, image_of(entry["image_id"])
 
     return classes, read
 

@@ -210,12 +210,12 @@ def status(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset
     described = info(name)
     folder = resolve_data_dir(data_dir)
     searches = [(source, *find(source, folder)) for source in described.sources]
-    complete = [(source, found) for source, found, missing in searches if not missing]
+    complete = [(source, paths) for source, paths, missing in searches if not missing]
     origin, where = "", None
     missing: tuple[str, ...] = ()
     if complete:
-        source, found = complete[0]
-        origin, where = source.name, next(iter(found.values())).parent
+        source, paths = complete[0]
+        origin, where = source.name, next(iter(paths.values())).parent
     elif searches:
         source, _, absent = min(searches, key=lambda search: len(search[2]))
         where, missing = folder / source.folders[0], tuple(absent)
@@ -369,6 +369,6 @@ def _unpack(archive: pathlib.Path, names: tuple[str, ...]) -> None:
     with tempfile.TemporaryDirectory(dir=archive.parent) as inside:
         pooch.Untar(list(names), inside)(str(archive), "download", None)
         for name in names:
-            found = pathlib.Path(inside, name)
-            checks.require(found.is_file(), archive.name, f"hold {name}", "no such member")
-            os.replace(found, archive.with_name(name))
+            member = pathlib.Path(inside, name)
+            checks.require(member.is_file(), archive.name, f"hold {name}", "no such member")
+            os.replace(member, archive.with_name(name))

@@ -68,13 +68,13 @@ def load(
     if vocabulary is not None:
         words_file = pathlib.Path(vocabulary)
         files.require_file(words_file, "vocabulary")
-    words = _words(words_file, vocabulary_size, has_counts=vocabulary is None)
-    encode = _encoder(words, sequence_length)
+    vocabulary_words = _words(words_file, vocabulary_size, has_counts=vocabulary is None)
+    encode = _encoder(vocabulary_words, sequence_length)
     folder = data_dir / "stackoverflow" / "stores" if store is None else pathlib.Path(store)
 
     def part(name: str, most: int | None) -> FederatedData:
         path = paths[f"stackoverflow_{name}.h5"]
-        choices = [name, len(words), sequence_length, most, max_sentences]
+        choices = [name, len(vocabulary_words), sequence_length, most, max_sentences]
 
         def write(directory: pathlib.Path) -> None:
             ids = _sizes(path, most, max_sentences)
@@ -87,7 +87,7 @@ def load(
         "stackoverflow",
         part("train", max_clients),
         part(test_part, max_test_clients),
-        num_classes=len(words) + _SPECIAL,
+        num_classes=len(vocabulary_words) + _SPECIAL,
         task="next_token",
         origin="hdf5",
         exact_statistics=statistics if vocabulary is None else (),
@@ -96,18 +96,18 @@ def load(
 
 def _words(path: pathlib.Path, size: int, *, has_counts: bool) -> list[str]:
     """Reads the first words, or the most frequent of lines `word count`."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for number, line in files.lines(files.read_text(path)):
         fields, place = line.split(), files.at_line(path, number)
         is_line = len(fields) == 1 + has_counts and (not has_counts or fields[1].isdigit())
         rule = "hold a word and its count" if has_counts else "hold one word"
         checks.require(is_line, place, rule, line)
-        checks.require(fields[0] not in found, place, "hold a word once", fields[0])
-        found[fields[0]] = int(fields[1]) if has_counts else 0
-        if not has_counts and len(found) == size:
+        checks.require(fields[0] not in counts, place, "hold a word once", fields[0])
+        counts[fields[0]] = int(fields[1]) if has_counts else 0
+        if not has_counts and len(counts) == size:
             break
-    checks.require(len(found) >= size, str(path), f"hold {size} words or more", len(found))
-    return sorted(found, key=lambda word: -found[word])[:size]
+    checks.require(len(counts) >= size, str(path), f"hold {size} words or more", len(counts))
+    return sorted(counts, key=lambda word: -counts[word])[:size]
 
 
 def _encoder(words: Sequence[str], length: int) -> Callable[[Sequence[str]], dict[str, np.ndarray]]:

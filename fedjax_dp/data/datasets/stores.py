@@ -103,8 +103,8 @@ def as_dataset(
 def require_same_arrays(train: FederatedData, test: FederatedData) -> None:
     """Requires the arrays of both parts to have the same types."""
     for name, array in train.examples.items():
-        found, rule = test.examples[name].dtype, f"have the type {array.dtype} of the training part"
-        checks.require(found == array.dtype, f"{name!r} of the test part", rule, found)
+        dtype, rule = test.examples[name].dtype, f"have the type {array.dtype} of the training part"
+        checks.require(dtype == array.dtype, f"{name!r} of the test part", rule, dtype)
 
 
 def require_counted(num_classes: int, task: str) -> None:
@@ -192,8 +192,8 @@ def save(
     checks.require(data.train_clients is not None, "the data set", rule, None)
     files.require_folder(directory, "directory", writable=True)
     directory.mkdir(parents=True, exist_ok=True)
-    found = sorted(path.name for path in directory.iterdir())
-    checks.require(not found, "directory", "be empty, or not exist yet", found)
+    present = sorted(path.name for path in directory.iterdir())
+    checks.require(not present, "directory", "be empty, or not exist yet", present)
     for part in ("train", "test"):
         examples, ids = getattr(data, part), getattr(data, f"{part}_clients")
         if not len(examples["y"]):
@@ -242,16 +242,16 @@ def _opened(name: str, place: _Place) -> FederatedData:
 
 def _read_facts(path: pathlib.Path) -> dict[str, Any]:
     """Reads what describes a saved data set."""
-    found = files.without_digest(files.parse_json(files.read_text(path), path), path)
+    facts = files.without_digest(files.parse_json(files.read_text(path), path), path)
     rule = f"describe a data set by {', '.join(_KINDS)}"
-    checks.require(found.keys() == _KINDS.keys(), str(path), rule, found)
+    checks.require(facts.keys() == _KINDS.keys(), str(path), rule, facts)
     for name, kind in _KINDS.items():
-        value = found[name]
+        value = facts[name]
         is_kind = type(value) is kind if kind is not list else isinstance(value, list)
         is_kind = is_kind and (kind is not list or all(isinstance(each, str) for each in value))
         checks.require(is_kind, f"{name} in {path}", f"be a {kind.__name__}", value)
-    checks.one_of(f"task in {path}", found["task"], get_args(Task))
-    return {name: tuple(x) if isinstance(x, list) else x for name, x in found.items()}
+    checks.one_of(f"task in {path}", facts["task"], get_args(Task))
+    return {name: tuple(x) if isinstance(x, list) else x for name, x in facts.items()}
 
 
 @checked

@@ -390,8 +390,8 @@ def _file_names(parts: Sequence[Sequence[str]]) -> list[str]:
         for i, name in enumerate(part):
             others = [files_of_part[k] for k in range(i) if part[k] == name]
             rule = "be given only if file names differ in more than their suffixes"
-            found = f"{others[0]} and {files_of_part[i]}" if others else ""
-            disclosure.require(not others, "clients_are_files", rule, found)
+            same_named = f"{others[0]} and {files_of_part[i]}" if others else ""
+            disclosure.require(not others, "clients_are_files", rule, same_named)
     return [name for part in names for name in part]
 
 
@@ -425,23 +425,23 @@ class _Coder:
 
     def exact(self, has_numbers: bool) -> tuple[str, ...]:
         """Names the exact statistics that entered examples, for privacy statements."""
-        found = []
+        statistics = []
         if self.coding.scaling == "standard" and has_numbers:
-            found.append(
+            statistics.append(
                 "the exact means and standard deviations of the training part that features were "
                 "scaled by"
             )
         if self.gaps.missing == "mean":
-            found.append(
+            statistics.append(
                 "the exact means and most frequent categories of the training part that missing "
                 "cells were filled with"
             )
         if self.read_off:
-            found.append(
+            statistics.append(
                 "which values occur in " + ", ".join(map(repr, self.read_off)) + ", since no "
                 "categories were declared"
             )
-        return tuple(found)
+        return tuple(statistics)
 
     def _require_rule(self, column: Column) -> None:
         """Refuses missing cells without a rule, or for which the rule has no value."""
@@ -536,8 +536,8 @@ class _Coder:
             is_input = column.name in self.inputs
             numbers = "take numbers by task = 'regression'"
             column.require_categories(used, "leave it out of features" if is_input else numbers)
-            found = set(texts[used].tolist())
-            values = tuple(sorted(found, key=_in_order))
+            values_that_occur = set(texts[used].tolist())
+            values = tuple(sorted(values_that_occur, key=_in_order))
             self.read_off.append(column.name)
             rule = f"have at most {_MOST_CATEGORIES} different strings; leave it out of features"
             fits = len(values) <= _MOST_CATEGORIES

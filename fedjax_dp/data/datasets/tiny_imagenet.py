@@ -65,28 +65,28 @@ def load(
 
 def _classes(path: pathlib.Path) -> list[str]:
     """Reads the ids of all classes."""
-    found: list[str] = []
+    ids: list[str] = []
     for number, wnid in files.lines(files.read_text(path)):
         place = files.at_line(path, number)
         is_id = len(wnid) == 9 and wnid[0] == "n" and wnid[1:].isdecimal() and wnid.isascii()
         checks.require(is_id, place, "be an id of WordNet, n and eight digits", wnid)
-        checks.require(wnid not in found, place, "name each class once", wnid)
-        found.append(wnid)
-    checks.require(bool(found), str(path), "name at least one class", "none")
-    return found
+        checks.require(wnid not in ids, place, "name each class once", wnid)
+        ids.append(wnid)
+    checks.require(bool(ids), str(path), "name at least one class", "none")
+    return ids
 
 
 def _names(path: pathlib.Path, known: list[str]) -> dict[str, str]:
     """Reads the names of the classes."""
-    found = {}
+    names = {}
     for number, line in files.lines(files.read_text(path)):
         wnid, tab, name = line.partition("\t")
         place = files.at_line(path, number)
         checks.require(bool(tab and name), place, "hold an id, a tab and a name", line)
-        found[wnid] = name
-    lacking = [wnid for wnid in known if wnid not in found]
+        names[wnid] = name
+    lacking = [wnid for wnid in known if wnid not in names]
     checks.require(not lacking, str(path), "name every class of wnids.txt", f"none for {lacking}")
-    return found
+    return names
 
 
 def _train(folder: pathlib.Path, drawn: list[str]) -> Part:
@@ -124,9 +124,9 @@ def _test(folder: pathlib.Path, known: list[str], drawn: list[str]) -> Part:
 def _held(folder: pathlib.Path) -> set[str]:
     """Lists the images in a folder."""
     checks.require(folder.is_dir(), str(folder), "be a folder of images", "none")
-    found = {path.name for path in folder.iterdir() if path.suffix.lower() in (".jpeg", ".jpg")}
-    checks.require(bool(found), str(folder), "hold images in .JPEG", "none")
-    return found
+    images = {path.name for path in folder.iterdir() if path.suffix.lower() in (".jpeg", ".jpg")}
+    checks.require(bool(images), str(folder), "hold images in .JPEG", "none")
+    return images
 
 
 def _rows(path: pathlib.Path, num_columns: int, held: set[str]) -> Iterator[tuple[str, list[str]]]:

@@ -352,10 +352,10 @@ def _read_connections(path: pathlib.Path, distinct: bool) -> tuple[np.ndarray, n
 
 
 def _first_of_each(rows: list[tuple[int, str]]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    first: dict[str, int] = {}
     for number, line in rows:
-        found.setdefault(line, number)
-    return found
+        first.setdefault(line, number)
+    return first
 
 
 def _first_bad_cell(path: pathlib.Path, rows: list[tuple[int, str]]) -> ValueError:

@@ -100,18 +100,18 @@ def convolve(
         n + sum(p) - k + 1 for n, p, k in zip(x.shape[2:4], padding, w.shape[1:3], strict=True)
     ]
     result = jax.ShapeDtypeStruct((*x.shape[:2], *sizes, outputs), x.dtype)
-    found = plan(x, w, result, padding) if clients > 1 and result.size > 0 else None
-    if found is None:
+    cut = plan(x, w, result, padding) if clients > 1 and result.size > 0 else None
+    if cut is None:
         return otherwise(x, w, padding=padding, precision=precision)
     call = pl.pallas_call(
-        functools.partial(_convolve, width=width, found=found, precision=_exact(precision)),
-        grid=(clients, x.shape[1] // found.examples),
-        in_specs=[_images(x, found), _kernels(height, width * inputs, outputs)],
-        out_specs=_images(result, found),
+        functools.partial(_convolve, width=width, found=cut, precision=_exact(precision)),
+        grid=(clients, x.shape[1] // cut.examples),
+        in_specs=[_images(x, cut), _kernels(height, width * inputs, outputs)],
+        out_specs=_images(result, cut),
         out_shape=result,
-        scratch_shapes=_scratch(x, w, result, found),
-        compiler_params=_params("parallel", result, found),
-        cost_estimate=found.cost,
+        scratch_shapes=_scratch(x, w, result, cut),
+        compiler_params=_params("parallel", result, cut),
+        cost_estimate=cut.cost,
         interpret=interpret,
         name="convolution_of_clients",
     )
@@ -132,18 +132,18 @@ def kernel_gradient(
     pairs = zip(x.shape[2:4], padding, g.shape[2:4], strict=True)
     height, width = (n + sum(p) - m + 1 for n, p, m in pairs)
     kernel = jax.ShapeDtypeStruct((clients, height, width, inputs, outputs), jnp.float32)
-    found = plan(x, kernel, g, padding) if clients > 1 and g.size > 0 else None
-    if found is None:
+    cut = plan(x, kernel, g, padding) if clients > 1 and g.size > 0 else None
+    if cut is None:
         return otherwise(x, g, padding=padding, precision=precision)
     call = pl.pallas_call(
-        functools.partial(_gradient, width=width, found=found, precision=_exact(precision)),
-        grid=(clients, x.shape[1] // found.examples),
-        in_specs=[_images(x, found), _images(g, found)],
+        functools.partial(_gradient, width=width, found=cut, precision=_exact(precision)),
+        grid=(clients, x.shape[1] // cut.examples),
+        in_specs=[_images(x, cut), _images(g, cut)],
         out_specs=_kernels(height, width * inputs, outputs),
         out_shape=jax.ShapeDtypeStruct((clients, height, width * inputs, outputs), jnp.float32),
-        scratch_shapes=_scratch(x, kernel, g, found),
-        compiler_params=_params("arbitrary", g, found),
-        cost_estimate=found.cost,
+        scratch_shapes=_scratch(x, kernel, g, cut),
+        compiler_params=_params("arbitrary", g, cut),
+        cost_estimate=cut.cost,
         interpret=interpret,
         name="kernel_gradient_of_clients",
     )

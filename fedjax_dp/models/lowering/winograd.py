@@ -49,15 +49,17 @@ class _Tiles(NamedTuple):
 
 def _tiles(*points: float) -> _Tiles:
     """Multiplies polynomials by their values at m + 1 points and at infinity, transposed."""
-    at = [Fraction(point) for point in points]
-    others = [[q for q in at if q != p] for p in at]
-    scales = [math.prod(p - q for q in rest) for p, rest in zip(at, others, strict=True)]
-    of_kernel = [[p**k / scale for k in range(3)] for p, scale in zip(at, scales, strict=True)]
+    exact_points = [Fraction(point) for point in points]
+    others = [[q for q in exact_points if q != p] for p in exact_points]
+    scales = [math.prod(p - q for q in rest) for p, rest in zip(exact_points, others, strict=True)]
+    of_kernel = [
+        [p**k / scale for k in range(3)] for p, scale in zip(exact_points, scales, strict=True)
+    ]
     of_input = [[*_expand(rest), Fraction(0)] for rest in others]
-    last = len(at) - 2
-    of_output = [[*(p**k for p in at), Fraction(k == last)] for k in range(last + 1)]
+    last = len(exact_points) - 2
+    of_output = [[*(p**k for p in exact_points), Fraction(k == last)] for k in range(last + 1)]
     at_infinity = [Fraction(0), Fraction(0), Fraction(1)]
-    exact = [*of_input, _expand(at)], [*of_kernel, at_infinity], of_output
+    exact = [*of_input, _expand(exact_points)], [*of_kernel, at_infinity], of_output
     return _Tiles(*(tuple(tuple(map(float, row)) for row in matrix) for matrix in exact))
 
 
