@@ -231,9 +231,9 @@ def test_few_classes(num_clients, classes_per_client, validation, test):
 )
 def test_few_classes_of_a_small_pool(options, message):
     labels, test_labels = np.repeat(np.arange(3), 30), np.repeat(np.arange(3), 5)
-    partition = {"train_per_class": 3, "validation_per_client": 0, "test_per_client": 2, **options}
+    sizes = {"train_per_class": 3, "validation_per_client": 0, "test_per_client": 2, **options}
     with pytest.raises(ValueError, match=message):
-        partition.few_classes(labels, test_labels, 3, 0, **partition)
+        partition.few_classes(labels, test_labels, 3, 0, **sizes)
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.5, 100.0])

@@ -14,7 +14,7 @@ from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import ExecutionConfig, ModelAxis, anderson, asynchronous, simulation
-from fedjax_dp.models import char_transformer, dense, language, lora
+from fedjax_dp.models import char_transformer, llama, lora, mlp
 from fedjax_dp.server.private import gaussian_mean
 
 NUMBERS = LocalConfig(learning_rate=0.1, batch_size=3, num_epochs=2)
@@ -40,7 +40,7 @@ def made(kind):
     rng = np.random.default_rng(1)
     if kind == "mlp":
         shape = jax.ShapeDtypeStruct((FEATURES,), jnp.float32)
-        model = dense(shape, CLASSES, hidden_sizes=WIDTHS)
+        model = mlp(shape, CLASSES, hidden_sizes=WIDTHS)
         targets = "params/*/kernel"
     elif kind == "transformer":
         shape = jax.ShapeDtypeStruct((TOKENS,), jnp.int32)
@@ -49,7 +49,7 @@ def made(kind):
     else:
         shape = jax.ShapeDtypeStruct((TOKENS,), jnp.int32)
         sizes = {"hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "num_kv_heads": 1}
-        model = language(shape, CLASSES, num_layers=1, **sizes)
+        model = llama(shape, CLASSES, num_layers=1, **sizes)
         targets = "params/*/q_proj/kernel"
     clients = []
     for size in SIZES:

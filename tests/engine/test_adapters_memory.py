@@ -14,7 +14,7 @@ from fedjax_dp.core import trees
 from fedjax_dp.engine.cohort import Cohort, Examples, typed
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.round import SimulationState, run_round
-from fedjax_dp.models import dense, lora
+from fedjax_dp.models import lora, mlp
 
 FEATURES, WIDTHS = 512, [1024, 1024]
 # The numbers of one example that a forward and a backward pass have at once.
@@ -24,7 +24,7 @@ CLIENTS = 16
 
 def models():
     """A model of 6.4 MB, the same with adapters, and the bytes of a base and of adapters."""
-    base = dense(jax.ShapeDtypeStruct((FEATURES,), jnp.float32), 10, hidden_sizes=WIDTHS)
+    base = mlp(jax.ShapeDtypeStruct((FEATURES,), jnp.float32), 10, hidden_sizes=WIDTHS)
     shapes = jax.eval_shape(base.init, jax.random.key(0))
     zeros = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
     adapted = lora(base, zeros, rank=2, targets="params/*/kernel")

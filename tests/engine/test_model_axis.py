@@ -18,7 +18,7 @@ from small_problem import NUM_CLIENTS
 
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine import ExecutionConfig, Layout, ModelAxis, simulation
-from fedjax_dp.models import dense
+from fedjax_dp.models import mlp
 
 HERE = pathlib.Path(__file__).parent
 # Norms of examples and of clients; one program and its twin on one device.
@@ -132,7 +132,7 @@ def test_an_axis_that_cannot_be_is_refused(size, rules, rule):
 
 
 def test_rounds_without_a_frozen_base_are_refused():
-    model = dense(jax.ShapeDtypeStruct((20,), jnp.float32), 11, hidden_sizes=(24,))
+    model = mlp(jax.ShapeDtypeStruct((20,), jnp.float32), 11, hidden_sizes=(24,))
     execution = ExecutionConfig(1, devices=TWO, model_axis=ModelAxis(2, RULES["mlp"]))
     with pytest.raises(ValueError, match="model_axis must be None for rounds without frozen"):
         build(execution, model=model)

@@ -13,7 +13,7 @@ from fedjax_dp.core import trees
 from fedjax_dp.experiment.assembly.build import _require_whole, build_model
 from fedjax_dp.experiment.schema.config import AdaptersSection, ModelSection
 from fedjax_dp.io.llama import llama_options, read_llama
-from fedjax_dp.models import language
+from fedjax_dp.models import llama
 
 VOCABULARY, HIDDEN, WIDTH, LAYERS, HEADS, GROUPS, THETA, EPSILON = 13, 16, 20, 2, 4, 2, 500.0, 1e-3
 CONFIG = {
@@ -104,7 +104,7 @@ def oracle(arrays, tokens):
 
 
 def built(folder, **options):
-    return language(TEXT, VOCABULARY, **llama_options(folder), **options)
+    return llama(TEXT, VOCABULARY, **llama_options(folder), **options)
 
 
 @pytest.mark.parametrize("is_tied", [False, True])

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 from marks import later, telling
 
-from fedjax_dp.models import Model, char_transformer, dense, fedavg_cnn, lora
+from fedjax_dp.models import Model, char_transformer, fedavg_cnn, lora, mlp
 from fedjax_dp.models.per_example import _plan, per_example
 
 FLOATS = jax.ShapeDtypeStruct((5,), jnp.float32)
@@ -49,7 +49,7 @@ def _nnx(rngs):
 
 LOSS = "softmax_cross_entropy"
 MODELS = {
-    "mlp": (lambda: dense(FLOATS, 3, hidden_sizes=[6]), FLOATS, "params/*/kernel"),
+    "mlp": (lambda: mlp(FLOATS, 3, hidden_sizes=[6]), FLOATS, "params/*/kernel"),
     "nnx": (lambda: Model.from_nnx(_nnx, loss=LOSS), FLOATS, "params/*/kernel"),
     "scanned": (lambda: Model.from_flax(_Scanned(), FLOATS, loss=LOSS), FLOATS, "params/kernel"),
     "attention": (
@@ -199,7 +199,7 @@ def test_some_parameters_are_trained_as_they_are():
     ],
 )
 def test_adapters_that_cannot_be_are_refused(options, rule):
-    model = dense(FLOATS, 3, hidden_sizes=[6])
+    model = mlp(FLOATS, 3, hidden_sizes=[6])
     given = {"params": model.init(jax.random.key(0)), "rank": 2} | options
     with pytest.raises(ValueError, match=rule):
         lora(model, given.pop("params"), **given)
