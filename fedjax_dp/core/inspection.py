@@ -1,4 +1,4 @@
-"""Rounds that are looked into: what was not finite first, in which client, step and array."""
+"""Rounds in debug mode: what was not finite first, in which client, step and array."""
 
 import contextlib
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ def watched(watch: Watch | None) -> Iterator[None]:
 
 
 def note_finite(what: str, tree: PyTree, counts: Any = True, **where: Any) -> None:
-    """Reports whether arrays that count are finite, if rounds are looked into.
+    """Reports whether arrays that count are finite, in debug mode.
 
     Values never leave. `where` has the round, client and local step, as far as they are known.
     """

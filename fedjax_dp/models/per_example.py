@@ -7,7 +7,7 @@ factors, and the weighted sum over examples is one pullback for the batch.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -113,14 +113,13 @@ def convolution_of(eqn: JaxprEqn) -> Convolution | None:
     return Convolution(
         Window(kernel, tuple(of["window_strides"]), ones),
         padding,
-        (_last(numbers.lhs_spec), (*spatial, inputs, output), _last(numbers.out_spec)),
+        (
+            bilinear.channels_last(numbers.lhs_spec),
+            (*spatial, inputs, output),
+            bilinear.channels_last(numbers.out_spec),
+        ),
         _shape(eqn.invars[1])[output],
     )
-
-
-def _last(spec: Sequence[int]) -> tuple[int, ...]:
-    batch, feature, *spatial = spec
-    return (batch, *spatial, feature)
 
 
 def _shape(v: Any) -> tuple[int, ...]:
@@ -252,7 +251,7 @@ def _plan(fn: Callable[..., Any], leaves: list[jax.Array], example: Any) -> _Pla
     for index, eqn in enumerate(flat.jaxpr.eqns):
         read = jaxprs.variables(eqn)
         owned = [v for v in read if v in owner]
-        if not owned or not _carries_gradient(eqn):
+        if not owned or not any(jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars):
             continue
         if len(owned) == len(read) and len({owner[v] for v in owned}) == 1:
             owner.update(dict.fromkeys(eqn.outvars, owner[owned[0]]))
@@ -269,10 +268,6 @@ def _plan(fn: Callable[..., Any], leaves: list[jax.Array], example: Any) -> _Pla
 
 def _may_be_site(eqn: JaxprEqn) -> bool:
     return len(eqn.outvars) == 1 and eqn.primitive.name not in _LOOPS_AND_RULES
-
-
-def _carries_gradient(eqn: JaxprEqn) -> bool:
-    return any(jnp.issubdtype(_dtype(v), jnp.inexact) for v in eqn.outvars)
 
 
 def _evaluate(
@@ -293,15 +288,11 @@ def _evaluate(
         if id(eqn) not in tap_of:
             return outputs
         pairs = zip(operands, eqn.invars, strict=True)
-        recorded.append([x for x, v in pairs if _is_data(plan, v)])
+        recorded.append([x for x, v in pairs if not isinstance(v, Literal) and v not in plan.owner])
         return [outputs[0] + tap_of[id(eqn)]]
 
     inputs = [*arguments, *jax.tree.leaves(example)]
     return jaxprs.evaluate(plan.closed, inputs, tapped)[0], recorded
-
-
-def _is_data(plan: _Plan, v: Any) -> bool:
-    return not isinstance(v, Literal) and v not in plan.owner
 
 
 def _view_of(plan: _Plan, site: _Site, leaf: jax.Array) -> jax.Array:
@@ -489,7 +480,3 @@ def _is_view(plan: _Plan, v: Any, site: _Site) -> bool:
             return False
         v = made_by[v].invars[0]
     return True
-
-
-def _dtype(v: Any) -> Any:
-    return v.aval.dtype

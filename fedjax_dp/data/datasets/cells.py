@@ -41,7 +41,7 @@ _EXACTLY = decimal.Context(
 # Characters that take the place of a space or an apostrophe between groups of digits.
 _ALIKE = {" ": "[ \u00a0\u2009\u202f]", "'": "['\u2019]"}
 _DAY = datetime.timedelta(days=1)
-# What looks like a marker of missing values, if the other values of a column do not.
+# What is taken for a marker of missing values, if the other values of a column do not.
 _MARKER = re.compile(
     r"[\W_]+|#[A-Z0-9/]+[!?]?|\\N|n[./]?a\.?|nil|nat|not (?:available|applicable|known)"
     r"|[(<\[]?(?:null|nan|n/?a|missing|blank|empty)[)>\]]?",

@@ -19,7 +19,7 @@ from fedjax_dp.data.datasets.tabular import (
 )
 
 _TWO_DAYS = 172_800
-# Ranges that need no look at the rows: the table holds two days in seconds; amounts have any order
+# Ranges that do not depend on the rows: the table holds two days in seconds; amounts have any order
 # of magnitude; the published components are principal components of unknown units.
 COLUMNS = (
     Numeric("Time", 0, _TWO_DAYS),

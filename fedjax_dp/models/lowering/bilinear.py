@@ -24,6 +24,12 @@ def window_of(kernel: tuple[int, ...]) -> Window:
     return Window(tuple(kernel), ones, ones)
 
 
+def channels_last(spec: Sequence[int]) -> tuple[int, ...]:
+    """Orders the dimensions that a specification numbers, batch and feature first."""
+    batch, feature, *spatial = spec
+    return (batch, *spatial, feature)
+
+
 def pad(
     x: jax.Array, padding: Sequence[tuple[int, int]], dilation: Sequence[int] = ()
 ) -> jax.Array:

@@ -34,7 +34,7 @@ def conv_general_dilated(
     out_sharding: Any = None,
 ) -> jax.Array:
     """Convolves as the primitive of the same name does, by slices and matrix products alone."""
-    x = jnp.transpose(lhs, _channels_last(dimension_numbers.lhs_spec))
+    x = jnp.transpose(lhs, bilinear.channels_last(dimension_numbers.lhs_spec))
     w = jnp.transpose(rhs, _kernel_last(dimension_numbers.rhs_spec))
     window = Window(w.shape[:-2], tuple(window_strides), tuple(rhs_dilation))
     dot = functools.partial(
@@ -63,12 +63,7 @@ def conv_general_dilated(
         out = _grouped(convolve, groups)(x, w)
     if preferred_element_type is not None:
         out = out.astype(preferred_element_type)
-    return jnp.transpose(out, _inverse(_channels_last(dimension_numbers.out_spec)))
-
-
-def _channels_last(spec: Sequence[int]) -> tuple[int, ...]:
-    batch, feature, *spatial = spec
-    return (batch, *spatial, feature)
+    return jnp.transpose(out, _inverse(bilinear.channels_last(dimension_numbers.out_spec)))
 
 
 def _kernel_last(spec: Sequence[int]) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from fedjax_dp.core.products import arithmetic
 from fedjax_dp.models.lowering import convolution, dense, kernels, pooling
 
 Replacement = Callable[..., Any]
+_ARRAYS = (jax.Array, np.ndarray, np.generic)
 
 _REPLACEMENTS: dict[str, Replacement] = {
     "conv_general_dilated": convolution.conv_general_dilated,
@@ -49,7 +50,7 @@ def lower(fn: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fn)
     def lowered(*args: Any, **kwargs: Any) -> Any:
         leaves, treedef = jax.tree.flatten((args, kwargs))
-        traced = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
+        traced = [i for i, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS)]
 
         def flat(*arrays: jax.Array) -> Any:
             merged = list(leaves)
@@ -64,10 +65,6 @@ def lower(fn: Callable[..., Any]) -> Callable[..., Any]:
         return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
     return lowered
-
-
-def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
 
 
 def _lower_equation(eqn: JaxprEqn, *operands: Any) -> Sequence[Any]:
