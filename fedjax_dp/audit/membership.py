@@ -16,7 +16,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData, flat, nested
-from fedjax_dp.evaluation.targets import require_fitting
+from fedjax_dp.evaluation.evaluate import require_fitting
 from fedjax_dp.models.base import Model
 
 _FALSE_POSITIVE_RATE = 0.01

@@ -29,7 +29,7 @@ from fedjax_dp.engine.population import Population, population_of
 from fedjax_dp.engine.record import OTHERS, Fate, RoundInfo, RoundRecord
 from fedjax_dp.engine.round import SimulationState, run_round
 from fedjax_dp.engine.wrapping import BUILT_IN, UNDECLARED, Change, Wrapper
-from fedjax_dp.evaluation.targets import require_targets
+from fedjax_dp.evaluation.evaluate import require_targets
 from fedjax_dp.privacy.claims import Claims
 from fedjax_dp.server.secure.aggregator import masks_of
 

@@ -11,7 +11,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData, nested
-from fedjax_dp.evaluation.targets import require_fitting
+from fedjax_dp.evaluation.evaluate import require_fitting
 from fedjax_dp.models.base import Model
 
 

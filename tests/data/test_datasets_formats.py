@@ -20,7 +20,7 @@ from data_files import (
 from scipy import ndimage
 
 from fedjax_dp.data import datasets, shifts
-from fedjax_dp.data.datasets import cifar, shakespeare, tabular
+from fedjax_dp.data.datasets import image_files, shakespeare, tabular
 from fedjax_dp.data.datasets.formats import read_idx
 
 
@@ -128,7 +128,7 @@ class TestCifar:
         image = pytest.importorskip("PIL.Image")
         contents, expected = {"train/cat/notes.txt": b"not an image"}, {"train": [], "test": []}
         for part, count in (("train", 2), ("test", 1)):
-            for label, class_name in enumerate(cifar.CLASS_NAMES):
+            for label, class_name in enumerate(image_files.CLASS_NAMES):
                 for i in range(count):
                     pixels = rng.integers(0, 256, (32, 32, 3)).astype(np.uint8)
                     buffer = io.BytesIO()

@@ -11,15 +11,13 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.registry import Registry, grouped, is_own, options_of
 from fedjax_dp.data.datasets import (
-    cifar,
     credit_card_fraud,
-    flair,
+    image_files,
     mnist,
     shakespeare,
     stackoverflow,
     stores,
     table,
-    tiny_imagenet,
     uci,
 )
 from fedjax_dp.data.datasets.base import Dataset
@@ -45,8 +43,8 @@ LOADERS: Registry[Callable[..., Dataset]] = Registry(
         "mnist_by_writer": mnist.load_mnist_by_writer,
         "fedcmnist": mnist.load_fedcmnist,
         "fedrotmnist": mnist.load_fedrotmnist,
-        "cifar10": cifar.load,
-        "tiny_imagenet": tiny_imagenet.load,
+        "cifar10": image_files.load_cifar10,
+        "tiny_imagenet": image_files.load_tiny_imagenet,
         "emnist": mnist.load_emnist,
         "femnist": mnist.load_femnist,
         "adult": uci.load_adult,
@@ -54,7 +52,7 @@ LOADERS: Registry[Callable[..., Dataset]] = Registry(
         "shakespeare": shakespeare.load,
         "tiny_shakespeare": shakespeare.load_tiny,
         "stackoverflow": stackoverflow.load,
-        "flair": flair.load,
+        "flair": image_files.load_flair,
         "kddcup99": uci.load_kddcup99,
         "credit_card_fraud": credit_card_fraud.load,
         "table": table.load,

@@ -63,7 +63,7 @@ from fedjax_dp.engine.model_axis import ModelAxis
 from fedjax_dp.engine.population import examples_of, population_of
 from fedjax_dp.engine.record import RoundInfo, RoundRecord, compact, joined, joined_info
 from fedjax_dp.engine.round import ByClient, SimulationState
-from fedjax_dp.evaluation.targets import require_targets
+from fedjax_dp.evaluation.evaluate import require_targets
 
 # A public divisor that is off by more than this factor gets a warning.
 _DIVISOR_FACTOR = 2.0

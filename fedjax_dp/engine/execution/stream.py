@@ -16,7 +16,7 @@ from fedjax_dp.engine.cohort import Cohort, Examples
 from fedjax_dp.engine.execution.placement import Placement
 from fedjax_dp.engine.layout import Layout, power_of_two
 from fedjax_dp.engine.record import Fate
-from fedjax_dp.evaluation.targets import require_rows
+from fedjax_dp.evaluation.evaluate import require_rows
 from fedjax_dp.models.losses import Allowed
 
 
