@@ -13,8 +13,8 @@ from oracles.splitting import LeastSquares, chapter_data
 from small_problem import ALONE, make_data, make_model, plain_trainer
 
 from fedjax_dp import algorithms
-from fedjax_dp.clients.accelerated import mixing_weights
 from fedjax_dp.clients.base import LocalConfig
+from fedjax_dp.clients.proximal_steps import mixing_weights
 from fedjax_dp.clients.sgd import local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
