@@ -1,7 +1,7 @@
 """Steps to a proximal point: exact ones of a quadratic loss, and accelerated ones."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
