@@ -18,7 +18,7 @@ from typer.main import get_command
 import fedjax_dp
 from fedjax_dp.cli.main import COMMANDS, app, command
 from fedjax_dp.experiment import load_config
-from fedjax_dp.experiment.components.budgets import with_named_lists
+from fedjax_dp.experiment.components.numbers_by_client import with_named_lists
 from fedjax_dp.experiment.reading import validate
 
 ROOT = pathlib.Path(__file__).parents[1]

@@ -136,7 +136,9 @@ def configuration() -> str:
     text = [
         "# Configuration",
         "What `fedjax-dp run --keys` lists. A key is written as `key = value` in the table of its "
-        "section, or as `--section.key VALUE` on the command line.",
+        "section, or as `--section.key VALUE` on the command line. `fedjax-dp run --schema` prints "
+        "the keys as a JSON schema, by which editors complete them and mark mistakes: the line "
+        "`#:schema schema.json` at the top of a file names it.",
     ]
     heads = ("key", "default", "may be", "meaning")
     for section, rows in itertools.groupby(describe(), lambda row: row[0].rpartition(".")[0]):

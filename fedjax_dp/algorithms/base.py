@@ -270,6 +270,19 @@ class Needs(NamedTuple):
     transforms: Sequence[UpdateTransform] = ()
     option_for_bound: str = ""
 
+    def check_bound(self, is_bounded: bool) -> None:
+        """Refuses updates without a bound.
+
+        Args:
+          is_bounded: whether an aggregator bounds them.
+
+        Raises:
+          ValueError: naming the option that bounds them otherwise.
+        """
+        rule = "be given if no aggregator bounds an update"
+        option = self.option_for_bound
+        checks.require(is_bounded or not option, option, rule, None)
+
 
 # The functions of a declaration. If privacy is claimed for records, the client of a round is a
 # `PublicClient`, whose records a trainer and a choice can read and the algorithm cannot; else a

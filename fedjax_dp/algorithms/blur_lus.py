@@ -80,9 +80,9 @@ def blur_lus(
         "update_transform", [sparsify(model, sparsity, score=score)], is_private=trainer.is_private
     )
     base = SERVERS[server](model, trainer, aggregator=aggregator, **server_options)
-    if strength and radius is None:
-        bounds = aggregator is not None and isinstance(aggregator.claim, ClientClaim)
-        checks.require(bounds, "radius", "be given if no aggregator bounds an update", radius)
+    given = {"strength": strength, "radius": radius, "sparsity": sparsity, "score": score}
+    bounds = aggregator is not None and isinstance(aggregator.claim, ClientClaim)
+    needs_of_blur_lus(given).check_bound(bounds)
     numbers = {"strength": strength} | ({} if radius is None else {"radius": radius})
 
     def client(message, own, client, hyper, key):

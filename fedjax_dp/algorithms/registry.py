@@ -168,6 +168,34 @@ def options_of(name: str) -> dict[str, Any]:
     return registry.options_of(entry.factory, entry.no_options)
 
 
+# For whom an algorithm is taken instead, and which, by unit of privacy.
+_INSTEAD = {
+    "none": ("without privacy", "fedavg"),
+    "record": ("to protect records", "dp_sgd"),
+    "client": ("to protect clients", "dp_fedavg"),
+    "both": ("to protect both", "dp_fedavg"),
+}
+
+
+def require_unit(name: str, unit: str) -> None:
+    """Requires a unit of privacy that an algorithm offers."""
+    entry = ALGORITHMS[name]
+    rule = f"be {' or '.join(entry.units)} for the algorithm {name}"
+    whom, other = _INSTEAD.get(unit, _INSTEAD["none"])
+    hint = f"; {whom} take another algorithm.name, such as {other}"
+    if registry.is_own(name):
+        hint = "; an Entry states the units of an algorithm of your own"
+    rule += f", {entry.reason}" if entry.reason else hint
+    checks.require(unit in entry.units, "privacy.unit", rule, unit)
+
+
+def require_public_inputs(name: str, count: int) -> None:
+    """Requires public inputs for an algorithm that queries clients on them."""
+    rule = f"be at least 1 for {name}, which queries public inputs"
+    fits = count > 0 or not ALGORITHMS[name].asks_public_inputs
+    checks.require(fits, "data.public_examples", rule, count)
+
+
 @checked
 def build(
     name: str,
@@ -197,11 +225,8 @@ def build(
     """
     checks.one_of("algorithm.name", name, ALGORITHMS)
     entry = ALGORITHMS[name]
-    rule = ", ".join(filter(None, (f"be one of {entry.units} for {name}", entry.reason)))
-    checks.require(unit in entry.units, "privacy.unit", rule, unit)
-    if entry.asks_public_inputs:
-        rule = f"be given for {name}, which queries clients on public inputs"
-        checks.require(problem.public_x is not None, "data.public_examples", rule, None)
+    require_unit(name, unit)
+    require_public_inputs(name, 0 if problem.public_x is None else len(problem.public_x))
     facts = {fact: getattr(problem, fact) for fact in (*entry.stand_in, *entry.given)}
     # An option may replace a fact, such as budgets that clients declare.
     return entry.factory(model, trainer, **{**facts, **registry.grouped(entry.factory, options)})

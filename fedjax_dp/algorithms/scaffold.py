@@ -85,8 +85,7 @@ def scaffold(
         trainer.require_plain_sgd("control variates are computed from both")
     else:
         trainer.require_open("control variates are gradients of all records, which no noise covers")
-    rule = "be False with an aggregator, which has its own weights"
-    checks.require(aggregator is None or not is_weighted, "is_weighted", rule, is_weighted)
+    _check_weights(is_weighted, aggregator)
 
     def init(key):
         params = model.init(key)
@@ -148,8 +147,15 @@ def scaffold(
     )
 
 
+def _check_weights(is_weighted: bool, aggregator: Any) -> None:
+    """Refuses weights beside those of an aggregator."""
+    rule = "be False with an aggregator, which has its own weights"
+    checks.require(aggregator is None or not is_weighted, "is_weighted", rule, is_weighted)
+
+
 def needs_of_scaffold(options: Mapping[str, Any]) -> Needs:
     """Declares plain steps, or a control variate that reads records."""
+    _check_weights(options["is_weighted"], options.get("aggregator"))
     if options["control"] == "steps":
         return Needs("plain")
     name, instead = "control=gradient", "take control=steps"

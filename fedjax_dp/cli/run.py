@@ -1,5 +1,6 @@
 """`fedjax-dp run`: runs an experiment."""
 
+import json
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ from fedjax_dp.cli.output import Answer, Output, shown_path
 from fedjax_dp.cli.progress import INTERRUPTED, Progress, ending
 from fedjax_dp.core import checks, files
 from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.reading.json_schema import json_schema
 from fedjax_dp.experiment.reading.keys import Row, describe, describe_choice
 from fedjax_dp.experiment.running import run as running
 from fedjax_dp.experiment.running.console import describe_early_end, summary_in_words
@@ -42,6 +44,9 @@ def command(
     keys: Annotated[
         bool, typer.Option("--keys", help="List all keys; with --algorithm.name NAME, its options.")
     ] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of FILE, for editors.")
+    ] = False,
 ) -> Answer:
     """Run an experiment: `fedjax-dp run [FILE.toml] [--section.key VALUE ...]`.
 
@@ -51,9 +56,14 @@ def command(
     a name, or a table by `{}`, discards the options that FILE has for the previous choice.
 
     `--keys` lists all keys, and `--keys --algorithm.name=fedprox` the options of an algorithm; the
-    same works for data.name, data.partition, model.name and training.optimizer.
+    same works for data.name, data.partition, model.name and training.optimizer. `--schema` prints
+    the JSON schema of FILE, by which editors complete keys and mark mistakes.
     """
     overrides = list(context.args)
+    if schema:
+        tables = json_schema()
+        text = json.dumps(tables, indent=2)
+        return Answer({"schema": tables}, lambda out: out.answers.print(text), text)
     if keys:
         return _keys([*([] if file is None else [file]), *overrides])
     if resume is not None:

@@ -100,10 +100,7 @@ def local_trainer(
             "be None for a model that mixes examples: micro-batches would change its result",
             micro_batch_size,
         )
-    for name in ("num_steps",) if sampler.varies else ("num_steps", "batch_size"):
-        value = getattr(config, name)
-        is_whole = value is None or bool(np.all(np.mod(value, 1) == 0))
-        checks.require(is_whole, name, f"be an integer with the sampler {sampler.name!r}", value)
+    check_whole(sampler, config.num_steps, config.batch_size)
     if model.mixes_examples:
         checks.require(
             not sampler.varies,
@@ -122,6 +119,14 @@ def local_trainer(
         _widest_micro_batch(config.batch_size) if sampler.varies else None,
     )
     return training.trainer(config)
+
+
+def check_whole(sampler: sampling.Sampler, num_steps: Any, batch_size: Any) -> None:
+    """Refuses fractions of steps, and of batches where a fixed number of examples is drawn."""
+    for name, value in (("num_steps", num_steps), ("batch_size", batch_size)):
+        is_any = value is None or (name == "batch_size" and sampler.varies)
+        is_whole = is_any or bool(np.all(np.mod(value, 1) == 0))
+        checks.require(is_whole, name, f"be an integer with the sampler {sampler.name!r}", value)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

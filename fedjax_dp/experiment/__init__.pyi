@@ -1,7 +1,7 @@
 # The public names of the package, each with the module that defines it. At run time they are read
 # from here, type checkers and editors read them here too.
 from .assembly.assemble import assemble as assemble
-from .components.callback import Callback as Callback
+from .components.experiment import Callback as Callback
 from .components.experiment import Experiment as Experiment
 from .reading.config_files import load_config as load_config
 from .running.loading import (

@@ -366,7 +366,7 @@ MASKED = "--algorithm.aggregator=gradient_mask"
         ),
         (
             (OPEN, MASKED, "--algorithm.name=scaffold", "--algorithm.options.is_weighted=true"),
-            "algorithm.options.is_weighted must be false with an algorithm.aggregator",
+            "algorithm.options.is_weighted must be False with an aggregator",
         ),
     ],
 )

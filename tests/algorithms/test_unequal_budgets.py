@@ -258,7 +258,7 @@ def test_micro_batches_follow_the_batch_sizes():
 
 
 def test_configurations_are_not_changed_by_naming_no_list():
-    from fedjax_dp.experiment.components.budgets import with_named_lists
+    from fedjax_dp.experiment.components.numbers_by_client import with_named_lists
 
     config = load_config(None)
     assert with_named_lists(config) is config

@@ -53,7 +53,7 @@ def started(script, place, **variables):
     name, *words = done.stdout.splitlines()
     parsed = command(name).make_context(name, words)
     config = experiment.load_config(parsed.params["file"], parsed.args)
-    check_processes(config)
+    check_processes(config.execution)
     return config, parsed.params["resume"]
 
 

@@ -181,7 +181,7 @@ def test_a_first_process_that_does_not_answer_is_named(is_silent, monkeypatch):
 
 def test_commands_that_connect_no_processes_refuse_several(tmp_path):
     config = load_config(None, PAIR)
-    check_processes(config)
+    check_processes(config.execution)
     rule = "execution.coordinator must be none"
     with pytest.raises(ValueError, match=rule):
         require_one_process(config.execution, "a deployment")

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
     ("words", "message"),
     [
         (("memory=2",), "acceleration.memory must be below the 2 rounds, got 2"),
-        (("memory=1", "first=0"), "acceleration.first must be at least acceleration.memory = 1"),
+        (("memory=1", "first=0"), "acceleration.first must be at least the memory, 1"),
         (("damping=0.5",), "acceleration.damping must be left out without an acceleration.memory"),
         (("memory=1", "weights=equal"), "acceleration.weights must be left out for"),
     ],
@@ -63,7 +63,7 @@ def accelerated(*words):
     all_clients = participants.participation(sampling.full_participation(), len(SIZES))
     given = ["--run.rounds=4", "--acceleration.memory=1", "--acceleration.of=clients"]
     config = load_config(None, [*given, *(f"--acceleration.{word}" for word in words)])
-    wrapper = wrapper_of(config, model, len(SIZES))
+    wrapper = wrapper_of(config, model, len(SIZES), None)
     return wrapper(federation(algorithm, data, all_clients)), data
 
 

@@ -28,7 +28,7 @@ ON = ("--asynchronous.concurrency=2",)
         ),
         (
             (*CLOCK, *ON, "--participation.sampler=poisson"),
-            "participation.sampler must be fixed_size, full_participation or min_separated with",
+            "participation.sampler must be of fixed_size(), full_participation() or min_",
         ),
         (
             (*CLOCK, *ON, "--communication.servers=[0, 1]"),

@@ -143,7 +143,7 @@ def test_lists_are_no_number_of_clients_while_it_is_unknown():
     """One place and two classes for all clients, of whom three are listed by their rounds."""
     hours = "--clock.availability.hours={ a = [[8, 9]], b = [[8, 9]] }"
     words = ("--clock.clients=['here']", "--clock.classes=['a', 'b']", "--clock.key_rounds=[0]")
-    words += (hours, "--clock.availability.first=[0, 0, 1]")
+    words += (hours, "--clock.deadline=9", "--clock.availability.first=[0, 0, 1]")
     clock = clock_of(load_config(None, [*SMALL, *FEDAVG, *CLOCK[:3], *words]), None)
     assert len(clock.latencies.clients) == 3 and clock.options["availability"].num_clients == 3
 

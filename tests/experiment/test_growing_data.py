@@ -35,10 +35,10 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
     [
         (("--leaving.tolerance=0",), "leaving.tolerance"),
         (("--leaving.min_active=3",), "leaving.min_active must be left out without"),
-        (("--leaving.tolerance=1", "--algorithm.name=fedavg"), "left out for fedavg"),
+        (("--leaving.tolerance=1", "--algorithm.name=fedavg"), "models, as warm_start_"),
         (
             ("--leaving.tolerance=1", "--algorithm.options.mechanism=gamma_shares"),
-            "leaving.tolerance must be left out for noise in shares",
+            "leaving.tolerance must be left out: its federation must have noise that protects each",
         ),
         (
             ("--leaving.tolerance=1", *MASKED, "--secure_aggregation.colluders=1"),
@@ -50,7 +50,7 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
         ),
         (
             ("--leaving.tolerance=1", "--leaving.min_active=4"),
-            "leaving.min_active must be at most the 3 clients, got 4",
+            "leaving.min_active must be at most 3, the number of clients, got 4",
         ),
         (
             ("--leaving.tolerance=1", "--acceleration.memory=1"),
@@ -122,7 +122,7 @@ def test_a_model_without_a_bound_is_refused_under_privacy():
     [
         (
             ["--communication.serverless=true"],
-            "communication.serverless must be false for noise in",
+            "communication.serverless must be left out: its federation must add no noise in",
         ),
         (
             ["--participation.sampler=fixed_size", "--participation.cohort_size=2"],

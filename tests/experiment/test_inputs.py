@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 
 from fedjax_dp.core import checks, files
 from fedjax_dp.experiment import load_config
-from fedjax_dp.experiment.components.budgets import with_named_lists
-from fedjax_dp.experiment.components.numbers_by_client import listed, with_client_numbers
+from fedjax_dp.experiment.components.numbers_by_client import (
+    listed,
+    with_client_numbers,
+    with_named_lists,
+)
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading.config_files import all_keys
 from fedjax_dp.experiment.reading.validate import validate

@@ -51,7 +51,7 @@ def secure(**options):
         (secure(form="masked", colluders=6), "secure_aggregation.colluders must be at most 4, so"),
         (
             [*FEDAVG, *secure(form="masked"), "--communication.serverless=true"],
-            "secure_aggregation.colluders must be at least 1 with communication.serverless",
+            "secure_aggregation.colluders must be at least 1: its aggregator must have a",
         ),
         (
             [*secure(form="masked"), "--communication.servers=[0, 0, 0, 0, 0, 1]"],

@@ -294,8 +294,8 @@ def test_a_callback_that_watches_ends_nothing(tmp_path):
     ("losses", "stop"), [([3, 2, 1, 1, 1], 5), ([3, 2, 2.5, 1, 2, 3], 6), ([3, 2, 1], None)]
 )
 def test_early_stopping_waits_for_something_better(losses, stop):
-    from fedjax_dp.experiment.components.callback import Progress
     from fedjax_dp.experiment.components.callbacks import early_stopping
+    from fedjax_dp.experiment.components.experiment import Progress
 
     callback = early_stopping(patience=2)
     rows = [{"round": i + 1, "test_loss": loss} for i, loss in enumerate(losses)]

@@ -13,7 +13,7 @@ from test_secret import ROOT, SECRET
 
 from fedjax_dp.core.decimals import rounded_down, rounded_up
 from fedjax_dp.experiment import load_config, report
-from fedjax_dp.experiment.components.callback import Callback
+from fedjax_dp.experiment.components.experiment import Callback
 from fedjax_dp.experiment.reading import validate as validation
 from fedjax_dp.experiment.running import run as running
 from fedjax_dp.experiment.running import steps

@@ -15,7 +15,7 @@ from run_folders import SMALL, execute
 
 from fedjax_dp.experiment import load_config, report
 from fedjax_dp.experiment import run as run_experiment
-from fedjax_dp.experiment.components.callback import Callback
+from fedjax_dp.experiment.components.experiment import Callback
 from fedjax_dp.experiment.running.release import marks_of
 from fedjax_dp.experiment.running.run_folder import locked
 

@@ -9,7 +9,7 @@ from marks import telling
 from run_folders import SMALL, read_json
 
 from fedjax_dp.experiment import Study
-from fedjax_dp.experiment.components.callback import Progress
+from fedjax_dp.experiment.components.experiment import Progress
 
 pytest.importorskip("optuna")
 from fedjax_dp.experiment.studies import search as module

@@ -17,8 +17,7 @@ from fedjax_dp.experiment import (
     run,
     sweep,
 )
-from fedjax_dp.experiment.components.callback import Callback
-from fedjax_dp.experiment.components.experiment import Experiment
+from fedjax_dp.experiment.components.experiment import Callback, Experiment
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running import results, starting, steps
 from fedjax_dp.experiment.running import run as running

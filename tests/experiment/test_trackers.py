@@ -15,8 +15,8 @@ from marks import slow, telling
 
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.components import trackers
-from fedjax_dp.experiment.components.callback import Progress
 from fedjax_dp.experiment.components.callbacks import callbacks_of
+from fedjax_dp.experiment.components.experiment import Progress
 from fedjax_dp.io.logbook import FAILED
 
 ROWS = [

@@ -12,7 +12,7 @@ from experiments.splitting import cnn
 from experiments.user_level_dp import figures, mnist_by_writer
 from experiments.user_level_dp import grids as user_level
 from fedjax_dp.experiment import load_config
-from fedjax_dp.experiment.components.budgets import with_named_lists
+from fedjax_dp.experiment.components.numbers_by_client import with_named_lists
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading.validate import validate
 from fedjax_dp.experiment.schema.constraints import ConfigError

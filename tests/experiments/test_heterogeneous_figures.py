@@ -9,7 +9,7 @@ from run_folders import execute
 
 from experiments.heterogeneous_dp import figures, first_round, sweep
 from fedjax_dp.experiment import load_config
-from fedjax_dp.experiment.components.budgets import with_named_lists
+from fedjax_dp.experiment.components.numbers_by_client import with_named_lists
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.io import plots
 from fedjax_dp.privacy.accounting import budgets

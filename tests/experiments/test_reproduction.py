@@ -14,7 +14,7 @@ from experiments import reproduction, sweep
 from experiments.clustered_dp.grid import points
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly.assemble import checked_config
-from fedjax_dp.experiment.components.budgets import with_named_lists
+from fedjax_dp.experiment.components.numbers_by_client import with_named_lists
 from fedjax_dp.experiment.reading import validate
 from fedjax_dp.experiment.studies.sweep import loaded
 

@@ -114,10 +114,8 @@ def anderson(
     Source: Anderson 1965; Malekmohammadi 2025, section 2.5, the least-squares problem under
     "Acceleration", with the weighted norm of the product space (equation 2.2).
     """
-    if num_rounds is not None:
-        checks.require(memory < num_rounds, "memory", f"be below the {num_rounds} rounds", memory)
+    check_memory(memory, of, first, weights, num_rounds)
     first = memory + 1 if first is None else first
-    checks.require(first >= memory, "first", f"be at least the memory, {memory}", first)
     numbers = {"anderson_ridge": ridge, "anderson_damping": damping, "anderson_growth": growth}
     point = _point_of(federation, of)
     norm = _norm_weights(federation, point, weights)
@@ -126,6 +124,28 @@ def anderson(
     own = ANDERSON if of == "shared" else ANDERSON_OF_CLIENTS
     accelerated = federation.wrapped(own, init=scheme.init, step=scheme.step)
     return accelerated.with_numbers(numbers, _RANGES)
+
+
+def check_memory(
+    memory: int, of: Of, first: int | None, weights: NormWeights | None, num_rounds: int | None
+) -> None:
+    """Refuses arguments of `anderson` that do not go together, whatever the federation."""
+    if num_rounds is not None:
+        checks.require(memory < num_rounds, "memory", f"be below the {num_rounds} rounds", memory)
+    rule = f"be at least the memory, {memory}"
+    checks.require(first is None or first >= memory, "first", rule, first)
+    rule = "be left out for of='shared', which has one point"
+    checks.require(weights is None or of == "clients", "weights", rule, weights)
+
+
+def check_weights(weights: NormWeights | None, num_clients: int) -> None:
+    """Refuses weights of clients that are not one number for each."""
+    if weights is None or isinstance(weights, str):
+        return
+    found = np.asarray(weights, np.float64)
+    rule = f"be one number of at least 0 for each of the {num_clients} clients, not all 0"
+    fits = found.shape == (num_clients,) and bool(np.all(found >= 0)) and found.sum() > 0
+    checks.require(fits, "weights", rule, weights)
 
 
 class _Scheme(NamedTuple):
@@ -306,15 +326,11 @@ def _norm_weights(
 ) -> np.ndarray | None:
     """Finds the clients' weights in the norm, `[num_clients]` of sum 1; None if shared."""
     if isinstance(point, SharedModel):
-        rule = "be left out for of='shared', which has one point"
-        checks.require(weights is None, "weights", rule, weights)
         return None
     sizes = np.asarray(federation.population.sizes)
     by_name = {"federation": point.weigh(sizes), "equal": np.ones(len(sizes))}
     if weights is None or isinstance(weights, str):
         weights = by_name[weights or "federation"]
+    check_weights(weights, len(sizes))
     numbers = np.asarray(weights, np.float64)
-    rule = f"be one number of at least 0 for each of the {len(sizes)} clients, not all 0"
-    fits = numbers.shape == sizes.shape and bool(np.all(numbers >= 0)) and numbers.sum() > 0
-    checks.require(fits, "weights", rule, weights)
     return (numbers / numbers.sum()).astype(np.float32)

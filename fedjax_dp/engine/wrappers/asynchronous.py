@@ -122,7 +122,7 @@ def asynchronous(
     checks.require(is_flat, "latencies", rule, "others")
     for name, seconds in (("server_seconds", server_seconds), ("start_seconds", start_seconds)):
         checks.require(seconds < LONGEST, name, f"be below {LONGEST:g}", seconds)
-    _check_participation(bound)
+    check_sampler(bound.cohorts.name)
     _check_algorithm(bound)
     states = bound.algorithm.client_state
     is_average = states is not None and isinstance(states.iterate, Averaged)
@@ -287,13 +287,22 @@ def _num_steps(federation: Federation, hyper: Any) -> jax.Array:
     return federation.algorithm.training.steps_of(jnp.arange(len(sizes)), sizes, local)
 
 
-def _check_participation(federation: Federation) -> None:
-    name = federation.cohorts.name
+def check_sampler(name: str) -> None:
+    """Refuses cohorts that claim an amplification by sampling."""
     rule = (
         "be of fixed_size(), full_participation() or min_separated(): times decide whose updates "
         "arrive, so that a cohort is no random sample and nothing is amplified"
     )
     checks.require(name in SAMPLERS, "participation", rule, name)
+
+
+def check_messages(are_encoded: bool) -> None:
+    """Refuses messages that are made for a round."""
+    rule = (
+        "send plain updates: masks, noise shares and rotations need a round that a client at work "
+        "does not know; the nearest valid choice under privacy of clients is gaussian_mean"
+    )
+    checks.require(not are_encoded, "aggregator", rule, "one that encodes messages")
 
 
 def _check_algorithm(federation: Federation) -> None:
@@ -302,11 +311,7 @@ def _check_algorithm(federation: Federation) -> None:
     name, aggregator, stages = algorithm.name, algorithm.aggregator, algorithm.stages
     rule = "be Summed: a buffer of updates is a sum with weights"
     checks.require(isinstance(aggregator, Summed), "aggregator", rule, type(aggregator).__name__)
-    rule = (
-        "send plain updates: masks, noise shares and rotations need a round that a client at work "
-        "does not know; the nearest valid choice under privacy of clients is gaussian_mean"
-    )
-    checks.require(aggregator.encode is None, "aggregator", rule, "one that encodes messages")
+    check_messages(aggregator.encode is not None)
     rule = (
         "have no noise in shares of clients, which hide nothing unless all of them are in one sum: "
         "a round here is of the clients that arrive"

@@ -19,6 +19,10 @@ from fedjax_dp.server.secure.aggregator import masks_of
 _TOLERANCE = "leaving_tolerance"
 
 
+# The algorithms of the package whose clients send models of their own.
+METHODS = ("warm_start_averaging", "retrained_averaging")
+
+
 @checked
 def leaving(
     federation: Federation, *, tolerance: Positive = 10.0, min_active: Count = 2
@@ -56,15 +60,11 @@ def leaving(
     """
     states = federation.algorithm.client_state
     models = None if states is None else states.iterate
-    rule = "average whole models, as warm_start_averaging and retrained_averaging do"
-    fits = isinstance(models, Averaged)
-    checks.require(fits, "federation", rule, federation.algorithm.name)
+    check_method(isinstance(models, Averaged), federation.algorithm.name)
     assert isinstance(models, Averaged)
-    rule = "have noise that protects each client's model by itself, which decides whether it leaves"
-    checks.require(models.sent is not None, "federation", rule, "noise in shares")
+    check_noise(models.sent is None)
     num_clients = federation.population.num_clients
-    rule = f"be at most {num_clients}, the number of clients"
-    checks.require(min_active <= num_clients, "min_active", rule, min_active)
+    check_min_active(min_active, num_clients)
     masks = masks_of(federation.algorithm.aggregator)
     if masks is not None:
         fewest = federation.cohorts.participation.min_drawn - (num_clients - min_active)
@@ -78,6 +78,24 @@ def leaving(
     cohorts = federation.cohorts.with_fates(wrapper.fates, reads_state=True)
     wrapped = federation.wrapped(LEAVING, cohorts=cohorts, step=wrapper.step)
     return wrapped.with_numbers({_TOLERANCE: tolerance}, {_TOLERANCE: Positive})
+
+
+def check_method(averages_models: bool, name: str) -> None:
+    """Refuses an algorithm whose clients send no models of their own."""
+    rule = f"average whole models, as {' and '.join(METHODS)} do"
+    checks.require(averages_models, "federation", rule, name)
+
+
+def check_noise(in_shares: bool) -> None:
+    """Refuses noise that protects no client's model by itself."""
+    rule = "have noise that protects each client's model by itself, which decides whether it leaves"
+    checks.require(not in_shares, "federation", rule, "noise in shares")
+
+
+def check_min_active(min_active: int, num_clients: int) -> None:
+    """Refuses rounds that need more clients than there are."""
+    rule = f"be at most {num_clients}, the number of clients"
+    checks.require(min_active <= num_clients, "min_active", rule, min_active)
 
 
 class _Leaving(NamedTuple):

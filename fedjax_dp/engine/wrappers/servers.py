@@ -65,9 +65,22 @@ def _servers(servers: Any, num_clients: int) -> np.ndarray:
     rule = f"be a whole number from 0 for each of the {num_clients} clients"
     fits = ids.shape == (num_clients,) and ids.dtype.kind in "iu" and bool(np.all(ids >= 0))
     checks.require(fits, "servers", rule, servers)
-    is_used = np.array_equal(np.unique(ids), np.arange(ids.max() + 1)) and ids.max() > 0
-    checks.require(is_used, "servers", "be 0, 1 and so on, each with a client or more", servers)
+    check_servers(servers)
     return ids.astype(np.int32)
+
+
+def check_servers(servers: Any) -> None:
+    """Refuses servers without a client, and a single one."""
+    numbers = np.unique(servers)
+    is_used = len(numbers) > 1 and np.array_equal(numbers, np.arange(len(numbers)))
+    rule = "be 0, 1 and so on, each with a client or more"
+    checks.require(is_used, "servers", rule, servers)
+
+
+def check_shares(min_participants: int) -> None:
+    """Refuses noise in shares."""
+    rule = "add no noise in shares of clients: a server may sum fewer shares than the claim assumes"
+    checks.require(min_participants == 0, "aggregator", rule, min_participants)
 
 
 def _check_federation(federation: Federation) -> None:
@@ -83,9 +96,7 @@ def _check_federation(federation: Federation) -> None:
     is_own = clients is None or not federation.facts.is_finished_for_all
     rule = "have no message to all clients at the end of a round"
     checks.require(is_own, "federation", rule, name)
-    least = federation.claims.min_participants
-    rule = "add no noise in shares of clients: a server may sum fewer shares than the claim assumes"
-    checks.require(least == 0, "aggregator", rule, least)
+    check_shares(federation.claims.min_participants)
     rule = (
         "have no masks where secret cohorts amplify privacy of clients: whether a server's sum is "
         "lost would depend on who was drawn; the nearest valid cohorts are of full_participation() "
@@ -266,21 +277,9 @@ def serverless(federation: Federation) -> Federation:
     """
     algorithm, cohorts = federation.algorithm, federation.cohorts
     name, num_clients = algorithm.name, federation.population.num_clients
-    rule = (
-        "add no noise for clients without a server: no party is trusted with the noise, and each "
-        "client that receives the sum knows its own share"
-    )
-    noise = algorithm.aggregator.claim
-    checks.require(noise is None, "aggregator", rule, type(noise).__name__)
-    rule = (
-        "add no noise in shares without a server: each client that has the sum knows its own share"
-    )
-    has_shares = federation.claims.min_participants > 0
-    checks.require(not has_shares, "federation", rule, name)
+    check_noise(algorithm.aggregator.claim is not None, federation.claims.min_participants > 0)
     masks = masks_of(algorithm.aggregator)
-    rule = "have a graph of masks for 1 colluder or more: each client receives all messages"
-    fits = masks is None or masks.graph.colluders > 0
-    checks.require(fits, "aggregator", rule, 0)
+    check_colluders(None if masks is None else masks.graph.colluders)
     is_full = cohorts.participation.min_drawn >= num_clients
     rule = "be full_participation(): without a server every client must hold the model"
     checks.require(is_full, "participation", rule, cohorts.name)
@@ -300,3 +299,22 @@ def serverless(federation: Federation) -> Federation:
         return after, record, info._replace(server={**info.server, "num_messages": num_messages})
 
     return federation.wrapped(SERVERLESS, step=step)
+
+
+def check_noise(is_for_clients: bool, in_shares: bool) -> None:
+    """Refuses noise of a server, and noise in shares."""
+    rule = (
+        "add no noise for clients without a server: no party is trusted with the noise, and each "
+        "client that receives the sum knows its own share"
+    )
+    checks.require(not is_for_clients, "aggregator", rule, "one with noise")
+    rule = (
+        "add no noise in shares without a server: each client that has the sum knows its own share"
+    )
+    checks.require(not in_shares, "federation", rule, "noise in shares")
+
+
+def check_colluders(colluders: int | None) -> None:
+    """Refuses a graph of masks that hides nothing from a client; None without masks."""
+    rule = "have a graph of masks for 1 colluder or more: each client receives all messages"
+    checks.require(colluders != 0, "aggregator", rule, colluders)

@@ -29,23 +29,22 @@ from fedjax_dp.experiment.assembly.build import (
 )
 from fedjax_dp.experiment.assembly.devices import devices_here, offer_devices, require_connected
 from fedjax_dp.experiment.assembly.population import build_population
-from fedjax_dp.experiment.components.budgets import with_named_lists
-from fedjax_dp.experiment.components.clock import with_latencies
+from fedjax_dp.experiment.components.clock import Clock, with_latencies
 from fedjax_dp.experiment.components.experiment import Experiment, Population
 from fedjax_dp.experiment.components.mechanism import Setting, plans
 from fedjax_dp.experiment.components.numbers_by_client import (
     listed,
     names_of,
     with_client_numbers,
+    with_named_lists,
 )
-from fedjax_dp.experiment.components.participation import participation_of
 from fedjax_dp.experiment.components.secure_aggregation import (
     stated_facts,
     under_masks,
 )
 from fedjax_dp.experiment.components.wrappers import wrapper_of
 from fedjax_dp.experiment.reading.analysis import Sections, require_analysis
-from fedjax_dp.experiment.reading.validate import check_clients, known_clients, validate
+from fedjax_dp.experiment.reading.validate import Counted, counted, validate
 from fedjax_dp.experiment.schema.config import (
     Config,
     DiscreteGaussianLevel,
@@ -60,60 +59,39 @@ from fedjax_dp.server.secure import MaskKeys
 
 
 class Parts(NamedTuple):
-    """What server and nodes of a federation both need: data, model and algorithm.
+    """What server and nodes of a federation both need: data, model and algorithm."""
 
-    Attributes:
-      config: the configuration, with one number for each client in the clients' order.
-      population: the data of the clients.
-      model: the model to train.
-      participation: who joins a round.
-      trainer: the work of one client.
-      setting: the numbers that privacy is planned with.
-      algorithm: the declaration, with calibrated noise and messages under masks.
-      keys: the keys of masks, or None.
-    """
-
-    config: Config
+    config: Config  # With one number for each client in the clients' order.
     population: Population
     model: Model
     participation: Participation
     trainer: LocalTrainer
-    setting: Setting
-    algorithm: FederatedAlgorithm
-    keys: MaskKeys | None
+    setting: Setting  # The numbers that privacy is planned with.
+    algorithm: FederatedAlgorithm  # With calibrated noise and messages under masks.
+    keys: MaskKeys | None  # Those of masks.
+    clock: Clock | None
+    metrics: Mapping[str, Metric]  # Those of evaluations.
 
 
 def parts_of(config: Config, population: Population | None = None) -> Parts:
-    """Builds the parts of an experiment that a node of a federation needs too.
-
-    Args:
-      config: the configuration.
-      population: as for `assemble`.
-
-    Returns:
-      The parts.
-
-    Raises:
-      ValueError: as `assemble`.
-    """
-    config = checked_config(config)
+    """Builds the parts that a node of a federation needs too, as `assemble` does."""
+    config, built = _planned(config)
     if population is None:
         population = population_of(config)
-    is_counted = known_clients(config) is not None
     if population.chosen:
         data = config.data.model_copy(update=population.chosen)
         config = config.model_copy(update={"data": data})
     config = listed(config, names_of(population.train))
     train, privacy = population.train, config.privacy
     _require_client_test(config.evaluation, population)
-    if not is_counted:
-        check_clients(config, train.num_clients)
+    if built is None or built.participation.num_clients != train.num_clients:
+        built = counted(config, train.num_clients)
+    participation = built.participation
     require_analysis(Sections(privacy, config.participation, config.training), train.sizes)
     model = build_model(config.model, population, config.run.seed)
-    _metrics_of(config.run, model)
-    participation = participation_of(config.participation, train.num_clients)
+    metrics = _metrics_of(config.run, model)
     trainer = build_trainer(config.training, record_level(privacy), model, train.sizes)
-    setting = setting_of(config, participation, model)
+    setting = setting_of(config, participation, built.graph, model)
     problem = build_problem(config.algorithm, privacy, setting, population)
     algorithm = build_algorithm(config.algorithm, privacy.unit, model, trainer, problem)
     if "record" in privacy.units and privacy.record.noise_multiplier is None:
@@ -124,16 +102,31 @@ def parts_of(config: Config, population: Population | None = None) -> Parts:
     algorithm, keys = under_masks(
         config.secure_aggregation, setting.graph, participation, algorithm, facts
     )
-    return Parts(config, population, model, participation, trainer, setting, algorithm, keys)
+    return Parts(
+        config,
+        population,
+        model,
+        participation,
+        trainer,
+        setting,
+        algorithm,
+        keys,
+        built.clock,
+        metrics,
+    )
 
 
 def checked_config(config: Config) -> Config:
     """Checks a configuration before data are read; returns it with its lists by client in place."""
+    return _planned(config)[0]
+
+
+def _planned(config: Config) -> tuple[Config, Counted | None]:
+    """Checks a configuration; also returns the parts that need the number of clients alone."""
     # A copy with other values was not checked when it was made.
     config = Config(**config.__dict__)
     config = with_latencies(with_named_lists(with_client_numbers(config)))
-    validate(listed(config, None))
-    return config
+    return config, validate(listed(config, None))
 
 
 def assemble(config: Config, population: Population | None = None) -> Experiment:
@@ -165,22 +158,21 @@ def assemble(config: Config, population: Population | None = None) -> Experiment
         checks.require(products == "exact", "execution.products", rule, products)
         execution = execution._replace(placement="host", clients_per_chunk=1)
     parts = parts_of(config, population)
-    config, population, model, participation, trainer, setting, algorithm, keys = parts
+    config, population, model, setting = parts.config, parts.population, parts.model, parts.setting
     privacy, secure = config.privacy, config.secure_aggregation
     level = privacy.client if "client" in privacy.units else None
     plan = plans(level, setting)(1.0) if isinstance(level, DiscreteGaussianLevel) else None
     compiled = simulation(
-        algorithm,
+        parts.algorithm,
         population.train,
-        participation,
+        parts.participation,
         execution,
         validation=population.validation,
-        wrapper=wrapper_of(config, model, population.train.num_clients),
+        wrapper=wrapper_of(config, model, population.train.num_clients, parts.clock),
     )
     share = config.data.client_test_share
-    metrics = _metrics_of(config.run, model)
     evaluations = _evaluator(
-        compiled, model, population, share, metrics, config.evaluation, trainer
+        compiled, model, population, share, parts.metrics, config.evaluation, parts.trainer
     )
     levels = {u: getattr(privacy, u) for u in privacy.units}
     return Experiment(
@@ -193,8 +185,9 @@ def assemble(config: Config, population: Population | None = None) -> Experiment
         dp_delta={u: level.dp_delta for u, level in levels.items()},
         budget={u: level.epsilon for u, level in levels.items() if level.epsilon is not None},
         num_parameters=trees.num_parameters(setting.structure),
-        stated=stated_facts(secure, setting.graph, keys, plan)
+        stated=stated_facts(secure, setting.graph, parts.keys, plan)
         | parameter_facts(config.model, model),
+        clock=parts.clock,
     )
 
 
@@ -203,7 +196,7 @@ def federation_of(config: Config, population: Population) -> Federation:
     parts = parts_of(config, population)
     facts = sizes_and_shapes(population.train, population.validation)
     bound = federation(parts.algorithm, facts, parts.participation)
-    wrapper = wrapper_of(parts.config, parts.model, population.train.num_clients)
+    wrapper = wrapper_of(parts.config, parts.model, population.train.num_clients, parts.clock)
     return bound if wrapper is None else wrapper(bound)
 
 

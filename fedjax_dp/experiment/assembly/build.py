@@ -22,7 +22,6 @@ from fedjax_dp.experiment.components.experiment import Population
 from fedjax_dp.experiment.components.mechanism import Setting, client_aggregator, structure_of
 from fedjax_dp.experiment.components.optimizers import local_optimizer, optimizer_numbers
 from fedjax_dp.experiment.components.participation import batches_of
-from fedjax_dp.experiment.components.secure_aggregation import graph_of
 from fedjax_dp.experiment.schema.config import (
     AlgorithmSection,
     Config,
@@ -39,6 +38,7 @@ from fedjax_dp.models.base import Model
 from fedjax_dp.models.lora import lora
 from fedjax_dp.server.base import Aggregator
 from fedjax_dp.server.registry import AGGREGATORS, AROUND
+from fedjax_dp.server.secure import MaskGraph
 
 
 def build_model(section: ModelSection, population: Population, seed: int) -> Model:
@@ -117,13 +117,10 @@ def build_trainer(
     }
     if level is None:
         return local_trainer(model, numbers, **common)
-    for budget in ("epsilon", "dp_delta"):
-        checks.one_for_each(f"privacy.record.{budget}", getattr(level, budget), len(sizes))
     noise = 1.0 if level.noise_multiplier is None else level.noise_multiplier
     numbers = numbers._replace(
         clip_norm=_numbers(level.clip_norm), noise_multiplier=_numbers(noise)
     )
-    numbers.validate(len(sizes))
     return dp_sgd_trainer(model, numbers, per_layer=level.per_layer, **common)
 
 
@@ -131,9 +128,10 @@ def _numbers(value: Any) -> Any:
     return np.asarray(value, dtype=np.float32) if value is not None else None
 
 
-def setting_of(config: Config, participation: Participation, model: Model) -> Setting:
+def setting_of(
+    config: Config, participation: Participation, graph: MaskGraph | None, model: Model
+) -> Setting:
     """Collects the facts that a mechanism on updates depends on besides its numbers."""
-    graph = graph_of(config, participation)
     structure, privacy = structure_of(model), config.privacy
     most = config.asynchronous.max_participations
     return Setting(participation, structure, config.run.rounds, privacy.promise, graph, most)

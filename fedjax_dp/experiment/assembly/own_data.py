@@ -27,13 +27,7 @@ _TYPES += ["bool", "bfloat16"]
 
 
 class Registered(NamedTuple):
-    """What a server has of the clients' data: public facts, and no record.
-
-    Attributes:
-      kind: what all clients' data have alike, as `kind_of` returns it.
-      sizes: the number of training examples of each client.
-      validation_sizes: the same of a second split; empty if there is none.
-    """
+    """What a server has of the clients' data: their kind and sizes, public facts, and no record."""
 
     kind: Mapping[str, Any]
     sizes: Sequence[int]
@@ -101,36 +95,14 @@ def require_same_kind(what: str, found: Mapping[str, Any], expected: Mapping[str
 
 
 def own_population(config: Config, path: str) -> tuple[Population, dict[str, Any]]:
-    """Reads the data of a node.
-
-    Args:
-      config: the experiment.
-      path: the node's file or pattern, in place of `data.options.path`.
-
-    Returns:
-      The node's clients, in the order of their names, and the kind of their data.
-
-    Raises:
-      ValueError: if the experiment needs all data in one place, or the file does not fit it.
-    """
+    """Reads a node's file or pattern; returns its clients in the order of names, and their kind."""
     require_own_data(config)
     data = _loaded(config, path, "the data of a node")
     return population_from(data, config.data, config.run.seed), kind_of(data)
 
 
 def public_test(config: Config, kind: Mapping[str, Any]) -> FederatedData | None:
-    """Reads the server's test set, `data.options.test_path`; None if there is none.
-
-    Args:
-      config: the experiment.
-      kind: that of the clients' data.
-
-    Returns:
-      The test set, as one client.
-
-    Raises:
-      ValueError: if it is not of the same kind, or as `own_population`.
-    """
+    """Reads the server's test set as one client, of the clients' kind; None if there is none."""
     path = config.data.options.get(_TEST)
     if path is None:
         return None
@@ -145,18 +117,7 @@ def public_test(config: Config, kind: Mapping[str, Any]) -> FederatedData | None
 def population_without_records(
     registered: Registered, test: FederatedData | None = None
 ) -> Population:
-    """Makes the population that an experiment on nodes is assembled on.
-
-    Its training examples have the registered sizes, types and shapes, and no values: no round on
-    nodes reads them.
-
-    Args:
-      registered: the public facts of the clients' data.
-      test: a test set, or None.
-
-    Returns:
-      The population.
-    """
+    """Makes a population of the registered sizes, types and shapes, without values."""
     kind = registered.kind
 
     def without_values(sizes: Sequence[int]) -> FederatedData:

@@ -9,7 +9,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Count, NonNegative
 from fedjax_dp.core.registry import Registry
 from fedjax_dp.experiment.components import trackers
-from fedjax_dp.experiment.components.callback import Callback, Progress
+from fedjax_dp.experiment.components.experiment import Callback, Progress
 
 
 def early_stopping(

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Collection, Mapping
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from fedjax_dp.algorithms import registry as algorithms
@@ -23,13 +24,7 @@ from fedjax_dp.server.registry import AGGREGATORS, AROUND
 
 
 class Choice(NamedTuple):
-    """A key that names a part.
-
-    Attributes:
-      options: the key of the part's options.
-      names: the known names; any importable name is allowed too.
-      fields: `(name) -> options of that part`.
-    """
+    """A key that names a part: the key of its options, known names, and `(name) -> options`."""
 
     options: str
     names: Collection[str]
@@ -111,14 +106,14 @@ def options_of_other_parts(tables: Mapping[str, Any], changes: Mapping[str, Any]
 
 def own_parts(config: Config) -> list[str]:
     """Lists the parts of a configuration that are imported by name, but callbacks and metrics."""
-    names = (_at(config, key) for key in CHOICES)
+    names = attrgetter(*CHOICES)(config)
     return sorted({name for name in names if name is not None and is_own(name)})
 
 
 def read_parts(config: Config, origin: Callable[[str], str]) -> Config:
     """Checks that the parts a configuration names exist, and reads their options."""
     for key, choice in CHOICES.items():
-        name, options = (_at(config, k) for k in (key, choice.options))
+        name, options = attrgetter(key, choice.options)(config)
         if name is None:
             if options:
                 rule = f"{choice.options} must be empty if no {key} is given, got {options!r}"
@@ -173,8 +168,3 @@ def _fields_of(choice: Choice, key: str, name: str, origin: Callable[[str], str]
         if not is_own(name):
             raise
         raise refused(origin(key), f"{key} = {name!r}: {error}") from None
-
-
-def _at(config: Config, key: str) -> Any:
-    section, _, name = key.partition(".")
-    return getattr(getattr(config, section), name)

@@ -1,8 +1,7 @@
 """The simulated clock of a configuration."""
 
 import csv
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import cycle, islice
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from fedjax_dp.core import checks, files
 from fedjax_dp.data.datasets.tabular import is_finite
+from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.wrappers.availability import (
     Availability,
@@ -30,8 +30,8 @@ from fedjax_dp.engine.wrappers.latencies import (
     round_times,
     serverless_times,
 )
-from fedjax_dp.experiment.components.participation import participation_of
 from fedjax_dp.experiment.schema.config import AvailabilitySection, ClockSection, Config
+from fedjax_dp.experiment.schema.constraints import keyed
 from fedjax_dp.experiment.schema.sections import given_in
 
 
@@ -44,7 +44,7 @@ class Clock(NamedTuple):
 
     def __call__(self, federation: Federation) -> Federation:
         """Wraps a federation."""
-        with _named():
+        with keyed("clock"):
             return clocked(
                 federation, latencies=self.latencies, compute=self.compute, **self.options
             )
@@ -81,7 +81,9 @@ def with_latencies(config: Config) -> Config:
     return config.model_copy(update={"clock": section.model_copy(update=found)})
 
 
-def clock_of(config: Config, num_clients: int | None) -> Clock | None:
+def clock_of(
+    config: Config, num_clients: int | None, participation: Participation | None = None
+) -> Clock | None:
     """Builds the clock of a configuration, or None without one; checks all but the federation.
 
     `num_clients` is None while it is unknown, and then assumed to be that of the longest list.
@@ -89,19 +91,23 @@ def clock_of(config: Config, num_clients: int | None) -> Clock | None:
     section = config.clock
     if not given_in(section):
         return None
+    count = _longest(section) if num_clients is None else num_clients
     checks.require(bool(section.clients), "clock.clients", "name a place", section.clients)
     needs_server = not config.communication.serverless
     rule = "name a place" if needs_server else "be left out with communication.serverless"
     fits = (section.server is not None) == needs_server
     checks.require(fits, "clock.server", rule, section.server)
-    count = _longest(section) if num_clients is None else num_clients
     rule = "be false under a clock of one client, which has no other to send its message to"
     checks.require(needs_server or count > 1, "communication.serverless", rule, True)
+    rule = "be left out with one client, which has no other to exchange keys with"
+    rounds = section.key_rounds
+    checks.require(count > 1 or not rounds, "clock.key_rounds", rule, rounds)
 
-    def in_turn(names: Sequence[str] | None) -> list[str] | None:
-        return list(islice(cycle(names), count)) if names else None
+    def in_turn(names: Sequence[str]) -> list[str] | None:
+        return list(islice(cycle(names), count)) or None
 
-    with _named():
+    available = _availability(section.availability, in_turn(section.classes), num_clients)
+    with keyed("clock"):
         between = latencies(
             section.places,
             section.seconds,
@@ -118,43 +124,22 @@ def clock_of(config: Config, num_clients: int | None) -> Clock | None:
             spread=section.spread,
             seed=config.run.seed,
         )
-        options = {
-            name: getattr(section, name)
-            for name in ("server_seconds", "start_seconds", "deadline", "dropout", "keep")
-        }
-        if section.key_rounds:
-            rule = "be left out with one client, which has no other to exchange keys with"
-            checks.require(count > 1, "key_rounds", rule, section.key_rounds)
-            options |= {
-                "key_seconds": key_exchange_seconds(between, compute),
-                "key_rounds": tuple(section.key_rounds),
-            }
-        options["availability"] = _availability(section.availability, in_turn(section.classes))
-    return Clock(between, compute, options)
-
-
-def check_clock(config: Config, num_clients: int | None) -> None:
-    """Checks a clock, and that its lists have no more entries than there are clients."""
-    section = config.clock
-    clock = clock_of(config, num_clients)
-    if clock is not None:
-        with _named():
-            rules = (clock.options[name] for name in ("deadline", "keep", "availability"))
-            check_rules(clock.latencies, *rules)
-    if num_clients is None:
-        return
-    if clock is not None:
-        participation = participation_of(config.participation, num_clients)
-        with _named():
-            check_deadline(clock.latencies, clock.compute, section.deadline)
+        check_rules(between, section.deadline, section.keep, available)
+        if num_clients is not None:
+            check_deadline(between, compute, section.deadline)
+        if participation is not None:
             check_keep(participation, section.keep)
+        names = ("server_seconds", "start_seconds", "deadline", "dropout", "keep")
+        options = {name: getattr(section, name) for name in names}
+        options["availability"] = available
+        if rounds:
+            options["key_seconds"] = key_exchange_seconds(between, compute)
+            options["key_rounds"] = tuple(rounds)
     for name in ("clients", "edges", "classes"):
         found = getattr(section, name)
-        rule = f"have at most one entry for each of the {num_clients} clients"
-        checks.require(len(found) <= num_clients, f"clock.{name}", rule, len(found))
-    for name in ("first", "end"):
-        value = getattr(section.availability, name)
-        checks.one_for_each(f"clock.availability.{name}", value, num_clients)
+        rule = f"have at most one entry for each of the {count} clients"
+        checks.require(len(found) <= count, f"clock.{name}", rule, len(found))
+    return Clock(between, compute, options)
 
 
 def _longest(section: ClockSection) -> int:
@@ -165,43 +150,28 @@ def _longest(section: ClockSection) -> int:
 
 
 def _availability(
-    section: AvailabilitySection, classes: Sequence[str] | None
+    section: AvailabilitySection, classes: Sequence[str] | None, num_clients: int | None
 ) -> Availability | None:
     """Builds who can be reached; None for all clients."""
     parts: list[Availability] = []
-    rounds = {name: getattr(section, name) for name in ("first", "end")}
-    rounds_away, seconds_away = section.return_rounds, section.return_seconds
-    # In errors of the parts, arguments would have other names than the keys.
-    if isinstance(section.hours, dict):
-        rule = "name the class of each client where availability.hours are by class"
-        checks.require(bool(classes), "classes", rule, classes)
-        for one in dict.fromkeys(classes or ()):
-            checks.one_of("classes", one, section.hours)
-    rule = "be left out with availability.return_rounds"
-    fits = rounds_away is None or seconds_away is None
-    checks.require(fits, "availability.return_seconds", rule, seconds_away)
-    with _named("availability."):
+    begin_and_end = {name: getattr(section, name) for name in ("first", "end")}
+    away = {name: getattr(section, f"return_{name}") for name in ("rounds", "seconds")}
+    if num_clients is not None:
+        for name, value in begin_and_end.items():
+            checks.one_for_each(f"clock.availability.{name}", value, num_clients)
+    names = {name: f"clock.availability.return_{name}" for name in away}
+    with keyed("clock.availability", {**names, "classes": "clock.classes"}):
         if section.hours is not None:
             by_class = isinstance(section.hours, dict)
             parts.append(daily(section.hours, classes if by_class else None))
-        if any(value is not None for value in rounds.values()):
-            parts.append(in_rounds(**{k: v for k, v in rounds.items() if v is not None}))
+        if any(value is not None for value in begin_and_end.values()):
+            parts.append(in_rounds(**{k: v for k, v in begin_and_end.items() if v is not None}))
         if section.chance is not None:
-            parts.append(absences(section.chance, rounds=rounds_away, seconds=seconds_away))
-        for name, value in (("rounds", rounds_away), ("seconds", seconds_away)):
+            parts.append(absences(section.chance, **away))
+        for name, value in away.items():
             rule = "be left out without a chance to leave"
-            fits = value is None or section.chance is not None
-            checks.require(fits, f"return_{name}", rule, value)
-    return all_of(parts) if parts else None
-
-
-@contextmanager
-def _named(prefix: str = "clock.") -> Iterator[None]:
-    """Names the section in errors of its parts, whose arguments have the names of its keys."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{prefix}{error}") from error
+            checks.require(value is None or section.chance is not None, name, rule, value)
+        return all_of(parts) if parts else None
 
 
 def _table(file: str) -> tuple[list[str], list[list[float]]]:

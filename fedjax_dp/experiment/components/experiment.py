@@ -1,8 +1,10 @@
-"""An experiment and its data, as values."""
+"""An experiment and its data as values, and what a run calls: callbacks, a deployment."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import pathlib
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -11,6 +13,9 @@ from fedjax_dp.data import statistics
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.evaluation import Evaluator
 from fedjax_dp.engine.execution.compile import Simulation
+from fedjax_dp.engine.record import RoundRecord
+from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.experiment.components.clock import Clock
 from fedjax_dp.experiment.components.numbers_by_client import named
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.models.base import Model
@@ -80,6 +85,7 @@ class Experiment(NamedTuple):
       num_parameters: number of parameters that are trained and sent.
       stated: further facts for the statement, by name: on masks, with the party that a claim for
         clients then trusts, and on a deployment.
+      clock: the simulated clock, or None.
     """
 
     config: Config
@@ -92,8 +98,59 @@ class Experiment(NamedTuple):
     budget: dict[str, Any]
     num_parameters: int
     stated: Mapping[str, Any] = {}
+    clock: Clock | None = None
 
     @property
     def written(self) -> Config:
         """The configuration as stored in a run folder: numbers by client under their names."""
         return named(self.config, self.population.train)
+
+
+class Progress(NamedTuple):
+    """The input of a callback after an evaluation; the last of `rows` holds its metrics.
+
+    `warn` reports a warning, which the summary of the run has too.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    state: SimulationState
+    experiment: Experiment
+    folder: pathlib.Path
+    warn: Callable[[str], None] = warnings.warn
+
+
+class Callback(NamedTuple):
+    """A function that is called after each evaluation.
+
+    A resumed run calls it again for the rounds that are run again, so its decision should depend on
+    `Progress.rows` alone.
+
+    Attributes:
+      call: `(progress) -> bool | None`; true stops the run.
+      is_private: whether its decision depends on released models and public facts alone. If so, and
+        it stops a run, ε is that of all planned rounds, any of which could have been the last; if
+        not, the statement declares that ε does not cover when the run ended.
+    """
+
+    call: Callable[[Progress], bool | None]
+    is_private: bool = False
+
+
+class Deployment(Protocol):
+    """Where the rounds of an experiment run."""
+
+    def population(self, config: Config, folder: pathlib.Path | None) -> Population | None:
+        """Returns clients whose data are there; None if the configuration says where data are.
+
+        The folder is that of a run that is resumed, or None.
+        """
+
+    def deploy(self, experiment: Experiment) -> Experiment:
+        """Returns the experiment with another simulation, whose rounds run there."""
+
+    def open(self, folder: pathlib.Path, rounds: int) -> Sequence[RoundRecord]:
+        """Opens a run folder; returns the records of all rounds that it has sent, in order.
+
+        They are charged when a run resumes, also those whose outcome was lost; a ValueError if the
+        completed rounds, `rounds` of them, are not among them.
+        """

@@ -13,6 +13,7 @@ from fedjax_dp.experiment.schema.config import (
     PoissonCohort,
     TrainingSection,
 )
+from fedjax_dp.experiment.schema.constraints import keyed
 
 _BATCHES: Mapping[str, Callable[[], sampling.Sampler]] = {
     "shuffled": sampling.shuffled,
@@ -24,31 +25,23 @@ _BATCHES: Mapping[str, Callable[[], sampling.Sampler]] = {
 
 
 def participation_of(section: ParticipationSection, num_clients: int) -> participants.Participation:
-    """Builds the participation; errors name the key."""
-    try:
-        return _participation_of(section, num_clients)
-    except ValueError as error:
-        raise ValueError(f"participation.{error}") from None
-
-
-def _participation_of(
-    section: ParticipationSection, num_clients: int
-) -> participants.Participation:
-    match section:
-        case FullParticipation():
-            return participants.participation(sampling.full_participation(), num_clients)
-        case PoissonCohort():
-            sampler = sampling.poisson(section.capacity)
-        case FixedSizeCohort():
-            sampler = sampling.fixed_size()
-            if section.full_participation_first > 0:
-                first = section.full_participation_first
-                sampler = sampling.full_participation_first(first, sampler)
-        case CyclicCohort():
-            sampler = sampling.cyclic()
-        case MinSeparatedCohort():
-            sampler = sampling.min_separated(section.separation)
-    return participants.participation(sampler, num_clients, section.cohort_size)
+    """Builds the participation."""
+    with keyed("participation"):
+        match section:
+            case FullParticipation():
+                return participants.participation(sampling.full_participation(), num_clients)
+            case PoissonCohort():
+                sampler = sampling.poisson(section.capacity)
+            case FixedSizeCohort():
+                sampler = sampling.fixed_size()
+                if section.full_participation_first > 0:
+                    first = section.full_participation_first
+                    sampler = sampling.full_participation_first(first, sampler)
+            case CyclicCohort():
+                sampler = sampling.cyclic()
+            case MinSeparatedCohort():
+                sampler = sampling.min_separated(section.separation)
+        return participants.participation(sampler, num_clients, section.cohort_size)
 
 
 def batches_of(section: TrainingSection, *, is_private: bool) -> sampling.Sampler:

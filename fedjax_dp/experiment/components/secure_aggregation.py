@@ -19,6 +19,7 @@ from fedjax_dp.experiment.schema.config import (
     DiscreteGaussianLevel,
     SecureAggregationSection,
 )
+from fedjax_dp.experiment.schema.constraints import keyed
 from fedjax_dp.privacy.mechanisms.distributed import Plan
 from fedjax_dp.server.base import Roster, Sender, Summed
 from fedjax_dp.server.secure import (
@@ -72,14 +73,12 @@ def graph_of(config: Config, participation: Participation) -> MaskGraph | None:
     options: dict[str, Any] = {"colluders": section.colluders, "dropouts": section.dropouts}
     # Sums of the largest cohort must fit into words too.
     _encoding(section, participation)
-    try:
+    with keyed("secure_aggregation"):
         if section.graph == "all_pairs":
             return all_pairs(count, **options)
         if section.failure is not None:
             options["failure"] = section.failure
         return random_neighbors(count, num_neighbors=section.num_neighbors, **options)
-    except ValueError as error:
-        raise ValueError(f"secure_aggregation.{error}") from None
 
 
 def servers_of(config: Config, num_clients: int) -> list[int]:
@@ -87,13 +86,13 @@ def servers_of(config: Config, num_clients: int) -> list[int]:
     return list(islice(cycle(config.communication.servers), num_clients))
 
 
-def check_secure_aggregation(config: Config, participation: Participation) -> None:
-    """Checks the graph, and that the claim holds against those whom the graph is for."""
+def checked_graph(config: Config, participation: Participation) -> MaskGraph | None:
+    """Builds the graph, and checks that the claim holds against those whom it is for."""
     section, privacy, num_rounds = config.secure_aggregation, config.privacy, config.run.rounds
     graph = graph_of(config, participation)
     has_shares = "client" in privacy.units and isinstance(privacy.client, DiscreteGaussianLevel)
     if graph is None or not has_shares:
-        return
+        return graph
     for name, without in (("word_bits", 32), ("integer_bits", None), ("fraction_bits", None)):
         rule = f"be {without or 'none'} for discrete_gaussian, whose clients send integers"
         value = getattr(section, name)
@@ -106,6 +105,7 @@ def check_secure_aggregation(config: Config, participation: Participation) -> No
         "smaller secure_aggregation.failure"
     )
     checks.require(exposed <= dp_delta, "secure_aggregation.graph", rule, found)
+    return graph
 
 
 def under_masks(
@@ -115,10 +115,7 @@ def under_masks(
     algorithm: FederatedAlgorithm,
     population: Population,
 ) -> tuple[FederatedAlgorithm, MaskKeys | None]:
-    """Puts an algorithm's messages under masks, if configured; also returns the keys.
-
-    Words hold the weights that messages carry, such as the largest number of examples.
-    """
+    """Puts messages under masks, whose words hold the largest weight; also returns the keys."""
     if graph is None or section.form is None:
         return algorithm, None
     rule = f"be left out for {algorithm.name}, whose server needs the message of each client"
@@ -176,7 +173,5 @@ def _encoding(
         options["integer_bits"] = bits
     elif largest > 2**_USUAL_BITS:
         options["integer_bits"] = least
-    try:
+    with keyed("secure_aggregation"):
         return fixed_point(count, **options)
-    except ValueError as error:
-        raise ValueError(f"secure_aggregation.{error}") from None

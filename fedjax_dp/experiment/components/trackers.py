@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 from fedjax_dp.core import checks, files
-from fedjax_dp.experiment.components.callback import Callback, Progress
+from fedjax_dp.experiment.components.experiment import Callback, Progress
 from fedjax_dp.io.logbook import FAILED, write_json
 
 # Holds the identity of a run by tracker, so that a resumed run continues there too, and below

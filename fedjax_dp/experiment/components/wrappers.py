@@ -1,23 +1,35 @@
 """The wrappers of a configuration: in which order they are applied, and which go together."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
 from fedjax_dp.core import checks
 from fedjax_dp.engine import wrapping
 from fedjax_dp.engine.federation import Federation
-from fedjax_dp.engine.wrappers.anderson import anderson
-from fedjax_dp.engine.wrappers.leaving import leaving
-from fedjax_dp.engine.wrappers.servers import serverless, several_servers
+from fedjax_dp.engine.wrappers import anderson, asynchronous, leaving, servers
 from fedjax_dp.engine.wrapping import Wrapper
-from fedjax_dp.experiment.components.asynchrony import asynchrony_of
-from fedjax_dp.experiment.components.clock import clock_of
+from fedjax_dp.experiment.components.clock import Clock
 from fedjax_dp.experiment.components.secure_aggregation import servers_of
-from fedjax_dp.experiment.schema.config import Config
+from fedjax_dp.experiment.schema.config import ClockSection, Config
+from fedjax_dp.experiment.schema.constraints import keyed
+from fedjax_dp.experiment.schema.sections import given_in
 from fedjax_dp.models.base import Model
 
 Wrap = Callable[[Federation], Federation]
+
+_WAITING = "be left out with asynchronous rounds, which wait for no client"
+_NOT_BUILT = "be left out with asynchronous rounds, for which it is not built"
+# Keys of a clock that asynchronous rounds do not have.
+_OF_ROUNDS = {
+    "edges": "be left out with asynchronous rounds: an edge server waits for all its clients",
+    "deadline": _WAITING,
+    "keep": _WAITING,
+    "dropout": _NOT_BUILT,
+    "key_rounds": _NOT_BUILT,
+    "availability": _NOT_BUILT,
+}
 
 
 class _Asked(NamedTuple):
@@ -43,8 +55,16 @@ def _asked(config: Config) -> list[_Asked]:
     return [one for one in every if one.value is not None]
 
 
+def _named(key: str) -> AbstractContextManager[None]:
+    """Names keys in errors of the wrapper that a key asks for."""
+    parts = ("federation", "aggregator", "participation")
+    keys = {part: f"{key} must be left out: its {part}" for part in parts}
+    times = ("latencies", "compute", "server_seconds", "start_seconds")
+    return keyed(key.partition(".")[0], keys | {name: f"clock.{name}" for name in times})
+
+
 def check_wrappers(config: Config) -> None:
-    """Refuses wrappers of which one does not go around another."""
+    """Refuses wrappers that do not go together, or whose arguments or methods do not fit."""
     inside: list[_Asked] = []
     for outer in _asked(config):
         for inner in inside:
@@ -52,31 +72,116 @@ def check_wrappers(config: Config) -> None:
             rule = f"be left out with {inner.key}: its federation must {refusal}"
             checks.require(refusal is None, outer.key, rule, outer.value)
         inside.append(outer)
+    section, name, masks = config.communication, config.algorithm.name, config.secure_aggregation
+    in_shares = ("mechanism", "gamma_shares") in config.algorithm.options.items()
+    fast, protects_clients = config.acceleration, "client" in config.privacy.units
+    for key in [one.key for one in inside]:
+        with _named(key):
+            match key:
+                case "acceleration.memory":
+                    arguments = fast.model_dump(include={"memory", "of", "first", "weights"})
+                    anderson.check_memory(**arguments, num_rounds=config.run.rounds)
+                case "leaving.tolerance":
+                    leaving.check_method(name in leaving.METHODS, name)
+                    leaving.check_noise(in_shares)
+                case "communication.serverless":
+                    servers.check_noise(protects_clients, in_shares)
+                case "communication.servers":
+                    servers.check_servers(section.servers)
+                    servers.check_shares(int(in_shares))
+    if config.asynchronous.concurrency is not None:
+        _check_asynchronous(config)
+    rule = "secure_aggregation.colluders must be at least 1: its aggregator"
+    with keyed("secure_aggregation", {"aggregator": rule}):
+        has_masks = masks.form is not None and section.serverless
+        servers.check_colluders(masks.colluders if has_masks else None)
+    rule = "be left out without communication.servers"
+    period = section.exchange_every
+    is_used = bool(section.servers) or period is None
+    checks.require(is_used, "communication.exchange_every", rule, period)
+    rule = (
+        "be left out under privacy of clients: a server divides by the expected number of its own "
+        "clients, for which no configuration calibrates"
+    )
+    fits = not (section.servers and protects_clients)
+    checks.require(fits, "communication.servers", rule, section.servers)
 
 
-def wrapper_of(config: Config, model: Model, num_clients: int) -> Wrap | None:
+def check_numbers(config: Config, num_clients: int) -> None:
+    """Refuses arguments of wrappers that do not fit the number of clients."""
+    with keyed("acceleration"):
+        anderson.check_weights(config.acceleration.weights, num_clients)
+    if config.leaving.tolerance is not None:
+        with keyed("leaving"):
+            leaving.check_min_active(config.leaving.min_active, num_clients)
+    servers = config.communication.servers
+    rule = f"have at most one entry for each of the {num_clients} clients"
+    checks.require(len(servers) <= num_clients, "communication.servers", rule, len(servers))
+
+
+def _check_asynchronous(config: Config) -> None:
+    """Refuses what asynchronous rounds do not have, or lacks what they need."""
+    rule = "be left out without a clock, which has the times of messages and computation"
+    concurrency = config.asynchronous.concurrency
+    has_clock = bool(given_in(config.clock))
+    checks.require(has_clock, "asynchronous.concurrency", rule, concurrency)
+    given, usual = config.clock.model_dump(), ClockSection().model_dump()
+    for name, rule in _OF_ROUNDS.items():
+        checks.require(given[name] == usual[name], f"clock.{name}", rule, given[name])
+    with keyed("", {"aggregator": "secure_aggregation.form must be left out: its aggregator"}):
+        asynchronous.check_messages(config.secure_aggregation.form is not None)
+    sampler = config.participation.sampler
+    with keyed("", {"participation": "participation.sampler"}):
+        asynchronous.check_sampler(sampler)
+    fits = sampler == "min_separated" or "client" not in config.privacy.units
+    rule = "be min_separated with asynchronous rounds: their cohorts amplify nothing"
+    checks.require(fits, "participation.sampler", rule, sampler)
+
+
+def wrapper_of(config: Config, model: Model, num_clients: int, clock: Clock | None) -> Wrap | None:
     """Returns the wrappers of a federation as one, the clock outermost; None without any."""
-    section = config.acceleration
+    section, away = config.acceleration, config.leaving
     is_buffer = model.is_buffer if model.buffer_keys else None
-    away, period = config.leaving, config.communication.exchange_every or 1
-    clock = clock_of(config, num_clients)
-    made: dict[str, Callable[[], Wrap | None]] = {
+    period = config.communication.exchange_every or 1
+    made: dict[str, Callable[[], Wrap]] = {
         "acceleration.memory": lambda: partial(
-            anderson, num_rounds=config.run.rounds, is_buffer=is_buffer, **section.model_dump()
+            anderson.anderson,
+            num_rounds=config.run.rounds,
+            is_buffer=is_buffer,
+            **section.model_dump(),
         ),
         "leaving.tolerance": lambda: partial(
-            leaving, tolerance=away.tolerance or 0.0, min_active=away.min_active
+            leaving.leaving, tolerance=away.tolerance or 0.0, min_active=away.min_active
         ),
-        "communication.serverless": lambda: serverless,
+        "communication.serverless": lambda: servers.serverless,
         "communication.servers": lambda: partial(
-            several_servers, servers=servers_of(config, num_clients), exchange_every=period
+            servers.several_servers,
+            servers=servers_of(config, num_clients),
+            exchange_every=period,
         ),
-        "asynchronous.concurrency": lambda: asynchrony_of(config, clock),
+        "asynchronous.concurrency": lambda: _asynchrony(config, clock),
     }
-    wraps: list[Wrap | None] = [made[one.key]() for one in _asked(config)]
+
+    def named(key: str, wrap: Wrap) -> Wrap:
+        def wrapped(federation: Federation) -> Federation:
+            with _named(key):
+                return wrap(federation)
+
+        return wrapped
+
+    wraps = [named(one.key, made[one.key]()) for one in _asked(config)]
     if clock is not None and config.asynchronous.concurrency is None:
         wraps.append(clock.__call__)
-    found = [wrap for wrap in wraps if wrap is not None]
-    if not found:
+    if not wraps:
         return None
-    return lambda federation: reduce(lambda inner, wrap: wrap(inner), found, federation)
+    return lambda federation: reduce(lambda inner, wrap: wrap(inner), wraps, federation)
+
+
+def _asynchrony(config: Config, clock: Clock | None) -> Wrap:
+    """Makes the wrapper that makes rounds asynchronous; it replaces the clock."""
+    assert clock is not None
+    options: dict[str, Any] = config.asynchronous.model_dump() | {"num_rounds": config.run.rounds}
+    options |= {name: clock.options[name] for name in ("server_seconds", "start_seconds")}
+    return partial(
+        asynchronous.asynchronous, latencies=clock.latencies, compute=clock.compute, **options
+    )

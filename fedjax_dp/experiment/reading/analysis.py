@@ -47,7 +47,6 @@ class Sections(NamedTuple):
 
 def require_analysis(sections: Sections, sizes: np.ndarray) -> None:
     """Requires an analysis of all units for clients of these sizes; an error advises a change."""
-    checks.one_for_each("training.batch_size", sections.training.batch_size, len(sizes))
     _require_or_advise(sections, sizes, len(sizes))
 
 
@@ -63,7 +62,6 @@ def _require_or_advise(sections: Sections, sizes: np.ndarray, num_clients: int) 
 def require_possible_analysis(sections: Sections, num_clients: int) -> None:
     """Requires an analysis for clients of some size, before sizes are known."""
     batches = sections.training.batch_size
-    checks.one_for_each("training.batch_size", batches, num_clients)
     # Clients of one size and batch are alike; their number may be a mistake, of any size.
     num_kinds = len(batches) if isinstance(batches, list) else 1
     largest = np.full(num_kinds, checks.COUNT_LIMIT)

@@ -19,7 +19,6 @@ from fedjax_dp.experiment.components.catalogue import options_of_other_parts, re
 from fedjax_dp.experiment.schema.config import ROOT, Config, Options
 from fedjax_dp.experiment.schema.constraints import ConfigError, bare, kinds_of, refused
 from fedjax_dp.experiment.schema.sections import (
-    OptionalSection,
     Section,
     can_be_left_out,
     given_in,
@@ -116,53 +115,31 @@ def overlap(one: str, other: str) -> bool:
 
 def to_toml(config: Config) -> str:
     """Writes every value that is not None; `load_config` reads an equal configuration back."""
-    tables = _tables(config)
+    tables, off, given = dict[str, Any](), config.without_effect(), given_in(config)
+    for key, section in sections_in(config):
+        prefix, defaults = f"{key}." if key else "", type(section).model_fields
+        for name, value in section:
+            # Values of a section without an effect would be refused when they are read.
+            is_set = name in section.model_fields_set or f"{prefix}{name}" in given
+            if isinstance(value, Section) or (key in off and not is_set):
+                continue
+            if value is not None:
+                _put_at(tables, f"{prefix}{name}", _written(value))
+            elif defaults[name].get_default(call_default_factory=True) is not None:
+                # TOML has no null: a removed value is written as a word.
+                _put_at(tables, f"{prefix}{name}", "none")
     if "learning_rate" not in config.training.model_fields_set and _has_no_steps(config):
         del tables["training"]["learning_rate"]
     if is_own(config.data.name) and not config.data.is_divided:
         # Only the loaded data show whether they name clients.
         del tables["data"]["partition"], tables["data"]["num_clients"]
-    for key, section in sections_in(config):
-        if not is_on(config, key, section):
-            # Values without a meaning would be refused when they are read.
-            tables = _without(tables, key)
-            inner = {name for name, value in section if isinstance(value, Section)}
-            given = (section.model_fields_set | given_in(section).keys()) - inner
-            some = {name: value for name, value in _tables(section).items() if name in given}
-            if some:
-                _put_at(tables, key, some)
     return tomli_w.dumps(tables)
-
-
-def is_on(config: Config, key: str, section: Section) -> bool:
-    """Whether a section has an effect; one that cannot be left out always has."""
-    if not isinstance(section, OptionalSection):
-        return True
-    if key.startswith("privacy."):
-        return key.removeprefix("privacy.") in config.privacy.units
-    if key.startswith("clock"):
-        return bool(given_in(config.clock))
-    return not section.switch or getattr(section, section.switch) is not None
 
 
 def _has_no_steps(config: Config) -> bool:
     """Checks whether no local steps are taken, so that a learning rate is refused."""
     name, given = config.algorithm.name, config.algorithm.options
     return ALGORITHMS[name].needs(options_of(name) | given).steps == "none"
-
-
-def _tables(section: Section) -> dict[str, Any]:
-    tables: dict[str, Any] = {}
-    for name, field in type(section).model_fields.items():
-        value = getattr(section, name)
-        if isinstance(value, Section):
-            tables[name] = _tables(value)
-        elif value is not None:
-            tables[name] = _written(value)
-        elif field.get_default(call_default_factory=True) is not None:
-            # TOML has no null: a removed value is written as a word.
-            tables[name] = "none"
-    return tables
 
 
 def _written(value: Any) -> Any:

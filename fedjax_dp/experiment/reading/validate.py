@@ -1,86 +1,82 @@
 """Checks of an experiment that need no data: values and combinations."""
 
 import os
-from collections.abc import Mapping
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_dp.algorithms import registry as algorithms
-from fedjax_dp.algorithms.base import Needs
 from fedjax_dp.algorithms.registry import Entry
+from fedjax_dp.clients.sgd import check_whole
 from fedjax_dp.clients.transforms import declared
 from fedjax_dp.core import checks, files
 from fedjax_dp.core.registry import is_own
 from fedjax_dp.data import datasets
 from fedjax_dp.data.datasets.tabular import EXACT_SCALINGS
+from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.accounts.privacy_accounting import require_public_sizes
-from fedjax_dp.experiment.components.asynchrony import check_asynchronous
-from fedjax_dp.experiment.components.clock import check_clock
+from fedjax_dp.experiment.components.clock import Clock, clock_of
 from fedjax_dp.experiment.components.participation import batches_of, participation_of
 from fedjax_dp.experiment.components.partitions import PARTITIONS
-from fedjax_dp.experiment.components.secure_aggregation import check_secure_aggregation
-from fedjax_dp.experiment.components.wrappers import check_wrappers
+from fedjax_dp.experiment.components.secure_aggregation import checked_graph
+from fedjax_dp.experiment.components.wrappers import check_numbers, check_wrappers
 from fedjax_dp.experiment.reading.analysis import Sections, require_possible_analysis
-from fedjax_dp.experiment.reading.config_files import is_on
 from fedjax_dp.experiment.schema.config import (
-    AccelerationSection,
     AlgorithmSection,
     ClientLevel,
     Config,
     DataSection,
+    ExecutionSection,
     GaussianLevel,
     LaplaceLevel,
     ModelSection,
     PrivacySection,
     RecordLevel,
-    RunSection,
     SecureAggregationSection,
     TrainingSection,
 )
-from fedjax_dp.experiment.schema.sections import OptionalSection, given_in, sections_in
+from fedjax_dp.experiment.schema.constraints import keyed
+from fedjax_dp.experiment.schema.sections import OptionalSection, given_in
 from fedjax_dp.server.registry import AROUND
+from fedjax_dp.server.secure import MaskGraph
 
-# For whom an algorithm is taken instead, and which, by unit of privacy.
-_INSTEAD = {
-    "none": ("without privacy", "fedavg"),
-    "record": ("to protect records", "dp_sgd"),
-    "client": ("to protect clients", "dp_fedavg"),
-    "both": ("to protect both", "dp_fedavg"),
-}
 # Options of algorithms that may be a list with one entry for each client.
 _BY_CLIENT = ("declared_epsilon", "clusters")
 
 
-def validate(config: Config) -> None:
-    """Checks everything that is known before data are read, with named lists resolved."""
+class Counted(NamedTuple):
+    """The parts of a configuration that need the number of clients alone."""
+
+    participation: Participation
+    clock: Clock | None
+    graph: MaskGraph | None
+
+
+def validate(config: Config) -> Counted | None:
+    """Checks what is known before data are read; None if only the data count the clients."""
     name, privacy = config.algorithm.name, config.privacy
     entry = algorithms.ALGORITHMS[name]
-    _check_public_examples(name, entry, config.data.public_examples)
-    _check_unit(name, entry, privacy)
+    algorithms.require_unit(name, privacy.unit)
+    algorithms.require_public_inputs(name, config.data.public_examples)
+    _check_unused(name, entry, config)
     _check_scaling(config.data, privacy)
     _check_test_part(config.data)
     _check_release(config)
     _check_inactive(config)
-    _check_acceleration(config.acceleration, config.run)
     check_wrappers(config)
-    check_asynchronous(config)
-    _check_leaving(config)
-    _check_servers(config)
-    _check_masks(config.secure_aggregation, not config.communication.serverless)
+    _check_masks(config.secure_aggregation)
     _check_aggregator(config.algorithm, entry, privacy)
     options = algorithms.options_of(name) | config.algorithm.options
-    needs = _needs_of(entry, options)
-    if config.algorithm.aggregator is not None and "aggregator" in entry.given:
-        rule = "be false with an algorithm.aggregator, which has its own weights"
-        is_weighted = options.get("is_weighted", False)
-        checks.require(not is_weighted, "algorithm.options.is_weighted", rule, is_weighted)
+    with keyed("algorithm.options"):
+        needs = entry.needs(options | {"aggregator": config.algorithm.aggregator})
+        needs.check_bound(_is_bounded(config.algorithm.aggregator, privacy))
     _check_steps(name, needs.steps, config.training)
-    _check_bound(needs.option_for_bound, config.algorithm.aggregator, privacy)
-    _check_batches(config.training, is_private="record" in privacy.units)
+    sampler = batches_of(config.training, is_private="record" in privacy.units)
+    with keyed("training"):
+        check_whole(sampler, config.training.num_steps, config.training.batch_size)
     _check_adapters(config.model)
     _check_paths(config)
-    check_processes(config)
+    check_processes(config.execution)
     declared("algorithm.options", needs.transforms, is_private="record" in privacy.units)
     require_public_sizes(privacy.relation, "privacy.relation")
     if "record" in privacy.units:
@@ -88,34 +84,28 @@ def validate(config: Config) -> None:
     if "client" in privacy.units:
         _check_client(privacy.client, name, entry)
     if (num_clients := known_clients(config)) is not None:
-        check_clients(config, num_clients)
-    else:
-        check_clock(config, None)
+        return counted(config, num_clients)
+    clock_of(config, None)
+    return None
 
 
-def check_clients(config: Config, num_clients: int) -> None:
-    """Checks everything that is known once the training clients are counted."""
+def counted(config: Config, num_clients: int) -> Counted:
+    """Checks everything that is known once the training clients are counted; builds these parts."""
     privacy, options = config.privacy, config.algorithm.options
     for key in ("learning_rate", "batch_size", "num_epochs", "num_steps"):
         checks.one_for_each(f"training.{key}", getattr(config.training, key), num_clients)
     if "record" in privacy.units:
         for key in ("clip_norm", "noise_multiplier", "epsilon", "dp_delta"):
             checks.one_for_each(f"privacy.record.{key}", getattr(privacy.record, key), num_clients)
-    checks.one_for_each("acceleration.weights", config.acceleration.weights, num_clients)
     for key in _BY_CLIENT:
         checks.one_for_each(f"algorithm.options.{key}", options.get(key), num_clients)
-    if config.leaving.tolerance is not None:
-        least, rule = config.leaving.min_active, f"be at most the {num_clients} clients"
-        checks.require(least <= num_clients, "leaving.min_active", rule, least)
-    servers = config.communication.servers
-    rule = f"have at most one entry for each of the {num_clients} clients"
-    checks.require(len(servers) <= num_clients, "communication.servers", rule, len(servers))
+    check_numbers(config, num_clients)
     num_models, rule = options.get("num_models", 1), f"be at most the {num_clients} clients"
     checks.require(num_models <= num_clients, "algorithm.options.num_models", rule, num_models)
     participation = participation_of(config.participation, num_clients)
-    check_clock(config, num_clients)
+    clock = clock_of(config, num_clients, participation)
     require_possible_analysis(Sections(privacy, config.participation, config.training), num_clients)
-    check_secure_aggregation(config, participation)
+    return Counted(participation, clock, checked_graph(config, participation))
 
 
 def known_clients(config: Config) -> int | None:
@@ -131,33 +121,14 @@ def known_clients(config: Config) -> int | None:
     return None if count is None else count(data.partition_options)
 
 
-def _needs_of(entry: Entry, options: Mapping[str, Any]) -> Needs:
-    """Returns what an algorithm needs; refuses incompatible options."""
-    try:
-        return entry.needs(options)
-    except ValueError as error:
-        raise ValueError(f"algorithm.options.{error}") from error
-
-
-def _check_public_examples(name: str, entry: Entry, count: int) -> None:
-    asks = entry.asks_public_inputs
-    wanted, queried = ("at least 1", "public inputs") if asks else ("0", "no public inputs")
-    rule = f"be {wanted} for {name}, which queries {queried}"
-    checks.require((count > 0) == asks, "data.public_examples", rule, count)
-
-
-def _check_unit(name: str, entry: Entry, privacy: PrivacySection) -> None:
-    what = f"be {' or '.join(entry.units)} for the algorithm {name}"
-    whom, other = _INSTEAD[privacy.unit]
-    hint = f"{whom} take another algorithm.name, such as {other}"
-    if is_own(name):
-        hint = "an Entry states the units of an algorithm of your own"
-    rule = f"{what}, {entry.reason}" if entry.reason else f"{what}; {hint}"
-    checks.require(privacy.unit in entry.units, "privacy.unit", rule, privacy.unit)
-    if entry.budgets is not None:
-        noise = privacy.record.noise_multiplier
-        rule = f"be none for {name}, which calibrates the noise itself"
-        checks.require(noise is None, "privacy.record.noise_multiplier", rule, noise)
+def _check_unused(name: str, entry: Entry, config: Config) -> None:
+    """Refuses what an algorithm does not use."""
+    count, noise = config.data.public_examples, config.privacy.record.noise_multiplier
+    rule = f"be 0 for {name}, which queries no public inputs"
+    checks.require(count == 0 or entry.asks_public_inputs, "data.public_examples", rule, count)
+    rule = f"be none for {name}, which calibrates the noise itself"
+    fits = entry.budgets is None or noise is None
+    checks.require(fits, "privacy.record.noise_multiplier", rule, noise)
 
 
 def _check_test_part(data: DataSection) -> None:
@@ -210,9 +181,9 @@ def _check_release(config: Config) -> None:
 
 def _check_inactive(config: Config) -> None:
     """Refuses settings of a section that is off, which would have no effect."""
-    for key, section in sections_in(config):
-        given = {} if is_on(config, key, section) else given_in(section)
-        for name, value in given.items():
+    off, given = config.without_effect(), given_in(config)
+    for key, section in off.items():
+        for name in [name for name in given if name.startswith(f"{key}.")]:
             assert isinstance(section, OptionalSection)
             article = "an" if key.startswith("a") else "a"
             rule = f"be left out without {article} {key}.{section.switch}"
@@ -225,72 +196,16 @@ def _check_inactive(config: Config) -> None:
             rule += f" (--{key}=none leaves the section of a file out)"
             # Mechanisms may be set before privacy.unit is.
             fits = not section.switch and not config.privacy.units
-            checks.require(fits, f"{key}.{name}", rule, value)
+            checks.require(fits, name, rule, given[name])
 
 
-def _check_acceleration(section: AccelerationSection, run: RunSection) -> None:
-    if section.memory is not None:
-        rule = f"be below the {run.rounds} rounds"
-        checks.require(section.memory < run.rounds, "acceleration.memory", rule, section.memory)
-        first = section.first
-        rule = f"be at least acceleration.memory = {section.memory}"
-        fits = first is None or first >= section.memory
-        checks.require(fits, "acceleration.first", rule, first)
-        rule = "be left out for acceleration.of = 'shared', which has one point"
-        fits = section.weights is None or section.of == "clients"
-        checks.require(fits, "acceleration.weights", rule, section.weights)
-
-
-def _check_masks(section: SecureAggregationSection, has_server: bool) -> None:
-    """Refuses settings without effect, and masks that hide nothing from a client."""
-    if section.form is None:
-        return
-    rule = "be at least 1 with communication.serverless, where each client receives all messages"
-    fits = has_server or section.colluders > 0
-    checks.require(fits, "secure_aggregation.colluders", rule, section.colluders)
-    if section.graph == "all_pairs":
+def _check_masks(section: SecureAggregationSection) -> None:
+    """Refuses settings without effect."""
+    if section.form is not None and section.graph == "all_pairs":
         rule = "be none for secure_aggregation.graph = 'all_pairs', of which nothing is random"
         for name in ("num_neighbors", "failure"):
             value = getattr(section, name)
             checks.require(value is None, f"secure_aggregation.{name}", rule, value)
-
-
-def _check_servers(config: Config) -> None:
-    """Refuses what has no meaning without a server, or with several."""
-    section, servers = config.communication, config.communication.servers
-    has_shares = ("mechanism", "gamma_shares") in config.algorithm.options.items()
-    if section.serverless:
-        key = "communication.serverless"
-        rule = "be false for noise in shares: each client that has the sum knows its own share"
-        checks.require(not has_shares, key, rule, True)
-        rule = "be false under privacy of clients: no party is trusted with the noise"
-        checks.require("client" not in config.privacy.units, key, rule, True)
-    if not servers:
-        rule, period = "be left out without communication.servers", section.exchange_every
-        checks.require(period is None, "communication.exchange_every", rule, period)
-        return
-    key = "communication.servers"
-    is_used = len(set(servers)) == max(servers) + 1 > 1
-    checks.require(is_used, key, "be numbers from 0, all of them used, and at least 2", servers)
-    checks.require(not has_shares, key, "be left out for noise in shares of all clients", servers)
-    rule = (
-        "be left out under privacy of clients: a server divides by the expected number of its own "
-        "clients, for which no configuration calibrates"
-    )
-    checks.require("client" not in config.privacy.units, key, rule, servers)
-
-
-def _check_leaving(config: Config) -> None:
-    section = config.leaving
-    if section.tolerance is None:
-        return
-    name, shares = config.algorithm.name, ("mechanism", "gamma_shares")
-    rule = f"be left out for {name}, whose clients do not send models of their own"
-    fits = name in ("warm_start_averaging", "retrained_averaging")
-    checks.require(fits, "leaving.tolerance", rule, section.tolerance)
-    rule = "be left out for noise in shares, which does not protect the model that it would compare"
-    fits = shares not in config.algorithm.options.items()
-    checks.require(fits, "leaving.tolerance", rule, section.tolerance)
 
 
 def _check_aggregator(section: AlgorithmSection, entry: Entry, privacy: PrivacySection) -> None:
@@ -331,22 +246,10 @@ def _check_steps(name: str, steps: str, section: TrainingSection) -> None:
     checks.require(moves, "training.learning_rate", rule, section.learning_rate)
 
 
-def _check_bound(option: str, aggregator: str | None, privacy: PrivacySection) -> None:
-    """Requires an option if no aggregator bounds an update; a user's is checked when built."""
-    is_bounded = "client" in privacy.units and not privacy.client.is_realised
-    is_open = not option or is_bounded or (aggregator is not None and is_own(aggregator))
-    rule = "be given if no aggregator bounds an update"
-    checks.require(is_open, f"algorithm.options.{option}", rule, None)
-
-
-def _check_batches(section: TrainingSection, *, is_private: bool) -> None:
-    """Requires integers for samplers that draw a fixed number of examples or steps."""
-    sampler = batches_of(section, is_private=is_private)
-    for name in ("num_steps",) if sampler.varies else ("num_steps", "batch_size"):
-        value = getattr(section, name)
-        is_whole = value is None or bool(np.all(np.mod(value, 1) == 0))
-        rule = f"be an integer with the sampler {sampler.name!r}"
-        checks.require(is_whole, f"training.{name}", rule, value)
+def _is_bounded(aggregator: str | None, privacy: PrivacySection) -> bool:
+    """Whether updates have a bound as far as is known: a user's aggregator is asked when built."""
+    is_private = "client" in privacy.units and not privacy.client.is_realised
+    return is_private or (aggregator is not None and is_own(aggregator))
 
 
 def _check_adapters(section: ModelSection) -> None:
@@ -373,9 +276,8 @@ def _check_paths(config: Config) -> None:
         files.require_folder(cache, "execution.compilation_cache")
 
 
-def check_processes(config: Config) -> None:
+def check_processes(section: ExecutionSection) -> None:
     """Checks how processes find each other, and that they can run this configuration."""
-    section = config.execution
     has_address = section.coordinator not in (None, "auto")
     for key in ("num_processes", "process_id"):
         value = getattr(section, key)

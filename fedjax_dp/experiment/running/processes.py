@@ -32,8 +32,9 @@ _PATH_BYTES = 4096
 
 def start_processes(config: Config) -> None:
     """Connects this process to the others of its run, once and before JAX has started."""
-    check_processes(config)
     section = config.execution
+    # The connection needs them before the rest of the configuration is checked.
+    check_processes(section)
     if section.coordinator is None or jax.distributed.is_initialized():
         return
     connect = partial(

@@ -12,8 +12,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.files import entry_of, write_text
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.round import SimulationState
-from fedjax_dp.experiment.components.callback import Callback
-from fedjax_dp.experiment.components.experiment import Experiment
+from fedjax_dp.experiment.components.experiment import Callback, Experiment
 from fedjax_dp.experiment.components.numbers_by_client import KEYS as CLIENT_KEYS
 from fedjax_dp.experiment.components.trackers import TRACKERS_FILE
 from fedjax_dp.experiment.reading import config_files

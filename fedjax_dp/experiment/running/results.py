@@ -20,10 +20,8 @@ from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting, unit
 from fedjax_dp.engine.evaluation import Evaluator
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.evaluation.fairness import summarize
-from fedjax_dp.experiment.components.clock import clock_of
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.components.numbers_by_client import names_of
-from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.release import (
     PARTITION_FILE,
     STATED,
@@ -110,8 +108,7 @@ def write_results(
     write_text(folder / PARTITION_FILE, partition_text(experiment.population.statistics()))
     not_private = [partition_counts(folder), *also_not_private]
     facts = facts_of(experiment, start.hyper, not_private)
-    tables = tomllib.loads(config_files.to_toml(experiment.written))
-    naming = naming_files(tables, experiment.population.train.client_names)
+    naming = naming_files(tomllib.loads(start.text), experiment.population.train.client_names)
     marks = marks_of(folder, is_secret=section.secret, naming=naming)
     releases = section.release is not None and ended != "interrupted"
     if releases:
@@ -257,7 +254,7 @@ def _draw(
     plots.save(plots.accuracy_by_megabytes(rows, title), folder / "accuracy_megabytes.png")
     if any("simulated_seconds" in row for row in rows):
         plots.save(plots.accuracy_by_seconds(rows, title), folder / "accuracy_seconds.png")
-    clock = clock_of(experiment.config, experiment.population.train.num_clients)
+    clock = experiment.clock
     if clock is not None and experiment.config.asynchronous.concurrency is None:
         times = clock.times(experiment.simulation.federation)
         names = names_of(experiment.population.train)

@@ -11,11 +11,8 @@ from fedjax_dp.engine.execution.joint import Finished, Request
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.assembly.devices import more_than_cores
-from fedjax_dp.experiment.components.callback import Callback
 from fedjax_dp.experiment.components.callbacks import callbacks_of
-from fedjax_dp.experiment.components.deployment import Deployment
-from fedjax_dp.experiment.components.experiment import Experiment
-from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.components.experiment import Callback, Deployment, Experiment
 from fedjax_dp.experiment.running.environment import use_compilation_cache
 from fedjax_dp.experiment.running.health import (
     Health,
@@ -27,7 +24,6 @@ from fedjax_dp.experiment.running.processes import (
     agreed,
     place_of_process,
     require_one_process,
-    require_same,
     start_processes,
 )
 from fedjax_dp.experiment.running.release import require_publishable, without_model
@@ -150,8 +146,6 @@ def _run(
         experiment = deployment.deploy(assemble(config, deployment.population(config, resumed)))
     if resumed is not None:
         experiment = with_sweep(experiment, resumed)
-    # Programs that differ would wait for each other for ever.
-    require_same("the configuration", config_files.to_toml(experiment.written))
     callbacks = {**callbacks_of(config.run.callbacks), **callbacks}
     health = checked_health(experiment, callbacks, watcher)
     with reporting_full_disk():

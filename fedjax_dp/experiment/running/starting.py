@@ -23,7 +23,6 @@ from fedjax_dp.engine.client_store import ClientStore, stored_in
 from fedjax_dp.engine.record import RoundRecord
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment.components.experiment import Experiment
-from fedjax_dp.experiment.components.secure_aggregation import graph_of
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.processes import folder_of_first, is_first_process, require_same
 from fedjax_dp.experiment.running.release import withdraw_release
@@ -49,6 +48,7 @@ from fedjax_dp.io.checkpoint import KEPT, ROOT_FILE, Checkpoints
 from fedjax_dp.io.digests import read_sealed_object, unseal
 from fedjax_dp.io.logbook import METRICS_FILE, write_json
 from fedjax_dp.server.secure import mask_messages
+from fedjax_dp.server.secure.aggregator import masks_of
 
 # The number of its runs, what chose their settings, and what ends some of them early.
 _SWEEP_FACTS = ("sweep", "search", "pruner")
@@ -59,6 +59,7 @@ class Start(NamedTuple):
 
     folder: pathlib.Path  # The run folder.
     lock: BaseFileLock  # The lock of the folder.
+    text: str  # Its configuration, as written to its folder.
     key: PRNGKey  # The root of cohorts, batches and noise.
     hyper: Hyper  # The hyperparameters of its rounds.
     accounting: PrivacyAccounting  # The ledgers of the rounds so far.
@@ -110,18 +111,15 @@ def _write_sweep(experiment: Experiment, folder: pathlib.Path) -> None:
 
 def _byte_totals(experiment: Experiment) -> ByteTotals:
     """Makes byte totals that start at zero; without a server keys and shares are not counted."""
-    config, simulation = experiment.config, experiment.simulation
-    federation = simulation.federation
-    graph = graph_of(config, simulation.participation)
-    if not federation.has_server:
-        graph = None
-    exchange = None if graph is None else mask_messages(graph)
-    return ByteTotals(federation, config.communication.encoding, exchange)
+    federation, section = experiment.simulation.federation, experiment.config.communication
+    masks = masks_of(federation.algorithm.aggregator) if federation.has_server else None
+    exchange = None if masks is None else mask_messages(masks.graph)
+    return ByteTotals(federation, section.encoding, exchange)
 
 
 def fresh(experiment: Experiment, folder: pathlib.Path | None) -> tuple[SimulationState, Start]:
     """Starts a run and writes its configuration, and its root if that is secret."""
-    section = experiment.config.run
+    section, text = experiment.config.run, _same_text(experiment)
     state, hyper = first_state(experiment), experiment.simulation.hyper
     accounting = accounting_of(experiment, hyper)
     key = new_root(section)
@@ -139,10 +137,10 @@ def fresh(experiment: Experiment, folder: pathlib.Path | None) -> tuple[Simulati
             # Saved before the first round, so that no round is released with two draws of noise.
             checkpoints.write_root(jax.random.key_data(key))
         _write_sweep(experiment, folder)
-        write_text(folder / CONFIG_FILE, config_files.to_toml(experiment.written))
+        write_text(folder / CONFIG_FILE, text)
         write_fingerprint(experiment.population, folder / DATA_FILE)
         traffic = _byte_totals(experiment)
-        return state, Start(folder, lock, key, hyper, accounting, checkpoints, 0.0, traffic)
+        return state, Start(folder, lock, text, key, hyper, accounting, checkpoints, 0.0, traffic)
 
 
 def restored(
@@ -170,8 +168,8 @@ def _restored(
 ) -> tuple[SimulationState, Start]:
     """Resumes a run whose folder is locked."""
     config, seconds, ledgers, sent = experiment.config, 0.0, None, None
-    text = (folder / CONFIG_FILE).read_text(encoding="utf-8")
-    require_same_config(experiment.written, text)
+    text = _same_text(experiment)
+    require_same_config(experiment.written, (folder / CONFIG_FILE).read_text(encoding="utf-8"))
     checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, is_secret=config.run.secret)
     require_same_numbers(folder)
     key = _saved_root(config.run, checkpoints)
@@ -200,10 +198,17 @@ def _restored(
     # The logbook, which reads the metrics next, compares them with their record.
     unseal(place, but=(METRICS_FILE,))
     _write_sweep(experiment, place)
-    write_text(place / CONFIG_FILE, config_files.to_toml(experiment.written))
+    write_text(place / CONFIG_FILE, text)
     if saved is None or not (place / DATA_FILE).exists():
         write_fingerprint(experiment.population, place / DATA_FILE)
-    return state, Start(place, lock, key, hyper, accounting, checkpoints, seconds, traffic)
+    return state, Start(place, lock, text, key, hyper, accounting, checkpoints, seconds, traffic)
+
+
+def _same_text(experiment: Experiment) -> str:
+    """Writes the configuration; processes whose programs differ would wait for ever."""
+    text = config_files.to_toml(experiment.written)
+    require_same("the configuration", text)
+    return text
 
 
 def _require_stated(experiment: Experiment, key: PRNGKey) -> None:

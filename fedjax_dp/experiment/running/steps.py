@@ -15,9 +15,7 @@ from fedjax_dp.core.devices import is_distributed
 from fedjax_dp.engine.execution.joint import Finished, Request
 from fedjax_dp.engine.record import RoundInfo, RoundRecord, as_metrics
 from fedjax_dp.engine.round import SimulationState
-from fedjax_dp.experiment.components.callback import Callback, Progress
-from fedjax_dp.experiment.components.experiment import Experiment
-from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.components.experiment import Callback, Experiment, Progress
 from fedjax_dp.experiment.running.environment import environment
 from fedjax_dp.experiment.running.health import Health
 from fedjax_dp.experiment.running.processes import (
@@ -80,7 +78,7 @@ def steps(
     compiling = time.perf_counter()
     state = jax.block_until_ready((yield Request(state, start.key, start.hyper, 0)).state)
     timing = {"seconds_compiling": time.perf_counter() - compiling}
-    text, base = config_files.to_toml(experiment.written), kinds.digest(experiment.model.frozen)
+    base = kinds.digest(experiment.model.frozen)
 
     def seconds() -> float:
         return start.seconds + time.perf_counter() - started
@@ -92,7 +90,7 @@ def steps(
             "ledgers": ledgers,
             "traffic": start.traffic.to_json(),
             "seconds": seconds(),
-            "config": text,
+            "config": start.text,
             "frozen": base,
         }
         # Saved before the next round overwrites client state.

@@ -24,7 +24,14 @@ from fedjax_dp.core.ranges import (
     Size,
 )
 from fedjax_dp.data.datasets.registry import names_clients
-from fedjax_dp.experiment.schema.sections import OptionalSection, Origin, Section, in_python
+from fedjax_dp.experiment.schema.sections import (
+    OptionalSection,
+    Origin,
+    Section,
+    given_in,
+    in_python,
+    sections_in,
+)
 
 # Published lists, one number for each of 20, 40 or 60 clients; see `privacy.accounting.budgets`.
 NamedBudgets = Literal[
@@ -706,6 +713,21 @@ class Config(Section):
         """Checks values, and the parts that they name, as those of a file."""
         super().__init__(**values)
         self.__dict__.update(self._read_parts(in_python).__dict__)
+
+    def without_effect(self) -> dict[str, Section]:
+        """Finds the sections that are switched off, by dotted name."""
+        units = self.privacy.units
+        has_clock = any(key.startswith("clock.") for key in given_in(self))
+        found: dict[str, Section] = {}
+        for key, section in sections_in(self):
+            if isinstance(section, OptionalSection):
+                is_on = not section.switch or getattr(section, section.switch) is not None
+                if key.startswith("privacy."):
+                    is_on = key.removeprefix("privacy.") in units
+                elif key.startswith("clock"):
+                    is_on = has_clock
+                found |= {} if is_on else {key: section}
+        return found
 
     @property
     def title(self) -> str:

@@ -1,12 +1,13 @@
 """The values of a configuration, which fit the annotations of their keys."""
 
+import contextlib
 import functools
 import math
 import operator
 import os
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import jax
@@ -28,6 +29,17 @@ class ConfigError(ValueError):
 def refused(origin: str, text: str) -> ConfigError:
     """Makes an error that begins with where a value came from; values given in Python do not."""
     return ConfigError(f"{origin}: {text}" if origin else text)
+
+
+@contextlib.contextmanager
+def keyed(section: str, keys: Mapping[str, str] = {}) -> Iterator[None]:
+    """Names keys in errors of factories: arguments are keys of a section unless `keys` has them."""
+    try:
+        yield
+    except ValueError as error:
+        argument, _, rest = str(error).partition(" ")
+        key = keys.get(argument, f"{section}.{argument}")
+        raise ValueError(f"{key} {rest}") from error
 
 
 def kinds_of(kind: Any) -> tuple[Any, ...]:

@@ -92,26 +92,27 @@ def keys_below(field: FieldInfo) -> list[str]:
     return list(dict.fromkeys(key for key, each in fields_below(field) if not sections_of(each)))
 
 
-def sections_in(section: Section, prefix: str = "") -> Iterator[tuple[str, Section]]:
-    """Yields the sections of a configuration and their dotted names, outer ones first."""
-    for name, inner in section:
-        if isinstance(inner, Section):
-            yield f"{prefix}{name}", inner
-            yield from sections_in(inner, f"{prefix}{name}.")
+def sections_in(section: Section) -> Iterator[tuple[str, Section]]:
+    """Yields a section, named "", and those inside it with their dotted names, outer ones first."""
+    waiting = [("", section)]
+    while waiting:
+        key, outer = waiting.pop(0)
+        yield key, outer
+        inner = [(name, value) for name, value in outer if isinstance(value, Section)]
+        waiting[:0] = [(f"{key}.{name}" if key else name, value) for name, value in inner]
 
 
 def given_in(section: Section) -> dict[str, Any]:
     """Lists the values that a section was given, by dotted name, without those that are None."""
     found: dict[str, Any] = {}
-    tag = None
-    if section.around is not None:
-        field = _field_of(type(section))
-        tag = field.discriminator if type(section) is not default_section(field) else None
-    for name, value in section:
-        if isinstance(value, Section):
-            found |= {f"{name}.{inner}": each for inner, each in given_in(value).items()}
-        elif value is not None and (name in section.model_fields_set or name == tag):
-            found[name] = value
+    for key, each in sections_in(section):
+        field = _field_of(type(each))
+        # Another than the default one was chosen by its word.
+        tag = None if type(each) is default_section(field) else field.discriminator
+        for name, value in each:
+            is_given = name in each.model_fields_set or name == tag
+            if is_given and value is not None and not isinstance(value, Section):
+                found[f"{key}.{name}" if key else name] = value
     return found
 
 

@@ -42,6 +42,7 @@ from fedjax_dp.experiment.assembly.build import (
 )
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.components.mechanism import with_share_of_noise
+from fedjax_dp.experiment.components.secure_aggregation import graph_of
 from fedjax_dp.models.base import Model
 
 # The default number of canaries of a run.
@@ -157,11 +158,12 @@ def _maker(experiment: Experiment) -> Callable[..., FederatedAlgorithm]:
     """Returns a builder of the algorithm for another model and other public inputs."""
     config, participation = experiment.config, experiment.simulation.participation
     population, privacy = experiment.population, config.privacy
+    graph = graph_of(config, participation)
 
     def make(model: Model, public_x: np.ndarray | None = None) -> FederatedAlgorithm:
         level = record_level(privacy)
         trainer = build_trainer(config.training, level, model, population.train.sizes)
-        setting = setting_of(config, participation, model)
+        setting = setting_of(config, participation, graph, model)
         asked = population if public_x is None else population._replace(public_x=public_x)
         problem = build_problem(config.algorithm, privacy, setting, asked)
         algorithm = build_algorithm(config.algorithm, privacy.unit, model, trainer, problem)
@@ -213,7 +215,8 @@ def _quieter(
             own["selection_epsilon"] = own["selection_epsilon"] / share
         return planted.algorithm.with_hyper(hyper._replace(local=local, algorithm=own))
     simulation, population = experiment.simulation, experiment.population
-    setting = setting_of(config, simulation.participation, experiment.model)
+    graph = graph_of(config, simulation.participation)
+    setting = setting_of(config, simulation.participation, graph, experiment.model)
     level = with_share_of_noise(config.privacy.client, setting, share)
     privacy = config.privacy.model_copy(update={"client": level})
     trainer = build_trainer(

@@ -14,9 +14,8 @@ from fedjax_dp.algorithms.registry import ALGORITHMS
 from fedjax_dp.engine.execution.joint import Finished, Joint, Request
 from fedjax_dp.experiment.assembly.assemble import assemble, checked_config, population_of
 from fedjax_dp.experiment.assembly.devices import offer_devices
-from fedjax_dp.experiment.components.callback import Callback
 from fedjax_dp.experiment.components.callbacks import callbacks_of
-from fedjax_dp.experiment.components.experiment import Experiment, Population
+from fedjax_dp.experiment.components.experiment import Callback, Experiment, Population
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.environment import use_compilation_cache
 from fedjax_dp.experiment.running.run import checked_health, run_by

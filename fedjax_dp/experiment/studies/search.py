@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_dp.core import checks, files
 from fedjax_dp.core.packages import needed_for
 from fedjax_dp.experiment.assembly.assemble import checked_config
-from fedjax_dp.experiment.components.callback import Callback, Progress
+from fedjax_dp.experiment.components.experiment import Callback, Progress
 from fedjax_dp.experiment.running.watcher import Watcher
 from fedjax_dp.experiment.studies.batched_runs import Continued, Job
 from fedjax_dp.experiment.studies.sweep import SUMMARY_FILE, Point, Study, loaded, run_all

@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_dp.core import checks, files
 from fedjax_dp.core.decimals import shown
 from fedjax_dp.core.foreign_text import in_csv, in_markdown
-from fedjax_dp.experiment.components.budgets import with_named_lists
+from fedjax_dp.experiment.components.numbers_by_client import with_named_lists
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading.config_diff import require_same, tables_of
 from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, SUMMARY_FILE
