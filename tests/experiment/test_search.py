@@ -146,7 +146,7 @@ def test_a_setting_that_its_run_refuses_fails_and_the_others_run(played, tmp_pat
     assert states == {("fedavg", "complete", False), ("fedprox", "failed", True)}
     refused = [e for e in entries if e["state"] == "failed"]
     assert entries[-len(refused) :] == refused
-    assert sum("refused: privacy.client.epsilon must afford" in line for line in said) == len(
+    assert sum("refused: privacy.client.epsilon must allow" in line for line in said) == len(
         refused
     )
     # Once, and in no repetition.
