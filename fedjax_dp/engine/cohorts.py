@@ -309,7 +309,8 @@ def _kept(keeps: _Keeps, hyper: Hyper, round_index: Any, clients: Any) -> jax.Ar
 
 def _with_fates(cohort: Cohort, rule: _Rule, state: SimulationState, hyper: Hyper) -> Cohort:
     """Changes the fates of drawn clients, who stay drawn, each by itself."""
-    shown = _shown(state, rule.reads_state)
+    # An array of NumPy cannot be indexed by a client that is traced.
+    shown = jax.tree.map(jnp.asarray, _shown(state, rule.reads_state))
 
     def one(client: jax.Array, fate: jax.Array) -> jax.Array:
         alone = Cohort(client[None], fate[None], jnp.zeros_like(cohort.overflow))

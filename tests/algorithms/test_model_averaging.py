@@ -218,7 +218,7 @@ def test_masks_never_release_a_part_of_the_shares():
     bound = under_masks(0)
     # Six parameters and the number of clients: whether entries were cut is not sent.
     assert tariff_of(bound.facts.up).fixed["dense"] == {"uint32": 28}
-    rule = "aggregator must add no noise in shares of clients: a server may have fewer"
+    rule = "aggregator must add no noise in shares of clients: a server may sum fewer"
     with pytest.raises(ValueError, match=rule):
         engine.several_servers(bound, servers=[0, 0, 1], exchange_every=1)
     under_masks(1, "laplace")

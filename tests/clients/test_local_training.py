@@ -280,7 +280,7 @@ def test_update_transforms_apply_in_order():
     [
         ({"batch_size": np.array([2, 0])}, "batch_size must be at least 1"),
         ({"batch_size": 2.5}, "batch_size must be an integer with the sampler 'shuffled'"),
-        ({"num_steps": 1.5}, "num_steps must be whole"),
+        ({"num_steps": 1.5}, "num_steps must be an integer"),
     ],
 )
 def test_bad_numbers_are_refused_by_name(numbers, message):

@@ -41,8 +41,11 @@ IFCA = ("--privacy.unit=none", "--algorithm.name=ifca")
         (["--training.learning_rate=[1.0, 1e-46]"], "learning_rate must be 0 or of a size"),
         (["--run.metrics=['f1', 'f1']"], "run.metrics must name each figure once"),
         (["--run.rounds=3", "digits.toml"], "a configuration file comes before all options"),
-        ([*FEDAVG, "--training.batch_size=2.5"], "training.batch_size must be whole .* got 2.5"),
-        ([*FEDAVG, "--training.num_steps=2.5"], "training.num_steps must be whole .* got 2.5"),
+        (
+            [*FEDAVG, "--training.batch_size=2.5"],
+            "training.batch_size must be an integer .* got 2.5",
+        ),
+        ([*FEDAVG, "--training.num_steps=2.5"], "training.num_steps must be an integer .* got 2.5"),
         (
             [*IFCA, "--algorithm.options.num_models=11"],
             "algorithm.options.num_models must be at most the 10 clients, got 11",

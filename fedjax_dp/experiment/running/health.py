@@ -10,7 +10,7 @@ from fedjax_dp.core.decimals import shown
 from fedjax_dp.engine.accounts.privacy_accounting import unit_facts
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.schema.config import TrainingSection
-from fedjax_dp.privacy.reports.statement import large_delta
+from fedjax_dp.privacy.accounting.large_delta import large_delta
 
 # Above it an ε is meaningless: odds may change by e^50.
 _WEAK = 50.0
