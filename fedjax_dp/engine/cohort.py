@@ -138,9 +138,8 @@ def draw_cohort(
 ) -> Cohort:
     """Draws the cohort of a round, from the sampler's state `start`, and places it in slots."""
     drawn = participation.draw(fold(key, Purpose.PARTICIPATION), round_index, start)
-    fate = jnp.where(drawn.is_real, Fate.CONTRIBUTED, Fate.EMPTY)
-    cohort = Cohort(drawn.indices, fate, drawn.overflow)
-    return placed(algorithm, participation, layout, sizes, hyper, cohort)
+    facts = algorithm, participation, layout, sizes, hyper
+    return placed(*facts, drawn.indices, drawn.is_real, drawn.overflow)
 
 
 def placed(
@@ -149,20 +148,22 @@ def placed(
     layout: Layout,
     sizes: jax.Array,
     hyper: Hyper,
-    cohort: Cohort,
+    ids: jax.Array,
+    is_real: jax.Array,
+    overflow: jax.Array,
+    fates: jax.Array | None = None,
 ) -> Cohort:
-    """Places the clients of a cohort in slots.
+    """Places clients in slots; they contribute unless they have other fates.
 
     Clients with similar numbers of steps get neighbouring slots, so that a chunk waits little for
     its slowest client. With several devices, the longest client goes to the device with the least
     work so far; a client with state goes to the device that holds it. The order changes no client's
     draws, which follow its index.
     """
-    ids, fate, is_real = cohort.ids, cohort.fate, cohort.is_drawn
     steps = algorithm.training.steps_of(ids, sizes, hyper.local)
     steps = jnp.where(is_real, steps, -1)
     order = jnp.argsort(-steps.astype(jnp.float32), stable=True)
-    ids, fate, is_real, steps = ids[order], fate[order], is_real[order], steps[order]
+    ids, is_real, steps = ids[order], is_real[order], steps[order]
     num_devices, is_owned = layout.num_devices, algorithm.client_state is not None
     per_device = layout.slots_per_device(participation, is_owned)
     num_split = layout.num_split(jnp.maximum(steps, 0))
@@ -187,10 +188,11 @@ def placed(
             place = place + jnp.where(is_alone, 0, -num_alone[device] % layout.chunk)
         slots = jnp.where(is_real, device * per_device + place, num_devices * per_device)
     empty = jnp.zeros(num_devices * per_device, jnp.int32)
+    fate = jnp.where(is_real, Fate.CONTRIBUTED if fates is None else fates[order], Fate.EMPTY)
     return Cohort(
         empty.at[slots].set(ids, mode="drop"),
         empty.at[slots].set(fate, mode="drop").astype(jnp.int8),
-        cohort.overflow,
+        overflow,
         num_split,
     )
 

@@ -178,7 +178,8 @@ class Cohorts:
             raise ValueError(f"draw must {rule}, got one that fails then: {error}") from error
         if not isinstance(cohort, Cohort):
             cohort = _cohort_of(cohort, self.participation.capacity)
-        return placed(*place, _of_clients(cohort, self.population.num_clients))
+        cohort = _of_clients(cohort, self.population.num_clients)
+        return placed(*place, cohort.ids, cohort.is_drawn, cohort.overflow, cohort.fate)
 
     def _start_of(self, state: SimulationState) -> Any:
         """Reads the state of the sampler before the next round; None if it has none."""
