@@ -249,8 +249,8 @@ def audit(
             plans.append(("gaussian", dp_delta, last))
     each = 1 - (1 - confidence) / max(len(plans), 1)
     results = []
-    for method, delta, last in plans:
-        ledgers, accounts = claims[last]
+    for method, delta, index in plans:
+        ledgers, accounts = claims[index]
         claimed = max(float(v.epsilon(delta, accountant)[accounts].max()) for v in ledgers)
         if method == "one_run":
             bound, used = _one_run_bound(runs, audited_run, delta, each), (1, num_canaries)

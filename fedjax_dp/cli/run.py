@@ -14,7 +14,6 @@ from fedjax_dp.cli.output import Answer, Output, shown_path
 from fedjax_dp.cli.progress import INTERRUPTED, Progress, ending
 from fedjax_dp.core import checks, files
 from fedjax_dp.experiment.reading import config_files
-from fedjax_dp.experiment.reading.json_schema import json_schema
 from fedjax_dp.experiment.reading.keys import Row, describe, describe_choice
 from fedjax_dp.experiment.running import run as running
 from fedjax_dp.experiment.running.console import describe_early_end, summary_in_words
@@ -61,6 +60,8 @@ def command(
     """
     overrides = list(context.args)
     if schema:
+        from fedjax_dp.experiment.reading.json_schema import json_schema
+
         tables = json_schema()
         text = json.dumps(tables, indent=2)
         return Answer({"schema": tables}, lambda out: out.answers.print(text), text)

@@ -11,11 +11,17 @@ from jax.ad_checkpoint import checkpoint_name
 from fedjax_dp.core import jaxprs
 
 _MARK = "fedjax_dp: marked"
+_RELEASED = "fedjax_dp: released"
 
 
 def mark(x: jax.Array) -> jax.Array:
     """Marks an array, so that `marks_reaching` finds what is computed from it."""
     return checkpoint_name(x, _MARK)
+
+
+def released(x: jax.Array) -> jax.Array:
+    """Ends the marks of what an array was computed from, such as an aggregate with noise."""
+    return checkpoint_name(x, _RELEASED)
 
 
 class Reached(NamedTuple):
@@ -25,20 +31,35 @@ class Reached(NamedTuple):
     # Primitives through which marks pass in a way that is not known, so that all of their outputs
     # are taken to be marked.
     unknown: list[str]
+    # Named arrays, less the prefix of their names.
+    names: list[str]
 
 
-def marks_reaching(closed: jaxprs.ClosedJaxpr, inputs: Sequence[bool] | None = None) -> Reached:
+def marks_reaching(
+    closed: jaxprs.ClosedJaxpr, inputs: Sequence[bool] | None = None, prefix: str = _MARK
+) -> Reached:
     """Finds for each output of a traced function whether a marked array reaches it.
 
-    `inputs` says which of its arguments count as marked.
+    `inputs` says which of its arguments count as marked, `prefix` which named arrays are listed.
     """
     if not _is_seen():
-        return Reached([True] * len(closed.jaxpr.outvars), ["checkpoint_name"])
+        return Reached([True] * len(closed.jaxpr.outvars), ["checkpoint_name"], [])
     unknown: dict[str, None] = {}
+    names: dict[str, None] = {}
     marked = list(inputs or [False] * len(closed.jaxpr.invars))
-    follow = functools.partial(_of_equation, unknown, any(marked) or _has_mark(closed))
+    is_any = any(marked) or _has_mark(closed)
+    follow = functools.partial(_of_equation, _Seen(unknown, names, prefix, is_any))
     outputs = _through(closed, marked, follow)
-    return Reached(outputs, list(unknown))
+    return Reached(outputs, list(unknown), list(names))
+
+
+class _Seen(NamedTuple):
+    """What was seen on the way, as keys, and what there is to see."""
+
+    unknown: dict[str, None]
+    names: dict[str, None]
+    prefix: str
+    is_any_marked: bool
 
 
 @functools.cache
@@ -57,11 +78,9 @@ def _through(closed: jaxprs.ClosedJaxpr, inputs: list[bool], follow: _Follow) ->
     )
 
 
-def _of_equation(
-    unknown: dict[str, None], is_any_marked: bool, eqn: jaxprs.JaxprEqn, *inputs: bool
-) -> list[bool]:
+def _of_equation(seen: _Seen, eqn: jaxprs.JaxprEqn, *inputs: bool) -> list[bool]:
     """Follows marks through an equation; writes down where that is not possible."""
-    follow = functools.partial(_of_equation, unknown, is_any_marked)
+    follow = functools.partial(_of_equation, seen)
     structure = jaxprs.layout(eqn)
     if isinstance(structure, jaxprs.While):
         return _of_while(structure, inputs, follow)
@@ -74,18 +93,27 @@ def _of_equation(
         return _through(structure.body, list(inputs), follow)
     if _is_mark(eqn):
         return [True] * len(eqn.outvars)
+    for name in _texts(eqn):
+        if name == _RELEASED:
+            return [False] * len(eqn.outvars)
+        if any(inputs) and name.startswith(seen.prefix):
+            seen.names[name.removeprefix(seen.prefix)] = None
     inner = jaxprs.inner_jaxprs(eqn)
     is_lost = eqn.primitive.name in jaxprs.STRUCTURED and not inner
     is_inside = is_lost or any(map(_has_mark, inner))
     # A reference is written by one equation and read by another.
-    is_reached = any(inputs) or is_inside or (is_any_marked and jaxprs.uses_references(eqn))
+    is_reached = any(inputs) or is_inside or (seen.is_any_marked and jaxprs.uses_references(eqn))
     if is_reached and (is_inside or not any(inputs) or (inner and not _is_plain(eqn))):
-        unknown[eqn.primitive.name] = None
+        seen.unknown[eqn.primitive.name] = None
     return [is_reached] * len(eqn.outvars)
 
 
 def _is_mark(eqn: jaxprs.JaxprEqn) -> bool:
-    return any(isinstance(value, str) and value == _MARK for value in eqn.params.values())
+    return _MARK in _texts(eqn)
+
+
+def _texts(eqn: jaxprs.JaxprEqn) -> list[str]:
+    return [value for value in eqn.params.values() if isinstance(value, str)]
 
 
 def _has_mark(closed: jaxprs.ClosedJaxpr) -> bool:

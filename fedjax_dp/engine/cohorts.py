@@ -176,9 +176,10 @@ class Cohorts:
                 "of the state but its round unless reads_state is true"
             )
             raise ValueError(f"draw must {rule}, got one that fails then: {error}") from error
+        capacity = self.participation.capacity
         if not isinstance(cohort, Cohort):
-            cohort = _cohort_of(cohort, self.participation.capacity)
-        cohort = _of_clients(cohort, self.population.num_clients)
+            cohort = _cohort_of(cohort, capacity)
+        cohort = _of_clients(cohort, self.population.num_clients, capacity)
         return placed(*place, cohort.ids, cohort.is_drawn, cohort.overflow, cohort.fate)
 
     def _start_of(self, state: SimulationState) -> Any:
@@ -317,6 +318,8 @@ def _with_fates(cohort: Cohort, rule: _Rule, state: SimulationState, hyper: Hype
         alone = Cohort(client[None], fate[None], jnp.zeros_like(cohort.overflow))
         try:
             answer = rule.function(shown, hyper, alone)
+        except jax.errors.JAXTypeError:
+            raise
         except (AttributeError, LookupError, TypeError) as error:
             text = "read nothing of the state but its round unless reads_state is true"
             checks.require(rule.reads_state, "a function of fates", text, error)
@@ -344,13 +347,18 @@ def _cohort_of(clients: Any, capacity: int) -> Cohort:
     return Cohort(ids, fate, jnp.int32(0))
 
 
-def _of_clients(cohort: Cohort, num_clients: int) -> Cohort:
-    """Empties slots that hold no client of the population, or one that an earlier slot has."""
+def _of_clients(cohort: Cohort, num_clients: int, capacity: int) -> Cohort:
+    """Empties slots that hold no client of the population, or one that an earlier slot has.
+
+    Clients beyond the capacity overflow, whatever the layout.
+    """
     ids = jnp.where(cohort.is_drawn, cohort.ids, -1)
     is_client = (ids >= 0) & (ids < num_clients)
     slots = jnp.arange(len(ids))
     held = jnp.where(is_client, ids, num_clients)
     first = jnp.full(num_clients + 1, len(ids)).at[held].min(slots)
     is_kept = is_client & (first[held] == slots)
-    fate = jnp.where(is_kept, cohort.fate, Fate.EMPTY).astype(cohort.fate.dtype)
-    return cohort._replace(fate=fate)
+    fits = is_kept & (jnp.cumsum(is_kept) <= capacity)
+    fate = jnp.where(fits, cohort.fate, Fate.EMPTY).astype(cohort.fate.dtype)
+    overflow = cohort.overflow + jnp.sum(is_kept & ~fits, dtype=jnp.int32)
+    return cohort._replace(fate=fate, overflow=overflow)

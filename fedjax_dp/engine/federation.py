@@ -174,7 +174,9 @@ class Federation(NamedTuple):
         """
         if cohort is None:
             cohort = self.cohorts.draw(state, hyper, key, layout)
-        step = self._of_one_round(self.step) if exchanged(self, "step") else self.step
+        step = self.step
+        if exchanged(self, "step"):
+            step = self._of_one_round(step, len(self.declared))
         after, record, info = step(state, hyper, examples, cohort, key, layout)
         if self.claims.units:
             record = _as_drawn(record, cohort)
@@ -217,15 +219,17 @@ class Federation(NamedTuple):
         declared = (wrapper, *self.wrappers)
         other = self._replace(declared=declared, **{**parts, "check": check})
         check_wrapped(other)
-        if "step" in parts:
-            is_built_in = any(wrapper is one for one in BUILT_IN)
-            step = parts["step"] if is_built_in else other._of_one_round(parts["step"])
-            other = other._replace(step=watched(step))
+        step = parts.get("step", self.step)
+        is_checked = "step" in parts or bool(exchanged(self, "step"))
+        if is_checked and not any(wrapper is one for one in BUILT_IN):
+            step = other._of_one_round(step, len(self.declared))
+        if self.claims.units:
+            other = other._replace(step=watched(step, len(declared)))
         return made(other)
 
-    def _of_one_round(self, step: Step) -> Step:
+    def _of_one_round(self, step: Step, level: int) -> Step:
         """Requires of the step of a wrapper that it costs what a ledger charges for it."""
-        return of_one_round(step, lambda: self.amplifies) if self.claims.units else step
+        return of_one_round(step, level, lambda: self.amplifies) if self.claims.units else step
 
     def with_numbers(self, values: Mapping[str, Any], ranges: Mapping[str, Any]) -> "Federation":
         """Adds the numbers of a wrapper to those of the algorithm.
@@ -314,7 +318,6 @@ def federation(
         # A weak type, such as that of a filled array, would change in a step.
         return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), state)
 
-    @watched
     def step(state, hyper, examples, cohort, key, layout=Layout()):
         # Examples on the host may be closed over.
         examples = jax.tree.map(jnp.asarray, examples)
@@ -339,7 +342,7 @@ def federation(
     bound = Federation(
         init=init,
         cohorts=cohorts,
-        step=step,
+        step=watched(step, 0) if algorithm.claims.units else step,
         views=StateViews(shared, None if of_client is None else personal),
         hyper=hyper,
         check=check,

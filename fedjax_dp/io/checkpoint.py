@@ -120,7 +120,7 @@ class Checkpoints:
             if is_secret:
                 # While the folder is empty; files made in it later cannot be reached either.
                 self.directory.chmod(0o700)
-            for path in self.directory.glob(_UNFINISHED):
+            for path in filter(pathlib.Path.is_dir, self.directory.glob(_UNFINISHED)):
                 shutil.rmtree(path)
         if self._is_shared:
             _require_shared(self.directory)

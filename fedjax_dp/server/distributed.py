@@ -7,6 +7,7 @@ from scipy import stats
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.messages import Coded
+from fedjax_dp.core.ranges import Count, Positive
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.claims import ClientClaim
 from fedjax_dp.privacy.mechanisms import distributed
@@ -18,7 +19,7 @@ _LOST_ROUNDS = 1e-4
 
 
 @checked
-def num_shares(num_clients: int, cohort_size: float) -> int:
+def num_shares(num_clients: Count, cohort_size: Positive) -> int:
     """Computes the fewest shares of noise that 1 cohort in 10,000 exceeds.
 
     Args:
@@ -31,8 +32,6 @@ def num_shares(num_clients: int, cohort_size: float) -> int:
     Raises:
       ValueError: for a number out of its range.
     """
-    checks.whole("num_clients", num_clients)
-    checks.positive("cohort_size", cohort_size)
     largest = stats.binom.isf(_LOST_ROUNDS, num_clients, min(1.0, cohort_size / num_clients))
     return max(2, int(largest))
 

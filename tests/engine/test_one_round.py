@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import telling
 from small_problem import NUM_CLIENTS, make_data, make_model, plain_trainer
-from test_own_draws import KEY, SAMPLERS, bound
+from test_own_draws import KEY, NOISE, SAMPLERS, bound
 
 from fedjax_dp import algorithms
 from fedjax_dp.data import participants, sampling
@@ -20,6 +21,8 @@ from fedjax_dp.engine import (
     latencies,
 )
 from fedjax_dp.engine.layout import Layout
+from fedjax_dp.privacy import banded_noise
+from fedjax_dp.server import correlated_gaussian_mean
 
 TIMED = {
     "latencies": latencies(["a"], [[0.1]], ["a"] * NUM_CLIENTS, "a"),
@@ -122,7 +125,57 @@ def by_metrics(run, state, hyper, examples, cohort, key):
 
 def by_the_number_drawn(run, state, hyper, examples, cohort, key):
     after, record, info = run(state, hyper, examples, cohort, key)
-    return moved(after, jnp.sum(record.fate == Fate.CONTRIBUTED)), record, info
+    return moved(after, jnp.sum(cohort.fate == Fate.CONTRIBUTED)), record, info
+
+
+def of_two_models(run, state, hyper, examples, cohort, key):
+    def one(scale):
+        server = jax.tree.map(lambda x: (x * scale).astype(x.dtype), state.server)
+        return run(state._replace(server=server), hyper, examples, cohort, key)
+
+    return jax.tree.map(lambda x: x[0], jax.vmap(one)(jnp.array([1.0, 2.0])))
+
+
+def differentiated(run, state, hyper, examples, cohort, key):
+    def of_server(server):
+        return run(state._replace(server=server), hyper, examples, cohort, key)
+
+    is_float = jax.tree.map(lambda x: jnp.issubdtype(x.dtype, jnp.floating), state.server)
+    tangents = jax.tree.map(
+        lambda x, moves: jnp.ones_like(x) if moves else np.zeros(x.shape, jax.dtypes.float0),
+        state.server,
+        is_float,
+    )
+    (after, record, info), (moved_by, *_) = jax.jvp(of_server, (state.server,), (tangents,))
+    server = jax.tree.map(
+        lambda x, t, moves: x + t if moves else x, after.server, moved_by.server, is_float
+    )
+    return after._replace(server=server), record, info
+
+
+def with_the_records_of_others(run, state, hyper, examples, cohort, key):
+    swapped = jax.tree.map(lambda x: x[::-1], examples)
+    return run(state, hyper, swapped, cohort, key)
+
+
+def from_a_model_of_examples(run, state, hyper, examples, cohort, key):
+    return run(moved(state, jnp.sum(jax.tree.leaves(examples)[0])), hyper, examples, cohort, key)
+
+
+def with_a_rate_of_examples(run, state, hyper, examples, cohort, key):
+    rate = hyper.local.learning_rate + jnp.sum(jax.tree.leaves(examples)[0])
+    local = hyper.local._replace(learning_rate=rate)
+    return run(state, hyper._replace(local=local), examples, cohort, key)
+
+
+def of_a_cheaper_stage(run, state, hyper, examples, cohort, key):
+    after, record, info = run(state, hyper, examples, cohort, key)
+    return after, record._replace(stage=jnp.int32(0)), info
+
+
+def by_the_state_of_the_aggregator(run, state, hyper, examples, cohort, key):
+    after, record, info = run(state, hyper, examples, cohort, key)
+    return moved(after, sum(jnp.sum(x) for x in jax.tree.leaves(after.aggregator))), record, info
 
 
 ONCE, PASSED, RELEASED = "at most once a round", "pass on what the round", "compute nothing of the"
@@ -131,14 +184,20 @@ REFUSED = [
     (in_a_loop, ONCE),
     (under_vmap, ONCE),
     (in_both_branches, ONCE),
-    (with_one_key, rf"{PASSED}.*another the key"),
-    (in_round_0, rf"{PASSED}.*another the number of the round"),
+    (with_one_key, rf"{PASSED}.*another key"),
+    (in_round_0, rf"{PASSED}.*another state\.round"),
     (with_less_noise, rf"{PASSED}.*another hyper\.aggregator"),
-    (with_others, rf"{PASSED}.*another the cohort.*ids"),
-    (of_the_first_alone, rf"{PASSED}.*another the cohort.*fate"),
+    (with_others, rf"{PASSED}.*another cohort.*ids"),
+    (of_the_first_alone, rf"{PASSED}.*another cohort.*fate"),
     (by_examples, RELEASED),
     (by_metrics, RELEASED),
     (by_the_number_drawn, RELEASED),
+    (of_two_models, ONCE),
+    (differentiated, RELEASED),
+    (with_the_records_of_others, rf"{PASSED}.*another examples"),
+    (from_a_model_of_examples, rf"{RELEASED}.*in state\.server"),
+    (with_a_rate_of_examples, rf"{RELEASED}.*in hyper\.local\.learning_rate"),
+    (of_a_cheaper_stage, "return stage and digest of the record"),
 ]
 
 
@@ -160,6 +219,19 @@ def test_a_step_that_declares_nothing_or_is_wrapped_is_refused_too():
     ):
         with pytest.raises(ValueError, match=ONCE):
             traced(outer(inside))
+
+
+def test_a_step_that_is_wrapped_by_views_alone_is_refused_too():
+    fed = stepping(twice, declares=False)(bound())
+    with pytest.raises(ValueError, match=ONCE):
+        traced(fed.wrapped(MINE, views=fed.views))
+
+
+def test_noise_that_an_aggregator_keeps_is_not_released():
+    mean = correlated_gaussian_mean(banded_noise(6, 3, min_separation=3), 1.0, NOISE, 2)
+    fed = bound(sampling.min_separated(3), mean=mean)
+    with pytest.raises(ValueError, match=RELEASED):
+        traced(stepping(by_the_state_of_the_aggregator)(fed))
 
 
 def test_a_step_without_privacy_may_do_so():
@@ -194,6 +266,20 @@ def with_another_rate(run, state, hyper, examples, cohort, key):
 def test_a_step_that_only_uses_what_is_released_is_let_through(step):
     traced(stepping(step)(bound()))
     traced(clocked(stepping(step)(bound()), **TIMED))
+
+
+@telling
+def test_a_wrapped_round_is_the_round():
+    """Also where it is called under `jit`, whose cache knows nothing of a trial."""
+    fed = bound(SAMPLERS["cyclic"])
+    data = examples_of(make_data())
+    state = fed.init(KEY)
+    expected, *_ = jax.jit(fed.run_round)(state, fed.hyper, data, KEY)
+    wrapped = stepping(skipping)(fed)
+    found, *_ = jax.jit(wrapped.run_round)(state, wrapped.hyper, data, KEY)
+    jax.tree.map(np.testing.assert_array_equal, found.server, expected.server)
+    moves = jax.tree.map(lambda a, b: np.any(a != b), found.server, state.server)
+    assert any(jax.tree.leaves(moves))
 
 
 @pytest.mark.parametrize("step", [of_the_first_alone, by_the_number_drawn])

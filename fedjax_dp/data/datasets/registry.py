@@ -156,7 +156,8 @@ def loader(name: str) -> Callable[..., Dataset]:
       name: one of `available()`.
 
     Returns:
-      `(data_dir, *, options…) -> data set`.
+      `(data_dir, *, options…) -> data set`. Options that belong together, such as those of columns,
+      are one value here; `load` takes them one by one.
 
     Raises:
       ValueError: if there is no such data set.

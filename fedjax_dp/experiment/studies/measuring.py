@@ -73,6 +73,8 @@ def measure(
     forms = {name: asked for name, asked in forms.items() if asked[1]}
     results = Results(path, machine(), forms if again else ())
     left = [name for name in forms if not results.has(name)]
+    # A file that cannot be written is named before anything is measured.
+    results.write()
     for number, name in enumerate(left, 1):
         form, precisions = forms[name]
         say(f"{name}, {number} of {len(left)}: compiling {len(precisions) * len(counts)} programs")
