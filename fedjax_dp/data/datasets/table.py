@@ -134,6 +134,7 @@ def load(
     `exact_statistics`, which privacy statements repeat.
 
     Args:
+      data_dir: where to search for a relative path that is not in the current folder.
       path: the file, ending in .csv, .tsv, .parquet or .arrow (.csv.gz too), or a pattern such as
         hospitals/*.csv of several with the same columns.
       label: the column to predict.
@@ -142,12 +143,20 @@ def load(
       clients_are_files: whether each file is a client. Its name is that of the file without
         suffixes or, if two would coincide, the path below the files' common folder.
       features: the input columns; all others if empty.
+      testing: which rows are test data, see `Testing`.
       task: "classification" encodes labels; "regression" takes them as numbers.
+      gaps: what is done about missing values, see `Gaps`.
+      columns: how columns are read and encoded, see `Coding`.
+      cells: how numbers and dates are written, see `Cells`.
 
     Returns:
       Inputs `[rows, features]`, float32, or a dict of arrays; labels, int32 for classes and float32
       for numbers, of test rows without labels -1 or NaN; clients' names as in the file, integers as
       such.
+
+    Raises:
+      ValueError: naming file, row, column, rule and value.
+      ImportError: if pyarrow is not installed.
 
     Example:
       `load(None, path="patients.csv", label="ill", client="hospital", gaps=Gaps("drop"))`

@@ -83,9 +83,9 @@ class Facts(NamedTuple):
 
     trust: str | None = None  # Who is trusted; by default follows from unit and mechanisms.
     not_covered: str | None = None  # What no ε covers, as text.
-    noise_root: str = "seed"
-    also_not_private: Sequence[str] = ()
-    has_personal_models: bool = False
+    noise_root: str = "seed"  # What the run's randomness was derived from.
+    also_not_private: Sequence[str] = ()  # What else was computed from exact records.
+    has_personal_models: bool = False  # Which no ε covers.
     num_shared: int = 0  # Records that several clients have,
     most_holders: int = 1  # at most so many each.
     # How many clients, or records of each client, which a δ is compared with.
