@@ -112,7 +112,7 @@ def _paid_for(inputs: _Inputs, *, are_secret: bool) -> set[str]:
     Where cohorts are secret, a fate that depends on other clients would show who they are.
     """
     state, hyper, examples, cohort, key = inputs
-    state = state._replace(server=None, aggregator=None, outer=None)
+    state = state._replace(server=None, outer=None)
     cohort = cohort if are_secret else cohort._replace(fate=None)
     return set(_names_of((state, priced(hyper), examples, cohort, key)))
 
@@ -140,9 +140,7 @@ def _require_one_call(
     num_calls = max(
         [0, *(sum(one.wanted == name for one in passed) for name in {p.wanted for p in passed})]
     )
-    rule = (
-        "call the step that it wraps at most once a round, in no loop and under no transformation"
-    )
+    rule = "call the step that it wraps at most once a round, in no loop and not under vmap"
     is_whole = all(one.shape == shapes.get(one.wanted, one.shape) for one in passed)
     checks.require(num_calls <= 1 and is_whole, _STEP, rule, "more")
     paid_for = _paid_for(inputs, are_secret=are_secret)

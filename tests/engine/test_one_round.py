@@ -227,11 +227,19 @@ def test_a_step_that_is_wrapped_by_views_alone_is_refused_too():
         traced(fed.wrapped(MINE, views=fed.views))
 
 
+def with_an_aggregator_of_examples(run, state, hyper, examples, cohort, key):
+    number = jnp.sum(jax.tree.leaves(examples)[0])
+    aggregator = jax.tree.map(lambda x: x + number.astype(x.dtype), state.aggregator)
+    return run(state._replace(aggregator=aggregator), hyper, examples, cohort, key)
+
+
 def test_noise_that_an_aggregator_keeps_is_not_released():
     mean = correlated_gaussian_mean(banded_noise(6, 3, min_separation=3), 1.0, NOISE, 2)
     fed = bound(sampling.min_separated(3), mean=mean)
     with pytest.raises(ValueError, match=RELEASED):
         traced(stepping(by_the_state_of_the_aggregator)(fed))
+    with pytest.raises(ValueError, match=rf"{PASSED}.*another state\.aggregator"):
+        traced(stepping(with_an_aggregator_of_examples)(fed))
 
 
 def test_a_step_without_privacy_may_do_so():
