@@ -11,17 +11,11 @@ from jax.ad_checkpoint import checkpoint_name
 from fedjax_dp.core import jaxprs
 
 _MARK = "fedjax_dp: marked"
-_RELEASED = "fedjax_dp: released"
 
 
 def mark(x: jax.Array) -> jax.Array:
     """Marks an array, so that `marks_reaching` finds what is computed from it."""
     return checkpoint_name(x, _MARK)
-
-
-def released(x: jax.Array) -> jax.Array:
-    """Ends the marks of what an array was computed from, such as an aggregate with noise."""
-    return checkpoint_name(x, _RELEASED)
 
 
 class Reached(NamedTuple):
@@ -33,24 +27,33 @@ class Reached(NamedTuple):
     unknown: list[str]
     # Named arrays, less the prefix of their names.
     names: list[str]
+    # Equations that choose among arrays by one that is marked, by their identity.
+    choices: frozenset[int] = frozenset()
 
 
 def marks_reaching(
-    closed: jaxprs.ClosedJaxpr, inputs: Sequence[bool] | None = None, prefix: str = _MARK
+    closed: jaxprs.ClosedJaxpr,
+    inputs: Sequence[bool] | None = None,
+    prefix: str = _MARK,
+    *,
+    ends: str = "",
 ) -> Reached:
     """Finds for each output of a traced function whether a marked array reaches it.
 
-    `inputs` says which of its arguments count as marked, `prefix` which named arrays are listed.
+    `inputs` says which of its arguments count as marked, `prefix` which named arrays are listed. An
+    array with the name `ends`, such as an aggregate with noise, is not marked, whatever it was
+    computed from.
     """
     if not _is_seen():
         return Reached([True] * len(closed.jaxpr.outvars), ["checkpoint_name"], [])
     unknown: dict[str, None] = {}
     names: dict[str, None] = {}
+    choices: set[int] = set()
     marked = list(inputs or [False] * len(closed.jaxpr.invars))
     is_any = any(marked) or _has_mark(closed)
-    follow = functools.partial(_of_equation, _Seen(unknown, names, prefix, is_any))
+    follow = functools.partial(_of_equation, _Seen(unknown, names, choices, prefix, ends, is_any))
     outputs = _through(closed, marked, follow)
-    return Reached(outputs, list(unknown), list(names))
+    return Reached(outputs, list(unknown), list(names), frozenset(choices))
 
 
 class _Seen(NamedTuple):
@@ -58,7 +61,9 @@ class _Seen(NamedTuple):
 
     unknown: dict[str, None]
     names: dict[str, None]
+    choices: set[int]
     prefix: str
+    ends: str
     is_any_marked: bool
 
 
@@ -86,6 +91,8 @@ def _of_equation(seen: _Seen, eqn: jaxprs.JaxprEqn, *inputs: bool) -> list[bool]
         return _of_while(structure, inputs, follow)
     if isinstance(structure, jaxprs.Scan):
         return _of_scan(structure, inputs, follow)
+    if inputs and inputs[0] and eqn.primitive.name in ("cond", "select_n"):
+        seen.choices.add(id(eqn))
     if isinstance(structure, jaxprs.Cond):
         branches = [_through(branch, list(inputs[1:]), follow) for branch in structure.branches]
         return [any(sets) or inputs[0] for sets in zip(*branches, strict=True)]
@@ -94,7 +101,7 @@ def _of_equation(seen: _Seen, eqn: jaxprs.JaxprEqn, *inputs: bool) -> list[bool]
     if _is_mark(eqn):
         return [True] * len(eqn.outvars)
     for name in _texts(eqn):
-        if name == _RELEASED:
+        if name == seen.ends:
             return [False] * len(eqn.outvars)
         if any(inputs) and name.startswith(seen.prefix):
             seen.names[name.removeprefix(seen.prefix)] = None

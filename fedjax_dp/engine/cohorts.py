@@ -48,6 +48,13 @@ class _Rule(NamedTuple):
 
     function: Any
     reads_state: bool
+    # How many states of wrappers it reads, of the innermost; None for all.
+    num_outer: int | None = None
+
+    def outer_of(self, state: SimulationState) -> tuple[Any, ...]:
+        """Returns the states of its wrapper and of those inside that one."""
+        first = 0 if self.num_outer is None else len(state.outer) - self.num_outer
+        return state.outer[max(first, 0) :]
 
 
 class Coming(NamedTuple):
@@ -96,6 +103,11 @@ class Cohorts:
         if self.own is not None:
             found = found.of_any_draw(charges_all=self.own.reads_state)
         return found.of_at_least(0) if self.keeps else found
+
+    @property
+    def min_sent(self) -> int:
+        """The fewest clients whose updates a round may sum, as far as the rules of wrappers say."""
+        return 0 if self.fates else self.participation.min_drawn
 
     @property
     def reads_state(self) -> bool:
@@ -167,7 +179,9 @@ class Cohorts:
         if self.own is None:
             return draw_cohort(*place, state.round, key, self._start_of(state))
         shows_all = self.own.reads_state and not self.algorithm.claims.units
-        shown = state if shows_all else _shown(state, self.own.reads_state)
+        shown = _shown(state, self.own)
+        if shows_all:
+            shown = state._replace(outer=shown.outer)
         try:
             cohort = self.own.function(shown, hyper, key, layout)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -285,9 +299,26 @@ class Cohorts:
         return dataclasses.replace(self, fates=(*self.fates, _Rule(fates, reads_state)))
 
 
-def _shown(state: SimulationState, reads_state: bool) -> SimulationState:
+def of_federation(cohorts: Cohorts, init: Callable[..., SimulationState]) -> Cohorts:
+    """Fixes which states of wrappers new rules read: those of the federation that `init` is of.
+
+    A wrapper around it puts its own state before these.
+    """
+    rules = [rule for rule in (cohorts.own, *cohorts.fates) if rule is not None]
+    if not any(rule.reads_state and rule.num_outer is None for rule in rules):
+        return cohorts
+    num_outer = len(jax.eval_shape(lambda: init(jax.random.key(0))).outer)
+
+    def fixed(rule: _Rule) -> _Rule:
+        return rule._replace(num_outer=num_outer) if rule.num_outer is None else rule
+
+    own = None if cohorts.own is None else fixed(cohorts.own)
+    return dataclasses.replace(cohorts, own=own, fates=tuple(map(fixed, cohorts.fates)))
+
+
+def _shown(state: SimulationState, rule: _Rule) -> SimulationState:
     """Hides what shows a record without noise, and all but the round if no more is asked for."""
-    server, outer = (state.server, state.outer) if reads_state else ((), ())
+    server, outer = (state.server, rule.outer_of(state)) if rule.reads_state else ((), ())
     return SimulationState(server, (), None, state.round, outer)
 
 
@@ -312,7 +343,7 @@ def _kept(keeps: _Keeps, hyper: Hyper, round_index: Any, clients: Any) -> jax.Ar
 def _with_fates(cohort: Cohort, rule: _Rule, state: SimulationState, hyper: Hyper) -> Cohort:
     """Changes the fates of drawn clients, who stay drawn, each by itself."""
     # An array of NumPy cannot be indexed by a client that is traced.
-    shown = jax.tree.map(jnp.asarray, _shown(state, rule.reads_state))
+    shown = jax.tree.map(jnp.asarray, _shown(state, rule))
 
     def one(client: jax.Array, fate: jax.Array) -> jax.Array:
         alone = Cohort(client[None], fate[None], jnp.zeros_like(cohort.overflow))

@@ -21,10 +21,10 @@ from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.client_store import state_of
 from fedjax_dp.engine.cohort import Cohort, Examples, typed
-from fedjax_dp.engine.cohorts import Cohorts
+from fedjax_dp.engine.cohorts import Cohorts, of_federation
 from fedjax_dp.engine.facts import Facts
 from fedjax_dp.engine.layout import Layout
-from fedjax_dp.engine.one_round import of_one_round, watched
+from fedjax_dp.engine.one_round import Watched, of_one_round
 from fedjax_dp.engine.population import Population, population_of
 from fedjax_dp.engine.record import OTHERS, Fate, RoundInfo, RoundRecord
 from fedjax_dp.engine.round import SimulationState, run_round
@@ -176,7 +176,7 @@ class Federation(NamedTuple):
             cohort = self.cohorts.draw(state, hyper, key, layout)
         step = self.step
         if exchanged(self, "step"):
-            step = self._of_one_round(step, len(self.declared))
+            step = self._of_one_round(step)
         after, record, info = step(state, hyper, examples, cohort, key, layout)
         if self.claims.units:
             record = _as_drawn(record, cohort)
@@ -217,19 +217,31 @@ class Federation(NamedTuple):
                 added(hyper)
 
         declared = (wrapper, *self.wrappers)
+        if isinstance(parts.get("cohorts"), Cohorts):
+            parts["cohorts"] = of_federation(parts["cohorts"], parts.get("init", self.init))
         other = self._replace(declared=declared, **{**parts, "check": check})
         check_wrapped(other)
         step = parts.get("step", self.step)
         is_checked = "step" in parts or bool(exchanged(self, "step"))
         if is_checked and not any(wrapper is one for one in BUILT_IN):
-            step = other._of_one_round(step, len(self.declared))
+            step = other._of_one_round(step)
         if self.claims.units:
-            other = other._replace(step=watched(step, len(declared)))
+            other = other._replace(step=Watched(step))
         return made(other)
 
-    def _of_one_round(self, step: Step, level: int) -> Step:
+    def _of_one_round(self, step: Step) -> Step:
         """Requires of the step of a wrapper that it costs what a ledger charges for it."""
-        return of_one_round(step, level, lambda: self.amplifies) if self.claims.units else step
+        if not self.claims.units:
+            return step
+        _check_bound(self)
+        paid = self.made and self.made.step
+        assert isinstance(paid, Watched)
+        return of_one_round(
+            step,
+            paid,
+            are_cohorts_secret=lambda: self.amplifies,
+            adds_shares=self.claims.min_participants > 0,
+        )
 
     def with_numbers(self, values: Mapping[str, Any], ranges: Mapping[str, Any]) -> "Federation":
         """Adds the numbers of a wrapper to those of the algorithm.
@@ -342,7 +354,7 @@ def federation(
     bound = Federation(
         init=init,
         cohorts=cohorts,
-        step=watched(step, 0) if algorithm.claims.units else step,
+        step=Watched(step) if algorithm.claims.units else step,
         views=StateViews(shared, None if of_client is None else personal),
         hyper=hyper,
         check=check,
@@ -454,12 +466,11 @@ def _check_claims(algorithm: FederatedAlgorithm, cohorts: Cohorts, hyper: Hyper)
     )
     # Under masks, a sum of fewer clients is lost.
     checks.require(
-        masks_of(aggregator) is not None
-        or cohorts.participation.min_drawn >= claim.min_participants,
+        masks_of(aggregator) is not None or cohorts.min_sent >= claim.min_participants,
         "participation",
         f"draw at least {claim.min_participants} clients in every round, since each adds its share "
         "of the noise; the nearest valid choices are full_participation() and fixed_size()",
-        f"{cohorts.name}, which may draw {cohorts.participation.min_drawn}",
+        f"{cohorts.name}, of which {cohorts.min_sent} may send theirs",
     )
 
 
@@ -495,7 +506,7 @@ def _check_lost(algorithm: FederatedAlgorithm, cohorts: Cohorts) -> None:
         "which would show how many were drawn, and secret cohorts amplify privacy of clients; the "
         "nearest valid choices are fixed_size() and without_amplification(poisson())"
     )
-    least, largest = cohorts.participation.min_drawn, cohorts.participation.capacity
+    least, largest = cohorts.min_sent, cohorts.participation.capacity
     fits = fewest <= least and largest <= most
     found = f"{cohorts.name}, which may draw {least} to {largest}"
     checks.require(fits, "participation", rule, found)

@@ -5,10 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from marks import telling
-from small_problem import NUM_CLIENTS, make_data, make_model, plain_trainer
+from own_draws_worker import in_turn
+from small_problem import NUM_CLIENTS, make_data, make_model, plain_trainer, private_trainer
 from test_own_draws import KEY, NOISE, SAMPLERS, bound
 
 from fedjax_dp import algorithms
+from fedjax_dp.core import trees
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine import (
     Change,
@@ -21,8 +23,8 @@ from fedjax_dp.engine import (
     latencies,
 )
 from fedjax_dp.engine.layout import Layout
-from fedjax_dp.privacy import banded_noise
-from fedjax_dp.server import correlated_gaussian_mean
+from fedjax_dp.privacy import banded_noise, make_plan
+from fedjax_dp.server import correlated_gaussian_mean, discrete_mean, gaussian_mean
 
 TIMED = {
     "latencies": latencies(["a"], [[0.1]], ["a"] * NUM_CLIENTS, "a"),
@@ -184,19 +186,19 @@ REFUSED = [
     (in_a_loop, ONCE),
     (under_vmap, ONCE),
     (in_both_branches, ONCE),
-    (with_one_key, rf"{PASSED}.*another key"),
-    (in_round_0, rf"{PASSED}.*another state\.round"),
-    (with_less_noise, rf"{PASSED}.*another hyper\.aggregator"),
-    (with_others, rf"{PASSED}.*another cohort.*ids"),
-    (of_the_first_alone, rf"{PASSED}.*another cohort.*fate"),
+    (with_one_key, rf"{PASSED}.*a different key"),
+    (in_round_0, rf"{PASSED}.*a different state\.round"),
+    (with_less_noise, rf"{PASSED}.*a different hyper\.aggregator"),
+    (with_others, rf"{PASSED}.*a different cohort.*ids"),
+    (of_the_first_alone, rf"{PASSED}.*a different cohort.*fate"),
     (by_examples, RELEASED),
     (by_metrics, RELEASED),
     (by_the_number_drawn, RELEASED),
     (of_two_models, ONCE),
     (differentiated, RELEASED),
-    (with_the_records_of_others, rf"{PASSED}.*another examples"),
-    (from_a_model_of_examples, rf"{RELEASED}.*in state\.server"),
-    (with_a_rate_of_examples, rf"{RELEASED}.*in hyper\.local\.learning_rate"),
+    (with_the_records_of_others, rf"{PASSED}.*a different examples"),
+    (from_a_model_of_examples, rf"{RELEASED}.*of state\.server"),
+    (with_a_rate_of_examples, rf"{RELEASED}.*of hyper\.local\.learning_rate"),
     (of_a_cheaper_stage, "return stage and digest of the record"),
 ]
 
@@ -238,8 +240,116 @@ def test_noise_that_an_aggregator_keeps_is_not_released():
     fed = bound(sampling.min_separated(3), mean=mean)
     with pytest.raises(ValueError, match=RELEASED):
         traced(stepping(by_the_state_of_the_aggregator)(fed))
-    with pytest.raises(ValueError, match=rf"{PASSED}.*another state\.aggregator"):
+    with pytest.raises(ValueError, match=rf"{PASSED}.*a different state\.aggregator"):
         traced(stepping(with_an_aggregator_of_examples)(fed))
+
+
+def with_empty_noise(run, state, hyper, examples, cohort, key):
+    after, record, info = run(state, hyper, examples, cohort, key)
+    return after._replace(aggregator=jax.tree.map(jnp.zeros_like, after.aggregator)), record, info
+
+
+def with_old_noise_by_examples(run, state, hyper, examples, cohort, key):
+    after, record, info = run(state, hyper, examples, cohort, key)
+    is_old = jnp.sum(jax.tree.leaves(examples)[0]) > 0
+    aggregator = trees.where(is_old, state.aggregator, after.aggregator)
+    return after._replace(aggregator=aggregator), record, info
+
+
+@pytest.mark.parametrize("step", [with_empty_noise, with_old_noise_by_examples])
+def test_noise_that_an_aggregator_keeps_stays_as_its_round_left_it(step):
+    mean = correlated_gaussian_mean(banded_noise(6, 3, min_separation=3), 1.0, NOISE, 2)
+    fed = bound(sampling.min_separated(3), mean=mean)
+    with pytest.raises(ValueError, match=r"return client states and what .*state\.aggregator"):
+        traced(stepping(step)(fed))
+    traced(stepping(skipping)(fed))
+
+
+def test_client_states_stay_as_their_round_left_them():
+    model = make_model()
+    algorithm = algorithms.scaffold(model, private_trainer(model), num_clients=NUM_CLIENTS)
+    everyone = participants.participation(sampling.full_participation(), NUM_CLIENTS)
+    fed = federation(algorithm, make_data(), everyone)
+
+    def of_examples(run, state, hyper, examples, cohort, key):
+        after, record, info = run(state, hyper, examples, cohort, key)
+        number = jnp.sum(jax.tree.leaves(examples)[0])
+        clients = jax.tree.map(lambda x: x + number.astype(x.dtype), after.clients)
+        return after._replace(clients=clients), record, info
+
+    with pytest.raises(ValueError, match=r"return client states and what .*state\.clients"):
+        traced(stepping(of_examples)(fed))
+    traced(stepping(skipping)(fed))
+
+
+def test_rounds_beside_the_one_that_is_wrapped_are_not_released():
+    """Of a federation inside it, or of another one with less noise."""
+    fed, cheaper = bound(), bound(mean=gaussian_mean(1.0, 0.01, 2))
+    timed = clocked(fed, **TIMED)
+
+    def of_the_inner(run, state, hyper, examples, cohort, key):
+        first, *others = state.outer
+        inner = state._replace(outer=tuple(others))
+        after, record, info = twice(fed.step, inner, hyper, examples, cohort, key)
+        return after._replace(outer=(first, *after.outer)), record, info
+
+    def of_another(run, *inputs):
+        return cheaper.step(*inputs)
+
+    with pytest.raises(ValueError, match=RELEASED):
+        traced(stepping(of_the_inner)(timed))
+    with pytest.raises(ValueError, match=r"return client states|compute nothing"):
+        traced(stepping(of_another)(fed))
+
+
+def counting(step, name="counting"):
+    """A wrapper with a state of its own around another step."""
+
+    def wrap(fed):
+        def init(key, layout=Layout()):
+            state = fed.init(key, layout)
+            return state._replace(outer=(jnp.int32(0), *state.outer))
+
+        def own(state, hyper, examples, cohort, key, layout=Layout()):
+            count, *others = state.outer
+            inner = state._replace(outer=tuple(others))
+            after, record, info = step(fed.step, inner, hyper, examples, cohort, key)
+            return after._replace(outer=(count + 1, *after.outer)), record, info
+
+        return fed.wrapped(MINE._replace(name=name), init=init, step=own)
+
+    return wrap
+
+
+def test_wrappers_with_states_of_their_own_go_around_each_other():
+    timed = clocked(bound(), **TIMED)
+    traced(counting(skipping)(timed))
+    traced(clocked(counting(skipping)(counting(averaging, "inner")(bound())), **TIMED))
+    with pytest.raises(ValueError, match=ONCE):
+        traced(counting(twice)(counting(skipping, "inner")(timed)))
+
+
+def test_a_draw_reads_the_state_of_its_own_wrapper_inside_others():
+    fed = in_turn(bound(SAMPLERS["full_participation"]))
+    outside = counting(skipping)(clocked(fed, **TIMED))
+    state = outside.init(KEY)
+    *others, _ = state.outer
+    state = state._replace(outer=(*others, jnp.int32(2)))
+    cohort = outside.cohorts.draw(state, outside.hyper, KEY)
+    assert set(map(int, cohort.ids[cohort.is_drawn])) == {2, 3}
+    traced(outside)
+
+
+def test_noise_in_shares_needs_the_message_of_each_client():
+    model = make_model()
+    structure = jax.eval_shape(model.init, KEY)
+    plan = make_plan(4, 1.0, 1.0, num_clients=NUM_CLIENTS, num_shares=NUM_CLIENTS, bits=16)
+    shares = bound(SAMPLERS["full_participation"], mean=discrete_mean(structure, plan, NUM_CLIENTS))
+    with pytest.raises(ValueError, match=rf"{PASSED}.*a different cohort.*fate"):
+        traced(stepping(of_the_first_alone)(shares))
+    late = shares.cohorts.with_fates(lambda state, hyper, cohort: Fate.LATE)
+    with pytest.raises(ValueError, match=f"draw at least {NUM_CLIENTS} clients"):
+        shares.wrapped(MINE._replace(changes=frozenset({Change.COHORTS})), cohorts=late)
 
 
 def test_a_step_without_privacy_may_do_so():
@@ -288,6 +398,9 @@ def test_a_wrapped_round_is_the_round():
     jax.tree.map(np.testing.assert_array_equal, found.server, expected.server)
     moves = jax.tree.map(lambda a, b: np.any(a != b), found.server, state.server)
     assert any(jax.tree.leaves(moves))
+    skipped, *_ = jax.jit(wrapped.run_round)(found, wrapped.hyper, data, KEY)
+    jax.tree.map(np.testing.assert_array_equal, skipped.server, found.server)
+    assert skipped.round == 2
 
 
 @pytest.mark.parametrize("step", [of_the_first_alone, by_the_number_drawn])
