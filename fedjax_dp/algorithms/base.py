@@ -259,14 +259,18 @@ class Needs(NamedTuple):
     """What an algorithm needs of the other sections of a configuration.
 
     Attributes:
-      steps: the local steps it can use: "any"; "plain", those of SGD without momentum; "moving",
-        plain ones at learning rates above 0; or "none", without local steps.
+      steps: the local steps it can use: "any"; "plain", those of SGD without momentum; or "none",
+        without local steps.
+      reason: what it does with the gradients of plain steps, for an error.
+      check_rate: `(learning rates)`, raises a ValueError for those that it cannot use.
       transforms: declarations of the update transforms that it adds at the clients.
       option_for_bound: the option that is required if no aggregator bounds an update; empty for
         none.
     """
 
-    steps: Literal["any", "plain", "moving", "none"] = "any"
+    steps: Literal["any", "plain", "none"] = "any"
+    reason: str = ""
+    check_rate: Callable[[Any], None] = lambda learning_rate: None
     transforms: Sequence[UpdateTransform] = ()
     option_for_bound: str = ""
 

@@ -232,6 +232,13 @@ def f_cdpfl(
     )
 
 
+def check_clusters(argument: str, clusters: Sequence[int], num_clients: int) -> None:
+    """Requires a cluster for each client."""
+    rule = f"hold a whole number from 0 for each of the {num_clients} clients"
+    fits = len(clusters) == num_clients and all(int(c) == c and c >= 0 for c in clusters)
+    checks.require(fits, argument, rule, clusters)
+
+
 @checked
 def o_dpcfl(
     model: Model,
@@ -260,12 +267,7 @@ def o_dpcfl(
 
     Source: O-CDPFL of Malekmohammadi and others 2024 (RC-DPFL).
     """
-    checks.require(
-        len(clusters) == num_clients and all(int(c) == c and c >= 0 for c in clusters),
-        "clusters",
-        f"hold a whole number from 0 for each of the {num_clients} clients",
-        clusters,
-    )
+    check_clusters("clusters", clusters, num_clients)
     num_models = int(max(clusters)) + 1
     table = np.asarray(clusters, np.int32)
 

@@ -1,13 +1,13 @@
 """q-FFL: clients are weighted by a power of their loss; step sizes are from curvature bounds."""
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 import optax
 from annotated_types import Ge, Le
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm, Views, field, training_of
+from fedjax_dp.algorithms.base import FederatedAlgorithm, Needs, Views, field, training_of
 from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.selection import mean_loss
@@ -21,6 +21,18 @@ from fedjax_dp.server.mean import per_part, scaled_sum
 Q = Annotated[float, Ge(0), Le(20)]
 # Prevents division by a loss of 0.
 _SMALLEST_LOSS = 1e-10
+
+
+def _check_rate(learning_rate: Any) -> None:
+    """Refuses clients that do not move."""
+    moves = bool(np.all(np.asarray(learning_rate) > 0))
+    rule = "be above 0, since q-FedAvg divides by it"
+    checks.require(moves, "learning_rate", rule, learning_rate)
+
+
+NEEDS = Needs(
+    "plain", "the curvature is bounded by its steps over the learning rate", check_rate=_check_rate
+)
 
 
 class ServerState(NamedTuple):
@@ -65,11 +77,8 @@ def q_ffl(
     Source: Li and others 2020 (q-FFL), algorithm 2.
     """
     trainer.require_open("updates are scaled by exact losses, which no noise covers")
-    trainer.require_plain_sgd("the curvature is bounded by its steps over the learning rate")
-    slowest = float(np.min(np.asarray(trainer.config.learning_rate)))
-    checks.require(
-        slowest > 0, "learning_rate", "be above 0, since q-FedAvg divides by it", slowest
-    )
+    trainer.require_plain_sgd(NEEDS.reason)
+    NEEDS.check_rate(trainer.config.learning_rate)
 
     def client(message, own, client, hyper, key):
         q = hyper.algorithm["q"]

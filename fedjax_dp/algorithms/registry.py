@@ -11,6 +11,7 @@ from fedjax_dp.algorithms.blur_lus import needs_of_blur_lus
 from fedjax_dp.algorithms.dp_sgd import smallest_budget
 from fedjax_dp.algorithms.fed_ltn import needs_of_tickets
 from fedjax_dp.algorithms.propfair import needs_of_propfair
+from fedjax_dp.algorithms.q_ffl import NEEDS
 from fedjax_dp.algorithms.r_dpcfl import needs_of_copies
 from fedjax_dp.algorithms.scaffold import needs_of_scaffold
 from fedjax_dp.algorithms.splitting import needs_of_splitting
@@ -119,7 +120,7 @@ ALGORITHMS: Registry[Entry] = Registry(
         **_in("propfair", _ANY, given=_MEAN, needs=needs_of_propfair),
         **_in("afl", _UNPROTECTED, given=_CLIENTS, reason=_BY_LOSS),
         **_in("term", _UNPROTECTED, reason=_BY_LOSS),
-        **_in("q_ffl", _UNPROTECTED, reason=_BY_LOSS, needs=lambda options: Needs("moving")),
+        **_in("q_ffl", _UNPROTECTED, reason=_BY_LOSS, needs=lambda options: NEEDS),
         **_in("feddyn", _OPEN, given=_CLIENTS),
         **_in("splitting", _OPEN, "splitting", *_SPLITTINGS, needs=needs_of_splitting),
         **_in("scaffold", _OPEN, given=(*_CLIENTS, *_MEAN), needs=needs_of_scaffold),

@@ -32,6 +32,7 @@ from fedjax_dp.server.mean import per_part, scaled_sum, uniform_mean, weighted_m
 from fedjax_dp.server.optimizers import apply_aggregate
 
 Control: TypeAlias = Literal["steps", "gradient"]
+_READ = "control variates are computed from both"
 
 
 class ServerState(NamedTuple):
@@ -82,7 +83,7 @@ def scaffold(
     Source: Karimireddy and others 2020 (SCAFFOLD), algorithm 1.
     """
     if control == "steps":
-        trainer.require_plain_sgd("control variates are computed from both")
+        trainer.require_plain_sgd(_READ)
     else:
         trainer.require_open("control variates are gradients of all records, which no noise covers")
     _check_weights(is_weighted, aggregator)
@@ -157,6 +158,6 @@ def needs_of_scaffold(options: Mapping[str, Any]) -> Needs:
     """Declares plain steps, or a control variate that reads records."""
     _check_weights(options["is_weighted"], options.get("aggregator"))
     if options["control"] == "steps":
-        return Needs("plain")
+        return Needs("plain", _READ)
     name, instead = "control=gradient", "take control=steps"
     return Needs(transforms=(UpdateTransform(lambda delta, context: delta, True, name, instead),))

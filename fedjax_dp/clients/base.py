@@ -74,11 +74,9 @@ class LocalConfig(NamedTuple):
             checks.require(not is_endless, "clip_norm", rule, bound)
         if num_clients is None:
             return
-        rule = f"be a scalar or have one entry for each of the {num_clients} clients"
         for name, value in self._asdict().items():
             for number in jax.tree.leaves(value):
-                shape = np.shape(number)
-                checks.require(shape in ((), (num_clients,)), name, rule, shape)
+                checks.one_for_each(name, number, num_clients)
 
     def row(self, client: jax.typing.ArrayLike) -> "LocalConfig":
         """Reads one client's numbers.
@@ -203,6 +201,12 @@ class CheckNoised(Protocol):
         """Raises a ValueError; `is_sent` marks the parameters that are sent, None all of them."""
 
 
+def check_plain_sgd(is_plain: bool, argument: str, reason: str, value: Any) -> None:
+    """Refuses training whose delta is not a sum of gradients times learning rates."""
+    rule = f"take plain steps of `optax.sgd` and send its delta unchanged, since {reason}"
+    checks.require(is_plain, argument, rule, value)
+
+
 class LocalTrainer(NamedTuple):
     """One client's work as a pure function, with its declarations for the accounting.
 
@@ -259,10 +263,8 @@ class LocalTrainer(NamedTuple):
         Raises:
           ValueError: if `sends` is not "gradients".
         """
-        rule = f"take plain steps of `optax.sgd` and send its delta unchanged, since {reason}"
-        checks.require(
-            self.is_plain_sgd, "trainer", rule, "another optimiser or an update transform"
-        )
+        value = "another optimiser or an update transform"
+        check_plain_sgd(self.is_plain_sgd, "trainer", reason, value)
 
     def require_untransformed(self, reason: str) -> None:
         """Refuses update transforms, for algorithms that send no delta.

@@ -76,9 +76,9 @@ def positive_for_each_client(argument: str, values: Any, num_clients: int) -> np
 
 
 def one_for_each(key: str, value: Any, num_clients: int) -> None:
-    """Requires a list to hold one number for each client; anything else passes."""
+    """Requires one number, or one for each client; None passes."""
     rule = f"be one number or have one for each of the {num_clients} clients"
-    require(not isinstance(value, list) or len(value) == num_clients, key, rule, value)
+    require(value is None or np.shape(value) in ((), (num_clients,)), key, rule, value)
 
 
 def non_negative(argument: str, value: Any) -> None:

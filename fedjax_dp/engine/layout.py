@@ -380,18 +380,15 @@ class ExecutionConfig(NamedTuple):
         num_devices = len(self.device_list())
         if self.model_axis is not None:
             self.model_axis.validate(num_devices)
-            rule = "be None for several processes, which do not divide a model"
-            checks.require(not is_distributed(), "model_axis", rule, self.model_axis)
             rule = "be False where groups of devices divide the model"
             checks.require(not self.split_clients, "split_clients", rule, True)
         if not is_distributed():
             return
+        check_processes(self.model_axis, self.tuned, self.placement, self.split_clients)
         rule = (
             f"be 'auto' or {jax.device_count()}, the devices of all {jax.process_count()} processes"
         )
         checks.require(num_devices == jax.device_count(), "devices", rule, self.devices)
-        rule = "be a number or 'auto' for several processes, which would measure different times"
-        checks.require(self.tuned is None, "clients_per_chunk", rule, "tuned")
 
     @property
     def tuned(self) -> Tuned | None:
@@ -520,6 +517,17 @@ class ExecutionConfig(NamedTuple):
 def power_of_two(count: float) -> int:
     """Rounds a number up to a power of two."""
     return 1 << max(int(np.ceil(count)) - 1, 0).bit_length()
+
+
+def check_processes(model_axis: Any, tuned: Any, placement: str, split_clients: bool) -> None:
+    """Refuses what several processes do not do, None and False being nothing."""
+    rule = "be left out for several processes, which do not divide a model"
+    checks.require(model_axis is None, "model_axis", rule, model_axis)
+    rule = "be a number or 'auto' for several processes, which would measure different times"
+    checks.require(not tuned, "clients_per_chunk", rule, "tuned")
+    rule = "not be 'disk' for several processes, each of which would have a file of its own"
+    checks.require(placement != "disk", "placement", rule, placement)
+    require_split(not split_clients, "for several processes")
 
 
 def require_split(condition: bool, rule: str) -> None:

@@ -159,16 +159,27 @@ def gradient_mask(
     )
 
 
+def check_noise(argument: str, is_gaussian: bool, value: str) -> None:
+    """Refuses a private mean whose claim would not cover votes."""
+    rule = "have a claim for Gaussian noise, which then covers the votes"
+    checks.require(is_gaussian, argument, rule, value)
+
+
+def check_clipping(argument: str, clips_whole: bool, value: Any) -> None:
+    """Refuses a private mean that clips parts of an update."""
+    rule = "clip whole updates, not single layers, so that votes are not clipped alone"
+    checks.require(clips_whole, argument, rule, value)
+
+
 def _around_noise(mean: Summed, masked_by: Any) -> Summed:
     """Passes updates and votes through one private mean as one vector."""
-    claim, rule = mean.claim, "have a claim for Gaussian noise, which then covers the votes"
-    checks.require(isinstance(claim, ClientClaim), "mean", rule, type(claim).__name__)
+    claim = mean.claim
+    check_noise("mean", isinstance(claim, ClientClaim), type(claim).__name__)
     assert isinstance(claim, ClientClaim)
     event = claim.event(mean.numbers)
     is_gaussian = isinstance(event, dp_accounting.GaussianDpEvent) and mean.encode is None
-    checks.require(is_gaussian, "mean", rule, type(event).__name__)
-    rule = "clip whole updates, not single layers, so that votes are not clipped alone"
-    checks.require(claim.clips_whole, "mean", rule, "one that does not")
+    check_noise("mean", is_gaussian, type(event).__name__)
+    check_clipping("mean", claim.clips_whole, "one that does not")
 
     def init(structure):
         return mean.init({"update": structure, "votes": structure})

@@ -345,15 +345,15 @@ MASKED = "--algorithm.aggregator=gradient_mask"
         ),
         (
             (OPEN, "--algorithm.name=q_ffl", "--training.learning_rate=0"),
-            "training.learning_rate must be above 0 for q_ffl, which divides by it, got 0.0",
+            "training.learning_rate must be above 0, since q-FedAvg divides by it, got 0.0",
         ),
         (
             (OPEN, "--algorithm.name=q_ffl", "--training.optimizer=adam"),
-            "training.optimizer must be sgd for q_ffl, which reads gradients from updates",
+            "training.optimizer must take plain steps of `optax.sgd` and send its delta unchanged",
         ),
         (
             (OPEN, "--algorithm.name=scaffold", "--training.optimizer_options.momentum=0.9"),
-            "training.optimizer_options must be empty for scaffold, which reads gradients from",
+            "training.optimizer_options must take plain steps of `optax.sgd` and send its delta",
         ),
         (
             (

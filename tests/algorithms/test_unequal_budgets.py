@@ -174,7 +174,7 @@ def mistakes():
         (given("--training.batch_size=uneven"), "training.batch_size must be .*'heterogeneous'"),
         (
             given("--algorithm.name=weiavg", one),
-            "declared_epsilon must be one number or have one for each",
+            "declared_epsilon must have one number for each",
         ),
         (given("--algorithm.name=pfa", "--algorithm.options.split=gmm"), "split must be one of"),
         (

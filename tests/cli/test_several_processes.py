@@ -158,9 +158,12 @@ def test_a_death_ends_the_others_and_an_interruption_ends_all_after_the_same_rou
         ),
         ([*PAIR, "--execution.devices=3"], r"execution\.devices must be 'auto' or a multiple"),
         ([*PAIR, "--execution.placement=disk"], r"execution\.placement must not be 'disk' for"),
-        ([*PAIR, "--execution.split_clients=true"], "split_clients must be false for several"),
+        ([*PAIR, "--execution.split_clients=true"], "split_clients must be False for several"),
         ([*PAIR, "--execution.clients_per_chunk=tuned"], "clients_per_chunk must be a number"),
-        ([*PAIR, "--execution.model_devices=2"], "model_devices must be 1 for several processes"),
+        (
+            [*PAIR, "--execution.model_devices=2"],
+            "model_devices must be left out for several",
+        ),
     ],
 )
 def test_what_several_processes_cannot_run_is_refused_before_they_connect(words, message):

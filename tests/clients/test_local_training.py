@@ -291,7 +291,7 @@ def test_bad_numbers_are_refused_by_name(numbers, message):
 def test_numbers_for_another_population_are_refused():
     config = LocalConfig(learning_rate=np.ones(3))
     config.validate(3)
-    with pytest.raises(ValueError, match="learning_rate must be a scalar or have one entry"):
+    with pytest.raises(ValueError, match="learning_rate must be one number or have one for"):
         config.validate(4)
 
 

@@ -90,7 +90,7 @@ def test_cohorts_that_overflow_are_counted():
             "participation must",
         ),
         ({"sizes": (0,) * NUM_CLIENTS}, "data must hold at least one"),
-        ({"learning_rate": np.ones(3)}, "learning_rate must be a scalar or have one entry"),
+        ({"learning_rate": np.ones(3)}, "learning_rate must be one number or have one for"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, message):

@@ -108,7 +108,7 @@ def test_streamed_examples_and_several_processes_are_refused(monkeypatch):
     of_model = for_host._replace(placement="device", model_axis=ModelAxis(2, {"params/*": 0}))
     with pytest.raises(ValueError, match="split_clients must be False where groups of devices"):
         build(execution=of_model)
-    module = "fedjax_dp.engine.execution.compile.is_distributed"
+    module = "fedjax_dp.engine.layout.is_distributed"
     monkeypatch.setattr(module, partial(bool, 1))
     with pytest.raises(ValueError, match="split_clients must be False for several processes"):
         build()

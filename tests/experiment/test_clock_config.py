@@ -28,7 +28,8 @@ def table(folder, text="place, here, there\nhere, 0.1, 0.5\nthere, 0.75, 0.2\n")
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("clock.deadline=2",), "clock.clients must name a place, got []"),
+        (("clock.deadline=2",), "clock.server must name a place, got None"),
+        (CLOCK[:3], "clock.clients must name the place of a client, got []"),
         ((*CLOCK[:2], CLOCK[3]), "clock.server must name a place, got None"),
         ((*CLOCK[:3], "clock.clients=['heer']"), "clock.clients must be one of here, there"),
         (("clock.places=['here', 'here']", *CLOCK[1:]), "clock.places must have different names"),

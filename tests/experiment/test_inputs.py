@@ -73,7 +73,7 @@ IFCA = ("--privacy.unit=none", "--algorithm.name=ifca")
         ),
         (
             ["--algorithm.name=pfa", "--algorithm.options.declared_epsilon=[1, 2]"],
-            "algorithm.options.declared_epsilon must be one number or have one for each of the 10",
+            "algorithm.options.declared_epsilon must have one number for each of the 10",
         ),
         (["--data.data_dir=a\0b"], "data.data_dir must be a path that can be opened"),
         (["--data.data_dir=/dev/null"], "data.data_dir must be a folder.*a device"),

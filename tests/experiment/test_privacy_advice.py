@@ -48,7 +48,7 @@ def configured(unit, participation, mechanism, batches, promise):
 
 def refusal(sections):
     try:
-        analysis.require_analysis(sections, SIZES)
+        analysis.require_analysis(sections, len(SIZES), SIZES)
     except UnsupportedEvent as error:
         return error
     return None

@@ -502,7 +502,7 @@ def test_the_bound_on_failure_holds_for_graphs_that_are_counted():
             lambda: masked(
                 server.uniform_mean(), fixed_point(2**16 + 1, word_bits=64), all_pairs(9)
             ),
-            "encoding.max_clients must be at most 65536 with words of 64 bits, got 65537",
+            "encoding.word_bits must be 32 for rounds of 65537 clients, more than 65536",
         ),
         (lambda: all_pairs(1), "num_clients must be an integer of at least 2"),
         (lambda: all_pairs(5, colluders=5), "colluders must be at most 3, so that 2 of the 5"),

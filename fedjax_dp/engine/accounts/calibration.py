@@ -130,9 +130,8 @@ def _alike(
     local: LocalConfig, sizes: np.ndarray, epsilon: Any, dp_delta: Any
 ) -> list[tuple[list[int], tuple[int, float, float, LocalConfig]]]:
     """Groups clients of equal size, budget and numbers."""
-    rule = f"be one number or have one for each of the {len(sizes)} clients"
     for name, value in (("epsilon", epsilon), ("dp_delta", dp_delta)):
-        checks.require(np.shape(value) in ((), np.shape(sizes)), name, rule, value)
+        checks.one_for_each(name, value, len(sizes))
     targets, deltas = (
         np.broadcast_to(np.asarray(x, np.float64), np.shape(sizes)) for x in (epsilon, dp_delta)
     )

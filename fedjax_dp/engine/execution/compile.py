@@ -501,8 +501,6 @@ def _require_streamable(federation: Federation, outer: PyTree, placement: str) -
 
 def _require_distributable(federation: Federation, place: Placement) -> None:
     """Refuses what does not yet run in several processes."""
-    rule = "not be 'disk' for several processes, each of which would have a file of its own"
-    checks.require(not place.is_on_disk, "placement", rule, place.kind)
     num_own = len(place.own_rows)
     has_table = federation.algorithm.client_state is not None and not place.is_resident
     rule = f"be above {num_own}, or all clients would be of one process"
@@ -517,7 +515,6 @@ def _require_distributable(federation: Federation, place: Placement) -> None:
 def _require_divisible(federation: Federation, layout: Layout, place: Placement) -> None:
     """Refuses clients that devices cannot split, by a trace of one on the axis of the devices."""
     algorithm = federation.algorithm
-    require_split(not is_distributed(), "for several processes")
     require_on_each_device(algorithm, is_resident=place.is_resident)
     divides = federation.facts.divides_batches(AXIS, layout.num_devices)
     require_split(divides, f"for {algorithm.name}, whose clients sum no gradients over batches")

@@ -246,8 +246,7 @@ def compute_seconds(
                 checks.numbers(name, "have one number for each class", number)
             value = [value[one] for one in classes]
         array = np.asarray(value, np.float64)
-        rule = f"be one number or have one for each of the {num_clients} clients"
-        checks.require(array.shape in ((), (num_clients,)), name, rule, array.shape)
+        checks.one_for_each(name, array, num_clients)
         rule = f"be at least 0 and below {LONGEST:g}"
         checks.require(bool(np.all(_is_duration(array))), name, rule, value)
         return np.broadcast_to(array, (num_clients,))
@@ -473,8 +472,7 @@ def _is_duration(seconds: np.ndarray) -> np.ndarray:
 def _of_clients(name: str, value: Any, num_clients: int) -> np.ndarray:
     """Reads a number of at least 0, or one for each client."""
     array = np.asarray(value, np.float64)
-    rule = f"be one number or have one for each of the {num_clients} clients"
-    checks.require(array.shape in ((), (num_clients,)), name, rule, np.shape(value))
+    checks.one_for_each(name, array, num_clients)
     checks.non_negative(name, array)
     return array
 

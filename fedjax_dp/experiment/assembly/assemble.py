@@ -87,7 +87,8 @@ def parts_of(config: Config, population: Population | None = None) -> Parts:
     if built is None or built.participation.num_clients != train.num_clients:
         built = counted(config, train.num_clients)
     participation = built.participation
-    require_analysis(Sections(privacy, config.participation, config.training), train.sizes)
+    sections = Sections(privacy, config.participation, config.training)
+    require_analysis(sections, train.num_clients, train.sizes)
     model = build_model(config.model, population, config.run.seed)
     metrics = _metrics_of(config.run, model)
     trainer = build_trainer(config.training, record_level(privacy), model, train.sizes)

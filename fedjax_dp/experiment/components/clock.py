@@ -92,7 +92,6 @@ def clock_of(
     if not given_in(section):
         return None
     count = _longest(section) if num_clients is None else num_clients
-    checks.require(bool(section.clients), "clock.clients", "name a place", section.clients)
     needs_server = not config.communication.serverless
     rule = "name a place" if needs_server else "be left out with communication.serverless"
     fits = (section.server is not None) == needs_server

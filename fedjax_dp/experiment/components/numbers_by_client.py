@@ -10,9 +10,9 @@ from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.experiment.schema.config import Config, RecordLevel, TrainingSection
 from fedjax_dp.experiment.schema.constraints import annotation_of, ready_value
 from fedjax_dp.privacy.accounting.budgets import (
-    NUM_CLIENTS,
     published_batch_sizes,
     published_budgets,
+    published_count,
 )
 
 # The keys that hold one number for all clients, or one for each.
@@ -177,7 +177,7 @@ def _budgets(section: RecordLevel, count: int | None) -> RecordLevel:
     name = section.epsilon
     if not isinstance(name, str):
         return section
-    found = published_budgets(name, _listed("privacy.record.epsilon", name, count))
+    found = published_budgets(name, published_count("data.num_clients", count))
     return section.model_copy(update={"epsilon": found.tolist()})
 
 
@@ -185,13 +185,5 @@ def _batch_sizes(section: TrainingSection, count: int | None) -> TrainingSection
     name = section.batch_size
     if not isinstance(name, str):
         return section
-    found = published_batch_sizes(_listed("training.batch_size", name, count))
+    found = published_batch_sizes(published_count("data.num_clients", count))
     return section.model_copy(update={"batch_size": found.tolist()})
-
-
-def _listed(key: str, name: str, count: int | None) -> int:
-    """Requires a number of clients for which there is a published list."""
-    rule = f"be one of {', '.join(map(str, NUM_CLIENTS))} if {key} is {name}"
-    checks.require(count in NUM_CLIENTS, "data.num_clients", rule, count)
-    assert count is not None
-    return count

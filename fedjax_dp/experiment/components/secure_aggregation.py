@@ -165,9 +165,7 @@ def _encoding(
     fits = bits is None or largest == 1 or bits >= least
     checks.require(fits, "secure_aggregation.integer_bits", rule, bits)
     word_bits, count = section.word_bits, participation.capacity
-    rule = f"be 32 for rounds of {count} clients, more than {limbs.MOST}"
-    fits = word_bits == 32 or count <= limbs.MOST
-    checks.require(fits, "secure_aggregation.word_bits", rule, word_bits)
+    limbs.check_words("secure_aggregation.word_bits", word_bits, count)
     options: dict[str, Any] = {"fraction_bits": section.fraction_bits, "word_bits": word_bits}
     if bits is not None:
         options["integer_bits"] = bits

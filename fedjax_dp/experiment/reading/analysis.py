@@ -1,6 +1,5 @@
 """Checks that the requested privacy has an analysis, and advises a change if not."""
 
-import contextlib
 import itertools
 import typing
 from typing import Any, NamedTuple
@@ -45,34 +44,28 @@ class Sections(NamedTuple):
     training: TrainingSection
 
 
-def require_analysis(sections: Sections, sizes: np.ndarray) -> None:
-    """Requires an analysis of all units for clients of these sizes; an error advises a change."""
-    _require_or_advise(sections, sizes, len(sizes))
+def require_analysis(sections: Sections, num_clients: int, sizes: np.ndarray | None = None) -> None:
+    """Requires an analysis of all units; an error advises a change.
 
-
-def _require_or_advise(sections: Sections, sizes: np.ndarray, num_clients: int) -> None:
-    """Requires an analysis for some clients of all; an error advises a change."""
-    try:
-        _require(sections, sizes, num_clients)
-    except ValueError as error:
-        reason = str(error).split("; nearest valid choice")[0].split("; the nearest valid")[0]
-        raise UnsupportedEvent(reason, _nearest(sections, sizes, num_clients)) from None
-
-
-def require_possible_analysis(sections: Sections, num_clients: int) -> None:
-    """Requires an analysis for clients of some size, before sizes are known."""
-    batches = sections.training.batch_size
-    # Clients of one size and batch are alike; their number may be a mistake, of any size.
-    num_kinds = len(batches) if isinstance(batches, list) else 1
-    largest = np.full(num_kinds, checks.COUNT_LIMIT)
-    try:
-        _require_or_advise(sections, largest, num_clients)
-    except UnsupportedEvent as error:
+    Before sizes are known, one for clients of some size is enough.
+    """
+    if sizes is not None:
+        possible = [sizes]
+    else:
+        batches = sections.training.batch_size
+        # Clients of one size and batch are alike; their number may be a mistake, of any size.
+        largest = np.full(len(batches) if isinstance(batches, list) else 1, checks.COUNT_LIMIT)
         # A batch of all records of a client is not sampled, and may have an analysis.
-        with contextlib.suppress(UnsupportedEvent):
-            _require_or_advise(sections, np.ones_like(largest), num_clients)
+        possible = [largest, np.ones_like(largest)]
+    reasons = []
+    for each in possible:
+        try:
+            _require(sections, each, num_clients)
             return
-        raise error from None
+        except ValueError as error:
+            reasons.append(str(error))
+    reason = reasons[0].split("; nearest valid choice")[0].split("; the nearest valid")[0]
+    raise UnsupportedEvent(reason, _nearest(sections, possible[0], num_clients))
 
 
 def follow(sections: Sections, advice: Advice) -> Sections:

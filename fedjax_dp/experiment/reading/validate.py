@@ -1,12 +1,18 @@
 """Checks of an experiment that need no data: values and combinations."""
 
 import os
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
+import optax
 
 from fedjax_dp.algorithms import registry as algorithms
+from fedjax_dp.algorithms.base import Needs
+from fedjax_dp.algorithms.ifca import check_clusters
 from fedjax_dp.algorithms.registry import Entry
+from fedjax_dp.clients.base import check_plain_sgd
 from fedjax_dp.clients.sgd import check_whole
 from fedjax_dp.clients.transforms import declared
 from fedjax_dp.core import checks, files
@@ -14,13 +20,16 @@ from fedjax_dp.core.registry import is_own
 from fedjax_dp.data import datasets
 from fedjax_dp.data.datasets.tabular import EXACT_SCALINGS
 from fedjax_dp.data.participants import Participation
+from fedjax_dp.engine import layout
 from fedjax_dp.engine.accounts.privacy_accounting import require_public_sizes
 from fedjax_dp.experiment.components.clock import Clock, clock_of
+from fedjax_dp.experiment.components.numbers_by_client import KEYS
+from fedjax_dp.experiment.components.optimizers import local_optimizer
 from fedjax_dp.experiment.components.participation import batches_of, participation_of
 from fedjax_dp.experiment.components.partitions import PARTITIONS
 from fedjax_dp.experiment.components.secure_aggregation import checked_graph
 from fedjax_dp.experiment.components.wrappers import check_numbers, check_wrappers
-from fedjax_dp.experiment.reading.analysis import Sections, require_possible_analysis
+from fedjax_dp.experiment.reading.analysis import Sections, require_analysis
 from fedjax_dp.experiment.schema.config import (
     AlgorithmSection,
     ClientLevel,
@@ -37,11 +46,15 @@ from fedjax_dp.experiment.schema.config import (
 )
 from fedjax_dp.experiment.schema.constraints import keyed
 from fedjax_dp.experiment.schema.sections import OptionalSection, given_in
+from fedjax_dp.server.masking import check_clipping, check_noise
 from fedjax_dp.server.registry import AROUND
 from fedjax_dp.server.secure import MaskGraph
 
-# Options of algorithms that may be a list with one entry for each client.
-_BY_CLIENT = ("declared_epsilon", "clusters")
+# Rules of algorithms for options with an entry for each client.
+_BY_CLIENT: Mapping[str, Callable[[str, Any, int], Any]] = {
+    "declared_epsilon": checks.positive_for_each_client,
+    "clusters": check_clusters,
+}
 
 
 class Counted(NamedTuple):
@@ -70,7 +83,7 @@ def validate(config: Config) -> Counted | None:
     with keyed("algorithm.options"):
         needs = entry.needs(options | {"aggregator": config.algorithm.aggregator})
         needs.check_bound(_is_bounded(config.algorithm.aggregator, privacy))
-    _check_steps(name, needs.steps, config.training)
+    _check_steps(name, needs, config.training)
     sampler = batches_of(config.training, is_private="record" in privacy.units)
     with keyed("training"):
         check_whole(sampler, config.training.num_steps, config.training.batch_size)
@@ -92,19 +105,18 @@ def validate(config: Config) -> Counted | None:
 def counted(config: Config, num_clients: int) -> Counted:
     """Checks everything that is known once the training clients are counted; builds these parts."""
     privacy, options = config.privacy, config.algorithm.options
-    for key in ("learning_rate", "batch_size", "num_epochs", "num_steps"):
-        checks.one_for_each(f"training.{key}", getattr(config.training, key), num_clients)
-    if "record" in privacy.units:
-        for key in ("clip_norm", "noise_multiplier", "epsilon", "dp_delta"):
-            checks.one_for_each(f"privacy.record.{key}", getattr(privacy.record, key), num_clients)
-    for key in _BY_CLIENT:
-        checks.one_for_each(f"algorithm.options.{key}", options.get(key), num_clients)
+    for key in KEYS:
+        if not key.startswith("privacy.") or "record" in privacy.units:
+            checks.one_for_each(key, attrgetter(key)(config), num_clients)
+    for key, check in _BY_CLIENT.items():
+        if options.get(key) is not None:
+            check(f"algorithm.options.{key}", options[key], num_clients)
     check_numbers(config, num_clients)
     num_models, rule = options.get("num_models", 1), f"be at most the {num_clients} clients"
     checks.require(num_models <= num_clients, "algorithm.options.num_models", rule, num_models)
     participation = participation_of(config.participation, num_clients)
     clock = clock_of(config, num_clients, participation)
-    require_possible_analysis(Sections(privacy, config.participation, config.training), num_clients)
+    require_analysis(Sections(privacy, config.participation, config.training), num_clients)
     return Counted(participation, clock, checked_graph(config, participation))
 
 
@@ -220,30 +232,23 @@ def _check_aggregator(section: AlgorithmSection, entry: Entry, privacy: PrivacyS
     checks.require(fits, "algorithm.aggregator", rule, section.aggregator)
     if is_around and "client" in privacy.units:
         level = privacy.client
-        fits = isinstance(level, GaussianLevel) and not level.per_layer and not level.is_realised
-        rule = (
-            f"be gaussian, clip whole updates and divide by the expected size for "
-            f"{section.aggregator}, whose votes share the bound of the update"
-        )
-        checks.require(fits, "privacy.client.mechanism", rule, level.mechanism)
+        check_noise("privacy.client.denominator", not level.is_realised, "realised")
+        is_gaussian = isinstance(level, GaussianLevel)
+        check_noise("privacy.client.mechanism", is_gaussian, level.mechanism)
+        check_clipping("privacy.client.per_layer", not getattr(level, "per_layer", False), True)
 
 
-def _check_steps(name: str, steps: str, section: TrainingSection) -> None:
-    if steps == "any":
-        return
-    if steps == "none":
+def _check_steps(name: str, needs: Needs, section: TrainingSection) -> None:
+    if needs.steps == "none":
         rule = f"be left out for {name} with exact steps, which have no learning rate"
         is_given = "learning_rate" in section.model_fields_set
         checks.require(not is_given, "training.learning_rate", rule, section.learning_rate)
-        return
-    rule = f"be sgd for {name}, which reads gradients from updates"
-    checks.require(section.optimizer == "sgd", "training.optimizer", rule, section.optimizer)
-    options = section.optimizer_options
-    rule = f"be empty for {name}, which reads gradients from updates of plain steps"
-    checks.require(not options, "training.optimizer_options", rule, options)
-    moves = steps == "plain" or bool(np.all(np.asarray(section.learning_rate) > 0))
-    rule = f"be above 0 for {name}, which divides by it"
-    checks.require(moves, "training.learning_rate", rule, section.learning_rate)
+    if needs.steps == "plain":
+        key = "optimizer" if section.optimizer != "sgd" else "optimizer_options"
+        is_plain = local_optimizer(section.optimizer, section.optimizer_options) is optax.sgd
+        check_plain_sgd(is_plain, f"training.{key}", needs.reason, getattr(section, key))
+    with keyed("training"):
+        needs.check_rate(section.learning_rate)
 
 
 def _is_bounded(aggregator: str | None, privacy: PrivacySection) -> bool:
@@ -298,19 +303,10 @@ def check_processes(section: ExecutionSection) -> None:
         rule = f"be 'auto' or a multiple of the {section.num_processes} processes"
         is_even = section.devices % section.num_processes == 0
         checks.require(is_even, "execution.devices", rule, section.devices)
-    rule = "be 1 for several processes, which do not divide a model"
-    checks.require(
-        section.model_devices == 1, "execution.model_devices", rule, section.model_devices
-    )
-    rule = "be false for several processes"
-    splits = section.split_clients
-    checks.require(not splits, "execution.split_clients", rule, splits)
-    rule = "not be 'disk' for several processes"
-    is_held = section.placement != "disk"
-    checks.require(is_held, "execution.placement", rule, section.placement)
-    rule = "be a number or 'auto' for several processes"
-    is_same = section.clients_per_chunk != "tuned"
-    checks.require(is_same, "execution.clients_per_chunk", rule, section.clients_per_chunk)
+    size, is_tuned = section.model_devices, section.clients_per_chunk == "tuned"
+    with keyed("execution", {"model_axis": "execution.model_devices"}):
+        of_model = size if size > 1 else None
+        layout.check_processes(of_model, is_tuned, section.placement, section.split_clients)
 
 
 def _check_budget(level: RecordLevel | ClientLevel, key: str) -> None:

@@ -34,7 +34,7 @@ def published_budgets(name: str, num_clients: int) -> np.ndarray:
     Source: Malekmohammadi and others 2024 (Robust-HDP), lists as released by the authors.
     """
     checks.one_of("name", name, DISTRIBUTIONS)
-    return _lists()[_key(name, num_clients)].copy()
+    return _lists()[published_count("num_clients", num_clients), name].copy()
 
 
 @checked
@@ -52,13 +52,15 @@ def published_batch_sizes(num_clients: int) -> np.ndarray:
 
     Source: Malekmohammadi and others 2024 (Robust-HDP), lists as released by the authors.
     """
-    return _lists()[_key("batch_size", num_clients)].copy()
+    return _lists()[published_count("num_clients", num_clients), "batch_size"].copy()
 
 
-def _key(name: str, num_clients: int) -> tuple[int, str]:
+def published_count(argument: str, num_clients: int | None) -> int:
+    """Requires a number of clients for which there are lists."""
     rule = f"be one of {', '.join(map(str, NUM_CLIENTS))}, for which there are published lists"
-    checks.require(num_clients in NUM_CLIENTS, "num_clients", rule, num_clients)
-    return num_clients, name
+    checks.require(num_clients in NUM_CLIENTS, argument, rule, num_clients)
+    assert num_clients is not None
+    return num_clients
 
 
 @functools.cache

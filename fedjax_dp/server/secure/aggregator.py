@@ -78,9 +78,7 @@ def masked(
     """
     checks.require(isinstance(aggregator, Summed), "aggregator", "be Summed", type(aggregator))
     checks.one_of("form", form, get_args(Form))
-    rule = f"be at most {limbs.MOST} with words of 64 bits"
-    fits = encoding.word_bits == 32 or encoding.max_clients <= limbs.MOST
-    checks.require(fits, "encoding.max_clients", rule, encoding.max_clients)
+    limbs.check_words("encoding.word_bits", encoding.word_bits, encoding.max_clients)
     rule = f"hold the {graph.num_clients} clients of the graph"
     fits = encoding.max_clients >= graph.num_clients
     checks.require(fits, "encoding.max_clients", rule, encoding.max_clients)

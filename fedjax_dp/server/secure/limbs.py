@@ -3,9 +3,17 @@
 import jax
 import jax.numpy as jnp
 
+from fedjax_dp.core import checks
+
 # The most integers in one sum of limbs: 2^16 (2^16 - 1) and a carry are below 2^32.
 MOST = 2**16
 _BITS, _MASK = 16, 2**16 - 1
+
+
+def check_words(argument: str, word_bits: int, num_clients: int) -> None:
+    """Refuses words of 64 bits that too many clients would send."""
+    rule = f"be 32 for rounds of {num_clients} clients, more than {MOST}"
+    checks.require(word_bits == 32 or num_clients <= MOST, argument, rule, word_bits)
 
 
 def split(low: jax.Array, high: jax.Array) -> jax.Array:
