@@ -98,6 +98,8 @@ def programs_of(page: pathlib.Path) -> str:
 def not_public(path: str) -> bool:
     """Whether a dotted name is in no list of public names on the way to it."""
     package, (_, *names) = fedjax_dp, path.split(".")
+    if any(name.startswith("_") and not name.endswith("__") for name in names):
+        return True
     for name in names:
         listed = getattr(package, "__all__", None)
         # What stands in a module or class that is listed itself.
@@ -146,6 +148,7 @@ def test_what_a_page_imports_is_public(page):
         "import fedjax_dp.core.trees",
         "import fedjax_dp as fdp\nfdp.engine.round.run_round",
         "from fedjax_dp import engine as e\ne.facts.Facts",
+        "from fedjax_dp.extending import trees\ntrees._total",
     ],
 )
 def test_a_name_that_is_not_public_is_found(code):

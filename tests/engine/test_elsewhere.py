@@ -46,6 +46,11 @@ def printed(command, target):
     return [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
 
 
+def test_every_method_and_wrapper_is_among_them():
+    names = {*elsewhere_worker.CASES, *elsewhere_worker.VARIANTS, *elsewhere_worker.WRAPPERS}
+    assert names <= set(elsewhere_worker.BUILDS) and len(names) >= 70
+
+
 @slow
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("target", PACKAGES)
