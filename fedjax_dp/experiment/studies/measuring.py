@@ -112,7 +112,7 @@ class Results:
         checks.require(is_ours, "output", "be a new file, or one of measured speeds", str(path))
         steps = {name: found for name, found in stored["steps"].items() if name not in again}
         differing = sorted(k for k in machine if stored["machine"].get(k) != machine[k])
-        rule = "be another file, or be measured anew as a whole"
+        rule = "be a new file for this machine"
         other = f"{path}, with results of another machine (other {', '.join(differing)})"
         checks.require(not (steps and differing), "output", rule, other)
         self.document = {**({} if differing else stored), "machine": machine, "steps": steps}
