@@ -130,8 +130,8 @@ class ModelAxis(NamedTuple):
         is_permuted = "collective-permute" in (compiled.as_text() or "")
         rule = (
             "divide layers that follow each other along outputs and inputs in turn, and attention "
-            "by whole heads: otherwise devices exchange parts of arrays, and on CPU devices one "
-            "group would wait for another forever"
+            "by whole heads: otherwise devices exchange parts of arrays, and on CPU devices they "
+            "would deadlock"
         )
         checks.require(not is_permuted, "model_axis.rules", rule, self.rules)
 
