@@ -27,7 +27,7 @@ from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.one_round import Watched, of_one_round
 from fedjax_dp.engine.population import Population, population_of
 from fedjax_dp.engine.record import OTHERS, Fate, RoundInfo, RoundRecord
-from fedjax_dp.engine.round import SimulationState, run_round
+from fedjax_dp.engine.round import ByClient, SimulationState, run_round
 from fedjax_dp.engine.wrapping import BUILT_IN, UNDECLARED, Change, Wrapper
 from fedjax_dp.evaluation.evaluate import require_targets
 from fedjax_dp.privacy.claims import Claims
@@ -119,7 +119,11 @@ class Federation(NamedTuple):
     @property
     def shared(self) -> Callable[[Any], PyTree] | None:
         """`(state) -> params`, the model for the whole population; None if there is none."""
-        return None if self.views.shared is None else self.views.shared.read
+        view = self.views.shared
+        if view is None:
+            return None
+        hides = bool(self.claims.units and exchanged(self, "views"))
+        return _of_released(view.read) if hides else view.read
 
     @property
     def personal(self) -> Callable[[Any, ClientData], PyTree] | None:
@@ -221,13 +225,16 @@ class Federation(NamedTuple):
             parts["cohorts"] = of_federation(parts["cohorts"], parts.get("init", self.init))
         other = self._replace(declared=declared, **{**parts, "check": check})
         check_wrapped(other)
-        step = parts.get("step", self.step)
-        is_checked = "step" in parts or bool(exchanged(self, "step"))
-        if is_checked and not any(wrapper is one for one in BUILT_IN):
+        if not self.claims.units:
+            return made(other)
+        step, view = parts.get("step", self.step), other.views.shared
+        is_own = not any(wrapper is one for one in BUILT_IN)
+        if is_own and ("step" in parts or exchanged(self, "step")):
             step = other._of_one_round(step)
-        if self.claims.units:
-            other = other._replace(step=Watched(step))
-        return made(other)
+        if view is not None and (is_own or ("views" not in parts and exchanged(self, "views"))):
+            shared = view._replace(read=_of_released(view.read))
+            other = other._replace(views=other.views._replace(shared=shared))
+        return made(other._replace(step=Watched(step)))
 
     def _of_one_round(self, step: Step) -> Step:
         """Requires of the step of a wrapper that it costs what a ledger charges for it."""
@@ -394,6 +401,26 @@ def _check_bound(federation: Federation) -> None:
         "bind others by federation(), and wrap what it returns"
     )
     checks.require(not parts, "the parts of a wrapped federation", rule, f"another {parts}")
+
+
+def _of_released(read: Callable[[Any], PyTree]) -> Callable[[Any], PyTree]:
+    """Hides from a view of the shared model what a round leaves with clients or does not noise."""
+
+    def shared(state: SimulationState) -> PyTree:
+        outer = jax.tree.map(
+            lambda part: None if isinstance(part, ByClient) else part,
+            state.outer,
+            is_leaf=lambda part: isinstance(part, ByClient),
+        )
+        shown = state._replace(clients=None, aggregator=(), outer=outer)
+        try:
+            return read(shown)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            rule = "read no states of clients and aggregators where privacy is claimed"
+            found = f"one that fails then: {error}"
+            raise ValueError(f"views.shared must {rule}, got {found}") from error
+
+    return shared
 
 
 def _as_drawn(record: RoundRecord, cohort: Cohort) -> RoundRecord:

@@ -21,6 +21,7 @@ from fedjax_dp.engine import (
     examples_of,
     federation,
     latencies,
+    wrapping,
 )
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.privacy import banded_noise, make_plan
@@ -223,6 +224,10 @@ def test_a_step_that_declares_nothing_or_is_wrapped_is_refused_too():
             traced(outer(inside))
 
 
+def test_wrappers_of_the_package_go_around_none_that_declares_nothing():
+    assert all(wrapper.refusal(wrapping.UNDECLARED) for wrapper in wrapping.BUILT_IN)
+
+
 def test_a_step_that_is_wrapped_by_views_alone_is_refused_too():
     fed = stepping(twice, declares=False)(bound())
     with pytest.raises(ValueError, match=ONCE):
@@ -338,6 +343,29 @@ def test_a_draw_reads_the_state_of_its_own_wrapper_inside_others():
     cohort = outside.cohorts.draw(state, outside.hyper, KEY)
     assert set(map(int, cohort.ids[cohort.is_drawn])) == {2, 3}
     traced(outside)
+
+
+@pytest.mark.parametrize("declares", [True, False])
+def test_the_shared_model_of_a_wrapper_shows_no_states_of_clients(declares):
+    model = make_model()
+    algorithm = algorithms.scaffold(model, private_trainer(model), num_clients=NUM_CLIENTS)
+    everyone = participants.participation(sampling.full_participation(), NUM_CLIENTS)
+    fed = federation(algorithm, make_data(), everyone)
+
+    def with_view(read):
+        views = fed.views._replace(shared=fed.views.shared._replace(read=read))
+        return fed.wrapped(MINE, views=views) if declares else fed._replace(views=views)
+
+    def of_clients(state):
+        return jax.tree.map(lambda x: x[0], state.clients.control)
+
+    state = fed.init(KEY)
+    read = with_view(fed.shared).shared
+    jax.tree.map(np.testing.assert_array_equal, read(state), fed.shared(state))
+    timed = clocked(with_view(of_clients), **TIMED)
+    for leaks, given in ((with_view(of_clients), state), (timed, timed.init(KEY))):
+        with pytest.raises(ValueError, match=r"views\.shared must read no states of clients"):
+            leaks.shared(given)
 
 
 def test_noise_in_shares_needs_the_message_of_each_client():
