@@ -147,7 +147,7 @@ def test_what_a_page_imports_is_public(page):
         "from fedjax_dp.algorithms.base import Views",
         "import fedjax_dp.core.trees",
         "import fedjax_dp as fdp\nfdp.engine.round.run_round",
-        "from fedjax_dp import engine as e\ne.facts.Facts",
+        "from fedjax_dp import engine as e\ne.facts.FederationFacts",
         "from fedjax_dp.extending import trees\ntrees._total",
     ],
 )

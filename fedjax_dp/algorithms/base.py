@@ -266,6 +266,7 @@ class Needs(NamedTuple):
       transforms: declarations of the update transforms that it adds at the clients.
       option_for_bound: the option that is required if no aggregator bounds an update; empty for
         none.
+      option_for_weights: the option by which it weights clients itself; empty if it does not.
     """
 
     steps: Literal["any", "plain", "none"] = "any"
@@ -273,6 +274,7 @@ class Needs(NamedTuple):
     check_rate: Callable[[Any], None] = lambda learning_rate: None
     transforms: Sequence[UpdateTransform] = ()
     option_for_bound: str = ""
+    option_for_weights: str = ""
 
     def check_bound(self, is_bounded: bool) -> None:
         """Refuses updates without a bound.
@@ -286,6 +288,19 @@ class Needs(NamedTuple):
         rule = "be given if no aggregator bounds an update"
         option = self.option_for_bound
         checks.require(is_bounded or not option, option, rule, None)
+
+    def check_weights(self, has_aggregator: bool) -> None:
+        """Refuses weights beside those of an aggregator.
+
+        Args:
+          has_aggregator: whether an aggregator is configured.
+
+        Raises:
+          ValueError: naming the option that weights clients.
+        """
+        rule = "be False with an aggregator, which has its own weights"
+        option = self.option_for_weights
+        checks.require(not has_aggregator or not option, option, rule, True)
 
 
 # The functions of a declaration. If privacy is claimed for records, the client of a round is a

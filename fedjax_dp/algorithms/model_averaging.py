@@ -325,7 +325,16 @@ def warm_start_averaging(
     Source: Mugunthan and others 2020 (PrivacyFL); Mugunthan 2022, chapter 5, algorithm 2.
     """
     return averaged_models(
-        **locals(), start_of=lambda received: received, name="warm_start_averaging"
+        model=model,
+        trainer=trainer,
+        start_of=lambda received: received,
+        num_clients=num_clients,
+        rows_per_round=rows_per_round,
+        growth=growth,
+        perturbation=perturbation,
+        personal=personal,
+        aggregator=aggregator,
+        name="warm_start_averaging",
     )
 
 
@@ -368,4 +377,15 @@ def retrained_averaging(
 
     Source: Mugunthan and others 2020 (PrivacyFL); Mugunthan 2022, chapter 5, algorithm 3.
     """
-    return averaged_models(**locals(), start_of=trees.zeros_like, name="retrained_averaging")
+    return averaged_models(
+        model=model,
+        trainer=trainer,
+        start_of=trees.zeros_like,
+        num_clients=num_clients,
+        rows_per_round=rows_per_round,
+        growth=growth,
+        perturbation=perturbation,
+        personal=personal,
+        aggregator=aggregator,
+        name="retrained_averaging",
+    )

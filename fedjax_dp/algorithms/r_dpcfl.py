@@ -239,35 +239,10 @@ def r_dpcfl(
     checks.require(num_models is None or separation == "adjusted", "separation", rule, separation)
     choice = make_choice(model, selection_rule.selection, selection_rule.score)
     num_trained = rounds_of_training(num_rounds, ends_with_choice)
-    numbers = numbers_of(selection_rule, num_rounds, num_trained)
-    if soft_rounds is not None:
-        numbers["soft_rounds"] = soft_rounds
-    if first_round.first_batch_size is not None:
-        numbers["first_batch_size"] = first_round.first_batch_size
-
-    def check_numbers(values, prefix):
-        asked, built = values.get("first_batch_size", 0), first_round.first_batch_size or 0
-        is_known = not checks.is_traced(asked)
-        rule = f"be at most {built}, as it was built"
-        fits = not is_known or bool(np.all(np.asarray(asked) <= built))
-        checks.require(fits, f"{prefix}first_batch_size", rule, asked)
-
-    def init(key):
-        start = model.init(key)
-        models = jax.tree.map(lambda p: jnp.broadcast_to(p, (capacity, *p.shape)), start)
-        return ServerState(
-            models=models,
-            similarity=no_similarity(num_clients),
-            features=jnp.zeros((num_clients, num_components)),
-            means=jnp.zeros((capacity, num_components)),
-            radii=jnp.zeros(capacity),
-            responsibilities=jnp.full((num_clients, capacity), 1 / capacity),
-            separation=jnp.float32(0),
-            overlap=jnp.float32(1),
-            num_iterations=jnp.int32(0),
-            num_models=jnp.int32(capacity),
-            soft_rounds=jnp.int32(0),
-        )
+    given = {"soft_rounds": soft_rounds, "first_batch_size": first_round.first_batch_size}
+    numbers = numbers_of(selection_rule, num_rounds, num_trained) | {
+        number: value for number, value in given.items() if value is not None
+    }
 
     def client(message, own, client, hyper, key):
         own_key = fold(key, Purpose.SELECTION)
@@ -300,7 +275,7 @@ def r_dpcfl(
     not_covered = NOT_COVERED if choice.event is None else None
     return FederatedAlgorithm(
         name=name,
-        init=init,
+        init=lambda key: _first_state(model.init(key), capacity, num_clients, num_components),
         broadcast=_broadcast,
         client=client,
         aggregator=mean_per_cluster(capacity, num_clients, features=features),
@@ -314,7 +289,39 @@ def r_dpcfl(
             host_steps=(HostStep(1, cluster, reads_clients=False),),
             choice=choice,
         ),
-    ).with_numbers(numbers, {**RANGES, **_OWN_RANGES}, check_numbers)
+    ).with_numbers(numbers, {**RANGES, **_OWN_RANGES}, _no_larger_than(first_round))
+
+
+def _no_larger_than(first_round: FirstRound) -> Callable[[Mapping[str, Any], str], None]:
+    """Returns the check that first batches are no larger than the ones that memory is kept for."""
+    built = first_round.first_batch_size or 0
+
+    def check(values: Mapping[str, Any], prefix: str) -> None:
+        asked = values.get("first_batch_size", 0)
+        fits = checks.is_traced(asked) or bool(np.all(np.asarray(asked) <= built))
+        rule = f"be at most {built}, as it was built"
+        checks.require(fits, f"{prefix}first_batch_size", rule, asked)
+
+    return check
+
+
+def _first_state(
+    start: PyTree, capacity: int, num_clients: int, num_components: int
+) -> ServerState:
+    """Makes the state before the first round, in which all models are the same."""
+    return ServerState(
+        models=jax.tree.map(lambda p: jnp.broadcast_to(p, (capacity, *p.shape)), start),
+        similarity=no_similarity(num_clients),
+        features=jnp.zeros((num_clients, num_components)),
+        means=jnp.zeros((capacity, num_components)),
+        radii=jnp.zeros(capacity),
+        responsibilities=jnp.full((num_clients, capacity), 1 / capacity),
+        separation=jnp.float32(0),
+        overlap=jnp.float32(1),
+        num_iterations=jnp.int32(0),
+        num_models=jnp.int32(capacity),
+        soft_rounds=jnp.int32(0),
+    )
 
 
 def numbers_of(rule: SelectionRule, num_rounds: int, num_trained: int) -> dict[str, Any]:
@@ -516,9 +523,7 @@ def rc_dpfl(
     soft_phase: SoftPhase = SoftPhase(),
     num_components: Count = 2,
     features: Literal["centred", "authors"] = "centred",
-    num_copies: Count = 1,
-    copy_stddev: Positive | None = None,
-    **options: Any,
+    first_round: FirstRound = FirstRound(),
 ) -> FederatedAlgorithm:
     """Declares RC-DPFL: a mixture on the first round's updates, then exact choices by loss.
 
@@ -538,9 +543,7 @@ def rc_dpfl(
       soft_phase: how long clusters stay soft, and when clients are assigned to them.
       num_components: principal components that are clustered.
       features: as for `r_dpcfl`.
-      num_copies: as for `r_dpcfl`.
-      copy_stddev: as for `r_dpcfl`.
-      **options: further fields of `FirstRound`.
+      first_round: as for `r_dpcfl`.
 
     Returns:
       The algorithm.
@@ -563,6 +566,6 @@ def rc_dpfl(
         soft_clusters=SoftClusters(num_components, features, soft_rounds),
         ends_with_choice=is_at_end,
         is_weighted=True,
-        first_round=FirstRound(num_copies=num_copies, copy_stddev=copy_stddev, **options),
+        first_round=first_round,
         name="rc_dpfl",
     )

@@ -86,7 +86,7 @@ def scaffold(
         trainer.require_plain_sgd(_READ)
     else:
         trainer.require_open("control variates are gradients of all records, which no noise covers")
-    _check_weights(is_weighted, aggregator)
+    _weighted(is_weighted).check_weights(aggregator is not None)
 
     def init(key):
         params = model.init(key)
@@ -148,16 +148,15 @@ def scaffold(
     )
 
 
-def _check_weights(is_weighted: bool, aggregator: Any) -> None:
-    """Refuses weights beside those of an aggregator."""
-    rule = "be False with an aggregator, which has its own weights"
-    checks.require(aggregator is None or not is_weighted, "is_weighted", rule, is_weighted)
+def _weighted(is_weighted: bool) -> Needs:
+    return Needs(option_for_weights="is_weighted" if is_weighted else "")
 
 
 def needs_of_scaffold(options: Mapping[str, Any]) -> Needs:
     """Declares plain steps, or a control variate that reads records."""
-    _check_weights(options["is_weighted"], options.get("aggregator"))
+    needs = _weighted(options["is_weighted"])
     if options["control"] == "steps":
-        return Needs("plain", _READ)
+        return needs._replace(steps="plain", reason=_READ)
     name, instead = "control=gradient", "take control=steps"
-    return Needs(transforms=(UpdateTransform(lambda delta, context: delta, True, name, instead),))
+    declared = UpdateTransform(lambda delta, context: delta, True, name, instead)
+    return needs._replace(transforms=(declared,))

@@ -19,7 +19,7 @@ from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.federated import flat as by_path
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.accounts.privacy_accounting import require_public_sizes
-from fedjax_dp.engine.facts import Facts
+from fedjax_dp.engine.facts import FederationFacts
 from fedjax_dp.engine.population import population_of
 from fedjax_dp.engine.record import Fate, RoundInfo, RoundRecord
 from fedjax_dp.models.base import Model
@@ -167,7 +167,7 @@ def _with_clients(data: FederatedData, count: int) -> FederatedData:
 
 def _aggregate_structure(algorithm: FederatedAlgorithm, data: FederatedData) -> list[Any]:
     """Finds the float leaves of an aggregate and requires them to be those of an update."""
-    facts = Facts(algorithm, population_of(data))
+    facts = FederationFacts(algorithm, population_of(data))
     sent, given = facts.update, unmasked(facts.aggregate)[0]
     update, aggregate = (
         [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]

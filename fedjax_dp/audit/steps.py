@@ -33,7 +33,7 @@ from fedjax_dp.core.messages import received
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData, flat, nested
 from fedjax_dp.engine.cohort import Cohort, Examples
-from fedjax_dp.engine.facts import Facts
+from fedjax_dp.engine.facts import FederationFacts
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.population import examples_of, population_of
 from fedjax_dp.engine.record_access import run_client
@@ -169,7 +169,7 @@ def check_cohort(
     checks.require(data.num_clients >= 2, "data", "hold at least two clients", data.num_clients)
     event, sensitivity = claim.event(numbers), claim.sensitivity(state.aggregator, numbers)
     bound = float(np.asarray(sensitivity.contribution)) * (1 + ROUNDING)
-    structure = Facts(algorithm, population_of(data)).update
+    structure = FederationFacts(algorithm, population_of(data)).update
     ordinary = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), structure)
     num_clients = data.num_clients if claim.min_participants > 0 else _COHORT
     run = _round_of(algorithm, ordinary, min(data.num_clients, num_clients))

@@ -34,7 +34,7 @@ class _Round(NamedTuple):
     cost: Cost
 
 
-class Facts:
+class FederationFacts:
     """Shapes (`jax.ShapeDtypeStruct`s) and costs of a federation's parts, traced when needed."""
 
     def __init__(self, algorithm: FederatedAlgorithm, population: Population):

@@ -22,7 +22,7 @@ from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.client_store import state_of
 from fedjax_dp.engine.cohort import Cohort, Examples, typed
 from fedjax_dp.engine.cohorts import Cohorts, of_federation
-from fedjax_dp.engine.facts import Facts
+from fedjax_dp.engine.facts import FederationFacts
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.one_round import Watched, of_one_round
 from fedjax_dp.engine.population import Population, population_of
@@ -94,7 +94,7 @@ class Federation(NamedTuple):
     check: Callable[[Hyper], None]
     algorithm: FederatedAlgorithm
     population: Population
-    facts: Facts
+    facts: FederationFacts
     declared: tuple[Wrapper, ...] = ()
     made: "Federation | None" = None
 
@@ -318,7 +318,7 @@ def federation(
     hyper_limit = algorithm.hyper.local.max_batch_size()
     check(algorithm.hyper)
     _check_claims(algorithm, cohorts, hyper)
-    facts = Facts(algorithm, population)
+    facts = FederationFacts(algorithm, population)
     if isinstance(data, FederatedData):
         require_targets("data", data, facts.targets)
 

@@ -255,21 +255,8 @@ def _run_slots(
     if layout.equal_work is not None:
         context = context._replace(hyper=layout.equal_work.fixed(context.hyper))
     chunk, is_stacked = layout.chunk, isinstance(algorithm.aggregator, Stacked)
-
-    waits = _waits(algorithm)
-
-    def chunk_of(table, c, width, slots=slots, batch_axis=None):
-        now = context._replace(state=context.state._replace(clients=table))
-        part = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, c * width, width), slots)
-
-        def run(slot):
-            chunk_axis = CHUNK_AXIS if width > 1 else None
-            client = _client(now, slot, layout, chunk_axis, batch_axis)
-            return _run_slot(algorithm, now, slot, client)
-
-        if width > 1:
-            return jax.vmap(run, axis_name=CHUNK_AXIS)(part)
-        return jax.tree.map(lambda a: a[None], run(jax.tree.map(lambda a: a[0], part)))
+    waits, num_slots = _waits(algorithm), len(slots.ids)
+    chunk_of = partial(_chunk_outcome, algorithm, layout, context, slots=slots)
 
     @partial(jax.named_call, name="chunk")
     def body(width, c, carry, **of_chunk):
@@ -280,7 +267,7 @@ def _run_slots(
             total = sums.merge(total, sums.over_first_axis(new.contribution))
             new = new._replace(contribution=None)
         if table is not None and not waits:
-            table = kept_in(table, new.own, c, width)
+            table = _with_states(table, new.own, slots, c, width)
             new = new._replace(own=None)
         written = jax.tree.map(
             lambda all_slots, part: jax.lax.dynamic_update_slice_in_dim(
@@ -291,15 +278,6 @@ def _run_slots(
         )
         return total, written, table
 
-    def kept_in(table, own, c, width):
-        """Writes the client states of a chunk; an empty slot has none."""
-        places, is_drawn = (
-            jax.lax.dynamic_slice_in_dim(a, c * width, width)
-            for a in (slots.places, slots.takes_part)
-        )
-        target = jnp.where(is_drawn, places, len(jax.tree.leaves(table)[0]))
-        return jax.tree.map(lambda a, r: a.at[target].set(r, mode="drop"), table, own)
-
     table = context.state.clients
     # What a client does is traced once, for these shapes and for the loop.
     whole_chunk = jax.jit(partial(chunk_of, width=chunk), inline=True)
@@ -309,12 +287,58 @@ def _run_slots(
     if not is_stacked:
         one = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), shapes)
         total, shapes = sums.zeros_like(one.contribution), shapes._replace(contribution=None)
-    num_slots = len(slots.ids)
     empty = jax.tree.map(lambda s: jnp.zeros((num_slots, *s.shape[1:]), s.dtype), shapes)
+    return _over_chunks(layout, slots, split, body, (total, empty, table))
+
+
+def _chunk_outcome(
+    algorithm: FederatedAlgorithm,
+    layout: Layout,
+    context: _Context,
+    table: PyTree,
+    c: Any,
+    width: int,
+    slots: _Slots,
+    batch_axis: str | None = None,
+) -> _Outcome:
+    """Runs the clients of the c-th chunk side by side, with client states of a table."""
+    now = context._replace(state=context.state._replace(clients=table))
+    part = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, c * width, width), slots)
+
+    def run(slot):
+        chunk_axis = CHUNK_AXIS if width > 1 else None
+        client = _client(now, slot, layout, chunk_axis, batch_axis)
+        return _run_slot(algorithm, now, slot, client)
+
+    if width > 1:
+        return jax.vmap(run, axis_name=CHUNK_AXIS)(part)
+    return jax.tree.map(lambda a: a[None], run(jax.tree.map(lambda a: a[0], part)))
+
+
+def _with_states(table: PyTree, own: PyTree, slots: _Slots, c: Any, width: int) -> PyTree:
+    """Writes the client states of the c-th chunk; an empty slot has none."""
+    places, is_drawn = (
+        jax.lax.dynamic_slice_in_dim(a, c * width, width) for a in (slots.places, slots.takes_part)
+    )
+    target = jnp.where(is_drawn, places, len(jax.tree.leaves(table)[0]))
+    return jax.tree.map(lambda a, r: a.at[target].set(r, mode="drop"), table, own)
+
+
+_Carry = tuple[PyTree, _Outcome, PyTree]  # The sum, the outcomes and the client states.
+
+
+def _over_chunks(
+    layout: Layout,
+    slots: _Slots,
+    split: _Split | None,
+    body: Callable[..., _Carry],
+    carry: _Carry,
+) -> _Carry:
+    """Runs `body(width, c, carry)`: clients that are split, those that run alone, then chunks."""
+    chunk, num_slots = layout.chunk, len(slots.ids)
     # Participants come first: chunks after the last of them are never computed.
     after_last = jnp.max(jnp.where(slots.takes_part, jnp.arange(1, num_slots + 1), 0))
-    carry, first = (total, empty, table), jnp.int32(0)
-    num_done = jnp.int32(0)
+    first, num_done = jnp.int32(0), jnp.int32(0)
     if split is not None:
         # They are of the first device: elsewhere they contribute nothing, and the entries that they
         # leave are those of empty slots, or written again.

@@ -19,7 +19,7 @@ from fedjax_dp.core.messages import received
 from fedjax_dp.core.packages import libraries
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import traced, typed
-from fedjax_dp.engine.facts import Facts
+from fedjax_dp.engine.facts import FederationFacts
 from fedjax_dp.engine.population import Population
 from fedjax_dp.flower.packets import fact_of
 from fedjax_dp.privacy.events import to_dict
@@ -50,7 +50,9 @@ class Plan:
         self.validation_limit = 0 if second is None else second.limit
         if second is not None:
             second = Population(np.array([self.validation_limit]), self.structure)
-        facts = Facts(algorithm, Population(np.array([self.limit]), self.structure, second))
+        facts = FederationFacts(
+            algorithm, Population(np.array([self.limit]), self.structure, second)
+        )
         self.targets, states, own = facts.targets, algorithm.client_state, facts.own
         message = jax.eval_shape(received, facts.down[0])
         index = jax.ShapeDtypeStruct((), jnp.int32)

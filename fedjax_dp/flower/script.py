@@ -20,7 +20,7 @@ from fedjax_dp.core.marks import mark, marks_reaching
 from fedjax_dp.core.messages import Form, received
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import traced, typed
-from fedjax_dp.engine.facts import Facts
+from fedjax_dp.engine.facts import FederationFacts
 from fedjax_dp.engine.population import Population
 from fedjax_dp.engine.record_access import run_client
 from fedjax_dp.engine.sides import Received, Work, contributed
@@ -38,7 +38,7 @@ _SHARE = 0.9
 def require_difference(algorithm: FederatedAlgorithm, population: Population) -> None:
     """Requires clients without states, claims or choices, which send what training changed."""
     name = _offered(algorithm)
-    message = jax.eval_shape(received, Facts(algorithm, population).down[0])
+    message = jax.eval_shape(received, FederationFacts(algorithm, population).down[0])
     forms: list[Any] = []
 
     def one(message: PyTree, data: PyTree, index: jax.Array) -> ClientOutput:

@@ -46,7 +46,7 @@ class OneRound(NamedTuple):
     # `(state, hyper, examples, cohort, key, frozen) -> (state, record, info)`; the cohort is drawn
     # where it is None.
     step: Callable[..., tuple[SimulationState, RoundRecord, RoundInfo]]
-    frozen: Sequence[Sequence[jax.Array]]  # The values of `Facts.frozen`, on the device.
+    frozen: Sequence[Sequence[jax.Array]]  # The values of `FederationFacts.frozen`, on the device.
     check: Callable[[jax.stages.Compiled], None] | None = None  # Refuses it before it runs.
 
 

@@ -22,7 +22,7 @@ from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import Fate
 from fedjax_dp.engine.round import run_round
 from fedjax_dp.engine.wrappers.arrivals import Arrivals, InFlight
-from fedjax_dp.engine.wrappers.latencies import LONGEST, Compute, Latencies
+from fedjax_dp.engine.wrappers.latencies import LONGEST, Compute, Latencies, require_times_of
 from fedjax_dp.engine.wrapping import ASYNCHRONOUS
 from fedjax_dp.privacy.claims import ClientClaim
 from fedjax_dp.server.base import Summed
@@ -114,9 +114,7 @@ def asynchronous(
     ASYNCHRONOUS.require_around(federation.wrappers)
     bound, population = federation, federation.population
     num_clients = population.num_clients
-    for name, count in (("latencies", latencies.clients), ("compute", compute.per_step)):
-        rule = f"be of the {num_clients} clients of the federation"
-        checks.require(len(count) == num_clients, name, rule, len(count))
+    require_times_of(num_clients, latencies, compute)
     rule = "be of a server, and without edge servers, which add updates up on their way"
     is_flat = bound.has_server and latencies.server is not None and latencies.edges is None
     checks.require(is_flat, "latencies", rule, "others")

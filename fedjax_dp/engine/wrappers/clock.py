@@ -19,7 +19,14 @@ from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import Fate
 from fedjax_dp.engine.wrappers.availability import Availability, Moment, in_rounds
-from fedjax_dp.engine.wrappers.latencies import Compute, Latencies, drawn_legs, heard, schedule
+from fedjax_dp.engine.wrappers.latencies import (
+    Compute,
+    Latencies,
+    drawn_legs,
+    heard,
+    require_times_of,
+    schedule,
+)
 from fedjax_dp.engine.wrapping import CLOCKED
 from fedjax_dp.server.secure.aggregator import masks_of
 
@@ -99,10 +106,7 @@ def clocked(
 
     Source: Mugunthan and others 2020 (PrivacyFL), times of a round, see `round_times`.
     """
-    num_clients = federation.population.num_clients
-    for name, count in (("latencies", latencies.clients), ("compute", compute.per_step)):
-        rule = f"be of the {num_clients} clients of the federation"
-        checks.require(len(count) == num_clients, name, rule, len(count))
+    require_times_of(federation.population.num_clients, latencies, compute)
     _check_server(federation, latencies)
     check_rules(latencies, deadline, keep, availability)
     check_deadline(latencies, compute, deadline)

@@ -477,6 +477,13 @@ def _of_clients(name: str, value: Any, num_clients: int) -> np.ndarray:
     return array
 
 
+def require_times_of(num_clients: int, latencies: Latencies, compute: Compute) -> None:
+    """Requires the times of all clients of a federation."""
+    for name, times in (("latencies", latencies.clients), ("compute", compute.per_step)):
+        rule = f"be of the {num_clients} clients of the federation"
+        checks.require(len(times) == num_clients, name, rule, len(times))
+
+
 def _active(latencies: Latencies, compute: Compute, active: Any, least: int) -> np.ndarray:
     """Reads which clients are active, `[num_clients]`."""
     num_clients = len(latencies.clients)

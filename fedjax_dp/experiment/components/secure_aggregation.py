@@ -12,7 +12,7 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.core import checks
 from fedjax_dp.core.decimals import shown
 from fedjax_dp.data.participants import Participation
-from fedjax_dp.engine.facts import Facts
+from fedjax_dp.engine.facts import FederationFacts
 from fedjax_dp.engine.population import Population
 from fedjax_dp.experiment.schema.config import (
     Config,
@@ -146,7 +146,7 @@ def stated_facts(
 def _largest_weight(algorithm: FederatedAlgorithm, population: Population) -> int:
     """Finds the largest float that a client sends with an update of zeros, at least 1."""
     aggregator, key = algorithm.aggregator, jax.random.key(0)
-    shapes = Facts(algorithm, population).update
+    shapes = FederationFacts(algorithm, population).update
     update = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     weight = jnp.float32(np.max(population.sizes))
     sender = Sender(jnp.int32(0), weight, key, key, Roster.of_one())

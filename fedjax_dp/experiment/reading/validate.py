@@ -81,7 +81,8 @@ def validate(config: Config) -> Counted | None:
     _check_aggregator(config.algorithm, entry, privacy)
     options = algorithms.options_of(name) | config.algorithm.options
     with keyed("algorithm.options"):
-        needs = entry.needs(options | {"aggregator": config.algorithm.aggregator})
+        needs = entry.needs(options)
+        needs.check_weights(config.algorithm.aggregator is not None)
         needs.check_bound(_is_bounded(config.algorithm.aggregator, privacy))
     _check_steps(name, needs, config.training)
     sampler = batches_of(config.training, is_private="record" in privacy.units)
