@@ -4,14 +4,17 @@ from fedjax_dp.algorithms.ae_dpfl import ae_dpfl
 from fedjax_dp.algorithms.afl import afl
 from fedjax_dp.algorithms.base import (
     Averaged,
+    ClientOutput,
     ClientState,
     FederatedAlgorithm,
     Finish,
     FinishForAll,
     HostStep,
+    Hyper,
     Iterate,
     Needs,
     Numbers,
+    Round,
     SharedModel,
     Stages,
     Training,
@@ -71,7 +74,6 @@ from fedjax_dp.algorithms.splitting import (
     splitting,
 )
 from fedjax_dp.algorithms.term import term
-from fedjax_dp.algorithms.values import ClientOutput, Hyper, Round
 
 __all__ = [
     "ALGORITHMS",

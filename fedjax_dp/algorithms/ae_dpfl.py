@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 from annotated_types import Ge, Le
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm, Views, field, training_of
-from fedjax_dp.algorithms.values import ClientOutput
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Views, field, training_of
 from fedjax_dp.clients.base import LocalConfig, LocalTrainer
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.clients.sgd import local_trainer

@@ -5,10 +5,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm, Needs
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Needs
 from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
-from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.regularizers import blur
 from fedjax_dp.clients.transforms import Score, declared, declared_sparsification, sparsify

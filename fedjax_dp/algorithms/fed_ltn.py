@@ -10,15 +10,16 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.algorithms.base import (
+    ClientOutput,
     ClientState,
     FederatedAlgorithm,
+    Hyper,
     Needs,
     Views,
     field,
     training_of,
 )
 from fedjax_dp.algorithms.lottery_fl import AS_TICKETS, UNPROTECTED, joins
-from fedjax_dp.algorithms.values import ClientOutput, Hyper
 from fedjax_dp.clients.base import LocalConfig, LocalTrainer, Objective, TrainingMetrics
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.clients.pruning import Scope, prune, pruned_share, weights_of

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 import optax
 
 from fedjax_dp.algorithms.base import (
+    ClientOutput,
     ClientState,
     FederatedAlgorithm,
     Numbers,
@@ -13,7 +14,6 @@ from fedjax_dp.algorithms.base import (
     field,
     training_of,
 )
-from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.base import LocalResult, LocalTrainer
 from fedjax_dp.core import checks, ranges
 from fedjax_dp.core.argument_checks import checked

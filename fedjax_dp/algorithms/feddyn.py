@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_dp.algorithms.base import (
+    ClientOutput,
     ClientState,
     FederatedAlgorithm,
     Numbers,
@@ -14,7 +15,6 @@ from fedjax_dp.algorithms.base import (
     field,
     training_of,
 )
-from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.regularizers import proximal, shift
 from fedjax_dp.core import ranges, trees

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
 from fedjax_dp.algorithms.fedavg import fedavg
-from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.regularizers import proximal
 from fedjax_dp.core.argument_checks import checked

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 
 from fedjax_dp.algorithms.base import (
+    ClientOutput,
     ClientState,
     FederatedAlgorithm,
     Numbers,
@@ -24,7 +25,6 @@ from fedjax_dp.algorithms.r_dpcfl import (
     rounds_of_training,
     trained_model,
 )
-from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.selection import (
     RANGES,

@@ -5,8 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm, Numbers, Views, training_of
-from fedjax_dp.algorithms.values import ClientOutput
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Numbers, Views, training_of
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import trees
 from fedjax_dp.core.argument_checks import checked

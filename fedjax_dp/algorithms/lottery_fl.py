@@ -5,8 +5,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_dp.algorithms.base import ClientState, FederatedAlgorithm, Views, field, training_of
-from fedjax_dp.algorithms.values import ClientOutput
+from fedjax_dp.algorithms.base import (
+    ClientOutput,
+    ClientState,
+    FederatedAlgorithm,
+    Views,
+    field,
+    training_of,
+)
 from fedjax_dp.clients.base import LocalTrainer, Objective
 from fedjax_dp.clients.client_data import ClientData, PublicClient
 from fedjax_dp.clients.pruning import Scope, prune, pruned_share, weights_of

@@ -9,6 +9,7 @@ import optax
 
 from fedjax_dp.algorithms.base import (
     Averaged,
+    ClientOutput,
     ClientState,
     FederatedAlgorithm,
     Numbers,
@@ -17,7 +18,6 @@ from fedjax_dp.algorithms.base import (
     field,
     training_of,
 )
-from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.client_data import ClientData, Form, Growth, growing
 from fedjax_dp.clients.minimizer_noise import Mechanism, MinimizerNoise, minimizer_noise

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_dp.algorithms.base import (
+    ClientOutput,
     ClientState,
     FederatedAlgorithm,
     Numbers,
@@ -13,7 +14,6 @@ from fedjax_dp.algorithms.base import (
     field,
     training_of,
 )
-from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.base import LocalTrainer, Objective
 from fedjax_dp.clients.regularizers import distance_to, towards
 from fedjax_dp.core.argument_checks import checked

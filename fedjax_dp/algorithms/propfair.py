@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm, Needs
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Needs
 from fedjax_dp.algorithms.fedavg import fedavg
-from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.base import LocalTrainer, Objective, Value
 from fedjax_dp.core import checks, ranges
 from fedjax_dp.core.argument_checks import checked

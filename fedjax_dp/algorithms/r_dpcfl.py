@@ -11,17 +11,19 @@ import optax
 from dp_accounting import DpEvent
 
 from fedjax_dp.algorithms.base import (
+    ClientOutput,
     ClientState,
     FederatedAlgorithm,
     HostStep,
+    Hyper,
     Needs,
     Numbers,
+    Recipient,
     Stages,
     Views,
     claim_of,
     training_of,
 )
-from fedjax_dp.algorithms.values import ClientOutput, Hyper, Recipient
 from fedjax_dp.clients.base import LocalConfig, LocalTrainer
 from fedjax_dp.clients.batches import (
     WHOLE,

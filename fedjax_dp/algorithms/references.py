@@ -4,9 +4,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_dp.algorithms.base import ClientState, FederatedAlgorithm, Views, training_of
+from fedjax_dp.algorithms.base import (
+    ClientOutput,
+    ClientState,
+    FederatedAlgorithm,
+    Views,
+    training_of,
+)
 from fedjax_dp.algorithms.fedavg import fedavg
-from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.messages import Known

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_dp.algorithms.base import (
+    ClientOutput,
     ClientState,
     FederatedAlgorithm,
     Needs,
@@ -16,7 +17,6 @@ from fedjax_dp.algorithms.base import (
     field,
     training_of,
 )
-from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.gradients import mean_gradient
 from fedjax_dp.clients.regularizers import shift

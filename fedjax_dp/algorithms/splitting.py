@@ -13,6 +13,7 @@ import optax
 from annotated_types import Ge, Le
 
 from fedjax_dp.algorithms.base import (
+    ClientOutput,
     ClientState,
     FederatedAlgorithm,
     FinishForAll,
@@ -23,7 +24,6 @@ from fedjax_dp.algorithms.base import (
     Views,
     training_of,
 )
-from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients.base import LocalTrainer, Objective
 from fedjax_dp.clients.proximal_steps import (
     Quadratic,

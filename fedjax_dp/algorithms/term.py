@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import optax
 from annotated_types import Ge, Le
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm, Views, field, training_of
-from fedjax_dp.algorithms.values import ClientOutput
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Views, field, training_of
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.selection import mean_loss
 from fedjax_dp.core import trees

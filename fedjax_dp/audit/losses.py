@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.algorithms.values import ClientOutput
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
 from fedjax_dp.audit.canaries import MARK, Planted, models_in, read_mark, released, watch_records
 from fedjax_dp.clients.client_data import PublicClient
 from fedjax_dp.core import checks, masks, trees

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm, HostStep
-from fedjax_dp.algorithms.values import Hyper
+from fedjax_dp.algorithms.base import FederatedAlgorithm, HostStep, Hyper
 from fedjax_dp.audit.canaries import MARK, Planted
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked

@@ -11,8 +11,7 @@ import numpy as np
 from chex import PRNGKey
 from scipy import stats
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.algorithms.values import ClientOutput, Hyper
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Hyper
 from fedjax_dp.audit.canaries import MARK, Planted
 from fedjax_dp.audit.floats import check_records, extreme_records, extreme_updates, hostile_updates
 from fedjax_dp.audit.noise import (

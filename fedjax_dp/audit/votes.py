@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.algorithms.values import ClientOutput
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
 from fedjax_dp.audit.canaries import (
     MARK,
     STRENGTH,

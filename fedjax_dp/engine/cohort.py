@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.algorithms.values import Hyper
+from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
 from fedjax_dp.clients.base import RANGES
 from fedjax_dp.clients.client_data import ClientData, Rows
 from fedjax_dp.core.backend import facts

@@ -11,8 +11,7 @@ import numpy as np
 from chex import PRNGKey
 from dp_accounting import DpEvent
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.algorithms.values import Hyper
+from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
 from fedjax_dp.core import argument_checks, checks
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data.participants import Participation

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
-from fedjax_dp.algorithms.values import Hyper
+from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.clients.base import LocalTrainer, Objective
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core import checks, jaxprs, masks

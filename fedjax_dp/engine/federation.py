@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm, SharedModel
-from fedjax_dp.algorithms.values import Hyper
+from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper, SharedModel
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core import argument_checks, checks
 from fedjax_dp.core.argument_checks import checked

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.algorithms.values import Hyper
+from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.core import argument_checks, checks
 from fedjax_dp.core.backend import facts

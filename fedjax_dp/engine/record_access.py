@@ -8,8 +8,7 @@ import numpy as np
 from chex import PRNGKey
 from dp_accounting import DpEvent, NoOpDpEvent
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.algorithms.values import ClientOutput, Hyper
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Hyper
 from fedjax_dp.clients.client_data import ClientData, Exact, PublicClient
 from fedjax_dp.core import checks, jaxprs
 from fedjax_dp.core.marks import marks_reaching

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from chex import PRNGKey
 from jax.sharding import PartitionSpec as P
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm, FinishForAll
-from fedjax_dp.algorithms.values import ClientOutput, Hyper, Round
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, FinishForAll, Hyper, Round
 from fedjax_dp.clients.base import TrainingMetrics
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core import messages, sums, trees

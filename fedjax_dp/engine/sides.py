@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 from chex import PRNGKey
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.algorithms.values import ClientOutput, Hyper, Round
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Hyper, Round
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core import trees
 from fedjax_dp.core.inspection import note_finite

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.algorithms.base import Averaged, FederatedAlgorithm, one_stage
-from fedjax_dp.algorithms.values import Hyper
+from fedjax_dp.algorithms.base import Averaged, FederatedAlgorithm, Hyper, one_stage
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.jaxprs import ClosedJaxpr
 from fedjax_dp.core.marks import mark, marks_reaching

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm, Stages
-from fedjax_dp.algorithms.values import ClientOutput
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Stages
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.disclosure import in_public

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.algorithms.values import Hyper, Recipient, Round
+from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper, Recipient, Round
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.messages import received, tariff_of

@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from numpy.typing import ArrayLike
 
-from fedjax_dp.algorithms.values import Hyper
+from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.devices import (

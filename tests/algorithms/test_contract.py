@@ -15,7 +15,7 @@ from rounds import after_one_round, flat, hand_round
 from small_problem import COHORT, SIZES, assert_same_state, make_data, make_model, snapshot
 
 from fedjax_dp.algorithms import dp_fedavg, dp_sgd, fedavg
-from fedjax_dp.algorithms.values import ClientOutput
+from fedjax_dp.algorithms.base import ClientOutput
 from fedjax_dp.clients import LocalConfig, clipped, dp_sgd_trainer, local_trainer
 from fedjax_dp.data import FederatedData, participants, sampling
 from fedjax_dp.engine import Cohort, Fate, Federation, federation, simulation

@@ -10,6 +10,7 @@ from marks import later, telling
 from small_problem import NUM_CLIENTS, SIZES, make_data
 
 from fedjax_dp.algorithms.base import (
+    ClientOutput,
     ClientState,
     FederatedAlgorithm,
     Finish,
@@ -17,7 +18,6 @@ from fedjax_dp.algorithms.base import (
     Numbers,
     Training,
 )
-from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients import LocalConfig
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine import ExecutionConfig, Fate, simulation

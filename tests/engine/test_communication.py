@@ -23,10 +23,15 @@ from small_problem import KEY as SEED
 
 from fedjax_dp import algorithms, models
 from fedjax_dp.algorithms import registry
-from fedjax_dp.algorithms.base import ClientState, FederatedAlgorithm, Stages, Training
+from fedjax_dp.algorithms.base import (
+    ClientOutput,
+    ClientState,
+    FederatedAlgorithm,
+    Stages,
+    Training,
+)
 from fedjax_dp.algorithms.jump_start import SHARED
 from fedjax_dp.algorithms.r_dpcfl import Stage
-from fedjax_dp.algorithms.values import ClientOutput
 from fedjax_dp.clients import cast, keep_largest, local_trainer, scale_update, sparsify
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.client_data import PublicClient

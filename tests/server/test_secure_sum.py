@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from marks import floats
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm, Numbers, Training
-from fedjax_dp.algorithms.values import ClientOutput
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Numbers, Training
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.core.keys import fold
 from fedjax_dp.engine import Cohort, Examples, Fate, Layout

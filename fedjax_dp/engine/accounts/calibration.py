@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.algorithms.values import Hyper
+from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked

@@ -9,7 +9,7 @@ import numpy as np
 from chex import PRNGKey
 from numpy.typing import ArrayLike
 
-from fedjax_dp.algorithms.values import Hyper
+from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count

@@ -12,8 +12,7 @@ import numpy as np
 from chex import PRNGKey
 from jax.sharding import Mesh
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm, HostStep
-from fedjax_dp.algorithms.values import Hyper
+from fedjax_dp.algorithms.base import FederatedAlgorithm, HostStep, Hyper
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.backend import require_settings

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
-from fedjax_dp.algorithms.base import HostStep
-from fedjax_dp.algorithms.values import Hyper
+from fedjax_dp.algorithms.base import HostStep, Hyper
 from fedjax_dp.core import checks
 from fedjax_dp.core.devices import of_first_process
 from fedjax_dp.core.keys import Purpose, fold

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
-from fedjax_dp.algorithms.values import Hyper
+from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.core.inspection import Watch, watched
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_dp.algorithms.values import Hyper
+from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.core import checks, masks
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData, flat, nested

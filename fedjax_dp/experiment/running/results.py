@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm
-from fedjax_dp.algorithms.values import Hyper
+from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
 from fedjax_dp.core.files import write_text
 from fedjax_dp.core.packages import PACKAGE, MissingPackageError, libraries
 from fedjax_dp.core.trees import PyTree

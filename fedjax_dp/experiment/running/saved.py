@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.algorithms.registry import ALGORITHMS
-from fedjax_dp.algorithms.values import Hyper
 from fedjax_dp.core import checks, files
 from fedjax_dp.core.keys import require_settings
 from fedjax_dp.data.disk_arrays import is_on_disk

@@ -12,7 +12,7 @@ import numpy as np
 from chex import PRNGKey
 from filelock import BaseFileLock
 
-from fedjax_dp.algorithms.values import Hyper
+from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.core import checks
 from fedjax_dp.core.devices import of_all_processes
 from fedjax_dp.core.files import write_text
