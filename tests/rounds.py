@@ -14,7 +14,7 @@ from small_problem import snapshot
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.engine import Cohort, Examples, Fate, Layout, as_metrics
 from fedjax_dp.engine.cohort import typed
-from fedjax_dp.engine.execution.host_steps import after_host_step
+from fedjax_dp.engine.execution.round_loop import after_host_step
 from fedjax_dp.engine.round import run_round
 
 GAP = 3

@@ -25,14 +25,15 @@ from fedjax_dp.algorithms.base import (
     training_of,
 )
 from fedjax_dp.clients.base import LocalTrainer, Objective
-from fedjax_dp.clients.proximal_steps import (
+from fedjax_dp.clients.regularizers import (
     Quadratic,
     accelerated,
     factorise,
     proximal_move,
+    towards,
     unread,
+    watched,
 )
-from fedjax_dp.clients.regularizers import towards, watched
 from fedjax_dp.clients.step_sizes import Schedule, check_schedule, step_factor
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked

@@ -16,7 +16,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.execution.compile import Simulation, simulation
-from fedjax_dp.engine.execution.host_steps import after_host_step, rounds_and_host_steps
+from fedjax_dp.engine.execution.round_loop import after_host_step, rounds_and_host_steps
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import ExecutionConfig
 from fedjax_dp.engine.population import examples_of

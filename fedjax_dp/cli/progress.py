@@ -14,7 +14,7 @@ from fedjax_dp.cli.output import Output, print_document
 from fedjax_dp.core.foreign_text import visible
 from fedjax_dp.experiment.running.console import round_in_words
 from fedjax_dp.experiment.running.run import Watcher
-from fedjax_dp.io.disk import DiskFull
+from fedjax_dp.io.digests import DiskFull
 
 # The least time between two lines: in seconds, and as a share of the elapsed time.
 _SECONDS, _PART = 5.0, 0.02

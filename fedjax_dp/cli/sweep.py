@@ -30,7 +30,7 @@ from fedjax_dp.experiment.studies.sweep import (
     read_summaries,
     sweep,
 )
-from fedjax_dp.io.disk import STUDY_KEPT, reporting_full_disk
+from fedjax_dp.io.digests import STUDY_KEPT, reporting_full_disk
 from fedjax_dp.privacy.mechanisms.selection import Repetition, repetition
 
 app = application()

@@ -18,7 +18,7 @@ from fedjax_dp.core.messages import received, tariff_of
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import Cohort
 from fedjax_dp.engine.execution.compile import Simulation
-from fedjax_dp.engine.execution.host_steps import after_host_step, rounds_and_host_steps
+from fedjax_dp.engine.execution.round_loop import after_host_step, rounds_and_host_steps
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import (

@@ -3,9 +3,9 @@
 from . import drawing as drawing
 from . import plots as plots
 from .checkpoint import Checkpoints as Checkpoints
-from .client_plots import client_accuracies as client_accuracies
-from .client_plots import labels_by_client as labels_by_client
-from .client_plots import round_chart as round_chart
+from .plots import client_accuracies as client_accuracies
+from .plots import labels_by_client as labels_by_client
+from .plots import round_chart as round_chart
 from .journal import JournalFile as JournalFile
 from .logbook import Logbook as Logbook
 from .logbook import read_metrics as read_metrics

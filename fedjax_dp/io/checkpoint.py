@@ -34,8 +34,7 @@ from fedjax_dp.engine.client_store import ClientStore
 from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.execution.placement import Spread
 from fedjax_dp.engine.round import SimulationState
-from fedjax_dp.io.digests import damage, write_digests
-from fedjax_dp.io.disk import DiskFull, require_space
+from fedjax_dp.io.digests import DiskFull, damage, require_space, write_digests
 
 # The root of a secret run, next to the checkpoints.
 ROOT_FILE = "root.key"

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from fedjax_dp.core import checks
 from fedjax_dp.core.foreign_text import in_plot
 from fedjax_dp.core.packages import needed_for
-from fedjax_dp.io.charts import COLOURS
+from fedjax_dp.io.page import COLOURS
 
 with needed_for("drawing", "plots"):
     import matplotlib

@@ -1,12 +1,17 @@
-"""Plots of a run and of a sweep: accuracy, ε, traffic, simulated time, update norms."""
+"""Plots of a run, of its clients, and of a sweep."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.packages import needed_for
+from fedjax_dp.core.ranges import Count
+from fedjax_dp.data.statistics import PartitionStatistics
+from fedjax_dp.engine.wrappers.latencies import RoundTimes
+from fedjax_dp.evaluation.fairness import wilson_interval
 from fedjax_dp.io import drawing
 from fedjax_dp.io.drawing import save as save
 
@@ -245,4 +250,281 @@ def accuracy_by(
     drawing.set_lines_below(axes, label, drawing.words_of_spread(seeds, "band"))
     drawing.log_where_wide(axes, "x", [v for x, _, _ in curves.values() for v in x])
     drawing.finish(axes, title)
+    return figure
+
+
+with needed_for("drawing", "plots"):
+    from matplotlib import colormaps
+    from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import BoundaryNorm, Colormap, ListedColormap
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+# More clients than this are drawn as a curve with a band.
+_MOST_MARKS = 60
+_MOST_LABELS = 10
+# Parts of a round: neighbours differ in lightness, and the update has the colour of no other.
+_PARTS = tuple(drawing.COLOURS[i] for i in (0, 4, 1, 5))
+# More bars are not legible.
+_MOST_BARS = 40
+
+
+@checked
+def client_accuracies(
+    accuracies: np.ndarray,
+    sizes: np.ndarray,
+    test_sizes: np.ndarray,
+    title: str,
+    *,
+    names: Sequence[str] = (),
+) -> Figure:
+    """Draws the accuracy of each client with its uncertainty, and how many examples it has.
+
+    Bars are Wilson intervals at 95 %, as if test examples were independent draws. Clients without
+    test examples are listed at the right. Sizes that differ by more than a factor of ten have a
+    logarithmic scale.
+
+    Args:
+      accuracies: `[num_clients]`; NaN for a client without test examples.
+      sizes: training examples of each client, `[num_clients]`.
+      test_sizes: test examples of each client, `[num_clients]`.
+      title: the title.
+      names: the names of the clients; their numbers if empty.
+
+    Returns:
+      The figure: accuracies above, sizes below.
+
+    Raises:
+      ValueError: if lengths differ.
+    """
+    is_paired = np.ndim(accuracies) == 1 and np.shape(accuracies) == np.shape(sizes)
+    checks.require(is_paired, "accuracies", "have one value for each size", np.shape(accuracies))
+    is_paired = np.shape(test_sizes) == np.shape(sizes)
+    checks.require(is_paired, "test_sizes", "have one value for each size", np.shape(test_sizes))
+    called = _called(names, len(sizes))
+    is_known = np.isfinite(accuracies) & (test_sizes > 0)
+    known, unknown = np.flatnonzero(is_known), np.flatnonzero(~is_known)
+    known = known[np.argsort(accuracies[known], kind="stable")]
+    order = np.concatenate([known, unknown])
+    figure = drawing.new_figure(5.0, drawing.PAGE)
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    _accuracies(top, accuracies[known], test_sizes[known])
+    if len(unknown):
+        top.axvspan(len(known) - 0.5, len(order) - 0.5, color="0.9", label="no test data")
+    top.set(ylim=(-0.02, 1.02), ylabel="test accuracy")
+    drawing.set_title(top, title)
+    drawing.legend_above(top)
+    _sizes(bottom, {"training": sizes[order], "test": test_sizes[order]})
+    step = drawing.name_places(bottom, [called[i] for i in order])
+    top.tick_params(axis="x", labelbottom=False)
+    label = "clients, from least to most accurate"
+    label += f" (1 in {step} named)" if step > 1 else ""
+    drawing.set_lines_below(bottom, label, *_missing("test data", [called[i] for i in unknown]))
+    return figure
+
+
+def _called(names: Sequence[str], num_clients: int) -> list[str]:
+    """Returns the name of each client, or its number."""
+    if not len(names):
+        return [str(i) for i in range(num_clients)]
+    checks.require(len(names) == num_clients, "names", f"be {num_clients} strings", len(names))
+    return [str(name) for name in names]
+
+
+def _missing(what: str, names: Sequence[str]) -> list[str]:
+    """Lists the clients that lack something."""
+    return [f"{len(names)} without {what}: {drawing.listed(names)}"] if names else []
+
+
+def _accuracies(axes: Axes, accuracies: np.ndarray, test_sizes: np.ndarray) -> None:
+    """Draws accuracies with their intervals at the places 0, 1, ..."""
+    axes.grid(alpha=0.25, axis="y")
+    if not len(accuracies):
+        return
+    low, high = wilson_interval(accuracies, test_sizes)
+    places = np.arange(len(accuracies))
+    if len(places) <= _MOST_MARKS:
+        # Rounding may put an accuracy of 1 outside its interval.
+        lengths = np.maximum([accuracies - low, high - accuracies], 0.0)
+        axes.errorbar(
+            places,
+            accuracies,
+            yerr=lengths,
+            fmt="o",
+            color=drawing.BLUE,
+            ecolor=drawing.COLOURS[5],
+            markersize=4,
+            capsize=2,
+            label="accuracy, 95 % interval",
+        )
+    else:
+        axes.vlines(
+            places,
+            low,
+            high,
+            color=drawing.COLOURS[5],
+            linewidth=0.6,
+            alpha=0.6,
+            label="95 % interval",
+        )
+        axes.plot(places, accuracies, ".", color=drawing.BLUE, markersize=3, label="accuracy")
+    mean = float(np.mean(accuracies))
+    axes.axhline(mean, color=drawing.RED, linewidth=1, label=f"mean of clients, {mean:.3f}")
+
+
+def _sizes(axes: Axes, by_part: dict[str, np.ndarray]) -> None:
+    """Draws numbers of examples side by side at the places 0, 1, ..."""
+    everything = np.concatenate(list(by_part.values()))
+    is_log = drawing.log_where_wide(axes, "y", everything, start=0.5)
+    width = 0.9 / len(by_part)
+    for i, (part, sizes) in enumerate(by_part.items()):
+        places = np.arange(len(sizes)) + (i - (len(by_part) - 1) / 2) * width
+        colour = (drawing.BLUE, drawing.COLOURS[4])[i]
+        # On a logarithmic scale bars begin below 1, so that a single example is visible.
+        kept = sizes > 0
+        if len(sizes) > 2 * _MOST_MARKS:
+            axes.plot(np.flatnonzero(kept), sizes[kept], ".", color=colour, label=part, ms=3)
+            continue
+        bottom = 0.5 if is_log else 0.0
+        axes.bar(places[kept], sizes[kept] - bottom, width, bottom, color=colour, label=part)
+    axes.set_ylim(bottom=0.5 if is_log else 0.0)
+    axes.set_ylabel("examples")
+    axes.grid(alpha=0.25, axis="y")
+    if len(by_part) > 1:
+        drawing.legend_above(axes)
+
+
+@checked
+def labels_by_client(
+    statistics: PartitionStatistics, *, max_clients: Count = 60, title: str | None = None
+) -> Figure:
+    """Draws the size and the label shares of each client, and how many clients have which size.
+
+    Label shares are relative to the size of each client. Sizes that differ by more than a factor
+    of ten have a logarithmic scale.
+
+    Args:
+      statistics: the partition.
+      max_clients: the most clients to draw; of more, evenly spaced ones in order of size.
+      title: the title, or None.
+
+    Returns:
+      The figure: sizes, label shares if there are labels, and a histogram of sizes.
+    """
+    called = _called(statistics.client_names, statistics.num_clients)
+    order = np.argsort(-statistics.sizes, kind="stable")
+    if statistics.num_clients > max_clients:
+        order = order[np.linspace(0, len(order) - 1, max_clients).round().astype(int)]
+    counts = statistics.label_counts
+    figure = drawing.new_figure(4.6 if counts is not None else 3.0, drawing.PAGE)
+    grid = figure.add_gridspec(1 if counts is None else 2, 2, width_ratios=(3, 1))
+    top = figure.add_subplot(grid[0, 0])
+    _sizes(top, {"examples": statistics.sizes[order]})
+    lowest = top
+    if counts is not None:
+        lowest = figure.add_subplot(grid[1, 0], sharex=top)
+        _label_shares(lowest, counts[order], statistics.labels)
+        top.tick_params(axis="x", labelbottom=False)
+    step = drawing.name_places(lowest, [called[i] for i in order], most=36)
+    shown = f"{len(order)} of " if len(order) < statistics.num_clients else ""
+    label = f"{shown}{statistics.num_clients} clients, largest first"
+    empty = np.flatnonzero(statistics.sizes == 0)
+    label += f" (1 in {step} named)" if step > 1 else ""
+    drawing.set_lines_below(lowest, label, *_missing("examples", [called[i] for i in empty]))
+    _histogram(figure.add_subplot(grid[:, 1]), statistics.sizes)
+    if title is not None:
+        figure.suptitle(title)
+    return figure
+
+
+def _label_shares(axes: Axes, counts: np.ndarray, labels: Sequence[str]) -> None:
+    """Stacks the shares of labels, `[clients, labels]`, to bars of height 1."""
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    bottoms = np.cumsum(shares, axis=1) - shares
+    places = np.arange(len(counts))
+    colours = _colours(len(labels))
+    for j, name in enumerate(labels):
+        label = drawing.shortened(name)
+        axes.bar(places, shares[:, j], 0.9, bottoms[:, j], color=colours(j), label=label)
+    axes.set(ylabel="share of the label", ylim=(0, 1))
+    figure = axes.get_figure(root=True)
+    if len(labels) <= _MOST_LABELS:
+        drawing.legend_beside(axes, "label")
+    elif figure is not None:
+        bar = ScalarMappable(BoundaryNorm(np.arange(len(labels) + 1) - 0.5, len(labels)), colours)
+        ticks = np.linspace(0, len(labels) - 1, 8).round().astype(int)
+        colorbar = figure.colorbar(bar, ax=axes, label="label", ticks=ticks)
+        colorbar.ax.set_yticklabels([drawing.shortened(labels[j]) for j in ticks])
+        colorbar.ax.minorticks_off()
+
+
+def _colours(num_labels: int) -> Colormap:
+    """Returns a colour for each label, the lighter the later it is."""
+    return ListedColormap(colormaps["viridis"](np.linspace(0, 1, num_labels)))
+
+
+def _histogram(axes: Axes, sizes: np.ndarray) -> None:
+    """Counts clients by size; a logarithmic scale leaves out those without examples."""
+    bins = min(30, max(5, len(sizes) // 2))
+    known = sizes[sizes > 0]
+    if drawing.log_where_wide(axes, "x", known):
+        axes.tick_params(axis="x", rotation=90)
+        edges = np.geomspace(known.min(), known.max(), bins + 1).tolist()
+        axes.hist(known, edges, color=drawing.BLUE)
+    else:
+        axes.hist(sizes, bins, color=drawing.BLUE)
+    axes.set(xlabel="examples", ylabel="clients")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+@checked
+def round_chart(times: RoundTimes, names: Sequence[str], title: str) -> Figure:
+    """Draws the times of one round as a Gantt chart: a line for each of the first 40 clients.
+
+    Args:
+      times: of the round, see `engine.round_times`.
+      names: of the clients, `[num_clients]`.
+      title: the title.
+
+    Returns:
+      The figure: the broadcast on its way, local work, the update on its way, and the next
+      broadcast; late updates are hatched, and inactive clients have no bars.
+
+    Raises:
+      ValueError: for another number of names.
+    """
+    count = len(times.arrive)
+    checks.require(len(names) == count, "names", f"name each of the {count} clients", len(names))
+    shown = np.arange(min(count, _MOST_BARS))
+    figure = drawing.new_figure(1.9 + 0.2 * len(shown))
+    axes = figure.subplots()
+    server = np.full(count, times.server)
+    parts = {
+        "broadcast": (np.zeros(count), times.begin),
+        "local work": (times.begin, times.send),
+        "update": (times.send, times.arrive),
+        "next broadcast": (server, times.receive),
+    }
+    hatched: dict[str, Any] = {"hatch": "////", "edgecolor": "white"}
+    for colour, (label, (start, end)) in zip(_PARTS, parts.items(), strict=True):
+        active = shown[np.isfinite((end - start)[shown])]
+        is_apart = np.asarray(times.is_late, bool)[active] & (label == "update")
+        for name, bars in ((label, active[~is_apart]), ("late update", active[is_apart])):
+            axes.barh(
+                *(bars, (end - start)[bars]),
+                left=start[bars],
+                height=0.7,
+                color=colour,
+                label=name if len(bars) else None,
+                **({} if name == label else hatched),
+            )
+    ends = ((times.closes, "sum closed", ":"), (times.server, "new model", "--"))
+    for seconds, label, style in ends:
+        axes.axvline(seconds, color="black", linestyle=style, linewidth=1, label=label)
+    axes.set_yticks(shown, [drawing.shortened(n) for n in names[: len(shown)]], fontsize=7)
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.set(xlabel="simulated seconds from the start of the round", xlim=(0, None))
+    drawing.set_title(axes, title)
+    drawing.legend_above(axes)
     return figure

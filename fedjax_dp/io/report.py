@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeGuard
 from fedjax_dp.core.decimals import shown
 from fedjax_dp.core.files import entry_of
 from fedjax_dp.io import page
-from fedjax_dp.io.charts import Axis, Point, line_chart
+from fedjax_dp.io.page import Axis, Point, line_chart
 from fedjax_dp.io.statement import MARK_WORDS
 
 _CONFIG, _ENVIRONMENT, _SUMMARY = "config.toml", "environment.json", "summary.json"

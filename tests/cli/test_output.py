@@ -23,7 +23,7 @@ from fedjax_dp.experiment.reading import keys
 from fedjax_dp.experiment.running import run as running
 from fedjax_dp.experiment.running.run import Outcome
 from fedjax_dp.io import plots
-from fedjax_dp.io.disk import DiskFull
+from fedjax_dp.io.digests import DiskFull
 
 PRIVACY = ("--noise-multiplier", "1", "--sampling-rate", "0.1", "--steps", "5", "--delta", "1e-5")
 UNCOVERED = "what is chosen by the loss of records that lie with several of the clients"

@@ -14,7 +14,7 @@ from small_problem import ALONE, make_data, make_model, plain_trainer
 
 from fedjax_dp import algorithms
 from fedjax_dp.clients.base import LocalConfig
-from fedjax_dp.clients.proximal_steps import mixing_weights
+from fedjax_dp.clients.regularizers import mixing_weights
 from fedjax_dp.clients.sgd import local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData

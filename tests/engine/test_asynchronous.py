@@ -41,7 +41,7 @@ from fedjax_dp.engine import (
     latencies,
     simulation,
 )
-from fedjax_dp.engine.wrappers.arrivals import Arrivals
+from fedjax_dp.engine.wrappers.asynchronous import Arrivals
 from fedjax_dp.privacy.mechanisms.clipping import AdaptiveClipping
 from fedjax_dp.privacy.mechanisms.correlated_noise import banded_noise
 from fedjax_dp.privacy.mechanisms.distributed import make_plan

@@ -20,7 +20,7 @@ from fedjax_dp.data.record_file import FILE
 from fedjax_dp.engine import ExecutionConfig, communication, evaluator, simulation
 from fedjax_dp.engine.client_store import ClientStore, stored_in
 from fedjax_dp.engine.execution import round_loop
-from fedjax_dp.engine.execution.host_steps import Table
+from fedjax_dp.engine.execution.round_loop import Table
 from fedjax_dp.engine.record import Fate
 from fedjax_dp.io import Checkpoints
 

@@ -40,7 +40,7 @@ from fedjax_dp.experiment.running.run_folder import is_in_use, locked, require_f
 from fedjax_dp.experiment.running.saved import require_same_config
 from fedjax_dp.experiment.running.starting import restored
 from fedjax_dp.io.checkpoint import Checkpoints
-from fedjax_dp.io.disk import DiskFull, reporting_full_disk
+from fedjax_dp.io.digests import DiskFull, reporting_full_disk
 from fedjax_dp.io.logbook import Logbook, read_metrics, write_json
 
 # Most are compared with one run.

@@ -27,7 +27,7 @@ from fedjax_dp.experiment.studies import sweep
 from fedjax_dp.experiment.studies.audits import AuditReport
 from fedjax_dp.experiment.studies.selection import Choice
 from fedjax_dp.experiment.studies.sweep import Point
-from fedjax_dp.io.charts import Axis, line_chart
+from fedjax_dp.io.page import Axis, line_chart
 from fedjax_dp.io.statement import _table, write_statement
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.reports.latex import for_paper

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pages import charts
 
-from fedjax_dp.io.charts import Axis, line_chart
+from fedjax_dp.io.page import Axis, line_chart
 
 ROUND = Axis("round", is_whole=True)
 

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from fedjax_dp.core import trees
 from fedjax_dp.experiment.assembly.build import _require_whole, build_model
 from fedjax_dp.experiment.schema.config import AdaptersSection, ModelSection
-from fedjax_dp.io.llama import llama_options, read_llama
+from fedjax_dp.io.params import llama_options, read_llama
 from fedjax_dp.models import llama
 
 VOCABULARY, HIDDEN, WIDTH, LAYERS, HEADS, GROUPS, THETA, EPSILON = 13, 16, 20, 2, 4, 2, 500.0, 1e-3

@@ -27,27 +27,28 @@ from fedjax_dp.data.record_file import Folder
 from fedjax_dp.data.sampling import poisson
 from fedjax_dp.engine.client_store import ClientStore
 from fedjax_dp.engine.cohort import Examples, traced, typed
-from fedjax_dp.engine.execution.host_steps import after_host_step, rounds_and_host_steps
 from fedjax_dp.engine.execution.joint import Program
-from fedjax_dp.engine.execution.memory import (
-    Memory,
-    explained,
-    memory_of,
-    require_host_memory,
-    require_memory,
-)
 from fedjax_dp.engine.execution.placement import Placement, placement_of
 from fedjax_dp.engine.execution.round_loop import (
     Count,
     OneRound,
     Rounds,
+    after_host_step,
     one_round,
     resident_examples,
     resident_rounds,
+    rounds_and_host_steps,
     streamed_rounds,
 )
 from fedjax_dp.engine.execution.stream import Slabs
-from fedjax_dp.engine.execution.tuning import layout_of
+from fedjax_dp.engine.execution.tuning import (
+    Memory,
+    explained,
+    layout_of,
+    memory_of,
+    require_host_memory,
+    require_memory,
+)
 from fedjax_dp.engine.federation import Federation, check_wrapped, federation
 from fedjax_dp.engine.layout import (
     AXIS,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.algorithms.base import Iterate, SharedModel
-from fedjax_dp.clients.proximal_steps import mixing_weights
+from fedjax_dp.clients.regularizers import mixing_weights
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, Fraction, NonNegative, Size

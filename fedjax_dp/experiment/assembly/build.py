@@ -30,8 +30,7 @@ from fedjax_dp.experiment.schema.config import (
     RecordLevel,
     TrainingSection,
 )
-from fedjax_dp.io.llama import llama_options, read_llama
-from fedjax_dp.io.params import by_path, read_params
+from fedjax_dp.io.params import by_path, llama_options, read_llama, read_params
 from fedjax_dp.models import kinds
 from fedjax_dp.models import registry as models
 from fedjax_dp.models.base import Model

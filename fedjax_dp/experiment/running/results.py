@@ -244,7 +244,7 @@ def _draw(
     folder: pathlib.Path,
 ) -> None:
     try:
-        from fedjax_dp.io import client_plots, plots
+        from fedjax_dp.io import plots
     except MissingPackageError as missing:
         warnings.warn(f"no plots are drawn: {missing}", stacklevel=2)
         return
@@ -258,7 +258,7 @@ def _draw(
         times = clock.times(experiment.simulation.federation)
         names = names_of(experiment.population.train)
         label = f"{title}: a round of all clients, no jitter"
-        plots.save(client_plots.round_chart(times, names, label), folder / "round.png")
+        plots.save(plots.round_chart(times, names, label), folder / "round.png")
     if any("update_norm_quantiles" in row for row in rows):
         clip_norm = experiment.client_clip_norm
         figure = plots.update_norms(rows, None if clip_norm is None else float(clip_norm), title)
@@ -267,7 +267,7 @@ def _draw(
         found = experiment.evaluator.clients(state)
         if np.isfinite(found.client_accuracy).any():
             train = experiment.population.train
-            figure = client_plots.client_accuracies(
+            figure = plots.client_accuracies(
                 found.client_accuracy,
                 train.sizes,
                 found.client_sizes,
@@ -275,7 +275,7 @@ def _draw(
                 names=train.client_names,
             )
             plots.save(figure, folder / "client_accuracy.png")
-    figure = client_plots.labels_by_client(experiment.population.statistics())
+    figure = plots.labels_by_client(experiment.population.statistics())
     plots.save(figure, folder / "partition.png")
 
 

@@ -33,7 +33,7 @@ from fedjax_dp.experiment.running.starting import Start, accounting_of, fresh, r
 from fedjax_dp.experiment.running.steps import Outcome, Steps, steps
 from fedjax_dp.experiment.running.watcher import Watcher, interruptions
 from fedjax_dp.experiment.schema.config import Config
-from fedjax_dp.io.disk import reporting_full_disk, resumed_by
+from fedjax_dp.io.digests import reporting_full_disk, resumed_by
 
 
 def run(

@@ -29,8 +29,7 @@ from fedjax_dp.experiment.studies.batched_runs import (
     run_together,
 )
 from fedjax_dp.io.checkpoint import require_usable
-from fedjax_dp.io.digests import read_sealed_object
-from fedjax_dp.io.disk import STUDY_KEPT, reporting_full_disk
+from fedjax_dp.io.digests import STUDY_KEPT, read_sealed_object, reporting_full_disk
 
 Axes = Mapping[str, Mapping[str, Sequence[str]]]
 # Characters that names of folders keep, and those that they must not have.
