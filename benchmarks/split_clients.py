@@ -21,7 +21,7 @@ from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import FederatedData, full_participation, participation
 from fedjax_dp.data.federated import example_structure
 from fedjax_dp.engine import ExecutionConfig, Simulation, simulation
-from fedjax_dp.experiment.studies.projection import cohort_loads
+from fedjax_dp.experiment.studies.timing import cohort_loads
 from fedjax_dp.models import thesis_cnn
 
 BATCHES, NUM_CLASSES = (36,) + (1,) * 9, 10

@@ -11,9 +11,9 @@ from fedjax_dp.cli.output import Answer, Output
 from fedjax_dp.core import checks
 from fedjax_dp.experiment.assembly.devices import offer_devices
 from fedjax_dp.experiment.reading.config_files import load_config
-from fedjax_dp.experiment.studies.projection import Network
 from fedjax_dp.experiment.studies.timing import (
     Change,
+    Network,
     Projecting,
     compare,
     measure,

@@ -19,8 +19,7 @@ from fedjax_dp.experiment.running import run as running
 from fedjax_dp.experiment.running.console import describe_early_end, summary_in_words
 from fedjax_dp.experiment.running.processes import is_first_process, start_processes
 from fedjax_dp.experiment.running.run import Outcome, Watcher
-from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, require_free
-from fedjax_dp.experiment.running.saved import config_of
+from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, config_of, require_free
 from fedjax_dp.experiment.schema.config import Config
 
 app = application()

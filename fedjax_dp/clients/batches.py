@@ -159,11 +159,7 @@ class WholeBatches(NamedTuple):
 def gaussian_copies(
     num_copies: Annotated[int, Ge(2), Lt(COUNT_LIMIT)], stddev: Positive
 ) -> WholeBatches:
-    """Perturbs copies of records by Gaussian noise of a standard deviation on their inputs, "x".
-
-    Source: Malekmohammadi and others 2024 (RC-DPFL), section 4.3, which does not define the
-    perturbations.
-    """
+    """Perturbs copies of records by Gaussian noise, which RC-DPFL (2024), 4.3, does not define."""
 
     def perturb(example, key):
         has_inputs = isinstance(example, Mapping) and "x" in example

@@ -78,10 +78,7 @@ class MinimizerNoise(NamedTuple):
         return trainer.train.compensated(_SUMMED).trainer(trainer.config)
 
     def training_numbers(self, config: LocalConfig) -> LocalConfig:
-        """Returns numbers of training to which the bound applies, also in a sweep over others.
-
-        No gradient is clipped, whole or by layer: clipped ones need not be those of any loss.
-        """
+        """Returns numbers without clipping, as clipped gradients need not be those of any loss."""
         rate = jnp.minimum(config.learning_rate, self.max_learning_rate)
         return config._replace(
             learning_rate=jnp.where(rate > 0, jnp.maximum(rate, self.min_learning_rate), 0.0),
@@ -123,10 +120,7 @@ class MinimizerNoise(NamedTuple):
         )
 
     def add(self, key: PRNGKey, params: PyTree, bound: Any, multiplier: Any) -> PyTree:
-        """Adds a client's noise of a multiplier to parameters that one record moves by `bound`.
-
-        Both may be traced; the result is float32 or better. The key serves this addition alone.
-        """
+        """Adds noise to parameters that one record moves by `bound`; the key serves this alone."""
         count = self.num_entries
         if self.mechanism == "laplace":
             return noise.add_laplace(key, params, multiplier * bound)

@@ -167,7 +167,9 @@ class Cohorts:
         argument_checks.check_fields(layout, "layout.")
         cohort = self._drawn(state, hyper, key, layout)
         for keeps in self.keeps:
-            cohort = _emptied(cohort, _kept(keeps, hyper, state.round, cohort.ids))
+            is_kept = _kept(keeps, hyper, state.round, cohort.ids)
+            fate = jnp.where(is_kept, cohort.fate, Fate.EMPTY)
+            cohort = cohort._replace(fate=fate.astype(cohort.fate.dtype))
         for rule in self.fates:
             cohort = _with_fates(cohort, rule, state, hyper)
         return cohort
@@ -319,12 +321,6 @@ def _shown(state: SimulationState, rule: _Rule) -> SimulationState:
     """Hides what shows a record without noise, and all but the round if no more is asked for."""
     server, outer = (state.server, rule.outer_of(state)) if rule.reads_state else ((), ())
     return SimulationState(server, (), None, state.round, outer)
-
-
-def _emptied(cohort: Cohort, keeps: Any) -> Cohort:
-    """Empties slots."""
-    fate = jnp.where(keeps, cohort.fate, Fate.EMPTY)
-    return cohort._replace(fate=fate.astype(cohort.fate.dtype))
 
 
 def _kept(keeps: _Keeps, hyper: Hyper, round_index: Any, clients: Any) -> jax.Array:

@@ -13,6 +13,6 @@ from .grid import GridNodes as GridNodes
 from .server import Journal as Journal
 from .ledger import Budget as Budget
 from .node import client_app as client_app
-from .projects import Project as Project, project as project
+from .exchange import Project as Project, project as project
 from .server import Nodes as Nodes, deployed as deployed
 from .terms import Node as Node, Script as Script, Terms as Terms

@@ -43,11 +43,10 @@ from fedjax_dp.experiment.running.run_folder import (
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.flower.exchange import Scores, ScoresFile
 from fedjax_dp.flower.export import require_secret_root
-from fedjax_dp.flower.grid import GridNodes
+from fedjax_dp.flower.grid import GridNodes, registered
 from fedjax_dp.flower.ledger import Budget
 from fedjax_dp.flower.log import LoggedProgress, close
 from fedjax_dp.flower.node import client_app
-from fedjax_dp.flower.registration import registered
 from fedjax_dp.flower.request import require_timeout
 from fedjax_dp.flower.server import deployed
 from fedjax_dp.flower.terms import Keys, Node, Terms, clients_of, require_node_config, script_of

@@ -22,7 +22,7 @@ from fedjax_dp.engine.population import Population, examples_of, population_of
 from fedjax_dp.engine.sides import Received, Work, client_side
 from fedjax_dp.evaluation.evaluate import require_targets
 from fedjax_dp.flower.agreement import KEYS, SHARES, UNMASK, Agreement, with_seeds
-from fedjax_dp.flower.ledger import NodeLedger
+from fedjax_dp.flower.ledger import NodeLedger, States, StatesInContext, StatesOnDisk, run_digest
 from fedjax_dp.flower.log import LOG
 from fedjax_dp.flower.packets import Packet, arrays_of, fact_of, packet_of, text_of, tree_of
 from fedjax_dp.flower.plan import Plan, Shapes, described_in, require_own_scale, require_same
@@ -35,7 +35,6 @@ from fedjax_dp.flower.request import (
     sizes_in,
 )
 from fedjax_dp.flower.script import prepare, reports, require_difference, trained_by
-from fedjax_dp.flower.states import States, StatesInContext, StatesOnDisk, run_digest
 from fedjax_dp.flower.terms import Keys, Node, Terms, sizes_of
 from fedjax_dp.server.base import Diagnostic, Fate, Stacked
 from fedjax_dp.server.secure.aggregator import masks_of

@@ -160,10 +160,7 @@ def line_chart(
     y: Axis,
     limits: Mapping[str, float] = {},
 ) -> str:
-    """Draws curves, and limits as dashed lines, as an HTML figure; "" without any point.
-
-    It has a title, a description for screen readers, and a legend of the curves with points.
-    """
+    """Draws curves, and limits as dashed lines, as an HTML figure; "" without any point."""
     drawn = {label: _thinned(points) for label, points in curves.items() if points}
     if not drawn:
         return ""

@@ -16,8 +16,12 @@ from fedjax_dp.io import drawing
 from fedjax_dp.io.drawing import save as save
 
 with needed_for("drawing", "plots"):
+    from matplotlib import colormaps
     from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import BoundaryNorm, ListedColormap
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
 # The suffix of a metric that is the least over clients or records.
 _SMALLEST = "_smallest"
@@ -237,10 +241,7 @@ def epsilon_curves(
 def accuracy_by(
     curves: Mapping[str, Curve], label: str, title: str, *, seeds: Iterable[int] = ()
 ) -> Figure:
-    """Draws accuracy by ε or another number, with a band of one standard deviation over seeds.
-
-    Curves are in order of x, whose name is `label`; `seeds` are those that points are means of.
-    """
+    """Draws accuracy by the number `label`, with a band of one standard deviation over seeds."""
     figure = drawing.new_figure()
     axes = figure.subplots()
     for i, (name, (x, means, deviations)) in enumerate(curves.items()):
@@ -252,14 +253,6 @@ def accuracy_by(
     drawing.finish(axes, title)
     return figure
 
-
-with needed_for("drawing", "plots"):
-    from matplotlib import colormaps
-    from matplotlib.axes import Axes
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import BoundaryNorm, Colormap, ListedColormap
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
 # More clients than this are drawn as a curve with a band.
 _MOST_MARKS = 60
@@ -443,7 +436,8 @@ def _label_shares(axes: Axes, counts: np.ndarray, labels: Sequence[str]) -> None
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     bottoms = np.cumsum(shares, axis=1) - shares
     places = np.arange(len(counts))
-    colours = _colours(len(labels))
+    # The later a label, the lighter its colour.
+    colours = ListedColormap(colormaps["viridis"](np.linspace(0, 1, len(labels))))
     for j, name in enumerate(labels):
         label = drawing.shortened(name)
         axes.bar(places, shares[:, j], 0.9, bottoms[:, j], color=colours(j), label=label)
@@ -457,11 +451,6 @@ def _label_shares(axes: Axes, counts: np.ndarray, labels: Sequence[str]) -> None
         colorbar = figure.colorbar(bar, ax=axes, label="label", ticks=ticks)
         colorbar.ax.set_yticklabels([drawing.shortened(labels[j]) for j in ticks])
         colorbar.ax.minorticks_off()
-
-
-def _colours(num_labels: int) -> Colormap:
-    """Returns a colour for each label, the lighter the later it is."""
-    return ListedColormap(colormaps["viridis"](np.linspace(0, 1, num_labels)))
 
 
 def _histogram(axes: Axes, sizes: np.ndarray) -> None:

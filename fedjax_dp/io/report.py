@@ -92,10 +92,7 @@ class _Section(NamedTuple):
 
 
 def report_page(run: RunFiles, refresh: float | None = None) -> tuple[str, str]:
-    """Returns a page without scripts and its mark, the strictest of the files that it shows.
-
-    With `refresh` a browser reads the page again after so many seconds.
-    """
+    """Returns a page, read again after `refresh` seconds, and the strictest mark of its files."""
     title = _title(run)
     parts = [(each, each.content(run)) for each in _SECTIONS]
     filled = [(each, text) for each, text in parts if text]

@@ -72,15 +72,14 @@ def _listing(marks: Mapping[str, str]) -> str:
     """Lists which files may be published."""
     rows = [
         ("file", "may be published"),
-        *((_file_name(n), MARK_WORDS[mark]) for n, mark in marks.items()),
+        *(
+            (f"`{n}`" if re.fullmatch(r"[\w. -]+", n) else in_markdown(n), MARK_WORDS[mark])
+            for n, mark in marks.items()
+        ),
     ]
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     lines.insert(1, "|---|---|")
     return "\n".join([*lines, "", _LATER, ""])
-
-
-def _file_name(name: str) -> str:
-    return f"`{name}`" if re.fullmatch(r"[\w. -]+", name) else in_markdown(name)
 
 
 def _table(claim: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from fedjax_dp.data import full_participation, participation
 from fedjax_dp.engine import ExecutionConfig, Fate, ModelAxis, federation, simulation
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.population import examples_of
-from fedjax_dp.experiment.studies.projection import loads
+from fedjax_dp.experiment.studies.timing import loads
 from fedjax_dp.server import trimmed_mean
 
 NUMBERS = LocalConfig(learning_rate=0.1, batch_size=2)

@@ -23,7 +23,7 @@ from fedjax_dp.experiment.assembly.build import build_model, parameter_facts
 from fedjax_dp.experiment.reading.config_files import to_toml
 from fedjax_dp.experiment.reading.validate import validate
 from fedjax_dp.experiment.running.release import public_config
-from fedjax_dp.experiment.running.saved import _require_same_base
+from fedjax_dp.experiment.running.run_folder import _require_same_base
 from fedjax_dp.models.kinds import digest, frozen
 
 # The digits have 64 features and 10 classes.

@@ -11,7 +11,7 @@ from marks import later
 
 import fedjax_dp as fdp
 from fedjax_dp.experiment.components.mechanism import Setting, client_aggregator
-from fedjax_dp.experiment.running import saved
+from fedjax_dp.experiment.running import run_folder as saved
 from fedjax_dp.experiment.schema.config import (
     BoundedLaplaceLevel,
     ClientLevel,

@@ -16,8 +16,8 @@ from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import full_participation, participation
 from fedjax_dp.engine import ExecutionConfig, simulation
 from fedjax_dp.engine.layout import Layout
-from fedjax_dp.experiment.studies import projection as module
-from fedjax_dp.experiment.studies.projection import (
+from fedjax_dp.experiment.studies import timing as module
+from fedjax_dp.experiment.studies.timing import (
     Network,
     Rates,
     fixed_seconds,

@@ -36,8 +36,12 @@ from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly import assemble
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.loading import load_run
-from fedjax_dp.experiment.running.run_folder import is_in_use, locked, require_free
-from fedjax_dp.experiment.running.saved import require_same_config
+from fedjax_dp.experiment.running.run_folder import (
+    is_in_use,
+    locked,
+    require_free,
+    require_same_config,
+)
 from fedjax_dp.experiment.running.starting import restored
 from fedjax_dp.io.checkpoint import Checkpoints
 from fedjax_dp.io.digests import DiskFull, reporting_full_disk

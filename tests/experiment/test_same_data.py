@@ -7,8 +7,8 @@ import pytest
 
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.experiment.components.experiment import Population
-from fedjax_dp.experiment.running import saved
-from fedjax_dp.experiment.running.saved import require_same_data, write_fingerprint
+from fedjax_dp.experiment.running import run_folder as saved
+from fedjax_dp.experiment.running.run_folder import require_same_data, write_fingerprint
 
 
 def data(sizes=(2, 3), change=0.0, row=4, dtype=np.float32, names=("a", "b")):

@@ -22,7 +22,8 @@ from run_folders import (
 from fedjax_dp.core import keys
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.reading import config_files
-from fedjax_dp.experiment.running import saved, starting
+from fedjax_dp.experiment.running import run_folder as saved
+from fedjax_dp.experiment.running import starting
 from fedjax_dp.experiment.running.starting import first_state, new_root
 
 pytestmark = [

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as of_numpy
 
 from fedjax_dp.engine import Fate
-from fedjax_dp.flower import agreement, exchange, grid, registration, request
+from fedjax_dp.flower import agreement, exchange, grid, request
 from fedjax_dp.flower.packets import Packet, arrays_of, packet_of, tree_of
 from fedjax_dp.flower.plan import Shapes
 from fedjax_dp.flower.testing import InProcess
@@ -149,7 +149,7 @@ ANY_FACTS = st.dictionaries(
 @pytest.mark.filterwarnings("ignore")
 def test_any_answer_of_a_node_is_read_or_a_value_error(facts, arrays):
     packet = Packet(facts, arrays)
-    for read in (grid._claims, registration._answer):
+    for read in (grid._claims, grid._answer):
         try:
             read(packet)
         except ValueError:
@@ -196,7 +196,7 @@ def report(folder):
 PLACES = {
     "a reply to a question": (grid, "packet_of", lambda _: claims()),
     "a claim": (grid, "_claims", lambda _: claims()),
-    "a registration": (registration, "_answer", lambda _: registration.registered(grid_of({}), 1)),
+    "a registration": (grid, "_answer", lambda _: grid.registered(grid_of({}), 1)),
     "a step under masks": (agreement, "require_echo", lambda _: answered(Packet())),
     "a reply of a round": (request, "tree_of", lambda _: gathered(Packet(FACTS))),
     "a report of scores": (exchange, "_report", report),

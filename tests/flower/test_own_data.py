@@ -12,9 +12,9 @@ from fedjax_dp.experiment import load_config, load_run, run
 from fedjax_dp.experiment.assembly.own_data import Registered
 from fedjax_dp.flower import OnFlower, client_app_of, run_on
 from fedjax_dp.flower.apps import _options
+from fedjax_dp.flower.grid import registered
 from fedjax_dp.flower.node import DATA
 from fedjax_dp.flower.packets import Packet
-from fedjax_dp.flower.registration import registered
 from fedjax_dp.flower.testing import InProcess
 
 pytest.importorskip("pyarrow")

@@ -13,7 +13,7 @@ from small_problem import ROUNDS
 
 from fedjax_dp.engine import Fate
 from fedjax_dp.flower import plan
-from fedjax_dp.flower.states import StatesInContext, StatesOnDisk, run_digest
+from fedjax_dp.flower.ledger import StatesInContext, StatesOnDisk, run_digest
 from fedjax_dp.io import JournalFile
 
 NAME, RUN = "scaffold", run_digest("run")

@@ -49,7 +49,7 @@ def test_parameters_of_16_bits_have_a_digest_too(tmp_path):
 
 
 def test_a_node_s_states_are_those_of_their_file(tmp_path):
-    states = pytest.importorskip("fedjax_dp.flower.states")
+    states = pytest.importorskip("fedjax_dp.flower.ledger")
     kept = states.StatesOnDisk(tmp_path, "run")
     for client in (0, 1):
         kept.write(client, 3, {"x": np.full(4, client, np.float32)}, 3)

@@ -36,9 +36,10 @@ from fedjax_dp.experiment.running.run_folder import (
     CONFIG_FILE,
     JOURNAL_FILE,
     REGISTERED_FILE,
+    config_of,
     is_deployed,
+    read_newest,
 )
-from fedjax_dp.experiment.running.saved import config_of, read_newest
 from fedjax_dp.experiment.running.starting import accounting_of, first_state
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.io.checkpoint import Checkpoints

@@ -27,8 +27,7 @@ from fedjax_dp.experiment.running.processes import (
     start_processes,
 )
 from fedjax_dp.experiment.running.release import require_publishable, without_model
-from fedjax_dp.experiment.running.run_folder import is_deployed, require_place
-from fedjax_dp.experiment.running.saved import config_of
+from fedjax_dp.experiment.running.run_folder import config_of, is_deployed, require_place
 from fedjax_dp.experiment.running.starting import Start, accounting_of, fresh, restored, with_sweep
 from fedjax_dp.experiment.running.steps import Outcome, Steps, steps
 from fedjax_dp.experiment.running.watcher import Watcher, interruptions

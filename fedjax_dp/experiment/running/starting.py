@@ -35,8 +35,6 @@ from fedjax_dp.experiment.running.run_folder import (
     emptied_unless_started,
     locked_if_started,
     next_folder,
-)
-from fedjax_dp.experiment.running.saved import (
     read_newest,
     require_same_config,
     require_same_numbers,
@@ -149,10 +147,7 @@ def restored(
     warn: Callable[[str], None],
     place: pathlib.Path | None = None,
 ) -> tuple[SimulationState, Start]:
-    """Resumes a run from its newest intact checkpoint, or from its seed if there is none.
-
-    A process that shares the run writes all but checkpoints to `place`, a folder of its own.
-    """
+    """Resumes a run from its newest intact checkpoint, or from its seed; `place` is a process's."""
     folder = folder.absolute()
     place = folder if place is None else place.absolute()
     with locked_if_started(place) as lock:

@@ -23,7 +23,7 @@ from fedjax_dp.experiment.running.run_folder import CONFIG_FILE
 from fedjax_dp.experiment.running.starting import fresh, restored, with_sweep
 from fedjax_dp.experiment.running.steps import Outcome, Steps, steps
 from fedjax_dp.experiment.running.watcher import Watcher, interruptions
-from fedjax_dp.experiment.schema.config import Config, ExecutionSection
+from fedjax_dp.experiment.schema.config import Config
 
 # Experiments whose states are in memory at the same time.
 _AT_ONCE = 64
@@ -53,10 +53,7 @@ def alike(config: Config) -> str:
 
 
 def batches(configs: Mapping[int, Config]) -> list[list[int]]:
-    """Divides experiments into batches to run one after another, by place.
-
-    Those of a batch differ in numbers alone, so that they may share a program.
-    """
+    """Divides experiments by place: those of a batch differ in numbers, and may share a program."""
     classes: dict[str, list[int]] = {}
     for place, config in configs.items():
         classes.setdefault(alike(config), []).append(place)
@@ -146,7 +143,9 @@ def assembled(
             config = config_files.load_config(job.folder / CONFIG_FILE)
         elif len(jobs) > 1 and config.execution.devices == "auto":
             # Devices are for experiments, not for the clients of one.
-            config = config.model_copy(update={"execution": _on_one_device(config.execution)})
+            offer_devices(config.execution.devices)
+            section = config.execution.model_copy(update={"devices": 1})
+            config = config.model_copy(update={"execution": section})
         use_compilation_cache(config.execution.compilation_cache)
         is_pooled = ALGORITHMS[config.algorithm.name].pools_clients
         name = config.data.model_dump_json(), config.run.seed, is_pooled
@@ -156,11 +155,6 @@ def assembled(
                 populations[name] = population_of(config)
             experiment = assemble(config, populations[name])
         yield place, experiment
-
-
-def _on_one_device(section: ExecutionSection) -> ExecutionSection:
-    offer_devices(section.devices)
-    return section.model_copy(update={"devices": 1})
 
 
 def _run_group(

@@ -62,10 +62,7 @@ def measure(
     again: bool = False,
     counts: Sequence[int] = COUNTS,
 ) -> Measured:
-    """Measures the speeds that automatic choices follow, and writes them to a file of JSON.
-
-    The file is replaced after every form, and a later call measures the forms that it lacks.
-    """
+    """Measures the speeds that automatic choices follow, those that a file of JSON lacks."""
     require_backend()
     rule = "run on a GPU or TPU: automatic choices on a CPU follow constants, which are measured"
     checks.require(backend() != "cpu", "measure", rule, "a CPU")

@@ -107,7 +107,11 @@ def search(
     if plan.is_halving:
         stated["pruner"] = HALVING
     while trials := _asked(history, plan):
-        points = {trial.number: _point(trial, plan, words) for trial in trials}
+        settings = {trial.number: _made(_setting(trial, plan)) for trial in trials}
+        points = {
+            number: point._replace(words=(*point.words, *words))
+            for number, point in settings.items()
+        }
         jobs = {
             number: Job(
                 loaded(study, point),
@@ -267,11 +271,6 @@ def _setting(trial: Any, plan: Plan) -> dict[str, str]:
             value = trial.suggest_float(key, axis.low, axis.high, log=axis.is_log)
         values[key] = _text(value)
     return values
-
-
-def _point(trial: Any, plan: Plan, words: Sequence[str]) -> Point:
-    point = _made(_setting(trial, plan))
-    return point._replace(words=(*point.words, *words))
 
 
 def _halving(trial: Any) -> Callback:

@@ -68,7 +68,9 @@ def select_privately(
     Source: Papernot and Steinke 2022.
     """
     files.require_folder(output, "--output", writable=True)
-    experiments = [e for _, e in assembled(_jobs(study, grid, output), watcher or Watcher())]
+    plans = output / "plans"
+    jobs = {i: Job(loaded(study, point), plans / point.folder) for i, point in enumerate(grid)}
+    experiments = [experiment for _, experiment in assembled(jobs, watcher or Watcher())]
     for point, experiment in zip(grid, experiments, strict=True):
         _require_selectable(experiment)
         rule = f"be on the data of {grid[0].name}, whose test part has the scores"
@@ -112,11 +114,6 @@ def select_privately(
     )
     epsilon = {claim["unit"]: float(claim["epsilon"]) for claim in claims}
     return Choice(jobs[best].folder, point, folder, epsilon)
-
-
-def _jobs(study: Study, grid: Sequence[Point], output: pathlib.Path) -> dict[int, Job]:
-    plans = output / "plans"
-    return {i: Job(loaded(study, point), plans / point.folder) for i, point in enumerate(grid)}
 
 
 def _require_selectable(experiment: Experiment) -> None:
