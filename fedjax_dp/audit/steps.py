@@ -34,8 +34,8 @@ from fedjax_dp.data.federated import FederatedData, flat, nested
 from fedjax_dp.engine.cohort import Cohort, Examples
 from fedjax_dp.engine.facts import FederationFacts
 from fedjax_dp.engine.layout import Layout
-from fedjax_dp.engine.one_round import run_client
 from fedjax_dp.engine.population import examples_of, population_of
+from fedjax_dp.engine.record_access import run_client
 from fedjax_dp.engine.round import SimulationState, run_round
 from fedjax_dp.privacy.events import flatten
 from fedjax_dp.privacy.mechanisms.selection import BoundedRangeDpEvent

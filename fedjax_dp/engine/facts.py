@@ -14,9 +14,9 @@ from fedjax_dp.core.messages import received
 from fedjax_dp.core.products import Arithmetic, computed_with
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import typed
-from fedjax_dp.engine.one_round import run_client
 from fedjax_dp.engine.population import Population
 from fedjax_dp.engine.record import Fate
+from fedjax_dp.engine.record_access import run_client
 from fedjax_dp.engine.round import message_up
 from fedjax_dp.models import kinds, losses
 from fedjax_dp.models.cost import Cost, cost_of_jaxpr

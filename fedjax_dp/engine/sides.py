@@ -13,7 +13,7 @@ from fedjax_dp.core.inspection import note_finite
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.materialize import as_stored, updates_stored
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.engine.one_round import run_client
+from fedjax_dp.engine.record_access import run_client
 from fedjax_dp.privacy.claims import ClientClaim
 from fedjax_dp.server.base import Close, Roster, Sender
 
