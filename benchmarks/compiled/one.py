@@ -49,7 +49,7 @@ def main() -> None:
     from fedjax_dp.core.choices import Measured, Speed, choices
     from fedjax_dp.engine import ExecutionConfig, federation
     from fedjax_dp.engine.execution.elsewhere import Compiled, compiled_for, finished
-    from fedjax_dp.engine.population import population_of
+    from fedjax_dp.engine.facts import population_of
     from fedjax_dp.experiment.studies.workloads import WORKLOADS, prepare
 
     workload, tried = WORKLOADS[options.workload], list[dict[str, float]]()

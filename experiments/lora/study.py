@@ -17,7 +17,7 @@ from experiments.sweep import hardware
 from fedjax_dp.engine.accounts.communication import communication
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.cohort import traced, typed
-from fedjax_dp.engine.population import examples_of
+from fedjax_dp.engine.facts import examples_of
 from fedjax_dp.experiment import Experiment, assemble, load_config, load_run, run
 from fedjax_dp.io.params import write_params
 

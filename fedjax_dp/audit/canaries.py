@@ -18,8 +18,7 @@ from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.federated import flat as by_path
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.accounts.privacy_accounting import require_public_sizes
-from fedjax_dp.engine.facts import FederationFacts
-from fedjax_dp.engine.population import population_of
+from fedjax_dp.engine.facts import FederationFacts, population_of
 from fedjax_dp.engine.record import Fate, RoundInfo, RoundRecord
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.masking import unmasked

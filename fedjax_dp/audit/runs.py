@@ -17,9 +17,9 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.execution.compile import Simulation, simulation
 from fedjax_dp.engine.execution.round_loop import after_host_step, rounds_and_host_steps
+from fedjax_dp.engine.facts import examples_of
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import ExecutionConfig
-from fedjax_dp.engine.population import examples_of
 from fedjax_dp.engine.record import RoundRecord
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.privacy.accounting.ledger import Ledger

@@ -32,11 +32,10 @@ from fedjax_dp.core.messages import received
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData, flat, nested
 from fedjax_dp.engine.cohort import Cohort, Examples
-from fedjax_dp.engine.facts import FederationFacts
+from fedjax_dp.engine.facts import FederationFacts, examples_of, population_of
 from fedjax_dp.engine.layout import Layout
-from fedjax_dp.engine.population import examples_of, population_of
-from fedjax_dp.engine.record_access import run_client
 from fedjax_dp.engine.round import SimulationState, run_round
+from fedjax_dp.engine.sides import run_client
 from fedjax_dp.privacy.events import flatten
 from fedjax_dp.privacy.mechanisms.selection import BoundedRangeDpEvent
 from fedjax_dp.server.base import Close, Fate, Roster, Sender, Stacked

@@ -12,7 +12,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.decimals import rounded_down, shown
 from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.reading import config_files
-from fedjax_dp.experiment.running.health import large_deltas
+from fedjax_dp.experiment.running.watcher import large_deltas
 from fedjax_dp.experiment.studies.audits import AuditReport, audit_experiment
 
 app = application()

@@ -12,8 +12,7 @@ import rich.progress
 
 from fedjax_dp.cli.output import Output, print_document
 from fedjax_dp.core.foreign_text import visible
-from fedjax_dp.experiment.running.console import round_in_words
-from fedjax_dp.experiment.running.run import Watcher
+from fedjax_dp.experiment.running.run import Watcher, round_in_words
 from fedjax_dp.io.digests import DiskFull
 
 # The least time between two lines: in seconds, and as a share of the elapsed time.

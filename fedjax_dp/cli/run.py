@@ -16,9 +16,8 @@ from fedjax_dp.core import checks, files
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading.keys import Row, describe, describe_choice
 from fedjax_dp.experiment.running import run as running
-from fedjax_dp.experiment.running.console import describe_early_end, summary_in_words
 from fedjax_dp.experiment.running.processes import is_first_process, start_processes
-from fedjax_dp.experiment.running.run import Outcome, Watcher
+from fedjax_dp.experiment.running.run import Outcome, Watcher, describe_early_end, summary_in_words
 from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, config_of, require_free
 from fedjax_dp.experiment.schema.config import Config
 

@@ -7,10 +7,10 @@ from fedjax_dp.engine.cohort import Cohort, Examples
 from fedjax_dp.engine.cohorts import Cohorts
 from fedjax_dp.engine.evaluation import Evaluator, evaluator
 from fedjax_dp.engine.execution.compile import Simulation, compile_federation, simulation
+from fedjax_dp.engine.facts import examples_of, population_of
 from fedjax_dp.engine.federation import Federation, federation
 from fedjax_dp.engine.layout import ExecutionConfig, KeptTrials, Layout, Trial, Tuned
 from fedjax_dp.engine.model_axis import ModelAxis
-from fedjax_dp.engine.population import examples_of, population_of
 from fedjax_dp.engine.record import Fate, RoundInfo, RoundRecord, TrainingInfo, as_metrics
 from fedjax_dp.engine.round import ByClient, SimulationState
 from fedjax_dp.engine.wrappers.anderson import anderson

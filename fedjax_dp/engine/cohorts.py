@@ -16,8 +16,8 @@ from fedjax_dp.core import argument_checks, checks
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.cohort import Cohort, draw_cohort, placed
+from fedjax_dp.engine.facts import Population
 from fedjax_dp.engine.layout import Layout
-from fedjax_dp.engine.population import Population
 from fedjax_dp.engine.record import Fate
 from fedjax_dp.engine.round import SimulationState
 

@@ -22,8 +22,8 @@ from fedjax_dp.data.federated import FederatedData, nested
 from fedjax_dp.engine.client_store import ClientStore, StorePart
 from fedjax_dp.engine.cohort import Examples, typed
 from fedjax_dp.engine.execution.compile import Simulation
+from fedjax_dp.engine.facts import examples_of
 from fedjax_dp.engine.federation import Federation
-from fedjax_dp.engine.population import examples_of
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.evaluation.evaluate import Evaluation, personal_evaluator, shared_evaluator
 from fedjax_dp.evaluation.metrics import Metric

@@ -21,10 +21,9 @@ from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.client_store import state_of
 from fedjax_dp.engine.cohort import Cohort, Examples, typed
 from fedjax_dp.engine.cohorts import Cohorts, of_federation
-from fedjax_dp.engine.facts import FederationFacts
+from fedjax_dp.engine.facts import FederationFacts, Population, population_of
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.one_round import Watched, of_one_round
-from fedjax_dp.engine.population import Population, population_of
 from fedjax_dp.engine.record import OTHERS, Fate, RoundInfo, RoundRecord
 from fedjax_dp.engine.round import ByClient, SimulationState, run_round
 from fedjax_dp.engine.wrapping import BUILT_IN, UNDECLARED, Change, Wrapper

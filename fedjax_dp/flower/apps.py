@@ -16,7 +16,7 @@ from fedjax_dp.core import checks, disclosure
 from fedjax_dp.core.decimals import shown
 from fedjax_dp.core.registry import digest_of_source
 from fedjax_dp.engine.evaluation import of_shared
-from fedjax_dp.engine.population import Population as Sizes
+from fedjax_dp.engine.facts import Population as Sizes
 from fedjax_dp.engine.record import RoundRecord
 from fedjax_dp.experiment.assembly.assemble import Parts, checked_config, parts_of
 from fedjax_dp.experiment.assembly.own_data import (

@@ -21,8 +21,8 @@ from fedjax_dp.core.ranges import PositiveNumbers
 from fedjax_dp.data import sampling
 from fedjax_dp.data.participants import participation
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
+from fedjax_dp.engine.facts import Population
 from fedjax_dp.engine.federation import federation
-from fedjax_dp.engine.population import Population
 from fedjax_dp.engine.record import RoundRecord
 from fedjax_dp.flower.plan import Plan
 from fedjax_dp.io.params import DIGEST, digest_of_arrays, require_undamaged

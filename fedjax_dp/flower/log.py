@@ -6,12 +6,13 @@ from typing import Any
 
 from flwr.serverapp.exception import PrivacyBudgetExhausted
 
-from fedjax_dp.experiment.running.console import (
+from fedjax_dp.experiment.running.run import (
+    Outcome,
+    Watcher,
     describe_early_end,
     round_in_words,
     summary_in_words,
 )
-from fedjax_dp.experiment.running.run import Outcome, Watcher
 
 # Flower's own logger, whose lines it uploads.
 LOG = logging.getLogger("flwr")

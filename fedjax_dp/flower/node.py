@@ -18,7 +18,7 @@ from fedjax_dp.core.disclosure import in_public, public_text
 from fedjax_dp.core.keys import secret_key
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import Examples
-from fedjax_dp.engine.population import Population, examples_of, population_of
+from fedjax_dp.engine.facts import Population, examples_of, population_of
 from fedjax_dp.engine.sides import Received, Work, client_side
 from fedjax_dp.evaluation.evaluate import require_targets
 from fedjax_dp.flower.agreement import KEYS, SHARES, UNMASK, Agreement, with_seeds

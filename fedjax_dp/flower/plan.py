@@ -18,8 +18,7 @@ from fedjax_dp.core.messages import received
 from fedjax_dp.core.packages import libraries
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import traced, typed
-from fedjax_dp.engine.facts import FederationFacts
-from fedjax_dp.engine.population import Population
+from fedjax_dp.engine.facts import FederationFacts, Population
 from fedjax_dp.flower.packets import fact_of
 from fedjax_dp.privacy.events import to_dict
 from fedjax_dp.server.base import Roster

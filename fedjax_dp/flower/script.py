@@ -19,10 +19,8 @@ from fedjax_dp.core.marks import mark, marks_reaching
 from fedjax_dp.core.messages import Form, received
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.cohort import traced, typed
-from fedjax_dp.engine.facts import FederationFacts
-from fedjax_dp.engine.population import Population
-from fedjax_dp.engine.record_access import run_client
-from fedjax_dp.engine.sides import Received, Work, contributed
+from fedjax_dp.engine.facts import FederationFacts, Population
+from fedjax_dp.engine.sides import Received, Work, contributed, run_client
 from fedjax_dp.flower.agreement import with_seeds
 from fedjax_dp.flower.exchange import Exchange, Task, decoded, require_fit, until
 from fedjax_dp.flower.plan import Plan

@@ -20,7 +20,7 @@ from fedjax_dp.clients import LocalConfig, clipped, dp_sgd_trainer, local_traine
 from fedjax_dp.data import FederatedData, participants, sampling
 from fedjax_dp.engine import Cohort, Fate, Federation, federation, simulation
 from fedjax_dp.engine import examples_of as all_examples
-from fedjax_dp.engine.population import population_of
+from fedjax_dp.engine.facts import population_of
 from fedjax_dp.privacy.mechanisms import random_bits
 from fedjax_dp.server import gaussian_mean, uniform_mean, weighted_mean
 

@@ -33,8 +33,8 @@ from fedjax_dp.data import (
 )
 from fedjax_dp.engine import evaluator, simulation
 from fedjax_dp.engine.cohort import typed
+from fedjax_dp.engine.facts import examples_of
 from fedjax_dp.engine.federation import init_key
-from fedjax_dp.engine.population import examples_of
 from fedjax_dp.engine.record import Fate
 from fedjax_dp.models import Model, kinds
 from fedjax_dp.privacy.claims import RecordClaim

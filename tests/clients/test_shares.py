@@ -14,7 +14,7 @@ from fedjax_dp.clients.base import Objective
 from fedjax_dp.clients.batches import WHOLE, Share, gaussian_copies
 from fedjax_dp.core import sums
 from fedjax_dp.data import sampling
-from fedjax_dp.engine.population import examples_of
+from fedjax_dp.engine.facts import examples_of
 
 pytestmark = floats
 

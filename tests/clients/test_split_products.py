@@ -19,7 +19,7 @@ from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import ExecutionConfig, federation
 from fedjax_dp.engine import layout as layouts
 from fedjax_dp.engine.execution.compile import compile_federation
-from fedjax_dp.engine.population import population_of
+from fedjax_dp.engine.facts import population_of
 from fedjax_dp.models import Model, registry
 
 pytestmark = floats

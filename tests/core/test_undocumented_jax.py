@@ -127,7 +127,7 @@ PARTS = {
     "how checkpoint_name is shown": Part("core/marks.py", marks._is_seen),
     "jax.make_user_context": Part("models/kinds.py", lambda: jax.make_user_context()),
     "jax.config.jax_disable_jit": Part(
-        "engine/record_access.py", lambda: jax.config.jax_disable_jit is False
+        "engine/sides.py", lambda: jax.config.jax_disable_jit is False
     ),
     "jax.config.jax_platforms": Part(
         "core/backend.py engine/execution/compile.py",

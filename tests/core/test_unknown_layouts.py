@@ -9,7 +9,7 @@ from jax import lax
 from fedjax_dp.algorithms import ClientOutput
 from fedjax_dp.core import jaxprs
 from fedjax_dp.core.marks import mark, marks_reaching
-from fedjax_dp.engine import record_access
+from fedjax_dp.engine import sides
 from fedjax_dp.models import cost, lora, lowering
 from fedjax_dp.models.base import Model
 
@@ -135,7 +135,7 @@ def test_access_to_records_assumes_the_worst_of_an_unknown_loop_and_names_it(mon
     unknown(monkeypatch, "scan")
     closed, shapes = jax.make_jaxpr(client, return_shape=True)(X)
     with pytest.raises(ValueError, match=f"JAX {jax.__version__} represents scan in a way that"):
-        record_access._require_metrics_only(closed, shapes, "dp_sgd")
+        sides._require_metrics_only(closed, shapes, "dp_sgd")
 
 
 def test_marks_reach_all_outputs_of_a_loop_without_a_body_that_is_seen(monkeypatch):

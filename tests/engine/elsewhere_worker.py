@@ -25,7 +25,7 @@ from fedjax_dp.engine import (
     several_servers,
 )
 from fedjax_dp.engine.execution.elsewhere import compiled_for
-from fedjax_dp.engine.population import population_of
+from fedjax_dp.engine.facts import population_of
 
 _RULES = {**timed.TIMED, "concurrency": 4, "max_staleness": 3}
 WRAPPERS = {

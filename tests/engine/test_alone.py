@@ -12,8 +12,8 @@ from fedjax_dp.algorithms import dp_sgd, fedavg, scaffold
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.data import full_participation, participation, poisson
 from fedjax_dp.engine import Fate, federation, simulation
+from fedjax_dp.engine.facts import examples_of
 from fedjax_dp.engine.layout import ExecutionConfig, Layout, alone_above
-from fedjax_dp.engine.population import examples_of
 from fedjax_dp.server.trimmed_mean import trimmed_mean
 
 SIZES = (1, 40, 2, 1, 0, 1, 33, 1, 2, 1, 1, 12, 1)

@@ -40,7 +40,7 @@ from fedjax_dp.engine import (
 )
 from fedjax_dp.engine.cohort import _shared_out, draw_cohort
 from fedjax_dp.engine.execution.round_loop import after_host_step
-from fedjax_dp.engine.population import examples_of, population_of
+from fedjax_dp.engine.facts import examples_of, population_of
 from fedjax_dp.engine.record import compact, joined
 from fedjax_dp.privacy.mechanisms.distributed import make_plan
 from fedjax_dp.server import Summed, discrete_mean

@@ -17,8 +17,8 @@ from fedjax_dp.core import jaxprs
 from fedjax_dp.core.backend import traced_for
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine.execution.compile import simulation
+from fedjax_dp.engine.facts import examples_of
 from fedjax_dp.engine.layout import AXIS, EqualWork, ExecutionConfig, Layout
-from fedjax_dp.engine.population import examples_of
 from fedjax_dp.engine.round import run_round
 from fedjax_dp.server import gaussian_mean
 

@@ -9,8 +9,8 @@ from fedjax_dp.engine import layout as layouts
 from fedjax_dp.engine.execution import compile as compiling
 from fedjax_dp.engine.execution import tuning as estimates
 from fedjax_dp.engine.execution.tuning import Memory, explained, memory_of, require_memory
+from fedjax_dp.engine.facts import population_of
 from fedjax_dp.engine.layout import Layout
-from fedjax_dp.engine.population import population_of
 from fedjax_dp.server.trimmed_mean import trimmed_mean
 
 WIDTH = 1000

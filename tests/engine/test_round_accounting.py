@@ -26,7 +26,7 @@ from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import dp_sgd_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine import ExecutionConfig, Fate, PrivacyAccounting, RoundRecord, simulation
-from fedjax_dp.engine.population import examples_of
+from fedjax_dp.engine.facts import examples_of
 from fedjax_dp.engine.record import digest_of
 from fedjax_dp.server import gaussian_mean
 

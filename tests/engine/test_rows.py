@@ -12,8 +12,8 @@ from fedjax_dp.clients.client_data import ClientData, Rows
 from fedjax_dp.core.backend import traced_for
 from fedjax_dp.data import FederatedData, participants, sampling
 from fedjax_dp.engine.execution.compile import simulation
+from fedjax_dp.engine.facts import examples_of
 from fedjax_dp.engine.layout import ExecutionConfig
-from fedjax_dp.engine.population import examples_of
 from fedjax_dp.models import Model
 
 _FLOATS = [0.0, -0.0, 1e-45, -np.inf, np.nan, 0.1]

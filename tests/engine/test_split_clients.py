@@ -13,8 +13,8 @@ from fedjax_dp.algorithms import fedavg, scaffold
 from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import full_participation, participation
 from fedjax_dp.engine import ExecutionConfig, Fate, ModelAxis, federation, simulation
+from fedjax_dp.engine.facts import examples_of
 from fedjax_dp.engine.layout import Layout
-from fedjax_dp.engine.population import examples_of
 from fedjax_dp.experiment.studies.timing import loads
 from fedjax_dp.server import trimmed_mean
 

@@ -28,7 +28,7 @@ from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import evaluation, evaluator, simulation
 from fedjax_dp.engine.cohort import Examples
 from fedjax_dp.engine.evaluation import Evaluator
-from fedjax_dp.engine.population import examples_of
+from fedjax_dp.engine.facts import examples_of
 
 KEY = jax.random.key(5)
 # Held-out clients of other sizes than the training ones, one of them without any example.

@@ -11,7 +11,7 @@ from small_problem import make_model
 from fedjax_dp.data import sampling
 from fedjax_dp.engine import examples_of, federation
 from fedjax_dp.engine.cohort import traced
-from fedjax_dp.engine.population import population_of
+from fedjax_dp.engine.facts import population_of
 
 QUICK = ("fedavg", "propfair", "ae_dpfl", "trimmed_mean", "km_cdpfl", "gma", "dp_sgd")
 

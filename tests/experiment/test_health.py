@@ -18,7 +18,7 @@ from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.assembly.devices import more_than_cores
 from fedjax_dp.experiment.assembly.population import _check_labels
 from fedjax_dp.experiment.reading import config_files
-from fedjax_dp.experiment.running.health import Health, never_reached, without_learning
+from fedjax_dp.experiment.running.watcher import Health, never_reached, without_learning
 from fedjax_dp.experiment.schema.config import TrainingSection
 from fedjax_dp.models import Model
 from fedjax_dp.server import gaussian_mean

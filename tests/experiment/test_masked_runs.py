@@ -12,7 +12,7 @@ from fedjax_dp.algorithms import fedavg
 from fedjax_dp.core.messages import tariff_of
 from fedjax_dp.data.participants import participation
 from fedjax_dp.data.sampling import full_participation
-from fedjax_dp.engine.population import population_of
+from fedjax_dp.engine.facts import population_of
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly import population
 from fedjax_dp.experiment.assembly.assemble import assemble

@@ -216,7 +216,7 @@ def test_an_own_aggregator_and_optimiser_take_part():
     def made_examples(made):
         return examples
 
-    from fedjax_dp.engine.population import examples_of
+    from fedjax_dp.engine.facts import examples_of
 
     examples = examples_of(assembled().population.train)
     whole, half = step(), step(f"--algorithm.aggregator={PARTS}:half_mean")

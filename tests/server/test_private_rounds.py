@@ -20,7 +20,7 @@ from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import Fate, PrivacyAccounting, simulation
 from fedjax_dp.engine.cohort import Cohort
-from fedjax_dp.engine.population import examples_of
+from fedjax_dp.engine.facts import examples_of
 from fedjax_dp.engine.round import run_round
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.accounting.ledger import Ledger

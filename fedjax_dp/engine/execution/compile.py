@@ -49,6 +49,7 @@ from fedjax_dp.engine.execution.tuning import (
     require_host_memory,
     require_memory,
 )
+from fedjax_dp.engine.facts import examples_of, population_of
 from fedjax_dp.engine.federation import Federation, check_wrapped, federation
 from fedjax_dp.engine.layout import (
     AXIS,
@@ -60,7 +61,6 @@ from fedjax_dp.engine.layout import (
     require_split,
 )
 from fedjax_dp.engine.model_axis import ModelAxis
-from fedjax_dp.engine.population import examples_of, population_of
 from fedjax_dp.engine.record import RoundInfo, RoundRecord, compact, joined, joined_info
 from fedjax_dp.engine.round import ByClient, SimulationState
 from fedjax_dp.evaluation.evaluate import require_targets

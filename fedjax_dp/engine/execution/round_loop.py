@@ -19,9 +19,9 @@ from fedjax_dp.engine.client_store import ClientStore
 from fedjax_dp.engine.cohort import Cohort, Examples
 from fedjax_dp.engine.execution.placement import Placement, own_part
 from fedjax_dp.engine.execution.stream import Slabs, narrowed, stream_of
+from fedjax_dp.engine.facts import examples_of
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import Layout
-from fedjax_dp.engine.population import examples_of
 from fedjax_dp.engine.record import RoundInfo, RoundRecord
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.models import kinds

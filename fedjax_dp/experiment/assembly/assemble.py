@@ -12,10 +12,10 @@ from fedjax_dp.core.backend import programs_folder
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.evaluation import Evaluator, evaluator
 from fedjax_dp.engine.execution.compile import Simulation, simulation
+from fedjax_dp.engine.facts import population_of as sizes_and_shapes
 from fedjax_dp.engine.federation import Federation, federation
 from fedjax_dp.engine.layout import ExecutionConfig, Tuned
 from fedjax_dp.engine.model_axis import ModelAxis
-from fedjax_dp.engine.population import population_of as sizes_and_shapes
 from fedjax_dp.evaluation.metrics import METRICS, Metric, require_fits
 from fedjax_dp.experiment.assembly.build import (
     build_algorithm,

@@ -12,8 +12,7 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.core import checks
 from fedjax_dp.core.decimals import shown
 from fedjax_dp.data.participants import Participation
-from fedjax_dp.engine.facts import FederationFacts
-from fedjax_dp.engine.population import Population
+from fedjax_dp.engine.facts import FederationFacts, Population
 from fedjax_dp.experiment.schema.config import (
     Config,
     DiscreteGaussianLevel,

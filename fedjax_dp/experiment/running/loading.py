@@ -15,7 +15,7 @@ from fedjax_dp.data.federated import FederatedData, flat, nested
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.client_store import stored_in
 from fedjax_dp.engine.evaluation import evaluator, of_shared
-from fedjax_dp.engine.population import examples_of
+from fedjax_dp.engine.facts import examples_of
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.sides import clients_at_server
 from fedjax_dp.evaluation.metrics import METRICS

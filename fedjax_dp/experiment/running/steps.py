@@ -17,7 +17,6 @@ from fedjax_dp.engine.record import RoundInfo, RoundRecord, as_metrics
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment.components.experiment import Callback, Experiment, Progress
 from fedjax_dp.experiment.running.environment import environment
-from fedjax_dp.experiment.running.health import Health
 from fedjax_dp.experiment.running.processes import (
     chosen_by_first,
     require_same,
@@ -29,7 +28,7 @@ from fedjax_dp.experiment.running.run_folder import (
     ENVIRONMENT_FILE,
 )
 from fedjax_dp.experiment.running.starting import Start
-from fedjax_dp.experiment.running.watcher import Watcher
+from fedjax_dp.experiment.running.watcher import Health, Watcher
 from fedjax_dp.io.checkpoint import record_of
 from fedjax_dp.io.digests import seal
 from fedjax_dp.io.logbook import METRICS_FILE, Logbook, to_json, write_json

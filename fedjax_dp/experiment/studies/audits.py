@@ -29,9 +29,9 @@ from fedjax_dp.core.products import computed_with
 from fedjax_dp.core.ranges import Count, Positive, ProperFraction
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.client_store import stored_in
+from fedjax_dp.engine.facts import examples_of
 from fedjax_dp.engine.federation import federation
 from fedjax_dp.engine.layout import ExecutionConfig
-from fedjax_dp.engine.population import examples_of
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment.assembly.build import (
     build_algorithm,

@@ -12,8 +12,8 @@ from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.messages import tariff_of
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.engine.facts import population_of as sizes_and_shapes
 from fedjax_dp.engine.federation import federation
-from fedjax_dp.engine.population import population_of as sizes_and_shapes
 from fedjax_dp.experiment.assembly.assemble import Parts, parts_of, population_of
 from fedjax_dp.experiment.components.experiment import Population
 from fedjax_dp.experiment.components.mechanism import structure_of

@@ -12,7 +12,6 @@ import jax
 
 from fedjax_dp.core import checks, files
 from fedjax_dp.experiment.components.experiment import Experiment
-from fedjax_dp.experiment.running.health import large_deltas
 from fedjax_dp.experiment.running.release import (
     RELEASED,
     STATEMENT_FILES,
@@ -23,7 +22,7 @@ from fedjax_dp.experiment.running.release import (
 from fedjax_dp.experiment.running.results import facts_of
 from fedjax_dp.experiment.running.run_folder import RELEASE_FOLDER, SUMMARY_FILE
 from fedjax_dp.experiment.running.starting import accounting_of, first_state
-from fedjax_dp.experiment.running.watcher import Watcher
+from fedjax_dp.experiment.running.watcher import Watcher, large_deltas
 from fedjax_dp.experiment.studies.batched_runs import Job, assembled
 from fedjax_dp.experiment.studies.sweep import Point, Study, loaded, run_all
 from fedjax_dp.io.digests import read_sealed_object
