@@ -9,12 +9,11 @@ import numpy as np
 from fedjax_dp.algorithms.base import FederatedAlgorithm, Needs
 from fedjax_dp.algorithms.blur_lus import needs_of_blur_lus
 from fedjax_dp.algorithms.dp_sgd import smallest_budget
-from fedjax_dp.algorithms.fed_ltn import needs_of_tickets
-from fedjax_dp.algorithms.propfair import needs_of_propfair
-from fedjax_dp.algorithms.q_ffl import NEEDS
+from fedjax_dp.algorithms.fair_objectives import NEEDS, needs_of_propfair
 from fedjax_dp.algorithms.r_dpcfl import needs_of_copies
 from fedjax_dp.algorithms.scaffold import needs_of_scaffold
 from fedjax_dp.algorithms.splitting import needs_of_splitting
+from fedjax_dp.algorithms.tickets import needs_of_tickets
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks, registry
 from fedjax_dp.core.argument_checks import checked
@@ -117,10 +116,10 @@ ALGORITHMS: Registry[Entry] = Registry(
         **_in("fedavg", _ANY, given=_MEAN, for_code=("server_optimizer", "name")),
         **_in("fedopt", _ANY, "fedavgm", "fedadam", "fedyogi", "fedadagrad", given=_MEAN),
         **_in("fedprox", _ANY, given=_MEAN),
-        **_in("propfair", _ANY, given=_MEAN, needs=needs_of_propfair),
-        **_in("afl", _UNPROTECTED, given=_CLIENTS, reason=_BY_LOSS),
-        **_in("term", _UNPROTECTED, reason=_BY_LOSS),
-        **_in("q_ffl", _UNPROTECTED, reason=_BY_LOSS, needs=lambda options: NEEDS),
+        **_in("fair_objectives", _ANY, "propfair", given=_MEAN, needs=needs_of_propfair),
+        **_in("fair_objectives", _UNPROTECTED, "afl", given=_CLIENTS, reason=_BY_LOSS),
+        **_in("fair_objectives", _UNPROTECTED, "term", reason=_BY_LOSS),
+        **_in("fair_objectives", _UNPROTECTED, "q_ffl", reason=_BY_LOSS, needs=lambda _: NEEDS),
         **_in("feddyn", _OPEN, given=_CLIENTS),
         **_in("splitting", _OPEN, "splitting", *_SPLITTINGS, needs=needs_of_splitting),
         **_in("scaffold", _OPEN, given=(*_CLIENTS, *_MEAN), needs=needs_of_scaffold),
@@ -132,8 +131,8 @@ ALGORITHMS: Registry[Entry] = Registry(
         **_in("dp_sgd", _RECORD, "record_dp_fedavg", given=_CLIENTS),
         **_in("dp_sgd", _RECORD, "minimum_epsilon", given=_CLIENTS, budgets=smallest_budget),
         **_in("dp_sgd", _RECORD, "weiavg", given=_CLIENTS, stand_in=_BUDGETS),
-        **_in("pfa", _RECORD, given=_CLIENTS, stand_in=_BUDGETS),
-        **_in("robust_hdp", _RECORD, given=_CLIENTS),
+        **_in("dp_sgd", _RECORD, "pfa", given=_CLIENTS, stand_in=_BUDGETS),
+        **_in("dp_sgd", _RECORD, "robust_hdp", given=_CLIENTS),
         **_in("dp_sgd", _RECORD, "noise_oracle", given=_CLIENTS),
         **_in("references", _OPEN, "local_only"),
         **_in(
@@ -157,9 +156,10 @@ ALGORITHMS: Registry[Entry] = Registry(
         **_in("fedbn", _ANY, given=_MEAN, for_code=("name",), sends_model=False),
         **_in("fedbn", _ANY, "fedper", "fedrep", given=_MEAN, sends_model=False),
         **_in("ditto", _ANY, given=_MEAN),
-        **_in("lottery_fl", _UNPROTECTED, **_OF_TICKETS),
-        **_in("fed_ltn", _UNPROTECTED, **_OF_TICKETS, needs=needs_of_tickets),
-        **_in("jump_start", _UNPROTECTED, **_OF_TICKETS, needs=needs_of_tickets),
+        **_in("tickets", _UNPROTECTED, "lottery_fl", **_OF_TICKETS),
+        **_in(
+            "tickets", _UNPROTECTED, "fed_ltn", "jump_start", **_OF_TICKETS, needs=needs_of_tickets
+        ),
         **_in("mr_mtl", _OPEN, given=_CLIENTS),
         **_in("model_averaging", _OPEN, "warm_start_averaging", given=_CLIENTS, for_code=_MEAN),
         **_in("model_averaging", _OPEN, "retrained_averaging", given=_CLIENTS, for_code=_MEAN),

@@ -16,7 +16,7 @@ from fedjax_dp.experiment import load_config, report
 from fedjax_dp.experiment.components.experiment import Callback
 from fedjax_dp.experiment.reading import validate as validation
 from fedjax_dp.experiment.running import run as running
-from fedjax_dp.experiment.running import steps
+from fedjax_dp.experiment.running import run as steps
 from fedjax_dp.experiment.running.release import exact_keys, marks_of, require_publishable
 from fedjax_dp.experiment.running.results import (
     covered_models,

@@ -72,7 +72,7 @@ Logbook.write = stalling
 # The process leaves a mark when its rounds are compiled and begin.
 _MARKING = """
 import pathlib
-from fedjax_dp.experiment.running import steps
+from fedjax_dp.experiment.running import run as steps
 rounds = steps._rounds
 def marking(*args):
     pathlib.Path(COMPILED).touch()

@@ -20,8 +20,7 @@ from fedjax_dp.cli import audit as audit_command
 from fedjax_dp.cli import sweep as sweep_command
 from fedjax_dp.cli.output import Output
 from fedjax_dp.experiment import Study, report
-from fedjax_dp.experiment.running.run import round_in_words, summary_in_words
-from fedjax_dp.experiment.running.steps import Outcome
+from fedjax_dp.experiment.running.run import Outcome, round_in_words, summary_in_words
 from fedjax_dp.experiment.running.watcher import Health
 from fedjax_dp.experiment.studies import sweep
 from fedjax_dp.experiment.studies.audits import AuditReport

@@ -23,9 +23,8 @@ from fedjax_dp.data.sampling import poisson
 from fedjax_dp.engine import Fate, federation, population_of, simulation
 from fedjax_dp.flower import GridNodes, Node, NotOpenError, Script, client_app, deployed, project
 from fedjax_dp.flower.exchange import FOLDER, Exchange, ScoresFile, Task, decoded, encoded
-from fedjax_dp.flower.node import DATA
+from fedjax_dp.flower.node import DATA, reports, require_difference
 from fedjax_dp.flower.packets import Packet
-from fedjax_dp.flower.script import reports, require_difference
 from fedjax_dp.flower.testing import InProcess
 from fedjax_dp.privacy.mechanisms.distributed import make_plan
 from fedjax_dp.server.distributed import discrete_mean

@@ -50,6 +50,14 @@ def _priced_stages(
     return [(claim.at(stage), int(count)) for stage, count in counts]
 
 
+def _composed(
+    priced: list[tuple[Callable[..., Any], int]], size: int, hyper: Hyper
+) -> dp_accounting.DpEvent:
+    return dp_accounting.ComposedDpEvent(
+        [dp_accounting.SelfComposedDpEvent(event(size, hyper), n) for event, n in priced]
+    )
+
+
 @checked
 def calibrate(
     algorithm: FederatedAlgorithm,
@@ -101,9 +109,7 @@ def calibrate(
 
         def whole_run(z: float, size: int = size, local: LocalConfig = local) -> Any:
             numbers = host._replace(local=local._replace(noise_multiplier=z))
-            return dp_accounting.ComposedDpEvent(
-                [dp_accounting.SelfComposedDpEvent(event(size, numbers), n) for event, n in priced]
-            )
+            return _composed(priced, size, numbers)
 
         rates = _poisson_steps(whole_run(_PROBE)) if size > 0 else {}
         if rates is None or len(rates) > 1:

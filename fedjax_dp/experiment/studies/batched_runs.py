@@ -18,10 +18,9 @@ from fedjax_dp.experiment.components.callbacks import callbacks_of
 from fedjax_dp.experiment.components.experiment import Callback, Experiment, Population
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.environment import use_compilation_cache
-from fedjax_dp.experiment.running.run import checked_health, run_by
+from fedjax_dp.experiment.running.run import Outcome, Steps, checked_health, run_by, steps
 from fedjax_dp.experiment.running.run_folder import CONFIG_FILE
 from fedjax_dp.experiment.running.starting import fresh, restored, with_sweep
-from fedjax_dp.experiment.running.steps import Outcome, Steps, steps
 from fedjax_dp.experiment.running.watcher import Watcher, interruptions
 from fedjax_dp.experiment.schema.config import Config
 

@@ -17,8 +17,8 @@ from fedjax_dp.core.foreign_text import in_csv, in_markdown
 from fedjax_dp.experiment.components.numbers_by_client import with_named_lists
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading.config_diff import require_same, tables_of
+from fedjax_dp.experiment.running.run import Outcome
 from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, SUMMARY_FILE
-from fedjax_dp.experiment.running.steps import Outcome
 from fedjax_dp.experiment.running.watcher import Watcher
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.experiment.studies.batched_runs import (
