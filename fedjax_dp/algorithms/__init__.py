@@ -22,7 +22,7 @@ from fedjax_dp.algorithms.base import (
     training_of,
 )
 from fedjax_dp.algorithms.blur_lus import blur_lus
-from fedjax_dp.algorithms.ditto import ditto
+from fedjax_dp.algorithms.clustered import f_cdpfl, ifca, km_cdpfl, o_dpcfl
 from fedjax_dp.algorithms.dp_sgd import (
     dp_sgd,
     minimum_epsilon,
@@ -35,19 +35,16 @@ from fedjax_dp.algorithms.dp_sgd import (
     weiavg,
 )
 from fedjax_dp.algorithms.fair_objectives import afl, propfair, q_ffl, term
-from fedjax_dp.algorithms.fedavg import dp_fedavg, fedavg
+from fedjax_dp.algorithms.fedavg import centralized, dp_fedavg, fedavg, fedprox, local_only, pool
 from fedjax_dp.algorithms.fedbn import fedbn, fedper, fedrep
 from fedjax_dp.algorithms.feddyn import feddyn
 from fedjax_dp.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
-from fedjax_dp.algorithms.fedprox import fedprox
-from fedjax_dp.algorithms.ifca import f_cdpfl, ifca, o_dpcfl
-from fedjax_dp.algorithms.km_cdpfl import km_cdpfl
 from fedjax_dp.algorithms.model_averaging import (
     OutputPerturbation,
     retrained_averaging,
     warm_start_averaging,
 )
-from fedjax_dp.algorithms.mr_mtl import mr_mtl
+from fedjax_dp.algorithms.personal import ditto, mr_mtl
 from fedjax_dp.algorithms.r_dpcfl import (
     ClusterCount,
     FirstRound,
@@ -57,7 +54,6 @@ from fedjax_dp.algorithms.r_dpcfl import (
     r_dpcfl,
     rc_dpfl,
 )
-from fedjax_dp.algorithms.references import centralized, local_only, pool
 from fedjax_dp.algorithms.registry import ALGORITHMS, Entry, build
 from fedjax_dp.algorithms.scaffold import scaffold
 from fedjax_dp.algorithms.splitting import (

@@ -20,8 +20,8 @@ from fedjax_dp.experiment import (
 from fedjax_dp.experiment.components.experiment import Callback, Experiment
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running import results, starting
-from fedjax_dp.experiment.running import run as steps
 from fedjax_dp.experiment.running import run as running
+from fedjax_dp.experiment.running import run as steps
 from fedjax_dp.experiment.running.release import require_publishable
 from fedjax_dp.experiment.studies import batched_runs
 from fedjax_dp.experiment.studies.sweep import as_csv, as_list, loaded, read_summaries
