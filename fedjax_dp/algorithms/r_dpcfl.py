@@ -476,7 +476,7 @@ def _reading_whole(trainer: LocalTrainer, first_round: FirstRound) -> LocalTrain
     _require_whole(first_round._asdict())
     first_batch_size, num_copies, stddev, perturb = first_round
     if perturb is None:
-        check_copies(first_round._asdict(), "")
+        check_copies(first_round._asdict())
         if stddev is None:
             return trainer.reading_whole(WholeBatches(largest=first_batch_size or 0))
         return trainer.reading_whole(gaussian_copies(num_copies, stddev))
@@ -496,7 +496,7 @@ def _require_whole(options: Mapping[str, Any]) -> None:
 def needs_of_copies(options: Mapping[str, Any]) -> Needs:
     """Refuses copies without noise, noise without copies, and copies in batches that are drawn."""
     _require_whole(options)
-    check_copies(options, "")
+    check_copies(options)
     return Needs()
 
 

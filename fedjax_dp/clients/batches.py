@@ -186,11 +186,11 @@ def gaussian_copies(
     return WholeBatches(num_copies, perturb)
 
 
-def check_copies(options: Mapping[str, Any], prefix: str) -> None:
+def check_copies(options: Mapping[str, Any]) -> None:
     """Requires `copy_stddev` if `num_copies` is above 1, and only then."""
     copies, stddev = options["num_copies"], options["copy_stddev"]
     rule = "be given if num_copies is above 1, and left out if it is 1"
-    checks.require((stddev is not None) == (copies > 1), f"{prefix}copy_stddev", rule, stddev)
+    checks.require((stddev is not None) == (copies > 1), "copy_stddev", rule, stddev)
 
 
 def is_whole(config: LocalConfig) -> Any:

@@ -165,7 +165,7 @@ def _grow(figure: Figure, lines: int) -> None:
     figure.set_figheight(float(figure.get_size_inches()[1]) + _LINE * lines / 72)
 
 
-def legend_beside(axes: Axes, title: str | None = None, columns: int = 1) -> None:
+def legend_beside(axes: Axes, title: str) -> None:
     """Puts the legend to the right of the axes."""
     if axes.get_legend_handles_labels()[0]:
         axes.legend(
@@ -176,7 +176,6 @@ def legend_beside(axes: Axes, title: str | None = None, columns: int = 1) -> Non
             fontsize=9,
             title=title,
             title_fontsize=9,
-            ncols=columns,
         )
 
 

@@ -162,7 +162,7 @@ def _summary(
         "clients_per_chunk": experiment.simulation.layout.chunk,
         **_of_products(experiment),
         **_of_updates(rows),
-        **_of_last(rows),
+        **_of_last_ten(rows),
         **_of_clock(rows),
     }
     summary |= {name: fact for name, fact in experiment.stated.items() if name != "trust"}
@@ -208,10 +208,10 @@ def covered_models(
     return covered + (", which the ε of records alone covers" if has_own else "")
 
 
-def _of_last(rows: list[dict[str, Any]], count: int = 10) -> dict[str, float]:
+def _of_last_ten(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Averages accuracy over the last evaluations, since single ones vary."""
     values = [row["test_accuracy"] for row in rows if row.get("test_accuracy") is not None]
-    return {"test_accuracy_last_ten": float(np.mean(values[-count:]))} if values else {}
+    return {"test_accuracy_last_ten": float(np.mean(values[-10:]))} if values else {}
 
 
 def _of_clock(rows: list[dict[str, Any]]) -> dict[str, float]:

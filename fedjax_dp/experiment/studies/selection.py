@@ -54,7 +54,6 @@ def select_privately(
     output: pathlib.Path,
     trials: Repetition,
     report: Callable[[str], None] = print,
-    watcher: Watcher | None = None,
     warn: Callable[[str], None] = warnings.warn,
 ) -> Choice | None:
     """Runs a random number of trials, each of a point drawn at random, and chooses the best.
@@ -69,7 +68,7 @@ def select_privately(
     files.require_folder(output, "--output", writable=True)
     plans = output / "plans"
     jobs = {i: Job(loaded(study, point), plans / point.folder) for i, point in enumerate(grid)}
-    experiments = [experiment for _, experiment in assembled(jobs, watcher or Watcher())]
+    experiments = [experiment for _, experiment in assembled(jobs, Watcher())]
     for point, experiment in zip(grid, experiments, strict=True):
         _require_selectable(experiment)
         rule = f"be on the data of {grid[0].name}, whose test part has the scores"
@@ -84,7 +83,7 @@ def select_privately(
         for i, place in enumerate(drawn)
     }
     labels = [f"[{i}/{len(drawn)}] {grid[place].name}" for i, place in enumerate(drawn, 1)]
-    run_all(study, jobs, labels, report, watcher=watcher)
+    run_all(study, jobs, labels, report)
     summaries = [read_sealed_object(job.folder, SUMMARY_FILE) for job in jobs.values()]
     for job, summary in zip(jobs.values(), summaries, strict=True):
         rule = "have ended after its last round: a cost of other rounds was planned for all"
