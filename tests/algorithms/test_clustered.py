@@ -32,7 +32,7 @@ from fedjax_dp.engine import (
     SimulationState,
     simulation,
 )
-from fedjax_dp.engine.accounts.calibration import _composed, _priced_stages, calibrate
+from fedjax_dp.engine.accounts.privacy_accounting import _composed, _priced_stages, calibrate
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.events import flatten

@@ -8,7 +8,7 @@ from dp_accounting import rdp
 from fedjax_dp.algorithms import dp_sgd
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer
 from fedjax_dp.data import sampling
-from fedjax_dp.engine.accounts import calibration
+from fedjax_dp.engine.accounts import privacy_accounting as calibration
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.accounting.calibration import rounded_up
 

@@ -16,7 +16,7 @@ from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import example_structure
 from fedjax_dp.data.participants import Participation
-from fedjax_dp.engine.accounts.calibration import calibrate
+from fedjax_dp.engine.accounts.privacy_accounting import calibrate
 from fedjax_dp.engine.federation import init_key
 from fedjax_dp.experiment.components.experiment import Population
 from fedjax_dp.experiment.components.mechanism import Setting, client_aggregator, structure_of
