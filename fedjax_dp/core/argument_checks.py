@@ -5,7 +5,6 @@ import functools
 import inspect
 import math
 import os
-import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -283,8 +282,7 @@ def _limited(kind: Any, limits: Sequence[Any], in_file: bool) -> Rule | None:
         return _within(limits, _is_number, ranges.of_kind("a number", limits))
     if kind is str:
         (pattern,) = limits
-        fits = functools.partial(re.fullmatch, pattern.regex)
-        return Rule(lambda value: isinstance(value, str) and bool(fits(value)), pattern.words)
+        return Rule(lambda value: isinstance(value, str) and pattern.holds(value), pattern.words)
     if limits == [MinLen(1)]:
         some = rule_of(kind, in_file=in_file)
         assert some is not None

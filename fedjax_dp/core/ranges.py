@@ -1,13 +1,14 @@
 """Ranges of numbers as types, and their checks and words."""
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args
 
 import jax
 import numpy as np
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, Predicate
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.checks import COUNT_LIMIT
@@ -21,11 +22,19 @@ class ZeroOrAtLeast:
 
 
 @dataclass(frozen=True)
-class Pattern:
+class Pattern(GroupedMetadata):
     """A rule for strings, which must match `regex`; `words` complete "must be …"."""
 
     regex: str
     words: str
+
+    def __iter__(self) -> Iterator[Predicate]:
+        """Yields the rule in the form that other libraries check."""
+        yield Predicate(self.holds)
+
+    def holds(self, text: str) -> bool:
+        """Whether a string matches."""
+        return re.fullmatch(self.regex, text) is not None
 
 
 # Above 0.

@@ -110,42 +110,40 @@ def own_parts(config: Config) -> list[str]:
     return sorted({name for name in names if name is not None and is_own(name)})
 
 
-def read_parts(config: Config, origin: Callable[[str], str]) -> Config:
+def read_parts(config: Config) -> Config:
     """Checks that the parts a configuration names exist, and reads their options."""
     for key, choice in CHOICES.items():
         name, options = attrgetter(key, choice.options)(config)
         if name is None:
             if options:
                 rule = f"{choice.options} must be empty if no {key} is given, got {options!r}"
-                raise refused(origin(choice.options), rule)
+                raise refused(choice.options, rule)
             continue
-        fields = _fields_of(choice, key, name, origin)
-        ready = read_options(fields, name, choice.options, options, origin)
+        fields = _fields_of(choice, key, name)
+        ready = read_options(fields, name, choice.options, options)
         section, _, table = choice.options.partition(".")
         changed = getattr(config, section).model_copy(update={table: ready})
         config = config.model_copy(update={section: changed})
     names = [name.rpartition(":")[2] for name in config.run.metrics]
     if len(set(names)) < len(names):
         rule = f"run.metrics must name each figure once, got {config.run.metrics!r}"
-        raise refused(origin("run.metrics"), rule)
+        raise refused("run.metrics", rule)
     for name in config.run.metrics:
-        _require_known("run.metrics", name, METRICS, origin)
+        _require_known("run.metrics", name, METRICS)
     callbacks = {}
     for name, options in config.run.callbacks.items():
         key = f"run.callbacks.{name}"
-        fields = _fields_of(_CALLBACK, "run.callbacks", name, origin)
+        fields = _fields_of(_CALLBACK, "run.callbacks", name)
         if not isinstance(options, Mapping):
-            raise refused(origin(key), f"{key} must be a table of options, got {options!r}")
-        callbacks[name] = read_options(fields, name, key, options, origin)
+            raise refused(key, f"{key} must be a table of options, got {options!r}")
+        callbacks[name] = read_options(fields, name, key, options)
     return config.model_copy(update={"run": config.run.model_copy(update={"callbacks": callbacks})})
 
 
 Config._read_parts = read_parts
 
 
-def _require_known(
-    key: str, name: str, names: Collection[str], origin: Callable[[str], str]
-) -> None:
+def _require_known(key: str, name: str, names: Collection[str]) -> None:
     try:
         is_table = key == "data.name" and without_ending(name) != name
         rule = "be a data set; a file is data.name = 'table' with data.options.path"
@@ -157,14 +155,14 @@ def _require_known(
     except ValueError as error:
         # A failed import does not know the key that asked for it.
         text = str(error) if key in str(error) else f"{key}: {error}"
-        raise refused(origin(key), text) from None
+        raise refused(key, text) from None
 
 
-def _fields_of(choice: Choice, key: str, name: str, origin: Callable[[str], str]) -> Fields:
-    _require_known(key, name, choice.names, origin)
+def _fields_of(choice: Choice, key: str, name: str) -> Fields:
+    _require_known(key, name, choice.names)
     try:
         return choice.fields(name)
     except (TypeError, NameError) as error:
         if not is_own(name):
             raise
-        raise refused(origin(key), f"{key} = {name!r}: {error}") from None
+        raise refused(key, f"{key} = {name!r}: {error}") from None

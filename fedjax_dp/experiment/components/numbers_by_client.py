@@ -8,7 +8,7 @@ from fedjax_dp.core import checks, files
 from fedjax_dp.data.datasets.tabular import is_finite
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.experiment.schema.config import Config, RecordLevel, TrainingSection
-from fedjax_dp.experiment.schema.constraints import annotation_of, ready_value
+from fedjax_dp.experiment.schema.constraints import annotation_of, ready_value, values_of
 from fedjax_dp.privacy.accounting.budgets import (
     published_batch_sizes,
     published_budgets,
@@ -49,7 +49,8 @@ def with_client_numbers(config: Config) -> Config:
         checks.require(name not in section.model_fields_set, key, rule, getattr(section, name))
         kind = annotation_of(type(section).model_fields[name])
         for client, number in column.items():
-            ready_value(column.place(client), key, kind, {client: number})
+            with values_of(column.place(client)):
+                ready_value(key, kind, {client: number})
         config = _replaced(config, path, name, column)
     return _replaced(config, ["data"], "client_numbers", None)
 

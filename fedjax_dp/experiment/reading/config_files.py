@@ -15,15 +15,14 @@ from fedjax_dp.core import checks, files
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.registry import is_own
 from fedjax_dp.data.datasets.cells import without_ending
-from fedjax_dp.experiment.components.catalogue import options_of_other_parts, read_parts
+from fedjax_dp.experiment.components.catalogue import options_of_other_parts
 from fedjax_dp.experiment.schema.config import ROOT, Config, Options
-from fedjax_dp.experiment.schema.constraints import ConfigError, bare, kinds_of, refused
+from fedjax_dp.experiment.schema.constraints import ConfigError, bare, kinds_of, refused, values_of
 from fedjax_dp.experiment.schema.sections import (
     Section,
     can_be_left_out,
     given_in,
     keys_below,
-    read_section,
     require_tables,
     sections_in,
     sections_of,
@@ -82,12 +81,13 @@ def _made(tables: dict[str, Any], file: str, pairs: Sequence[tuple[str, str]]) -
     def origin(key: str) -> str:
         return _COMMAND_LINE if any(overlap(key, given) for given, _ in pairs) else file
 
-    require_tables(ROOT, tables, (), lambda key: file)
-    replaced = [*(key for key, _ in pairs), *options_of_other_parts(tables, changes)]
-    tables = functools.reduce(_without, replaced, tables)
-    config = read_section(ROOT, _merged(tables, changes, file), (), origin)
-    assert isinstance(config, Config)
-    return read_parts(config, origin)
+    with values_of(file):
+        require_tables(ROOT, tables, ())
+        replaced = [*(key for key, _ in pairs), *options_of_other_parts(tables, changes)]
+        tables = functools.reduce(_without, replaced, tables)
+        tables = _merged(tables, changes)
+    with values_of(origin):
+        return Config(**tables)
 
 
 def _read(path: str | pathlib.Path) -> dict[str, Any]:
@@ -159,16 +159,16 @@ def _without(tables: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _merged(
-    tables: Mapping[str, Any], changes: Mapping[str, Any], file: str = "", prefix: str = ""
+    tables: Mapping[str, Any], changes: Mapping[str, Any], prefix: str = ""
 ) -> dict[str, Any]:
-    """Puts changes into tables; a part of what `file` has as no table cannot be changed."""
+    """Puts changes into tables; a part of what is no table cannot be changed."""
     merged = dict(tables)
     for name, value in changes.items():
         key, old = f"{prefix}{name}", merged.get(name)
         if old is not None and isinstance(value, Mapping):
             if not isinstance(old, Mapping):
-                raise refused(file, f"{key} must be a table, got {checks.shown(old, _SHOWN)}")
-            value = _merged(old, value, file, f"{key}.")
+                raise refused(key, f"{key} must be a table, got {checks.shown(old, _SHOWN)}")
+            value = _merged(old, value, f"{key}.")
         merged[name] = value
     return merged
 
@@ -248,7 +248,8 @@ def _fields_at(key: str) -> list[FieldInfo]:
             if part in section.model_fields
         ]
         if not fields:
-            raise unknown(Config, key, _COMMAND_LINE, besides=_COMMAND_OPTIONS)
+            with values_of(_COMMAND_LINE):
+                raise unknown(Config, key, besides=_COMMAND_OPTIONS)
     return fields
 
 

@@ -1,13 +1,12 @@
 """The keys of a configuration, each with its type, range, default and description."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from annotated_types import Ge, Le, MinLen
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
-from fedjax_dp.core import checks
 from fedjax_dp.core.messages import Encoding
 from fedjax_dp.core.ranges import (
     Amount,
@@ -24,12 +23,12 @@ from fedjax_dp.core.ranges import (
     Size,
 )
 from fedjax_dp.data.datasets.registry import names_clients
+from fedjax_dp.experiment.schema.constraints import refused
 from fedjax_dp.experiment.schema.sections import (
     OptionalSection,
-    Origin,
     Section,
     given_in,
-    in_python,
+    is_none,
     sections_in,
 )
 
@@ -579,20 +578,20 @@ class PrivacySection(Section):
     record: RecordLevel = Field(default_factory=RecordLevel, description="record-level mechanism")
     client: ClientLevel = Field(default_factory=GaussianLevel, description="client-level mechanism")
 
+    def __init__(self, /, **values: Any) -> None:
+        """Refuses to leave out a mechanism that is needed, whose defaults would hold."""
+        super().__init__(**values)
+        for unit in self.units:
+            if unit in values and is_none(values[unit]):
+                key = f"privacy.{unit}"
+                rule = f"not be none under privacy.unit={self.unit}, whose mechanism it is"
+                way = "for none, set privacy.unit to none"
+                raise refused(key, f"{key} must {rule}; {way}, got 'none'")
+
     @property
     def units(self) -> tuple[str, ...]:
         """The units that are protected."""
         return _UNITS[self.unit]
-
-    @classmethod
-    def require_removable(cls, key: str, name: str, ready: Mapping[str, Any]) -> None:
-        """Requires another unit: without the section its defaults would hold."""
-        unit = ready.get("unit", cls.model_fields["unit"].default)
-        rule = (
-            f"not be none under privacy.unit={unit}, whose mechanism it is; for none, set "
-            "privacy.unit to none"
-        )
-        checks.require(name not in _UNITS[unit], key, rule, "none")
 
     @property
     def promise(self) -> dict[str, str]:
@@ -691,7 +690,7 @@ class Config(Section):
 
     # Checks the parts that a configuration names, and reads their options. The catalogue of parts,
     # which imports the sections, sets it.
-    _read_parts: ClassVar[Callable[["Config", Origin], "Config"]] = lambda config, origin: config
+    _read_parts: ClassVar[Callable[["Config"], "Config"]] = lambda config: config
 
     run: RunSection = Field(default_factory=RunSection)
     data: DataSection = Field(default_factory=DataSection)
@@ -712,7 +711,7 @@ class Config(Section):
     def __init__(self, **values: Any) -> None:
         """Checks values, and the parts that they name, as those of a file."""
         super().__init__(**values)
-        self.__dict__.update(self._read_parts(in_python).__dict__)
+        self.__dict__.update(self._read_parts().__dict__)
 
     def without_effect(self) -> dict[str, Section]:
         """Finds the sections that are switched off, by dotted name."""

@@ -7,17 +7,22 @@ import operator
 import os
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Annotated, Any, Literal
 
 import jax
 import numpy as np
+from annotated_types import Le
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from fedjax_dp.core import argument_checks, checks
 from fedjax_dp.core.argument_checks import Rule
 from fedjax_dp.core.ranges import LARGEST, PATH, SMALLEST, fits_float32
 
+# How pydantic checks values.
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 # Floats up to this represent integers exactly.
 _EXACT = 2**53
 
@@ -26,9 +31,24 @@ class ConfigError(ValueError):
     """An invalid key or value of a configuration."""
 
 
-def refused(origin: str, text: str) -> ConfigError:
-    """Makes an error that begins with where a value came from; values given in Python do not."""
-    return ConfigError(f"{origin}: {text}" if origin else text)
+# Names the source of the value of a key; empty for values given in Python.
+_SOURCE: ContextVar[Callable[[str], str]] = ContextVar("_SOURCE", default=lambda key: "")
+
+
+@contextlib.contextmanager
+def values_of(source: str | Callable[[str], str]) -> Iterator[None]:
+    """Names the source of values in errors, one for all or `(key) -> source`."""
+    before = _SOURCE.set(source if callable(source) else lambda key: source)
+    try:
+        yield
+    finally:
+        _SOURCE.reset(before)
+
+
+def refused(key: str, text: str) -> ConfigError:
+    """Makes an error that begins with where the value of a key came from, unless from Python."""
+    source = _SOURCE.get()(key)
+    return ConfigError(f"{source}: {text}" if source else text)
 
 
 @contextlib.contextmanager
@@ -70,19 +90,38 @@ def rule_of(kind: Any) -> Rule:
     return found
 
 
-def ready_value(origin: str, key: str, kind: Any, value: Any) -> Any:
-    """Converts a value of a file, or one given in Python, to its type, or refuses it."""
+def ready_value(key: str, kind: Any, value: Any) -> Any:
+    """Returns a value outside of a section as it is written in Python, or refuses it."""
+    ready = in_python(kind, value)
+    try:
+        _check_of(kind)(ready)
+    except ValidationError:
+        raise mistake(key, kind, value) from None
+    require_float32(key, kind, ready)
+    return ready
+
+
+@functools.cache
+def _check_of(kind: Any) -> Callable[[Any], Any]:
+    """Returns pydantic's check of an annotation."""
+    is_endless = any(Le(math.inf) in typing.get_args(one) for one in kinds_of(kind))
+    return TypeAdapter(kind, config={**STRICT, "allow_inf_nan": is_endless}).validate_python
+
+
+def mistake(key: str, kind: Any, value: Any) -> ConfigError:
+    """Makes the error for a value that does not fit its annotation."""
+    return refused(key, str(argument_checks.refusal(key, rule_of(kind), _plain(value))))
+
+
+def in_python(kind: Any, value: Any) -> Any:
+    """Converts what a file writes in other ways than Python, or Python in several ways."""
     value = _plain(value)
-    if isinstance(value, str) and value == "none" and may_be_none(kind):
+    if not isinstance(value, str):
+        return _as_asked(kind, value)
+    if value == "none" and may_be_none(kind):
         return None
-    ready, rule = _as_asked(kind, value), rule_of(kind)
-    if not rule.holds(ready):
-        raise refused(origin, str(argument_checks.refusal(key, rule, value)))
-    if kind != dict[str, Any]:
-        # Tables of options are checked with their part.
-        _require_float32(origin, key, ready)
-    is_path = isinstance(ready, str) and any(PATH in typing.get_args(one) for one in kinds_of(kind))
-    return os.path.expanduser(ready) if is_path else ready
+    is_path = any(PATH in typing.get_args(one) for one in kinds_of(kind))
+    return os.path.expanduser(value) if is_path else value
 
 
 def _plain(value: Any) -> Any:
@@ -106,31 +145,20 @@ def _as_asked(kind: Any, value: Any) -> Any:
     return int(value) if is_whole and int in kinds and float not in kinds else value
 
 
-def with_floats(kind: Any, value: Any) -> Any:
-    """Converts integers to floats, alone or in lists and tables, if the kind is a float."""
-    kinds = [bare(one) for one in kinds_of(kind)]
-    if isinstance(value, list):
-        lists = [one for one in kinds if typing.get_origin(one) is list]
-        return [with_floats(typing.get_args(lists[0])[0], x) for x in value] if lists else value
-    if isinstance(value, dict):
-        tables = [one for one in kinds if typing.get_origin(one) is dict]
-        entry = typing.get_args(tables[0])[1] if tables else Any
-        return {name: with_floats(entry, one) for name, one in value.items()}
-    is_integer = isinstance(value, int) and not isinstance(value, bool)
-    return float(value) if is_integer and float in kinds and int not in kinds else value
-
-
-def _require_float32(origin: str, key: str, value: Any) -> None:
+def require_float32(key: str, kind: Any, value: Any) -> None:
     """Requires numbers, alone or in lists and tables, that float32 can represent; δ is float64."""
+    if kind == dict[str, Any]:
+        # Tables of options are checked with their part.
+        return
     if isinstance(value, list | Mapping):
         for one in value.values() if isinstance(value, Mapping) else value:
-            _require_float32(origin, key, one)
+            require_float32(key, kind, one)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or key.endswith("dp_delta") or not math.isfinite(value):
         return
     if not fits_float32(value):
         rule = f"be 0 or of a size that float32 can represent, {SMALLEST:.2g} to {LARGEST:.2g}"
-        raise refused(origin, f"{key} must {rule}, got {checks.shown(value)}")
+        raise refused(key, f"{key} must {rule}, got {checks.shown(value)}")
 
 
 def is_plain(kind: Any) -> bool:

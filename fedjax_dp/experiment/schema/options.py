@@ -76,15 +76,13 @@ def described(factory: Callable[..., Any]) -> dict[str, str]:
     return found
 
 
-def read_options(
-    fields: Fields, name: str, key: str, values: Mapping[str, Any], origin: Callable[[str], str]
-) -> dict[str, Any]:
-    """Reads the options of a part from the table at a key; `origin(key)` names the source."""
+def read_options(fields: Fields, name: str, key: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads the options of a part from the table at a key."""
     for option, value in values.items():
         if option not in fields:
             hint = checks.nearest(option, fields)
             raise refused(
-                origin(f"{key}.{option}"),
+                f"{key}.{option}",
                 f"there is no option {key}.{option} of {name}, "
                 f"got {value!r}; "
                 + (f"did you mean {hint!r}?" if hint else f"{name} has no options"),
@@ -92,13 +90,11 @@ def read_options(
     for option, field in fields.items():
         if field.is_required() and option not in values:
             raise refused(
-                origin(key),
+                key,
                 f"{key} must hold {option!r}, "
                 f"{rule_of(annotation_of(field)).words}, which {name} needs, got {dict(values)!r}",
             )
-
-    def read(option: str, value: Any) -> Any:
-        where = f"{key}.{option}"
-        return ready_value(origin(where), where, annotation_of(fields[option]), value)
-
-    return {option: read(option, value) for option, value in values.items()}
+    return {
+        option: ready_value(f"{key}.{option}", annotation_of(fields[option]), value)
+        for option, value in values.items()
+    }

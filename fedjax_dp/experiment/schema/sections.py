@@ -1,28 +1,29 @@
 """The sections of a configuration, made by the same rules from a file and in Python."""
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from fedjax_dp.core import checks
 from fedjax_dp.experiment.schema.constraints import (
+    STRICT,
     ConfigError,
     annotation_of,
+    in_python,
     kinds_of,
+    mistake,
     ready_value,
     refused,
-    with_floats,
+    require_float32,
 )
-
-Origin = Callable[[str], str]
 
 
 class Section(BaseModel):
     """A part of a configuration: frozen, with known keys, whose values fit their rules."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(**STRICT, frozen=True, extra="forbid")
     # The section around this one, and the name of this one in it; None for the whole configuration.
     around: ClassVar[tuple[type["Section"], str] | None] = None
 
@@ -34,14 +35,19 @@ class Section(BaseModel):
                 if "around" not in vars(section):
                     section.around = (cls, name)
 
-    def __init__(self, **values: Any) -> None:
-        """Checks values as those of a file."""
-        path = _path_of(type(self))
-        super().__init__(**_ready(type(self), values, path, in_python))
-
-    @classmethod
-    def require_removable(cls, key: str, name: str, ready: Mapping[str, Any]) -> None:
-        """Requires that the section `name`, which is removed, is not in use by its defaults."""
+    def __init__(self, /, **values: Any) -> None:
+        """Checks values, in Python as in a file."""
+        kind, ready = type(self), dict[str, Any]()
+        for name, value in values.items():
+            ready |= _ready(kind, name, value)
+        try:
+            super().__init__(**ready)
+        except ValidationError as error:
+            wrong = {each["loc"][0] for each in error.errors(include_input=False)}
+            name = next(name for name in values if name in wrong)
+            raise mistake(*_rule_at(kind, name), values[name]) from None
+        for name, value in ready.items():
+            require_float32(*_rule_at(kind, name), value)
 
 
 class OptionalSection(Section):
@@ -51,9 +57,9 @@ class OptionalSection(Section):
     switch: ClassVar[str] = ""
 
 
-def in_python(key: str) -> str:
-    """The origin of values that were given in Python, which errors do not name."""
-    return ""
+def is_none(value: Any) -> bool:
+    """Whether a value leaves its key out, in Python or in a file."""
+    return value is None or (isinstance(value, str) and value == "none")
 
 
 def sections_of(field: FieldInfo) -> tuple[type[Section], ...]:
@@ -116,37 +122,24 @@ def given_in(section: Section) -> dict[str, Any]:
     return found
 
 
-def read_section(field: FieldInfo, value: Any, path: tuple[str, ...], origin: Origin) -> Section:
-    """Makes a section from its table, or checks one that was made in Python."""
-    here = ".".join(path)
-    if isinstance(value, sections_of(field)):
-        # A copy with other values was not checked.
-        ready = _ready(type(value), value.__dict__, path, origin)
-        return type(value).model_construct(set(value.model_fields_set), **ready)
-    if not isinstance(value, Mapping):
-        raise refused(origin(here), f"{here} must be a section, got {checks.shown(value)}")
-    section = _chosen(field, value, here, origin)
-    return section.model_construct(**_ready(section, value, path, origin))
-
-
-def require_tables(field: FieldInfo, value: Any, path: tuple[str, ...], origin: Origin) -> None:
+def require_tables(field: FieldInfo, value: Any, path: tuple[str, ...]) -> None:
     """Requires tables where a file must have them, and only there, whatever else replaces them."""
     key = ".".join(path)
     if not sections_of(field):
         kind = annotation_of(field)
         if _holds_tables(value) or kinds_of(kind) == (dict[str, Any],):
-            ready_value(origin(key), key, kind, value)
+            ready_value(key, kind, value)
         return
     if value == "none" and can_be_left_out(field):
         return
     if not isinstance(value, Mapping):
-        raise refused(origin(key), f"{key} must be a section, got {checks.shown(value)}")
+        raise refused(key, f"{key} must be a section, got {checks.shown(value)}")
     for name, each in value.items():
         inner = [s.model_fields[name] for s in sections_of(field) if name in s.model_fields]
         if name == field.discriminator:
-            _chosen(field, value if _holds_tables(each) else {}, key, origin)
+            _chosen(field, value if _holds_tables(each) else {}, key)
         elif inner:
-            require_tables(inner[0], each, (*path, name), origin)
+            require_tables(inner[0], each, (*path, name))
 
 
 def _holds_tables(value: Any) -> bool:
@@ -162,56 +155,45 @@ def _field_of(section: type[Section]) -> FieldInfo:
     return outer.model_fields[name]
 
 
-def _path_of(section: type[Section]) -> tuple[str, ...]:
+def _key_of(section: type[Section], name: str = "") -> str:
+    """Returns the dotted name of a section, or of a key in it."""
     if section.around is None:
-        return ()
-    outer, name = section.around
-    return (*_path_of(outer), name)
+        return name
+    key = _key_of(*section.around)
+    return f"{key}.{name}" if name else key
 
 
-def _ready(
-    section: type[Section], table: Mapping[str, Any], path: tuple[str, ...], origin: Origin
-) -> dict[str, Any]:
-    """Checks the values of a section, each by its rule."""
-    field, known = _field_of(section), section.model_fields
-    ready: dict[str, Any] = {}
-    removed: dict[str, str] = {}
-    for name, value in table.items():
-        inner, key = (*path, name), ".".join((*path, name))
-        if name not in known:
-            others = [s for s in sections_of(field) if name in s.model_fields]
-            if "." in name:
-                raise _quoted(name, key, origin(key))
-            if not others:
-                raise unknown(section, key, origin(key), is_section=isinstance(value, Mapping))
-            if value is not None and value != "none":
-                words = ", ".join(tag_of(other, field) for other in others)
-                raise refused(
-                    origin(key),
-                    f"{key} must be left out under the {field.discriminator} "
-                    f"{tag_of(section, field)}, got {value!r}; it belongs to {words}",
-                )
-        elif sections_of(known[name]):
-            is_none = value is None or (isinstance(value, str) and value == "none")
-            if is_none and can_be_left_out(known[name]):
-                removed[name] = key
-            else:
-                ready[name] = read_section(known[name], value, inner, origin)
-        else:
-            if name == field.discriminator:
-                # In Python the class has chosen, and the word may be none of them.
-                _chosen(field, table, ".".join(path), origin)
-            kind = annotation_of(known[name])
-            ready[name] = with_floats(kind, ready_value(origin(key), key, kind, value))
-    for name, key in removed.items():
-        try:
-            section.require_removable(key, name, ready)
-        except ValueError as error:
-            raise refused(origin(key), str(error)) from None
-    return ready
+def _rule_at(section: type[Section], name: str) -> tuple[str, Any]:
+    """Returns the key of a value, and its annotation."""
+    return _key_of(section, name), annotation_of(section.model_fields[name])
 
 
-def _chosen(field: FieldInfo, table: Mapping[str, Any], here: str, origin: Origin) -> type[Section]:
+def _ready(section: type[Section], name: str, value: Any) -> dict[str, Any]:
+    """Returns what is given for a key as pydantic checks it; empty for what is left out."""
+    key, around = _key_of(section, name), _field_of(section)
+    field = section.model_fields.get(name)
+    if field is None:
+        others = [other for other in sections_of(around) if name in other.model_fields]
+        if others and is_none(value):
+            return {}
+        raise _no_key(section, name, value, [tag_of(other, around) for other in others])
+    if not sections_of(field):
+        if name == around.discriminator:
+            # In Python the class has chosen, and the word may be none of them.
+            _chosen(around, {name: value}, key.rpartition(".")[0])
+        return {name: in_python(annotation_of(field), value)}
+    if is_none(value) and can_be_left_out(field):
+        return {}
+    if isinstance(value, sections_of(field)):
+        # A copy with other values was not checked.
+        given = {name: each for name, each in value if name in value.model_fields_set}
+        return {name: type(value)(**given)}
+    if not isinstance(value, Mapping):
+        raise refused(key, f"{key} must be a section, got {checks.shown(value)}")
+    return {name: _chosen(field, value, key)(**value)}
+
+
+def _chosen(field: FieldInfo, table: Mapping[str, Any], here: str) -> type[Section]:
     """Determines which of several sections a table is."""
     tag = field.discriminator
     if tag is None:
@@ -221,29 +203,33 @@ def _chosen(field: FieldInfo, table: Mapping[str, Any], here: str, origin: Origi
     choices = {tag_of(section, field): section for section in sections_of(field)}
     word, key = table[str(tag)], f"{here}.{tag}"
     if not isinstance(word, str) or word not in choices:
-        hint = checks.similar(word, choices)
-        words = ", ".join(map(repr, choices))
-        raise refused(
-            origin(key),
-            f"{key} must be one of {words}, got {word!r}"
-            + (f"; did you mean {hint!r}?" if hint else ""),
-        )
+        raise mistake(key, Literal.__getitem__(tuple(choices)), word)
     return choices[word]
 
 
-def _quoted(name: str, key: str, origin: str) -> ConfigError:
-    """Makes the error for a name with a dot in it, which can only come from quotes."""
+def _no_key(section: type[Section], name: str, value: Any, words: Sequence[str]) -> ConfigError:
+    """Makes the error for a key that a section does not have, but those of `words` may."""
+    key = _key_of(section, name)
+    if "." in name:
+        # Which can only come from quotes.
+        return refused(
+            key,
+            f"the quotes make {name!r} one name, dots included; write {key} without quotes, "
+            "or its last part below the header of its section",
+        )
+    if not words:
+        return unknown(section, key, is_section=isinstance(value, Mapping))
+    field = _field_of(section)
     return refused(
-        origin,
-        f"the quotes make {name!r} one name, dots included; write {key} without quotes, "
-        "or its last part below the header of its section",
+        key,
+        f"{key} must be left out under the {field.discriminator} {tag_of(section, field)}, "
+        f"got {value!r}; it belongs to {', '.join(words)}",
     )
 
 
 def unknown(
     section: type[Section],
     key: str,
-    origin: str,
     *,
     is_section: bool = False,
     besides: tuple[str, ...] = (),
@@ -255,7 +241,7 @@ def unknown(
     tables = [name for name, field in fields_below(root) if is_table(field)]
     noun, known = ("section", tables) if is_section else ("key", keys_below(root))
     hint = checks.nearest(key, [*known, *besides])
-    return refused(origin, f"there is no {noun} {key!r}; did you mean {hint!r}?")
+    return refused(key, f"there is no {noun} {key!r}; did you mean {hint!r}?")
 
 
 def is_table(field: FieldInfo) -> bool:
