@@ -18,7 +18,7 @@ from fedjax_dp.experiment.components.partitions import PARTITIONS
 from fedjax_dp.experiment.schema.config import Config as Config
 from fedjax_dp.experiment.schema.constraints import refused
 from fedjax_dp.experiment.schema.options import Fields, fields_of, read_options
-from fedjax_dp.experiment.schema.sections import default_section
+from fedjax_dp.experiment.schema.sections import default_section, replaced
 from fedjax_dp.models import registry as models
 from fedjax_dp.server.registry import AGGREGATORS, AROUND
 
@@ -121,9 +121,7 @@ def read_parts(config: Config) -> Config:
             continue
         fields = _fields_of(choice, key, name)
         ready = read_options(fields, name, choice.options, options)
-        section, _, table = choice.options.partition(".")
-        changed = getattr(config, section).model_copy(update={table: ready})
-        config = config.model_copy(update={section: changed})
+        config = replaced(config, choice.options, ready)
     names = [name.rpartition(":")[2] for name in config.run.metrics]
     if len(set(names)) < len(names):
         rule = f"run.metrics must name each figure once, got {config.run.metrics!r}"
@@ -137,7 +135,7 @@ def read_parts(config: Config) -> Config:
         if not isinstance(options, Mapping):
             raise refused(key, f"{key} must be a table of options, got {options!r}")
         callbacks[name] = read_options(fields, name, key, options)
-    return config.model_copy(update={"run": config.run.model_copy(update={"callbacks": callbacks})})
+    return replaced(config, "run.callbacks", callbacks)
 
 
 Config._read_parts = read_parts

@@ -2,13 +2,15 @@
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from fedjax_dp.core import checks, files
 from fedjax_dp.data.datasets.tabular import is_finite
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.experiment.schema.config import Config, RecordLevel, TrainingSection
+from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.experiment.schema.constraints import annotation_of, ready_value, values_of
+from fedjax_dp.experiment.schema.sections import replaced
 from fedjax_dp.privacy.accounting.budgets import (
     published_batch_sizes,
     published_budgets,
@@ -41,18 +43,16 @@ def with_client_numbers(config: Config) -> Config:
         return config
     files.require_file(file, "data.client_numbers")
     for key, column in _columns(file).items():
-        *path, name = key.split(".")
-        section: Any = config
-        for part in path:
-            section = getattr(section, part)
+        where, _, name = key.rpartition(".")
+        section = attrgetter(where)(config)
         rule = f"be left out, since a column of {file} fills it"
         checks.require(name not in section.model_fields_set, key, rule, getattr(section, name))
         kind = annotation_of(type(section).model_fields[name])
         for client, number in column.items():
             with values_of(column.place(client)):
                 ready_value(key, kind, {client: number})
-        config = _replaced(config, path, name, column)
-    return _replaced(config, ["data"], "client_numbers", None)
+        config = replaced(config, key, column)
+    return replaced(config, "data.client_numbers", None)
 
 
 class _Column(dict[str, float]):
@@ -93,22 +93,11 @@ def named(config: Config, data: FederatedData) -> Config:
 
 def _changed(config: Config, change: Callable[[str, Any], Any]) -> Config:
     for key in KEYS:
-        *path, name = key.split(".")
-        section: Any = config
-        for part in path:
-            section = getattr(section, part)
-        before = getattr(section, name)
+        before = attrgetter(key)(config)
         after = change(key, before)
         if after is not before:
-            config = _replaced(config, path, name, after)
+            config = replaced(config, key, after)
     return config
-
-
-def _replaced(section: Any, path: Sequence[str], name: str, value: Any) -> Any:
-    if not path:
-        return section.model_copy(update={name: value})
-    inner = _replaced(getattr(section, path[0]), path[1:], name, value)
-    return section.model_copy(update={path[0]: inner})
 
 
 def _in_order(key: str, table: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
@@ -162,29 +151,14 @@ def _number(place: str, cell: str) -> float:
 
 def with_named_lists(config: Config) -> Config:
     """Replaces the names of published lists by their numbers, one for each client."""
-    privacy, data = config.privacy, config.data
+    data, epsilon, batches = config.data, config.privacy.record.epsilon, config.training.batch_size
     # Natural clients are counted when the data are read.
     is_known = data.partition != "natural" or "num_clients" in data.model_fields_set
     count = data.num_clients if is_known else None
-    record = _budgets(privacy.record, count)
-    training = _batch_sizes(config.training, count)
-    if record is privacy.record and training is config.training:
-        return config
-    privacy = privacy.model_copy(update={"record": record})
-    return config.model_copy(update={"privacy": privacy, "training": training})
-
-
-def _budgets(section: RecordLevel, count: int | None) -> RecordLevel:
-    name = section.epsilon
-    if not isinstance(name, str):
-        return section
-    found = published_budgets(name, published_count("data.num_clients", count))
-    return section.model_copy(update={"epsilon": found.tolist()})
-
-
-def _batch_sizes(section: TrainingSection, count: int | None) -> TrainingSection:
-    name = section.batch_size
-    if not isinstance(name, str):
-        return section
-    found = published_batch_sizes(published_count("data.num_clients", count))
-    return section.model_copy(update={"batch_size": found.tolist()})
+    if isinstance(epsilon, str):
+        budgets = published_budgets(epsilon, published_count("data.num_clients", count))
+        config = replaced(config, "privacy.record.epsilon", budgets.tolist())
+    if isinstance(batches, str):
+        sizes = published_batch_sizes(published_count("data.num_clients", count))
+        config = replaced(config, "training.batch_size", sizes.tolist())
+    return config

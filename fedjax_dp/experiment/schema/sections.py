@@ -1,7 +1,7 @@
 """The sections of a configuration, made by the same rules from a file and in Python."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
@@ -18,6 +18,8 @@ from fedjax_dp.experiment.schema.constraints import (
     refused,
     require_float32,
 )
+
+Kind = TypeVar("Kind", bound="Section")
 
 
 class Section(BaseModel):
@@ -120,6 +122,13 @@ def given_in(section: Section) -> dict[str, Any]:
             if is_given and value is not None and not isinstance(value, Section):
                 found[f"{key}.{name}" if key else name] = value
     return found
+
+
+def replaced(section: Kind, key: str, value: Any) -> Kind:
+    """Replaces the value of a dotted key below a section, which is not checked."""
+    name, _, rest = key.partition(".")
+    inner = replaced(getattr(section, name), rest, value) if rest else value
+    return section.model_copy(update={name: inner})
 
 
 def require_tables(field: FieldInfo, value: Any, path: tuple[str, ...]) -> None:
@@ -238,12 +247,8 @@ def unknown(
     while section.around is not None:
         section, _ = section.around
     root = FieldInfo(annotation=section)
-    tables = [name for name, field in fields_below(root) if is_table(field)]
+    options = dict[str, Any]
+    tables = [name for name, f in fields_below(root) if sections_of(f) or f.annotation == options]
     noun, known = ("section", tables) if is_section else ("key", keys_below(root))
     hint = checks.nearest(key, [*known, *besides])
     return refused(key, f"there is no {noun} {key!r}; did you mean {hint!r}?")
-
-
-def is_table(field: FieldInfo) -> bool:
-    """Whether a field is a section, or a table of options."""
-    return bool(sections_of(field)) or field.annotation == dict[str, Any]
