@@ -15,10 +15,14 @@ from fedjax_dp.core.checks import COUNT_LIMIT
 
 
 @dataclass(frozen=True)
-class ZeroOrAtLeast:
+class ZeroOrAtLeast(GroupedMetadata):
     """A range of 0 and all numbers of at least `least`, which is above 0."""
 
     least: float
+
+    def __iter__(self) -> Iterator[Predicate]:
+        """Yields the rule in the form that other libraries check."""
+        yield Predicate(lambda x: bool(_HOLDS[ZeroOrAtLeast](x, self)))
 
 
 @dataclass(frozen=True)

@@ -173,11 +173,15 @@ def test_a_stored_configuration_without_adapters_can_be_read_and_run_again(tmp_p
 def test_a_base_is_divided_by_rules_of_the_configuration():
     words = ("--execution.model_devices=2", "--execution.model_rules={'params/*/kernel'=1}")
     one = "--execution.devices=1"
-    for some in (words[:1], words[1:]):
-        config = load_config(None, (one, *some))
-        with pytest.raises(ValueError, match=r"model_rules must be given with .*model_devices"):
+    for some, rule in (
+        (("--execution.devices=2", words[0]), r"model_rules must hold a pattern of frozen"),
+        ((one, words[1]), r"model_rules must be left out without .*model_devices above 1"),
+    ):
+        config = load_config(None, some)
+        with pytest.raises(ValueError, match=rf"^execution\.{rule}"):
             execution_of(config.execution, config.run)
     config = load_config(None, (one, *words))
     assert config.execution.model_rules == {"params/*/kernel": 1}
-    with pytest.raises(ValueError, match="size must divide the number of devices, 1, got 2"):
+    rule = r"^execution\.model_devices must divide the number of devices, 1, got 2"
+    with pytest.raises(ValueError, match=rule):
         execution_of(config.execution, config.run)

@@ -1,10 +1,13 @@
 """The configuration: defaults, files, overrides, and errors that name the mistake."""
 
 from collections.abc import Callable
+from typing import Annotated
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 from test_fuzz import BESIDE
 
+from fedjax_dp.core.ranges import PathText, ZeroOrAtLeast
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.components.catalogue import CHOICES
 from fedjax_dp.experiment.reading import config_files
@@ -386,3 +389,21 @@ def test_keys_of_no_part_are_named_with_the_nearest():
         describe_choice("algoritm.name=fedprox")
     with pytest.raises(ValueError, match="did you mean 'fedprox'"):
         describe_choice("algorithm.name=fedprx")
+
+
+@pytest.mark.parametrize(
+    ("kind", "within", "outside"),
+    [(PathText, "a", ""), (Annotated[float, ZeroOrAtLeast(0.5)], 0.0, 0.25)],
+)
+def test_pydantic_checks_rules_that_it_does_not_have(kind, within, outside):
+    check = TypeAdapter(kind).validate_python
+    assert check(within) == within
+    with pytest.raises(ValidationError):
+        check(outside)
+
+
+def test_the_first_of_several_values_is_named():
+    table = {"rounds": 0, "seed": -1}
+    for values in (table, dict(reversed(table.items()))):
+        with pytest.raises(ConfigError, match=rf"^run\.{next(iter(values))} must"):
+            Config(run=values)

@@ -194,7 +194,7 @@ def test_options_of_other_choices_are_checked_too(tmp_path, no_data, words, opti
             (*FEDAVG, "--algorithm.aggregator_options.trimmed_share=0.1"),
             "algorithm.aggregator_options must be empty if no algorithm.aggregator is given",
         ),
-        (("--execution.devices=4096",), "devices must be at most"),
+        (("--execution.devices=4096",), "execution.devices must be at most"),
         (
             (
                 *("--data.name=table", "--data.options.path=a.csv", "--data.options.label=y"),

@@ -52,10 +52,18 @@ from fedjax_dp.experiment.schema.config import (
     ExecutionSection,
     RunSection,
 )
+from fedjax_dp.experiment.schema.constraints import keyed
 from fedjax_dp.io.measured import read_measured
 from fedjax_dp.io.trials import TrialFiles
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.secure import MaskKeys
+
+# The keys of the division of a model.
+_MODEL_AXIS = {
+    "model_axis": "execution.model_devices",
+    "model_axis.size": "execution.model_devices",
+    "model_axis.rules": "execution.model_rules",
+}
 
 
 class Parts(NamedTuple):
@@ -212,20 +220,21 @@ def execution_of(section: ExecutionSection, run: RunSection) -> ExecutionConfig:
     """Returns the checked layout; no compiled call runs past an evaluation or a checkpoint."""
     stops = min(run.evaluate_every, run.checkpoint_every)
     size, rules = section.model_devices, section.model_rules
-    rule = "be given with execution.model_devices above 1, and only then"
-    checks.require(bool(rules) == (size > 1), "execution.model_rules", rule, rules)
-    execution = ExecutionConfig(
-        clients_per_chunk=_chunk_of(section),
-        devices=section.devices,
-        placement=section.placement,
-        rounds_per_call=min(stops, run.rounds),
-        model_axis=ModelAxis(size, rules) if size > 1 else None,
-        split_clients=section.split_clients,
-        debug=section.debug,
-        products=section.products,
-        measured=None if section.measured is None else read_measured(section.measured),
-    )
-    execution.validate()
+    rule = "be left out without execution.model_devices above 1"
+    checks.require(size > 1 or not rules, "execution.model_rules", rule, rules)
+    with keyed("execution", _MODEL_AXIS):
+        execution = ExecutionConfig(
+            clients_per_chunk=_chunk_of(section),
+            devices=section.devices,
+            placement=section.placement,
+            rounds_per_call=min(stops, run.rounds),
+            model_axis=ModelAxis(size, rules) if size > 1 else None,
+            split_clients=section.split_clients,
+            debug=section.debug,
+            products=section.products,
+            measured=None if section.measured is None else read_measured(section.measured),
+        )
+        execution.validate()
     return execution
 
 
