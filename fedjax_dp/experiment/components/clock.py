@@ -30,6 +30,7 @@ from fedjax_dp.engine.wrappers.latencies import (
     round_times,
     serverless_times,
 )
+from fedjax_dp.experiment.components.numbers_by_client import check_cycle
 from fedjax_dp.experiment.schema.config import AvailabilitySection, ClockSection, Config
 from fedjax_dp.experiment.schema.constraints import keyed
 from fedjax_dp.experiment.schema.sections import given_in
@@ -135,9 +136,7 @@ def clock_of(
             options["key_seconds"] = key_exchange_seconds(between, compute)
             options["key_rounds"] = tuple(rounds)
     for name in ("clients", "edges", "classes"):
-        found = getattr(section, name)
-        rule = f"have at most one entry for each of the {count} clients"
-        checks.require(len(found) <= count, f"clock.{name}", rule, len(found))
+        check_cycle(f"clock.{name}", getattr(section, name), count)
     return Clock(between, compute, options)
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from fedjax_dp.core import trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.participants import Participation
-from fedjax_dp.experiment.components.participation import charged_rounds
 from fedjax_dp.experiment.schema.config import (
     BoundedLaplaceLevel,
     CentralDiscreteLevel,
@@ -65,8 +64,10 @@ class Setting(NamedTuple):
 
     @property
     def charged(self) -> int:
-        """The rounds that a client is charged for."""
-        rounds = charged_rounds(self.num_rounds, self.participation)
+        """The rounds that the client is charged for that takes part most often."""
+        rounds = self.num_rounds
+        if not self.participation.sampler.charges_all:
+            rounds = -(-rounds // self.participation.separation)
         return min(rounds, self.max_participations or rounds)
 
 

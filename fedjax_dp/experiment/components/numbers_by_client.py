@@ -78,6 +78,12 @@ def listed(config: Config, names: Sequence[str] | None) -> Config:
     return _changed(config, ordered)
 
 
+def check_cycle(key: str, values: Sequence[Any], num_clients: int) -> None:
+    """Refuses more entries than clients in a list that is repeated cyclically."""
+    rule = f"have at most one entry for each of the {num_clients} clients"
+    checks.require(len(values) <= num_clients, key, rule, len(values))
+
+
 def named(config: Config, data: FederatedData) -> Config:
     """Replaces lists by tables by name, for readers, if all names are known and different."""
     names = data.client_names
@@ -139,14 +145,11 @@ def _columns(file: str) -> dict[str, _Column]:
         checks.require(fits, place, f"have {len(header)} cells", len(cells) + 1)
         seen.add(name)
         for (key, column), cell in zip(found.items(), cells, strict=True):
-            column[name] = _number(f"{place}, column {key}", cell)
+            where = f"{place}, column {key}"
+            checks.require(is_finite(cell), where, "hold a finite number", cell)
+            column[name] = float(cell)
             column.line_of[name] = number
     return found
-
-
-def _number(place: str, cell: str) -> float:
-    checks.require(is_finite(cell), place, "hold a finite number", cell)
-    return float(cell)
 
 
 def with_named_lists(config: Config) -> Config:

@@ -50,10 +50,3 @@ def batches_of(section: TrainingSection, *, is_private: bool) -> sampling.Sample
     if name == "auto":
         name = "poisson" if is_private else "shuffled"
     return _BATCHES[name]()
-
-
-def charged_rounds(num_rounds: int, participation: participants.Participation) -> int:
-    """Counts the rounds charged to the client that takes part most often."""
-    if participation.sampler.charges_all:
-        return num_rounds
-    return -(-num_rounds // participation.separation)

@@ -11,6 +11,7 @@ from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.wrappers import anderson, asynchronous, leaving, servers
 from fedjax_dp.engine.wrapping import Wrapper
 from fedjax_dp.experiment.components.clock import Clock
+from fedjax_dp.experiment.components.numbers_by_client import check_cycle
 from fedjax_dp.experiment.components.secure_aggregation import servers_of
 from fedjax_dp.experiment.schema.config import ClockSection, Config
 from fedjax_dp.experiment.schema.constraints import keyed
@@ -114,9 +115,7 @@ def check_numbers(config: Config, num_clients: int) -> None:
     if config.leaving.tolerance is not None:
         with keyed("leaving"):
             leaving.check_min_active(config.leaving.min_active, num_clients)
-    servers = config.communication.servers
-    rule = f"have at most one entry for each of the {num_clients} clients"
-    checks.require(len(servers) <= num_clients, "communication.servers", rule, len(servers))
+    check_cycle("communication.servers", config.communication.servers, num_clients)
 
 
 def _check_asynchronous(config: Config) -> None:

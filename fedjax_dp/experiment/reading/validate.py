@@ -292,17 +292,16 @@ def check_processes(section: ExecutionSection) -> None:
     if section.coordinator is None:
         return
     if has_address:
+        assert section.num_processes is not None and section.process_id is not None
         host, _, port = section.coordinator.rpartition(":")
         is_address = host and "/" not in host and port.isdecimal() and 0 < int(port) < 2**16
         rule = "be auto, or an address and a port, such as 10.0.0.1:4567"
         checks.require(bool(is_address), "execution.coordinator", rule, section.coordinator)
-    if section.num_processes is not None and section.process_id is not None:
         rule = f"be below execution.num_processes = {section.num_processes}"
         is_below = section.process_id < section.num_processes
         checks.require(is_below, "execution.process_id", rule, section.process_id)
-    if section.num_processes is not None and section.devices != "auto":
         rule = f"be 'auto' or a multiple of the {section.num_processes} processes"
-        is_even = section.devices % section.num_processes == 0
+        is_even = section.devices == "auto" or section.devices % section.num_processes == 0
         checks.require(is_even, "execution.devices", rule, section.devices)
     size, is_tuned = section.model_devices, section.clients_per_chunk == "tuned"
     with keyed("execution", {"model_axis": "execution.model_devices"}):

@@ -78,11 +78,6 @@ def annotation_of(field: FieldInfo) -> Any:
     return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
 
 
-def may_be_none(kind: Any) -> bool:
-    """Whether a value can be left out, written as the word "none"."""
-    return type(None) in kinds_of(kind)
-
-
 def rule_of(kind: Any) -> Rule:
     """Returns the rule for a value in a file."""
     found = argument_checks.rule_of(kind, in_file=True)
@@ -118,7 +113,7 @@ def in_python(kind: Any, value: Any) -> Any:
     value = _plain(value)
     if not isinstance(value, str):
         return _as_asked(kind, value)
-    if value == "none" and may_be_none(kind):
+    if value == "none" and type(None) in kinds_of(kind):
         return None
     is_path = any(PATH in typing.get_args(one) for one in kinds_of(kind))
     return os.path.expanduser(value) if is_path else value
