@@ -305,10 +305,7 @@ class Scheme:
         target: Any,
         key: PRNGKey,
     ) -> Ticket:
-        """Trains from `params`, prunes if that is due, and trains the rest again.
-
-        `start` is the shared part of the parameters that tickets are rewound to, or None.
-        """
+        """Trains, prunes if due, and trains the rest again, rewound to `start` if there is one."""
         mask, strength = masks.unpacked(own.mask, self.weights), hyper.algorithm["strength"]
         squared = self.options.distance == "squared"
         pull = proximal(strength) if squared else proximal_norm(strength, self.is_weight)

@@ -232,10 +232,7 @@ class Layout(NamedTuple):
 
 
 def alone_above(steps: np.ndarray, chunk: int, share: float) -> int | None:
-    """Chooses the number of steps above which a client is computed alone, so that chunks are even.
-
-    `steps` are `[num_clients]`; None if a second program does not pay.
-    """
+    """Chooses the `steps` above which a client is computed alone; None if that never pays."""
     ordered = np.sort(np.asarray(steps, np.int64))[::-1]
     # The number of clients of the population that a chunk of a cohort spans.
     width = max(1, round(chunk / share))

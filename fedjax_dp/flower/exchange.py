@@ -167,10 +167,7 @@ class Exchange:
     def unsent_scores(
         self, experiment: str, start: int | None = None
     ) -> tuple[list[dict[str, Any]], int]:
-        """Takes the scores that no reply has carried, and how many the server has with them.
-
-        A server that has fewer (`start`) than were sent gets those of a reply that was lost again.
-        """
+        """Takes the scores after `start` that no reply has carried; returns the end of them too."""
         names = ("round", "datalink", "scores")
         with self._locked():
             sent, found = self._folder / _SENT, self.scores()

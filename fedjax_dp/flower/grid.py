@@ -277,11 +277,7 @@ _SHOWN = 10
 def registered(
     grid: Grid, num_clients: int, *, timeout: float = 600.0, pause: float = 3.0
 ) -> Registered:
-    """Waits until nodes hold all clients, and collects the sizes and the kind of their data.
-
-    Nodes that fail, or send what does not fit, are asked again, so that data can be mended while
-    the server waits.
-    """
+    """Waits until nodes hold all clients; asks those again that fail or send what does not fit."""
     known: dict[int, _Answer] = {}
     while True:
         online = sorted(grid.get_node_ids())

@@ -41,10 +41,7 @@ class LoggedProgress(Watcher):
 
 
 def close(outcome: Outcome) -> None:
-    """Logs the result of a run; raises for one that failed or ended early without a callback.
-
-    Flower shows the reason of an exception in `flwr ls` and `flwr log`.
-    """
+    """Logs the result of a run; raises, for `flwr ls`, if it failed or ended early by itself."""
     LOG.info(f"{outcome.folder}: {summary_in_words(outcome.summary)}")
     early = describe_early_end(outcome)
     if outcome.ended == "budget":

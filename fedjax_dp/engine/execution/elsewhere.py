@@ -58,10 +58,7 @@ def compiled_for(
     build: Callable[[], tuple[Federation, FederatedData, FederatedData | None]],
     execution: ExecutionConfig = ExecutionConfig(),
 ) -> Compiled:
-    """Compiles rounds for a target, in a process with `targets.environment`.
-
-    Within `build`, which makes federation, data and second split, the backend is the target's.
-    """
+    """Compiles rounds for a target, which is the backend within `build`."""
     rule = "be a number or 'auto' for devices that are not here, which measure nothing"
     checks.require(execution.tuned is None, "clients_per_chunk", rule, "tuned")
     rule = "be 'device' or 'auto' to be compiled for a device that is not here"

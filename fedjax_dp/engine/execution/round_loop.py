@@ -249,11 +249,7 @@ def one_round(
     of_state: SimulationState | None = None,
     watch: Watch | None = None,
 ) -> OneRound:
-    """Compiles a round whose frozen parameters are an argument, since they are large.
-
-    `of_state` has the shardings of a state where devices divide the model, since the compiler could
-    choose others. A round that is looked into reports to `watch`.
-    """
+    """Compiles a round; `of_state` has the shardings of a state where devices divide the model."""
 
     # Traced once, for the shapes of its results and for the loop.
     @jax.jit

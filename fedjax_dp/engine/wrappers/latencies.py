@@ -394,10 +394,7 @@ def schedule(
     deadline: Any,
     keep: int | None = None,
 ) -> Schedule:
-    """Finds arrivals, late clients, and when the server stops waiting, with NumPy or JAX.
-
-    It waits until a deadline for a client that dropped out, or until `keep` messages have arrived.
-    """
+    """Finds arrivals, late clients, and when a server stops waiting for `keep` or a deadline."""
     arrive = legs.down + seconds + legs.up
     is_late, is_waiting = xp.zeros_like(has_joined), False
     if deadline is not None:

@@ -99,11 +99,7 @@ def run_together(
 def assembled_before(
     jobs: Mapping[int, Job], groups: Sequence[Sequence[int]], watcher: Watcher
 ) -> dict[int, Job]:
-    """Assembles the experiments of all batches before any runs, and puts them into their jobs.
-
-    A single batch is assembled when it runs. Many experiments would fill the memory: they are
-    assembled for their errors alone.
-    """
+    """Assembles experiments before any runs; many, which would not fit, for their errors alone."""
     for place in itertools.chain(*groups):
         # First what needs no data, which may be large.
         with naming(jobs[place]):

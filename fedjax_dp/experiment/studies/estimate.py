@@ -48,11 +48,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(file: str | None, overrides: Sequence[str], device: str) -> Estimate:
-    """Estimates the rounds of a configuration on a device, in a process of its own.
-
-    A compiler for a device that is not here reads its settings when it is loaded, and may end its
-    process.
-    """
+    """Estimates rounds on a device, in a process of its own, which its compiler may end."""
     wanted = targets.target(device)
     load_config(file, overrides)
     targets.compiler(wanted)

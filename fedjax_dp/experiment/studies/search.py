@@ -166,10 +166,7 @@ class _Journal(JournalFileBackend):
 
 
 def _whole_batches(lines: Sequence[bytes]) -> Sequence[bytes]:
-    """Returns the lines up to the last after which no trial was under way.
-
-    The trials after them are drawn again as a whole, and so as they were.
-    """
+    """Returns the lines up to the last without a trial under way; those after are drawn again."""
     running, num_trials, count = set[int](), 0, 0
     for number, line in enumerate(lines, 1):
         log = json.loads(line)

@@ -165,10 +165,7 @@ def run_all(
     watcher: Watcher | None = None,
     stated: Mapping[str, Any] = {},
 ) -> None:
-    """Runs what has not ended yet, in batches; `stated` are facts for the statements.
-
-    All are assembled before the first runs, so that none is refused after others have trained.
-    """
+    """Runs what has not ended yet; assembles all before the first runs; `stated` are facts."""
     started = time.perf_counter()
     for job in jobs.values():
         require_usable(job.folder, "the folder of a run")

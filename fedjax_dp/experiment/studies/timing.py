@@ -58,10 +58,7 @@ class Loads(NamedTuple):
 
 
 def loads(layout: Layout, steps: np.ndarray, num_split: int = 0) -> np.ndarray:
-    """Counts the steps that each device computes, where a chunk takes those of its longest client.
-
-    All devices train the clients of the `num_split` first slots together.
-    """
+    """Counts the steps of each device, by the longest of a chunk; all share the first clients."""
     share = steps[:num_split].sum() / layout.num_devices
     own = np.concatenate([np.zeros_like(steps[:num_split]), steps[num_split:]])
     return share + _own_loads(layout, own)
