@@ -36,7 +36,6 @@ from fedjax_dp.algorithms.dp_sgd import (
 )
 from fedjax_dp.algorithms.fair_objectives import afl, propfair, q_ffl, term
 from fedjax_dp.algorithms.fedavg import centralized, dp_fedavg, fedavg, fedprox, local_only, pool
-from fedjax_dp.algorithms.fedbn import fedbn, fedper, fedrep
 from fedjax_dp.algorithms.feddyn import feddyn
 from fedjax_dp.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedjax_dp.algorithms.model_averaging import (
@@ -44,7 +43,7 @@ from fedjax_dp.algorithms.model_averaging import (
     retrained_averaging,
     warm_start_averaging,
 )
-from fedjax_dp.algorithms.personal import ditto, mr_mtl
+from fedjax_dp.algorithms.personal import ditto, fedbn, fedper, fedrep, mr_mtl
 from fedjax_dp.algorithms.r_dpcfl import (
     ClusterCount,
     FirstRound,

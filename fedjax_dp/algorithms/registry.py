@@ -153,8 +153,8 @@ ALGORITHMS: Registry[Entry] = Registry(
         **_in("clustered", _RECORD, "f_cdpfl", given=("num_rounds",)),
         **_in("clustered", _OPEN, "km_cdpfl", given=_CLIENTS),
         **_in("clustered", _OPEN, "o_dpcfl", given=_CLIENTS),
-        **_in("fedbn", _ANY, given=_MEAN, for_code=("name",), sends_model=False),
-        **_in("fedbn", _ANY, "fedper", "fedrep", given=_MEAN, sends_model=False),
+        **_in("personal", _ANY, "fedbn", given=_MEAN, for_code=("name",), sends_model=False),
+        **_in("personal", _ANY, "fedper", "fedrep", given=_MEAN, sends_model=False),
         **_in("personal", _ANY, "ditto", given=_MEAN),
         **_in("tickets", _UNPROTECTED, "lottery_fl", **_OF_TICKETS),
         **_in(
