@@ -10,6 +10,10 @@ import numpy as np
 
 # Steps, rounds and sizes are counted in an int32 and are below this; float32 holds it exactly.
 COUNT_LIMIT = 2**31
+# Words that are less alike, from 0 to 1, are not misspellings of each other.
+_ALIKE = 0.4
+# Python formats no integer of more than 4,300 decimal digits.
+_MOST_BITS = 8_192
 
 
 def require(condition: bool, argument: str, rule: str, value: Any) -> None:
@@ -21,12 +25,6 @@ def require(condition: bool, argument: str, rule: str, value: Any) -> None:
 def is_traced(value: Any) -> bool:
     """Checks whether a value is known only when a compiled program runs."""
     return isinstance(value, jax.core.Tracer)
-
-
-# Words that are less alike, from 0 to 1, are not misspellings of each other.
-_ALIKE = 0.4
-# Python formats no integer of more than 4,300 decimal digits.
-_MOST_BITS = 8_192
 
 
 def shown(value: Any, limit: int = 500) -> str:

@@ -24,6 +24,8 @@ BINARY = getattr(os, "O_BINARY", 0)
 _SEEKING = threading.Lock()
 # Bytes of a file that are read at once for its digest.
 _BLOCK = 2**20
+# The name of the digest of a JSON object in it.
+_DIGEST = "sha256"
 
 
 def kind_of(path: Path, name: str) -> Literal["file", "folder", "other", "missing"]:
@@ -239,10 +241,6 @@ def parse_json(text: str, where: Path) -> Any:
     """Parses JSON; refuses repeated names."""
     with reading(where, "be JSON", ValueError, RecursionError):
         return json.loads(text, object_pairs_hook=_once)
-
-
-# The name of the digest of an object in it.
-_DIGEST = "sha256"
 
 
 def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,18 +32,26 @@ def _flat(x: jax.Array) -> jax.Array:
     return x.reshape(x.shape[0], -1)
 
 
+def _pad_to_size(x: jax.Array, size: int) -> jax.Array:
+    missing = [max(size - n, 0) for n in x.shape[1:3]]
+    return jnp.pad(x, [(0, 0), *((m // 2, m - m // 2) for m in missing), (0, 0)])
+
+
 class _PooledCnn(nn.Module):
     """Convolutions 5×5, each pooled, then dense layers."""
 
     channels: tuple[int, ...]
     hidden_sizes: tuple[int, ...]
     num_classes: int
+    padding: str = "SAME"
+    least_size: int | None = None  # Smaller images are padded to it.
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         x = inputs.images(x)
+        x = x if self.least_size is None else _pad_to_size(x, self.least_size)
         for width in self.channels:
-            x = _pool(nn.relu(nn.Conv(width, (5, 5), padding="SAME")(x)))
+            x = _pool(nn.relu(nn.Conv(width, (5, 5), padding=self.padding)(x)))
         x = _flat(x)
         for size in self.hidden_sizes:
             x = nn.relu(nn.Dense(size)(x))
@@ -145,27 +153,9 @@ def emnist_cnn(
     """
     inputs.check_image(example_x, at_least=6)
     checks.require(len(dropout) == 2, "dropout", "hold two shares", dropout)
-    module = _EmnistCnn(num_classes, (dropout[0], dropout[1]))
+    first, second = map(inputs.dropout_rate, dropout)
+    module = _EmnistCnn(num_classes, (first, second))
     return Model.from_flax(module, example_x, loss="softmax_cross_entropy", name="emnist_cnn")
-
-
-class _LeNet5(nn.Module):
-    num_classes: int
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x = _pad_to_size(inputs.images(x))
-        for width in (6, 16):
-            x = _pool(nn.relu(nn.Conv(width, (5, 5), padding="VALID")(x)))
-        x = _flat(x)
-        for size in (120, 84):
-            x = nn.relu(nn.Dense(size)(x))
-        return nn.Dense(self.num_classes)(x)
-
-
-def _pad_to_size(x: jax.Array) -> jax.Array:
-    missing = [max(_SIZE - size, 0) for size in x.shape[1:3]]
-    return jnp.pad(x, [(0, 0), *((m // 2, m - m // 2) for m in missing), (0, 0)])
 
 
 @checked
@@ -189,7 +179,7 @@ def lenet5(example_x: jax.ShapeDtypeStruct, num_classes: NumClasses) -> Model:
     Source: LeCun and others 1998, section II.B.
     """
     inputs.check_image(example_x, at_least=1)
-    module = _LeNet5(num_classes)
+    module = _PooledCnn((6, 16), (120, 84), num_classes, "VALID", _SIZE)
     return Model.from_flax(module, example_x, loss="softmax_cross_entropy", name="lenet5")
 
 
@@ -283,7 +273,9 @@ def resnet18(
     Source: He and others 2016; the code of Malekmohammadi and others 2024 (Robust-HDP) for group
     norm with 2 groups.
     """
-    return _resnet("resnet18", (2, 2, 2, 2), example_x, num_classes, norm, num_groups, stem)
+    return _resnet(
+        "resnet18", example_x, _ResNet((2, 2, 2, 2), num_classes, norm, num_groups, stem)
+    )
 
 
 @checked
@@ -316,19 +308,13 @@ def resnet34(
     Source: He and others 2016; the code of Malekmohammadi and others 2024 (Robust-HDP) for group
     norm with 2 groups.
     """
-    return _resnet("resnet34", (3, 4, 6, 3), example_x, num_classes, norm, num_groups, stem)
+    return _resnet(
+        "resnet34", example_x, _ResNet((3, 4, 6, 3), num_classes, norm, num_groups, stem)
+    )
 
 
-def _resnet(
-    name: str,
-    blocks: tuple[int, ...],
-    example_x: jax.ShapeDtypeStruct,
-    num_classes: NumClasses,
-    norm: str,
-    num_groups: int,
-    stem: str,
-) -> Model:
+def _resnet(name: str, example_x: jax.ShapeDtypeStruct, module: _ResNet) -> Model:
     inputs.check_image(example_x, at_least=1)
-    checks.require(_WIDTHS[0] % num_groups == 0, "num_groups", "divide 64", num_groups)
-    module = _ResNet(blocks, num_classes, norm, num_groups, stem)
+    rule = "divide 64"
+    checks.require(_WIDTHS[0] % module.num_groups == 0, "num_groups", rule, module.num_groups)
     return Model.from_flax(module, example_x, loss="softmax_cross_entropy", name=name)

@@ -231,5 +231,5 @@ def mlp(
     Source: McMahan and others 2017, section 3.
     """
     num_outputs, loss = head(num_classes, single_logit)
-    module = _Mlp(tuple(hidden_sizes), num_outputs, dropout)
+    module = _Mlp(tuple(hidden_sizes), num_outputs, inputs.dropout_rate(dropout))
     return Model.from_flax(module, example_x, loss=loss, name="mlp")

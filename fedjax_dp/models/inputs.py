@@ -1,6 +1,6 @@
 """Conversions and checks of the inputs of the zoo's models."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,13 @@ def features(x: jax.Array) -> jax.Array:
 def tokens(x: jax.Array, vocabulary_size: int) -> jax.Array:
     """Clips tokens to the vocabulary."""
     return jnp.clip(x, 0, vocabulary_size - 1)
+
+
+def dropout_rate(dropout: Any) -> float:
+    """Returns a rate as a number of Python: it decides what a model computes, and is static."""
+    rule = "be a number that is known when the model is built"
+    checks.require(not checks.is_traced(dropout), "dropout", rule, dropout)
+    return float(dropout)
 
 
 def check_image(example_x: jax.ShapeDtypeStruct, *, at_least: int) -> None:

@@ -202,7 +202,7 @@ def char_transformer(
         num_heads=num_heads,
         num_layers=num_layers,
         intermediate_size=4 * width if intermediate_size is None else intermediate_size,
-        dropout=dropout,
+        dropout=inputs.dropout_rate(dropout),
         is_tied=is_tied,
     )
     return Model.from_flax(module, example_x, loss=TOKENS, name="char_transformer")

@@ -15,6 +15,8 @@ from fedjax_dp.server.base import Stacked, stateless
 from fedjax_dp.server.mean import ModelChoice
 
 FEATURES = ("centred", "authors")
+# Of one restart of k-means.
+_MAX_ITERATIONS = 50
 
 
 class Similarity(NamedTuple):
@@ -151,9 +153,6 @@ def means_of(
         return summed.reshape(num_clusters, *leaf.shape[1:])
 
     return jax.tree.map(mean, deltas), total
-
-
-_MAX_ITERATIONS = 50
 
 
 class Clusters(NamedTuple):

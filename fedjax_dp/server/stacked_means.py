@@ -15,6 +15,11 @@ from fedjax_dp.server.base import Stacked, stateless
 
 # Limit on loss times step size, which prevents overflow.
 _LARGEST_MOVE = 1e30
+_EXACT = jax.lax.Precision.HIGHEST
+# Directions of a smaller share of the variance are rounding, not a subspace.
+_SMALLEST_SHARE = 1e-6
+# Deviations of so many units in the last place of a mean are rounding.
+_ROUNDING = 8
 
 
 class UpdateWithLoss(NamedTuple):
@@ -96,12 +101,6 @@ def agnostic_mean(num_clients: Count, step_size: NonNegative = 0.1) -> Stacked:
         return jnp.full(num_clients, 1.0 / num_clients, jnp.float32)
 
     return Stacked(init, contribute, combine, numbers=numbers, ranges=limits)
-
-
-_EXACT = jax.lax.Precision.HIGHEST
-# Directions of a smaller share of the variance are rounding, not a subspace.
-_SMALLEST_SHARE = 1e-6
-_ROUNDING = 8
 
 
 @checked

@@ -202,7 +202,7 @@ def test_programs_for_tpus_have_kernels_where_clients_have_their_own_and_fit(
 def test_compilers_compute_operands_in_kernels_without_loops_alone(examples, size, is_whole):
     x = jax.ShapeDtypeStruct((2, examples, size, size, 16), jnp.float32)
     w = jax.ShapeDtypeStruct((2, 3, 3, 16, 16), jnp.float32)
-    found = tpu.plan(x, w, x, ((1, 1), (1, 1)))
+    found = tpu.tiling_of(x, w, x, ((1, 1), (1, 1)))
     # All examples in a step of the program, or an image in several pieces.
     assert found.examples == examples and (found.rows == size) == (size == 20)
     assert tpu._params("parallel", x, found).allow_input_fusion[0] == is_whole

@@ -178,6 +178,10 @@ def test_dropout_is_an_option_that_acts_in_training_only(name):
             lambda: models.emnist_cnn(GREY, 10, dropout=(0.5, 1.0)),
             r"each entry a number in \[0, 1\), got \(0\.5, 1\.0\)",
         ),
+        (
+            lambda: jax.eval_shape(lambda rate: models.mlp(TABLE, 2, dropout=rate).loss_fn, 0.5),
+            "dropout must be a number that is known when the model is built",
+        ),
         (lambda: models.mlp(TABLE, 2, hidden_sizes=(0,)), r"hidden_sizes must be .* an integer of"),
         (lambda: models.mlp(TABLE, 3, single_logit=True), "be 2 with single_logit, got 3"),
         (lambda: models.char_lstm(TABLE, 80), "be one row of integer tokens"),

@@ -117,7 +117,7 @@ def load(
     testing: Testing = Testing(),
     task: Literal["classification", "regression"] = "classification",
     gaps: Gaps = Gaps(),
-    columns: Coding = Coding(),
+    column_coding: Coding = Coding(),
     cells: Cells = Cells(),
 ) -> Dataset:
     """Loads a table, one example per row.
@@ -146,7 +146,7 @@ def load(
       testing: which rows are test data, see `Testing`.
       task: "classification" encodes labels; "regression" takes them as numbers.
       gaps: what is done about missing values, see `Gaps`.
-      columns: how columns are read and encoded, see `Coding`.
+      column_coding: how columns are read and encoded, see `Coding`.
       cells: how numbers and dates are written, see `Cells`.
 
     Returns:
@@ -169,12 +169,8 @@ def load(
         replaced = f"encoding={old!r} is written coding={old!r}; encoding is that of text"
         warnings.warn(replaced, DeprecationWarning, stacklevel=2)
         cells = cells._replace(encoding="utf-8")
-        columns = columns._replace(coding=old)  # type: ignore[arg-type]
-    reading = _reading(cells, gaps.missing_values)
-    has_text = any(map(is_csv, (*paths, *tests)))
-    for option, default in (("encoding", "utf-8"), ("separator", ",")):
-        value = getattr(cells, option)
-        _require_used(option, value, has_text or value == default, "a file is CSV")
+        column_coding = column_coding._replace(coding=old)  # type: ignore[arg-type]
+    reading = _reading(cells, gaps.missing_values, has_text=any(map(is_csv, (*paths, *tests))))
     roles = {"label": label, "client": client, "split": split}
     taken = set(roles.values())
 
@@ -182,35 +178,23 @@ def load(
         return list(features) or [name for name in names if name not in taken]
 
     table = Table(paths, reading, tests, inputs_of)
-    tables = {"categories": columns.categories, "ranges": columns.ranges}
+    tables = {"categories": column_coding.categories, "ranges": column_coding.ranges}
     _check_names(table, roles, features, {**tables, "fill": gaps.fill, "dates": cells.dates})
-    for named, values in columns.categories.items():
-        markers = [value for value in values if value in gaps.missing_values]
-        rule = "hold no string of missing_values, which stands for a missing value"
-        checks.require(not markers, f"categories.{named}", rule, markers)
-    _require_used("fill", gaps.fill, gaps.missing == "fill", "missing is 'fill'")
-    _require_used("ranges", columns.ranges, columns.scaling == "range", "scaling is 'range'")
-    rule = "be only one of split and test_fraction"
-    is_one = split is None or testing.test_fraction == 0
-    checks.require(is_one, "the test part", rule, (split, testing.test_fraction))
+    _check_options(gaps, column_coding, testing)
     rule = "be left out if clients_are_files"
     checks.require(client is None or not clients_are_files, "client", rule, client)
     inputs = inputs_of(list(table.columns))
-    checks.require(bool(inputs), "features", "name at least one column", inputs)
-    # An index that a program wrote beside the columns, such as the numbers of rows.
-    nameless = [name for name in inputs if not name or name.startswith("__index_level_")]
-    rule = "name the inputs of a table that has a column without a name"
-    checks.require(bool(features) or not nameless, "features", rule, inputs)
-    numeric = {*inputs, label} if task == "regression" else set(inputs)
-    unused = sorted(set(cells.dates) - (numeric - set(columns.categories)))
-    rule = "name inputs, or the label of a regression, that are not in categories"
-    checks.require(not unused, "dates", rule, unused)
-
+    _check_inputs(
+        inputs,
+        features,
+        inputs if task == "classification" else [*inputs, label],
+        cells,
+        column_coding,
+    )
     for used in dict.fromkeys([*inputs, *filter(None, roles.values())]):
         table.columns[used].require_readable()
-    kept = np.arange(table.num_rows)
-    num_own = int(table.starts[len(paths)])
     # Rows to predict need neither labels nor clients, and no row of a test file needs `split`.
+    num_own = int(table.starts[len(paths)])
     absent = {
         name
         for name in filter(None, (label, client))
@@ -218,30 +202,12 @@ def load(
     }
     for role, name in roles.items():
         if name is not None:
-            rows = kept[:num_own] if name in {*absent, split} else kept
+            rows = np.arange(num_own if name in {*absent, split} else table.num_rows)
             table.columns[name].require_present(rows, f"have a value in every row, as the {role}")
-    if gaps.missing == "drop":
-        kept = kept[~np.any([table.columns[name].is_missing for name in inputs], axis=0)]
-        rule = "have a row without missing cells"
-        checks.require(len(kept) > 0, str(table.files[0]), rule, "none")
-    own, others = kept[kept < num_own], kept[kept >= num_own]
-    is_test = _test_rows(table, own, testing)
-    parts = own[~is_test], others if tests else own[is_test]
-    disclosure.require_of_file(len(parts[0]) > 0, table.files[0], "hold training rows", "none")
+    parts = _parts(table, num_own, inputs, gaps, testing)
 
-    coder = _Coder(table, parts, inputs, gaps, columns)
-    numbers, coded = {}, {}
-    for name in inputs:
-        column = table.columns[name]
-        if name not in columns.categories:
-            column.require_one_kind()
-        if name in columns.categories or column.numbers is None:
-            coded[name] = coder.codes(column)
-        else:
-            numbers[name] = coder.scaled(column)
-    unused = sorted(set(columns.ranges) - set(numbers))
-    checks.require(not unused, "ranges", f"name columns of numbers, {sorted(numbers)}", unused)
-    names, xs = _assembled(inputs, numbers, coded, columns.coding)
+    coder = _Coder(table, parts, inputs, gaps, column_coding)
+    names, xs = coder.inputs_of_parts()
     labelled = (parts[0], parts[1][:0]) if label in absent else parts
     labels, classes = _labels(table.columns[label], labelled, task, coder)
     if label in absent:
@@ -262,7 +228,7 @@ def load(
         class_names=classes,
         feature_names=names,
         origin=", ".join(table.files),
-        exact_statistics=coder.exact(bool(numbers)),
+        exact_statistics=coder.exact(),
     )
 
 
@@ -306,11 +272,44 @@ def _check_names(
     checks.require(not twice, "label, client, split and features", "be different columns", twice)
 
 
+def _check_options(gaps: Gaps, column_coding: Coding, testing: Testing) -> None:
+    """Requires options that fit each other."""
+    for named, values in column_coding.categories.items():
+        markers = [value for value in values if value in gaps.missing_values]
+        rule = "hold no string of missing_values, which stands for a missing value"
+        checks.require(not markers, f"categories.{named}", rule, markers)
+    _require_used("fill", gaps.fill, gaps.missing == "fill", "missing is 'fill'")
+    _require_used(
+        "ranges", column_coding.ranges, column_coding.scaling == "range", "scaling is 'range'"
+    )
+    split, share = testing.split, testing.test_fraction
+    rule = "be only one of split and test_fraction"
+    checks.require(split is None or share == 0, "the test part", rule, (split, share))
+
+
+def _check_inputs(
+    inputs: Sequence[str],
+    features: Sequence[str],
+    numeric: Sequence[str],
+    cells: Cells,
+    column_coding: Coding,
+) -> None:
+    """Requires inputs, and dates among the columns that may hold numbers."""
+    checks.require(bool(inputs), "features", "name at least one column", inputs)
+    # An index that a program wrote beside the columns, such as the numbers of rows.
+    nameless = [name for name in inputs if not name or name.startswith("__index_level_")]
+    rule = "name the inputs of a table that has a column without a name"
+    checks.require(bool(features) or not nameless, "features", rule, inputs)
+    unused = sorted(set(cells.dates) - (set(numeric) - set(column_coding.categories)))
+    rule = "name inputs, or the label of a regression, that are not in categories"
+    checks.require(not unused, "dates", rule, unused)
+
+
 def _require_used(option: str, value: Any, is_used: bool, when: str) -> None:
     checks.require(not value or is_used, option, f"be given only if {when}", value)
 
 
-def _reading(cells: Cells, missing: Sequence[str]) -> Reading:
+def _reading(cells: Cells, missing: Sequence[str], *, has_text: bool) -> Reading:
     """Checks how cells are written."""
     separator, encoding, decimal, thousands, dates = cells
     is_plain = len(separator) == 1 and separator.isascii() and separator not in '"\r\n'
@@ -324,6 +323,9 @@ def _reading(cells: Cells, missing: Sequence[str]) -> Reading:
     rule = f"differ from decimal, {decimal!r}"
     checks.require(thousands != decimal, "thousands", rule, thousands)
     rules = {name: _date_rule(f"dates.{name}", given) for name, given in dates.items()}
+    for option, default in (("encoding", "utf-8"), ("separator", ",")):
+        value = getattr(cells, option)
+        _require_used(option, value, has_text or value == default, "a file is CSV")
     return Reading(missing, separator, encoding, Notation(decimal, thousands), rules)
 
 
@@ -352,6 +354,22 @@ def _date_rule(option: str, given: Mapping[str, str]) -> DateRule:
         rule = "be a format of `strptime` that reads at least a year, such as '%d.%m.%Y'"
         checks.require(has_year, f"{option}.format", rule, form)
     return DateRule(since, form)
+
+
+def _parts(
+    table: Table, num_own: int, inputs: Sequence[str], gaps: Gaps, testing: Testing
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the rows of both parts; those after the first `num_own` are of test files."""
+    kept = np.arange(table.num_rows)
+    if gaps.missing == "drop":
+        kept = kept[~np.any([table.columns[name].is_missing for name in inputs], axis=0)]
+        rule = "have a row without missing cells"
+        checks.require(len(kept) > 0, str(table.files[0]), rule, "none")
+    own, others = kept[kept < num_own], kept[kept >= num_own]
+    is_test = _test_rows(table, own, testing)
+    parts = own[~is_test], others if num_own < table.num_rows else own[is_test]
+    disclosure.require_of_file(len(parts[0]) > 0, table.files[0], "hold training rows", "none")
+    return parts
 
 
 def _test_rows(table: Table, kept: np.ndarray, testing: Testing) -> np.ndarray:
@@ -423,8 +441,9 @@ class _Coder:
     rows: tuple[np.ndarray, np.ndarray]
     inputs: Sequence[str]
     gaps: Gaps
-    coding: Coding
+    column_coding: Coding
     read_off: list[str] = dataclasses.field(default_factory=list)
+    has_numbers: bool = False
 
     def _name(self, value: Any) -> str:
         """Writes the value of an option as `Column.texts` writes that of a cell."""
@@ -432,10 +451,10 @@ class _Coder:
         notation = self.table.reading.notation if is_text else Notation()
         return notation.name(str(value).strip())
 
-    def exact(self, has_numbers: bool) -> tuple[str, ...]:
+    def exact(self) -> tuple[str, ...]:
         """Names the exact statistics that entered examples, for privacy statements."""
         statistics = []
-        if self.coding.scaling == "standard" and has_numbers:
+        if self.column_coding.scaling == "standard" and self.has_numbers:
             statistics.append(
                 "the exact means and standard deviations of the training part that features were "
                 "scaled by"
@@ -451,6 +470,22 @@ class _Coder:
                 "categories were declared"
             )
         return tuple(statistics)
+
+    def inputs_of_parts(self) -> tuple[tuple[str, ...], list[Any]]:
+        """Encodes all inputs: the names of features, and the inputs of both parts."""
+        numbers, coded = {}, {}
+        for name in self.inputs:
+            column = self.table.columns[name]
+            if name not in self.column_coding.categories:
+                column.require_one_kind()
+            if name in self.column_coding.categories or column.numbers is None:
+                coded[name] = self.codes(column)
+            else:
+                numbers[name] = self.scaled(column)
+        unused = sorted(set(self.column_coding.ranges) - set(numbers))
+        checks.require(not unused, "ranges", f"name columns of numbers, {sorted(numbers)}", unused)
+        self.has_numbers = bool(numbers)
+        return _assembled(self.inputs, numbers, coded, self.column_coding.coding)
 
     def _require_rule(self, column: Column) -> None:
         """Refuses missing cells without a rule, or for which the rule has no value."""
@@ -487,11 +522,11 @@ class _Coder:
             is_known = not np.isnan(train).all()
             disclosure.require(is_known, f"column {column.name!r}", rule, "none")
             parts = [np.where(np.isnan(part), np.nanmean(train), part) for part in parts]
-        if self.coding.scaling == "standard":
+        if self.column_coding.scaling == "standard":
             shift, scale = float(np.mean(parts[0])), float(np.std(parts[0])) or 1.0
             parts = [(part - shift) / scale for part in parts]
-        elif self.coding.scaling == "range" and not (
-            column.is_boolean and column.name not in self.coding.ranges
+        elif self.column_coding.scaling == "range" and not (
+            column.is_boolean and column.name not in self.column_coding.ranges
         ):
             parts = [in_range(self._range(column.name), part) for part in parts]
         ways = "; or read dates by dates, name identifiers in categories, or choose a scaling whose"
@@ -500,18 +535,18 @@ class _Coder:
         return parts
 
     def _range(self, name: str) -> Numeric:
-        if name not in self.coding.ranges:
+        if name not in self.column_coding.ranges:
             columns = [self.table.columns[each] for each in self.inputs]
             needed = [
                 repr(column.name)
                 for column in columns
-                if column.name not in (*self.coding.ranges, *self.coding.categories)
+                if column.name not in (*self.column_coding.ranges, *self.column_coding.categories)
                 and column.numbers is not None
                 and not column.is_boolean
             ]
             rule = f"hold the lowest and highest value of {', '.join(needed)}, since scaling is "
-            checks.require(False, "ranges", f"{rule}'range'", dict(self.coding.ranges))
-        bounds = self.coding.ranges[name]
+            checks.require(False, "ranges", f"{rule}'range'", dict(self.column_coding.ranges))
+        bounds = self.column_coding.ranges[name]
         bounds = list(bounds) if isinstance(bounds, Sequence | np.ndarray) else [bounds]
         fits = len(bounds) == 2 and all(map(_is_number, bounds)) and bounds[0] < bounds[1]
         rule = f"be two numbers, the lower one first, {_SIZES}"
@@ -535,9 +570,9 @@ class _Coder:
     def coded(self, column: Column, texts: np.ndarray) -> tuple[tuple[str, ...], list[np.ndarray]]:
         """Encodes strings by the declared categories of their column, or by those that occur."""
         used = np.concatenate(self.rows)
-        if column.name in self.coding.categories:
+        if column.name in self.column_coding.categories:
             option = f"categories.{column.name}"
-            values = tuple(map(self._name, self.coding.categories[column.name]))
+            values = tuple(map(self._name, self.column_coding.categories[column.name]))
             is_set = len(set(values)) == len(values) > 0
             checks.require(is_set, option, "be distinct values", values)
         else:
@@ -616,7 +651,7 @@ def _labels(
             column.require_float32(each, part)
         column.require_apart(np.concatenate(rows), np.concatenate(parts))
         return [part.astype(np.float32) for part in parts], ()
-    if column.name not in coder.coding.categories:
+    if column.name not in coder.column_coding.categories:
         column.require_one_kind()
     classes, codes = dataclasses.replace(coder, rows=rows).coded(column, column.texts)
     rule = "have two classes or more; task='regression' takes labels as numbers"

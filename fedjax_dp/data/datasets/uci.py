@@ -88,6 +88,7 @@ _ATTACKS = (
     "back buffer_overflow ftp_write guess_passwd imap ipsweep land loadmodule multihop neptune "
     "nmap perl phf pod portsweep rootkit satan smurf spy teardrop warezclient warezmaster"
 )
+_INCOMES, _TEST_INCOMES = ("<=50K", ">50K"), ("<=50K.", ">50K.")
 _WORD = re.compile(r"[A-Za-z0-9_.-]+")
 _LABELS = (NORMAL, *(f"{attack}." for attack in _ATTACKS.split()))
 
@@ -140,8 +141,6 @@ ADULT: tuple[Column, ...] = (
         can_miss=True,
     ),
 )
-
-_INCOMES, _TEST_INCOMES = ("<=50K", ">50K"), ("<=50K.", ">50K.")
 
 
 def load_adult(

@@ -29,7 +29,7 @@ _MOST_BYTES = 12 * 2**20
 _MOST_ROWS = 1024
 
 
-class Plan(NamedTuple):
+class Tiling(NamedTuple):
     """How a convolution is cut.
 
     Attributes:
@@ -49,7 +49,7 @@ class Plan(NamedTuple):
     held: int
 
 
-def plan(x: Any, w: Any, y: Any, padding: Padding) -> Plan | None:
+def tiling_of(x: Any, w: Any, y: Any, padding: Padding) -> Tiling | None:
     """Cuts a convolution of images, kernels and results; None if it is too large."""
     (clients, examples, _, _, inputs), (_, height, width, _, outputs) = x.shape, w.shape
     out_high = y.shape[2]
@@ -70,7 +70,7 @@ def plan(x: Any, w: Any, y: Any, padding: Padding) -> Plan | None:
         transcendentals=0,
         bytes_accessed=clients * (examples * one + kernel),
     )
-    return Plan(padding, wide, count, rows, cost, held) if held <= _MOST_BYTES else None
+    return Tiling(padding, wide, count, rows, cost, held) if held <= _MOST_BYTES else None
 
 
 def _bytes(rows: int, channels: int, dtype: Any) -> int:
@@ -100,18 +100,18 @@ def convolve(
         n + sum(p) - k + 1 for n, p, k in zip(x.shape[2:4], padding, w.shape[1:3], strict=True)
     ]
     result = jax.ShapeDtypeStruct((*x.shape[:2], *sizes, outputs), x.dtype)
-    cut = plan(x, w, result, padding) if clients > 1 and result.size > 0 else None
-    if cut is None:
+    tiling = tiling_of(x, w, result, padding) if clients > 1 and result.size > 0 else None
+    if tiling is None:
         return otherwise(x, w, padding=padding, precision=precision)
     call = pl.pallas_call(
-        functools.partial(_convolve, width=width, found=cut, precision=_exact(precision)),
-        grid=(clients, x.shape[1] // cut.examples),
-        in_specs=[_images(x, cut), _kernels(height, width * inputs, outputs)],
-        out_specs=_images(result, cut),
+        functools.partial(_convolve, width=width, tiling=tiling, precision=_exact(precision)),
+        grid=(clients, x.shape[1] // tiling.examples),
+        in_specs=[_images(x, tiling), _kernels(height, width * inputs, outputs)],
+        out_specs=_images(result, tiling),
         out_shape=result,
-        scratch_shapes=_scratch(x, w, result, cut),
-        compiler_params=_params("parallel", result, cut),
-        cost_estimate=cut.cost,
+        scratch_shapes=_scratch(x, w, result, tiling),
+        compiler_params=_params("parallel", result, tiling),
+        cost_estimate=tiling.cost,
         interpret=interpret,
         name="convolution_of_clients",
     )
@@ -132,18 +132,18 @@ def kernel_gradient(
     pairs = zip(x.shape[2:4], padding, g.shape[2:4], strict=True)
     height, width = (n + sum(p) - m + 1 for n, p, m in pairs)
     kernel = jax.ShapeDtypeStruct((clients, height, width, inputs, outputs), jnp.float32)
-    cut = plan(x, kernel, g, padding) if clients > 1 and g.size > 0 else None
-    if cut is None:
+    tiling = tiling_of(x, kernel, g, padding) if clients > 1 and g.size > 0 else None
+    if tiling is None:
         return otherwise(x, g, padding=padding, precision=precision)
     call = pl.pallas_call(
-        functools.partial(_gradient, width=width, found=cut, precision=_exact(precision)),
-        grid=(clients, x.shape[1] // cut.examples),
-        in_specs=[_images(x, cut), _images(g, cut)],
+        functools.partial(_gradient, width=width, tiling=tiling, precision=_exact(precision)),
+        grid=(clients, x.shape[1] // tiling.examples),
+        in_specs=[_images(x, tiling), _images(g, tiling)],
         out_specs=_kernels(height, width * inputs, outputs),
         out_shape=jax.ShapeDtypeStruct((clients, height, width * inputs, outputs), jnp.float32),
-        scratch_shapes=_scratch(x, kernel, g, cut),
-        compiler_params=_params("arbitrary", g, cut),
-        cost_estimate=cut.cost,
+        scratch_shapes=_scratch(x, kernel, g, tiling),
+        compiler_params=_params("arbitrary", g, tiling),
+        cost_estimate=tiling.cost,
         interpret=interpret,
         name="kernel_gradient_of_clients",
     )
@@ -158,20 +158,20 @@ def _convolve(
     rows_ref: Any,
     *,
     width: int,
-    found: Plan,
+    tiling: Tiling,
     precision: Any,
 ) -> None:
-    rows, wide = found.rows, found.wide
+    rows, wide = tiling.rows, tiling.wide
 
     def piece(i: Any, at: Any) -> None:
-        _shift(image_ref, at, rows_ref, width, found)
+        _shift(image_ref, at, rows_ref, width, tiling)
         total = jnp.zeros((rows * wide, w_ref.shape[2]), jnp.float32)
         for d in range(w_ref.shape[0]):
             total += _dot(rows_ref[pl.ds(d * wide, rows * wide)], w_ref[d], 1, precision)
         result = total.reshape(rows, wide, -1)[:, : y_ref.shape[2]]
         y_ref[i, pl.ds(at, rows)] = result.astype(y_ref.dtype)
 
-    _each(piece, x_ref, image_ref, y_ref.shape[1], found)
+    _each(piece, x_ref, image_ref, y_ref.shape[1], tiling)
 
 
 def _gradient(
@@ -182,10 +182,10 @@ def _gradient(
     rows_ref: Any,
     *,
     width: int,
-    found: Plan,
+    tiling: Tiling,
     precision: Any,
 ) -> None:
-    rows, wide = found.rows, found.wide
+    rows, wide = tiling.rows, tiling.wide
     end = wide - g_ref.shape[2]
 
     @pl.when(pl.program_id(1) == 0)
@@ -193,7 +193,7 @@ def _gradient(
         w_ref[...] = jnp.zeros_like(w_ref)
 
     def piece(i: Any, at: Any) -> None:
-        _shift(image_ref, at, rows_ref, width, found)
+        _shift(image_ref, at, rows_ref, width, tiling)
         g = g_ref[i, pl.ds(at, rows)]
         if end:
             g = jnp.concatenate([g, jnp.zeros((rows, end, g.shape[2]), g.dtype)], 1)
@@ -201,31 +201,31 @@ def _gradient(
         for d in range(w_ref.shape[0]):
             w_ref[d] += _dot(rows_ref[pl.ds(d * wide, rows * wide)], g, 0, precision)
 
-    _each(piece, x_ref, image_ref, g_ref.shape[1], found)
+    _each(piece, x_ref, image_ref, g_ref.shape[1], tiling)
 
 
 def _each(
-    piece: Callable[[Any, Any], None], x_ref: Any, image_ref: Any, out_high: int, found: Plan
+    piece: Callable[[Any, Any], None], x_ref: Any, image_ref: Any, out_high: int, tiling: Tiling
 ) -> None:
     """Computes all pieces of all examples of a step, of images with zeros around."""
-    (low, high), _ = found.padding
+    (low, high), _ = tiling.padding
     count = x_ref.shape[1] + min(0, low) + min(0, high)
     taken, placed = pl.ds(max(0, -low), count), pl.ds(max(0, low), count)
     image_ref[...] = jnp.zeros_like(image_ref)
 
     def one(i: Any) -> None:
         image_ref[placed, pl.ds(0, x_ref.shape[2])] = x_ref[i, taken]
-        _loop(out_high // found.rows, lambda t: piece(i, t * found.rows))
+        _loop(out_high // tiling.rows, lambda t: piece(i, t * tiling.rows))
 
-    _loop(found.examples, one)
+    _loop(tiling.examples, one)
 
 
-def _shift(image_ref: Any, at: Any, rows_ref: Any, width: int, found: Plan) -> None:
+def _shift(image_ref: Any, at: Any, rows_ref: Any, width: int, tiling: Tiling) -> None:
     """Writes rows of an image, from one on, shifted by each column of a kernel."""
-    rows, channels = rows_ref.shape[0] // found.wide, image_ref.shape[2]
+    rows, channels = rows_ref.shape[0] // tiling.wide, image_ref.shape[2]
     flat = image_ref[pl.ds(at, rows)].reshape(-1, channels)
     for j in range(width):
-        by = j - found.padding[1][0]
+        by = j - tiling.padding[1][0]
         shifted = jnp.concatenate([flat[by:], flat[:by]]) if by else flat
         rows_ref[:, pl.ds(j * channels, channels)] = shifted
 
@@ -244,31 +244,31 @@ def _dot(a: jax.Array, b: jax.Array, contracted: int, precision: Any) -> jax.Arr
     )
 
 
-def _params(of_examples: Any, y: Any, found: Plan) -> pltpu.CompilerParams:
+def _params(of_examples: Any, y: Any, tiling: Tiling) -> pltpu.CompilerParams:
     """Lets the compiler compute operands, such as an activation of their entries, as they are read.
 
     That is worth more than operands of bfloat16, which it would write first. Where a step of the
     program has a loop, it fails to (libtpu 0.0.52: "Allocation … dematerialized").
     """
-    is_whole = found.examples == 1 and found.rows == y.shape[2]
+    is_whole = tiling.examples == 1 and tiling.rows == y.shape[2]
     return pltpu.CompilerParams(
         dimension_semantics=("parallel", of_examples), allow_input_fusion=[is_whole, is_whole]
     )
 
 
-def _images(x: Any, found: Plan) -> pl.BlockSpec:
-    return pl.BlockSpec((None, found.examples, *x.shape[2:]), lambda c, i: (c, i, 0, 0, 0))
+def _images(x: Any, tiling: Tiling) -> pl.BlockSpec:
+    return pl.BlockSpec((None, tiling.examples, *x.shape[2:]), lambda c, i: (c, i, 0, 0, 0))
 
 
 def _kernels(*shape: int) -> pl.BlockSpec:
     return pl.BlockSpec((None, *shape), lambda c, i: (c, 0, 0, 0))
 
 
-def _scratch(x: Any, w: Any, y: Any, found: Plan) -> list[Any]:
+def _scratch(x: Any, w: Any, y: Any, tiling: Tiling) -> list[Any]:
     """The image with its zeros, and rows of it, shifted."""
-    (_, height, width, inputs, _), wide = w.shape, found.wide
+    (_, height, width, inputs, _), wide = w.shape, tiling.wide
     image = pltpu.VMEM((y.shape[2] + height - 1, wide, inputs), x.dtype)
-    return [image, pltpu.VMEM(((found.rows + height - 1) * wide, width * inputs), x.dtype)]
+    return [image, pltpu.VMEM(((tiling.rows + height - 1) * wide, width * inputs), x.dtype)]
 
 
 def _exact(precision: Any) -> Any:

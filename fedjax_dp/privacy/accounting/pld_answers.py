@@ -33,6 +33,15 @@ _MAX_POINTS, _MAX_WINDOW = 2**17, 2**20
 _NEGLIGIBLE = -80.0
 # Beyond these a weight would overflow.
 _LARGEST_EXPONENT = 600.0
+# The probability cut off at the largest losses of all steps together, as a share of δ.
+_CUT = 2.0**-24
+# Other accountants treat losses beyond 1e13 as infinite.
+_LEAST_NOISE = 1e-7
+# Lattices are refined for a found ε of at least this many standard deviations of the loss.
+_LEAST_FOUND = 0.01
+# The fields of events that hold their noise, and those that hold their sampling.
+_NOISES = ("noise_multiplier", "noise_parameter", "standard_deviation")
+_CHANCES = ("sampling_probability", "truncated_batch_size")
 
 
 class Answer(NamedTuple):
@@ -362,16 +371,6 @@ class _Curve(NamedTuple):
         is_exact = j > 0 and self.is_sharp and self.infinite <= 1e-5 * total
         return Answer(min(total, 1.0), is_exact)
 
-
-# The probability cut off at the largest losses of all steps together, as a share of δ.
-_CUT = 2.0**-24
-# Other accountants treat losses beyond 1e13 as infinite.
-_LEAST_NOISE = 1e-7
-# Lattices are refined for a found ε of at least this many standard deviations of the loss.
-_LEAST_FOUND = 0.01
-# The fields of events that hold their noise, and those that hold their sampling.
-_NOISES = ("noise_multiplier", "noise_parameter", "standard_deviation")
-_CHANCES = ("sampling_probability", "truncated_batch_size")
 
 Parts = Sequence[tuple[DpEvent, int]]
 

@@ -30,6 +30,8 @@ LatticeNorm = Annotated[float, Gt(_LEAST_LATTICE_BOUND)]
 LatticeNorms = Annotated[jax.typing.ArrayLike, Gt(_LEAST_LATTICE_BOUND), Le(math.inf)]
 # Squares of float32 entries below this vanish; see `_factor`.
 _SMALLEST_SEEN = float(np.sqrt(np.finfo(np.float32).tiny))
+# An adapted clip norm outside of this range has diverged; it is held there.
+_SMALLEST, _LARGEST = 1e-12, 1e12
 
 
 def _leaves_of(tree: PyTree) -> tuple[list[jax.Array], Any]:
@@ -206,10 +208,6 @@ METHODS: dict[str, Callable[[PyTree, Scalar], tuple[PyTree, jax.Array]]] = {
     "global": clip_by_global_norm,
     "per_layer": clip_per_layer,
 }
-
-
-# A clip norm outside of this range has diverged; it is held there instead of reaching 0 or inf.
-_SMALLEST, _LARGEST = 1e-12, 1e12
 
 
 class AdaptiveClipping(NamedTuple):

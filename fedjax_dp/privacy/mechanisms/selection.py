@@ -19,6 +19,9 @@ from fedjax_dp.core.ranges import Bounds, Count, NonNegative, PositiveNumbers
 from fedjax_dp.privacy.events import CurveDpEvent, DpEvent
 from fedjax_dp.privacy.mechanisms import random_bits
 
+# Of a number that is drawn from the operating system.
+_BITS = 53
+
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
 class BoundedRangeDpEvent(CurveDpEvent):
@@ -197,9 +200,6 @@ def summed_scores(
     share = jnp.clip(jnp.asarray(scores, jnp.float32) / largest, 0.0, 1.0)
     whole = jnp.round(jnp.where(jnp.isnan(share), 1.0, share) * units).astype(jnp.int32)
     return jnp.sum(jnp.where(is_real, whole, 0), axis=-1)
-
-
-_BITS = 53
 
 
 def _uniform() -> float:

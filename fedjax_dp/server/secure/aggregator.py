@@ -143,11 +143,11 @@ class Masks(NamedTuple):
         if not self.is_masked:
             return coded, was_cut
         circle = arranged(self.graph, sender.public_key, sender.roster)
-        place = circle.place_of(sender.index)
+        position = circle.position_of(sender.index)
         every = jnp.ones(len(circle.clients), bool)
         line = masks.flat(coded)
         line += masks.mask(self.seeds.of_client(sender.public_key, sender.index), line)
-        line = masks.with_pair_masks(line, circle, place, self.seeds, sender.public_key, every)
+        line = masks.with_pair_masks(line, circle, position, self.seeds, sender.public_key, every)
         return masks.shaped(line, coded), was_cut
 
 

@@ -19,6 +19,9 @@ from fedjax_dp.server.base import Roster
 from fedjax_dp.server.fixed_point import Several
 from fedjax_dp.server.secure.secret_sharing import PRIME
 
+# Bytes of a public key of X25519; of a share, an element of the field; of an encryption's tag.
+_KEY, _SHARE, _TAG = 32, -(-PRIME.bit_length() // 8), 16
+
 
 class MaskGraph(NamedTuple):
     """Which pairs of a round's clients share masks, and what that survives.
@@ -176,34 +179,36 @@ def _check_numbers(num_clients: int, colluders: int, dropouts: int) -> None:
 class Circle:
     """The notified clients of a round in a circle; each shares masks with those within reach."""
 
-    clients: jax.Array  # By place, `[slots]`, int32; the first `count` are real.
+    clients: jax.Array  # By position, `[slots]`, int32; the first `count` are real.
     slots: jax.Array  # The slot of each, `[slots]`.
     count: jax.Array  # How many were notified, int32.
     reach: jax.Array  # To how many clients on either side edges go, int32.
 
-    def place_of(self, client: jax.Array) -> jax.Array:
-        """Finds the place of a client."""
+    def position_of(self, client: jax.Array) -> jax.Array:
+        """Finds the position of a client."""
         is_real = jnp.arange(len(self.clients)) < self.count
         return jnp.argmax((self.clients == client) & is_real)
 
-    def neighbor(self, place: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Finds a neighbour's place, for steps from 0 to twice the reach, and whether there is one.
+    def neighbor(self, position: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Finds a neighbour's position, for steps below twice the reach, and whether there is one.
 
-        Even steps go forward and odd ones back; the opposite place is one and counts once.
+        Even steps go forward and odd ones back; the opposite position is one and counts once.
         """
         distance, goes_back = step // 2 + 1, step % 2
-        neighbor = (place + jnp.where(goes_back, -distance, distance)) % jnp.maximum(self.count, 1)
+        neighbor = (position + jnp.where(goes_back, -distance, distance)) % jnp.maximum(
+            self.count, 1
+        )
         return neighbor, 2 * distance + goes_back <= self.count
 
     def num_sending(self, has_sent: jax.Array) -> jax.Array:
-        """Counts the neighbours of each place that have sent, by place, `[slots]`."""
-        places = jnp.arange(len(self.clients))
+        """Counts the neighbours of each position that have sent, by position, `[slots]`."""
+        positions = jnp.arange(len(self.clients))
 
         def add(step, counts):
-            neighbor, is_there = self.neighbor(places, step)
+            neighbor, is_there = self.neighbor(positions, step)
             return counts + (has_sent[neighbor] & is_there).astype(jnp.int32)
 
-        return jax.lax.fori_loop(0, 2 * self.reach, add, jnp.zeros(len(places), jnp.int32))
+        return jax.lax.fori_loop(0, 2 * self.reach, add, jnp.zeros(len(positions), jnp.int32))
 
 
 def arranged(graph: MaskGraph, public_key: PRNGKey, roster: Roster) -> Circle:
@@ -227,13 +232,13 @@ def neighbors_of(graph: MaskGraph, public_key: PRNGKey, roster: Roster) -> dict[
     circle = jax.device_get(arranged(graph, public_key, roster))
     clients, reach = circle.clients[: circle.count].tolist(), int(circle.reach)
     steps = [step for i in range(1, reach + 1) for step in (-i, i)]
-    # The opposite place may be reached both ways.
-    near = ({(place + step) % len(clients) for step in steps} for place in range(len(clients)))
-    return {c: sorted(clients[p] for p in places) for c, places in zip(clients, near, strict=True)}
-
-
-# A public key of X25519; a share, an element of the field; the tag of an encryption.
-_KEY, _SHARE, _TAG = 32, -(-PRIME.bit_length() // 8), 16
+    # The opposite position may be reached both ways.
+    near = (
+        {(position + step) % len(clients) for step in steps} for position in range(len(clients))
+    )
+    return {
+        c: sorted(clients[p] for p in positions) for c, positions in zip(clients, near, strict=True)
+    }
 
 
 @checked

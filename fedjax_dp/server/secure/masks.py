@@ -85,19 +85,19 @@ def mask(seed: jax.Array, like: Line) -> Line:
 def with_pair_masks(
     line: Line,
     circle: Circle,
-    place: jax.Array,
+    position: jax.Array,
     keys: MaskKeys,
     public_key: PRNGKey,
     counts: jax.Array,
 ) -> Line:
-    """Adds the masks of the client at a place with those neighbours, by place, that count.
+    """Adds the masks of the client at a position with those neighbours, by position, that count.
 
     Of two clients the one of the smaller index adds the mask, and the other subtracts it.
     """
-    client = circle.clients[place]
+    client = circle.clients[position]
 
     def one(step, line):
-        neighbor, exists = circle.neighbor(place, step)
+        neighbor, exists = circle.neighbor(position, step)
         other = circle.clients[neighbor]
 
         def with_mask(line):
