@@ -28,8 +28,7 @@ from fedjax_dp.engine import examples_of
 from fedjax_dp.experiment import Config, assemble, load_config
 from fedjax_dp.experiment.running.starting import new_root
 from fedjax_dp.io import drawing, plots
-from fedjax_dp.server.clustering import Similarity
-from fedjax_dp.server.mixture import fit_mixture, principal_features
+from fedjax_dp.server.clustering import Similarity, fit_mixture, principal_features
 
 HERE = pathlib.Path(__file__).parent
 SIZES = (600, 300)

@@ -27,7 +27,7 @@ from fedjax_dp.experiment import assemble, load_config
 from fedjax_dp.experiment.running.starting import new_root
 from fedjax_dp.io import plots
 from fedjax_dp.privacy.accounting import budgets
-from fedjax_dp.server.robust_pca import principal_component_pursuit
+from fedjax_dp.server.noise_aware import principal_component_pursuit
 
 HERE = pathlib.Path(__file__).parent
 # Of E.1, and of E.2.

@@ -51,18 +51,16 @@ from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.claims import RecordClaim
 from fedjax_dp.server.clustering import (
     ClusterAggregate,
-    Similarity,
-    mean_per_cluster,
-    no_similarity,
-)
-from fedjax_dp.server.mean import ModelChoice
-from fedjax_dp.server.mixture import (
     Mixture,
+    Similarity,
     fit_best_mixture,
     fit_mixture,
+    mean_per_cluster,
+    no_similarity,
     num_soft_rounds,
     principal_features,
 )
+from fedjax_dp.server.mean import ModelChoice
 
 NOT_COVERED = (
     "which cluster a client chose, by exact loss on its data: the ε stated here is that of its "

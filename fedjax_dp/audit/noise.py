@@ -18,7 +18,7 @@ from fedjax_dp.privacy.mechanisms.distributed import (
     DistributedDiscreteGaussianDpEvent,
     SkellamDpEvent,
 )
-from fedjax_dp.privacy.mechanisms.scalar_noise import EntrywiseDpEvent
+from fedjax_dp.privacy.mechanisms.noise import EntrywiseDpEvent
 
 # Sums and norms are float32: this share of a bound is rounding, not a leak.
 ROUNDING = 1e-4

@@ -27,7 +27,7 @@ from fedjax_dp.privacy.mechanisms.gamma_shares import (
     draw_shares,
     minimizer_sensitivity,
 )
-from fedjax_dp.privacy.mechanisms.scalar_noise import BoundedLaplaceDpEvent, StaircaseDpEvent
+from fedjax_dp.privacy.mechanisms.noise import BoundedLaplaceDpEvent, StaircaseDpEvent
 
 Mechanism = Literal["laplace", "gaussian", "bounded_laplace", "staircase", "gamma_shares"]
 # Rounding errors of the bound itself, and of entries on a lattice, are at most this share of it.

@@ -14,9 +14,14 @@ from fedjax_dp.server.base import (
 from fedjax_dp.server.clustering import (
     ClusterAggregate,
     Clusters,
+    Mixture,
     Similarity,
+    fit_best_mixture,
+    fit_mixture,
     kmeans,
     mean_per_cluster,
+    num_soft_rounds,
+    principal_features,
     similarity_of,
 )
 from fedjax_dp.server.distributed import discrete_mean, num_shares
@@ -33,16 +38,13 @@ from fedjax_dp.server.mean import (
     uniform_mean,
     weighted_mean,
 )
-from fedjax_dp.server.mixture import (
-    Mixture,
-    fit_best_mixture,
-    fit_mixture,
-    num_soft_rounds,
-    principal_features,
-)
 from fedjax_dp.server.noise_aware import (
+    Decomposition,
+    NoiseEstimate,
+    estimate_noise,
     inverse_noise_weights,
     noise_aware_mean,
+    principal_component_pursuit,
     weighted_by_client,
 )
 from fedjax_dp.server.oblivious import oblivious_mean
@@ -57,12 +59,6 @@ from fedjax_dp.server.private import (
     laplace_mean,
     private_mean,
     staircase_mean,
-)
-from fedjax_dp.server.robust_pca import (
-    Decomposition,
-    NoiseEstimate,
-    estimate_noise,
-    principal_component_pursuit,
 )
 from fedjax_dp.server.stacked_means import (
     UpdateWithLoss,

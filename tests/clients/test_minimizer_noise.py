@@ -18,7 +18,7 @@ from fedjax_dp.clients.minimizer_noise import minimizer_noise
 from fedjax_dp.data import sampling
 from fedjax_dp.privacy.mechanisms import clipping
 from fedjax_dp.privacy.mechanisms.gamma_shares import GammaSharesDpEvent
-from fedjax_dp.privacy.mechanisms.scalar_noise import BoundedLaplaceDpEvent, StaircaseDpEvent
+from fedjax_dp.privacy.mechanisms.noise import BoundedLaplaceDpEvent, StaircaseDpEvent
 
 pytestmark = floats
 

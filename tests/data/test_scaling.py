@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_dp.data import datasets
-from fedjax_dp.data.datasets import tabular, uci
+from fedjax_dp.data.datasets import public_tables, tabular
 
 RNG = np.random.default_rng(3)
 
@@ -89,5 +89,5 @@ def test_amounts_of_any_magnitude_are_scaled_by_their_logarithm():
 
 
 def test_every_number_of_a_connection_has_a_range():
-    assert set(uci._RANGES) == set(uci.NUMBER_COLUMNS)
-    assert all(column.low == 0 < column.high for column in uci._RANGES.values())
+    assert set(public_tables._RANGES) == set(public_tables.NUMBER_COLUMNS)
+    assert all(column.low == 0 < column.high for column in public_tables._RANGES.values())

@@ -33,7 +33,7 @@ from data_files import (
 from marks import later, telling
 
 from fedjax_dp.data import FederatedData, datasets
-from fedjax_dp.data.datasets import uci
+from fedjax_dp.data.datasets import public_tables
 from fedjax_dp.data.datasets.tabular import Numeric
 from fedjax_dp.io.params import read_params, write_params
 
@@ -385,13 +385,14 @@ def row_of(columns: Any, rng: np.random.Generator) -> list[str]:
 def write_adult(folder: pathlib.Path, rng: np.random.Generator) -> None:
     for name, head, stop in (("adult.data", "", ""), ("adult.test", "|1x3 Cross validator\n", ".")):
         rows = [
-            ", ".join([*row_of(uci.ADULT, rng), ("<=50K", ">50K")[i % 2] + stop]) for i in range(6)
+            ", ".join([*row_of(public_tables.ADULT, rng), ("<=50K", ">50K")[i % 2] + stop])
+            for i in range(6)
         ]
         (folder / name).write_text(head + "\n".join(rows) + "\n")
 
 
 def adult_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
-    numeric = [i for i, c in enumerate(uci.ADULT) if isinstance(c, Numeric)]
+    numeric = [i for i, c in enumerate(public_tables.ADULT) if isinstance(c, Numeric)]
     for name in ("adult.data", "adult.test"):
         yield from text_harms(folder / name, rng)
         yield from table_harms(folder / name, rng, ", ", numeric, [1, 9])

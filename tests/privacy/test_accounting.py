@@ -18,7 +18,7 @@ from fedjax_dp.privacy.accounting.ledger import Ledger, UnsupportedEvent
 from fedjax_dp.privacy.accounting.poisson import epsilon_of_poisson
 from fedjax_dp.privacy.events import Advice
 from fedjax_dp.privacy.mechanisms.distributed import SkellamDpEvent
-from fedjax_dp.privacy.mechanisms.scalar_noise import (
+from fedjax_dp.privacy.mechanisms.noise import (
     BoundedLaplaceDpEvent,
     PureDpEvent,
     StaircaseDpEvent,

@@ -13,8 +13,8 @@ from scipy import special, stats
 
 from fedjax_dp.core.backend import traced_for
 from fedjax_dp.privacy.mechanisms import mechanism as mechanisms
+from fedjax_dp.privacy.mechanisms import noise as sn
 from fedjax_dp.privacy.mechanisms import random_bits
-from fedjax_dp.privacy.mechanisms import scalar_noise as sn
 from fedjax_dp.privacy.mechanisms.selection import select
 
 pytestmark = floats

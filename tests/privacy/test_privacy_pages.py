@@ -18,7 +18,7 @@ from fedjax_dp.privacy import events as ev
 from fedjax_dp.privacy.accounting.dp_accounting_adapter import require_analysis
 from fedjax_dp.privacy.mechanisms.distributed import make_central_plan
 from fedjax_dp.privacy.mechanisms.gamma_shares import GammaSharesDpEvent
-from fedjax_dp.privacy.mechanisms.scalar_noise import BoundedLaplaceDpEvent, StaircaseDpEvent
+from fedjax_dp.privacy.mechanisms.noise import BoundedLaplaceDpEvent, StaircaseDpEvent
 from fedjax_dp.privacy.mechanisms.selection import selection_event
 from fedjax_dp.privacy.reports import facts, statement
 

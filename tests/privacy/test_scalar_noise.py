@@ -17,7 +17,7 @@ from fedjax_dp.experiment.schema.config import StaircaseLevel
 from fedjax_dp.privacy import events as ev
 from fedjax_dp.privacy import mechanisms
 from fedjax_dp.privacy.accounting.ledger import Ledger
-from fedjax_dp.privacy.mechanisms import scalar_noise as sn
+from fedjax_dp.privacy.mechanisms import noise as sn
 from fedjax_dp.privacy.mechanisms.clipping import (
     clip_entries,
     clip_entries_to_lattice,

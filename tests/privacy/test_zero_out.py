@@ -14,7 +14,7 @@ from fedjax_dp.privacy import sensitivities
 from fedjax_dp.privacy.accounting.calibration import calibrate_poisson
 from fedjax_dp.privacy.accounting.ledger import Ledger, UnsupportedEvent
 from fedjax_dp.privacy.mechanisms.distributed import make_plan
-from fedjax_dp.privacy.mechanisms.scalar_noise import BoundedLaplaceDpEvent, StaircaseDpEvent
+from fedjax_dp.privacy.mechanisms.noise import BoundedLaplaceDpEvent, StaircaseDpEvent
 from fedjax_dp.privacy.mechanisms.selection import selection_event
 
 pytestmark = floats

@@ -12,7 +12,7 @@ from oracles import noise_aware
 from fedjax_dp import server
 from fedjax_dp.privacy import calibrate_poisson
 from fedjax_dp.privacy.accounting import budgets
-from fedjax_dp.server.robust_pca import blocks_of
+from fedjax_dp.server.noise_aware import blocks_of
 
 PARAMETERS, CLIENTS = 4000, 20
 

@@ -11,14 +11,13 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.registry import Registry, grouped, is_own, options_of
 from fedjax_dp.data.datasets import (
-    credit_card_fraud,
     image_files,
     mnist,
+    public_tables,
     shakespeare,
     stackoverflow,
     stores,
     table,
-    uci,
 )
 from fedjax_dp.data.datasets.base import Dataset
 from fedjax_dp.data.datasets.catalog import (
@@ -47,14 +46,14 @@ LOADERS: Registry[Callable[..., Dataset]] = Registry(
         "tiny_imagenet": image_files.load_tiny_imagenet,
         "emnist": mnist.load_emnist,
         "femnist": mnist.load_femnist,
-        "adult": uci.load_adult,
-        "heart_disease": uci.load_heart_disease,
+        "adult": public_tables.load_adult,
+        "heart_disease": public_tables.load_heart_disease,
         "shakespeare": shakespeare.load,
         "tiny_shakespeare": shakespeare.load_tiny,
         "stackoverflow": stackoverflow.load,
         "flair": image_files.load_flair,
-        "kddcup99": uci.load_kddcup99,
-        "credit_card_fraud": credit_card_fraud.load,
+        "kddcup99": public_tables.load_kddcup99,
+        "credit_card_fraud": public_tables.load_credit_card_fraud,
         "table": table.load,
         "parquet": stores.load_parquet,
         "store": stores.load,

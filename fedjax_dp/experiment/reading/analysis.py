@@ -20,7 +20,7 @@ from fedjax_dp.experiment.schema.sections import Section
 from fedjax_dp.privacy.accounting import dp_accounting_adapter
 from fedjax_dp.privacy.events import Advice, DpEvent, UnsupportedEvent
 from fedjax_dp.privacy.mechanisms.distributed import DistributedDiscreteGaussianDpEvent
-from fedjax_dp.privacy.mechanisms.scalar_noise import BoundedLaplaceDpEvent, StaircaseDpEvent
+from fedjax_dp.privacy.mechanisms.noise import BoundedLaplaceDpEvent, StaircaseDpEvent
 
 # The event of each mechanism, with arbitrary numbers, on which no analysis depends: building a
 # mechanism would start JAX before the devices of a run are made.

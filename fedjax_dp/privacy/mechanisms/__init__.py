@@ -32,12 +32,13 @@ from fedjax_dp.privacy.mechanisms.mechanism import (
     laplace,
     staircase,
 )
-from fedjax_dp.privacy.mechanisms.noise import add_gaussian, add_laplace
-from fedjax_dp.privacy.mechanisms.scalar_noise import (
+from fedjax_dp.privacy.mechanisms.noise import (
     BoundedLaplaceDpEvent,
     PureDpEvent,
     StaircaseDpEvent,
     add_bounded_laplace,
+    add_gaussian,
+    add_laplace,
     add_staircase,
 )
 from fedjax_dp.privacy.mechanisms.selection import (

@@ -16,13 +16,13 @@ from fedjax_dp.core.ranges import HalfFraction, NonNegativeNumbers, Norms, ZeroO
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy import sensitivities
 from fedjax_dp.privacy.events import DpEvent, concrete
-from fedjax_dp.privacy.mechanisms import clipping, noise, scalar_noise
+from fedjax_dp.privacy.mechanisms import clipping, noise
 from fedjax_dp.privacy.mechanisms.clipping import LatticeNorms
 from fedjax_dp.privacy.sensitivities import Scalar, Sensitivity
 
 # 1/ε of one entry that staircase noise hides.
-SMALLEST_STAIRCASE_MULTIPLIER = 1 / scalar_noise.LARGEST_STAIRCASE_EPSILON
-LARGEST_STAIRCASE_MULTIPLIER = 1 / scalar_noise.SMALLEST_STAIRCASE_EPSILON
+SMALLEST_STAIRCASE_MULTIPLIER = 1 / noise.LARGEST_STAIRCASE_EPSILON
+LARGEST_STAIRCASE_MULTIPLIER = 1 / noise.SMALLEST_STAIRCASE_EPSILON
 StaircaseMultiplier = Annotated[
     float, ZeroOrAtLeast(SMALLEST_STAIRCASE_MULTIPLIER), Le(LARGEST_STAIRCASE_MULTIPLIER)
 ]
@@ -175,9 +175,9 @@ def staircase(
         noise_multiplier,
         num_entries,
         relation,
-        scalar_noise.add_staircase,
-        scalar_noise.staircase_stddev,
-        lambda z: scalar_noise.StaircaseDpEvent(z, num_entries),
+        noise.add_staircase,
+        noise.staircase_stddev,
+        lambda z: noise.StaircaseDpEvent(z, num_entries),
     )
 
 
@@ -192,7 +192,7 @@ def bounded_laplace(
 ) -> Mechanism:
     """Builds the bounded Laplace mechanism on a sum of contributions whose entries are bounded.
 
-    No release is farther from the exact sum than `scalar_noise.bounded_laplace_range`. The price of
+    No release is farther from the exact sum than `noise.bounded_laplace_range`. The price of
     a vector is that of its entries together, so that it is for models of few parameters.
 
     Guarantee: one entry of one release is (1/noise_multiplier, entry_delta)-DP under add/remove;
@@ -213,7 +213,7 @@ def bounded_laplace(
     """
 
     def noise_of(key: PRNGKey, total: PyTree, epsilon: jax.Array, step: jax.Array) -> PyTree:
-        return scalar_noise.add_bounded_laplace(key, total, epsilon, entry_delta, step)
+        return noise.add_bounded_laplace(key, total, epsilon, entry_delta, step)
 
     return _by_entries(
         "bounded_laplace",
@@ -222,8 +222,8 @@ def bounded_laplace(
         num_entries,
         relation,
         noise_of,
-        lambda epsilon: scalar_noise.bounded_laplace_stddev(epsilon, entry_delta),
-        lambda z: scalar_noise.BoundedLaplaceDpEvent(z, num_entries, entry_delta),
+        lambda epsilon: noise.bounded_laplace_stddev(epsilon, entry_delta),
+        lambda z: noise.BoundedLaplaceDpEvent(z, num_entries, entry_delta),
     )
 
 

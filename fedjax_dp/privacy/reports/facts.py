@@ -22,7 +22,7 @@ from fedjax_dp.privacy.mechanisms.distributed import (
     SkellamDpEvent,
 )
 from fedjax_dp.privacy.mechanisms.gamma_shares import GammaSharesDpEvent
-from fedjax_dp.privacy.mechanisms.scalar_noise import (
+from fedjax_dp.privacy.mechanisms.noise import (
     BoundedLaplaceDpEvent,
     PureDpEvent,
     StaircaseDpEvent,
