@@ -1,8 +1,7 @@
 """Exact, non-private evaluation: loss, accuracy, other metrics, fairness over clients."""
 
 from fedjax_dp.evaluation.evaluate import Evaluation, personal_evaluator, shared_evaluator
-from fedjax_dp.evaluation.fairness import summarize, wilson_interval
-from fedjax_dp.evaluation.heterogeneity import Heterogeneity, heterogeneity
+from fedjax_dp.evaluation.fairness import Heterogeneity, heterogeneity, summarize, wilson_interval
 from fedjax_dp.evaluation.metrics import Metric
 
 __all__ = [

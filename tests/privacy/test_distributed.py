@@ -16,7 +16,6 @@ from fedjax_dp.privacy import events as ev
 from fedjax_dp.privacy.accounting.calibration import calibrate_noise_multiplier
 from fedjax_dp.privacy.accounting.ledger import Ledger, UnsupportedEvent
 from fedjax_dp.privacy.mechanisms import distributed as dist
-from fedjax_dp.privacy.mechanisms import rotation
 
 pytestmark = floats
 
@@ -49,13 +48,13 @@ def total_of(mechanism, trees, seed=0):
 def test_rotation_is_the_signed_hadamard_matrix(d):
     x = jnp.asarray(np.random.default_rng(0).normal(size=d), jnp.float32)
     key = jax.random.key(0)
-    rotated = rotation.rotate(key, x)
-    signs = np.asarray(rotation.rotate_back(key, rotation.rotate(key, jnp.ones(d))))
+    rotated = dist.rotate(key, x)
+    signs = np.asarray(dist.rotate_back(key, dist.rotate(key, jnp.ones(d))))
     np.testing.assert_allclose(signs, 1, atol=1e-5)
     matrix = linalg.hadamard(d) / np.sqrt(d)
     drawn = np.asarray(jax.random.rademacher(key, (d,), jnp.float32))
     np.testing.assert_allclose(rotated, matrix @ (drawn * np.asarray(x)), atol=1e-5)
-    np.testing.assert_allclose(rotation.rotate_back(key, rotated), x, atol=1e-6)
+    np.testing.assert_allclose(dist.rotate_back(key, rotated), x, atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(rotated), np.linalg.norm(x), rtol=1e-6)
 
 
@@ -63,16 +62,16 @@ def test_rotation_is_the_signed_hadamard_matrix(d):
 def test_rotation_spreads_a_spike_and_rotations_add_up():
     key = jax.random.key(1)
     spike = jnp.zeros(1024).at[5].set(32.0)
-    np.testing.assert_allclose(np.abs(rotation.rotate(key, spike)), 1.0, rtol=1e-6)
-    both = rotation.rotate(key, spike) + rotation.rotate(key, jnp.ones(1024))
-    np.testing.assert_allclose(rotation.rotate(key, spike + 1), both, atol=1e-4)
+    np.testing.assert_allclose(np.abs(dist.rotate(key, spike)), 1.0, rtol=1e-6)
+    both = dist.rotate(key, spike) + dist.rotate(key, jnp.ones(1024))
+    np.testing.assert_allclose(dist.rotate(key, spike + 1), both, atol=1e-4)
 
 
 def test_trees_survive_the_way_through_a_vector():
     (tree,) = updates(1, 1.0)
-    layout = rotation.layout_of(tree)
+    layout = dist.layout_of(tree)
     assert (layout.dimension, layout.padded) == (187, 256)
-    back = rotation.unflatten(rotation.flatten(tree, layout), layout)
+    back = dist.unflatten(dist.flatten(tree, layout), layout)
     chex.assert_trees_all_equal(back, tree)
 
 

@@ -13,13 +13,12 @@ from fedjax_dp.data import sampling
 from fedjax_dp.data.participants import participation
 from fedjax_dp.privacy import events as ev
 from fedjax_dp.privacy.accounting import rdp
-from fedjax_dp.privacy.accounting.large_delta import large_delta
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.accounting.renyi import rdp_curves
 from fedjax_dp.privacy.mechanisms.distributed import make_central_plan
 from fedjax_dp.privacy.mechanisms.noise import BoundedLaplaceDpEvent, StaircaseDpEvent
 from fedjax_dp.privacy.reports import statement as st
-from fedjax_dp.privacy.reports.statement import for_paper
+from fedjax_dp.privacy.reports.statement import for_paper, large_delta
 
 
 def poisson(q, z):

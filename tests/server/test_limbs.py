@@ -8,7 +8,7 @@ from marks import floats
 from oracles.floats import nearest
 
 from fedjax_dp.core import sums
-from fedjax_dp.server.secure import fixed_point, limbs, masks, words
+from fedjax_dp.server.secure import fixed_point, masks, words
 
 pytestmark = floats
 
@@ -36,11 +36,11 @@ def integers_of(split):
 
 def test_integers_are_rounded_once_to_floats_and_floats_are_integers_exactly():
     integers = some_integers()
-    found = np.asarray(jax.jit(limbs.to_floats)(limbs_of(integers)))
+    found = np.asarray(jax.jit(words.floats_of_limbs)(limbs_of(integers)))
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, np.array([float(nearest(n)) for n in integers]))
     whole = found[np.abs(found) < 2**63]
-    split = np.asarray(jax.jit(limbs.of_floats)(whole))
+    split = np.asarray(jax.jit(words.limbs_of_floats)(whole))
     np.testing.assert_array_equal(split, limbs_of([int(x) for x in whole]))
 
 

@@ -28,10 +28,10 @@ from fedjax_dp.server.secure import (
     agreed_keys,
     all_pairs,
     fixed_point,
-    limbs,
     masked,
     masking_facts,
     random_neighbors,
+    words,
 )
 
 # Integer bits of words by default.
@@ -164,7 +164,7 @@ def _encoding(
     fits = bits is None or largest == 1 or bits >= least
     checks.require(fits, "secure_aggregation.integer_bits", rule, bits)
     word_bits, count = section.word_bits, participation.capacity
-    limbs.check_words("secure_aggregation.word_bits", word_bits, count)
+    words.check_words("secure_aggregation.word_bits", word_bits, count)
     options: dict[str, Any] = {"fraction_bits": section.fraction_bits, "word_bits": word_bits}
     if bits is not None:
         options["integer_bits"] = bits

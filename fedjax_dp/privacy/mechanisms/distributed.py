@@ -11,7 +11,7 @@ import numpy as np
 from annotated_types import Ge, Le
 from chex import PRNGKey
 
-from fedjax_dp.core import checks, keys
+from fedjax_dp.core import checks, keys, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import (
     Count,
@@ -24,7 +24,7 @@ from fedjax_dp.core.ranges import (
 )
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.events import CurveDpEvent, DpEvent
-from fedjax_dp.privacy.mechanisms import clipping, discrete, rotation
+from fedjax_dp.privacy.mechanisms import clipping, discrete
 
 _MAX_TRIES = 64
 # Norms of rounded vectors are summed in float32, with an error below 2^-18 for up to 2^30 entries;
@@ -396,7 +396,7 @@ def discrete_mechanism(structure: PyTree, plan: Plan) -> DiscreteMechanism:
     Raises:
       ValueError: if plan and structure differ in size, or the noise is too wide for the lattice.
     """
-    layout = rotation.layout_of(structure, is_padded=plan.is_rotated)
+    layout = layout_of(structure, is_padded=plan.is_rotated)
     rule = f"be that of the structure, {layout.padded}"
     checks.require(plan.dimension == layout.padded, "plan.dimension", rule, plan.dimension)
     discrete.check_scale("sigma", plan.share_stddev)
@@ -418,9 +418,9 @@ def discrete_mechanism(structure: PyTree, plan: Plan) -> DiscreteMechanism:
 
     def encode(rotation_key: PRNGKey, client_key: PRNGKey, tree: PyTree) -> jax.Array:
         clipped, _ = clipping.clip_by_global_norm(tree, plan.clip_norm)
-        vector = rotation.flatten(clipped, layout)
+        vector = flatten(clipped, layout)
         if plan.is_rotated:
-            vector = rotation.rotate(rotation_key, vector)
+            vector = rotate(rotation_key, vector)
         rounded = round_conditionally(
             keys.fold(client_key, 0), vector / plan.granularity, plan.l2_norm_squared
         )
@@ -431,8 +431,8 @@ def discrete_mechanism(structure: PyTree, plan: Plan) -> DiscreteMechanism:
         centred = centre(total, plan.bits)
         vector = centred.astype(jnp.float32) * plan.granularity
         if plan.is_rotated:
-            vector = rotation.rotate_back(rotation_key, vector)
-        return rotation.unflatten(vector, layout)
+            vector = rotate_back(rotation_key, vector)
+        return unflatten(vector, layout)
 
     return DiscreteMechanism(
         plan=plan,
@@ -496,3 +496,65 @@ def round_conditionally(
     _, rounded = jax.lax.while_loop(again, next_attempt, first)
     rounded = jnp.where(is_long(rounded), jnp.trunc(vector), rounded)
     return rounded.astype(jnp.int32)
+
+
+class Layout(NamedTuple):
+    """The layout of a tree as one vector."""
+
+    treedef: Any
+    shapes: tuple[tuple[int, ...], ...]  # Of the leaves.
+    dimension: int  # The number of scalars.
+    padded: int  # The length of the vector, a power of two if it is to be rotated.
+
+
+def layout_of(tree: PyTree, *, is_padded: bool = True) -> Layout:
+    """Reads the layout of a tree of arrays or shapes, padded to a power of two or not."""
+    leaves, treedef = jax.tree.flatten(tree)
+    dimension = trees.num_parameters(leaves)
+    padded = 1 << max(dimension - 1, 0).bit_length() if is_padded else dimension
+    return Layout(treedef, tuple(tuple(x.shape) for x in leaves), dimension, padded)
+
+
+def flatten(tree: PyTree, layout: Layout) -> jax.Array:
+    """Writes a tree as one vector, `[padded]` in float32 or better, padded with zeros."""
+    leaves = [trees.at_least_float32(jnp.asarray(x)).ravel() for x in jax.tree.leaves(tree)]
+    flat = jnp.concatenate(leaves) if leaves else jnp.zeros(0)
+    return jnp.pad(flat, (0, layout.padded - layout.dimension))
+
+
+def unflatten(vector: jax.Array, layout: Layout) -> PyTree:
+    """Reads a tree back from its vector and drops the padding."""
+    sizes = [math.prod(shape) for shape in layout.shapes]
+    parts = jnp.split(vector[: layout.dimension], np.cumsum(sizes)[:-1])
+    leaves = [part.reshape(shape) for part, shape in zip(parts, layout.shapes, strict=True)]
+    return jax.tree.unflatten(layout.treedef, leaves)
+
+
+def rotate(key: PRNGKey, vector: jax.Array) -> jax.Array:
+    """Applies random signs and the orthonormal Walsh-Hadamard transform, d being a power of two.
+
+    All parties of one sum use the same key, so that the rotated vectors add up.
+
+    Source: Kairouz, Liu, Steinke 2021, section 4.2.
+    """
+    return _hadamard(vector * _signs(key, vector))
+
+
+def rotate_back(key: PRNGKey, vector: jax.Array) -> jax.Array:
+    """Undoes `rotate` with the same key."""
+    return _hadamard(vector) * _signs(key, vector)
+
+
+def _signs(key: PRNGKey, vector: jax.Array) -> jax.Array:
+    return jax.random.rademacher(key, vector.shape, vector.dtype)
+
+
+def _hadamard(vector: jax.Array) -> jax.Array:
+    """The orthonormal transform, its own inverse, in log2(d) passes."""
+    (d,) = vector.shape
+    half = 1
+    while half < d:
+        pairs = vector.reshape(-1, 2, half)
+        vector = jnp.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1)
+        half *= 2
+    return vector.reshape(d) / math.sqrt(d)

@@ -13,7 +13,7 @@ from fedjax_dp.privacy.claims import ClientClaim
 from fedjax_dp.privacy.mechanisms.distributed import Plan
 from fedjax_dp.server.base import Aggregator, Close, Diagnostic, Fate, Roster, Sender, Summed
 from fedjax_dp.server.fixed_point import FixedPoint
-from fedjax_dp.server.secure import limbs, masks, words
+from fedjax_dp.server.secure import masks, words
 from fedjax_dp.server.secure.graphs import Circle, MaskGraph, arranged
 from fedjax_dp.server.secure.key_agreement import MaskKeys, simulated_keys
 
@@ -78,7 +78,7 @@ def masked(
     """
     checks.require(isinstance(aggregator, Summed), "aggregator", "be Summed", type(aggregator))
     checks.one_of("form", form, get_args(Form))
-    limbs.check_words("encoding.word_bits", encoding.word_bits, encoding.max_clients)
+    words.check_words("encoding.word_bits", encoding.word_bits, encoding.max_clients)
     rule = f"hold the {graph.num_clients} clients of the graph"
     fits = encoding.max_clients >= graph.num_clients
     checks.require(fits, "encoding.max_clients", rule, encoding.max_clients)
