@@ -55,18 +55,13 @@ def programs_folder() -> str | None:
 
 
 class Facts(NamedTuple):
-    """What a backend reports about one of its devices; `core.choices` follows from it.
+    """What a backend reports about one of its devices; `core.choices` follows from it."""
 
-    The kind of the backend ("cpu", "gpu" or "tpu"), the name of the device, the compute capability
-    ("9.0" for NVIDIA, "gfx942" for AMD, empty elsewhere), the multiprocessors of a GPU or the cores
-    of a TPU, and the bytes of one device.
-    """
-
-    backend: str
-    device: str = ""
-    compute_capability: str = ""
-    cores: int | None = None
-    memory: float = math.inf
+    backend: str  # "cpu", "gpu" or "tpu".
+    device: str = ""  # The name of its kind.
+    compute_capability: str = ""  # "9.0" for NVIDIA, "gfx942" for AMD, else empty.
+    cores: int | None = None  # Multiprocessors of a GPU, or cores of a TPU.
+    memory: float = math.inf  # Bytes.
 
 
 def backend() -> str:

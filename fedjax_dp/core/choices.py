@@ -164,11 +164,7 @@ class Choices(NamedTuple):
 
 
 def choices(facts: Facts, measured: Measured | None = None) -> Choices:
-    """Chooses layout and precision for a backend; measured speeds have no effect on a CPU.
-
-    Without measured speeds products are exact, and convolutions are native on TPUs and NVIDIA GPUs
-    and products of patches elsewhere. With them, what is faster by a quarter replaces the default.
-    """
+    """Chooses layout and precision for a backend; measured speeds have no effect on a CPU."""
     is_cpu = facts.backend == "cpu"
     share = _SHARE * facts.memory
     found = Choices(

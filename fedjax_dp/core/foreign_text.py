@@ -21,10 +21,7 @@ _LATEX = {c: "\\" + c for c in "&%$#_{}"} | {
 
 
 def visible(text: str, *, keeps_lines: bool = False) -> str:
-    """Writes controls and ends of lines as escapes, so that they have no effect.
-
-    With `keeps_lines` ends of lines and tabs stay, for text that was laid out here.
-    """
+    """Writes controls, and ends of lines unless `keeps_lines`, as escapes without an effect."""
     if text.isascii() and text.isprintable():
         return text
 

@@ -57,10 +57,7 @@ def watched(watch: Watch | None) -> Iterator[None]:
 
 
 def note_finite(what: str, tree: PyTree, counts: Any = True, **where: Any) -> None:
-    """Reports whether arrays that count are finite, in debug mode.
-
-    Values never leave. `where` has the round, client and local step, as far as they are known.
-    """
+    """Reports in debug mode whether arrays that count are finite, and where; values never leave."""
     watch = _WATCH.get()
     if watch is None:
         return

@@ -93,18 +93,13 @@ class Operation(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What one pass of a scope costs, without the loops in it that are scopes of their own.
+    """What one pass of a scope costs, without the loops in it that are scopes of their own."""
 
-    The operations (kernels on a GPU), the bytes read and written, the floating-point operations of
-    products and convolutions, the seconds of the compiler's own estimates alone (`estimate`), and
-    those with calls of libraries and, on a GPU, the start of each kernel.
-    """
-
-    operations: float = 0.0
-    bytes: float = 0.0
-    products: float = 0.0
-    estimate: float = 0.0
-    seconds: float = 0.0
+    operations: float = 0.0  # Kernels on a GPU.
+    bytes: float = 0.0  # Read and written.
+    products: float = 0.0  # Floating-point operations of products and convolutions.
+    estimate: float = 0.0  # Seconds by the compiler's own estimates alone.
+    seconds: float = 0.0  # With calls of libraries and, on a GPU, the start of each kernel.
 
     def plus(self, other: "Cost", times: float = 1.0) -> "Cost":
         """Adds a cost that is paid so many times."""
@@ -358,11 +353,9 @@ def _bits(kind: str) -> int:
 
 
 def passes(ran: Sequence[Operation], chunks: float, steps: float) -> dict[str, float]:
-    """Counts the passes of a round of `chunks`, each of `steps`, by `Operation.loops`.
-
-    Where the first chunk is in front of the loop of chunks, the loop has one pass less.
-    """
+    """Counts the passes of a round of `chunks`, each of `steps`, by `Operation.loops`."""
     known = {one.loops for one in ran}
+    # Where the first chunk is in front of the loop of chunks, the loop has one pass less.
     is_peeled = "round/local_step" in known and "round/chunk/local_step" in known
     times = {"round": 1.0, "chunk": max(0.0, chunks - is_peeled), "local_step": steps}
     return {

@@ -15,27 +15,17 @@ _GiB = 2.0**30
 
 
 class Kind(NamedTuple):
-    """A kind of device, named as JAX reports it.
-
-    Attributes:
-      capability: the compute capability of a GPU; empty for a TPU.
-      cores: multiprocessors, or the cores that one program uses.
-      memory: bytes.
-      bandwidth: bytes a second to and from its memory.
-      products: operations a second of float32 products at JAX's default precision.
-      clock: cycles a second of a TPU's estimates; 0 for a GPU, whose estimates are seconds.
-      of_gpu: further facts that XLA's cost model reads; empty for a TPU.
-    """
+    """A kind of device, named as JAX reports it."""
 
     backend: str
     device: str
-    capability: str
-    cores: int
-    memory: float
-    bandwidth: float
-    products: float
-    clock: float = 0.0
-    of_gpu: Mapping[str, float] = {}
+    capability: str  # The compute capability of a GPU; empty for a TPU.
+    cores: int  # Multiprocessors, or the cores that one program uses.
+    memory: float  # Bytes.
+    bandwidth: float  # Bytes a second to and from its memory.
+    products: float  # Of float32 a second, at JAX's default precision.
+    clock: float = 0.0  # Cycles a second of a TPU's estimates; those of a GPU are seconds.
+    of_gpu: Mapping[str, float] = {}  # What XLA's cost model reads besides.
 
     @property
     def facts(self) -> Facts:

@@ -201,10 +201,7 @@ class Home(NamedTuple):
 
 
 def home(shapes: PyTree, where: Where, buffer_keys: Where = (), *, name: str = "home") -> Home:
-    """Decides which parameters stay with their client.
-
-    "batch_norm" matches buffers and the weights of their layers; it alone may match nothing.
-    """
+    """Decides which parameters stay with their client; "batch_norm" alone may match nothing."""
     paths = trees.paths(shapes)
     asked: tuple[str, ...] = () if callable(where) else patterns(where)
     others: Where = where if callable(where) else tuple(p for p in asked if p != BATCH_NORM)

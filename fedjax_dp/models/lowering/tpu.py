@@ -30,23 +30,14 @@ _MOST_ROWS = 1024
 
 
 class Tiling(NamedTuple):
-    """How a convolution is cut.
+    """How a convolution is cut."""
 
-    Attributes:
-      padding: in the two dimensions, as the convolution's.
-      wide: entries of a row with its zeros.
-      examples: of a step of the program.
-      rows: the rows of an image's result that are one product.
-      cost: operations, and bytes of memory, which is in tiles.
-      held: bytes of the core's memory.
-    """
-
-    padding: Padding
-    wide: int
-    examples: int
-    rows: int
-    cost: pl.CostEstimate
-    held: int
+    padding: Padding  # In the two dimensions, as the convolution's.
+    wide: int  # Entries of a row with its zeros.
+    examples: int  # Of a step of the program.
+    rows: int  # Of an image's result that are one product.
+    cost: pl.CostEstimate  # Operations, and bytes of memory, which is in tiles.
+    held: int  # Bytes of the core's memory.
 
 
 def tiling_of(x: Any, w: Any, y: Any, padding: Padding) -> Tiling | None:

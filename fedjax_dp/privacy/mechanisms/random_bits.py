@@ -156,10 +156,7 @@ def _signed(words: jax.Array) -> jax.Array:
 
 
 def like(key: PRNGKey, leaves: Sequence[Any], sampler: Callable[..., jax.Array]) -> list[jax.Array]:
-    """Draws float32 numbers of the shapes of some arrays.
-
-    Small arrays are parts of one draw, which compiles once; large ones have a draw each.
-    """
+    """Draws float32 numbers shaped as some arrays; small ones share a draw, which compiles once."""
     shapes = [jnp.shape(leaf) for leaf in leaves]
     sizes = [math.prod(shape) for shape in shapes]
     pool = sum(size for size in sizes if size <= _LARGE)

@@ -230,9 +230,7 @@ class Repetition(NamedTuple):
         return RepeatAndSelectDpEvent(trial, self.mean, self.shape)
 
     def draw(self, uniform: Callable[[], float] = _uniform) -> int:
-        """Draws K, at least 1 unless the shape is infinite, from numbers in (0, 1) of 53 random
-        bits.
-        """
+        """Draws K, at least 1 for a finite shape, from a number in (0, 1) of 53 random bits."""
         u = uniform()
         if math.isinf(self.shape):
             return int(stats.poisson.ppf(u, self.mean))
