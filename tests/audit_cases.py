@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_dp.algorithms import pool, registry
 from fedjax_dp.audit.canaries import plant_clients, plant_records
-from fedjax_dp.audit.votes import plant_votes
+from fedjax_dp.audit.canary_records import plant_votes
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.core import trees

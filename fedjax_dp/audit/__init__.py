@@ -1,6 +1,7 @@
 """Audits: lower bounds on ε from attacks on the engine's rounds, compared with the claimed ε."""
 
 from fedjax_dp.audit.canaries import plant_clients, plant_records
+from fedjax_dp.audit.canary_records import plant_losses, plant_votes
 from fedjax_dp.audit.collusion import (
     CollusionResult,
     OmissionResult,
@@ -11,12 +12,10 @@ from fedjax_dp.audit.collusion import (
     omit_noise,
     snoop,
 )
-from fedjax_dp.audit.losses import plant_losses
 from fedjax_dp.audit.membership import MembershipResult, attack_model, membership_attack
 from fedjax_dp.audit.noise import StepCheck
 from fedjax_dp.audit.runs import AuditResult, AuditRuns, audit, run_audit
 from fedjax_dp.audit.steps import check_choice, check_client, check_cohort, check_gradient_rule
-from fedjax_dp.audit.votes import plant_votes
 
 __all__ = [
     "AuditResult",

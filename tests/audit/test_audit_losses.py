@@ -10,7 +10,7 @@ import pytest
 from marks import floats, slow, telling
 
 from fedjax_dp.audit.canaries import MARK, plant_clients
-from fedjax_dp.audit.losses import OTHER, plant_losses
+from fedjax_dp.audit.canary_records import OTHER, plant_losses
 from fedjax_dp.audit.runs import audit, run_audit
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer

@@ -12,8 +12,8 @@ from marks import floats, later, telling
 
 from fedjax_dp.algorithms import fedavg, registry
 from fedjax_dp.audit.canaries import MARK, plant_clients, plant_records
+from fedjax_dp.audit.canary_records import LEVELS, plant_votes
 from fedjax_dp.audit.runs import AuditResult, audit, run_audit
-from fedjax_dp.audit.votes import LEVELS, plant_votes
 from fedjax_dp.clients.gradients import clipped
 from fedjax_dp.clients.sgd import local_trainer
 from fedjax_dp.core.made import made

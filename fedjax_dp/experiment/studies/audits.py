@@ -10,8 +10,8 @@ import numpy as np
 from fedjax_dp.algorithms import registry as algorithms
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.audit.canaries import Planted, plant_clients, plant_records
+from fedjax_dp.audit.canary_records import plant_losses, plant_votes
 from fedjax_dp.audit.floats import check_norms
-from fedjax_dp.audit.losses import plant_losses
 from fedjax_dp.audit.membership import (
     MembershipResult,
     attack_features,
@@ -21,7 +21,6 @@ from fedjax_dp.audit.membership import (
 from fedjax_dp.audit.noise import StepCheck
 from fedjax_dp.audit.runs import AuditResult, audit, run_audit
 from fedjax_dp.audit.steps import check_choice, check_client, check_cohort, check_gradient_rule
-from fedjax_dp.audit.votes import plant_votes
 from fedjax_dp.clients.gradients import clipped
 from fedjax_dp.core import checks, masks
 from fedjax_dp.core.argument_checks import checked
