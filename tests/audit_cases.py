@@ -19,13 +19,12 @@ from fedjax_dp.engine import ExecutionConfig, simulation
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy import mechanisms
 from fedjax_dp.privacy.mechanisms.clipping import make_adaptive_clipping
-from fedjax_dp.privacy.mechanisms.correlated_noise import banded_noise
 from fedjax_dp.privacy.mechanisms.distributed import make_plan
+from fedjax_dp.privacy.mechanisms.noise import banded_noise
 from fedjax_dp.server import private
 from fedjax_dp.server.base import Aggregator
-from fedjax_dp.server.distributed import discrete_mean
 from fedjax_dp.server.masking import gradient_mask
-from fedjax_dp.server.private import correlated_gaussian_mean, gaussian_mean
+from fedjax_dp.server.private import correlated_gaussian_mean, discrete_mean, gaussian_mean
 
 NUM_FEATURES = 60
 NUM_CLIENTS = 4

@@ -14,7 +14,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.disclosure import GuardedError
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.data import arrays as array_checks
-from fedjax_dp.data import disk_arrays, host_arrays, store_writer, tables, zarr_store
+from fedjax_dp.data import disk_arrays, host_arrays, store_writer, tables
 from fedjax_dp.data.arrays import example_array
 from fedjax_dp.data.disk_arrays import Blocks, is_on_disk
 from fedjax_dp.data.store_writer import NAMES as _NAMES
@@ -282,7 +282,7 @@ class FederatedData:
           ValueError: if the folder has no offsets or no arrays, or a file is damaged or does
             not fit the others.
         """
-        if zarr_store.is_at(str(directory)):
+        if store_writer.is_zarr(str(directory)):
             return cls.open_zarr(directory)
         directory = pathlib.Path(directory)
         rule = f"hold a file {_OFFSETS} and one .npy file for each array"
@@ -321,7 +321,7 @@ class FederatedData:
         """
         for name, array in self.examples.items():
             array_checks.require_32_bits(f"examples[{name!r}]", array)
-        zarr_store.write(self.examples, self.offsets, self.client_names, str(place))
+        store_writer.write_zarr(self.examples, self.offsets, self.client_names, str(place))
 
     @classmethod
     @checked
@@ -340,7 +340,7 @@ class FederatedData:
         Raises:
           ValueError: if there is no store, or it is damaged.
         """
-        arrays, offsets, names = zarr_store.read(str(place))
+        arrays, offsets, names = store_writer.read_zarr(str(place))
         with files.reading(place, "hold arrays that fit each other", ValueError):
             return cls(arrays, offsets, names)
 

@@ -24,7 +24,6 @@ from fedjax_dp.server.clustering import (
     principal_features,
     similarity_of,
 )
-from fedjax_dp.server.distributed import discrete_mean, num_shares
 from fedjax_dp.server.float_offsets import FloatOffsets, float_offsets
 from fedjax_dp.server.masking import Masked, gradient_mask
 from fedjax_dp.server.mean import (
@@ -55,8 +54,10 @@ from fedjax_dp.server.private import (
     by_realised_count,
     central_discrete_mean,
     correlated_gaussian_mean,
+    discrete_mean,
     gaussian_mean,
     laplace_mean,
+    num_shares,
     private_mean,
     staircase_mean,
 )

@@ -38,11 +38,10 @@ from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.execution.round_loop import Count, one_round
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.mechanisms.clipping import make_adaptive_clipping
-from fedjax_dp.privacy.mechanisms.correlated_noise import banded_noise
 from fedjax_dp.privacy.mechanisms.distributed import make_plan
+from fedjax_dp.privacy.mechanisms.noise import banded_noise
 from fedjax_dp.server import Stacked, gaussian_mean, private
-from fedjax_dp.server.distributed import discrete_mean
-from fedjax_dp.server.private import correlated_gaussian_mean
+from fedjax_dp.server.private import correlated_gaussian_mean, discrete_mean
 
 # No other array of any state has this shape. Multiplying by it and cutting off what is beyond the
 # features gives the features back to the last bit.

@@ -17,7 +17,7 @@ from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.models import registry
 from fedjax_dp.privacy.mechanisms.distributed import discrete_mechanism, make_plan
-from fedjax_dp.server.distributed import discrete_mean
+from fedjax_dp.server.private import discrete_mean
 
 pytestmark = [pytest.mark.xdist_group("audited losses"), floats]
 

@@ -11,7 +11,7 @@ import textwrap
 import numpy as np
 import pytest
 
-from fedjax_dp.data import clusters, partition, statistics, zarr_store
+from fedjax_dp.data import clusters, partition, statistics, store_writer
 from fedjax_dp.data.federated import FederatedData, example_structure, nested
 from fedjax_dp.data.store_writer import write_store
 
@@ -490,7 +490,7 @@ def test_names_of_arrays_do_not_lead_out_of_a_store(tmp_path, name):
 
 
 def test_a_store_that_does_not_answer_is_named(monkeypatch):
-    monkeypatch.setattr(zarr_store, "_ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr(store_writer, "_ANSWER_SECONDS", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as server:
         for port in (server.getsockname()[1], 1):
             with pytest.raises(ValueError, match=r"127.* must answer within 0\.01 seconds"):

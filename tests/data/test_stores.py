@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from fedjax_dp.data import FederatedData, datasets, partition, zarr_store
+from fedjax_dp.data import FederatedData, datasets, partition, store_writer
 from fedjax_dp.data.datasets import Dataset
 from fedjax_dp.data.disk_arrays import DiskArray, is_on_disk
 
@@ -89,9 +89,11 @@ def test_rows_on_disk_are_read_when_they_are_indexed(tmp_path, monkeypatch):
     made.save_zarr(tmp_path / "chunks")
     store = FederatedData.open(tmp_path / "chunks")
     asked = []
-    whole = zarr_store.StoredArray._read
+    whole = store_writer.StoredArray._read
     monkeypatch.setattr(
-        zarr_store.StoredArray, "_read", lambda self, rows: asked.append(rows) or whole(self, rows)
+        store_writer.StoredArray,
+        "_read",
+        lambda self, rows: asked.append(rows) or whole(self, rows),
     )
     kept, apart = partition.split_clients([np.arange(8), np.arange(8, 20)], 0, test_fraction=0.25)
     train = FederatedData.from_indices(store.examples, kept)

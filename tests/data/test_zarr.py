@@ -7,7 +7,7 @@ from marks import telling
 from small_problem import make_data
 
 from fedjax_dp import algorithms, clients, data, engine, models
-from fedjax_dp.data import FederatedData, disk_arrays, zarr_store
+from fedjax_dp.data import FederatedData, disk_arrays, store_writer
 
 
 def two_stores(tmp_path):
@@ -28,7 +28,7 @@ def two_stores(tmp_path):
 def rows_read(monkeypatch):
     """The number of rows of inputs of every reading; a chunk has six."""
     found = []
-    whole = zarr_store.StoredArray.__getitem__
+    whole = store_writer.StoredArray.__getitem__
 
     def counted(self, rows):
         read = whole(self, rows)
@@ -36,7 +36,7 @@ def rows_read(monkeypatch):
         return read
 
     monkeypatch.setattr(disk_arrays, "_BLOCK_BYTES", 1 << 14)
-    monkeypatch.setattr(zarr_store.StoredArray, "__getitem__", counted)
+    monkeypatch.setattr(store_writer.StoredArray, "__getitem__", counted)
     return found
 
 

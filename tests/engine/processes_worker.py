@@ -32,7 +32,7 @@ from fedjax_dp.io import Checkpoints, checkpoint  # noqa: E402
 from fedjax_dp.privacy.mechanisms.distributed import make_plan  # noqa: E402
 from fedjax_dp.server import secure, uniform_mean  # noqa: E402
 from fedjax_dp.server.base import Summed  # noqa: E402
-from fedjax_dp.server.distributed import discrete_mean  # noqa: E402
+from fedjax_dp.server.private import discrete_mean  # noqa: E402
 
 # Some of them on cohorts that are streamed from the host.
 STREAMED = ("fedavg:host", "scaffold:host")

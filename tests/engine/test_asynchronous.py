@@ -43,8 +43,8 @@ from fedjax_dp.engine import (
 )
 from fedjax_dp.engine.wrappers.asynchronous import Arrivals
 from fedjax_dp.privacy.mechanisms.clipping import AdaptiveClipping
-from fedjax_dp.privacy.mechanisms.correlated_noise import banded_noise
 from fedjax_dp.privacy.mechanisms.distributed import make_plan
+from fedjax_dp.privacy.mechanisms.noise import banded_noise
 from fedjax_dp.server import (
     adaptive_gaussian_mean,
     by_realised_count,

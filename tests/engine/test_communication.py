@@ -46,10 +46,9 @@ from fedjax_dp.engine.record import MessageCounts, RoundInfo, RoundRecord
 from fedjax_dp.privacy.mechanisms.clipping import make_adaptive_clipping
 from fedjax_dp.privacy.mechanisms.distributed import make_plan
 from fedjax_dp.server.base import Stacked, Summed, stateless, update_alone
-from fedjax_dp.server.distributed import discrete_mean
 from fedjax_dp.server.masking import gradient_mask
 from fedjax_dp.server.mean import uniform_mean
-from fedjax_dp.server.private import adaptive_gaussian_mean, gaussian_mean
+from fedjax_dp.server.private import adaptive_gaussian_mean, discrete_mean, gaussian_mean
 from fedjax_dp.server.secure import all_pairs, fixed_point, masked
 
 MB = 1e6

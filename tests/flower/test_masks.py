@@ -34,10 +34,9 @@ from fedjax_dp.io import JournalFile
 from fedjax_dp.io.logbook import read_metrics
 from fedjax_dp.privacy.mechanisms.distributed import make_plan
 from fedjax_dp.server import secure
-from fedjax_dp.server.distributed import discrete_mean
 from fedjax_dp.server.fixed_point import fixed_point
 from fedjax_dp.server.mean import weighted_mean
-from fedjax_dp.server.private import gaussian_mean
+from fedjax_dp.server.private import discrete_mean, gaussian_mean
 
 CLIP, TRAIN = 0.2, "train"
 # Of six clients one may fail to agree; of those that agreed, two may drop out.

@@ -27,8 +27,7 @@ from fedjax_dp.flower.node import DATA, reports, require_difference
 from fedjax_dp.flower.packets import Packet
 from fedjax_dp.flower.testing import InProcess
 from fedjax_dp.privacy.mechanisms.distributed import make_plan
-from fedjax_dp.server.distributed import discrete_mean
-from fedjax_dp.server.private import gaussian_mean
+from fedjax_dp.server.private import discrete_mean, gaussian_mean
 
 ROUNDS, RATE = 3, 0.3
 # The clients of this node are a script's, as its data links.

@@ -13,9 +13,8 @@ from marks import later, telling
 
 from fedjax_dp.privacy import events as ev
 from fedjax_dp.privacy.accounting import dp_accounting_adapter
-from fedjax_dp.privacy.accounting.calibration import calibrate_poisson
+from fedjax_dp.privacy.accounting.calibration import calibrate_poisson, epsilon_of_poisson
 from fedjax_dp.privacy.accounting.ledger import Ledger, UnsupportedEvent
-from fedjax_dp.privacy.accounting.poisson import epsilon_of_poisson
 from fedjax_dp.privacy.events import Advice
 from fedjax_dp.privacy.mechanisms.distributed import SkellamDpEvent
 from fedjax_dp.privacy.mechanisms.noise import (

@@ -11,7 +11,7 @@ from marks import floats, later, telling
 from scipy import linalg, optimize, stats
 
 from fedjax_dp.privacy.accounting.ledger import Ledger
-from fedjax_dp.privacy.mechanisms import correlated_noise as cn
+from fedjax_dp.privacy.mechanisms import noise as cn
 
 pytestmark = floats
 

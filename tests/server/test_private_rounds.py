@@ -25,8 +25,8 @@ from fedjax_dp.engine.round import run_round
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.mechanisms.clipping import make_adaptive_clipping
-from fedjax_dp.privacy.mechanisms.correlated_noise import banded_noise
 from fedjax_dp.privacy.mechanisms.distributed import choose_bits, make_central_plan, make_plan
+from fedjax_dp.privacy.mechanisms.noise import banded_noise
 from fedjax_dp.server import (
     adaptive_gaussian_mean,
     central_discrete_mean,
@@ -36,7 +36,7 @@ from fedjax_dp.server import (
     laplace_mean,
 )
 from fedjax_dp.server.base import Diagnostic
-from fedjax_dp.server.distributed import num_shares
+from fedjax_dp.server.private import num_shares
 
 pytestmark = floats
 

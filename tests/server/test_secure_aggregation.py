@@ -39,7 +39,7 @@ from fedjax_dp.engine.layout import AXIS
 from fedjax_dp.engine.round import SimulationState, run_round
 from fedjax_dp.privacy.mechanisms import distributed
 from fedjax_dp.privacy.mechanisms.clipping import AdaptiveClipping
-from fedjax_dp.privacy.mechanisms.correlated_noise import banded_noise
+from fedjax_dp.privacy.mechanisms.noise import banded_noise
 from fedjax_dp.server.base import Close, Diagnostic, Roster, Sender, Stacked, Summed
 from fedjax_dp.server.secure import aggregator as wrapper
 from fedjax_dp.server.secure import (

@@ -24,22 +24,23 @@ from fedjax_dp.experiment.schema.config import (
 from fedjax_dp.privacy.accounting.calibration import calibrate_noise_multiplier, rounded_up
 from fedjax_dp.privacy.claims import ClientClaim
 from fedjax_dp.privacy.mechanisms.clipping import make_adaptive_clipping
-from fedjax_dp.privacy.mechanisms.correlated_noise import banded_noise
 from fedjax_dp.privacy.mechanisms.distributed import Plan, choose_bits, make_plan
 from fedjax_dp.privacy.mechanisms.mechanism import (
     LARGEST_STAIRCASE_MULTIPLIER,
     SMALLEST_STAIRCASE_MULTIPLIER,
 )
+from fedjax_dp.privacy.mechanisms.noise import banded_noise
 from fedjax_dp.server.base import Summed
-from fedjax_dp.server.distributed import discrete_mean, num_shares
 from fedjax_dp.server.private import (
     adaptive_gaussian_mean,
     bounded_laplace_mean,
     by_realised_count,
     central_discrete_mean,
     correlated_gaussian_mean,
+    discrete_mean,
     gaussian_mean,
     laplace_mean,
+    num_shares,
     staircase_mean,
 )
 from fedjax_dp.server.secure import MaskGraph

@@ -4,10 +4,10 @@ from fedjax_dp.privacy.accounting.budgets import published_batch_sizes, publishe
 from fedjax_dp.privacy.accounting.calibration import (
     calibrate_noise_multiplier,
     calibrate_poisson,
+    epsilon_of_poisson,
     max_poisson_steps,
 )
 from fedjax_dp.privacy.accounting.ledger import Ledger, UnsupportedEvent
-from fedjax_dp.privacy.accounting.poisson import epsilon_of_poisson
 
 __all__ = [
     "Ledger",

@@ -7,7 +7,6 @@ from fedjax_dp.privacy.mechanisms.clipping import (
     clip_per_layer,
     make_adaptive_clipping,
 )
-from fedjax_dp.privacy.mechanisms.correlated_noise import BandedNoise, banded_noise
 from fedjax_dp.privacy.mechanisms.distributed import (
     DiscreteMechanism,
     DistributedDiscreteGaussianDpEvent,
@@ -33,6 +32,7 @@ from fedjax_dp.privacy.mechanisms.mechanism import (
     staircase,
 )
 from fedjax_dp.privacy.mechanisms.noise import (
+    BandedNoise,
     BoundedLaplaceDpEvent,
     PureDpEvent,
     StaircaseDpEvent,
@@ -40,6 +40,7 @@ from fedjax_dp.privacy.mechanisms.noise import (
     add_gaussian,
     add_laplace,
     add_staircase,
+    banded_noise,
 )
 from fedjax_dp.privacy.mechanisms.selection import (
     BoundedRangeDpEvent,
