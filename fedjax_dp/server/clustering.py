@@ -342,12 +342,9 @@ def fit_mixture(features: ArrayLike, num_clusters: Count, seed: int) -> Mixture:
     """
     features = np.asarray(features, np.float64)
     checks.require(np.ndim(features) == 2, "features", "be [clients, features]", features)
-    checks.require(
-        len(features) >= max(2, num_clusters),
-        "features",
-        f"hold at least {max(2, num_clusters)} clients",
-        features.shape,
-    )
+    fewest = max(2, num_clusters)
+    rule = f"hold at least {fewest} clients"
+    checks.require(len(features) >= fewest, "features", rule, features.shape)
     from sklearn.mixture import GaussianMixture
 
     model = GaussianMixture(
@@ -367,14 +364,8 @@ def fit_mixture(features: ArrayLike, num_clusters: Count, seed: int) -> Mixture:
     separation = math.inf
     if num_clusters > 1:
         separation = float(np.min(separation_scores(means, radii)))
-    return Mixture(
-        means,
-        radii,
-        responsibilities,
-        separation,
-        float(overlap(separation)),
-        int(model.n_iter_),
-    )
+    between = float(overlap(separation))
+    return Mixture(means, radii, responsibilities, separation, between, int(model.n_iter_))
 
 
 @checked

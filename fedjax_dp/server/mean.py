@@ -88,12 +88,11 @@ def per_part(parts: Mapping[str, Summed]) -> Summed:
     for name, part in parts.items():
         is_summed, kind = isinstance(part, Summed), type(part).__name__
         checks.require(is_summed, f"parts[{name!r}]", "be a Summed aggregator", kind)
-        checks.require(
+        is_plain, rule = (
             part.claim is None and part.encode is None,
-            f"parts[{name!r}]",
             "add no noise and encode nothing",
-            "an aggregator that does",
         )
+        checks.require(is_plain, f"parts[{name!r}]", rule, "an aggregator that does")
 
     def init(structure):
         return {name: part.init(structure[name]) for name, part in parts.items()}

@@ -131,12 +131,8 @@ def projected_mean(
     Source: Liu and others 2021 (PFA); Malekmohammadi 2025, section 3.6, for the standardisation.
     """
     public_host = np.asarray(is_public)
-    checks.require(
-        public_host.ndim == 1 and public_host.dtype == bool and len(public_host) > 0,
-        "is_public",
-        "hold a bool for each client",
-        is_public,
-    )
+    fits = public_host.ndim == 1 and public_host.dtype == bool and len(public_host) > 0
+    checks.require(fits, "is_public", "hold a bool for each client", is_public)
     num_clients = len(public_host)
 
     def contribute(state, numbers, update, sender):

@@ -29,12 +29,8 @@ def separation_scores(centres: ArrayLike, stddevs: ArrayLike) -> np.ndarray:
     Source: Malekmohammadi and others 2025 (R-DPCFL), section 4.2 (separation score).
     """
     centres = np.asarray(centres, np.float64)
-    checks.require(
-        centres.ndim == 2 and len(centres) >= 2,
-        "centres",
-        "be [clusters, features] of at least 2 clusters",
-        centres.shape,
-    )
+    rule = "be [clusters, features] of at least 2 clusters"
+    checks.require(centres.ndim == 2 and len(centres) >= 2, "centres", rule, centres.shape)
     checks.positive("stddevs", stddevs)
     spread = np.broadcast_to(np.asarray(stddevs, np.float64), len(centres))
     # Centres of wide features are compared one by one: all differences at once would be large.
