@@ -39,7 +39,10 @@ def full(shapes: PyTree) -> PyTree:
 def applied(mask: PyTree, values: PyTree) -> PyTree:
     """Sets to zero what a mask does not keep; None keeps the whole array."""
     return jax.tree.map(
-        lambda m, x: x if m is None else jnp.where(m, x, 0), mask, values, is_leaf=_is_none
+        lambda m, x: x if m is None else jnp.where(m, x, 0),
+        mask,
+        values,
+        is_leaf=lambda m: m is None,
     )
 
 
@@ -67,7 +70,3 @@ def count(flags: jax.Array) -> jax.Array:
     if backend() == "cpu":
         flags = jax.lax.population_count(jnp.packbits(flags.ravel()))
     return jnp.sum(flags, dtype=jnp.int32)
-
-
-def _is_none(x: Any) -> bool:
-    return x is None

@@ -429,7 +429,7 @@ def load_credit_card_fraud(
 def _read_transactions(path: pathlib.Path) -> np.ndarray:
     """Reads all columns, `[rows, 31]`, float64."""
     lines = list(files.lines(files.as_text(read_bytes(path), path)))
-    header = _cells(lines[0][1]) if lines else []
+    header = [cell.strip('"') for cell in lines[0][1].split(",")] if lines else []
     rule = "begin with a line of the columns Time, V1 to V28, Amount and Class"
     checks.require(tuple(header) == HEADER, str(path), rule, ",".join(header[:4]))
     rows = lines[1:]
@@ -455,7 +455,3 @@ def _read_transactions(path: pathlib.Path) -> np.ndarray:
     rule = "hold at least two rows of each class"
     checks.require(2 <= count <= len(table) - 2, str(path), rule, (len(table) - count, count))
     return table
-
-
-def _cells(line: str) -> list[str]:
-    return [cell.strip('"') for cell in line.split(",")]
