@@ -128,9 +128,15 @@ def frozen(shapes: PyTree, where: Where, values: PyTree) -> Frozen:
     flags = jax.tree.leaves(marked(shapes, where))
     checks.require(any(flags), "frozen", "name at least one parameter", where)
     checks.require(not all(flags), "frozen", f"leave one of {paths} to be trained", where)
+    return held(shapes, flags, values)
+
+
+def held(shapes: PyTree, flags: Sequence[bool], values: PyTree) -> Frozen:
+    """Holds the values of the parameters whose flags are set, in the model's types."""
     given = dict(zip(trees.paths(values), jax.tree.leaves(values), strict=True))
-    held: list[np.ndarray | None] = []
-    for path, shape, is_frozen in zip(paths, jax.tree.leaves(shapes), flags, strict=True):
+    kept: list[np.ndarray | None] = []
+    parameters = zip(trees.paths(shapes), jax.tree.leaves(shapes), flags, strict=True)
+    for path, shape, is_frozen in parameters:
         if is_frozen:
             checks.require(path in given, "params", f"hold a value of {path!r}", sorted(given))
             rule = f"have the shape {shape.shape}"
@@ -138,8 +144,8 @@ def frozen(shapes: PyTree, where: Where, values: PyTree) -> Frozen:
             checks.require(given_shape == shape.shape, f"params[{path!r}]", rule, given_shape)
             if jnp.issubdtype(shape.dtype, jnp.floating):
                 require_real(f"params[{path!r}]", given[path])
-        held.append(np.asarray(given[path], shape.dtype) if is_frozen else None)
-    return Frozen(jax.tree.structure(shapes), tuple(held))
+        kept.append(np.asarray(given[path], shape.dtype) if is_frozen else None)
+    return Frozen(jax.tree.structure(shapes), tuple(kept))
 
 
 def require_real(what: str, value: Any) -> None:

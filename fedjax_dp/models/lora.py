@@ -11,7 +11,6 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 from chex import PRNGKey
 from jax import lax
 
@@ -23,7 +22,7 @@ from fedjax_dp.core.ranges import Count, Positive
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models import kinds
 from fedjax_dp.models.base import Model
-from fedjax_dp.models.kinds import Frozen, Where
+from fedjax_dp.models.kinds import Where
 from fedjax_dp.models.lowering import dense
 
 # The names of an adapter's two parts among the parameters.
@@ -84,7 +83,7 @@ def lora(
         checks.require(leaves[i].ndim >= 2, names[i], rule, list(leaves[i].shape))
         rule = "be a target or trained, not both"
         checks.require(not is_trained[i], names[i], rule, "both")
-    held = _held(shapes, params, is_trained)
+    held = kinds.held(shapes, [not flag for flag in is_trained], params)
     num_in = {i: _axes_in(names[i], leaves[i].ndim, targets) for i in adapted}
     for i, split in num_in.items():
         most = min(math.prod(leaves[i].shape[:split]), math.prod(leaves[i].shape[split:]))
@@ -301,19 +300,3 @@ def _marked(name: str, shapes: PyTree, where: Where) -> list[bool]:
     if not callable(where):
         kinds.require_matches(name, kinds.patterns(where), trees.paths(shapes), "parameters")
     return jax.tree.leaves(kinds.marked(shapes, where))
-
-
-def _held(shapes: PyTree, params: PyTree, is_trained: Sequence[bool]) -> Frozen:
-    """Holds the base, except what is trained directly."""
-    given = dict(zip(trees.paths(params), jax.tree.leaves(params), strict=True))
-    values: list[np.ndarray | None] = []
-    names, leaves = trees.paths(shapes), jax.tree.leaves(shapes)
-    for path, shape, whole in zip(names, leaves, is_trained, strict=True):
-        if whole:
-            values.append(None)
-            continue
-        checks.require(path in given, "params", f"hold a value of {path!r}", sorted(given))
-        given_shape, rule = np.shape(given[path]), f"have the shape {shape.shape}"
-        checks.require(given_shape == shape.shape, f"params[{path!r}]", rule, given_shape)
-        values.append(np.asarray(given[path], shape.dtype))
-    return Frozen(jax.tree.structure(shapes), tuple(values))
