@@ -43,11 +43,7 @@ def power_law_sizes(
 
 def apportion(total: int, weights: np.ndarray) -> np.ndarray:
     """Divides an integer in proportion to weights, by largest remainders."""
-    shares = total * (weights / weights.sum())
-    parts = np.floor(shares).astype(np.int64)
-    order = np.argsort(parts - shares, kind="stable")
-    parts[order[: total - int(parts.sum())]] += 1
-    return parts
+    return _rounded((weights / weights.sum())[None], total)[0]
 
 
 def check_pool(num_examples: int, num_clients: int, min_size: int) -> None:
