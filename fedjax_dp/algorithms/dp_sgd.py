@@ -17,8 +17,7 @@ from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, Positive
 from fedjax_dp.models.base import Model
-from fedjax_dp.server.noise_aware import noise_aware_mean, weighted_by_client
-from fedjax_dp.server.noise_aware import blocks_of
+from fedjax_dp.server.noise_aware import blocks_of, noise_aware_mean, weighted_by_client
 from fedjax_dp.server.stacked_means import projected_mean
 
 
