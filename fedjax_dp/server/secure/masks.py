@@ -10,10 +10,9 @@ from chex import PRNGKey
 from fedjax_dp.core import trees
 from fedjax_dp.core.keys import threefry_2x32
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.server.secure import words
 from fedjax_dp.server.secure.graphs import Circle
 from fedjax_dp.server.secure.key_agreement import MaskKeys
-from fedjax_dp.server.secure.words import Words, is_words
+from fedjax_dp.server.secure.words import Words, is_words, joined_limbs, split_limbs
 
 _MULTIPLE = 128
 
@@ -45,7 +44,7 @@ def flat(words: PyTree) -> Line:
     XLA's CPU compiler takes seven times as long for streams of other lengths.
     """
     leaves = jax.tree.leaves(words, is_leaf=is_words)
-    wide = [words.joined_limbs(leaf.values) for leaf in leaves if _is_wide(leaf)]
+    wide = [joined_limbs(leaf.values) for leaf in leaves if _is_wide(leaf)]
     narrow = [jax.tree.leaves(leaf)[0] for leaf in leaves if not _is_wide(leaf)]
     lower, higher = ([halves[i] for halves in wide] for i in range(2))
     return Line(_lined_up(narrow), _lined_up(lower), _lined_up(higher))
@@ -63,7 +62,7 @@ def shaped(line: Line, like: PyTree) -> PyTree:
         start[is_wide] = part.stop
         if is_wide:
             halves = (half[part].reshape(shape) for half in (line.low, line.high))
-            return leaf.replace(values=words.split_limbs(*halves))
+            return leaf.replace(values=split_limbs(*halves))
         return jax.tree.map(lambda _: line.narrow[part].reshape(shape), leaf)
 
     return jax.tree.unflatten(structure, map(one, leaves))
