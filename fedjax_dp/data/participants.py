@@ -13,13 +13,19 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.made import changed, exchanged, made
 from fedjax_dp.core.ranges import Count
-from fedjax_dp.data.sampling import Draw, Sampler, of_given_draw
+from fedjax_dp.data.sampling import Draw, Sampler
 
 
 def _constant(value: int, size: int, batch_size: float) -> int:
     """Returns the same for any population and cohort."""
     del size, batch_size
     return value
+
+
+def _unchanged(base: Any, size: int, batch_size: float) -> Any:
+    """Returns the event of a release on a given cohort."""
+    del size, batch_size
+    return base
 
 
 class Participation(NamedTuple):
@@ -121,7 +127,7 @@ class Participation(NamedTuple):
         sampler = changed(
             self.sampler,
             name="any_draw",
-            analysis=of_given_draw,
+            analysis=_unchanged,
             charges_all=charges_all,
             separation=partial(_constant, 1),
             min_drawn=partial(_constant, 0),

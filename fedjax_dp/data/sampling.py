@@ -148,7 +148,7 @@ def _sampler(**parts: Any) -> Sampler:
     return made(Sampler(**usual | parts))
 
 
-def of_given_draw(base: Any, size: int, batch_size: float) -> Any:
+def _of_given_draw(base: Any, size: int, batch_size: float) -> Any:
     """Returns the event of a release on a given draw, which nothing amplifies."""
     del size, batch_size
     return base
@@ -325,7 +325,7 @@ def full_participation() -> Sampler:
     return _sampler(
         name="full_participation",
         draw=draw,
-        analysis=of_given_draw,
+        analysis=_of_given_draw,
         charges_all=True,
         capacity=lambda limit, batch_size: limit,
         nominal_size=lambda size, batch_size: size,
@@ -389,7 +389,7 @@ def cyclic() -> Sampler:
     return _sampler(
         name="cyclic",
         draw=draw,
-        analysis=of_given_draw,
+        analysis=_of_given_draw,
         charges_all=False,
         separation=lambda size, batch_size: _ceil_div(size, int(batch_size)),
         min_drawn=_last_block,
@@ -430,7 +430,7 @@ def min_separated(separation: Count) -> Sampler:
     return _sampler(
         name="min_separated",
         draw=draw,
-        analysis=of_given_draw,
+        analysis=_of_given_draw,
         charges_all=False,
         separation=lambda size, batch_size: separation,
         min_drawn=lambda size, batch_size: min(int(batch_size), size // separation),
@@ -460,7 +460,7 @@ def without_amplification(sampler: Sampler) -> Sampler:
     return changed(
         sampler,
         name=f"{sampler.name}_without_amplification",
-        analysis=of_given_draw,
+        analysis=_of_given_draw,
         charges_all=False,
     )
 
