@@ -18,7 +18,7 @@ from fedjax_dp.experiment.components.partitions import PARTITIONS
 from fedjax_dp.experiment.schema.config import Config as Config
 from fedjax_dp.experiment.schema.constraints import refused
 from fedjax_dp.experiment.schema.options import Fields, fields_of, read_options
-from fedjax_dp.experiment.schema.sections import default_section, replaced
+from fedjax_dp.experiment.schema.sections import default_section
 from fedjax_dp.models import registry as models
 from fedjax_dp.server.registry import AGGREGATORS, AROUND
 
@@ -110,8 +110,8 @@ def own_parts(config: Config) -> list[str]:
     return sorted({name for name in names if name is not None and is_own(name)})
 
 
-def read_parts(config: Config) -> Config:
-    """Checks that the parts a configuration names exist, and reads their options."""
+def read_parts(config: Config) -> None:
+    """Checks that the parts a new configuration names exist, and reads their options in place."""
     for key, choice in CHOICES.items():
         name, options = attrgetter(key, choice.options)(config)
         if name is None:
@@ -120,22 +120,19 @@ def read_parts(config: Config) -> Config:
                 raise refused(choice.options, rule)
             continue
         fields = _fields_of(choice, key, name)
-        ready = read_options(fields, name, choice.options, options)
-        config = replaced(config, choice.options, ready)
+        options.update(read_options(fields, name, choice.options, options))
     names = [name.rpartition(":")[2] for name in config.run.metrics]
     if len(set(names)) < len(names):
         rule = f"run.metrics must name each figure once, got {config.run.metrics!r}"
         raise refused("run.metrics", rule)
     for name in config.run.metrics:
         _require_known("run.metrics", name, METRICS)
-    callbacks = {}
     for name, options in config.run.callbacks.items():
         key = f"run.callbacks.{name}"
         fields = _fields_of(_CALLBACK, "run.callbacks", name)
-        if not isinstance(options, Mapping):
+        if not isinstance(options, dict):
             raise refused(key, f"{key} must be a table of options, got {options!r}")
-        callbacks[name] = read_options(fields, name, key, options)
-    return replaced(config, "run.callbacks", callbacks)
+        options.update(read_options(fields, name, key, options))
 
 
 Config._read_parts = read_parts

@@ -10,7 +10,6 @@ from fedjax_dp.data.datasets.tabular import is_finite
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.experiment.schema.constraints import annotation_of, ready_value, values_of
-from fedjax_dp.experiment.schema.sections import replaced
 from fedjax_dp.privacy.accounting.budgets import (
     published_batch_sizes,
     published_budgets,
@@ -51,8 +50,8 @@ def with_client_numbers(config: Config) -> Config:
         for client, number in column.items():
             with values_of(column.place(client)):
                 ready_value(key, kind, {client: number})
-        config = replaced(config, key, column)
-    return replaced(config, "data.client_numbers", None)
+        config = _replaced(config, key, column)
+    return _replaced(config, "data.client_numbers", None)
 
 
 class _Column(dict[str, float]):
@@ -102,8 +101,14 @@ def _changed(config: Config, change: Callable[[str, Any], Any]) -> Config:
         before = attrgetter(key)(config)
         after = change(key, before)
         if after is not before:
-            config = replaced(config, key, after)
+            config = _replaced(config, key, after)
     return config
+
+
+def _replaced(section: Any, key: str, value: Any) -> Any:
+    name, _, rest = key.partition(".")
+    inner = _replaced(getattr(section, name), rest, value) if rest else value
+    return section.model_copy(update={name: inner})
 
 
 def _in_order(key: str, table: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
@@ -160,8 +165,8 @@ def with_named_lists(config: Config) -> Config:
     count = data.num_clients if is_known else None
     if isinstance(epsilon, str):
         budgets = published_budgets(epsilon, published_count("data.num_clients", count))
-        config = replaced(config, "privacy.record.epsilon", budgets.tolist())
+        config = _replaced(config, "privacy.record.epsilon", budgets.tolist())
     if isinstance(batches, str):
         sizes = published_batch_sizes(published_count("data.num_clients", count))
-        config = replaced(config, "training.batch_size", sizes.tolist())
+        config = _replaced(config, "training.batch_size", sizes.tolist())
     return config

@@ -690,7 +690,7 @@ class Config(Section):
 
     # Checks the parts that a configuration names, and reads their options. The catalogue of parts,
     # which imports the sections, sets it.
-    _read_parts: ClassVar[Callable[["Config"], "Config"]] = lambda config: config
+    _read_parts: ClassVar[Callable[["Config"], None]] = lambda config: None
 
     run: RunSection = Field(default_factory=RunSection)
     data: DataSection = Field(default_factory=DataSection)
@@ -711,7 +711,7 @@ class Config(Section):
     def __init__(self, **values: Any) -> None:
         """Checks values, and the parts that they name, as those of a file."""
         super().__init__(**values)
-        self.__dict__.update(self._read_parts().__dict__)
+        self._read_parts()
 
     def without_effect(self) -> dict[str, Section]:
         """Finds the sections that are switched off, by dotted name."""

@@ -1,7 +1,7 @@
 """The sections of a configuration, made by the same rules from a file and in Python."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
@@ -18,8 +18,6 @@ from fedjax_dp.experiment.schema.constraints import (
     refused,
     require_float32,
 )
-
-Kind = TypeVar("Kind", bound="Section")
 
 
 class Section(BaseModel):
@@ -48,8 +46,8 @@ class Section(BaseModel):
             wrong = {each["loc"][0] for each in error.errors(include_input=False)}
             name = next(name for name in values if name in wrong)
             raise mistake(*_rule_at(kind, name), values[name]) from None
-        for name, value in ready.items():
-            require_float32(*_rule_at(kind, name), value)
+        for name in [name for name in ready if not sections_of(kind.model_fields[name])]:
+            require_float32(*_rule_at(kind, name), ready[name])
 
 
 class OptionalSection(Section):
@@ -124,13 +122,6 @@ def given_in(section: Section) -> dict[str, Any]:
     return found
 
 
-def replaced(section: Kind, key: str, value: Any) -> Kind:
-    """Replaces the value of a dotted key below a section, which is not checked."""
-    name, _, rest = key.partition(".")
-    inner = replaced(getattr(section, name), rest, value) if rest else value
-    return section.model_copy(update={name: inner})
-
-
 def require_tables(field: FieldInfo, value: Any, path: tuple[str, ...]) -> None:
     """Requires tables where a file must have them, and only there, whatever else replaces them."""
     key = ".".join(path)
@@ -191,12 +182,12 @@ def _ready(section: type[Section], name: str, value: Any) -> dict[str, Any]:
             # In Python the class has chosen, and the word may be none of them.
             _chosen(around, {name: value}, key.rpartition(".")[0])
         return {name: in_python(annotation_of(field), value)}
-    if is_none(value) and can_be_left_out(field):
-        return {}
     if isinstance(value, sections_of(field)):
         # A copy with other values was not checked.
         given = {name: each for name, each in value if name in value.model_fields_set}
         return {name: type(value)(**given)}
+    if is_none(value) and can_be_left_out(field):
+        return {}
     if not isinstance(value, Mapping):
         raise refused(key, f"{key} must be a section, got {checks.shown(value)}")
     return {name: _chosen(field, value, key)(**value)}
