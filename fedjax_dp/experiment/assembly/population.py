@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -187,12 +188,9 @@ def _untrained(data: datasets.Dataset) -> list[str]:
     labels, counts = data.train["y"], np.zeros(data.num_classes, np.int64)
     if data.task != "classification" or labels.ndim > 1:
         return []
-    # Labels on disk are not read at once.
-    for start in range(0, len(labels), _CHECKED_ROWS):
-        some = np.asarray(labels[start : start + _CHECKED_ROWS], np.int64)
-        counts += np.bincount(
-            some[(some >= 0) & (some < data.num_classes)], minlength=data.num_classes
-        )
+    for _, some in _blocks(labels):
+        known = some[(some >= 0) & (some < data.num_classes)].astype(np.int64)
+        counts += np.bincount(known, minlength=data.num_classes)
     names = data.class_names or [str(i) for i in range(data.num_classes)]
     return [names[i] for i in np.flatnonzero(counts == 0)] if counts.any() else []
 
@@ -202,12 +200,10 @@ def _alone(train: FederatedData, num_classes: int) -> list[int]:
     labels, pairs = train.examples["y"], np.zeros(0, np.int64)
     if labels.ndim > 1 or np.count_nonzero(train.sizes) < 2:
         return []
-    # Labels on disk are not read at once.
-    for start in range(0, len(labels), _CHECKED_ROWS):
-        some = np.asarray(labels[start : start + _CHECKED_ROWS], np.int64)
+    for start, some in _blocks(labels):
         rows = np.arange(start, start + len(some))
         owner = np.searchsorted(train.offsets, rows, side="right") - 1
-        pairs = np.union1d(pairs, (owner * num_classes + some)[some >= 0])
+        pairs = np.union1d(pairs, (owner * num_classes + some.astype(np.int64))[some >= 0])
     owner, label = np.divmod(pairs, num_classes)
     is_shared = np.bincount(label, minlength=num_classes)[label] > 1
     return sorted(set(owner.tolist()) - set(owner[is_shared].tolist()))
@@ -253,13 +249,17 @@ def _checked_spread(name: str, made: Any, size: int) -> Spread:
     return made
 
 
+def _blocks(labels: Any) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields parts of labels, which may be on disk, and the row where each begins."""
+    for start in range(0, len(labels), _CHECKED_ROWS):
+        yield start, np.asarray(labels[start : start + _CHECKED_ROWS])
+
+
 def _is_unlabelled(labels: Any) -> bool:
     """Whether there are examples, and none has a label."""
-    blocks = range(0, len(labels), _CHECKED_ROWS)
-    some = (np.asarray(labels[start : start + _CHECKED_ROWS]) for start in blocks)
     # -1 for none, or NaN where labels are numbers.
     is_missing = np.isnan if labels.dtype.kind == "f" else lambda block: block < 0
-    return len(labels) > 0 and all(np.all(is_missing(block)) for block in some)
+    return len(labels) > 0 and all(np.all(is_missing(block)) for _, block in _blocks(labels))
 
 
 def _check_labels(data: datasets.Dataset) -> None:
@@ -271,9 +271,7 @@ def _check_labels(data: datasets.Dataset) -> None:
         rule = f"be integers from 0 to {data.num_classes - 1}, or {IGNORE_LABEL} for none"
         what = f"the labels of {data.name}, {part} part,"
         checks.require(labels.dtype.kind in "biu", what, rule, labels.dtype)
-        # Labels on disk are not read at once.
-        for start in range(0, len(labels), _CHECKED_ROWS):
-            some = np.asarray(labels[start : start + _CHECKED_ROWS])
+        for start, some in _blocks(labels):
             wrong = np.flatnonzero((some < IGNORE_LABEL) | (some >= data.num_classes))
             if len(wrong) and not num_wrong:
                 row = start + int(wrong[0] // max(1, some[0].size))
