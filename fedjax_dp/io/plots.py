@@ -11,7 +11,7 @@ from fedjax_dp.core.packages import needed_for
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.data.statistics import PartitionStatistics
 from fedjax_dp.engine.wrappers.latencies import RoundTimes
-from fedjax_dp.evaluation.fairness import wilson_interval
+from fedjax_dp.evaluation.evaluate import wilson_interval
 from fedjax_dp.io import drawing
 from fedjax_dp.io.drawing import save as save
 

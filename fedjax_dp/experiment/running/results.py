@@ -18,7 +18,7 @@ from fedjax_dp.data.statistics import PartitionStatistics
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting, unit_facts
 from fedjax_dp.engine.evaluation import Evaluator
 from fedjax_dp.engine.round import SimulationState
-from fedjax_dp.evaluation.fairness import summarize
+from fedjax_dp.evaluation.evaluate import summarize
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.components.numbers_by_client import names_of
 from fedjax_dp.experiment.running.release import (
