@@ -356,19 +356,19 @@ class Needs(NamedTuple):
     Attributes:
       steps: the local steps it can use: "any"; "plain", those of SGD without momentum; or "none",
         without local steps.
-      reason: what it does with the gradients of plain steps, for an error.
-      check_rate: `(learning rates)`, raises a ValueError for those that it cannot use.
       transforms: declarations of the update transforms that it adds at the clients.
       option_for_bound: the option that is required if no aggregator bounds an update; empty for
         none.
+      reason: what it does with the gradients of plain steps, for an error.
+      check_rate: `(learning rates)`, raises a ValueError for those that it cannot use.
       option_for_weights: the option by which it weights clients itself; empty if it does not.
     """
 
     steps: Literal["any", "plain", "none"] = "any"
-    reason: str = ""
-    check_rate: Callable[[Any], None] = lambda learning_rate: None
     transforms: Sequence[UpdateTransform] = ()
     option_for_bound: str = ""
+    reason: str = ""
+    check_rate: Callable[[Any], None] = lambda learning_rate: None
     option_for_weights: str = ""
 
     def check_bound(self, is_bounded: bool) -> None:

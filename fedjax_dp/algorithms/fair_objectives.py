@@ -95,7 +95,9 @@ def _check_rate(learning_rate: Any) -> None:
 
 
 NEEDS = Needs(
-    "plain", "the curvature is bounded by its steps over the learning rate", check_rate=_check_rate
+    "plain",
+    reason="the curvature is bounded by its steps over the learning rate",
+    check_rate=_check_rate,
 )
 
 
