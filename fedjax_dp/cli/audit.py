@@ -6,8 +6,7 @@ import typer
 
 from fedjax_dp.audit.noise import StepCheck
 from fedjax_dp.audit.runs import AuditResult
-from fedjax_dp.cli.options import ConfigFile, Configured, answering, application
-from fedjax_dp.cli.output import Answer, Output
+from fedjax_dp.cli.output import Answer, ConfigFile, Configured, Output, answering, application
 from fedjax_dp.core import checks
 from fedjax_dp.core.decimals import rounded_down, shown
 from fedjax_dp.experiment.assembly.assemble import assemble

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedjax_dp.cli.options import Configured, answering, application
-from fedjax_dp.cli.output import Answer, Output
+from fedjax_dp.cli.output import Answer, Configured, Output, answering, application
 from fedjax_dp.core import checks
 from fedjax_dp.experiment.assembly.devices import offer_devices
 from fedjax_dp.experiment.reading.config_files import load_config

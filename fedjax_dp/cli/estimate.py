@@ -4,8 +4,7 @@ from typing import Annotated
 
 import typer
 
-from fedjax_dp.cli.options import ConfigFile, Configured, answering, application
-from fedjax_dp.cli.output import Answer, Output
+from fedjax_dp.cli.output import Answer, ConfigFile, Configured, Output, answering, application
 from fedjax_dp.experiment.studies.estimate import Estimate, estimate
 
 app = application()

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from fedjax_dp.cli.options import ConfiguredData, answering, application
-from fedjax_dp.cli.output import Answer, Output
+from fedjax_dp.cli.output import Answer, ConfiguredData, Output, answering, application
 from fedjax_dp.experiment.running.loading import evaluate_run, load_run, other_data
 
 app = application()

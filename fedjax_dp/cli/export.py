@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedjax_dp.cli.options import Configured, answering, application
-from fedjax_dp.cli.output import Answer, Output
+from fedjax_dp.cli.output import Answer, Configured, Output, answering, application
 from fedjax_dp.core import checks
 from fedjax_dp.core.packages import needed_for
 from fedjax_dp.experiment.reading import config_files

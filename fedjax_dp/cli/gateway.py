@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedjax_dp.cli.options import answering, application
-from fedjax_dp.cli.output import Answer, Output
+from fedjax_dp.cli.output import Answer, Output, answering, application
 from fedjax_dp.core.packages import needed_for
 
 app = application()

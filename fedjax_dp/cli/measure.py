@@ -5,8 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedjax_dp.cli.options import answering, application
-from fedjax_dp.cli.output import Answer, Output
+from fedjax_dp.cli.output import Answer, Output, answering, application
 from fedjax_dp.core.backend import facts
 from fedjax_dp.core.choices import choices
 from fedjax_dp.experiment.studies.measuring import measure

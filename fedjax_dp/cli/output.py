@@ -1,18 +1,22 @@
-"""Prints answers to the output stream, and everything else to the error stream."""
+"""What all commands share: answers, options, and overrides of a configuration."""
 
 import contextlib
+import functools
+import inspect
 import json
 import logging
 import math
 import pathlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from enum import StrEnum
-from typing import IO, Any, NamedTuple
+from typing import IO, Annotated, Any, NamedTuple, get_type_hints
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperCommand
 
 from fedjax_dp.core.foreign_text import visible
 
@@ -150,3 +154,188 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else repr(value)
     return value
+
+
+ConfigFile = Annotated[
+    str | None, typer.Argument(metavar="FILE", help="A TOML file; without one, the defaults.")
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print the answer as one JSON document.")]
+_Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print the shortest answer, without progress.")
+]
+_Level = Annotated[LogLevel, typer.Option(help="What to print to the error stream.")]
+_SHARED = {
+    "as_json": (_Json, False),
+    "is_quiet": (_Quiet, False),
+    "log_level": (_Level, LogLevel.info),
+}
+
+
+def application(help: str | None = None) -> typer.Typer:
+    """Makes the application of a command, or of a group if it has a help text."""
+    return typer.Typer(
+        help=help,
+        no_args_is_help=help is not None,
+        add_completion=False,
+        rich_markup_mode="markdown",
+        pretty_exceptions_enable=False,
+    )
+
+
+def answering(
+    app: typer.Typer, name: str | None = None, cls: type[TyperCommand] | None = None
+) -> Callable[[Callable[..., Answer]], Callable[..., None]]:
+    """Registers a function of options and `out` as a command that prints its `Answer`.
+
+    A parameter of a NamedTuple stands for the options that are its fields.
+    """
+
+    def register(function: Callable[..., Answer]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def command(
+            context: typer.Context, as_json: bool, is_quiet: bool, log_level: LogLevel, **given: Any
+        ) -> None:
+            # A shell leaves the "~" of `--output=~/runs` as it is.
+            given = {
+                key: each.expanduser() if isinstance(each, pathlib.Path) else each
+                for key, each in given.items()
+            }
+            out = Output(console(), console(is_error=True), as_json, is_quiet, log_level)
+            if "context" in own:
+                given["context"] = context
+            for key, kind in groups.items():
+                given[key] = kind(*(given.pop(field) for field in kind._fields))
+            # What the user's code prints would break the JSON document.
+            aside = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
+            with aside, logging_at(log_level):
+                answer = function(out=out, **given)
+            print_answer(out, _name_of(context), answer)
+            raise typer.Exit(answer.status)
+
+        own = inspect.signature(function, eval_str=True).parameters
+        options = {key: each for key, each in own.items() if key not in ("out", "context")}
+        groups = {
+            key: each.annotation
+            for key, each in options.items()
+            if hasattr(each.annotation, "_fields")
+        }
+        parameters = [_option("context", typer.Context)]
+        for key, each in options.items():
+            of_group = get_type_hints(groups.get(key), include_extras=True) if key in groups else {}
+            defaults = getattr(each.annotation, "_field_defaults", {})
+            parameters += [_option(name, of_group[name], defaults[name]) for name in of_group]
+            if key not in groups:
+                parameters.append(each.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        parameters += [_option(key, *shared) for key, shared in _SHARED.items()]
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        return app.command(name, cls=cls or Once)(command)
+
+    return register
+
+
+def _option(
+    name: str, annotation: Any, default: Any = inspect.Parameter.empty
+) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, annotation=annotation, default=default)
+
+
+def _name_of(context: typer.Context) -> str:
+    """Returns the name of a command: "run", "privacy epsilon"."""
+    names: list[str] = []
+    level: Any = context
+    while level.parent is not None:
+        names.insert(0, str(level.info_name))
+        level = level.parent
+    return " ".join(names)
+
+
+class Line(NamedTuple):
+    """The words of a command line."""
+
+    own: list[str]  # Options and arguments of the command.
+    overrides: list[str]  # `--key=value` of a configuration.
+    unfinished: list[str]  # Keys without a value.
+
+
+def split_line(words: Iterable[str], options: Collection[str]) -> Line:
+    """Splits a command line; a value never begins with two dashes."""
+    rest, line = list(words), Line([], [], [])
+    while rest:
+        word = rest.pop(0)
+        key, equals, _ = word.partition("=")
+        if word == "--":
+            return line._replace(own=[*line.own, word, *rest])
+        if not word.startswith("--") or key in options:
+            line.own.append(word)
+        elif equals:
+            line.overrides.append(word)
+        elif rest and not rest[0].startswith("--"):
+            line.overrides.append(f"{word}={rest.pop(0)}")
+        else:
+            line.unfinished.append(word)
+    return line
+
+
+class Once(TyperCommand):
+    """A command whose options may be given only once."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuses an option that is given twice, as the first would be ignored."""
+        for option in self.get_params(ctx):
+            names = {*option.opts, *option.secondary_opts}
+            given = [word for word in args if word.partition("=")[0] in names and word[:1] == "-"]
+            is_once = not getattr(option, "multiple", False) and not ctx.resilient_parsing
+            if len(given) > 1 and is_once:
+                raise ValueError(f"{given[-1].partition('=')[0]} must be given once, got {given}")
+        return super().parse_args(ctx, args)
+
+
+class Configured(Once):
+    """A command with overrides `--section.key VALUE`, which it finds in `context.args`."""
+
+    keys, shown = "", "--section.key"
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Lists the parts of the usage line."""
+        return [*super().collect_usage_pieces(ctx), f"[{self.shown} VALUE]..."]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Separates the overrides before parsing the rest."""
+        options = {name for each in self.get_params(ctx) for name in each.opts}
+        options |= {name for each in self.get_params(ctx) for name in each.secondary_opts}
+        line = split_line(args, options)
+        if line.unfinished and not ctx.resilient_parsing:
+            from fedjax_dp.experiment.reading.config_files import require_key
+
+            [key, *_] = line.unfinished
+            require_key(key.removeprefix("--"))
+            raise ValueError(f"{key} needs a value")
+        super().parse_args(ctx, line.own)
+        values: dict[str, list[str]] = {}
+        for word in line.overrides:
+            key, _, text = word.partition("=")
+            values.setdefault(key, []).append(text)
+        for key, given in values.items():
+            if len(given) > 1:
+                raise ValueError(f"{key} must be given once, got {given}")
+        ctx.args = line.overrides
+        return ctx.args
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Lists completions, with keys of the configuration."""
+        completions = super().shell_complete(ctx, incomplete)
+        if not incomplete.startswith("--"):
+            return completions
+        from fedjax_dp.experiment.reading.config_files import all_keys
+
+        item = type(super().shell_complete(ctx, "--help")[0])
+        keys = (f"--{key}" for key in all_keys() if key.startswith(self.keys))
+        return [*completions, *(item(key) for key in keys if key.startswith(incomplete))]
+
+
+class ConfiguredData(Configured):
+    """A command with overrides of the data section."""
+
+    keys, shown = "data.", "--data.key"

@@ -8,8 +8,7 @@ import jax
 import numpy as np
 import typer
 
-from fedjax_dp.cli.options import ConfiguredData, answering, application
-from fedjax_dp.cli.output import Answer, Output
+from fedjax_dp.cli.output import Answer, ConfiguredData, Output, answering, application
 from fedjax_dp.core import checks
 from fedjax_dp.core.foreign_text import in_csv
 from fedjax_dp.data import datasets

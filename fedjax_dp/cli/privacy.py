@@ -7,8 +7,7 @@ from typing import Annotated
 import dp_accounting
 import typer
 
-from fedjax_dp.cli.options import answering, application
-from fedjax_dp.cli.output import Answer, Output
+from fedjax_dp.cli.output import Answer, Output, answering, application
 from fedjax_dp.core import checks, files
 from fedjax_dp.core.decimals import rounded_up, shown
 from fedjax_dp.io.digests import read_sealed, read_sealed_object

@@ -9,8 +9,15 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
-from fedjax_dp.cli.options import ConfigFile, Configured, answering, application
-from fedjax_dp.cli.output import Answer, Output, shown_path
+from fedjax_dp.cli.output import (
+    Answer,
+    ConfigFile,
+    Configured,
+    Output,
+    answering,
+    application,
+    shown_path,
+)
 from fedjax_dp.cli.progress import INTERRUPTED, Progress, ending
 from fedjax_dp.core import checks, files
 from fedjax_dp.experiment.reading import config_files

@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from fedjax_dp.cli.options import ConfigFile, Configured, answering, application
-from fedjax_dp.cli.output import Answer, Output
+from fedjax_dp.cli.output import Answer, ConfigFile, Configured, Output, answering, application
 from fedjax_dp.cli.progress import Progress, ending
 from fedjax_dp.core import checks
 from fedjax_dp.core.decimals import shown
