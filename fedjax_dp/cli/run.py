@@ -3,6 +3,7 @@
 import json
 import pathlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -81,27 +82,19 @@ def command(
         checks.require(is_run, "--resume", rule, str(resume))
         config = config_of(resume, out.warn, overrides)
         start_processes(config)
-        start = _resuming(resume, config)
+        start = partial(running.resume, resume, config=config)
     else:
         config = config_files.load_config(file, overrides)
         start_processes(config)
         if output is not None and is_first_process():
             require_free(output)
-        start = _starting(config, output)
+        start = partial(running.run, config, output)
     with ending(out, _NAME, INTERRUPTED):
         if not is_first_process():
             # The first process shows progress and answers for all.
             raise typer.Exit(_status(start(Watcher())))
         answer = shown(config, start, out)
     return answer
-
-
-def _starting(config: Config, folder: pathlib.Path | None) -> Callable[[Watcher], Outcome]:
-    return lambda watcher: running.run(config, folder, watcher)
-
-
-def _resuming(folder: pathlib.Path, config: Config) -> Callable[[Watcher], Outcome]:
-    return lambda watcher: running.resume(folder, watcher, config=config)
 
 
 def shown(config: Config, start: Callable[[Watcher], Outcome], out: Output) -> Answer:

@@ -202,7 +202,9 @@ def clipped(
             gradient_of = jax.value_and_grad(loss_of)
             losses, each = undivided(jax.vmap(gradient_of, in_axes=(None, 0))(params, examples))
             bounded, norm = jax.vmap(mechanism.clip)(jax.tree.map(trees.at_least_float32, each))
-            bounded = jax.tree.map(lambda g: jnp.where(_expanded_like(is_real, g), g, 0), bounded)
+            bounded = jax.tree.map(
+                lambda g: jnp.where(is_real.reshape(-1, *[1] * (g.ndim - 1)), g, 0), bounded
+            )
             summed = sums.value(sums.over_first_axis(bounded))
         was_clipped = is_real & (norm > config.clip_norm)
         return GradientSum(summed, jnp.sum(losses), jnp.sum(was_clipped, dtype=jnp.float32), params)
@@ -234,7 +236,3 @@ def _factor(after: jax.Array, before: jax.Array, is_real: jax.Array) -> jax.Arra
     # A barely representable factor has a large relative rounding error, and might be rounded up.
     factor = after / jnp.where(before > 0, before, 1.0)
     return jnp.where(is_real & (before > 0) & (factor > SMALLEST_FACTOR), factor, 0.0)
-
-
-def _expanded_like(is_real: jax.Array, array: jax.Array) -> jax.Array:
-    return is_real.reshape(-1, *[1] * (array.ndim - 1))

@@ -190,12 +190,9 @@ def _require_no_others(
     known += ["roster/clients", "roster/is_announced"] * has_roster
     # Keys of the server, which a node with keys of its own does not read.
     known += ["own/"] * has_first + ["keys"]
-    others = [n for n in sorted(arrays) if not any(_is_under(n, each) for each in known)]
+    folders = tuple(name for name in known if name.endswith("/"))
+    others = [n for n in sorted(arrays) if n not in known and not n.startswith(folders)]
     checks.require(not others, "a message", "hold the arrays of its plan alone", others[:3])
-
-
-def _is_under(name: str, known: str) -> bool:
-    return name.startswith(known) if known.endswith("/") else name == known
 
 
 class Gathered(NamedTuple):

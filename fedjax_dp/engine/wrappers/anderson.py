@@ -173,14 +173,11 @@ class _Scheme(NamedTuple):
 
         return Memory(*(jax.tree.map(lambda x: zeros(jnp.asarray(x)), point) for _ in range(2)))
 
-    def no_products(self) -> Gram:
-        """Makes the products of an empty memory."""
-        return Gram(jnp.zeros((self.places, self.places)), jnp.int32(0))
-
     def init(self, key: Any, layout: Layout = Layout()) -> Any:
         """Makes the first state."""
         state = self.federation.init(key, layout)
-        return self.with_outer(state, self.no_products(), self.empty(self.point_in(state)))
+        none = Gram(jnp.zeros((self.places, self.places)), jnp.int32(0))
+        return self.with_outer(state, none, self.empty(self.point_in(state)))
 
     def point_in(self, state: Any) -> PyTree:
         """Reads the extrapolated point."""

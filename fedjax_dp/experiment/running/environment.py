@@ -28,6 +28,7 @@ _PROGRAM = "-cache"
 def environment() -> dict[str, Any]:
     """Describes libraries, system, processor, cores, JAX devices, and what decides bits."""
     devices = jax.devices()
+    flags = {name: os.environ.get(name, "").split() for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")}
     return {
         "python": sys.version.split()[0],
         "libraries": libraries(),
@@ -40,14 +41,10 @@ def environment() -> dict[str, Any]:
         RANDOM: settings(),
         "compiler": {
             _PRECISION: getattr(jax.config, _PRECISION, None),
-            **{name: _flags(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")},
+            # But those that write files.
+            **{name: sorted(f for f in each if "dump" not in f) for name, each in flags.items()},
         },
     }
-
-
-def _flags(name: str) -> list[str]:
-    """Lists flags of the compiler, but those that write files."""
-    return sorted(flag for flag in os.environ.get(name, "").split() if "dump" not in flag)
 
 
 def use_compilation_cache(folder: str | None) -> None:

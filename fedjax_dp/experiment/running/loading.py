@@ -183,14 +183,12 @@ def other_data(
         new = [name for name in other if name not in mine]
         rule = f"be those of the training, {mine}"
         checks.require(mine == other, what, rule, f"also {', '.join(new)}" if new else other)
-    ours, theirs = (shapes_of(p.train) for p in (trained, population))
+    ours, theirs = (
+        {name: list(array.shape[1:]) for name, array in each.train.examples.items()}
+        for each in (trained, population)
+    )
     checks.require(ours == theirs, "the examples", f"have the shapes {ours}", theirs)
     return population
-
-
-def shapes_of(data: FederatedData) -> dict[str, list[int]]:
-    """Returns the shape of one example by array."""
-    return {name: list(array.shape[1:]) for name, array in data.examples.items()}
 
 
 def evaluate_run(run: Run, other: Population | None = None) -> dict[str, Any]:
