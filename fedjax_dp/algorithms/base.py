@@ -329,10 +329,6 @@ class Training(NamedTuple):
         return jax.vmap(lambda i: self.num_steps(sizes[i], local.row(i)))(clients)
 
 
-def _fit_together(numbers: Mapping[str, Any], prefix: str) -> None:
-    del numbers, prefix
-
-
 class Numbers(NamedTuple):
     """An algorithm's own numbers that can be swept.
 
@@ -346,7 +342,7 @@ class Numbers(NamedTuple):
 
     values: Mapping[str, Any] = {}
     ranges: Mapping[str, Any] = {}
-    check: Callable[[Mapping[str, Any], str], None] = _fit_together
+    check: Callable[[Mapping[str, Any], str], None] = lambda numbers, prefix: None
     num_clients: int | None = None
 
 
