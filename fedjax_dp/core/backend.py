@@ -4,13 +4,14 @@ import contextlib
 import math
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.forks import require_not_forked
 
+_T = TypeVar("_T")
 _TARGET: ContextVar["Facts | None"] = ContextVar("target", default=None)
 
 
@@ -64,6 +65,16 @@ class Facts(NamedTuple):
     memory: float = math.inf  # Bytes.
 
 
+@contextlib.contextmanager
+def traced_with(variable: ContextVar[_T], value: _T) -> Iterator[None]:
+    """Sets what functions read of a context variable while they are traced."""
+    before = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(before)
+
+
 def backend() -> str:
     """Returns the kind of backend that is traced for: that of the default device, or a target."""
     target = _TARGET.get()
@@ -96,10 +107,9 @@ def traced_for(target: Facts | str) -> Iterator[None]:
 
     What was traced before is dropped, and again at the end: it holds for one backend.
     """
-    before = _TARGET.set(Facts(target) if isinstance(target, str) else target)
-    jax.clear_caches()
-    try:
-        yield
-    finally:
-        _TARGET.reset(before)
+    with traced_with(_TARGET, Facts(target) if isinstance(target, str) else target):
         jax.clear_caches()
+        try:
+            yield
+        finally:
+            jax.clear_caches()

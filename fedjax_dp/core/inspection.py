@@ -1,7 +1,6 @@
 """Rounds in debug mode: what was not finite first, in which client, step and array."""
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.core import trees
+from fedjax_dp.core.backend import traced_with
 from fedjax_dp.core.trees import PyTree
 
 
@@ -46,14 +46,9 @@ class Watch:
 _WATCH: ContextVar[Watch | None] = ContextVar("watch", default=None)
 
 
-@contextlib.contextmanager
-def watched(watch: Watch | None) -> Iterator[None]:
+def watched(watch: Watch | None) -> AbstractContextManager[None]:
     """Traces rounds in which `require_finite` reports to a watch; None for nothing."""
-    before = _WATCH.set(watch)
-    try:
-        yield
-    finally:
-        _WATCH.reset(before)
+    return traced_with(_WATCH, watch)
 
 
 def note_finite(what: str, tree: PyTree, counts: Any = True, **where: Any) -> None:

@@ -6,8 +6,7 @@ would not be that of what is summed. On a CPU a barrier does not prevent it, sin
 before fusion there. What a loop carries is never fused into its readers.
 """
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
 import jax
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_dp.core import jaxprs, trees
-from fedjax_dp.core.backend import backend
+from fedjax_dp.core.backend import backend, traced_with
 
 _ARE_STORED: ContextVar[bool] = ContextVar("are_stored", default=False)
 
@@ -33,14 +32,9 @@ def materialize_equal(x: jax.Array, source: jax.Array) -> jax.Array:
     return _materialize_equal_p.bind(x, lax.stop_gradient(source))
 
 
-@contextlib.contextmanager
-def updates_stored(are_stored: bool) -> Iterator[None]:
+def updates_stored(are_stored: bool) -> AbstractContextManager[None]:
     """Traces clients whose updates will be materialized, if so, to be clipped."""
-    before = _ARE_STORED.set(are_stored)
-    try:
-        yield
-    finally:
-        _ARE_STORED.reset(before)
+    return traced_with(_ARE_STORED, are_stored)
 
 
 def as_stored(update: trees.PyTree) -> trees.PyTree:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_dp.core.backend import backend
+from fedjax_dp.core.backend import backend, traced_with
 from fedjax_dp.core.choices import Convolutions, Products
 from fedjax_dp.core.materialize import materialize
 
@@ -57,14 +57,9 @@ def arithmetic() -> Arithmetic:
     return _CURRENT.get() or Arithmetic()
 
 
-@contextlib.contextmanager
-def computed_with(how: Arithmetic) -> Iterator[None]:
+def computed_with(how: Arithmetic) -> contextlib.AbstractContextManager[None]:
     """Traces products in this way."""
-    before = _CURRENT.set(how)
-    try:
-        yield
-    finally:
-        _CURRENT.reset(before)
+    return traced_with(_CURRENT, how)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.backend import traced_with
 from fedjax_dp.core.devices import undivided
 from fedjax_dp.core.files import digest_of
 from fedjax_dp.core.trees import PyTree
@@ -98,12 +99,8 @@ def given(parts: Sequence[Frozen], constants: Sequence[Sequence[Any]]) -> Iterat
         yield
         return
     arrays = {id(part.values): c for part, c in zip(parts, constants, strict=True)}
-    token = _GIVEN.set({**_GIVEN.get({}), **arrays})
-    try:
-        with _TRACE(object()):
-            yield
-    finally:
-        _GIVEN.reset(token)
+    with traced_with(_GIVEN, {**_GIVEN.get({}), **arrays}), _TRACE(object()):
+        yield
 
 
 @contextlib.contextmanager
@@ -113,11 +110,8 @@ def reads() -> Iterator[list[Frozen]]:
     A trace that JAX has cached reads nothing again; its program then holds their values.
     """
     frozen_parts: list[Frozen] = []
-    token = _READ.set(frozen_parts)
-    try:
+    with traced_with(_READ, frozen_parts):
         yield frozen_parts
-    finally:
-        _READ.reset(token)
 
 
 def frozen(shapes: PyTree, where: Where, values: PyTree) -> Frozen:

@@ -13,6 +13,7 @@ import optax
 
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.backend import traced_with
 from fedjax_dp.core.trees import PyTree
 
 Batch = Mapping[str, Any]
@@ -231,11 +232,8 @@ def reads() -> Iterator[list[Allowed]]:
     given to a loss of this module as it is.
     """
     allowed: list[Allowed] = []
-    token = _FOUND.set(allowed)
-    try:
+    with traced_with(_FOUND, allowed):
         yield allowed
-    finally:
-        _FOUND.reset(token)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -331,11 +329,8 @@ class Loss:
             return
         if callable(self.values) and self.targets is not None:
             found.append(self._allowed("y", outputs, targets_of(batch), self.targets))
-        token = _CALL.set(_Call(self, batch, found))
-        try:
+        with traced_with(_CALL, _Call(self, batch, found)):
             yield
-        finally:
-            _CALL.reset(token)
 
     def _allowed(self, name: str, outputs: Any, labels: Any, targets: str) -> Allowed:
         """Describes the targets in an array, from shapes."""
