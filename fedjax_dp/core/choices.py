@@ -115,51 +115,39 @@ class Measured(NamedTuple):
 
 
 class Choices(NamedTuple):
-    """What `auto` stands for on a backend.
+    """What `auto` stands for on a backend."""
 
-    Attributes:
-      operations_per_chunk: floating-point operations of one pass of a chunk that occupy a device.
-      convolved_per_chunk: of these, the most that native convolutions do.
-      products_per_pass: the products and convolutions of a pass that `operations_per_chunk` is for:
-        one of more needs as many more operations, since it starts more kernels; inf where a pass
-        starts as a whole.
-      widest_chunk: the most clients of a chunk.
-      chunk_bytes: the memory that the values of a chunk may take.
-      cached_state_bytes: the client states of a chunk that stay in a cache; None if that gains
-        nothing.
-      resident_bytes: examples of up to this size are held in device memory.
-      state_bytes: client states of up to this size of one device are held in its memory.
-      has_caches: whether work is cut so that values stay in a processor's cache: small
-        micro-batches, convolutions in tiles and rows.
-      convolutions: how training without record-level privacy computes those of lowered models:
-        "products" of patches, "native" ones, or by a "kernel" of our own where there is one.
-      products: how gradients of records are computed, "exact" or "split".
-      kernel_gradients: how the gradients of kernels of native convolutions are formed for single
-        records: by "rows" of the kernel (`models.per_example`), or "native".
-      factored: where the gradient of a record stays a product of factors, and is not formed: with
-        "fewer_operations", with "fewer_bytes" in memory, or "never".
-      has_known_lengths: whether loops over local steps get a length that the compiler knows where
-        clients do equal work (`engine.layout.EqualWork`): a GPU then asks no host before each step,
-        and no step selects between old and new parameters.
-      reads_of_a_copy: how often a call of a program has to read the examples so that a copy of all
-        of them pays, in the layout that the compiler wants; with fewer reads they are stored as
-        rows (`clients.client_data.Rows`). 0 where no program makes such a copy.
-    """
-
-    operations_per_chunk: float
-    widest_chunk: int
-    chunk_bytes: float
+    operations_per_chunk: float  # Floating-point ones of one pass that occupy a device.
+    widest_chunk: int  # The most clients of a chunk.
+    chunk_bytes: float  # The memory that the values of a chunk may take.
+    # The client states of a chunk that stay in a cache; None if that gains nothing.
     cached_state_bytes: int | None
-    resident_bytes: float
-    state_bytes: float
+    resident_bytes: float  # Examples of up to this size are held in device memory.
+    state_bytes: float  # Client states of up to this size of one device are held in its memory.
+    # Whether work is cut so that values stay in a processor's cache: small micro-batches,
+    # convolutions in tiles and rows.
     has_caches: bool
+    # How training without record-level privacy computes those of lowered models: "products" of
+    # patches, "native" ones, or by a "kernel" of our own where there is one.
     convolutions: Convolutions = "products"
-    products: Products = "exact"
+    products: Products = "exact"  # How gradients of records are computed.
+    # How the gradients of kernels of native convolutions are formed for single records: by "rows"
+    # of the kernel (`models.per_example`), or "native".
     kernel_gradients: KernelGradients = "native"
+    # Where the gradient of a record stays a product of factors, and is not formed: with
+    # "fewer_operations", with "fewer_bytes" in memory, or "never".
     factored: Factored = "never"
+    # Whether loops over local steps get a length that the compiler knows where clients do equal
+    # work (`engine.layout.EqualWork`): a GPU then asks no host before each step, and no step
+    # selects between old and new parameters.
     has_known_lengths: bool = False
-    convolved_per_chunk: float = math.inf
+    convolved_per_chunk: float = math.inf  # The most operations that native convolutions do.
+    # How often a call of a program has to read the examples so that a copy of all of them pays, in
+    # the layout that the compiler wants; with fewer reads they are stored as rows
+    # (`clients.client_data.Rows`). 0 where no program makes such a copy.
     reads_of_a_copy: float = 0.0
+    # The products and convolutions of a pass that `operations_per_chunk` is for: one of more needs
+    # as many more operations, since it starts more kernels; inf where a pass starts as a whole.
     products_per_pass: float = math.inf
 
 

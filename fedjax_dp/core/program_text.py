@@ -64,32 +64,22 @@ class Line(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """An operation that runs.
+    """An operation that runs."""
 
-    Attributes:
-      loops: the scopes of `SCOPES` whose loops run it, joined by "/"; "call" outside of loops. A
-        compiler may move the first pass of a loop in front of it: chunks are then in "round" and in
-        "round/chunk".
-      times: how often one pass of the innermost runs it; loops of unknown length count once.
-      kind: what it is: XLA's name, for a fusion with the heaviest part of it.
-      shape: of its result.
-      bytes: read and written by one run.
-      products: floating-point operations of products and convolutions of one run.
-      seconds: of one run; by the compiler's estimate, of a call of a library or of a kernel in
-        Pallas the larger of those that its bytes and its products take at their peaks.
-      is_estimated: whether they are the compiler's.
-      source: where it was traced.
-    """
-
+    # The scopes of `SCOPES` whose loops run it, joined by "/"; "call" outside of loops. A compiler
+    # may move the first pass of a loop in front of it: chunks are then in "round" and in
+    # "round/chunk".
     loops: str
-    times: float
-    kind: str
-    shape: str
-    bytes: float
-    products: float
+    times: float  # In one pass of the innermost; loops of unknown length count once.
+    kind: str  # XLA's name, for a fusion with the heaviest part of it.
+    shape: str  # Of its result.
+    bytes: float  # Read and written by one run.
+    products: float  # Floating-point operations of products and convolutions of one run.
+    # Of one run; by the compiler's estimate, of a call of a library or of a kernel in Pallas the
+    # larger of those that its bytes and its products take at their peaks.
     seconds: float
-    is_estimated: bool
-    source: str
+    is_estimated: bool  # Whether they are the compiler's.
+    source: str  # Where it was traced.
 
 
 class Cost(NamedTuple):
