@@ -1,4 +1,4 @@
-"""Timed layouts that outlast a process: one file for each kind of work on each kind of machine."""
+"""Speeds that were measured before, in files: of a device, and of layouts on one machine."""
 
 import json
 import logging
@@ -7,16 +7,55 @@ import os
 import pathlib
 import platform
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 
-from fedjax_dp.core import files
+from fedjax_dp.core import checks, files
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.backend import facts
+from fedjax_dp.core.choices import Measured, Speed
 from fedjax_dp.core.devices import num_cores
 from fedjax_dp.core.packages import PACKAGE, libraries
 from fedjax_dp.engine.layout import Trial
+
+_RULE = "be a file that `fedjax-dp measure` wrote"
+_OF_SPEED = ("form", "precision", "clients", "seconds", "clients_per_second", "gflops")
+
+
+@checked
+def read_measured(path: str | os.PathLike[str]) -> Measured:
+    """Reads the speeds of clients side by side.
+
+    Args:
+      path: the file that `fedjax-dp measure` wrote.
+
+    Returns:
+      The name of the device, and the speeds of the steps "layouts" that were measured whole.
+
+    Raises:
+      ValueError: if the file does not exist, or has another form.
+    """
+    path = Path(path)
+    checks.require(path.is_file(), "measured", _RULE, str(path))
+    found: Any = files.parse_json(files.read_text(path), path)
+    try:
+        device, steps = str(found["machine"]["device"]), found["steps"].values()
+        whole = [s for s in steps if s["group"] == "layouts" and s["status"] == "done"]
+        # What did not fit into memory has an error instead of a speed.
+        rows = (row for step in whole for row in step["rows"] if "error" not in row)
+        speeds = tuple(map(_speed, rows))
+    except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError):
+        raise ValueError(f"measured must {_RULE}, got {path}") from None
+    return Measured(device, speeds)
+
+
+def _speed(row: dict[str, Any]) -> Speed:
+    form, precision, clients, seconds, rate, gflops = (row[field] for field in _OF_SPEED)
+    operations = float(gflops) * 1e9 * float(seconds) / int(clients)
+    return Speed(str(form), str(precision), int(clients), float(rate), operations)
+
 
 _LOG = logging.getLogger(__name__)
 _FIELDS = Trial._fields

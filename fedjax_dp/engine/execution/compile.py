@@ -28,7 +28,7 @@ from fedjax_dp.data.sampling import poisson
 from fedjax_dp.engine.client_store import ClientStore
 from fedjax_dp.engine.cohort import Examples, traced, typed
 from fedjax_dp.engine.execution.joint import Program
-from fedjax_dp.engine.execution.placement import Placement, placement_of
+from fedjax_dp.engine.execution.placement import Placement, Slabs, placement_of
 from fedjax_dp.engine.execution.round_loop import (
     Count,
     OneRound,
@@ -40,7 +40,6 @@ from fedjax_dp.engine.execution.round_loop import (
     rounds_and_host_steps,
     streamed_rounds,
 )
-from fedjax_dp.engine.execution.stream import Slabs
 from fedjax_dp.engine.execution.tuning import (
     Memory,
     explained,

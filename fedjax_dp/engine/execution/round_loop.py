@@ -17,8 +17,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.client_store import ClientStore
 from fedjax_dp.engine.cohort import Cohort, Examples
-from fedjax_dp.engine.execution.placement import Placement, own_part
-from fedjax_dp.engine.execution.stream import Slabs, narrowed, stream_of
+from fedjax_dp.engine.execution.placement import Placement, Slabs, narrowed, own_part, stream_of
 from fedjax_dp.engine.facts import examples_of
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import Layout

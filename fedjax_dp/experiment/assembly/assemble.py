@@ -53,8 +53,7 @@ from fedjax_dp.experiment.schema.config import (
     RunSection,
 )
 from fedjax_dp.experiment.schema.constraints import keyed
-from fedjax_dp.io.measured import read_measured
-from fedjax_dp.io.trials import TrialFiles
+from fedjax_dp.io.trials import TrialFiles, read_measured
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.secure import MaskKeys
 
