@@ -132,7 +132,7 @@ def checked_config(config: Config) -> Config:
 def _planned(config: Config) -> tuple[Config, Counted | None]:
     """Checks a configuration; also returns the parts that need the number of clients alone."""
     # A copy with other values was not checked when it was made.
-    config = Config(**config.__dict__)
+    config = Config(**{name: each for name, each in config if name in config.model_fields_set})
     config = with_latencies(with_named_lists(with_client_numbers(config)))
     return config, validate(listed(config, None))
 
