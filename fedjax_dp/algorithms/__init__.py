@@ -1,6 +1,7 @@
 """Algorithms: one file for each method or family, each a declaration of pure functions."""
 
 from fedjax_dp.algorithms.ae_dpfl import ae_dpfl
+from fedjax_dp.algorithms.afl import afl
 from fedjax_dp.algorithms.base import (
     Averaged,
     ClientOutput,
@@ -22,28 +23,34 @@ from fedjax_dp.algorithms.base import (
     training_of,
 )
 from fedjax_dp.algorithms.blur_lus import blur_lus
-from fedjax_dp.algorithms.clustered import f_cdpfl, ifca, km_cdpfl, o_dpcfl
+from fedjax_dp.algorithms.ditto import ditto
 from fedjax_dp.algorithms.dp_sgd import (
     dp_sgd,
     minimum_epsilon,
     noise_oracle,
-    pfa,
-    public_clients,
     record_dp_fedavg,
-    robust_hdp,
     smallest_budget,
     weiavg,
 )
-from fedjax_dp.algorithms.fair_objectives import afl, propfair, q_ffl, term
-from fedjax_dp.algorithms.fedavg import centralized, dp_fedavg, fedavg, fedprox, local_only, pool
+from fedjax_dp.algorithms.fed_ltn import Tickets, fed_ltn
+from fedjax_dp.algorithms.fedavg import dp_fedavg, fedavg
+from fedjax_dp.algorithms.fedbn import fedbn, fedper, fedrep
 from fedjax_dp.algorithms.feddyn import feddyn
 from fedjax_dp.algorithms.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
+from fedjax_dp.algorithms.fedprox import fedprox
+from fedjax_dp.algorithms.ifca import f_cdpfl, ifca, o_dpcfl
+from fedjax_dp.algorithms.jump_start import jump_start
+from fedjax_dp.algorithms.km_cdpfl import km_cdpfl
+from fedjax_dp.algorithms.lottery_fl import lottery_fl
 from fedjax_dp.algorithms.model_averaging import (
     OutputPerturbation,
     retrained_averaging,
     warm_start_averaging,
 )
-from fedjax_dp.algorithms.personal import ditto, fedbn, fedper, fedrep, mr_mtl
+from fedjax_dp.algorithms.mr_mtl import mr_mtl
+from fedjax_dp.algorithms.pfa import pfa, public_clients
+from fedjax_dp.algorithms.propfair import propfair
+from fedjax_dp.algorithms.q_ffl import q_ffl
 from fedjax_dp.algorithms.r_dpcfl import (
     ClusterCount,
     FirstRound,
@@ -53,7 +60,9 @@ from fedjax_dp.algorithms.r_dpcfl import (
     r_dpcfl,
     rc_dpfl,
 )
+from fedjax_dp.algorithms.references import centralized, local_only, pool
 from fedjax_dp.algorithms.registry import ALGORITHMS, Entry, build
+from fedjax_dp.algorithms.robust_hdp import robust_hdp
 from fedjax_dp.algorithms.scaffold import scaffold
 from fedjax_dp.algorithms.splitting import (
     ProximalStep,
@@ -64,7 +73,7 @@ from fedjax_dp.algorithms.splitting import (
     reflected_fedprox,
     splitting,
 )
-from fedjax_dp.algorithms.tickets import Tickets, fed_ltn, jump_start, lottery_fl
+from fedjax_dp.algorithms.term import term
 
 __all__ = [
     "ALGORITHMS",

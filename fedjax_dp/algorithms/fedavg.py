@@ -1,9 +1,8 @@
-"""FedAvg, alone or with a proximal term, and its references: pooled examples, clients alone."""
+"""FedAvg, whose server averages the updates of clients, and DP-FedAvg, which adds noise."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
 import optax
 
 from fedjax_dp.algorithms.base import (
@@ -16,17 +15,14 @@ from fedjax_dp.algorithms.base import (
     training_of,
 )
 from fedjax_dp.clients.base import LocalResult, LocalTrainer
-from fedjax_dp.clients.regularizers import proximal
 from fedjax_dp.core import checks, ranges
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.messages import Known
-from fedjax_dp.core.ranges import NonNegative, Positive
+from fedjax_dp.core.ranges import Positive
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.kinds import Home
 from fedjax_dp.server.base import Aggregator
-from fedjax_dp.server.mean import uniform_mean, weighted_mean
+from fedjax_dp.server.mean import weighted_mean
 from fedjax_dp.server.optimizers import apply_aggregate
 
 # `(start, client, hyper, key) -> LocalResult`.
@@ -183,117 +179,3 @@ def dp_fedavg(model: Model, trainer: LocalTrainer, *, aggregator: Aggregator) ->
     rule = "bound contributions and add noise, as gaussian_mean does"
     checks.require(aggregator.claim is not None, "aggregator", rule, "one that does not")
     return fedavg(model, trainer, aggregator=aggregator, name="dp_fedavg")
-
-
-@checked
-def fedprox(
-    model: Model,
-    trainer: LocalTrainer,
-    *,
-    mu: NonNegative = 0.01,
-    server_learning_rate: Positive = 1.0,
-    **options: Any,
-) -> FederatedAlgorithm:
-    """Declares FedProx: each local objective gains `mu / 2 * ‖w − w_server‖²`.
-
-    Args:
-      model: the model to train.
-      trainer: local training; each step's gradient passes through the proximal term.
-      mu: strength of the proximal term; 0 is FedAvg.
-      server_learning_rate: the server's step size.
-      **options: further options of `fedavg`.
-
-    Returns:
-      The algorithm.
-
-    Raises:
-      ValueError: for a number out of its range.
-
-    Source: Li and others 2020 (FedProx), algorithm 2.
-    """
-
-    def client(message, own, client, hyper, key):
-        pull = proximal(hyper.algorithm["mu"])
-        result = trainer.train(message, client, hyper.local, key, gradient_transform=pull)
-        return ClientOutput(result.delta, result.weight, own, result.metrics)
-
-    own: dict[str, Any] = {"server_learning_rate": server_learning_rate, "name": "fedprox"}
-    algorithm = fedavg(model, trainer, **(own | options))
-    return algorithm.with_numbers({"mu": mu}, {"mu": NonNegative})._replace(client=client)
-
-
-@checked
-def pool(data: FederatedData) -> FederatedData:
-    """Pools all clients into one, on which any algorithm is centralised training.
-
-    Args:
-      data: the clients' examples.
-
-    Returns:
-      A store of one client that owns every example; the arrays are not copied. Under record-level
-      privacy the unit is still a record, and the pool has one budget.
-    """
-    return FederatedData(data.examples, np.array([0, data.num_examples]), ("all",))
-
-
-@checked
-def centralized(model: Model, trainer: LocalTrainer) -> FederatedAlgorithm:
-    """Declares training on the pool of all examples, the reference for the cost of federation.
-
-    Run it on `pool(data)`.
-
-    Args:
-      model: the model to train.
-      trainer: training; a private one makes this central DP-SGD.
-
-    Returns:
-      The algorithm; one round is one run of the trainer, continued from the last.
-
-    Source: with a private trainer Abadi and others 2016, algorithm 1.
-    """
-    base = fedavg(model, trainer, name="centralized")
-
-    def client(message, own, client, hyper, key):
-        output = base.client(message, own, client, hyper, key)
-        return output._replace(update=Known(output.update))
-
-    return base._replace(
-        broadcast=lambda server, client: Known(base.broadcast(server, client)), client=client
-    )
-
-
-class LocalStart(NamedTuple):
-    """The parameters that every client starts from."""
-
-    start: PyTree
-
-
-@checked
-def local_only(model: Model, trainer: LocalTrainer) -> FederatedAlgorithm:
-    """Declares training without any federation, the reference for personal models.
-
-    Args:
-      model: the model to train.
-      trainer: local training; a private one makes this local DP-SGD.
-
-    Returns:
-      The algorithm; a client's state is its own model, and its optimiser restarts every round.
-
-    Source: the usual baseline of personal methods, as in Liu and others 2022.
-    """
-
-    def client(message, own, client, hyper, key):
-        result = trainer.train(own, client, hyper.local, key)
-        return ClientOutput((), result.weight, result.params, result.metrics)
-
-    return FederatedAlgorithm(
-        name="local_only",
-        init=lambda key: LocalStart(model.init(key)),
-        broadcast=lambda server, client: (),
-        client=client,
-        aggregator=uniform_mean(),
-        server_step=lambda server, aggregate, hyper, round, key: (server, {}),
-        training=training_of(trainer),
-        views=Views(personal=lambda server, own, client: own),
-        client_state=ClientState(init=lambda server: server.start),
-    )

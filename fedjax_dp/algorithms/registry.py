@@ -9,11 +9,12 @@ import numpy as np
 from fedjax_dp.algorithms.base import FederatedAlgorithm, Needs
 from fedjax_dp.algorithms.blur_lus import needs_of_blur_lus
 from fedjax_dp.algorithms.dp_sgd import smallest_budget
-from fedjax_dp.algorithms.fair_objectives import NEEDS, needs_of_propfair
+from fedjax_dp.algorithms.fed_ltn import needs_of_tickets
+from fedjax_dp.algorithms.propfair import needs_of_propfair
+from fedjax_dp.algorithms.q_ffl import NEEDS
 from fedjax_dp.algorithms.r_dpcfl import needs_of_copies
 from fedjax_dp.algorithms.scaffold import needs_of_scaffold
 from fedjax_dp.algorithms.splitting import needs_of_splitting
-from fedjax_dp.algorithms.tickets import needs_of_tickets
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks, registry
 from fedjax_dp.core.argument_checks import checked
@@ -115,15 +116,15 @@ ALGORITHMS: Registry[Entry] = Registry(
     {
         **_in("fedavg", _ANY, given=_MEAN, for_code=("server_optimizer", "name")),
         **_in("fedopt", _ANY, "fedavgm", "fedadam", "fedyogi", "fedadagrad", given=_MEAN),
-        **_in("fedavg", _ANY, "fedprox", given=_MEAN),
-        **_in("fair_objectives", _ANY, "propfair", given=_MEAN, needs=needs_of_propfair),
-        **_in("fair_objectives", _UNPROTECTED, "afl", given=_CLIENTS, reason=_BY_LOSS),
-        **_in("fair_objectives", _UNPROTECTED, "term", reason=_BY_LOSS),
-        **_in("fair_objectives", _UNPROTECTED, "q_ffl", reason=_BY_LOSS, needs=lambda _: NEEDS),
+        **_in("fedprox", _ANY, given=_MEAN),
+        **_in("propfair", _ANY, given=_MEAN, needs=needs_of_propfair),
+        **_in("afl", _UNPROTECTED, given=_CLIENTS, reason=_BY_LOSS),
+        **_in("term", _UNPROTECTED, reason=_BY_LOSS),
+        **_in("q_ffl", _UNPROTECTED, reason=_BY_LOSS, needs=lambda options: NEEDS),
         **_in("feddyn", _OPEN, given=_CLIENTS),
         **_in("splitting", _OPEN, "splitting", *_SPLITTINGS, needs=needs_of_splitting),
         **_in("scaffold", _OPEN, given=(*_CLIENTS, *_MEAN), needs=needs_of_scaffold),
-        **_in("clustered", _UNPROTECTED, "ifca", reason=_BY_CHOICE),
+        **_in("ifca", _UNPROTECTED, reason=_BY_CHOICE),
         **_in("fedavg", ("client", "both"), "dp_fedavg", given=_MEAN),
         **_in("blur_lus", _ANY, given=_MEAN, needs=needs_of_blur_lus),
         **_in("ae_dpfl", _ANY, given=("public_x", "num_rounds", *_MEAN), sends_model=False),
@@ -131,10 +132,10 @@ ALGORITHMS: Registry[Entry] = Registry(
         **_in("dp_sgd", _RECORD, "record_dp_fedavg", given=_CLIENTS),
         **_in("dp_sgd", _RECORD, "minimum_epsilon", given=_CLIENTS, budgets=smallest_budget),
         **_in("dp_sgd", _RECORD, "weiavg", given=_CLIENTS, stand_in=_BUDGETS),
-        **_in("dp_sgd", _RECORD, "pfa", given=_CLIENTS, stand_in=_BUDGETS),
-        **_in("dp_sgd", _RECORD, "robust_hdp", given=_CLIENTS),
+        **_in("pfa", _RECORD, given=_CLIENTS, stand_in=_BUDGETS),
+        **_in("robust_hdp", _RECORD, given=_CLIENTS),
         **_in("dp_sgd", _RECORD, "noise_oracle", given=_CLIENTS),
-        **_in("fedavg", _OPEN, "local_only"),
+        **_in("references", _OPEN, "local_only"),
         **_in(
             "r_dpcfl",
             _RECORD,
@@ -150,20 +151,19 @@ ALGORITHMS: Registry[Entry] = Registry(
             for_code=("first_batch_size", "perturb"),
             needs=needs_of_copies,
         ),
-        **_in("clustered", _RECORD, "f_cdpfl", given=("num_rounds",)),
-        **_in("clustered", _OPEN, "km_cdpfl", given=_CLIENTS),
-        **_in("clustered", _OPEN, "o_dpcfl", given=_CLIENTS),
-        **_in("personal", _ANY, "fedbn", given=_MEAN, for_code=("name",), sends_model=False),
-        **_in("personal", _ANY, "fedper", "fedrep", given=_MEAN, sends_model=False),
-        **_in("personal", _ANY, "ditto", given=_MEAN),
-        **_in("tickets", _UNPROTECTED, "lottery_fl", **_OF_TICKETS),
-        **_in(
-            "tickets", _UNPROTECTED, "fed_ltn", "jump_start", **_OF_TICKETS, needs=needs_of_tickets
-        ),
-        **_in("personal", _OPEN, "mr_mtl", given=_CLIENTS),
+        **_in("ifca", _RECORD, "f_cdpfl", given=("num_rounds",)),
+        **_in("km_cdpfl", _OPEN, given=_CLIENTS),
+        **_in("ifca", _OPEN, "o_dpcfl", given=_CLIENTS),
+        **_in("fedbn", _ANY, given=_MEAN, for_code=("name",), sends_model=False),
+        **_in("fedbn", _ANY, "fedper", "fedrep", given=_MEAN, sends_model=False),
+        **_in("ditto", _ANY, given=_MEAN),
+        **_in("lottery_fl", _UNPROTECTED, **_OF_TICKETS),
+        **_in("fed_ltn", _UNPROTECTED, **_OF_TICKETS, needs=needs_of_tickets),
+        **_in("jump_start", _UNPROTECTED, **_OF_TICKETS, needs=needs_of_tickets),
+        **_in("mr_mtl", _OPEN, given=_CLIENTS),
         **_in("model_averaging", _OPEN, "warm_start_averaging", given=_CLIENTS, for_code=_MEAN),
         **_in("model_averaging", _OPEN, "retrained_averaging", given=_CLIENTS, for_code=_MEAN),
-        **_in("fedavg", _OPEN, "centralized", pools_clients=True),
+        **_in("references", _OPEN, "centralized", pools_clients=True),
     },
     _adopted,
 )

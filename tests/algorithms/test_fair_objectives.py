@@ -20,7 +20,7 @@ from small_problem import (
 )
 
 from fedjax_dp.algorithms import ALGORITHMS, afl, fedavg, propfair, q_ffl, registry, term
-from fedjax_dp.algorithms.fair_objectives import proportional
+from fedjax_dp.algorithms.propfair import proportional
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.data import FederatedData, participants, sampling
 from fedjax_dp.engine import Fate, simulation

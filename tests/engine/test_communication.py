@@ -30,8 +30,8 @@ from fedjax_dp.algorithms.base import (
     Stages,
     Training,
 )
+from fedjax_dp.algorithms.jump_start import SHARED
 from fedjax_dp.algorithms.r_dpcfl import Stage
-from fedjax_dp.algorithms.tickets import SHARED
 from fedjax_dp.clients import cast, keep_largest, local_trainer, scale_update, sparsify
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.client_data import PublicClient

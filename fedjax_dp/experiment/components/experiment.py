@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from fedjax_dp.algorithms.fedavg import pool
+from fedjax_dp.algorithms.references import pool
 from fedjax_dp.data import statistics
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.evaluation import Evaluator

@@ -10,7 +10,7 @@ import optax
 
 from fedjax_dp.algorithms import registry as algorithms
 from fedjax_dp.algorithms.base import Needs
-from fedjax_dp.algorithms.clustered import check_clusters
+from fedjax_dp.algorithms.ifca import check_clusters
 from fedjax_dp.algorithms.registry import Entry
 from fedjax_dp.clients.base import check_plain_sgd
 from fedjax_dp.clients.sgd import check_whole
