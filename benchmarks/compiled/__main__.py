@@ -80,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if word not in words:
             parser.error(f"--only {word!r} is none of {', '.join(words)}")
     chosen = _chosen(pairs(), options.only)
+    options.output.mkdir(parents=True, exist_ok=True)
     book = _Book(options.output / "compiled.jsonl")
     left = [pair for pair in chosen if options.again or not book.has(pair)]
     if options.plan:
