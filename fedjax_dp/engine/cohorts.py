@@ -19,7 +19,7 @@ from fedjax_dp.engine.cohort import Cohort, draw_cohort, placed
 from fedjax_dp.engine.facts import Population
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import Fate
-from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.engine.round import SimulationState, innermost
 
 # `(state, hyper, cohort) -> fates`, `[slots]`; the state has none of clients and aggregators.
 Fates: TypeAlias = Callable[[SimulationState, Hyper, Cohort], Any]
@@ -49,11 +49,6 @@ class _Rule(NamedTuple):
     reads_state: bool
     # How many states of wrappers it reads, of the innermost; None for all.
     num_outer: int | None = None
-
-    def outer_of(self, state: SimulationState) -> tuple[Any, ...]:
-        """Returns the states of its wrapper and of those inside that one."""
-        first = 0 if self.num_outer is None else len(state.outer) - self.num_outer
-        return state.outer[max(first, 0) :]
 
 
 class Coming(NamedTuple):
@@ -300,18 +295,18 @@ class Cohorts:
         return dataclasses.replace(self, fates=(*self.fates, _Rule(fates, reads_state)))
 
 
-def of_federation(cohorts: Cohorts, init: Callable[..., SimulationState]) -> Cohorts:
-    """Fixes which states of wrappers new rules read: those of the federation that `init` is of.
+def of_federation(cohorts: Cohorts, num_outer: Callable[[], int]) -> Cohorts:
+    """Fixes which states of wrappers new rules read: those of their federation.
 
     A wrapper around it puts its own state before these.
     """
     rules = [rule for rule in (cohorts.own, *cohorts.fates) if rule is not None]
     if not any(rule.reads_state and rule.num_outer is None for rule in rules):
         return cohorts
-    num_outer = len(jax.eval_shape(lambda: init(jax.random.key(0))).outer)
+    num = num_outer()
 
     def fixed(rule: _Rule) -> _Rule:
-        return rule._replace(num_outer=num_outer) if rule.num_outer is None else rule
+        return rule._replace(num_outer=num) if rule.num_outer is None else rule
 
     own = None if cohorts.own is None else fixed(cohorts.own)
     return dataclasses.replace(cohorts, own=own, fates=tuple(map(fixed, cohorts.fates)))
@@ -319,8 +314,9 @@ def of_federation(cohorts: Cohorts, init: Callable[..., SimulationState]) -> Coh
 
 def _shown(state: SimulationState, rule: _Rule) -> SimulationState:
     """Hides what shows a record without noise, and all but the round if no more is asked for."""
-    server, outer = (state.server, rule.outer_of(state)) if rule.reads_state else ((), ())
-    return SimulationState(server, (), None, state.round, outer)
+    if not rule.reads_state:
+        return SimulationState((), (), None, state.round, ())
+    return innermost(state._replace(aggregator=(), clients=None), rule.num_outer)
 
 
 def _kept(keeps: _Keeps, hyper: Hyper, round_index: Any, clients: Any) -> jax.Array:

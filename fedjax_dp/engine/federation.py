@@ -25,7 +25,7 @@ from fedjax_dp.engine.facts import FederationFacts, Population, population_of
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.one_round import Watched, of_one_round
 from fedjax_dp.engine.record import OTHERS, Fate, RoundInfo, RoundRecord
-from fedjax_dp.engine.round import ByClient, SimulationState, run_round
+from fedjax_dp.engine.round import ByClient, SimulationState, innermost, run_round
 from fedjax_dp.engine.wrapping import BUILT_IN, UNDECLARED, Change, Wrapper
 from fedjax_dp.evaluation.evaluate import require_targets
 from fedjax_dp.privacy.claims import Claims
@@ -117,11 +117,9 @@ class Federation(NamedTuple):
     @property
     def shared(self) -> Callable[[Any], PyTree] | None:
         """`(state) -> params`, the model for the whole population; None if there is none."""
-        view = self.views.shared
-        if view is None:
-            return None
         hides = bool(self.claims.units and exchanged(self, "views"))
-        return _of_released(view.read) if hides else view.read
+        view = (_of_released(self.views) if hides else self.views).shared
+        return None if view is None else view.read
 
     @property
     def personal(self) -> Callable[[Any, ClientData], PyTree] | None:
@@ -219,19 +217,29 @@ class Federation(NamedTuple):
                 added(hyper)
 
         declared = (wrapper, *self.wrappers)
+        init = parts.get("init", self.init)
+
+        def num_outer() -> int:
+            return len(jax.eval_shape(lambda: init(jax.random.key(0))).outer)
+
         if isinstance(parts.get("cohorts"), Cohorts):
-            parts["cohorts"] = of_federation(parts["cohorts"], parts.get("init", self.init))
+            parts["cohorts"] = of_federation(parts["cohorts"], num_outer)
+        is_own = not any(wrapper is one for one in BUILT_IN)
+        shows = is_own if "views" in parts else bool(exchanged(self, "views"))
+        views = parts.get("views", self.views)
+        checks.require(isinstance(views, StateViews), "views", "be StateViews", views)
+        if "views" in parts:
+            views = _of_federation(views, num_outer())
+        if shows and self.claims.units:
+            views = _of_released(views)
+        parts["views"] = views
         other = self._replace(declared=declared, **{**parts, "check": check})
         check_wrapped(other)
         if not self.claims.units:
             return made(other)
-        step, view = parts.get("step", self.step), other.views.shared
-        is_own = not any(wrapper is one for one in BUILT_IN)
+        step = parts.get("step", self.step)
         if is_own and ("step" in parts or exchanged(self, "step")):
             step = other._of_one_round(step)
-        if view is not None and (is_own or ("views" not in parts and exchanged(self, "views"))):
-            shared = view._replace(read=_of_released(view.read))
-            other = other._replace(views=other.views._replace(shared=shared))
         return made(other._replace(step=Watched(step)))
 
     def _of_one_round(self, step: Step) -> Step:
@@ -401,8 +409,35 @@ def _check_bound(federation: Federation) -> None:
     checks.require(not parts, "the parts of a wrapped federation", rule, f"another {parts}")
 
 
-def _of_released(read: Callable[[Any], PyTree]) -> Callable[[Any], PyTree]:
+def _of_federation(views: StateViews, num_outer: int) -> StateViews:
+    """Shows views the states of their own wrapper and of those inside it, wherever it stands."""
+    shared, of_client = views
+
+    def read(state: SimulationState) -> PyTree:
+        assert shared is not None
+        return shared.read(innermost(state, num_outer))
+
+    def write(state: SimulationState, params: PyTree) -> SimulationState:
+        assert shared is not None
+        after: SimulationState = shared.write(innermost(state, num_outer), params)
+        others = state.outer[: len(state.outer) - num_outer]
+        return after._replace(outer=(*others, *after.outer))
+
+    def personal(state: SimulationState, client: ClientData) -> PyTree:
+        assert of_client is not None
+        return of_client(innermost(state, num_outer), client)
+
+    return StateViews(
+        None if shared is None else shared._replace(read=read, write=write),
+        None if of_client is None else personal,
+    )
+
+
+def _of_released(views: StateViews) -> StateViews:
     """Hides from a view of the shared model what a round leaves with clients or does not noise."""
+    if views.shared is None:
+        return views
+    read = views.shared.read
 
     def shared(state: SimulationState) -> PyTree:
         outer = jax.tree.map(
@@ -418,7 +453,7 @@ def _of_released(read: Callable[[Any], PyTree]) -> Callable[[Any], PyTree]:
             found = f"one that fails then: {error}"
             raise ValueError(f"views.shared must {rule}, got {found}") from error
 
-    return shared
+    return views._replace(shared=views.shared._replace(read=shared))
 
 
 def _as_drawn(record: RoundRecord, cohort: Cohort) -> RoundRecord:

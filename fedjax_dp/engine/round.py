@@ -61,6 +61,12 @@ class SimulationState(NamedTuple):
     outer: tuple[PyTree, ...] = ()
 
 
+def innermost(state: Any, num_outer: int | None) -> Any:
+    """Leaves out the states of wrappers but the innermost ones, of which there are `num_outer`."""
+    first = 0 if num_outer is None else max(len(state.outer) - num_outer, 0)
+    return state._replace(outer=state.outer[first:])
+
+
 class _Slots(NamedTuple):
     """The inputs of each slot, `[slots]`."""
 

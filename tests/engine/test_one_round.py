@@ -21,6 +21,7 @@ from fedjax_dp.engine import (
     examples_of,
     federation,
     latencies,
+    several_servers,
     wrapping,
 )
 from fedjax_dp.engine.layout import Layout
@@ -343,6 +344,24 @@ def test_a_draw_reads_the_state_of_its_own_wrapper_inside_others():
     cohort = outside.cohorts.draw(state, outside.hyper, KEY)
     assert set(map(int, cohort.ids[cohort.is_drawn])) == {2, 3}
     traced(outside)
+
+
+def test_views_read_the_state_of_their_own_wrapper_inside_others():
+    model = make_model()
+    everyone = participants.participation(sampling.full_participation(), NUM_CLIENTS)
+    plain = federation(algorithms.fedavg(model, plain_trainer(model)), make_data(), everyone)
+    several = several_servers(plain, servers=[0, 1, 0, 1, 1, 1], exchange_every=2)
+    timed = clocked(several, **TIMED)
+    state = timed.init(KEY)
+    inner = several.init(KEY)
+    jax.tree.map(np.testing.assert_array_equal, timed.shared(state), several.shared(inner))
+    params = jax.tree.map(lambda x: x + 1, timed.shared(state))
+    after = timed.views.shared.write(state, params)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    jax.tree.map(np.testing.assert_array_equal, timed.shared(after), params)
+    client = examples_of(make_data()).client(1)
+    found = jax.tree.map(jnp.asarray, timed.personal(after, client))
+    jax.tree.map(np.testing.assert_array_equal, found, params)
 
 
 @pytest.mark.parametrize("declares", [True, False])
