@@ -12,7 +12,8 @@ from fedjax_dp.core.files import write_text
 from fedjax_dp.core.foreign_text import in_markdown
 from fedjax_dp.io.logbook import write_json
 from fedjax_dp.privacy.accounting.ledger import Ledger
-from fedjax_dp.privacy.reports.statement import for_paper, in_words, statement
+from fedjax_dp.privacy.reports.latex import for_paper
+from fedjax_dp.privacy.reports.statement import in_words, statement
 
 # What each mark of a file says: whether it may be published, and why.
 MARK_WORDS = {

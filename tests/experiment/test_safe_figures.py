@@ -29,7 +29,8 @@ from fedjax_dp.experiment.studies.sweep import Point
 from fedjax_dp.io.page import Axis, line_chart
 from fedjax_dp.io.statement import _table, write_statement
 from fedjax_dp.privacy.accounting.ledger import Ledger
-from fedjax_dp.privacy.reports.statement import for_paper, in_words, statement
+from fedjax_dp.privacy.reports.latex import for_paper
+from fedjax_dp.privacy.reports.statement import in_words, statement
 
 # Just above and just below a decimal, to any number of digits that is ever shown.
 ABOVE, BELOW = 1 + 3e-9, 1 - 3e-9

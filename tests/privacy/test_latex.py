@@ -15,7 +15,7 @@ from fedjax_dp.privacy.mechanisms.distributed import (
 )
 from fedjax_dp.privacy.reports import facts
 from fedjax_dp.privacy.reports import statement as st
-from fedjax_dp.privacy.reports.statement import for_paper, references
+from fedjax_dp.privacy.reports.latex import for_paper, references
 
 GAUSSIAN = dpa.GaussianDpEvent(1.5)
 
