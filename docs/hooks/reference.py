@@ -16,7 +16,7 @@ import fedjax_dp
 from fedjax_dp.cli.main import COMMANDS, command
 from fedjax_dp.experiment.components.catalogue import CHOICES
 from fedjax_dp.experiment.reading.keys import Row, describe, describe_choice
-from fedjax_dp.privacy.reports.statement import references
+from fedjax_dp.privacy.reports.latex import references
 
 # Fields of a BibTeX entry: where it was published, and what links to it.
 _VENUES = ("booktitle", "journal", "institution", "school", "publisher", "howpublished")

@@ -13,8 +13,8 @@ from fedjax_dp.core.decimals import rounded_up, shown
 from fedjax_dp.io.digests import read_sealed, read_sealed_object
 from fedjax_dp.privacy.accounting.calibration import bound_of_poisson, calibrate_poisson
 from fedjax_dp.privacy.accounting.ledger import Ledger
+from fedjax_dp.privacy.reports.large_delta import large_delta
 from fedjax_dp.privacy.reports.latex import for_paper
-from fedjax_dp.privacy.reports.statement import large_delta
 
 # A larger δ protects fewer than a thousand units, too few for most claims.
 _LARGE = 1e-3

@@ -18,8 +18,8 @@ from fedjax_dp.privacy.accounting.renyi import rdp_curves
 from fedjax_dp.privacy.mechanisms.distributed import make_central_plan
 from fedjax_dp.privacy.mechanisms.noise import BoundedLaplaceDpEvent, StaircaseDpEvent
 from fedjax_dp.privacy.reports import statement as st
+from fedjax_dp.privacy.reports.large_delta import large_delta
 from fedjax_dp.privacy.reports.latex import for_paper
-from fedjax_dp.privacy.reports.statement import large_delta
 
 
 def poisson(q, z):

@@ -16,7 +16,7 @@ from fedjax_dp.core.decimals import shown
 from fedjax_dp.engine.accounts.privacy_accounting import unit_facts
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.schema.config import TrainingSection
-from fedjax_dp.privacy.reports.statement import large_delta
+from fedjax_dp.privacy.reports.large_delta import large_delta
 
 # Sent by a terminal and by a scheduler to end a run.
 _STOPS = (signal.SIGINT, signal.SIGTERM)

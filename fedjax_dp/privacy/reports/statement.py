@@ -10,7 +10,6 @@ from dp_accounting import dp_event as standard
 from numpy.typing import ArrayLike
 
 from fedjax_dp.core import checks
-from fedjax_dp.core.decimals import shown
 from fedjax_dp.privacy import events as ev
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.events import DpEvent
@@ -32,6 +31,7 @@ from fedjax_dp.privacy.reports.facts import (
     Form,
     sentences,
 )
+from fedjax_dp.privacy.reports.large_delta import large_delta
 
 _NOT_PRIVATE = (
     "training losses, accuracies, norms, shares of clipped contributions, who took part and how "
@@ -77,11 +77,6 @@ _WITHOUT_NOISE = (
 )
 _WITHIN = "they were trained within the releases that are counted, which cover them."
 # Units in words, and what of them is published.
-_PUBLISHED = {
-    "client": ("{} clients", "all data of one of them"),
-    "record": ("the {} records of a client", "one of them"),
-    "unit": ("{} units", "all data of one of them"),
-}
 
 
 class Facts(NamedTuple):
@@ -267,26 +262,3 @@ def in_words(data: dict[str, Any]) -> str:
 
 
 _PAGE = Form(lambda words: words.page, " to ".join, str)
-
-
-def large_delta(unit: str, dp_delta: ArrayLike, num_units: ArrayLike) -> str:
-    """Returns a warning if δ is not below the share of one unit, else "".
-
-    Publishing one of n units, each with the same probability, is private at ε = 0 and δ = 1/n. Of
-    several clients it names the one whose δ exceeds 1/n by the largest factor.
-    """
-    deltas, counts = np.broadcast_arrays(np.asarray(dp_delta, float), np.asarray(num_units))
-    deltas, counts = np.atleast_1d(deltas), np.atleast_1d(counts)
-    shares = 1 / np.maximum(counts, 1)
-    is_large = deltas >= shares
-    if not np.any(is_large):
-        return ""
-    worst = int(np.argmax(deltas / shares))
-    number, (units, what) = int(counts[worst]), _PUBLISHED[unit]
-    affected = f" ({int(np.sum(is_large))} of {is_large.size} clients)" * (unit == "record")
-    largest = shown("dp_delta", deltas[worst])
-    return (
-        f"δ = {largest} is too large for {units.format(number)}{affected}: "
-        f"publishing {what}, chosen at random, would already satisfy it; choose a δ well below "
-        f"1/{number}"
-    )
