@@ -234,8 +234,8 @@ class LeavingSection(OptionalSection):
 
     tolerance: Positive | None = _setting(
         None,
-        "a client leaves if no parameter of the model that it sent is this far from the mean; "
-        "no client leaves if not given",
+        "a client leaves once every parameter of the model that it sent is closer than this to the "
+        "mean; no client leaves if not given",
     )
     min_active: Count = _setting(2, "clients that a round needs; with fewer nothing changes")
 
@@ -326,8 +326,8 @@ class AsynchronousSection(OptionalSection):
 
     concurrency: Count | None = _setting(
         None,
-        "clients at work at any time, on the times of the clock; rounds wait for all their clients "
-        "if not given",
+        "number of clients that train at any time, by the clock; if not given, rounds wait for all "
+        "their clients",
     )
     max_staleness: Index = _setting(
         10,
@@ -335,7 +335,7 @@ class AsynchronousSection(OptionalSection):
     )
     discount: NonNegative = _setting(0.5, "a, for a weight of (1 + staleness)^-a of each update")
     max_participations: Count | None = _setting(
-        None, "most updates of a client in the run; no limit if not given"
+        None, "largest number of updates of one client; no limit if not given"
     )
 
 
@@ -442,8 +442,8 @@ class SecureAggregationSection(OptionalSection):
     )
     integer_bits: Annotated[int, Ge(-62), Le(61)] | None = _setting(
         None,
-        "floats are cut to absolute values of at most 2 to this power; if none 4, or as many as "
-        "numbers of examples need that are sent as weights",
+        "floats are cut to absolute values of at most 2 to this power; if none 4, or as large as "
+        "weights by numbers of examples need",
     )
     fraction_bits: Annotated[int, Ge(-61), Le(123)] | None = _setting(
         None, "floats are rounded to multiples of 2 to minus this power; the most that fit if none"
@@ -618,7 +618,7 @@ class ExecutionSection(Section):
     placement: Literal["auto", "device", "host", "disk"] = _setting(
         "auto",
         "where examples and client state are kept; disk: client state in a file of the run folder, "
-        "in which clients without a round take no space",
+        "which takes space only for clients that took part",
     )
     split_clients: bool = _setting(
         False,
@@ -658,11 +658,11 @@ class CommunicationSection(Section):
 
     encoding: Encoding = _setting(
         "smallest",
-        "how masked arrays are sent: dense, bitmap, index, the smallest of these, or values, which "
-        "leaves out which entries they are; all else is sent as it is",
+        "how masked arrays are sent: dense, bitmap, index, the smallest of these, or values, "
+        "without the positions of entries; all else is sent as it is",
     )
     serverless: bool = _setting(
-        False, "without a server: each client sends its update to all others, and all add them up"
+        False, "without a server: each client sends its update to all others, and each sums them"
     )
     servers: list[Index] = Field(
         default_factory=list,
