@@ -9,7 +9,6 @@ their sub-packages, such as `fedjax_dp.algorithms`.
 
 import importlib as _importlib
 import warnings as _warnings
-from typing import Any as _Any
 
 import lazy_loader as _lazy
 
@@ -49,7 +48,7 @@ _MOVED = {
 _ROOMS = {name: room for room, names in _MOVED.items() for name in names.split()}
 
 
-def __getattr__(name: str) -> _Any:
+def __getattr__(name: str) -> object:
     """Imports a public name when it is first used; warns of one that has moved."""
     room = _ROOMS.get(name)
     if room is None:
