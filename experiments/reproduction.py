@@ -3,14 +3,27 @@
 `claims.toml` of a folder lists what its source reports. Numbers come from SQL over the folder's
 files: a CSV file and a table of a Markdown page are tables under their names (the second table of a
 page is "page.md#2"), and JSON files are rows of `path` and `json`, where "results/*.json" is all of
-them. An entry has
+them. Beside SQLite's own functions there are `stdev` over rows, `sqrt`, `mean` and `spread` of a
+text such as "81.2 ± 0.4", and the standard error `stderr(sd, n)` of a mean, or of a difference of
+two, `stderr(sd1, n1, sd2, n2)`, NULL below two seeds.
+
+An `[[item]]`, a row of `rows.md`, has
 
 - `of`, `finding`: the table, figure or section, and what the source reports there;
 - `rows`: a query, with one row of the page for each of its rows, or none if nothing was run;
-- `theirs`, `ours`: texts with the query's columns in braces; `holds`: an SQL condition on them, and
-  null in rows that were not run;
-- `size`, `command`: what ran, or would; `why`: where it does not hold or was not run;
-- `note`: shown with every verdict; `verdict`: for what has nothing to run.
+- `theirs`, `ours`: texts with the query's columns in braces;
+- a rule: SQL on the query's columns, NULL in rows that were not run. `holds` is a condition, for
+  numbers without chance. `margin` and `error` are for all others: how far our numbers lie on the
+  side that the finding names, and its standard error over seeds;
+- `unclear`: SQL, why our numbers cannot decide ("at chance"), or NULL; it goes before the rule;
+- `reduced`: whether ours is smaller than the source's, true or an SQL condition;
+- `refuted`: the evidence of the source's error, for rows where the finding does not hold;
+- `size`, `command`: what ran, or would; `why`: why it is undecided or was not run; `decides`: the
+  device and hours that would decide; `note`: shown with every verdict;
+- `verdict`: for what has nothing to run.
+
+A `[[claim]]`, a line of the front page, is what the source claims as a whole. It has `claim` in
+place of `of` and `finding`, and a `sentence` for a reader of the source.
 
 The other tables of `claims.toml`, `[block.NAME]`, are for blocks of the folder's README: a query,
 and a line of text for each of its rows, or else the rows as a table. A block stands between
@@ -33,7 +46,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 HERE = pathlib.Path(__file__).parent
-PAGE = HERE / "README.md"
+FRONT, ROWS = HERE / "README.md", HERE / "rows.md"
 FOLDERS = (
     "splitting",
     "heterogeneous_dp",
@@ -44,7 +57,8 @@ FOLDERS = (
     "personalization",
 )
 HEADER = ("of", "the source reports", "theirs", "ours", "verdict", "our size", "why", "command")
-VERDICTS = ("holds", "does not hold", "not run", "nothing to run")
+VERDICTS = ("shown", "shown reduced", "refuted", "undecided", "not run", "nothing to run")
+BAND = 2  # standard errors, within which a difference decides nothing
 FILE = re.compile(r'"([^"]+?\.(?:csv|json|md))(#\d+)?"')
 BLOCK = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Row = Mapping[str, Any]
@@ -63,6 +77,17 @@ class Entry(NamedTuple):
     command: str
 
 
+class Claim(NamedTuple):
+    """A line of the front page."""
+
+    claim: str
+    theirs: str
+    ours: str
+    verdict: str
+    command: str
+    sentence: str
+
+
 class Deviation:
     """Computes the standard deviation (n - 1) in SQL; of one number there is none."""
 
@@ -74,6 +99,26 @@ class Deviation:
 
     def finalize(self) -> float | None:
         return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+
+def standard_error(*spreads: float | None) -> float | None:
+    """Computes that of a sum of independent means: a deviation and a number of seeds for each."""
+    pairs = list(zip(spreads[::2], spreads[1::2], strict=True))
+    if any(sd is None or n is None or n < 2 for sd, n in pairs):
+        return None
+    return math.sqrt(sum(sd**2 / n for sd, n in pairs))
+
+
+def _part(text: str | float | None, number: int) -> float | None:
+    parts = str(text).split("±") if text is not None else []
+    return _as_float(parts[number].strip()) if number < len(parts) else None
+
+
+def _as_float(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 class Text(string.Formatter):
@@ -95,6 +140,9 @@ class Files:
         self.database.row_factory = sqlite3.Row
         self.database.create_aggregate("stdev", 1, Deviation)
         self.database.create_function("sqrt", 1, math.sqrt)
+        self.database.create_function("mean", 1, lambda text: _part(text, 0))
+        self.database.create_function("spread", 1, lambda text: _part(text, 1))
+        self.database.create_function("stderr", -1, standard_error)
 
     def rows(self, query: str) -> list[Row]:
         """Runs a query, the files that it names having been read."""
@@ -130,10 +178,8 @@ class Files:
 
 
 def _number(text: str) -> str | float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return text or None
+    number = _as_float(text)
+    return (text or None) if number is None else number
 
 
 def markdown_tables(text: str) -> list[list[Row]]:
@@ -162,35 +208,101 @@ def read_claims(folder: str) -> dict[str, Any]:
     return tomllib.loads((HERE / folder / "claims.toml").read_text(encoding="utf-8"))
 
 
+def judge(item: Row, row: Row) -> tuple[str, str]:
+    """Gives the verdict on a row by the rule of its item, and the reason of an undecided one."""
+    if "verdict" in item:
+        return item["verdict"], ""
+    if row.get("_margin") is None:
+        return "not run", ""
+    error = row["_error"]
+    if row["_unclear"] is not None:
+        return "undecided", row["_unclear"]
+    if error is None:
+        return "undecided", "one seed"
+    if abs(row["_margin"]) <= BAND * error:
+        return "undecided", "within two standard errors"
+    if row["_margin"] > 0:
+        return ("shown reduced" if row["_reduced"] else "shown"), ""
+    if Text().fill(item.get("refuted", ""), row).strip("– "):
+        return "refuted", ""
+    return "undecided", "contrary at reduced size" if row["_reduced"] else "contrary, cause unknown"
+
+
+def judged(item: Row, files: Files) -> Iterator[tuple[Row, str, str]]:
+    """Yields the rows of an item or a claim with their verdicts and reasons."""
+    rows: list[Row] = [{}]
+    if "rows" in item:
+        reduced = item.get("reduced", False)
+        rule = {
+            # A condition is a margin of 1 or -1 without an error.
+            "_margin": item.get("margin", f"2 * ({item.get('holds', 'NULL')}) - 1"),
+            "_error": item.get("error", "NULL" if "margin" in item else "0"),
+            "_unclear": item.get("unclear", "NULL"),
+            "_reduced": reduced if isinstance(reduced, str) else str(int(reduced)),
+        }
+        columns = ", ".join(f"({text}) AS {name}" for name, text in rule.items())
+        rows = files.rows(f"SELECT *, {columns} FROM ({item['rows']})")
+        if not rows:
+            raise SystemExit(f"{files.folder.name}, {item['rows']}: the query has no row")
+    for row in rows:
+        yield row, *judge(item, row)
+
+
+def _texts(item: Row) -> dict[str, Any]:
+    return {k: " ".join(v.split()) if isinstance(v, str) else v for k, v in item.items()}
+
+
 def entries(folder: str) -> list[Entry]:
     """Computes the rows of the page for one source."""
     files, fill = Files(HERE / folder), Text().fill
-    found = []
-    for item in read_claims(folder)["item"]:
-        text = {key: " ".join(value.split()) for key, value in item.items()}
-        rows: list[Row] = [{}]
-        if "rows" in item:
-            query = f"SELECT *, ({item.get('holds', 'NULL')}) AS is_held FROM ({item['rows']})"
-            rows = files.rows(query)
-            if not rows:
-                raise SystemExit(f"{folder}, {item['of']}: the query has no row")
-        for row in rows:
-            verdict = text.get("verdict", "not run")
-            if row.get("is_held") is not None:
-                verdict = "holds" if row["is_held"] else "does not hold"
-            why = [text.get("note", "")] + ([text.get("why", "")] if verdict != "holds" else [])
+    written = []
+    for item in map(_texts, read_claims(folder)["item"]):
+        for row, verdict, reason in judged(item, files):
+            has_run = verdict not in VERDICTS[4:]
+            why = [item.get("note", "")]
+            if verdict == "refuted":
+                why.append(item["refuted"])
+            elif verdict in ("undecided", "not run"):
+                why += [f"{reason.capitalize()}." if reason else "", item.get("why", "")]
+                why.append(f"Would decide: {item['decides']}." if "decides" in item else "")
             cells = (
-                text["of"],
-                text["finding"],
-                text.get("theirs", ""),
-                text.get("ours", "") if verdict in VERDICTS[:2] else "",
+                item["of"],
+                item["finding"],
+                item.get("theirs", ""),
+                item.get("ours", "") if has_run else "",
                 verdict,
-                text.get("size", "") if verdict in VERDICTS[:2] else "",
+                item.get("size", "") if has_run else "",
                 " ".join(filter(None, why)),
             )
-            command = f"`{fill(text['command'], row)}`" if "command" in item else ""
-            found.append(Entry(*(fill(cell, row) for cell in cells), command))
-    return found
+            command = f"`{fill(item['command'], row)}`" if "command" in item else ""
+            written.append(Entry(*(fill(cell, row) for cell in cells), command))
+    return written
+
+
+def claims(folder: str) -> list[Claim]:
+    """Computes the lines of the front page for one source."""
+    files, fill = Files(HERE / folder), Text().fill
+    written = []
+    for item in map(_texts, read_claims(folder).get("claim", ())):
+        for row, verdict, reason in judged(item, files):
+            verdict = f"{verdict}: {reason}" if reason else verdict
+            cells = item["claim"], item.get("theirs", ""), item.get("ours", ""), verdict
+            written.append(
+                Claim(
+                    *(fill(cell, row) for cell in cells),
+                    f"`{fill(item['command'], row)}`",
+                    fill(item["sentence"], row),
+                )
+            )
+    return written
+
+
+def _source(folder: str) -> str:
+    return " ".join(read_claims(folder)["source"].split())
+
+
+def _cells(row: Iterable[str]) -> list[str]:
+    return [text.replace("|", r"\|") for text in row]
 
 
 def source_table(folder: str) -> str:
@@ -204,10 +316,30 @@ def source_table(folder: str) -> str:
                 cells[name] = ""
         if same and cells["why"] and cells["why"] == above.why:
             cells["why"] = "as above"
-        lines.append([text.replace("|", r"\|") for text in cells.values()])
+        lines.append(_cells(cells.values()))
         above = entry
-    source = " ".join(read_claims(folder)["source"].split())
-    return f"{source}.\n\n{as_table(HEADER, lines)}"
+    return f"{_source(folder)}.\n\n{as_table(HEADER, lines)}"
+
+
+def claims_table() -> str:
+    """Writes what the sources claim, theirs beside ours."""
+    lines = []
+    for folder in FOLDERS:
+        for claim in claims(folder):
+            lines.append([f"[{folder}]({folder}/README.md)", *_cells(claim[:5])])
+    for i in range(len(lines) - 1, 0, -1):
+        if lines[i][0] == lines[i - 1][0]:
+            lines[i][0] = ""
+    return as_table(("folder", "the source claims", "theirs", "ours", "verdict", "command"), lines)
+
+
+def sentences() -> str:
+    """Writes a sentence for each claim, by source."""
+    parts = []
+    for folder in FOLDERS:
+        if lines := [f"- {claim.sentence} (*{claim.verdict}*)" for claim in claims(folder)]:
+            parts.append("\n".join([f"{_source(folder)}:", "", *lines]))
+    return "\n\n".join(parts)
 
 
 def summary() -> str:
@@ -223,13 +355,20 @@ def summary() -> str:
 
 def block(page: pathlib.Path, name: str) -> str:
     """Computes a block of a page."""
-    if page == PAGE:
-        return summary() if name == "summary" else source_table(name)
-    claims = read_claims(page.parent.name)["block"][name]
-    rows = Files(page.parent).rows(claims["rows"])
-    if "text" in claims:
-        return "\n".join(Text().fill(claims["text"].strip("\n"), row) for row in rows)
+    if page == ROWS:
+        return source_table(name)
+    if page == FRONT:
+        return {"claims": claims_table, "summary": summary, "sentences": sentences}[name]()
+    block_ = read_claims(page.parent.name)["block"][name]
+    rows = Files(page.parent).rows(block_["rows"])
+    if "text" in block_:
+        return "\n".join(Text().fill(block_["text"].strip("\n"), row) for row in rows)
     return as_table(list(rows[0]), [["" if x is None else x for x in r.values()] for r in rows])
+
+
+def pages() -> list[pathlib.Path]:
+    """Lists the pages with generated blocks."""
+    return [ROWS, *sorted(HERE.rglob("README.md"))]
 
 
 def generate(page: pathlib.Path) -> str:
@@ -246,7 +385,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="fail where a page would change")
     check = parser.parse_args(arguments).check
-    for page in sorted(HERE.rglob("README.md")):
+    for page in pages():
         text = generate(page)
         if text != page.read_text(encoding="utf-8"):
             if check:

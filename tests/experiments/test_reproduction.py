@@ -19,29 +19,35 @@ from fedjax_dp.experiment.reading import validate
 from fedjax_dp.experiment.studies.sweep import loaded
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGES = sorted((ROOT / "experiments").rglob("README.md"))
+PAGES = reproduction.pages()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.stem}")
 def test_a_page_is_what_the_files_beside_it_say(page):
     """Every file that a page's numbers come from is there too: a missing one is an error."""
     assert page.read_text("utf-8") == reproduction.generate(page), "run experiments.reproduction"
 
 
+def name_of(item):
+    return item.get("claim") or f"{item['of']}: {item['finding']}"
+
+
 @pytest.mark.parametrize("folder", reproduction.FOLDERS)
 def test_an_entry_has_a_reason_and_its_figures_come_from_files(folder):
-    for item in reproduction.read_claims(folder)["item"]:
-        name = f"{item['of']}: {item['finding']}"
-        is_compared = "ours" in item
-        assert is_compared == ("holds" in item), name
-        assert not is_compared or item.keys() >= {"rows", "theirs", "size", "command"}, name
+    claims = reproduction.read_claims(folder)
+    for item in [*claims["item"], *claims.get("claim", ())]:
+        name = name_of(item)
+        rules = item.keys() & {"holds", "margin"}
+        assert ("ours" in item) == bool(rules) and len(rules) <= 1, name
+        assert ("margin" in item) == ("error" in item), name
+        needed = {"rows", "theirs", "command"} | ({"size"} if "of" in item else {"sentence"})
+        assert not rules or item.keys() >= needed, (name, needed - item.keys())
         # What is in braces is read from a file.
         typed = re.sub(r"\{[^}]*\}", "", item.get("ours", ""))
         assert not re.search(r"\d\.\d", typed), name
     for entry in reproduction.entries(folder):
         assert entry.verdict in reproduction.VERDICTS
-        if entry.verdict in ("does not hold", "not run"):
-            assert entry.why, entry
+        assert entry.why or entry.verdict in ("shown", "shown reduced", "nothing to run"), entry
 
 
 # Figures of a run that nothing is kept of, or of a paper that is quoted.
@@ -55,7 +61,7 @@ DECIMAL = re.compile(r"(?<![\w.,])\d*\.\d+(?!\w)")
 FILES = (".csv", ".json", ".md", ".py", ".toml")
 
 
-@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.parent.name)
+@pytest.mark.parametrize("page", PAGES[2:], ids=lambda page: page.parent.name)
 def test_a_decimal_that_is_typed_into_a_page_is_in_a_file_of_its_folder(page):
     """Covers decimal fractions outside blocks, not whole numbers: those are mostly settings."""
     folder = page.parent
@@ -141,24 +147,40 @@ source = "A source"
 [[item]]
 of = "Table {place:g}"
 finding = "{method}"
-rows = '''SELECT p.*, p.value AS printed, avg(o.value) AS ours, stdev(o.value) AS spread
-  FROM "printed.csv" p LEFT JOIN "results/runs.csv" o ON o.method = p.method GROUP BY p.method'''
+rows = '''SELECT p.*, p.value AS printed, avg(o.value) AS ours, stdev(o.value) AS spread,
+  count(o.value) AS n FROM "printed.csv" p
+  LEFT JOIN "results/runs.csv" o ON o.method = p.method GROUP BY p.method'''
 theirs = "{printed:.1f}"
 ours = "{ours:.2f} ± {spread:.2f}"
-holds = "ours >= printed - 1"
+margin = "ours - printed + 1"
+error = "stderr(spread, n)"
+unclear = "CASE WHEN ours < 50 THEN 'at chance' END"
+reduced = "printed > 85"
 size = "small"
 why = "too small"
+decides = "one device, 3 hours"
 [[item]]
 of = "Figure"
 finding = "two | three"
-rows = '''SELECT json_extract(json, '$.a') AS a, (SELECT 0 + cell FROM "results/page.md#2") AS b
+rows = '''SELECT json_extract(json, '$.a') AS a, (SELECT mean(cell) FROM "results/page.md#2") AS b,
+  (SELECT spread(cell) FROM "results/page.md#2") AS c
   FROM "results/*.json" WHERE json_extract(json, '$.b') IS NULL'''
-ours = "{a:g} and {b}"
+ours = "{a:g} and {b:g} ± {c:g}"
 holds = "a < b"
+refuted = "by algebra"
 [[item]]
 of = "Diagram"
 finding = "arrows"
 verdict = "nothing to run"
+[[claim]]
+claim = "A is best"
+rows = '''SELECT avg(value) AS a FROM "results/runs.csv" WHERE method = 'A' '''
+theirs = "far"
+ours = "{a:.1f}"
+holds = "a > 80"
+reduced = true
+command = "run {a:.0f}"
+sentence = "A reaches {a:.1f}."
 [block.both]
 rows = '''SELECT method, value FROM "results/runs.csv" '''
 [block.line]
@@ -166,28 +188,62 @@ rows = '''SELECT count(*) AS runs FROM "results/runs.csv" '''
 text = "There are {runs} runs."
 """,
         "printed.csv": "# a comment\nplace,method,value\n1,A,90\n1,B,80\n1,C,70\n",
-        "results/runs.csv": "method,value\nA,89.5\nA,90.5\nB,78\n",
+        "results/runs.csv": "method,value\nA,89.8\nA,90.2\nB,78\n",
         "results/one.json": '{"a": 1, "b": NaN}',
         "results/page.md": "| x |\n|---|\n| 7 |\n\n| cell |\n|---|\n| 2 ± 1 |\n",
         "README.md": "<!-- generated: both -->\n<!-- end -->\n"
         "<!-- generated: line -->\nold\n<!-- end -->\n",
+        "../rows.md": "<!-- generated: source -->\n<!-- end -->\n",
     }
     for name, text in files.items():
         (tmp_path / "source" / name).write_text(text, "utf-8")
     monkeypatch.setattr(reproduction, "HERE", tmp_path)
+    monkeypatch.setattr(reproduction, "ROWS", tmp_path / "rows.md")
+    monkeypatch.setattr(reproduction, "FOLDERS", ("source",))
     return tmp_path / "source"
 
 
 def test_numbers_come_from_files_and_verdicts_from_rules(folder):
     a, b, c, figure, diagram = reproduction.entries("source")
-    assert a[:5] == ("Table 1", "A", "90.0", "90.00 ± 0.71", "holds") and a.why == ""
-    assert b[:5] == ("Table 1", "B", "80.0", "78.00", "does not hold") and b.why == "too small"
+    assert a[:5] == ("Table 1", "A", "90.0", "90.00 ± 0.28", "shown reduced") and a.why == ""
+    assert b[:5] == ("Table 1", "B", "80.0", "78.00", "undecided")
+    assert b.why == "One seed. too small Would decide: one device, 3 hours."
     assert c[:5] == ("Table 1", "C", "70.0", "", "not run") and c.size == ""
-    assert figure[3:5] == ("1 and 2", "holds")
+    assert figure[3:5] == ("1 and 2 ± 1", "shown")
     assert diagram.verdict == "nothing to run"
     assert r"two \| three" in reproduction.source_table("source")
-    (folder / "results" / "runs.csv").write_text("method,value\nB,90\n", "utf-8")
-    assert reproduction.entries("source")[1].verdict == "holds"
+    claim = ("A is best", "far", "90.0", "shown reduced", "`run 90`", "A reaches 90.0.")
+    assert reproduction.claims("source") == [claim]
+    assert "| A is best | far | 90.0 | shown reduced | `run 90` |" in reproduction.claims_table()
+    assert "- A reaches 90.0. (*shown reduced*)" in reproduction.sentences()
+    assert "| all | 1 | 1 | 0 | 1 | 1 | 1 |" in reproduction.summary()
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict", "reason"),
+    [
+        # Two values that differ by 2 have the standard error 1; the margin is their mean less 79.
+        ((81.5, 83.5), "shown", ""),
+        ((79.9, 81.9), "undecided", "Within two standard errors."),
+        ((76.1, 78.1), "undecided", "Within two standard errors."),
+        ((75.0, 77.0), "undecided", "Contrary, cause unknown."),
+        ((10.0, 10.1), "undecided", "At chance."),
+    ],
+)
+def test_a_difference_decides_beyond_two_standard_errors(folder, values, verdict, reason):
+    lines = "".join(f"B,{value}\n" for value in values)
+    (folder / "results" / "runs.csv").write_text(f"method,value\n{lines}", "utf-8")
+    entry = reproduction.entries("source")[1]
+    assert entry.verdict == verdict and entry.why.startswith(reason)
+
+
+def test_what_the_source_is_wrong_about_has_evidence(folder):
+    (folder / "results" / "one.json").write_text('{"a": 3, "b": NaN}', "utf-8")
+    entry = reproduction.entries("source")[3]
+    assert (entry.verdict, entry.why) == ("refuted", "by algebra")
+    (folder / "results" / "runs.csv").write_text("method,value\nA,80\nA,80.1\n", "utf-8")
+    entry = reproduction.entries("source")[0]
+    assert entry.why.startswith("Contrary at reduced size.")
 
 
 def test_blocks_of_a_page_are_written_and_nothing_else(folder, capsys):
@@ -197,7 +253,7 @@ def test_blocks_of_a_page_are_written_and_nothing_else(folder, capsys):
     reproduction.main([])
     reproduction.main(["--check"])
     text = page.read_text("utf-8")
-    assert "| A | 89.5 |\n| A | 90.5 |" in text and "There are 3 runs." in text
+    assert "| A | 89.8 |\n| A | 90.2 |" in text and "There are 3 runs." in text
     assert "old" not in text and text.endswith("<!-- end -->\n")
 
 
