@@ -355,7 +355,7 @@ class Needs(NamedTuple):
       transforms: declarations of the update transforms that it adds at the clients.
       option_for_bound: the option that is required if no aggregator bounds an update; empty for
         none.
-      reason: what it does with the gradients of plain steps, for an error.
+      reason: why it needs plain steps, for an error.
       check_rate: `(learning rates)`, raises a ValueError for those that it cannot use.
       option_for_weights: the option by which it weights clients itself; empty if it does not.
     """
@@ -363,7 +363,7 @@ class Needs(NamedTuple):
     steps: Literal["any", "plain", "none"] = "any"
     transforms: Sequence[UpdateTransform] = ()
     option_for_bound: str = ""
-    reason: str = ""
+    reason: str = "its updates are computed from the gradients of single steps"
     check_rate: Callable[[Any], None] = lambda learning_rate: None
     option_for_weights: str = ""
 

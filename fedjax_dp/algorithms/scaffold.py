@@ -32,7 +32,7 @@ from fedjax_dp.server.mean import per_part, scaled_sum, uniform_mean, weighted_m
 from fedjax_dp.server.optimizers import apply_aggregate
 
 Control: TypeAlias = Literal["steps", "gradient"]
-_READ = "control variates are computed from both"
+_READ = "scaffold computes control variates from its steps and its delta"
 
 
 class ServerState(NamedTuple):

@@ -194,7 +194,7 @@ def check_records(
     *,
     num_records: int = 200,
 ) -> StepCheck:
-    """Searches for a record, shaped as those of a batch, that moves a sum past its bound."""
+    """Searches for a record, shaped as those of a batch, that moves a sum past 1.001 bounds."""
     if rule.bound is None:
         raise ValueError("rule must state a bound, got one that claims no privacy")
     bound = float(rule.bound(config).contribution)

@@ -36,7 +36,7 @@ def marks_reaching(
     inputs: Sequence[bool] | None = None,
     prefix: str = _MARK,
     *,
-    ends: str = "",
+    ends: str | None = None,
 ) -> Reached:
     """Finds for each output of a traced function whether a marked array reaches it.
 
@@ -63,7 +63,7 @@ class _Seen(NamedTuple):
     names: dict[str, None]
     choices: set[int]
     prefix: str
-    ends: str
+    ends: str | None
     is_any_marked: bool
 
 

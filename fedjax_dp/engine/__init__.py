@@ -11,7 +11,7 @@ from fedjax_dp.engine.federation import Federation, federation
 from fedjax_dp.engine.layout import ExecutionConfig, KeptTrials, Layout, Trial, Tuned
 from fedjax_dp.engine.model_axis import ModelAxis
 from fedjax_dp.engine.record import Fate, RoundInfo, RoundRecord, TrainingInfo, as_metrics
-from fedjax_dp.engine.round import ByClient, SimulationState
+from fedjax_dp.engine.round import ByClient, SimulationState, Unpublished
 from fedjax_dp.engine.wrappers.anderson import anderson
 from fedjax_dp.engine.wrappers.asynchronous import asynchronous
 from fedjax_dp.engine.wrappers.availability import (
@@ -64,6 +64,7 @@ __all__ = [
     "TrainingInfo",
     "Trial",
     "Tuned",
+    "Unpublished",
     "Wrapper",
     "absences",
     "all_of",

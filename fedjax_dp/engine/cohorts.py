@@ -47,7 +47,7 @@ class _Rule(NamedTuple):
 
     function: Any
     reads_state: bool
-    # How many states of wrappers it reads, of the innermost; None for all.
+    # How many of the innermost wrappers' states it sees; None for all.
     num_outer: int | None = None
 
 

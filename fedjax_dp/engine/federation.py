@@ -25,7 +25,13 @@ from fedjax_dp.engine.facts import FederationFacts, Population, population_of
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.one_round import Watched, of_one_round
 from fedjax_dp.engine.record import OTHERS, Fate, RoundInfo, RoundRecord
-from fedjax_dp.engine.round import ByClient, SimulationState, innermost, run_round
+from fedjax_dp.engine.round import (
+    ByClient,
+    SimulationState,
+    Unpublished,
+    innermost,
+    run_round,
+)
 from fedjax_dp.engine.wrapping import BUILT_IN, UNDECLARED, Change, Wrapper
 from fedjax_dp.evaluation.evaluate import require_targets
 from fedjax_dp.privacy.claims import Claims
@@ -440,10 +446,11 @@ def _of_released(views: StateViews) -> StateViews:
     read = views.shared.read
 
     def shared(state: SimulationState) -> PyTree:
+        kinds = ByClient, Unpublished
         outer = jax.tree.map(
-            lambda part: None if isinstance(part, ByClient) else part,
+            lambda part: None if isinstance(part, kinds) else part,
             state.outer,
-            is_leaf=lambda part: isinstance(part, ByClient),
+            is_leaf=lambda part: isinstance(part, kinds),
         )
         shown = state._replace(clients=None, aggregator=(), outer=outer)
         try:
@@ -528,9 +535,10 @@ def _check_claims(algorithm: FederatedAlgorithm, cohorts: Cohorts, hyper: Hyper)
     checks.require(
         masks_of(aggregator) is not None or cohorts.min_sent >= claim.min_participants,
         "participation",
-        f"draw at least {claim.min_participants} clients in every round, since each adds its share "
-        "of the noise; the nearest valid choices are full_participation() and fixed_size()",
-        f"{cohorts.name}, of which {cohorts.min_sent} may send theirs",
+        f"give the updates of at least {claim.min_participants} clients in every round, since each "
+        "adds its share of the noise; the nearest valid choices are full_participation() and "
+        "fixed_size(), without fates that leave clients out",
+        f"as few as {cohorts.min_sent} with {cohorts.name}",
     )
 
 
@@ -562,14 +570,14 @@ def _check_lost(algorithm: FederatedAlgorithm, cohorts: Cohorts) -> None:
         return
     fewest, most = masks.graph.num_clients, masks.encoding.max_clients
     rule = (
-        f"draw {fewest} to {most} clients in every round: masked sums of fewer or more are lost, "
+        f"give {fewest} to {most} updates in every round: masked sums of fewer or more are lost, "
         "which would show how many were drawn, and secret cohorts amplify privacy of clients; the "
-        "nearest valid choices are fixed_size() and without_amplification(poisson())"
+        "nearest valid choices are fixed_size() and without_amplification(poisson()), without "
+        "fates that leave clients out"
     )
     least, largest = cohorts.min_sent, cohorts.participation.capacity
     fits = fewest <= least and largest <= most
-    found = f"{cohorts.name}, which may draw {least} to {largest}"
-    checks.require(fits, "participation", rule, found)
+    checks.require(fits, "participation", rule, f"{least} to {largest} with {cohorts.name}")
 
 
 def _check_host_steps(algorithm: FederatedAlgorithm) -> None:

@@ -232,7 +232,7 @@ class Layout(NamedTuple):
 
 
 def alone_above(steps: np.ndarray, chunk: int, share: float) -> int | None:
-    """Chooses the `steps` above which a client is computed alone; None if that never pays."""
+    """Chooses, from clients' steps `[clients]`, above how many one is computed alone; or None."""
     ordered = np.sort(np.asarray(steps, np.int64))[::-1]
     # The number of clients of the population that a chunk of a cohort spans.
     width = max(1, round(chunk / share))

@@ -16,7 +16,7 @@ from fedjax_dp.core.marks import Reached, marks_reaching
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import priced
-from fedjax_dp.engine.round import ByClient
+from fedjax_dp.engine.round import ByClient, Unpublished
 
 _STEP = "the step of a wrapper, where privacy is claimed,"
 # The names of what a round returns; those of what it receives begin with the part.
@@ -151,15 +151,26 @@ def _all_of(part: PyTree, *, are_marked: bool) -> PyTree:
 
 def _unpublished(state: Any) -> Any:
     """Says of each array of a state whether it stays with clients, or shows them without noise."""
+    kinds = ByClient, Unpublished
     outer = jax.tree.map(
-        lambda part: _all_of(part, are_marked=isinstance(part, ByClient)),
+        lambda part: _all_of(part, are_marked=isinstance(part, kinds)),
         state.outer,
-        is_leaf=lambda part: isinstance(part, ByClient),
+        is_leaf=lambda part: isinstance(part, kinds),
     )
     own = {
         name: _all_of(getattr(state, name), are_marked=True) for name in ("clients", "aggregator")
     }
     return _all_of(state, are_marked=False)._replace(**own, outer=outer)
+
+
+def _kept(state: Any) -> Any:
+    """Leaves out of a state what a wrapper may change: the server's part and wrappers' states."""
+    outer = jax.tree.map(
+        lambda part: part if isinstance(part, Unpublished) else None,
+        state.outer,
+        is_leaf=lambda part: isinstance(part, Unpublished),
+    )
+    return state._replace(server=None, outer=outer)
 
 
 def _marked(inputs: _Inputs, *, are_secret: bool) -> PyTree:
@@ -195,7 +206,7 @@ def _paid_for(inputs: _Inputs, *, is_fate_paid_for: bool) -> set[str]:
     Where cohorts are secret, a fate that depends on other clients would show who they are.
     """
     state, hyper, examples, cohort, key = inputs
-    state = state._replace(server=None, outer=())
+    state = _kept(state)
     cohort = cohort if is_fate_paid_for else cohort._replace(fate=None)
     return set(_names_of((state, priced(hyper), examples, cohort, key)))
 
@@ -209,13 +220,13 @@ def _require_same_price(record: Any, *, has_digest: bool) -> None:
 
 def _require_own_states(after: Any) -> None:
     """Requires client states and what the aggregator keeps to be the round's, or as received."""
-    own = after._replace(server=None, round=None, outer=())
+    own = _kept(after)._replace(round=None)
     changed = [
         name
         for name, found in zip(_names_of((own,)), jax.tree.leaves(own), strict=True)
         if not found <= {name, f"{_AFTER}{name}"}
     ]
-    rule = "return client states and what the aggregator keeps as it, or its round, received them"
+    rule = "return client states and what the aggregator keeps as received, or as its round did"
     checks.require(not changed, _STEP, rule, f"a different {', '.join(changed)}")
 
 

@@ -42,6 +42,17 @@ class ByClient:
     values: PyTree
 
 
+@flax.struct.dataclass
+class Unpublished:
+    """The part of a wrapper's state that aggregators keep, such as noise of later rounds.
+
+    Attributes:
+      values: arrays, which the wrappers around it neither read nor change under a claim.
+    """
+
+    values: PyTree
+
+
 class SimulationState(NamedTuple):
     """The state of a run between rounds.
 
@@ -51,7 +62,8 @@ class SimulationState(NamedTuple):
       clients: the clients' states, `[num_clients, ...]`, or None; with several devices padded to a
         multiple of them.
       round: rounds done, int32.
-      outer: the states of wrappers, outermost first; arrays, some of them `ByClient`.
+      outer: the states of wrappers, outermost first; arrays, some of them `ByClient` or
+        `Unpublished`.
     """
 
     server: PyTree

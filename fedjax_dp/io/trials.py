@@ -39,8 +39,8 @@ def read_measured(path: str | os.PathLike[str]) -> Measured:
     """
     path = Path(path)
     checks.require(path.is_file(), "measured", _RULE, str(path))
-    found: Any = files.parse_json(files.read_text(path), path)
     try:
+        found: Any = files.parse_json(files.read_text(path), path)
         device, steps = str(found["machine"]["device"]), found["steps"].values()
         whole = [s for s in steps if s["group"] == "layouts" and s["status"] == "done"]
         # What did not fit into memory has an error instead of a speed.

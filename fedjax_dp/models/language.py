@@ -317,7 +317,7 @@ def llama(
     """Builds a decoder of the Llama type, as published checkpoints of these models have it.
 
     In a configuration, a folder as `model.pretrained` has the values and all options; see
-    `io.llama`. Its parameters have the names of such checkpoints, as
+    `io.params`. Its parameters have the names of such checkpoints, as
     `params/layers_0/self_attn/q_proj/kernel`.
 
     Args:

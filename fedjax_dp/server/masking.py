@@ -161,13 +161,13 @@ def gradient_mask(
 
 def check_noise(argument: str, is_gaussian: bool, value: str) -> None:
     """Refuses a private mean whose claim would not cover votes."""
-    rule = "have a claim for Gaussian noise, which then covers the votes"
+    rule = "give a claim for Gaussian noise, which covers the votes of gradient_mask too"
     checks.require(is_gaussian, argument, rule, value)
 
 
 def check_clipping(argument: str, clips_whole: bool, value: Any) -> None:
     """Refuses a private mean that clips parts of an update."""
-    rule = "clip whole updates, not single layers, so that votes are not clipped alone"
+    rule = "leave updates whole: the votes of gradient_mask would be clipped alone"
     checks.require(clips_whole, argument, rule, value)
 
 

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 from fedjax_dp.core.marks import mark, marks_reaching
 
@@ -98,3 +99,12 @@ def test_a_loop_depends_on_its_length_but_for_what_passes_through():
 def test_what_is_carried_arrives_after_any_number_of_turns():
     first, second, each = dependence(of_scan, X, X, jax.ShapeDtypeStruct((4, 3), jnp.float32))
     assert first == second == {0, 1} and each == {0, 1, 2}
+
+
+def test_a_name_ends_a_mark_only_if_it_is_asked_for():
+    def named(x):
+        return checkpoint_name(mark(x), ""), checkpoint_name(mark(x), "noised")
+
+    closed = jax.make_jaxpr(named)(X)
+    assert marks_reaching(closed).outputs == [True, True]
+    assert marks_reaching(closed, ends="noised").outputs == [True, False]

@@ -86,7 +86,7 @@ def test_whether_masks_are_lost_does_not_depend_on_a_secret_cohort(changed):
 
 def test_rounds_that_few_clients_lose_are_refused_with_secret_cohorts():
     """A Poisson cohort has fewer than four of six clients in most rounds, which would show."""
-    with pytest.raises(ValueError, match="participation must draw 4 to 6 clients in every round"):
+    with pytest.raises(ValueError, match="participation must give 4 to 6 updates in every round"):
         under_masks(some("private"))
     # Too many for the words.
     with pytest.raises(ValueError, match=r"participation must draw 3 to 3 .* may draw 4 to 4"):

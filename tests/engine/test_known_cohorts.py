@@ -113,10 +113,14 @@ def test_masks_are_made_and_removed_as_they_are_left_out():
 @pytest.mark.parametrize(
     ("form", "sampler", "message"),
     [
-        (None, KNOWN, "participation must draw at least 4 clients in every round"),
+        (None, KNOWN, "participation must give the updates of at least 4 clients in every"),
         ("masked", poisson(), "which would show how many were drawn"),
         ("masked", poisson(capacity=5), "which would show how many were drawn|Gaussian noise only"),
-        (None, poisson(), "participation must draw at least 4 clients in every round"),
+        (
+            None,
+            poisson(),
+            "participation must give the updates of at least 4 clients in every",
+        ),
     ],
 )
 def test_secret_cohorts_and_sums_without_masks_are_refused(form, sampler, message):

@@ -271,6 +271,65 @@ def test_noise_that_an_aggregator_keeps_stays_as_its_round_left_it(step):
     traced(stepping(skipping)(fed))
 
 
+def without_noise_of_others(run, state, hyper, examples, cohort, key):
+    after, record, info = run(state, hyper, examples, cohort, key)
+    (others,) = after.outer
+    empty = jax.tree.map(jnp.zeros_like, others.aggregator)
+    return after._replace(outer=(others._replace(aggregator=empty),)), record, info
+
+
+def by_noise_of_others(run, state, hyper, examples, cohort, key):
+    after, record, info = run(state, hyper, examples, cohort, key)
+    noise = jax.tree.leaves(state.outer[0].aggregator)
+    return moved(after, sum(jnp.sum(jnp.asarray(x, jnp.float32)) for x in noise)), record, info
+
+
+def passing_no_noise_of_others(run, state, hyper, examples, cohort, key):
+    (others,) = state.outer
+    empty = others._replace(aggregator=jax.tree.map(jnp.zeros_like, others.aggregator))
+    return run(state._replace(outer=(empty,)), hyper, examples, cohort, key)
+
+
+def noisy_servers():
+    """Two servers, whose aggregators keep noise of later rounds."""
+    mean = correlated_gaussian_mean(banded_noise(6, 3, min_separation=3), 1.0, NOISE, 2)
+    fed = bound(sampling.min_separated(3), mean=mean)
+    return several_servers(fed, servers=[0, 1, 0, 1, 1, 1], exchange_every=2)
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (without_noise_of_others, r"return client states and what .*state\.outer\[-1\]"),
+        (by_noise_of_others, RELEASED),
+        (passing_no_noise_of_others, rf"{PASSED}.*a different state\.outer\[-1\]"),
+    ],
+)
+def test_noise_that_the_aggregators_of_other_servers_keep_is_theirs(step, message):
+    fed = noisy_servers()
+    with pytest.raises(ValueError, match=message):
+        traced(stepping(step)(fed))
+    traced(stepping(skipping)(fed))
+
+
+def test_the_mean_of_servers_is_read_from_their_models_alone():
+    fed = noisy_servers()
+    state = fed.init(KEY)
+    before = fed.shared(state)
+    passed_on = fed._replace(views=fed.views._replace(personal=None))
+    declared = fed.wrapped(MINE, views=fed.views)
+    for other in (passed_on, declared):
+        jax.tree.map(np.testing.assert_array_equal, other.shared(state), before)
+
+    def leaking(state):
+        noise = jax.tree.leaves(state.outer[0].aggregator)
+        return jax.tree.map(lambda x: x + jnp.sum(noise[0]), state.server.params)
+
+    views = fed.views._replace(shared=fed.views.shared._replace(read=leaking))
+    with pytest.raises(ValueError, match=r"views\.shared must read no states of clients"):
+        fed.wrapped(MINE, views=views).shared(state)
+
+
 def test_client_states_stay_as_their_round_left_them():
     model = make_model()
     algorithm = algorithms.scaffold(model, private_trainer(model), num_clients=NUM_CLIENTS)
@@ -395,7 +454,7 @@ def test_noise_in_shares_needs_the_message_of_each_client():
     with pytest.raises(ValueError, match=rf"{PASSED}.*a different cohort.*fate"):
         traced(stepping(of_the_first_alone)(shares))
     late = shares.cohorts.with_fates(lambda state, hyper, cohort: Fate.LATE)
-    with pytest.raises(ValueError, match=f"draw at least {NUM_CLIENTS} clients"):
+    with pytest.raises(ValueError, match=f"the updates of at least {NUM_CLIENTS} clients"):
         shares.wrapped(MINE._replace(changes=frozenset({Change.COHORTS})), cohorts=late)
 
 

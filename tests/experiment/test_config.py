@@ -203,6 +203,14 @@ def test_a_table_as_a_whole_and_in_parts_is_refused_in_either_order(whole):
         assert "--model.options.hidden_sizes" in str(error.value)
 
 
+@pytest.mark.parametrize("text", ["self = 1", "[run]\nself = 1", "[privacy.record]\nself = 1"])
+def test_a_key_may_have_the_name_of_an_argument_of_python(tmp_path, text):
+    path = tmp_path / "a.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"there is no key '[a-z.]*self'"):
+        load_config(path, [])
+
+
 def test_a_whole_number_is_a_number_and_a_fraction_no_whole_number():
     assert load_config(None, ["--training.learning_rate=2"]).training.learning_rate == 2.0
     with pytest.raises(ConfigError, match=r"run\.rounds must be an integer .* got 2\.5"):

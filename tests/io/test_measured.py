@@ -67,6 +67,15 @@ def test_other_files_are_refused(tmp_path, content):
         read_measured(path)
 
 
+def test_a_damaged_file_is_refused(tmp_path):
+    path = tmp_path / "damaged.json"
+    path.write_text("{")
+    with pytest.raises(
+        ValueError, match=r"^measured must be a file that `fedjax-dp measure` wrote"
+    ):
+        read_measured(path)
+
+
 def test_a_file_that_is_missing_is_refused(tmp_path):
     with pytest.raises(ValueError, match="be a file that `fedjax-dp measure` wrote"):
         read_measured(tmp_path / "none.json")

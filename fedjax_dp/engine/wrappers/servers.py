@@ -16,6 +16,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.federation import Federation, StateViews, check_masks
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.record import Fate, MessageCounts, RoundInfo, RoundRecord
+from fedjax_dp.engine.round import Unpublished
 from fedjax_dp.engine.wrapping import SERVERLESS, SEVERAL_SERVERS
 from fedjax_dp.server.secure.aggregator import masks_of
 
@@ -110,7 +111,14 @@ class OtherServers(NamedTuple):
     """The wrapper's state: all servers but the first, which is that of the state."""
 
     server: PyTree
-    aggregator: PyTree
+    aggregator: Unpublished
+
+
+def _stacked(first: PyTree, others: PyTree) -> PyTree:
+    """Puts the arrays of the first server before those of the others, `[servers, ...]`."""
+    return jax.tree.map(
+        lambda x, rest: jnp.concatenate([jnp.asarray(x)[None], rest]), first, others
+    )
 
 
 class _Several(NamedTuple):
@@ -136,20 +144,21 @@ class _Several(NamedTuple):
         one = state.server, state.aggregator
         return self.joined(state, jax.tree.map(lambda x: jnp.stack([x] * self.num_servers), one))
 
+    def servers(self, state: Any) -> PyTree:
+        """Stacks the servers' states, `[servers, ...]`."""
+        return _stacked(state.server, state.outer[0].server)
+
     def parts(self, state: Any) -> PyTree:
-        """Stacks the servers and aggregators, `[servers, ...]`."""
-        first = state.server, state.aggregator
-        return jax.tree.map(
-            lambda x, others: jnp.concatenate([jnp.asarray(x)[None], others]),
-            first,
-            tuple(state.outer[0]),
-        )
+        """Stacks the states of servers and of their aggregators, `[servers, ...]`."""
+        aggregators = _stacked(state.aggregator, state.outer[0].aggregator.values)
+        return self.servers(state), aggregators
 
     def joined(self, state: Any, parts: PyTree) -> Any:
         """Puts stacked servers and aggregators into a state."""
         server, aggregator = trees.take(parts, 0)
-        others = jax.tree.map(lambda x: x[1:], parts)
-        return state._replace(server=server, aggregator=aggregator, outer=(OtherServers(*others),))
+        servers, aggregators = jax.tree.map(lambda x: x[1:], parts)
+        others = OtherServers(servers, Unpublished(aggregators))
+        return state._replace(server=server, aggregator=aggregator, outer=(others,))
 
     def of_server(self, state: Any, part: PyTree) -> Any:
         """Makes the state that one server has."""
@@ -158,13 +167,13 @@ class _Several(NamedTuple):
 
     def shared(self, state: Any) -> PyTree:
         """Reads the mean of the servers' models."""
-        return self.mean(state, self.parts(state))
+        return self.mean(state, self.servers(state))
 
-    def mean(self, state: Any, parts: PyTree) -> PyTree:
+    def mean(self, state: Any, servers: PyTree) -> PyTree:
         """Averages the models of stacked servers."""
         read = self.federation.shared
         assert read is not None
-        models = jax.vmap(lambda part: read(self.of_server(state, part)))(parts)
+        models = jax.vmap(lambda server: read(state._replace(server=server, outer=())))(servers)
         return jax.tree.map(
             lambda x: jnp.mean(trees.at_least_float32(x), axis=0).astype(x.dtype), models
         )
@@ -210,7 +219,7 @@ class _Several(NamedTuple):
         after = state._replace(clients=clients, round=state.round + 1)
         is_time = after.round % self.exchange_every == 0
         after = self.joined(after, parts)
-        exchanged = self.parts(self.with_shared(after, self.mean(after, parts)))
+        exchanged = self.parts(self.with_shared(after, self.mean(after, parts[0])))
         after = self.joined(after, trees.where(is_time, exchanged, parts))
         return after, _one_record(records, cohort), _one_info(infos)
 

@@ -221,6 +221,8 @@ def execution_of(section: ExecutionSection, run: RunSection) -> ExecutionConfig:
     size, rules = section.model_devices, section.model_rules
     rule = "be left out without execution.model_devices above 1"
     checks.require(size > 1 or not rules, "execution.model_rules", rule, rules)
+    with keyed("execution"):
+        measured = None if section.measured is None else read_measured(section.measured)
     with keyed("execution", _MODEL_AXIS):
         execution = ExecutionConfig(
             clients_per_chunk=_chunk_of(section),
@@ -231,7 +233,7 @@ def execution_of(section: ExecutionSection, run: RunSection) -> ExecutionConfig:
             split_clients=section.split_clients,
             debug=section.debug,
             products=section.products,
-            measured=None if section.measured is None else read_measured(section.measured),
+            measured=measured,
         )
         execution.validate()
     return execution

@@ -240,6 +240,7 @@ def _check_aggregator(section: AlgorithmSection, entry: Entry, privacy: PrivacyS
 
 
 def _check_steps(name: str, needs: Needs, section: TrainingSection) -> None:
+    checks.one_of(f"the needed steps of {name}", needs.steps, ("any", "plain", "none"))
     if needs.steps == "none":
         rule = f"be left out for {name} with exact steps, which have no learning rate"
         is_given = "learning_rate" in section.model_fields_set

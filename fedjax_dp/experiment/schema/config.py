@@ -442,8 +442,8 @@ class SecureAggregationSection(OptionalSection):
     )
     integer_bits: Annotated[int, Ge(-62), Le(61)] | None = _setting(
         None,
-        "floats are cut to absolute values of at most 2 to this power; if none 4, or as large as "
-        "weights by numbers of examples need",
+        "floats are cut to absolute values of at most 2 to this power; 4 if not given, more where "
+        "example counts are sent as weights",
     )
     fraction_bits: Annotated[int, Ge(-61), Le(123)] | None = _setting(
         None, "floats are rounded to multiples of 2 to minus this power; the most that fit if none"
@@ -708,7 +708,7 @@ class Config(Section):
     communication: CommunicationSection = Field(default_factory=CommunicationSection)
     evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, /, **values: Any) -> None:
         """Checks values, and the parts that they name, as those of a file."""
         super().__init__(**values)
         self._read_parts()

@@ -109,7 +109,7 @@ def mistake(key: str, kind: Any, value: Any) -> ConfigError:
 
 
 def in_python(kind: Any, value: Any) -> Any:
-    """Converts what a file writes in other ways than Python, or Python in several ways."""
+    """Normalises a value: arrays and tuples become lists, "none" None, ~ a folder, 1e3 1000."""
     value = _plain(value)
     if not isinstance(value, str):
         return _as_asked(kind, value)

@@ -169,7 +169,7 @@ def _rule_at(section: type[Section], name: str) -> tuple[str, Any]:
 
 
 def _ready(section: type[Section], name: str, value: Any) -> dict[str, Any]:
-    """Returns what is given for a key as pydantic checks it; empty for what is left out."""
+    """Prepares one value for pydantic, by name; empty if it is left out."""
     key, around = _key_of(section, name), _field_of(section)
     field = section.model_fields.get(name)
     if field is None:

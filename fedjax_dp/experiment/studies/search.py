@@ -166,7 +166,7 @@ class _Journal(JournalFileBackend):
 
 
 def _whole_batches(lines: Sequence[bytes]) -> Sequence[bytes]:
-    """Returns the lines up to the last without a trial under way; those after are drawn again."""
+    """Returns the lines up to the last moment at which no trial was running."""
     running, num_trials, count = set[int](), 0, 0
     for number, line in enumerate(lines, 1):
         log = json.loads(line)

@@ -1,4 +1,4 @@
-"""The privacy statement of a run, derived from its ledger: as data, text and LaTeX."""
+"""The privacy statement of a run, derived from its ledger: as data and text."""
 
 import math
 from collections.abc import Sequence
@@ -76,7 +76,6 @@ _WITHOUT_NOISE = (
     "releases more than is counted."
 )
 _WITHIN = "they were trained within the releases that are counted, which cover them."
-# Units in words, and what of them is published.
 
 
 class Facts(NamedTuple):
