@@ -585,7 +585,18 @@ def fedsplit(
 
     Source: Pathak and Wainwright 2020 (FedSplit); Malekmohammadi 2025, section 2.4.3.
     """
-    return splitting(**locals(), alpha=2.0, beta=2.0)._replace(name="fedsplit")
+    scheme = splitting(
+        model,
+        trainer,
+        alpha=2.0,
+        beta=2.0,
+        step=step,
+        form=form,
+        is_averaged=is_averaged,
+        is_weighted=is_weighted,
+        dual_weight=dual_weight,
+    )
+    return scheme._replace(name="fedsplit")
 
 
 def fedpi(
@@ -619,7 +630,19 @@ def fedpi(
 
     Source: Malekmohammadi and others 2021 (operator splitting); Malekmohammadi 2025, section 2.4.4.
     """
-    return splitting(**locals(), alpha=2.0, beta=2.0, gamma=0.5)._replace(name="fedpi")
+    scheme = splitting(
+        model,
+        trainer,
+        alpha=2.0,
+        beta=2.0,
+        gamma=0.5,
+        step=step,
+        form=form,
+        is_averaged=is_averaged,
+        is_weighted=is_weighted,
+        dual_weight=dual_weight,
+    )
+    return scheme._replace(name="fedpi")
 
 
 def fedrp(
@@ -651,7 +674,16 @@ def fedrp(
 
     Source: Malekmohammadi and others 2021 (operator splitting); Malekmohammadi 2025, section 2.4.5.
     """
-    return splitting(**locals(), alpha=2.0)._replace(name="fedrp")
+    scheme = splitting(
+        model,
+        trainer,
+        alpha=2.0,
+        step=step,
+        form=form,
+        is_averaged=is_averaged,
+        is_weighted=is_weighted,
+    )
+    return scheme._replace(name="fedrp")
 
 
 def reflected_fedavg(
@@ -687,9 +719,17 @@ def reflected_fedavg(
 
     Source: Malekmohammadi and others 2021 (operator splitting); Malekmohammadi 2025, equation 2.12.
     """
-    options = locals()
-    step = ProximalStep(schedule=options.pop("schedule"), period=options.pop("period"))
-    scheme = splitting(**options, beta=2.0, client_map="gradient", step=step)
+    scheme = splitting(
+        model,
+        trainer,
+        beta=2.0,
+        client_map="gradient",
+        step=ProximalStep(schedule=schedule, period=period),
+        form=form,
+        is_averaged=is_averaged,
+        is_weighted=is_weighted,
+        dual_weight=dual_weight,
+    )
     return scheme._replace(name="reflected_fedavg")
 
 
@@ -723,4 +763,14 @@ def reflected_fedprox(
 
     Source: Malekmohammadi and others 2021 (operator splitting); Malekmohammadi 2025, equation 2.13.
     """
-    return splitting(**locals(), beta=2.0)._replace(name="reflected_fedprox")
+    scheme = splitting(
+        model,
+        trainer,
+        beta=2.0,
+        step=step,
+        form=form,
+        is_averaged=is_averaged,
+        is_weighted=is_weighted,
+        dual_weight=dual_weight,
+    )
+    return scheme._replace(name="reflected_fedprox")

@@ -1,4 +1,4 @@
-"""Canary records that show in what clients release: mislabelled ones, and inputs behind votes."""
+"""Canary records that show in clients' messages: mislabelled ones, and inputs behind votes."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Run folders: names, lock, newest intact checkpoint, and what a resumed run must have alike."""
+"""Run folders: names, lock, newest intact checkpoint, and what a resumed run must share."""
 
 import contextlib
 import os
