@@ -531,7 +531,11 @@ SPECIAL: dict[str, Case] = {
     },
     **{
         name: case(getattr(models, name), logits=VALUES["logits"][0], labels=np.ones(3))
-        for name in ("sigmoid_correct", "sigmoid_binary_cross_entropy")
+        for name in (
+            "sigmoid_correct",
+            "sigmoid_binary_cross_entropy",
+            "sigmoid_half_squared_error",
+        )
     },
     # Data.
     **{
@@ -574,6 +578,16 @@ SPECIAL: dict[str, Case] = {
     "describe": case(statistics.describe, clients=ROWS, labels=LABELS),
     "describe_data": case(statistics.describe_data),
     "options of data": case(datasets.options, name="digits"),
+    "within_norm": case(
+        datasets.within_norm,
+        data=lambda: datasets.Dataset(
+            "own",
+            {"x": PUBLIC, "y": np.arange(8) % 2},
+            {"x": PUBLIC, "y": np.arange(8) % 2},
+            2,
+            "classification",
+        ),
+    ),
     "save": case(
         datasets.save,
         data=lambda: datasets.Dataset(

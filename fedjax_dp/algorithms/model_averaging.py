@@ -20,18 +20,22 @@ from fedjax_dp.algorithms.base import (
 )
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.client_data import ClientData, Form, Growth, growing
-from fedjax_dp.clients.minimizer_noise import Mechanism, MinimizerNoise, minimizer_noise
+from fedjax_dp.clients.minimizer_noise import (
+    Calibration,
+    Mechanism,
+    MinimizerNoise,
+    minimizer_noise,
+)
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import Purpose, fold
-from fedjax_dp.core.ranges import Count, HalfFraction, Positive
+from fedjax_dp.core.ranges import Count, HalfFraction, NonNegative, Positive
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.claims import OnceClaim, RecordClaim
 from fedjax_dp.server.base import Aggregator
 from fedjax_dp.server.mean import CountedMean, counted_mean
 
-Calibration = Literal["corrected", "paper"]
 Personal = Literal["own", "received", "shared"]
 
 
@@ -39,17 +43,22 @@ class OutputPerturbation(NamedTuple):
     """The noise on trained models, and the regulariser that bounds how a record changes them.
 
     Attributes:
-      regularizer: α of `α/2 ‖w‖²`, above 0, in training and in the sensitivity.
+      regularizer: α of `α/2 ‖w‖²` in training and in the sensitivity; 0, for none, without privacy
+        or under "released".
       mechanism: the noise, see `minimizer_noise`.
-      calibration: "corrected", or "paper" for the printed scale, which is divided by the number of
-        clients although their average is too; the claim says what it is worth.
+      calibration: "corrected"; "paper" for the printed scale, which is divided by the number of
+        clients although their average is too; or "released" for that scale with another α than that
+        of training, as in the released code. The claim says what each is worth: under "released"
+        without a regulariser, or with a model without a gradient_bound, that nothing is guaranteed.
       entry_delta: δ of one entry, for "bounded_laplace".
+      noise_regularizer: α that the noise is made for under "released", above 0; 1 in the source.
     """
 
-    regularizer: Positive = 0.1
+    regularizer: NonNegative = 0.1
     mechanism: Mechanism = "laplace"
     calibration: Calibration = "corrected"
     entry_delta: HalfFraction = 1e-9
+    noise_regularizer: Positive | None = None
 
 
 class ServerState(NamedTuple):
@@ -95,7 +104,7 @@ def averaged_models(
     `start_of` makes the start of training from the received model; it must depend on no record that
     the round reads, but through noised models.
     """
-    is_paper = perturbation.calibration == "paper"
+    is_printed = perturbation.calibration != "corrected"
     trainer.require_untransformed("the models themselves are averaged")
     data = None if rows_per_round is None else growing(rows_per_round, num_clients, growth)
     noise = None
@@ -106,12 +115,13 @@ def averaged_models(
             regularizer=perturbation.regularizer,
             mechanism=perturbation.mechanism,
             num_clients=num_clients,
-            is_corrected=not is_paper,
+            calibration=perturbation.calibration,
+            noise_regularizer=perturbation.noise_regularizer,
             entry_delta=perturbation.entry_delta,
         )
         trainer = noise.training(trainer)
     scheme = _Averaging(
-        trainer, start_of, data, noise, num_clients, perturbation.regularizer, is_paper, personal
+        trainer, start_of, data, noise, num_clients, perturbation.regularizer, is_printed, personal
     )
     rule = "be given for noise that all clients make for the smallest of them"
     fits = data is not None or noise is None or not scheme.is_common
@@ -214,7 +224,7 @@ class _Averaging(NamedTuple):
         if self.noise is None:
             return params
         records = message.smallest if self.is_common else size
-        bound = self.noise.contribution(records, trees.l2_norm(start))
+        bound = self.noise.scale(records, trees.l2_norm(start))
         multiplier = config.noise_multiplier / (message.num_active if self.is_printed else 1)
         return self.noise.add(fold(key, Purpose.CLIENT_NOISE, 0), params, bound, multiplier)
 

@@ -15,7 +15,7 @@ from fedjax_dp.clients.sgd import TrainingLoop
 from fedjax_dp.core import checks, products, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.decimals import rounded_down, rounded_up
-from fedjax_dp.core.ranges import Count, HalfFraction, Positive
+from fedjax_dp.core.ranges import Count, HalfFraction, NonNegative, Positive
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.dense import LossBounds, loss_bounds
@@ -30,6 +30,11 @@ from fedjax_dp.privacy.mechanisms.gamma_shares import (
 from fedjax_dp.privacy.mechanisms.noise import BoundedLaplaceDpEvent, StaircaseDpEvent
 
 Mechanism = Literal["laplace", "gaussian", "bounded_laplace", "staircase", "gamma_shares"]
+Calibration = Literal["corrected", "paper", "released"]
+# Noise whose scale may be that of another sensitivity: what it is worth is then known.
+_SCALED = ("laplace", "gaussian", "gamma_shares")
+# No gradient that can be summed is as long.
+_NO_CLIPPING = 2.0**100
 # Rounding errors of the bound itself, and of entries on a lattice, are at most this share of it.
 _MARGIN = 2.0**-10
 # Gradients that are summed before the sum is compensated.
@@ -51,8 +56,11 @@ class MinimizerNoise(NamedTuple):
     """
 
     mechanism: Mechanism
-    bounds: LossBounds  # Of the loss of every record.
-    regularizer: float  # α.
+    # Of the loss of every record; a curvature of inf if none is known, and what noise is made for
+    # in the place of the gradient.
+    bounds: LossBounds
+    regularizer: float  # α of training.
+    noise_regularizer: float | None  # α that released noise is made for; None for that of training.
     num_entries: int  # The number of parameters.
     num_layers: int  # The number of arrays that hold them.
     num_outputs: int  # The number of logits.
@@ -60,7 +68,12 @@ class MinimizerNoise(NamedTuple):
     num_parties: int
     least_multiplier: float  # Of all clients, for noise in shares.
     entry_delta: float  # δ of one entry, for bounded Laplace noise.
-    divisor: int  # What the printed calibration divides the noise by, 1 if it is corrected.
+    divisor: int  # What printed and released noise is divided by, 1 if it is corrected.
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a bound on what a record adds is known."""
+        return self.regularizer > 0 and math.isfinite(self.bounds.curvature)
 
     @property
     def max_learning_rate(self) -> float:
@@ -73,12 +86,17 @@ class MinimizerNoise(NamedTuple):
         return 2.0**-24 / self.regularizer
 
     def training(self, trainer: LocalTrainer) -> LocalTrainer:
-        """Returns a trainer whose rounding errors are bounded."""
+        """Returns a trainer whose rounding errors are bounded, if anything is."""
+        if not self.is_bounded:
+            return trainer
         assert isinstance(trainer.train, TrainingLoop)
         return trainer.train.compensated(_SUMMED).trainer(trainer.config)
 
     def training_numbers(self, config: LocalConfig) -> LocalConfig:
         """Returns numbers without clipping, as clipped gradients need not be those of any loss."""
+        if not self.is_bounded:
+            unclipped = jnp.float32(_NO_CLIPPING)
+            return config._replace(clip_norm=unclipped, noise_multiplier=jnp.float32(0))
         rate = jnp.minimum(config.learning_rate, self.max_learning_rate)
         return config._replace(
             learning_rate=jnp.where(rate > 0, jnp.maximum(rate, self.min_learning_rate), 0.0),
@@ -92,10 +110,27 @@ class MinimizerNoise(NamedTuple):
         (B/k + 2E)/α for the bound E on the rounding errors of one step from a start of norm
         `start_norm`, see `minimizer_noise`; both may be traced.
         """
-        one = minimizer_sensitivity(1, self.regularizer, lipschitz=self.bounds.gradient)
-        exact = jnp.float32(one.contribution) / jnp.maximum(jnp.asarray(size, jnp.float32), 1.0)
+        exact = self._of_minimizer(size, self.regularizer)
         rounded = 2 * self.step_error(start_norm) / self.regularizer
         return (exact + rounded) * (1 + _MARGIN)
+
+    def _of_minimizer(self, size: Any, regularizer: float) -> jax.Array:
+        """Computes B/(k·α)."""
+        one = minimizer_sensitivity(1, regularizer, lipschitz=self.bounds.gradient)
+        return jnp.float32(one.contribution) / jnp.maximum(jnp.asarray(size, jnp.float32), 1.0)
+
+    def scale(self, size: Any, start_norm: Any = 0.0) -> jax.Array:
+        """Computes what noise is proportional to: the bound, or B/(k·α) for the α it is made for.
+
+        Released noise grows with the bound from far starts alone, whose rounding an event, which
+        does not know them, could not cover.
+        """
+        if self.noise_regularizer is None:
+            return self.contribution(size, start_norm)
+        printed = self._of_minimizer(size, self.noise_regularizer)
+        if not self.is_bounded:
+            return printed
+        return printed * (self.contribution(size, start_norm) / self.contribution(size))
 
     def step_error(self, start_norm: Any) -> jax.Array:
         """Bounds the rounding errors of a step over its learning rate, E."""
@@ -111,6 +146,11 @@ class MinimizerNoise(NamedTuple):
 
     def in_words(self, is_common: bool) -> str:
         """Writes that bound for a statement; `is_common` if noise is for the smallest client."""
+        if not self.is_bounded:
+            why = "training has no regulariser"
+            if self.regularizer > 0:
+                why = "the gradients of the model have no known bound"
+            return f"unknown, since {why}"
         whose = "the smallest client" if is_common else "the client"
         bound = rounded_up(self.bounds.gradient * (1 + _MARGIN))
         rounding = rounded_up(2 * (1 + _MARGIN) * float(self.step_error(0.0)) / self.regularizer)
@@ -151,6 +191,8 @@ class MinimizerNoise(NamedTuple):
         """Builds the event of one release, for a record of a client of any size."""
         if size == 0:
             return dpa.NoOpDpEvent()
+        if not self.is_bounded:
+            return dpa.NonPrivateDpEvent()
         multiplier = events.concrete("noise_multiplier", config.noise_multiplier)
         if self.mechanism == "gamma_shares":
             # Shares of larger scales only add noise to the sum.
@@ -162,6 +204,9 @@ class MinimizerNoise(NamedTuple):
             checks.require(multiplier >= least * (1 - 1e-6), "noise_multiplier", rule, multiplier)
             multiplier = min(multiplier, least)
         multiplier /= self.divisor
+        if self.noise_regularizer is not None:
+            # Rounding weighs most for a round that reads all of a client's records.
+            multiplier *= float(self.scale(size) / self.contribution(size))
         root = math.sqrt(self.num_entries)
         match self.mechanism:
             case "laplace":
@@ -181,10 +226,11 @@ def minimizer_noise(
     model: Model,
     trainer: LocalTrainer,
     *,
-    regularizer: Positive,
+    regularizer: NonNegative,
     mechanism: Mechanism,
     num_clients: Count,
-    is_corrected: bool = True,
+    calibration: Calibration = "corrected",
+    noise_regularizer: Positive | None = None,
     entry_delta: HalfFraction = 1e-9,
 ) -> MinimizerNoise:
     """Calibrates noise on the parameters that full-batch training with a regulariser ends with.
@@ -210,9 +256,12 @@ def minimizer_noise(
       that two floats lose in a step of η ≥ 2^-24/α.
 
     The trainer's numbers and clipping are used, with this noise in the place of noise on gradients.
-    Shares of noise ("gamma_shares") are of one Laplace in the sum over all clients. If not
-    `is_corrected`, noise is divided by `num_clients`, as printed, and the event says what that is
-    worth.
+    Shares of noise ("gamma_shares") are of one Laplace in the sum over all clients. Under "paper"
+    noise is divided by `num_clients`, as printed, and the event says what that is worth. Under
+    "released" its scale is besides that of another regulariser, `noise_regularizer`, and of exact
+    arithmetic: z·B/(k·α)/n. The event then says what it is worth for that of training. Where
+    training has none, or the model no bounds, no bound on a record is known: noise is for gradients
+    of the trainer's `clip_norm`, which nothing enforces, and the event is one without privacy.
 
     Guarantee: one release of one client's noised parameters has `MinimizerNoise.event`, for one
     record of the client, against all who see them; with "gamma_shares" against those who see the
@@ -223,21 +272,23 @@ def minimizer_noise(
     Source: Chaudhuri, Monteleoni, Sarwate 2011, algorithm 1 (output perturbation); Mugunthan and
     others 2020 (PrivacyFL) for shares of clients, whose scale is corrected.
     """
+    is_released = calibration == "released"
+    rule = f"be given for calibration 'released', and only then, not for {calibration!r}"
+    fits = (noise_regularizer is not None) == is_released
+    checks.require(fits, "noise_regularizer", rule, noise_regularizer)
+    rule = f"be one of {', '.join(_SCALED)} for calibration 'released'"
+    checks.require(not is_released or mechanism in _SCALED, "mechanism", rule, mechanism)
+    rule = "be above 0, except for calibration 'released', which then guarantees nothing"
+    checks.require(regularizer > 0 or is_released, "regularizer", rule, regularizer)
+    trainer.private_claim()
     bounds = loss_bounds(model)
+    if is_released and (bounds is None or regularizer == 0):
+        bounds = LossBounds(float(np.max(np.asarray(trainer.config.clip_norm))), math.inf)
     rule = "be logistic_regression with a gradient_bound, on which the noise rests"
     checks.require(bounds is not None, "model", rule, model.name)
     assert bounds is not None
-    trained = trainer.train.rule.model if isinstance(trainer.train, TrainingLoop) else None
-    rule = "train a model with the bounds of `model`, on which the noise rests"
-    fits = trained is not None and loss_bounds(trained) == bounds
-    checks.require(fits, "trainer", rule, "one of another model")
-    trainer.require_plain_sgd("the sensitivity of its result is that of plain steps")
-    _require_whole_batches(trainer)
-    clip_norm = float(np.min(np.asarray(trainer.config.clip_norm)))
-    bound = rounded_up(bounds.gradient, 6)
-    rule = f"be at least {bound}, the model's gradient_bound: clipped losses need not have the "
-    rule += "sensitivity"
-    checks.require(clip_norm >= bounds.gradient * (1 - 1e-6), "clip_norm", rule, clip_norm)
+    if math.isfinite(bounds.curvature):
+        _require_bounded(model, trainer, bounds)
     multipliers = np.asarray(trainer.config.noise_multiplier, np.float64)
     is_shared = mechanism == "gamma_shares"
     if is_shared:
@@ -249,34 +300,52 @@ def minimizer_noise(
         largest = float(np.max(multipliers))
         checks.require(largest <= most, "noise_multiplier", rule, largest)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
+    outputs = shapes["bias"].shape[0] if math.isfinite(bounds.curvature) else 1
     perturbation = MinimizerNoise(
         mechanism,
         bounds,
         regularizer,
+        noise_regularizer,
         trees.num_parameters(shapes),
         len(jax.tree.leaves(shapes)),
-        shapes["bias"].shape[0],
+        outputs,
         num_clients if is_shared else 1,
         float(np.min(multipliers)),
         entry_delta,
-        1 if is_corrected else num_clients,
+        1 if calibration == "corrected" else num_clients,
     )
-    rate, most = (
-        float(np.max(np.asarray(trainer.config.learning_rate))),
-        perturbation.max_learning_rate,
-    )
+    if perturbation.is_bounded:
+        _require_rates(trainer, perturbation)
+    return perturbation
+
+
+def _require_bounded(model: Model, trainer: LocalTrainer, bounds: LossBounds) -> None:
+    """Requires plain steps on all records, of gradients that no clipping changes."""
+    trained = trainer.train.rule.model if isinstance(trainer.train, TrainingLoop) else None
+    rule = "train a model with the bounds of `model`, on which the noise rests"
+    fits = trained is not None and loss_bounds(trained) == loss_bounds(model)
+    checks.require(fits, "trainer", rule, "one of another model")
+    trainer.require_plain_sgd("the sensitivity of its result is that of plain steps")
+    _require_whole_batches(trainer)
+    clip_norm = float(np.min(np.asarray(trainer.config.clip_norm)))
+    bound = rounded_up(bounds.gradient, 6)
+    rule = f"be at least {bound}, the model's gradient_bound: clipped losses need not have the "
+    rule += "sensitivity"
+    checks.require(clip_norm >= bounds.gradient * (1 - 1e-6), "clip_norm", rule, clip_norm)
+
+
+def _require_rates(trainer: LocalTrainer, perturbation: MinimizerNoise) -> None:
+    """Requires learning rates for which the bound and its rounding hold."""
+    rates = np.asarray(trainer.config.learning_rate, np.float64)
+    rate, most = float(np.max(rates)), perturbation.max_learning_rate
     rule = f"be at most {rounded_down(most, 6)}, 2/(curvature + 2·regularizer), up to which the "
     rule += "sensitivity holds"
     checks.require(rate <= most * (1 + 1e-6), "learning_rate", rule, rate)
-    rates = np.asarray(trainer.config.learning_rate, np.float64)
-    smallest, least = (
-        float(np.min(rates, initial=np.inf, where=rates > 0)),
-        perturbation.min_learning_rate,
-    )
+    smallest = float(np.min(rates, initial=np.inf, where=rates > 0))
+    least = perturbation.min_learning_rate
     rule = f"be 0 or at least {rounded_up(least, 6)}, 2^-24/regularizer: rounding of smaller steps "
     rule += "has no bound"
     checks.require(smallest >= least * (1 - 1e-6), "learning_rate", rule, smallest)
-    return perturbation
 
 
 def _require_whole_batches(trainer: LocalTrainer) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -61,6 +61,7 @@ def logistic_regression(
     *,
     single_logit: bool = False,
     gradient_bound: Positive | None = None,
+    loss: Literal["cross_entropy", "squared_error"] = "cross_entropy",
 ) -> Model:
     """Builds softmax regression, or binary logistic regression.
 
@@ -75,17 +76,26 @@ def logistic_regression(
       gradient_bound: bounds the L2 norm of every record's gradient: rows, with a 1 for the
         intercept, are scaled down to a norm of the bound, or of 1/√2 of it for logits of all
         classes. Parameters then start at zero. None leaves rows as they are.
+      loss: "cross_entropy", or "squared_error" for half the squared error of the probability, with
+        `single_logit` alone; without a `gradient_bound`, which is for convex losses.
 
     Returns:
       The model; outputs are logits `[examples, classes]`, or `[examples, 1]`.
 
     Raises:
-      ValueError: if there are too few classes, or more than 2 with `single_logit`.
+      ValueError: if there are too few classes, or more than 2 with `single_logit`, or the loss does
+        not fit.
     """
-    num_outputs, loss = head(num_classes, single_logit)
+    num_outputs, name = head(num_classes, single_logit)
+    if loss == "squared_error":
+        rule = "be true for loss 'squared_error', which is of one probability"
+        checks.require(single_logit, "single_logit", rule, single_logit)
+        rule = "be none for loss 'squared_error', which is not convex"
+        checks.require(gradient_bound is None, "gradient_bound", rule, gradient_bound)
+        name = "sigmoid_half_squared_error"
     if gradient_bound is not None:
-        return _bounded(math.prod(example_x.shape), num_outputs, loss, gradient_bound)
-    return Model.from_flax(_Linear(num_outputs), example_x, loss=loss, name="logistic_regression")
+        return _bounded(math.prod(example_x.shape), num_outputs, name, gradient_bound)
+    return Model.from_flax(_Linear(num_outputs), example_x, loss=name, name="logistic_regression")
 
 
 def _bounded(num_features: int, num_outputs: int, loss: str, bound: float) -> Model:

@@ -97,6 +97,30 @@ def sigmoid_binary_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Ar
 
 
 @checked
+def sigmoid_half_squared_error(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Computes half the squared error of probabilities, averaged over the labels of each example.
+
+    The gradient of `½(y − σ(z))²` is `(σ(z) − y)·σ(z)(1 − σ(z))`, at most 4/27 in absolute value:
+    it vanishes for confident predictions, right or wrong, and the loss is not convex.
+
+    Args:
+      logits: log-odds of label 1, `[examples, ...]`; a last axis of size 1 that the labels lack is
+        dropped.
+      labels: values in [0, 1], `[examples, ...]`; others, such as `IGNORE_LABEL`, are left out of
+        the mean.
+
+    Returns:
+      Losses in [0, 1/2], `[examples]`, float32 or better; 0 for an example with no valid label.
+
+    Source: Mugunthan 2022, section 2.5, whose figures follow from training with this loss.
+    """
+    logits, valid = _same_rank(_widen(logits), labels), _is_probability(labels)
+    _listed("probabilities", logits, labels)
+    targets = jnp.where(valid, labels.astype(logits.dtype), 0)
+    return _mean_where(jnp.square(targets - jax.nn.sigmoid(logits)) / 2, valid)
+
+
+@checked
 def sigmoid_correct(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Measures the share of an example's valid yes-or-no labels on the right side of log-odds 0.
 
@@ -164,6 +188,9 @@ _NAMED = {
     "softmax_cross_entropy": _Named(softmax_cross_entropy, softmax_correct, "classes"),
     "sigmoid_binary_cross_entropy": _Named(
         sigmoid_binary_cross_entropy, sigmoid_correct, "probabilities"
+    ),
+    "sigmoid_half_squared_error": _Named(
+        sigmoid_half_squared_error, sigmoid_correct, "probabilities"
     ),
     "squared_error": _Named(squared_error, None, "numbers"),
     "half_squared_error": _Named(half_squared_error, None, "numbers"),

@@ -254,15 +254,62 @@ def test_noise_by_entry_has_its_reach_and_mean(mechanism):
         ("bounded_laplace", BoundedLaplaceDpEvent(3.0, 8, 1e-4)),
     ],
 )
-@pytest.mark.parametrize("is_corrected", [True, False])
-def test_events_say_what_holds(mechanism, expected, is_corrected):
-    noise = noise_of(mechanism, is_corrected=is_corrected, entry_delta=1e-4)
+@pytest.mark.parametrize("calibration", ["corrected", "paper"])
+def test_events_say_what_holds(mechanism, expected, calibration):
+    noise = noise_of(mechanism, calibration=calibration, entry_delta=1e-4)
     found = noise.event(7, LocalConfig(noise_multiplier=3.0))
     # Shares sum to one Laplace of the least multiplier, 2. The printed noise is 4 times too small.
-    of = 1 if is_corrected else 4
+    of = 1 if calibration == "corrected" else 4
     assert type(found) is type(expected)
     assert found.noise_multiplier == pytest.approx(expected.noise_multiplier / of)
     assert isinstance(noise.event(0, LocalConfig(noise_multiplier=3.0)), dpa.NoOpDpEvent)
+
+
+RELEASED = {"calibration": "released", "noise_regularizer": 1.0}
+# Weak enough for rounding to matter: 2E of it is about a tenth of B/k at 20 records.
+WEAK = {"regularizer": 1e-3, **RELEASED}
+
+
+@pytest.mark.parametrize("mechanism", ["laplace", "gaussian", "gamma_shares"])
+def test_released_noise_is_that_of_the_source_and_its_event_that_of_training(mechanism):
+    """Scale z·B/(k·1)/n beside training with 1e-3, by hand; the ratio is what the event has."""
+    noise = noise_of(mechanism, **WEAK)
+    for size in (1, 20, 500):
+        assert float(noise.scale(size)) == pytest.approx(1 / size, rel=1e-6)
+        # B = 1, β = 1/4 of rows of 1/√2, n = 4 inputs and 1, C = 2, R = B/α; u = 6e-8.
+        error = 6e-8 * (1e3 / 4 * (4 + np.sqrt(2) + 2) + (2 + 64 + 32) + 12)
+        bound = (1 / size + 2 * error) / 1e-3
+        found = noise.event(size, LocalConfig(noise_multiplier=2.0)).noise_multiplier
+        z = 2.0 / 4 * (1 / size) / bound / (1 if mechanism == "gaussian" else np.sqrt(ENTRIES))
+        assert found == pytest.approx(z, rel=3e-3) and found < z
+    # One record of a client of 500 moves training as the bound says, a thousand times the noise.
+    assert float(noise.contribution(20)) > 1000 * float(noise.scale(20))
+
+
+def test_released_noise_covers_what_far_starts_and_smaller_clients_add_to_it():
+    """Noise is for the smallest client, of start norms that the event does not know."""
+    noise, z = noise_of("gaussian", **WEAK), LocalConfig(noise_multiplier=2.0)
+    for smallest, own, start in ((5, 5, 0.0), (5, 300, 0.0), (5, 300, 1e5), (40, 40, 1e6)):
+        worth = noise.event(300, z).noise_multiplier
+        assert float(noise.scale(smallest, start)) * 2.0 / 4 >= worth * float(
+            noise.contribution(own, start)
+        ) * (1 - 1e-6)
+    assert float(noise.scale(5, 1e6)) > 1.01 * float(noise.scale(5))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [({"regularizer": 0.0}, "no regulariser"), ({"model": FREE}, "have no known bound")],
+)
+def test_released_noise_without_a_bound_guarantees_nothing(change, why):
+    noise = noise_of(**{**WEAK, **change})
+    assert isinstance(noise.event(7, LocalConfig(noise_multiplier=99.0)), dpa.NonPrivateDpEvent)
+    assert isinstance(noise.event(0, LocalConfig(noise_multiplier=99.0)), dpa.NoOpDpEvent)
+    assert "unknown" in noise.in_words(True) and why in noise.in_words(True)
+    # For gradients of clip_norm = 1, of which none is clipped.
+    assert float(noise.scale(20)) == pytest.approx(1 / 20)
+    found = noise.training_numbers(LocalConfig(learning_rate=9.0, clip_norm=0.01))
+    assert float(found.learning_rate) == 9.0 and float(found.clip_norm) > 1e19
 
 
 def test_shares_with_less_noise_than_they_were_built_with_are_refused():
@@ -301,6 +348,11 @@ def test_shares_with_less_noise_than_they_were_built_with_are_refused():
         # The same parameters, of rows that are longer than the noise is for.
         *((dict(trainer=made), "trainer must train a model with the bounds") for made in UNLIKE),
         (dict(regularizer=0.0), "regularizer must be above 0"),
+        (dict(calibration="paper", regularizer=0.0), "regularizer must be above 0"),
+        (dict(calibration="released"), "noise_regularizer must be given for calibration"),
+        (dict(noise_regularizer=1.0), "noise_regularizer must be given for calibration"),
+        (dict(mechanism="staircase", **RELEASED), "mechanism must be one of laplace, gaussian"),
+        (dict(trainer=trainer(learning_rate=3.0), **RELEASED), "learning_rate must be at most"),
         (dict(mechanism="cauchy"), "mechanism must be"),
         (dict(mechanism="gamma_shares", num_clients=1), "num_clients must be"),
         (dict(entry_delta=0.5), "entry_delta must be"),

@@ -91,3 +91,36 @@ def test_amounts_of_any_magnitude_are_scaled_by_their_logarithm():
 def test_every_number_of_a_connection_has_a_range():
     assert set(public_tables._RANGES) == set(public_tables.NUMBER_COLUMNS)
     assert all(column.low == 0 < column.high for column in public_tables._RANGES.values())
+
+
+def within(x, norm):
+    y = np.zeros(len(x), np.int64)
+    data = datasets.Dataset("own", {"x": x, "y": y}, {"x": x[:2], "y": y[:2]}, 2, "classification")
+    return datasets.within_norm(data, norm)
+
+
+def test_inputs_are_scaled_down_to_a_norm_each_by_itself():
+    """x · min(1, norm/‖x‖) in float64, and never longer than the norm in float32."""
+    x = (RNG.normal(size=(400, 3, 2)) * RNG.choice([0.05, 5.0, 1e18], size=(400, 1, 1))).astype(
+        "f4"
+    )
+    x[0] = 0
+    found = within(x, 0.7)
+    lengths = np.linalg.norm(np.float64(x).reshape(400, -1), axis=1)
+    expected = np.float64(x) * np.minimum(1, 0.7 / np.maximum(lengths, 1e-9))[:, None, None]
+    np.testing.assert_allclose(found.train["x"], expected, rtol=3e-6)
+    assert found.train["x"].dtype == np.float32 and found.exact_statistics == ()
+    assert np.linalg.norm(np.float64(found.train["x"]).reshape(400, -1), axis=1).max() <= 0.7
+    np.testing.assert_array_equal(found.train["x"][lengths < 0.69], x[lengths < 0.69])
+    np.testing.assert_array_equal(found.test["x"], found.train["x"][:2])
+    # Another record changes no row but its own.
+    x[5] *= -3
+    assert np.any(within(x, 0.7).train["x"] != found.train["x"], axis=(1, 2)).sum() == 1
+
+
+@pytest.mark.parametrize("x", [np.ones((4, 2), np.uint8), {"a": np.ones((4, 2), np.float32)}])
+def test_inputs_without_a_norm_are_refused(x):
+    y = np.zeros(4, np.int64)
+    data = datasets.Dataset("own", {"x": x, "y": y}, {"x": x, "y": y}, 2, "classification")
+    with pytest.raises(ValueError, match="inputs of own must be one array of floats in memory"):
+        datasets.within_norm(data, 1.0)

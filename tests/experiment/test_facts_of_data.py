@@ -151,6 +151,34 @@ def test_records_that_clusters_share_are_counted_and_stated():
     assert disjoint.sharing == (0, 1)
 
 
+def test_clients_draw_from_a_common_pool_and_are_tested_on_the_test_part():
+    """3 clients of 1,437 digits, whose inputs are scaled to norm 1 by the configuration."""
+    words = (
+        *("--data.partition=common_pool", "--data.num_clients=3", "--data.options={}"),
+        *("--data.partition_options={samples_per_client=600}", "--data.input_norm=1"),
+    )
+    population = population_of(load_config(None, words))
+    digits = datasets.load("digits")
+    pool = digits.train["x"].reshape(1437, -1).astype(np.float64)
+    pool /= np.maximum(1, np.linalg.norm(pool, axis=1))[:, None]
+    copies = population.train.examples["x"].reshape(3, 600, -1)
+    distances = np.linalg.norm(copies[:, :, None] - pool[None, None], axis=-1)
+    held = np.argmin(distances, axis=2)
+    assert np.min(distances, axis=2).max() < 1e-5
+    # Without replacement, in random order, each client by itself: 600/1,437 of another's rows.
+    assert all(len(set(rows.tolist())) == 600 for rows in held)
+    assert np.abs(np.corrcoef(np.arange(600), held[0])[0, 1]) < 0.2
+    both = len(set(held[0].tolist()) & set(held[1].tolist()))
+    assert abs(both - 600 * 600 / 1437) < 5 * np.sqrt(600 * 0.42 * 0.58)
+    np.testing.assert_array_equal(population.train.examples["y"], digits.train["y"][held.ravel()])
+    counts = np.bincount(held.ravel())
+    assert population.sharing == (np.sum(counts > 1), counts.max())
+    assert population.client_test is None and population.test.sizes.tolist() == [360]
+    more = load_config(None, (*words[:-2], "--data.partition_options={samples_per_client=2000}"))
+    with pytest.raises(ValueError, match="samples_per_client must be at most 1437"):
+        population_of(more)
+
+
 def test_a_statement_names_what_was_read_exactly_off_the_data(data_files):
     """Whatever of it enters a run, each named in the list of what no ε covers."""
     words = heart(data_files, "--data.options.scaling=standard", "--run.secret=true")

@@ -12,6 +12,7 @@ from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading.validate import validate
 from fedjax_dp.experiment.running.results import facts_of
 from fedjax_dp.privacy.claims import OnceClaim, RecordClaim
+from fedjax_dp.privacy.reports.latex import for_paper
 from fedjax_dp.privacy.reports.statement import in_words, statement
 from fedjax_dp.server.secure.aggregator import masks_of
 
@@ -102,6 +103,45 @@ def test_statements_name_the_bound_of_models_and_own_models_without_noise(person
     assert "1 release is composed" in text and "Each record is read in one round only" in text
     assert "A step reads" not in text and "which cover them" not in text
     assert ("no ε covers them" in text) == is_kept == ("No noise protects" in text)
+
+
+RELEASED = (
+    *(*SMALL, *PRIVATE, "--algorithm.name=retrained_averaging"),
+    *("--algorithm.options.calibration=released", "--algorithm.options.noise_regularizer=1"),
+)
+
+
+def claimed(*words):
+    experiment = assemble(load_config(None, [*RELEASED, *words]))
+    facts = facts_of(experiment, experiment.simulation.hyper, ())["record"]
+    ledger = PrivacyAccounting(experiment.simulation).ledgers["record"]
+    claim = experiment.simulation.algorithm.claims.record
+    ledger.charge(claim.at(0)(9, experiment.simulation.hyper))
+    return statement(ledger, 1e-5, **facts)
+
+
+def test_released_noise_is_stated_for_the_regulariser_of_training():
+    """Printed for α = 1 and n = 3 clients: at 0.01 a release costs 300 times what it asks."""
+    noise = ("--privacy.record.noise_multiplier=4000", "--privacy.record.epsilon=none")
+    found = claimed(*noise, "--algorithm.options.regularizer=0.01")
+    # 650 parameters; rounding adds a part of a per cent at 9 records.
+    asked = np.sqrt(650) / 4000
+    assert 300 * asked < found["epsilon"] < 306 * asked
+    text = in_words(found)
+    assert "1.001/(0.01·k) in L2 norm, for the k records of the smallest" in text
+
+
+def test_released_noise_without_a_regulariser_is_stated_to_guarantee_nothing():
+    noise = ("--privacy.record.noise_multiplier=4000", "--privacy.record.epsilon=none")
+    found = claimed(*noise, "--algorithm.options.regularizer=0")
+    text = in_words(found)
+    assert found["epsilon"] == "inf"
+    assert "**not differentially private**: no guarantee follows from its noise" in text
+    assert "is unknown, since training has no regulariser" in text
+    assert "no guarantee follows from its noise" in for_paper([found]).latex
+    words = [*RELEASED, "--algorithm.options.regularizer=0", "--privacy.record.epsilon=4"]
+    with pytest.raises(ValueError, match="epsilon"):
+        assemble(load_config(None, words))
 
 
 def test_masks_are_for_the_clients_that_may_be_left():

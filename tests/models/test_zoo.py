@@ -20,6 +20,7 @@ COUNTS = [
     # Published, or the sum over layers written out.
     ("logistic_regression", GREY, 10, {}, 7_850),
     ("logistic_regression", TABLE, 2, {"single_logit": True}, 14),
+    ("logistic_regression", TABLE, 2, {"single_logit": True, "loss": "squared_error"}, 14),
     ("linear_regression", TABLE, 0, {"num_outputs": 2}, 28),
     ("mlp", GREY, 10, {}, 199_210),
     ("mlp", TABLE, 2, {"hidden_sizes": (8,), "single_logit": True}, 13 * 8 + 8 + 9),
@@ -184,6 +185,16 @@ def test_dropout_is_an_option_that_acts_in_training_only(name):
         ),
         (lambda: models.mlp(TABLE, 2, hidden_sizes=(0,)), r"hidden_sizes must be .* an integer of"),
         (lambda: models.mlp(TABLE, 3, single_logit=True), "be 2 with single_logit, got 3"),
+        (
+            lambda: models.logistic_regression(TABLE, 2, loss="squared_error"),
+            "single_logit must be true for loss 'squared_error'",
+        ),
+        (
+            lambda: models.logistic_regression(
+                TABLE, 2, single_logit=True, loss="squared_error", gradient_bound=1.0
+            ),
+            "gradient_bound must be none for loss 'squared_error', which is not convex",
+        ),
         (lambda: models.char_lstm(TABLE, 80), "be one row of integer tokens"),
         (lambda: models.char_transformer(CHARS, 80, num_heads=5), "multiple of 5 heads"),
     ],

@@ -1,6 +1,6 @@
 """Public data sets by name: load them, list those on this computer, fetch the others."""
 
-from fedjax_dp.data.datasets.base import Dataset
+from fedjax_dp.data.datasets.base import Dataset, within_norm
 from fedjax_dp.data.datasets.catalog import MissingDataError, resolve_data_dir
 from fedjax_dp.data.datasets.registry import (
     LOADERS,
@@ -31,4 +31,5 @@ __all__ = [
     "resolve_data_dir",
     "save",
     "status",
+    "within_norm",
 ]

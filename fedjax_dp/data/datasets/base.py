@@ -4,10 +4,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
+import jax
 import numpy as np
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.ranges import Positive
 from fedjax_dp.data import arrays as array_checks
+from fedjax_dp.data.disk_arrays import is_on_disk
 from fedjax_dp.data.federated import flat, nested
 
 Task = Literal["classification", "next_token", "regression"]
@@ -99,6 +103,45 @@ def _require_named(what: str, clients: np.ndarray, names: tuple[str, ...]) -> No
     fits = is_number and int(clients.min()) >= 0 and int(clients.max()) < len(names)
     rule = f"be integers in [0, {len(names)}), as client_names has {len(names)} names"
     checks.require(fits, what, rule, "others")
+
+
+@checked
+def within_norm(data: Dataset, norm: Positive) -> Dataset:
+    """Scales the inputs of examples down to an L2 norm; shorter ones stay as they are.
+
+    The constant 1 that a model adds for its intercept is outside of the norm.
+
+    Guarantee: each input depends on itself and the norm alone, so the privacy of a training on the
+    result is that of the training.
+
+    Args:
+      data: a data set whose `x` is one array of floats in memory.
+      norm: the longest that an input may be, all axes together, above 0.
+
+    Returns:
+      A data set with copies of the inputs.
+
+    Raises:
+      ValueError: if inputs are several arrays, integers, or on disk.
+
+    Source: Mugunthan 2022, section 2.5, with norm 1.
+    """
+    rule = "be one array of floats in memory, to be scaled to a norm"
+    parts = {}
+    for part in ("train", "test"):
+        examples = dict(getattr(data, part))
+        x = examples["x"]
+        is_array = not isinstance(x, Mapping) and not is_on_disk(x)
+        kind = f"{x.dtype} in memory" if is_array else "several, or on disk"
+        is_floats = is_array and jax.dtypes.issubdtype(x.dtype, np.floating)
+        checks.require(is_floats, f"inputs of {data.name}", rule, kind)
+        rows = np.asarray(x, np.float64)
+        lengths = np.sqrt(np.sum(rows**2, axis=tuple(range(1, rows.ndim)), keepdims=True))
+        # A little shorter, so that rounding makes no input longer.
+        shares = norm * (1 - 1e-6) / np.maximum(lengths, norm * 1e-6)
+        examples["x"] = (rows * np.minimum(1.0, shares)).astype(x.dtype)
+        parts[part] = examples
+    return dataclasses.replace(data, **parts)
 
 
 def stratified_split(

@@ -108,6 +108,8 @@ def public_test(config: Config, kind: Mapping[str, Any]) -> FederatedData | None
         return None
     data = _loaded(config, path, "the test set")
     require_same_kind("the test set", kind_of(data), kind)
+    if config.data.input_norm is not None:
+        data = datasets.within_norm(data, config.data.input_norm)
     test = FederatedData(data.train, np.array([0, len(data.train["y"])]), ("test",))
     if config.data.check_finite:
         test.check_finite()

@@ -47,6 +47,8 @@ def population_from(
     is_unlabelled = _is_unlabelled(data.test["y"])
     what, rule = f"the labels of {data.name}, test part,", "be known; only predictions need none"
     checks.require(not (is_unlabelled and needs_test_labels), what, rule, "none")
+    if section.input_norm is not None:
+        data = datasets.within_norm(data, section.input_norm)
     if not section.is_divided:
         made_by = section.partition_for(data.train_clients is not None)
         section = section.model_copy(update={"partition": made_by})
@@ -71,6 +73,7 @@ def population_from(
     if isinstance(made, Spread):
         train, validation, client_test = made.train, made.validation, made.client_test
         sharing = statistics.sharing_of(made.rows)
+        test = None if client_test is not None else _whole_test(data, is_unlabelled)
     else:
         names: tuple[str, ...] = ()
         if not entry.counts_clients:
@@ -83,9 +86,7 @@ def population_from(
         train, client_test = _split(data, made, names, share, seed)
         if own_test is not None:
             client_test, chosen["client_test_share"] = own_test, share
-        if len(data.test["y"]):
-            of_test = {k: v for k, v in data.test.items() if k != "y" or not is_unlabelled}
-            test = FederatedData(of_test, np.array([0, len(data.test["y"])]), ("test",))
+        test = _whole_test(data, is_unlabelled)
     if section.client_validation_share > 0:
         rule = f"be 0 for {section.partition}, which makes its own validation part"
         share = section.client_validation_share
@@ -110,6 +111,14 @@ def population_from(
         tuple(data.feature_names),
         chosen=chosen,
     )
+
+
+def _whole_test(data: datasets.Dataset, is_unlabelled: bool) -> FederatedData | None:
+    """Returns the test part of a data set as one client; None if it has none."""
+    if not len(data.test["y"]):
+        return None
+    examples = {k: v for k, v in data.test.items() if k != "y" or not is_unlabelled}
+    return FederatedData(examples, np.array([0, len(data.test["y"])]), ("test",))
 
 
 def _notes(
@@ -161,7 +170,7 @@ def _notes(
             some = ", ".join(names[i] for i in clients[:_SHOWN]) + ", …" * (len(clients) > _SHOWN)
             found.append(f"{len(clients)} of {train.num_clients} clients {what}: {some}")
     if not len(data.test["y"]):
-        share = section.client_test_share
+        share = 0.0 if entry.changes_examples else section.client_test_share
         found.append(
             f"{data.name} has no test set: "
             + (

@@ -8,7 +8,7 @@ import numpy as np
 from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.registry import Registry
-from fedjax_dp.data import arrays, clusters, mixtures, partition
+from fedjax_dp.data import arrays, clusters, disk_arrays, mixtures, partition
 from fedjax_dp.data.datasets import Dataset
 from fedjax_dp.data.federated import FederatedData, flat
 
@@ -139,6 +139,26 @@ def shifted_clusters(
     return Spread(train, None, shifted(pool.test, test_samples_per_client, _TEST)[0], rows)
 
 
+def common_pool(pool: Dataset, num_clients: int, seed: int, *, samples_per_client: Count) -> Spread:
+    """Draws each client's examples from one pool, without replacement, in random order.
+
+    Clients draw independently of each other, and are tested on the test part of the data. An
+    algorithm that reads new examples in each round, `rows_per_round` of them, reads rows that are
+    drawn anew from the pool if a client has as many as all rounds need.
+
+    Args:
+      samples_per_client: examples that each client draws, all its rounds together.
+    """
+    size = len(pool.train["y"])
+    rule = f"be at most {size}, the examples of the pool"
+    checks.require(samples_per_client <= size, "samples_per_client", rule, samples_per_client)
+    rng = np.random.default_rng([seed, _TRAIN])
+    rows = [rng.choice(size, samples_per_client, replace=False) for _ in range(num_clients)]
+    arrays_of_pool = flat(pool.train).items()
+    copies = [{n: disk_arrays.take(a, own) for n, a in arrays_of_pool} for own in rows]
+    return Spread(FederatedData.from_clients(copies), None, None, rows)
+
+
 def _in_parts(pool: Dataset, rows: partition.Splits) -> Spread:
     arrays.require_disjoint("the partition", [*rows.train, *rows.validation])
     # Clients may share test examples.
@@ -186,6 +206,9 @@ PARTITIONS: Registry[Partition] = Registry(
             {"alpha": 0.5},
             kinds=_PARTS,
             changes_examples=True,
+        ),
+        "common_pool": Partition(
+            common_pool, ("pool", "num_clients", "seed"), changes_examples=True
         ),
         "natural": Partition(partition.natural, ("client_ids",), counts_clients=False),
         "shifted_clusters": Partition(

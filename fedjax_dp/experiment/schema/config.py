@@ -132,6 +132,11 @@ class DataSection(Section):
         0,
         "examples without labels, taken out of the pool, for algorithms that query clients on them",
     )
+    input_norm: Positive | None = _setting(
+        None,
+        "L2 norm to which longer inputs are scaled down, each by itself; a model's intercept is "
+        "outside of it",
+    )
     check_finite: bool = _setting(True, "refuse data with NaN or infinity before any work")
 
     def model_post_init(self, _context: Any) -> None:

@@ -98,7 +98,7 @@ def _values(claim: Mapping[str, Any]) -> dict[str, Any]:
     seed = [f"seed {claim['seed']}"] if claim.get("seed") is not None else []
     return {
         **claim,
-        "claim": NO_NOISE if math.isinf(float(claim["epsilon"])) else _PRIVATE,
+        "claim": without_privacy(claim) or _PRIVATE,
         "epsilon": ends("epsilon", claim["epsilon"]),
         "dp_delta": ends("dp_delta", claim["dp_delta"], 6),
         "dp_deltas": ends("dp_delta", deltas, 6),
@@ -125,6 +125,14 @@ def _values(claim: Mapping[str, Any]) -> dict[str, Any]:
         "uncovered": "; ".join(claim["not_private"]),
         "computed": ", ".join(seed + versions),
     }
+
+
+def without_privacy(claim: Mapping[str, Any]) -> Words | None:
+    """Returns the words for an ε that is infinite; None if it is finite."""
+    if math.isfinite(float(claim["epsilon"])):
+        return None
+    is_noised = MECHANISMS[dpa.NonPrivateDpEvent].page in claim["mechanisms"]
+    return _NO_BOUND if is_noised and "contribution" in claim else NO_NOISE
 
 
 def _copies(claim: Mapping[str, Any]) -> dict[str, Any]:
@@ -389,6 +397,12 @@ _ACCOUNTANTS = {
 NO_NOISE = Words(
     "The run is **not differentially private**: something was released without noise.",
     "The run is not differentially private: something was released without noise.",
+)
+_NO_BOUND = Words(
+    "The run is **not differentially private**: no guarantee follows from its noise, since no "
+    "bound on what one unit contributes is known.",
+    "The run is not differentially private: no guarantee follows from its noise, since no bound on "
+    "what one unit contributes is known.",
 )
 _PRIVATE = Words(
     "The run is (ε, δ)-differentially private with **ε = {epsilon}** at **δ = {dp_delta}**{over}",

@@ -1,13 +1,12 @@
 """A privacy statement as a LaTeX paragraph for a paper, with the BibTeX entries that it cites."""
 
 import importlib.resources
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_dp.core.foreign_text import in_latex
-from fedjax_dp.privacy.reports.facts import NO_NOISE, Form, Words, sentences
+from fedjax_dp.privacy.reports.facts import Form, Words, sentences, without_privacy
 
 
 class Paragraphs(NamedTuple):
@@ -38,9 +37,9 @@ def references() -> dict[str, str]:
 
 
 def _paragraph(claim: Mapping[str, Any]) -> str:
-    if math.isinf(float(claim["epsilon"])):
+    if (words := without_privacy(claim)) is not None:
         # There is no claim whose assumptions a paper could state.
-        return NO_NOISE.paper + "\n"
+        return words.paper + "\n"
     return "\n".join(sentences(claim, _PAPER)) + "\n"
 
 
