@@ -587,6 +587,7 @@ SPECIAL: dict[str, Case] = {
             2,
             "classification",
         ),
+        norm=0.5,
     ),
     "save": case(
         datasets.save,

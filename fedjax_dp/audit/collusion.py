@@ -1,7 +1,7 @@
 """Collusion against noise in shares: all parties but one subtract what they know of the noise."""
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from fedjax_dp.privacy.mechanisms.gamma_shares import GammaShares
 from fedjax_dp.server.oblivious.protocol import Iteration, SetUp, run_iteration
 
 Attack = Literal["non_oblivious", "naive", "random", "mean", "diff", "pooled"]
+ATTACKS: tuple[Attack, ...] = get_args(Attack)
 
 
 class CollusionResult(NamedTuple):

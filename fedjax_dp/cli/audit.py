@@ -95,6 +95,7 @@ def _document(report: AuditReport) -> dict[str, Any]:
             for check in results
         ],
         "membership": None if report.membership is None else fields(report.membership),
+        "collusion": [fields(attack) for attack in report.collusion],
     }
 
 
@@ -128,6 +129,16 @@ def _show(out: Output, report: AuditReport) -> None:
             f"membership attack on outputs: accuracy {attack.accuracy:.3f} "
             f"({low:.3f} to {high:.3f}; guessing is 0.5), AUC {attack.auc:.3f}, "
             f"{attack.true_positive_rate:.3f} of members found at 1 % false alarms"
+        )
+    if report.collusion:
+        found = [
+            (a.attack, *(f"{x:.3g}" for x in (a.r2, a.residual_variance, a.expected_variance)))
+            for a in report.collusion
+        ]
+        out.table(("attack of all clients but one", "r²", "variance left", "expected"), found)
+        out.say(
+            "r² is between their estimates and what one client sent, entries of 1 or −1; nothing "
+            "is claimed against them"
         )
     if not report.bounds and not report.steps:
         out.say("no privacy is claimed: there is nothing to audit")

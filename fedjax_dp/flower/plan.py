@@ -21,6 +21,7 @@ from fedjax_dp.engine.cohort import traced, typed
 from fedjax_dp.engine.facts import FederationFacts, Population
 from fedjax_dp.flower.packets import fact_of
 from fedjax_dp.privacy.events import to_dict
+from fedjax_dp.privacy.mechanisms.gamma_shares import GammaSharesDpEvent
 from fedjax_dp.server.base import Roster
 from fedjax_dp.server.secure.aggregator import Masks, masks_of
 
@@ -167,7 +168,18 @@ def require_same(own: Mapping[str, str], others: Mapping[str, str]) -> None:
 
 
 def require_own_scale(algorithm: FederatedAlgorithm, keys: str) -> None:
-    """Refuses noise of clients for which the server, which must not be trusted, sends the scale."""
+    """Refuses noise of clients that does not hold against a server that must not be trusted.
+
+    It sends the scale of some. Oblivious noise is hidden from it by masks that no node makes.
+    """
+    claim = algorithm.claims.client
+    event = None if claim is None else claim.event(algorithm.hyper.aggregator)
+    rule = (
+        "be parity, which trusts the server: it receives each message, and the masks of oblivious "
+        "noise are not made; nearest valid choices: mechanism 'discrete_gaussian' under masks"
+    )
+    fits = keys == "parity" or not isinstance(event, GammaSharesDpEvent)
+    checks.require(fits, "keys", rule, keys)
     rule = (
         f"be parity, which trusts the server: it sends the scale of the noise of {algorithm.name}, "
         "of shares or printed; nearest valid choices: calibration 'corrected' and whole noise"

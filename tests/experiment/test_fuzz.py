@@ -20,6 +20,9 @@ BESIDE = {
     "privacy.client.bits": "--privacy.client.mechanism=discrete_gaussian",
     "privacy.client.num_deviations": "--privacy.client.mechanism=discrete_gaussian",
     "privacy.client.bands": "--privacy.client.mechanism=correlated_gaussian",
+    "privacy.client.form": "--privacy.client.mechanism=oblivious",
+    "privacy.client.calibration": "--privacy.client.mechanism=oblivious",
+    "privacy.client.self_noise": "--privacy.client.mechanism=oblivious",
     "algorithm.aggregator_options": "--algorithm.aggregator=trimmed_mean",
 }
 # As a user might type them, with the value that TOML reads in them.

@@ -127,7 +127,7 @@ def within_norm(data: Dataset, norm: Positive) -> Dataset:
     Source: Mugunthan 2022, section 2.5, with norm 1.
     """
     rule = "be one array of floats in memory, to be scaled to a norm"
-    parts = {}
+    parts: dict[str, Any] = {}
     for part in ("train", "test"):
         examples = dict(getattr(data, part))
         x = examples["x"]

@@ -19,6 +19,7 @@ from fedjax_dp.experiment.schema.config import (
     DiscreteGaussianLevel,
     GaussianLevel,
     LaplaceLevel,
+    ObliviousLevel,
     StaircaseLevel,
 )
 from fedjax_dp.privacy.accounting.calibration import calibrate_noise_multiplier, rounded_up
@@ -31,6 +32,7 @@ from fedjax_dp.privacy.mechanisms.mechanism import (
 )
 from fedjax_dp.privacy.mechanisms.noise import banded_noise
 from fedjax_dp.server.base import Summed
+from fedjax_dp.server.oblivious import oblivious_mean
 from fedjax_dp.server.private import (
     adaptive_gaussian_mean,
     bounded_laplace_mean,
@@ -126,6 +128,8 @@ def _builder(level: ClientLevel, setting: Setting) -> Build:
             return lambda z: central_discrete_mean(structure, clip_norm, z, cohort)
         case CorrelatedGaussianLevel():
             return _correlated(level, setting)
+        case ObliviousLevel():
+            return _oblivious(level, setting)
 
 
 def _adaptive(level: GaussianLevel, cohort: float) -> Build:
@@ -210,6 +214,13 @@ def _correlated(level: CorrelatedGaussianLevel, setting: Setting) -> Build:
         setting.cohort,
         per_layer=level.per_layer,
     )
+
+
+def _oblivious(level: ObliviousLevel, setting: Setting) -> Build:
+    options: dict[str, Any] = {"form": level.form, "calibration": level.calibration}
+    options["self_noise"] = level.self_noise
+    structure, cohort = setting.structure, int(setting.cohort)
+    return lambda z: oblivious_mean(structure, level.clip_norm, z, cohort, **options)
 
 
 def structure_of(model: Any) -> PyTree:

@@ -20,6 +20,7 @@ from fedjax_dp.experiment.schema.sections import Section
 from fedjax_dp.privacy.accounting import dp_accounting_adapter
 from fedjax_dp.privacy.events import Advice, DpEvent, UnsupportedEvent
 from fedjax_dp.privacy.mechanisms.distributed import DistributedDiscreteGaussianDpEvent
+from fedjax_dp.privacy.mechanisms.gamma_shares import GammaSharesDpEvent
 from fedjax_dp.privacy.mechanisms.noise import BoundedLaplaceDpEvent, StaircaseDpEvent
 
 # The event of each mechanism, with arbitrary numbers, on which no analysis depends: building a
@@ -32,6 +33,7 @@ EVENTS: dict[str, DpEvent] = {
     "bounded_laplace": BoundedLaplaceDpEvent(1.0, 1, 1e-9),
     "discrete_gaussian": DistributedDiscreteGaussianDpEvent(1.0, 1, 1.0, 1.0, 1),
     "central_discrete_gaussian": DistributedDiscreteGaussianDpEvent(1.0, 1, 1.0, 1.0, 1),
+    "oblivious": GammaSharesDpEvent(1.0, 2),
 }
 _DRAWN = ("poisson", "fixed_size", "shuffled", "shuffled_whole")
 

@@ -39,6 +39,7 @@ from fedjax_dp.experiment.schema.config import (
     GaussianLevel,
     LaplaceLevel,
     ModelSection,
+    ObliviousLevel,
     PrivacySection,
     RecordLevel,
     SecureAggregationSection,
@@ -117,8 +118,26 @@ def counted(config: Config, num_clients: int) -> Counted:
     checks.require(num_models <= num_clients, "algorithm.options.num_models", rule, num_models)
     participation = participation_of(config.participation, num_clients)
     clock = clock_of(config, num_clients, participation)
+    _check_parties(config, participation)
     require_analysis(Sections(privacy, config.participation, config.training), num_clients)
     return Counted(participation, clock, checked_graph(config, participation))
+
+
+def _check_parties(config: Config, participation: Participation) -> None:
+    """Refuses oblivious noise that a part of the parties would make, or of which one knows all."""
+    level = config.privacy.client
+    if "client" not in config.privacy.units or not isinstance(level, ObliviousLevel):
+        return
+    rule = "draw cohorts of one size for oblivious noise, of which each client makes a share"
+    sampler = participation.sampler
+    is_fixed = not sampler.varies and participation.min_drawn == participation.cohort_size
+    checks.require(is_fixed, "participation.sampler", rule, sampler.name)
+    rule = "be at least 2 for oblivious noise"
+    count = participation.min_drawn
+    checks.require(count >= 2, "the number of clients of a round", rule, count)
+    rule = "be left out for oblivious noise, whose protocol has masks of its own"
+    form = config.secure_aggregation.form
+    checks.require(form is None, "secure_aggregation.form", rule, form)
 
 
 def known_clients(config: Config) -> int | None:
@@ -324,6 +343,10 @@ def _check_client(level: ClientLevel, name: str, entry: Entry) -> None:
     key = "privacy.client"
     _check_budget(level, key)
     fits_votes = isinstance(level, GaussianLevel | LaplaceLevel)
+    if isinstance(level, ObliviousLevel):
+        rule = "be true for form 'one', of which each client draws its share"
+        fits = level.self_noise or level.form == "pairs"
+        checks.require(fits, f"{key}.self_noise", rule, level.self_noise)
     rule = f"be gaussian or laplace for {name}, whose updates are not models"
     checks.require(entry.sends_model or fits_votes, f"{key}.mechanism", rule, level.mechanism)
     is_claimed = level.epsilon is not None or level.noise_multiplier is None

@@ -41,10 +41,11 @@ from fedjax_dp.experiment.running.run_folder import (
     require_same_rounding,
     write_fingerprint,
 )
-from fedjax_dp.experiment.schema.config import RunSection
+from fedjax_dp.experiment.schema.config import ObliviousLevel, RunSection
 from fedjax_dp.io.checkpoint import KEPT, ROOT_FILE, Checkpoints
 from fedjax_dp.io.digests import read_sealed_object, unseal
 from fedjax_dp.io.logbook import METRICS_FILE, write_json
+from fedjax_dp.server.oblivious import noise_messages
 from fedjax_dp.server.secure import mask_messages
 from fedjax_dp.server.secure.aggregator import masks_of
 
@@ -112,6 +113,14 @@ def _byte_totals(experiment: Experiment) -> ByteTotals:
     federation, section = experiment.simulation.federation, experiment.config.communication
     masks = masks_of(federation.algorithm.aggregator) if federation.has_server else None
     exchange = None if masks is None else mask_messages(masks.graph)
+    level = experiment.config.privacy.client
+    if "client" in experiment.config.privacy.units and isinstance(level, ObliviousLevel):
+        # Keys are agreed before the first round, unless a clock says when.
+        rounds = experiment.config.clock.key_rounds or [0]
+        parties = experiment.simulation.participation.min_drawn
+        exchange = noise_messages(
+            parties, experiment.num_parameters, form=level.form, key_rounds=rounds
+        )
     return ByteTotals(federation, section.encoding, exchange)
 
 

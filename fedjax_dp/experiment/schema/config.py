@@ -499,7 +499,10 @@ class _DividedLevel(_ClientLevel):
         return self.denominator == "realised"
 
 
-_ABOUT = "the noise; discrete noise is added by the clients, in shares, unless central"
+_ABOUT = (
+    "the noise; discrete noise is added by the clients, in shares, unless central, and so is "
+    "oblivious noise"
+)
 
 
 class GaussianLevel(_DividedLevel):
@@ -556,6 +559,23 @@ class CorrelatedGaussianLevel(_DividedLevel):
     bands: Count = _setting(1, "number of rounds whose noise is correlated")
 
 
+class ObliviousLevel(_ClientLevel):
+    """Laplace noise in gamma shares that no client knows, as of the protocol Π_PPFL."""
+
+    mechanism: Literal["oblivious"] = _setting("oblivious", _ABOUT)
+    form: Literal["pairs", "one"] = _setting(
+        "pairs", "pairs: a share from each client for each other one; one: that which it draws"
+    )
+    calibration: Literal["corrected", "variance", "paper"] = _setting(
+        "corrected",
+        "corrected: one Laplace of the sum has the scale of the multiplier; variance: all of them "
+        "have its variance; paper: its scale over the cohort size. ε is that which holds",
+    )
+    self_noise: bool = _setting(
+        True, "whether a client adds a share of its own to those of the others"
+    )
+
+
 ClientLevel = Annotated[
     GaussianLevel
     | LaplaceLevel
@@ -563,7 +583,8 @@ ClientLevel = Annotated[
     | BoundedLaplaceLevel
     | DiscreteGaussianLevel
     | CentralDiscreteLevel
-    | CorrelatedGaussianLevel,
+    | CorrelatedGaussianLevel
+    | ObliviousLevel,
     Field(discriminator="mechanism"),
 ]
 

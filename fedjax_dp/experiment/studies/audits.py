@@ -1,7 +1,8 @@
 """Audits an experiment: attacks it and compares proven lower bounds with its claims."""
 
+import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -11,6 +12,7 @@ from fedjax_dp.algorithms import registry as algorithms
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.audit.canaries import Planted, plant_clients, plant_records
 from fedjax_dp.audit.canary_records import plant_losses, plant_votes
+from fedjax_dp.audit.collusion import ATTACKS, CollusionResult, collusion
 from fedjax_dp.audit.floats import check_norms
 from fedjax_dp.audit.membership import (
     MembershipResult,
@@ -42,12 +44,20 @@ from fedjax_dp.experiment.assembly.build import (
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.components.mechanism import with_share_of_noise
 from fedjax_dp.experiment.components.secure_aggregation import graph_of
+from fedjax_dp.experiment.schema.config import ObliviousLevel
 from fedjax_dp.models.base import Model
+from fedjax_dp.privacy.mechanisms.gamma_shares import gamma_shares
+from fedjax_dp.privacy.sensitivities import sensitivity_of_sum
+from fedjax_dp.server.oblivious import run_iteration, set_up_protocol
 
 # The default number of canaries of a run.
 _CANARIES = 100
 # Records in a batch whose gradients are compared.
 _BATCH = 4
+# The most parties whose collusion is tried, and the most noise terms that they make.
+_MOST_PARTIES, _MOST_TERMS = 1_000, 4_000_000
+# Of noise that words hold.
+_MOST_BITS = 50
 # The most clients whose personal models are attacked, if the server has no model.
 _MOST_CLIENTS = 20
 
@@ -60,11 +70,14 @@ class AuditReport(NamedTuple):
       steps: comparisons on neighbouring data, by unit of privacy.
       membership: the attack on the model's outputs; None if it was not requested, or there is
         no model or no held-out data to attack.
+      collusion: the attacks of all parties but one on oblivious noise, against which nothing is
+        claimed; empty for other noise.
     """
 
     bounds: list[AuditResult]
     steps: dict[str, list[StepCheck]]
     membership: MembershipResult | None
+    collusion: Sequence[CollusionResult] = ()
 
     @property
     def is_violated(self) -> bool:
@@ -150,7 +163,46 @@ def audit_experiment(
             confidence=confidence,
         )
     attack = _attack(experiment, key, num_rounds) if has_membership and is_whole else None
-    return AuditReport(bounds, steps, attack)
+    return AuditReport(bounds, steps, attack, _collude(experiment))
+
+
+def _collude(experiment: Experiment) -> list[CollusionResult]:
+    """Attacks an iteration of the protocol, in which all parties but one pool what they know.
+
+    Each party holds a vector of the longest norm that a message may have, of random signs.
+    """
+    config, level = experiment.config, experiment.config.privacy.client
+    if "client" not in config.privacy.units or not isinstance(level, ObliviousLevel):
+        return []
+    numbers = experiment.simulation.hyper.aggregator
+    multiplier = float(np.asarray(numbers["noise_multiplier"]))
+    count, size = experiment.simulation.participation.min_drawn, experiment.num_parameters
+    if count > _MOST_PARTIES or multiplier == 0:
+        return []
+    # Entries are alike, so that some of them are enough.
+    shown = max(2, min(size, _MOST_TERMS // count**2))
+    # In units of an entry, which fixed point holds whatever the clip norm is.
+    noise = gamma_shares(
+        count,
+        sensitivity_of_sum(math.sqrt(size)),
+        1 / multiplier,
+        form=level.form,
+        calibration=level.calibration,
+        self_noise=level.self_noise,
+    )
+    rng = np.random.default_rng([config.run.seed, 9])
+    values = rng.choice([-1.0, 1.0], (count, shown))
+    bits = max(1, math.ceil(math.log2(1 + 40 * noise.scale)))
+    if bits > _MOST_BITS:
+        return []
+    start = set_up_protocol(
+        noise, config.run.seed, integer_bits=bits, fraction_bits=max(0, 40 - bits)
+    )
+    is_oblivious = level.form == "pairs"
+    _, played = run_iteration(start, values, rng, is_oblivious=is_oblivious)
+    kinds = [kind for kind in ATTACKS if (kind == "non_oblivious") != is_oblivious]
+    kinds = kinds if is_oblivious else ["naive", *kinds]
+    return [collusion(played, kind, rng) for kind in kinds]
 
 
 def _maker(experiment: Experiment) -> Callable[..., FederatedAlgorithm]:
