@@ -52,7 +52,7 @@ NoiseEstimate ConfigError FetchError MissingDataError UnsupportedEvent BoundedLa
 BoundedRangeDpEvent DistributedDiscreteGaussianDpEvent PureDpEvent SkellamDpEvent
 StaircaseDpEvent GammaShares GammaSharesDpEvent FixedPoint Iteration SetUp Terms OmissionResult
 CollusionResult MaskGraph MaskKeys HeldShares Compute Latencies RoundTimes Availability
-Moment CountedMean FloatOffsets LossBounds Node Nodes Journal NotOpenError Script Project
+Moment CountedMean FloatOffsets Guarantee LossBounds Node Nodes Journal NotOpenError Script Project
 Report Budget Method KeptTrials Trial Averaged Entry Finish FinishForAll Change Cohorts Wrapper
 Metric Needs Numbers Objective Stages Training Views Choices Coded Form Known SentIf Sparse
 ByClient Unpublished
@@ -605,6 +605,12 @@ SPECIAL: dict[str, Case] = {
     "add_bounded_laplace": case(privacy.add_bounded_laplace, dp_delta=1e-3),
     "banded_noise": case(privacy.banded_noise, num_rounds=4),
     "calibrate_noise_multiplier": case(privacy.calibrate_noise_multiplier, epsilon=3.0),
+    "advanced_composition": case(
+        privacy.advanced_composition, epsilon=0.1, dp_delta=1e-6, count=9, slack=1e-5
+    ),
+    "amplified_by_sampling": case(
+        privacy.amplified_by_sampling, epsilon=1.0, dp_delta=1e-6, num_drawn=2, num_records=9
+    ),
     "calibrate_poisson": case(privacy.calibrate_poisson, epsilon=3.0),
     "max_poisson_steps": case(privacy.max_poisson_steps, epsilon=3.0),
     "gamma_shares": case(

@@ -30,13 +30,15 @@ def adaptive(
     learning_rate: Any,
     b1: Any,
     adaptivity: Any,
+    is_inside_root: bool = False,
 ) -> optax.GradientTransformation:
     """Builds the server optimiser of FedAdam, FedYogi and FedAdagrad from `(v, squared) -> v`.
 
     It differs from Optax's in three points of the paper: no bias correction, a second moment that
-    starts at `adaptivity**2`, and `adaptivity` outside the root.
+    starts at `adaptivity**2`, and `adaptivity` outside the root, unless `is_inside_root`.
 
-    Source: Reddi and others 2021, algorithm 2.
+    Source: Reddi and others 2021, algorithm 2; inside the root Mugunthan 2022, algorithm 1 of
+    chapter 3.
     """
 
     def init(params):
@@ -47,10 +49,11 @@ def adaptive(
         del params
         first = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.first, gradient)
         second = jax.tree.map(lambda v, g: second_moment(v, g * g), state.second, gradient)
-        step = jax.tree.map(
-            lambda m, v: -learning_rate * m / (jnp.sqrt(v) + adaptivity), first, second
-        )
+        step = jax.tree.map(lambda m, v: -learning_rate * m / root(v), first, second)
         return step, AdaptiveState(first, second)
+
+    def root(v):
+        return jnp.sqrt(v + adaptivity) if is_inside_root else jnp.sqrt(v) + adaptivity
 
     return optax.GradientTransformation(init, update)
 
@@ -101,14 +104,15 @@ def _with_adaptive_server(
     model: Model,
     trainer: LocalTrainer,
     aggregator: Aggregator | None,
+    is_inside_root: bool = False,
     **numbers: Any,
 ) -> FederatedAlgorithm:
     """Declares averaging with a server optimiser given by its rule `(numbers, v, squared) -> v`."""
 
     def optimizer_of(n):
-        return adaptive(
-            partial(second_moment, n), n["server_learning_rate"], n["b1"], n["adaptivity"]
-        )
+        rule = partial(second_moment, n)
+        rate, b1, adaptivity = n["server_learning_rate"], n["b1"], n["adaptivity"]
+        return adaptive(rule, rate, b1, adaptivity, is_inside_root)
 
     return averaged(
         model,
@@ -130,6 +134,7 @@ def fedadam(
     b1: Decay = 0.9,
     b2: Decay = 0.99,
     adaptivity: Positive = 1e-3,
+    is_inside_root: bool = False,
     aggregator: Aggregator | None = None,
 ) -> FederatedAlgorithm:
     """Declares FedAdam: FedAvg with Adam at the server.
@@ -141,6 +146,8 @@ def fedadam(
       b1: decay of the first moment.
       b2: decay of the second moment.
       adaptivity: the paper's τ.
+      is_inside_root: whether a step is divided by √(v + τ), as Mugunthan 2022 prints it, instead of
+        √v + τ.
       aggregator: combines deltas; by default the mean weighted by client size.
 
     Returns:
@@ -157,6 +164,7 @@ def fedadam(
         model,
         trainer,
         aggregator,
+        is_inside_root,
         server_learning_rate=server_learning_rate,
         b1=b1,
         b2=b2,
@@ -173,6 +181,7 @@ def fedyogi(
     b1: Decay = 0.9,
     b2: Decay = 0.99,
     adaptivity: Positive = 1e-3,
+    is_inside_root: bool = False,
     aggregator: Aggregator | None = None,
 ) -> FederatedAlgorithm:
     """Declares FedYogi: FedAvg with Yogi at the server.
@@ -184,6 +193,8 @@ def fedyogi(
       b1: decay of the first moment.
       b2: decay of the second moment.
       adaptivity: the paper's τ.
+      is_inside_root: whether a step is divided by √(v + τ), as Mugunthan 2022 prints it, instead of
+        √v + τ.
       aggregator: combines deltas; by default the mean weighted by client size.
 
     Returns:
@@ -200,6 +211,7 @@ def fedyogi(
         model,
         trainer,
         aggregator,
+        is_inside_root,
         server_learning_rate=server_learning_rate,
         b1=b1,
         b2=b2,

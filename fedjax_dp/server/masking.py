@@ -65,8 +65,9 @@ def gradient_mask(
 ) -> Summed:
     """Masks the server step in coordinates where clients disagree on the sign (GMA).
 
-    The agreement of a coordinate is `A = |Σ_k sign(d_k)| / N` over the N clients with examples,
-    whatever their weights; a client that did not move it counts in N only. Where A reaches the
+    The agreement of a coordinate is `A = |Σ_k sign(d_k)| / N` over the N clients of the round,
+    whatever their weights; a client that did not move it, or has no examples, counts in N only, as
+    it does in the divisor of `uniform_mean` and of private means. Where A reaches the
     threshold the step is taken in full, elsewhere A times. The server's optimiser reads the
     unmasked mean, and its step is masked. Sums of signs are streamed, as the mean is. Buffers, such
     as the statistics of batch norm, are averaged without a mask.
@@ -140,9 +141,9 @@ def gradient_mask(
     ranges.check(numbers, limits)
 
     def contribute(state, numbers, update, sender):
-        votes_at_all = (sender.weight > 0).astype(jnp.int32)
-        signs = jax.tree.map(lambda d: jnp.sign(d).astype(jnp.int32) * votes_at_all, update)
-        return base.contribute(state, numbers, update, sender), signs, votes_at_all
+        votes = (sender.weight > 0).astype(jnp.int32)
+        signs = jax.tree.map(lambda d: jnp.sign(d).astype(jnp.int32) * votes, update)
+        return base.contribute(state, numbers, update, sender), signs, jnp.ones_like(votes)
 
     def combine(state, numbers, total, close):
         of_mean, votes, count = total

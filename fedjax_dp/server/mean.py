@@ -37,6 +37,8 @@ def weighted_mean() -> Summed:
 def uniform_mean() -> Summed:
     """Averages updates with equal weights, regardless of client sizes.
 
+    A client without examples counts in the divisor: it sends an update of zeros.
+
     Returns:
       The aggregator.
     """

@@ -273,6 +273,7 @@ VALUES = {
     "solver": ("local",),
     "form": ("decentralised", "centralised"),
     **dict.fromkeys(("is_averaged", "is_masked_mean", "looks_ahead", "inherits_mask"), (True,)),
+    "is_inside_root": (False,),
     **dict.fromkeys(("is_weighted", "is_standardized"), (False, True)),
     **dict.fromkeys(("is_pull_clipped", "is_identical_start"), (False, True)),
     "home": ("batch_norm",),

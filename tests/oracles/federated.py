@@ -166,7 +166,7 @@ def scaffold(
     c, c_i = np.zeros_like(theta), np.zeros((num_clients, len(theta)))
     for r in range(rounds):
         cohort = replay.cohort(r)
-        deltas, changes, voters = [], [], []
+        deltas, changes = [], []
         for i in cohort:
             size = len(clients[i][1])
             steps = local.num_steps(size, settings.batch_size[i], settings.num_epochs[i])
@@ -174,12 +174,11 @@ def scaffold(
             deltas.append(y - theta)
             if steps == 0:
                 continue
-            voters.append(y - theta)
             new = c_i[i] - c + (theta - y) / (steps * settings.learning_rate[i])
             changes.append(new - c_i[i])
             c_i[i] = new
         if cohort:
-            masked = mask_of(np.array(voters).reshape(-1, len(theta)))
+            masked = mask_of(np.array(deltas).reshape(-1, len(theta)))
             theta = theta + masked * server_learning_rate * np.mean(deltas, axis=0)
         if changes:
             c = c + np.sum(changes, axis=0) / num_clients

@@ -31,8 +31,8 @@ def gma(theta, clients, replay, rounds, train, server, threshold, **how):
         total = sum(len(clients[i][1]) for i in cohort)
         mean = sum((len(clients[i][1]) * deltas[i] for i in cohort), np.zeros_like(theta))
         step = server(theta, mean / total if total else mean) - theta
-        voters = [deltas[i] for i in cohort if len(clients[i][1])]
-        theta = theta + step * mask(np.array(voters).reshape(-1, len(theta)), threshold, **how)
+        voters = np.array(list(deltas.values())).reshape(-1, len(theta))
+        theta = theta + step * mask(voters, threshold, **how)
     return theta
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 import chex
 import jax
@@ -117,6 +118,22 @@ def test_oracle_3_no_coordinate_grows_and_none_turns_round(optimizer):
     np.testing.assert_array_equal(step_of(-updates, make()), -masked)
 
 
+@pytest.mark.parametrize("make", [fedadam, fedyogi])
+def test_adaptivity_inside_the_root_as_printed(make):
+    """Two steps on D = 1, 0.5 in float64: z/√(v + 1e-3) for either rule, from v = 1e-6."""
+    model = make_model()
+    algorithm = make(model, plain_trainer(model), server_learning_rate=1.0, is_inside_root=True)
+    server, z, v = algorithm.init(jax.random.key(0)), 0.0, 1e-6
+    for d in (1.0, 0.5):
+        aggregate = jax.tree.map(partial(jnp.full_like, fill_value=d), server.params)
+        after, _ = algorithm.server_step(server, aggregate, algorithm.hyper, None, None)
+        z = 0.9 * z + 0.1 * d
+        v = 0.99 * v + 0.01 * d**2 if make is fedadam else v - 0.01 * d**2 * np.sign(v - d**2)
+        step = theta_of(after.params) - theta_of(server.params)
+        np.testing.assert_allclose(step, z / np.sqrt(v + 1e-3), rtol=1e-5)
+        server = after
+
+
 @pytest.mark.parametrize("count, expected", [(2, 0.5), (4, 0.375), (10, 0.24609375)])
 def test_oracle_4_agreement_of_pure_noise(count, expected):
     assert math.comb(count, count // 2) / 2**count == expected
@@ -229,10 +246,16 @@ def test_weights_move_the_mean_and_no_vote():
     assert light.mean[0] < 0 < heavy.mean[0]
 
 
-def test_who_has_no_examples_does_not_vote():
-    updates = np.array([[1.0], [1.0], [0.0]])
-    aggregate, info = aggregated(updates, [3, 4, 0])
-    assert float(aggregate.mask[0]) == 1 and float(info["agreement"]) == 1
+@pytest.mark.parametrize("is_weighted", [True, False])
+def test_who_has_no_examples_does_not_vote_but_counts_as_in_the_uniform_mean(is_weighted):
+    """Of four clients two agree: A = 1/2, whatever a client of weight 0 sends."""
+    updates = np.array([[1.0], [1.0], [0.0], [0.0]])
+    aggregate, info = aggregated(updates, [3, 4, 0, 0], threshold=0.6, is_weighted=is_weighted)
+    assert float(aggregate.mask[0]) == float(info["agreement"]) == 0.5
+    assert float(aggregate.mean[0]) == (1.0 if is_weighted else 0.5)
+    updates[2] = -9.0
+    again, _ = aggregated(updates, [3, 4, 0, 0], threshold=0.6)
+    assert float(again.mask[0]) == 0.5
 
 
 def test_ties_and_unmoved_coordinates_are_frozen():

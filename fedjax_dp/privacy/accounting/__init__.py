@@ -7,11 +7,19 @@ from fedjax_dp.privacy.accounting.calibration import (
     epsilon_of_poisson,
     max_poisson_steps,
 )
+from fedjax_dp.privacy.accounting.composition import (
+    Guarantee,
+    advanced_composition,
+    amplified_by_sampling,
+)
 from fedjax_dp.privacy.accounting.ledger import Ledger, UnsupportedEvent
 
 __all__ = [
+    "Guarantee",
     "Ledger",
     "UnsupportedEvent",
+    "advanced_composition",
+    "amplified_by_sampling",
     "calibrate_noise_multiplier",
     "calibrate_poisson",
     "epsilon_of_poisson",
