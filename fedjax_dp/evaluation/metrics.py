@@ -131,6 +131,25 @@ def calibration_error() -> Metric:
     return Metric(contribute, finish, _CLASSES)
 
 
+def brier_score() -> Metric:
+    """Computes the mean squared error of probabilities, summed over classes, in [0, 2].
+
+    Of two classes it is twice the mean of `(y − p)²`. That of a run over that of another, less 1,
+    is the relative loss by mean squared error. For logits as those of `perplexity`.
+
+    Source: Brier 1950; Mugunthan 2022, section 2.5.3, which compares noise with its absence by it.
+    """
+
+    def contribute(outputs, batch):
+        scores = _scores(outputs, batch["y"], "brier_score")
+        chances = jax.nn.softmax(scores.logits)
+        errors = chances - jax.nn.one_hot(scores.labels, chances.shape[-1])
+        squares = jnp.where(scores.is_valid, jnp.sum(errors**2, axis=-1), 0.0)
+        return _by_example(squares[..., None], scores.is_valid[..., None])
+
+    return Metric(contribute, lambda sums: _ratio(sums[..., 0], sums[..., 1]), _CLASSES)
+
+
 def require_fits(metrics: Mapping[str, Metric], model: Model) -> None:
     """Requires metrics for the targets of a model's loss, where it declares them."""
     loss = model.loss_fn
@@ -179,7 +198,8 @@ def _adopted(own: Any) -> Callable[[], Metric]:
 
 
 METRICS: Registry[Callable[[], Metric]] = Registry(
-    {metric.__name__: metric for metric in (perplexity, f1, mcc, calibration_error)}, _adopted
+    {metric.__name__: metric for metric in (perplexity, f1, mcc, calibration_error, brier_score)},
+    _adopted,
 )
 
 

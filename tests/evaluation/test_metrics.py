@@ -5,11 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from marks import telling
-from sklearn.metrics import f1_score, matthews_corrcoef
+from sklearn.metrics import brier_score_loss, f1_score, matthews_corrcoef
 
 from fedjax_dp.data import FederatedData
 from fedjax_dp.evaluation.evaluate import personal_evaluator, shared_evaluator
-from fedjax_dp.evaluation.metrics import METRICS, calibration_error, f1, mcc, perplexity
+from fedjax_dp.evaluation.metrics import (
+    METRICS,
+    brier_score,
+    calibration_error,
+    f1,
+    mcc,
+    perplexity,
+)
 from fedjax_dp.models import Loss, Model
 
 CLASSES = 4
@@ -77,6 +84,18 @@ def test_calibration_error_follows_its_definition(outputs):
     assert value_of(calibration_error(), logits, labels) == pytest.approx(expected, rel=1e-5)
 
 
+def test_brier_score_is_that_of_numpy_and_of_two_classes_twice_that_of_scikit_learn(outputs):
+    logits, labels = outputs
+    known = labels.copy()
+    known[:20] = -1
+    errors = (shares(logits) - np.eye(CLASSES)[labels])[20:]
+    expected = np.mean(np.sum(errors**2, axis=1))
+    assert value_of(brier_score(), logits, known) == pytest.approx(expected, rel=1e-6)
+    odds, yes = logits[:, 0], labels > 1
+    expected = 2 * brier_score_loss(yes, 1 / (1 + np.exp(-np.float64(odds))))
+    assert value_of(brier_score(), odds, yes.astype(int)) == pytest.approx(expected, rel=1e-6)
+
+
 def test_targets_of_another_shape_are_refused(outputs):
     logits, labels = outputs
     for make in METRICS.values():
@@ -91,6 +110,8 @@ def oracle_of_classes(name, shares, labels):
         return f1_score(labels, said, average="macro")
     if name == "mcc":
         return matthews_corrcoef(labels, said)
+    if name == "brier_score":
+        return np.mean(np.sum((shares - np.eye(2)[labels]) ** 2, axis=1))
     if name == "perplexity":
         return np.exp(-np.log(shares[np.arange(len(labels)), labels]).mean())
     sure, total = shares.max(-1), 0.0
@@ -138,7 +159,7 @@ def test_several_labels_have_the_f1_of_scikit_learn_and_no_other_metric():
     # A label that is never a target nor a prediction counts nothing.
     expected = f1_score(labels[:, :4], odds[:, :4] > 0, average="macro")
     assert value_of(f1(), odds, labels) == pytest.approx(expected, rel=1e-6)
-    for name in ("perplexity", "mcc", "calibration_error"):
+    for name in ("perplexity", "mcc", "calibration_error", "brier_score"):
         with pytest.raises(ValueError, match=f"targets must have shape .* for metric {name}"):
             METRICS[name]().contribute(odds, {"y": labels})
 

@@ -87,8 +87,8 @@ class RunSection(Section):
     plots: bool = _setting(True, "draw plots, PNG and PDF, into the run folder at the end")
     metrics: list[str] = Field(
         default_factory=list,
-        description="metrics besides loss and accuracy: perplexity, f1, mcc, calibration_error, or "
-        "your own as package.module:name",
+        description="metrics besides loss and accuracy: perplexity, f1, mcc, calibration_error, "
+        "brier_score, or your own as package.module:name",
     )
     callbacks: Options = _table(
         "callbacks after evaluations, by name, with their options: early_stopping, mlflow, wandb, "
