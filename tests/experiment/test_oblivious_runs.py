@@ -2,6 +2,7 @@
 
 import json
 
+import dp_accounting
 import numpy as np
 import pytest
 from marks import slow, telling
@@ -16,6 +17,7 @@ from fedjax_dp.experiment.reading.validate import validate
 from fedjax_dp.experiment.running.results import facts_of
 from fedjax_dp.experiment.studies.audits import _collude
 from fedjax_dp.flower.plan import require_own_scale
+from fedjax_dp.privacy import Ledger
 from fedjax_dp.privacy.reports.statement import in_words, statement
 
 # Three clients; softmax regression of 64 features and 10 classes.
@@ -109,11 +111,15 @@ def test_the_statement_has_the_cost_of_the_noise_that_is_added(words, divisor):
     experiment = assemble(load_config(None, (*OBLIVIOUS, *NOISE, *words)))
     simulation = experiment.simulation
     ledger = PrivacyAccounting(simulation).ledgers["client"]
-    ledger.charge(simulation.algorithm.claims.client.event(simulation.hyper.aggregator))
-    found = statement(
-        ledger, 1e-9, **facts_of(experiment, simulation.hyper, ())["client"], accountant="pld"
-    )
-    assert found["epsilon"] == pytest.approx(divisor * np.sqrt(SIZE) / 200, rel=1e-3)
+    event = simulation.algorithm.claims.client.event(simulation.hyper.aggregator)
+    # 1/ε of a release.
+    assert event.noise_multiplier == pytest.approx(200 / np.sqrt(SIZE) / divisor, rel=1e-6)
+    ledger.charge(event)
+    facts = facts_of(experiment, simulation.hyper, ())["client"]
+    found = statement(ledger, 1e-5, **facts)
+    single = Ledger("client", "zero_out")
+    single.charge(dp_accounting.LaplaceDpEvent(200 / np.sqrt(SIZE) / divisor))
+    assert found["epsilon"] == pytest.approx(float(single.epsilon(1e-5)[0]), rel=1e-6)
     assert found["trusted"] == "gamma_shares"
     text = in_words(found)
     assert "It does not hold against a coalition of parties" in text
