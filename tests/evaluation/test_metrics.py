@@ -111,7 +111,7 @@ def oracle_of_classes(name, shares, labels):
     if name == "mcc":
         return matthews_corrcoef(labels, said)
     if name == "brier_score":
-        return np.mean(np.sum((shares - np.eye(2)[labels]) ** 2, axis=1))
+        return np.mean(np.sum((shares - np.eye(shares.shape[1])[labels]) ** 2, axis=1))
     if name == "perplexity":
         return np.exp(-np.log(shares[np.arange(len(labels)), labels]).mean())
     sure, total = shares.max(-1), 0.0
