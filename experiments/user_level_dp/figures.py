@@ -1,4 +1,4 @@
-"""Pictures of a finished sweep, its table of norms and its accuracy by round.
+"""Pictures of a finished sweep, its norms, accuracy by round and by seed.
 
 python -m experiments.user_level_dp.figures SWEEP_FOLDER --output FOLDER [--norms VALUE]
 
@@ -132,6 +132,25 @@ def rounds_table(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
+def seeds_table(runs: Sequence[Run]) -> str:
+    """Each run alone as a CSV file: accuracy after half of the rounds and after all, and norms."""
+    axis = runs[0]["axis"]
+    lines = [f"method,{axis},seed,half,last,norm,clipped"]
+    for run in runs:
+        rounds = [(entry["round"], accuracy(entry)) for entry in read_metrics(run["folder"])]
+        halfway = max(number for number, _ in rounds) / 2
+        half = next((a for number, a in rounds if number >= halfway and a is not None), None)
+        numbers = (
+            half,
+            accuracy(run),
+            run.get("update_norm_median"),
+            run.get("clipped_client_share"),
+        )
+        cells = ("" if number is None else f"{number:.6g}" for number in numbers)
+        lines.append(",".join([run["method"], run[axis], run["seed"], *cells]))
+    return "\n".join(lines)
+
+
 def title_of(folder: str) -> str:
     """Says in words what the folder of a run, such as "method=A,budget=4,seed=0", holds."""
     words = {"method": "", "seed": "seed "}
@@ -205,8 +224,9 @@ def main() -> None:
             name = run["folder"].name
             figure = plots.update_norms(rounds, run["clip_norm"], title_of(name))
             plots.save(figure, options.output / f"norms_{slug_of(name)}.png")
-    for name, text in {"norms.md": norms_table(runs), "rounds.csv": rounds_table(runs)}.items():
-        (options.output / name).write_text(text + "\n", encoding="utf-8")
+    tables = {"norms.md": norms_table, "rounds.csv": rounds_table, "seeds.csv": seeds_table}
+    for name, table in tables.items():
+        (options.output / name).write_text(table(runs) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ HERE = pathlib.Path(__file__).parent
 # Words that change where and how fast something runs, and not what.
 _HARMLESS = ("--data.data_dir", "--execution", "--output", "--only", "--seconds")
 
-SEEDS = {str(seed): (f"--run.seed={seed}",) for seed in range(3)}
 MODELS = {
     "CNN-2-Layers": ("--model.options.dropout=[0.25, 0.5]",),
     "ResNet-18": ("--model.name=resnet18",),
@@ -59,6 +58,10 @@ REDUCED = METHODS | {"AE-DPFL": votes(1000, 60)}
 TUNED = {name: METHODS[name] for name in ("DP-FedAvg", "DP-FedAvg+BLUR+LUS")}
 
 
+def seeds(number: int) -> dict[str, tuple[str, ...]]:
+    return {str(seed): (f"--run.seed={seed}",) for seed in range(number)}
+
+
 def overrides(key: str, values: Sequence[float]) -> dict[str, tuple[str, ...]]:
     return {f"{value:g}": (f"--{key}={value}",) for value in values}
 
@@ -97,7 +100,7 @@ def tables(is_full: bool) -> dict[str, Study]:
 
     def table(name, file, axes, column, source):
         shown = published(source, column) if is_full and source else lambda metric, values: None
-        return Study(name, file, {**axes, "seed": SEEDS}, "method", column, accuracy, shown)
+        return Study(name, file, {**axes, "seed": seeds(3)}, "method", column, accuracy, shown)
 
     full = {"model": MODELS, "method": METHODS}
     return {
@@ -138,7 +141,7 @@ def sweeps(file: pathlib.Path) -> dict[str, Study]:
         name: Study(
             name,
             file,
-            {"method": methods, name: overrides(key, values), "seed": SEEDS},
+            {"method": methods, name: overrides(key, values), "seed": seeds(5)},
             "method",
             name,
             {"test_accuracy": 100.0, "client_test_accuracy": 100.0},

@@ -74,6 +74,18 @@ def test_accuracy_by_round_is_averaged_over_seeds(sweep):
     ]
 
 
+def test_each_seed_has_its_accuracy_halfway_and_at_the_end(sweep):
+    head, *lines = figures.seeds_table(figures.runs_of(sweep)).splitlines()
+    assert head == "method,lambda,seed,half,last,norm,clipped"
+    # Three rounds, of which the first was not evaluated; no share of clipped clients was logged.
+    assert lines == [
+        "DP-FedAvg+BLUR,0,0,60,70,2,",
+        "DP-FedAvg+BLUR,0,1,62,72,3,",
+        "DP-FedAvg+BLUR,0.4,0,64,74,2,",
+        "DP-FedAvg+BLUR,0.4,1,66,76,3,",
+    ]
+
+
 def test_figures_of_a_sweep_over_strengths(sweep, monkeypatch, tmp_path):
     shown = {}
     monkeypatch.setattr(plots, "save", lambda figure, path: shown.__setitem__(path.name, figure))
