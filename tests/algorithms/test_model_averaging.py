@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from marks import slow, telling
+from scipy import stats
 from scipy.special import softmax
 from small_problem import ALONE, assert_same_state
 
@@ -458,3 +459,43 @@ def test_masks_change_nothing_but_rounding():
     )
     difference = np.abs(flat(plain.server.params) - flat(hidden.server.params))
     assert difference.max() < 1e-5 < 0.1 < np.max(np.abs(flat(plain.server.params)))
+
+
+@telling
+def test_released_rounds_train_without_a_regulariser_and_add_the_noise_of_another():
+    """Squared error through a sigmoid by hand; Laplace noise of z·B/(k·1)/n, B the clip norm."""
+    shape = jax.ShapeDtypeStruct((2,), jnp.float32)
+    model = models.logistic_regression(shape, 2, single_logit=True, loss="squared_error")
+    config = LocalConfig(
+        learning_rate=1.0, batch_size=1, num_steps=STEPS, clip_norm=0.5, noise_multiplier=6.0
+    )
+    whole = full_participation()._replace(name="full_batch")
+    noise = algorithms.OutputPerturbation(0.0, calibration="released", noise_regularizer=1.0)
+    algorithm = WARM(
+        model,
+        dp_sgd_trainer(model, config, sampler=whole),
+        num_clients=3,
+        rows_per_round=ROWS,
+        perturbation=noise,
+    )
+    sim, data, draws = simulation_of(algorithm), data_of(), []
+    start = sim.init(KEY)
+    zeros = jax.tree.map(jnp.zeros_like, start.server.params)
+    start = start._replace(server=start.server._replace(params=zeros))
+    for seed in range(120):
+        state, _, _ = sim.run(jax.tree.map(jnp.copy, start), jax.random.key(seed), 1)
+        draws += [np.ravel(x) for x in jax.tree.leaves(jax.device_get(state.clients.noise))]
+    # The smallest client has 3 records in a round, and the scale is over 3 clients.
+    law = stats.laplace(scale=6.0 * 0.5 / 3 / 3)
+    assert stats.kstest(np.concatenate(draws), law.cdf).pvalue > 1e-3
+    assert stats.kstest(1.15 * np.concatenate(draws), law.cdf).pvalue < 1e-3
+    for i in range(3):
+        x = np.asarray(data.client(i)["x"], np.float64)[: ROWS[i]]
+        x, y = np.concatenate([x, np.ones((len(x), 1))], axis=1), data.client(i)["y"][: ROWS[i]]
+        w = np.zeros(3)
+        for _ in range(STEPS):
+            p = 1 / (1 + np.exp(-x @ w))
+            w -= ((p - y) * p * (1 - p)) @ x / len(x)
+        trained = jax.tree.leaves(jax.tree.map(lambda a, i=i: a[i], state.clients.trained))
+        found = np.concatenate([np.ravel(part) for part in trained])
+        np.testing.assert_allclose(np.sort(found), np.sort(w), atol=2e-6)
