@@ -39,7 +39,6 @@ VARIANTS = {
         "--algorithm.name=dp_fedavg",
         "--privacy.client.mechanism=central_discrete_gaussian",
     ),
-    "oblivious": ("--algorithm.name=dp_fedavg", "--privacy.client.mechanism=oblivious"),
     "votes": ("--algorithm.name=ae_dpfl", "--data.public_examples=100"),
 }
 QUICK = ("blur + lus with ddgauss",)

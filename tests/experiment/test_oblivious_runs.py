@@ -58,7 +58,7 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
         ),
         (
             ("--algorithm.aggregator=gradient_mask",),
-            "privacy.client.mechanism must have a claim for Gaussian noise",
+            "privacy.client.mechanism must .* a claim for Gaussian noise",
         ),
         (
             ("--algorithm.name=ae_dpfl", "--data.public_examples=9"),
