@@ -18,6 +18,7 @@ from fedjax_dp.experiment import (
     read_summaries,
     sweep,
 )
+from fedjax_dp.experiment.studies.point_settings import with_settings
 from fedjax_dp.experiment.studies.sweep import as_csv, as_grid
 
 
@@ -43,6 +44,12 @@ def main(study: Study, arguments: Sequence[str] | None = None) -> None:
         metavar="AXIS=A,B",
         help=f"some values of an axis; axes are {', '.join(study.axes)}",
     )
+    parser.add_argument(
+        "--settings",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="a CSV file of settings by point: columns of axes and of keys",
+    )
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no run later")
     known, words = parser.parse_known_args(arguments)
     only = {axis: names.split(",") for axis, _, names in (o.partition("=") for o in known.only)}
@@ -50,6 +57,8 @@ def main(study: Study, arguments: Sequence[str] | None = None) -> None:
     started = time.perf_counter()
     try:
         grid = grid_points(study, only, words)
+        if known.settings is not None:
+            grid, _ = with_settings(grid, known.settings)
         sweep(study, grid, known.output, console.print, known.seconds)
     except (ValueError, OSError, MemoryError) as error:
         raise SystemExit(f"error: {error}") from None

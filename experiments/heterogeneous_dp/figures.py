@@ -191,9 +191,8 @@ def accuracy_by_claim(rows: Sequence[Row]) -> list[Row]:
     return found
 
 
-def draw_robustness(folder: pathlib.Path, output: pathlib.Path) -> None:
-    """Draws figure 3.6, middle or right, of the table of a sweep."""
-    rows = [row for row in read(folder / "table.csv") if row["metric"] == "test_accuracy"]
+def draw_robustness(rows: Sequence[Row], output: pathlib.Path) -> None:
+    """Draws figure 3.6, middle or right, of accuracies averaged over seeds."""
     is_clients = "clients" in rows[0]
     name, label = "clients", "number of clients"
     if not is_clients:
@@ -209,6 +208,47 @@ def draw_robustness(folder: pathlib.Path, output: pathlib.Path) -> None:
     places = sorted({row[name] for row in rows})
     figure.axes[0].set_xticks(places, [str(place) for place in places])
     plots.save(figure, output / f"accuracy_by_{name}.png")
+
+
+def draw_convergence(rows: Sequence[Row], distribution: str, output: pathlib.Path) -> None:
+    """Draws figure 3.5 of accuracies by round and seed."""
+    curves = _in_order(curves_of(rows, "algorithm", "round", "test_accuracy"))
+    seeds = Counter(row["algorithm"] for row in rows if row["round"] == rows[0]["round"])
+    title = f"Budgets of {distribution}"
+    figure = study_plots.accuracy_by_round(curves, title, seeds.values())
+    plots.save(figure, output / "accuracy_by_round.png")
+
+
+def draw_rates(folder: pathlib.Path, output: pathlib.Path) -> None:
+    """Draws figures 3.5 and 3.6, middle and right, of methods at their own rates (`rates.py`)."""
+    tested = {
+        study: [
+            {**row, "algorithm": row["method"], "test_accuracy": row["accuracy"]}
+            for row in read(folder / f"{study}.csv")
+            if row["data"] == "test"
+        ]
+        for study in ("mnist", "num_clients", "falsified")
+    }
+    twenty = [row for row in tested["mnist"] if row["distribution"] == "Dist6"]
+    draw_convergence(twenty, "Dist6", output)
+    last = max(row["round"] for row in twenty)
+    compared = {row["algorithm"] for row in tested["num_clients"]}
+    few = [row for row in twenty if row["round"] == last and row["algorithm"] in compared]
+    draw_robustness(_over_seeds([*few, *tested["num_clients"]], "clients"), output)
+    draw_robustness(_over_seeds(tested["falsified"]), output)
+
+
+def _over_seeds(rows: Sequence[Row], *axes: str) -> list[Row]:
+    """Averages the accuracies of a method, and of a value of each axis, over seeds."""
+    found: dict[tuple[Any, ...], list[float]] = {}
+    names = "distribution", "algorithm", *axes
+    for row in rows:
+        found.setdefault(tuple(row[name] for name in names), []).append(row["accuracy"])
+    return [
+        dict(zip(names, values, strict=True))
+        | {"mean": float(np.mean(each)), "std": _deviation(each), "seeds": len(each)}
+        for values, each in found.items()
+    ]
 
 
 def draw_noise_levels(output: pathlib.Path) -> None:
@@ -235,6 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         default=[],
         help="a sweep of num_clients or falsified, for 3.6",
     )
+    parser.add_argument("--rates", type=pathlib.Path, help="results of rates.py, for 3.5 and 3.6")
     known = parser.parse_args(arguments)
     draw_noise_levels(known.output)
     if known.run is not None:
@@ -257,13 +298,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = [row for row in rows if row["distribution"] == known.distribution]
         if not rows:
             raise SystemExit(f"{known.convergence} has no run of {known.distribution}")
-        curves = _in_order(curves_of(rows, "algorithm", "round", "test_accuracy"))
-        seeds = Counter(row["algorithm"] for row in rows if row["round"] == rows[0]["round"])
-        title = f"Budgets of {known.distribution}"
-        figure = study_plots.accuracy_by_round(curves, title, seeds.values())
-        plots.save(figure, known.output / "accuracy_by_round.png")
+        draw_convergence(rows, known.distribution, known.output)
     for folder in known.robustness:
-        draw_robustness(folder, known.output)
+        table = [row for row in read(folder / "table.csv") if row["metric"] == "test_accuracy"]
+        draw_robustness(table, known.output)
+    if known.rates is not None:
+        draw_rates(known.rates, known.output)
 
 
 if __name__ == "__main__":

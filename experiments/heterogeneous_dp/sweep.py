@@ -62,7 +62,7 @@ def _study(name: str, file: str, **changes) -> sweep.Study:
     return study._replace(**changes)
 
 
-def _falsified() -> dict[str, list[str]]:
+def falsified() -> dict[str, list[str]]:
     """WeiAvg and PFA with a claim that grows, and those that read no claims."""
     found = {name: ALGORITHMS[name] for name in ("Robust-HDP", "DPFedAvg")}
     for name in ("WeiAvg", "PFA"):
@@ -105,12 +105,12 @@ def _first_round_of(distribution: str, num_rounds: int) -> list[str]:
 
 def _reduced(study: sweep.Study, **axes) -> sweep.Study:
     """Shortens a study to the rounds and the model of the study `reduced`."""
-    seeds = {seed: [*words, *_REDUCED] for seed, words in SEEDS.items()}
+    seeds = {seed: [*words, *REDUCED] for seed, words in SEEDS.items()}
     return study._replace(name=f"reduced_{study.name}", axes=study.axes | axes | {"seed": seeds})
 
 
 _COUNTS = {str(n): [f"--data.num_clients={n}"] for n in (20, 40, 60)}
-_REDUCED = [
+REDUCED = [
     "--model.name=logistic_regression",
     "--run.rounds=20",
     "--training.learning_rate=0.02",
@@ -119,7 +119,7 @@ _REDUCED = [
     "--run.evaluate_every=1",
 ]
 # Of table 3.5.
-_FOUR = {name: ALGORITHMS[name] for name in ("Robust-HDP", "WeiAvg", "PFA", "DPFedAvg")}
+FOUR = {name: ALGORITHMS[name] for name in ("Robust-HDP", "WeiAvg", "PFA", "DPFedAvg")}
 
 _FULL = {
     study.name: study
@@ -149,7 +149,7 @@ _FULL = {
             "mnist.toml",
             axes={
                 "distribution": {"Dist5": BUDGETS["Dist5"]},
-                "algorithm": _falsified(),
+                "algorithm": falsified(),
                 "seed": SEEDS,
             },
         ),
@@ -169,7 +169,7 @@ _FULL = {
             "mnist.toml",
             axes={
                 "distribution": {
-                    name: [*BUDGETS[name], *_REDUCED] for name in ("Dist2", "Dist6", "Dist8")
+                    name: [*BUDGETS[name], *REDUCED] for name in ("Dist2", "Dist6", "Dist8")
                 },
                 "algorithm": ALGORITHMS,
                 "seed": {seed: SEEDS[seed] for seed in ("0", "1")},
@@ -179,7 +179,7 @@ _FULL = {
 }
 _SMALL = (
     _reduced(_FULL["falsified"]),
-    *(_reduced(_FULL[n], algorithm=_FOUR) for n in ("fashion_mnist", "label_skew", "num_clients")),
+    *(_reduced(_FULL[n], algorithm=FOUR) for n in ("fashion_mnist", "label_skew", "num_clients")),
 )
 STUDIES = _FULL | {study.name: study for study in _SMALL}
 

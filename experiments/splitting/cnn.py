@@ -1,4 +1,7 @@
-"""The chapter's figures on MNIST, reduced: `python -m experiments.splitting.cnn STUDY`."""
+"""The chapter's figures of networks: `python -m experiments.splitting.cnn STUDY`.
+
+MNIST is reduced; of figure 2.3 (CIFAR-10) there is the whole study and a reduced one.
+"""
 
 import pathlib
 import sys
@@ -38,11 +41,14 @@ SPLITS = {
         "--data.partition_options.shards_per_client=2",
     ],
 }
+# The chapter's figures are means over four.
+SEEDS = {str(seed): [f"--run.seed={seed}"] for seed in range(4)}
 _FIVE_STEPS = [
     "--training.num_steps=5",
     "--data.num_clients=20",
     "--data.client_test_share=0.2",
 ]
+_SHORT = ["--run.rounds=10", "--run.evaluate_every=10", "--run.checkpoint_every=10"]
 MIDDLE = {"at most 6 classes": SPLITS["at most 6 classes"]}
 
 
@@ -73,6 +79,7 @@ STUDIES = {
             axes={
                 "method": {"FedAvg k=1": [*FEDAVG, "--training.num_steps=1"]} | dict(METHODS),
                 "split": SPLITS,
+                "seed": SEEDS,
             },
             rows="method",
             columns="split",
@@ -85,6 +92,7 @@ STUDIES = {
                 "method": METHODS,
                 "memory": {"none": [], "τ=10": ["--acceleration.memory=10"]},
                 "split": MIDDLE,
+                "seed": SEEDS,
             },
             rows="method",
             columns="memory",
@@ -99,6 +107,7 @@ STUDIES = {
                 },
                 "memory": {"none": [], "τ=3": ["--acceleration.memory=3"]},
                 "split": MIDDLE,
+                "seed": SEEDS,
             },
             rows="method",
             columns="memory",
@@ -115,6 +124,7 @@ STUDIES = {
                     "whole": ["--training.batch_size=2400", *_FIVE_STEPS],
                 },
                 "split": {"IID": SPLITS["IID"]},
+                "seed": SEEDS,
             },
             rows="method",
             columns="batch",
@@ -127,6 +137,7 @@ STUDIES = {
                 "method": {name: METHODS[name] for name in ("FedPi", "FedSplit")},
                 "inner": INNER,
                 "split": MIDDLE,
+                "seed": SEEDS,
             },
             rows="method",
             columns="inner",
@@ -145,6 +156,7 @@ STUDIES = {
                     "FedAvg": FEDAVG,
                 },
                 "split": MIDDLE,
+                "seed": SEEDS,
             },
             rows="step",
             columns="split",
@@ -153,9 +165,31 @@ STUDIES = {
         sweep.Study(
             name="local_steps",
             file=HERE / "mnist.toml",
-            axes={"steps": _steps(), "split": MIDDLE},
+            axes={"steps": _steps(), "split": MIDDLE, "seed": SEEDS},
             rows="steps",
             columns="split",
+            metrics=LOSS,
+        ),
+        sweep.Study(
+            name="cifar10",
+            file=HERE / "cifar10.toml",
+            axes={
+                "epochs": {f"k={k}": [f"--training.num_epochs={k}"] for k in (1, 5, 20)},
+                "seed": SEEDS,
+            },
+            rows="epochs",
+            columns="epochs",
+            metrics=LOSS,
+        ),
+        sweep.Study(
+            name="cifar10_reduced",
+            file=HERE / "cifar10.toml",
+            axes={
+                "steps": {f"k={k}": [f"--training.num_steps={k}", *_SHORT] for k in (5, 20, 40)},
+                "seed": SEEDS,
+            },
+            rows="steps",
+            columns="steps",
             metrics=LOSS,
         ),
     )

@@ -11,6 +11,7 @@ import optax
 from experiments.splitting.problems import Problem, problem_of
 from fedjax_dp.algorithms import ProximalStep, splitting
 from fedjax_dp.clients import LocalConfig, local_trainer
+from fedjax_dp.clients.step_sizes import step_factor
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine import Layout, anderson, examples_of, federation
 
@@ -76,16 +77,33 @@ def run(group: Group) -> dict[str, dict[str, np.ndarray]]:
       group: the curves.
 
     Returns:
-      For each label the `gap` of every round's model, and that of the `average`, `[rounds]`.
+      For each label the `gap` of every round's model, and that of the `average` of all models so
+      far, `[rounds]`; of schedules also that of the average of the `late` half of these models.
     """
     gaps, numbers = problem_in(group.setting).gaps, list(group.curves.values())
     columns = {name: np.float32([one[name] for one in numbers]) for name in numbers[0]}
     found = program(group.setting)(np.int32(group.num_steps), columns)
     points, averages = (np.asarray(x, np.float64) for x in found)
-    return {
+    curves = {
         label: {"gap": gaps(p), "average": gaps(a)}
         for label, p, a in zip(group.curves, points, averages, strict=True)
     }
+    if group.figure == "2.5":
+        rounds = np.arange(group.setting.num_rounds)
+        factors = step_factor(group.setting.schedule, rounds, group.setting.period)
+        steps = np.broadcast_to(np.asarray(factors, np.float64), rounds.shape)
+        for curve, models in zip(curves.values(), points, strict=True):
+            curve["late"] = gaps(late_averages(models, steps))
+    return curves
+
+
+def late_averages(models: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """Averages the later half of the models up to each round, weighted by step, `[rounds, p]`."""
+    rounds = np.arange(len(models))
+    weighted = np.concatenate([0 * models[:1], np.cumsum(steps[:, None] * models, axis=0)])
+    weights = np.concatenate([[0.0], np.cumsum(steps)])
+    first = (rounds + 1) // 2
+    return (weighted[1:] - weighted[first]) / (weights[1:] - weights[first])[:, None]
 
 
 def problem_in(setting: Setting) -> Problem:

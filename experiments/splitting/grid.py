@@ -11,10 +11,12 @@ DECAYS = (1, 1 / 2, 1 / 5, 1 / 10, 1 / 20, 1 / 50)
 SCHEDULES = ("constant", "inverse", "inverse_sqrt", "inverse_log10", "exponential")
 SIGMAS = (0.25, 2.0, 10.0)
 PERIOD = 500
-# Step sizes: of local training, of proximal steps, and of these in the first round of a schedule.
+# Step sizes: of local training, of proximal steps, of these in the first round of a schedule, and
+# of the constant step beside the schedules, which the chapter sets lower than schedules begin.
 FEDAVG = {"ls": 1e-5, "lr": 2e-3}
 PROX = {"ls": 1e-5, "lr": 0.01}
 FIRST = {"ls": 1e-3, "lr": 0.1}
+CONSTANT = {"ls": 2e-4, "lr": 0.02}
 # η (k − 1) of the lines of figure 2.4.
 LINES = {"ls": (1e-4, 5e-5, 2e-5, 1e-5), "lr": (1e-3, 5e-4, 2.5e-4, 1.25e-4)}
 # The norm of the gradient at which a proximal step counts as solved, and the most steps to it.
@@ -74,8 +76,9 @@ def _lines(problem: str) -> Iterator[Group]:
 def _schedules(problem: str) -> Iterator[Group]:
     for schedule in SCHEDULES:
         period = PERIOD if schedule == "exponential" else None
+        first = CONSTANT if schedule == "constant" else FIRST
         curves = {
-            f"{method}, {schedule}": _numbers(problem, method, FIRST[problem], FIRST_TOLERANCE)
+            f"{method}, {schedule}": _numbers(problem, method, first[problem], FIRST_TOLERANCE)
             for method in ("FedProx", "FedRP")
         }
         of = (problem, 0.25, "prox", ROUNDS[problem], schedule, period)

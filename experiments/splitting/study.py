@@ -74,7 +74,7 @@ def compute_all(batch: Sequence[Group], folder: pathlib.Path) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs what is missing in a folder, then writes findings and pictures."""
+    """Runs what is missing in a folder, then writes findings and pictures of all it has."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("runs/splitting"))
     parser.add_argument("--only", nargs="+", metavar="FIGURE", help="such as 2.2 2.8 B.1")
@@ -97,7 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for line in job.result():
                 done += 1
                 console.print(f"[{done}/{len(wanted)}] {line}", markup=False)
-    results = [json.loads((folder / f"{g.name}.json").read_text("utf-8")) for g in wanted]
+    kept = [group for group in groups() if is_done(group, folder)]
+    results = [json.loads((folder / f"{g.name}.json").read_text("utf-8")) for g in kept]
     text = findings.as_markdown(results)
     (options.output / "findings.md").write_text(text, "utf-8")
     pictures.draw(results, options.output)

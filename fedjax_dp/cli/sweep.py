@@ -16,6 +16,7 @@ from fedjax_dp.core.decimals import shown
 from fedjax_dp.core.files import write_text
 from fedjax_dp.core.packages import MissingPackageError
 from fedjax_dp.experiment.reading.config_files import load_config, overlap, require_key
+from fedjax_dp.experiment.studies.point_settings import with_settings
 from fedjax_dp.experiment.studies.selection import select_privately
 from fedjax_dp.experiment.studies.sweep import (
     Point,
@@ -101,6 +102,14 @@ def command(
             "LOW..HIGH or LOW..HIGH:log.",
         ),
     ] = None,
+    settings: Annotated[
+        pathlib.Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A CSV file of settings by point, such as a learning rate for each method: "
+            "columns of axes, whose values select points, and of keys.",
+        ),
+    ] = None,
     output: Annotated[
         pathlib.Path | None,
         typer.Option(help="Folder of the run folders; by default runs/NAME-sweep."),
@@ -124,6 +133,8 @@ def command(
     choosing.require_fitting()
     overrides = context.args
     if choosing.search is not None:
+        rule = "be left out with --search, whose points are of no grid"
+        checks.require(settings is None, "--settings", rule, settings)
         return _searched(file, overrides, output, over or [], choosing, out)
     axes = dict(_axis(word) for word in over or [])
     keys = [word.partition("=")[0] for word in over or []]
@@ -133,6 +144,12 @@ def command(
     folder = output or pathlib.Path("runs") / f"{config.title}-sweep"
     study = _study(config.title, file, axes)
     grid = grid_points(study, words=overrides)
+    if settings is not None:
+        grid, set_keys = with_settings(grid, settings)
+        _require_apart(set_keys, overrides, "--settings")
+        shared = [key for key in set_keys if any(overlap(key, axis) for axis in keys)]
+        rule = "set no key of an axis, of which run.seed is named seed"
+        checks.require(not shared, "--settings", rule, shared)
     trials, shape = choosing.trials, choosing.trials_shape
     if choosing.select is not None:
         return _selected(study, grid, folder, _repetition(axes, trials, shape), out)
@@ -325,11 +342,11 @@ def _value(part: str) -> Any:
         return part
 
 
-def _require_apart(keys: Sequence[str], words: Sequence[str]) -> None:
-    """Requires that no override replaces the values of an axis."""
+def _require_apart(keys: Sequence[str], words: Sequence[str], option: str = "--over") -> None:
+    """Requires that no override replaces the values of an option."""
     fixed = {word[2:].partition("=")[0] for word in words}
     both = [key for key in keys if any(overlap(key, each) for each in fixed)]
-    checks.require(not both, "--over", "name no key that is also given one value", both)
+    checks.require(not both, option, "name no key that is also given one value", both)
 
 
 def _draw(

@@ -71,6 +71,8 @@ def test_the_users_folder_is_known_where_the_shell_leaves_it(
             "--over must name no key that is also given one value, got ['run.rounds']",
         ),
         (("--over", "run.seed=0,1", "--trials", "0"), "to have trials, got ['--trials']"),
+        (("--over", "run.seed=0,1", "--settings=none.csv"), "--settings must be a file that can"),
+        (("--search=optuna", "--settings=none.csv"), "be left out with --search"),
         (("--over", "run.seed=0,1", "--trials-shape", "0"), "to have trials"),
         (
             ("--over", "training.learning_rate=1,2", "--select=private", "--trials", "0"),
@@ -82,6 +84,23 @@ def test_a_grid_that_cannot_be_is_refused_before_any_work(fedjax_dp, played, tmp
     status, _, errors = fedjax_dp("sweep", *words, "--output", str(tmp_path / "grid"))
     assert status == 2 and rule in " ".join(errors.split())
     assert not played and not (tmp_path / "grid").exists()
+
+
+def test_points_have_settings_of_their_own(fedjax_dp, played, tmp_path):
+    """Accuracies are made of learning rates, so that the table shows whose rate was whose."""
+    file, folder = tmp_path / "rates.csv", tmp_path / "grid"
+    words = ("sweep", "--over", "privacy.record.epsilon=2,8", "--settings", str(file), "--json")
+    lines = ("privacy.record.epsilon,training.learning_rate", "2,0.25", "8,0.5")
+    file.write_text("\n".join(lines), encoding="utf-8")
+    assert fedjax_dp(*words, "--output", str(folder))[0] == 0
+    rows = (folder / "table.csv").read_text("utf-8").splitlines()
+    assert "2,test_accuracy,0.25,,1," in rows and "8,test_accuracy,0.5,,1," in rows
+    again = (*words, "--output", str(tmp_path / "again"))
+    status, _, errors = fedjax_dp(*again, "--training.learning_rate=1")
+    assert status == 2 and "--settings must name no key that is also given" in errors
+    file.write_text("privacy.record.epsilon,run.seed\n2,0\n8,1\n", encoding="utf-8")
+    status, _, errors = fedjax_dp(*again, "--over", "run.seed=0,1")
+    assert status == 2 and "set no key of an axis, of which run.seed is named seed" in errors
 
 
 @pytest.mark.parametrize(

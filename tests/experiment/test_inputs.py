@@ -286,3 +286,16 @@ def test_numbers_in_errors_are_written_as_a_user_would():
     ):
         assert checks.shown(value) == text
     assert len(checks.shown("x" * 10_000)) == 501
+
+
+def test_a_multiple_of_a_published_list_is_read_like_the_list():
+    words = ["--data.partition=iid", "--data.num_clients=20", "--privacy.record.epsilon"]
+    plain, tenfold = (
+        with_named_lists(load_config(None, [*words[:2], f"{words[2]}={name}"]))
+        for name in ("Dist2", "Dist2 * 10")
+    )
+    found = np.array(tenfold.privacy.record.epsilon)
+    np.testing.assert_allclose(found, 10 * np.array(plain.privacy.record.epsilon))
+    for name in ("Dist10", "Dist2*10", "Dist2 * 0", "10 * Dist2"):
+        with pytest.raises(ConfigError, match=r"privacy\.record\.epsilon"):
+            load_config(None, [f"{words[2]}={name}"])

@@ -192,6 +192,27 @@ def test_figure_36_shows_accuracy_by_claim(tmp_path, shown):
     assert drawn.items() >= {"WeiAvg": [[1, 8], [10, 4]], "DPFedAvg": flat}.items()
 
 
+def test_figures_of_own_rates_show_tested_seeds_alone(tmp_path, shown):
+    """Accuracies on held-out examples, by which rates were chosen, are in no figure."""
+
+    def written(study, *rows):
+        columns = "distribution,clients,method,rate,seed,round,data,accuracy"
+        (tmp_path / f"{study}.csv").write_text("\n".join([columns, *rows]) + "\n")
+
+    of_mnist = [f"Dist6,20,PFA,0.1,{s},{r},test,{10 * r + s}" for s in (1, 2) for r in (1, 2)]
+    written("mnist", "Dist6,20,PFA,0.1,0,20,held out,99", *of_mnist, "Dist2,20,PFA,0.1,1,2,test,3")
+    written("num_clients", "Dist6,40,PFA,0.2,1,2,test,30", "Dist6,40,PFA,0.2,2,2,test,34")
+    written("falsified", "Dist5,20,PFA x1,0.1,1,2,test,9", "Dist5,20,PFA x10,0.1,1,2,test,4")
+    figures.main(["--output", str(tmp_path), "--rates", str(tmp_path)])
+    [line] = shown["accuracy_by_round.png"].axes[0].get_lines()
+    np.testing.assert_allclose(line.get_xydata(), [[1, 11.5], [2, 21.5]])
+    curves = {
+        name: shown[f"accuracy_by_{name}.png"].axes[0].get_lines()[0].get_xydata().tolist()
+        for name in ("clients", "claim")
+    }
+    assert curves == {"clients": [[20, 21.5], [40, 32]], "claim": [[1, 9], [10, 4]]}
+
+
 def test_figure_37_shows_the_precision_of_each_block_size(tmp_path, monkeypatch, shown):
     runs = {f"distribution=Dist2,block_size={p},seed={s}": [] for p in (30, 200) for s in (0, 1)}
     path = folder_of_sweep(tmp_path / "study", **runs)

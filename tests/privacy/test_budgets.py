@@ -55,6 +55,20 @@ def test_lists_have_the_mean_of_their_distribution(name, count):
     assert abs(drawn.mean() - mean) < 4 * np.sqrt(variance / count)
 
 
+@pytest.mark.parametrize(("name", "factor"), [("Dist2 * 10", 10), ("Dist9 * 0.5", 0.5)])
+def test_a_multiple_of_a_list_multiplies_every_budget(name, factor):
+    plain = budgets.published_budgets(name.partition(" ")[0], 40)
+    np.testing.assert_array_equal(budgets.published_budgets(name, 40), plain * factor)
+
+
+@pytest.mark.parametrize(
+    "name", ["Dist2*10", "Dist2 * 0", "Dist2 * -1", "Dist2 * ten", "Dist0 * 2"]
+)
+def test_what_is_no_multiple_of_a_list_is_refused(name):
+    with pytest.raises(ValueError, match="name must"):
+        budgets.published_budgets(name, 20)
+
+
 def test_batch_sizes_are_powers_of_two():
     for count in budgets.NUM_CLIENTS:
         assert set(budgets.published_batch_sizes(count)) <= {16, 32, 64, 128}

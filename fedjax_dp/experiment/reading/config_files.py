@@ -202,6 +202,10 @@ def _require_whole_or_parts(keys: Sequence[str]) -> None:
             )
 
 
+# The kinds of a key that holds a string or nothing.
+_TEXT = {str, type(None)}
+
+
 def _put(changes: dict[str, Any], key: str, text: str) -> None:
     """Adds an override to its table, if its key exists."""
     fields = _fields_at(key)
@@ -224,7 +228,7 @@ def _put(changes: dict[str, Any], key: str, text: str) -> None:
         shown = checks.shown(text, _SHOWN)
         raise ConfigError(f"{_COMMAND_LINE}: {key} must {rule}, got {shown}") from None
     # A name such as 2024-05-01 is a string if a string is required, quoted or not.
-    is_text = any(str in map(bare, kinds_of(field.annotation)) for field in fields)
+    is_text = any(set(map(bare, kinds_of(field.annotation))) <= _TEXT for field in fields)
     _put_at(changes, key, text if is_text and not isinstance(value, str) else value)
 
 

@@ -31,10 +31,15 @@ from fedjax_dp.experiment.schema.sections import (
     is_none,
     sections_in,
 )
+from fedjax_dp.privacy.accounting.budgets import FACTOR
 
 # Published lists, one number for each of 20, 40 or 60 clients; see `privacy.accounting.budgets`.
-NamedBudgets = Literal[
-    "Dist1", "Dist2", "Dist3", "Dist4", "Dist5", "Dist6", "Dist7", "Dist8", "Dist9"
+NamedBudgets = Annotated[
+    str,
+    Pattern(
+        rf"Dist[1-9]( \* {FACTOR})?",
+        'a published list, "Dist1" to "Dist9", or a multiple of one, such as "Dist2 * 10"',
+    ),
 ]
 NamedBatchSizes = Literal["heterogeneous"]
 Batches = Literal["auto", "shuffled", "shuffled_whole", "poisson", "fixed_size", "full_batch"]

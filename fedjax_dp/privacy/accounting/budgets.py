@@ -7,6 +7,7 @@
 import csv
 import functools
 import importlib.resources
+import re
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from fedjax_dp.core.argument_checks import checked
 
 NUM_CLIENTS = (20, 40, 60)
 DISTRIBUTIONS = tuple(f"Dist{i}" for i in range(1, 10))
+# A decimal number above 0.
+FACTOR = r"(?=.*[1-9])\d+(\.\d+)?"
+_FACTOR = re.compile(FACTOR)
 
 
 @checked
@@ -22,7 +26,8 @@ def published_budgets(name: str, num_clients: int) -> np.ndarray:
     """Looks up the published budgets of a population.
 
     Args:
-      name: "Dist1" to "Dist9".
+      name: "Dist1" to "Dist9", or a multiple, such as "Dist2 * 10", in which every ε is ten times
+        as large: the source's CIFAR-100.
       num_clients: 20, 40 or 60.
 
     Returns:
@@ -33,8 +38,12 @@ def published_budgets(name: str, num_clients: int) -> np.ndarray:
 
     Source: Malekmohammadi and others 2024 (Robust-HDP), lists as released by the authors.
     """
-    checks.one_of("name", name, DISTRIBUTIONS)
-    return _lists()[published_count("num_clients", num_clients), name].copy()
+    listed, times, factor = name.partition(" * ")
+    checks.one_of("name", listed, DISTRIBUTIONS)
+    rule = "multiply a list by a number above 0, such as 'Dist2 * 10'"
+    checks.require(not times or _FACTOR.fullmatch(factor) is not None, "name", rule, name)
+    numbers = _lists()[published_count("num_clients", num_clients), listed]
+    return numbers * float(factor or 1)
 
 
 @checked

@@ -1,0 +1,108 @@
+"""Methods at their own learning rates: models side by side, and how rates are chosen."""
+
+import jax
+import numpy as np
+import pytest
+from marks import slow
+
+from experiments.heterogeneous_dp import rates, side_by_side, sweep
+from fedjax_dp.experiment import assemble, grid_points, load_config
+from fedjax_dp.experiment.studies.point_settings import with_settings
+
+# Clients' batches differ, and so do their noise and budgets.
+CLIENTS = (
+    *("--data.partition=iid", "--data.num_clients=20", "--data.client_test_share=0.2"),
+    *("--training.batch_size=heterogeneous", "--privacy.record.clip_norm=3", "--run.rounds=3"),
+    "--execution.clients_per_chunk=1",
+)
+PRIVACY = ("--privacy.record.epsilon=Dist6", "--privacy.record.dp_delta=1e-4")
+NOISE = f"--privacy.record.noise_multiplier={[0.5, 1.0] * 10}"
+SEED = 3
+
+
+@slow
+def test_models_side_by_side_end_where_each_alone_does():
+    """Every method, one of them at two rates, against a simulation of its own."""
+    words = [*CLIENTS, f"--run.seed={SEED}"]
+    own = {**sweep.ALGORITHMS, "PFA x10": sweep.falsified()["PFA x10"]}
+    # The method that calibrates the noise itself takes no other.
+    of_method = {
+        name: [*words, *PRIVACY, *more, *([] if name == "minimum_epsilon" else [NOISE])]
+        for name, more in own.items()
+    }
+    data = side_by_side.population(None, words)
+    methods = side_by_side.methods_of(None, of_method, data)
+    rates_of = dict.fromkeys(own, (0.3,)) | {"Robust-HDP": (0.05, 0.3)}
+    lanes = [side_by_side.Lane(name, rate) for name in own for rate in rates_of[name]]
+    found = {}
+
+    def note(number, params, score):
+        found[number] = params, score(data.test).mean(axis=1)
+
+    side_by_side.train(None, words, methods, lanes, data, SEED, 3, note)
+    params, accuracy = found[3]
+    for i, lane in enumerate(lanes):
+        config = load_config(
+            None, [*of_method[lane.method], f"--training.learning_rate={lane.rate}"]
+        )
+        experiment = assemble(config, data)
+        sim, key = experiment.simulation, jax.random.key(SEED)
+        state, *_ = sim.run(sim.init(key), key, 3)
+        alone = jax.tree.leaves(state.server.params)
+        together = [leaf[i] for leaf in jax.tree.leaves(params)]
+        for one, other in zip(alone, together, strict=True):
+            np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-5, err_msg=str(lane))
+        outputs, _ = experiment.model.apply(state.server.params, data.test.examples["x"])
+        right = np.mean(np.argmax(outputs, axis=-1) == data.test.examples["y"])
+        assert accuracy[i] == pytest.approx(right, abs=0.006)
+
+
+def row(method, rate, accuracy, seed=0, data="held out", distribution="Dist5"):
+    values = distribution, "20", method, str(rate), str(seed), "20", data, str(accuracy)
+    return dict(zip(rates.COLUMNS, values, strict=True))
+
+
+ROWS = [
+    *(row("WeiAvg x1", 0.05, 80.0), row("WeiAvg x1", 0.1, 80.0), row("WeiAvg x1", 0.2, 79.9)),
+    *(row("Robust-HDP", 0.05, 70.0), row("Robust-HDP", 0.4, 70.1)),
+    # What must not choose: the test part, another seed, another cell.
+    *(row("Robust-HDP", 0.05, 99.0, data="test"), row("Robust-HDP", 0.05, 99.0, seed=1)),
+    row("Robust-HDP", 0.05, 99.0, distribution="Dist2"),
+]
+
+
+def test_rates_are_chosen_on_held_out_examples_of_the_first_seed():
+    assert rates.chosen(ROWS, ("Dist5", 20)) == {"WeiAvg x1": 0.05, "Robust-HDP": 0.4}
+
+
+def test_a_false_claim_has_the_rate_of_honest_clients_and_chooses_none():
+    methods = {name: sweep.falsified()[name] for name in ("Robust-HDP", "WeiAvg x1", "WeiAvg x10")}
+    study = rates.Study("mnist.toml", methods, (("Dist5", 20),))
+    tuned = rates.lanes_of(study, [], ("Dist5", 20), rates.TUNED_ON)
+    assert {lane.method for lane in tuned} == {"Robust-HDP", "WeiAvg x1"}
+    assert len(tuned) == 2 * len(rates.RATES)
+    shown = rates.lanes_of(study, ROWS, ("Dist5", 20), 1)
+    assert shown == [("Robust-HDP", 0.4), ("WeiAvg x1", 0.05), ("WeiAvg x10", 0.05)]
+
+
+def test_chosen_rates_are_settings_of_the_sweep_of_the_same_runs(tmp_path):
+    study = rates.STUDIES["falsified"]
+    tuned = [row(m, 0.3 if "PFA" in m else 0.1, 70.0) for m in study.methods]
+    rates.write_chosen(tmp_path / "chosen.csv", study, tuned)
+    grid = grid_points(sweep.STUDIES["reduced_falsified"], {"seed": ["1"]})
+    points, keys = with_settings(grid, tmp_path / "chosen.csv")
+    assert keys == ["training.learning_rate"] and len(points) == len(study.methods)
+    for point in points:
+        rate = 0.3 if "PFA" in point.values["algorithm"] else 0.1
+        config = load_config(sweep.HERE / study.file, point.words)
+        assert config.training.learning_rate == rate and config.run.rounds == rates.ROUNDS
+
+
+@pytest.mark.parametrize("name", rates.STUDIES)
+def test_studies_name_methods_and_cells_of_the_sweeps(name):
+    study = rates.STUDIES[name]
+    assert (sweep.HERE / study.file).is_file()
+    assert len(set(study.cells)) == len(study.cells) and rates.TUNED_ON not in rates.SEEDS
+    for distribution, clients in study.cells:
+        assert distribution in sweep.BUDGETS and clients in (20, 40, 60)
+    assert all(rates.tuned_as(method) in study.methods for method in study.methods)
