@@ -45,6 +45,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from experiments import card
+
 HERE = pathlib.Path(__file__).parent
 FRONT, ROWS = HERE / "README.md", HERE / "rows.md"
 FOLDERS = (
@@ -358,7 +360,8 @@ def block(page: pathlib.Path, name: str) -> str:
     if page == ROWS:
         return source_table(name)
     if page == FRONT:
-        return {"claims": claims_table, "summary": summary, "sentences": sentences}[name]()
+        tables = {"claims": claims_table, "summary": summary, "sentences": sentences}
+        return {**tables, "card": card.table}[name]()
     block_ = read_claims(page.parent.name)["block"][name]
     rows = Files(page.parent).rows(block_["rows"])
     if "text" in block_:

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.generalization import paper
-from experiments.generalization.tables import METRIC, PAIR
+from experiments.generalization.tables import METRIC, PAIR, settings_of
 from fedjax_dp.io import drawing, plots
 
 RESULTS = pathlib.Path(__file__).parent / "results"
@@ -26,6 +26,13 @@ def read_rows(file: pathlib.Path) -> list[dict[str, str]]:
         return list(csv.DictReader(opened))
 
 
+def newest(rows: Sequence[dict[str, str]], study: str) -> list[dict[str, str]]:
+    """Chooses the runs of a study by the paper's settings, and of these the longest."""
+    own = [row for row in rows if row["study"] == study]
+    best = max(map(settings_of, own), default=None)
+    return [row for row in own if settings_of(row) == best]
+
+
 def _mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
@@ -35,8 +42,8 @@ def by_setting(
 ) -> dict[float, list[float]]:
     """Collects accuracies in percent of all seeds of a study by its number, such as clients."""
     found: dict[float, list[float]] = {}
-    for row in rows:
-        if (row["study"], row["aggregation"]) == (study, aggregation):
+    for row in newest(rows, study):
+        if row["aggregation"] == aggregation:
             number = float(row["setting"].split("=")[1])
             found.setdefault(number, []).append(100 * float(row[METRIC]))
     return dict(sorted(found.items()))
@@ -115,7 +122,7 @@ def by_threshold(rows: Sequence[dict[str, str]]) -> Figure:
     """Draws accuracy and loss by the threshold τ (figure B-1)."""
     figure = drawing.new_figure(width=drawing.PAGE)
     figures = {METRIC: ("test accuracy, %", 100.0), "test_loss": ("test loss", 1.0)}
-    own = [row for row in rows if (row["study"], row["setting"]) == ("threshold", "mask=soft")]
+    own = [row for row in newest(rows, "threshold") if row["setting"] == "mask=soft"]
     for axes, (metric, (label, factor)) in zip(figure.subplots(1, 2), figures.items(), strict=True):
         by_tau: dict[float, list[float]] = {}
         for row in own:

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments.generalization import tables
 from fedjax_dp.audit import attack_model
 from fedjax_dp.core import checks
 from fedjax_dp.experiment import load_run
 
+COLUMNS = ("aggregation", "seed", "accuracy", "auc")
 # An attacker distinguishes their test parts from any training part, members or not.
 SHIFTED = ("fedcmnist", "fedrotmnist")
 
@@ -37,24 +37,23 @@ def attacked(folder: pathlib.Path, seed: int = 0) -> dict[str, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints a table of the aggregations of a study."""
+    """Attacks the models of an algorithm under both aggregations, and writes a line for each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("study", type=pathlib.Path, help="a folder of runs")
+    parser.add_argument("--algorithm", default="FedAvg", help="whose runs, FedAvg")
+    parser.add_argument("--output", type=pathlib.Path, help="a CSV file, if not one of the study")
     known = parser.parse_args(arguments)
-    found: dict[str, list[dict[str, float]]] = {}
-    for folder in sorted(known.study.glob("*seed=*")):
+    lines = [",".join(COLUMNS)]
+    for folder in sorted(known.study.glob(f"algorithm={known.algorithm},*seed=*")):
         if (folder / "summary.json").is_file():
-            name = folder.name.rpartition(",seed=")[0]
-            found.setdefault(name, []).append(attacked(folder))
-            print(folder.name, found[name][-1], flush=True)
-    lines = ["| runs | attack accuracy | area under the curve | seeds |", "|---" * 4 + "|"]
-    for name, results in found.items():
-        kinds = ("accuracy", "auc")
-        cells = [tables.shown(100 * np.array([r[kind] for r in results])) for kind in kinds]
-        lines.append(f"| {name} | {' | '.join(cells)} | {len(results)} |")
-    text = "\n".join([*lines, ""])
-    (known.study / "membership.md").write_text(text, encoding="utf-8")
-    print(text)
+            named = dict(part.split("=", 1) for part in folder.name.split(","))
+            figures = attacked(folder)
+            cells = [named["aggregation"], named["seed"]]
+            cells += [f"{100 * figures[name]:.4f}" for name in COLUMNS[2:]]
+            lines.append(",".join(cells))
+            print(lines[-1], flush=True)
+    file = known.output or known.study / "membership.csv"
+    file.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
 if __name__ == "__main__":

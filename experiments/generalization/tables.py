@@ -1,20 +1,20 @@
 """Tables and a picture of what has run: `python -m experiments.generalization.tables RUNS`.
 
-RUNS holds a folder for each study. Aggregations are compared over the seeds that both have. Runs of
-masking that `runs.csv` knows from earlier are kept; tables of other studies are written anew where
-RUNS holds any of their runs.
+RUNS holds a folder for each study. Runs of masking that `runs.csv` knows from earlier are kept, and
+`pairs.csv` compares the two aggregations over the seeds that both have; tables of other studies are
+written anew where RUNS holds any of their runs.
 """
 
 import argparse
 import csv
 import json
 import pathlib
+import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from experiments.generalization import paper
 from fedjax_dp.io import drawing, plots
 
 HERE = pathlib.Path(__file__).parent
@@ -29,12 +29,28 @@ FAIRNESS = {
     "spread": "std_client_accuracy",
 }
 
-KEY = ("study", "algorithm", "setting", "aggregation", "seed")
+# The share of each client's images that train, and the strength of L2 in the loss.
+KEY = ("study", "algorithm", "setting", "aggregation", "seed", "rounds", "share", "l2")
 # The last round's share of coordinates whose step no mask shortens.
-SHARE = "unmasked_share"
-COLUMNS = (*KEY, METRIC, "test_accuracy", "test_loss", SHARE, "seconds")
+WHOLE_STEPS = "unmasked_share"
+# How far accuracy moves in the last quarter of a run, from one mean of ten evaluations to another.
+CHANGE = "change"
+# Whether a comparison is that of its cell: the paper's settings and the most rounds.
+NEWEST = "newest"
+# What two runs that are compared have in common.
+_OF_PAIR = tuple(name for name in KEY if name not in ("aggregation", "seed"))
+COLUMNS = (
+    *(*KEY, METRIC, CHANGE, "test_accuracy", "test_loss", "training_set_accuracy"),
+    *(WHOLE_STEPS, "seconds"),
+)
+# In percent: the means of both, that of their differences and its standard error, and the larger
+# change.
+PAIR_COLUMNS = (
+    *(*_OF_PAIR, "seeds", "avg", "gma", "avg_spread", "gma_spread", "gain", "error"),
+    *(CHANGE, WHOLE_STEPS, NEWEST),
+)
 # The study with a curve of each accuracy by round: figures 3-2 to 3-5.
-CURVES = "fedcmnist_curves"
+CURVES = "fedcmnist_non_iid"
 CURVE_COLUMNS = (
     "algorithm",
     "aggregation",
@@ -54,6 +70,14 @@ def _rows_of(folder: pathlib.Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+def change_of(accuracies: Sequence[float]) -> float | None:
+    """Compares the last ten evaluations with those before three quarters of a run."""
+    until = 3 * len(accuracies) // 4
+    if until < 10:
+        return None
+    return float(np.mean(accuracies[-10:]) - np.mean(accuracies[until - 10 : until]))
+
+
 def runs_in(folder: pathlib.Path) -> list[dict[str, Any]]:
     """Reads the summaries of all finished runs: study, what their names say, and what came out."""
     found = []
@@ -65,9 +89,19 @@ def runs_in(folder: pathlib.Path) -> list[dict[str, Any]]:
         others = (f"{axis}={value}" for axis, value in named.items() if axis not in KEY)
         place = {"study": file.parent.parent.name, "setting": ",".join(others)}
         rows = _rows_of(file.parent)
-        masked = {SHARE: rows[-1][SHARE]} if rows and SHARE in rows[-1] else {}
-        found.append({**summary, **masked, **named, **place})
+        measured = {WHOLE_STEPS: rows[-1][WHOLE_STEPS]} if rows and WHOLE_STEPS in rows[-1] else {}
+        change = change_of([row["test_accuracy"] for row in rows if "test_accuracy" in row])
+        measured |= {} if change is None else {CHANGE: change}
+        found.append({**summary, **_setting_of(file.parent), **measured, **named, **place})
     return found
+
+
+def _setting_of(folder: pathlib.Path) -> dict[str, float]:
+    """Reads the share of images and the L2 of a run."""
+    config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+    held_out = config["data"].get("client_validation_share", 0.0)
+    options = config["training"].get("optimizer_options", {})
+    return {"share": round(1 - held_out, 6), "l2": options.get("weight_decay", 0.0)}
 
 
 def with_earlier(runs: Sequence[Run], file: pathlib.Path) -> list[Run]:
@@ -75,77 +109,70 @@ def with_earlier(runs: Sequence[Run], file: pathlib.Path) -> list[Run]:
     earlier: list[dict[str, Any]] = []
     if file.is_file():
         with file.open(encoding="utf-8", newline="") as opened:
-            earlier = [{**row, METRIC: float(row[METRIC])} for row in csv.DictReader(opened)]
-    found = {tuple(str(run.get(c, "")) for c in KEY): run for run in [*earlier, *runs]}
+            earlier = list(csv.DictReader(opened))
+    found = {_key(run): run for run in [*earlier, *runs]}
     return [found[key] for key in sorted(found)]
 
 
-def paired(runs: Sequence[Run], metric: str = METRIC) -> dict[str, np.ndarray]:
-    """Values of both aggregations over the seeds that both have, in percent."""
-    by_seed = {
-        kind: {run["seed"]: 100 * run[metric] for run in runs if run["aggregation"] == kind}
-        for kind in PAIR
+def _key(run: Run) -> tuple[str, ...]:
+    return tuple(str(run.get(column, "")) for column in KEY)
+
+
+def pairs(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Compares both aggregations over the seeds that both have."""
+    groups: dict[tuple[str, ...], dict[str, dict[str, Run]]] = {}
+    for run in runs:
+        names = tuple(str(run.get(column, "")) for column in _OF_PAIR)
+        of_kind = groups.setdefault(names, {kind: {} for kind in PAIR})
+        if run["aggregation"] in PAIR:
+            of_kind[run["aggregation"]][str(run["seed"])] = run
+    found = []
+    for names, of_kind in sorted(groups.items()):
+        if seeds := sorted(set.intersection(*map(set, of_kind.values()))):
+            both = {kind: [of_kind[kind][seed] for seed in seeds] for kind in PAIR}
+            found.append(dict(zip(_OF_PAIR, names, strict=True)) | _compared(both))
+    best = {_cell_of(pair): pair for pair in sorted(found, key=settings_of)}
+    return [pair | {NEWEST: int(best[_cell_of(pair)] is pair)} for pair in found]
+
+
+def settings_of(run: Run) -> tuple[float, float]:
+    """Orders runs of a cell: the paper's L2 goes before none, and more rounds before fewer."""
+    return float(run.get("l2") or 0), float(run.get("rounds") or 0)
+
+
+def _cell_of(pair: Run) -> tuple[str, ...]:
+    return pair["study"], pair["algorithm"], pair["setting"]
+
+
+def _compared(both: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
+    """Compares runs of both aggregations, seed by seed."""
+
+    def known(kind: str, name: str) -> np.ndarray:
+        return np.array([float(run[name]) for run in both[kind] if run.get(name) not in (None, "")])
+
+    avg, gma = (100 * known(kind, METRIC) for kind in PAIR)
+    changes, shares = [known(kind, CHANGE) for kind in PAIR], known("GMA", WHOLE_STEPS)
+    is_known = all(len(some) == len(avg) for some in changes)
+    figures: dict[str, Any] = {
+        "seeds": len(avg),
+        "avg": avg.mean(),
+        "gma": gma.mean(),
+        "gain": (gma - avg).mean(),
+        # Where a run has none, nothing is known of whether both have converged.
+        CHANGE: 100 * max(abs(some.mean()) for some in changes) if is_known else "",
+        WHOLE_STEPS: shares.mean() if len(shares) else "",
     }
-    seeds = sorted(set.intersection(*map(set, by_seed.values())))
-    return {kind: np.array([values[s] for s in seeds]) for kind, values in by_seed.items()}
+    if len(avg) > 1:
+        spreads = {"avg_spread": avg, "gma_spread": gma, "error": gma - avg}
+        figures |= {name: values.std(ddof=1) for name, values in spreads.items()}
+        figures["error"] /= np.sqrt(len(avg))
+    return {name: f"{x:.4f}" if isinstance(x, float) else x for name, x in figures.items()}
 
 
 def shown(values: np.ndarray) -> str:
     """A mean, with the standard deviation where there are several."""
     spread = f" ± {values.std(ddof=1):.2f}" if len(values) > 1 else ""
     return f"{values.mean():.2f}{spread}"
-
-
-def of_masking(runs: Sequence[Run], distribution: str) -> str:
-    """Table 3.1 or 3.2, with the number of cells in which masking is at least as good."""
-    lines = [
-        "| data | algorithm | AVG | GMA | GMA − AVG | seeds | paper: AVG | GMA |",
-        "|---" * 8 + "|",
-    ]
-    is_no_worse = []
-    for data, name in ((d, paper.DATA[d]) for d, where in paper.CELLS if where == distribution):
-        for algorithm in paper.ALGORITHMS:
-            cell = (f"{data}_{distribution}", algorithm)
-            of_cell = [r for r in runs if (r["study"], r["algorithm"]) == cell]
-            values = paired(of_cell)
-            if not len(values["AVG"]):
-                continue
-            gain = values["GMA"].mean() - values["AVG"].mean()
-            is_no_worse.append(gain >= 0)
-            printed = [paper.accuracy(data, distribution, algorithm, kind) for kind in PAIR]
-            ours = [shown(values[kind]) for kind in PAIR]
-            cells = [
-                name,
-                algorithm,
-                *ours,
-                f"{gain:+.2f}",
-                str(len(values["AVG"])),
-                *map(str, printed),
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
-    count = f"GMA is at least as good in {sum(is_no_worse)} of {len(is_no_worse)} cells."
-    return "\n".join([*lines, "", count, ""])
-
-
-def of_step_length(runs: Sequence[Run]) -> str:
-    """Accuracy by the length of the server's step, 40 rounds."""
-    lines = ["| server's step | AVG | GMA | seeds |", "|---" * 4 + "|"]
-    for factor in ("x0.5", "x0.75", "", "x1.5", "x2"):
-        cells, seeds = [], set()
-        for kind in PAIR:
-            name = f"{kind} {factor}".strip()
-            values = np.array(
-                [
-                    100 * run[METRIC]
-                    for run in runs
-                    if (run["study"], run.get("rounds"), run["aggregation"])
-                    == ("step_length", "40", name)
-                ]
-            )
-            cells.append(shown(values) if len(values) else "–")
-            seeds.add(len(values))
-        lines.append(f"| {factor or 'x1'} | {' | '.join(cells)} | {max(seeds)} |")
-    return "\n".join([*lines, ""])
 
 
 def of_length(folder: pathlib.Path, studies: Sequence[str], rounds: Sequence[int]) -> str:
@@ -184,7 +211,8 @@ def curves_in(folder: pathlib.Path) -> list[dict[str, Any]]:
     for path in sorted(folder.glob("*=*/metrics.jsonl")):
         named = dict(part.split("=", 1) for part in path.parent.name.split(","))
         for row in _rows_of(path.parent):
-            found.append(named | {name: row[name] for name in CURVE_COLUMNS if name in row})
+            if "training_set_accuracy" in row:
+                found.append(named | {name: row[name] for name in CURVE_COLUMNS if name in row})
     return found
 
 
@@ -229,13 +257,7 @@ def write(runs_folder: pathlib.Path, output: pathlib.Path) -> None:
     runs = runs_in(runs_folder)
     new = [run for run in runs if "aggregation" in run]
     masking = with_earlier(new, output / "runs.csv")
-    tables = {
-        distribution: of_masking(masking, distribution) for distribution in ("non_iid", "iid")
-    }
-    if any(run["study"].endswith("_by_writer") for run in masking):
-        tables["by_writer"] = of_masking(masking, "by_writer")
-    if any(run["study"] == "step_length" for run in runs):
-        tables["step_length"] = of_step_length(new)
+    tables = {}
     if any(run["study"] == "fairness" for run in runs):
         tables["fairness"] = of_fairness(runs)
     if any(run["study"].endswith("_long") for run in runs):
@@ -245,6 +267,7 @@ def write(runs_folder: pathlib.Path, output: pathlib.Path) -> None:
         (output / f"{name}.md").write_text(text, encoding="utf-8")
         print(text)
     _write_rows(output / "runs.csv", COLUMNS, masking)
+    _write_rows(output / "pairs.csv", PAIR_COLUMNS, pairs(masking))
     if curves := curves_in(runs_folder / CURVES):
         _write_rows(output / "curves.csv", CURVE_COLUMNS, curves)
 

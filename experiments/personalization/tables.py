@@ -15,7 +15,10 @@ HERE = pathlib.Path(__file__).parent
 # Of models after one more round of local training, which an evaluation alone sees.
 AFTER = "_after_local"
 # Columns of the rounds that a figure is drawn from; accuracies and pruning are shares.
-CURVES = ("method", "seed", "round", "bytes up", "pruned", "mean", "mean, after local")
+CURVES = (
+    *("method", "seed", "round", "bytes up", "pruned"),
+    *("mean", "mean, after local", "worst", "worst, after local"),
+)
 # The pruned share depends on who is in the cohort: a mean over rounds shows its course.
 _ROUNDS_OF_A_POINT = 5
 
@@ -174,8 +177,11 @@ def curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, st
                     row.get(key)
                     for key in (
                         "pruned_share",
-                        "mean_client_accuracy",
-                        f"mean_client_accuracy{AFTER}",
+                        *(
+                            f"{which}_client_accuracy{when}"
+                            for which in ("mean", "worst")
+                            for when in ("", AFTER)
+                        ),
                     )
                 )
                 cells = [
@@ -194,7 +200,12 @@ def merged_curves(
 ) -> list[dict[str, str]]:
     """Puts rounds together, new ones in the place of those of the same method and seed."""
     replaced = {(row["method"], row["seed"]) for row in new}
-    rest = [row for row in earlier if (row["method"], row["seed"]) not in replaced]
+    # Earlier rounds may have had fewer columns.
+    rest = [
+        {column: row.get(column, "") for column in CURVES}
+        for row in earlier
+        if (row["method"], row["seed"]) not in replaced
+    ]
     order = list(study.axes["method"])
 
     def place(row: Mapping[str, str]) -> tuple[int, str, int, int]:

@@ -20,6 +20,10 @@ def finished(folder, study, name, **summary):
     path = folder / study / name
     path.mkdir(parents=True)
     (path / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    config = (
+        "[data]\nclient_validation_share = 0.9\n[training]\noptimizer_options.weight_decay = 1e-5\n"
+    )
+    (path / "config.toml").write_text(config, encoding="utf-8")
 
 
 @pytest.fixture
@@ -35,11 +39,50 @@ def runs(tmp_path):
 
 
 def test_aggregations_are_compared_over_the_seeds_that_both_have(runs):
-    """The third seed of one is left out: 55.00 against 55.50, and not 66.67."""
-    text = tables.of_masking(tables.runs_in(runs), "non_iid")
-    assert "| MNIST | FedAvg | 55.00 ± 7.07 | 55.50 ± 0.71 | +0.50 | 2 | 98.9 | 98.87 |" in text
-    assert "in 1 of 1 cells" in text
-    assert "in 0 of 0 cells" in tables.of_masking(tables.runs_in(runs), "iid")
+    """The third seed of one is left out; the differences of the others are 5 and -4 points."""
+    (pair,) = tables.pairs(tables.runs_in(runs))
+    assert (pair["study"], pair["algorithm"], pair["share"]) == ("mnist_non_iid", "FedAvg", "0.1")
+    expected = {"avg": 55, "gma": 55.5, "avg_spread": 50**0.5, "gma_spread": 0.5**0.5}
+    expected |= {"gain": 0.5, "error": 4.5}
+    found = {name: float(pair[name]) for name in expected}
+    assert found == pytest.approx(expected, abs=1e-4)
+    assert (pair["seeds"], pair["change"], pair["newest"]) == (2, "", 1)
+
+
+def test_one_seed_has_no_error():
+    cell = {"study": "a", "algorithm": "b", "setting": "", "seed": "0", "rounds": "9"}
+    both = [cell | {"aggregation": kind, tables.METRIC: "0.5"} for kind in tables.PAIR]
+    (pair,) = tables.pairs(both)
+    assert "error" not in pair and pair["seeds"] == 1
+
+
+def test_the_papers_settings_and_more_rounds_are_the_newest():
+    settings = (("40", "0.0"), ("20", "1e-05"), ("15", "1e-05"), ("200", "0.0"))
+    runs = [
+        {"study": "a", "algorithm": "b", "setting": "", "seed": "0", "aggregation": kind}
+        | {"rounds": rounds, "l2": l2, "share": "0.1", tables.METRIC: "0.5"}
+        for rounds, l2 in settings
+        for kind in tables.PAIR
+    ]
+    found = tables.pairs(runs)
+    assert len(found) == 4
+    assert [(p["rounds"], p["l2"]) for p in found if p["newest"]] == [("20", "1e-05")]
+
+
+def test_a_run_that_has_not_converged_is_known_by_its_last_quarter():
+    """Of 40 evaluations the last ten are compared with those from 20 to 29."""
+    assert tables.change_of([r / 100 for r in range(40)]) == pytest.approx(0.1)
+    assert tables.change_of([r / 100 for r in range(30)] + [0.245] * 10) == pytest.approx(0)
+    assert tables.change_of([0.5] * 13) is None, "there are no ten evaluations before"
+    cell = {"study": "a", "algorithm": "b", "setting": "", "rounds": "9", tables.METRIC: "0.5"}
+    changes = {("AVG", 0): 0.01, ("AVG", 1): -0.02, ("GMA", 0): -0.03, ("GMA", 1): -0.01}
+    runs = [
+        cell | {"aggregation": kind, "seed": seed, "change": str(value)}
+        for (kind, seed), value in changes.items()
+    ]
+    # Means of -0.5 and -2 points.
+    assert float(tables.pairs(runs)[0]["change"]) == pytest.approx(2)
+    assert tables.pairs([*runs[:-1], runs[-1] | {"change": ""}])[0]["change"] == ""
 
 
 def test_a_run_that_was_interrupted_is_left_out(tmp_path):
@@ -78,7 +121,7 @@ def test_what_has_run_is_written(runs, tmp_path):
     """Tables of studies that have not run are left as they are."""
     output = tmp_path / "results"
     tables.write(runs, output)
-    assert {f.name for f in output.iterdir()} == {"non_iid.md", "iid.md", "runs.csv"}
+    assert {f.name for f in output.iterdir()} == {"pairs.csv", "runs.csv"}
     assert len((output / "runs.csv").read_text(encoding="utf-8").splitlines()) == 1 + 6
 
 

@@ -118,6 +118,9 @@ def test_rounds_of_runs_that_were_not_repeated_are_kept():
         ("Ditto", "0", "2000000", "0.4000"),
     ]
     assert len(rows) == 6 and rows[0]["round"] == "1" and rows[0]["pruned"] == ""
+    # A file from before a column was added gets it.
+    rows = tables.merged_curves(study, [{k: r[k] for k in tables.CURVES[:7]} for r in old], new)
+    assert {tuple(row) for row in rows} == {tables.CURVES}
 
 
 def test_a_study_writes_its_table_rounds_and_times(monkeypatch, tmp_path):

@@ -10,7 +10,7 @@ import sys
 import pytest
 from marks import telling
 
-from experiments import reproduction, sweep
+from experiments import card, reproduction, sweep
 from experiments.clustered_dp.grid import points
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly.assemble import checked_config
@@ -87,6 +87,7 @@ COMMANDS = sorted(
         for entry in reproduction.entries(folder)
         if entry.command
     }
+    | {command.text for command in card.commands()}
 )
 
 
