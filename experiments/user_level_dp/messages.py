@@ -43,7 +43,7 @@ METHODS = {
 }
 # The multiplier of table 1 at ε = 6.
 NOISE_MULTIPLIER = 1.136
-STAGES = {"logistic": (0, 100), "perceptron": (0, 20)}
+STAGES = {"logistic": (0, 100), "perceptron": (0, 10)}
 WIDTHS = {"logistic": (784, 10), "perceptron": (784, 200, 200, 10)}
 MEASURED = 60
 
