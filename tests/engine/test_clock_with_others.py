@@ -89,7 +89,7 @@ def test_rounds_that_few_clients_lose_are_refused_with_secret_cohorts():
     with pytest.raises(ValueError, match="participation must give 4 to 6 updates in every round"):
         under_masks(some("private"))
     # Too many for the words.
-    with pytest.raises(ValueError, match=r"participation must draw 3 to 3 .* may draw 4 to 4"):
+    with pytest.raises(ValueError, match=r"participation must give 3 to 3 .* got .4 to 4"):
         under_masks(some("plain"), fits=3)
     # Nothing is amplified.
     masks = secure.masked(uniform_mean(), secure.fixed_point(6), secure.all_pairs(4))

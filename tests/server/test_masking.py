@@ -420,8 +420,8 @@ def test_other_bad_input_is_refused():
         ({"mean": trimmed_mean()}, "mean must be summed, not stacked"),
         ({"mean": laplace_mean(1.0, 1.0, 4.0)}, "Gaussian noise"),
         ({"mean": by_realised_count(gaussian_mean(1.0, 1.0, 4.0))}, "Gaussian noise"),
-        ({"mean": gaussian_mean(1.0, 1.0, 4.0, per_layer=True)}, "mean must clip whole updates"),
-        ({"mean": by_layer}, "mean must clip whole updates"),
+        ({"mean": gaussian_mean(1.0, 1.0, 4.0, per_layer=True)}, "mean must leave updates whole"),
+        ({"mean": by_layer}, "mean must leave updates whole"),
         ({"mean": gradient_mask()}, "mean must be unmasked, without a number called threshold"),
         ({"mean": private_mask()}, "mean must be unmasked"),
     ):
