@@ -81,6 +81,25 @@ def cifar_files(batches):
     return {f"cifar-10/{name}.bin": binary(*batch) for name, batch in batches.items()}
 
 
+def cifar100_files(rng, count=7):
+    """The contents of a small archive, and by part its images and labels of both kinds."""
+    groups, fine = np.arange(20), np.arange(100)
+    files, parts = {}, {}
+    for part in ("train", "test"):
+        labels = np.column_stack([rng.integers(0, 20, count), rng.integers(0, 100, count)])
+        labels[0] = 19, 99
+        parts[part] = images_of(rng, count, 32, 32, 3), labels
+        rows = [binary(image[None], [f])[1:] for image, (_, f) in zip(*parts[part], strict=True)]
+        heads = [bytes([c, f]) for c, f in labels]
+        files[f"cifar-100-binary/{part}.bin"] = b"".join(
+            head + row for head, row in zip(heads, rows, strict=True)
+        )
+    for kind, numbers in (("coarse", groups), ("fine", fine)):
+        text = "".join(f"{kind}_{i}\n" for i in numbers)
+        files[f"cifar-100-binary/{kind}_label_names.txt"] = text.encode()
+    return files, parts
+
+
 def write_tiny_imagenet(folder, rng, num_train=3, num_test=2):
     """Writes the published layout; gives, by part and class, the pixels as they were encoded."""
     image = pytest.importorskip("PIL.Image")

@@ -22,9 +22,9 @@ from matplotlib.figure import Figure
 
 from experiments import noise_levels, study_plots
 from experiments.clustered_dp.grid import true_clusters
-from experiments.clustered_dp.metrics import is_partition_found
 from experiments.heterogeneous_dp.first_round import write
 from fedjax_dp.engine import examples_of
+from fedjax_dp.evaluation import is_partition_found
 from fedjax_dp.experiment import Config, assemble, load_config
 from fedjax_dp.experiment.running.starting import new_root
 from fedjax_dp.io import drawing, plots

@@ -8,8 +8,7 @@ from matplotlib.figure import Figure
 
 from experiments import study_plots
 from experiments.clustered_dp.grid import METHODS
-from experiments.clustered_dp.metrics import over_seeds
-from experiments.clustered_dp.tables import DATASETS
+from experiments.clustered_dp.tables import DATASETS, over_seeds
 
 # Metrics of the curves, and what they are the mean accuracy of.
 GROUPS = {"acc_all": "all clients", "acc_maj": "majority", "acc_min": "minority"}

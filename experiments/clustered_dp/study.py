@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import platform
+import shutil
 import time
 from typing import Any
 
@@ -24,68 +25,32 @@ from experiments.clustered_dp.grid import (
     points,
     true_clusters,
 )
-from experiments.clustered_dp.metrics import (
-    cluster_fairness,
-    is_minority_found,
-    is_partition_found,
-    matched_share,
-)
 from experiments.clustered_dp.tables import as_markdown, read_results
-from fedjax_dp.algorithms import local_only
-from fedjax_dp.clients import LocalConfig, local_trainer
-from fedjax_dp.data import participants, sampling
-from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine import evaluator, simulation
-from fedjax_dp.evaluation.evaluate import personal_evaluator
-from fedjax_dp.experiment import Experiment, assemble
+from fedjax_dp.evaluation import HiddenClusters, References, summarize
+from fedjax_dp.experiment import Config, Run, assemble, load_run, resume
+from fedjax_dp.experiment import run as run_experiment
 from fedjax_dp.experiment.reading.config_diff import REPORTED, completed, require_same, tables_of
-from fedjax_dp.experiment.running.starting import accounting_of, first_state, new_root
+from fedjax_dp.experiment.schema.config import EvaluationSection, ReferencesSection
 from fedjax_dp.io import plots
 
-
-def assigned_clusters(experiment: Experiment, state: Any, true: np.ndarray) -> np.ndarray | None:
-    """The cluster that each client ended in; None where a method has none."""
-    name = experiment.simulation.algorithm.name
-    if name in ("r_dpcfl", "rc_dpfl", "f_cdpfl"):
-        return np.asarray(state.clients)
-    return {"km_cdpfl": lambda: np.asarray(state.server.clusters), "o_dpcfl": lambda: true}.get(
-        name, lambda: None
-    )()
-
-
-def references(
-    experiment: Experiment, true: np.ndarray, epochs: int, learning_rate: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Held-out accuracy and training loss of models trained centrally on each cluster's pool."""
-    train, model = experiment.population.train, experiment.model
-    pooled = FederatedData.from_clients(
-        [
-            {
-                key: np.concatenate([train.client(i)[key] for i in np.flatnonzero(true == c)])
-                for key in train.examples
-            }
-            for c in np.unique(true)
-        ]
-    )
-    trainer = local_trainer(model, LocalConfig(learning_rate=learning_rate, batch_size=32))
-    all_clients = participants.participation(sampling.full_participation(), pooled.num_clients)
-    sim = simulation(local_only(model, trainer), pooled, all_clients)
-    key = jax.random.key(experiment.config.run.seed)
-    state, *_ = sim.run(sim.init(key), key, epochs)
-    table = jax.numpy.asarray(true)
-
-    def params_of(client, rows):
-        return jax.tree.map(lambda r: r[table[client]], rows)
-
-    held_out = experiment.population.client_test
-    assert held_out is not None
-    accuracy = personal_evaluator(model, held_out, params_of)(state.clients).client_accuracy
-    return accuracy, personal_evaluator(model, train, params_of)(state.clients).client_loss
+# Metrics by the names of the source, with those of a run, and factors: accuracies in percent.
+METRICS_OF_RUNS = {
+    "acc_all": ("mean_client_accuracy", 100.0),
+    "acc_maj": ("majority_accuracy", 100.0),
+    "acc_min": ("minority_accuracy", 100.0),
+    "min_acc": ("worst_client_accuracy", 100.0),
+    "acc_disparity": ("accuracy_disparity", 100.0),
+    "F_acc": ("accuracy_cost_disparity", 100.0),
+    "F_loss": ("loss_cost_disparity", 1.0),
+    "clusters_found": ("clusters_found", 1.0),
+    "minority_found": ("minority_found", 1.0),
+    "clients_matched": ("clients_matched", 1.0),
+}
 
 
 def reference_of(
-    point: Point, experiment: Experiment, true: np.ndarray, arguments: argparse.Namespace
-) -> dict[str, Any]:
+    point: Point, hidden: HiddenClusters | None, arguments: argparse.Namespace
+) -> References:
     """Trains the models to compare with, or reads them where they were trained on the same data."""
     path = pathlib.Path(arguments.output) / f"{point.reference_name}.json"
     training = {
@@ -99,75 +64,72 @@ def reference_of(
         saved = dict(found["setting"])
         its_training = saved.pop("training")
         require_same(path, completed(saved, str(path)) | {"training": its_training}, setting)
-        return found
-    accuracy, loss = references(experiment, true, **training)
-    found = {"setting": setting, "accuracy": accuracy.tolist(), "loss": loss.tolist()}
-    write(path, found)
-    return found
+        return References(np.array(found["accuracy"]), np.array(found["loss"]))
+    assert hidden is not None and hidden.references is not None
+    accuracy, loss = hidden.references()
+    assert accuracy is not None
+    write(path, {"setting": setting, "accuracy": accuracy.tolist(), "loss": loss.tolist()})
+    return References(accuracy, loss)
+
+
+def finished(config: Config, folder: pathlib.Path) -> Run:
+    """Runs a configuration until its last round, or resumes it where it was interrupted."""
+    outcome = (
+        resume(folder) if (folder / "config.toml").is_file() else run_experiment(config, folder)
+    )
+    if outcome.ended != "finished":
+        raise SystemExit(f"{folder} ended early ({outcome.ended}); the same command resumes it")
+    return load_run(folder)
 
 
 def run_one(point: Point, arguments: argparse.Namespace) -> dict[str, Any]:
     """Runs one method from one seed, writes what it found, returns the same."""
-    started = time.perf_counter()
-    config, method = point.config, point.method
-    true = true_clusters(config)
-    experiment = assemble(config)
-    folder = pathlib.Path(arguments.output)
-    # References of other settings are refused before any work.
-    reference = reference_of(point, experiment, true, arguments)
-    # Nothing here is resumed: a secret root is forgotten with the process.
-    sim, key = experiment.simulation, new_root(config.run)
-    state = first_state(experiment)
-    accounting = accounting_of(experiment, sim.hyper)
-    before_compiling = time.perf_counter()
-    state = jax.block_until_ready(sim.compile(state, key))
-    before_rounds = time.perf_counter()
-    state, record, info = sim.run(state, key, config.run.rounds)
-    jax.block_until_ready(state)
-    seconds_rounds = time.perf_counter() - before_rounds
-    accounting.charge(record)
-    spent = accounting.epsilon(experiment.dp_delta, config.privacy.accountant)["record"]
-
-    held_out = experiment.evaluator.clients
-    assert held_out is not None
-    accuracy = held_out(state).client_accuracy
-    train = experiment.population.train
-    on_train = evaluator(sim, experiment.model, train, clients=train).clients
-    assert on_train is not None
-    loss = on_train(state).client_loss
-    smallest = np.argmin(np.bincount(true))
-    metrics = cluster_fairness(
-        accuracy, loss, reference["accuracy"], reference["loss"], true == smallest
+    config, output = point.config, pathlib.Path(arguments.output)
+    references = ReferencesSection(
+        epochs=arguments.reference_epochs, learning_rate=arguments.reference_learning_rate
     )
-    assigned = assigned_clusters(experiment, state, true)
-    if assigned is not None:
-        metrics |= {
-            "clusters_found": float(is_partition_found(assigned, true)),
-            "minority_found": float(is_minority_found(assigned, true)),
-            "clients_matched": matched_share(assigned, true),
-        }
-    seconds = time.perf_counter() - started
+    evaluation = EvaluationSection(clusters=True, references=references)
+    compared = assemble(config.model_copy(update={"evaluation": evaluation})).evaluator
+    # References of other settings are refused before any work.
+    reference = reference_of(point, compared.hidden, arguments)
+    rounds = config.run.rounds
+    section = {"plots": False, "evaluate_every": rounds}
+    section["checkpoint_every"] = min(arguments.checkpoint_every, rounds)
+    folder = output / "unfinished" / point.name
+    run_section = config.run.model_copy(update=section)
+    ran = finished(config.model_copy(update={"run": run_section}), folder)
+    state, accounting = ran.state, ran.accounting
+    experiment, sim = ran.experiment, ran.experiment.simulation
+    spent = accounting.epsilon(experiment.dp_delta, config.privacy.accountant)["record"]
+    assert compared.clients is not None and compared.training is not None
+    assert compared.hidden is not None
+    held_out, on_train = compared.clients(state), compared.training(state)
+    assigned = None if compared.clusters is None else compared.clusters(state)
+    hidden = compared.hidden._replace(references=lambda: reference)
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    fairness = summarize(held_out)
+    metrics = fairness | dict(hidden.metrics(assigned, held_out, on_train))
     result: dict[str, Any] = {
-        "method": method,
+        "method": point.method,
         "seed": config.run.seed,
         "epsilon": config.privacy.record.epsilon,
         "setting": tables_of(point.setting),
         "changes": list(point.words),
-        "metrics": metrics,
-        "client_accuracy": accuracy.tolist(),
+        "metrics": {
+            ours: factor * metrics[name]
+            for ours, (name, factor) in METRICS_OF_RUNS.items()
+            if name in metrics
+        },
+        "client_accuracy": held_out.client_accuracy.tolist(),
         "clusters": None if assigned is None else assigned.tolist(),
         "epsilon_by_client": spent.tolist(),
         "dp_delta": experiment.dp_delta["record"],
         "noise_multiplier": np.unique(np.asarray(sim.hyper.local.noise_multiplier)).tolist(),
         "not_covered": sim.algorithm.claims.not_covered,
-        "stages": record.stage.tolist(),
-        "train_loss_by_round": info.training.train_loss.tolist(),
-        "num_traces": sim.num_traces(),
-        "seconds": seconds,
-        "seconds_compiling": before_rounds - before_compiling,
-        "seconds_rounds": seconds_rounds,
-        "share_of_rounds": seconds_rounds / seconds,
-        "examples_per_second": float(np.sum(info.training.num_examples)) / seconds_rounds,
+        "stages": [row["stage"] for row in ran.metrics],
+        "train_loss_by_round": [row["train_loss"] for row in ran.metrics],
+        "seconds": summary["seconds"],
+        "seconds_compiling": summary["seconds_compiling"],
         "hardware": f"{num_cores()} {platform.machine()} cores, {jax.default_backend()}",
     }
     if sim.algorithm.name in ("r_dpcfl", "rc_dpfl"):
@@ -178,13 +140,14 @@ def run_one(point: Point, arguments: argparse.Namespace) -> dict[str, Any]:
         result["num_models"] = count = int(server.num_models)
         result["num_iterations"] = int(server.num_iterations)
         mixture = {
-            "true_clusters": true,
+            "true_clusters": true_clusters(config),
             "features": server.features,
             "means": server.means[:count],
             "radii": server.radii[:count],
         }
         result["mixture"] = {k: np.round(v, 5).tolist() for k, v in mixture.items()}
-    write(folder / f"{point.name}.json", result)
+    write(output / f"{point.name}.json", result)
+    shutil.rmtree(folder)
     return result
 
 
@@ -206,6 +169,7 @@ def run(arguments: argparse.Namespace) -> None:
     grid = points(
         arguments.config, arguments.methods, arguments.epsilons, arguments.seeds, arguments.set
     )
+    started = time.perf_counter()
     for point in grid:
         done = pathlib.Path(arguments.output) / f"{point.name}.json"
         if done.is_file():
@@ -215,6 +179,8 @@ def run(arguments: argparse.Namespace) -> None:
             require_same(done, {"changes": found["changes"]}, {"changes": list(point.words)})
             print(f"{done} is there already")
             continue
+        if time.perf_counter() - started > arguments.seconds:
+            break
         result = run_one(point, arguments)
         shown = {k: round(v, 2) for k, v in result["metrics"].items()}
         print(f"{point.name}: {shown} in {result['seconds']:.0f} s", flush=True)
@@ -251,6 +217,13 @@ def main(words: list[str] | None = None) -> None:
         help=f"that of the configuration, if not given; the paper has {PAPER_EPSILONS}",
     )
     one.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    one.add_argument("--seconds", type=float, default=float("inf"), help="start nothing later")
+    one.add_argument(
+        "--checkpoint-every",
+        type=int,
+        default=10,
+        help="rounds after which an interrupted run resumes, from OUTPUT/unfinished",
+    )
     one.add_argument("--reference-epochs", type=int, default=10)
     one.add_argument("--reference-learning-rate", type=float, default=0.1)
     one.add_argument("--set", action="append", default=[], metavar="--section.key=value")

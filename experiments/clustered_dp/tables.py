@@ -3,11 +3,13 @@
 import csv
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from experiments.clustered_dp.grid import METHODS
-from experiments.clustered_dp.metrics import over_seeds
+from fedjax_dp.core import checks
 from fedjax_dp.experiment.reading.config_diff import EXECUTED, REPORTED, completed, differences
 
 HERE = pathlib.Path(__file__).parent
@@ -49,6 +51,18 @@ def published(dataset: str, shift: str, epsilon: float) -> Printed:
             if (row["dataset"], row["shift"]) == (dataset, shift)
             and float(row["epsilon"]) == epsilon
         }
+
+
+def over_seeds(results: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float]]:
+    """Computes mean and standard deviation (n - 1) over seeds of the metrics that all have."""
+    checks.require(len(results) > 0, "results", "hold at least one seed", results)
+    shared = set.intersection(*(set(r) for r in results))
+    summary = {}
+    for name in (n for n in results[0] if n in shared):
+        values = np.array([r[name] for r in results], dtype=np.float64)
+        spread = float(values.std(ddof=1)) if len(values) > 1 else float("nan")
+        summary[name] = (float(values.mean()), spread)
+    return summary
 
 
 def as_markdown(results: Sequence[dict[str, Any]]) -> str:

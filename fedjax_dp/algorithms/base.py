@@ -13,7 +13,7 @@ from fedjax_dp.clients.base import LocalConfig, LocalTrainer, TrainingMetrics
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.clients.selection import Choice
 from fedjax_dp.clients.transforms import UpdateTransform
-from fedjax_dp.core import argument_checks, checks, ranges
+from fedjax_dp.core import argument_checks, checks, ranges, trees
 from fedjax_dp.core.messages import received
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.privacy.claims import Claims, ClientClaim, RecordClaim
@@ -164,10 +164,22 @@ class Views(NamedTuple):
     Attributes:
       shared: the model for the whole population; None if absent.
       personal: the model of one client; None if it is the shared one.
+      cluster: `(server, own, client) -> index` of one client's cluster, int32; None if the
+        algorithm has no clusters.
     """
 
     shared: SharedModel | None = None
     personal: PersonalModel | None = None
+    cluster: Callable[[PyTree, PyTree, Any], jax.Array] | None = None
+
+
+def views_of_clusters(cluster: Callable[[PyTree, PyTree, Any], jax.Array]) -> Views:
+    """Shows the model of each client's cluster among `server.models`, `[models, ...]`."""
+
+    def personal(server: Any, own: PyTree, client: Any) -> PyTree:
+        return trees.take(server.models, cluster(server, own, client))
+
+    return Views(personal=personal, cluster=cluster)
 
 
 class Iterate(NamedTuple):

@@ -14,9 +14,9 @@ from fedjax_dp.algorithms.base import (
     FederatedAlgorithm,
     Numbers,
     Stages,
-    Views,
     claim_of,
     training_of,
+    views_of_clusters,
 )
 from fedjax_dp.algorithms.r_dpcfl import (
     NOT_COVERED,
@@ -113,11 +113,7 @@ def ifca(
         aggregator=mean_per_model(num_models, is_weighted=is_weighted),
         server_step=server_step,
         training=training_of(trainer),
-        views=Views(
-            personal=lambda server, own, client: trees.take(
-                server.models, choose(server.models, client)
-            )
-        ),
+        views=views_of_clusters(lambda server, own, client: choose(server.models, client)),
         client_state=ClientState(init=lambda server: jnp.int32(0)),
     ).with_numbers(
         {"server_learning_rate": server_learning_rate}, {"server_learning_rate": Positive}
@@ -224,7 +220,7 @@ def f_cdpfl(
         aggregator=mean_per_model(num_models, is_weighted=True),
         server_step=server_step,
         training=training_of(trainer, record=RecordClaim(events, not_covered)),
-        views=Views(personal=lambda server, own, client: trees.take(server.models, own)),
+        views=views_of_clusters(lambda server, own, client: own),
         client_state=ClientState(init=lambda server: jnp.int32(0), known=lambda own: own),
         stages=Stages(stage_of=stage_of, choice=choice),
     ).with_numbers(
@@ -277,13 +273,13 @@ def o_dpcfl(
             jax.tree.map(lambda p: jnp.broadcast_to(p, (num_models, *p.shape)), start)
         )
 
-    def own_model(server, client):
-        return trees.take(server.models, jnp.asarray(table)[client.index])
+    def cluster_of(client):
+        return jnp.asarray(table)[client.index]
 
     def client(message, own, client, hyper, key):
         result = trainer.train(message, client, hyper.local, key)
         weight = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
-        update = ModelChoice(Known(jnp.asarray(table)[client.index]), result.delta)
+        update = ModelChoice(Known(cluster_of(client)), result.delta)
         return ClientOutput(update, weight, own, result.metrics)
 
     def server_step(server, aggregate, hyper, round, key):
@@ -292,11 +288,11 @@ def o_dpcfl(
     return FederatedAlgorithm(
         name="o_dpcfl",
         init=init,
-        broadcast=own_model,
+        broadcast=lambda server, client: trees.take(server.models, cluster_of(client)),
         client=client,
         aggregator=mean_per_model(num_models, is_weighted=True),
         server_step=server_step,
         training=training_of(trainer),
         numbers=Numbers(num_clients=num_clients),
-        views=Views(personal=lambda server, own, client: own_model(server, client)),
+        views=views_of_clusters(lambda server, own, client: cluster_of(client)),
     )

@@ -5,7 +5,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Numbers, Views, training_of
+from fedjax_dp.algorithms.base import (
+    ClientOutput,
+    FederatedAlgorithm,
+    Numbers,
+    training_of,
+    views_of_clusters,
+)
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import trees
 from fedjax_dp.core.argument_checks import checked
@@ -122,11 +128,7 @@ def km_cdpfl(
         server_step=server_step,
         training=training_of(trainer),
         numbers=Numbers(num_clients=num_clients),
-        views=Views(
-            personal=lambda server, own, client: trees.take(
-                server.models, server.clusters[client.index]
-            )
-        ),
+        views=views_of_clusters(lambda server, own, client: server.clusters[client.index]),
     )
 
 

@@ -20,9 +20,9 @@ from fedjax_dp.algorithms.base import (
     Numbers,
     Recipient,
     Stages,
-    Views,
     claim_of,
     training_of,
+    views_of_clusters,
 )
 from fedjax_dp.clients.base import LocalConfig, LocalTrainer
 from fedjax_dp.clients.batches import (
@@ -282,7 +282,7 @@ def r_dpcfl(
         server_step=_server_step,
         training=training_of(trainer, record=RecordClaim(events, not_covered)),
         numbers=Numbers(num_clients=num_clients),
-        views=Views(personal=lambda server, own, client: trees.take(server.models, own)),
+        views=views_of_clusters(lambda server, own, client: own),
         client_state=ClientState(init=lambda server: jnp.int32(0), known=lambda own: own),
         stages=Stages(
             stage_of=stage_of,

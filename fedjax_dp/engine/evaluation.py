@@ -25,6 +25,7 @@ from fedjax_dp.engine.execution.compile import Simulation
 from fedjax_dp.engine.facts import examples_of
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.evaluation.clusters import HiddenClusters
 from fedjax_dp.evaluation.evaluate import Evaluation, personal_evaluator, shared_evaluator
 from fedjax_dp.evaluation.metrics import Metric
 from fedjax_dp.models.base import Model
@@ -45,6 +46,8 @@ class Evaluator(NamedTuple):
         client would have after one more round of local training.
       training: `(state) -> Evaluation` on the training data of each client, of the model that this
         client would use.
+      clusters: `(state) -> [clients]`, the cluster of each client; None if the algorithm has none.
+      hidden: the true clusters that results are compared with, or None.
     """
 
     whole: Callable[[SimulationState], Evaluation] | None
@@ -52,6 +55,8 @@ class Evaluator(NamedTuple):
     is_personal: bool = False
     after_local: Callable[..., Evaluation] | None = None
     training: Callable[[SimulationState], Evaluation] | None = None
+    clusters: Callable[[SimulationState], np.ndarray] | None = None
+    hidden: HiddenClusters | None = None
 
 
 @checked
@@ -65,6 +70,7 @@ def evaluator(
     metrics: Mapping[str, Metric] = {},
     trainer: LocalTrainer | None = None,
     on_training: bool = False,
+    hidden: HiddenClusters | None = None,
 ) -> Evaluator:
     """Compiles the evaluations of a simulation.
 
@@ -81,7 +87,9 @@ def evaluator(
       metrics: metrics in addition to loss and accuracy, by name.
       trainer: local training of clients' models for `Evaluator.after_local`, which is None without
         it or without `clients`.
-      on_training: whether to evaluate on `train` too, see `Evaluator.training`.
+      on_training: whether to evaluate on `train` too, see `Evaluator.training`; with references
+        of hidden clusters it is.
+      hidden: the true clusters of the clients, if results are to be compared with them.
 
     Returns:
       The evaluator.
@@ -109,9 +117,12 @@ def evaluator(
             trained = _after(trainer, personal or _always(shared))
             run = _of_personal(trained, model, train, clients, metrics)
             after_local = partial(_with_numbers, run)
-    on_train = _of_each(federation, model, train, train, metrics) if on_training else None
+    compares = hidden is not None and hidden.references is not None
+    has_train = on_training or compares
+    on_train = _of_each(federation, model, train, train, metrics) if has_train else None
     is_personal = clients is not None and personal is not None
-    return Evaluator(on_whole, on_clients, is_personal, after_local, on_train)
+    found = None if hidden is None else _clusters(federation, train)
+    return Evaluator(on_whole, on_clients, is_personal, after_local, on_train, found, hidden)
 
 
 def of_shared(evaluator: Evaluator) -> Evaluator:
@@ -168,11 +179,43 @@ def _of_personal(
     metrics: Mapping[str, Metric],
 ) -> Callable[..., Evaluation]:
     """Evaluates each client's model; training data and stored states come in parts if large."""
-    examples = examples_of(train)
 
     def params_of(index, state, held, *numbers):
         return masks.parted(personal(state, held.client(index), *numbers))[0]
 
+    in_parts = _in_parts(params_of, train)
+    return personal_evaluator(model, clients, params_of, in_parts=in_parts, metrics=metrics)
+
+
+def _clusters(
+    federation: Federation, train: FederatedData
+) -> Callable[[SimulationState], np.ndarray] | None:
+    """Finds the cluster of each client; None without clusters."""
+    cluster = federation.views.cluster
+    if cluster is None:
+        return None
+
+    def cluster_of(index, state, held):
+        return cluster(state, held.client(index))
+
+    in_parts = _in_parts(cluster_of, train)
+
+    @jax.jit
+    def of_clients(clients, state, held):
+        return jax.lax.map(lambda index: cluster_of(index, state, held), clients)
+
+    def clusters(state: SimulationState) -> np.ndarray:
+        found = np.zeros(train.num_clients, np.int32)
+        for few, numbers in in_parts(state):
+            found[few] = of_clients(few, *numbers)
+        return found
+
+    return clusters
+
+
+def _in_parts(read: Any, train: FederatedData) -> Callable[..., Iterator[tuple[np.ndarray, Any]]]:
+    """Divides clients into groups whose states and training data, if they are read, fit."""
+    examples = examples_of(train)
     indices = np.arange(train.num_clients, dtype=np.int32)
     placed: list[Any] = []
 
@@ -184,7 +227,7 @@ def _of_personal(
                 return state
             return state._replace(clients=StorePart(np.int32(few[0]), store.many(few)))
 
-        is_read = _reads(params_of, of(indices[:1]), examples, *numbers)
+        is_read = _reads(read, of(indices[:1]), examples, *numbers)
         is_cut = is_read and train.num_bytes > _PART_BYTES
         num_bytes = max(
             train.num_bytes if is_cut else 1,
@@ -197,7 +240,7 @@ def _of_personal(
             held = _part(train, examples, few) if is_cut else placed[0]
             yield few, (of(few), held, *numbers)
 
-    return personal_evaluator(model, clients, params_of, in_parts=in_parts, metrics=metrics)
+    return in_parts
 
 
 def _part(train: FederatedData, examples: Examples, clients: np.ndarray) -> Examples:
@@ -206,12 +249,12 @@ def _part(train: FederatedData, examples: Examples, clients: np.ndarray) -> Exam
     return dataclasses.replace(examples, arrays=nested(arrays), starts=starts)
 
 
-def _reads(params_of: Any, state: Any, examples: Any, *numbers: Any) -> bool:
-    """Checks whether a personal model depends on the training data."""
+def _reads(read: Any, state: Any, examples: Any, *numbers: Any) -> bool:
+    """Checks whether a view of a client depends on the training data."""
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)), examples)
 
     def of_arrays(arrays, state):
-        return params_of(
+        return read(
             jnp.int32(0),
             state,
             shapes.replace(
@@ -220,8 +263,8 @@ def _reads(params_of: Any, state: Any, examples: Any, *numbers: Any) -> bool:
             *numbers,
         )
 
-    read = jaxprs.inputs_read(jax.make_jaxpr(of_arrays)(shapes.arrays, state))
-    return any(read[: len(jax.tree.leaves(shapes.arrays))])
+    is_read = jaxprs.inputs_read(jax.make_jaxpr(of_arrays)(shapes.arrays, state))
+    return any(is_read[: len(jax.tree.leaves(shapes.arrays))])
 
 
 def _without_records(examples: Any) -> Any:

@@ -67,6 +67,8 @@ class StateViews(NamedTuple):
     shared: SharedModel | None = None
     # The model that one client would use, `Sparse` if it has a mask; None if it is the shared one.
     personal: Callable[[Any, ClientData], PyTree] | None = None
+    # The index of one client's cluster; None if there are no clusters.
+    cluster: Callable[[Any, ClientData], jax.Array] | None = None
 
 
 class Federation(NamedTuple):
@@ -363,18 +365,24 @@ def federation(
             read=lambda state: read(state.server),
             write=lambda state, params: state._replace(server=write(state.server, params)),
         )
-    of_client = algorithm.views.personal
+    _, personal, cluster = algorithm.views
 
-    def personal(state: SimulationState, client: ClientData) -> PyTree:
-        assert of_client is not None
-        own = None if state.clients is None else state_of(state.clients, client.index)
-        return of_client(state.server, own, client)
+    def of_client(view: Callable[..., Any]) -> Callable[[SimulationState, ClientData], Any]:
+        def read(state: SimulationState, client: ClientData) -> Any:
+            own = None if state.clients is None else state_of(state.clients, client.index)
+            return view(state.server, own, client)
+
+        return read
 
     bound = Federation(
         init=init,
         cohorts=cohorts,
         step=Watched(step) if algorithm.claims.units else step,
-        views=StateViews(shared, None if of_client is None else personal),
+        views=StateViews(
+            shared,
+            None if personal is None else of_client(personal),
+            None if cluster is None else of_client(cluster),
+        ),
         hyper=hyper,
         check=check,
         algorithm=algorithm,
@@ -417,7 +425,7 @@ def _check_bound(federation: Federation) -> None:
 
 def _of_federation(views: StateViews, num_outer: int) -> StateViews:
     """Shows views the states of their own wrapper and of those inside it, wherever it stands."""
-    shared, of_client = views
+    shared, personal, cluster = views
 
     def read(state: SimulationState) -> PyTree:
         assert shared is not None
@@ -429,13 +437,13 @@ def _of_federation(views: StateViews, num_outer: int) -> StateViews:
         others = state.outer[: len(state.outer) - num_outer]
         return after._replace(outer=(*others, *after.outer))
 
-    def personal(state: SimulationState, client: ClientData) -> PyTree:
-        assert of_client is not None
-        return of_client(innermost(state, num_outer), client)
+    def of_client(view: Callable[..., Any]) -> Callable[[SimulationState, ClientData], Any]:
+        return lambda state, client: view(innermost(state, num_outer), client)
 
     return StateViews(
         None if shared is None else shared._replace(read=read, write=write),
-        None if of_client is None else personal,
+        None if personal is None else of_client(personal),
+        None if cluster is None else of_client(cluster),
     )
 
 

@@ -16,7 +16,6 @@ from rounds import flat
 from scipy import stats
 from small_problem import ALONE, make_model
 
-from experiments.clustered_dp.metrics import is_minority_found, is_partition_found
 from fedjax_dp import algorithms
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.clients.batches import gaussian_copies
@@ -33,6 +32,7 @@ from fedjax_dp.engine import (
     simulation,
 )
 from fedjax_dp.engine.accounts.privacy_accounting import _composed, _priced_stages, calibrate
+from fedjax_dp.evaluation import is_minority_found, is_partition_found
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.events import flatten

@@ -9,6 +9,7 @@ import pytest
 from data_files import (
     IDS,
     archived,
+    cifar100_files,
     cifar_batches,
     cifar_files,
     emnist_files,
@@ -143,6 +144,28 @@ class TestCifar:
         for part, arrays in (("train", loaded.train), ("test", loaded.test)):
             np.testing.assert_array_equal(arrays["x"], [pixels for pixels, _ in expected[part]])
             np.testing.assert_array_equal(arrays["y"], [label for _, label in expected[part]])
+
+
+class TestCifar100:
+    @pytest.mark.parametrize(("labels", "column", "count"), [("coarse", 0, 20), ("fine", 1, 100)])
+    def test_published_archive(self, tmp_path, rng, labels, column, count):
+        contents, parts = cifar100_files(rng)
+        (tmp_path / "cifar100").mkdir()
+        (tmp_path / "cifar100" / "cifar-100-binary.tar.gz").write_bytes(archived(contents))
+        loaded = datasets.load("cifar100", tmp_path, labels=labels, dtype="uint8")
+        for part, arrays in (("train", loaded.train), ("test", loaded.test)):
+            images, both = parts[part]
+            np.testing.assert_array_equal(arrays["x"], images)
+            np.testing.assert_array_equal(arrays["y"], both[:, column])
+        assert loaded.num_classes == count
+        assert loaded.class_names == tuple(f"{labels}_{i}" for i in range(count))
+
+    def test_fine_labels_are_the_default(self, tmp_path, rng):
+        contents, parts = cifar100_files(rng)
+        (tmp_path / "cifar-100-binary.tar.gz").write_bytes(archived(contents))
+        loaded = datasets.load("cifar100", tmp_path)
+        np.testing.assert_array_equal(loaded.test["y"], parts["test"][1][:, 1])
+        np.testing.assert_allclose(loaded.train["x"], parts["train"][0] / 255, rtol=1e-6)
 
 
 class TestTinyImagenet:

@@ -1,13 +1,15 @@
 """What is evaluated beside held-out data of models as clients receive them."""
 
+import jax
 import numpy as np
 import pytest
 from marks import telling
 from run_folders import DRAWN, SMALL, die_and_resume, execute, metrics, read_json, saved_arrays
 
-from fedjax_dp.experiment.assembly.assemble import assemble
+from fedjax_dp.experiment.assembly.assemble import assemble, checked_config
 from fedjax_dp.experiment.reading.config_files import load_config
 from fedjax_dp.experiment.running.loading import load_run
+from fedjax_dp.experiment.running.results import evaluate
 
 BOTH = ("--evaluation.personal=after_local", "--evaluation.training=true", "--run.metrics=['f1']")
 
@@ -53,3 +55,114 @@ def test_nothing_of_it_is_kept_and_a_resumed_run_finds_the_same(tmp_path):
     x, y = (np.asarray(train.examples[name]) for name in ("x", "y"))
     logits = x.reshape(len(y), -1) @ np.asarray(params["kernel"]) + np.asarray(params["bias"])
     assert summary["training_set_accuracy"] == pytest.approx(np.mean(logits.argmax(-1) == y))
+
+
+# Two clusters of one and two clients, whose pools are single batches of a reference's training.
+CLUSTERS = (
+    *("--data.name=digits", "--data.partition=shifted_clusters", "--run.rounds=2"),
+    "--data.partition_options.cluster_sizes=[2, 1]",
+    "--data.partition_options.samples_per_client=12",
+    "--data.partition_options.test_samples_per_client=30",
+    *("--privacy.unit=none", "--evaluation.clusters=true"),
+)
+CHOSEN = ("--algorithm.name=o_dpcfl", "--algorithm.options.clusters=[1, 0, 0]")
+
+
+def reference_by_hand(start, train, clients, epochs, rate):
+    """Logistic regression on the pool of some clients, by full gradient steps."""
+    data = [train.client(i) for i in clients]
+    x = np.concatenate([np.float64(each["x"]).reshape(len(each["y"]), -1) for each in data])
+    y = np.concatenate([each["y"] for each in data])
+    weights, bias = start
+    for _ in range(epochs):
+        scores = np.exp(x @ weights + bias)
+        residual = (scores / scores.sum(axis=1, keepdims=True) - np.eye(10)[y]) / len(y)
+        weights, bias = weights - rate * x.T @ residual, bias - rate * residual.sum(axis=0)
+
+    def results(each):
+        logits = np.float64(each["x"]).reshape(len(each["y"]), -1) @ weights + bias
+        chosen = logits[np.arange(len(logits)), each["y"]]
+        losses = np.log(np.exp(logits).sum(axis=1)) - chosen
+        return np.mean(logits.argmax(axis=1) == each["y"]), np.mean(losses)
+
+    return results
+
+
+@telling
+def test_a_run_is_compared_with_the_clusters_of_its_partition():
+    """An oracle that is wrong about client 0 and 1, beside central models trained by NumPy."""
+    words = (*CLUSTERS, *CHOSEN, "--evaluation.references.epochs=4")
+    config = load_config(None, (*words, "--evaluation.references.learning_rate=0.5"))
+    experiment = assemble(config)
+    train, held_out = experiment.population.train, experiment.population.client_test
+    np.testing.assert_array_equal(experiment.population.clusters, [0, 0, 1])
+    state = experiment.simulation.init(jax.random.key(0))
+    row = evaluate(experiment.evaluator, state, experiment.simulation.hyper, 0)
+    assert (row["clusters_found"], row["minority_found"]) == (0.0, 0.0)
+    assert row["clients_matched"] == pytest.approx(2 / 3)
+    accuracy = experiment.evaluator.clients(state).client_accuracy
+    assert row["minority_accuracy"] == pytest.approx(accuracy[2])
+    assert row["majority_accuracy"] == pytest.approx(np.mean(accuracy[:2]))
+    # All models start from the same one.
+    leaves = sorted(jax.tree.leaves(state.server.models), key=np.ndim, reverse=True)
+    start = [np.float64(leaf[0]) for leaf in leaves]
+    pools = ([0, 1], [2])
+    by_hand = [reference_by_hand(start, train, members, 4, 0.5) for members in pools]
+    loss = experiment.evaluator.training(state).client_loss
+    gains, losses = [], []
+    for client, cluster in enumerate([0, 0, 1]):
+        gains.append(by_hand[cluster](held_out.client(client))[0] - accuracy[client])
+        losses.append(loss[client] - by_hand[cluster](train.client(client))[1])
+    assert row["accuracy_cost_disparity"] == pytest.approx(np.ptp(gains), abs=1e-6)
+    assert row["loss_cost_disparity"] == pytest.approx(np.ptp(losses), rel=1e-4)
+    assert np.ptp(losses) > 1e-3
+
+
+@telling
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [
+        (("f_cdpfl", "num_models=2", "selection='exact'"), [0, 0, 0]),
+        (("km_cdpfl", "num_models=2"), [0, 0, 0]),
+        (("ifca", "num_models=1"), [0, 0, 0]),
+        (("fedavg",), None),
+    ],
+)
+def test_each_algorithm_says_which_cluster_a_client_is_in(algorithm, expected):
+    name, *options = algorithm
+    words = [f"--algorithm.name={name}", *(f"--algorithm.options.{each}" for each in options)]
+    if name in ("f_cdpfl", "km_cdpfl"):
+        words += ["--privacy.unit=record", "--privacy.record.dp_delta=1e-3"]
+    evaluator = assemble(load_config(None, (*CLUSTERS, *words))).evaluator
+    if expected is None:
+        assert evaluator.clusters is None
+        return
+    experiment = assemble(load_config(None, (*CLUSTERS, *words)))
+    state = experiment.simulation.init(jax.random.key(0))
+    np.testing.assert_array_equal(evaluator.clusters(state), expected)
+    if name == "f_cdpfl":
+        moved = state._replace(clients=np.array([1, 0, 1], np.int32))
+        np.testing.assert_array_equal(evaluator.clusters(moved), [1, 0, 1])
+    elif name == "km_cdpfl":
+        server = state.server._replace(clusters=np.array([1, 1, 0], np.int32))
+        np.testing.assert_array_equal(evaluator.clusters(state._replace(server=server)), [1, 1, 0])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--evaluation.clusters=true",), "evaluation.clusters must be false for a partition that"),
+        (
+            ("--evaluation.references.epochs=3",),
+            "evaluation.references.epochs must be left out without evaluation.clusters",
+        ),
+        (
+            ("--evaluation.references.learning_rate=0.2",),
+            "evaluation.references.learning_rate must be left out without an? "
+            "evaluation.references.epochs",
+        ),
+    ],
+)
+def test_comparisons_without_clusters_are_refused(words, message):
+    with pytest.raises(ValueError, match=message):
+        assemble(checked_config(load_config(None, (*SMALL, *words))))

@@ -21,6 +21,7 @@ from data_files import (
     IDX_CODES,
     archived,
     binary,
+    cifar100_files,
     cifar_batches,
     cifar_files,
     emnist_files,
@@ -309,6 +310,29 @@ def archive_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Ha
     yield Harm("a zip archive", path, zipped(whole))
 
 
+def write_two_labels(folder: pathlib.Path, rng: np.random.Generator) -> None:
+    (folder / "cifar-100-binary.tar.gz").write_bytes(archived(cifar100_files(rng, 2)[0]))
+
+
+def two_labels_harms(folder: pathlib.Path, rng: np.random.Generator) -> Iterator[Harm]:
+    path, whole = folder / "cifar-100-binary.tar.gz", cifar100_files(rng, 2)[0]
+    for name in whole:
+        # Names of the other kind of label are not read.
+        if "coarse" not in name:
+            yield Harm(f"without {name}", path, archived({k: whole[k] for k in whole if k != name}))
+    row = whole[(name := "cifar-100-binary/train.bin")]
+    for what, changed in (
+        ("a cut batch", row[:-9]),
+        ("coarse label 20", bytes([20]) + row[1:]),
+        ("fine label 100", row[:1] + bytes([100]) + row[2:]),
+        ("rows of one label", binary(np.zeros((2, 32, 32, 3), np.uint8), [1, 2])),
+    ):
+        yield Harm(what, path, archived(whole | {name: changed}))
+    names = "cifar-100-binary/fine_label_names.txt"
+    yield Harm("99 names", path, archived(whole | {names: whole[names].replace(b"fine_9\n", b"")}))
+    yield Harm("names in Latin-1", path, archived(whole | {names: b"\xe9" + whole[names]}))
+
+
 BOX = f"val_0.JPEG\t{IDS[0]}\t0\t0\t9\t".encode()
 
 
@@ -510,6 +534,7 @@ READERS = {
     ),
     "emnist/zip": Reader(write_zip, named("emnist", split="letters"), zip_harms),
     "cifar10": Reader(write_archive, named("cifar10"), archive_harms),
+    "cifar100": Reader(write_two_labels, named("cifar100"), two_labels_harms),
     "tiny-imagenet-200": Reader(
         functools.partial(write_tiny_imagenet, num_train=1, num_test=1),
         named("tiny_imagenet"),

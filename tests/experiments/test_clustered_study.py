@@ -113,7 +113,7 @@ def test_results_saved_before_a_key_existed_are_extended(folder, capsys):
     assert "is there already" in capsys.readouterr().out
     [point] = grid.points(folder.parent / "small.toml", ["Global"], [4], [0])
     arguments = argparse.Namespace(output=folder, reference_epochs=1, reference_learning_rate=0.1)
-    assert study.reference_of(point, None, None, arguments)["accuracy"] == []
+    assert study.reference_of(point, None, arguments).accuracy.size == 0
     with pytest.raises(SystemExit, match=r"data\.check_finite: True and False"):
         run(folder, "--epsilons", "4", "--set=--data.check_finite=false")
 
@@ -130,11 +130,11 @@ def test_references_of_other_data_are_refused(folder):
         folder.parent / "small.toml", ["Global"], [4], [0], ["--data.partition_options.shift=label"]
     )
     with pytest.raises(ConfigError, match=r"reference,seed=0\.json holds results of other"):
-        study.reference_of(point, None, None, arguments)
+        study.reference_of(point, None, arguments)
     arguments.reference_epochs = 2
     [point] = grid.points(folder.parent / "small.toml", ["Global"], [4], [0])
     with pytest.raises(ConfigError, match=r"training\.epochs: 1 and 2"):
-        study.reference_of(point, None, None, arguments)
+        study.reference_of(point, None, arguments)
 
 
 def made_up(method, epsilon, seed, accuracy, **changes):
@@ -206,6 +206,15 @@ def test_a_table_of_mixed_settings_is_refused(tmp_path):
     assert "training.batch_size: 32.0 and 64.0" in str(refused.value)
     with pytest.raises(SystemExit, match="holds no result"):
         study.main(["table", str(tmp_path / "nothing")])
+
+
+def test_summaries_over_seeds():
+    seeds = [{"a": 1.0, "b": 5.0}, {"a": 3.0, "b": 5.0, "c": 0.0}, {"a": 5.0, "b": 5.0}]
+    assert tables.over_seeds(seeds) == {"a": (3.0, pytest.approx(2.0)), "b": (5.0, 0.0)}
+    mean, spread = tables.over_seeds(seeds[:1])["a"]
+    assert mean == 1.0 and np.isnan(spread)
+    with pytest.raises(ValueError, match="results must hold at least one seed"):
+        tables.over_seeds([])
 
 
 def test_the_committed_table_is_that_of_the_committed_results():

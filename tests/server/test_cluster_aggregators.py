@@ -12,7 +12,7 @@ from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
-from experiments.clustered_dp.metrics import is_partition_found
+from fedjax_dp.evaluation import is_partition_found
 from fedjax_dp.privacy.reports.separation import overlap
 from fedjax_dp.server import (
     ModelChoice,

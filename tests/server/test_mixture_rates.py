@@ -3,7 +3,7 @@
 import numpy as np
 from marks import slow
 
-from experiments.clustered_dp.metrics import is_partition_found
+from fedjax_dp.evaluation import is_partition_found
 from fedjax_dp.privacy import calibrate_poisson
 from fedjax_dp.server import fit_best_mixture, fit_mixture
 

@@ -1,4 +1,4 @@
-"""Data sets of image files: CIFAR-10, Tiny ImageNet, FLAIR."""
+"""Data sets of image files: CIFAR-10, CIFAR-100, Tiny ImageNet, FLAIR."""
 
 import itertools
 import lzma
@@ -25,7 +25,7 @@ CLASS_NAMES = (
     *("dog", "frog", "horse", "ship", "truck"),
 )
 
-_BINARY_ROW = 1 + 3 * 32 * 32
+_BINARY_PIXELS = 3 * 32 * 32
 _IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
 _ARCHIVE_DAMAGE = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
 
@@ -75,16 +75,64 @@ def load_cifar10(
     )
 
 
-def parse_binary(content: bytes, name: str) -> Part:
-    """Reads a binary batch: rows of one label byte and three planes of 32x32 bytes."""
-    fits = len(content) > 0 and len(content) % _BINARY_ROW == 0
-    rule = f"hold rows of {_BINARY_ROW} bytes"
-    checks.require(fits, name, rule, f"{len(content)} bytes")
-    rows = np.frombuffer(content, np.uint8).reshape(-1, _BINARY_ROW)
-    is_whole = bool(np.all(rows[:, 0] < 10))
-    checks.require(is_whole, name, "hold a label from 0 to 9 for each image", "others")
-    images = rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    return np.ascontiguousarray(images), rows[:, 0].astype(np.int32)
+def load_cifar100(
+    data_dir: pathlib.Path,
+    *,
+    labels: Literal["fine", "coarse"] = "fine",
+    dtype: ImageDtype = "float32",
+) -> Dataset:
+    """Loads CIFAR-100.
+
+    Args:
+      labels: "fine" for 100 classes, or "coarse" for the 20 groups of five that they belong to.
+      dtype: "float32" for numbers in [0, 1], or "uint8" for bytes.
+
+    Returns:
+      Images `[n, 32, 32, 3]` and labels 0 to 99 or 0 to 19, without natural clients.
+    """
+    located = locate("cifar100", data_dir)
+    (path,) = located.paths.values()
+    by_name = {pathlib.PurePosixPath(name).name: content for name, content in _members(path)}
+    names = f"{labels}_label_names.txt"
+    for needed in ("train.bin", "test.bin", names):
+        checks.require(needed in by_name, str(path), f"hold {needed}", sorted(by_name))
+    kind, num_classes = {"coarse": (0, 20), "fine": (1, 100)}[labels]
+    lines = files.as_text(by_name[names], path / names).split()
+    rule = f"name {num_classes} classes"
+    checks.require(len(lines) == num_classes, f"{path}/{names}", rule, len(lines))
+    train, test = (
+        (as_images(x, dtype), np.ascontiguousarray(y[:, kind]))
+        for x, y in (
+            parse_binary(by_name[name], f"{path}/{name}", (20, 100))
+            for name in ("train.bin", "test.bin")
+        )
+    )
+    return Dataset(
+        "cifar100",
+        {"x": train[0], "y": train[1]},
+        {"x": test[0], "y": test[1]},
+        num_classes=num_classes,
+        task="classification",
+        class_names=tuple(lines),
+        origin=located.source.name,
+    )
+
+
+def parse_binary(content: bytes, name: str, num_classes: tuple[int, ...] = (10,)) -> Part:
+    """Reads rows of a byte for each kind of label, then three planes of 32x32 bytes.
+
+    Labels are `[rows, kinds]`, each below its number of classes.
+    """
+    size = len(num_classes) + _BINARY_PIXELS
+    fits = len(content) > 0 and len(content) % size == 0
+    checks.require(fits, name, f"hold rows of {size} bytes", f"{len(content)} bytes")
+    rows = np.frombuffer(content, np.uint8).reshape(-1, size)
+    labels, images = np.split(rows, [len(num_classes)], axis=1)
+    for kind, count in zip(labels.T, num_classes, strict=True):
+        rule = f"hold a label from 0 to {count - 1} for each image"
+        checks.require(bool(np.all(kind < count)), name, rule, "others")
+    images = images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(images), labels.astype(np.int32)
 
 
 def _from_batches(path: pathlib.Path) -> tuple[Part, Part]:
@@ -97,7 +145,8 @@ def _from_batches(path: pathlib.Path) -> tuple[Part, Part]:
     )
     rule = "hold five training batches and a test batch"
     checks.require(len(train) == 5 and len(test) == 1, str(path), rule, names)
-    return (np.concatenate([x for x, _ in train]), np.concatenate([y for _, y in train])), test[0]
+    x, y = (np.concatenate(each) for each in zip(*train, strict=True))
+    return (x, y[:, 0]), (test[0][0], test[0][1][:, 0])
 
 
 def _members(path: pathlib.Path) -> Iterator[tuple[str, bytes]]:

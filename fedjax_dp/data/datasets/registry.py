@@ -43,6 +43,7 @@ LOADERS: Registry[Callable[..., Dataset]] = Registry(
         "fedcmnist": mnist.load_fedcmnist,
         "fedrotmnist": mnist.load_fedrotmnist,
         "cifar10": image_files.load_cifar10,
+        "cifar100": image_files.load_cifar100,
         "tiny_imagenet": image_files.load_tiny_imagenet,
         "emnist": mnist.load_emnist,
         "femnist": mnist.load_femnist,

@@ -28,6 +28,7 @@ from fedjax_dp.experiment.assembly.build import (
     setting_of,
 )
 from fedjax_dp.experiment.assembly.devices import devices_here, offer_devices, require_connected
+from fedjax_dp.experiment.assembly.hidden_clusters import hidden_clusters
 from fedjax_dp.experiment.assembly.population import build_population
 from fedjax_dp.experiment.components.clock import Clock, with_latencies
 from fedjax_dp.experiment.components.experiment import Experiment, Population
@@ -178,17 +179,13 @@ def assemble(config: Config, population: Population | None = None) -> Experiment
         validation=population.validation,
         wrapper=wrapper_of(config, model, population.train.num_clients, parts.clock),
     )
-    share = config.data.client_test_share
-    evaluations = _evaluator(
-        compiled, model, population, share, parts.metrics, config.evaluation, parts.trainer
-    )
     levels = {u: getattr(privacy, u) for u in privacy.units}
     return Experiment(
         config=config.model_copy(update={"execution": _settled(config.execution, compiled)}),
         population=population,
         model=model,
         simulation=compiled,
-        evaluator=evaluations,
+        evaluator=_evaluator(compiled, parts),
         client_clip_norm=privacy.client.clip_norm if "client" in levels else None,
         dp_delta={u: level.dp_delta for u, level in levels.items()},
         budget={u: level.epsilon for u, level in levels.items() if level.epsilon is not None},
@@ -263,31 +260,25 @@ def _require_client_test(section: EvaluationSection, population: Population) -> 
     )
 
 
-def _evaluator(
-    compiled: Simulation,
-    model: Model,
-    population: Population,
-    client_test_share: float,
-    metrics: Mapping[str, Metric],
-    section: EvaluationSection,
-    trainer: LocalTrainer,
-) -> Evaluator:
+def _evaluator(compiled: Simulation, parts: Parts) -> Evaluator:
+    config, population, section = parts.config, parts.population, parts.config.evaluation
     name, has_server_model = compiled.algorithm.name, compiled.federation.shared is not None
     checks.require(
         has_server_model or population.client_test is not None,
         "data.client_test_share",
         f"be above 0 for {name}, which has no server model to evaluate on the test set",
-        client_test_share,
+        config.data.client_test_share,
     )
     return evaluator(
         compiled,
-        model,
+        parts.model,
         population.train,
         whole=population.test,
         clients=population.client_test,
-        metrics=metrics,
-        trainer=trainer if section.personal == "after_local" else None,
+        metrics=parts.metrics,
+        trainer=parts.trainer if section.personal == "after_local" else None,
         on_training=section.training,
+        hidden=hidden_clusters(section, population, parts.model, config.run.seed),
     )
 
 

@@ -153,6 +153,7 @@ def require_own_data(config: Config) -> None:
         ("data.client_test_share", data.client_test_share, 0),
         ("data.public_examples", data.public_examples, 0),
         ("evaluation.training", config.evaluation.training, False),
+        ("evaluation.clusters", config.evaluation.clusters, False),
     ):
         checks.require(value == allowed, key, f"be {allowed!r}, {why}", value)
     name = config.algorithm.name

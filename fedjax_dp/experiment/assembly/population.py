@@ -70,8 +70,10 @@ def population_from(
     client_test: FederatedData | None
     own_test: FederatedData | None = None
     chosen: dict[str, Any] = {"partition": section.partition}
+    clusters: np.ndarray | None = None
     if isinstance(made, Spread):
         train, validation, client_test = made.train, made.validation, made.client_test
+        clusters = made.clusters
         sharing = statistics.sharing_of(made.rows)
         test = None if client_test is not None else _whole_test(data, is_unlabelled)
     else:
@@ -110,6 +112,7 @@ def population_from(
         tuple(data.class_names),
         tuple(data.feature_names),
         chosen=chosen,
+        clusters=clusters,
     )
 
 
@@ -247,6 +250,11 @@ def _checked_spread(name: str, made: Any, size: int) -> Spread:
     checks.require(
         len(rows) == len(sizes), f"rows of {what}", f"name {len(sizes)} clients", len(rows)
     )
+    if made.clusters is not None:
+        named = arrays.indices(f"clusters of {what}", made.clusters, checks.COUNT_LIMIT, "clusters")
+        rule = f"name the cluster of each of {len(sizes)} clients"
+        checks.require(len(named) == len(sizes), f"clusters of {what}", rule, len(named))
+        made = made._replace(clusters=named)
     for i, own in enumerate(rows):
         # A record in several examples of one client would be charged for only one of them.
         rule = f"hold one row for each of the {sizes[i]} training examples of the client, each once"

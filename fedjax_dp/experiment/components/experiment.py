@@ -42,6 +42,7 @@ class Population(NamedTuple):
         made the clients.
       is_elsewhere: whether the training records are on other machines; `train` then has their sizes
         and shapes alone.
+      clusters: the hidden cluster of each client, `[clients]`, or None.
     """
 
     train: FederatedData
@@ -58,6 +59,7 @@ class Population(NamedTuple):
     feature_names: tuple[str, ...] = ()
     is_elsewhere: bool = False
     chosen: Mapping[str, Any] = {}
+    clusters: np.ndarray | None = None
 
     def statistics(self) -> statistics.PartitionStatistics:
         """Describes how examples are spread over clients."""
@@ -67,7 +69,8 @@ class Population(NamedTuple):
 
     def pooled(self) -> "Population":
         """Pools the training data as one client, with nothing held out for it."""
-        return self._replace(train=pool(self.train), client_test=None, validation=None, notes=())
+        whole = self._replace(train=pool(self.train), client_test=None, validation=None, notes=())
+        return whole._replace(clusters=None)
 
 
 class Experiment(NamedTuple):

@@ -68,12 +68,15 @@ class Spread(NamedTuple):
       client_test: held-out data, or None.
       rows: for each client the rows of the training pool that its training data are made of, one
         for each of its examples, each once: several clients may have copies of a record.
+      clusters: the hidden cluster of each client, `[clients]`, whole numbers; None without
+        clusters.
     """
 
     train: FederatedData
     validation: FederatedData | None
     client_test: FederatedData | None
     rows: Sequence[np.ndarray]
+    clusters: np.ndarray | None = None
 
 
 class Partition(NamedTuple):
@@ -133,10 +136,11 @@ def shifted_clusters(
         copies = clusters.shift_clusters(
             examples, rows, cluster, shift=shift, num_classes=pool.num_classes
         )
-        return FederatedData.from_clients(copies), rows
+        return FederatedData.from_clients(copies), rows, cluster
 
-    train, rows = shifted(pool.train, samples_per_client, _TRAIN)
-    return Spread(train, None, shifted(pool.test, test_samples_per_client, _TEST)[0], rows)
+    train, rows, cluster = shifted(pool.train, samples_per_client, _TRAIN)
+    test, *_ = shifted(pool.test, test_samples_per_client, _TEST)
+    return Spread(train, None, test, rows, cluster)
 
 
 def common_pool(pool: Dataset, num_clients: int, seed: int, *, samples_per_client: Count) -> Spread:

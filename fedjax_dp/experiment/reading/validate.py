@@ -77,6 +77,9 @@ def validate(config: Config) -> Counted | None:
     _check_test_part(config.data)
     _check_release(config)
     _check_inactive(config)
+    epochs, rule = config.evaluation.references.epochs, "be left out without evaluation.clusters"
+    fits = epochs is None or config.evaluation.clusters
+    checks.require(fits, "evaluation.references.epochs", rule, epochs)
     check_wrappers(config)
     _check_masks(config.secure_aggregation)
     _check_aggregator(config.algorithm, entry, privacy)

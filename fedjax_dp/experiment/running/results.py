@@ -57,6 +57,7 @@ def evaluate(
     """Computes losses, accuracies and fairness of a state, by name."""
     # The seed is that of the run, never its secret root: no ε covers what evaluations draw.
     row: dict[str, Any] = {}
+    by_client = seen = None
     if evaluator.clients is not None:
         by_client = evaluator.clients(state)
         row |= {"client_test_loss": by_client.loss, "client_test_accuracy": by_client.accuracy}
@@ -80,6 +81,9 @@ def evaluate(
         seen = evaluator.training(state)
         row |= {"training_set_loss": seen.loss, "training_set_accuracy": seen.accuracy}
         row |= {f"training_set_{name}": value for name, value in seen.metrics.items()}
+    if evaluator.hidden is not None:
+        assigned = None if evaluator.clusters is None else evaluator.clusters(state)
+        row |= evaluator.hidden.metrics(assigned, by_client, seen)
     return row
 
 

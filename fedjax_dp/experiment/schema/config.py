@@ -705,6 +705,19 @@ class CommunicationSection(Section):
     )
 
 
+class ReferencesSection(OptionalSection):
+    """Models of the true clusters, trained centrally without privacy, if epochs are given."""
+
+    switch = "epochs"
+
+    epochs: Count | None = _setting(
+        None,
+        "passes over the pooled data of a cluster, in batches of 32; F_acc and F_loss compare the "
+        "clients' models with these, which are trained at the first evaluation",
+    )
+    learning_rate: Positive = _setting(0.1, "learning rate of that training")
+
+
 class EvaluationSection(Section):
     """The evaluations, exact and for the experimenter; training does not depend on them."""
 
@@ -714,6 +727,12 @@ class EvaluationSection(Section):
         "which is discarded",
     )
     training: bool = _setting(False, "evaluate on the clients' training data too")
+    clusters: bool = _setting(
+        False,
+        "compare the clients' clusters with the true ones of the partition, and report accuracies "
+        "of the smallest cluster, the minority, and of the others",
+    )
+    references: ReferencesSection = Field(default_factory=ReferencesSection)
 
 
 class Config(Section):
