@@ -3,6 +3,9 @@
 python -m experiments.clustered_dp.study run CONFIG --output FOLDER --methods … --epsilons …
 python -m experiments.clustered_dp.study table FOLDER
 python -m experiments.clustered_dp.study draw FOLDER
+python -m experiments.clustered_dp.study time CONFIG --output FILE --methods …
+
+An interrupted run resumes from its last checkpoint, with the same bits.
 """
 
 import argparse
@@ -18,6 +21,7 @@ import jax
 import numpy as np
 
 from experiments.clustered_dp import pictures
+from experiments.clustered_dp.first_round import read as read_rows
 from experiments.clustered_dp.grid import (
     METHODS,
     PAPER_EPSILONS,
@@ -25,11 +29,13 @@ from experiments.clustered_dp.grid import (
     points,
     true_clusters,
 )
-from experiments.clustered_dp.tables import as_markdown, read_results
+from experiments.clustered_dp.tables import as_csv, as_markdown, read_results
+from experiments.heterogeneous_dp.first_round import write as write_rows
 from fedjax_dp.evaluation import HiddenClusters, References, summarize
 from fedjax_dp.experiment import Config, Run, assemble, load_run, resume
 from fedjax_dp.experiment import run as run_experiment
 from fedjax_dp.experiment.reading.config_diff import REPORTED, completed, require_same, tables_of
+from fedjax_dp.experiment.running.starting import new_root
 from fedjax_dp.experiment.schema.config import EvaluationSection, ReferencesSection
 from fedjax_dp.io import plots
 
@@ -189,9 +195,40 @@ def run(arguments: argparse.Namespace) -> None:
 def table(arguments: argparse.Namespace) -> None:
     """Writes a table of all methods over their seeds, the paper's numbers beside ours."""
     folder = pathlib.Path(arguments.output)
-    text = as_markdown(read_results(folder))
+    results = read_results(folder)
+    text = as_markdown(results)
     (folder / "table.md").write_text(text, encoding="utf-8")
+    (folder / "runs.csv").write_text(as_csv(results), encoding="utf-8")
     print(text)
+
+
+def seconds_of(config: Config, rounds: int) -> dict[str, float]:
+    """Measures the seconds of the first round, and of each of some later ones."""
+    sim = assemble(config).simulation
+    key = new_root(config.run)
+    state = jax.block_until_ready(sim.compile(sim.init(key), key))
+    seconds = []
+    for count in (1, rounds):
+        started = time.perf_counter()
+        state = jax.block_until_ready(sim.run(state, key, count)[0])
+        seconds.append((time.perf_counter() - started) / count)
+    return {"first_round": seconds[0], "later_rounds": seconds[1]}
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    """Measures how long a round of each method takes, as rows of a file that has none of it."""
+    path = pathlib.Path(arguments.output)
+    rows = read_rows(path)
+    for point in points(arguments.config, arguments.methods, [], [0], arguments.set):
+        known = {"setting": pathlib.Path(arguments.config).stem, "method": point.method}
+        if any(row.items() >= known.items() for row in rows):
+            continue
+        seconds = seconds_of(point.config, arguments.rounds)
+        rounds = {"rounds": point.config.run.rounds}
+        hours = (seconds["first_round"] + (rounds["rounds"] - 1) * seconds["later_rounds"]) / 3600
+        rows.append(known | rounds | seconds | {"hours": hours})
+        write_rows(path, rows)
+        print(rows[-1], flush=True)
 
 
 def draw(arguments: argparse.Namespace) -> None:
@@ -231,6 +268,13 @@ def main(words: list[str] | None = None) -> None:
     other = commands.add_parser("table", help="write a table of what ran")
     other.add_argument("output")
     other.set_defaults(do=table)
+    timed = commands.add_parser("time", help="measure how long rounds take")
+    timed.add_argument("config")
+    timed.add_argument("--output", required=True)
+    timed.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    timed.add_argument("--rounds", type=int, default=2, help="later rounds that are measured")
+    timed.add_argument("--set", action="append", default=[], metavar="--section.key=value")
+    timed.set_defaults(do=measure)
     drawn = commands.add_parser("draw", help="draw accuracy by ε and the mixtures of what ran")
     drawn.add_argument("output")
     drawn.set_defaults(do=draw)

@@ -1,6 +1,7 @@
 """Tables of what ran, the paper's numbers for the same data, shift and ε beside ours."""
 
 import csv
+import io
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ import numpy as np
 
 from experiments.clustered_dp.grid import METHODS
 from fedjax_dp.core import checks
+from fedjax_dp.data.clusters import CLUSTER_SIZES
 from fedjax_dp.experiment.reading.config_diff import EXECUTED, REPORTED, completed, differences
 
 HERE = pathlib.Path(__file__).parent
@@ -51,6 +53,32 @@ def published(dataset: str, shift: str, epsilon: float) -> Printed:
             if (row["dataset"], row["shift"]) == (dataset, shift)
             and float(row["epsilon"]) == epsilon
         }
+
+
+# What a row of `runs.csv` has besides the metrics; of runs without clusters some are empty.
+FACTS = ("separation", "num_models", "seconds")
+
+
+def as_csv(results: Sequence[dict[str, Any]]) -> str:
+    """Writes a row for each run: its metrics, its noise, and mean accuracies by true cluster."""
+    metrics = (*METRICS, "clusters_found", "minority_found", "clients_matched")
+    rows = []
+    for result in results:
+        sizes = result["setting"]["data"]["partition_options"].get("cluster_sizes", CLUSTER_SIZES)
+        ends = np.cumsum(sizes)
+        accuracy = np.split(np.array(result["client_accuracy"]), ends[:-1])
+        rows.append(
+            {name: result[name] for name in ("method", "epsilon", "seed")}
+            | {name: result["metrics"].get(name) for name in metrics}
+            | {"noise_multiplier": result["noise_multiplier"][0]}
+            | {name: result.get(name) for name in FACTS}
+            | {f"cluster_{c}": 100 * float(part.mean()) for c, part in enumerate(accuracy)}
+        )
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def over_seeds(results: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, float]]:

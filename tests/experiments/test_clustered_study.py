@@ -223,6 +223,24 @@ def test_the_committed_table_is_that_of_the_committed_results():
     assert text == (folder / "table.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("folder", ["mnist_two_cores", "fashion_mnist_two_cores"])
+def test_the_committed_rows_are_those_of_the_committed_results(folder):
+    folder = HERE / "results" / folder
+    text = tables.as_csv(tables.read_results(folder))
+    assert text == (folder / "runs.csv").read_text(encoding="utf-8")
+
+
+def test_a_row_of_a_run_has_its_accuracies_by_cluster(tmp_path):
+    """Clusters of 3, 6, 6 and 6 clients, in their order."""
+    _, result = made_up("Global", 5.0, 0, 70.0)
+    result |= {"client_accuracy": (np.arange(21) / 100).tolist(), "noise_multiplier": [1.5]}
+    result |= {"seconds": 60.0, "separation": 2.5}
+    [row] = csv.DictReader(tables.as_csv([result]).splitlines())
+    means = [float(row[f"cluster_{c}"]) for c in range(4)]
+    np.testing.assert_allclose(means, [1.0, 5.5, 11.5, 17.5])
+    assert (row["method"], row["noise_multiplier"], row["num_models"]) == ("Global", "1.5", "")
+
+
 def test_every_printed_number_is_found_by_the_names_of_its_configuration():
     """One look-up for each data set, shift and ε of the paper covers its file of numbers."""
     with (HERE / "paper_tables.csv").open(encoding="utf-8") as file:
