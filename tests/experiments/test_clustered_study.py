@@ -86,6 +86,26 @@ def test_results_hold_their_setting_and_are_not_run_again(tmp_path, monkeypatch,
         assert max(result["epsilon_by_client"]) == pytest.approx(epsilon, rel=1e-4)
     run(folder, "--epsilons", "4", "2")
     assert capsys.readouterr().out.count("is there already") == 2
+    assert not list((folder / "unfinished").iterdir())
+
+
+@pytest.mark.slow
+def test_a_run_that_died_before_its_result_is_not_run_again(tmp_path, monkeypatch):
+    whole, folder, name = tmp_path / "whole", tmp_path / "results", "method=Global,epsilon=4,seed=0"
+    run(whole, "--epsilons", "4")
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(study, "load_run", die)
+        run(folder, "--epsilons", "4")
+    assert (folder / "unfinished" / name / "summary.json").is_file()
+    monkeypatch.setattr(study, "run_experiment", die)
+    run(folder, "--epsilons", "4")
+    ours, theirs = (json.loads((path / f"{name}.json").read_text()) for path in (folder, whole))
+    for key in ("client_accuracy", "metrics", "epsilon_by_client", "train_loss_by_round"):
+        assert ours[key] == theirs[key]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 from marks import telling
 
 from experiments.clustered_dp import first_round as clustered
+from experiments.clustered_dp import number_of_clusters
 from experiments.clustered_dp.grid import true_clusters
 from experiments.heterogeneous_dp import first_round as unequal
 from experiments.heterogeneous_dp import noise
@@ -181,6 +182,56 @@ def test_a_whole_first_batch_without_noise_is_one_clipped_step(monkeypatch):
     # The same program with smaller batches takes two steps, and with noise another way.
     assert rounds.run(0, 20, 0.0).scatter.trace() > 2 * found.scatter.trace()
     assert rounds.run(0, 40, 3.0).scatter.trace() > 2 * found.scatter.trace()
+
+
+@telling
+def test_a_first_step_is_that_of_the_round_and_its_noise_too(monkeypatch):
+    """With z = 1,000 noise is all that a round has: (n - 1) p (z η C / N)² of it, within 4 %."""
+    config = load_config(None, SMALL)
+    monkeypatch.setattr(clustered, "setting", lambda num_examples, seed: config)
+    step = number_of_clusters.first_step({8.0: config})
+    rounds, centred = clustered.FirstRounds(40), step.updates - step.updates.mean(axis=0)
+    found = rounds.run(0, 40, 0.0)
+    np.testing.assert_allclose(found.scatter, centred @ centred.T, rtol=1e-3, atol=1e-7)
+    size = step.updates.shape[1]
+    np.testing.assert_allclose(step.noise, 0.5 * 0.5 / 40)
+    expected = 2 * size * (1000 * step.noise[0]) ** 2
+    assert rounds.run(0, 40, 1000.0).scatter.trace() == pytest.approx(expected, rel=0.15)
+    # That of a run that is calibrated to the budget, with its private choices.
+    z = assemble(config).simulation.hyper.local.noise_multiplier
+    assert step.multipliers == {8.0: pytest.approx(float(np.max(z)))}
+    np.testing.assert_array_equal(step.true, [0, 1, 1])
+
+
+def test_more_noise_hides_the_clusters(monkeypatch):
+    monkeypatch.setattr(number_of_clusters, "MODELS", range(2, 6))
+    updates = updates_of(0.3)
+    step = number_of_clusters.FirstStep(updates, np.full(21, 0.1), {8.0: 0.0, 1.0: 300.0}, TRUE)
+    rows = list(number_of_clusters.rows_of(step, 0))
+    kinds = [(row["epsilon"], row["features"], row["components"]) for row in rows]
+    assert kinds == [(e, *how) for e in (8.0, 1.0) for how in number_of_clusters.FEATURES]
+    assert [row["found"] for row in rows] == [1, 1, 1, 0, 0, 0]
+    assert all(row["separation"] > 2 for row in rows[:3])
+    assert all(row["separation"] < 2 for row in rows[3:])
+    assert rows[2]["plain"] == rows[2]["adjusted"] == 4
+
+
+def test_cells_that_a_file_has_are_not_run_again(tmp_path, monkeypatch):
+    taken = []
+    monkeypatch.setattr(number_of_clusters, "first_step", lambda by_epsilon: by_epsilon)
+    monkeypatch.setattr(
+        number_of_clusters, "configs", lambda setting, seed: taken.append((setting, seed))
+    )
+    monkeypatch.setattr(number_of_clusters, "rows_of", lambda step, seed: [{"seed": seed, "a": 1}])
+    path = tmp_path / "found.csv"
+    first = number_of_clusters.run(["mnist"], [0], path)
+    assert first == [{"setting": "mnist", "seed": 0, "a": 1}]
+    both = number_of_clusters.run(["mnist", "fashion_mnist"], [0, 1], path)
+    assert len(both) == 4 and both[0] == first[0]
+    cells = [(setting, seed) for setting in ("mnist", "fashion_mnist") for seed in (0, 1)]
+    assert taken == cells
+    number_of_clusters.run(["mnist"], [2], path, seconds=0.0)
+    assert taken == cells
 
 
 def test_weights_of_figure_e2_are_those_of_each_method():
