@@ -199,13 +199,14 @@ def _begun(
 
 
 def _sharing(experiments: Sequence[Experiment]) -> list[Experiment]:
-    """Shares compiled functions: the first state among all, evaluations where data are the same."""
+    """Shares compiled functions: the first state of all, and equal evaluations of the same data."""
     init, evaluators = experiments[0].simulation.init, dict[Any, Any]()
     linked = []
     for each in experiments:
         # Evaluations read frozen parameters too.
         frozen = jax.tree.leaves((each.simulation.federation.facts.frozen, each.model.frozen))
-        inputs = id(each.population), *map(id, frozen)
+        asked = each.config.evaluation.model_dump_json(), *each.config.run.metrics
+        inputs = id(each.population), asked, *map(id, frozen)
         evaluator = evaluators.setdefault(inputs, each.evaluator)
         linked.append(
             each._replace(simulation=each.simulation._replace(init=init), evaluator=evaluator)
