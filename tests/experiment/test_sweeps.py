@@ -220,6 +220,17 @@ def test_evaluations_are_shared_where_they_read_the_same(tmp_path):
         assert found[0].population is found[1].population
 
 
+@telling
+@pytest.mark.parametrize("word", ["--evaluation.training=true", "--run.metrics=['f1']"])
+def test_evaluations_that_ask_for_other_figures_are_not_shared(tmp_path, word):
+    plain = (*PLAIN, *NOT_PRIVATE, "--run.rounds=1")
+    configs = load_config(None, plain), load_config(None, (*plain, word))
+    jobs = {i: batched_runs.Job(c, tmp_path / str(i)) for i, c in enumerate(configs)}
+    found = batched_runs._sharing([e for _, e in batched_runs.assembled(jobs, Watcher())])
+    assert found[0].evaluator is not found[1].evaluator
+    assert found[0].population is found[1].population
+
+
 def test_experiments_that_differ_in_numbers_alone_are_alike():
     def of(*words):
         return batched_runs.alike(load_config(None, [*SMALL, *words]))
