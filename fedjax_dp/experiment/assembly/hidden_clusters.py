@@ -51,10 +51,10 @@ def _references(
     pooled = FederatedData.from_clients(
         [
             {
-                key: np.concatenate([train.client(i)[key] for i in np.flatnonzero(true == name)])
+                key: np.concatenate([train.client(int(i))[key] for i in members])
                 for key in train.examples
             }
-            for name in names
+            for members in (np.flatnonzero(true == name) for name in names)
         ]
     )
     config = LocalConfig(learning_rate=section.learning_rate, batch_size=_BATCH_SIZE)
