@@ -170,7 +170,8 @@ def result_of(point, accuracy):
     return point.name, {
         "method": method, "seed": seed, "epsilon": epsilon, "metrics": metrics,
         "setting": config_diff.tables_of(point.setting), "changes": list(point.words),
-        "epsilon_by_client": [epsilon], "not_covered": None,
+        "epsilon_by_client": [epsilon], "not_covered": None, "noise_multiplier": [1.5],
+        "client_accuracy": [accuracy / 100] * 21,
     }  # fmt: skip
 
 
@@ -253,7 +254,7 @@ def test_the_committed_rows_are_those_of_the_committed_results(folder):
 def test_a_row_of_a_run_has_its_accuracies_by_cluster(tmp_path):
     """Clusters of 3, 6, 6 and 6 clients, in their order."""
     _, result = made_up("Global", 5.0, 0, 70.0)
-    result |= {"client_accuracy": (np.arange(21) / 100).tolist(), "noise_multiplier": [1.5]}
+    result |= {"client_accuracy": (np.arange(21) / 100).tolist()}
     result |= {"seconds": 60.0, "separation": 2.5}
     [row] = csv.DictReader(tables.as_csv([result]).splitlines())
     means = [float(row[f"cluster_{c}"]) for c in range(4)]
