@@ -2,6 +2,7 @@
 
 import csv
 import pathlib
+import statistics
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from fedjax_dp.io import drawing
 from fedjax_dp.server.oblivious import run_iteration, set_up_protocol
 
 ATTACKS = ("non_oblivious", "pooled", "mean", "random", "naive", "diff")
+# Those of the thesis, in its order.
+DRAWN = ("non_oblivious", "naive", "random", "diff", "mean")
 # Weights that are recorded at once.
 _BATCH = 250
 PAPER = pathlib.Path(__file__).parent / "paper_tables.csv"
@@ -34,15 +37,50 @@ def noise_for(num_parties: int, r2: float) -> privacy.GammaShares:
     return privacy.gamma_shares(num_parties, unit, float(1 / scale))
 
 
-def run(num_parties: int, num_trials: int, seed: int) -> dict[str, Any]:
-    """Plays the protocol for independent weights, and attacks party 0 in every way."""
+def run(num_parties: int, num_trials: int, num_seeds: int) -> dict[str, Any]:
+    """Plays the protocol for independent weights, and attacks party 0 in every way, seed by seed.
+
+    The samples are values and estimates of the first seed.
+    """
     paper = printed()
     noise = noise_for(num_parties, paper["Non-Oblivious"])
+    seeds = [_attacked(noise, num_trials, seed) for seed in range(num_seeds)]
+    found = []
+    for attack in (*ATTACKS, "server"):
+        pairs = [(estimates[attack], values) for values, estimates, _ in seeds]
+        one: dict[str, Any] = {
+            "attack": attack,
+            "r2": [round(squared_correlation(*pair), 5) for pair in pairs],
+        }
+        if attack != "server":
+            one |= {
+                "predicted_r2": audit.expected_r2(attack, noise, 1.0),
+                "residual_variance": [float(np.var(a - b, ddof=1)) for a, b in pairs],
+                "predicted_variance": audit.expected_residual(attack, noise),
+            }
+        found.append(one)
+    return {
+        "num_parties": num_parties,
+        "num_trials": num_trials,
+        "num_seeds": num_seeds,
+        "scale": noise.scale,
+        "largest_error_of_masks": max(error for _, _, error in seeds),
+        "attacks": found,
+        "paper": paper,
+        "samples": {"values": seeds[0][0], **seeds[0][1]},
+    }
+
+
+def _attacked(
+    noise: privacy.GammaShares, num_trials: int, seed: int
+) -> tuple[np.ndarray, dict[str, np.ndarray], float]:
+    """Attacks one seed: the values of party 0, estimates, and what masks leave in the sum."""
+    n = noise.num_parties
     set_up, rng = set_up_protocol(noise, seed), np.random.default_rng(seed)
     estimates: dict[str, list[np.ndarray]] = {attack: [] for attack in (*ATTACKS, "server")}
-    truth = []
+    truth, errors = [], []
     for first in range(0, num_trials, _BATCH):
-        values = rng.normal(size=(num_parties, min(_BATCH, num_trials - first)))
+        values = rng.normal(size=(n, min(_BATCH, num_trials - first)))
         set_up, iteration = run_iteration(set_up, values, rng)
         set_up, own = run_iteration(set_up, values, rng, is_oblivious=False)
         for attack in ATTACKS:
@@ -50,32 +88,18 @@ def run(num_parties: int, num_trials: int, seed: int) -> dict[str, Any]:
             estimates[attack].append(audit.collude(attacked, attack, rng))
         estimates["server"].append(audit.snoop(iteration))
         truth.append(values[0])
-    values = np.concatenate(truth)
-    found = []
-    for attack, parts in estimates.items():
-        guesses = np.concatenate(parts)
-        one = {"attack": attack, "r2": squared_correlation(guesses, values)}
-        if attack != "server":
-            one |= {
-                "predicted_r2": audit.expected_r2(attack, noise, 1.0),
-                "residual_variance": float(np.var(guesses - values, ddof=1)),
-                "predicted_variance": audit.expected_residual(attack, noise),
-            }
-        found.append(one)
-    return {
-        "num_parties": num_parties,
-        "num_trials": num_trials,
-        "scale": noise.scale,
-        "attacks": found,
-        "paper": paper,
-    }
+        in_the_clear = (iteration.values + iteration.noise).sum(axis=0)
+        errors.append(float(np.max(np.abs(iteration.total - in_the_clear))))
+    joined = {attack: np.concatenate(parts) for attack, parts in estimates.items()}
+    return np.concatenate(truth), joined, max(errors)
 
 
 def as_markdown(result: dict[str, Any]) -> str:
     """Writes the table of the attacks."""
     lines = [
-        f"{result['num_parties']} parties, {result['num_trials']} weights, values of variance 1, "
-        f"scale {result['scale']:.4f}",
+        f"{result['num_parties']} parties, {result['num_trials']} weights, {result['num_seeds']} "
+        f"seeds, values of variance 1, scale {result['scale']:.4f}; masks change a sum by at most "
+        f"{result['largest_error_of_masks']:.0e}",
         "",
         "| attack | r², ours | r², predicted | r², thesis (100 parties) | residual variance "
         "| predicted | ratio |",
@@ -87,10 +111,11 @@ def as_markdown(result: dict[str, Any]) -> str:
         predicted = f"{one['predicted_r2']:.3f}" if "predicted_r2" in one else "0"
         variances = "| | | |"
         if "residual_variance" in one:
-            ours, closed = one["residual_variance"], one["predicted_variance"]
+            ours, closed = statistics.mean(one["residual_variance"]), one["predicted_variance"]
             variances = f"| {ours:.3f} | {closed:.3f} | {ours / closed:.3f} |"
-        shown = theirs.get(one["attack"], "")
-        lines.append(f"| {one['attack']} | {one['r2']:.3f} | {predicted} | {shown} {variances}")
+        shown, r2 = theirs.get(one["attack"], ""), statistics.mean(one["r2"])
+        spread = f" ± {statistics.stdev(one['r2']):.3f}" if len(one["r2"]) > 1 else ""
+        lines.append(f"| {one['attack']} | {r2:.3f}{spread} | {predicted} | {shown} {variances}")
     return "\n".join(lines) + "\n"
 
 
@@ -100,7 +125,8 @@ def draw(result: dict[str, Any]) -> Any:
     axes = figure.subplots()
     found = result["attacks"]
     places = np.arange(len(found))
-    axes.bar(places, [one["r2"] for one in found], 0.6, color=drawing.BLUE, label="ours")
+    levels = [statistics.mean(one["r2"]) for one in found]
+    axes.bar(places, levels, 0.6, color=drawing.BLUE, label="ours")
     predicted = [one.get("predicted_r2", 0.0) for one in found]
     axes.plot(places, predicted, "k_", markersize=22, label="predicted")
     paper = result["paper"]
@@ -114,4 +140,33 @@ def draw(result: dict[str, Any]) -> Any:
     axes.set(xlabel="attack", ylabel="r² of estimates", ylim=(0, 1))
     axes.grid(axis="y", alpha=0.25)
     drawing.legend_above(axes)
+    return figure
+
+
+def draw_estimates(samples: dict[str, np.ndarray]) -> Any:
+    """Draws estimates around the values of the honest party, in order, as figure 2-6."""
+    figure = drawing.new_figure(2.7, drawing.PAGE)
+    panels = figure.subplots(1, len(DRAWN), sharey=True)
+    order = np.argsort(samples["values"])
+    places = np.arange(len(order))
+    for axes, attack in zip(panels, DRAWN, strict=True):
+        axes.plot(places, samples[attack][order], ".", color=drawing.BLUE, markersize=1.5)
+        axes.plot(places, samples["values"][order], color="black")
+        drawing.set_title(axes, attack.replace("_", "-"))
+        axes.set_xticks([])
+        axes.grid(alpha=0.25)
+    panels[0].set_ylabel("weight")
+    panels[len(DRAWN) // 2].set_xlabel("iterations by actual weight (black); estimates (blue)")
+    return figure
+
+
+def draw_violins(samples: dict[str, np.ndarray]) -> Any:
+    """Draws the distribution of estimate less value by attack, as figure 2-7."""
+    figure = drawing.new_figure()
+    axes = figure.subplots()
+    places = np.arange(len(DRAWN))
+    axes.violinplot([samples[attack] - samples["values"] for attack in DRAWN], places, widths=0.8)
+    axes.set_xticks(places, [attack.replace("_", "-\n") for attack in DRAWN])
+    axes.set(xlabel="attack", ylabel="estimate less actual weight")
+    axes.grid(axis="y", alpha=0.25)
     return figure

@@ -1,10 +1,11 @@
 """Secure aggregation and oblivious noise: the experiments of chapter 2 and appendix A.
 
-python -m experiments.secure_aggregation.study collusion [--parties 100] [--trials 1000]
+python -m experiments.secure_aggregation.study collusion [--parties 100] [--seeds 20]
 python -m experiments.secure_aggregation.study adult --parties 100 500 [--corrected 1]
 python -m experiments.secure_aggregation.study growth [--parties 25 50 100 200]
 python -m experiments.secure_aggregation.study asynchronous [--updates 4000]
 python -m experiments.secure_aggregation.study privacyfl [--parties 3 10] [--parts grid]
+python -m experiments.secure_aggregation.study released [--parts scenarios] [--seeds 100]
 python -m experiments.secure_aggregation.study audit [--form masked] [--runs 600]
 python -m experiments.secure_aggregation.study error
 python -m experiments.secure_aggregation.study timing
@@ -31,6 +32,7 @@ from experiments.secure_aggregation import (
     colluders,
     costs,
     privacyfl,
+    released,
     serverless,
 )
 from experiments.secure_aggregation import audited as audited_sums
@@ -41,41 +43,58 @@ HARDWARE = f"{os.cpu_count()} CPU cores, {platform.machine()}"
 
 
 def collusion(options: argparse.Namespace) -> str:
-    """Attacks recorded iterations, and draws r² of the attacks."""
+    """Attacks recorded iterations, and draws r² of the attacks, and estimates beside values."""
     result, cost = _measured(
-        lambda: colluders.run(options.parties[0], options.trials, options.seed)
+        lambda: colluders.run(options.parties[0], options.trials, options.seeds)
     )
+    samples = result.pop("samples")
     _write(options.output / "collusion.json", {**result, "cost": cost})
     plots.save(colluders.draw(result), options.output / "collusion.png")
+    plots.save(colluders.draw_estimates(samples), options.output / "collusion_2_6.png")
+    plots.save(colluders.draw_violins(samples), options.output / "collusion_2_7.png")
     return colluders.as_markdown(result) + _in_words(cost)
 
 
-def _adult_runs(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Runs every number of parties in every setting."""
-    split = adult.table(options.seed)
-    results = []
-    settings: list[tuple[str, float] | None] = [None]
-    settings += [("printed", epsilon) for epsilon in options.printed]
-    settings += [("corrected", epsilon) for epsilon in options.corrected]
-    for n in options.parties:
-        sim = adult.federation_of(*split[:2], n)
-        results += [adult.run(sim, n, setting, options.seed, split) for setting in settings]
-    return results
-
-
 def on_adult(options: argparse.Namespace) -> str:
-    """Runs every number of parties without noise, with the printed and with corrected noise."""
-    results, cost = _measured(lambda: _adult_runs(options))
-    _write(options.output / "adult.json", {"cost": cost, "runs": results})
-    plots.save(adult.draw(results), options.output / "adult.png")
-    return adult.as_markdown(results) + _in_words(cost)
+    """Runs every number of parties without noise, with the printed and with corrected noise.
+
+    Runs that `adult.json` has are not repeated.
+    """
+    name = options.name = options.data
+    path = options.output / f"{name}.json"
+    known = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    results: list[dict[str, Any]] = known.get("runs", [])
+    moves = known.get("moves", {})
+    x, y = adult.load(options.data)
+    wanted = adult.settings(options.printed, options.corrected)
+    for seed, n in itertools.product(range(options.seeds), options.parties):
+        there = {_setting_of(one) for one in results if (one["num_parties"], one["seed"]) == (n, seed)}
+        missing = [setting for setting in wanted if setting not in there]
+        parts = adult.split(x, y, seed)
+        for objective in dict.fromkeys(setting.objective for setting in missing):
+            moves[objective] = moves.get(objective) or adult.move_of_one_record(
+                *parts[:2], objective
+            )
+            sim = adult.federation_of(*parts[:2], n, objective)
+            for setting in missing:
+                if setting.objective == objective:
+                    results.append(adult.run(sim, n, setting, seed, parts))
+            _write(path, {"hardware": HARDWARE, "moves": moves, "runs": results})
+    plots.save(adult.draw_levels(results), options.output / f"{name}.png")
+    rounds = adult.draw_rounds(results, (5e-4, 5e-6, 5e-7))
+    plots.save(rounds, options.output / f"{name}_2_4b.png")
+    return adult.as_markdown(results)
+
+
+def _setting_of(one: dict[str, Any]) -> adult.Setting:
+    return adult.Setting(*(one[name] for name in adult.Setting._fields))
 
 
 def growth(options: argparse.Namespace) -> str:
     """Times the protocol with every message, 105 weights, by number of parties."""
     rows = []
     for n in options.parties:
-        noise = adult.shares_of(n, 1.0, "corrected")
+        noise = adult.shares_of(n, adult.Setting("regularized", "corrected", 1.0))
         start = time.perf_counter(), time.process_time()
         set_up = set_up_protocol(noise, options.seed)
         rng = np.random.default_rng(options.seed)
@@ -117,6 +136,20 @@ def on_digits_and_kdd(options: argparse.Namespace) -> str:
     if "sweep" in options.parts:
         plots.save(privacyfl.draw(result["sweep"]), options.output / "privacyfl.png")
     return privacyfl.as_markdown(result)
+
+
+def as_released(options: argparse.Namespace) -> str:
+    """Runs PrivacyFL's experiments by the solvers and numbers of its released configuration."""
+    tables = {}
+    for part in options.parts:
+        counts = (options.parties, options.seeds) if part == "grid" else (options.seeds,)
+        tables[part], cost = _measured(lambda part=part, counts=counts: released.PARTS[part](*counts))
+        audited_sums.write(options.output / f"released_{part}.csv", tables[part])
+        Console().print(part, _in_words(cost), markup=False)
+    if "growing" in tables and "serverless" in tables:
+        figure = released.draw(tables["growing"], tables["serverless"])
+        plots.save(figure, options.output / "released.png")
+    return ""
 
 
 def audited(options: argparse.Namespace) -> str:
@@ -194,6 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ("growth", growth, [25, 50, 100, 200]),
         ("asynchronous", by_arrival, None),
         ("privacyfl", on_digits_and_kdd, [3, 10, 30, 100]),
+        ("released", as_released, [3, 10, 30, 100]),
         ("audit", audited, None),
         ("error", error, [5, 20, 50, 100, 200, 500, 1000, 5000]),
         ("timing", timing, None),
@@ -208,15 +242,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         one.set_defaults(run=run, name=name)
         if name == "collusion":
             one.add_argument("--trials", type=int, default=1000)
+            one.add_argument("--seeds", type=int, default=20)
         if name == "adult":
-            one.add_argument("--printed", type=float, nargs="*", default=[5e-4, 1e-5])
+            tables_of = ["adult", "credit_card_fraud"]
+            one.add_argument("--data", choices=tables_of, default="adult")
+            printed = [5e-4, 1e-4, 5e-5, 2e-5, 1e-5, 5e-6, 5e-7]
+            one.add_argument("--printed", type=float, nargs="*", default=printed)
             one.add_argument("--corrected", type=float, nargs="*", default=[10.0, 1.0])
+            one.add_argument("--seeds", type=int, default=5)
         if name == "asynchronous":
             one.add_argument("--updates", type=int, default=4000)
         if name == "privacyfl":
             one.add_argument("--seeds", type=int, default=3)
             parts = ["sweep", "scenarios", "times", "grid"]
             one.add_argument("--parts", nargs="+", choices=parts, default=parts)
+        if name == "released":
+            one.add_argument("--seeds", type=int, default=100)
+            kinds_of = list(released.PARTS)
+            one.add_argument("--parts", nargs="+", choices=kinds_of, default=kinds_of)
         if name == "audit":
             one.add_argument("--form", choices=["masked", "cancelled"], default="masked")
             kinds_of = list(audited_sums.SPARE)
@@ -233,7 +276,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     text = options.run(options)
     options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / f"{options.name}.md").write_text(text, "utf-8")
+    if text:
+        (options.output / f"{options.name}.md").write_text(text, "utf-8")
     Console().print(text, markup=False)
 
 

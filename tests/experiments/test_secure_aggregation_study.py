@@ -1,13 +1,15 @@
 """The study of oblivious noise: its rounds against NumPy, its noise, its table and figures."""
 
 import csv
+import itertools
 import json
+import types
 
 import dp_accounting
 import numpy as np
 import pytest
 from drawn import flaws
-from marks import slow, telling
+from marks import later, slow, telling
 from scipy import integrate
 from scipy.special import expit
 
@@ -26,34 +28,120 @@ def two_copies():
     return np.tile(x, (2, 1)).astype(np.float32), np.tile(y, 2), x.astype(np.float32), y
 
 
-def test_rounds_without_noise_are_those_of_numpy():
-    split = two_copies()
-    x, y = split[0][:200].astype(np.float64), split[1][:200]
-    w, rate = np.zeros(5), 2 / (0.25 + 2e-3)
-    scores = []
+LOSSES = {
+    "published": lambda z, y: (y - expit(z)) ** 2 / 2,
+    "regularized": lambda z, y: np.logaddexp(0, z) - y * z,
+}
+
+
+@pytest.mark.parametrize("objective", LOSSES)
+def test_slopes_are_those_of_the_losses(objective):
+    """By central differences."""
+    for z, y in itertools.product(np.linspace(-4, 4, 9), (0.0, 1.0)):
+        slope = (LOSSES[objective](z + 1e-5, y) - LOSSES[objective](z - 1e-5, y)) / 2e-5
+        assert adult.OBJECTIVES[objective].slope(expit(z), y) == pytest.approx(slope, abs=1e-9)
+
+
+@pytest.mark.parametrize("objective", later(LOSSES, but=["published"]))
+def test_rounds_without_noise_are_those_of_numpy(objective):
+    parts = two_copies()
+    x, y = parts[0][:200].astype(np.float64), parts[1][:200]
+    rate, decay = {"published": (1.0, 0.0), "regularized": (2 / 0.502, 1e-3)}[objective]
+    w, scores = np.zeros(5), []
     for _ in range(adult.ROUNDS):
         for _ in range(50):
-            w -= rate * ((expit(x @ w) - y) @ x / 200 + 1e-3 * w)
+            p = expit(x @ w)
+            factor = p * (1 - p) if objective == "published" else 1.0
+            w -= rate * ((factor * (p - y)) @ x / 200 + decay * w)
         said = x @ w > 0
         # All parties have the same model; MCC is the correlation of 0/1 variables.
         scores.append(np.corrcoef(y, said)[0, 1])
-    sim = adult.federation_of(*split[:2], 3)
-    found = adult.run(sim, 3, None, 0, split)
+    sim = adult.federation_of(*parts[:2], 3, objective)
+    free = adult.run(sim, 3, adult.Setting(objective), 0, parts)
     # They are written with four digits.
-    np.testing.assert_allclose(found["mcc"], scores, atol=5.1e-5)
-    assert found["model_norm"] == pytest.approx(np.linalg.norm(w), rel=1e-4)
-    noised = adult.run(sim, 3, ("corrected", 1.0), 0, split)
-    assert noised["average_noise_stddev"] == pytest.approx(np.sqrt(2 / 3) * 10)
-    assert noised["round_epsilon"] == pytest.approx(np.sqrt(5))
-    assert noised["model_norm"] > found["model_norm"]
+    np.testing.assert_allclose(free["mcc"], scores, atol=5.1e-5)
+    assert free["model_norm"] == pytest.approx(np.linalg.norm(w), rel=1e-4)
+    assert free["weight_variance"] == pytest.approx(np.var(w), rel=1e-4)
+    assert free["mse"] == pytest.approx(np.mean((expit(x @ w) - y) ** 2), rel=1e-4)
+    calibration = "printed" if objective == "published" else "corrected"
+    noised = adult.run(sim, 3, adult.Setting(objective, calibration, 0.01), 0, parts)
+    # A Laplace of 2/(3·200·0.01), or of 2·√2/(200·0.001·0.01), and three of them over three.
+    scale = {"published": 1 / 3, "regularized": np.sqrt(2) * 1000}[objective]
+    assert noised["average_noise_stddev"] == pytest.approx(np.sqrt(2 / 3) * scale)
+    assert noised["round_epsilon"] == pytest.approx(np.sqrt(5) * noised["coordinate_epsilon"])
+    assert noised["model_norm"] > free["model_norm"]
+
+
+def test_columns_are_over_their_maxima_and_rows_of_norm_one():
+    x = np.array([[4.0, 0.0, 7.0], [2.0, -5.0, 7.0], [0.0, 5.0, 7.0]])
+    found = adult.rows_of_norm_one(x)
+    expected = [[1, 0, 1], [0.5 / np.sqrt(1.25), -1 / np.sqrt(1.25), 1], [0, 1, 1]]
+    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-9)
+    assert np.all(np.linalg.norm(found[:, :-1].astype(np.float64), axis=1) <= 1)
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "first"), [("adult", "education-num", 13 / 16), ("credit_card_fraud", "Time", 0)]
+)
+def test_tables_are_loaded_as_the_thesis_has_them(data, name, first, monkeypatch):
+    """A range from 1 begins at 0 again; the time of transactions is left out."""
+    options = {}
+
+    def load(which, **more):
+        options.update(more, which=which)
+        # The other column is 0 in the first row, which then is its share of the largest value.
+        train = {"x": np.array([[0.8, 0.0], [1.0, 1.0]], np.float32), "y": np.array([0, 1])}
+        test = {"x": np.array([[0.2, 0.5]], np.float32), "y": np.array([1])}
+        return types.SimpleNamespace(train=train, test=test, feature_names=(name, "other"))
+
+    monkeypatch.setattr(adult.datasets, "load", load)
+    monkeypatch.setattr(adult, "rows_of_norm_one", lambda x: x / x.max(axis=0))
+    x, y = adult.load(data)
+    assert options.pop("which") == data and options.pop("scaling") == "range"
+    assert options == ({"drop_missing": True} if data == "adult" else {})
+    assert x.shape == ((3, 2) if data == "adult" else (3, 1)) and y.tolist() == [0, 1, 1]
+    assert x[0, 0] == pytest.approx(first)
+
+
+def trained(x, y):
+    w = np.zeros(x.shape[1])
+    for _ in range(50):
+        p = expit(x @ w)
+        w -= ((p - y) * p * (1 - p)) @ x / len(x)
+    return w
+
+
+def test_one_record_moves_a_model_by_no_more_than_its_bound():
+    """The recursion of the bound with a curvature from differences; then real records."""
+    z = np.linspace(-8, 8, 4001)
+    bends = [
+        np.gradient(np.gradient(LOSSES["published"](z, y), z), z)[2:-2].min() for y in (0.0, 1.0)
+    ]
+    slopes = [np.abs(np.gradient(LOSSES["published"](z, y), z)).max() for y in (0.0, 1.0)]
+    bound = 0.0
+    for _ in range(50):
+        bound = bound * (1 - 2 * min(bends)) + 2 * np.sqrt(2) * max(slopes) / 200
+    assert adult.sensitivity_of("published").l2 == pytest.approx(bound, rel=0.02)
+    x, y, *_ = two_copies()
+    x, y = np.concatenate([x[:200], np.ones((200, 1))], axis=1), y[:200]
+    base, moves = trained(x, y), []
+    for i in range(200):
+        other = np.where(np.arange(200) == i, 1 - y, y)
+        moves.append(trained(x, other) - base)
+    assert np.max(np.linalg.norm(moves, axis=1)) < bound
+    largest = adult.move_of_one_record(x, y, "published")
+    assert largest == pytest.approx(np.max(np.abs(moves)), rel=1e-9)
 
 
 def test_the_printed_noise_is_worth_what_the_training_makes_of_it():
-    # 2/(n·k·ε) for n = 100, k = 200, ε = 1e-5; a sum moves by 2/(200·0.001) = 10.
-    noise = adult.shares_of(100, 1e-5, "printed")
+    # 2/(n·k·ε) for n = 100, k = 200, ε = 1e-5.
+    noise = adult.shares_of(100, adult.Setting("published", "printed", 1e-5))
     assert noise.scale == pytest.approx(10.0)
-    assert noise.coordinate_epsilon == pytest.approx(1.0)
-    assert adult.shares_of(100, 2.0, "corrected").coordinate_epsilon == pytest.approx(2.0)
+    assert noise.coordinate_epsilon == pytest.approx(adult.sensitivity_of("published").l2 / 10)
+    # A sum moves by 2·√2/(200·0.001), the norm of a row being √2 with its intercept.
+    corrected = adult.shares_of(100, adult.Setting("regularized", "corrected", 2.0))
+    assert corrected.scale == pytest.approx(np.sqrt(2) * 10 / 2)
+    assert corrected.coordinate_epsilon == pytest.approx(2.0)
 
 
 def test_the_error_of_a_sum_is_that_of_its_characteristic_function():
@@ -135,22 +223,70 @@ def test_colluders_prove_more_than_is_claimed_if_the_noise_counts_their_shares(c
 def test_the_collusion_table_has_our_figures_beside_the_printed_ones(tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr(plots, "save", lambda figure, path: drawn.__setitem__(path.name, figure))
-    study.main(["collusion", "--parties", "6", "--trials", "300", "--output", str(tmp_path)])
+    study.main(
+        f"collusion --parties 6 --trials 300 --seeds 2 --output {tmp_path}".split()
+    )
     text = (tmp_path / "collusion.md").read_text("utf-8")
     with colluders.PAPER.open(encoding="utf-8") as file:
         values = [r["value"] for r in csv.DictReader(file) if r["metric"] == "r2_of_attack"]
     assert values == ["0.894", "0.164"]
     assert "| 0.894 | 0.894 |" in text and "at most 0.164" in text
-    assert not flaws(drawn["collusion.png"])
+    assert not any(map(flaws, drawn.values())) and len(drawn) == 3
+    result = json.loads((tmp_path / "collusion.json").read_text("utf-8"))
+    assert result["largest_error_of_masks"] < 1e-6
+    assert [len(one["r2"]) for one in result["attacks"]] == [2] * 7
+
+
+def test_estimates_are_drawn_around_values_in_order():
+    rng = np.random.default_rng(0)
+    samples = {name: rng.normal(size=40) for name in ("values", *colluders.DRAWN)}
+    panels = colluders.draw_estimates(samples).axes
+    assert [axes.get_title() for axes in panels] == [
+        name.replace("_", "-") for name in colluders.DRAWN
+    ]
+    for axes, name in zip(panels, colluders.DRAWN, strict=True):
+        estimates, actual = (line.get_ydata() for line in axes.lines)
+        np.testing.assert_array_equal(actual, np.sort(samples["values"]))
+        assert dict(zip(actual, estimates, strict=True)) == dict(
+            zip(samples["values"], samples[name], strict=True)
+        )
+
+
+def made(n, calibration, epsilon, seed, last, mse=0.1):
+    """A run as `adult.run` writes it."""
+    one = {"objective": "published", "calibration": calibration, "epsilon": epsilon}
+    one |= {"num_parties": n, "seed": seed, "mcc": [0.5, last], "mse": mse}
+    return one | {"other_rounds_cpu_seconds": 1.5}
 
 
 def test_curves_of_scores_can_be_read():
-    one = {"mcc": list(np.linspace(0, 0.5, 20)), "num_parties": 50}
-    kinds = [(None, None), ("printed", 1e-5), ("corrected", 1.0)]
+    kinds = [(None, None), ("printed", 5e-4), ("printed", 1e-5)]
     results = [
-        {**one, "calibration": c, "epsilon": e, "num_parties": n} for c, e in kinds for n in (5, 50)
+        made(n, *kind, seed, 0.4 + seed / 50) for kind in kinds for n in (5, 50) for seed in (0, 1)
     ]
-    assert not flaws(adult.draw(results))
+    assert not flaws(adult.draw_levels(results))
+    assert not flaws(adult.draw_rounds(results, (None, 5e-4, 1e-5)))
+
+
+def test_runs_on_adult_are_not_repeated(tmp_path, monkeypatch):
+    """An interrupted study goes on with what its file does not have."""
+    ran = []
+
+    def run(sim, n, setting, seed, parts):
+        ran.append((n, setting, seed))
+        return made(n, setting.calibration, setting.epsilon, seed, 0.3)
+
+    monkeypatch.setattr(adult, "load", lambda data: two_copies()[:2])
+    monkeypatch.setattr(adult, "federation_of", lambda *_: None)
+    monkeypatch.setattr(adult, "run", run)
+    monkeypatch.setattr(plots, "save", lambda figure, path: None)
+    options = f"adult --parties 3 5 --corrected --output {tmp_path}"
+    study.main([*options.split(), "--printed", "5e-4", "--seeds", "1"])
+    assert len(ran) == 4
+    study.main([*options.split(), "--printed", "5e-4", "1e-5", "--seeds", "2"])
+    assert len(ran) == len(set(ran)) == 2 * 3 * 2
+    written = json.loads((tmp_path / "adult.json").read_text("utf-8"))
+    assert len(written["runs"]) == 12 and 0 < written["moves"]["published"] < 5.1
 
 
 @telling
@@ -173,12 +309,18 @@ def test_clients_without_a_server_do_better_than_alone_on_average(tmp_path):
 
 
 def test_the_adult_table_has_the_thesis_figures_beside_ours():
-    """1,000 parties: a relative loss of 0.0052/0.52 = 0.01 in MCC."""
-    one = {"num_parties": 1000, "mcc": [0.5, 0.52]}
-    one |= {"first_round_seconds": 1.0, "other_rounds_seconds": 2.0}
-    one |= {"other_rounds_cpu_seconds": 1.5, "calibration": None, "epsilon": None}
-    noised = {"calibration": "printed", "epsilon": 5e-4, "mcc": [0.5, 0.5148]}
-    small = {"num_parties": 100, "calibration": "printed", "epsilon": 1e-5}
-    text = adult.as_markdown([one, one | noised, one | small])
-    assert "| 1000 | 0.0100 | 0.0018 |" in text
-    assert "| 100 | 1e-05 | printed | 0.500 | 0.520 | 0.005 |" in text
+    """1,000 parties: relative losses of 0.0052/0.52 = 0.01 and 0.03/0.6 = 0.05 in MCC."""
+    runs = [made(1000, None, None, 0, 0.52), made(1000, "printed", 5e-4, 0, 0.5148, 0.1001)]
+    runs += [made(1000, None, None, 1, 0.6), made(1000, "printed", 5e-4, 1, 0.57, 0.1003)]
+    runs.append(made(100, "printed", 1e-5, 0, 0.52))
+    text = adult.as_markdown(runs)
+    assert "| 1000 | 0.03 ± 0.028 | 0.0018 | 0.002 ± 0.0014 | 1.1e-6 |" in text
+    assert "| published | 100 | 1e-05 | printed | 0.500 | 0.520 | 1 | 0.005 |" in text
+    assert "| published | 1000 | none |  | 0.500 ± 0.000 | 0.560 ± 0.057 | 2 |  |" in text
+
+
+def test_the_server_adds_up_what_arrives():
+    rng = np.random.default_rng(0)
+    words = rng.integers(0, 2**64, (7, 105), np.uint64)
+    total = costs._received([row.tobytes() for row in words])
+    np.testing.assert_array_equal(total, words.sum(axis=0, dtype=np.uint64))
