@@ -68,7 +68,7 @@ class Setting(NamedTuple):
 
 
 def settings(printed: Iterable[float], corrected: Iterable[float]) -> list[Setting]:
-    """Lists the printed noise beside its training, and corrected noise beside one that allows it."""
+    """Lists printed noise beside its training, and corrected noise beside one that allows it."""
     found = []
     for objective, calibration, epsilons in (
         ("published", "printed", list(printed)),
@@ -165,12 +165,17 @@ def move_of_one_record(x: np.ndarray, y: np.ndarray, objective: str) -> float:
     return float(np.max(np.abs(w[:ROWS] - w[ROWS])))
 
 
-def declaration(
-    x: np.ndarray, y: np.ndarray, num_parties: int, objective: str
-) -> FederatedAlgorithm:
+class _Server(NamedTuple):
+    """The last average, and the pool that parties draw from, for one program for all splits."""
+
+    w: jax.Array
+    x: jax.Array
+    y: jax.Array
+
+
+def declaration(shape: tuple[int, int], num_parties: int, objective: str) -> FederatedAlgorithm:
     """Declares the rounds: 50 full-batch steps on 200 rows of the pool, then the noised average."""
-    pool, labels = jnp.asarray(x), jnp.asarray(y, jnp.float32)
-    size, width = x.shape
+    size, width = shape
     slope, rate, regularizer = OBJECTIVES[objective]
 
     def client(message, own, client, hyper, key):
@@ -179,35 +184,34 @@ def declaration(
         first = jax.random.randint(first, (), 0, size)
         stride = jax.random.randint(stride, (), 1, size // ROWS)
         rows = (first + stride * jnp.arange(ROWS)) % size
-        a, b = pool[rows], labels[rows]
+        a, b = message.x[rows], message.y[rows]
 
         def step(_, w):
             return w - rate * (slope(jax.nn.sigmoid(a @ w), b) @ a / ROWS + regularizer * w)
 
-        return ClientOutput(jax.lax.fori_loop(0, STEPS, step, message), jnp.float32(1), own)
+        return ClientOutput(jax.lax.fori_loop(0, STEPS, step, message.w), jnp.float32(1), own)
 
     structure = jax.ShapeDtypeStruct((width,), jnp.float32)
     mean = oblivious_mean(structure, _NO_CLIPPING, 0.0, num_parties)
+    shared = algorithms.SharedModel(lambda s: s.w, lambda s, p: s._replace(w=p))
     return FederatedAlgorithm(
         name="adult",
-        init=lambda key: jnp.zeros(width),
+        init=lambda key: _Server(jnp.zeros(width), jnp.zeros(shape), jnp.zeros(size)),
         broadcast=lambda server, client: server,
         client=client,
         aggregator=mean,
-        server_step=lambda server, total, hyper, round, key: (total, {}),
+        server_step=lambda server, total, hyper, round, key: (server._replace(w=total), {}),
         training=Training(LocalConfig(1.0, 1, 1), lambda size, config: jnp.int32(STEPS)),
-        views=algorithms.base.Views(algorithms.SharedModel(lambda s: s, lambda s, p: p)),
+        views=algorithms.base.Views(shared),
     )
 
 
-def federation_of(
-    x: np.ndarray, y: np.ndarray, num_parties: int, objective: str
-) -> engine.Simulation:
-    """Compiles the rounds of one number of parties, for noise of any scale."""
+def federation_of(shape: tuple[int, int], num_parties: int, objective: str) -> engine.Simulation:
+    """Compiles the rounds of one number of parties, for a pool of one shape and any noise."""
     empty = {"x": np.zeros((num_parties, 1), np.float32)}
     population = FederatedData(empty, np.arange(num_parties + 1))
     joining = participation(full_participation(), num_parties)
-    return engine.simulation(declaration(x, y, num_parties, objective), population, joining)
+    return engine.simulation(declaration(shape, num_parties, objective), population, joining)
 
 
 def run(
@@ -218,17 +222,19 @@ def run(
     split: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
 ) -> dict[str, Any]:
     """Plays 20 rounds; MCC on the test part after each, and what the noise costs."""
-    x, _, x_test, y_test = split
+    x, y, x_test, y_test = split
     noise = None if setting.calibration is None else shares_of(num_parties, setting)
     factor = 0.0 if noise is None else noise.scale / _NO_CLIPPING
     hyper = sim.federation.algorithm.hyper
     hyper = hyper._replace(aggregator={**hyper.aggregator, "noise_multiplier": factor})
     key = jax.random.key(seed)
     state, scores, seconds, cpu_seconds = sim.init(key), [], [], []
+    pool = state.server._replace(x=jnp.asarray(x), y=jnp.asarray(y, jnp.float32))
+    state = state._replace(server=pool)
     for _ in range(ROUNDS):
         start, cpu_start = time.perf_counter(), time.process_time()
         state, _, _ = sim.run(state, key, 1, hyper)
-        w = np.asarray(state.server, np.float64)
+        w = np.asarray(state.server.w, np.float64)
         seconds.append(time.perf_counter() - start)
         cpu_seconds.append(time.process_time() - cpu_start)
         scores.append(float(matthews_corrcoef(y_test, x_test @ w > 0)))

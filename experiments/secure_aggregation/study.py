@@ -21,6 +21,7 @@ import platform
 import resource
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,18 +68,22 @@ def on_adult(options: argparse.Namespace) -> str:
     moves = known.get("moves", {})
     x, y = adult.load(options.data)
     wanted = adult.settings(options.printed, options.corrected)
-    for seed, n in itertools.product(range(options.seeds), options.parties):
-        there = {_setting_of(one) for one in results if (one["num_parties"], one["seed"]) == (n, seed)}
-        missing = [setting for setting in wanted if setting not in there]
-        parts = adult.split(x, y, seed)
-        for objective in dict.fromkeys(setting.objective for setting in missing):
-            moves[objective] = moves.get(objective) or adult.move_of_one_record(
-                *parts[:2], objective
-            )
-            sim = adult.federation_of(*parts[:2], n, objective)
-            for setting in missing:
-                if setting.objective == objective:
-                    results.append(adult.run(sim, n, setting, seed, parts))
+    splits = [adult.split(x, y, seed) for seed in range(options.seeds)]
+    for n, objective in itertools.product(options.parties, adult.OBJECTIVES):
+        there = {_key(one) for one in results}
+        own = [setting for setting in wanted if setting.objective == objective]
+        missing = [
+            (seed, setting)
+            for seed, setting in itertools.product(range(options.seeds), own)
+            if (n, seed, *setting) not in there
+        ]
+        if not missing:
+            continue
+        if objective not in moves:
+            moves[objective] = adult.move_of_one_record(*splits[0][:2], objective)
+        sim = adult.federation_of(splits[0][0].shape, n, objective)
+        for seed, setting in missing:
+            results.append(adult.run(sim, n, setting, seed, splits[seed]))
             _write(path, {"hardware": HARDWARE, "moves": moves, "runs": results})
     plots.save(adult.draw_levels(results), options.output / f"{name}.png")
     rounds = adult.draw_rounds(results, (5e-4, 5e-6, 5e-7))
@@ -86,8 +91,9 @@ def on_adult(options: argparse.Namespace) -> str:
     return adult.as_markdown(results)
 
 
-def _setting_of(one: dict[str, Any]) -> adult.Setting:
-    return adult.Setting(*(one[name] for name in adult.Setting._fields))
+def _key(one: dict[str, Any]) -> tuple[Any, ...]:
+    """Names a run by its parties, its seed and its setting."""
+    return tuple(one[name] for name in ("num_parties", "seed", *adult.Setting._fields))
 
 
 def growth(options: argparse.Namespace) -> str:
@@ -143,7 +149,9 @@ def as_released(options: argparse.Namespace) -> str:
     tables = {}
     for part in options.parts:
         counts = (options.parties, options.seeds) if part == "grid" else (options.seeds,)
-        tables[part], cost = _measured(lambda part=part, counts=counts: released.PARTS[part](*counts))
+        tables[part], cost = _measured(
+            lambda part=part, counts=counts: released.PARTS[part](*counts)
+        )
         audited_sums.write(options.output / f"released_{part}.csv", tables[part])
         Console().print(part, _in_words(cost), markup=False)
     if "growing" in tables and "serverless" in tables:

@@ -106,6 +106,19 @@ def test_models_of_the_grid_go_on_from_the_mean(monkeypatch):
     assert len(np.unique(read, axis=0)) == len(read) == 2 * 20 * 30
 
 
+def test_a_changed_label_moves_a_model(monkeypatch):
+    """A stand-in for training whose weights count the labels."""
+
+    def count(rows):
+        return released.Linear(np.bincount(rows[1], minlength=10)[:, None] / 7.0, np.zeros(10))
+
+    monkeypatch.setattr(released, "logistic", count)
+    rows = released.moves()
+    assert len(rows) == 150
+    assert {round(row["move"], 6) for row in rows} == {round(1 / 7, 6)}
+    assert rows[0]["bound"] == pytest.approx(1 / 75)
+
+
 def test_parts_are_written_and_drawn(tmp_path, monkeypatch):
     monkeypatch.setattr(study.plots, "save", lambda figure, path: None)
     study.main(f"released --parts scenarios --seeds 1 --output {tmp_path}".split())

@@ -56,7 +56,7 @@ def test_rounds_without_noise_are_those_of_numpy(objective):
         said = x @ w > 0
         # All parties have the same model; MCC is the correlation of 0/1 variables.
         scores.append(np.corrcoef(y, said)[0, 1])
-    sim = adult.federation_of(*parts[:2], 3, objective)
+    sim = adult.federation_of(parts[0].shape, 3, objective)
     free = adult.run(sim, 3, adult.Setting(objective), 0, parts)
     # They are written with four digits.
     np.testing.assert_allclose(free["mcc"], scores, atol=5.1e-5)
@@ -81,7 +81,8 @@ def test_columns_are_over_their_maxima_and_rows_of_norm_one():
 
 
 @pytest.mark.parametrize(
-    ("data", "name", "first"), [("adult", "education-num", 13 / 16), ("credit_card_fraud", "Time", 0)]
+    ("data", "name", "first"),
+    [("adult", "education-num", 13 / 16), ("credit_card_fraud", "Time", 0)],
 )
 def test_tables_are_loaded_as_the_thesis_has_them(data, name, first, monkeypatch):
     """A range from 1 begins at 0 again; the time of transactions is left out."""
@@ -223,9 +224,7 @@ def test_colluders_prove_more_than_is_claimed_if_the_noise_counts_their_shares(c
 def test_the_collusion_table_has_our_figures_beside_the_printed_ones(tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr(plots, "save", lambda figure, path: drawn.__setitem__(path.name, figure))
-    study.main(
-        f"collusion --parties 6 --trials 300 --seeds 2 --output {tmp_path}".split()
-    )
+    study.main(f"collusion --parties 6 --trials 300 --seeds 2 --output {tmp_path}".split())
     text = (tmp_path / "collusion.md").read_text("utf-8")
     with colluders.PAPER.open(encoding="utf-8") as file:
         values = [r["value"] for r in csv.DictReader(file) if r["metric"] == "r2_of_attack"]
