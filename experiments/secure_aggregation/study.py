@@ -147,11 +147,10 @@ def on_digits_and_kdd(options: argparse.Namespace) -> str:
 def as_released(options: argparse.Namespace) -> str:
     """Runs PrivacyFL's experiments by the solvers and numbers of its released configuration."""
     tables = {}
+    counts = {"grid": (options.parties, options.seeds), "moves": ()}
     for part in options.parts:
-        counts = (options.parties, options.seeds) if part == "grid" else (options.seeds,)
-        tables[part], cost = _measured(
-            lambda part=part, counts=counts: released.PARTS[part](*counts)
-        )
+        numbers = counts.get(part, (options.seeds,))
+        tables[part], cost = _measured(partial(released.PARTS[part], *numbers))
         audited_sums.write(options.output / f"released_{part}.csv", tables[part])
         Console().print(part, _in_words(cost), markup=False)
     if "growing" in tables and "serverless" in tables:
