@@ -143,7 +143,7 @@ def serverless(num_seeds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def grid(num_clients: Sequence[int], num_seeds: int) -> list[dict[str, Any]]:
+def grid(num_seeds: int, num_clients: Sequence[int] = (3, 10, 30, 100)) -> list[dict[str, Any]]:
     """Runs figure 5-3: algorithm 2 on KDD, stochastic gradients on 30 new rows from the mean."""
     loaded = datasets.load("kddcup99", scaling="range", distinct=True)
     rows = []
@@ -192,13 +192,19 @@ def moves() -> list[dict[str, Any]]:
     return rows
 
 
-# The files of the parts.
-PARTS: dict[str, Callable[..., list[dict[str, Any]]]] = {
-    "scenarios": scenarios,
-    "growing": growing,
-    "serverless": serverless,
-    "grid": grid,
-    "moves": moves,
+class Part(NamedTuple):
+    """A file of results: what makes its rows of a number of seeds, and how many show the spread."""
+
+    rows: Callable[..., list[dict[str, Any]]]
+    seeds: int
+
+
+PARTS = {
+    "scenarios": Part(scenarios, 100),
+    "growing": Part(growing, 40),
+    "serverless": Part(serverless, 40),
+    "grid": Part(grid, 5),
+    "moves": Part(lambda seeds: moves(), 1),
 }
 
 

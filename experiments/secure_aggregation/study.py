@@ -147,16 +147,20 @@ def on_digits_and_kdd(options: argparse.Namespace) -> str:
 def as_released(options: argparse.Namespace) -> str:
     """Runs PrivacyFL's experiments by the solvers and numbers of its released configuration."""
     tables = {}
-    counts = {"grid": (options.parties, options.seeds), "moves": ()}
-    for part in options.parts:
-        numbers = counts.get(part, (options.seeds,))
-        tables[part], cost = _measured(partial(released.PARTS[part], *numbers))
-        audited_sums.write(options.output / f"released_{part}.csv", tables[part])
-        Console().print(part, _in_words(cost), markup=False)
+    for name in options.parts:
+        part = released.PARTS[name]
+        tables[name], cost = _measured(partial(part.rows, options.seeds or part.seeds))
+        digits = [{k: _rounded(v) for k, v in row.items()} for row in tables[name]]
+        audited_sums.write(options.output / f"released_{name}.csv", digits)
+        Console().print(name, _in_words(cost), markup=False)
     if "growing" in tables and "serverless" in tables:
         figure = released.draw(tables["growing"], tables["serverless"])
         plots.save(figure, options.output / "released.png")
     return ""
+
+
+def _rounded(value: Any) -> Any:
+    return round(value, 5) if isinstance(value, float) else value
 
 
 def audited(options: argparse.Namespace) -> str:
@@ -234,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ("growth", growth, [25, 50, 100, 200]),
         ("asynchronous", by_arrival, None),
         ("privacyfl", on_digits_and_kdd, [3, 10, 30, 100]),
-        ("released", as_released, [3, 10, 30, 100]),
+        ("released", as_released, None),
         ("audit", audited, None),
         ("error", error, [5, 20, 50, 100, 200, 500, 1000, 5000]),
         ("timing", timing, None),
@@ -264,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             parts = ["sweep", "scenarios", "times", "grid"]
             one.add_argument("--parts", nargs="+", choices=parts, default=parts)
         if name == "released":
-            one.add_argument("--seeds", type=int, default=100)
+            one.add_argument("--seeds", type=int)
             kinds_of = list(released.PARTS)
             one.add_argument("--parts", nargs="+", choices=kinds_of, default=kinds_of)
         if name == "audit":

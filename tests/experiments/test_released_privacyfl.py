@@ -54,7 +54,7 @@ def test_clients_train_on_all_their_rows_so_far(part, iterations, monkeypatch):
 
     monkeypatch.setattr(released, "logistic", record)
     monkeypatch.setattr(released, "stochastic", record)
-    found = released.PARTS[part](1)
+    found = released.PARTS[part].rows(1)
     (x, y), (_, y_test) = released.digits()
     expected = [(c, i) for i in range(1, iterations + 1) for c in range(3)]
     for (c, i), rows in zip(expected, seen, strict=True):
@@ -97,7 +97,7 @@ def test_models_of_the_grid_go_on_from_the_mean(monkeypatch):
     mean = released.mean
     monkeypatch.setattr(released, "stochastic", train)
     monkeypatch.setattr(released, "mean", lambda models: means.append(mean(models)) or means[-1])
-    found = released.grid([2], 1)
+    found = released.grid(1, [2])
     # The last 20 rounds are those without noise.
     np.testing.assert_allclose([m.weights[0, 0] for m in means[-20:]], np.arange(1, 21))
     assert len(found) == 4 * 20 and found[-1]["epsilon"] is None
