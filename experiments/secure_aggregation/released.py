@@ -202,7 +202,7 @@ class Part(NamedTuple):
 PARTS = {
     "scenarios": Part(scenarios, 100),
     "growing": Part(growing, 40),
-    "serverless": Part(serverless, 40),
+    "serverless": Part(serverless, 160),
     "grid": Part(grid, 5),
     "moves": Part(lambda seeds: moves(), 1),
 }
