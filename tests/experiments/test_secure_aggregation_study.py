@@ -42,7 +42,7 @@ def test_slopes_are_those_of_the_losses(objective):
         assert adult.OBJECTIVES[objective].slope(expit(z), y) == pytest.approx(slope, abs=1e-9)
 
 
-@pytest.mark.parametrize("objective", later(LOSSES, but=["published"]))
+@pytest.mark.parametrize("objective", later(LOSSES, soon=["published"]))
 def test_rounds_without_noise_are_those_of_numpy(objective):
     parts = two_copies()
     x, y = parts[0][:200].astype(np.float64), parts[1][:200]
