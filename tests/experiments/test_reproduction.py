@@ -55,7 +55,6 @@ NOT_KEPT = {
     "deployment": {".628", ".817", ".872", ".558", ".808", ".867", ".04", ".61", ".80"}
     | {"6.482462905382097"},
     "personalization": {"46.2", "48.1", "0.92"},
-    "secure_aggregation": {"3.3"},
 }
 DECIMAL = re.compile(r"(?<![\w.,])\d*\.\d+(?!\w)")
 FILES = (".csv", ".json", ".md", ".py", ".toml")
