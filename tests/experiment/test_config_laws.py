@@ -45,6 +45,10 @@ ON = {
         "[model.adapters]\nrank = 1\ntargets = ['params/w']\n",
         "--model.adapters.rank=none",
     ),
+    "evaluation.references": (
+        "[evaluation]\nclusters = true\n[evaluation.references]\nepochs = 1\n",
+        "--evaluation.references.epochs=none",
+    ),
     "clock": (CLOCK, ""),
     "clock.availability": (
         f"{CLOCK}[clock.availability]\nchance = 0.5\n",

@@ -116,6 +116,8 @@ def _allows(rule, alternatives, value, word):
         return isinstance(value, dict)
     if rule == "a list":
         return isinstance(value, list)
+    if rule.startswith("a published list"):
+        return isinstance(value, str) and re.fullmatch(r"Dist[1-9]( \* \d+(\.\d+)?)?", value)
     if rule == "a path":
         return (word if word is not None else value) != "" and (
             word is not None or isinstance(value, str)

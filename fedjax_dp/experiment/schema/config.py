@@ -38,7 +38,7 @@ NamedBudgets = Annotated[
     str,
     Pattern(
         rf"Dist[1-9]( \* {FACTOR})?",
-        'a published list, "Dist1" to "Dist9", or a multiple of one, such as "Dist2 * 10"',
+        'a published list, "Dist1" to "Dist9", also times a number: "Dist2 * 10"',
     ),
 ]
 NamedBatchSizes = Literal["heterogeneous"]
