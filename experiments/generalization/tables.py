@@ -73,7 +73,8 @@ def _rows_of(folder: pathlib.Path) -> list[dict[str, Any]]:
 def change_of(accuracies: Sequence[float]) -> float | None:
     """Compares the last ten evaluations with those before three quarters of a run."""
     until = 3 * len(accuracies) // 4
-    if until < 10:
+    # Of fewer the two would overlap.
+    if len(accuracies) - until < 10:
         return None
     return float(np.mean(accuracies[-10:]) - np.mean(accuracies[until - 10 : until]))
 

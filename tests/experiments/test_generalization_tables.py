@@ -73,7 +73,8 @@ def test_a_run_that_has_not_converged_is_known_by_its_last_quarter():
     """Of 40 evaluations the last ten are compared with those from 20 to 29."""
     assert tables.change_of([r / 100 for r in range(40)]) == pytest.approx(0.1)
     assert tables.change_of([r / 100 for r in range(30)] + [0.245] * 10) == pytest.approx(0)
-    assert tables.change_of([0.5] * 13) is None, "there are no ten evaluations before"
+    assert tables.change_of([0.5] * 36) is None, "the last ten begin before three quarters"
+    assert tables.change_of([0.5] * 37) == 0
     cell = {"study": "a", "algorithm": "b", "setting": "", "rounds": "9", tables.METRIC: "0.5"}
     changes = {("AVG", 0): 0.01, ("AVG", 1): -0.02, ("GMA", 0): -0.03, ("GMA", 1): -0.01}
     runs = [
