@@ -62,7 +62,9 @@ def stochastic(rows: Rows, seed: int, start: Linear | None = None) -> Linear:
     if start is None:
         found = solver.fit(*rows)
     else:
-        found = solver.fit(*rows, coef_init=start.weights, intercept_init=start.intercepts)
+        # It trains in place, and others start from the same model.
+        weights, intercepts = start.weights.copy(), start.intercepts.copy()
+        found = solver.fit(*rows, coef_init=weights, intercept_init=intercepts)
     return Linear(found.coef_, found.intercept_)
 
 

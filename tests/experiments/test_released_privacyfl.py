@@ -81,6 +81,19 @@ def test_noise_on_growing_rows_shrinks_with_them(monkeypatch):
     assert released.scale_of(3, 150, 0.1) == pytest.approx(2 / 45)
 
 
+def test_clients_start_from_the_same_model():
+    rng = np.random.default_rng(0)
+    x = rng.uniform(size=(30, 5))
+    rows = x, (x[:, 0] > 0.5).astype(int)
+    start = released.stochastic(rows, 1)
+    weights, intercepts = start.weights.copy(), start.intercepts.copy()
+    first, second = (released.stochastic(rows, 2, start) for _ in range(2))
+    np.testing.assert_array_equal(start.weights, weights)
+    np.testing.assert_array_equal(start.intercepts, intercepts)
+    np.testing.assert_array_equal(first.weights, second.weights)
+    assert not np.array_equal(first.weights, weights)
+
+
 def test_models_of_the_grid_go_on_from_the_mean(monkeypatch):
     """Each training adds 1 to what it starts from: 20 rounds without noise add 20."""
     rng = np.random.default_rng(0)
