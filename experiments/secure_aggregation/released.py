@@ -204,7 +204,7 @@ class Part(NamedTuple):
 PARTS = {
     "scenarios": Part(scenarios, 100),
     "growing": Part(growing, 40),
-    "serverless": Part(serverless, 160),
+    "serverless": Part(serverless, 100),
     "grid": Part(grid, 5),
     "moves": Part(lambda seeds: moves(), 1),
 }
