@@ -42,9 +42,9 @@ def blur_lus(
 ) -> FederatedAlgorithm:
     """Declares federated averaging with BLUR in local training and LUS of updates.
 
-    BLUR pulls local models back into the ball that the clip norm allows; LUS drops the entries of
-    an update that matter least. Clipping then removes less, so that a smaller clip norm, with less
-    noise, suffices. Either is off at 0.
+    BLUR pulls local models back towards the ball that the clip norm allows; LUS drops the entries
+    of an update that matter least. The aim is that clipping removes less; neither bounds an update
+    or changes the noise. Either is off at 0.
 
     Guarantee: that of the aggregator and of the trainer, unchanged: both parts happen at the client
     before clipping.
