@@ -3,14 +3,15 @@
 First rounds alone, at the size of each configuration: 8,000 images a client and 200 rounds in the
 paper's. The first update of a client is one clipped step on all of its data, plus Gaussian noise of
 standard deviation η z C / N in every coordinate, z being that of a whole run with private choices.
-The step is computed once for a configuration and a seed, a cell, and each budget adds its own
-noise. `number_of_clusters.csv` has, for each way of making features, the number of clusters M whose
-mixture is best separated by the plain and by the adjusted score, and whether the mixture of as many
-components as there are clusters puts every client into the right one. Cells that the file has are
-not run again.
+The step is computed once for a configuration and a seed, a cell, and each budget adds several draws
+of noise. `number_of_clusters.csv` has, for each way of making features, the number of clusters M
+whose mixture is best separated by the plain and by the adjusted score, and whether the mixture of
+as many components as there are clusters puts every client into the right one. Cells that the file
+has are not run again.
 """
 
 import argparse
+import itertools
 import pathlib
 import time
 from collections.abc import Iterator, Sequence
@@ -32,7 +33,7 @@ from fedjax_dp.experiment import Config
 from fedjax_dp.experiment.assembly.assemble import parts_of, population_of
 from fedjax_dp.experiment.running.starting import new_root
 from fedjax_dp.server.clustering import (
-    fit_best_mixture,
+    best_separated,
     fit_mixture,
     principal_features,
     similarity_of,
@@ -42,6 +43,7 @@ HERE = pathlib.Path(__file__).parent
 # Shortest first.
 SETTINGS = ("mnist_two_cores", "fashion_mnist_two_cores", "mnist", "fashion_mnist")
 EPSILONS = (15.0, 10.0, 5.0, 4.0, 3.0, 2.0)
+SCORES = ("plain", "adjusted")
 # The features of the updates, and how many principal components are clustered.
 FEATURES = (("centred", 2), ("authors", 2), ("centred", 3))
 
@@ -88,44 +90,50 @@ def first_step(by_epsilon: dict[float, Config]) -> FirstStep:
     return FirstStep(np.stack(updates), noise, multipliers, true_clusters(first))
 
 
-def rows_of(step: FirstStep, seed: int) -> Iterator[Row]:
-    """Clusters noised updates at every budget, with every kind of features."""
+def rows_of(step: FirstStep, seed: int, draws: int) -> Iterator[Row]:
+    """Clusters updates with each draw of noise at every budget, with every kind of features."""
     num_clusters = len(np.unique(step.true))
-    for i, (epsilon, z) in enumerate(step.multipliers.items()):
-        normal = np.random.default_rng([seed, i]).normal(size=step.updates.shape)
+    budgets = enumerate(step.multipliers.items())
+    for (i, (epsilon, z)), draw in itertools.product(budgets, range(draws)):
+        normal = np.random.default_rng([seed, i, draw]).normal(size=step.updates.shape)
         noised = np.float32(step.updates + z * step.noise[:, None] * normal)
         is_real = np.ones(len(noised), bool)
         for features, components in FEATURES:
             similarity = jax.device_get(similarity_of(noised, is_real, features=features))
             shown = principal_features(similarity, components)
-            right = fit_mixture(shown, num_clusters, seed)
+            fitted = {count: fit_mixture(shown, count, seed) for count in MODELS}
+            right = fitted[num_clusters]
             assigned = np.argmax(right.responsibilities, axis=1)
             yield {
                 "seed": seed,
+                "draw": draw,
                 "epsilon": epsilon,
                 "noise_multiplier": z,
                 "features": features,
                 "components": components,
-                "plain": len(fit_best_mixture(shown, MODELS, seed, separation="plain").means),
-                "adjusted": len(fit_best_mixture(shown, MODELS, seed).means),
+                **{how: len(best_separated(fitted.values(), how).means) for how in SCORES},
                 "separation": right.separation,
                 "found": int(is_partition_found(assigned, step.true)),
             }
 
 
 def run(
-    settings: Sequence[str], seeds: Sequence[int], path: pathlib.Path, seconds: float = float("inf")
+    settings: Sequence[str],
+    seeds: Sequence[int],
+    draws: int,
+    path: pathlib.Path,
+    seconds: float = float("inf"),
 ) -> list[Row]:
     """Runs the cells that the file does not have, none later than some seconds after the call."""
     started = time.perf_counter()
     found = read(path)
     there = {(row["setting"], row["seed"]) for row in found}
-    for setting, seed in ((setting, seed) for setting in settings for seed in seeds):
+    for seed, setting in itertools.product(seeds, settings):
         if (setting, seed) in there or time.perf_counter() - started > seconds:
             continue
         begun = time.perf_counter()
         step = first_step(configs(setting, seed))
-        found += [{"setting": setting} | row for row in rows_of(step, seed)]
+        found += [{"setting": setting} | row for row in rows_of(step, seed, draws)]
         write(path, found)
         print(f"{setting}, seed {seed}: {time.perf_counter() - begun:.0f} s", flush=True)
     return found
@@ -137,9 +145,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=pathlib.Path, default=default)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3])
+    parser.add_argument("--draws", type=int, default=4, help="draws of noise for each cell")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start nothing later")
     known = parser.parse_args(arguments)
-    run(known.settings, known.seeds, known.output, known.seconds)
+    run(known.settings, known.seeds, known.draws, known.output, known.seconds)
 
 
 if __name__ == "__main__":

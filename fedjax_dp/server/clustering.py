@@ -1,7 +1,7 @@
 """Clusters of clients: means and similarities, k-means on devices, mixtures on the host."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import jax
@@ -403,6 +403,12 @@ def fit_best_mixture(
     checks.require(np.ndim(features) == 2, "features", "be [clients, features]", features)
     checks.require(len(candidates) > 0, "candidates", "name a number of clusters", candidates)
 
+    return best_separated((fit_mixture(features, m, seed) for m in candidates), separation)
+
+
+def best_separated(mixtures: Iterable[Mixture], separation: str) -> Mixture:
+    """Chooses the mixture with the largest score, the first of several, as `fit_best_mixture`."""
+
     def adjusted(mixture: Mixture) -> float:
         shares = mixture.responsibilities.mean(axis=0)
         n, m = mixture.responsibilities.shape
@@ -411,7 +417,7 @@ def fit_best_mixture(
         return float(np.min(separation_scores(mixture.means, np.maximum(mixture.radii, least))))
 
     score = adjusted if separation == "adjusted" else lambda mixture: mixture.separation
-    return max((fit_mixture(features, m, seed) for m in candidates), key=score)
+    return max(mixtures, key=score)
 
 
 @checked

@@ -207,7 +207,7 @@ def test_more_noise_hides_the_clusters(monkeypatch):
     monkeypatch.setattr(number_of_clusters, "MODELS", range(2, 6))
     updates = updates_of(0.3)
     step = number_of_clusters.FirstStep(updates, np.full(21, 0.1), {8.0: 0.0, 1.0: 300.0}, TRUE)
-    rows = list(number_of_clusters.rows_of(step, 0))
+    rows = list(number_of_clusters.rows_of(step, 0, 1))
     kinds = [(row["epsilon"], row["features"], row["components"]) for row in rows]
     assert kinds == [(e, *how) for e in (8.0, 1.0) for how in number_of_clusters.FEATURES]
     # Most of these coordinates are noise, which the published features scale up.
@@ -224,15 +224,17 @@ def test_cells_that_a_file_has_are_not_run_again(tmp_path, monkeypatch):
     monkeypatch.setattr(
         number_of_clusters, "configs", lambda setting, seed: taken.append((setting, seed))
     )
-    monkeypatch.setattr(number_of_clusters, "rows_of", lambda step, seed: [{"seed": seed, "a": 1}])
+    monkeypatch.setattr(
+        number_of_clusters, "rows_of", lambda step, seed, draws: [{"seed": seed, "a": draws}]
+    )
     path = tmp_path / "found.csv"
-    first = number_of_clusters.run(["mnist"], [0], path)
+    first = number_of_clusters.run(["mnist"], [0], 1, path)
     assert first == [{"setting": "mnist", "seed": 0, "a": 1}]
-    both = number_of_clusters.run(["mnist", "fashion_mnist"], [0, 1], path)
+    both = number_of_clusters.run(["mnist", "fashion_mnist"], [0, 1], 1, path)
     assert len(both) == 4 and both[0] == first[0]
-    cells = [(setting, seed) for setting in ("mnist", "fashion_mnist") for seed in (0, 1)]
+    cells = [(setting, seed) for seed in (0, 1) for setting in ("mnist", "fashion_mnist")]
     assert taken == cells
-    number_of_clusters.run(["mnist"], [2], path, seconds=0.0)
+    number_of_clusters.run(["mnist"], [2], 1, path, seconds=0.0)
     assert taken == cells
 
 
