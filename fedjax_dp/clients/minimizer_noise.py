@@ -110,9 +110,15 @@ class MinimizerNoise(NamedTuple):
         (B/k + 2E)/α for the bound E on the rounding errors of one step from a start of norm
         `start_norm`, see `minimizer_noise`; both may be traced.
         """
-        exact = self._of_minimizer(size, self.regularizer)
-        rounded = 2 * self.step_error(start_norm) / self.regularizer
-        return (exact + rounded) * (1 + _MARGIN)
+        return self._with_rounding(size, self.step_error(start_norm))
+
+    def _usual(self, size: Any) -> jax.Array:
+        """Computes that bound for a start at zero and exact products, whatever is traced."""
+        return self._with_rounding(size, self.step_error(0.0, products.EXACT))
+
+    def _with_rounding(self, size: Any, error: jax.Array) -> jax.Array:
+        bound = self._of_minimizer(size, self.regularizer) + 2 * error / self.regularizer
+        return bound * (1 + _MARGIN)
 
     def _of_minimizer(self, size: Any, regularizer: float) -> jax.Array:
         """Computes B/(k·α)."""
@@ -122,19 +128,19 @@ class MinimizerNoise(NamedTuple):
     def scale(self, size: Any, start_norm: Any = 0.0) -> jax.Array:
         """Computes what noise is proportional to: the bound, or B/(k·α) for the α it is made for.
 
-        Released noise grows with the bound from far starts alone, whose rounding an event, which
-        does not know them, could not cover.
+        Released noise grows with the bound for far starts and split products, which an event does
+        not know.
         """
         if self.noise_regularizer is None:
             return self.contribution(size, start_norm)
         printed = self._of_minimizer(size, self.noise_regularizer)
         if not self.is_bounded:
             return printed
-        return printed * (self.contribution(size, start_norm) / self.contribution(size))
+        return printed * (self.contribution(size, start_norm) / self._usual(size))
 
-    def step_error(self, start_norm: Any) -> jax.Array:
+    def step_error(self, start_norm: Any, error: products.Rounding | None = None) -> jax.Array:
         """Bounds the rounding errors of a step over its learning rate, E."""
-        error, alpha = products.rounding(), self.regularizer
+        error, alpha = error or products.rounding(), self.regularizer
         gradient, curvature = self.bounds
         # No step leads beyond the larger of the two.
         longest = jnp.maximum(jnp.float32(start_norm), gradient / alpha)
@@ -206,7 +212,8 @@ class MinimizerNoise(NamedTuple):
         multiplier /= self.divisor
         if self.noise_regularizer is not None:
             # Rounding weighs most for a round that reads all of a client's records.
-            multiplier *= float(self.scale(size) / self.contribution(size))
+            printed = self._of_minimizer(size, self.noise_regularizer)
+            multiplier *= float(printed / self._usual(size))
         root = math.sqrt(self.num_entries)
         match self.mechanism:
             case "laplace":

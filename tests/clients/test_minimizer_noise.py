@@ -15,6 +15,7 @@ from fedjax_dp import models
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, gradients, local_trainer
 from fedjax_dp.clients.client_data import ClientData, growing
 from fedjax_dp.clients.minimizer_noise import minimizer_noise
+from fedjax_dp.core.products import Arithmetic, computed_with
 from fedjax_dp.data import sampling
 from fedjax_dp.privacy.mechanisms import clipping
 from fedjax_dp.privacy.mechanisms.gamma_shares import GammaSharesDpEvent
@@ -295,6 +296,17 @@ def test_released_noise_covers_what_far_starts_and_smaller_clients_add_to_it():
             noise.contribution(own, start)
         ) * (1 - 1e-6)
     assert float(noise.scale(5, 1e6)) > 1.01 * float(noise.scale(5))
+
+
+def test_released_noise_covers_split_products_too():
+    """An event does not know how rounds are computed: noise grows where they round more."""
+    noise, z = noise_of("gaussian", **WEAK), LocalConfig(noise_multiplier=2.0)
+    worth = noise.event(50, z).noise_multiplier
+    usual = float(noise.scale(50))
+    with computed_with(Arithmetic("split")):
+        assert noise.event(50, z).noise_multiplier == worth
+        scale, bound = float(noise.scale(50)), float(noise.contribution(50))
+    assert scale * 2.0 / 4 >= worth * bound * (1 - 1e-6) and scale > 5 * usual
 
 
 @pytest.mark.parametrize(

@@ -166,3 +166,15 @@ def test_each_algorithm_says_which_cluster_a_client_is_in(algorithm, expected):
 def test_comparisons_without_clusters_are_refused(words, message):
     with pytest.raises(ValueError, match=message):
         assemble(checked_config(load_config(None, (*SMALL, *words))))
+
+
+def test_one_client_that_holds_all_data_is_in_no_cluster():
+    words = (*CLUSTERS, "--algorithm.name=centralized", "--evaluation.references.epochs=1")
+    assert assemble(load_config(None, words)).evaluator.hidden is None
+
+
+def test_models_of_clients_need_examples_that_clients_hold_out():
+    words = ("--data.name=digits", "--data.partition=common_pool", "--algorithm.name=local_only")
+    words += ("--data.partition_options.samples_per_client=20", "--privacy.unit=none")
+    with pytest.raises(ValueError, match=r"data\.partition must hold out examples of each client"):
+        assemble(load_config(None, words))

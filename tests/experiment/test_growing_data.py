@@ -11,6 +11,7 @@ from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading.validate import validate
 from fedjax_dp.experiment.running.results import facts_of
+from fedjax_dp.experiment.running.starting import fresh
 from fedjax_dp.privacy.claims import OnceClaim, RecordClaim
 from fedjax_dp.privacy.reports.latex import for_paper
 from fedjax_dp.privacy.reports.statement import in_words, statement
@@ -142,6 +143,14 @@ def test_released_noise_without_a_regulariser_is_stated_to_guarantee_nothing():
     words = [*RELEASED, "--algorithm.options.regularizer=0", "--privacy.record.epsilon=4"]
     with pytest.raises(ValueError, match="epsilon"):
         assemble(load_config(None, words))
+
+
+def test_a_run_whose_noise_guarantees_nothing_has_no_release(tmp_path):
+    words = [*RELEASED, "--algorithm.options.regularizer=0", "--algorithm.options.personal=shared"]
+    words += ["--privacy.record.noise_multiplier=4000", "--privacy.record.epsilon=none"]
+    words += ["--run.secret=true", "--run.release=private"]
+    with pytest.raises(ValueError, match=r"run\.release must be left out: no ε of a record"):
+        fresh(assemble(load_config(None, words)), tmp_path / "run")
 
 
 def test_masks_are_for_the_clients_that_may_be_left():

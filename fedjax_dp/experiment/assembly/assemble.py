@@ -39,6 +39,7 @@ from fedjax_dp.experiment.components.numbers_by_client import (
     with_client_numbers,
     with_named_lists,
 )
+from fedjax_dp.experiment.components.partitions import PARTITIONS
 from fedjax_dp.experiment.components.secure_aggregation import (
     stated_facts,
     under_masks,
@@ -263,8 +264,17 @@ def _require_client_test(section: EvaluationSection, population: Population) -> 
 def _evaluator(compiled: Simulation, parts: Parts) -> Evaluator:
     config, population, section = parts.config, parts.population, parts.config.evaluation
     name, has_server_model = compiled.algorithm.name, compiled.federation.shared is not None
+    # One client that holds all data is in no cluster.
+    hidden = None
+    if not algorithms.ALGORITHMS[config.algorithm.name].pools_clients:
+        hidden = hidden_clusters(section, population, parts.model, config.run.seed)
+    is_tested = has_server_model or population.client_test is not None
+    partition = config.data.partition
+    rule = f"hold out examples of each client for {name}, which has no server model to evaluate"
+    is_asked = partition is None or not PARTITIONS[partition].changes_examples
+    checks.require(is_tested or is_asked, "data.partition", rule, partition)
     checks.require(
-        has_server_model or population.client_test is not None,
+        is_tested,
         "data.client_test_share",
         f"be above 0 for {name}, which has no server model to evaluate on the test set",
         config.data.client_test_share,
@@ -278,7 +288,7 @@ def _evaluator(compiled: Simulation, parts: Parts) -> Evaluator:
         metrics=parts.metrics,
         trainer=parts.trainer if section.personal == "after_local" else None,
         on_training=section.training,
-        hidden=hidden_clusters(section, population, parts.model, config.run.seed),
+        hidden=hidden,
     )
 
 

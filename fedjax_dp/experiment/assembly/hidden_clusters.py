@@ -13,7 +13,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.devices import is_distributed
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data import participants, sampling
-from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.data.federated import FederatedData, flat
 from fedjax_dp.engine.execution.compile import simulation
 from fedjax_dp.evaluation.clusters import HiddenClusters, References
 from fedjax_dp.evaluation.evaluate import personal_evaluator
@@ -51,7 +51,7 @@ def _references(
     pooled = FederatedData.from_clients(
         [
             {
-                key: np.concatenate([train.client(int(i))[key] for i in members])
+                key: np.concatenate([flat(train.client(int(i)))[key] for i in members])
                 for key in train.examples
             }
             for members in (np.flatnonzero(true == name) for name in names)

@@ -180,8 +180,12 @@ def _notes(
                 f"accuracy is measured on the {100 * share:g} % of their examples that clients "
                 "hold out (data.client_test_share)"
                 if share > 0
-                else "no test accuracy is measured; data.client_test_share holds out a share of "
-                "each client's examples for it"
+                else "no test accuracy is measured"
+            )
+            + (
+                ""
+                if share > 0 or entry.changes_examples
+                else "; data.client_test_share holds out a share of each client's examples for it"
             )
         )
     return tuple(found)

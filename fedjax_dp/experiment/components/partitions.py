@@ -146,7 +146,7 @@ def shifted_clusters(
 def common_pool(pool: Dataset, num_clients: int, seed: int, *, samples_per_client: Count) -> Spread:
     """Draws each client's examples from one pool, without replacement, in random order.
 
-    Clients draw independently of each other, and are tested on the test part of the data. An
+    Clients draw independently of each other, and hold nothing out for tests of their own. An
     algorithm that reads new examples in each round, `rows_per_round` of them, reads rows that are
     drawn anew from the pool if a client has as many as all rounds need.
 

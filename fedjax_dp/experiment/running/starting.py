@@ -132,6 +132,7 @@ def fresh(experiment: Experiment, folder: pathlib.Path | None) -> tuple[Simulati
     key = new_root(section)
     _require_stated(experiment, key)
     _require_one_round(experiment, state, key, accounting)
+    _require_cover(experiment, state, key, accounting)
     folder = next_folder(experiment.config.title) if folder is None else folder
     # Callbacks and data sets may change the working directory.
     folder = folder.absolute()
@@ -235,6 +236,19 @@ def _require_one_round(
             "leave it out to have it calibrated"
         )
         checks.require(fits == 1, f"privacy.{unit}.epsilon", rule, epsilon)
+
+
+def _require_cover(
+    experiment: Experiment, state: SimulationState, key: PRNGKey, accounting: PrivacyAccounting
+) -> None:
+    """Requires of a run whose folder is to be released that its noise has a finite ε."""
+    config = experiment.config
+    if config.run.release is None:
+        return
+    for unit, ledger in accounting.planned(state, key, 1).items():
+        spent = ledger.epsilon(experiment.dp_delta[unit], config.privacy.accountant)
+        rule = f"be left out: no ε of a {unit} follows from the noise of this run"
+        checks.require(bool(np.all(np.isfinite(spent))), "run.release", rule, config.run.release)
 
 
 def _require_space(experiment: Experiment, state: SimulationState) -> None:

@@ -55,7 +55,7 @@ _CANARIES = 100
 # Records in a batch whose gradients are compared.
 _BATCH = 4
 # The most parties whose collusion is tried, and the most noise terms that they make.
-_MOST_PARTIES, _MOST_TERMS = 1_000, 4_000_000
+_MOST_PARTIES, _MOST_TERMS = 200, 4_000_000
 # Of noise that words hold.
 _MOST_BITS = 50
 # The most clients whose personal models are attacked, if the server has no model.
@@ -169,7 +169,9 @@ def audit_experiment(
 def _collude(experiment: Experiment) -> list[CollusionResult]:
     """Attacks an iteration of the protocol, in which all parties but one pool what they know.
 
-    Each party holds a vector of the longest norm that a message may have, of random signs.
+    Each party holds a vector of the longest norm that a message may have, of random signs. None is
+    tried without noise, beyond 200 parties, of whose terms too few entries would be held, or for
+    noise that words do not hold.
     """
     config, level = experiment.config, experiment.config.privacy.client
     if "client" not in config.privacy.units or not isinstance(level, ObliviousLevel):

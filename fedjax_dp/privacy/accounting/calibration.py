@@ -188,7 +188,7 @@ def _unreachable(epsilon: float, dp_delta: float, accountant: str, log_spent: fl
     if accountant == "rdp-classic-64":
         hint = "this recipe cannot go below ln(1/dp_delta)/63; choose accountant 'rdp' or 'pld'"
     elif log_spent < _BOUND:
-        hint = "events without this noise multiplier already exceed it"
+        hint = "events without this noise multiplier already exceed it, or one above 2^24 is needed"
     else:
         hint = (
             "no epsilon holds, however much noise is added: events without this noise multiplier "

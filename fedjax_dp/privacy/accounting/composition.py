@@ -77,8 +77,8 @@ def amplified_by_sampling(
     """
     checks.require(num_drawn <= num_records, "num_drawn", f"be at most {num_records}", num_drawn)
     rate = num_drawn / num_records
-    # ln(1 + q(e^ε − 1)) = ε + ln(q + (1 − q)e^−ε), which no ε makes too large.
-    if epsilon > 1:
+    # ln(1 + q(e^ε − 1)) = ε + ln(q + (1 − q)e^−ε), where e^ε is too large for a float.
+    if epsilon > 700:
         amplified = epsilon + math.log(rate + (1 - rate) * math.exp(-epsilon))
     else:
         amplified = math.log1p(rate * math.expm1(epsilon))
