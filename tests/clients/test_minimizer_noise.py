@@ -306,7 +306,7 @@ def test_released_noise_covers_split_products_too():
     with computed_with(Arithmetic("split")):
         assert noise.event(50, z).noise_multiplier == worth
         scale, bound = float(noise.scale(50)), float(noise.contribution(50))
-    assert scale * 2.0 / 4 >= worth * bound * (1 - 1e-6) and scale > 5 * usual
+    assert scale * 2.0 / 4 >= worth * bound * (1 - 1e-6) and scale > 1.5 * usual
 
 
 @pytest.mark.parametrize(

@@ -118,9 +118,12 @@ def test_inputs_are_scaled_down_to_a_norm_each_by_itself():
     assert np.any(within(x, 0.7).train["x"] != found.train["x"], axis=(1, 2)).sum() == 1
 
 
-@pytest.mark.parametrize("x", [np.ones((4, 2), np.uint8), {"a": np.ones((4, 2), np.float32)}])
+@pytest.mark.parametrize(
+    "x",
+    [np.ones((4, 2), np.uint8), np.ones((4, 2), np.float16), {"a": np.ones((4, 2), np.float32)}],
+)
 def test_inputs_without_a_norm_are_refused(x):
     y = np.zeros(4, np.int64)
     data = datasets.Dataset("own", {"x": x, "y": y}, {"x": x, "y": y}, 2, "classification")
-    with pytest.raises(ValueError, match="inputs of own must be one array of floats in memory"):
+    with pytest.raises(ValueError, match="inputs of own must be one array of float32 in memory"):
         datasets.within_norm(data, 1.0)
