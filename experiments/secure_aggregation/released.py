@@ -203,7 +203,7 @@ class Part(NamedTuple):
 
 PARTS = {
     "scenarios": Part(scenarios, 100),
-    "growing": Part(growing, 40),
+    "growing": Part(growing, 100),
     "serverless": Part(serverless, 100),
     "grid": Part(grid, 5),
     "moves": Part(lambda seeds: moves(), 1),
