@@ -112,7 +112,8 @@ def printed_of(table: str, axis: str):
     """Gives the paper's accuracy of a table with one variable."""
 
     def published(metric: str, values: Mapping[str, str]) -> float | None:
-        return paper.accuracy_of(table, values[axis], values["aggregation"])
+        # Names of runs have spaces for the semicolons of the table.
+        return paper.accuracy_of(table, values[axis].replace(" ", ";"), values["aggregation"])
 
     return published
 
@@ -153,7 +154,7 @@ STUDIES = TABLES | {
         "rates",
         "rates",
         {
-            f"{server:g};{local:g}": [
+            f"{server:g} {local:g}": [
                 f"--algorithm.options.server_learning_rate={server:g}",
                 f"--training.learning_rate={local:g}",
             ]
