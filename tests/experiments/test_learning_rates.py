@@ -85,11 +85,22 @@ def test_a_false_claim_has_the_rate_of_honest_clients_and_chooses_none():
     assert shown == [("Robust-HDP", 0.4), ("WeiAvg x1", 0.05), ("WeiAvg x10", 0.05)]
 
 
+def test_a_study_continues_with_what_has_no_result():
+    methods = {name: sweep.falsified()[name] for name in ("Robust-HDP", "WeiAvg x1", "WeiAvg x10")}
+    study = rates.Study("mnist.toml", methods, (("Dist5", 20),))
+    tuned = rates.missing(study, ROWS, ("Dist5", 20), rates.TUNED_ON)
+    assert ("WeiAvg x1", 0.05) not in tuned and ("WeiAvg x1", 0.3) in tuned
+    assert len(tuned) == 2 * len(rates.RATES) - 5
+    # The run at another rate than the chosen one does not count.
+    assert len(rates.missing(study, ROWS, ("Dist5", 20), 1)) == 3
+
+
 def test_chosen_rates_are_settings_of_the_sweep_of_the_same_runs(tmp_path):
     study = rates.STUDIES["falsified"]
     tuned = [row(m, 0.3 if "PFA" in m else 0.1, 70.0) for m in study.methods]
     rates.write_chosen(tmp_path / "chosen.csv", study, tuned)
-    grid = grid_points(sweep.STUDIES["reduced_falsified"], {"seed": ["1"]})
+    only = {"seed": ["1"], "algorithm": list(study.methods)}
+    grid = grid_points(sweep.STUDIES["reduced_falsified"], only)
     points, keys = with_settings(grid, tmp_path / "chosen.csv")
     assert keys == ["training.learning_rate"] and len(points) == len(study.methods)
     for point in points:
