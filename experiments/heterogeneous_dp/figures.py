@@ -220,22 +220,25 @@ def draw_convergence(rows: Sequence[Row], distribution: str, output: pathlib.Pat
 
 
 def draw_rates(folder: pathlib.Path, output: pathlib.Path) -> None:
-    """Draws figures 3.5 and 3.6, middle and right, of methods at their own rates (`rates.py`)."""
-    tested = {
-        study: [
+    """Draws figures 3.5 and 3.6, middle and right, of what `rates.py` has run."""
+    tested = {}
+    for study in ("mnist", "num_clients", "falsified"):
+        rows = read(folder / f"{study}.csv") if (folder / f"{study}.csv").exists() else []
+        tested[study] = [
             {**row, "algorithm": row["method"], "test_accuracy": row["accuracy"]}
-            for row in read(folder / f"{study}.csv")
+            for row in rows
             if row["data"] == "test"
         ]
-        for study in ("mnist", "num_clients", "falsified")
-    }
     twenty = [row for row in tested["mnist"] if row["distribution"] == "Dist6"]
-    draw_convergence(twenty, "Dist6", output)
-    last = max(row["round"] for row in twenty)
-    compared = {row["algorithm"] for row in tested["num_clients"]}
-    few = [row for row in twenty if row["round"] == last and row["algorithm"] in compared]
-    draw_robustness(_over_seeds([*few, *tested["num_clients"]], "clients"), output)
-    draw_robustness(_over_seeds(tested["falsified"]), output)
+    if twenty:
+        draw_convergence(twenty, "Dist6", output)
+    if twenty and tested["num_clients"]:
+        last = max(row["round"] for row in twenty)
+        compared = {row["algorithm"] for row in tested["num_clients"]}
+        few = [row for row in twenty if row["round"] == last and row["algorithm"] in compared]
+        draw_robustness(_over_seeds([*few, *tested["num_clients"]], "clients"), output)
+    if tested["falsified"]:
+        draw_robustness(_over_seeds(tested["falsified"]), output)
 
 
 def _over_seeds(rows: Sequence[Row], *axes: str) -> list[Row]:
