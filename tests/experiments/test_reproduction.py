@@ -1,6 +1,7 @@
 """Pages of figures are what the files beside them say, and their commands are ones that exist."""
 
 import argparse
+import itertools
 import pathlib
 import re
 import runpy
@@ -109,7 +110,8 @@ def read_words(command, monkeypatch, tmp_path):
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
     monkeypatch.setattr(sweep, "sweep", run)
-    program, *words = shlex.split(command)
+    # Variables of the environment come before the program.
+    program, *words = itertools.dropwhile(lambda word: "=" in word, shlex.split(command))
     if program == "pytest":
         assert (ROOT / words[-1]).is_file()
     elif program == "fedjax-dp":
