@@ -287,8 +287,9 @@ def claims(folder: str) -> list[Claim]:
     written = []
     for item in map(_texts, read_claims(folder).get("claim", ())):
         for row, verdict, reason in judged(item, files):
+            ours = item.get("ours", "") if verdict not in VERDICTS[4:] else ""
             verdict = f"{verdict}: {reason}" if reason else verdict
-            cells = item["claim"], item.get("theirs", ""), item.get("ours", ""), verdict
+            cells = item["claim"], item.get("theirs", ""), ours, verdict
             written.append(
                 Claim(
                     *(fill(cell, row) for cell in cells),
@@ -339,7 +340,8 @@ def sentences() -> str:
     """Writes a sentence for each claim, by source."""
     parts = []
     for folder in FOLDERS:
-        if lines := [f"- {claim.sentence} (*{claim.verdict}*)" for claim in claims(folder)]:
+        has_run = [claim for claim in claims(folder) if claim.verdict not in VERDICTS[4:]]
+        if lines := [f"- {claim.sentence} (*{claim.verdict}*)" for claim in has_run]:
             parts.append("\n".join([f"{_source(folder)}:", "", *lines]))
     return "\n\n".join(parts)
 
