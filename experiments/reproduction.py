@@ -141,7 +141,7 @@ class Files:
         self.database = sqlite3.connect(":memory:")
         self.database.row_factory = sqlite3.Row
         self.database.create_aggregate("stdev", 1, Deviation)
-        self.database.create_function("sqrt", 1, math.sqrt)
+        self.database.create_function("sqrt", 1, lambda x: None if x is None else math.sqrt(x))
         self.database.create_function("mean", 1, lambda text: _part(text, 0))
         self.database.create_function("spread", 1, lambda text: _part(text, 1))
         self.database.create_function("stderr", -1, standard_error)
