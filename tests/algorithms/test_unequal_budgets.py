@@ -170,7 +170,7 @@ def mistakes():
     one = "--algorithm.options.declared_epsilon=[1.0]"
     return [
         (given("--data.num_clients=21"), "data.num_clients must be one of 20, 40, 60"),
-        (given("--privacy.record.epsilon=Dist0"), "did you mean 'Dist"),
+        (given("--privacy.record.epsilon=Dist0"), '"Dist1" to "Dist9"'),
         (given("--training.batch_size=uneven"), "training.batch_size must be .*'heterogeneous'"),
         (
             given("--algorithm.name=weiavg", one),

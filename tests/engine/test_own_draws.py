@@ -229,7 +229,7 @@ def test_a_draw_of_its_own_is_refused_where_a_claim_needs_more():
     plan = make_plan(4, 1.0, 1.0, num_clients=NUM_CLIENTS, num_shares=NUM_CLIENTS, bits=16)
     shares = bound(SAMPLERS["full_participation"], mean=discrete_mean(structure, plan, NUM_CLIENTS))
     for other in (repeating(shares), thinned(shares, lambda round_index, clients: clients > 0)):
-        with pytest.raises(ValueError, match=f"draw at least {NUM_CLIENTS} clients"):
+        with pytest.raises(ValueError, match=f"the updates of at least {NUM_CLIENTS} clients"):
             PrivacyAccounting(other)
 
 

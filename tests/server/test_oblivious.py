@@ -256,7 +256,7 @@ def test_keys_agreed_again_and_terms_are_in_the_meter():
 
 def test_cohorts_with_fewer_parties_than_shares_are_refused():
     joining = data.participation(data.poisson(), NUM_CLIENTS, 3)
-    with pytest.raises(ValueError, match="participation must draw at least 6 clients"):
+    with pytest.raises(ValueError, match="must give the updates of at least 6 clients"):
         engine.federation(averaging(), make_data(), joining)
 
 

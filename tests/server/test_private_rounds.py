@@ -344,7 +344,7 @@ def test_central_discrete_noise_is_charged_with_the_amplification_of_its_sampler
 
 def test_one_share_each_needs_a_fixed_cohort(targets):
     plan = make_plan(DIMENSION, 1.0, 1.0, num_clients=6, bits=20)
-    with pytest.raises(ValueError, match="draw at least 6 clients"):
+    with pytest.raises(ValueError, match="the updates of at least 6 clients"):
         _simulation(targets, discrete_mean(STRUCTURE, plan, 6), sampling.poisson(), 6)
 
 
