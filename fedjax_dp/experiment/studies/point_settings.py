@@ -21,6 +21,7 @@ def with_settings(grid: Sequence[Point], file: pathlib.Path) -> tuple[list[Point
     lines = [
         (files.at_line(file, number), [cell.strip() for cell in next(csv.reader([line]))])
         for number, line in files.lines(files.read_text(file))
+        if not line.startswith("#")
     ]
     rule = "hold a line of column names and one for each point"
     checks.require(len(lines) > 1, str(file), rule, f"{len(lines)} lines")
