@@ -192,7 +192,7 @@ def _name(point: Point) -> str:
 
 def scatter(similarity: Similarity, true: np.ndarray, point: Point, seed: int) -> Figure:
     """Draws updates and the mixture of as many components as there are clusters."""
-    features = principal_features(similarity)
+    features = principal_features(similarity, 2)
     mixture = fit_mixture(features, len(np.unique(true)), seed)
     title = f"first round with $b^1$ = {point.first}, MSS {mixture.separation:.1f}"
     return study_plots.updates_and_mixture(features, true, mixture.means, mixture.radii, title)

@@ -112,12 +112,13 @@ class SoftClusters(NamedTuple):
     """How the updates of the first round are clustered, and how long clusters stay soft.
 
     Attributes:
-      num_components: principal components that are clustered.
+      num_components: principal components that are clustered; M clusters differ in up to M - 1.
+        The published code has 2, which can hide one of four clusters.
       features: "centred", or "authors" for the published code's projection.
       soft_rounds: E_c, the last round of soft clusters; None for what the mixture implies.
     """
 
-    num_components: Count = 2
+    num_components: Count = 3
     features: Literal["centred", "authors"] = "centred"
     soft_rounds: Index | None = None
 
@@ -521,7 +522,7 @@ def rc_dpfl(
     num_rounds: Count,
     num_models: Count,
     soft_phase: SoftPhase = SoftPhase(),
-    num_components: Count = 2,
+    num_components: Count = 3,
     features: Literal["centred", "authors"] = "centred",
     first_round: FirstRound = FirstRound(),
 ) -> FederatedAlgorithm:
@@ -541,7 +542,7 @@ def rc_dpfl(
       num_rounds: rounds of the whole run, at least 1.
       num_models: number of clusters (M), at least 1.
       soft_phase: how long clusters stay soft, and when clients are assigned to them.
-      num_components: principal components that are clustered.
+      num_components: as for `r_dpcfl`.
       features: as for `r_dpcfl`.
       first_round: as for `r_dpcfl`.
 

@@ -283,7 +283,7 @@ class Mixture(NamedTuple):
 
 
 @checked
-def principal_features(similarity: Similarity, num_components: Count = 2) -> np.ndarray:
+def principal_features(similarity: Similarity, num_components: Count = 3) -> np.ndarray:
     """Projects the clients' updates on their principal components, each scaled to [0, 1].
 
     The components come from the clients' inner products alone: of n updates of p parameters they

@@ -106,7 +106,7 @@ def r_dpcfl(
     deltas = np.array([train_whole(theta, 0, i) - theta for i in cohort])
     seed = int(jax.random.bits(fold(replay.key, Purpose.SERVER, 1), (), np.uint32))
     chances = np.full((len(sizes), num_models), 1 / num_models)
-    chances[cohort] = responsibilities(principal_features(deltas, 2), num_models, seed)
+    chances[cohort] = responsibilities(principal_features(deltas, 3), num_models, seed)
     for r in range(1, rounds):
         summed, total = np.zeros_like(models), np.zeros(num_models)
         for i in replay.cohort(r):
