@@ -145,6 +145,23 @@ def test_released_noise_without_a_regulariser_is_stated_to_guarantee_nothing():
         assemble(load_config(None, words))
 
 
+@pytest.mark.parametrize(
+    ("multipliers", "regularizer", "is_noised"),
+    [("0", 0, False), ("0", 0.01, False), ("[0, 0, 4000]", 0, True)],
+)
+def test_released_models_without_noise_are_not_said_to_have_any(
+    multipliers, regularizer, is_noised
+):
+    """Whether or not a bound is known: without a regulariser none is."""
+    noise = (f"--privacy.record.noise_multiplier={multipliers}", "--privacy.record.epsilon=none")
+    found = claimed(*noise, f"--algorithm.options.regularizer={regularizer}")
+    text = in_words(found)
+    says_none = "at the level of records: no noise was added to protect them, so there is no"
+    assert found["epsilon"] == "inf"
+    assert (says_none in text) == ("its noise" not in text) == (not is_noised)
+    assert (says_none in for_paper([found]).latex) == (not is_noised)
+
+
 def test_a_run_whose_noise_guarantees_nothing_has_no_release(tmp_path):
     words = [*RELEASED, "--algorithm.options.regularizer=0", "--algorithm.options.personal=shared"]
     words += ["--privacy.record.noise_multiplier=4000", "--privacy.record.epsilon=none"]

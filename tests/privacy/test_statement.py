@@ -16,6 +16,7 @@ from fedjax_dp.privacy.accounting import rdp
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.accounting.renyi import rdp_curves
 from fedjax_dp.privacy.mechanisms.distributed import make_central_plan
+from fedjax_dp.privacy.mechanisms.gamma_shares import GammaSharesDpEvent
 from fedjax_dp.privacy.mechanisms.noise import BoundedLaplaceDpEvent, StaircaseDpEvent
 from fedjax_dp.privacy.reports import statement as st
 from fedjax_dp.privacy.reports.large_delta import large_delta
@@ -228,6 +229,41 @@ def test_a_run_without_noise_claims_nothing():
     assert data["epsilon"] == "inf"
     assert "not differentially private" in st.in_words(data)
     assert "Nothing was released" in st.in_words(st.statement(Ledger(), 1e-5))
+
+
+NO_NOISE = "is **not differentially private** at the level of {}s: no noise was added to protect"
+
+
+@pytest.mark.parametrize("unit", ["client", "record"])
+@pytest.mark.parametrize(
+    "event",
+    [
+        dpa.GaussianDpEvent(0.0),
+        poisson(0.1, 0.0),
+        dpa.LaplaceDpEvent(0.0),
+        StaircaseDpEvent(0.0, 2),
+        BoundedLaplaceDpEvent(0.0, 2, 1e-8),
+        GammaSharesDpEvent(0.0, 3),
+        make_central_plan(100, 1.0, 0.0).event(),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_without_noise_a_statement_speaks_of_no_noise_and_no_trust(unit, event):
+    """Nothing that a claim would rest on is left, and no noise has a name."""
+    ledger = Ledger(unit, num_units=2)
+    ledger.charge(event)
+    facts = {"has_personal_models": True, "clip_norm": 1.0, "contribution": "5/k", "seed": 3}
+    data = st.statement(ledger, 1e-5, **facts)
+    words = st.in_words(data)
+    assert data["epsilon"] == "inf" and NO_NOISE.format(unit) in words
+    assert len(re.findall("noise", words)) == 1
+    assert not re.search("trust|claim|ε|secret|hidden|covered|bound", words)
+    assert words.endswith("Computed with seed 3.\n")
+    assert NO_NOISE.format(unit).replace("*", "") in for_paper([data]).latex
+    # One release with noise, and no longer all lack it.
+    ledger.charge(dpa.GaussianDpEvent(2.0), units=[1])
+    words = st.in_words(st.statement(ledger, 1e-5, **facts))
+    assert "something was released without noise" in words and "trusted" in words
 
 
 def test_what_is_not_covered_comes_before_any_claim():

@@ -74,8 +74,11 @@ def sentences(claim: Mapping[str, Any], form: Form) -> list[str]:
         return [_Written({"unit": UNITS[claim["unit"]], "dp_delta": dp_delta}, form).words(NOTHING)]
     values = _values(claim)
     written = _Written(values, form)
-    said = (written.words(words) for name, words in SENTENCES.items() if values.get(name))
-    return [text for text in said if text]
+    said = {name: words for name, words in SENTENCES.items() if values.get(name)}
+    if values["claim"] is _NOT_NOISED:
+        said = {"claim": _NOT_NOISED} | {name: said[name] for name in _NO_CLAIMS if name in said}
+    texts = (written.words(words) for words in said.values())
+    return [text for text in texts if text]
 
 
 def ends(name: str, values: ArrayLike, digits: int = 4) -> list[str]:
@@ -131,8 +134,21 @@ def without_privacy(claim: Mapping[str, Any]) -> Words | None:
     """Returns the words for an ε that is infinite; None if it is finite."""
     if math.isfinite(float(claim["epsilon"])):
         return None
+    if not _has_noise(claim):
+        return _NOT_NOISED
     is_noised = MECHANISMS[dpa.NonPrivateDpEvent].page in claim["mechanisms"]
     return _NO_BOUND if is_noised and "contribution" in claim else NO_NOISE
+
+
+def _has_noise(claim: Mapping[str, Any]) -> bool:
+    """Returns whether any release may contain noise: what has no figure counts as noised."""
+    if set(claim["mechanisms"]) - _MEASURED:
+        return True
+    largest = [claim[name][1] for name in NOISE if claim[name]]
+    # Its event has no figure, but the numbers of the run do.
+    if MECHANISMS[dpa.NonPrivateDpEvent].page in claim["mechanisms"]:
+        largest += claim.get("noise_multiplier_per_unit", [math.inf])
+    return max(largest) > 0
 
 
 def _copies(claim: Mapping[str, Any]) -> dict[str, Any]:
@@ -384,6 +400,20 @@ _CURVES = {
     False: Words("", "~[zhu2019poisson]"),
 }
 NOISE = ("noise_multiplier", "laplace_scale", "discrete_multiplier", "entry_stddev")
+# Mechanisms whose noise has one of these figures, or the numbers of the run.
+_MEASURED = {
+    MECHANISMS[kind].page
+    for kind in (
+        dpa.GaussianDpEvent,
+        dpa.LaplaceDpEvent,
+        dpa.NonPrivateDpEvent,
+        DistributedDiscreteGaussianDpEvent,
+        SkellamDpEvent,
+        StaircaseDpEvent,
+        GammaSharesDpEvent,
+        BoundedLaplaceDpEvent,
+    )
+}
 _RENYI = r"in R\'enyi differential privacy~[mironov2017renyi]"
 _ACCOUNTANTS = {
     "rdp": Words("", _RENYI),
@@ -397,6 +427,12 @@ _ACCOUNTANTS = {
 NO_NOISE = Words(
     "The run is **not differentially private**: something was released without noise.",
     "The run is not differentially private: something was released without noise.",
+)
+_NOT_NOISED = Words(
+    "The run is **not differentially private** at the level of {level}s: no noise was added to "
+    "protect them, so there is no guarantee.",
+    "The run is not differentially private at the level of {level}s: no noise was added to protect "
+    "them, so there is no guarantee.",
 )
 _NO_BOUND = Words(
     "The run is **not differentially private**: no guarantee follows from its noise, since no "
@@ -482,6 +518,8 @@ NOTHING = Words(
     "Nothing was released about {unit}: ε = 0 at δ = {dp_delta}.",
     "Nothing was released about {unit}.",
 )
+# Sentences that hold where there is no noise: all others are about noise, or what a claim rests on.
+_NO_CLAIMS = ("parameters", "secure_aggregation", "mask_keys", "computed")
 # In the order of both forms; each is said where a claim, or `_values` of it, has that entry.
 SENTENCES = {
     "not_covered": Words(

@@ -39,7 +39,7 @@ def references() -> dict[str, str]:
 def _paragraph(claim: Mapping[str, Any]) -> str:
     if (words := without_privacy(claim)) is not None:
         # There is no claim whose assumptions a paper could state.
-        return words.paper + "\n"
+        return words.paper.format(level=claim["unit"]) + "\n"
     return "\n".join(sentences(claim, _PAPER)) + "\n"
 
 
