@@ -96,6 +96,7 @@ def _document(report: AuditReport) -> dict[str, Any]:
         ],
         "membership": None if report.membership is None else fields(report.membership),
         "collusion": [fields(attack) for attack in report.collusion],
+        "no_collusion": report.no_collusion,
     }
 
 
@@ -140,6 +141,8 @@ def _show(out: Output, report: AuditReport) -> None:
             "r² is between their estimates and what one client sent, entries of 1 or −1; nothing "
             "is claimed against them"
         )
+    if report.no_collusion:
+        out.say(f"collusion of clients was not tried: {report.no_collusion}")
     if not report.bounds and not report.steps:
         out.say("no privacy is claimed: there is nothing to audit")
     elif report.is_violated:

@@ -42,7 +42,7 @@ def reported(monkeypatch, *, measured):
         bound = AuditResult("record", "one_run", 1e-5, 0.25, 8.0, 0.95, 1, 20)
         step = StepCheck("gradient of a record alone", measured, 1.0)
         attack = MembershipResult(0.5, (0.4, 0.6), 0.5, 0.01, 100)
-        return AuditReport([bound], {"record": [step]}, attack)
+        return AuditReport([bound], {"record": [step]}, attack, (), "there is one client")
 
     monkeypatch.setattr(audit, "assemble", lambda config: None)
     monkeypatch.setattr(audit, "large_deltas", lambda experiment: ["δ is too large"])
@@ -58,12 +58,14 @@ def test_what_was_found_is_printed_and_decides_over_the_status(monkeypatch, meas
     assert ("VIOLATED" in result.stdout) == ("violated: a proven bound" in result.stdout)
     assert ("VIOLATED" in result.stdout) == (status == 1)
     assert "membership attack on outputs: accuracy 0.500" in result.stdout
+    assert "collusion of clients was not tried: there is one client" in result.stdout
     assert "warning: δ is too large" in result.stderr
     report = json.loads(invoke("--json").stdout)
     assert report["is_violated"] == report["steps"][0]["is_violated"] == (status == 1)
     assert report["steps"][0]["measured"] == ("inf" if measured == float("inf") else measured)
     assert report["bounds"][0]["epsilon_claimed"] == 8.0 and not report["bounds"][0]["is_violated"]
     assert report["membership"]["num_examples"] == 100
+    assert report["collusion"] == [] and report["no_collusion"] == "there is one client"
     options = {"num_canaries": 20, "num_runs": 1, "num_rounds": 3, "confidence": 0.95}
     options |= {"records": "made", "noise_share": 1.0}
     assert asked[0] == options | {"has_membership": False} and asked[1]["has_membership"]

@@ -1,10 +1,12 @@
 """Fixed ranges learn nothing from the data; exact scaling says what it learns."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
 from fedjax_dp.data import datasets
-from fedjax_dp.data.datasets import public_tables, tabular
+from fedjax_dp.data.datasets import base, public_tables, tabular
 
 RNG = np.random.default_rng(3)
 
@@ -116,6 +118,36 @@ def test_inputs_are_scaled_down_to_a_norm_each_by_itself():
     # Another record changes no row but its own.
     x[5] *= -3
     assert np.any(within(x, 0.7).train["x"] != found.train["x"], axis=(1, 2)).sum() == 1
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(7,), (7, 5), (7, 2, 3), (1, 40)])
+def test_inputs_scaled_a_few_at_a_time_are_those_scaled_at_once(shape, dtype, monkeypatch):
+    """Rows beyond what is scaled at once, in the last part, and longer than it."""
+    x = (3 * RNG.normal(size=shape)).astype(dtype)
+    given = x.copy()
+    monkeypatch.setattr(base, "_SCALED_NUMBERS", 16)
+    found = within(x, 2.0).train["x"]
+    rows = np.float64(x).reshape(len(x), -1)
+    longest = np.sqrt((rows * rows).sum(1))
+    expected = rows / np.maximum(1, longest / 2)[:, None]
+    np.testing.assert_allclose(found.reshape(rows.shape), expected, rtol=2e-6)
+    assert found.dtype == dtype and found.shape == shape
+    np.testing.assert_array_equal(x, given)
+
+
+def test_scaling_to_a_norm_needs_little_memory_beside_its_result():
+    x = RNG.normal(size=(40_000, 64)).astype(np.float32)
+    y = np.zeros(len(x), np.int64)
+    data = datasets.Dataset("own", {"x": x, "y": y}, {"x": x[:2], "y": y[:2]}, 2, "classification")
+    tracemalloc.start()
+    try:
+        datasets.within_norm(data, 1.0)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # 10 MB of result, and parts of 8 MB; in float64 the whole has 20 MB.
+    assert most < x.nbytes + 30e6
 
 
 @pytest.mark.parametrize(

@@ -163,12 +163,34 @@ def by_hand(words, multiplier):
 )
 def test_colluders_find_as_much_as_the_shares_that_stay_allow(words, kinds):
     little = ("--privacy.client.noise_multiplier=0.02", "--privacy.client.epsilon=none")
-    found = {
-        a.attack: a for a in _collude(assemble(load_config(None, (*OBLIVIOUS, *little, *words))))
-    }
-    assert set(found) == kinds
+    attacks, why_not = _collude(assemble(load_config(None, (*OBLIVIOUS, *little, *words))))
+    found = {attack.attack: attack for attack in attacks}
+    assert set(found) == kinds and not why_not
     for kind, attack in found.items():
         assert attack.r2 == pytest.approx(by_hand(words, 0.02)[kind], abs=0.12)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (
+            (*NOISE, "--data.num_clients=201"),
+            "a round has 201 clients, more than 200, and memory would hold the noise terms",
+        ),
+        (
+            ("--privacy.client.noise_multiplier=0", "--privacy.client.epsilon=none"),
+            "there is no noise, and all clients but one can compute what that one sent",
+        ),
+    ],
+)
+def test_collusion_that_is_not_tried_is_reported_with_the_reason(words, why):
+    attacks, why_not = _collude(assemble(load_config(None, (*OBLIVIOUS, *words))))
+    assert attacks == [] and why_not.startswith(why)
+
+
+def test_no_collusion_is_missed_where_noise_is_in_no_shares():
+    words = (*SMALL, "--privacy.unit=client", "--algorithm.name=dp_fedavg")
+    assert _collude(assemble(load_config(None, words))) == ([], "")
 
 
 @telling

@@ -1,6 +1,7 @@
 """The type of a data set, stratified splits, and conversion of images to numbers."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
@@ -17,6 +18,8 @@ Task = Literal["classification", "next_token", "regression"]
 
 ImageDtype = Literal["float32", "uint8"]
 IMAGE_DTYPES = ("float32", "uint8")
+# Numbers that are scaled to a norm at once, in float64.
+_SCALED_NUMBERS = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,13 +138,22 @@ def within_norm(data: Dataset, norm: Positive) -> Dataset:
         # The margin below is for the rounding of float32.
         is_floats = is_array and x.dtype in (np.float32, np.float64)
         checks.require(is_floats, f"inputs of {data.name}", rule, kind)
-        rows = np.asarray(x, np.float64)
+        examples["x"] = _scaled_down(x, norm)
+        parts[part] = examples
+    return dataclasses.replace(data, **parts)
+
+
+def _scaled_down(x: np.ndarray, norm: float) -> np.ndarray:
+    """Copies rows within a norm; what is computed in float64 is a few of them at a time."""
+    scaled = np.empty_like(x)
+    step = max(1, _SCALED_NUMBERS // max(1, math.prod(x.shape[1:])))
+    for start in range(0, len(x), step):
+        rows = x[start : start + step].astype(np.float64)
         lengths = np.sqrt(np.sum(rows**2, axis=tuple(range(1, rows.ndim)), keepdims=True))
         # A little shorter, so that rounding makes no input longer.
         shares = norm * (1 - 1e-6) / np.maximum(lengths, norm * 1e-6)
-        examples["x"] = (rows * np.minimum(1.0, shares)).astype(x.dtype)
-        parts[part] = examples
-    return dataclasses.replace(data, **parts)
+        scaled[start : start + step] = rows * np.minimum(1.0, shares)
+    return scaled
 
 
 def stratified_split(

@@ -71,13 +71,16 @@ class AuditReport(NamedTuple):
       membership: the attack on the model's outputs; None if it was not requested, or there is
         no model or no held-out data to attack.
       collusion: the attacks of all parties but one on oblivious noise, against which nothing is
-        claimed; empty for other noise.
+        claimed; empty for other noise, or where they were not tried.
+      no_collusion: why these attacks were not tried on oblivious noise, in words; empty if they
+        were, and for other noise.
     """
 
     bounds: list[AuditResult]
     steps: dict[str, list[StepCheck]]
     membership: MembershipResult | None
     collusion: Sequence[CollusionResult] = ()
+    no_collusion: str = ""
 
     @property
     def is_violated(self) -> bool:
@@ -163,24 +166,28 @@ def audit_experiment(
             confidence=confidence,
         )
     attack = _attack(experiment, key, num_rounds) if has_membership and is_whole else None
-    return AuditReport(bounds, steps, attack, _collude(experiment))
+    return AuditReport(bounds, steps, attack, *_collude(experiment))
 
 
-def _collude(experiment: Experiment) -> list[CollusionResult]:
+def _collude(experiment: Experiment) -> tuple[list[CollusionResult], str]:
     """Attacks an iteration of the protocol, in which all parties but one pool what they know.
 
-    Each party holds a vector of the longest norm that a message may have, of random signs. None is
-    tried without noise, beyond 200 parties, of whose terms too few entries would be held, or for
-    noise that words do not hold.
+    Each party holds a vector of the longest norm that a message may have, of random signs. Returns
+    the results, and why none was tried on oblivious noise.
     """
     config, level = experiment.config, experiment.config.privacy.client
     if "client" not in config.privacy.units or not isinstance(level, ObliviousLevel):
-        return []
+        return [], ""
     numbers = experiment.simulation.hyper.aggregator
     multiplier = float(np.asarray(numbers["noise_multiplier"]))
     count, size = experiment.simulation.participation.min_drawn, experiment.num_parameters
-    if count > _MOST_PARTIES or multiplier == 0:
-        return []
+    if multiplier == 0:
+        return [], "there is no noise, and all clients but one can compute what that one sent"
+    if count > _MOST_PARTIES:
+        return [], (
+            f"a round has {count} clients, more than {_MOST_PARTIES}, and memory would hold the "
+            "noise terms of all their pairs for too few entries of a message"
+        )
     # Entries are alike, so that some of them are enough.
     shown = max(2, min(size, _MOST_TERMS // count**2))
     # In units of an entry, which fixed point holds whatever the clip norm is.
@@ -196,7 +203,7 @@ def _collude(experiment: Experiment) -> list[CollusionResult]:
     values = rng.choice([-1.0, 1.0], (count, shown))
     bits = max(1, math.ceil(math.log2(1 + 40 * noise.scale)))
     if bits > _MOST_BITS:
-        return []
+        return [], "the noise is too large for words of 64 bits, in which messages are added"
     start = set_up_protocol(
         noise, config.run.seed, integer_bits=bits, fraction_bits=max(0, 40 - bits)
     )
@@ -204,7 +211,7 @@ def _collude(experiment: Experiment) -> list[CollusionResult]:
     _, played = run_iteration(start, values, rng, is_oblivious=is_oblivious)
     kinds = [kind for kind in ATTACKS if (kind == "non_oblivious") != is_oblivious]
     kinds = kinds if is_oblivious else ["naive", *kinds]
-    return [collusion(played, kind, rng) for kind in kinds]
+    return [collusion(played, kind, rng) for kind in kinds], ""
 
 
 def _maker(experiment: Experiment) -> Callable[..., FederatedAlgorithm]:
