@@ -154,7 +154,25 @@ def field(name: str, *, is_whole: bool = True) -> SharedModel:
     )
 
 
-# `(server, own, client) -> params` of one client; `Sparse` if its mask determines which it has.
+class ClusterModel(NamedTuple):
+    """A client's model among those of all clusters.
+
+    Attributes:
+      models: of the clusters, `[models, ...]`.
+      cluster: the index of the client's, int32.
+    """
+
+    models: PyTree
+    cluster: jax.Array
+
+
+def model_of(view: PyTree | ClusterModel) -> PyTree:
+    """Takes the model out of what a view of one client shows."""
+    return trees.take(view.models, view.cluster) if isinstance(view, ClusterModel) else view
+
+
+# `(server, own, client) -> params` of one client; `Sparse` if its mask determines which it has, and
+# `ClusterModel` if its cluster does.
 PersonalModel: TypeAlias = Callable[[PyTree, PyTree, Any], PyTree]
 
 
@@ -163,23 +181,17 @@ class Views(NamedTuple):
 
     Attributes:
       shared: the model for the whole population; None if absent.
-      personal: the model of one client; None if it is the shared one.
-      cluster: `(server, own, client) -> index` of one client's cluster, int32; None if the
-        algorithm has no clusters.
+      personal: the model of one client, a `ClusterModel` in algorithms with clusters; None if it is
+        the shared one.
     """
 
     shared: SharedModel | None = None
     personal: PersonalModel | None = None
-    cluster: Callable[[PyTree, PyTree, Any], jax.Array] | None = None
 
 
 def views_of_clusters(cluster: Callable[[PyTree, PyTree, Any], jax.Array]) -> Views:
     """Shows the model of each client's cluster among `server.models`, `[models, ...]`."""
-
-    def personal(server: Any, own: PyTree, client: Any) -> PyTree:
-        return trees.take(server.models, cluster(server, own, client))
-
-    return Views(personal=personal, cluster=cluster)
+    return Views(personal=lambda server, *own: ClusterModel(server.models, cluster(server, *own)))
 
 
 class Iterate(NamedTuple):

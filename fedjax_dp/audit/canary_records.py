@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
-from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm
+from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, model_of
 from fedjax_dp.audit.canaries import (
     MARK,
     STRENGTH,
@@ -183,7 +183,7 @@ def _start(
     if algorithm.views.shared is not None and algorithm.views.shared.is_whole:
         return algorithm.views.shared.read(server)
     assert algorithm.views.personal is not None
-    return masks.parted(algorithm.views.personal(server, own, client))[0]
+    return masks.parted(model_of(algorithm.views.personal(server, own, client)))[0]
 
 
 def _single(records: PyTree, index: jax.Array) -> PyTree:

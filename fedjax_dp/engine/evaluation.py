@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
-from fedjax_dp.algorithms.base import Hyper
+from fedjax_dp.algorithms.base import ClusterModel, Hyper
 from fedjax_dp.clients.base import LocalTrainer, Objective
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core import checks, jaxprs, masks
@@ -34,6 +34,13 @@ from fedjax_dp.models.base import Model
 _PART_BYTES = 2**28
 
 
+class FoundClusters(NamedTuple):
+    """The clusters of clients, `(state) -> [clients]` or None, beside the hidden ones."""
+
+    hidden: HiddenClusters
+    assigned: Callable[[SimulationState], np.ndarray | None]
+
+
 class Evaluator(NamedTuple):
     """Compiled evaluations of a simulation's state; each is None if there is nothing to do.
 
@@ -46,8 +53,7 @@ class Evaluator(NamedTuple):
         client would have after one more round of local training.
       training: `(state) -> Evaluation` on the training data of each client, of the model that this
         client would use.
-      clusters: `(state) -> [clients]`, the cluster of each client; None if the algorithm has none.
-      hidden: the true clusters that results are compared with, or None.
+      clusters: the clusters of the clients, and the true ones that they are compared with.
     """
 
     whole: Callable[[SimulationState], Evaluation] | None
@@ -55,8 +61,7 @@ class Evaluator(NamedTuple):
     is_personal: bool = False
     after_local: Callable[..., Evaluation] | None = None
     training: Callable[[SimulationState], Evaluation] | None = None
-    clusters: Callable[[SimulationState], np.ndarray] | None = None
-    hidden: HiddenClusters | None = None
+    clusters: FoundClusters | None = None
 
 
 @checked
@@ -121,8 +126,8 @@ def evaluator(
     has_train = on_training or compares
     on_train = _of_each(federation, model, train, train, metrics) if has_train else None
     is_personal = clients is not None and personal is not None
-    found = None if hidden is None else _clusters(federation, train)
-    return Evaluator(on_whole, on_clients, is_personal, after_local, on_train, found, hidden)
+    found = None if hidden is None else FoundClusters(hidden, _clusters(federation, train))
+    return Evaluator(on_whole, on_clients, is_personal, after_local, on_train, found)
 
 
 def of_shared(evaluator: Evaluator) -> Evaluator:
@@ -189,14 +194,13 @@ def _of_personal(
 
 def _clusters(
     federation: Federation, train: FederatedData
-) -> Callable[[SimulationState], np.ndarray] | None:
+) -> Callable[[SimulationState], np.ndarray | None]:
     """Finds the cluster of each client; None without clusters."""
-    cluster = federation.views.cluster
-    if cluster is None:
-        return None
+    view = federation.views.personal
 
     def cluster_of(index, state, held):
-        return cluster(state, held.client(index))
+        found = None if view is None else view(state, held.client(index))
+        return found.cluster if isinstance(found, ClusterModel) else None
 
     in_parts = _in_parts(cluster_of, train)
 
@@ -204,11 +208,9 @@ def _clusters(
     def of_clients(clients, state, held):
         return jax.lax.map(lambda index: cluster_of(index, state, held), clients)
 
-    def clusters(state: SimulationState) -> np.ndarray:
-        found = np.zeros(train.num_clients, np.int32)
-        for few, numbers in in_parts(state):
-            found[few] = of_clients(few, *numbers)
-        return found
+    def clusters(state: SimulationState) -> np.ndarray | None:
+        parts = [of_clients(few, *numbers) for few, numbers in in_parts(state)]
+        return None if parts[0] is None else np.concatenate(parts)
 
     return clusters
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper, SharedModel
+from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper, SharedModel, model_of
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core import argument_checks, checks
 from fedjax_dp.core.argument_checks import checked
@@ -65,10 +65,9 @@ class StateViews(NamedTuple):
 
     # The model for the whole population; None if there is none, or clients hold a part of it.
     shared: SharedModel | None = None
-    # The model that one client would use, `Sparse` if it has a mask; None if it is the shared one.
+    # The model that one client would use, `Sparse` if it has a mask, `ClusterModel` if it has a
+    # cluster; None if it is the shared one.
     personal: Callable[[Any, ClientData], PyTree] | None = None
-    # The index of one client's cluster; None if there are no clusters.
-    cluster: Callable[[Any, ClientData], jax.Array] | None = None
 
 
 class Federation(NamedTuple):
@@ -132,7 +131,8 @@ class Federation(NamedTuple):
     @property
     def personal(self) -> Callable[[Any, ClientData], PyTree] | None:
         """`(state, client) -> params`, one client's model; None if it is the shared one."""
-        return self.views.personal
+        view = self.views.personal
+        return None if view is None else lambda state, client: model_of(view(state, client))
 
     @property
     def amplifies(self) -> bool:
@@ -365,24 +365,18 @@ def federation(
             read=lambda state: read(state.server),
             write=lambda state, params: state._replace(server=write(state.server, params)),
         )
-    _, personal, cluster = algorithm.views
+    view = algorithm.views.personal
 
-    def of_client(view: Callable[..., Any]) -> Callable[[SimulationState, ClientData], Any]:
-        def read(state: SimulationState, client: ClientData) -> Any:
-            own = None if state.clients is None else state_of(state.clients, client.index)
-            return view(state.server, own, client)
-
-        return read
+    def personal(state: SimulationState, client: ClientData) -> PyTree:
+        assert view is not None
+        own = None if state.clients is None else state_of(state.clients, client.index)
+        return view(state.server, own, client)
 
     bound = Federation(
         init=init,
         cohorts=cohorts,
         step=Watched(step) if algorithm.claims.units else step,
-        views=StateViews(
-            shared,
-            None if personal is None else of_client(personal),
-            None if cluster is None else of_client(cluster),
-        ),
+        views=StateViews(shared, None if view is None else personal),
         hyper=hyper,
         check=check,
         algorithm=algorithm,
@@ -425,7 +419,7 @@ def _check_bound(federation: Federation) -> None:
 
 def _of_federation(views: StateViews, num_outer: int) -> StateViews:
     """Shows views the states of their own wrapper and of those inside it, wherever it stands."""
-    shared, personal, cluster = views
+    shared, view = views
 
     def read(state: SimulationState) -> PyTree:
         assert shared is not None
@@ -437,13 +431,9 @@ def _of_federation(views: StateViews, num_outer: int) -> StateViews:
         others = state.outer[: len(state.outer) - num_outer]
         return after._replace(outer=(*others, *after.outer))
 
-    def of_client(view: Callable[..., Any]) -> Callable[[SimulationState, ClientData], Any]:
-        return lambda state, client: view(innermost(state, num_outer), client)
-
     return StateViews(
         None if shared is None else shared._replace(read=read, write=write),
-        None if personal is None else of_client(personal),
-        None if cluster is None else of_client(cluster),
+        None if view is None else lambda state, client: view(innermost(state, num_outer), client),
     )
 
 

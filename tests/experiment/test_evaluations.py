@@ -126,6 +126,7 @@ def test_a_run_is_compared_with_the_clusters_of_its_partition():
         (("km_cdpfl", "num_models=2"), [0, 0, 0]),
         (("ifca", "num_models=1"), [0, 0, 0]),
         (("fedavg",), None),
+        (("ditto",), None),
     ],
 )
 def test_each_algorithm_says_which_cluster_a_client_is_in(algorithm, expected):
@@ -133,19 +134,19 @@ def test_each_algorithm_says_which_cluster_a_client_is_in(algorithm, expected):
     words = [f"--algorithm.name={name}", *(f"--algorithm.options.{each}" for each in options)]
     if name in ("f_cdpfl", "km_cdpfl"):
         words += ["--privacy.unit=record", "--privacy.record.dp_delta=1e-3"]
-    evaluator = assemble(load_config(None, (*CLUSTERS, *words))).evaluator
-    if expected is None:
-        assert evaluator.clusters is None
-        return
     experiment = assemble(load_config(None, (*CLUSTERS, *words)))
+    clusters_of = experiment.evaluator.clusters.assigned
     state = experiment.simulation.init(jax.random.key(0))
-    np.testing.assert_array_equal(evaluator.clusters(state), expected)
+    if expected is None:
+        assert clusters_of(state) is None
+        return
+    np.testing.assert_array_equal(clusters_of(state), expected)
     if name == "f_cdpfl":
         moved = state._replace(clients=np.array([1, 0, 1], np.int32))
-        np.testing.assert_array_equal(evaluator.clusters(moved), [1, 0, 1])
+        np.testing.assert_array_equal(clusters_of(moved), [1, 0, 1])
     elif name == "km_cdpfl":
         server = state.server._replace(clusters=np.array([1, 1, 0], np.int32))
-        np.testing.assert_array_equal(evaluator.clusters(state._replace(server=server)), [1, 1, 0])
+        np.testing.assert_array_equal(clusters_of(state._replace(server=server)), [1, 1, 0])
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_comparisons_without_clusters_are_refused(words, message):
 
 def test_one_client_that_holds_all_data_is_in_no_cluster():
     words = (*CLUSTERS, "--algorithm.name=centralized", "--evaluation.references.epochs=1")
-    assert assemble(load_config(None, words)).evaluator.hidden is None
+    assert assemble(load_config(None, words)).evaluator.clusters is None
 
 
 def test_models_of_clients_need_examples_that_clients_hold_out():

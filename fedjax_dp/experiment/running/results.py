@@ -81,9 +81,8 @@ def evaluate(
         seen = evaluator.training(state)
         row |= {"training_set_loss": seen.loss, "training_set_accuracy": seen.accuracy}
         row |= {f"training_set_{name}": value for name, value in seen.metrics.items()}
-    if evaluator.hidden is not None:
-        assigned = None if evaluator.clusters is None else evaluator.clusters(state)
-        row |= evaluator.hidden.metrics(assigned, by_client, seen)
+    if (clusters := evaluator.clusters) is not None:
+        row |= clusters.hidden.metrics(clusters.assigned(state), by_client, seen)
     return row
 
 
