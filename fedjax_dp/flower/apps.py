@@ -42,7 +42,7 @@ from fedjax_dp.experiment.running.run_folder import (
 )
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.flower.exchange import Scores, ScoresFile
-from fedjax_dp.flower.export import require_secret_root
+from fedjax_dp.flower.export import require_evaluated, require_secret_root
 from fedjax_dp.flower.grid import GridNodes, registered
 from fedjax_dp.flower.ledger import Budget
 from fedjax_dp.flower.log import LoggedProgress, close
@@ -131,11 +131,13 @@ class OnFlower:
           statement names the server as trusted, and scores, if this holds for any session of a run.
 
         Raises:
-          ValueError: as `deployed`; or if privacy is claimed, and nodes that draw keys of their own
-            would know the root of the server's noise.
+          ValueError: as `deployed`; if privacy is claimed, and nodes that draw keys of their own
+            would know the root of the server's noise; or for an evaluation that the server cannot
+            make: of clients' own models, or metrics where nothing is evaluated.
         """
         require_secret_root(experiment.config, self._keys)
         federation = experiment.simulation.federation
+        require_evaluated(experiment.config, federation, experiment.population)
         rule = "be none in a run whose results are released: no noise protects scores"
         collected = self._stated["scores"]
         is_private = experiment.config.run.release is None or collected == "none"
@@ -154,9 +156,16 @@ class OnFlower:
         # Saved before its aggregate leaves with the next round, a round is released once.
         section = experiment.config.run.model_copy(update={"checkpoint_every": 1})
         config = experiment.config.model_copy(update={"run": section})
-        evaluator = of_shared(experiment.evaluator)
+        population, evaluator = experiment.population, of_shared(experiment.evaluator)
+        if federation.personal is not None and population.client_test is not None:
+            note = "test data of clients are not used: the server does not evaluate clients' models"
+            population = population._replace(notes=(*population.notes, note))
         return experiment._replace(
-            config=config, simulation=there, stated=stated, evaluator=evaluator
+            config=config,
+            population=population,
+            simulation=there,
+            stated=stated,
+            evaluator=evaluator,
         )
 
     def open(self, folder: pathlib.Path, rounds: int) -> Sequence[RoundRecord]:

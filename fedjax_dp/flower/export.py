@@ -11,8 +11,10 @@ import tomli_w
 from fedjax_dp.core import checks
 from fedjax_dp.core.packages import PACKAGE
 from fedjax_dp.data import datasets
+from fedjax_dp.engine.federation import Federation
 from fedjax_dp.experiment.assembly.assemble import checked_config, federation_of, population_of
 from fedjax_dp.experiment.assembly.own_data import FILE_OPTIONS
+from fedjax_dp.experiment.components.experiment import Population
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.flower.server import require_deployable
@@ -100,7 +102,8 @@ def write_app(
     Raises:
       ValueError: if the folder holds files, the output is not absolute or inside it, nodes would
         know the root of the server's noise, parts of the configuration do not fit together, or
-        nodes cannot run it, as `deployed` says; the latter where the data can be read here.
+        nodes cannot run it, as `deployed` says, or the server would leave out an evaluation; the
+        last two where the data can be read here.
     """
     checks.one_of("keys", keys, get_args(Keys))
     require_secret_root(config, keys)
@@ -147,7 +150,26 @@ def _require_deployable(config: Config, keys: Keys) -> None:
         text = "the data cannot be read here; only the server will check whether nodes can run it"
         warnings.warn(f"{text}: {error}", stacklevel=3)
         return
-    require_deployable(federation_of(config, population), keys)
+    federation = federation_of(config, population)
+    require_deployable(federation, keys)
+    require_evaluated(config, federation, population)
+
+
+def require_evaluated(config: Config, federation: Federation, population: Population) -> None:
+    """Refuses evaluations that a server without the clients' models would leave out."""
+    name, has_own = config.algorithm.name, federation.personal is not None
+    rule = (
+        f"be left out in a deployment of {name}, whose clients use models of their own: the server "
+        "evaluates a shared model alone"
+    )
+    for key, usual in (("personal", "received"), ("training", False), ("clusters", False)):
+        value = getattr(config.evaluation, key)
+        checks.require(not has_own or value == usual, f"evaluation.{key}", rule, value)
+    tests = [population.test] if has_own else [population.test, population.client_test]
+    lacking = "shared model" if federation.shared is None else "test data"
+    is_evaluated = federation.shared is not None and any(each is not None for each in tests)
+    rule = f"be left out in a deployment whose server evaluates nothing: it has no {lacking}"
+    checks.require(is_evaluated or not config.run.metrics, "run.metrics", rule, config.run.metrics)
 
 
 def require_secret_root(config: Config, keys: str) -> None:

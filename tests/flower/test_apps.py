@@ -13,8 +13,9 @@ from marks import slow, telling
 from test_scripts import script_of
 
 from fedjax_dp.experiment import Watcher, evaluate_run, load_config, load_run, report, resume, run
+from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.reading.config_files import to_toml
-from fedjax_dp.flower import client_app_of, project, run_on, write_app
+from fedjax_dp.flower import OnFlower, client_app_of, project, run_on, write_app
 from fedjax_dp.flower.exchange import FOLDER, Exchange
 from fedjax_dp.flower.testing import InProcess
 
@@ -93,6 +94,28 @@ def test_a_run_whose_client_states_are_on_nodes_is_loaded_without_them(tmp_path)
         loaded.params_of(0)
     found = evaluate_run(loaded)
     assert "test_accuracy" in found and "mean_client_accuracy" not in found
+
+
+def test_a_server_refuses_or_reports_what_it_does_not_evaluate_before_nodes_are_asked():
+    words = ["--algorithm.name=ditto", "--data.num_clients=4", "--privacy.unit=none"]
+    words += ["--model.name=logistic_regression"]
+    server = OnFlower(InProcess(None, {}))
+    experiment = assemble(load_config(None, words))
+    (note,) = set(server.deploy(experiment).population.notes) - set(experiment.population.notes)
+    assert note.startswith("test data of clients are not used")
+    section = experiment.config.evaluation.model_copy(update={"training": True})
+    config = experiment.config.model_copy(update={"evaluation": section})
+    with pytest.raises(ValueError, match="evaluation.training must be left out in a deployment of"):
+        server.deploy(experiment._replace(config=config))
+    section = config.run.model_copy(update={"metrics": ["f1"]})
+    scored = experiment.config.model_copy(update={"run": section})
+    untested = experiment._replace(
+        config=scored, population=experiment.population._replace(test=None)
+    )
+    with pytest.raises(ValueError, match="evaluates nothing: it has no test data, got .'f1'"):
+        server.deploy(untested)
+    # The server evaluates the shared model.
+    server.deploy(experiment._replace(config=scored))
 
 
 @telling

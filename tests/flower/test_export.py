@@ -115,6 +115,10 @@ PRIVATE = ("--algorithm.name=dp_fedavg", "--privacy.unit=client", "--privacy.rel
 PRIVATE += ("--privacy.client.noise_multiplier=2", "--privacy.client.epsilon=none")
 PRIVATE += ("--participation.sampler=fixed_size", "--participation.cohort_size=5")
 NO_WRAPPER = "federation must have no wrapper to be deployed"
+CLUSTERED = ("--algorithm.name=ifca", "--algorithm.options.num_models=2")
+CLUSTERED += ("--data.partition=shifted_clusters", "--data.partition_options.cluster_sizes=[2, 1]")
+CLUSTERED += ("--data.partition_options.samples_per_client=12",)
+CLUSTERED += ("--data.partition_options.test_samples_per_client=30",)
 REFUSED = {
     "a second message": (
         [
@@ -137,6 +141,22 @@ REFUSED = {
     "noise of a scale that the server sends": (
         [*IN_SHARES, "--algorithm.options.calibration=paper"],
         "keys must be parity, which trusts the server",
+    ),
+    **{
+        f"what the server leaves out of {key}": (
+            [*CLUSTERED, f"--{key}={value}"],
+            rf"{key} must be left out in a deployment of ifca, whose clients use models of their "
+            f"own: the server evaluates a shared model alone, got {value.capitalize()}",
+        )
+        for key, value in [("evaluation.training", "true"), ("evaluation.clusters", "true")]
+    },
+    "models after local training": (
+        ["--algorithm.name=ditto", "--evaluation.personal=after_local"],
+        "evaluation.personal must be left out in a deployment of ditto",
+    ),
+    "metrics without a model": (
+        ["--algorithm.name=local_only", "--run.metrics=['f1']"],
+        r"run.metrics must be left out in .* evaluates nothing: it has no shared model, got \['f1'",
     ),
     "masks and secret cohorts": (
         [*PRIVATE, "--secure_aggregation.form=masked"],

@@ -289,6 +289,8 @@ def test_a_resumed_run_waits_for_no_node_and_holds_no_records(folder, tmp_path):
         (["--data.client_test_share=0.2"], "data.client_test_share must be 0"),
         (["--data.public_examples=5"], "data.public_examples must be 0"),
         (["--evaluation.training=true"], "evaluation.training must be False"),
+        (["--evaluation.clusters=true"], "evaluation.clusters must be False"),
+        (["--evaluation.personal=after_local"], "evaluation.personal must be 'received', since"),
         (["--algorithm.name=centralized"], "algorithm.name must pool no data"),
     ],
 )

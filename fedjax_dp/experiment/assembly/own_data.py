@@ -152,6 +152,7 @@ def require_own_data(config: Config) -> None:
         ("data.partition", data.partition, "natural"),
         ("data.client_test_share", data.client_test_share, 0),
         ("data.public_examples", data.public_examples, 0),
+        ("evaluation.personal", config.evaluation.personal, "received"),
         ("evaluation.training", config.evaluation.training, False),
         ("evaluation.clusters", config.evaluation.clusters, False),
     ):
