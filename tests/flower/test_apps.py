@@ -105,14 +105,14 @@ def test_a_server_refuses_or_reports_what_it_does_not_evaluate_before_nodes_are_
     assert note.startswith("test data of clients are not used")
     section = experiment.config.evaluation.model_copy(update={"training": True})
     config = experiment.config.model_copy(update={"evaluation": section})
-    with pytest.raises(ValueError, match="evaluation.training must be left out in a deployment of"):
+    with pytest.raises(ValueError, match=r"evaluation\.training must be left out in a deployment"):
         server.deploy(experiment._replace(config=config))
     section = config.run.model_copy(update={"metrics": ["f1"]})
     scored = experiment.config.model_copy(update={"run": section})
     untested = experiment._replace(
         config=scored, population=experiment.population._replace(test=None)
     )
-    with pytest.raises(ValueError, match="evaluates nothing: it has no test data, got .'f1'"):
+    with pytest.raises(ValueError, match="evaluates nothing: it has no test data, got"):
         server.deploy(untested)
     # The server evaluates the shared model.
     server.deploy(experiment._replace(config=scored))
