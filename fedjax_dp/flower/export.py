@@ -159,8 +159,8 @@ def require_evaluated(config: Config, federation: Federation, population: Popula
     """Refuses evaluations that a server without the clients' models would leave out."""
     name, has_own = config.algorithm.name, federation.personal is not None
     rule = (
-        f"be left out in a deployment of {name}, whose clients use models of their own: the server "
-        "evaluates a shared model alone"
+        f"be left out in a deployment of {name}: the server evaluates a shared model alone, and "
+        "not that of each client"
     )
     for key, usual in (("personal", "received"), ("training", False), ("clusters", False)):
         value = getattr(config.evaluation, key)

@@ -145,8 +145,8 @@ REFUSED = {
     **{
         f"what the server leaves out of {key}": (
             [*CLUSTERED, f"--{key}={value}"],
-            rf"{key} must be left out in a deployment of ifca, whose clients use models of their "
-            f"own: the server evaluates a shared model alone, got {value.capitalize()}",
+            rf"{key} must be left out in a deployment of ifca: the server evaluates a shared model "
+            f"alone, and not that of each client, got {value.capitalize()}",
         )
         for key, value in [("evaluation.training", "true"), ("evaluation.clusters", "true")]
     },
