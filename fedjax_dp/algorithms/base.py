@@ -171,8 +171,7 @@ def model_of(view: PyTree | ClusterModel) -> PyTree:
     return trees.take(view.models, view.cluster) if isinstance(view, ClusterModel) else view
 
 
-# `(server, own, client) -> params` of one client; `Sparse` if its mask determines which it has, and
-# `ClusterModel` if its cluster does.
+# `(server, own, client) -> params` of one client; `Sparse` if its mask determines which it has.
 PersonalModel: TypeAlias = Callable[[PyTree, PyTree, Any], PyTree]
 
 
@@ -181,8 +180,7 @@ class Views(NamedTuple):
 
     Attributes:
       shared: the model for the whole population; None if absent.
-      personal: the model of one client, a `ClusterModel` in algorithms with clusters; None if it is
-        the shared one.
+      personal: the model of one client, or a `ClusterModel`; None if it is the shared one.
     """
 
     shared: SharedModel | None = None

@@ -126,7 +126,7 @@ def evaluator(
     has_train = on_training or compares
     on_train = _of_each(federation, model, train, train, metrics) if has_train else None
     is_personal = clients is not None and personal is not None
-    found = None if hidden is None else FoundClusters(hidden, _clusters(federation, train))
+    found = None if hidden is None else _found(hidden, federation, train)
     return Evaluator(on_whole, on_clients, is_personal, after_local, on_train, found)
 
 
@@ -192,10 +192,8 @@ def _of_personal(
     return personal_evaluator(model, clients, params_of, in_parts=in_parts, metrics=metrics)
 
 
-def _clusters(
-    federation: Federation, train: FederatedData
-) -> Callable[[SimulationState], np.ndarray | None]:
-    """Finds the cluster of each client; None without clusters."""
+def _found(hidden: HiddenClusters, federation: Federation, train: FederatedData) -> FoundClusters:
+    """Finds the cluster of each client, as its personal model has it."""
     view = federation.views.personal
 
     def cluster_of(index, state, held):
@@ -208,11 +206,11 @@ def _clusters(
     def of_clients(clients, state, held):
         return jax.lax.map(lambda index: cluster_of(index, state, held), clients)
 
-    def clusters(state: SimulationState) -> np.ndarray | None:
+    def assigned(state: SimulationState) -> np.ndarray | None:
         parts = [of_clients(few, *numbers) for few, numbers in in_parts(state)]
         return None if parts[0] is None else np.concatenate(parts)
 
-    return clusters
+    return FoundClusters(hidden, assigned)
 
 
 def _in_parts(read: Any, train: FederatedData) -> Callable[..., Iterator[tuple[np.ndarray, Any]]]:

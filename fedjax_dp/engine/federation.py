@@ -65,8 +65,7 @@ class StateViews(NamedTuple):
 
     # The model for the whole population; None if there is none, or clients hold a part of it.
     shared: SharedModel | None = None
-    # The model that one client would use, `Sparse` if it has a mask, `ClusterModel` if it has a
-    # cluster; None if it is the shared one.
+    # The model that one client would use, as of `Views`; None if it is the shared one.
     personal: Callable[[Any, ClientData], PyTree] | None = None
 
 
