@@ -355,7 +355,7 @@ def federation(
         examples = jax.tree.map(jnp.asarray, examples)
         return run_round(algorithm, layout, state, hyper, examples, cohort, key)
 
-    shared: SharedModel | None = algorithm.views.shared
+    shared, view = algorithm.views
     if shared is not None and not shared.is_whole:
         shared = None
     if shared is not None:
@@ -364,7 +364,6 @@ def federation(
             read=lambda state: read(state.server),
             write=lambda state, params: state._replace(server=write(state.server, params)),
         )
-    view = algorithm.views.personal
 
     def personal(state: SimulationState, client: ClientData) -> PyTree:
         assert view is not None
