@@ -96,8 +96,10 @@ def run_one(point: Point, arguments: argparse.Namespace) -> dict[str, Any]:
     )
     evaluation = EvaluationSection(clusters=True, references=references)
     compared = assemble(config.model_copy(update={"evaluation": evaluation})).evaluator
+    found = compared.clusters
+    assert found is not None
     # References of other settings are refused before any work.
-    reference = reference_of(point, compared.hidden, arguments)
+    reference = reference_of(point, found.hidden, arguments)
     rounds = config.run.rounds
     section = {"plots": False, "evaluate_every": rounds}
     section["checkpoint_every"] = min(arguments.checkpoint_every, rounds)
@@ -108,10 +110,8 @@ def run_one(point: Point, arguments: argparse.Namespace) -> dict[str, Any]:
     experiment, sim = ran.experiment, ran.experiment.simulation
     spent = accounting.epsilon(experiment.dp_delta, config.privacy.accountant)["record"]
     assert compared.clients is not None and compared.training is not None
-    assert compared.hidden is not None
     held_out, on_train = compared.clients(state), compared.training(state)
-    assigned = None if compared.clusters is None else compared.clusters(state)
-    hidden = compared.hidden._replace(references=lambda: reference)
+    hidden, assigned = found.hidden._replace(references=lambda: reference), found.assigned(state)
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     fairness = summarize(held_out)
     metrics = fairness | dict(hidden.metrics(assigned, held_out, on_train))
