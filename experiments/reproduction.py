@@ -5,7 +5,9 @@ files: a CSV file and a table of a Markdown page are tables under their names (t
 page is "page.md#2"), and JSON files are rows of `path` and `json`, where "results/*.json" is all of
 them. Beside SQLite's own functions there are `stdev` over rows, `sqrt`, `mean` and `spread` of a
 text such as "81.2 ± 0.4", and the standard error `stderr(sd, n)` of a mean, or of a difference of
-two, `stderr(sd1, n1, sd2, n2)`, NULL below two seeds.
+two, `stderr(sd1, n1, sd2, n2)`, NULL below two seeds. Where a finding has several conditions, the
+margin `in_errors(margin1, error1, margin2, error2, …)` is the smallest of theirs, each in its own
+standard error, and the rule's error is 1.
 
 An `[[item]]`, a row of `rows.md`, has
 
@@ -111,6 +113,21 @@ def standard_error(*spreads: float | None) -> float | None:
     return math.sqrt(sum(sd**2 / n for sd, n in pairs))
 
 
+def smallest_in_errors(*pairs: float | None) -> float | None:
+    """Returns the smallest of several margins, each divided by its error, the number after it."""
+    margins, errors = pairs[::2], pairs[1::2]
+    known = [margin for margin in margins if margin is not None]
+    if len(known) < len(margins):
+        return None
+    if None in errors:  # One seed: the margins are there, and decide nothing.
+        return min(known)
+    in_errors = (
+        margin / error if error else math.copysign(math.inf, margin)
+        for margin, error in zip(known, errors, strict=True)
+    )
+    return min(in_errors)
+
+
 def _part(text: str | float | None, number: int) -> float | None:
     parts = str(text).split("±") if text is not None else []
     return _as_float(parts[number].strip()) if number < len(parts) else None
@@ -145,6 +162,7 @@ class Files:
         self.database.create_function("mean", 1, lambda text: _part(text, 0))
         self.database.create_function("spread", 1, lambda text: _part(text, 1))
         self.database.create_function("stderr", -1, standard_error)
+        self.database.create_function("in_errors", -1, smallest_in_errors)
 
     def rows(self, query: str) -> list[Row]:
         """Runs a query, the files that it names having been read."""

@@ -2,6 +2,7 @@
 
 import argparse
 import itertools
+import math
 import pathlib
 import re
 import runpy
@@ -237,6 +238,22 @@ def test_a_difference_decides_beyond_two_standard_errors(folder, values, verdict
     (folder / "results" / "runs.csv").write_text(f"method,value\n{lines}", "utf-8")
     entry = reproduction.entries("source")[1]
     assert entry.verdict == verdict and entry.why.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "smallest"),
+    [
+        ((6.0, 2.0, 1.0, 0.1), 3.0),
+        ((-1.0, 0.5, 9.0, 1.0), -2.0),
+        ((-1.0, 0.0, 9.0, 1.0), -math.inf),
+        ((2.0, None, 1.0, 0.5), 1.0),  # One seed.
+        ((None, 1.0, 1.0, 1.0), None),  # Not run.
+    ],
+)
+def test_of_several_margins_the_smallest_in_its_own_error_decides(folder, pairs, smallest):
+    values = ", ".join("NULL" if number is None else str(number) for number in pairs)
+    (row,) = reproduction.Files(folder).rows(f"SELECT in_errors({values}) AS smallest")
+    assert row["smallest"] == smallest
 
 
 def test_what_the_source_is_wrong_about_has_evidence(folder):
