@@ -1,12 +1,14 @@
 """Runs a grid of experiments from the command line and writes its tables."""
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
 import sys
 import time
 from collections.abc import Sequence
+from typing import get_args
 
 import jax
 from rich.console import Console
@@ -18,6 +20,7 @@ from fedjax_dp.experiment import (
     read_summaries,
     sweep,
 )
+from fedjax_dp.experiment.studies import executors
 from fedjax_dp.experiment.studies.point_settings import with_settings
 from fedjax_dp.experiment.studies.sweep import as_csv, as_grid
 
@@ -51,6 +54,13 @@ def main(study: Study, arguments: Sequence[str] | None = None) -> None:
         help="a CSV file of settings by point: columns of axes and of keys",
     )
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no run later")
+    parser.add_argument(
+        "--on", choices=get_args(executors.On), help="run on workers, as `fedjax-dp sweep --on`"
+    )
+    parser.add_argument("--workers", type=int, default=2, help="those that run at the same time")
+    parser.add_argument(
+        "--worker", action="append", default=[], metavar="NAME=VALUE", help="an option of each"
+    )
     known, words = parser.parse_known_args(arguments)
     only = {axis: names.split(",") for axis, _, names in (o.partition("=") for o in known.only)}
     console = Console()
@@ -59,7 +69,12 @@ def main(study: Study, arguments: Sequence[str] | None = None) -> None:
         grid = grid_points(study, only, words)
         if known.settings is not None:
             grid, _ = with_settings(grid, known.settings)
-        sweep(study, grid, known.output, console.print, known.seconds)
+        with contextlib.ExitStack() as stack:
+            cluster = None
+            if known.on is not None:
+                place = known.on, known.output, known.workers, known.worker
+                cluster = stack.enter_context(executors.opened(*place))
+            sweep(study, grid, known.output, console.print, known.seconds, cluster=cluster)
     except (ValueError, OSError, MemoryError) as error:
         raise SystemExit(f"error: {error}") from None
     rows = read_summaries(grid, known.output)

@@ -16,6 +16,8 @@ from fedjax_dp.core.decimals import shown
 from fedjax_dp.core.files import write_text
 from fedjax_dp.core.packages import MissingPackageError
 from fedjax_dp.experiment.reading.config_files import load_config, overlap, require_key
+from fedjax_dp.experiment.studies import executors
+from fedjax_dp.experiment.studies.cluster import Cluster
 from fedjax_dp.experiment.studies.point_settings import with_settings
 from fedjax_dp.experiment.studies.selection import select_privately
 from fedjax_dp.experiment.studies.sweep import (
@@ -89,6 +91,42 @@ class Choosing(NamedTuple):
         checks.require(not names, "--search", "be optuna, for options of a search", names)
 
 
+class Where(NamedTuple):
+    """Where points run, if not in this process."""
+
+    on: Annotated[
+        Literal["ray", "slurm", "local"] | None,
+        typer.Option(
+            help="Run on workers: of the Ray cluster that is there, else one started here; Slurm "
+            "jobs; or processes of this machine."
+        ),
+    ] = None
+    workers: Annotated[
+        int | None, typer.Option(help="Workers that run at the same time, by default 2.")
+    ] = None
+    worker: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="An option of each worker: of a task of Ray, such as num_gpus=1, or of submitit, "
+            "such as timeout_min=240.",
+        ),
+    ] = None
+
+    @contextlib.contextmanager
+    def opened(self, folder: pathlib.Path) -> Iterator[Cluster | None]:
+        """Opens the cluster for a study in a folder; None for this process."""
+        if self.on is None:
+            given = {"--workers": self.workers, "--worker": self.worker or None}
+            names = [name for name, value in given.items() if value is not None]
+            checks.require(not names, "--on", "be given, for options of workers", names)
+            yield None
+            return
+        workers = 2 if self.workers is None else self.workers
+        with executors.opened(self.on, folder, workers, self.worker or []) as cluster:
+            yield cluster
+
+
 @answering(app, cls=Configured)
 def command(
     context: typer.Context,
@@ -115,6 +153,7 @@ def command(
         typer.Option(help="Folder of the run folders; by default runs/NAME-sweep."),
     ] = None,
     choosing: Choosing = Choosing(),
+    where: Where = Where(),
 ) -> Answer:
     """Run a grid: `fedjax-dp sweep [FILE.toml] --over KEY=V1,V2 [--over …] [--section.key VALUE]`.
 
@@ -129,13 +168,16 @@ def command(
 
     With `--search optuna --trials N` Optuna chooses N points, which no statement covers. The table
     then has a row for each run, the best first.
+
+    With `--on ray`, `--on slurm` or `--on local` workers run the points, in a folder that all of
+    them share, with the results of one process.
     """
     choosing.require_fitting()
     overrides = context.args
     if choosing.search is not None:
         rule = "be left out with --search, whose points are of no grid"
         checks.require(settings is None, "--settings", rule, settings)
-        return _searched(file, overrides, output, over or [], choosing, out)
+        return _searched(file, overrides, output, over or [], choosing, where, out)
     axes = dict(_axis(word) for word in over or [])
     keys = [word.partition("=")[0] for word in over or []]
     checks.require(len(axes) == len(keys) > 0, "--over", "name one key or more, each once", keys)
@@ -152,14 +194,14 @@ def command(
         checks.require(not shared, "--settings", rule, shared)
     trials, shape = choosing.trials, choosing.trials_shape
     if choosing.select is not None:
-        return _selected(study, grid, folder, _repetition(axes, trials, shape), out)
+        return _selected(study, grid, folder, _repetition(axes, trials, shape), where, out)
     both = ("--trials", trials), ("--trials-shape", shape)
     names = [name for name, value in both if value is not None]
     checks.require(not names, "--select or --search", "be given, to have trials", names)
     rounds = sum(loaded(study, point).run.rounds for point in grid)
     with _resumable(out, "sweep", folder):
-        with Progress(out, _NAME, rounds) as progress:
-            sweep(study, grid, folder, out.note, watcher=progress)
+        with where.opened(folder) as cluster, Progress(out, _NAME, rounds) as progress:
+            sweep(study, grid, folder, out.note, watcher=progress, cluster=cluster)
         entries = average_over_seeds(study, read_summaries(grid, folder))
         table = as_list(study, entries)
         _write_tables(folder, study, entries, table)
@@ -201,6 +243,7 @@ def _searched(
     output: pathlib.Path | None,
     over: Sequence[str],
     choosing: Choosing,
+    where: Where,
     out: Output,
 ) -> Answer:
     """Runs the points that Optuna chooses."""
@@ -236,8 +279,9 @@ def _searched(
     folder = output or pathlib.Path("runs") / f"{config.title}-search"
     study = _study(config.title, file, {})
     with _resumable(out, "search", folder):
-        with Progress(out, _NAME, plan.trials * config.run.rounds) as progress:
-            entries = search(study, plan, folder, overrides, out.note, progress)
+        rounds = plan.trials * config.run.rounds
+        with where.opened(folder) as cluster, Progress(out, _NAME, rounds) as progress:
+            entries = search(study, plan, folder, overrides, out.note, progress, cluster)
         table = as_rows(entries)
         _write_tables(folder, study, entries, table)
     return _tabled(folder, len(entries), entries, table)
@@ -279,12 +323,17 @@ def _repetition(axes: Mapping[str, Any], trials: float | None, shape: float | No
 
 
 def _selected(
-    study: Study, grid: Sequence[Point], folder: pathlib.Path, trials: Repetition, out: Output
+    study: Study,
+    grid: Sequence[Point],
+    folder: pathlib.Path,
+    trials: Repetition,
+    where: Where,
+    out: Output,
 ) -> Answer:
     """Chooses among points privately; the number of trials is in no answer."""
-    with _resumable(out, "selection", folder):
+    with _resumable(out, "selection", folder), where.opened(folder) as cluster:
         choice = select_privately(
-            study, grid, folder, trials, report=lambda line: None, warn=out.warn
+            study, grid, folder, trials, report=lambda line: None, warn=out.warn, cluster=cluster
         )
     if choice is None:
         document = {"folder": str(folder), "chosen": None}

@@ -25,6 +25,10 @@ from .studies.audits import (
     AuditReport as AuditReport,
     audit_experiment as audit_experiment,
 )
+from .studies.cluster import (
+    Cluster as Cluster,
+    WorkerError as WorkerError,
+)
 from .studies.methods import (
     Method as Method,
     methods as methods,

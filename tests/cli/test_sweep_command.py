@@ -15,7 +15,7 @@ def played(monkeypatch):
     """The points that a sweep would run, which end with figures made of their numbers."""
     names = []
 
-    def sweep(study, grid, output, report, watcher):
+    def sweep(study, grid, output, report, watcher, cluster):
         for point in grid:
             names.append(point.name)
             config = module.loaded(study, point)

@@ -30,7 +30,7 @@ def played(monkeypatch):
     """Runs whose accuracy is their learning rate; the numbers of the runs of each batch."""
     batches = []
 
-    def run_all(study, jobs, labels, report, watcher, stated):
+    def run_all(study, jobs, labels, report, watcher, stated, cluster):
         batches.append(sorted(jobs))
         for job in jobs.values():
             rows, rate = [], job.config.training.learning_rate
@@ -228,8 +228,8 @@ def test_a_damaged_journal_is_read_up_to_its_first_damaged_line(tmp_path, how):
     path, warned = tmp_path / "optuna.journal", []
 
     def study():
-        storage = module.optuna.storages.JournalStorage(module._Journal(path, warned.append))
-        return module.optuna.create_study(storage=storage, study_name="search", load_if_exists=True)
+        module._repair(path, warned.append)
+        return module._opened(path)
 
     first = study()
     for i in range(5):

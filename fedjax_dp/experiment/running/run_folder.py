@@ -365,6 +365,13 @@ def require_same_rounding(
     )
 
 
+def differing_machines(folders: Sequence[pathlib.Path]) -> list[str]:
+    """Names what differs between the machines of runs and decides how their programs round."""
+    found = [read_sealed_object(folder, ENVIRONMENT_FILE) for folder in folders]
+    known = [{name: each[name] for name in _ROUNDING if name in each} for each in found if each]
+    return list(dict.fromkeys(t for each in known for t in _differences(known[0], each)))
+
+
 def _configs(experiment: Experiment, folder: pathlib.Path) -> tuple[Any, Any]:
     """Returns the configurations of the run: that of its last start, and that of now."""
     saved = (folder / CONFIG_FILE).read_text(encoding="utf-8")

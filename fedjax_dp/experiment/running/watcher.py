@@ -54,13 +54,17 @@ class Watcher:
           text: the warning.
         """
 
+    def should_stop(self) -> bool:
+        """Returns whether the run should end with a checkpoint, as after a first Ctrl-C."""
+        return False
+
     def end(self) -> None:
         """Ends the process; called from a thread when an interrupted run cannot end by itself."""
 
 
 @contextmanager
 def interruptions(watcher: Watcher) -> Iterator[Callable[[], bool]]:
-    """Yields whether the run should stop, which the first Ctrl-C or SIGTERM asks for."""
+    """Yields whether the run should stop: the watcher, a first Ctrl-C or SIGTERM asks for it."""
     # The second raises KeyboardInterrupt. A compiled round may hold that up, so a thread listens
     # for signals too and has the watcher end the process.
     is_asked = is_urgent = False
@@ -96,7 +100,7 @@ def interruptions(watcher: Watcher) -> Iterator[Callable[[], bool]]:
     try:
         before = {number: signal.signal(number, note) for number in _STOPS}
     except ValueError:  # Not the main thread, which alone receives signals.
-        yield lambda: False
+        yield watcher.should_stop
         return
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
@@ -104,7 +108,7 @@ def interruptions(watcher: Watcher) -> Iterator[Callable[[], bool]]:
     listener = threading.Thread(target=listen, args=(receiver,), daemon=True)
     listener.start()
     try:
-        yield lambda: is_asked
+        yield lambda: is_asked or watcher.should_stop()
     finally:
         left.set()
         signal.set_wakeup_fd(woken)

@@ -25,7 +25,7 @@ from fedjax_dp.experiment.running.watcher import Watcher, interruptions
 from fedjax_dp.experiment.schema.config import Config
 
 # Experiments whose states are in memory at the same time.
-_AT_ONCE = 64
+AT_ONCE = 64
 
 
 class Job(NamedTuple):
@@ -37,8 +37,11 @@ class Job(NamedTuple):
     made: Experiment | None = None  # The assembled experiment, or None.
 
 
-def alike(config: Config) -> str:
-    """Describes a configuration without its numbers: those of one text may share a program."""
+def alike(config: Config, *, keeps_whole: bool = False) -> str:
+    """Describes a configuration without its numbers: those of one text may share a program.
+
+    Whole numbers, which may fix shapes, are kept if `keeps_whole`.
+    """
 
     def plain(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -46,7 +49,8 @@ def alike(config: Config) -> str:
         if isinstance(value, list | tuple):
             return [plain(each) for each in value]
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return 0 if is_number else value
+        is_kept = keeps_whole and isinstance(value, int)
+        return 0 if is_number and not is_kept else value
 
     return json.dumps(plain(config.model_dump(mode="json")), sort_keys=True)
 
@@ -57,9 +61,9 @@ def batches(configs: Mapping[int, Config]) -> list[list[int]]:
     for place, config in configs.items():
         classes.setdefault(alike(config), []).append(place)
     return [
-        places[first : first + _AT_ONCE]
+        places[first : first + AT_ONCE]
         for places in classes.values()
-        for first in range(0, len(places), _AT_ONCE)
+        for first in range(0, len(places), AT_ONCE)
     ]
 
 
@@ -105,7 +109,7 @@ def assembled_before(
         with naming(jobs[place]):
             checked_config(jobs[place].config)
     found, populations = dict(jobs), dict[Any, Population]()
-    is_few = sum(map(len, groups)) <= _AT_ONCE
+    is_few = sum(map(len, groups)) <= AT_ONCE
     for places in groups if len(groups) > 1 else ():
         some = {place: jobs[place] for place in places}
         for place, experiment in assembled(some, watcher, populations if is_few else {}):
@@ -137,10 +141,8 @@ def assembled(
         if (job.folder / CONFIG_FILE).is_file():
             config = config_files.load_config(job.folder / CONFIG_FILE)
         elif len(jobs) > 1 and config.execution.devices == "auto":
-            # Devices are for experiments, not for the clients of one.
             offer_devices(config.execution.devices)
-            section = config.execution.model_copy(update={"devices": 1})
-            config = config.model_copy(update={"execution": section})
+            config = on_one_device(config)
         use_compilation_cache(config.execution.compilation_cache)
         is_pooled = ALGORITHMS[config.algorithm.name].pools_clients
         name = config.data.model_dump_json(), config.run.seed, is_pooled
@@ -150,6 +152,14 @@ def assembled(
                 populations[name] = population_of(config)
             experiment = assemble(config, populations[name])
         yield place, experiment
+
+
+def on_one_device(config: Config) -> Config:
+    """Replaces "auto" where several run: devices are for experiments, not for clients of one."""
+    if config.execution.devices != "auto":
+        return config
+    section = config.execution.model_copy(update={"devices": 1})
+    return config.model_copy(update={"execution": section})
 
 
 def _run_group(
@@ -274,6 +284,10 @@ class Continued(Watcher):
     def warn(self, text: str) -> None:
         """Receives a warning."""
         self._watcher.warn(text)
+
+    def should_stop(self) -> bool:
+        """Returns whether the experiments should end."""
+        return self._watcher.should_stop()
 
     def end(self) -> None:
         """Ends the process."""

@@ -1,5 +1,6 @@
 """Lets Optuna choose the points of a sweep by the results of those before them."""
 
+import functools
 import itertools
 import json
 import math
@@ -16,6 +17,7 @@ from fedjax_dp.experiment.assembly.assemble import checked_config
 from fedjax_dp.experiment.components.experiment import Callback, Progress
 from fedjax_dp.experiment.running.watcher import Watcher
 from fedjax_dp.experiment.studies.batched_runs import Continued, Job
+from fedjax_dp.experiment.studies.cluster import Cluster
 from fedjax_dp.experiment.studies.sweep import SUMMARY_FILE, Point, Study, loaded, run_all
 from fedjax_dp.io.digests import read_sealed_object
 
@@ -79,8 +81,12 @@ def search(
     words: Sequence[str] = (),
     report: Callable[[str], None] = print,
     watcher: Watcher | None = None,
+    cluster: Cluster | None = None,
 ) -> list[dict[str, Any]]:
     """Runs points that Optuna chooses, for the highest accuracy on the test data.
+
+    Workers of a cluster run those that are chosen together, which this process chooses; a pruner
+    reads and writes the journal from all of them.
 
     Nothing that the choice reads is private: the statement of each run says that neither its
     setting, which results of runs before it have chosen, nor the choice among all is covered.
@@ -94,13 +100,10 @@ def search(
     _require_possible(study, plan, words)
     output.mkdir(parents=True, exist_ok=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    history = optuna.create_study(
-        storage=optuna.storages.JournalStorage(_Journal(output / STUDY_FILE, report)),
-        study_name="search",
-        direction="maximize",
-        pruner=optuna.pruners.SuccessiveHalvingPruner(1) if plan.is_halving else None,
-        load_if_exists=True,
-    )
+    journal = output / STUDY_FILE
+    _repair(journal, report)
+    _running.cache_clear()
+    history = _opened(journal)
     _require_same(history, {**plan.facts, "words": list(words)}, output)
     counted = Continued(watcher or Watcher())
     stated = {"sweep": plan.trials, "search": "Optuna"}
@@ -116,14 +119,14 @@ def search(
             number: Job(
                 loaded(study, point),
                 output / f"trial-{number + 1:04d}",
-                {HALVING: _halving(trial)} if plan.is_halving else {},
+                {HALVING: _halving(journal, number)} if plan.is_halving else {},
             )
-            for (number, point), trial in zip(points.items(), trials, strict=True)
+            for number, point in points.items()
         }
         labels = {n: f"[{n + 1}/{plan.trials}] {point.name}" for n, point in points.items()}
 
         def run(some: Mapping[int, Job], labels: Mapping[int, str] = labels) -> None:
-            run_all(study, some, labels, report, watcher=counted, stated=stated)
+            run_all(study, some, labels, report, watcher=counted, stated=stated, cluster=cluster)
 
         refused = _run_or_refused(jobs, run)
         for trial in trials:
@@ -143,22 +146,34 @@ def _values(plan: Plan) -> dict[str, list[str]]:
     }
 
 
+def _opened(journal: pathlib.Path) -> Any:
+    """Opens the search of a journal, which several processes may write; begins it if it is new."""
+    return optuna.create_study(
+        storage=optuna.storages.JournalStorage(_Journal(str(journal))),
+        study_name="search",
+        direction="maximize",
+        # Without a pruner there is no callback that asks for it.
+        pruner=optuna.pruners.SuccessiveHalvingPruner(1),
+        load_if_exists=True,
+    )
+
+
+def _repair(path: pathlib.Path, report: Callable[[str], None]) -> None:
+    """Cuts a journal at its first line that is damaged, and reports such a line."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    intact = list(itertools.takewhile(_is_intact, lines))
+    if len(intact) < len(lines):
+        copy = path.with_name(f"{path.name}.damaged")
+        shutil.copyfile(path, copy)
+        files.write_private(path, b"".join(_whole_batches(intact)))
+        report(
+            f"{files.at_line(path, len(intact) + 1)}, is damaged: the search resumes from the "
+            f"lines before it and from the runs that have ended; {copy.name} is the whole file"
+        )
+
+
 class _Journal(JournalFileBackend):
     """Optuna's journal, each line with its digest, which Optuna does not read."""
-
-    def __init__(self, path: pathlib.Path, report: Callable[[str], None]):
-        """Opens a journal up to its first line that is damaged, and reports such a line."""
-        lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-        intact = list(itertools.takewhile(_is_intact, lines))
-        if len(intact) < len(lines):
-            copy = path.with_name(f"{path.name}.damaged")
-            shutil.copyfile(path, copy)
-            files.write_private(path, b"".join(_whole_batches(intact)))
-            report(
-                f"{files.at_line(path, len(intact) + 1)}, is damaged: the search resumes from the "
-                f"lines before it and from the runs that have ended; {copy.name} is the whole file"
-            )
-        super().__init__(str(path))
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Appends lines."""
@@ -270,20 +285,30 @@ def _setting(trial: Any, plan: Plan) -> dict[str, str]:
     return values
 
 
-def _halving(trial: Any) -> Callback:
-    """Ends a run early; its steps are evaluations."""
-    known = set(trial.study.trials[trial.number].intermediate_values)
+def _halving(journal: pathlib.Path, number: int) -> Callback:
+    """Ends a run early; of data and a function alone, as another process may call it."""
+    return Callback(functools.partial(_is_worse, str(journal.absolute()), number))
 
-    def call(progress: Progress) -> bool:
-        scores = [row[SCORE] for row in progress.rows if row.get(SCORE) is not None]
-        for step, score in enumerate(scores, 1):
-            if step not in known:
-                trial.report(float(score), step)
-                known.add(step)
-        is_last = progress.rows[-1]["round"] >= progress.experiment.config.run.rounds
-        return not is_last and bool(trial.should_prune())
 
-    return Callback(call)
+def _is_worse(journal: str, number: int, progress: Progress) -> bool:
+    """Reports the evaluations of a run, which are the steps of a trial; true ends it."""
+    trial = _running(journal, number)
+    known = trial.study.trials[number].intermediate_values
+    scores = [row[SCORE] for row in progress.rows if row.get(SCORE) is not None]
+    for step, score in enumerate(scores, 1):
+        if step not in known:
+            trial.report(float(score), step)
+    is_last = progress.rows[-1]["round"] >= progress.experiment.config.run.rounds
+    return not is_last and bool(trial.should_prune())
+
+
+@functools.lru_cache(maxsize=64)
+def _running(journal: str, number: int) -> Any:
+    """Opens a trial that runs in this process."""
+    found = _opened(pathlib.Path(journal))
+    # Its values are drawn; nothing is left to choose.
+    found.sampler = optuna.samplers.RandomSampler(seed=0)
+    return optuna.trial.Trial(found, found.get_trials(deepcopy=False)[number]._trial_id)
 
 
 def _run_or_refused(

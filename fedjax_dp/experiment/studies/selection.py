@@ -24,6 +24,7 @@ from fedjax_dp.experiment.running.run_folder import RELEASE_FOLDER, SUMMARY_FILE
 from fedjax_dp.experiment.running.starting import accounting_of, first_state
 from fedjax_dp.experiment.running.watcher import Watcher, large_deltas
 from fedjax_dp.experiment.studies.batched_runs import Job, assembled
+from fedjax_dp.experiment.studies.cluster import Cluster
 from fedjax_dp.experiment.studies.sweep import Point, Study, loaded, run_all
 from fedjax_dp.io.digests import read_sealed_object
 from fedjax_dp.io.logbook import write_json
@@ -55,6 +56,7 @@ def select_privately(
     trials: Repetition,
     report: Callable[[str], None] = print,
     warn: Callable[[str], None] = warnings.warn,
+    cluster: Cluster | None = None,
 ) -> Choice | None:
     """Runs a random number of trials, each of a point drawn at random, and chooses the best.
 
@@ -83,7 +85,7 @@ def select_privately(
         for i, place in enumerate(drawn)
     }
     labels = [f"[{i}/{len(drawn)}] {grid[place].name}" for i, place in enumerate(drawn, 1)]
-    run_all(study, jobs, labels, report)
+    run_all(study, jobs, labels, report, cluster=cluster)
     summaries = [read_sealed_object(job.folder, SUMMARY_FILE) for job in jobs.values()]
     for job, summary in zip(jobs.values(), summaries, strict=True):
         rule = "have ended after its last round: a cost of other rounds was planned for all"

@@ -17,7 +17,6 @@ from fedjax_dp.core.foreign_text import in_csv, in_markdown
 from fedjax_dp.experiment.components.numbers_by_client import with_named_lists
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading.config_diff import require_same, tables_of
-from fedjax_dp.experiment.running.run import Outcome
 from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, SUMMARY_FILE
 from fedjax_dp.experiment.running.watcher import Watcher
 from fedjax_dp.experiment.schema.config import Config
@@ -28,6 +27,8 @@ from fedjax_dp.experiment.studies.batched_runs import (
     batches,
     run_together,
 )
+from fedjax_dp.experiment.studies.cluster import Cluster, run_on_cluster
+from fedjax_dp.experiment.studies.worker import summaries_of
 from fedjax_dp.io.checkpoint import require_usable
 from fedjax_dp.io.digests import STUDY_KEPT, read_sealed_object, reporting_full_disk
 
@@ -130,6 +131,7 @@ def sweep(
     report: Callable[[str], None] = print,
     seconds: float = float("inf"),
     watcher: Watcher | None = None,
+    cluster: Cluster | None = None,
 ) -> None:
     """Runs every point that has no summary yet, and resumes interrupted ones.
 
@@ -142,10 +144,13 @@ def sweep(
       report: receives a line for every point.
       seconds: no point starts later than this after the call.
       watcher: receives the progress, in rounds of the points that run together; None for none.
+      cluster: workers for the points, with the results of one process; None for this process.
 
     Raises:
       ConfigError: before anything runs, if a folder holds a run of another configuration.
       KeyboardInterrupt: if a run was interrupted.
+      WorkerError: if a worker of a cluster failed; the points that it had resume with the next
+        call.
     """
     files.require_folder(output, "--output", writable=True)
     jobs = {i: Job(loaded(study, point), output / point.folder) for i, point in enumerate(grid)}
@@ -153,7 +158,7 @@ def sweep(
     names = [point.name for point in grid]
     checks.require(len(folders) == len(jobs), "the points", "have different names", names)
     labels = [f"[{i}/{len(grid)}] {point.name}" for i, point in enumerate(grid, 1)]
-    run_all(study, jobs, labels, report, seconds, watcher, {"sweep": len(grid)})
+    run_all(study, jobs, labels, report, seconds, watcher, {"sweep": len(grid)}, cluster)
 
 
 def run_all(
@@ -164,6 +169,7 @@ def run_all(
     seconds: float = float("inf"),
     watcher: Watcher | None = None,
     stated: Mapping[str, Any] = {},
+    cluster: Cluster | None = None,
 ) -> None:
     """Runs what has not ended yet; assembles all before the first runs; `stated` are facts."""
     started = time.perf_counter()
@@ -174,47 +180,47 @@ def run_all(
             # A run records the numbers of published lists, and not their names.
             wanted = with_named_lists(job.config)
             require_same(file, tables_of(config_files.load_config(file)), tables_of(wanted))
-    pending = {}
-    for place, job in jobs.items():
-        if _is_done(job.folder):
-            report(f"{labels[place]}: done before")
-        else:
-            pending[place] = job.config
+    done = summaries_of(jobs)
+    for place in done:
+        report(f"{labels[place]}: done before")
+    pending = {place: job.config for place, job in jobs.items() if place not in done}
     # Each text once: points of a sweep warn of the same.
     warned: set[str] = set()
     counted = Continued(watcher or Watcher())
 
-    def ended(place: int, outcome: Outcome) -> None:
-        summary = outcome.summary
+    def ended(place: int, summary: Mapping[str, Any]) -> None:
         measured = [m for m in study.metrics if summary.get(m)]
         results = ", ".join(f"{m} {shown(m, summary[m], decimals=4)}" for m in measured)
-        is_interrupted = " (interrupted)" if outcome.ended == "interrupted" else ""
+        is_interrupted = " (interrupted)" if summary.get("ended") == "interrupted" else ""
         report(f"{labels[place]}: {results} in {summary['seconds']:.0f} s{is_interrupted}")
         for text in summary.get("warnings", ()):
             if text not in warned:
                 warned.add(text)
                 report(f"{labels[place]}: warning: {text}")
 
+    def may_start() -> bool:
+        return time.perf_counter() - started <= seconds
+
+    def skip(places: Sequence[int]) -> None:
+        for place in places:
+            report(f"{labels[place]}: skipped: time limit reached")
+
     groups = batches(pending)
+    if cluster is not None:
+        skip(run_on_cluster(cluster, jobs, groups, counted, ended, report, stated, may_start))
+        return
     jobs = assembled_before(jobs, groups, counted)
     for places in groups:
-        if time.perf_counter() - started > seconds:
-            for place in places:
-                report(f"{labels[place]}: skipped: time limit reached")
+        if not may_start():
+            skip(places)
             continue
         some = {place: jobs[place] for place in places}
         with reporting_full_disk(STUDY_KEPT):
-            outcomes = run_together(some, counted, ended, stated)
+            outcomes = run_together(
+                some, counted, lambda place, outcome: ended(place, outcome.summary), stated
+            )
         if any(outcome.ended == "interrupted" for outcome in outcomes.values()):
             raise KeyboardInterrupt
-
-
-def _is_done(folder: pathlib.Path) -> bool:
-    """Checks whether a folder holds a run that has ended; one that was interrupted has not."""
-    # One that was removed is written again.
-    if not (folder / SUMMARY_FILE).is_file():
-        return False
-    return read_sealed_object(folder, SUMMARY_FILE).get("ended") != "interrupted"
 
 
 def loaded(study: Study, point: Point) -> Config:
