@@ -37,11 +37,8 @@ class Job(NamedTuple):
     made: Experiment | None = None  # The assembled experiment, or None.
 
 
-def alike(config: Config, *, keeps_whole: bool = False) -> str:
-    """Describes a configuration without its numbers: those of one text may share a program.
-
-    Whole numbers, which may fix shapes, are kept if `keeps_whole`.
-    """
+def alike(config: Config) -> str:
+    """Describes a configuration without its numbers: those of one text may share a program."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -49,8 +46,7 @@ def alike(config: Config, *, keeps_whole: bool = False) -> str:
         if isinstance(value, list | tuple):
             return [plain(each) for each in value]
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        is_kept = keeps_whole and isinstance(value, int)
-        return 0 if is_number and not is_kept else value
+        return 0 if is_number else value
 
     return json.dumps(plain(config.model_dump(mode="json")), sort_keys=True)
 
@@ -82,10 +78,9 @@ def run_together(
         place: with_sweep(experiment, jobs[place].folder, stated)
         for place, experiment in assembled(jobs, watcher)
     }
-    groups: dict[Any, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for place, experiment in experiments.items():
-        program = experiment.simulation.program
-        groups.setdefault(place if program is None else program.digest, []).append(place)
+        groups.setdefault(program_of(place, experiment), []).append(place)
     outcomes: dict[int, Outcome] = {}
 
     def note(place: int, outcome: Outcome) -> None:
@@ -98,6 +93,12 @@ def run_together(
     # These programs are useless to the next batch, and there may be hundreds.
     jax.clear_caches()
     return outcomes
+
+
+def program_of(place: int, experiment: Experiment) -> str:
+    """Names the program of an experiment, which others may share; its place, if it has none."""
+    program = experiment.simulation.program
+    return str(place) if program is None else program.digest
 
 
 def assembled_before(

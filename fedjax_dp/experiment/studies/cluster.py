@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +27,7 @@ from fedjax_dp.experiment.running.run_folder import (
     is_in_use,
 )
 from fedjax_dp.experiment.running.watcher import Watcher, interruptions
-from fedjax_dp.experiment.schema.config import Config
-from fedjax_dp.experiment.studies.batched_runs import AT_ONCE, Job, alike, naming, on_one_device
+from fedjax_dp.experiment.studies.batched_runs import AT_ONCE, Job, naming, on_one_device
 from fedjax_dp.experiment.studies.worker import (
     KINDS,
     STOP_FILE,
@@ -101,19 +100,25 @@ def run_on_cluster(
     if not wanted:
         return []
     with _shared_place(next(iter(wanted.values())).folder.parent) as place:
-        tasks = _tasks(cluster, jobs, groups, place, stated)
-        _require_data(tasks, wanted)
-        if len(tasks) > 1:
-            run = _Run(cluster, wanted, watcher, lambda result: None, report, lambda: True)
-            run.all_of(_checks(cluster, tasks), "checked")
+        parts = _parts(wanted, groups)
+        whole = Task("check-1", parts, place, True, _is_sharing(wanted, groups), stated)
+        _require_data(whole)
+        programs: dict[int, str] = {}
+        if len(parts) > 1:
+            # A task that has all points assembles them before it runs one.
+            run = _Run(
+                cluster, watcher, lambda found, host: programs.update(found), report, lambda: True
+            )
+            run.all_of(_checks(cluster, whole), "checked")
 
-        def note(result: Result) -> None:
-            for number, summary in result.summaries.items():
-                _await(wanted[number].folder / SUMMARY_FILE, result.host)
+        def note(summaries: Mapping[int, Any], host: str) -> None:
+            for number, summary in summaries.items():
+                _await(wanted[number].folder / SUMMARY_FILE, host)
                 ended(number, summary)
 
         watcher.done(0, {})
-        skipped = _Run(cluster, wanted, watcher, note, report, may_start).all_of(tasks, "run")
+        tasks = _tasks(cluster, whole, programs)
+        skipped = _Run(cluster, watcher, note, report, may_start).all_of(tasks, "run")
     folders = [job.folder for place, job in wanted.items() if place not in skipped]
     if differing := differing_machines(folders):
         report(
@@ -139,74 +144,66 @@ def _shared_place(output: pathlib.Path) -> Iterator[Place]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _tasks(
-    cluster: Cluster,
-    jobs: Mapping[int, Job],
-    groups: Sequence[Sequence[int]],
-    place: Place,
-    stated: Mapping[str, Any],
-) -> list[Task]:
-    """Divides points into tasks: those of one program stay together, as far as workers are few."""
-    total = sum(map(len, groups))
-    tasks: list[Task] = []
+def _parts(jobs: Mapping[int, Job], groups: Sequence[Sequence[int]]) -> dict[int, Part]:
+    """Writes points as data; those of one seed, which share their data, follow each other."""
+    parts = {}
     for group in groups:
-        classes: dict[str, list[int]] = {}
-        for number in group:
-            classes.setdefault(_shape(jobs[number].config), []).append(number)
-        # As in one process, where a group shares the devices.
-        is_sharing = len(group) > 1 and jobs[group[0]].config.execution.devices == "auto"
-        for members in classes.values():
-            # Points of one seed share their data.
-            members.sort(key=lambda number: jobs[number].config.run.seed)
-            share = math.ceil(cluster.workers * len(members) / total)
-            count = max(min(share, len(members)), math.ceil(len(members) / AT_ONCE))
-            for some in np.array_split(members, count):
-                parts = {int(n): _part(jobs[int(n)], is_sharing) for n in some}
-                name = f"task-{len(tasks) + 1}"
-                tasks.append(Task(name, parts, place, False, is_sharing, stated))
+        for place in group:
+            # As in one process.
+            config = on_one_device(jobs[place].config) if len(group) > 1 else jobs[place].config
+            folder = str(jobs[place].folder.absolute())
+            parts[place] = Part(config_files.to_toml(config), folder, jobs[place].callbacks)
+    return {n: parts[n] for n in sorted(parts, key=lambda n: jobs[n].config.run.seed)}
+
+
+def _is_sharing(jobs: Mapping[int, Job], groups: Sequence[Sequence[int]]) -> bool:
+    """Whether "auto" means the devices of several points, as in one process."""
+    several = [place for group in groups if len(group) > 1 for place in group]
+    return any(jobs[place].config.execution.devices == "auto" for place in several)
+
+
+def _checks(cluster: Cluster, whole: Task) -> list[Task]:
+    """Divides all points over the workers, which assemble them."""
+    count = min(cluster.workers, len(whole.parts))
+    return [_of_some(whole, f"check-{i}", some) for i, some in _divided(whole.parts, count)]
+
+
+def _tasks(cluster: Cluster, whole: Task, programs: Mapping[int, str]) -> list[Task]:
+    """Divides points into tasks: those of one program stay together, as far as workers are few."""
+    classes: dict[str, list[int]] = {}
+    for place in whole.parts:
+        classes.setdefault(programs.get(place, ""), []).append(place)
+    tasks: list[Task] = []
+    for members in classes.values():
+        share = math.ceil(cluster.workers * len(members) / len(whole.parts))
+        count = max(min(share, len(members)), math.ceil(len(members) / AT_ONCE))
+        for _, some in _divided(members, count):
+            tasks.append(_of_some(whole, f"task-{len(tasks) + 1}", some)._replace(is_check=False))
     return tasks
 
 
-def _shape(config: Config) -> str:
-    """Describes a configuration by all that may fix shapes: not by floats, nor by the seed."""
-    section = config.run.model_copy(update={"seed": 0})
-    return alike(config.model_copy(update={"run": section}), keeps_whole=True)
+def _divided(places: Iterable[int], count: int) -> Iterator[tuple[int, list[int]]]:
+    """Divides places into numbered parts of about the same size, each of neighbours."""
+    for i, some in enumerate(np.array_split(list(places), count), 1):
+        yield i, [int(place) for place in some]
 
 
-def _part(job: Job, is_sharing: bool) -> Part:
-    config = on_one_device(job.config) if is_sharing else job.config
-    return Part(config_files.to_toml(config), str(job.folder.absolute()), job.callbacks)
+def _of_some(whole: Task, name: str, places: Iterable[int]) -> Task:
+    return whole._replace(name=name, parts={place: whole.parts[place] for place in places})
 
 
-def _checks(cluster: Cluster, tasks: Sequence[Task]) -> list[Task]:
-    """Makes a task for each worker that assembles its share of all points."""
-    found = []
-    for i in range(min(cluster.workers, len(tasks))):
-        some = tasks[i :: cluster.workers]
-        parts = {place: part for task in some for place, part in task.parts.items()}
-        is_sharing = any(task.is_sharing for task in some)
-        found.append(
-            some[0]._replace(
-                name=f"check-{i + 1}", parts=parts, is_check=True, is_sharing=is_sharing
-            )
-        )
-    return found
+def _require_data(task: Task) -> None:
+    """Requires a task that can be sent to another process."""
+    try:
+        pickle.dumps(task)
+    except Exception as error:
+        rule = "be data that can be pickled, and functions that a module names, on a cluster"
+        raise ValueError(f"{_names(task)} must {rule}, got {error}") from error
 
 
-def _require_data(tasks: Sequence[Task], jobs: Mapping[int, Job]) -> None:
-    """Requires tasks that can be sent to another process."""
-    for task in tasks:
-        try:
-            pickle.dumps(task)
-        except Exception as error:
-            names = _names(task, jobs)
-            rule = "be data that can be pickled, and functions that a module names, on a cluster"
-            raise ValueError(f"{names} must {rule}, got {error}") from error
-
-
-def _names(task: Task, jobs: Mapping[int, Job]) -> str:
+def _names(task: Task) -> str:
     """Names the points of a task."""
-    names = [jobs[place].folder.name for place in task.parts]
+    names = [pathlib.Path(part.folder).name for part in task.parts.values()]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
@@ -254,13 +251,12 @@ class _Run:
     def __init__(
         self,
         cluster: Cluster,
-        jobs: Mapping[int, Job],
         watcher: Watcher,
-        note: Callable[[Result], None],
+        note: Callable[[Mapping[int, Any], str], None],
         report: Callable[[str], None],
         may_start: Callable[[], bool],
     ) -> None:
-        self._cluster, self._jobs, self._watcher = cluster, jobs, watcher
+        self._cluster, self._watcher = cluster, watcher
         self._note, self._report, self._may_start = note, report, may_start
         self._error: Exception | None = None
         self._is_interrupted = False
@@ -319,7 +315,7 @@ class _Run:
             if not each.is_free():
                 if time.monotonic() > each.died_at + _LEASE_SECONDS:
                     rule = "be free once the worker that had them is dead"
-                    names = _names(each.task, self._jobs)
+                    names = _names(each.task)
                     self._error = WorkerError(f"the run folders of {names} must {rule}")
                 continue
             waiting.remove(each)
@@ -329,7 +325,7 @@ class _Run:
                     each.future = self._cluster.executor.submit(work, each.task)
             except Exception as error:
                 self._error = WorkerError(
-                    f"the executor takes no more tasks, and {_names(each.task, self._jobs)} "
+                    f"the executor takes no more tasks, and {_names(each.task)} "
                     f"did not end; the same call with a new executor resumes them: {error!r}"
                 )
                 return
@@ -348,16 +344,16 @@ class _Run:
             if self._error is None:
                 self._error = self._as_raised(each.task, result.host, result.error)
             return
-        is_whole = each.task.is_check or each.task.parts.keys() == _ended(result).keys()
+        is_whole = each.task.parts.keys() == _ended(each.task, result)
         if not is_whole and not is_ending:
             self._retry(each, waiting, f"{result.host} asked it to end")
             return
-        each.rounds = max(each.rounds, sum(s["rounds"] for s in result.summaries.values()))
-        self._note(result)
+        each.rounds = max(each.rounds, _rounds_of(each.task, result))
+        self._note(result.found, result.host)
 
     def _retry(self, each: _Attempt, waiting: list[_Attempt], reason: str) -> None:
         """Has a task run again, unless it dies again and again."""
-        names = _names(each.task, self._jobs)
+        names = _names(each.task)
         each.deaths = each.deaths + 1 if _saved(each.task) <= each.saved else 1
         each.died_at = time.monotonic()
         if each.deaths >= _TRIES:
@@ -372,8 +368,8 @@ class _Run:
     def _as_raised(self, task: Task, host: str, error: Error) -> Exception:
         """Makes the error of a worker one of this process, which names points of the task."""
         text = error.text
-        if not any(self._jobs[place].folder.name in text for place in task.parts):
-            text = f"{_names(task, self._jobs)}: {text}"
+        if not any(pathlib.Path(part.folder).name in text for part in task.parts.values()):
+            text = f"{_names(task)}: {text}"
         if error.kind in KINDS:
             return KINDS[error.kind](text)
         return WorkerError(f"a worker on {host} failed: {text}")
@@ -391,13 +387,19 @@ class _Run:
             self._watcher.phase(phase)
         rounds = sum(each.rounds for each in every)
         if rounds != self._rounds:
-            self._watcher.done(rounds, {} if newest is None else newest.row)
+            # Without metrics the first time, from which the time left is estimated.
+            self._watcher.done(rounds, newest.row if newest is not None and self._rounds else {})
         self._phase, self._rounds = phase, rounds
 
 
-def _ended(result: Result) -> dict[int, Mapping[str, Any]]:
-    """Returns the summaries of points that were not interrupted."""
-    return {n: each for n, each in result.summaries.items() if each["ended"] != "interrupted"}
+def _ended(task: Task, result: Result) -> set[int]:
+    """Returns the points of a task that were checked, or whose runs were not interrupted."""
+    return {n for n, of in result.found.items() if task.is_check or of["ended"] != "interrupted"}
+
+
+def _rounds_of(task: Task, result: Result) -> int:
+    """Counts the rounds of the points of a task."""
+    return 0 if task.is_check else sum(of["rounds"] for of in result.found.values())
 
 
 def _cancel(attempt: _Attempt) -> None:

@@ -112,13 +112,13 @@ class _OfRay:
 @contextlib.contextmanager
 def _submitit(on: str, output: pathlib.Path, options: Mapping[str, Any]) -> Iterator["_Submitit"]:
     """Submits to Slurm, or to processes of this machine; logs stay if anything fails."""
-    with needed_for(f"a sweep on {on}", "cluster"):
-        import submitit
     rule = "give timeout_min for Slurm, the minutes after which it ends or requeues a job"
     is_limited = on != "slurm" or not {"timeout_min", "slurm_time", "slurm_timeout_min"}.isdisjoint(
         options
     )
     checks.require(is_limited, "--worker", rule, dict(options))
+    with needed_for(f"a sweep on {on}", "cluster"):
+        import submitit
     folder = output.absolute() / LOGS_FOLDER
     with _naming_options(options):
         executor = submitit.AutoExecutor(folder=folder, cluster=on)

@@ -20,7 +20,13 @@ from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.run_folder import SUMMARY_FILE
 from fedjax_dp.experiment.running.watcher import Watcher
 from fedjax_dp.experiment.schema.constraints import ConfigError
-from fedjax_dp.experiment.studies.batched_runs import Continued, Job, assembled, run_together
+from fedjax_dp.experiment.studies.batched_runs import (
+    Continued,
+    Job,
+    assembled,
+    program_of,
+    run_together,
+)
 from fedjax_dp.io.digests import STUDY_KEPT, DiskFull, read_sealed_object, reporting_full_disk
 from fedjax_dp.io.logbook import to_json
 
@@ -64,7 +70,7 @@ class Task(NamedTuple):
     name: str  # The name of its file of progress.
     parts: Mapping[int, Part]  # By place in the study.
     place: Place
-    is_check: bool  # Whether to assemble the points alone, for their errors.
+    is_check: bool  # Whether to assemble the points alone, for their errors and programs.
     is_sharing: bool  # Whether the devices of the worker are for several points.
     stated: Mapping[str, Any]  # The facts of the study that statements have.
 
@@ -80,7 +86,8 @@ class Result(NamedTuple):
     """What a task gives back."""
 
     host: str  # The machine.
-    summaries: Mapping[int, Mapping[str, Any]]  # Of its points that have one, by place.
+    # By place: the summaries of points that have one, or the programs of those that were checked.
+    found: Mapping[int, Any]
     error: Error | None = None
 
 
@@ -109,8 +116,8 @@ def _require_shared(place: Place, host: str) -> None:
     checks.require(is_there, "the working directory", rule, place.working_folder)
 
 
-def _worked(task: Task, host: str) -> dict[int, dict[str, Any]]:
-    """Checks or runs the points; returns their summaries."""
+def _worked(task: Task, host: str) -> dict[int, Any]:
+    """Checks or runs the points; returns what a result has of them."""
     require_settings(task.place.settings)
     sys.path += [path for path in task.place.import_path if path not in sys.path]
     jobs = {
@@ -130,10 +137,12 @@ def _worked(task: Task, host: str) -> dict[int, dict[str, Any]]:
         # Of which each point has one, as its configuration says.
         offer_devices("auto")
     if task.is_check:
-        for _ in assembled(left, watcher):
+        programs = {}
+        for place, experiment in assembled(left, watcher):
+            programs[place] = program_of(place, experiment)
             if watcher.should_stop():
                 break
-        return {}
+        return programs
     outcomes = run_together(left, Continued(watcher), stated=task.stated)
     return done | {place: outcome.summary for place, outcome in outcomes.items()}
 

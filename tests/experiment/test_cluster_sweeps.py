@@ -1,0 +1,470 @@
+"""Points of a study on the workers of an executor end as in one process, whatever workers do."""
+
+import contextlib
+import json
+import os
+import pathlib
+import pickle
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from types import SimpleNamespace
+
+import pytest
+from run_folders import NOT_PRIVATE, SMALL, read_json
+
+from fedjax_dp.core.packages import MissingPackageError
+from fedjax_dp.experiment import Cluster, Study, Watcher, WorkerError, grid_points, sweep
+from fedjax_dp.experiment.components.experiment import Callback
+from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.running.run import Outcome
+from fedjax_dp.experiment.schema.constraints import ConfigError
+from fedjax_dp.experiment.studies import cluster as module
+from fedjax_dp.experiment.studies import executors, worker
+from fedjax_dp.experiment.studies.batched_runs import Job, batches
+from fedjax_dp.experiment.studies.sweep import (
+    as_csv,
+    average_over_seeds,
+    loaded,
+    read_summaries,
+    run_all,
+)
+
+WORDS = (*SMALL, *NOT_PRIVATE, "--execution.devices=1")
+STUDY = Study(
+    name="digits",
+    file=None,
+    axes={
+        "rate": {rate: (f"--training.learning_rate={rate}",) for rate in ("0.1", "0.3", "0.5")},
+        "batch": {size: (f"--training.batch_size={size}",) for size in ("8", "16")},
+        "seed": {seed: (f"--run.seed={seed}",) for seed in ("0", "1")},
+    },
+    rows="rate",
+    columns="batch",
+    metrics={"test_accuracy": 1.0},
+)
+GRID = grid_points(STUDY, words=WORDS)
+
+
+class Here:
+    """An executor that works at once in this process, on what another process would get."""
+
+    def __init__(self):
+        self.tasks = []
+
+    def submit(self, function, task):
+        task = pickle.loads(pickle.dumps(task))
+        self.tasks.append(task)
+        future = Future()
+        try:
+            future.set_result(function(task))
+        except Exception as death:
+            future.set_exception(death)
+        return future
+
+    def names(self):
+        """The tasks by kind, each with the names of its points."""
+        return [
+            (each.is_check, sorted(pathlib.Path(part.folder).name for part in each.parts.values()))
+            for each in self.tasks
+        ]
+
+
+def finish(job, ended="finished"):
+    """Writes what a run that has ended writes; its accuracy is its learning rate."""
+    job.folder.mkdir(exist_ok=True)
+    (job.folder / "config.toml").write_text(config_files.to_toml(job.config), encoding="utf-8")
+    rate, section = job.config.training.learning_rate, job.config.run
+    summary = {"test_accuracy": rate, "rounds": section.rounds, "seconds": 1.0, "ended": ended}
+    (job.folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    return Outcome(job.folder, summary, ended, False)
+
+
+@pytest.fixture(autouse=True)
+def _without_waiting(monkeypatch):
+    monkeypatch.setattr(module, "_PAUSE", 0.001)
+    monkeypatch.setattr(worker, "_PAUSE", 0.0)
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """Runs without JAX; the points that were assembled, and those that ran, by name."""
+    seen = {"checked": [], "ran": []}
+
+    def assembled(jobs, watcher):
+        for place, job in jobs.items():
+            seen["checked"].append(job.folder.name)
+            # Batches of another size are of another shape.
+            program = SimpleNamespace(digest=str(job.config.training.batch_size))
+            yield place, SimpleNamespace(simulation=SimpleNamespace(program=program))
+
+    def run_together(jobs, watcher, stated):
+        seen["ran"] += [job.folder.name for job in jobs.values()]
+        watcher.done(sum(job.config.run.rounds for job in jobs.values()), {"test_accuracy": 0.5})
+        return {place: finish(job) for place, job in jobs.items()}
+
+    monkeypatch.setattr(worker, "assembled", assembled)
+    monkeypatch.setattr(worker, "run_together", run_together)
+    return seen
+
+
+def swept(output, executor, workers=2, grid=GRID, said=None, watcher=None):
+    report = (lambda line: None) if said is None else said.append
+    sweep(STUDY, grid, output, report, watcher=watcher, cluster=Cluster(executor, workers))
+
+
+@pytest.mark.parametrize(("workers", "count"), [(1, 2), (2, 2), (3, 4), (4, 4), (100, 12)])
+def test_points_of_one_program_and_seed_stay_together(played, tmp_path, workers, count):
+    executor, said = Here(), []
+    swept(tmp_path, executor, workers, said=said)
+    names = {point.name for point in GRID}
+    assert {*played["ran"]} == {*played["checked"]} == names and len(said) == len(names)
+    tasks = [points for is_check, points in executor.names() if not is_check]
+    assert len(tasks) == count and sum(map(len, tasks)) == len(names)
+    for points in tasks:
+        assert len({name.split(",")[1] for name in points}) == 1, "one batch size"
+    if count == 4:
+        assert all(len({name.split(",")[2] for name in points}) == 1 for points in tasks)
+    # All are checked by as many workers, before the first runs.
+    checks = [is_check for is_check, _ in executor.names()]
+    assert checks == [True] * min(workers, count) + [False] * count
+    assert not [*tmp_path.glob(".workers-*")]
+    for point in GRID:
+        assert read_json(tmp_path / point.name, "summary.json")["rounds"] == 2
+
+
+def test_what_crosses_is_data_alone(played, tmp_path):
+    executor = Here()
+    swept(tmp_path, executor, grid=GRID[:2])
+    for task in executor.tasks:
+        for place, part in task.parts.items():
+            assert config_files.from_toml(part.config, "") == loaded(STUDY, GRID[place])
+            assert part.folder == str(tmp_path / GRID[place].name) and part.callbacks == {}
+        assert task.stated == {"sweep": 2} and os.path.samefile(task.place.working_folder, ".")
+
+
+def test_devices_are_for_points_where_one_process_has_several():
+    words = tuple(w for w in WORDS if "devices" not in w)
+    grid = grid_points(STUDY, words=words)
+    for some, devices in ((grid, 1), (grid[:1], "auto")):
+        jobs = {i: Job(loaded(STUDY, p), pathlib.Path(p.name)) for i, p in enumerate(some)}
+        groups = batches({i: job.config for i, job in jobs.items()})
+        assert module._is_sharing(jobs, groups) == (devices == 1)
+        for part in module._parts(jobs, groups).values():
+            assert config_files.from_toml(part.config, "").execution.devices == devices
+
+
+def test_nothing_runs_if_a_worker_refuses_a_point(played, tmp_path, monkeypatch):
+    def assembled(jobs, watcher):
+        raise ValueError("rate=0.3,batch=8,seed=0: model.name must be of images")
+        yield
+
+    monkeypatch.setattr(worker, "assembled", assembled)
+    with pytest.raises(ValueError, match=r"^rate=0\.3,batch=8,seed=0: model\.name must be of im"):
+        swept(tmp_path, Here())
+    assert not played["ran"] and not [*tmp_path.iterdir()]
+
+
+def test_a_configuration_that_cannot_be_is_refused_before_any_worker(played, tmp_path):
+    grid = grid_points(STUDY, words=(*WORDS, "--algorithm.name=dp_fedavg"))
+    executor = Here()
+    with pytest.raises(ValueError, match=r"rate=0\.1,batch=8,seed=0: privacy\.unit must be"):
+        swept(tmp_path, executor, grid=grid)
+    assert not executor.tasks
+
+
+class Dying(Here):
+    """An executor some of whose workers die, after they have saved what `before` saves."""
+
+    def __init__(self, deaths, before=lambda task, number: None):
+        super().__init__()
+        self.deaths, self.before = deaths, before
+
+    def submit(self, function, task):
+        number = sum(not each.is_check for each in self.tasks)
+        if task.is_check or number not in self.deaths:
+            return super().submit(function, task)
+        self.tasks.append(task)
+        self.before(task, number)
+        future = Future()
+        future.set_exception(RuntimeError("the machine is gone\nmuch more"))
+        return future
+
+
+def test_points_of_a_worker_that_died_go_to_another(played, tmp_path):
+    """One of them had ended, and does not run again."""
+    done = []
+
+    def before(task, number):
+        part = next(iter(task.parts.values()))
+        done.append(pathlib.Path(part.folder).name)
+        finish(Job(config_files.from_toml(part.config, ""), pathlib.Path(part.folder)))
+
+    executor, said = Dying({0}, before), []
+    swept(tmp_path, executor, said=said)
+    names = {point.name for point in GRID}
+    assert {*played["ran"]} == names - {*done} and len(played["ran"]) == len(names) - 1
+    [line] = [line for line in said if "died" in line]
+    assert done[0] in line and line.endswith(
+        "a worker died, and another resumes: RuntimeError: the machine is gone"
+    )
+    # Each point is reported once.
+    assert len(said) == 1 + len(names) and all(any(n in line for line in said) for n in names)
+
+
+def test_a_task_whose_workers_die_for_nothing_ends_the_study(played, tmp_path):
+    executor = Dying(range(100))
+    with pytest.raises(WorkerError, match=r"rate=0\.1,.* and \d more: 3 workers in a row died"):
+        swept(tmp_path, executor, workers=1)
+    assert len(executor.tasks) == 1 + 3 and not played["ran"]
+    # What is saved in between shows that a further worker helps.
+
+    def before(task, number):
+        folder = pathlib.Path(next(iter(task.parts.values())).folder)
+        (folder / "checkpoint" / str(number + 1)).mkdir(parents=True)
+
+    swept(tmp_path / "again", Dying(range(8), before), grid=GRID[:1])
+    assert played["ran"] == [GRID[0].name]
+
+
+def test_a_machine_that_asks_its_worker_to_end_has_its_points_resumed(
+    played, tmp_path, monkeypatch
+):
+    inner, asked = worker.run_together, []
+
+    def run_together(jobs, watcher, stated):
+        if not asked:
+            asked.append(len(jobs))
+            return {place: finish(job, "interrupted") for place, job in jobs.items()}
+        return inner(jobs, watcher, stated=stated)
+
+    monkeypatch.setattr(worker, "run_together", run_together)
+    said = []
+    swept(tmp_path, Here(), said=said)
+    assert {*played["ran"]} == {point.name for point in GRID}
+    assert not any("(interrupted)" in line for line in said)
+    assert sum("asked it to end" in line for line in said) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "rule"),
+    [
+        (ConfigError("the run folder 'x' is in use"), ConfigError, r"^rate=0\.1,batch=8,.* and 3"),
+        (MemoryError("none left"), MemoryError, r"^rate=0\.1,batch=8,.* more: none left"),
+        (KeyError("odd"), WorkerError, r"(?s)^a worker on .* failed: rate=0\.1,.*Traceback.*odd"),
+    ],
+)
+def test_an_error_of_a_worker_names_its_points(played, tmp_path, monkeypatch, error, kind, rule):
+    def run_together(jobs, watcher, stated):
+        raise error
+
+    monkeypatch.setattr(worker, "run_together", run_together)
+    executor = Here()
+    with pytest.raises(kind, match=rule):
+        swept(tmp_path, executor, workers=1)
+    assert sum(not each.is_check for each in executor.tasks) == 1, "the others are not begun"
+
+
+class Shown(Watcher):
+    """The phases and rounds that a study shows."""
+
+    def __init__(self):
+        self.phases, self.rounds = [], []
+
+    def phase(self, name):
+        self.phases.append(name)
+
+    def done(self, rounds, row):
+        self.rounds.append((rounds, row))
+
+
+def test_the_progress_of_all_workers_is_one(played, tmp_path):
+    shown = Shown()
+    swept(tmp_path, Here(), watcher=shown)
+    rounds = [each for each, _ in shown.rounds]
+    assert rounds == sorted(rounds) and rounds[0] == 0 and rounds[-1] == 2 * len(GRID)
+    assert shown.rounds[0][1] == {}
+    assert any(row == {"test_accuracy": 0.5} for _, row in shown.rounds)
+
+
+def test_an_interruption_ends_all_workers_with_checkpoints(played, tmp_path, monkeypatch):
+    """Here workers are threads, which receive no signals."""
+    begun, waits = threading.Event(), []
+
+    def run_together(jobs, watcher, stated):
+        begun.set()
+        while not watcher.should_stop():
+            time.sleep(0.001)
+        waits.append(len(jobs))
+        return {place: finish(job, "interrupted") for place, job in jobs.items()}
+
+    @contextlib.contextmanager
+    def interruptions(watcher):
+        yield begun.is_set
+
+    monkeypatch.setattr(worker, "run_together", run_together)
+    monkeypatch.setattr(module, "interruptions", interruptions)
+    said = []
+    with ThreadPoolExecutor(2) as executor, pytest.raises(KeyboardInterrupt):
+        swept(tmp_path, executor, 4, said=said)
+    assert 1 <= len(waits) <= 4 and len(said) == sum(waits)
+    assert all(line.endswith("(interrupted)") for line in said)
+    assert not [*tmp_path.glob(".workers-*")]
+
+
+def test_nothing_is_begun_after_its_time(played, tmp_path):
+    said = []
+    cluster = Cluster(Here(), 2)
+    sweep(STUDY, GRID, tmp_path, said.append, seconds=-1, cluster=cluster)
+    assert not played["ran"] and len(said) == len(GRID)
+    assert all("skipped: time limit reached" in line for line in said)
+
+
+class Elsewhere(Here):
+    """Workers of a machine that does not see the folder of the study."""
+
+    def submit(self, function, task):
+        place = task.place._replace(folder="/nowhere/.workers-1")
+        return super().submit(function, task._replace(place=place))
+
+
+class Broken:
+    """An executor that was shut down."""
+
+    def submit(self, function, task):
+        raise BrokenExecutor("a process died")
+
+
+@pytest.mark.parametrize(
+    ("executor", "workers", "rule"),
+    [
+        (Elsewhere(), 2, "--output must be in a folder that all machines share; .* does not have"),
+        (Broken(), 2, "takes no more tasks, and rate=0.1.* with a new executor resumes"),
+        (print, 2, "executor must have the method submit"),
+        (Here(), 0, "workers must be a whole number"),
+    ],
+)
+def test_what_cannot_work_is_refused(played, tmp_path, executor, workers, rule):
+    with pytest.raises((ValueError, WorkerError), match=rule):
+        swept(tmp_path, executor, workers)
+    assert not played["ran"]
+
+
+def test_callbacks_that_no_other_process_can_have_are_refused(played, tmp_path):
+    callbacks = {"own": Callback(lambda progress: False)}
+    jobs = {0: Job(loaded(STUDY, GRID[0]), tmp_path / "a", callbacks)}
+    executor = Here()
+    with pytest.raises(ValueError, match="a must be data that can be pickled, and functions"):
+        run_all(STUDY, jobs, ["a"], print, cluster=Cluster(executor, 1))
+    assert not executor.tasks
+
+
+def test_a_coordinator_of_several_processes_is_refused(played, tmp_path):
+    several = ("--execution.coordinator=auto",)
+    grid = grid_points(STUDY, words=(*WORDS[:-1], *several))
+    with pytest.raises(ValueError, match=r"execution\.coordinator must be none on a cluster"):
+        swept(tmp_path, Here(), grid=grid)
+
+
+def test_machines_that_round_differently_are_named(played, tmp_path, monkeypatch):
+    inner = worker.run_together
+
+    def run_together(jobs, watcher, stated):
+        outcomes = inner(jobs, watcher, stated=stated)
+        for outcome in outcomes.values():
+            kind = "A" if "batch=8" in outcome.folder.name else "B"
+            text = json.dumps({"device kinds": [kind], "cores": 4 if kind == "A" else 8})
+            (outcome.folder / "environment.json").write_text(text, encoding="utf-8")
+        return outcomes
+
+    monkeypatch.setattr(worker, "run_together", run_together)
+    said = []
+    swept(tmp_path, Here(), said=said)
+    [line] = [line for line in said if line.startswith("warning")]
+    assert line.endswith("device kinds was ['A'] and is ['B']")
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (("--workers=3",), "--on must be given, for options of workers, got ['--workers']"),
+        (("--worker=num_gpus=1",), "--on must be given, for options of workers, got ['--worker']"),
+        (("--on=ray", "--workers=0"), "--workers must be a whole number"),
+        (("--on=ray", "--worker=num_gpus"), "--worker must be NAME=VALUE, got 'num_gpus'"),
+        (("--on=slurm",), "--worker must give timeout_min for Slurm"),
+    ],
+)
+def test_options_of_workers_that_cannot_be_are_refused(fedjax_dp, tmp_path, words, rule):
+    over = ("sweep", "--over", "run.seed=0,1", "--output", str(tmp_path / "grid"))
+    status, _, errors = fedjax_dp(*over, *words)
+    assert status == 2 and rule in " ".join(errors.split())
+    assert not (tmp_path / "grid").exists()
+
+
+@pytest.mark.parametrize(("on", "package"), [("ray", "ray"), ("local", "submitit")])
+def test_a_cluster_names_its_extra(monkeypatch, tmp_path, on, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    rule = rf"needs the package {package}, .* 'fedjax-dp\[cluster\]'"
+    with pytest.raises(MissingPackageError, match=rule), executors.opened(on, tmp_path):
+        pass
+
+
+def lines(folder):
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith("seconds")} for row in rows]
+
+
+def table(output, grid):
+    return as_csv(average_over_seeds(STUDY, read_summaries(grid, output)))
+
+
+SHORT = grid_points(STUDY, {"rate": ["0.1", "0.5"], "seed": ["0"]}, WORDS)
+
+
+@pytest.fixture(scope="module")
+def in_one_process(once):
+    """The folder of a grid that one process has run."""
+    return once("grid of one process", lambda folder: sweep(STUDY, SHORT, folder, lambda _: None))
+
+
+def assert_same(output, alone):
+    assert table(output, SHORT) == table(alone, SHORT)
+    for point in SHORT:
+        assert lines(output / point.name) == lines(alone / point.name)
+
+
+@pytest.mark.slow
+def test_processes_have_the_table_of_one(in_one_process, tmp_path):
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as executor:
+        swept(tmp_path, executor, grid=SHORT)
+    assert_same(tmp_path, in_one_process)
+
+
+def killing(output, stop):
+    """Kills the first worker that has completed a round of its points."""
+    while not stop.is_set():
+        for file in output.glob(".workers-*/task-*.json"):
+            with contextlib.suppress(OSError, ValueError):
+                progress = json.loads(file.read_text("utf-8"))
+                if progress["rounds"] >= 1:
+                    os.kill(progress["process"], signal.SIGKILL)
+                    return
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("on", "package"), [("ray", "ray"), ("local", "submitit")])
+def test_a_killed_worker_changes_no_table(in_one_process, tmp_path, on, package):
+    pytest.importorskip(package)
+    said, stop = [], threading.Event()
+    killer = threading.Thread(target=killing, args=(tmp_path, stop))
+    killer.start()
+    with executors.opened(on, tmp_path, 2) as cluster:
+        sweep(STUDY, SHORT, tmp_path, said.append, cluster=cluster)
+    stop.set()
+    killer.join()
+    assert sum("a worker died, and another resumes" in line for line in said) == 1
+    assert_same(tmp_path, in_one_process)
