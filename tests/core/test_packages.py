@@ -40,7 +40,7 @@ def without(packages, code):
 
 def test_extras_that_configurations_alone_use_bring_them():
     extras = tomllib.loads(PROJECT.read_text("utf-8"))["project"]["optional-dependencies"]
-    for name in ("tensorboard", "search", "mlflow", "wandb", "trackio", "docs"):
+    for name in ("tensorboard", "search", "cluster", "mlflow", "wandb", "trackio", "docs"):
         brought = {part for line in extras[name] for part in re.findall(r"[\w-]+", line)}
         assert {"fedjax-dp", "cli"} <= brought, name
 

@@ -395,9 +395,13 @@ def test_machines_that_round_differently_are_named(played, tmp_path, monkeypatch
         (("--on=ray", "--workers=0"), "--workers must be a whole number"),
         (("--on=ray", "--worker=num_gpus"), "--worker must be NAME=VALUE, got 'num_gpus'"),
         (("--on=slurm",), "--worker must give timeout_min for Slurm"),
+        (("--on=slurm", "--worker=timeout_min=9"), "--on must be slurm on a machine that has its"),
     ],
 )
-def test_options_of_workers_that_cannot_be_are_refused(fedjax_dp, tmp_path, words, rule):
+def test_options_of_workers_that_cannot_be_are_refused(
+    fedjax_dp, tmp_path, monkeypatch, words, rule
+):
+    monkeypatch.setenv("PATH", "")
     over = ("sweep", "--over", "run.seed=0,1", "--output", str(tmp_path / "grid"))
     status, _, errors = fedjax_dp(*over, *words)
     assert status == 2 and rule in " ".join(errors.split())
@@ -443,28 +447,37 @@ def test_processes_have_the_table_of_one(in_one_process, tmp_path):
     assert_same(tmp_path, in_one_process)
 
 
-def killing(output, stop):
-    """Kills the first worker that has completed a round of its points."""
+def signalling(output, number, stop):
+    """Sends a signal to the first worker that has completed a round of its points."""
     while not stop.is_set():
         for file in output.glob(".workers-*/task-*.json"):
             with contextlib.suppress(OSError, ValueError):
                 progress = json.loads(file.read_text("utf-8"))
                 if progress["rounds"] >= 1:
-                    os.kill(progress["process"], signal.SIGKILL)
+                    os.kill(progress["process"], number)
                     return
         time.sleep(0.02)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("on", "package"), [("ray", "ray"), ("local", "submitit")])
-def test_a_killed_worker_changes_no_table(in_one_process, tmp_path, on, package):
+@pytest.mark.parametrize(
+    ("on", "package", "number"),
+    [
+        ("ray", "ray", signal.SIGKILL),
+        ("local", "submitit", signal.SIGKILL),
+        # Slurm sends it before a preemption, and submitit has the job run again.
+        ("local", "submitit", signal.SIGUSR2),
+    ],
+)
+def test_a_worker_that_is_lost_changes_no_table(in_one_process, tmp_path, on, package, number):
     pytest.importorskip(package)
     said, stop = [], threading.Event()
-    killer = threading.Thread(target=killing, args=(tmp_path, stop))
+    killer = threading.Thread(target=signalling, args=(tmp_path, number, stop))
     killer.start()
     with executors.opened(on, tmp_path, 2) as cluster:
         sweep(STUDY, SHORT, tmp_path, said.append, cluster=cluster)
     stop.set()
     killer.join()
-    assert sum("a worker died, and another resumes" in line for line in said) == 1
+    lost = sum("a worker died, and another resumes" in line for line in said)
+    assert lost == (number == signal.SIGKILL)
     assert_same(tmp_path, in_one_process)
