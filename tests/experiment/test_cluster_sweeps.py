@@ -463,21 +463,21 @@ def signalling(output, number, stop):
 @pytest.mark.parametrize(
     ("on", "package", "number"),
     [
-        ("ray", "ray", signal.SIGKILL),
-        ("local", "submitit", signal.SIGKILL),
+        ("ray", "ray", "SIGKILL"),
+        ("local", "submitit", "SIGKILL"),
         # Slurm sends it before a preemption, and submitit has the job run again.
-        ("local", "submitit", signal.SIGUSR2),
+        ("local", "submitit", "SIGUSR2"),
     ],
 )
 def test_a_worker_that_is_lost_changes_no_table(in_one_process, tmp_path, on, package, number):
     pytest.importorskip(package)
     said, stop = [], threading.Event()
-    killer = threading.Thread(target=signalling, args=(tmp_path, number, stop))
+    killer = threading.Thread(target=signalling, args=(tmp_path, getattr(signal, number), stop))
     killer.start()
     with executors.opened(on, tmp_path, 2) as cluster:
         sweep(STUDY, SHORT, tmp_path, said.append, cluster=cluster)
     stop.set()
     killer.join()
     lost = sum("a worker died, and another resumes" in line for line in said)
-    assert lost == (number == signal.SIGKILL)
+    assert lost == (number == "SIGKILL")
     assert_same(tmp_path, in_one_process)

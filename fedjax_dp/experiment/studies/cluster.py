@@ -38,6 +38,7 @@ from fedjax_dp.experiment.studies.worker import (
     Progress,
     Result,
     Task,
+    file_of,
     progress_of,
     work,
 )
@@ -210,11 +211,18 @@ def _names(task: Task) -> str:
 def _await(file: pathlib.Path, host: str) -> None:
     """Waits until a file of another machine is seen here, which caches delay."""
     until = time.monotonic() + _LEASE_SECONDS
-    # Opening a folder asks its server for what is new.
-    while file.name not in os.listdir(file.parent):
+    while not _is_seen(file):
         rule = f"be in a folder that all machines share; {host} wrote {file}, which is not here"
         checks.require(time.monotonic() < until, "--output", rule, str(file.parent.parent))
         time.sleep(_PAUSE)
+
+
+def _is_seen(file: pathlib.Path) -> bool:
+    """Whether a file is there; to open its folder asks a server for what is new."""
+    try:
+        return file.name in os.listdir(file.parent)
+    except FileNotFoundError:
+        return False
 
 
 def _saved(task: Task) -> int:
@@ -243,6 +251,13 @@ class _Attempt:
         if not self.deaths:
             return True
         return not any(is_in_use(pathlib.Path(each.folder)) for each in self.task.parts.values())
+
+    def has_ended(self) -> bool:
+        """Whether there is a result, or an error in its place."""
+        try:
+            return bool(self.future.done())
+        except Exception:
+            return True
 
 
 class _Run:
@@ -279,8 +294,7 @@ class _Run:
                         skipped += [n for each in waiting for n in each.task.parts]
                         waiting.clear()
                     self._submit(waiting, running)
-                    ended = [each for each in running if each.future.done()]
-                    for each in ended:
+                    for each in [each for each in running if each.has_ended()]:
                         running.remove(each)
                         self._take(each, waiting)
                     self._show(every, len(running), len(waiting), what)
@@ -320,6 +334,8 @@ class _Run:
                 continue
             waiting.remove(each)
             each.saved = _saved(each.task)
+            # Without a file, no worker has begun the task.
+            file_of(each.task).unlink(missing_ok=True)
             try:
                 with _without_interruptions():
                     each.future = self._cluster.executor.submit(work, each.task)
@@ -363,7 +379,7 @@ class _Run:
             )
             return
         self._report(f"{names}: a worker died, and another resumes: {reason.splitlines()[0]}")
-        waiting.append(each)
+        waiting.insert(0, each)
 
     def _as_raised(self, task: Task, host: str, error: Error) -> Exception:
         """Makes the error of a worker one of this process, which names points of the task."""

@@ -99,6 +99,9 @@ def work(task: Task) -> Result:
             _require_shared(task.place, host)
             with contextlib.chdir(task.place.working_folder):
                 return Result(host, _worked(task, host))
+    except KeyboardInterrupt:
+        # Of this process: the study decides whether others are interrupted too.
+        return Result(host, {})
     except Exception as error:
         kind = next((name for name, each in KINDS.items() if isinstance(error, each)), "")
         text = str(error) if kind else traceback.format_exc()
@@ -172,13 +175,14 @@ class Progress(NamedTuple):
 def progress_of(task: Task) -> Progress | None:
     """Reads how far a task is; None before a worker has begun it."""
     try:
-        content = json.loads(files.read_text(_file_of(task)))
+        content = json.loads(files.read_text(file_of(task)))
         return Progress(*(content[name] for name in Progress._fields))
     except (OSError, ValueError, KeyError):
         return None
 
 
-def _file_of(task: Task) -> pathlib.Path:
+def file_of(task: Task) -> pathlib.Path:
+    """Returns the file of progress of a task."""
     return pathlib.Path(task.place.folder) / f"{task.name}.json"
 
 
@@ -187,7 +191,7 @@ class _Reporting(Watcher):
 
     def __init__(self, task: Task, host: str, before: int) -> None:
         """Begins a task, of whose points `before` rounds ran in earlier attempts."""
-        self._file, self._stop = _file_of(task), _file_of(task).with_name(STOP_FILE)
+        self._file, self._stop = file_of(task), file_of(task).with_name(STOP_FILE)
         self._host, self._before = host, before
         self._phase, self._rounds, self._row = "starting", 0, dict[str, Any]()
         self._is_stopped = False
