@@ -283,7 +283,7 @@ class Shown(Watcher):
 
 def test_the_progress_of_all_workers_is_one(played, tmp_path):
     shown = Shown()
-    swept(tmp_path, Here(), watcher=shown)
+    swept(tmp_path, Here(), 1, watcher=shown)
     rounds = [each for each, _ in shown.rounds]
     assert rounds == sorted(rounds) and rounds[0] == 0 and rounds[-1] == 2 * len(GRID)
     assert shown.rounds[0][1] == {}
@@ -344,7 +344,7 @@ class Broken:
         (Elsewhere(), 2, "--output must be in a folder that all machines share; .* does not have"),
         (Broken(), 2, "takes no more tasks, and rate=0.1.* with a new executor resumes"),
         (print, 2, "executor must have the method submit"),
-        (Here(), 0, "workers must be a whole number"),
+        (Here(), 0, "workers must be an integer of at least 1"),
     ],
 )
 def test_what_cannot_work_is_refused(played, tmp_path, executor, workers, rule):
@@ -392,7 +392,7 @@ def test_machines_that_round_differently_are_named(played, tmp_path, monkeypatch
     [
         (("--workers=3",), "--on must be given, for options of workers, got ['--workers']"),
         (("--worker=num_gpus=1",), "--on must be given, for options of workers, got ['--worker']"),
-        (("--on=ray", "--workers=0"), "--workers must be a whole number"),
+        (("--on=ray", "--workers=0"), "--workers must be an integer of at least 1"),
         (("--on=ray", "--worker=num_gpus"), "--worker must be NAME=VALUE, got 'num_gpus'"),
         (("--on=slurm",), "--worker must give timeout_min for Slurm"),
         (("--on=slurm", "--worker=timeout_min=9"), "--on must be slurm on a machine that has its"),

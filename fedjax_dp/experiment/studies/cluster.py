@@ -294,10 +294,11 @@ class _Run:
                         skipped += [n for each in waiting for n in each.task.parts]
                         waiting.clear()
                     self._submit(waiting, running)
-                    for each in [each for each in running if each.has_ended()]:
+                    ended = [each for each in running if each.has_ended()]
+                    self._show(every, len(running), len(waiting), what)
+                    for each in ended:
                         running.remove(each)
                         self._take(each, waiting)
-                    self._show(every, len(running), len(waiting), what)
                     if running or waiting:
                         time.sleep(_PAUSE)
             except BaseException:
