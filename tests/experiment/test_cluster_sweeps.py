@@ -13,7 +13,11 @@ from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, Thre
 from multiprocessing import get_context
 from types import SimpleNamespace
 
+import dp_accounting as dpa
+import numpy as np
 import pytest
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
+from dp_accounting.rdp import RdpAccountant
 from run_folders import NOT_PRIVATE, SMALL, read_json
 
 from fedjax_dp.core.packages import MissingPackageError
@@ -25,6 +29,7 @@ from fedjax_dp.experiment.schema.constraints import ConfigError
 from fedjax_dp.experiment.studies import cluster as module
 from fedjax_dp.experiment.studies import executors, worker
 from fedjax_dp.experiment.studies.batched_runs import Job, batches
+from fedjax_dp.experiment.studies.selection import TRIALS_FILE, select_privately
 from fedjax_dp.experiment.studies.sweep import (
     as_csv,
     average_over_seeds,
@@ -32,6 +37,8 @@ from fedjax_dp.experiment.studies.sweep import (
     read_summaries,
     run_all,
 )
+from fedjax_dp.privacy.accounting.renyi import orders_of
+from fedjax_dp.privacy.mechanisms.selection import Repetition
 
 WORDS = (*SMALL, *NOT_PRIVATE, "--execution.devices=1")
 STUDY = Study(
@@ -481,3 +488,58 @@ def test_a_worker_that_is_lost_changes_no_table(in_one_process, tmp_path, on, pa
     lost = sum("a worker died, and another resumes" in line for line in said)
     assert lost == (number == "SIGKILL")
     assert_same(tmp_path, in_one_process)
+
+
+@pytest.mark.slow
+def test_a_search_on_workers_chooses_what_one_process_chooses(tmp_path):
+    pytest.importorskip("optuna")
+    from fedjax_dp.experiment.studies.search import Plan, Span, search
+
+    space = {"training.learning_rate": Span(0.01, 1.0, is_log=True)}
+    plan = Plan(space, trials=4, at_once=2)
+    study = STUDY._replace(axes={})
+    alone = search(study, plan, tmp_path / "alone", WORDS, lambda line: None)
+    executor = Dying({1})
+    there = search(
+        study, plan, tmp_path / "there", WORDS, lambda line: None, cluster=Cluster(executor, 2)
+    )
+    assert there == alone and len(executor.tasks) == 2 * (2 + 2) + 1
+
+
+@pytest.mark.slow
+def test_a_private_selection_on_workers_runs_the_trials_that_it_drew(tmp_path):
+    """Also if a worker dies; the best of them is the one release."""
+
+    class Three(Repetition):
+        """Three trials, whatever is drawn."""
+
+        def draw(self, uniform=None):
+            return 3
+
+    words = (
+        *("--data.num_clients=3", "--run.rounds=2", "--execution.devices=1"),
+        *("--participation.sampler=poisson", "--participation.cohort_size=2"),
+        *("--privacy.unit=client", "--algorithm.name=dp_fedavg", "--privacy.client.epsilon=none"),
+        *("--privacy.client.noise_multiplier=1.5", "--data.client_test_share=0"),
+        *("--run.secret=true", "--run.release=private"),
+    )
+    study = STUDY._replace(axes={"rate": STUDY.axes["rate"]})
+    grid, drawn = grid_points(study, words=words), []
+
+    def before(task, number):
+        drawn.append((tmp_path / TRIALS_FILE).read_text("utf-8"))
+
+    cluster = Cluster(Dying({0}, before), 2)
+    choice = select_privately(study, grid, tmp_path, Three(3.0, 1.0), print, cluster=cluster)
+    assert drawn == [(tmp_path / TRIALS_FILE).read_text("utf-8")]
+    assert len([*tmp_path.glob("trial-*")]) == len(json.loads(drawn[0])["drawn"]) == 3
+    scores = [read_json(tmp_path / f"trial-{i:04d}", "summary.json") for i in (1, 2, 3)]
+    assert {each["ended"] for each in scores} == {"finished"}
+    best = max(range(3), key=lambda i: scores[i]["test_accuracy"])
+    assert choice.trial.name == f"trial-{best + 1:04d}"
+    # By hand: cohorts of 2 of 3 clients, and a noise multiplier of 1.5.
+    one = dpa.PoissonSampledDpEvent(2 / 3, dpa.GaussianDpEvent(1.5))
+    account = RdpAccountant(orders_of("rdp"))
+    account.compose(RepeatAndSelectDpEvent(dpa.SelfComposedDpEvent(one, 2), 3.0, 1.0))
+    (claim,) = read_json(choice.folder, "privacy.json")["claims"]
+    np.testing.assert_allclose(claim["epsilon"], account.get_epsilon(claim["dp_delta"]), rtol=1e-9)

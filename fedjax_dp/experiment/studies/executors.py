@@ -117,8 +117,8 @@ def _submitit(on: str, output: pathlib.Path, options: Mapping[str, Any]) -> Iter
         options
     )
     checks.require(is_limited, "--worker", rule, dict(options))
-    has_slurm = on != "slurm" or shutil.which("sbatch") is not None
-    checks.require(has_slurm, "--on", "be slurm on a machine that has its sbatch", on)
+    has_slurm = on != "slurm" or all(map(shutil.which, ("sbatch", "srun")))
+    checks.require(has_slurm, "--on", "be slurm on a machine that has its sbatch and srun", on)
     with needed_for(f"a sweep on {on}", "cluster"):
         import submitit
     folder = output.absolute() / LOGS_FOLDER
