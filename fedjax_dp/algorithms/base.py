@@ -380,6 +380,7 @@ class Needs(NamedTuple):
       reason: why it needs plain steps, for an error.
       check_rate: `(learning rates)`, raises a ValueError for those that it cannot use.
       option_for_weights: the option by which it weights clients itself; empty if it does not.
+      check_clients: raises a ValueError for options that it cannot have if clients are protected.
     """
 
     steps: Literal["any", "plain", "none"] = "any"
@@ -388,6 +389,7 @@ class Needs(NamedTuple):
     reason: str = "its updates are computed from the gradients of single steps"
     check_rate: Callable[[Any], None] = lambda learning_rate: None
     option_for_weights: str = ""
+    check_clients: Callable[[], None] = lambda: None
 
     def check_bound(self, is_bounded: bool) -> None:
         """Refuses updates without a bound.
@@ -414,6 +416,11 @@ class Needs(NamedTuple):
         rule = "be False with an aggregator, which has its own weights"
         option = self.option_for_weights
         checks.require(not has_aggregator or not option, option, rule, True)
+
+
+def weighted(is_weighted: bool) -> Needs:
+    """Declares whether clients have weights, which no private mean has a place for."""
+    return Needs(option_for_weights="is_weighted" if is_weighted else "")
 
 
 # The functions of a declaration. If privacy is claimed for records, the client of a round is a

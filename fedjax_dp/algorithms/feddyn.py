@@ -22,7 +22,9 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.messages import Known
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
+from fedjax_dp.server.base import Summed
 from fedjax_dp.server.mean import per_part, scaled_sum, uniform_mean
+from fedjax_dp.server.parts import divisor_of
 
 
 class ServerState(NamedTuple):
@@ -39,7 +41,12 @@ class ServerState(NamedTuple):
 
 @checked
 def feddyn(
-    model: Model, trainer: LocalTrainer, *, num_clients: ranges.Count, alpha: ranges.Positive = 0.1
+    model: Model,
+    trainer: LocalTrainer,
+    *,
+    num_clients: ranges.Count,
+    alpha: ranges.Positive = 0.1,
+    private_mean: Summed | None = None,
 ) -> FederatedAlgorithm:
     """Declares FedDyn, federated learning with dynamic regularisation.
 
@@ -47,17 +54,23 @@ def feddyn(
     stores `g_i ← g_i − α (w_i − w_server)`, which is its gradient at its own minimum. The server
     moves to the mean of the participants' models, minus `h / α`.
 
+    Guarantee: for records that of the trainer. For clients that of the private mean, which clips
+    and noises deltas; the share of clients in a round, by which h moves, is then the public one
+    that the mean divides by. A client's correction of gradients follows its delta before it is
+    clipped; it never leaves the client and is not covered.
+
     Args:
       model: the model to train; buffers, such as the statistics of batch norm, are only averaged.
       trainer: local training; with a private one all corrections come from noised gradients.
       num_clients: the population, over which the server's correction is a mean.
       alpha: α, the strength of the dynamic regulariser, above 0.
+      private_mean: combines deltas if clients are protected, such as `gaussian_mean`.
 
     Returns:
       The algorithm; a client's state is its correction of gradients.
 
     Raises:
-      ValueError: for a number out of its range.
+      ValueError: for a number out of its range, or a private mean without a public divisor.
 
     Source: Acar and others 2021 (FedDyn), algorithm 1.
     """
@@ -82,19 +95,29 @@ def feddyn(
         alpha = hyper.algorithm["alpha"]
         corrected = optax.chain(proximal(alpha), shift(trees.scale(own, -1.0)))
         result = trainer.train(message, client, hyper.local, key, gradient_transform=corrected)
-        update = {"params": result.delta, "share": Known(jnp.float32(1))}
+        update = result.delta
+        if divisor is None:
+            update = {"params": update, "share": Known(jnp.float32(1))}
         own = moved(own, result.delta, alpha)
         return ClientOutput(update, result.weight, own, result.metrics)
 
     def server_step(server, aggregate, hyper, round, key):
-        alpha, mean, share = hyper.algorithm["alpha"], aggregate["params"], aggregate["share"]
+        alpha = hyper.algorithm["alpha"]
+        if divisor is None:
+            mean, share = aggregate["params"], aggregate["share"]
+        else:
+            mean, share = aggregate, divisor(hyper.aggregator) / num_clients
         correction = moved(server.correction, mean, alpha * share)
         step = jax.tree.map(lambda d, h: d - h * trees.reciprocal(alpha), mean, correction)
         # An empty round has no mean, and leaves the model unchanged.
         step = trees.where(share > 0, step, trees.zeros_like(step))
         return ServerState(optax.apply_updates(server.params, step), correction), {}
 
-    aggregator = per_part({"params": uniform_mean(), "share": scaled_sum(num_clients)})
+    aggregator, divisor = private_mean, None
+    if aggregator is None:
+        aggregator = per_part({"params": uniform_mean(), "share": scaled_sum(num_clients)})
+    else:
+        divisor = divisor_of("private_mean", aggregator)
     return FederatedAlgorithm(
         name="feddyn",
         init=init,

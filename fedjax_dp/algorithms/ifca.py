@@ -1,7 +1,7 @@
 """IFCA and f-CDPFL, whose clients choose a model of several, and the oracle that knows clusters."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from fedjax_dp.algorithms.base import (
     claim_of,
     training_of,
     views_of_clusters,
+    weighted,
 )
 from fedjax_dp.algorithms.r_dpcfl import (
     NOT_COVERED,
@@ -41,7 +42,9 @@ from fedjax_dp.core.ranges import Count, Index, Positive
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.claims import RecordClaim
-from fedjax_dp.server.mean import ModelChoice, mean_per_model
+from fedjax_dp.server.base import Summed
+from fedjax_dp.server.mean import ModelChoice, by_model, mean_per_model, spread
+from fedjax_dp.server.parts import divisor_of, require_noise
 
 
 class ServerState(NamedTuple):
@@ -58,6 +61,7 @@ def ifca(
     num_models: Count,
     is_weighted: bool = True,
     server_learning_rate: Positive = 1.0,
+    private_mean: Summed | None = None,
 ) -> FederatedAlgorithm:
     """Declares IFCA with averaging of models.
 
@@ -65,18 +69,24 @@ def ifca(
     its delta to that model's mean. The choice reads the client's data without noise, which a
     private trainer would not cover, so private trainers are refused.
 
+    Guarantee: for clients that of the private mean. A client's update has two parts, its delta in
+    the place of the model that it chose, "delta", and a one there, "count"; they are clipped
+    together and released once, choice included. A model moves by its noised sum over its noised
+    count, or over 1 if that is smaller. What a client chose last is exact, and is not covered.
+
     Args:
       model: the model to train.
       trainer: local training, not a private one.
       num_models: number of clusters, at least 1.
       is_weighted: weight clients by their number of examples within a cluster.
       server_learning_rate: the server's step size.
+      private_mean: combines updates if clients are protected, such as `gaussian_mean`.
 
     Returns:
       The algorithm; a client's state is the index of the model that it last trained.
 
     Raises:
-      ValueError: for a private trainer.
+      ValueError: for a private trainer, or weights together with a private mean.
 
     Source: Ghosh and others 2020 (IFCA), algorithm 1, option II.
     """
@@ -87,6 +97,10 @@ def ifca(
         "the exponential mechanism",
         trainer.is_private,
     )
+    divisor = None
+    if private_mean is not None:
+        weighted(is_weighted).check_weights(True)
+        divisor = divisor_of("private_mean", private_mean)
 
     def init(key):
         return ServerState(jax.vmap(model.init)(jax.random.split(key, num_models)))
@@ -98,10 +112,16 @@ def ifca(
     def client(message, own, client, hyper, key):
         choice = choose(message, client)
         result = trainer.train(trees.take(message, choice), client, hyper.local, key)
-        update = ModelChoice(choice, result.delta)
+        update: PyTree = ModelChoice(choice, result.delta)
+        if divisor is not None:
+            count = jax.nn.one_hot(choice, num_models) * (client.size > 0)
+            update = {"delta": spread(result.delta, count), "count": count}
         return ClientOutput(update, result.weight, choice, result.metrics)
 
     def server_step(server, aggregate, hyper, round, key):
+        if divisor is not None:
+            count = jnp.maximum(aggregate["count"] * divisor(hyper.aggregator), 1.0)
+            aggregate = by_model(aggregate["delta"], divisor(hyper.aggregator) / count)
         step = trees.scale(aggregate, hyper.algorithm["server_learning_rate"])
         return ServerState(optax.apply_updates(server.models, step)), {}
 
@@ -110,7 +130,7 @@ def ifca(
         init=init,
         broadcast=lambda server, client: server.models,
         client=client,
-        aggregator=mean_per_model(num_models, is_weighted=is_weighted),
+        aggregator=private_mean or mean_per_model(num_models, is_weighted=is_weighted),
         server_step=server_step,
         training=training_of(trainer),
         views=views_of_clusters(lambda server, own, client: choose(server.models, client)),
@@ -228,6 +248,18 @@ def f_cdpfl(
     )
 
 
+def update_of_ifca(params: PyTree, options: Mapping[str, Any]) -> PyTree:
+    """Returns the shapes of an update that a private mean combines."""
+    count = jax.ShapeDtypeStruct((options["num_models"],), jnp.float32)
+    return {"delta": jax.eval_shape(spread, params, count), "count": count}
+
+
+def update_of_oracle(params: PyTree, options: Mapping[str, Any]) -> PyTree:
+    """Returns the shapes of an update that a private mean combines."""
+    shares = jax.ShapeDtypeStruct((int(max(options["clusters"])) + 1,), jnp.float32)
+    return jax.eval_shape(spread, params, shares)
+
+
 def check_clusters(argument: str, clusters: Sequence[int], num_clients: int) -> None:
     """Requires a cluster for each client."""
     rule = f"hold a whole number from 0 for each of the {num_clients} clients"
@@ -243,10 +275,15 @@ def o_dpcfl(
     num_clients: Count,
     clusters: Sequence[Index],
     is_weighted: bool = False,
+    private_mean: Summed | None = None,
 ) -> FederatedAlgorithm:
     """Declares one federation for each true cluster, the reference for all clustered methods.
 
     No budget is spent on choices: with a private trainer all of it is for training.
+
+    Guarantee: for records that of the trainer. For clients that of the private mean, on deltas in
+    the place of the client's model, of which noise is on each: every model moves by its noised sum,
+    divided by the public expected number of its clients.
 
     Args:
       model: the model to train.
@@ -254,18 +291,22 @@ def o_dpcfl(
       num_clients: the population.
       clusters: the cluster of each client, from 0, `[num_clients]`; taken as public.
       is_weighted: weight clients by their number of examples within a cluster.
+      private_mean: combines updates if clients are protected, such as `gaussian_mean`.
 
     Returns:
       The algorithm; all models start equal.
 
     Raises:
-      ValueError: if a client has no cluster.
+      ValueError: if a client has no cluster, or for weights together with a private mean.
 
     Source: O-CDPFL of Malekmohammadi and others 2024 (RC-DPFL).
     """
     check_clusters("clusters", clusters, num_clients)
     num_models = int(max(clusters)) + 1
     table = np.asarray(clusters, np.int32)
+    if private_mean is not None:
+        weighted(is_weighted).check_weights(True)
+        require_noise("private_mean", private_mean)
 
     def init(key):
         start = model.init(key)
@@ -280,9 +321,14 @@ def o_dpcfl(
         result = trainer.train(message, client, hyper.local, key)
         weight = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
         update = ModelChoice(Known(cluster_of(client)), result.delta)
+        if private_mean is not None:
+            update = spread(result.delta, jax.nn.one_hot(cluster_of(client), num_models))
         return ClientOutput(update, weight, own, result.metrics)
 
     def server_step(server, aggregate, hyper, round, key):
+        if private_mean is not None:
+            sizes = np.bincount(table, minlength=num_models)
+            aggregate = by_model(aggregate, jnp.float32(num_clients) * trees.reciprocal(sizes))
         return ServerState(optax.apply_updates(server.models, aggregate)), {}
 
     return FederatedAlgorithm(
@@ -290,7 +336,7 @@ def o_dpcfl(
         init=init,
         broadcast=lambda server, client: trees.take(server.models, cluster_of(client)),
         client=client,
-        aggregator=mean_per_model(num_models, is_weighted=True),
+        aggregator=private_mean or mean_per_model(num_models, is_weighted=True),
         server_step=server_step,
         training=training_of(trainer),
         numbers=Numbers(num_clients=num_clients),

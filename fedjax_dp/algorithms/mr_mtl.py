@@ -16,11 +16,14 @@ from fedjax_dp.algorithms.base import (
 )
 from fedjax_dp.clients.base import LocalTrainer, Objective
 from fedjax_dp.clients.regularizers import distance_to, towards
+from fedjax_dp.core import trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, NonNegative
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
+from fedjax_dp.server.base import Summed
 from fedjax_dp.server.mean import scaled_sum
+from fedjax_dp.server.parts import divisor_of
 
 
 class ServerState(NamedTuple):
@@ -38,6 +41,7 @@ def mr_mtl(
     num_clients: Count,
     strength: NonNegative = 1.0,
     is_pull_clipped: bool = False,
+    private_mean: Summed | None = None,
 ) -> FederatedAlgorithm:
     """Declares mean-regularised multi-task learning.
 
@@ -46,7 +50,9 @@ def mr_mtl(
     only and costs no privacy. Without it this is local training. Plain SGD diverges if the learning
     rate times the strength is above 2.
 
-    Guarantee: that of the trainer.
+    Guarantee: for records that of the trainer. For clients that of the private mean: the mean of
+    all models then moves by bounded changes and noise, and is no longer exactly theirs. A client's
+    own model is exact, never leaves it, and is not covered.
 
     Args:
       model: the model to train.
@@ -55,13 +61,15 @@ def mr_mtl(
       strength: λ.
       is_pull_clipped: add the pull to the gradient of every example before it is clipped, as the
         authors do, which leaves less of the clip norm for the examples.
+      private_mean: combines the changes of models if clients are protected, such as
+        `gaussian_mean`.
 
     Returns:
       The algorithm; a client's state is its own model.
 
     Raises:
-      ValueError: for a number out of its range, or a trainer with update transforms, after which
-        the mean would not be that of the clients' models.
+      ValueError: for a number out of its range, a trainer with update transforms, after which the
+        mean would not be that of the clients' models, or a private mean without a public divisor.
 
     Source: Liu and others 2022 (MR-MTL), algorithm 1; a pull after clipping is ours.
     """
@@ -84,7 +92,15 @@ def mr_mtl(
         result = trainer.train(own, client, hyper.local, key, **how)
         return ClientOutput(result.delta, jnp.float32(1), result.params, result.metrics)
 
+    aggregator, divisor = private_mean, None
+    if aggregator is None:
+        aggregator = scaled_sum(num_clients)
+    else:
+        divisor = divisor_of("private_mean", aggregator)
+
     def server_step(server, aggregate, hyper, round, key):
+        if divisor is not None:
+            aggregate = trees.scale(aggregate, divisor(hyper.aggregator) / num_clients)
         return server._replace(mean=optax.apply_updates(server.mean, aggregate)), {}
 
     return FederatedAlgorithm(
@@ -92,7 +108,7 @@ def mr_mtl(
         init=init,
         broadcast=lambda server, client: server.mean,
         client=client,
-        aggregator=scaled_sum(num_clients),
+        aggregator=aggregator,
         server_step=server_step,
         training=training_of(trainer),
         numbers=Numbers(num_clients=num_clients),

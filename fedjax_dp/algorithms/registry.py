@@ -6,20 +6,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm, Needs
+from fedjax_dp.algorithms.base import FederatedAlgorithm, Needs, weighted
 from fedjax_dp.algorithms.blur_lus import needs_of_blur_lus
 from fedjax_dp.algorithms.dp_sgd import smallest_budget
 from fedjax_dp.algorithms.fed_ltn import needs_of_tickets
+from fedjax_dp.algorithms.ifca import update_of_ifca, update_of_oracle
 from fedjax_dp.algorithms.propfair import needs_of_propfair
 from fedjax_dp.algorithms.q_ffl import NEEDS
 from fedjax_dp.algorithms.r_dpcfl import needs_of_copies
-from fedjax_dp.algorithms.scaffold import needs_of_scaffold
+from fedjax_dp.algorithms.scaffold import needs_of_scaffold, update_of_scaffold
 from fedjax_dp.algorithms.splitting import needs_of_splitting
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.core import checks, registry
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Positive
 from fedjax_dp.core.registry import Registry
+from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Aggregator
 
@@ -37,6 +39,12 @@ class Problem(NamedTuple):
     # Public inputs without labels, `[queries, ...]`; None if absent.
     public_x: np.ndarray | None = None
 
+    @property
+    def private_mean(self) -> Aggregator | None:
+        """The aggregator if clients are protected, for algorithms that take no other."""
+        is_private = self.aggregator is not None and self.aggregator.claim is not None
+        return self.aggregator if is_private else None
+
 
 class Entry(NamedTuple):
     """The facts of an algorithm that a configuration needs before data are read.
@@ -53,7 +61,11 @@ class Entry(NamedTuple):
       pools_clients: whether the data of all clients are pooled before a run.
       sends_model: whether an update has the structure of the model, as discrete and correlated
         noise require.
+      update_of: `(parameters, options) -> update`, the shapes that an update has where a private
+        mean combines it; those of the parameters by default.
       reason: why there are no other units; empty if the type of algorithm implies it.
+      no_clients: why clients cannot be protected, to follow the algorithm's name; empty if they
+        can.
       needs: `(options) -> Needs`, of all options; a ValueError that begins with an option's name
         refuses incompatible options.
     """
@@ -66,7 +78,9 @@ class Entry(NamedTuple):
     budgets: Callable[[np.ndarray], np.ndarray] | None = None
     pools_clients: bool = False
     sends_model: bool = True
+    update_of: Callable[[PyTree, Mapping[str, Any]], PyTree] = lambda params, options: params
     reason: str = ""
+    no_clients: str = ""
     needs: Callable[[Mapping[str, Any]], Needs] = lambda options: Needs()
 
     @property
@@ -90,7 +104,13 @@ _RECORD, _OPEN, _UNPROTECTED = ("record",), ("none", "record"), ("none",)
 _BY_LOSS = "which weights clients by exact losses, which no noise covers"
 _BY_CHOICE = "whose clients choose by exact losses, which no noise covers"
 _BY_ACCURACY = "whose pruning depends on exact accuracies, which no noise covers"
-_MEAN, _CLIENTS = ("aggregator",), ("num_clients",)
+_LOSSES = "whose server needs the loss of every single client"
+_WEIGHTS = "whose server divides by a sum of weights by loss, which no public number stands for"
+_MASKS = "whose clients send the masks of their tickets, by which the server divides each weight"
+_SINGLE = "whose server computes on the updates of single clients"
+_SIZES = "which weights clients by size, budget or noise; dp_sgd under both has equal weights"
+_MODELS = "whose noise is on whole models, for records alone"
+_MEAN, _CLIENTS, _PRIVATE_MEAN = ("aggregator",), ("num_clients",), ("private_mean",)
 _BOTH_COUNTS = ("num_clients", "num_rounds")
 _BUDGETS: Mapping[str, Any] = {"declared_epsilon": Sequence[Positive] | None}
 
@@ -101,6 +121,10 @@ def _in(module: str, units: tuple[str, ...], *names: str, **fields: Any) -> dict
     return {name: Entry(getattr(loaded, name), units, **fields) for name in names or (module,)}
 
 
+def _needs_of_weights(options: Mapping[str, Any]) -> Needs:
+    return weighted(options["is_weighted"])
+
+
 def _adopted(part: Any) -> Entry:
     """Makes the entry of a user's own algorithm, which may be a function without facts."""
     if isinstance(part, Entry):
@@ -109,7 +133,11 @@ def _adopted(part: Any) -> Entry:
     return Entry(part, _OPEN)
 
 
-_OF_TICKETS: Mapping[str, Any] = {"sends_model": False, "reason": _BY_ACCURACY}
+_OF_TICKETS: Mapping[str, Any] = {
+    "sends_model": False,
+    "reason": _BY_ACCURACY,
+    "no_clients": _MASKS,
+}
 _SPLITTINGS = ("fedsplit", "fedpi", "fedrp", "reflected_fedavg", "reflected_fedprox")
 
 ALGORITHMS: Registry[Entry] = Registry(
@@ -118,29 +146,63 @@ ALGORITHMS: Registry[Entry] = Registry(
         **_in("fedopt", _ANY, "fedavgm", "fedadam", "fedyogi", "fedadagrad", given=_MEAN),
         **_in("fedprox", _ANY, given=_MEAN),
         **_in("propfair", _ANY, given=_MEAN, needs=needs_of_propfair),
-        **_in("afl", _UNPROTECTED, given=_CLIENTS, reason=_BY_LOSS),
-        **_in("term", _UNPROTECTED, reason=_BY_LOSS),
-        **_in("q_ffl", _UNPROTECTED, reason=_BY_LOSS, needs=lambda options: NEEDS),
-        **_in("feddyn", _OPEN, given=_CLIENTS),
-        **_in("splitting", _OPEN, "splitting", *_SPLITTINGS, needs=needs_of_splitting),
-        **_in("scaffold", _OPEN, given=(*_CLIENTS, *_MEAN), needs=needs_of_scaffold),
-        **_in("ifca", _UNPROTECTED, reason=_BY_CHOICE),
+        **_in("afl", _UNPROTECTED, given=_CLIENTS, reason=_BY_LOSS, no_clients=_LOSSES),
+        **_in("term", _UNPROTECTED, reason=_BY_LOSS, no_clients=_WEIGHTS),
+        **_in(
+            "q_ffl",
+            _UNPROTECTED,
+            reason=_BY_LOSS,
+            no_clients=_WEIGHTS,
+            needs=lambda options: NEEDS,
+        ),
+        **_in("feddyn", _ANY, given=(*_CLIENTS, *_PRIVATE_MEAN)),
+        **_in(
+            "splitting",
+            _ANY,
+            "splitting",
+            *_SPLITTINGS,
+            given=_PRIVATE_MEAN,
+            needs=needs_of_splitting,
+        ),
+        **_in(
+            "scaffold",
+            _ANY,
+            given=(*_CLIENTS, *_MEAN),
+            update_of=update_of_scaffold,
+            needs=needs_of_scaffold,
+        ),
+        **_in(
+            "ifca",
+            ("none", "client"),
+            given=_PRIVATE_MEAN,
+            update_of=update_of_ifca,
+            reason=_BY_CHOICE,
+            needs=_needs_of_weights,
+        ),
         **_in("fedavg", ("client", "both"), "dp_fedavg", given=_MEAN),
         **_in("blur_lus", _ANY, given=_MEAN, needs=needs_of_blur_lus),
         **_in("ae_dpfl", _ANY, given=("public_x", "num_rounds", *_MEAN), sends_model=False),
         **_in("dp_sgd", ("record", "both"), given=_MEAN, for_code=("weight_of",)),
-        **_in("dp_sgd", _RECORD, "record_dp_fedavg", given=_CLIENTS),
-        **_in("dp_sgd", _RECORD, "minimum_epsilon", given=_CLIENTS, budgets=smallest_budget),
-        **_in("dp_sgd", _RECORD, "weiavg", given=_CLIENTS, stand_in=_BUDGETS),
-        **_in("pfa", _RECORD, given=_CLIENTS, stand_in=_BUDGETS),
-        **_in("robust_hdp", _RECORD, given=_CLIENTS),
-        **_in("dp_sgd", _RECORD, "noise_oracle", given=_CLIENTS),
-        **_in("references", _OPEN, "local_only"),
+        **_in("dp_sgd", _RECORD, "record_dp_fedavg", given=_CLIENTS, no_clients=_SIZES),
+        **_in(
+            "dp_sgd",
+            _RECORD,
+            "minimum_epsilon",
+            given=_CLIENTS,
+            budgets=smallest_budget,
+            no_clients=_SIZES,
+        ),
+        **_in("dp_sgd", _RECORD, "weiavg", given=_CLIENTS, stand_in=_BUDGETS, no_clients=_SIZES),
+        **_in("pfa", _RECORD, given=_CLIENTS, stand_in=_BUDGETS, no_clients=_SINGLE),
+        **_in("robust_hdp", _RECORD, given=_CLIENTS, no_clients=_SINGLE),
+        **_in("dp_sgd", _RECORD, "noise_oracle", given=_CLIENTS, no_clients=_SIZES),
+        **_in("references", _OPEN, "local_only", no_clients="which sends nothing"),
         **_in(
             "r_dpcfl",
             _RECORD,
             given=_BOTH_COUNTS,
             for_code=("perturb", "name"),
+            no_clients=_SINGLE,
             needs=needs_of_copies,
         ),
         **_in(
@@ -149,21 +211,48 @@ ALGORITHMS: Registry[Entry] = Registry(
             "rc_dpfl",
             given=_BOTH_COUNTS,
             for_code=("first_batch_size", "perturb"),
+            no_clients=_SINGLE,
             needs=needs_of_copies,
         ),
-        **_in("ifca", _RECORD, "f_cdpfl", given=("num_rounds",)),
-        **_in("km_cdpfl", _OPEN, given=_CLIENTS),
-        **_in("ifca", _OPEN, "o_dpcfl", given=_CLIENTS),
+        **_in(
+            "ifca",
+            _RECORD,
+            "f_cdpfl",
+            given=("num_rounds",),
+            no_clients="whose choices and noise are accounted for records alone",
+        ),
+        **_in("km_cdpfl", _OPEN, given=_CLIENTS, no_clients=_SINGLE),
+        **_in(
+            "ifca",
+            _ANY,
+            "o_dpcfl",
+            given=(*_CLIENTS, *_PRIVATE_MEAN),
+            update_of=update_of_oracle,
+            needs=_needs_of_weights,
+        ),
         **_in("fedbn", _ANY, given=_MEAN, for_code=("name",), sends_model=False),
         **_in("fedbn", _ANY, "fedper", "fedrep", given=_MEAN, sends_model=False),
         **_in("ditto", _ANY, given=_MEAN),
         **_in("lottery_fl", _UNPROTECTED, **_OF_TICKETS),
         **_in("fed_ltn", _UNPROTECTED, **_OF_TICKETS, needs=needs_of_tickets),
         **_in("jump_start", _UNPROTECTED, **_OF_TICKETS, needs=needs_of_tickets),
-        **_in("mr_mtl", _OPEN, given=_CLIENTS),
-        **_in("model_averaging", _OPEN, "warm_start_averaging", given=_CLIENTS, for_code=_MEAN),
-        **_in("model_averaging", _OPEN, "retrained_averaging", given=_CLIENTS, for_code=_MEAN),
-        **_in("references", _OPEN, "centralized", pools_clients=True),
+        **_in("mr_mtl", _ANY, given=(*_CLIENTS, *_PRIVATE_MEAN)),
+        **_in(
+            "model_averaging",
+            _OPEN,
+            "warm_start_averaging",
+            "retrained_averaging",
+            given=_CLIENTS,
+            for_code=_MEAN,
+            no_clients=_MODELS,
+        ),
+        **_in(
+            "references",
+            _OPEN,
+            "centralized",
+            pools_clients=True,
+            no_clients="which pools the records of all clients",
+        ),
     },
     _adopted,
 )
@@ -193,6 +282,8 @@ def require_unit(name: str, unit: str) -> None:
     hint = f"; {whom} take another algorithm.name, such as {other}"
     if registry.is_own(name):
         hint = "; an Entry states the units of an algorithm of your own"
+    if entry.no_clients and unit in ("client", "both"):
+        hint = f", {entry.no_clients}{hint}"
     rule += f", {entry.reason}" if entry.reason else hint
     checks.require(unit in entry.units, "privacy.unit", rule, unit)
 

@@ -16,6 +16,7 @@ from fedjax_dp.algorithms.base import (
     Views,
     field,
     training_of,
+    weighted,
 )
 from fedjax_dp.clients.base import LocalTrainer
 from fedjax_dp.clients.gradients import mean_gradient
@@ -30,9 +31,11 @@ from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Aggregator, Summed
 from fedjax_dp.server.mean import per_part, scaled_sum, uniform_mean, weighted_mean
 from fedjax_dp.server.optimizers import apply_aggregate
+from fedjax_dp.server.parts import divisor_of
 
 Control: TypeAlias = Literal["steps", "gradient"]
 _READ = "scaffold computes control variates from its steps and its delta"
+_VOTES = "votes on control variates would take a part of the bound"
 
 
 class ServerState(NamedTuple):
@@ -40,6 +43,11 @@ class ServerState(NamedTuple):
 
     params: PyTree
     control: PyTree
+
+
+def _control_of(params: PyTree) -> PyTree:
+    # Control variates are sums over many rounds, so they are float32 for any model.
+    return jax.tree.map(lambda p: trees.zeros_like(trees.at_least_float32(p)), params)
 
 
 @checked
@@ -60,6 +68,12 @@ def scaffold(
     only (option II); or, at the cost of one more pass over its data, their gradient at x (option
     I), for any optimiser.
 
+    Guarantee: for records that of the trainer. For clients that of a private mean as the
+    aggregator: the delta and the change of the control variate are one update of two parts,
+    "params" and "control", clipped together and released once. The server's control variate is then
+    the sum of bounded changes, with the noise of every round in it; a client's own is exact, never
+    leaves it, and is not covered.
+
     Args:
       model: the model to train.
       trainer: local training; with `control="steps"` plain `optax.sgd`, whose learning rate the
@@ -71,14 +85,16 @@ def scaffold(
         "gradient", the mean gradient over all of its data at the model that it received, exact.
       aggregator: a summed aggregator of deltas, instead of their mean; `gradient_mask()` weights
         them by size unless configured otherwise. Control variates are always averaged. Its numbers
-        are those of the part "params", as `hyper.aggregator["params"]["threshold"]`.
+        are those of the part "params", as `hyper.aggregator["params"]["threshold"]`. A private mean
+        combines both parts, see `server.by_parts`, and its numbers are those of the run.
 
     Returns:
       The algorithm; a client's state is its control variate.
 
     Raises:
-      ValueError: for a number out of its range, weights together with an aggregator, or a trainer
-        that is private or takes other steps than plain SGD if control variates do not allow it.
+      ValueError: for a number out of its range, weights together with an aggregator, a trainer that
+        is private or takes other steps than plain SGD if control variates do not allow it, or a
+        private mean that is masked or has no public divisor.
 
     Source: Karimireddy and others 2020 (SCAFFOLD), algorithm 1.
     """
@@ -86,13 +102,11 @@ def scaffold(
         trainer.require_plain_sgd(_READ)
     else:
         trainer.require_open("control variates are gradients of all records, which no noise covers")
-    _weighted(is_weighted).check_weights(aggregator is not None)
+    weighted(is_weighted).check_weights(aggregator is not None)
 
     def init(key):
         params = model.init(key)
-        # Control variates are sums over many rounds, so they are float32 for any model.
-        control = jax.tree.map(lambda p: trees.zeros_like(trees.at_least_float32(p)), params)
-        return ServerState(params, control)
+        return ServerState(params, _control_of(params))
 
     def of_steps(message, own, client, hyper, key, result):
         per_step = result.num_steps.astype(jnp.float32) * hyper.local.learning_rate
@@ -118,6 +132,8 @@ def scaffold(
         moved = change_of(message, own, client, hyper, key, result)
         update = {"params": result.delta, "control": moved}
         metrics = result.metrics.of_part("params")
+        if divisor is not None:
+            metrics = metrics._replace(update_norm=trees.l2_norm(update))
         return ClientOutput(update, result.weight, trees.add(own, moved), metrics)
 
     def server_step(server, aggregate, hyper, round, key):
@@ -125,19 +141,28 @@ def scaffold(
         is_buffer = model.is_buffer(server.params) if model.buffer_keys else None
         state, mean = optimizer.init(server.params), aggregate["params"]
         _, params = apply_aggregate(optimizer, state, server.params, mean, is_buffer)
-        return ServerState(params, trees.add(server.control, aggregate["control"])), {}
+        change = aggregate["control"]
+        if divisor is not None:
+            change = trees.scale(change, divisor(hyper.aggregator) / num_clients)
+        return ServerState(params, trees.add(server.control, change)), {}
 
     mean = aggregator or (weighted_mean() if is_weighted else uniform_mean())
     rule = "be summed, as control variates are, not stacked"
     checks.require(isinstance(mean, Summed), "aggregator", rule, type(mean).__name__)
     assert isinstance(mean, Summed)
-    aggregator = per_part({"params": mean, "control": scaled_sum(num_clients)})
+    divisor = None
+    if mean.claim is None:
+        mean = per_part({"params": mean, "control": scaled_sum(num_clients)})
+    else:
+        divisor = divisor_of("aggregator", mean)
+        rule = f"be unmasked if clients are protected: {_VOTES}"
+        checks.require("vote_share" not in mean.numbers, "aggregator", rule, "a masked one")
     return FederatedAlgorithm(
         name="scaffold",
         init=init,
         broadcast=lambda server, client: server,
         client=client,
-        aggregator=aggregator,
+        aggregator=mean,
         server_step=server_step,
         training=training_of(trainer),
         numbers=Numbers(num_clients=num_clients),
@@ -148,13 +173,15 @@ def scaffold(
     )
 
 
-def _weighted(is_weighted: bool) -> Needs:
-    return Needs(option_for_weights="is_weighted" if is_weighted else "")
+def update_of_scaffold(params: PyTree, options: Mapping[str, Any]) -> PyTree:
+    """Returns the shapes of an update that a private mean combines."""
+    del options
+    return {"params": params, "control": jax.eval_shape(_control_of, params)}
 
 
 def needs_of_scaffold(options: Mapping[str, Any]) -> Needs:
     """Declares plain steps, or a control variate that reads records."""
-    needs = _weighted(options["is_weighted"])
+    needs = weighted(options["is_weighted"])
     if options["control"] == "steps":
         return needs._replace(steps="plain", reason=_READ)
     name, instead = "control=gradient", "take control=steps"

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import flax.struct
@@ -23,6 +24,7 @@ from fedjax_dp.algorithms.base import (
     SharedModel,
     Views,
     training_of,
+    weighted,
 )
 from fedjax_dp.clients.base import LocalTrainer, Objective
 from fedjax_dp.clients.regularizers import (
@@ -49,7 +51,9 @@ from fedjax_dp.core.ranges import (
 )
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
+from fedjax_dp.server.base import Summed
 from fedjax_dp.server.mean import per_part, weighted_mean
+from fedjax_dp.server.parts import require_noise
 
 # In [0, 2]: 1 is a projection or a proximal step, 2 the reflection at it.
 Relaxation = Annotated[float, Ge(0), Le(2)]
@@ -160,6 +164,7 @@ def splitting(
     is_averaged: bool = False,
     is_weighted: bool = False,
     dual_weight: float | None = None,
+    private_mean: Summed | None = None,
 ) -> FederatedAlgorithm:
     """Declares operator splitting, of which many federated methods are special cases.
 
@@ -187,7 +192,10 @@ def splitting(
     newest z̄, when the client takes part again: a late client begins at (1 − γ β) θ0 + γ β z̄. The
     forms agree if all take part, or γ is 1 and β does not change.
 
-    Guarantee: that of the trainer; all else is post-processing of updates.
+    Guarantee: for records that of the trainer; all else is post-processing of updates. For clients
+    that of the private mean, in the decentralised form: z̄ then moves by the noised mean of clipped
+    `z_i − z̄`, also in a round without clients. A client's point is exact, never leaves it, and is
+    not covered; nor is a personal model that is made of it.
 
     Args:
       model: the model to train; buffers, such as the statistics of batch norm, are only averaged.
@@ -206,6 +214,7 @@ def splitting(
         personal model: 1 gives the point u_i that its next round starts from, −1 the point on the
         other side, which at FedPi's limit is one step −η ∇f_i from the model. No personal models by
         default.
+      private_mean: combines `z_i − z̄` if clients are protected, such as `gaussian_mean`.
 
     Returns:
       The algorithm. Its info holds `moved`, the distance that the model moved.
@@ -213,8 +222,8 @@ def splitting(
     Raises:
       ValueError: for a number out of its range, a schedule without its period, an inner step that
         is too long, an exact step of a model that is not quadratic or under a private trainer,
-        accelerated inner steps with a trainer other than plain SGD without noise, or a dual weight
-        if all points equal the model.
+        accelerated inner steps with a trainer other than plain SGD without noise, a dual weight if
+        all points equal the model, or, with a private mean, weights or the centralised form.
 
     Source: Malekmohammadi and others 2021 (operator splitting); Malekmohammadi 2025, equations 2.15
     to 2.17, with 2.12 and 2.13 for the reflected methods, section 2.4.4 for the dual variable, and
@@ -244,11 +253,15 @@ def splitting(
     else:
         mapped = _trained_prox(model, trainer, schedule, tolerance is not None, step.inner_memory)
     weight = 0.0 if dual_weight is None else dual_weight
-    is_central = form == "centralised"
+    is_central, is_private = form == "centralised", private_mean is not None
     scheme = _Scheme(
-        model, mapped, schedule, is_exact, is_central, is_averaged, is_weighted, weight
+        model, mapped, schedule, is_exact, is_central, is_averaged, is_weighted, weight, is_private
     )
-    aggregator = per_part({"model": weighted_mean(), "any_client": weighted_mean()})
+    if private_mean is not None:
+        require_noise("private_mean", private_mean)
+        weighted(is_weighted).check_weights(True)
+        _check_form(form)
+    aggregator = private_mean or per_part({"model": weighted_mean(), "any_client": weighted_mean()})
     return FederatedAlgorithm(
         name="splitting",
         init=scheme.init,
@@ -267,8 +280,20 @@ def splitting(
 
 
 def needs_of_splitting(options: Mapping[str, Any]) -> Needs:
-    """Declares whether there are local steps; exact proximal steps need none."""
-    return Needs("none" if options.get("solver") == "exact" else "any")
+    """Declares whether there are local steps, weights, and a server that protects clients."""
+    steps: Any = "none" if options.get("solver") == "exact" else "any"
+    return weighted(options["is_weighted"])._replace(
+        steps=steps, check_clients=partial(_check_form, options["form"])
+    )
+
+
+def _check_form(form: Form) -> None:
+    """Refuses the centralised form if clients are protected."""
+    rule = (
+        "be 'decentralised' if clients are protected: in the other form the server has the point "
+        "of each client, without noise"
+    )
+    checks.require(form == "decentralised", "form", rule, form)
 
 
 # `(newest model, u, quadratic, client, hyper, key) -> (Φ(u) − u, metrics)`.
@@ -287,6 +312,7 @@ class _Scheme:
     is_averaged: bool
     is_weighted: bool
     dual_weight: float
+    is_private: bool
 
     def init(self, key):
         params = self.model.init(key)
@@ -333,12 +359,19 @@ class _Scheme:
         of_point = trees.where(is_known, now, own.of_point)
         own = OwnState(of_point, own.has_joined | is_known, quadratic)
         weight = client.size if self.is_weighted else is_known
-        update = {"model": trees.subtract(z, newest), "any_client": Known(jnp.float32(1))}
+        update = trees.subtract(z, newest)
+        if self.is_private:
+            update = trees.where(is_known, update, trees.zeros_like(update))
+        else:
+            update = {"model": update, "any_client": Known(jnp.float32(1))}
         return ClientOutput(update, jnp.asarray(weight, jnp.float32), own, metrics)
 
     def server_step(self, server, aggregate, hyper, round, key):
-        any_client = aggregate["any_client"] > 0
-        params = optax.apply_updates(server.params, aggregate["model"])
+        # Whether a client took part is no secret only where none is protected.
+        any_client, move = jnp.bool_(True), aggregate
+        if not self.is_private:
+            any_client, move = aggregate["any_client"] > 0, aggregate["model"]
+        params = optax.apply_updates(server.params, move)
         average = server.average
         if average is not None:
             factor = step_factor(self.schedule, round.index, hyper.algorithm.get("period"))
@@ -349,7 +382,7 @@ class _Scheme:
                 lambda m, p: m + (share * (p - m)).astype(m.dtype), average.mean, params
             )
             average = Average(mean, weight)
-        moved = trees.l2_norm(aggregate["model"])
+        moved = trees.l2_norm(move)
         done = None if server.round is None else round.index + 1
         return ServerState(params, average, done), {"moved": moved}
 
@@ -563,13 +596,14 @@ def fedsplit(
     is_averaged: bool = False,
     is_weighted: bool = False,
     dual_weight: float | None = None,
+    private_mean: Summed | None = None,
 ) -> FederatedAlgorithm:
     """Declares FedSplit: reflections at the proximal steps of clients, then at their mean.
 
     (α, β, γ) = (2, 2, 1) of `splitting`. It reaches the minimum of the mean loss with a constant
     step, if that loss is strongly convex.
 
-    Guarantee: that of the trainer; all else is post-processing of updates.
+    Guarantee: as `splitting`.
 
     Args:
       model: the model to train; buffers are only averaged.
@@ -579,6 +613,7 @@ def fedsplit(
       is_averaged: use the average of all models, weighted by step size, as the model.
       is_weighted: weight clients by number of examples instead of equally.
       dual_weight: share of u_i − z̄ that a client adds for its personal model, see `splitting`.
+      private_mean: combines updates if clients are protected, see `splitting`.
 
     Returns:
       The algorithm; it raises the errors of `splitting`.
@@ -595,6 +630,7 @@ def fedsplit(
         is_averaged=is_averaged,
         is_weighted=is_weighted,
         dual_weight=dual_weight,
+        private_mean=private_mean,
     )
     return scheme._replace(name="fedsplit")
 
@@ -608,13 +644,14 @@ def fedpi(
     is_averaged: bool = False,
     is_weighted: bool = False,
     dual_weight: float | None = None,
+    private_mean: Summed | None = None,
 ) -> FederatedAlgorithm:
     """Declares FedPi: half of FedSplit's step, which is ADMM with a dual variable for each client.
 
     (α, β, γ) = (2, 2, ½) of `splitting`. It reaches the minimum of the mean loss with a constant
     step, if losses are convex.
 
-    Guarantee: that of the trainer; all else is post-processing of updates.
+    Guarantee: as `splitting`.
 
     Args:
       model: the model to train; buffers are only averaged.
@@ -624,6 +661,7 @@ def fedpi(
       is_averaged: use the average of all models, weighted by step size, as the model.
       is_weighted: weight clients by number of examples instead of equally.
       dual_weight: share of u_i − z̄ that a client adds for its personal model, see `splitting`.
+      private_mean: combines updates if clients are protected, see `splitting`.
 
     Returns:
       The algorithm; it raises the errors of `splitting`.
@@ -641,6 +679,7 @@ def fedpi(
         is_averaged=is_averaged,
         is_weighted=is_weighted,
         dual_weight=dual_weight,
+        private_mean=private_mean,
     )
     return scheme._replace(name="fedpi")
 
@@ -653,13 +692,14 @@ def fedrp(
     form: Form = "decentralised",
     is_averaged: bool = False,
     is_weighted: bool = False,
+    private_mean: Summed | None = None,
 ) -> FederatedAlgorithm:
     """Declares FedRP: reflections at the proximal steps of clients, then their mean.
 
     (α, β, γ) = (2, 1, 1) of `splitting`. It reaches the point of FedProx in half the rounds; it is
     not the random-projection method of the same name.
 
-    Guarantee: that of the trainer; all else is post-processing of updates.
+    Guarantee: as `splitting`.
 
     Args:
       model: the model to train; buffers are only averaged.
@@ -668,6 +708,7 @@ def fedrp(
       form: where u is stored: at each client, or all at the server.
       is_averaged: use the average of all models, weighted by step size, as the model.
       is_weighted: weight clients by number of examples instead of equally.
+      private_mean: combines updates if clients are protected, see `splitting`.
 
     Returns:
       The algorithm; it raises the errors of `splitting`.
@@ -682,6 +723,7 @@ def fedrp(
         form=form,
         is_averaged=is_averaged,
         is_weighted=is_weighted,
+        private_mean=private_mean,
     )
     return scheme._replace(name="fedrp")
 
@@ -696,13 +738,14 @@ def reflected_fedavg(
     is_averaged: bool = False,
     is_weighted: bool = False,
     dual_weight: float | None = None,
+    private_mean: Summed | None = None,
 ) -> FederatedAlgorithm:
     """Declares FedAvg with a reflection at the mean of the clients' models instead of that mean.
 
     (α, β, γ) = (1, 2, 1) of `splitting` on local training. With one gradient step it reaches the
     point of FedProx with η replaced by −η/2.
 
-    Guarantee: that of the trainer; all else is post-processing of updates.
+    Guarantee: as `splitting`.
 
     Args:
       model: the model to train; buffers are only averaged.
@@ -713,6 +756,7 @@ def reflected_fedavg(
       is_averaged: use the average of all models, weighted by step size, as the model.
       is_weighted: weight clients by number of examples instead of equally.
       dual_weight: share of u_i − z̄ that a client adds for its personal model, see `splitting`.
+      private_mean: combines updates if clients are protected, see `splitting`.
 
     Returns:
       The algorithm; it raises the errors of `splitting`.
@@ -729,6 +773,7 @@ def reflected_fedavg(
         is_averaged=is_averaged,
         is_weighted=is_weighted,
         dual_weight=dual_weight,
+        private_mean=private_mean,
     )
     return scheme._replace(name="reflected_fedavg")
 
@@ -742,12 +787,13 @@ def reflected_fedprox(
     is_averaged: bool = False,
     is_weighted: bool = False,
     dual_weight: float | None = None,
+    private_mean: Summed | None = None,
 ) -> FederatedAlgorithm:
     """Declares FedProx with a reflection at the mean of the clients' models instead of that mean.
 
     (α, β, γ) = (1, 2, 1) of `splitting`. It reaches the point of FedProx with η halved.
 
-    Guarantee: that of the trainer; all else is post-processing of updates.
+    Guarantee: as `splitting`.
 
     Args:
       model: the model to train; buffers are only averaged.
@@ -757,6 +803,7 @@ def reflected_fedprox(
       is_averaged: use the average of all models, weighted by step size, as the model.
       is_weighted: weight clients by number of examples instead of equally.
       dual_weight: share of u_i − z̄ that a client adds for its personal model, see `splitting`.
+      private_mean: combines updates if clients are protected, see `splitting`.
 
     Returns:
       The algorithm; it raises the errors of `splitting`.
@@ -772,5 +819,6 @@ def reflected_fedprox(
         is_averaged=is_averaged,
         is_weighted=is_weighted,
         dual_weight=dual_weight,
+        private_mean=private_mean,
     )
     return scheme._replace(name="reflected_fedprox")

@@ -48,6 +48,7 @@ from fedjax_dp.server.noise_aware import (
 )
 from fedjax_dp.server.oblivious import oblivious_mean
 from fedjax_dp.server.optimizers import apply_aggregate
+from fedjax_dp.server.parts import by_parts
 from fedjax_dp.server.private import (
     adaptive_gaussian_mean,
     bounded_laplace_mean,
@@ -91,6 +92,7 @@ __all__ = [
     "agnostic_mean",
     "apply_aggregate",
     "bounded_laplace_mean",
+    "by_parts",
     "by_realised_count",
     "central_discrete_mean",
     "correlated_gaussian_mean",

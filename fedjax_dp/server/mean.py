@@ -145,6 +145,18 @@ class ModelChoice(NamedTuple):
     delta: PyTree
 
 
+def spread(delta: PyTree, shares: jax.Array) -> PyTree:
+    """Multiplies a delta by the share of each model, to leaves `[models, ...]` in float32."""
+    return jax.tree.map(
+        lambda d: shares.reshape(-1, *[1] * d.ndim) * trees.at_least_float32(d), delta
+    )
+
+
+def by_model(stack: PyTree, factors: jax.Array) -> PyTree:
+    """Multiplies leaves `[models, ...]` by a factor for each model."""
+    return jax.tree.map(lambda s: s * factors.reshape(-1, *[1] * (s.ndim - 1)), stack)
+
+
 @checked
 def mean_per_model(num_models: Count, *, is_weighted: bool = True) -> Summed:
     """Averages, for each server model, the updates of the clients that chose it.
@@ -160,16 +172,11 @@ def mean_per_model(num_models: Count, *, is_weighted: bool = True) -> Summed:
 
     def contribute(state, numbers, update: ModelChoice, sender):
         share = jax.nn.one_hot(update.model, num_models) * (sender.weight if is_weighted else 1.0)
-        spread = jax.tree.map(
-            lambda d: share.reshape(-1, *[1] * d.ndim) * trees.at_least_float32(d), update.delta
-        )
-        return spread, share
+        return spread(update.delta, share), share
 
     def combine(state, numbers, total, close):
         summed, weight = total
-        inverse = trees.reciprocal(weight)
-        mean = jax.tree.map(lambda s: s * inverse.reshape(-1, *[1] * (s.ndim - 1)), summed)
-        return state, mean, {"weight_per_model": weight}
+        return state, by_model(summed, trees.reciprocal(weight)), {"weight_per_model": weight}
 
     message = update_and_weight if is_weighted else update_alone
     return Summed(stateless, contribute, combine, message=message)

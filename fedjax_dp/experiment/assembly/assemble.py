@@ -32,7 +32,7 @@ from fedjax_dp.experiment.assembly.hidden_clusters import hidden_clusters
 from fedjax_dp.experiment.assembly.population import build_population
 from fedjax_dp.experiment.components.clock import Clock, with_latencies
 from fedjax_dp.experiment.components.experiment import Experiment, Population
-from fedjax_dp.experiment.components.mechanism import Setting, plans
+from fedjax_dp.experiment.components.mechanism import Setting, plans, structure_of
 from fedjax_dp.experiment.components.numbers_by_client import (
     listed,
     names_of,
@@ -190,7 +190,7 @@ def assemble(config: Config, population: Population | None = None) -> Experiment
         client_clip_norm=privacy.client.clip_norm if "client" in levels else None,
         dp_delta={u: level.dp_delta for u, level in levels.items()},
         budget={u: level.epsilon for u, level in levels.items() if level.epsilon is not None},
-        num_parameters=trees.num_parameters(setting.structure),
+        num_parameters=trees.num_parameters(structure_of(model)),
         stated=stated_facts(secure, setting.graph, parts.keys, plan)
         | parameter_facts(config.model, model),
         clock=parts.clock,

@@ -131,7 +131,9 @@ def setting_of(
     config: Config, participation: Participation, graph: MaskGraph | None, model: Model
 ) -> Setting:
     """Collects the facts that a mechanism on updates depends on besides its numbers."""
-    structure, privacy = structure_of(model), config.privacy
+    name, privacy = config.algorithm.name, config.privacy
+    options = algorithms.options_of(name) | config.algorithm.options
+    structure = algorithms.ALGORITHMS[name].update_of(structure_of(model), options)
     most = config.asynchronous.max_participations
     return Setting(participation, structure, config.run.rounds, privacy.promise, graph, most)
 

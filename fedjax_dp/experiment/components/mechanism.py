@@ -33,6 +33,7 @@ from fedjax_dp.privacy.mechanisms.mechanism import (
 from fedjax_dp.privacy.mechanisms.noise import banded_noise
 from fedjax_dp.server.base import Summed
 from fedjax_dp.server.oblivious import oblivious_mean
+from fedjax_dp.server.parts import by_parts
 from fedjax_dp.server.private import (
     adaptive_gaussian_mean,
     bounded_laplace_mean,
@@ -54,7 +55,7 @@ class Setting(NamedTuple):
     """The facts that a mechanism on updates depends on besides its numbers."""
 
     participation: Participation
-    structure: PyTree
+    structure: PyTree  # Of what a private mean combines.
     num_rounds: int
     promise: dict[str, str]
     graph: MaskGraph | None = None
@@ -76,10 +77,11 @@ class Setting(NamedTuple):
 
 def client_aggregator(level: ClientLevel, setting: Setting) -> Summed:
     """Builds the private aggregator, with the given noise or that which spends the budget."""
-    build = _builder(level, setting)
-    if level.noise_multiplier is None:
-        return build(_calibrated(level, build, setting))
-    mean = build(level.noise_multiplier)
+    build, noise = _builder(level, setting), level.noise_multiplier
+    mean = build(_calibrated(level, build, setting) if noise is None else noise)
+    shares = getattr(level, "part_shares", None)
+    if shares is not None or level.part_scales is not None:
+        mean = by_parts(mean, scales=level.part_scales, shares=shares)
     return by_realised_count(mean) if level.is_realised else mean
 
 

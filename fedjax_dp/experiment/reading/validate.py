@@ -48,6 +48,7 @@ from fedjax_dp.experiment.schema.config import (
 from fedjax_dp.experiment.schema.constraints import keyed
 from fedjax_dp.experiment.schema.sections import OptionalSection, given_in
 from fedjax_dp.server.masking import check_clipping, check_noise
+from fedjax_dp.server.parts import check_parts, check_shares
 from fedjax_dp.server.registry import AROUND
 from fedjax_dp.server.secure import MaskGraph
 
@@ -86,7 +87,10 @@ def validate(config: Config) -> Counted | None:
     options = algorithms.options_of(name) | config.algorithm.options
     with keyed("algorithm.options"):
         needs = entry.needs(options)
-        needs.check_weights(config.algorithm.aggregator is not None)
+        is_client = "client" in privacy.units
+        needs.check_weights(is_client or config.algorithm.aggregator is not None)
+        if is_client:
+            needs.check_clients()
         needs.check_bound(_is_bounded(config.algorithm.aggregator, privacy))
     _check_steps(name, needs, config.training)
     sampler = batches_of(config.training, is_private="record" in privacy.units)
@@ -101,6 +105,7 @@ def validate(config: Config) -> Counted | None:
         _check_budget(privacy.record, "privacy.record")
     if "client" in privacy.units:
         _check_client(privacy.client, name, entry)
+        _check_update(config, entry, options)
     if (num_clients := known_clients(config)) is not None:
         return counted(config, num_clients)
     clock_of(config, None)
@@ -340,6 +345,27 @@ def _check_budget(level: RecordLevel | ClientLevel, key: str) -> None:
         is_noised = bool(np.all(np.asarray(noise) > 0))
         rule = f"be above 0 to keep the budget {key}.epsilon; without noise set that to none"
         checks.require(is_noised or epsilon is None, f"{key}.noise_multiplier", rule, noise)
+
+
+def _check_update(config: Config, entry: Entry, options: Mapping[str, Any]) -> None:
+    """Requires parts that an update has, and votes on one part alone."""
+    level, key = config.privacy.client, "privacy.client"
+    update = entry.update_of((), options)
+    shares = getattr(level, "part_shares", None)
+    rule = f"be left out with {key}.part_scales: shares bound each part by itself"
+    checks.require(shares is None or level.part_scales is None, f"{key}.part_shares", rule, shares)
+    of = f"an update of {config.algorithm.name}"
+    if level.part_scales is not None:
+        check_parts(level.part_scales, update, f"{key}.part_scales", needs_all=False, of=of)
+    if shares is not None:
+        check_parts(shares, update, f"{key}.part_shares", needs_all=True, of=of)
+        check_shares(shares, f"{key}.part_shares")
+        for name in ("per_layer", "adaptive_clipping"):
+            rule = f"be false with {key}.part_shares, which bound each part by a fixed number"
+            checks.require(not getattr(level, name, False), f"{key}.{name}", rule, True)
+    rule = f"be none for {of.removeprefix('an update of ')}, whose update has several parts"
+    is_whole = config.algorithm.aggregator not in AROUND or not isinstance(update, Mapping)
+    checks.require(is_whole, "algorithm.aggregator", rule, config.algorithm.aggregator)
 
 
 def _check_client(level: ClientLevel, name: str, entry: Entry) -> None:

@@ -13,7 +13,7 @@ from chex import PRNGKey
 from filelock import BaseFileLock
 
 from fedjax_dp.algorithms.base import Hyper
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, trees
 from fedjax_dp.core.devices import of_all_processes
 from fedjax_dp.core.files import write_text
 from fedjax_dp.core.keys import require_stated, secret_key
@@ -118,9 +118,8 @@ def _byte_totals(experiment: Experiment) -> ByteTotals:
         # Keys are agreed before the first round, unless a clock says when.
         rounds = experiment.config.clock.key_rounds or [0]
         parties = experiment.simulation.participation.min_drawn
-        exchange = noise_messages(
-            parties, experiment.num_parameters, form=level.form, key_rounds=rounds
-        )
+        size = trees.num_parameters(federation.facts.update)
+        exchange = noise_messages(parties, size, form=level.form, key_rounds=rounds)
     return ByteTotals(federation, section.encoding, exchange)
 
 

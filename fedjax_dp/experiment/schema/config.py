@@ -18,6 +18,7 @@ from fedjax_dp.core.ranges import (
     PathText,
     Pattern,
     Positive,
+    Probability,
     ProperFraction,
     Seed,
     Size,
@@ -486,6 +487,11 @@ class _ClientLevel(OptionalSection):
     noise_multiplier: NonNegative | None = _setting(None, "noise standard deviation over the bound")
     epsilon: Positive | None = _setting(8.0, "ε at the end of the run, and its budget")
     dp_delta: ProperFraction = _setting(1e-5, "δ")
+    part_scales: ByName[Positive] | None = _setting(
+        None,
+        "by part of an update of several, such as params and control of scaffold: what it is "
+        "multiplied by before all are clipped together; 1 if not given",
+    )
 
     @property
     def is_realised(self) -> bool:
@@ -510,11 +516,18 @@ _ABOUT = (
 )
 
 
+_OF_SHARES = (
+    "by part of an update of several: its share of the bound, to which it is clipped by itself; "
+    "squares add up to 1; all parts are clipped together if not given"
+)
+
+
 class GaussianLevel(_DividedLevel):
     """Gaussian noise on the sum."""
 
     mechanism: Literal["gaussian"] = _setting("gaussian", _ABOUT)
     per_layer: bool = _setting(False, "clip layer by layer")
+    part_shares: ByName[Probability] | None = _setting(None, _OF_SHARES)
     adaptive_clipping: bool = _setting(False, "adapt the bound to a private quantile of norms")
     target_quantile: Fraction = _setting(0.5, "share of updates to leave unclipped, if adaptive")
 
@@ -561,6 +574,7 @@ class CorrelatedGaussianLevel(_DividedLevel):
 
     mechanism: Literal["correlated_gaussian"] = _setting("correlated_gaussian", _ABOUT)
     per_layer: bool = _setting(False, "clip layer by layer")
+    part_shares: ByName[Probability] | None = _setting(None, _OF_SHARES)
     bands: Count = _setting(1, "number of rounds whose noise is correlated")
 
 

@@ -24,7 +24,7 @@ from fedjax_dp.audit.noise import StepCheck
 from fedjax_dp.audit.runs import AuditResult, audit, run_audit
 from fedjax_dp.audit.steps import check_choice, check_client, check_cohort, check_gradient_rule
 from fedjax_dp.clients.gradients import clipped
-from fedjax_dp.core import checks, masks
+from fedjax_dp.core import checks, masks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.products import computed_with
 from fedjax_dp.core.ranges import Count, Positive, ProperFraction
@@ -180,7 +180,8 @@ def _collude(experiment: Experiment) -> tuple[list[CollusionResult], str]:
         return [], ""
     numbers = experiment.simulation.hyper.aggregator
     multiplier = float(np.asarray(numbers["noise_multiplier"]))
-    count, size = experiment.simulation.participation.min_drawn, experiment.num_parameters
+    count = experiment.simulation.participation.min_drawn
+    size = trees.num_parameters(experiment.simulation.federation.facts.update)
     if multiplier == 0:
         return [], "there is no noise, and all clients but one can compute what that one sent"
     if count > _MOST_PARTIES:
