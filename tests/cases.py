@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from marks import later, telling
-from oracles import federated, generalization, noise_aware, personal
+from oracles import federated, generalization, noise_aware, personal, private_parts
 from oracles.replay import Replay
 from small_problem import (
     CLUSTERS,
@@ -40,6 +40,7 @@ from fedjax_dp.engine import ExecutionConfig, Simulation, simulation
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Stacked, stateless, update_alone
 from fedjax_dp.server.masking import gradient_mask
+from fedjax_dp.server.parts import by_parts
 from fedjax_dp.server.private import gaussian_mean
 from fedjax_dp.server.trimmed_mean import trimmed_mean
 
@@ -133,6 +134,18 @@ def median_aggregator() -> Stacked:
     return Stacked(stateless, contribute, combine, message=update_alone)
 
 
+def _parts_of_scaffold(weigh: Any, **how: Any) -> Case:
+    return case(
+        "scaffold_private",
+        expected.scaffold_private(weigh),
+        expected.controls,
+        of="scaffold",
+        server_learning_rate=0.7,
+        aggregator=by_parts(_MEAN, **how),
+        **_BY_CLIENT,
+    )
+
+
 def _with_momentum(learning_rate):
     return optax.sgd(learning_rate, momentum=0.6)
 
@@ -161,6 +174,12 @@ _PRIVATE = {"trainer": private_trainer}
 _BOTH = _BY_CLIENT | _PRIVATE
 _MEAN = gaussian_mean(0.2, 0.8, COHORT)
 _CENTRAL = {"aggregator": _MEAN}
+_OWN_MEAN = {"private_mean": _MEAN}
+# Clients of algorithms whose aggregation is their own, protected.
+PRIVATE = (
+    *("scaffold_private", "feddyn_private", "fedpi_private", "ifca_private", "o_dpcfl_private"),
+    "mr_mtl_private",
+)
 _GROWING = {
     "rows_per_round": expected.GROWING_ROWS,
     "regularizer": expected.GROWING_DECAY,
@@ -278,6 +297,59 @@ _CASES = (
     ),
     case("ifca", expected.ifca, expected.models_and_choices, num_models=NUM_MODELS),
     case("dp_fedavg", expected.dp_fedavg(0.2, 0.8), **_CENTRAL),
+    case(
+        "scaffold_private",
+        expected.scaffold_private(),
+        expected.controls,
+        of="scaffold",
+        server_learning_rate=0.7,
+        **_BY_CLIENT,
+        **_CENTRAL,
+    ),
+    case(
+        "feddyn_private",
+        expected.feddyn_private,
+        expected.corrections,
+        of="feddyn",
+        alpha=0.4,
+        **_BY_CLIENT,
+        **_OWN_MEAN,
+    ),
+    case(
+        "fedpi_private",
+        expected.splitting((2, 2, 0.5), private=expected.PRIVATE),
+        expected.points,
+        of="fedpi",
+        step_size=expected.STEP_SIZE,
+        **_OWN_MEAN,
+    ),
+    case(
+        "ifca_private",
+        expected.ifca_private,
+        expected.models_and_choices,
+        of="ifca",
+        num_models=NUM_MODELS,
+        is_weighted=False,
+        private_mean=gaussian_mean(*expected.PRIVATE_CHOICE),
+    ),
+    case(
+        "o_dpcfl_private",
+        expected.o_dpcfl_private,
+        expected.models,
+        of="o_dpcfl",
+        clusters=CLUSTERS,
+        **_BY_CLIENT,
+        **_OWN_MEAN,
+    ),
+    case(
+        "mr_mtl_private",
+        expected.mr_mtl_private,
+        lambda state: expected.client_state(state) | {"mean": theta_of(state.server.mean)},
+        of="mr_mtl",
+        strength=0.5,
+        **_BY_CLIENT,
+        **_OWN_MEAN,
+    ),
     case(
         "ae_dpfl",
         expected.ae_dpfl,
@@ -420,6 +492,12 @@ VARIANTS = {
         server_learning_rate=0.7,
         control="gradient",
         **_BY_CLIENT,
+    ),
+    "scaffold, protected, in scales": _parts_of_scaffold(
+        private_parts.scaled(0.3, 2.0), scales={"control": 0.3, "params": 2.0}
+    ),
+    "scaffold, protected, in shares": _parts_of_scaffold(
+        private_parts.shared(0.6, 0.8, expected.PRIVATE[0]), shares={"control": 0.6, "params": 0.8}
     ),
     # Two of the clients have more records than that.
     "r_dpcfl, with a first batch of 8, and a choice at the end": case(

@@ -3,7 +3,16 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-from oracles import averaging, clustered, federated, generalization, local, noise_aware, personal
+from oracles import (
+    averaging,
+    clustered,
+    federated,
+    generalization,
+    local,
+    noise_aware,
+    personal,
+    private_parts,
+)
 from oracles.feddyn import feddyn as feddyn_by_hand
 from oracles.replay import Replay
 from oracles.splitting import FACTORS, ergodic
@@ -30,6 +39,7 @@ class Run(NamedTuple):
     clients: list
     replay: Replay
     validation: list | tuple = ()
+    num_rounds: int = ROUNDS
 
     @property
     def theta(self):
@@ -39,7 +49,7 @@ class Run(NamedTuple):
     @property
     def rounds(self):
         """What oracles repeat: the clients, their draws, for how many rounds."""
-        return self.clients, self.replay, ROUNDS
+        return self.clients, self.replay, self.num_rounds
 
     def sgd(self, settings=SETTINGS, **options):
         return federated.local_sgd(self.clients, self.replay, settings, **options)
@@ -196,6 +206,49 @@ def scaffold_by_gradients(run: Run):
     return {"params": x, "control": c, "controls": c_i}
 
 
+# Under privacy of clients: clip norm, noise multiplier and expected cohort, and the same for an
+# update that has a one in it for the model that was chosen.
+PRIVATE, PRIVATE_CHOICE = (0.2, 0.8, COHORT), (1.5, 0.1, COHORT)
+
+
+def scaffold_private(weigh=None):
+    def expect(run: Run):
+        # One noise for the control variate and, behind it, for the model.
+        run.replay.theta_shapes = 2 * SHAPES
+        arguments = run.theta, *run.rounds, run.sgd(), SETTINGS, 0.7, PRIVATE, weigh
+        x, c, c_i = private_parts.scaffold(*arguments)
+        return {"params": x, "control": c, "controls": c_i}
+
+    return expect
+
+
+def feddyn_private(run: Run):
+    arguments = run.theta, *run.rounds, run.sgd(mu=0.4), 0.4, PRIVATE
+    theta, h, g = private_parts.feddyn(*arguments)
+    return {"params": theta, "correction": h, "corrections": g}
+
+
+def mr_mtl_private(run: Run):
+    theta = theta_of(run.initial.server.mean)
+    own, mean = private_parts.mr_mtl(theta, *run.rounds, SETTINGS, 0.5, PRIVATE)
+    return {"rows": own, "mean": mean}
+
+
+def o_dpcfl_private(run: Run):
+    run.replay.theta_shapes = [(NUM_MODELS, *shape) for shape in SHAPES]
+    theta = theta_of(run.initial.server.models)[0]
+    arguments = theta, *run.rounds, run.sgd(), CLUSTERS, PRIVATE
+    return {"models": private_parts.o_dpcfl(*arguments)}
+
+
+def ifca_private(run: Run):
+    # The counts are behind the name "count", before "delta".
+    run.replay.theta_shapes = [(NUM_MODELS,), *((NUM_MODELS, *shape) for shape in SHAPES)]
+    start = theta_of(run.initial.server.models)
+    found, choices = private_parts.ifca(start, *run.rounds, run.sgd(), PRIVATE_CHOICE)
+    return {"models": found, "choices": choices}
+
+
 def gma(server=federated.sgd_server, *, mu=0.0, threshold=0.6, **how):
     def expect(run: Run):
         arguments = run.sgd(mu=mu), server(), threshold
@@ -243,7 +296,15 @@ def propfair(make_train):
 STEP_SIZE = 0.8
 
 
-def splitting(numbers, *, phi="prox", is_averaged=False, is_weighted=False, schedule="constant"):
+def splitting(
+    numbers,
+    *,
+    phi="prox",
+    is_averaged=False,
+    is_weighted=False,
+    schedule="constant",
+    private=None,
+):
     """The oracle of the splitting scheme; Φ is a proximal step, SGD or DP-SGD."""
 
     def eta(t):
@@ -261,6 +322,10 @@ def splitting(numbers, *, phi="prox", is_averaged=False, is_weighted=False, sche
         def trained(r, i, u, mean):
             return (run.dp_sgd() if phi == "dp_sgd" else run.sgd())(u, r, i)
 
+        if private is not None:
+            _, *draws = run.rounds
+            mean, points = private_parts.splitting(prox, theta, sizes, *draws, numbers, private)
+            return {"params": mean, "points": points}
         cohorts = [run.replay.cohort(r) for r in range(ROUNDS)]
         weights = sizes.astype(float) if is_weighted else (sizes > 0).astype(float)
         client_map = prox if phi == "prox" else trained

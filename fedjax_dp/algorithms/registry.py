@@ -62,7 +62,7 @@ class Entry(NamedTuple):
       sends_model: whether an update has the structure of the model, as discrete and correlated
         noise require.
       update_of: `(parameters, options) -> update`, the shapes that an update has where a private
-        mean combines it; those of the parameters by default.
+        mean combines it; None if they are those of the parameters.
       reason: why there are no other units; empty if the type of algorithm implies it.
       no_clients: why clients cannot be protected, to follow the algorithm's name; empty if they
         can.
@@ -78,7 +78,7 @@ class Entry(NamedTuple):
     budgets: Callable[[np.ndarray], np.ndarray] | None = None
     pools_clients: bool = False
     sends_model: bool = True
-    update_of: Callable[[PyTree, Mapping[str, Any]], PyTree] = lambda params, options: params
+    update_of: Callable[[PyTree, Mapping[str, Any]], PyTree] | None = None
     reason: str = ""
     no_clients: str = ""
     needs: Callable[[Mapping[str, Any]], Needs] = lambda options: Needs()
@@ -87,6 +87,15 @@ class Entry(NamedTuple):
     def no_options(self) -> tuple[str, ...]:
         """The parameters of the factory that are not options of a configuration."""
         return "model", "trainer", *self.given, *self.for_code
+
+    def noised(self, params: PyTree, options: Mapping[str, Any]) -> PyTree:
+        """Returns the shapes of what a private mean combines, from those of the parameters."""
+        return params if self.update_of is None else self.update_of(params, options)
+
+    @property
+    def has_own_mean(self) -> bool:
+        """Whether updates differ where a private mean combines them."""
+        return "private_mean" in self.given or self.update_of is not None
 
     @property
     def asks_public_inputs(self) -> bool:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from aggregating import closed, sent_by
-from cases import CASES, kinds_first, quick_first
+from cases import CASES, PRIVATE, kinds_first, quick_first
 from marks import telling
 from oracles.generalization import noised_gma
 from rounds import after_one_round, flat, hand_round
@@ -175,6 +175,12 @@ def test_empty_cohort_takes_its_step(name):
         noise = MULTIPLIER * CLIP_NORM * central_noise(hand) / COHORT
         moved = params_of(state) - params_of(hand.ref.initial)
         np.testing.assert_allclose(moved, noise, atol=1e-6)
+    elif name in PRIVATE:
+        case = hand.ref.case
+        run = case.run_of(hand.ref.initial, hand.ref.key)._replace(num_rounds=1)
+        run.replay.cohort = lambda r: []
+        for part, by_hand in case.expect(run).items():
+            np.testing.assert_allclose(case.observe(state)[part], by_hand, atol=1e-5)
     elif name == "gma_private":
         np.testing.assert_allclose(params_of(state), _noise_that_is_masked(hand), atol=1e-6)
     else:

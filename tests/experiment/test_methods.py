@@ -19,14 +19,23 @@ def test_facts_of_methods_are_those_of_their_papers():
     scaffold, ifca = methods(["scaffold", "ifca"])
     # Karimireddy and others 2020, algorithm 1: x and c down, their changes up, c_i kept.
     assert (scaffold.kept, scaffold.down, scaffold.up) == ("1 model", "2 models", "2 models")
-    assert scaffold.units == ("record",) and "record" in scaffold.covered
+    assert scaffold.units == ("record", "client", "both") and "record" in scaffold.covered
+    assert scaffold.clients == "yes, params and control as one vector"
     # Ghosh and others 2020, algorithm 1: all models down, one of them up, with choice and weight.
     assert (ifca.down, ifca.up) == ("2 models", "1 model and 8 bytes")
-    assert not ifca.units and ifca.not_covered.startswith("nothing: clients choose")
+    assert ifca.units == ("client",) and ifca.covered == {"client": "all models of the server"}
     assert "--algorithm.options.num_models=2" in ifca.command
     lines = methods_table([scaffold, ifca]).splitlines()
     assert len(lines) == 4 and len({line.count(" | ") for line in lines}) == 1
     assert "Karimireddy and others 2020 (SCAFFOLD), algorithm 1" in lines[2]
+
+
+def test_every_method_protects_clients_or_says_why_not():
+    for name, entry in ALGORITHMS.items():
+        assert ("client" in entry.units) != bool(entry.no_clients), name
+    km_cdpfl, local_only = methods(["km_cdpfl", "local_only"])
+    assert km_cdpfl.clients == "no: its server computes on the updates of single clients"
+    assert local_only.clients == "no: it sends nothing"
 
 
 def test_a_method_that_does_not_exist_is_refused():

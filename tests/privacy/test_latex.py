@@ -66,6 +66,7 @@ CLAIMS = {
     ),
     "ended early": claimed(GAUSSIAN, planned_rounds=30),
     "personal": claimed(GAUSSIAN, has_personal_models=True),
+    "states": claimed(GAUSSIAN, has_client_states=True),
     "no noise": claimed(dpa.NonPrivateDpEvent()),
     "nothing": claimed(),
 }
@@ -115,6 +116,7 @@ def test_what_limits_a_claim_is_said():
     assert "up to 2 clients have a copy" in said["copies"]
     assert "largest over all units" in said["pld"]
     assert "does not cover the models that clients have" in said["personal"]
+    assert "states of their own" in said["states"] and "does not cover these" in said["states"]
     assert "12 settings" in said["chosen"] and "papernot2022hyperparameter" in said["chosen"]
     assert "zhu2019poisson" in said["laplace"] and "abadi2016deep" not in said["laplace"]
     assert "secret key of 64 bits" in said["masks"] and "from a seed" not in said["masks"]

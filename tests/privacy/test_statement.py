@@ -402,6 +402,17 @@ def test_client_state_is_stated(unit, said, unsaid):
     assert said in data["kept_by_clients"] and json.loads(json.dumps(data)) == data
 
 
+@pytest.mark.parametrize("unit", ["client", "record"])
+def test_states_of_clients_that_no_claim_covers_are_stated(unit):
+    ledger = Ledger(unit)
+    ledger.charge(dpa.GaussianDpEvent(1.0))
+    words = st.in_words(st.statement(ledger, 1e-5, has_client_states=True))
+    # Steps on noised gradients made them under a claim for records.
+    assert ("They contain no noise, and no ε covers them" in words) == (unit == "client")
+    personal = st.statement(ledger, 1e-5, has_client_states=True, has_personal_models=True)
+    assert "states_of_clients" not in personal and "kept_by_clients" in personal
+
+
 @pytest.mark.parametrize("not_covered", [None, "each client's own model"])
 def test_own_models_that_a_claim_for_records_leaves_out_are_not_called_covered(not_covered):
     ledger = Ledger("record")

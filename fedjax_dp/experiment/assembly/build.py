@@ -133,7 +133,7 @@ def setting_of(
     """Collects the facts that a mechanism on updates depends on besides its numbers."""
     name, privacy = config.algorithm.name, config.privacy
     options = algorithms.options_of(name) | config.algorithm.options
-    structure = algorithms.ALGORITHMS[name].update_of(structure_of(model), options)
+    structure = algorithms.ALGORITHMS[name].noised(structure_of(model), options)
     most = config.asynchronous.max_participations
     return Setting(participation, structure, config.run.rounds, privacy.promise, graph, most)
 

@@ -350,7 +350,7 @@ def _check_budget(level: RecordLevel | ClientLevel, key: str) -> None:
 def _check_update(config: Config, entry: Entry, options: Mapping[str, Any]) -> None:
     """Requires parts that an update has, and votes on one part alone."""
     level, key = config.privacy.client, "privacy.client"
-    update = entry.update_of((), options)
+    update = entry.noised((), options)
     shares = getattr(level, "part_shares", None)
     rule = f"be left out with {key}.part_scales: shares bound each part by itself"
     checks.require(shares is None or level.part_scales is None, f"{key}.part_shares", rule, shares)

@@ -325,6 +325,7 @@ def facts_of(
             *also_not_private,
         ],
         "has_personal_models": has_personal_models(experiment),
+        "has_client_states": experiment.simulation.algorithm.client_state is not None,
         "client_names": list(experiment.population.train.client_names),
     }
     if experiment.config.run.secret:

@@ -2,8 +2,8 @@
 
 import inspect
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,6 +50,8 @@ class Method(NamedTuple):
       units: the units of privacy that it can protect; empty if it can protect none.
       covered: the models that ε covers, by unit.
       not_covered: the reason if it can protect nothing, or what no ε covers; empty otherwise.
+      clients: whether clients can be protected, and the parts of an update if there are several, or
+        the reason if not.
       command: the words after `fedjax-dp` of a run of it on the default data.
     """
 
@@ -62,6 +64,7 @@ class Method(NamedTuple):
     units: tuple[str, ...]
     covered: dict[str, str]
     not_covered: str
+    clients: str
     command: tuple[str, ...]
 
 
@@ -98,7 +101,7 @@ def methods_table(listed: Sequence[Method]) -> str:
     Returns:
       The table, one line for each method.
     """
-    heads = ("method", "source", "client state", "down", "up", "protects", "command")
+    heads = ("method", "source", "client state", "down", "up", "protects", "clients", "command")
     rows = [
         (
             f"**`{m.name}`** {m.summary}",
@@ -107,6 +110,7 @@ def methods_table(listed: Sequence[Method]) -> str:
             m.down,
             m.up,
             _protection(m),
+            m.clients,
             f"`fedjax-dp {' '.join(m.command)}`",
         )
         for m in listed
@@ -128,7 +132,9 @@ def _protection(method: Method) -> str:
 
 def _method(name: str, entry: Entry, populations: dict[str, Population]) -> Method:
     units = tuple(unit for unit in entry.units if unit != "none")
-    unit = next((one for one in ("client", "record") if one in units), "none")
+    # Sizes are those of the method itself, which another mean may change.
+    offered = [one for one in ("client", "record") if one in units]
+    unit = next((one for one in offered if one != "client" or not entry.has_own_mean), "none")
     words, parts = _built(name, _words(name, entry, unit), unit, populations)
     population = sizes_and_shapes(parts.population.train, parts.population.validation)
     bound = federation(parts.algorithm, population, parts.participation)
@@ -150,6 +156,7 @@ def _method(name: str, entry: Entry, populations: dict[str, Population]) -> Meth
             if of != "both"
         },
         not_covered=_reason(entry) if not units else claims.not_covered or "",
+        clients=_of_clients(entry, parts.config.algorithm.options),
         command=words,
     )
 
@@ -162,6 +169,15 @@ def _source(docstring: str) -> str:
 def _reason(entry: Entry) -> str:
     """The reason for which nothing can be protected, as a sentence of its own."""
     return "nothing: " + re.sub("^(?:which|whose) ", "", entry.reason)
+
+
+def _of_clients(entry: Entry, options: Mapping[str, Any]) -> str:
+    """Whether a private mean can combine the updates of clients."""
+    if "client" not in entry.units:
+        reason = re.sub("^whose", "its", re.sub("^which", "it", entry.no_clients))
+        return f"no: {reason or 'not declared'}"
+    update = entry.noised((), options)
+    return f"yes, {' and '.join(update)} as one vector" if isinstance(update, Mapping) else "yes"
 
 
 def _words(name: str, entry: Entry, unit: str) -> tuple[str, ...]:

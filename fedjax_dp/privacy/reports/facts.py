@@ -669,6 +669,11 @@ SENTENCES = {
         "\n\n{kept_by_clients}",
         r"$\varepsilon$ {covers} the models that clients have for themselves.",
     ),
+    "states_of_clients": Words(
+        "\n\n{states_of_clients}",
+        r"Clients have states of their own, which never leave them; $\varepsilon$ does not cover "
+        "these.",
+    ),
     "root": Words("\n\n{root}", "{root}"),
     "noise_root_file": Words(
         "The root is in `{noise_root_file}` of the run folder and nowhere else.",

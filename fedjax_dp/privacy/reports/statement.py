@@ -75,6 +75,11 @@ _WITHOUT_NOISE = (
     "they contain no noise, and no ε covers them: publishing them, or answering queries with them, "
     "releases more than is counted."
 )
+_STATES = (
+    "Clients have states of their own from round to round, such as control variates, which never "
+    "leave them: a release depends on them only through messages that are clipped. They contain no "
+    "noise, and no ε covers them."
+)
 _WITHIN = "they were trained within the releases that are counted, which cover them."
 
 
@@ -86,6 +91,7 @@ class Facts(NamedTuple):
     noise_root: str = "seed"  # What the run's randomness was derived from.
     also_not_private: Sequence[str] = ()  # What else was computed from exact records.
     has_personal_models: bool = False  # Which no ε covers.
+    has_client_states: bool = False  # Of clients alone, which are no models.
     num_shared: int = 0  # Records that several clients have,
     most_holders: int = 1  # at most so many each.
     # How many clients, or records of each client, which a δ is compared with.
@@ -170,6 +176,8 @@ def statement(
     if known.has_personal_models:
         is_covered = ledger.unit == "record" and known.not_covered is None
         data["kept_by_clients"] = _KEPT + (_WITHIN if is_covered else _WITHOUT_NOISE)
+    elif known.has_client_states and ledger.unit == "client":
+        data["states_of_clients"] = _STATES
     if known.num_shared and ledger.unit == "record":
         data["shared_records"] = {
             "num_shared": known.num_shared,
