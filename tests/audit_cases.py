@@ -176,6 +176,7 @@ _OPTIONS: dict[Any, dict] = {
     "f_cdpfl": {"num_models": 2, "num_selections": 2},
     "km_cdpfl": {"num_models": 2},
     "o_dpcfl": {"clusters": (0, 1, 0, 1)},
+    "ifca": {"num_models": 2, "is_weighted": False},
     "fedper": {"head": "b"},
     "fedrep": {"head": "b", "head_epochs": 1},
 }

@@ -365,6 +365,7 @@ _AVERAGED = {"algorithm": lambda: algorithms.fedavg(model(), trainer(), aggregat
 FD, LEDGER = data.FederatedData, privacy.Ledger
 # Calls with more, or with others, than `VALUES` has for them.
 SPECIAL: dict[str, Case] = {
+    "by_parts": case(servers.by_parts, scales=lambda: {"params": 2.0}),
     # The front door.
     "ExecutionConfig": case(
         engine.ExecutionConfig,

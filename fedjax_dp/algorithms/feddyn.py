@@ -24,7 +24,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Summed
 from fedjax_dp.server.mean import per_part, scaled_sum, uniform_mean
-from fedjax_dp.server.parts import divisor_of
+from fedjax_dp.server.parts import public_divisor
 
 
 class ServerState(NamedTuple):
@@ -117,7 +117,7 @@ def feddyn(
     if aggregator is None:
         aggregator = per_part({"params": uniform_mean(), "share": scaled_sum(num_clients)})
     else:
-        divisor = divisor_of("private_mean", aggregator)
+        divisor = public_divisor(aggregator)
     return FederatedAlgorithm(
         name="feddyn",
         init=init,

@@ -44,7 +44,7 @@ from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.claims import RecordClaim
 from fedjax_dp.server.base import Summed
 from fedjax_dp.server.mean import ModelChoice, by_model, mean_per_model, spread
-from fedjax_dp.server.parts import divisor_of, require_noise
+from fedjax_dp.server.parts import public_divisor, require_noise
 
 
 class ServerState(NamedTuple):
@@ -100,7 +100,7 @@ def ifca(
     divisor = None
     if private_mean is not None:
         weighted(is_weighted).check_weights(True)
-        divisor = divisor_of("private_mean", private_mean)
+        divisor = public_divisor(private_mean)
 
     def init(key):
         return ServerState(jax.vmap(model.init)(jax.random.split(key, num_models)))

@@ -23,7 +23,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Summed
 from fedjax_dp.server.mean import scaled_sum
-from fedjax_dp.server.parts import divisor_of
+from fedjax_dp.server.parts import public_divisor
 
 
 class ServerState(NamedTuple):
@@ -96,7 +96,7 @@ def mr_mtl(
     if aggregator is None:
         aggregator = scaled_sum(num_clients)
     else:
-        divisor = divisor_of("private_mean", aggregator)
+        divisor = public_divisor(aggregator)
 
     def server_step(server, aggregate, hyper, round, key):
         if divisor is not None:

@@ -31,7 +31,7 @@ from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Aggregator, Summed
 from fedjax_dp.server.mean import per_part, scaled_sum, uniform_mean, weighted_mean
 from fedjax_dp.server.optimizers import apply_aggregate
-from fedjax_dp.server.parts import divisor_of
+from fedjax_dp.server.parts import public_divisor
 
 Control: TypeAlias = Literal["steps", "gradient"]
 _READ = "scaffold computes control variates from its steps and its delta"
@@ -154,7 +154,7 @@ def scaffold(
     if mean.claim is None:
         mean = per_part({"params": mean, "control": scaled_sum(num_clients)})
     else:
-        divisor = divisor_of("aggregator", mean)
+        divisor = public_divisor(mean, "aggregator")
         rule = f"be unmasked if clients are protected: {_VOTES}"
         checks.require("vote_share" not in mean.numbers, "aggregator", rule, "a masked one")
     return FederatedAlgorithm(

@@ -48,7 +48,7 @@ from fedjax_dp.server.noise_aware import (
 )
 from fedjax_dp.server.oblivious import oblivious_mean
 from fedjax_dp.server.optimizers import apply_aggregate
-from fedjax_dp.server.parts import by_parts
+from fedjax_dp.server.parts import by_parts, public_divisor
 from fedjax_dp.server.private import (
     adaptive_gaussian_mean,
     bounded_laplace_mean,
@@ -119,6 +119,7 @@ __all__ = [
     "principal_features",
     "private_mean",
     "projected_mean",
+    "public_divisor",
     "scaled_sum",
     "similarity_of",
     "sparse_mean",

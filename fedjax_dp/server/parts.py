@@ -136,11 +136,23 @@ def check_shares(shares: Mapping[str, float], argument: str) -> None:
     checks.require(abs(square - 1) <= _ROUNDING, argument, rule, dict(shares))
 
 
-def divisor_of(argument: str, mean: Summed) -> Callable[[Any], Any]:
-    """Returns `(numbers) -> divisor` of a private mean, a public number.
+@checked
+def public_divisor(mean: Summed, argument: str = "private_mean") -> Callable[[Any], Any]:
+    """Finds the number by which a private mean divides its noised sum.
 
-    Times this, and divided by the population, a mean over a cohort is the cohort's part of one over
-    the population.
+    Multiplied by it and divided by the population, a mean over a cohort is that cohort's part of a
+    mean over the population. It takes the place of the number of clients that took part, which is
+    not public.
+
+    Args:
+      mean: a private mean.
+      argument: what an algorithm calls it, for an error.
+
+    Returns:
+      `(numbers) -> divisor`, of the numbers of the aggregator.
+
+    Raises:
+      ValueError: for a mean that claims no privacy, or does not divide by a public number.
     """
     divisor = mean.claim.divisor if isinstance(mean.claim, ClientClaim) else None
     rule = "be a private mean that divides by a public number, such as gaussian_mean"

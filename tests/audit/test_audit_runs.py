@@ -30,7 +30,10 @@ pytestmark = [pytest.mark.xdist_group("audited runs"), floats]
 
 NUM_SEEDS = 20
 NUM_ROUNDS = cases.NUM_ROUNDS
-SMALL = [("dp_fedavg", "client"), ("dp_sgd", "record"), ("scaffold", "record")]
+SMALL = [
+    *(("dp_fedavg", "client"), ("dp_sgd", "record"), ("scaffold", "record")),
+    *(("scaffold", "client"), ("feddyn", "client")),
+]
 
 
 def run(planted, num_runs, num_rounds=NUM_ROUNDS, key=0, **options):
@@ -121,6 +124,17 @@ def test_half_the_noise_on_updates_is_found(make):
     aggregator = private_mean(make, 0.5, 2.0, 2.0)
     participation = cases.full_participation()
     planted = cases.plant("dp_fedavg", "client", 1, participation, aggregator=aggregator)
+    found = {result.method for result in violations(planted)}
+    assert found >= {"threshold", "gaussian"} if make is cases.half_the_noise else not found
+
+
+@telling
+@pytest.mark.parametrize("make", [cases.half_the_noise, honest])
+@pytest.mark.parametrize("name", ["scaffold", "feddyn"])
+def test_half_the_noise_on_an_update_of_several_parts_is_found(name, make):
+    aggregator = private_mean(make, 0.5, 2.0, 2.0)
+    participation = cases.full_participation()
+    planted = cases.plant(name, "client", 1, participation, aggregator=aggregator)
     found = {result.method for result in violations(planted)}
     assert found >= {"threshold", "gaussian"} if make is cases.half_the_noise else not found
 

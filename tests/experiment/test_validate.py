@@ -16,7 +16,10 @@ from fedjax_dp.experiment.reading import validate as validation
 from fedjax_dp.experiment.running.run_folder import next_folder
 
 FEDAVG = ("--privacy.unit=none", "--algorithm.name=fedavg")
-DP_FEDAVG = ("--privacy.unit=client", "--algorithm.name=dp_fedavg")
+OF_CLIENTS = "--privacy.unit=client"
+DP_FEDAVG = (OF_CLIENTS, "--algorithm.name=dp_fedavg")
+SCAFFOLD = (OF_CLIENTS, "--algorithm.name=scaffold")
+SHARED = (*SCAFFOLD, "--privacy.client.part_shares={params=0.8, control=0.6}")
 
 
 @pytest.fixture
@@ -227,8 +230,59 @@ def test_options_of_other_choices_are_checked_too(tmp_path, no_data, words, opti
         ),
         (("--privacy.unit=none",), "dp_sgd; without privacy take another algorithm.name, such as"),
         (
-            ("--privacy.unit=client", "--algorithm.name=scaffold"),
-            "privacy.unit must be none or record for the algorithm scaffold; to protect clients",
+            (OF_CLIENTS, "--algorithm.name=km_cdpfl", "--algorithm.options.num_models=2"),
+            "privacy.unit must be none or record for the algorithm km_cdpfl, whose server computes "
+            "on the updates of single clients; to protect clients take another algorithm.name",
+        ),
+        # Of updates of several parts.
+        (
+            (*DP_FEDAVG, "--privacy.client.part_scales.control=2"),
+            "privacy.client.part_scales must be left out for an update of dp_fedavg of one part",
+        ),
+        (
+            (*SCAFFOLD, "--privacy.client.part_scales.controls=2"),
+            "privacy.client.part_scales must name parts of an update of scaffold: params, control, "
+            "got ['controls']",
+        ),
+        (
+            (*SCAFFOLD, "--privacy.client.part_scales.control=0"),
+            "privacy.client.part_scales",
+        ),
+        (
+            (*SCAFFOLD, "--privacy.client.part_shares.control=1"),
+            "privacy.client.part_shares must name every part of an update of scaffold: params",
+        ),
+        (
+            (*SCAFFOLD, "--privacy.client.part_shares={params=0.5, control=0.5}"),
+            "privacy.client.part_shares must have squares that add up to 1, got {'params': 0.5",
+        ),
+        (
+            (*SHARED, "--privacy.client.part_scales.control=2"),
+            "privacy.client.part_shares must be left out with privacy.client.part_scales: shares",
+        ),
+        (
+            (*SHARED, "--privacy.client.per_layer=true"),
+            "privacy.client.per_layer must be false with privacy.client.part_shares, which bound",
+        ),
+        (
+            (*SHARED, "--privacy.client.adaptive_clipping=true"),
+            "privacy.client.adaptive_clipping must be false with privacy.client.part_shares",
+        ),
+        (
+            (*SCAFFOLD, "--algorithm.aggregator=gradient_mask"),
+            "algorithm.aggregator must be none for scaffold, whose update has several parts",
+        ),
+        (
+            (*SCAFFOLD, "--algorithm.options.is_weighted=true"),
+            "algorithm.options.is_weighted must be False with an aggregator, which has its own",
+        ),
+        (
+            (OF_CLIENTS, "--algorithm.name=fedpi", "--algorithm.options.form=centralised"),
+            "algorithm.options.form must be 'decentralised' if clients are protected",
+        ),
+        (
+            (OF_CLIENTS, "--algorithm.name=feddyn", "--algorithm.aggregator=uniform_mean"),
+            "algorithm.aggregator must be none if clients are protected, since their mechanism",
         ),
         # Of cohorts.
         (
