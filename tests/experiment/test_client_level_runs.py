@@ -5,7 +5,10 @@ import pytest
 from marks import telling
 from run_folders import SMALL, execute, metrics, read_json
 
-from fedjax_dp.experiment.assembly.assemble import population_of
+from fedjax_dp.core.trees import num_parameters
+from fedjax_dp.engine.facts import population_of as sizes_and_shapes
+from fedjax_dp.engine.federation import federation
+from fedjax_dp.experiment.assembly.assemble import parts_of, population_of
 from fedjax_dp.experiment.reading.config_files import load_config
 from fedjax_dp.experiment.reading.validate import validate
 from fedjax_dp.experiment.studies import timing
@@ -40,7 +43,21 @@ VARIANTS = {
         "--privacy.client.mechanism=central_discrete_gaussian",
     ),
     "votes": ("--algorithm.name=ae_dpfl", "--data.public_examples=100"),
+    "scaffold": ("--algorithm.name=scaffold", "--privacy.client.part_scales.control=0.3"),
+    "scaffold in shares": (
+        "--algorithm.name=scaffold",
+        "--privacy.client.part_shares={params = 0.8, control = 0.6}",
+    ),
+    "feddyn": ("--algorithm.name=feddyn",),
+    "fedpi": ("--algorithm.name=fedpi",),
+    "mr_mtl, adaptive": ("--algorithm.name=mr_mtl", "--privacy.client.adaptive_clipping=true"),
+    "ifca": (
+        *("--algorithm.name=ifca", "--algorithm.options.num_models=2"),
+        "--algorithm.options.is_weighted=false",
+    ),
 }
+# Clients of these have states, some of them a model of their own.
+STATEFUL, PERSONAL = ("scaffold", "scaffold in shares", "feddyn", "fedpi", "ifca"), "mr_mtl"
 QUICK = ("blur + lus with ddgauss",)
 
 
@@ -77,8 +94,51 @@ def test_a_variant_runs_within_its_budget_and_reports_its_figures(tmp_path, name
         assert "Poisson sampling" in claim["samplers"]
     if name == "central discrete":
         assert claim["trusted"] == "server" and claim["mechanisms"] == ["discrete Gaussian noise"]
-    assert ("initial_clip_norm" in claim) == (name == "adaptive")
+    assert ("initial_clip_norm" in claim) == ("adaptive" in name)
+    assert ("states_of_clients" in claim) == (name in STATEFUL)
+    assert ("kept_by_clients" in claim) == name.startswith(PERSONAL)
     assert ("floating_point" in claim) == ("ddgauss" not in name and name != "central discrete")
+
+
+NOISED = ("--privacy.client.noise_multiplier=1", "--privacy.client.epsilon=none")
+SEPARATED = ("--participation.sampler=cyclic", "--participation.cohort_size=1")
+ALL = ("--participation.sampler=full_participation", "--participation.cohort_size=none")
+MECHANISMS = {
+    "laplace": POISSON,
+    "staircase": POISSON,
+    "bounded_laplace": POISSON,
+    "discrete_gaussian": ALL,
+    "central_discrete_gaussian": POISSON,
+    "correlated_gaussian": (*SEPARATED, "--privacy.client.bands=2"),
+    "oblivious": ALL,
+}
+
+
+@telling
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_every_mechanism_releases_all_parts_of_an_update(mechanism):
+    """Built for the structure of the update, twice that of the model."""
+    words = (f"--privacy.client.mechanism={mechanism}", *NOISED, *MECHANISMS[mechanism])
+    words = ("--algorithm.name=scaffold", "--privacy.client.part_scales.control=0.3", *words)
+    parts = parts_of(load_config(None, (*SMALL, "--privacy.unit=client", *words)))
+    population = sizes_and_shapes(parts.population.train, None)
+    facts = federation(parts.algorithm, population, parts.participation).facts
+    sizes = {part: num_parameters(tree) for part, tree in facts.aggregate.items()}
+    assert sizes == {"params": 650, "control": 650}
+    assert num_parameters(parts.setting.structure) == 1300
+
+
+@pytest.mark.slow
+def test_masked_messages_of_several_parts_are_those_without_masks(tmp_path):
+    words = (*SMALL, "--privacy.unit=client", "--algorithm.name=scaffold", *NOISED, *ALL)
+    words = (*words, "--data.num_clients=4", SEQUENTIAL, "--run.secret=false")
+    plain, masked = tmp_path / "plain", tmp_path / "masked"
+    assert execute(plain, *words)[0] == 0
+    assert execute(masked, *words, "--secure_aggregation.form=masked")[0] == 0
+    found = [read_json(folder, "summary.json") for folder in (plain, masked)]
+    # Fixed point rounds each message; noise and cohort are the same.
+    assert found[0]["test_loss"] == pytest.approx(found[1]["test_loss"], rel=1e-3)
+    assert found[0]["epsilon"] == found[1]["epsilon"]
 
 
 REALISED = ("--privacy.client.denominator=realised", "--privacy.client.epsilon=none")
