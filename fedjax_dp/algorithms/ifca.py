@@ -44,7 +44,7 @@ from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.claims import RecordClaim
 from fedjax_dp.server.base import Summed
 from fedjax_dp.server.mean import ModelChoice, by_model, mean_per_model, spread
-from fedjax_dp.server.parts import public_divisor, require_noise
+from fedjax_dp.server.parts import public_divisor
 
 
 class ServerState(NamedTuple):
@@ -86,7 +86,8 @@ def ifca(
       The algorithm; a client's state is the index of the model that it last trained.
 
     Raises:
-      ValueError: for a private trainer, or weights together with a private mean.
+      ValueError: for a private trainer, weights together with a private mean, or one without a
+        public divisor.
 
     Source: Ghosh and others 2020 (IFCA), algorithm 1, option II.
     """
@@ -297,7 +298,8 @@ def o_dpcfl(
       The algorithm; all models start equal.
 
     Raises:
-      ValueError: if a client has no cluster, or for weights together with a private mean.
+      ValueError: if a client has no cluster, for weights together with a private mean, or for one
+        without a public divisor.
 
     Source: O-CDPFL of Malekmohammadi and others 2024 (RC-DPFL).
     """
@@ -306,7 +308,7 @@ def o_dpcfl(
     table = np.asarray(clusters, np.int32)
     if private_mean is not None:
         weighted(is_weighted).check_weights(True)
-        require_noise("private_mean", private_mean)
+        public_divisor(private_mean)
 
     def init(key):
         start = model.init(key)

@@ -53,7 +53,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.server.base import Summed
 from fedjax_dp.server.mean import per_part, weighted_mean
-from fedjax_dp.server.parts import require_noise
+from fedjax_dp.server.parts import public_divisor
 
 # In [0, 2]: 1 is a projection or a proximal step, 2 the reflection at it.
 Relaxation = Annotated[float, Ge(0), Le(2)]
@@ -223,7 +223,8 @@ def splitting(
       ValueError: for a number out of its range, a schedule without its period, an inner step that
         is too long, an exact step of a model that is not quadratic or under a private trainer,
         accelerated inner steps with a trainer other than plain SGD without noise, a dual weight if
-        all points equal the model, or, with a private mean, weights or the centralised form.
+        all points equal the model, a private mean without a public divisor, or, with one, weights
+        or the centralised form.
 
     Source: Malekmohammadi and others 2021 (operator splitting); Malekmohammadi 2025, equations 2.15
     to 2.17, with 2.12 and 2.13 for the reflected methods, section 2.4.4 for the dual variable, and
@@ -258,7 +259,7 @@ def splitting(
         model, mapped, schedule, is_exact, is_central, is_averaged, is_weighted, weight, is_private
     )
     if private_mean is not None:
-        require_noise("private_mean", private_mean)
+        public_divisor(private_mean)
         weighted(is_weighted).check_weights(True)
         _check_form(form)
     aggregator = private_mean or per_part({"model": weighted_mean(), "any_client": weighted_mean()})

@@ -106,15 +106,10 @@ def _within_shares(mean: Summed, shares: Mapping[str, float]) -> Summed:
 
 def _in_parts(mean: Summed) -> Any:
     """The claim of a mean of which an update is no longer scaled by one number."""
-    require_noise("mean", mean)
     claim = mean.claim
-    return claim._replace(clips_whole=False) if isinstance(claim, ClientClaim) else claim
-
-
-def require_noise(argument: str, mean: Summed) -> None:
-    """Requires a private mean."""
     rule = "bound updates and add noise, as gaussian_mean does"
-    checks.require(mean.claim is not None, argument, rule, "one that does not")
+    checks.require(claim is not None, "mean", rule, "one that does not")
+    return claim._replace(clips_whole=False) if isinstance(claim, ClientClaim) else claim
 
 
 def check_parts(

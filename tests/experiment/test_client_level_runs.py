@@ -43,7 +43,7 @@ VARIANTS = {
         "--privacy.client.mechanism=central_discrete_gaussian",
     ),
     "votes": ("--algorithm.name=ae_dpfl", "--data.public_examples=100"),
-    "scaffold": ("--algorithm.name=scaffold", "--privacy.client.part_scales.control=0.3"),
+    "scaffold": ("--algorithm.name=scaffold", "--privacy.client.part_scales={control=0.3}"),
     "scaffold in shares": (
         "--algorithm.name=scaffold",
         "--privacy.client.part_shares={params = 0.8, control = 0.6}",
@@ -119,7 +119,7 @@ MECHANISMS = {
 def test_every_mechanism_releases_all_parts_of_an_update(mechanism):
     """Built for the structure of the update, twice that of the model."""
     words = (f"--privacy.client.mechanism={mechanism}", *NOISED, *MECHANISMS[mechanism])
-    words = ("--algorithm.name=scaffold", "--privacy.client.part_scales.control=0.3", *words)
+    words = ("--algorithm.name=scaffold", "--privacy.client.part_scales={control=0.3}", *words)
     parts = parts_of(load_config(None, (*SMALL, "--privacy.unit=client", *words)))
     population = sizes_and_shapes(parts.population.train, None)
     facts = federation(parts.algorithm, population, parts.participation).facts

@@ -236,20 +236,20 @@ def test_options_of_other_choices_are_checked_too(tmp_path, no_data, words, opti
         ),
         # Of updates of several parts.
         (
-            (*DP_FEDAVG, "--privacy.client.part_scales.control=2"),
+            (*DP_FEDAVG, "--privacy.client.part_scales={control=2}"),
             "privacy.client.part_scales must be left out for an update of dp_fedavg of one part",
         ),
         (
-            (*SCAFFOLD, "--privacy.client.part_scales.controls=2"),
+            (*SCAFFOLD, "--privacy.client.part_scales={controls=2}"),
             "privacy.client.part_scales must name parts of an update of scaffold: params, control, "
             "got ['controls']",
         ),
         (
-            (*SCAFFOLD, "--privacy.client.part_scales.control=0"),
+            (*SCAFFOLD, "--privacy.client.part_scales={control=0}"),
             "privacy.client.part_scales",
         ),
         (
-            (*SCAFFOLD, "--privacy.client.part_shares.control=1"),
+            (*SCAFFOLD, "--privacy.client.part_shares={control=1}"),
             "privacy.client.part_shares must name every part of an update of scaffold: params",
         ),
         (
@@ -257,7 +257,7 @@ def test_options_of_other_choices_are_checked_too(tmp_path, no_data, words, opti
             "privacy.client.part_shares must have squares that add up to 1, got {'params': 0.5",
         ),
         (
-            (*SHARED, "--privacy.client.part_scales.control=2"),
+            (*SHARED, "--privacy.client.part_scales={control=2}"),
             "privacy.client.part_shares must be left out with privacy.client.part_scales: shares",
         ),
         (
@@ -271,6 +271,13 @@ def test_options_of_other_choices_are_checked_too(tmp_path, no_data, words, opti
         (
             (*SCAFFOLD, "--algorithm.aggregator=gradient_mask"),
             "algorithm.aggregator must be none for scaffold, whose update has several parts",
+        ),
+        (
+            (
+                *(*SCAFFOLD, "--privacy.client.denominator=realised"),
+                *("--privacy.client.epsilon=none", "--privacy.client.noise_multiplier=1"),
+            ),
+            "privacy.client.denominator must be expected for scaffold, whose server computes with",
         ),
         (
             (*SCAFFOLD, "--algorithm.options.is_weighted=true"),

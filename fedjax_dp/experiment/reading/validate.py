@@ -363,7 +363,10 @@ def _check_update(config: Config, entry: Entry, options: Mapping[str, Any]) -> N
         for name in ("per_layer", "adaptive_clipping"):
             rule = f"be false with {key}.part_shares, which bound each part by a fixed number"
             checks.require(not getattr(level, name, False), f"{key}.{name}", rule, True)
-    rule = f"be none for {of.removeprefix('an update of ')}, whose update has several parts"
+    rule = f"be expected for {config.algorithm.name}, whose server computes with that number"
+    fits = not (level.is_realised and entry.has_own_mean)
+    checks.require(fits, f"{key}.denominator", rule, "realised")
+    rule = f"be none for {config.algorithm.name}, whose update has several parts"
     is_whole = config.algorithm.aggregator not in AROUND or not isinstance(update, Mapping)
     checks.require(is_whole, "algorithm.aggregator", rule, config.algorithm.aggregator)
 
