@@ -44,8 +44,8 @@ def by_parts(
         mean that clips whole updates in L2 norm to a number of the run, such as `gaussian_mean`.
 
     Returns:
-      The aggregator. The `noise_stddev` in its info is that of a part with the scale 1. With shares
-      `num_clipped` counts clients of which some part was clipped.
+      The aggregator. With scales the `noise_stddev` in its info is the root mean square over all
+      entries; with shares `num_clipped` counts clients of which some part was clipped.
 
     Raises:
       ValueError: for both or neither, a number out of its range, shares whose squares do not add up
@@ -70,6 +70,11 @@ def by_parts(
 
     def combine(state, numbers, total, close):
         state, aggregate, info = mean.combine(state, numbers, total, close)
+        if "noise_stddev" in info:
+            sizes = {part: trees.num_parameters(value) for part, value in aggregate.items()}
+            squares = sum(size / scales.get(part, 1.0) ** 2 for part, size in sizes.items())
+            stddev = info["noise_stddev"] * math.sqrt(squares / sum(sizes.values()))
+            info = {**info, "noise_stddev": stddev}
         return state, scaled(aggregate, -1), info
 
     return mean._replace(contribute=contribute, combine=combine, claim=_in_parts(mean))

@@ -20,7 +20,7 @@ from fedjax_dp.engine import federation
 from fedjax_dp.models import registry
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy import mechanisms
-from fedjax_dp.server import private
+from fedjax_dp.server import by_parts, private
 
 pytestmark = [pytest.mark.xdist_group("audited steps"), floats]
 
@@ -225,6 +225,25 @@ CLIENT_ALGORITHMS = [name for name, unit in cases.private_pairs() if unit == "cl
 @pytest.mark.parametrize("name", CLIENT_ALGORITHMS)
 def test_rounds_of_every_algorithm_hold_what_they_state(name):
     algorithm = cases.build(name, cases.model(), "client")
+    state = cases.state_of(algorithm, cases.data(), cases.full_participation())
+    results = check_cohort(algorithm, cases.data(), state, KEY, num_draws=128)
+    assert not broken_names(results)
+    compared = shares(results)
+    assert compared["round with and without a client"] > 0.7
+    assert compared["contribution of a client"] > 0.999
+
+
+@telling
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"scales": {"control": 0.2, "params": 3.0}},
+        {"shares": {"control": 0.6, "params": 0.8}},
+    ],
+)
+def test_rounds_of_updates_in_parts_hold_what_they_state(how):
+    mean = by_parts(cases.mean(), **how)
+    algorithm = cases.build("scaffold", cases.model(), "client", aggregator=mean)
     state = cases.state_of(algorithm, cases.data(), cases.full_participation())
     results = check_cohort(algorithm, cases.data(), state, KEY, num_draws=128)
     assert not broken_names(results)
