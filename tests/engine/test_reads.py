@@ -314,8 +314,21 @@ def compositions():
         # Whose noise is on whole models: test_minimizer_noise searches what a record moves there.
         units = ("none",) if name in ON_MODELS else entry.units
         for unit, chosen_values in itertools.product(units, itertools.product(*values)):
-            found.append((name, unit, {**fixed, **dict(zip(swept, chosen_values, strict=True))}))
+            options = {**fixed, **dict(zip(swept, chosen_values, strict=True))}
+            if unit in ("none", "record") or _fits_a_private_mean(entry, name, options):
+                found.append((name, unit, options))
     return found
+
+
+def _fits_a_private_mean(entry, name, options):
+    """Whether clients can be protected under options, of which weights are left to another test."""
+    needs = entry.needs(registry.options_of(name) | options)
+    try:
+        needs.check_clients()
+        needs.check_weights(True)
+    except ValueError:
+        return False
+    return True
 
 
 def test_every_option_that_is_a_name_or_a_switch_is_swept():
