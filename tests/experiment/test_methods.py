@@ -32,10 +32,11 @@ def test_facts_of_methods_are_those_of_their_papers():
 
 def test_every_method_protects_clients_or_says_why_not():
     for name, entry in ALGORITHMS.items():
-        assert ("client" in entry.units) != bool(entry.no_clients), name
-    km_cdpfl, local_only = methods(["km_cdpfl", "local_only"])
+        assert bool({"client", "both"} & {*entry.units}) != bool(entry.no_clients), name
+    km_cdpfl, local_only, dp_sgd = methods(["km_cdpfl", "local_only", "dp_sgd"])
     assert km_cdpfl.clients == "no: its server computes on the updates of single clients"
     assert local_only.clients == "no: it sends nothing"
+    assert dp_sgd.clients == "yes, with records"
 
 
 def test_a_method_that_does_not_exist_is_refused():

@@ -173,11 +173,12 @@ def _reason(entry: Entry) -> str:
 
 def _of_clients(entry: Entry, options: Mapping[str, Any]) -> str:
     """Whether a private mean can combine the updates of clients."""
-    if "client" not in entry.units:
+    if not {"client", "both"} & {*entry.units}:
         reason = re.sub("^whose", "its", re.sub("^which", "it", entry.no_clients))
         return f"no: {reason or 'not declared'}"
     update = entry.noised((), options)
-    return f"yes, {' and '.join(update)} as one vector" if isinstance(update, Mapping) else "yes"
+    parts = f", {' and '.join(update)} as one vector" if isinstance(update, Mapping) else ""
+    return f"yes{', with records' * ('client' not in entry.units)}{parts}"
 
 
 def _words(name: str, entry: Entry, unit: str) -> tuple[str, ...]:
