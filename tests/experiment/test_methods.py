@@ -6,7 +6,7 @@ import pytest
 
 from fedjax_dp.algorithms.registry import ALGORITHMS
 from fedjax_dp.experiment import methods, methods_table
-from fedjax_dp.experiment.studies.methods import _source
+from fedjax_dp.experiment.studies.methods import _of_clients, _source
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -33,10 +33,14 @@ def test_facts_of_methods_are_those_of_their_papers():
 def test_every_method_protects_clients_or_says_why_not():
     for name, entry in ALGORITHMS.items():
         assert bool({"client", "both"} & {*entry.units}) != bool(entry.no_clients), name
-    km_cdpfl, local_only, dp_sgd = methods(["km_cdpfl", "local_only", "dp_sgd"])
-    assert km_cdpfl.clients == "no: its server computes on the updates of single clients"
-    assert local_only.clients == "no: it sends nothing"
-    assert dp_sgd.clients == "yes, with records"
+    said = {
+        name: _of_clients(ALGORITHMS[name], {}) for name in ("km_cdpfl", "local_only", "dp_sgd")
+    }
+    assert said == {
+        "km_cdpfl": "no: its server computes on the updates of single clients",
+        "local_only": "no: it sends nothing",
+        "dp_sgd": "yes, with records",
+    }
 
 
 def test_a_method_that_does_not_exist_is_refused():
