@@ -89,7 +89,15 @@ class Entry(NamedTuple):
         return "model", "trainer", *self.given, *self.for_code
 
     def noised(self, params: PyTree, options: Mapping[str, Any]) -> PyTree:
-        """Returns the shapes of what a private mean combines, from those of the parameters."""
+        """Returns the shapes of what a private mean combines.
+
+        Args:
+          params: those of the model's parameters.
+          options: of the algorithm, all of them.
+
+        Returns:
+          The shapes; a dict of parts for an update of several.
+        """
         return params if self.update_of is None else self.update_of(params, options)
 
     @property

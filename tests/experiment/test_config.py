@@ -75,6 +75,8 @@ NAMED = {
     "secure_aggregation.word_bits": 64,
     "training.learning_rate": [0.5, 0.25],
     "privacy.record.epsilon": None,
+    "privacy.client.part_scales": {"control": 0.5},
+    "privacy.client.part_shares": {"params": 0.8, "control": 0.6},
 }
 VALUES = (0.25, 7.0, 3, True, False, "elsewhere", ["a", "b"], [3], [[0.0, 0.5], [0.25, 0.0]])
 
