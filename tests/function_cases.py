@@ -452,6 +452,12 @@ SPECIAL: dict[str, Case] = {
     "compile_federation": case(engine.compile_federation, data=VALUES["data"]),
     "evaluator": case(engine.evaluator, clients=VALUES["data"]),
     "anderson": case(engine.anderson, federation=lambda: joined_by_all()),
+    "scheduled": case(
+        engine.scheduled,
+        federation=lambda: joined_by_all(),
+        schedules={"local.learning_rate": [1.0, 0.5]},
+        num_rounds=2,
+    ),
     "leaving": case(engine.leaving, federation=lambda: averaged_models()),
     "latencies": case(
         engine.latencies,

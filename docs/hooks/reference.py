@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 
 import fedjax_dp
 from fedjax_dp.cli.main import COMMANDS, command
-from fedjax_dp.experiment.components.catalogue import CHOICES
+from fedjax_dp.experiment.components.catalogue import DESCRIBED
 from fedjax_dp.experiment.reading.keys import Row, describe, describe_choice
 from fedjax_dp.privacy.reports.latex import references
 
@@ -141,9 +141,11 @@ def configuration() -> str:
         "`#:schema schema.json` at the top of a file names it.",
     ]
     heads = ("key", "default", "may be", "meaning")
-    for section, rows in itertools.groupby(describe(), lambda row: row[0].rpartition(".")[0]):
+    for section, rows in itertools.groupby(
+        describe(), lambda row: row[0].rpartition(".")[0] or row[0]
+    ):
         text += [f"## {section}", _table(heads, [_key(row, has_id=True) for row in rows])]
-    for key, choice in CHOICES.items():
+    for key, choice in DESCRIBED.items():
         text.append(f"## Options by {key}")
         text.append(f"Keys of the table `{choice.options}`, by the part that `{key}` names.")
         for name in choice.names:

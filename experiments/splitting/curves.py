@@ -10,8 +10,8 @@ import optax
 
 from experiments.splitting.problems import Problem, problem_of
 from fedjax_dp.algorithms import ProximalStep, splitting
+from fedjax_dp.algorithms.schedules import step_factor
 from fedjax_dp.clients import LocalConfig, local_trainer
-from fedjax_dp.clients.step_sizes import step_factor
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine import Layout, anderson, examples_of, federation
 

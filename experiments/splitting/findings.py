@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from experiments.splitting.grid import CONSTANT, FIRST, PERIOD
-from fedjax_dp.clients.step_sizes import step_factor
+from fedjax_dp.algorithms.schedules import step_factor
 
 # A gap counts as reached from here on.
 TOLERANCE = 2e-6

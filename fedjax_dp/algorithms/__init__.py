@@ -1,5 +1,6 @@
 """Algorithms: one file for each method or family, each a declaration of pure functions."""
 
+from fedjax_dp.algorithms import schedules
 from fedjax_dp.algorithms.ae_dpfl import ae_dpfl
 from fedjax_dp.algorithms.afl import afl
 from fedjax_dp.algorithms.base import (
@@ -150,6 +151,7 @@ __all__ = [
     "retrained_averaging",
     "robust_hdp",
     "scaffold",
+    "schedules",
     "smallest_budget",
     "splitting",
     "term",

@@ -6,6 +6,8 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import flax.struct
 import jax
+import jax.numpy as jnp
+import numpy as np
 from chex import PRNGKey
 from dp_accounting import ComposedDpEvent, DpEvent, NoOpDpEvent
 
@@ -27,11 +29,15 @@ class Hyper(NamedTuple):
       local: the numbers of local training, scalars or `[num_clients]`; scalars for one client.
       algorithm: the algorithm's own numbers, by name.
       aggregator: the aggregator's numbers, by name.
+      factors: by dotted name, such as "local.learning_rate", what multiplies a number in each
+        round, `[rounds]`, float32; the last entry is that of all later rounds. Empty for numbers of
+        one round, or that never change.
     """
 
     local: LocalConfig
     algorithm: Mapping[str, Any] = {}
     aggregator: Mapping[str, Any] = {}
+    factors: Mapping[str, Any] = {}
 
     def of_client(self, client: jax.typing.ArrayLike) -> "Hyper":
         """Selects the numbers of one client.
@@ -43,6 +49,75 @@ class Hyper(NamedTuple):
           The same, with scalars of local training.
         """
         return self._replace(local=self.local.row(client))
+
+    def at(self, round: jax.typing.ArrayLike) -> "Hyper":
+        """Computes the numbers of one round.
+
+        Args:
+          round: rounds done before it; may be traced.
+
+        Returns:
+          The numbers, without factors.
+        """
+        numbers = self._replace(factors={})
+        for name, table in self.factors.items():
+            is_known = isinstance(round, int | np.integer | np.ndarray)
+            place = (np if is_known else jnp).minimum(round, len(table) - 1)
+            factor = (table if is_known else jnp.asarray(table))[place]
+            numbers = numbers._changed(name, partial(_scaled, factor=factor))
+        return numbers
+
+    def alike(self, num_rounds: int | None = None) -> list[int]:
+        """Finds for each round the first one with the same numbers, on the host.
+
+        Args:
+          num_rounds: how many rounds; those after which no number changes if None.
+
+        Returns:
+          An index of a round, from 0, for each round.
+        """
+        tables = [np.asarray(table).tolist() for table in self.factors.values()]
+        if num_rounds is None:
+            num_rounds = max(map(len, tables), default=1)
+        firsts: dict[tuple[float, ...], int] = {}
+        rows = (tuple(x[min(t, len(x) - 1)] for x in tables) for t in range(num_rounds))
+        return [firsts.setdefault(row, t) for t, row in enumerate(rows)]
+
+    def number(self, name: str) -> Any:
+        """Finds a number by its dotted name; None if there is none.
+
+        Args:
+          name: such as "local.learning_rate", "local.optimizer.momentum" or "algorithm.mu".
+
+        Returns:
+          The number, or the mapping of numbers at this name.
+        """
+        value: Any = self
+        for part in name.split("."):
+            fields = getattr(value, "_asdict", lambda value=value: value)()
+            value = fields.get(part) if isinstance(fields, Mapping) else None
+        return value
+
+    def _changed(self, name: str, change: Callable[[Any], Any]) -> "Hyper":
+        """Changes the number of a dotted name."""
+
+        def changed(value: Any, path: Sequence[str]) -> Any:
+            if not path:
+                return change(value)
+            first, *rest = path
+            if isinstance(value, Mapping):
+                return {**value, first: changed(value[first], rest)}
+            return value._replace(**{first: changed(getattr(value, first), rest)})
+
+        numbers: Hyper = changed(self, name.split("."))
+        return numbers
+
+
+def _scaled(number: Any, factor: Any) -> Any:
+    """Multiplies numbers in float32, as compiled rounds do."""
+    if not isinstance(number, jax.Array):
+        number = np.asarray(number)
+    return number.astype(np.float32) * factor
 
 
 @flax.struct.dataclass

@@ -26,6 +26,7 @@ from fedjax_dp.algorithms.base import (
     training_of,
     weighted,
 )
+from fedjax_dp.algorithms.schedules import Decay, check_decay, step_factor
 from fedjax_dp.clients.base import LocalTrainer, Objective
 from fedjax_dp.clients.regularizers import (
     Quadratic,
@@ -36,7 +37,6 @@ from fedjax_dp.clients.regularizers import (
     unread,
     watched,
 )
-from fedjax_dp.clients.step_sizes import Schedule, check_schedule, step_factor
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.messages import Known
@@ -130,7 +130,7 @@ class ProximalStep(NamedTuple):
     Attributes:
       step_size: η of the proximal step in the first round, 1 by default; FedProx's μ is 1/η. Local
         training as Φ has its learning rate instead.
-      schedule: the decay of η, or of the learning rate, over rounds, see `clients.step_sizes`.
+      schedule: the decay of η, or of the learning rate, over rounds, see `algorithms.schedules`.
       period: rounds between two halvings, for the schedule "exponential" only.
       solver: the solver of proximal steps: local training, or exact for a model with a quadratic
         loss, whose decomposed Hessian is then in the client's state.
@@ -142,7 +142,7 @@ class ProximalStep(NamedTuple):
     """
 
     step_size: Positive | None = None
-    schedule: Schedule = "constant"
+    schedule: Decay = "constant"
     period: Count | None = None
     solver: Solver = "local"
     tolerance: NonNegative | None = None
@@ -231,7 +231,7 @@ def splitting(
     2.4.5 for FedRP, which is not the random-projection method of the same name.
     """
     schedule, tolerance = step.schedule, step.tolerance
-    check_schedule(schedule, step.period)
+    check_decay(schedule, step.period)
     is_prox, is_exact = client_map == "prox", step.solver == "exact"
     step_size = 1.0 if is_prox and step.step_size is None else step.step_size
     numbers: dict[str, Any] = {
@@ -307,7 +307,7 @@ class _Scheme:
 
     model: Model
     mapped: _Map
-    schedule: Schedule
+    schedule: Decay
     is_exact: bool
     is_central: bool
     is_averaged: bool
@@ -458,7 +458,7 @@ def _check_map(model: Model, trainer: LocalTrainer, is_prox: bool, step: Proxima
         trainer.require_open("accelerated steps would amplify the noise of gradients")
 
 
-def _training(trainer: LocalTrainer, schedule: Schedule) -> _Map:
+def _training(trainer: LocalTrainer, schedule: Decay) -> _Map:
     """Makes Φ by local training from u."""
 
     def mapped(newest, u, quadratic, client, hyper, key):
@@ -470,7 +470,7 @@ def _training(trainer: LocalTrainer, schedule: Schedule) -> _Map:
     return mapped
 
 
-def _exact_prox(schedule: Schedule) -> _Map:
+def _exact_prox(schedule: Decay) -> _Map:
     """Makes Φ by the exact proximal step of a quadratic loss."""
 
     def mapped(newest, u, quadratic, client, hyper, key):
@@ -484,7 +484,7 @@ def _exact_prox(schedule: Schedule) -> _Map:
 def _trained_prox(
     model: Model,
     trainer: LocalTrainer,
-    schedule: Schedule,
+    schedule: Decay,
     stops_early: bool,
     inner_memory: int | None,
 ) -> _Map:
@@ -733,7 +733,7 @@ def reflected_fedavg(
     model: Model,
     trainer: LocalTrainer,
     *,
-    schedule: Schedule = "constant",
+    schedule: Decay = "constant",
     period: Count | None = None,
     form: Form = "decentralised",
     is_averaged: bool = False,
@@ -751,7 +751,7 @@ def reflected_fedavg(
     Args:
       model: the model to train; buffers are only averaged.
       trainer: local training, Φ itself.
-      schedule: the decay of the learning rate over rounds, see `clients.step_sizes`.
+      schedule: the decay of the learning rate over rounds, see `algorithms.schedules`.
       period: rounds between two halvings, for the schedule "exponential" only.
       form: where u is stored: at each client, or all at the server.
       is_averaged: use the average of all models, weighted by step size, as the model.

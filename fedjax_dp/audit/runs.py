@@ -15,12 +15,13 @@ from fedjax_dp.audit.canaries import MARK, Planted
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
+from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.execution.compile import Simulation, simulation
 from fedjax_dp.engine.execution.round_loop import after_host_step, rounds_and_host_steps
 from fedjax_dp.engine.facts import examples_of
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import ExecutionConfig
-from fedjax_dp.engine.record import RoundRecord
+from fedjax_dp.engine.record import RoundRecord, digest_of
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.events import flatten
@@ -162,7 +163,9 @@ def run_audit(
     seen, record = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *parts)
     if running is not None:
         # The claimed numbers are charged, not those that the rounds ran with.
-        record = record._replace(digest=None)
+        numbers = jax.tree.map(np.asarray, typed(claimed.hyper))
+        digests = np.stack([digest_of(numbers.at(t)) for t in range(num_rounds)])
+        record = record._replace(digest=np.broadcast_to(digests, (num_runs, *digests.shape)))
     seen = seen.astype(np.float64).reshape(num_runs, -1, seen.shape[-1])
     return AuditRuns(planted, seen, np.asarray(is_included), record, claimed.federation)
 

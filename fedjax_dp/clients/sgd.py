@@ -1,6 +1,7 @@
 """Local training by any Optax optimiser, any sampler and any gradient rule."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -206,7 +207,38 @@ def local_trainer(
         config.max_batch_size(),
         _widest_micro_batch(config.batch_size) if sampler.varies else None,
     )
+    if optimizer is not optax.sgd:
+        _warn_of_schedules(model, training.optimizer_of(_first_of(config)))
     return training.trainer(config)
+
+
+def _first_of(config: LocalConfig) -> LocalConfig:
+    """Takes the numbers of one client, with a learning rate above 0."""
+    return config.row(0)._replace(learning_rate=jnp.float32(1))
+
+
+def _warn_of_schedules(model: Model, optimizer: optax.GradientTransformation) -> None:
+    """Warns of an Optax schedule, whose count of steps starts at 0 in each round."""
+    with library_promotion():
+        state = jax.eval_shape(lambda: optimizer.init(model.init(jax.random.key(0))))
+    counts = optax.ScaleByScheduleState, optax.InjectStatefulHyperparamsState
+
+    def has_schedule(part: Any) -> bool:
+        is_fixed = getattr(part, "hyperparams_states", None) == {}
+        inner = jax.tree.leaves(part.inner_state, is_leaf=_is_count) if is_fixed else ()
+        return isinstance(part, counts) and (not is_fixed or any(map(has_schedule, inner)))
+
+    def _is_count(part: Any) -> bool:
+        return isinstance(part, counts)
+
+    if any(map(has_schedule, jax.tree.leaves(state, is_leaf=_is_count))):
+        warnings.warn(
+            "the optimizer has an Optax schedule, which begins anew in each round, as the "
+            "optimiser of a client does; for a rate that changes over rounds use "
+            "schedules.training.learning_rate in a configuration, or engine.scheduled with "
+            "'local.learning_rate'",
+            stacklevel=4,
+        )
 
 
 def check_whole(sampler: sampling.Sampler, num_steps: Any, batch_size: Any) -> None:
@@ -234,7 +266,7 @@ class TrainingLoop:
 
     def trainer(self, config: LocalConfig) -> LocalTrainer:
         """Builds the trainer of all parts, with its claim."""
-        first = config.row(0)._replace(learning_rate=jnp.float32(1))
+        first = _first_of(config)
         is_sgd = self.optimizer is optax.sgd and not config.optimizer
         sends: Any = "gradients" if is_sgd else "delta"
         return LocalTrainer(

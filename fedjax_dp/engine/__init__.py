@@ -12,6 +12,7 @@ from fedjax_dp.engine.layout import ExecutionConfig, KeptTrials, Layout, Trial, 
 from fedjax_dp.engine.model_axis import ModelAxis
 from fedjax_dp.engine.record import Fate, RoundInfo, RoundRecord, TrainingInfo, as_metrics
 from fedjax_dp.engine.round import ByClient, SimulationState, Unpublished
+from fedjax_dp.engine.schedules import scheduled
 from fedjax_dp.engine.wrappers.anderson import anderson
 from fedjax_dp.engine.wrappers.asynchronous import asynchronous
 from fedjax_dp.engine.wrappers.availability import (
@@ -86,6 +87,7 @@ __all__ = [
     "leaving",
     "population_of",
     "round_times",
+    "scheduled",
     "serverless",
     "serverless_times",
     "several_servers",

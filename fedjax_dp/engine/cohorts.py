@@ -149,7 +149,7 @@ class Cohorts:
 
         Args:
           state: the state before the round.
-          hyper: the numbers of the round.
+          hyper: the numbers of the run, of which this round's are taken.
           key: the root key of the run, the same in every round.
           layout: the layout of the round.
 
@@ -160,6 +160,7 @@ class Cohorts:
           ValueError: for a draw of a wrapper that reads more than it receives.
         """
         argument_checks.check_fields(layout, "layout.")
+        hyper = hyper.at(state.round)
         cohort = self._drawn(state, hyper, key, layout)
         for keeps in self.keeps:
             is_kept = _kept(keeps, hyper, state.round, cohort.ids)
@@ -211,7 +212,8 @@ class Cohorts:
         rounds = int(state.round) + np.arange(num_rounds, dtype=np.int32)
 
         def stage(round_index: Any) -> jax.Array:
-            found = self.algorithm.stages.stage_of(state.server, hyper, round_index)
+            numbers = hyper.at(round_index)
+            found = self.algorithm.stages.stage_of(state.server, numbers, round_index)
             return jnp.asarray(found, jnp.int32)
 
         stages = np.asarray(jax.vmap(stage)(rounds))

@@ -166,7 +166,7 @@ def _after(trainer: LocalTrainer, model_of: Any) -> Callable[..., PyTree]:
     def trained(state: SimulationState, client: ClientData, hyper: Hyper, key: PRNGKey) -> PyTree:
         start, mask = masks.parted(model_of(state, client))
         own_key = fold(key, Purpose.EVALUATION, state.round, client.index)
-        numbers = hyper.of_client(client.index).local
+        numbers = hyper.at(state.round).of_client(client.index).local
         return trainer.train(start, client, numbers, own_key, objective=Objective(mask=mask)).params
 
     return trained

@@ -9,6 +9,7 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper, SharedModel, model_of
+from fedjax_dp.algorithms.schedules import table_of
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core import argument_checks, checks
 from fedjax_dp.core.argument_checks import checked
@@ -151,8 +152,15 @@ class Federation(NamedTuple):
         Raises:
           ValueError: for a number out of its range.
         """
-        for part in filter(None, (self.made, self)):
-            part.check(hyper)
+        argument_checks.check_fields(hyper, "hyper.")
+        is_traced = any(map(checks.is_traced, hyper.factors.values()))
+        for name, table in () if is_traced else hyper.factors.items():
+            rule = "be that of a number of hyper"
+            checks.require(hyper.number(name) is not None, "a name in hyper.factors", rule, name)
+            table_of(table, 1, f"hyper.factors {name!r}")
+        for numbers in map(hyper.at, {0} if is_traced else sorted(set(hyper.alike()))):
+            for part in filter(None, (self.made, self)):
+                part.check(numbers)
 
     def run_round(
         self,
@@ -167,7 +175,7 @@ class Federation(NamedTuple):
 
         Args:
           state: the state before the round.
-          hyper: the numbers of the round.
+          hyper: the numbers of the run, of which this round's are taken.
           examples: all clients' examples, see `examples_of`.
           key: the root key of the run, the same in every round.
           layout: the layout of the round, which affects speed and memory alone.
@@ -179,6 +187,7 @@ class Federation(NamedTuple):
           has all clients that were drawn, also those that the step of a wrapper leaves out;
           `OTHERS` stands for those that it adds, which no ledger charges.
         """
+        hyper = hyper.at(state.round)
         if cohort is None:
             cohort = self.cohorts.draw(state, hyper, key, layout)
         step = self.step

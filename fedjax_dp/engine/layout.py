@@ -9,7 +9,6 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
-from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.core import argument_checks, checks
 from fedjax_dp.core.backend import facts
 from fedjax_dp.core.choices import Choices, Measured, choices, no_split
@@ -48,8 +47,11 @@ class EqualWork(NamedTuple):
     num_steps: float | None  # The field of `LocalConfig`, or None.
 
     @classmethod
-    def of(cls, sizes: np.ndarray, local: LocalConfig) -> "EqualWork | None":
+    def of(cls, sizes: np.ndarray, hyper: Hyper) -> "EqualWork | None":
         """Describes the work of clients of such sizes by such numbers; None if it differs."""
+        local = hyper.local
+        if hyper.factors.keys() & {f"local.{name}" for name in cls._fields}:
+            return None
         numbers = local.batch_size, local.num_epochs, local.num_steps
         is_equal = sizes.min() == sizes.max() > 0 and all(np.ndim(x) == 0 for x in numbers)
         if not is_equal:

@@ -113,7 +113,10 @@ def _integers(name: str, value: Any) -> np.ndarray:
 
 def priced(hyper: Hyper) -> Hyper:
     """Leaves out learning rates and optimisers' numbers, which are never priced."""
-    return hyper._replace(local=hyper.local._replace(learning_rate=None, optimizer=()))
+    free = ("local.learning_rate", "local.optimizer")
+    factors = {name: x for name, x in hyper.factors.items() if not name.startswith(free)}
+    local = hyper.local._replace(learning_rate=None, optimizer=())
+    return hyper._replace(local=local, factors=factors)
 
 
 def digest_of(hyper: Hyper) -> Any:

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, FinishForAll, Hyper, Round
 from fedjax_dp.clients.base import TrainingMetrics
 from fedjax_dp.clients.client_data import ClientData
-from fedjax_dp.core import messages, sums, trees
+from fedjax_dp.core import checks, messages, sums, trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.products import computed_with
 from fedjax_dp.core.trees import PyTree
@@ -135,6 +135,8 @@ def run_round(
     key: PRNGKey,
 ) -> tuple[SimulationState, RoundRecord, RoundInfo]:
     """Runs one round with a given cohort; states are `[slots, ...]` if examples are by slot."""
+    rule = "be those of one round, as hyper.at(state.round) returns them"
+    checks.require(not hyper.factors, "hyper", rule, f"factors of {sorted(hyper.factors)}")
     with computed_with(layout.arithmetic):
         stage = jnp.asarray(algorithm.stages.stage_of(state.server, hyper, state.round), jnp.int32)
         round = Round(state.round, stage)

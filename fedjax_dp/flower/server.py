@@ -153,9 +153,9 @@ def deployed(
       The simulation; it holds one layout, of chunks of one client.
 
     Raises:
-      ValueError: for a federation with a wrapper, an algorithm whose rounds end with a second
-        message or whose host steps read client states, or whose noise at the clients has a scale
-        that the server sends, unless keys are of parity; for masks, if secret cohorts amplify
+      ValueError: for a federation with a wrapper or schedules, an algorithm whose rounds end with
+        a second message or whose host steps read client states, or whose noise at the clients has a
+        scale that the server sends, unless keys are of parity; for masks, if secret cohorts amplify
         privacy of clients, if the server has a part of client states, or for parity keys with
         those that were agreed in this process.
     """
@@ -196,6 +196,9 @@ def _require_plain_rounds(federation: Federation) -> None:
         "that leave, and one server"
     )
     checks.require(not wrapped, "federation", rule, wrapped)
+    rule = "have no schedules to be deployed: nodes agree to numbers that hold in every round"
+    changing = sorted(federation.hyper.factors)
+    checks.require(not changing, "federation", rule, changing)
 
 
 def _require_masks(federation: Federation, keys: str) -> None:

@@ -147,7 +147,7 @@ class Checkpoints:
         step = int(state.round)
         if any_of_processes(step in self._steps()):
             return
-        arrays, numbers = _named(state), _named(typed(hyper))
+        arrays, numbers = _named(state), _named(_saved_of(hyper))
         if isinstance(state.clients, ClientStore):
             # Before the checkpoint, which refers to them.
             state.clients.file.sync()
@@ -346,7 +346,8 @@ class Checkpoints:
           like: a state of the same simulation, as `Simulation.for_checkpoint` or
             `Simulation.portable` returns it, for structure, shapes, the processes of client states,
             and the folder of client state on disk.
-          hyper: hyperparameters of the same simulation, for structure and shapes.
+          hyper: hyperparameters of the same simulation, for structure and shapes; its factors by
+            round, which a configuration determines, are returned as they are.
           step: its number of completed rounds; None for the newest intact checkpoint.
 
         Returns:
@@ -363,7 +364,8 @@ class Checkpoints:
         elif isinstance(like.clients, ClientStore) and step not in like.clients.file.pinned:
             self._pin(like, max(self._newest_first(), default=step))
         saved = self._saved(step, hyper=_AS_SAVED, extra=ocp.args.JsonRestore())
-        numbers = _like(typed(hyper), saved["hyper"], "hyper")
+        numbers = _like(_saved_of(hyper), saved["hyper"], "hyper")
+        numbers = numbers._replace(factors=hyper.factors)
         return self._state(step, like), numbers, json.loads(json.dumps(saved["extra"]))
 
     def extra(self, step: int) -> dict[str, Any]:
@@ -436,6 +438,11 @@ def _require_shared(folder: pathlib.Path) -> None:
         f"for processes {missing.tolist()}"
     )
     checks.require(not len(missing), "the folder of checkpoints", rule, str(folder))
+
+
+def _saved_of(hyper: Hyper) -> Hyper:
+    """Selects what is saved of hyperparameters: a longer run has more factors by round."""
+    return typed(hyper._replace(factors={}))
 
 
 def _is_same(saved: Any, restored: Any) -> bool:

@@ -31,7 +31,7 @@ from fedjax_dp.engine import (
     SimulationState,
     simulation,
 )
-from fedjax_dp.engine.accounts.privacy_accounting import _composed, _priced_stages, calibrate
+from fedjax_dp.engine.accounts.privacy_accounting import _composed, _priced_rounds, calibrate
 from fedjax_dp.evaluation import is_minority_found, is_partition_found
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.accounting.ledger import Ledger
@@ -169,7 +169,7 @@ def test_twenty_selections_cost_what_the_paper_converts_them_to(which):
 
 def _whole_run(algorithm, size, hyper, num_rounds):
     """What a record pays in a run whose every round its client joins."""
-    return _composed(_priced_stages(algorithm, hyper, num_rounds), size, hyper)
+    return _composed(_priced_rounds(algorithm, hyper, num_rounds), size, hyper)
 
 
 def _cost(algorithm, sim, num_rounds):

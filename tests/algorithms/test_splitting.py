@@ -20,11 +20,11 @@ from oracles.splitting import (
 
 from fedjax_dp import algorithms
 from fedjax_dp.algorithms import ProximalStep
+from fedjax_dp.algorithms.schedules import step_factor
 from fedjax_dp.clients.base import LocalConfig, LocalResult, TrainingMetrics
 from fedjax_dp.clients.client_data import PublicClient
 from fedjax_dp.clients.regularizers import Quadratic, accelerated, proximal_move
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
-from fedjax_dp.clients.step_sizes import step_factor
 from fedjax_dp.core.registry import grouped
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData

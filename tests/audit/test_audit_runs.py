@@ -19,7 +19,7 @@ from fedjax_dp.clients.sgd import local_trainer
 from fedjax_dp.core.made import made
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine import Fate, simulation
+from fedjax_dp.engine import Fate, scheduled, simulation
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy import mechanisms
 from fedjax_dp.privacy.accounting.ledger import Ledger
@@ -406,3 +406,23 @@ def test_a_score_is_never_learned_from_the_runs_that_prove_something():
     assert audit(runs._replace(seen=alone), cases.DP_DELTA)[0].epsilon_lower < 0.1
     seen[:, 0] += shown
     assert min(r.epsilon_lower for r in audit(runs._replace(seen=seen), cases.DP_DELTA)) > 1.5
+
+
+@telling
+def test_an_audit_at_less_noise_charges_the_noise_that_each_round_claims():
+    factors = np.array([1.5, 1.0, 0.75, 0.5], np.float32)
+    tables = {"aggregator.noise_multiplier": factors}
+    planted = cases.plant("dp_fedavg", "client", 2)
+    quieter = planted.algorithm.with_hyper(
+        planted.algorithm.hyper._replace(
+            aggregator={**planted.algorithm.hyper.aggregator, "noise_multiplier": 0.1}
+        )
+    )
+    wrapper = functools.partial(scheduled, schedules=tables, num_rounds=len(factors))
+    seen = run(planted, 40, num_rounds=len(factors), running=quieter, wrapper=wrapper)
+    (one, *_) = audit(seen, cases.DP_DELTA)
+    ledger, cohorts = Ledger("client", planted.relation), planted.participation
+    for factor in factors:
+        noise = dp_accounting.GaussianDpEvent(float(np.float32(cases.NOISE_MULTIPLIER) * factor))
+        ledger.charge(cohorts.event(noise))
+    assert one.epsilon_claimed == pytest.approx(float(ledger.epsilon(one.dp_delta)[0]), rel=1e-6)

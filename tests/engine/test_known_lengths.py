@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, AxisType
 from marks import telling
 from small_problem import make_data, make_model
 
-from fedjax_dp.algorithms import fedavg
+from fedjax_dp.algorithms import Hyper, fedavg
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.core import jaxprs
 from fedjax_dp.core.backend import traced_for
@@ -118,10 +118,16 @@ def test_other_numbers_of_a_call_run_by_another_program():
 
 def test_work_is_equal_for_equal_sizes_and_numbers_alone():
     same, local = np.full(5, 8, np.int32), LocalConfig(batch_size=4)
-    assert EqualWork.of(same, local) == EqualWork(8, 4.0, 1.0, None)
-    assert EqualWork.of(np.array([8, 7]), local) is None
-    assert EqualWork.of(np.zeros(3, np.int32), local) is None
-    assert EqualWork.of(same, local._replace(batch_size=np.full(5, 4))) is None
+    hyper = Hyper(local)
+    assert EqualWork.of(same, hyper) == EqualWork(8, 4.0, 1.0, None)
+    assert EqualWork.of(np.array([8, 7]), hyper) is None
+    assert EqualWork.of(np.zeros(3, np.int32), hyper) is None
+    assert EqualWork.of(same, Hyper(local._replace(batch_size=np.full(5, 4)))) is None
+    # A number that changes over rounds is no constant of a program.
+    tables = {"local.learning_rate": np.ones(2)}
+    assert EqualWork.of(same, hyper._replace(factors=tables)) is not None
+    tables = {"local.num_epochs": np.array([1.0, 0.5], np.float32)}
+    assert EqualWork.of(same, hyper._replace(factors=tables)) is None
 
 
 def _lengths_of_scans(closed):

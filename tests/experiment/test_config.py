@@ -56,6 +56,7 @@ CHOSEN = {
 NAMED = {
     "run.metrics": ["f1"],
     "run.callbacks": {"early_stopping": {"patience": 2}},
+    "schedules": {"training": {"learning_rate": {"curve": "exponential", "decay": 0.9}}},
     "data.name": "mnist",
     "data.options": {"seed": 3, "distinct": True, "target": "kind"},
     "data.partition": "dirichlet",

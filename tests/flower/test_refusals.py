@@ -20,6 +20,7 @@ from fedjax_dp.engine import (
     examples_of,
     federation,
     population_of,
+    scheduled,
     serverless,
 )
 from fedjax_dp.flower import Node, client_app, deployed
@@ -50,6 +51,13 @@ def masked_fedavg(keys=None, graph=secure.all_pairs(NUM_CLIENTS)):
     encoding = fixed_point(NUM_CLIENTS, integer_bits=6)
     mean = secure.masked(weighted_mean(), encoding, graph, keys=keys)
     return algorithms.fedavg(make_model(), plain_trainer(make_model()), aggregator=mean)
+
+
+def test_numbers_that_change_over_rounds_are_refused():
+    algorithm = algorithms.fedavg(make_model(), plain_trainer(make_model()))
+    changing = scheduled(bound(algorithm), {"local.learning_rate": [1.0, 0.5]}, 2)
+    with pytest.raises(ValueError, match="federation must have no schedules to be deployed"):
+        deployed(changing, NoNodes())
 
 
 def test_what_nodes_cannot_do_is_refused():

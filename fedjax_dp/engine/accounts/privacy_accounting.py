@@ -1,8 +1,9 @@
 """Privacy accounting of a federation: prices, ledgers and budgets, and noise for a budget."""
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, overload
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias, overload
 
 import dp_accounting
 import jax
@@ -20,7 +21,7 @@ from fedjax_dp.core.ranges import Count, PositiveNumbers
 from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.execution.compile import Simulation
 from fedjax_dp.engine.federation import Federation, check_wrapped
-from fedjax_dp.engine.record import RoundRecord, digest_of, require_chargeable
+from fedjax_dp.engine.record import RoundRecord, digest_of, priced, require_chargeable
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.privacy.accounting.calibration import (
     calibrate_noise_multiplier,
@@ -36,36 +37,68 @@ from fedjax_dp.privacy.sensitivities import RELATIONS
 _PROBE = 1.7320508
 
 
-def _priced_stages(
-    algorithm: FederatedAlgorithm, hyper: Hyper, num_rounds: int
-) -> list[tuple[Callable[..., Any], int]]:
-    """Pairs the event of each stage with how many rounds of it a run has."""
+class _Priced(NamedTuple):
+    """Rounds of a run that cost a record the same."""
+
+    event: RecordEvent
+    round: int  # One of them, whose numbers are those of all.
+    times: int  # How many there are.
+
+
+def _priced_rounds(algorithm: FederatedAlgorithm, hyper: Hyper, num_rounds: int) -> list[_Priced]:
+    """Counts the rounds of each stage and of each factor of a number that prices depend on."""
     checks.whole("num_rounds", num_rounds)
     claim = algorithm.training.record
     if claim is None:
         raise ValueError(f"algorithm must claim privacy for records, got {algorithm.name}")
-    if len(claim.events) == 1:
-        return [(claim.events[0], 1 if isinstance(claim, OnceClaim) else num_rounds)]
+    kinds = [(t, 0) for t in priced(hyper).alike(num_rounds)]
+    if len(claim.events) > 1:
 
-    @jax.jit
-    def initial_stages(key: Any) -> Any:
-        # Compiled, so that models on which no stage depends are never computed.
-        server = algorithm.init(key)
-        return jax.vmap(lambda r: algorithm.stages.stage_of(server, hyper, r))(
-            jnp.arange(num_rounds)
-        )
+        @jax.jit
+        def initial_stages(key: Any) -> Any:
+            # Compiled, so that models on which no stage depends are never computed.
+            server = algorithm.init(key)
+            return jax.vmap(lambda r: algorithm.stages.stage_of(server, hyper.at(r), r))(
+                jnp.arange(num_rounds)
+            )
 
-    stages = np.asarray(initial_stages(jax.random.key(0)))
-    counts = zip(*np.unique(stages, return_counts=True), strict=True)
-    return [(claim.at(stage), int(count)) for stage, count in counts]
+        stages = np.asarray(initial_stages(jax.random.key(0))).tolist()
+        kinds = [(t, stage) for (t, _), stage in zip(kinds, stages, strict=True)]
+    counts = Counter(kinds)
+    once = isinstance(claim, OnceClaim)
+    by_stage = sorted(counts, key=lambda kind: (kind[1], kind[0]))
+    return [_Priced(claim.at(s), t, 1 if once else counts[t, s]) for t, s in by_stage]
 
 
-def _composed(
-    priced: list[tuple[Callable[..., Any], int]], size: int, hyper: Hyper
-) -> dp_accounting.DpEvent:
+def _composed(rounds: list[_Priced], size: int, hyper: Hyper) -> dp_accounting.DpEvent:
     return dp_accounting.ComposedDpEvent(
-        [dp_accounting.SelfComposedDpEvent(event(size, hyper), n) for event, n in priced]
+        [
+            dp_accounting.SelfComposedDpEvent(each.event(size, hyper.at(each.round)), each.times)
+            for each in rounds
+        ]
     )
+
+
+def priced_factors(
+    algorithm: FederatedAlgorithm, size: int, factors: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Selects the factors that change what a record of a client of some size pays for a round."""
+    host = jax.tree.map(np.asarray, typed(algorithm.hyper)).of_client(0)
+    found, claim = {}, algorithm.training.record
+    for name, table in factors.items():
+        numbers = host._replace(factors={name: table})
+        rounds = sorted(set(numbers.alike()))
+        for event in () if claim is None else claim.events:
+            prices = [event(size, numbers.at(t)) for t in rounds]
+            if any(price != prices[0] for price in prices):
+                found[name] = table
+    return found
+
+
+def with_factors(noise: np.ndarray, factors: Mapping[str, Any]) -> np.ndarray:
+    """Rounds calibrated noise multipliers up, so that no product with a factor is below its own."""
+    # A product of two floats of 24 bits is rounded by at most half of the last of them.
+    return rounded_up(noise * (1 + 2.0**-23 * bool(factors)))
 
 
 @checked
@@ -78,13 +111,15 @@ def calibrate(
     *,
     accountant: str = "rdp",
     relation: str = "zero_out",
+    factors: Mapping[str, np.ndarray] = {},
 ) -> Hyper:
     """Calibrates each client's noise multiplier, so that a whole run spends its budget.
 
     One multiplier for each client covers all rounds: those of other batch sizes and those with
     private selections are composed with the rest and converted to ε once. Clients with equal
     budgets and numbers share the search; those with only Poisson-sampled Gaussian steps are
-    searched together.
+    searched together. Where numbers change over rounds, all rounds are composed with their own, and
+    the multiplier found is the one that the factors of noise multiply.
 
     Guarantee: ε of each client at its δ after `num_rounds` rounds is at most its budget.
 
@@ -96,10 +131,11 @@ def calibrate(
       num_rounds: rounds of the run, at least 1.
       accountant: "rdp", "pld" or "rdp-classic-64".
       relation: "zero_out" or "replace_one".
+      factors: as of `Hyper`, of numbers that change over rounds.
 
     Returns:
       The declaration's numbers with `local.noise_multiplier` of `[num_clients]`, float32, rounded
-      up.
+      up, without factors.
 
     Raises:
       ValueError: if nothing is claimed for records, a budget cannot be reached, or there is not one
@@ -110,29 +146,33 @@ def calibrate(
     """
     sizes = np.asarray(sizes)
     algorithm.check(algorithm.hyper, len(sizes))
-    host = jax.tree.map(np.asarray, typed(algorithm.hyper))
-    priced = _priced_stages(algorithm, host, num_rounds)
+    factors = priced_factors(algorithm, int(np.max(sizes)), factors)
+    host = jax.tree.map(np.asarray, typed(algorithm.hyper._replace(factors=factors)))
+    rounds = _priced_rounds(algorithm, host, num_rounds)
     promise = {"accountant": accountant, "relation": relation}
     noise = np.ones(len(sizes))
-    plain: list[tuple[list[int], float, float, float, int]] = []
+    plain: list[tuple[Any, ...]] = []
     for members, (size, target, delta, local) in _alike(host.local, sizes, epsilon, dp_delta):
 
         def whole_run(z: float, size: int = size, local: LocalConfig = local) -> Any:
             numbers = host._replace(local=local._replace(noise_multiplier=z))
-            return _composed(priced, size, numbers)
+            return _composed(rounds, size, numbers)
 
-        rates = _poisson_steps(whole_run(_PROBE)) if size > 0 else {}
-        if rates is None or len(rates) > 1:
+        probed = host._replace(local=local._replace(noise_multiplier=_PROBE))
+        phases = _phases(rounds, size, probed) if size > 0 else []
+        if phases is None:
             noise[members] = calibrate_noise_multiplier(whole_run, target, delta, **promise)
-        elif rates:
-            [(rate, steps)] = rates.items()
-            plain.append((members, target, delta, rate, steps))
+        elif phases:
+            plain.append((members, target, delta, *zip(*phases, strict=True)))
     if plain:
-        groups, *columns = zip(*plain, strict=True)
-        found = calibrate_poisson(*map(np.asarray, columns), **promise)
+        groups, *columns, noise_factor = zip(*plain, strict=True)
+        found = calibrate_poisson(
+            *map(np.asarray, columns), noise_factor=np.asarray(noise_factor), **promise
+        )
         for members, multiplier in zip(groups, found, strict=True):
             noise[members] = multiplier
-    return host._replace(local=host.local._replace(noise_multiplier=rounded_up(noise)))
+    noise = with_factors(noise, factors)
+    return host._replace(local=host.local._replace(noise_multiplier=noise), factors={})
 
 
 def _alike(
@@ -154,14 +194,32 @@ def _alike(
     return list(groups.values())
 
 
-def _poisson_steps(event: dp_accounting.DpEvent) -> dict[float, int] | None:
+def _phases(
+    rounds: list[_Priced], size: int, probed: Hyper
+) -> list[tuple[float, int, float]] | None:
+    """Describes rounds by rate, steps and factor of the noise; None if one is of another kind."""
+    alike = [[each] for each in rounds]
+    if "local.noise_multiplier" not in probed.factors:
+        alike = [rounds]
+    phases: list[tuple[float, int, float]] = []
+    for some in alike:
+        multiplier = float(probed.at(some[0].round).local.noise_multiplier)
+        rates = _poisson_steps(_composed(some, size, probed), multiplier)
+        if rates is None or len(rates) > 1:
+            return None
+        phases += [(rate, steps, multiplier / _PROBE) for rate, steps in rates.items()]
+    # All clients that are searched together have as many phases.
+    return phases + [(1.0, 0, 1.0)] * (len(alike) - len(phases)) if phases else []
+
+
+def _poisson_steps(event: dp_accounting.DpEvent, probe: float = _PROBE) -> dict[float, int] | None:
     """Counts Poisson-sampled Gaussians of the probed multiplier by rate; None for others."""
     if isinstance(event, dp_accounting.NoOpDpEvent):
         return {}
     if isinstance(event, dp_accounting.GaussianDpEvent):
-        return {1.0: 1} if np.isclose(event.noise_multiplier, _PROBE, rtol=1e-6) else None
+        return {1.0: 1} if np.isclose(event.noise_multiplier, probe, rtol=1e-6) else None
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
-        inner = _poisson_steps(event.event)
+        inner = _poisson_steps(event.event, probe)
         is_one = inner == {1.0: 1}
         return {float(event.sampling_probability): 1} if is_one else None
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
@@ -172,7 +230,7 @@ def _poisson_steps(event: dp_accounting.DpEvent) -> dict[float, int] | None:
         return None
     counts: dict[float, int] = {}
     for part in parts:
-        inner = _poisson_steps(part)
+        inner = _poisson_steps(part, probe)
         if inner is None:
             return None
         for rate, steps in inner.items():
@@ -185,6 +243,14 @@ _SLACK = 1e-9
 
 # The costs of a round of one stage: events, and the accounts that pay each.
 _Prices: TypeAlias = list[tuple[Any, np.ndarray]]
+
+
+class _Costs(NamedTuple):
+    """What rounds cost that run with some numbers."""
+
+    # By unit and stage.
+    events: dict[str, list[_Prices]]
+    digest: Any  # Of these numbers.
 
 
 def unit_facts(federation: Federation) -> dict[str, dict[str, Any]]:
@@ -244,22 +310,25 @@ class PrivacyAccounting:
         self._relation, self._accountant = relation, accountant
         num_clients = self._cohorts.participation.num_clients
         num_units = {"client": 1 if self._charges_all else num_clients, "record": num_clients}
-        # By unit and stage.
-        self._events: dict[str, list[_Prices]] = {}
-        self._numbers: Any = None
-        self._digest: Any = None
+        self._costs: list[_Costs] = []  # Of all rounds whose numbers differ.
+        self._hyper: Any = None
         self._read_events(bound.hyper if hyper is None else hyper)
-        self.ledgers = {unit: Ledger(unit, relation, num_units[unit]) for unit in self._events}
+        units = self._costs[0].events
+        self.ledgers = {unit: Ledger(unit, relation, num_units[unit]) for unit in units}
 
     def _read_events(self, hyper: Hyper) -> None:
         """Computes a round's costs from numbers, unless these are the current ones."""
         hyper = jax.tree.map(np.asarray, typed(hyper))
         # With their structure: a number that takes the place of None changes what is charged.
-        numbers, before = jax.tree.flatten(hyper), self._numbers
-        is_same = before is not None and before[1] == numbers[1]
-        if is_same and all(map(np.array_equal, before[0], numbers[0])):
+        before, now = (jax.tree.flatten(numbers) for numbers in (self._hyper, hyper))
+        if str(before[1]) == str(now[1]) and all(map(np.array_equal, before[0], now[0])):
             return
         self._federation.check_numbers(hyper)
+        rounds = sorted(set(priced(hyper).alike()))
+        self._costs, self._hyper = [self._costs_of(hyper.at(t)) for t in rounds], hyper
+
+    def _costs_of(self, hyper: Hyper) -> "_Costs":
+        """Computes what a round with these numbers costs."""
         claims, events = self._federation.claims, dict[str, list[_Prices]]()
         if claims.client is not None:
             event = self._cohorts.event(claims.client.event(hyper.aggregator))
@@ -268,10 +337,10 @@ class PrivacyAccounting:
         if claims.record is not None:
             sizes = self._federation.population.sizes
             events["record"] = [_events_by_client(e, sizes, hyper) for e in claims.record.events]
-        for priced in events.values():
-            round_events = [event for prices in priced for event, _ in prices]
+        for by_stage in events.values():
+            round_events = [event for prices in by_stage for event, _ in prices]
             require_analysis(round_events, self._relation, self._accountant)
-        self._events, self._numbers, self._digest = events, numbers, digest_of(hyper)
+        return _Costs(events, digest_of(hyper))
 
     @property
     def facts(self) -> dict[str, dict[str, Any]]:
@@ -290,7 +359,8 @@ class PrivacyAccounting:
         """Charges rounds that ran.
 
         Every drawn client is charged, whatever its fate. A round whose aggregate was not released
-        is charged all the same, since updates have left the clients.
+        is charged all the same, since updates have left the clients. Where numbers change over
+        rounds, a round is charged by those that its record has the digest of.
 
         Args:
           record: as `Simulation.run` returned it, for one or more rounds.
@@ -302,28 +372,32 @@ class PrivacyAccounting:
             would be charged, or clients or stages are not those of this federation; nothing is
             charged then.
         """
-        priced = max((len(prices) for prices in self._events.values()), default=1)
-        num_stages = priced if priced > 1 else None
+        num_prices = max((len(prices) for prices in self._costs[0].events.values()), default=1)
+        num_stages = num_prices if num_prices > 1 else None
         require_chargeable(record, self._cohorts.participation.num_clients, num_stages)
-        kept = self._events, self._numbers, self._digest
+        kept = self._costs, self._hyper
         if hyper is not None:
             self._read_events(hyper)
         try:
-            self._require_numbers_of(record)
+            which = self._costs_that_ran(record)
         except ValueError:
-            self._events, self._numbers, self._digest = kept
+            self._costs, self._hyper = kept
             raise
         participants, stages = np.asarray(record.clients), np.asarray(record.stage)
         for unit, ledger in self.ledgers.items():
             cohorts = None if self._all_pay(unit) else participants
-            self._charge(unit, ledger, stages, cohorts)
+            self._charge(unit, ledger, which, stages, cohorts)
 
-    def _require_numbers_of(self, record: RoundRecord) -> None:
-        """Requires the current numbers to be those that rounds ran with."""
+    def _costs_that_ran(self, record: RoundRecord) -> np.ndarray:
+        """Finds the costs of rounds by the numbers that they ran with, `[rounds]`."""
         if record.digest is None:
-            return
+            rule = "have digests of its numbers, which change over rounds and set their costs"
+            checks.require(len(self._costs) == 1, "record", rule, "one without")
+            return np.zeros(len(np.asarray(record.stage)), np.int64)
         ran = np.asarray(record.digest).reshape(-1, 2)
-        others = np.flatnonzero(np.any(ran != self._digest, axis=1))
+        known = np.stack([costs.digest for costs in self._costs])
+        is_of = np.all(ran[:, None] == known, axis=2)
+        others = np.flatnonzero(~np.any(is_of, axis=1))
         rule = (
             "be the numbers that the rounds ran with, which determine their cost: call "
             "charge(record, hyper) with the hyper of these rounds, once for each hyper"
@@ -331,6 +405,13 @@ class PrivacyAccounting:
         which = others[0] if len(others) else 0
         other_numbers = f"others than those of round {which} of this record"
         checks.require(not len(others), "hyper", rule, other_numbers)
+        return np.argmax(is_of, axis=1)
+
+    def _costs_to_come(self, first: int, num_rounds: int) -> np.ndarray:
+        """Finds the costs of rounds from `first` on, `[num_rounds]`."""
+        of_run = priced(self._hyper)
+        known = sorted(set(of_run.alike()))
+        return np.searchsorted(known, of_run.alike(first + num_rounds)[first:])
 
     def _all_pay(self, unit: str) -> bool:
         """Whether accounts must not reveal who took part, so that each unit pays for each round."""
@@ -340,10 +421,29 @@ class PrivacyAccounting:
         return self._charges_all and (is_secret or self._cohorts.is_adaptive)
 
     def _charge(
-        self, unit: str, ledger: Ledger, stages: np.ndarray, cohorts: np.ndarray | None
+        self,
+        unit: str,
+        ledger: Ledger,
+        which: np.ndarray,
+        stages: np.ndarray,
+        cohorts: np.ndarray | None,
     ) -> None:
-        """Charges rounds of these stages to `cohorts`, or to all units where that is None."""
-        for stage, prices in _by_stage(self._events[unit], stages):
+        """Charges rounds of some costs and stages to `cohorts`, or to all units if it is None."""
+        for place in np.unique(which):
+            is_of = which == place
+            own = None if cohorts is None else cohorts[is_of]
+            self._charge_alike(unit, ledger, self._costs[place], stages[is_of], own)
+
+    def _charge_alike(
+        self,
+        unit: str,
+        ledger: Ledger,
+        costs: _Costs,
+        stages: np.ndarray,
+        cohorts: np.ndarray | None,
+    ) -> None:
+        """Charges rounds that ran with the same numbers."""
+        for stage, prices in _by_stage(costs.events[unit], stages):
             is_charged = np.full(len(stages), True) if stage is None else stages == stage
             if cohorts is None:
                 times = np.full(ledger.num_units, np.sum(is_charged))
@@ -396,7 +496,7 @@ class PrivacyAccounting:
         if not bounded or num_rounds == 0:
             return num_rounds
         numbers = self._federation.hyper if hyper is None else typed(hyper)
-        kept = self._events, self._numbers, self._digest
+        kept = self._costs, self._hyper
         self._read_events(numbers)
         try:
             return self._affordable(
@@ -404,7 +504,7 @@ class PrivacyAccounting:
             )
         finally:
             # Nothing has run: the numbers that are charged next are unchanged.
-            self._events, self._numbers, self._digest = kept
+            self._costs, self._hyper = kept
 
     def _affordable(
         self,
@@ -418,12 +518,13 @@ class PrivacyAccounting:
         numbers: Hyper,
     ) -> int:
         coming = self._cohorts.coming(state, numbers, key, num_rounds)
+        which = self._costs_to_come(int(state.round), num_rounds)
 
         def exceeds(count: int) -> bool:
             for unit in bounded:
                 after = self.ledgers[unit].copy()
                 drawn = None if coming.clients is None else coming.clients[:count]
-                self._charge(unit, after, coming.stages[:count], drawn)
+                self._charge(unit, after, which[:count], coming.stages[:count], drawn)
                 budget = np.asarray(epsilon[unit], dtype=np.float64) * (1 + _SLACK)
                 if np.any(after.epsilon(dp_delta[unit], accountant) > budget):
                     return True
@@ -450,9 +551,10 @@ class PrivacyAccounting:
           Copies of the ledgers, charged for these rounds too.
         """
         coming = self._cohorts.coming(state, self._federation.hyper, key, num_rounds)
+        which = self._costs_to_come(int(state.round), num_rounds)
         ledgers = {unit: ledger.copy() for unit, ledger in self.ledgers.items()}
         for unit, ledger in ledgers.items():
-            self._charge(unit, ledger, coming.stages, coming.clients)
+            self._charge(unit, ledger, which, coming.stages, coming.clients)
         return ledgers
 
     @overload
@@ -533,13 +635,16 @@ def _events_by_client(
     record_event: RecordEvent, sizes: np.ndarray, hyper: Hyper
 ) -> list[tuple[Any, np.ndarray]]:
     """Groups clients that pay the same for a round."""
-    groups: dict[Any, list[int]] = {}
-    events: dict[Any, Any] = {}
-    for client, size in enumerate(sizes):
-        local = jax.tree.map(lambda x, c=client: x if x.ndim == 0 else x[c], hyper.local)
-        facts = (int(size), *(float(x) for x in jax.tree.leaves(local)))
-        if facts not in groups:
-            events[facts] = record_event(int(size), hyper._replace(local=local))
-            groups[facts] = []
-        groups[facts].append(client)
-    return [(events[facts], np.array(clients)) for facts, clients in groups.items()]
+    found = jax.tree.leaves(hyper.local)
+    facts = np.stack(
+        [np.broadcast_to(np.asarray(x, float), np.shape(sizes)) for x in (sizes, *found)]
+    )
+    _, firsts, group = np.unique(facts, axis=1, return_index=True, return_inverse=True)
+    prices = []
+    # In the order of their first clients.
+    for place in np.argsort(firsts):
+        first = int(firsts[place])
+        local = jax.tree.map(lambda x, c=first: x if x.ndim == 0 else x[c], hyper.local)
+        event = record_event(int(sizes[first]), hyper._replace(local=local))
+        prices.append((event, np.flatnonzero(group.reshape(-1) == place)))
+    return prices

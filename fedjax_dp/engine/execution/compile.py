@@ -346,6 +346,7 @@ class _Runner:
         self._scoring = None if parts.validation is None else examples_of(parts.validation)
         self._first = _initial(federation, parts.layout, place, parts.outer, parts.execution.folder)
         self._start = place.share(traced(federation.algorithm, federation.hyper))
+        self._checked: Hyper | None = None
 
     def init(self, key: PRNGKey) -> SimulationState:
         """Returns the state before the first round."""
@@ -383,10 +384,11 @@ class _Runner:
         if hyper is None:
             return self._blocks.planned, self._start
         federation, known = self._parts.federation, self._parts.layout.equal_work
-        federation.check_numbers(hyper)
-        is_planned = known is None or known == EqualWork.of(
-            federation.population.sizes, hyper.local
-        )
+        # Those of each round are checked, which blocks of one run need once.
+        if hyper is not self._checked or not hyper.factors:
+            federation.check_numbers(hyper)
+            self._checked = hyper
+        is_planned = known is None or known == EqualWork.of(federation.population.sizes, hyper)
         numbers = self._parts.place.share(_same_kind(federation.algorithm, hyper, self._start))
         return self._blocks.planned if is_planned else self._blocks.general, numbers
 

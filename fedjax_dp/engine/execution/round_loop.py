@@ -98,7 +98,8 @@ def after_host_step(
         stored = state.clients
         table = stored if isinstance(stored, ClientStore) else Table(stored, num_clients)
         states = Scored(table, step, validation)
-    numbers = jax.tree.map(np.asarray, hyper)
+    # Those of the round that it follows.
+    numbers = jax.tree.map(np.asarray, hyper).at(step.after - 1)
     server = before
     if jax.process_index() == 0:
         server = step.step(before, states, numbers, fold(key, Purpose.SERVER, step.after))

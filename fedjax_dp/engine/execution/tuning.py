@@ -176,7 +176,7 @@ def layout_of(
         alone_above=above,
         splits_longest=splits,
         arithmetic=execution.arithmetic(),
-        equal_work=EqualWork.of(federation.population.sizes, federation.hyper.local)
+        equal_work=EqualWork.of(federation.population.sizes, federation.hyper)
         if execution.choices().has_known_lengths
         else None,
         fewest_clients=cohorts.participation.min_drawn,

@@ -16,12 +16,13 @@ from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import example_structure
 from fedjax_dp.data.participants import Participation
-from fedjax_dp.engine.accounts.privacy_accounting import calibrate
+from fedjax_dp.engine.accounts.privacy_accounting import calibrate, priced_factors
 from fedjax_dp.engine.federation import init_key
 from fedjax_dp.experiment.components.experiment import Population
 from fedjax_dp.experiment.components.mechanism import Setting, client_aggregator, structure_of
 from fedjax_dp.experiment.components.optimizers import local_optimizer, optimizer_numbers
 from fedjax_dp.experiment.components.participation import batches_of
+from fedjax_dp.experiment.components.schedules import tables_of
 from fedjax_dp.experiment.schema.config import (
     AlgorithmSection,
     Config,
@@ -131,11 +132,11 @@ def setting_of(
     config: Config, participation: Participation, graph: MaskGraph | None, model: Model
 ) -> Setting:
     """Collects the facts that a mechanism on updates depends on besides its numbers."""
-    name, privacy = config.algorithm.name, config.privacy
+    name, promise, rounds = config.algorithm.name, config.privacy.promise, config.run.rounds
     options = algorithms.options_of(name) | config.algorithm.options
     structure = algorithms.ALGORITHMS[name].noised(structure_of(model), options)
-    most = config.asynchronous.max_participations
-    return Setting(participation, structure, config.run.rounds, privacy.promise, graph, most)
+    most, factors = config.asynchronous.max_participations, tables_of(config.schedules, rounds)
+    return Setting(participation, structure, rounds, promise, graph, most, factors)
 
 
 def build_problem(
@@ -185,7 +186,10 @@ def calibrated(
     target = target if budgets is None else budgets(target)
     # With several stages all rounds are charged, since a client may be drawn in the costliest.
     is_uniform = algorithm.claims.record is not None and len(algorithm.claims.record.events) == 1
-    rounds = setting.charged if is_uniform else setting.num_rounds
+    rounds, factors = setting.num_rounds, setting.factors
+    if is_uniform:
+        priced = priced_factors(algorithm, int(np.max(sizes)), factors)
+        factors, rounds = setting.charged_factors(priced, "local.noise_multiplier")
     deltas = np.asarray(level.dp_delta, dtype=np.float64)
-    hyper = calibrate(algorithm, sizes, target, deltas, rounds, **setting.promise)
+    hyper = calibrate(algorithm, sizes, target, deltas, rounds, factors=factors, **setting.promise)
     return algorithm.with_hyper(hyper)

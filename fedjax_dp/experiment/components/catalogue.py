@@ -15,6 +15,7 @@ from fedjax_dp.experiment.components import optimizers
 from fedjax_dp.experiment.components.callbacks import CALLBACKS
 from fedjax_dp.experiment.components.optimizers import OPTIMIZERS
 from fedjax_dp.experiment.components.partitions import PARTITIONS
+from fedjax_dp.experiment.components.schedules import CURVES, fields_of_curve, read_schedules
 from fedjax_dp.experiment.schema.config import Config as Config
 from fedjax_dp.experiment.schema.constraints import refused
 from fedjax_dp.experiment.schema.options import Fields, fields_of, read_options
@@ -83,6 +84,9 @@ CHOICES = {
 
 
 _CALLBACK = Choice("run.callbacks", CALLBACKS, functools.cache(_callback))
+_CURVE = Choice("schedules.KEY", CURVES, fields_of_curve)
+# All that `--keys` describes: several of the last are in one table.
+DESCRIBED = {**CHOICES, "schedules.curve": _CURVE}
 
 
 def options_of_other_parts(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> list[str]:
@@ -133,6 +137,7 @@ def read_parts(config: Config) -> None:
         if not isinstance(options, dict):
             raise refused(key, f"{key} must be a table of options, got {options!r}")
         options.update(read_options(fields, name, key, options))
+    read_schedules(config, functools.partial(_fields_of, _CURVE))
 
 
 Config._read_parts = read_parts

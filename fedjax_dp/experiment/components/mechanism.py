@@ -1,16 +1,20 @@
 """The configured mechanism on clients' updates, calibrated to its budget."""
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import dp_accounting
 import jax
 import numpy as np
 
+from fedjax_dp.algorithms.base import Hyper
+from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.core import trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.participants import Participation
+from fedjax_dp.engine.accounts.privacy_accounting import with_factors
 from fedjax_dp.experiment.schema.config import (
     BoundedLaplaceLevel,
     CentralDiscreteLevel,
@@ -22,7 +26,7 @@ from fedjax_dp.experiment.schema.config import (
     ObliviousLevel,
     StaircaseLevel,
 )
-from fedjax_dp.privacy.accounting.calibration import calibrate_noise_multiplier, rounded_up
+from fedjax_dp.privacy.accounting.calibration import calibrate_noise_multiplier
 from fedjax_dp.privacy.claims import ClientClaim
 from fedjax_dp.privacy.mechanisms.clipping import make_adaptive_clipping
 from fedjax_dp.privacy.mechanisms.distributed import Plan, choose_bits, make_plan
@@ -60,6 +64,7 @@ class Setting(NamedTuple):
     promise: dict[str, str]
     graph: MaskGraph | None = None
     max_participations: int | None = None
+    factors: Mapping[str, np.ndarray] = {}  # As of `Hyper`.
 
     @property
     def cohort(self) -> float:
@@ -73,6 +78,22 @@ class Setting(NamedTuple):
         if not self.participation.sampler.charges_all:
             rounds = -(-rounds // self.participation.separation)
         return min(rounds, self.max_participations or rounds)
+
+    def charged_factors(
+        self, priced: Mapping[str, np.ndarray], noise: str
+    ) -> tuple[dict[str, np.ndarray], int]:
+        """Returns factors of numbers that set prices as rounds are charged, and how many are.
+
+        Of more rounds than a client takes part in, those with the least noise are charged; all of
+        them where other numbers change too.
+        """
+        if priced.keys() - {noise}:
+            return dict(priced), self.num_rounds
+        if not priced:
+            return {}, self.charged
+        table = priced[noise]
+        whole = table[np.minimum(np.arange(self.num_rounds), len(table) - 1)]
+        return {noise: np.sort(whole)}, self.charged
 
 
 def client_aggregator(level: ClientLevel, setting: Setting) -> Summed:
@@ -99,15 +120,28 @@ def _calibrated(level: ClientLevel, build: Build, setting: Setting) -> float:
     if isinstance(level, StaircaseLevel):
         least, most = SMALLEST_STAIRCASE_MULTIPLIER, LARGEST_STAIRCASE_MULTIPLIER
 
+    # No price depends on a clip norm, in whose units the noise is.
+    priced = {
+        name: table
+        for name, table in setting.factors.items()
+        if name.startswith("aggregator.") and name != "aggregator.clip_norm"
+    }
+    factors, charged = setting.charged_factors(priced, "aggregator.noise_multiplier")
+    rounds = Counter(Hyper(LocalConfig(), factors=factors).alike(charged))
+
     def run_of(noise_multiplier: float) -> Any:
         mean = build(np.clip(noise_multiplier, least, most).item())
         assert isinstance(mean.claim, ClientClaim)
-        event = setting.participation.event(mean.claim.event(mean.numbers))
-        return dp_accounting.SelfComposedDpEvent(event, setting.charged)
+        numbers, parts = Hyper(LocalConfig(), {}, mean.numbers, factors), []
+        for t, count in rounds.items():
+            release = mean.claim.event(numbers.at(t).aggregator)
+            event = setting.participation.event(release)
+            parts.append(dp_accounting.SelfComposedDpEvent(event, count))
+        return dp_accounting.ComposedDpEvent(parts)
 
     assert level.epsilon is not None
     found = calibrate_noise_multiplier(run_of, level.epsilon, level.dp_delta, **setting.promise)
-    return float(np.clip(rounded_up(found), least, most))
+    return float(np.clip(with_factors(np.asarray(found), factors), least, most))
 
 
 def _builder(level: ClientLevel, setting: Setting) -> Build:

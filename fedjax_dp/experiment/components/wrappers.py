@@ -12,6 +12,7 @@ from fedjax_dp.engine.wrappers import anderson, asynchronous, leaving, servers
 from fedjax_dp.engine.wrapping import Wrapper
 from fedjax_dp.experiment.components.clock import Clock
 from fedjax_dp.experiment.components.numbers_by_client import check_cycle
+from fedjax_dp.experiment.components.schedules import with_schedules
 from fedjax_dp.experiment.components.secure_aggregation import servers_of
 from fedjax_dp.experiment.schema.config import ClockSection, Config
 from fedjax_dp.experiment.schema.constraints import keyed
@@ -171,6 +172,9 @@ def wrapper_of(config: Config, model: Model, num_clients: int, clock: Clock | No
     wraps = [named(one.key, made[one.key]()) for one in _asked(config)]
     if clock is not None and config.asynchronous.concurrency is None:
         wraps.append(clock.__call__)
+    # Numbers of all wrappers can change.
+    if (schedules := with_schedules(config)) is not None:
+        wraps.append(schedules)
     if not wraps:
         return None
     return lambda federation: reduce(lambda inner, wrap: wrap(inner), wraps, federation)

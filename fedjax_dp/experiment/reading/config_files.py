@@ -130,6 +130,8 @@ def to_toml(config: Config) -> str:
                 _put_at(tables, f"{prefix}{name}", "none")
     if "learning_rate" not in config.training.model_fields_set and _has_no_steps(config):
         del tables["training"]["learning_rate"]
+    if not config.schedules:
+        del tables["schedules"]
     if is_own(config.data.name) and not config.data.is_divided:
         # Only the loaded data show whether they name clients.
         del tables["data"]["partition"], tables["data"]["num_clients"]

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from fedjax_dp.core import checks
-from fedjax_dp.experiment.components.catalogue import CHOICES
+from fedjax_dp.experiment.components.catalogue import DESCRIBED
 from fedjax_dp.experiment.schema.config import ROOT
 from fedjax_dp.experiment.schema.constraints import ConfigError, annotation_of, rule_of
 from fedjax_dp.experiment.schema.sections import Section, default_section, sections_of, tag_of
@@ -21,13 +21,13 @@ def describe() -> list[Row]:
 def describe_choice(word: str) -> list[Row]:
     """Lists the options of a part, named as in "algorithm.name=fedprox", as `describe`."""
     key, _, name = word.partition("=")
-    if key not in CHOICES:
-        hint = checks.nearest(key, CHOICES)
+    if key not in DESCRIBED:
+        hint = checks.nearest(key, DESCRIBED)
         raise ConfigError(
-            f"--keys must be followed by nothing or by one of {', '.join(CHOICES)} with =NAME, got "
-            f"{word!r}; did you mean {hint!r}?"
+            f"--keys must be followed by nothing or by one of {', '.join(DESCRIBED)} with =NAME, "
+            f"got {word!r}; did you mean {hint!r}?"
         )
-    choice = CHOICES[key]
+    choice = DESCRIBED[key]
     checks.one_of(key, name, choice.names)
     fields = choice.fields(name)
     return [_row(f"{choice.options}.{option}", field) for option, field in fields.items()]

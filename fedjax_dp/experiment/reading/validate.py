@@ -27,6 +27,7 @@ from fedjax_dp.experiment.components.numbers_by_client import KEYS
 from fedjax_dp.experiment.components.optimizers import local_optimizer
 from fedjax_dp.experiment.components.participation import batches_of, participation_of
 from fedjax_dp.experiment.components.partitions import PARTITIONS
+from fedjax_dp.experiment.components.schedules import check_schedules, entries_of, tables_of
 from fedjax_dp.experiment.components.secure_aggregation import checked_graph
 from fedjax_dp.experiment.components.wrappers import check_numbers, check_wrappers
 from fedjax_dp.experiment.reading.analysis import Sections, require_analysis
@@ -82,6 +83,7 @@ def validate(config: Config) -> Counted | None:
     fits = epochs is None or config.evaluation.clusters
     checks.require(fits, "evaluation.references.epochs", rule, epochs)
     check_wrappers(config)
+    check_schedules(config)
     _check_masks(config.secure_aggregation)
     _check_aggregator(config.algorithm, entry, privacy)
     options = algorithms.options_of(name) | config.algorithm.options
@@ -93,6 +95,7 @@ def validate(config: Config) -> Counted | None:
             needs.check_clients()
         needs.check_bound(_is_bounded(config.algorithm.aggregator, privacy))
     _check_steps(name, needs, config.training)
+    _check_scheduled_rate(name, needs, config)
     sampler = batches_of(config.training, is_private="record" in privacy.units)
     with keyed("training"):
         check_whole(sampler, config.training.num_steps, config.training.batch_size)
@@ -278,6 +281,20 @@ def _check_steps(name: str, needs: Needs, section: TrainingSection) -> None:
         check_plain_sgd(is_plain, f"training.{key}", needs.reason, getattr(section, key))
     with keyed("training"):
         needs.check_rate(section.learning_rate)
+
+
+def _check_scheduled_rate(name: str, needs: Needs, config: Config) -> None:
+    """Refuses a schedule of a rate that an algorithm does not have, or cannot use in some round."""
+    factors = tables_of(config.schedules, config.run.rounds).get("local.learning_rate")
+    if factors is None:
+        return
+    rule = f"be left out for {name} with exact steps, which have no learning rate"
+    curve = entries_of(config.schedules)["training.learning_rate"]
+    key = "schedules.training.learning_rate"
+    checks.require(needs.steps != "none", key, rule, curve)
+    with keyed("training", {"learning_rate": f"{key} makes a rate that"}):
+        for factor in (np.min(factors), np.max(factors)):
+            needs.check_rate(np.asarray(config.training.learning_rate) * factor)
 
 
 def _is_bounded(aggregator: str | None, privacy: PrivacySection) -> bool:

@@ -27,6 +27,7 @@ from fedjax_dp.experiment.assembly.own_data import (
 )
 from fedjax_dp.experiment.assembly.population import build_population
 from fedjax_dp.experiment.components.experiment import Experiment, Population
+from fedjax_dp.experiment.components.schedules import after_plateaus, plateaus_of
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.environment import use_compilation_cache
 from fedjax_dp.experiment.running.results import evaluate
@@ -162,6 +163,9 @@ def load_run(folder: str | pathlib.Path, warn: Callable[[str], None] = warnings.
         accounting = accounting_of(experiment, hyper)
         accounting.restore(extra["ledgers"])
     rows = [row for row in read_metrics(folder, warn) if row["round"] <= int(state.round)]
+    plateaus = plateaus_of(experiment.config)
+    if plateaus and len(rows) >= config.run.evaluate_every:
+        hyper = after_plateaus(hyper, plateaus, rows)
     return Run(folder, experiment, state, hyper, accounting, rows)
 
 

@@ -21,6 +21,7 @@ from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.evaluation.evaluate import summarize
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.components.numbers_by_client import names_of
+from fedjax_dp.experiment.components.schedules import described, exact_plateaus, over_rounds
 from fedjax_dp.experiment.running.release import (
     PARTITION_FILE,
     STATED,
@@ -49,6 +50,8 @@ from fedjax_dp.io.statement import write_statement
 Ended = Literal["finished", "interrupted", "budget", "callback"]
 # The libraries that a privacy statement names.
 _STATED = (PACKAGE, "jax", "dp-accounting")
+# Numbers of local training of which a statement has the largest.
+_BOUNDS = ("clip_norm", "batch_size")
 
 
 def evaluate(
@@ -263,8 +266,11 @@ def _draw(
         label = f"{title}: a round of all clients, no jitter"
         plots.save(plots.round_chart(times, names, label), folder / "round.png")
     if any("update_norm_quantiles" in row for row in rows):
-        clip_norm = experiment.client_clip_norm
-        figure = plots.update_norms(rows, None if clip_norm is None else float(clip_norm), title)
+        bound = experiment.client_clip_norm
+        if "aggregator.clip_norm" in experiment.simulation.hyper.factors:
+            # A line would be that of one round.
+            bound = None
+        figure = plots.update_norms(rows, None if bound is None else float(bound), title)
         plots.save(figure, folder / "update_norms.png")
     if experiment.evaluator.clients is not None:
         found = experiment.evaluator.clients(state)
@@ -322,6 +328,7 @@ def facts_of(
         "also_not_private": [
             *read_exactly(experiment),
             *_choice_in_sweep(experiment),
+            *exact_plateaus(experiment.config),
             *also_not_private,
         ],
         "has_personal_models": has_personal_models(experiment),
@@ -331,26 +338,34 @@ def facts_of(
     if experiment.config.run.secret:
         file = f"{CHECKPOINT_FOLDER}/{ROOT_FILE}"
         common |= {"noise_root": "secret", "noise_root_file": file}
-    facts = {"client": {name: experiment.client_clip_norm} | common, "record": common.copy()}
+    if hyper.factors:
+        common["schedules"] = described(experiment.config)
+    bound_of_clients = experiment.client_clip_norm
+    if "aggregator.clip_norm" in hyper.factors:
+        bound_of_clients = over_rounds(hyper, "aggregator.clip_norm")
+    facts = {"client": {name: bound_of_clients} | common, "record": common.copy()}
     for unit, known in unit_facts(experiment.simulation.federation).items():
         facts[unit] |= {**known, "budget": experiment.budget.get(unit)}
     if isinstance(level, DiscreteGaussianLevel):
         # Every client adds its share of the noise; the server sees sums only.
         facts["client"]["trust"] = "secure_aggregation"
     if hyper.local.clip_norm is not None:
-        claim, numbers = experiment.simulation.algorithm.claims.record, hyper.local
+        claim = experiment.simulation.algorithm.claims.record
+        # Of the round that protects least.
+        noise, _ = over_rounds(hyper, "local.noise_multiplier")
+        clip_norm, batch_size = (over_rounds(hyper, f"local.{n}")[1] for n in _BOUNDS)
         bound = None if claim is None else claim.contribution
         facts["record"] |= (
             experiment.population.sharing._asdict()
             | {
                 "not_covered": experiment.simulation.algorithm.claims.not_covered,
-                "noise_multiplier_per_unit": by_client(numbers.noise_multiplier),
+                "noise_multiplier_per_unit": by_client(noise),
             }
             # Of gradients, which are not released under noise on models.
             | (
                 {
-                    "clip_norm_per_unit": by_client(numbers.clip_norm),
-                    "batch_size_per_unit": by_client(numbers.batch_size),
+                    "clip_norm_per_unit": by_client(clip_norm),
+                    "batch_size_per_unit": by_client(batch_size),
                 }
                 if bound is None
                 else {"contribution": bound}

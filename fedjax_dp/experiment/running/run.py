@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.core import checks
 from fedjax_dp.core.decimals import shown
-from fedjax_dp.core.devices import is_distributed
+from fedjax_dp.core.devices import is_distributed, of_first_process
 from fedjax_dp.engine.execution.compile import Simulation
 from fedjax_dp.engine.execution.joint import Finished, Request
 from fedjax_dp.engine.record import RoundInfo, RoundRecord, as_metrics
@@ -21,6 +22,7 @@ from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.assembly.devices import more_than_cores
 from fedjax_dp.experiment.components.callbacks import callbacks_of
 from fedjax_dp.experiment.components.experiment import Callback, Deployment, Experiment, Progress
+from fedjax_dp.experiment.components.schedules import Plateau, after_plateaus, plateaus_of
 from fedjax_dp.experiment.running.environment import environment, use_compilation_cache
 from fedjax_dp.experiment.running.processes import (
     agreed,
@@ -121,7 +123,7 @@ def steps(
     if section.secret:
         # From round 0 on, so that no two configurations ever share a root.
         save(state)
-    state, ended, stopped_by = yield from _rounds(
+    state, start, ended, stopped_by = yield from _rounds(
         experiment, state, start, logbook, callbacks, health, watcher, save, is_interrupted
     )
     save(state)
@@ -154,14 +156,20 @@ def _rounds(
     watcher: Watcher,
     save: Callable[[SimulationState], None],
     is_interrupted: Callable[[], bool],
-) -> Generator[Request, Finished, tuple[SimulationState, Ended, str | None]]:
-    """Asks for blocks of rounds; returns the state, how they ended, and by which callback."""
-    section = experiment.config.run
-    history = list(logbook.rows) if callbacks else []
+) -> Generator[Request, Finished, tuple[SimulationState, Start, Ended, str | None]]:
+    """Asks for blocks of rounds; returns the state, how they ended, and by which callback.
+
+    The start that is returned has the numbers of the next round.
+    """
+    section, plateaus = experiment.config.run, plateaus_of(experiment.config)
+    history = list(logbook.rows) if callbacks or plateaus else []
     done, total = int(state.round), section.rounds
 
     def affordable() -> int:
         return _affordable(experiment, state, start)
+
+    def adapted() -> Start:
+        return start._replace(hyper=_after_plateaus(start.hyper, plateaus, history))
 
     def stopping(state: SimulationState) -> str | None:
         if not callbacks:
@@ -174,15 +182,17 @@ def _rounds(
 
         return chosen_by_first(choose, list(callbacks))
 
+    if plateaus and done >= section.evaluate_every:
+        start = adapted()
     # Computed again once used up: if fewer clients were drawn than allowed for, there is more.
     allowed = affordable()
     watcher.done(done, {})
     # A callback that ended the run before ends it again.
     if history and done % section.evaluate_every == 0 and (name := stopping(state)):
-        return state, "callback", name
+        return state, start, "callback", name
     while done < total and not is_interrupted():
         if allowed == 0:
-            return state, "budget", None
+            return state, start, "budget", None
         stops = (section.evaluate_every, section.checkpoint_every)
         block = min(allowed, *(every - done % every for every in stops))
         state, record, info = yield Request(state, start.key, start.hyper, block)
@@ -198,12 +208,22 @@ def _rounds(
         for row in rows:
             logbook.write(row)
         watcher.done(done, rows[-1])
-        history += [to_json(row) for row in rows] if callbacks else []
+        history += [to_json(row) for row in rows] if callbacks or plateaus else []
+        if plateaus and done % section.evaluate_every == 0:
+            start = adapted()
+            allowed = affordable()
         if done % section.checkpoint_every == 0:
             save(state)
         if done % section.evaluate_every == 0 and (name := stopping(state)):
-            return state, "callback", name
-    return state, "interrupted" if done < total else "finished", None
+            return state, start, "callback", name
+    return state, start, "interrupted" if done < total else "finished", None
+
+
+def _after_plateaus(
+    hyper: Hyper, plateaus: Mapping[str, Plateau], rows: Sequence[Mapping[str, Any]]
+) -> Hyper:
+    """Sets the factors that metrics decide, for all processes by those of the first."""
+    return of_first_process(after_plateaus(hyper, plateaus, rows))
 
 
 def _affordable(experiment: Experiment, state: SimulationState, start: Start) -> int:
@@ -268,7 +288,9 @@ def _rows(
     rows, accountant = [], experiment.config.privacy.accountant
     shown, sent = as_metrics(record, info), start.traffic.count(record, info)
     for i in range(len(record.stage)):
-        start.accounting.charge(jax.tree.map(lambda x, i=i: x[i : i + 1], record))
+        # Read once for each change of numbers that a metric decides.
+        one = jax.tree.map(lambda x, i=i: x[i : i + 1], record)
+        start.accounting.charge(one, start.hyper if start.hyper.factors else None)
         # Privacy loss distributions are slow to compose: computed once per checkpoint.
         is_asked = accountant != "pld" or (
             (done + i + 1) % experiment.config.run.checkpoint_every == 0

@@ -771,6 +771,11 @@ class Config(Section):
     execution: ExecutionSection = Field(default_factory=ExecutionSection)
     communication: CommunicationSection = Field(default_factory=CommunicationSection)
     evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
+    schedules: Options = _table(
+        "curves over rounds by the key of the number that they multiply: a name, such as "
+        'schedules.training.learning_rate = "cosine", or a table of curve, warm_up (rounds) and '
+        "options; `run --keys schedules.curve=NAME`"
+    )
 
     def __init__(self, /, **values: Any) -> None:
         """Checks values, and the parts that they name, as those of a file."""

@@ -43,6 +43,7 @@ from fedjax_dp.experiment.assembly.build import (
 )
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.components.mechanism import with_share_of_noise
+from fedjax_dp.experiment.components.schedules import with_schedules
 from fedjax_dp.experiment.components.secure_aggregation import graph_of
 from fedjax_dp.experiment.schema.config import ObliviousLevel
 from fedjax_dp.models.base import Model
@@ -157,6 +158,7 @@ def audit_experiment(
             num_rounds=num_rounds,
             execution=execution,
             running=running,
+            wrapper=with_schedules(config),
         )
         bounds += audit(
             seen,

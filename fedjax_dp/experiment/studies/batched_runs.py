@@ -16,6 +16,7 @@ from fedjax_dp.experiment.assembly.assemble import assemble, checked_config, pop
 from fedjax_dp.experiment.assembly.devices import offer_devices
 from fedjax_dp.experiment.components.callbacks import callbacks_of
 from fedjax_dp.experiment.components.experiment import Callback, Experiment, Population
+from fedjax_dp.experiment.components.schedules import entries_of
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.environment import use_compilation_cache
 from fedjax_dp.experiment.running.run import Outcome, Steps, checked_health, run_by, steps
@@ -48,7 +49,9 @@ def alike(config: Config) -> str:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         return 0 if is_number else value
 
-    return json.dumps(plain(config.model_dump(mode="json")), sort_keys=True)
+    # Curves are numbers of a program too.
+    scheduled = {"schedules": sorted(entries_of(config.schedules))}
+    return json.dumps(plain(config.model_dump(mode="json")) | scheduled, sort_keys=True)
 
 
 def batches(configs: Mapping[int, Config]) -> list[list[int]]:

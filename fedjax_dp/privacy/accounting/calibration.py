@@ -80,6 +80,7 @@ def calibrate_poisson(
     num_steps: ArrayLike,
     *,
     rho: ArrayLike = 0.0,
+    noise_factor: ArrayLike = 1.0,
     accountant: str = "rdp",
     relation: str = "add_remove",
 ) -> np.ndarray:
@@ -96,6 +97,8 @@ def calibrate_poisson(
       sampling_rate: as for `epsilon_of_poisson`.
       num_steps: as for `epsilon_of_poisson`.
       rho: as for `epsilon_of_poisson`.
+      noise_factor: what multiplies the noise multiplier in each phase, above 0; the shape of
+        `sampling_rate` or one that broadcasts to it.
       accountant: "rdp", "pld" or "rdp-classic-64".
       relation: "add_remove" or "replace_one".
 
@@ -108,7 +111,8 @@ def calibrate_poisson(
     """
     _check_budget(epsilon, dp_delta)
     checks.one_of("relation", relation, RELATIONS)
-    rows, shape = rows_of(epsilon, dp_delta, rho, sampling_rate, num_steps, accountant)
+    numbers = epsilon, dp_delta, rho, sampling_rate, num_steps
+    rows, shape = rows_of(*numbers, accountant, noise_factor)
     unique, for_all = distinct(rows, shape)
     return for_all(_calibrated(tuple(map(tuple, unique.tolist())), accountant, relation))
 
@@ -223,17 +227,22 @@ def _calibrated(rows: tuple[tuple[float, ...], ...], accountant: str, relation: 
 def _calibrated_alone(row: np.ndarray, accountant: str, relation: str) -> float:
     """Finds the noise multiplier of one row, starting from a Gaussian of equal variance."""
     budget, dp_delta = float(row[0]), float(row[1])
-    rates, steps = np.split(row[3:], 2)
+    rates, steps, factors = np.split(row[3:], 3)
 
     def spent(noise_multiplier: float) -> np.ndarray:
         return bound_alone(row, noise_multiplier, accountant, relation).value
 
-    start = _first_guess(budget, dp_delta, rates, steps, relation)
+    start = _first_guess(budget, dp_delta, rates, steps, factors, relation)
     return _smallest(spent, budget, dp_delta, accountant, start, 0.1)
 
 
 def _first_guess(
-    budget: float, dp_delta: float, rates: np.ndarray, steps: np.ndarray, relation: str
+    budget: float,
+    dp_delta: float,
+    rates: np.ndarray,
+    steps: np.ndarray,
+    factors: np.ndarray,
+    relation: str,
 ) -> float:
     """Guesses the logarithm of a multiplier by the central limit of many steps.
 
@@ -243,8 +252,9 @@ def _first_guess(
     mu = math.sqrt(price + 2 * budget) - math.sqrt(price)
 
     def excess(log_multiplier: float) -> float:
-        lift = min(math.exp(-2 * log_multiplier), 600.0)
-        shifts = np.where(rates < 1, rates**2 * math.expm1(lift), lift)
+        lift = np.minimum(math.exp(-2 * log_multiplier) / factors**2, 600.0)
+        lifted = np.array([math.expm1(each) for each in lift])
+        shifts = np.where(rates < 1, rates**2 * lifted, lift)
         total = float(steps @ shifts) * (4 if relation == "replace_one" else 1)
         return math.log(max(total, 1e-300)) - 2 * math.log(mu)
 
@@ -402,11 +412,13 @@ def rows_of(
     sampling_rate: ArrayLike,
     num_steps: ArrayLike,
     accountant: str,
+    noise_factor: ArrayLike = 1.0,
 ) -> tuple[np.ndarray, tuple[int, ...]]:
     """Checks the numbers of clients and writes them as a table, one row per client.
 
     `first` is a client's budget or noise multiplier, checked by the caller. Returns `[clients, 3 +
-    2·phases]` (first, δ, ρ, then the rates and the steps of all phases) and the shape of an answer.
+    3·phases]` (first, δ, ρ, then the rates, the steps and the factors of noise of all phases) and
+    the shape of an answer.
     """
     require_accountant(accountant)
     require_delta(dp_delta)
@@ -419,14 +431,16 @@ def rows_of(
     if accountant != "rdp-classic-64":
         whole = bool(np.all(steps == np.floor(steps)))
         checks.require(whole, "num_steps", "hold integers", num_steps)
-    rates, steps = np.broadcast_arrays(np.asarray(sampling_rate, float), steps)
+    checks.positive("noise_factor", noise_factor)
+    factors = np.asarray(noise_factor, float)
+    rates, steps, factors = np.broadcast_arrays(np.asarray(sampling_rate, float), steps, factors)
     phases = rates.shape[1:] or (1,)
-    rates, steps = (x.reshape(*x.shape[:1], *phases) for x in (rates, steps))
+    rates, steps, factors = (x.reshape(*x.shape[:1], *phases) for x in (rates, steps, factors))
     scalars = np.broadcast_arrays(first, dp_delta, rho, rates[..., 0])
     shape = scalars[0].shape
     num_clients = math.prod(shape)
     table = [np.asarray(x, float).reshape(num_clients, 1) for x in scalars[:3]]
-    for x in (rates, steps):
+    for x in (rates, steps, factors):
         table.append(np.broadcast_to(x, (*shape, *phases)).reshape(num_clients, -1))
     return np.concatenate(table, axis=1), shape
 
@@ -446,11 +460,11 @@ def bounds(rows: np.ndarray, accountant: str, relation: str) -> Bound:
         return Bound(*(np.concatenate(column) for column in zip(*found, strict=True)))
     is_classic = accountant == "rdp-classic-64"
     orders = np.asarray(orders_of(accountant))
-    rates, steps = np.split(rows[:, 3:], 2, axis=1)
+    rates, steps, factors = np.split(rows[:, 3:], 3, axis=1)
     curves = rows[:, 2:3] * orders
-    for rate, count in zip(rates.T, steps.T, strict=True):
+    for rate, count, factor in zip(rates.T, steps.T, factors.T, strict=True):
         runs = count > 0
-        one = rdp.poisson_gaussian(rate[runs], rows[runs, 0], tuple(orders))
+        one = rdp.poisson_gaussian(rate[runs], rows[runs, 0] * factor[runs], tuple(orders))
         curves[runs] += count[runs, None] * one
     curves *= 1 + 2 * (rates.shape[1] + 2) * rdp.EPS
     spent = rdp.to_epsilon(curves, tuple(orders), rows[:, 1], is_classic=is_classic)
@@ -465,10 +479,10 @@ def bound_alone(row: np.ndarray, noise_multiplier: float, accountant: str, relat
 
 
 def _event(row: np.ndarray, noise_multiplier: float) -> DpEvent:
-    rho, (rates, steps) = row[2], np.split(row[3:], 2)
+    rho, phases = row[2], np.split(row[3:], 3)
     parts: list[DpEvent] = [
-        dpa.SelfComposedDpEvent(step_event(rate, noise_multiplier), int(count))
-        for rate, count in zip(rates.tolist(), steps.tolist(), strict=True)
+        dpa.SelfComposedDpEvent(step_event(rate, noise_multiplier * factor), int(count))
+        for rate, count, factor in zip(*(x.tolist() for x in phases), strict=True)
     ]
     if rho:
         parts.append(dpa.ZCDpEvent(float(rho)))

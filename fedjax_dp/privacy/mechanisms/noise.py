@@ -427,8 +427,9 @@ class BandedNoise(NamedTuple):
           key: used for this round and nothing else.
           state: from `init` or the round before.
           total: a tree of float arrays.
-          stddev: `noise_multiplier · sensitivity · clip norm`, the same in every round; may be
-            traced. A traced value that is negative or not finite releases zeros.
+          stddev: `noise_multiplier · sensitivity · clip norm` of this round, by which a
+            participation in it is charged; may be traced. A traced value that is negative or not
+            finite releases zeros.
 
         Returns:
           `(state, noised)`, the noised tree float32 or better.

@@ -127,6 +127,7 @@ def _values(claim: Mapping[str, Any]) -> dict[str, Any]:
         "root": ROOTS[claim["noise_root"]],
         "uncovered": "; ".join(claim["not_private"]),
         "computed": ", ".join(seed + versions),
+        "changed": "; ".join(claim.get("schedules", ())),
     }
 
 
@@ -606,6 +607,11 @@ SENTENCES = {
         "How often each unit was drawn is no secret: draws depend on no data, and the claim does "
         "not rest on them.",
         "",
+    ),
+    "changed": Words(
+        "\n\nNumbers of the run changed over rounds: {changed}. Each round is charged by those it "
+        "ran with.",
+        "Some numbers of training changed over rounds, each of which is charged by its own.",
     ),
     "parameters": Words("\n\n{partial}{origin}", ""),
     "secure_aggregation": Words(
