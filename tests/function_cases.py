@@ -4,6 +4,7 @@ import functools
 import inspect
 import tempfile
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import dp_accounting
@@ -307,6 +308,7 @@ VALUES: Mapping[str, Any] = {
     "content": {},
     "directory": lambda: tempfile.mkdtemp(),
     "path": lambda: tempfile.mkdtemp() + "/a.json",
+    "executor": lambda: ThreadPoolExecutor(1),
     "apply": lambda: clients.cast("bfloat16"),
     # Options of algorithms that are good for some runs alone.
     "prunable": "w",
@@ -769,12 +771,13 @@ SPECIAL: dict[str, Case] = {
 
 
 def public() -> dict[str, Callable[..., Any]]:
-    """Every public function and class, by name, that does not hold what others made."""
+    """Every public function and class, by name, that does not hold what others made or report it."""
     found = {n: getattr(package, n) for package in packages() for n in package.__all__}
     return {
         name: of
         for name, of in found.items()
         if callable(of) and name not in HOLD and not isinstance(of, type(Any))
+        if not (isinstance(of, type) and issubclass(of, Exception))
     }
 
 

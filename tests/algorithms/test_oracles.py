@@ -71,12 +71,15 @@ def test_private_algorithms_agree_with_numpy_without_noise(name, monkeypatch):
     assert_close(ref.case.observe(snapshot(final)), ref.case.expect(run))
 
 
+_NO_ALGORITHM = ("averaging", "base", "model_averaging", "registry", "schedules", "values")
+
+
 def algorithm_factories():
     """Finds every public function of the package that declares an algorithm."""
     package = fedjax_dp.algorithms
     found = {}
     for module in pkgutil.iter_modules(package.__path__):
-        if module.name in ("averaging", "base", "model_averaging", "registry", "values"):
+        if module.name in _NO_ALGORITHM:
             continue
         members = vars(__import__(f"{package.__name__}.{module.name}", fromlist=["*"]))
         factories = {

@@ -115,6 +115,10 @@ SUMMED = {
     "discrete_mean_of_varying_cohorts": lambda: discrete(REAL, varies=True),
     "counted_mean": server.counted_mean,
     "oblivious_mean": lambda: server.oblivious_mean(SHAPE, 4.0, 0.0, 3),
+    "by_parts": lambda: server.by_parts(server.gaussian_mean(4.0, 1.0, 6.0), scales={"b": 0.5}),
+    "by_parts_in_shares": lambda: server.by_parts(
+        server.gaussian_mean(4.0, 1.0, 6.0), shares={"w": 0.8, "b": 0.6}
+    ),
 }
 
 
