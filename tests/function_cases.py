@@ -771,7 +771,7 @@ SPECIAL: dict[str, Case] = {
 
 
 def public() -> dict[str, Callable[..., Any]]:
-    """Every public function and class, by name, that does not hold what others made or report it."""
+    """Every public function and class, by name, that holds nothing of others; no errors."""
     found = {n: getattr(package, n) for package in packages() for n in package.__all__}
     return {
         name: of
