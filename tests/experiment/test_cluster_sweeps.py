@@ -118,6 +118,19 @@ def played(monkeypatch):
     return seen
 
 
+class Shown(Watcher):
+    """The phases and rounds that a study shows."""
+
+    def __init__(self):
+        self.phases, self.rounds = [], []
+
+    def phase(self, name):
+        self.phases.append(name)
+
+    def done(self, rounds, row):
+        self.rounds.append((rounds, row))
+
+
 def swept(output, executor, workers=2, grid=GRID, said=None, watcher=None):
     report = (lambda line: None) if said is None else said.append
     sweep(STUDY, grid, output, report, watcher=watcher, cluster=Cluster(executor, workers))
@@ -202,16 +215,21 @@ class Dying(Here):
 
 
 def test_points_of_a_worker_that_died_go_to_another(played, tmp_path):
-    """One of them had ended, and does not run again."""
-    done = []
+    """One of them had ended, and does not run again; the rounds that are shown never fall."""
+    done, shown = [], Shown()
 
     def before(task, number):
         part = next(iter(task.parts.values()))
         done.append(pathlib.Path(part.folder).name)
         finish(Job(config_files.from_toml(part.config, ""), pathlib.Path(part.folder)))
+        # More than another worker will report, which begins at the newest checkpoint.
+        progress = worker.Progress("host", 1, "running", 2 * len(task.parts) + 1, {})
+        worker.file_of(task).write_text(json.dumps(progress._asdict()), encoding="utf-8")
 
     executor, said = Dying({0}, before), []
-    swept(tmp_path, executor, said=said)
+    swept(tmp_path, executor, 1, said=said, watcher=shown)
+    rounds = [each for each, _ in shown.rounds]
+    assert rounds == sorted(rounds) and rounds[-1] == 2 * len(GRID) + 1
     names = {point.name for point in GRID}
     assert {*played["ran"]} == names - {*done} and len(played["ran"]) == len(names) - 1
     [line] = [line for line in said if "died" in line]
@@ -275,19 +293,6 @@ def test_an_error_of_a_worker_names_its_points(played, tmp_path, monkeypatch, er
     assert sum(not each.is_check for each in executor.tasks) == 1, "the others are not begun"
 
 
-class Shown(Watcher):
-    """The phases and rounds that a study shows."""
-
-    def __init__(self):
-        self.phases, self.rounds = [], []
-
-    def phase(self, name):
-        self.phases.append(name)
-
-    def done(self, rounds, row):
-        self.rounds.append((rounds, row))
-
-
 def test_the_progress_of_all_workers_is_one(played, tmp_path):
     shown = Shown()
     swept(tmp_path, Here(), 1, watcher=shown)
@@ -303,7 +308,9 @@ def test_an_interruption_ends_all_workers_with_checkpoints(played, tmp_path, mon
 
     def run_together(jobs, watcher, stated):
         begun.set()
+        until = time.monotonic() + 60
         while not watcher.should_stop():
+            assert time.monotonic() < until, "the word to end did not come"
             time.sleep(0.001)
         waits.append(len(jobs))
         return {place: finish(job, "interrupted") for place, job in jobs.items()}
