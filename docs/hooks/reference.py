@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 
 import fedjax_dp
 from fedjax_dp.cli.main import COMMANDS, command
-from fedjax_dp.experiment.components.catalogue import DESCRIBED
+from fedjax_dp.experiment.components.catalogue import DESCRIBED, TABLES
 from fedjax_dp.experiment.reading.keys import Row, describe, describe_choice
 from fedjax_dp.privacy.reports.latex import references
 
@@ -147,7 +147,8 @@ def configuration() -> str:
         text += [f"## {section}", _table(heads, [_key(row, has_id=True) for row in rows])]
     for key, choice in DESCRIBED.items():
         text.append(f"## Options by {key}")
-        text.append(f"Keys of the table `{choice.options}`, by the part that `{key}` names.")
+        table = f"{key}.NAME" if key in TABLES else choice.options
+        text.append(f"Keys of the table `{table}`, by the part that `{key}` names.")
         for name in choice.names:
             part = choice.names[name]
             text += [f"### {name} {{ #{key}={name} }}", _about(getattr(part, "factory", part))]

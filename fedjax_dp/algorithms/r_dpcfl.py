@@ -25,13 +25,7 @@ from fedjax_dp.algorithms.base import (
     views_of_clusters,
 )
 from fedjax_dp.clients.base import LocalConfig, LocalTrainer
-from fedjax_dp.clients.batches import (
-    WHOLE,
-    Perturb,
-    WholeBatches,
-    check_copies,
-    gaussian_copies,
-)
+from fedjax_dp.clients.batches import WHOLE, WholeBatches, check_copies, gaussian_copies
 from fedjax_dp.clients.selection import (
     RANGES,
     Choice,
@@ -47,6 +41,7 @@ from fedjax_dp.core.masks import Sparse
 from fedjax_dp.core.messages import Choices
 from fedjax_dp.core.ranges import Count, Fraction, Index, Positive
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data.augmentation import Transform
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.claims import RecordClaim
 from fedjax_dp.server.clustering import (
@@ -141,7 +136,7 @@ class FirstRound(NamedTuple):
     first_batch_size: Count | None = None
     num_copies: Count = 1
     copy_stddev: Positive | None = None
-    perturb: Perturb | None = None
+    perturb: Transform | None = None
 
 
 class Stage(enum.IntEnum):

@@ -1,7 +1,7 @@
 """How a batch is computed: in micro-batches, in shares of several devices, or of all records."""
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,13 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.backend import facts
 from fedjax_dp.core.checks import COUNT_LIMIT
 from fedjax_dp.core.choices import choices
+from fedjax_dp.core.keys import fold
 from fedjax_dp.core.ranges import Positive
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data.augmentation import Augmentation, Transform, transformed
 from fedjax_dp.data.sampling import Draw
 from fedjax_dp.models.base import Model
+from fedjax_dp.models.copies import Copies
 from fedjax_dp.models.cost import cost_of
 
 # The most bytes of the largest value of a pass that the next operation still finds in a cache.
@@ -31,7 +34,9 @@ _PASSES_COST = 4
 _FEWEST = 4
 
 
-def size_for(model: Model, params: PyTree, client: ClientData, batch_size: int) -> int:
+def size_for(
+    model: Model, params: PyTree, client: ClientData, batch_size: int, num_copies: int = 1
+) -> int:
     """Chooses a micro-batch of at most `batch_size` whose values stay in a CPU's cache."""
     stays_whole = model.mixes_examples or bool(model.buffer_keys) or client.chunk_axis is not None
     if stays_whole or not choices(facts()).has_caches or batch_size <= _FEWEST:
@@ -41,7 +46,7 @@ def size_for(model: Model, params: PyTree, client: ClientData, batch_size: int) 
     largest = cost_of(lambda p, batch: model.losses(p, batch)[0], shapes, one).largest_bytes
     size_of_params = sum(a.size * jnp.dtype(a.dtype).itemsize for a in jax.tree.leaves(shapes))
     budget = max(_CACHED_BYTES, _PASSES_COST * size_of_params)
-    fitting = max(_FEWEST, budget // max(1, largest))
+    fitting = max(_FEWEST, budget // max(1, largest * num_copies))
     if fitting >= batch_size:
         return batch_size
     fewest_passes = -(-batch_size // fitting)
@@ -114,9 +119,6 @@ class Share(NamedTuple):
         return ravel_pytree(sums.value(total))[1](summed)
 
 
-# `(example, key) -> example` of the same shapes, one record alone.
-Perturb: TypeAlias = Callable[[Any, PRNGKey], Any]
-
 # The batch size that stands for all records.
 WHOLE = np.float32(np.inf)
 
@@ -130,7 +132,7 @@ class WholeBatches(NamedTuple):
     """
 
     num_copies: int = 1
-    perturb: Perturb | None = None
+    perturb: Transform | None = None
     largest: int = 0
 
     def copies(
@@ -142,14 +144,7 @@ class WholeBatches(NamedTuple):
             return batch
 
         def one(example, row):
-            copied = perturb(example, jax.random.fold_in(jax.random.fold_in(key, row), copy))
-            shapes = [
-                jax.tree.map(lambda a: (jnp.shape(a), jnp.result_type(a).name), record)
-                for record in (copied, example)
-            ]
-            rule = "keep the names, shapes and types of a record"
-            checks.require(shapes[0] == shapes[1], "perturb", rule, shapes[0])
-            return copied
+            return transformed("perturb", perturb, example, fold(key, row, copy))
 
         made = jax.vmap(one)(batch, rows)
         return jax.tree.map(lambda a, b: jnp.where(is_copied & (copy > 0), a, b), made, batch)
@@ -196,6 +191,16 @@ def check_copies(options: Mapping[str, Any]) -> None:
 def is_whole(config: LocalConfig) -> Any:
     """Checks whether a step reads all records."""
     return jnp.isinf(jnp.asarray(config.batch_size, jnp.float32))
+
+
+def augmented(
+    augmentation: Augmentation, batch: PyTree, rows: jax.Array, key: PRNGKey
+) -> PyTree | Copies:
+    """Replaces the records of a batch by their copies; `key` is the client's of a step."""
+    copies = augmentation.copies(batch, rows, key)
+    if augmentation.num_copies > 1:
+        return Copies(copies)
+    return jax.tree.map(lambda a: a[:, 0], copies)
 
 
 def with_size(config: LocalConfig, size: Any) -> LocalConfig:

@@ -9,12 +9,14 @@ import jax.numpy as jnp
 from chex import PRNGKey
 
 from fedjax_dp.clients.base import LocalConfig, Value
-from fedjax_dp.clients.batches import size_for
+from fedjax_dp.clients.batches import augmented, size_for
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core import checks, jaxprs, products, sums, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.devices import undivided
+from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data.augmentation import Augmentation
 from fedjax_dp.models import kinds
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.per_example import per_example
@@ -69,6 +71,24 @@ class GradientRule(NamedTuple):
     event: Callable[[LocalConfig], Any] | None
     bound: Callable[[LocalConfig], Any] | None
     model: Model | None = None
+
+    def augmented(self, augmentation: Augmentation) -> "GradientRule":
+        """Returns the rule on the augmented records of a batch, for audits of one step.
+
+        Args:
+          augmentation: changes each record, which its place in the batch identifies.
+
+        Returns:
+          The rule; its micro-batches need a key.
+        """
+
+        def micro_batch(params, batch, is_real, key, config, *, value=None):
+            rows = jnp.arange(is_real.shape[0])
+            own = fold(key, Purpose.AUGMENTATION)
+            batch = augmented(augmentation, batch, rows, own)
+            return self.micro_batch(params, batch, is_real, key, config, value=value)
+
+        return self._replace(micro_batch=micro_batch)
 
 
 @checked

@@ -33,6 +33,7 @@ from fedjax_dp.core.materialize import as_stored
 from fedjax_dp.core.messages import Form
 from fedjax_dp.core.trees import PyTree, library_promotion
 from fedjax_dp.data import sampling
+from fedjax_dp.data.augmentation import Augmentation
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.claims import RecordClaim
 
@@ -141,6 +142,7 @@ def local_trainer(
     gradient_rule: gradients.GradientRule | None = None,
     micro_batch_size: int | None = None,
     update_transforms: Sequence[Apply] = (),
+    augmentation: Augmentation | None = None,
 ) -> LocalTrainer:
     """Builds one client's training loop.
 
@@ -162,6 +164,8 @@ def local_trainer(
         seventh on padding.
       update_transforms: changes of the delta before it leaves, in order. Under a private rule
         each must declare that it reads no records, see `update_transform`.
+      augmentation: changes the records of every batch, see `data.augmentation.compose`; none if
+        None. Its draws depend on the round, the client, the step and the record alone.
 
     Returns:
       The trainer.
@@ -206,6 +210,7 @@ def local_trainer(
         micro_batch_size,
         config.max_batch_size(),
         _widest_micro_batch(config.batch_size) if sampler.varies else None,
+        augmentation=augmentation,
     )
     if optimizer is not optax.sgd:
         _warn_of_schedules(model, training.optimizer_of(_first_of(config)))
@@ -263,6 +268,7 @@ class TrainingLoop:
     widest: int | None
     whole: WholeBatches | None = None
     is_compensated: bool = False
+    augmentation: Augmentation | None = None
 
     def trainer(self, config: LocalConfig) -> LocalTrainer:
         """Builds the trainer of all parts, with its claim."""
@@ -294,6 +300,8 @@ class TrainingLoop:
 
         It sums so many gradients at most without compensation.
         """
+        rule = "be None for noise on minimisers, whose bound is that of the records as they are"
+        checks.require(self.augmentation is None, "augmentation", rule, self.augmentation)
         most = min(self.micro_batch_size or micro_batch_size, micro_batch_size)
         return dataclasses.replace(self, micro_batch_size=most, is_compensated=True)
 
@@ -386,6 +394,8 @@ class TrainingLoop:
             optimizer = optax.chain(gradient_transform, optimizer)
         steps = self.num_steps(client.size, config) if known is None else jnp.int32(known.steps)
         keys = _Keys(*(fold(key, purpose) for purpose in _PURPOSES))
+        if self.augmentation is not None:
+            keys = keys._replace(augmentation=fold(key, Purpose.AUGMENTATION))
         parts = self.parts(start, client, share)
         ahead = None
         if known is not None and known.is_as_made:
@@ -448,7 +458,8 @@ class TrainingLoop:
         if self.micro_batch_size is not None:
             return capacity, min(self.micro_batch_size, of_device)
         most = min(self.widest or of_device, of_device)
-        return capacity, batches.size_for(self.model, start, client, most)
+        copies = 1 if self.augmentation is None else self.augmentation.num_copies
+        return capacity, batches.size_for(self.model, start, client, most, copies)
 
     def ahead(
         self, known: "_KnownWork", keys: "_Keys", limit: int, capacity: int
@@ -558,6 +569,11 @@ class TrainingLoop:
             if self.whole is not None and run.is_whole is not None:
                 copy = i % self.num_copies
                 batch = self.whole.copies(batch, rows, copy, run.is_whole, run.keys.copies)
+            if self.augmentation is not None:
+                own = fold(run.keys.augmentation, step)
+                if run.is_whole is not None:
+                    own = fold(own, jnp.where(run.is_whole, i % self.num_copies, 0))
+                batch = batches.augmented(self.augmentation, batch, rows, own)
             return micro_batch(params, batch, real, fold(key, i), run.config)
 
         if not run.is_looped:
@@ -599,6 +615,7 @@ class _Keys(NamedTuple):
     noise: Any
     model: Any
     copies: Any
+    augmentation: Any = None
 
 
 class _KnownWork(NamedTuple):

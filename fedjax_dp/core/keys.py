@@ -37,6 +37,7 @@ class Purpose(enum.IntEnum):
     MASK = 18
     CLOCK = 19
     SERVERS = 20
+    AUGMENTATION = 21
 
 
 # The generator of keys that noise may be drawn from. Its words are those of a published cipher, on

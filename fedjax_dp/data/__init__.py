@@ -1,6 +1,14 @@
 """Data of many clients: the ragged store, samplers, partitions, shifts, data sets."""
 
-from fedjax_dp.data import clusters, datasets, mixtures, partition, shifts, statistics
+from fedjax_dp.data import (
+    augmentation,
+    clusters,
+    datasets,
+    mixtures,
+    partition,
+    shifts,
+    statistics,
+)
 from fedjax_dp.data.federated import FederatedData, example_structure
 from fedjax_dp.data.participants import Participation, participation
 from fedjax_dp.data.sampling import (
@@ -21,6 +29,7 @@ __all__ = [
     "FederatedData",
     "Participation",
     "Sampler",
+    "augmentation",
     "clusters",
     "cyclic",
     "datasets",

@@ -19,6 +19,7 @@ from fedjax_dp.core.products import arithmetic
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models import adapters, kinds, lowering
 from fedjax_dp.models.adapters import Apply
+from fedjax_dp.models.copies import Copies
 from fedjax_dp.models.kinds import Where
 from fedjax_dp.models.losses import Batch, CorrectFn, LossFn, resolve
 
@@ -84,7 +85,7 @@ class Model(NamedTuple):
     def losses(
         self,
         params: PyTree,
-        batch: Batch,
+        batch: Batch | Copies,
         *,
         is_training: bool = False,
         key: PRNGKey | None = None,
@@ -97,7 +98,8 @@ class Model(NamedTuple):
 
         Args:
           params: the model's parameters.
-          batch: named arrays `[examples, ...]`, of which "x" are the inputs.
+          batch: named arrays `[examples, ...]`, of which "x" are the inputs; or `Copies` of them,
+            whose mean loss is that of an example.
           is_training: whether dropout and batch statistics are on; a Python bool.
           key: feeds dropout; may be None if the model draws nothing.
           mask: which rows are real, `[examples]`, bool; None if all are.
@@ -106,12 +108,19 @@ class Model(NamedTuple):
           The losses, `[examples]`, 0 in rows that are not real, and `params` with refreshed
           buffers.
         """
+        if isinstance(batch, Copies):
+            of_copies = None if mask is None else batch.repeated(mask)
+            values, params = self.losses(
+                params, batch.flat(), is_training=is_training, key=key, mask=of_copies
+            )
+            return batch.mean(values), params
+        examples: Batch = batch
         if mask is not None:
-            batch = jax.tree.map(lambda leaf: _zero_padding(leaf, mask), dict(batch))
+            examples = jax.tree.map(lambda leaf: _zero_padding(leaf, mask), dict(batch))
         outputs, params = self.apply(
-            params, batch["x"], is_training=is_training, key=key, mask=mask
+            params, examples["x"], is_training=is_training, key=key, mask=mask
         )
-        values = self.loss_fn(outputs, batch)
+        values = self.loss_fn(outputs, examples)
         return (values if mask is None else jnp.where(mask, values, 0)), params
 
     def predict(self, params: PyTree, x: PyTree) -> PyTree:

@@ -22,6 +22,7 @@ from scipy import ndimage
 
 from fedjax_dp.data import datasets, shifts
 from fedjax_dp.data.datasets import image_files, shakespeare, tabular
+from fedjax_dp.data.datasets.base import scaled_images
 from fedjax_dp.data.datasets.formats import read_idx
 
 
@@ -420,3 +421,22 @@ class TestRegistry:
         part = {"x": np.zeros((3, 2)), "y": np.zeros(3)}
         with pytest.raises(ValueError, match="train must have arrays and client ids of one length"):
             datasets.Dataset("d", part, part, 2, "classification", train_clients=np.zeros(2))
+
+
+def test_scalings_of_images_put_figures_of_the_training_part_into_both():
+    rng = np.random.default_rng(3)
+    train, test = (rng.uniform(size=(n, 5, 4, 3)).astype(np.float32) for n in (9, 6))
+    same = scaled_images(train, test, "unit")
+    assert same[0] is train and same[1] is test and same[2] == ()
+    first, second, exact = scaled_images(train, test, "symmetric")
+    np.testing.assert_allclose(first, 2 * train.astype(float) - 1, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(second, 2 * test.astype(float) - 1, rtol=0, atol=1e-6)
+    assert exact == ()
+    first, second, exact = scaled_images(train, test, "standard")
+    pixels = train.astype(float).reshape(-1, 3)
+    mean, deviation = pixels.mean(axis=0), pixels.std(axis=0)
+    np.testing.assert_allclose(first, (train - mean) / deviation, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(second, (test - mean) / deviation, rtol=0, atol=1e-5)
+    assert first.dtype == np.float32 and "deviation of each channel" in exact[0]
+    with pytest.raises(ValueError, match="dtype must be 'float32' for the scaling 'standard'"):
+        scaled_images(train.astype(np.uint8), test, "standard")

@@ -57,6 +57,7 @@ NAMED = {
     "run.metrics": ["f1"],
     "run.callbacks": {"early_stopping": {"patience": 2}},
     "schedules": {"training": {"learning_rate": {"curve": "exponential", "decay": 0.9}}},
+    "data.augmentation": {"crop": {"padding": 2}, "flip": {"probability": 0.25}},
     "data.name": "mnist",
     "data.options": {"seed": 3, "distinct": True, "target": "kind"},
     "data.partition": "dirichlet",

@@ -17,6 +17,7 @@ from fedjax_dp.data.federated import flat, nested
 Task = Literal["classification", "next_token", "regression"]
 
 ImageDtype = Literal["float32", "uint8"]
+ImageScaling = Literal["unit", "symmetric", "standard"]
 IMAGE_DTYPES = ("float32", "uint8")
 # Numbers that are scaled to a norm at once, in float64.
 _SCALED_NUMBERS = 1 << 20
@@ -176,3 +177,19 @@ def as_images(pixels: np.ndarray, dtype: str) -> np.ndarray:
     if dtype == "uint8":
         return pixels
     return np.true_divide(pixels, np.float32(255), dtype=np.float32)
+
+
+def scaled_images(
+    train: np.ndarray, test: np.ndarray, scaling: str
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Scales both parts from [0, 1]; also names the exact figures that this puts into them."""
+    if scaling == "unit":
+        return train, test, ()
+    middle, spread, exact = np.float32(0.5), np.float32(0.5), tuple[str, ...]()
+    rule = f"be 'float32' for the scaling {scaling!r}"
+    checks.require(train.dtype == np.float32, "dtype", rule, str(train.dtype))
+    if scaling == "standard":
+        middle = train.mean(axis=(0, 1, 2), dtype=np.float64).astype(np.float32)
+        spread = train.std(axis=(0, 1, 2), dtype=np.float64).astype(np.float32)
+        exact = ("the exact mean and standard deviation of each channel in the training part",)
+    return (train - middle) / spread, (test - middle) / spread, exact

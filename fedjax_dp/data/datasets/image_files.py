@@ -13,7 +13,13 @@ import numpy as np
 from fedjax_dp.core import checks, files
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, Index
-from fedjax_dp.data.datasets.base import Dataset, ImageDtype, as_images
+from fedjax_dp.data.datasets.base import (
+    Dataset,
+    ImageDtype,
+    ImageScaling,
+    as_images,
+    scaled_images,
+)
 from fedjax_dp.data.datasets.catalog import Located, locate
 from fedjax_dp.data.datasets.formats import HDF5_DAMAGE, hdf5_clients, import_h5py, pixels_of
 from fedjax_dp.data.datasets.stores import Source, as_dataset, opened
@@ -48,6 +54,7 @@ def load_cifar10(
     *,
     source: Literal["binary archive", "jpeg archive"] | None = None,
     dtype: ImageDtype = "float32",
+    scaling: ImageScaling = "unit",
 ) -> Dataset:
     """Loads CIFAR-10.
 
@@ -55,7 +62,9 @@ def load_cifar10(
       source: "binary archive" (the published file) or "jpeg archive" (a .tar.xz of folders
         `train/CLASS/` and `test/CLASS/`, whose images may be lossy copies); None takes the first
         that exists. The result's `origin` says which was read.
-      dtype: "float32" for numbers in [0, 1], or "uint8" for bytes.
+      dtype: "float32" for numbers, or "uint8" for bytes.
+      scaling: "unit" for numbers in [0, 1], "symmetric" in [-1, 1], or "standard" for channels of
+        mean 0 and deviation 1 in the training part, exact figures that no ε covers.
 
     Returns:
       Images `[n, 32, 32, 3]` and labels 0 to 9, without natural clients.
@@ -64,14 +73,17 @@ def load_cifar10(
     (path,) = located.paths.values()
     is_binary = located.source.name == "binary archive"
     train, test = _from_batches(path) if is_binary else _from_images(path)
+    pixels, others = (as_images(part[0], dtype) for part in (train, test))
+    pixels, others, exact = scaled_images(pixels, others, scaling)
     return Dataset(
         "cifar10",
-        {"x": as_images(train[0], dtype), "y": train[1]},
-        {"x": as_images(test[0], dtype), "y": test[1]},
+        {"x": pixels, "y": train[1]},
+        {"x": others, "y": test[1]},
         num_classes=10,
         task="classification",
         class_names=CLASS_NAMES,
         origin=located.source.name,
+        exact_statistics=exact,
     )
 
 

@@ -23,6 +23,7 @@ from fedjax_dp.experiment.assembly.build import (
     build_problem,
     build_trainer,
     calibrated,
+    fitting_augmentation,
     parameter_facts,
     record_level,
     setting_of,
@@ -100,7 +101,8 @@ def parts_of(config: Config, population: Population | None = None) -> Parts:
     require_analysis(sections, train.num_clients, train.sizes)
     model = build_model(config.model, population, config.run.seed)
     metrics = _metrics_of(config.run, model)
-    trainer = build_trainer(config.training, record_level(privacy), model, train.sizes)
+    augmentation = fitting_augmentation(config.data, train)
+    trainer = build_trainer(config.training, record_level(privacy), model, augmentation)
     setting = setting_of(config, participation, built.graph, model)
     problem = build_problem(config.algorithm, privacy, setting, population)
     algorithm = build_algorithm(config.algorithm, privacy.unit, model, trainer, problem)

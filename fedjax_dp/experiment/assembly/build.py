@@ -14,10 +14,12 @@ from fedjax_dp.clients.base import LocalConfig, LocalTrainer
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.data.federated import example_structure
+from fedjax_dp.data.augmentation import Augmentation
+from fedjax_dp.data.federated import FederatedData, example_structure
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.accounts.privacy_accounting import calibrate, priced_factors
 from fedjax_dp.engine.federation import init_key
+from fedjax_dp.experiment.components.augmentation import augmentation_of
 from fedjax_dp.experiment.components.experiment import Population
 from fedjax_dp.experiment.components.mechanism import Setting, client_aggregator, structure_of
 from fedjax_dp.experiment.components.optimizers import local_optimizer, optimizer_numbers
@@ -26,11 +28,13 @@ from fedjax_dp.experiment.components.schedules import tables_of
 from fedjax_dp.experiment.schema.config import (
     AlgorithmSection,
     Config,
+    DataSection,
     ModelSection,
     PrivacySection,
     RecordLevel,
     TrainingSection,
 )
+from fedjax_dp.experiment.schema.constraints import keyed
 from fedjax_dp.io.params import by_path, llama_options, read_llama, read_params
 from fedjax_dp.models import kinds
 from fedjax_dp.models import registry as models
@@ -99,8 +103,20 @@ def record_level(privacy: PrivacySection) -> RecordLevel | None:
     return privacy.record if "record" in privacy.units else None
 
 
+def fitting_augmentation(section: DataSection, train: FederatedData) -> Augmentation | None:
+    """Builds the augmentation of training records, whose shapes must fit it; None without any."""
+    made = augmentation_of(section)
+    if made is not None:
+        with keyed("data.augmentation"):
+            made.check(example_structure(train))
+    return made
+
+
 def build_trainer(
-    section: TrainingSection, level: RecordLevel | None, model: Model, sizes: np.ndarray
+    section: TrainingSection,
+    level: RecordLevel | None,
+    model: Model,
+    augmentation: Augmentation | None,
 ) -> LocalTrainer:
     """Builds local training; a noise multiplier to be calibrated is 1 until then."""
     numbers = LocalConfig(
@@ -114,6 +130,7 @@ def build_trainer(
         "optimizer": local_optimizer(section.optimizer, section.optimizer_options),
         "sampler": batches_of(section, is_private=level is not None),
         "micro_batch_size": section.micro_batch_size,
+        "augmentation": augmentation,
     }
     if level is None:
         return local_trainer(model, numbers, **common)

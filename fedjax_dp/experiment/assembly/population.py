@@ -227,7 +227,7 @@ def _alone(train: FederatedData, num_classes: int) -> list[int]:
 
 def _large_inputs(data: datasets.Dataset, name: str) -> list[str]:
     """Lists the columns of a table whose numbers were left unscaled."""
-    if "scaling" not in datasets.options(name):
+    if "scaling" not in datasets.options(name) or not data.feature_names:
         return []
     x = data.train["x"]
     numbers = x.get("numbers") if isinstance(x, dict) else x

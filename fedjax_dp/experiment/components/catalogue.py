@@ -9,6 +9,7 @@ from fedjax_dp.algorithms import registry as algorithms
 from fedjax_dp.core import checks
 from fedjax_dp.core.registry import is_own, options_of
 from fedjax_dp.data import datasets
+from fedjax_dp.data.augmentation import TRANSFORMS
 from fedjax_dp.data.datasets.cells import without_ending
 from fedjax_dp.evaluation.metrics import METRICS
 from fedjax_dp.experiment.components import optimizers
@@ -67,6 +68,10 @@ def _callback(name: str) -> Fields:
     return fields_of(name, CALLBACKS[name])
 
 
+def _transform(name: str) -> Fields:
+    return fields_of(name, TRANSFORMS[name])
+
+
 CHOICES = {
     "data.name": Choice("data.options", datasets.LOADERS, functools.cache(_data)),
     "data.partition": Choice("data.partition_options", PARTITIONS, functools.cache(_partition)),
@@ -83,10 +88,14 @@ CHOICES = {
 }
 
 
-_CALLBACK = Choice("run.callbacks", CALLBACKS, functools.cache(_callback))
 _CURVE = Choice("schedules.KEY", CURVES, fields_of_curve)
+# Keys of tables that name any number of parts, each with its options.
+TABLES = {
+    "run.callbacks": Choice("run.callbacks", CALLBACKS, functools.cache(_callback)),
+    "data.augmentation": Choice("data.augmentation", TRANSFORMS, functools.cache(_transform)),
+}
 # All that `--keys` describes: several of the last are in one table.
-DESCRIBED = {**CHOICES, "schedules.curve": _CURVE}
+DESCRIBED = {**CHOICES, **TABLES, "schedules.curve": _CURVE}
 
 
 def options_of_other_parts(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> list[str]:
@@ -110,7 +119,7 @@ def options_of_other_parts(tables: Mapping[str, Any], changes: Mapping[str, Any]
 
 def own_parts(config: Config) -> list[str]:
     """Lists the parts of a configuration that are imported by name, but callbacks and metrics."""
-    names = attrgetter(*CHOICES)(config)
+    names = (*attrgetter(*CHOICES)(config), *config.data.augmentation)
     return sorted({name for name in names if name is not None and is_own(name)})
 
 
@@ -131,12 +140,13 @@ def read_parts(config: Config) -> None:
         raise refused("run.metrics", rule)
     for name in config.run.metrics:
         _require_known("run.metrics", name, METRICS)
-    for name, options in config.run.callbacks.items():
-        key = f"run.callbacks.{name}"
-        fields = _fields_of(_CALLBACK, "run.callbacks", name)
-        if not isinstance(options, dict):
-            raise refused(key, f"{key} must be a table of options, got {options!r}")
-        options.update(read_options(fields, name, key, options))
+    for table, choice in TABLES.items():
+        for name, options in attrgetter(table)(config).items():
+            key = f"{table}.{name}"
+            fields = _fields_of(choice, table, name)
+            if not isinstance(options, dict):
+                raise refused(key, f"{key} must be a table of options, got {options!r}")
+            options.update(read_options(fields, name, key, options))
     read_schedules(config, functools.partial(_fields_of, _CURVE))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from fedjax_dp.core import checks
-from fedjax_dp.experiment.components.catalogue import DESCRIBED
+from fedjax_dp.experiment.components.catalogue import DESCRIBED, TABLES
 from fedjax_dp.experiment.schema.config import ROOT
 from fedjax_dp.experiment.schema.constraints import ConfigError, annotation_of, rule_of
 from fedjax_dp.experiment.schema.sections import Section, default_section, sections_of, tag_of
@@ -29,8 +29,8 @@ def describe_choice(word: str) -> list[Row]:
         )
     choice = DESCRIBED[key]
     checks.one_of(key, name, choice.names)
-    fields = choice.fields(name)
-    return [_row(f"{choice.options}.{option}", field) for option, field in fields.items()]
+    fields, table = choice.fields(name), f"{key}.{name}" if key in TABLES else choice.options
+    return [_row(f"{table}.{option}", field) for option, field in fields.items()]
 
 
 def _rows(field: FieldInfo, prefix: str) -> list[Row]:

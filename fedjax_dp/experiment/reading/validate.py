@@ -22,6 +22,7 @@ from fedjax_dp.data.datasets.tabular import EXACT_SCALINGS
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine import layout
 from fedjax_dp.engine.accounts.privacy_accounting import require_public_sizes
+from fedjax_dp.experiment.components.augmentation import augmentation_of
 from fedjax_dp.experiment.components.clock import Clock, clock_of
 from fedjax_dp.experiment.components.numbers_by_client import KEYS
 from fedjax_dp.experiment.components.optimizers import local_optimizer
@@ -96,6 +97,7 @@ def validate(config: Config) -> Counted | None:
         needs.check_bound(_is_bounded(config.algorithm.aggregator, privacy))
     _check_steps(name, needs, config.training)
     _check_scheduled_rate(name, needs, config)
+    _check_augmentation(name, needs, config.data)
     sampler = batches_of(config.training, is_private="record" in privacy.units)
     with keyed("training"):
         check_whole(sampler, config.training.num_steps, config.training.batch_size)
@@ -295,6 +297,13 @@ def _check_scheduled_rate(name: str, needs: Needs, config: Config) -> None:
     with keyed("training", {"learning_rate": f"{key} makes a rate that"}):
         for factor in (np.min(factors), np.max(factors)):
             needs.check_rate(np.asarray(config.training.learning_rate) * factor)
+
+
+def _check_augmentation(name: str, needs: Needs, section: DataSection) -> None:
+    rule = f"be left out for {name} with exact steps, which read no batches"
+    chosen = list(section.augmentation)
+    checks.require(not chosen or needs.steps != "none", "data.augmentation", rule, chosen)
+    augmentation_of(section)
 
 
 def _is_bounded(aggregator: str | None, privacy: PrivacySection) -> bool:

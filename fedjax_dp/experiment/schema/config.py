@@ -143,6 +143,16 @@ class DataSection(Section):
         "L2 norm to which longer inputs are scaled down, each by itself; a model's intercept is "
         "outside of it",
     )
+    augmentation: Options = _table(
+        "random changes of training records in every step, in this order, by name, with their "
+        "options: crop, flip, rotation, color, cutout, or your own as package.module:name; "
+        "`run --keys data.augmentation=NAME`"
+    )
+    augmentation_copies: Count = _setting(
+        1,
+        "augmented copies of each record in a step; their gradients are averaged, and clipped as "
+        "one under record-level privacy",
+    )
     check_finite: bool = _setting(True, "refuse data with NaN or infinity before any work")
 
     def model_post_init(self, _context: Any) -> None:

@@ -41,6 +41,7 @@ from fedjax_dp.experiment.assembly.build import (
     record_level,
     setting_of,
 )
+from fedjax_dp.experiment.components.augmentation import augmentation_of
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.components.mechanism import with_share_of_noise
 from fedjax_dp.experiment.components.schedules import with_schedules
@@ -225,7 +226,7 @@ def _maker(experiment: Experiment) -> Callable[..., FederatedAlgorithm]:
 
     def make(model: Model, public_x: np.ndarray | None = None) -> FederatedAlgorithm:
         level = record_level(privacy)
-        trainer = build_trainer(config.training, level, model, population.train.sizes)
+        trainer = build_trainer(config.training, level, model, augmentation_of(config.data))
         setting = setting_of(config, participation, graph, model)
         asked = population if public_x is None else population._replace(public_x=public_x)
         problem = build_problem(config.algorithm, privacy, setting, asked)
@@ -282,9 +283,8 @@ def _quieter(
     setting = setting_of(config, simulation.participation, graph, experiment.model)
     level = with_share_of_noise(config.privacy.client, setting, share)
     privacy = config.privacy.model_copy(update={"client": level})
-    trainer = build_trainer(
-        config.training, record_level(privacy), experiment.model, population.train.sizes
-    )
+    model, augmentation = experiment.model, augmentation_of(config.data)
+    trainer = build_trainer(config.training, record_level(privacy), model, augmentation)
     problem = build_problem(config.algorithm, privacy, setting, population)
     algorithm = build_algorithm(config.algorithm, privacy.unit, experiment.model, trainer, problem)
     hyper = simulation.hyper._replace(aggregator=algorithm.hyper.aggregator)
@@ -311,6 +311,8 @@ def _check_steps(experiment: Experiment, unit: str, planted: Planted, key: Any) 
     batch = jax.tree.map(lambda array: array[:_BATCH], train.client(owner))
     row = jax.tree.map(np.asarray, simulation.hyper.local.row(owner))
     rule = clipped(experiment.model, per_layer=config.privacy.record.per_layer)
+    if (augmentation := augmentation_of(config.data)) is not None:
+        rule = rule.augmented(augmentation)
     results = []
     if len(jax.tree.leaves(batch)[0]) > 1:
         results += check_gradient_rule(rule, experiment.model.init(key), batch, row, key)
