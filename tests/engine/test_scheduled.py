@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting import rdp
-from marks import telling
+from marks import slow, telling
 from small_problem import NUM_CLIENTS, make_data, make_model
 
 from fedjax_dp.algorithms import dp_sgd, fedavg, fedprox, schedules
@@ -19,6 +19,7 @@ from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.execution.compile import simulation
 from fedjax_dp.engine.facts import population_of
 from fedjax_dp.engine.federation import federation
+from fedjax_dp.engine.layout import ExecutionConfig
 from fedjax_dp.engine.record import RoundRecord, digest_of
 from fedjax_dp.engine.round import SimulationState, run_round
 from fedjax_dp.engine.schedules import scheduled
@@ -238,3 +239,22 @@ def test_other_tables_of_a_compiled_run_compile_nothing():
     assert sim.num_traces() == 1
     with pytest.raises(ValueError, match="hyper must hold the numbers"):
         sim.run(sim.init(KEY), KEY, 1, sim.hyper._replace(factors={}))
+
+
+@slow
+def test_streamed_rounds_take_the_numbers_of_their_rounds_too():
+    """Also those that set steps, by which the draw of a cohort orders its slots."""
+    curves = {"local.learning_rate": schedules.cosine(5), "local.num_epochs": [1.0, 2.0, 0.5]}
+    states = {}
+    for placement in ("device", "host"):
+        sim = simulation(
+            fedavg(make_model(), _trainer(num_epochs=1)),
+            make_data(),
+            cohort_size=3.0,
+            execution=ExecutionConfig(placement=placement, clients_per_chunk=1),
+            wrapper=partial(scheduled, schedules=curves, num_rounds=5),
+        )
+        states[placement], _, _ = sim.run(sim.init(KEY), KEY, 5)
+    leaves = (jax.tree.leaves(states[placement].server) for placement in states)
+    for mine, other in zip(*leaves, strict=True):
+        np.testing.assert_array_equal(mine, other)
