@@ -69,3 +69,16 @@ def test_a_budget_is_spent_by_the_updates_that_a_client_may_send(tmp_path):
     rows = metrics(tmp_path / "run")
     seconds = [row["simulated_seconds"] for row in rows if "simulated_seconds" in row]
     assert seconds == sorted(seconds) and max(row["staleness_max"] for row in rows) > 0
+
+
+@telling
+def test_rates_may_change_over_asynchronous_rounds_and_numbers_of_steps_may_not(tmp_path):
+    words = (*SMALL, *FEDAVG, *CLOCK, "--asynchronous.concurrency=3", "--clock.per_step=1")
+    rate = "--schedules.training.learning_rate={curve = 'list', factors = [1, 0]}"
+    assert not execute(tmp_path / "run", *words, rate, "--run.plots=false")[0]
+    rows = metrics(tmp_path / "run")
+    norms = [row["update_norm_quantiles"][-1] for row in rows]
+    assert norms[0] > 0 == norms[1]
+    steps = "--schedules.training.num_epochs={curve = 'list', factors = [1, 2]}"
+    with pytest.raises(ValueError, match=r"in round 1, hyper\.local must"):
+        execute(tmp_path / "steps", *words, steps)
