@@ -288,7 +288,7 @@ def test_a_run_spends_its_budget_and_says_what_changed(tmp_path):
 
 
 @slow
-def test_a_run_that_was_interrupted_and_extended_has_the_bits_of_a_whole_one(tmp_path):
+def test_a_run_that_is_extended_has_the_bits_of_a_whole_one(tmp_path):
     words = (*RUN, "--privacy.client.epsilon=none", "--privacy.client.noise_multiplier=1")
     experiment.run(read(*words), tmp_path / "short")
     experiment.resume(tmp_path / "short", words=["--run.rounds=9"])
