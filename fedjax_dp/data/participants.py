@@ -103,6 +103,29 @@ class Participation(NamedTuple):
         tail = math.log(1e9)
         return min(most, math.ceil(mean + math.sqrt(2 * mean * tail) + tail))
 
+    def quantile_of_draws(self, share: float, num_rounds: int) -> int:
+        """Computes how often a client is drawn at most, in a share of the cases.
+
+        Args:
+          share: the probability, in (0, 1]; over draws and clients.
+          num_rounds: the number of rounds, at least 1.
+
+        Returns:
+          The smallest number of rounds of which a client is in no more with this probability.
+
+        Raises:
+          ValueError: for a number out of its range, or cohorts of which no law is known.
+        """
+        checks.require(0 < share <= 1, "share", "be in (0, 1]", share)
+        checks.whole("num_rounds", num_rounds)
+        law, name = self.sampler.law, self.sampler.name
+        rule = "draw cohorts of which it is known how often a client is in one"
+        checks.require(law is not None, "participation", rule, name)
+        assert law is not None
+        found = law(num_rounds, self.num_clients, self.cohort_size)
+        # Sums of rounded probabilities may miss the share by some ulps.
+        return int(np.argmax(found >= share * (1 - 1e-12)))
+
     def of_at_least(self, min_drawn: int) -> "Participation":
         """Declares that rounds may have fewer clients.
 
@@ -131,6 +154,7 @@ class Participation(NamedTuple):
             charges_all=charges_all,
             separation=partial(_constant, 1),
             min_drawn=partial(_constant, 0),
+            law=None,
         )
         return changed(self, sampler=sampler)
 

@@ -14,7 +14,7 @@ from fedjax_dp.core.keys import fold
 from fedjax_dp.core.made import changed, exchanged, made
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.trees import promoted
-from fedjax_dp.data import sparse
+from fedjax_dp.data import draw_laws, sparse
 
 # A Poisson draw compares 32 random bits with the rate. The rate is lowered by this factor, so that
 # rounding in float32 can only make the drawn rate smaller than the accounted one.
@@ -59,6 +59,8 @@ class Sampler(NamedTuple):
       varies: whether the number drawn is random.
       separation: `(size, batch_size) -> steps`, at least, from one draw of a member to its next.
       min_drawn: `(size, batch_size) -> count`, the fewest members that a draw may hold.
+      law: `(steps, size, batch_size) -> probabilities` that so many draws hold a member at most 0,
+        1, … `steps` times, `[steps + 1]`, float64; None if it is not known.
       made: the sampler as it was made; one of another draw has no event.
     """
 
@@ -73,6 +75,7 @@ class Sampler(NamedTuple):
     varies: bool
     separation: Callable[[int, float], int] = lambda size, batch_size: 1
     min_drawn: Callable[[int, float], int] = lambda size, batch_size: min(int(batch_size), size)
+    law: Callable[[int, int, float], np.ndarray] | None = None
     made: Any = None
 
     def event(self, base: Any, size: int, batch_size: float) -> Any:
@@ -168,6 +171,11 @@ def _last_block(size: int, batch_size: float) -> int:
     return size % batch or batch
 
 
+def _of_equal_rates(steps: int, size: int, batch_size: float) -> np.ndarray:
+    """Returns the law of draws that hold each member at the same rate, independently."""
+    return draw_laws.binomial(steps, batch_size / size)
+
+
 def _no_state(limit: int) -> tuple[()]:
     del limit
     return ()
@@ -261,6 +269,12 @@ def poisson(capacity: Count | None = None) -> Sampler:
             noise_multiplier=base.noise_multiplier,
         )
 
+    def law(steps, size, batch_size):
+        rate = batch_size / size
+        if capacity is not None and capacity < size:
+            rate = draw_laws.cut_rate(size, rate, capacity)
+        return draw_laws.binomial(steps, rate)
+
     return _sampler(
         name="poisson" if capacity is None else "truncated_poisson",
         draw=draw,
@@ -269,6 +283,7 @@ def poisson(capacity: Count | None = None) -> Sampler:
         analysis=event,
         varies=True,
         min_drawn=lambda size, batch_size: 0,
+        law=law,
     )
 
 
@@ -308,7 +323,9 @@ def fixed_size() -> Sampler:
             return base
         return dp_accounting.SampledWithoutReplacementDpEvent(int(size), int(batch_size), base)
 
-    return _sampler(name="fixed_size", draw=draw, charges_all=True, analysis=event)
+    return _sampler(
+        name="fixed_size", draw=draw, charges_all=True, analysis=event, law=_of_equal_rates
+    )
 
 
 def full_participation() -> Sampler:
@@ -331,6 +348,7 @@ def full_participation() -> Sampler:
         nominal_size=lambda size, batch_size: size,
         num_steps_per_epoch=lambda size, batch_size: jnp.ones_like(size),
         min_drawn=lambda size, batch_size: size,
+        law=lambda steps, size, batch_size: draw_laws.binomial(steps, 1.0),
     )
 
 
@@ -362,6 +380,11 @@ def full_participation_first(steps: Count, then: Sampler) -> Sampler:
             f"in the first {steps} draws and {then.name} later"
         )
 
+    def law(num_steps, size, batch_size):
+        assert then.law is not None
+        first = min(steps, num_steps)
+        return np.pad(then.law(num_steps - first, size, batch_size), (first, 0))
+
     return changed(
         then,
         name=f"full_participation_first({steps}, {then.name})",
@@ -369,6 +392,7 @@ def full_participation_first(steps: Count, then: Sampler) -> Sampler:
         capacity=lambda limit, max_batch_size: limit,
         analysis=event,
         separation=lambda size, batch_size: 1,
+        law=None if then.law is None else law,
     )
 
 
@@ -386,9 +410,16 @@ def cyclic() -> Sampler:
         count = jnp.clip(size - first, 0, batch_size)
         return state, _slots(first + jnp.arange(capacity), count, capacity)
 
+    def law(steps, size, batch_size):
+        firsts = np.arange(0, size, int(batch_size))
+        turns = -(-(steps - np.arange(len(firsts))) // len(firsts))
+        sizes = np.diff(firsts, append=size)
+        return draw_laws.times(steps, np.maximum(turns, 0), sizes / size)
+
     return _sampler(
         name="cyclic",
         draw=draw,
+        law=law,
         analysis=_of_given_draw,
         charges_all=False,
         separation=lambda size, batch_size: _ceil_div(size, int(batch_size)),
@@ -427,9 +458,21 @@ def min_separated(separation: Count) -> Sampler:
         indices = jax.lax.top_k(-order, min(capacity, limit))[1]
         return state, _slots(indices, jnp.minimum(batch_size, jnp.sum(has_turn)), capacity)
 
+    def law(steps, size, batch_size):
+        # The groups, dealt in turn, differ by one member, and in how often they have their turn.
+        groups = np.arange(separation)
+        sizes = -(-(size - groups) // separation)
+        turns = np.maximum(-(-(steps - groups) // separation), 0)
+        return draw_laws.mixture(
+            (held / size, draw_laws.binomial(steps, min(batch_size / held, 1.0), int(count)))
+            for held, count in zip(sizes, turns, strict=True)
+            if held > 0
+        )
+
     return _sampler(
         name="min_separated",
         draw=draw,
+        law=law,
         analysis=_of_given_draw,
         charges_all=False,
         separation=lambda size, batch_size: separation,
@@ -462,6 +505,35 @@ def without_amplification(sampler: Sampler) -> Sampler:
         name=f"{sampler.name}_without_amplification",
         analysis=_of_given_draw,
         charges_all=False,
+    )
+
+
+def limited(sampler: Sampler, most: np.ndarray) -> Sampler:
+    """Draws as another sampler does, without members that were drawn as often as they may be.
+
+    Its state is how often each member may still be drawn. That depends on earlier draws, and
+    nothing is amplified: those drawn are charged, each with the base event.
+    """
+
+    def draw(left, key, step, size, batch_size, limit, capacity, any_of=_itself):
+        state = sampler.init(limit)
+        drawn = sampler.draw(state, key, step, size, batch_size, limit, capacity, any_of)[1]
+        is_real = drawn.is_real & (left[drawn.indices] > 0)
+        order = jnp.argsort(~is_real, stable=True)
+        is_real = is_real[order]
+        indices = jnp.where(is_real, drawn.indices[order], 0)
+        taken = jnp.zeros_like(left).at[indices].add(is_real.astype(left.dtype))
+        return left - taken, Draw(indices, is_real, drawn.overflow)
+
+    return changed(
+        sampler,
+        name=f"{sampler.name}_limited",
+        init=lambda limit: jnp.asarray(most, jnp.int32),
+        draw=draw,
+        analysis=_of_given_draw,
+        charges_all=False,
+        min_drawn=lambda size, batch_size: 0,
+        law=None,
     )
 
 

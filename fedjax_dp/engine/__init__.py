@@ -23,6 +23,7 @@ from fedjax_dp.engine.wrappers.availability import (
     daily,
     in_rounds,
 )
+from fedjax_dp.engine.wrappers.budgets import within_budgets
 from fedjax_dp.engine.wrappers.clock import clocked
 from fedjax_dp.engine.wrappers.latencies import (
     Compute,
@@ -92,4 +93,5 @@ __all__ = [
     "serverless_times",
     "several_servers",
     "simulation",
+    "within_budgets",
 ]

@@ -118,6 +118,11 @@ LEAVING = Wrapper(
         Change.CLIENT_STATES: "leave the models that clients send as they are: they are compared",
     },
 )
+WITHIN_BUDGETS = Wrapper(
+    "within_budgets",
+    frozenset({Change.COHORTS}),
+    {Change.COHORTS: "draw its cohorts by its sampling alone, of which clients are left out"},
+)
 _OLDER = "have rounds that map one model to the next: clients at work train older ones"
 ANDERSON = Wrapper(
     "anderson",
@@ -135,5 +140,6 @@ BUILT_IN = (
     LEAVING,
     ANDERSON,
     ANDERSON_OF_CLIENTS,
+    WITHIN_BUDGETS,
     ASYNCHRONOUS,
 )

@@ -539,6 +539,39 @@ class PrivacyAccounting:
         return fits
 
     @checked
+    def rounds_by_client(
+        self,
+        epsilon: ArrayLike,
+        dp_delta: ArrayLike,
+        accountant: str | None = None,
+        *,
+        limit: Count = 10**7,
+    ) -> np.ndarray:
+        """Counts the rounds that the records of each client may pay for, from the first on.
+
+        Args:
+          epsilon: the budget, above 0, or inf; one number or `[num_clients]`.
+          dp_delta: δ in (0, 1), one number or `[num_clients]`.
+          accountant: as for `epsilon`.
+          limit: the largest answer, at least 1.
+
+        Returns:
+          `[num_clients]`, int64, with the numbers that are current.
+
+        Raises:
+          ValueError: where no records are protected, or rounds cost a client different amounts.
+        """
+        stages = self._events.get("record", [])
+        rule = "have one price for all rounds of a client's records"
+        checks.require(len(stages) == 1, "federation", rule, f"{len(stages)} prices")
+        ledger = self.ledgers["record"]
+        once = Ledger("record", self._relation, ledger.num_units)
+        for event, accounts in stages[0]:
+            once.charge(event, units=accounts)
+        by = accountant or self._accountant or "rdp"
+        return once.max_repeats(epsilon, dp_delta, accountant=by, limit=limit)
+
+    @checked
     def planned(self, state: SimulationState, key: PRNGKey, num_rounds: Count) -> dict[str, Ledger]:
         """Computes the ledgers after rounds that are still to come, with the current numbers.
 

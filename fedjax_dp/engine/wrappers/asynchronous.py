@@ -105,6 +105,7 @@ class Arrivals(NamedTuple):
             charges_all=False,
             separation=lambda size, batch_size: self.separation,
             min_drawn=lambda size, batch_size: 0,
+            law=None,
         )
 
     def none(self, limit: int) -> InFlight:

@@ -1,6 +1,8 @@
 """The ledger: what ran, per unit of privacy, and what it cost."""
 
+import contextlib
 import json
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import dp_accounting as dpa
@@ -10,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.ranges import NonNegative
+from fedjax_dp.core.ranges import Count, NonNegative
 from fedjax_dp.privacy import events as ev
 from fedjax_dp.privacy.accounting import pld_answers, rdp
 from fedjax_dp.privacy.accounting.dp_accounting_adapter import (
@@ -218,6 +220,12 @@ class Ledger:
         checks.require(inside, "dp_delta", "be in [0, 1)", dp_delta)
         return np.broadcast_to(delta, (self.num_units,))
 
+    def _budgets(self, epsilon: ArrayLike) -> np.ndarray:
+        """One budget for each unit, `[num_units]`."""
+        budget = np.asarray(epsilon, float)
+        checks.require(bool(np.all(budget >= 0)), "epsilon", "be at least 0", epsilon)
+        return np.broadcast_to(budget, (self.num_units,))
+
     @checked
     def delta(self, epsilon: NonNegative, accountant: str = "rdp") -> np.ndarray:
         """Computes δ of every unit at one ε.
@@ -242,22 +250,24 @@ class Ledger:
         # Units with one history and one given value share the answer.
         asked, labels = np.unique(np.stack([labels, values], axis=1), axis=0, return_inverse=True)
         history, values, labels = history[asked[:, 0].astype(int)], asked[:, 1], labels.reshape(-1)
-        names = np.full(values.size, accountant, dtype=object)
-        if accountant == "pld":
-            bounds = [
-                self._by_losses(question, *each) for each in zip(values, history, strict=True)
-            ]
-            answers = np.array([answer.value for answer in bounds])
-            for i, answer in enumerate(bounds):
-                other = (
-                    np.inf if answer.is_tight else self._other(question, values[i], history[[i]])
-                )
-                if other < answers[i]:
-                    answers[i], names[i] = other, "rdp"
-        else:
-            answers = self._by_curves(question, values, history, accountant)
+        answers, names = self._answers(question, values, history, accountant)
         is_charged = np.diff(history.indptr) > 0
         return Bound(np.where(is_charged, answers, 0.0)[labels], names[labels].astype(str))
+
+    def _answers(
+        self, question: str, values: np.ndarray, history: scipy.sparse.csr_array, accountant: str
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Answers some histories, and names the accountant of each answer."""
+        names = np.full(values.size, accountant, dtype=object)
+        if accountant != "pld":
+            return self._by_curves(question, values, history, accountant), names
+        bounds = [self._by_losses(question, *each) for each in zip(values, history, strict=True)]
+        answers = np.array([answer.value for answer in bounds])
+        for i, answer in enumerate(bounds):
+            other = np.inf if answer.is_tight else self._other(question, values[i], history[[i]])
+            if other < answers[i]:
+                answers[i], names[i] = other, "rdp"
+        return answers, names
 
     def _by_curves(
         self, question: str, values: np.ndarray, history: scipy.sparse.csr_array, accountant: str
@@ -387,10 +397,7 @@ class Ledger:
         """The accounts, ε and δ of the units that a charge concerns; None without units."""
         index, _ = self._charged(units, 1)
         index = np.unique(index)
-        budget = np.asarray(epsilon, float)
-        checks.require(bool(np.all(budget >= 0)), "epsilon", "be at least 0", epsilon)
-        budget = np.broadcast_to(budget, (self.num_units,))
-        deltas = self._deltas(dp_delta)
+        budget, deltas = self._budgets(epsilon), self._deltas(dp_delta)
         return (self._restricted(index), budget[index], deltas[index]) if index.size else None
 
     @staticmethod
@@ -448,6 +455,54 @@ class Ledger:
             fits, too_many = (fits, middle) if exceeds(middle) else (middle, too_many)
         return fits
 
+    @checked
+    def max_repeats(
+        self,
+        epsilon: ArrayLike,
+        dp_delta: ArrayLike,
+        *,
+        accountant: str = "rdp",
+        limit: Count = 10**7,
+    ) -> np.ndarray:
+        """Computes how often the whole history of each unit may run within its budget.
+
+        With the event of one round charged to each unit, it is the number of rounds that each may
+        pay for.
+
+        Args:
+          epsilon: the largest ε allowed, at least 0, or inf; a scalar or `[num_units]`.
+          dp_delta: δ in [0, 1), a scalar or `[num_units]`.
+          accountant: as for `epsilon`.
+          limit: the largest answer, at least 1.
+
+        Returns:
+          `[num_units]`, int64, from 0 to `limit`.
+
+        Raises:
+          UnsupportedEvent: if a charged event has no valid analysis by this accountant.
+        """
+        require_accountant(accountant)
+        budget, deltas = self._budgets(epsilon), self._deltas(dp_delta)
+        history, labels = self._histories()
+        asked = np.stack([labels, budget, deltas], axis=1)
+        asked, labels = np.unique(asked, axis=0, return_inverse=True)
+        history, (budget, deltas) = history[asked[:, 0].astype(int)], asked[:, 1:].T
+        # Half of the slack, so that a ledger of these rounds and of other units is within it.
+        most = budget * (1 + _SLACK / 2)
+
+        def exceeds(counts: np.ndarray, which: np.ndarray, accountant: str) -> np.ndarray:
+            repeated = history[which]
+            repeated.data = repeated.data * np.repeat(counts, np.diff(repeated.indptr))
+            return self._answers("epsilon", deltas[which], repeated, accountant)[0] > most[which]
+
+        # What was charged for nothing may run as often as wanted.
+        found = np.where(np.diff(history.indptr) > 0, 0, limit)
+        if accountant == "pld":
+            # Slow, and seldom allows much more than Rényi curves do.
+            with contextlib.suppress(UnsupportedEvent):
+                found = _most(lambda *x: exceeds(*x, "rdp"), found, limit)
+        return _most(lambda *x: exceeds(*x, accountant), found, limit)[labels.reshape(-1)]
+
     def to_json(self) -> str:
         """Writes the whole ledger as text, from which `from_json` restores an equal one."""
         entries = []
@@ -490,6 +545,32 @@ class Ledger:
             event = ev.from_dict(entry["event"])
             ledger.charge(event, units=entry.get("units"), count=entry["count"])
         return ledger
+
+
+def _most(
+    exceeds: Callable[[np.ndarray, np.ndarray], np.ndarray], first: np.ndarray, limit: int
+) -> np.ndarray:
+    """Finds the largest counts that do not exceed, beginning at `first`, which is kept at `limit`.
+
+    `exceeds(counts, which)` answers for the counts of some places.
+    """
+    fits, too_many = first.copy(), np.full_like(first, limit + 1)
+
+    def try_at(which: np.ndarray, counts: np.ndarray) -> None:
+        is_over = exceeds(counts, which)
+        too_many[which] = np.where(is_over, counts, too_many[which])
+        fits[which] = np.where(is_over, fits[which], counts)
+
+    if (begun := np.flatnonzero((first > 0) & (first < limit))).size:
+        try_at(begun, first[begun])
+        fits[too_many <= first] = 0
+    step = 1
+    while (which := np.flatnonzero((fits < limit) & (too_many > limit))).size:
+        try_at(which, np.minimum(fits[which] + step, limit))
+        step *= 2
+    while (which := np.flatnonzero(too_many - fits > 1)).size:
+        try_at(which, (fits[which] + too_many[which]) // 2)
+    return fits
 
 
 def _merged(
