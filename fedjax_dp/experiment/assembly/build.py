@@ -20,10 +20,12 @@ from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.accounts.privacy_accounting import calibrate, priced_factors
 from fedjax_dp.engine.federation import init_key
 from fedjax_dp.experiment.components.augmentation import augmentation_of
+from fedjax_dp.engine.wrappers.budgets import check_claim
 from fedjax_dp.experiment.components.experiment import Population
 from fedjax_dp.experiment.components.mechanism import Setting, client_aggregator, structure_of
 from fedjax_dp.experiment.components.optimizers import local_optimizer, optimizer_numbers
 from fedjax_dp.experiment.components.participation import batches_of
+from fedjax_dp.experiment.components.planned import KEY, planned_of
 from fedjax_dp.experiment.components.schedules import tables_of
 from fedjax_dp.experiment.schema.config import (
     AlgorithmSection,
@@ -198,6 +200,10 @@ def calibrated(
     sizes: np.ndarray,
 ) -> FederatedAlgorithm:
     """Sets the noise multiplier of each client to what its own budget needs."""
+    planned = planned_of(level, setting.participation, setting.num_rounds)
+    if planned is not None:
+        with keyed("", {"federation": f"{KEY} must be left out: the algorithm"}):
+            check_claim(algorithm.claims.record, name)
     budgets = algorithms.ALGORITHMS[name].budgets
     target = np.broadcast_to(np.asarray(level.epsilon, dtype=np.float64), np.shape(sizes))
     target = target if budgets is None else budgets(target)
@@ -206,7 +212,10 @@ def calibrated(
     rounds, factors = setting.num_rounds, setting.factors
     if is_uniform:
         priced = priced_factors(algorithm, int(np.max(sizes)), factors)
+        rule = f"be left out with schedules of {', '.join(sorted(priced))}, which set prices"
+        checks.require(planned is None or not priced, KEY, rule, planned)
         factors, rounds = setting.charged_factors(priced, "local.noise_multiplier")
+    rounds = min(rounds, planned or rounds)
     deltas = np.asarray(level.dp_delta, dtype=np.float64)
     hyper = calibrate(algorithm, sizes, target, deltas, rounds, factors=factors, **setting.promise)
     return algorithm.with_hyper(hyper)

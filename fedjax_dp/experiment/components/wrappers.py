@@ -9,9 +9,11 @@ from fedjax_dp.core import checks
 from fedjax_dp.engine import wrapping
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.wrappers import anderson, asynchronous, leaving, servers
+from fedjax_dp.engine.wrappers.budgets import within_budgets
 from fedjax_dp.engine.wrapping import Wrapper
 from fedjax_dp.experiment.components.clock import Clock
 from fedjax_dp.experiment.components.numbers_by_client import check_cycle
+from fedjax_dp.experiment.components.planned import KEY
 from fedjax_dp.experiment.components.schedules import with_schedules
 from fedjax_dp.experiment.components.secure_aggregation import servers_of
 from fedjax_dp.experiment.schema.config import ClockSection, Config
@@ -47,7 +49,10 @@ def _asked(config: Config) -> list[_Asked]:
     of_clients = config.acceleration.of == "clients"
     fast = wrapping.ANDERSON_OF_CLIENTS if of_clients else wrapping.ANDERSON
     section, concurrency = config.communication, config.asynchronous.concurrency
+    privacy = config.privacy
+    planned = privacy.record.planned_participations if "record" in privacy.units else None
     every = [
+        _Asked(wrapping.WITHIN_BUDGETS, KEY, planned),
         _Asked(fast, "acceleration.memory", config.acceleration.memory),
         _Asked(wrapping.LEAVING, "leaving.tolerance", config.leaving.tolerance),
         _Asked(wrapping.SERVERLESS, "communication.serverless", section.serverless or None),
@@ -62,7 +67,7 @@ def _named(key: str) -> AbstractContextManager[None]:
     parts = ("federation", "aggregator", "participation")
     keys = {part: f"{key} must be left out: its {part}" for part in parts}
     times = ("latencies", "compute", "server_seconds", "start_seconds")
-    return keyed(key.partition(".")[0], keys | {name: f"clock.{name}" for name in times})
+    return keyed(key.rpartition(".")[0], keys | {name: f"clock.{name}" for name in times})
 
 
 def check_wrappers(config: Config) -> None:
@@ -143,7 +148,11 @@ def wrapper_of(config: Config, model: Model, num_clients: int, clock: Clock | No
     section, away = config.acceleration, config.leaving
     is_buffer = model.is_buffer if model.buffer_keys else None
     period = config.communication.exchange_every or 1
+    level, promise = config.privacy.record, config.privacy.promise
     made: dict[str, Callable[[], Wrap]] = {
+        KEY: lambda: partial(
+            within_budgets, epsilon=level.epsilon, dp_delta=level.dp_delta, **promise
+        ),
         "acceleration.memory": lambda: partial(
             anderson.anderson,
             num_rounds=config.run.rounds,

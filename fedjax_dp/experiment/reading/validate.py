@@ -28,6 +28,7 @@ from fedjax_dp.experiment.components.numbers_by_client import KEYS
 from fedjax_dp.experiment.components.optimizers import local_optimizer
 from fedjax_dp.experiment.components.participation import batches_of, participation_of
 from fedjax_dp.experiment.components.partitions import PARTITIONS
+from fedjax_dp.experiment.components.planned import check_planned
 from fedjax_dp.experiment.components.schedules import check_schedules, entries_of, tables_of
 from fedjax_dp.experiment.components.secure_aggregation import checked_graph
 from fedjax_dp.experiment.components.wrappers import check_numbers, check_wrappers
@@ -130,6 +131,7 @@ def counted(config: Config, num_clients: int) -> Counted:
     num_models, rule = options.get("num_models", 1), f"be at most the {num_clients} clients"
     checks.require(num_models <= num_clients, "algorithm.options.num_models", rule, num_models)
     participation = participation_of(config.participation, num_clients)
+    check_planned(config, participation)
     clock = clock_of(config, num_clients, participation)
     _check_parties(config, participation)
     require_analysis(Sections(privacy, config.participation, config.training), num_clients)

@@ -21,6 +21,8 @@ from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.evaluation.evaluate import summarize
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.components.numbers_by_client import names_of
+from fedjax_dp.experiment.components.participation import participation_of
+from fedjax_dp.experiment.components.planned import planned_of, share_of
 from fedjax_dp.experiment.components.schedules import described, exact_plateaus, over_rounds
 from fedjax_dp.experiment.running.release import (
     PARTITION_FILE,
@@ -371,7 +373,11 @@ def facts_of(
                 else {"contribution": bound}
             )
         )
-        if experiment.config.privacy.record.noise_multiplier is None:
+        record_level, run = experiment.config.privacy.record, experiment.config.run
+        drawn = participation_of(experiment.config.participation, num_clients)
+        if (planned := planned_of(record_level, drawn, run.rounds)) is not None:
+            facts["record"]["planned"] = {"count": planned, "share": share_of(record_level)}
+        elif record_level.noise_multiplier is None:
             facts["record"]["assumes_every_round"] = True
     return {unit: each | _stated(experiment, unit) for unit, each in facts.items()}
 

@@ -18,6 +18,7 @@ from fedjax_dp.engine.execution.compile import Simulation
 from fedjax_dp.engine.execution.joint import Finished, Request
 from fedjax_dp.engine.record import RoundInfo, RoundRecord, as_metrics
 from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.engine.wrappers.budgets import is_spent
 from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.assembly.devices import more_than_cores
 from fedjax_dp.experiment.components.callbacks import callbacks_of
@@ -228,6 +229,8 @@ def _after_plateaus(
 
 def _affordable(experiment: Experiment, state: SimulationState, start: Start) -> int:
     """Counts the planned rounds that may still run before a budget is exceeded."""
+    if is_spent(experiment.simulation.federation, _at_hand(experiment, state)):
+        return 0
     return start.accounting.affordable_rounds(
         _at_hand(experiment, state._replace(clients=None)),
         start.key,

@@ -43,6 +43,10 @@ NamedBudgets = Annotated[
     ),
 ]
 NamedBatchSizes = Literal["heterogeneous"]
+# A quantile of a law, strictly between 0 and 1.
+Quantile = Annotated[
+    str, Pattern(r"q0?\.\d*[1-9]\d*", 'a quantile between "q0" and "q1", such as "q0.95"')
+]
 Batches = Literal["auto", "shuffled", "shuffled_whole", "poisson", "fixed_size", "full_batch"]
 _T = TypeVar("_T")
 # One number for all clients, or one for each: a list by position, a table by name.
@@ -488,6 +492,11 @@ class RecordLevel(OptionalSection):
         1e-5, "δ, one for all clients or one for each"
     )
     per_layer: bool = _setting(False, "clip layer by layer")
+    planned_participations: Count | Quantile | None = _setting(
+        None,
+        "rounds of a client that noise is calibrated for, or a quantile of how often clients are "
+        "drawn; its own budget leaves a client out of further ones; all rounds if not given",
+    )
 
 
 class _ClientLevel(OptionalSection):

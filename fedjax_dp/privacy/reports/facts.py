@@ -115,6 +115,7 @@ def _values(claim: Mapping[str, Any]) -> dict[str, Any]:
         "are": "release is" if high == 1 == low else "releases are",
         "analysis": _ACCOUNTANTS[claim["accountant"]],
         **_spent(claim),
+        "of_law": _OF_LAW if claim.get("planned", {}).get("share") else "",
         "trust": _OF_SUMS if is_of_sums else TRUST[claim["trusted"]],
         "hidden": Words(", and ".join(hidden), " and ".join(hidden)) if hidden else None,
         "is_count_hidden": COUNT in hidden,
@@ -499,6 +500,7 @@ _DEPLOYED_KEYS = {
     ),
 }
 _UNUSED = Words(": {unused} of it was not used.", ".")
+_OF_LAW = Words(", the {planned[share]}-quantile of how often one is drawn", "")
 _RATE = Words(", at a rate of {sampling_rate}", ", at a rate of ${sampling_rate}$")
 _ALL_PAIRS = Words("masks of all pairs", "one for each pair of clients")
 _NEIGHBOURS = Words(
@@ -592,6 +594,13 @@ SENTENCES = {
         "The noise was calibrated as if every client took part in every round; clients that were "
         "drawn less often spend less.",
         "",
+    ),
+    "planned": Words(
+        "The noise was calibrated for {planned[count]} rounds of a client{of_law}. A client is left "
+        "out of each round that would exceed its budget, by its own account, which depends on "
+        "sizes, numbers and earlier draws, and on no record.",
+        "Noise was calibrated for ${planned[count]}$ rounds of a client, which took part no further "
+        "once its budget was used.",
     ),
     "trust": Words("\n\n{trust}", "{trust}"),
     "hidden": Words(
