@@ -141,6 +141,8 @@ def _report(out: Output, outcome: Outcome) -> None:
         resumed = f"; to resume: fedjax-dp run --resume {folder}"
         out.say(early + (resumed if outcome.ended == "interrupted" else ""))
     out.say(summary_in_words(summary))
+    for hint in summary.get("hints", ()):
+        out.say(f"hint: {hint}")
     if outcome.is_futile:
         out.say("the run failed: no client's work entered the model in any round")
     out.say(f"run folder: {folder}")

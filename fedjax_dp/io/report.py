@@ -180,6 +180,11 @@ def _warnings(run: RunFiles) -> str:
     return page.items(map(str, warnings)) if warnings else ""
 
 
+def _hints(run: RunFiles) -> str:
+    hints = run.summary.get("hints")
+    return page.items(map(str, hints)) if hints else ""
+
+
 def _beside(*parts: str) -> str:
     """Puts charts and tables side by side; "" if all are empty."""
     content = "".join(parts)
@@ -351,6 +356,7 @@ def _environment(run: RunFiles) -> str:
 _SECTIONS = (
     _Section("overview", "Overview", (_SUMMARY, _METRICS), _overview),
     _Section("warnings", "Warnings", (_SUMMARY,), _warnings),
+    _Section("hints", "Hints", (_SUMMARY,), _hints),
     _Section("learning", "Accuracy and loss", (_METRICS,), _learning),
     _Section("budget", "Privacy budget", (_METRICS,), _spent),
     _Section("participation", "Participation", (_METRICS,), _participation),

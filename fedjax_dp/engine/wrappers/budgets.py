@@ -6,7 +6,7 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Gt, Le, Lt
 from numpy.typing import ArrayLike
 
 from fedjax_dp.core import checks
@@ -92,9 +92,7 @@ def within_budgets(
         sampling=changed(participation, sampler=limited(participation.sampler, wrapper.left)),
         start=lambda state: state.outer[-1 - num_inside].by_client,
     )
-    return federation.wrapped(
-        WITHIN_BUDGETS, init=wrapper.init, cohorts=cohorts, step=wrapper.step
-    )
+    return federation.wrapped(WITHIN_BUDGETS, init=wrapper.init, cohorts=cohorts, step=wrapper.step)
 
 
 def check_claim(claim: RecordClaim | None, name: str) -> None:

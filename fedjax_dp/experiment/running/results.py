@@ -15,7 +15,7 @@ from fedjax_dp.core.files import write_text
 from fedjax_dp.core.packages import PACKAGE, MissingPackageError, libraries
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.statistics import PartitionStatistics
-from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting, unit_facts
+from fedjax_dp.engine.accounts.privacy_accounting import unit_facts
 from fedjax_dp.engine.evaluation import Evaluator
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.evaluation.evaluate import summarize
@@ -24,6 +24,7 @@ from fedjax_dp.experiment.components.numbers_by_client import names_of
 from fedjax_dp.experiment.components.participation import participation_of
 from fedjax_dp.experiment.components.planned import planned_of, share_of
 from fedjax_dp.experiment.components.schedules import described, exact_plateaus, over_rounds
+from fedjax_dp.experiment.running.hints import Ran, hints_of
 from fedjax_dp.experiment.running.release import (
     PARTITION_FILE,
     STATED,
@@ -107,9 +108,13 @@ def write_results(
     # Damage was reported when the logbook was opened.
     rows = read_metrics(folder, lambda text: None)
     accountant = experiment.config.privacy.accountant
-    summary = _summary(experiment, state, start.hyper, accounting, rows) | timing
+    spent = accounting.epsilon(experiment.dp_delta, accountant)
+    summary = _summary(experiment, state, start.hyper, spent, rows) | timing
     summary |= {"communication": start.traffic.summary()}
     summary |= {"ended": ended, "stopped_by": stopped_by, "warnings": list(warnings)}
+    if experiment.config.privacy.units:
+        found = hints_of(Ran(experiment, start.hyper, rows, spent))
+        summary |= {"hints": [hint.text for hint in found]}
     if section.plots:
         _draw(experiment, state, rows, folder / "plots")
     write_text(folder / PARTITION_FILE, partition_text(experiment.population.statistics()))
@@ -150,10 +155,9 @@ def _summary(
     experiment: Experiment,
     state: SimulationState,
     hyper: Hyper,
-    accounting: PrivacyAccounting,
+    spent: Mapping[str, np.ndarray],
     rows: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    spent = accounting.epsilon(experiment.dp_delta, experiment.config.privacy.accountant)
     evaluated = evaluate(experiment.evaluator, state, hyper, experiment.config.run.seed)
     algorithm = experiment.simulation.algorithm
     padding = [row["padding_share"] for row in rows if "padding_share" in row]

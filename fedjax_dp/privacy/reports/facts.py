@@ -596,11 +596,11 @@ SENTENCES = {
         "",
     ),
     "planned": Words(
-        "The noise was calibrated for {planned[count]} rounds of a client{of_law}. A client is left "
-        "out of each round that would exceed its budget, by its own account, which depends on "
+        "The noise was calibrated for {planned[count]} rounds of a client{of_law}. A client is "
+        "left out of each round that would exceed its budget, by its own account, which depends on "
         "sizes, numbers and earlier draws, and on no record.",
-        "Noise was calibrated for ${planned[count]}$ rounds of a client, which took part no further "
-        "once its budget was used.",
+        "Noise was calibrated for ${planned[count]}$ rounds of a client, which took part no "
+        "further once its budget was used.",
     ),
     "trust": Words("\n\n{trust}", "{trust}"),
     "hidden": Words(

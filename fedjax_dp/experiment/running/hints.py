@@ -1,0 +1,237 @@
+"""What a private run could have done better, one line each."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_dp.algorithms.base import Hyper
+from fedjax_dp.experiment.components.experiment import Experiment
+from fedjax_dp.experiment.running.watcher import large_deltas
+from fedjax_dp.experiment.schema.config import GaussianLevel
+
+# Shares of clipped contributions from which on all of them count as clipped.
+_ALL = 0.99
+# The share of a budget below which it was used in part.
+_USED = 0.9
+# The number of categories of a column from which on it has many.
+_MANY = 100
+
+
+class Hint(NamedTuple):
+    """A line about a run.
+
+    Attributes:
+      about: the line, which begins with what it is about, such as a key.
+      is_exact: whether it reads exact figures, which no ε covers; the line then says so. Others
+        follow from released models, ledgers, sizes and the configuration.
+    """
+
+    about: str
+    is_exact: bool
+
+    @property
+    def text(self) -> str:
+        """The line, with what it reveals."""
+        return f"{self.about} (exact, not private)" if self.is_exact else self.about
+
+
+class Ran(NamedTuple):
+    """A private run that has ended.
+
+    Attributes:
+      experiment: its parts.
+      hyper: the numbers of its rounds.
+      rows: the metrics of its rounds.
+      epsilon: ε of each account, by unit.
+    """
+
+    experiment: Experiment
+    hyper: Hyper
+    rows: Sequence[Mapping[str, Any]]
+    epsilon: Mapping[str, np.ndarray]
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """The units that are protected."""
+        return self.experiment.config.privacy.units
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """The records of each client, which are public, `[num_clients]`."""
+        return self.experiment.simulation.federation.population.sizes
+
+    @property
+    def num_steps(self) -> np.ndarray:
+        """The local steps of each client in a round, `[num_clients]`."""
+        count = self.experiment.simulation.algorithm.training.steps_of
+        local = jax.tree.map(jnp.asarray, self.hyper.local)
+        return np.asarray(count(jnp.arange(len(self.sizes)), jnp.asarray(self.sizes), local))
+
+
+# The metric of clipped contributions of each unit, and the one that counts contributions.
+_CLIPPED = {
+    "record": ("clipped_example_share", "num_examples", "gradient of a record"),
+    "client": ("clipped_client_share", "num_participants", "update of a client"),
+}
+
+
+def nothing_clipped(ran: Ran) -> Iterator[Hint]:
+    """Finds bounds that no contribution reached."""
+    for unit, noun, shares in _clipped_shares(ran):
+        if max(shares) == 0:
+            text = (
+                f"privacy.{unit}.clip_norm: no {noun} was clipped in {_rounds(shares)}; a smaller "
+                "clip norm would mean less noise"
+            )
+            yield Hint(text, is_exact=True)
+
+
+def everything_clipped(ran: Ran) -> Iterator[Hint]:
+    """Finds bounds that nearly every contribution exceeded."""
+    for unit, noun, shares in _clipped_shares(ran):
+        if min(shares) >= _ALL:
+            text = (
+                f"privacy.{unit}.clip_norm: nearly every {noun} was clipped in {_rounds(shares)}; "
+                "a larger clip norm would keep more of them, with more noise"
+            )
+            yield Hint(text, is_exact=True)
+
+
+def _clipped_shares(ran: Ran) -> Iterator[tuple[str, str, list[float]]]:
+    """Yields the shares of clipped contributions in the rounds that had any, by unit."""
+    level = ran.experiment.config.privacy.client
+    is_adaptive = isinstance(level, GaussianLevel) and level.adaptive_clipping
+    for unit in ran.units:
+        share, count, noun = _CLIPPED[unit]
+        found = [row[share] for row in ran.rows if row.get(count) and row.get(share) is not None]
+        if found and not (unit == "client" and is_adaptive):
+            yield unit, noun, found
+
+
+def _rounds(values: Sequence[Any]) -> str:
+    return f"{len(values)} {'round' if len(values) == 1 else 'rounds'}"
+
+
+def noise_of_clients(ran: Ran) -> Iterator[Hint]:
+    """Compares the noise of a mean with a typical update within the bound."""
+    clip_norm = ran.experiment.client_clip_norm
+    if clip_norm is None:
+        return
+    ratios = []
+    for row in ran.rows:
+        quantiles, stddev = row.get("update_norm_quantiles"), row.get("noise_stddev")
+        typical = min(quantiles[2] or 0.0, float(clip_norm)) if quantiles else 0.0
+        if stddev and typical > 0:
+            ratios.append(stddev * math.sqrt(ran.experiment.num_parameters) / typical)
+    if ratios and (ratio := float(np.median(ratios))) > 1:
+        text = (
+            f"privacy.client: the noise of a round is {ratio:.3g} times as long as the median "
+            "clipped update; more clients in a round, fewer parameters or a larger ε would lower "
+            "that"
+        )
+        yield Hint(text, is_exact=True)
+
+
+def noise_of_records(ran: Ran) -> Iterator[Hint]:
+    """Compares the noise of a mean of models with the most that its clipped gradients can add.
+
+    With noise z C / B in each of S steps, m models and d parameters: z sqrt(d) / (B sqrt(S m)).
+    """
+    experiment, local = ran.experiment, ran.hyper.local
+    claim = experiment.simulation.algorithm.claims.record
+    is_of_gradients = claim is not None and claim.contribution is None
+    if not is_of_gradients or local.noise_multiplier is None or local.batch_size is None:
+        return
+    steps, m = ran.num_steps, experiment.simulation.participation.cohort_size
+    noise, batch = (
+        np.broadcast_to(np.asarray(x, float), steps.shape)
+        for x in (local.noise_multiplier, local.batch_size)
+    )
+    has_steps = steps > 0
+    if not np.any(has_steps):
+        return
+    each = noise / batch / np.sqrt(np.maximum(steps, 1) * m)
+    ratio = float(np.median(each[has_steps])) * math.sqrt(experiment.num_parameters)
+    if ratio > 1:
+        text = (
+            f"privacy.record: the noise of a round is at least {ratio:.3g} times as long as the "
+            "mean update, if steps are plain; larger batches, more clients in a round, fewer "
+            "parameters or a larger ε would lower that"
+        )
+        yield Hint(text, is_exact=False)
+
+
+def large_delta(ran: Ran) -> Iterator[Hint]:
+    """Finds δ that are not below the share of one unit."""
+    yield from (Hint(text, is_exact=False) for text in large_deltas(ran.experiment))
+
+
+def budget_in_part(ran: Ran) -> Iterator[Hint]:
+    """Finds budgets of which a part was left."""
+    section = ran.experiment.config.privacy
+    for unit, budget in ran.experiment.budget.items():
+        spent = np.asarray(ran.epsilon[unit], float)
+        allowed = np.broadcast_to(np.asarray(budget, float), spent.shape)
+        counts = np.isfinite(allowed) & np.isfinite(spent)
+        if unit == "record":
+            counts &= ran.sizes > 0
+        shares = (spent / allowed)[counts]
+        if not shares.size or np.mean(shares) >= _USED:
+            continue
+        ends = dict.fromkeys(f"{100 * share:.0f} %" for share in (shares.min(), shares.max()))
+        text = f"privacy.{unit}.epsilon: {' to '.join(ends)} of the budget was used"
+        level = section.record
+        can_plan = unit == "record" and "client" not in section.units
+        can_plan &= level.noise_multiplier is None and level.planned_participations is None
+        if can_plan and ran.experiment.config.participation.sampler != "full_participation":
+            text += (
+                "; privacy.record.planned_participations = 'q0.95' calibrates less noise, for as "
+                "many rounds as clients are drawn in"
+            )
+        yield Hint(text, is_exact=False)
+
+
+def many_categories(ran: Ran) -> Iterator[Hint]:
+    """Finds columns of which each of many categories has parameters of its own."""
+    names = ran.experiment.population.feature_names
+    counts = Counter(name.partition("=")[0] for name in names if "=" in name)
+    for column, count in counts.items():
+        if count >= _MANY:
+            text = (
+                f"data: the column {column!r} has {count} categories, each with parameters of its "
+                "own, which all get noise; merge rare ones, or leave it out of the features"
+            )
+            yield Hint(text, is_exact=False)
+
+
+def without_a_step(ran: Ran) -> Iterator[Hint]:
+    """Finds clients that take part and do nothing."""
+    steps = ran.num_steps
+    if (count := int(np.sum(steps == 0))) > 0:
+        text = (
+            f"training: {count} of {len(steps)} clients take no step in a round, for lack of "
+            "records or by training.num_epochs and training.num_steps"
+        )
+        yield Hint(text, is_exact=False)
+
+
+HINTS: tuple[Callable[[Ran], Iterator[Hint]], ...] = (
+    nothing_clipped,
+    everything_clipped,
+    noise_of_clients,
+    noise_of_records,
+    large_delta,
+    budget_in_part,
+    many_categories,
+    without_a_step,
+)
+
+
+def hints_of(ran: Ran) -> list[Hint]:
+    """Collects what could have been better, where privacy was claimed at all."""
+    return [hint for function in HINTS for hint in function(ran)] if ran.units else []
