@@ -148,11 +148,11 @@ def wrapper_of(config: Config, model: Model, num_clients: int, clock: Clock | No
     section, away = config.acceleration, config.leaving
     is_buffer = model.is_buffer if model.buffer_keys else None
     period = config.communication.exchange_every or 1
-    level, promise = config.privacy.record, config.privacy.promise
+    level = config.privacy.record
+    # Lists by name are in the clients' order by now.
+    budget: dict[str, Any] = {"epsilon": level.epsilon, "dp_delta": level.dp_delta}
     made: dict[str, Callable[[], Wrap]] = {
-        KEY: lambda: partial(
-            within_budgets, epsilon=level.epsilon, dp_delta=level.dp_delta, **promise
-        ),
+        KEY: lambda: partial(within_budgets, **budget, **config.privacy.promise),
         "acceleration.memory": lambda: partial(
             anderson.anderson,
             num_rounds=config.run.rounds,

@@ -3,6 +3,7 @@
 import contextlib
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import dp_accounting as dpa
@@ -490,18 +491,18 @@ class Ledger:
         # Half of the slack, so that a ledger of these rounds and of other units is within it.
         most = budget * (1 + _SLACK / 2)
 
-        def exceeds(counts: np.ndarray, which: np.ndarray, accountant: str) -> np.ndarray:
+        def exceeds(by: str, counts: np.ndarray, which: np.ndarray) -> np.ndarray:
             repeated = history[which]
             repeated.data = repeated.data * np.repeat(counts, np.diff(repeated.indptr))
-            return self._answers("epsilon", deltas[which], repeated, accountant)[0] > most[which]
+            return self._answers("epsilon", deltas[which], repeated, by)[0] > most[which]
 
         # What was charged for nothing may run as often as wanted.
         found = np.where(np.diff(history.indptr) > 0, 0, limit)
         if accountant == "pld":
             # Slow, and seldom allows much more than Rényi curves do.
             with contextlib.suppress(UnsupportedEvent):
-                found = _most(lambda *x: exceeds(*x, "rdp"), found, limit)
-        return _most(lambda *x: exceeds(*x, accountant), found, limit)[labels.reshape(-1)]
+                found = _most(partial(exceeds, "rdp"), found, limit)
+        return _most(partial(exceeds, accountant), found, limit)[labels.reshape(-1)]
 
     def to_json(self) -> str:
         """Writes the whole ledger as text, from which `from_json` restores an equal one."""
