@@ -482,6 +482,46 @@ def test_budgets_are_asked_at_each_units_own_delta():
     assert not ledger.would_exceed(event, budget, deltas, units=[0], count=51)
 
 
+def test_each_unit_may_repeat_its_history_within_its_own_budget():
+    """Units of one event and another, of both together, and of nothing: by dp-accounting."""
+    ledger = Ledger("record", num_units=5)
+    events = poisson(0.1, 1.0), poisson(0.3, 2.0)
+    ledger.charge(events[0], units=[0, 1, 3], count=[1, 1, 2])
+    ledger.charge(events[1], units=[2, 3])
+    deltas = np.array([1e-5, 1e-3, 1e-5, 1e-6, 1e-5])
+    wanted = [40, 7, 300, 12]
+
+    def by_hand(unit, repeats):
+        accountant = dpa_rdp.RdpAccountant()
+        for event, count in ev.flatten(ledger.events(unit)):
+            accountant.compose(event, count * repeats)
+        return accountant.get_epsilon(deltas[unit])
+
+    # Its orders differ a little from those of dp-accounting.
+    budgets = [by_hand(unit, repeats) * 1.001 for unit, repeats in enumerate(wanted)]
+    found = ledger.max_repeats([*budgets, 1.0], deltas, limit=500)
+    assert found.tolist() == [*wanted, 500]
+    assert ledger.max_repeats(np.inf, 1e-5, limit=9).tolist() == [9] * 5
+    assert ledger.max_repeats(1e-9, 1e-5, limit=9).tolist() == [0, 0, 0, 0, 9]
+    # Past the ends of what was tried before.
+    for repeats in (1, 2, 3, 499, 500):
+        exactly = [Ledger("record", num_units=1) for _ in wanted]
+        for unit, one in enumerate(exactly):
+            one.charge(ledger.events(unit), count=repeats)
+        spent = [one.epsilon(deltas[unit])[0] for unit, one in enumerate(exactly)]
+        assert ledger.max_repeats([*spent, 1.0], deltas, limit=500).tolist()[:4] == [repeats] * 4
+
+
+@pytest.mark.slow
+def test_repeats_are_counted_by_the_accountant_that_is_asked():
+    ledger, event = Ledger("record", num_units=2), poisson(0.1, 1.0)
+    ledger.charge(event, units=[0])
+    # Two lattices of different widths agree to 0.1 %; one more repeat costs more than that.
+    budget = 1.002 * independent(event, ADD_REMOVE, count=40, dp_delta=1e-5, accountant="pld")
+    assert ledger.max_repeats(budget, 1e-5, accountant="pld", limit=100).tolist() == [40, 100]
+    assert ledger.max_repeats(budget, 1e-5, limit=100)[0] < 40
+
+
 def test_a_question_about_few_units_reads_their_own_history():
     ledger = Ledger("record", num_units=4)
     ledger.charge(poisson(0.1, 1.0), units=[0, 2], count=[200, 50])

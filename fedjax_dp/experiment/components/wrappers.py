@@ -151,8 +151,9 @@ def wrapper_of(config: Config, model: Model, num_clients: int, clock: Clock | No
     level = config.privacy.record
     # Lists by name are in the clients' order by now.
     budget: dict[str, Any] = {"epsilon": level.epsilon, "dp_delta": level.dp_delta}
+    budget |= config.privacy.promise
     made: dict[str, Callable[[], Wrap]] = {
-        KEY: lambda: partial(within_budgets, **budget, **config.privacy.promise),
+        KEY: lambda: partial(within_budgets, **budget),
         "acceleration.memory": lambda: partial(
             anderson.anderson,
             num_rounds=config.run.rounds,
