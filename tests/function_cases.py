@@ -428,6 +428,7 @@ SPECIAL: dict[str, Case] = {
             "events": {"unit": 0},
             "would_exceed": {},
             "max_rounds": {"epsilon": 9.0},
+            "max_repeats": {"epsilon": 9.0},
         }.items()
     },
     "Ledger.from_json": case(LEDGER.from_json, text=lambda: ledger().to_json()),
@@ -461,6 +462,9 @@ SPECIAL: dict[str, Case] = {
         num_rounds=2,
     ),
     "leaving": case(engine.leaving, federation=lambda: averaged_models()),
+    "within_budgets": case(
+        engine.within_budgets, federation=lambda: bound(), epsilon=100.0, dp_delta=1e-5
+    ),
     "latencies": case(
         engine.latencies,
         places=["a", "b"],

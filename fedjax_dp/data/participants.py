@@ -12,7 +12,7 @@ from chex import PRNGKey
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.made import changed, exchanged, made
-from fedjax_dp.core.ranges import Count
+from fedjax_dp.core.ranges import Count, Probability
 from fedjax_dp.data.sampling import Draw, Sampler
 
 
@@ -103,7 +103,8 @@ class Participation(NamedTuple):
         tail = math.log(1e9)
         return min(most, math.ceil(mean + math.sqrt(2 * mean * tail) + tail))
 
-    def quantile_of_draws(self, share: float, num_rounds: int) -> int:
+    @checked
+    def quantile_of_draws(self, share: Probability, num_rounds: Count) -> int:
         """Computes how often a client is drawn at most, in a share of the cases.
 
         Args:
@@ -116,8 +117,6 @@ class Participation(NamedTuple):
         Raises:
           ValueError: for a number out of its range, or cohorts of which no law is known.
         """
-        checks.require(0 < share <= 1, "share", "be in (0, 1]", share)
-        checks.whole("num_rounds", num_rounds)
         law, name = self.sampler.law, self.sampler.name
         rule = "draw cohorts of which it is known how often a client is in one"
         checks.require(law is not None, "participation", rule, name)

@@ -118,10 +118,16 @@ LEAVING = Wrapper(
         Change.CLIENT_STATES: "leave the models that clients send as they are: they are compared",
     },
 )
+_FULLER = "be accelerated around it, since acceleration asks whether all clients take part"
 WITHIN_BUDGETS = Wrapper(
     "within_budgets",
     frozenset({Change.COHORTS}),
-    {Change.COHORTS: "draw its cohorts by its sampling alone, of which clients are left out"},
+    {
+        Change.COHORTS: "draw its cohorts by its sampling alone, of which clients are left out",
+        Change.NO_SERVER: "have a server: without one, a client that is left out has no model",
+        Change.SERVER_STEP: _FULLER,
+        Change.CLIENT_STATES: _FULLER,
+    },
 )
 _OLDER = "have rounds that map one model to the next: clients at work train older ones"
 ANDERSON = Wrapper(

@@ -105,7 +105,7 @@ MASKS = ("--participation.sampler=fixed_size", "--participation.cohort_size=2")
             "must be left out: its aggregator must have no masks",
         ),
         (
-            (*MASKS, f"--{KEY}=3", "--asynchronous.concurrency=3", "--clock.bandwidth=1"),
+            (*MASKS, f"--{KEY}=3", "--asynchronous.concurrency=3"),
             "asynchronous.concurrency must be left out with privacy.record.planned_participations",
         ),
     ],
