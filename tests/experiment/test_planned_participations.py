@@ -116,6 +116,8 @@ def test_what_has_no_effect_or_no_guarantee_is_refused(words, rule):
 
 
 def test_rounds_of_several_prices_are_refused():
-    config = load_config(None, (*PLANNED, "--algorithm.name=f_cdpfl"))
+    config = load_config(
+        None, (*PLANNED, "--algorithm.name=f_cdpfl", "--algorithm.options.num_models=2")
+    )
     with pytest.raises(ValueError, match=f"{KEY} must be left out: the algorithm must have rounds"):
         parts_of(config)
