@@ -193,7 +193,7 @@ def _require_plain_rounds(federation: Federation) -> None:
     wrapped = [wrapper.name for wrapper in federation.wrappers]
     rule = (
         "have no wrapper to be deployed: no acceleration, clock or asynchronous rounds, no clients "
-        "that leave, and one server"
+        "that leave or that their budgets leave out, and one server"
     )
     checks.require(not wrapped, "federation", rule, wrapped)
     rule = "have no schedules to be deployed: nodes agree to numbers that hold in every round"

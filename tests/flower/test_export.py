@@ -138,6 +138,10 @@ REFUSED = {
     "several servers": ([FEDAVG, "--communication.servers=[0, 1]"], NO_WRAPPER),
     "no server": ([FEDAVG, "--communication.serverless=true"], NO_WRAPPER),
     "clients that leave": ([*GROWING, "--leaving.tolerance=1"], NO_WRAPPER),
+    "planned participations": (
+        ["--privacy.unit=record", "--privacy.record.planned_participations=1"],
+        NO_WRAPPER,
+    ),
     "noise of a scale that the server sends": (
         [*IN_SHARES, "--algorithm.options.calibration=paper"],
         "keys must be parity, which trusts the server",
