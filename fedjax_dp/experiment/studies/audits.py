@@ -29,6 +29,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.products import computed_with
 from fedjax_dp.core.ranges import Count, Positive, ProperFraction
 from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.client_store import stored_in
 from fedjax_dp.engine.facts import examples_of
 from fedjax_dp.engine.federation import federation
@@ -45,6 +46,7 @@ from fedjax_dp.experiment.components.augmentation import augmentation_of
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.components.mechanism import with_share_of_noise
 from fedjax_dp.experiment.components.schedules import with_schedules
+from fedjax_dp.experiment.components.participation import participation_of
 from fedjax_dp.experiment.components.secure_aggregation import graph_of
 from fedjax_dp.experiment.schema.config import ObliviousLevel
 from fedjax_dp.models.base import Model
@@ -218,9 +220,17 @@ def _collude(experiment: Experiment) -> tuple[list[CollusionResult], str]:
     return [collusion(played, kind, rng) for kind in kinds], ""
 
 
+def _sampling(experiment: Experiment) -> Participation:
+    """Returns how clients are drawn; budgets leave no client out of the rounds of an audit."""
+    config, bound = experiment.config, experiment.simulation.participation
+    if "record" in config.privacy.units and config.privacy.record.planned_participations:
+        return participation_of(config.participation, bound.num_clients)
+    return bound
+
+
 def _maker(experiment: Experiment) -> Callable[..., FederatedAlgorithm]:
     """Returns a builder of the algorithm for another model and other public inputs."""
-    config, participation = experiment.config, experiment.simulation.participation
+    config, participation = experiment.config, _sampling(experiment)
     population, privacy = experiment.population, config.privacy
     graph = graph_of(config, participation)
 
@@ -247,7 +257,7 @@ def _without_masks(experiment: Experiment) -> FederatedAlgorithm:
 def _plant(experiment: Experiment, unit: str, count: int, records: str) -> Planted:
     """Plants canaries."""
     config, train = experiment.config, experiment.population.train
-    participation = experiment.simulation.participation
+    participation = _sampling(experiment)
     rng = np.random.default_rng([config.run.seed, 7])
     relation = config.privacy.relation
     if unit == "client":
@@ -279,8 +289,9 @@ def _quieter(
             own["selection_epsilon"] = own["selection_epsilon"] / share
         return planted.algorithm.with_hyper(hyper._replace(local=local, algorithm=own))
     simulation, population = experiment.simulation, experiment.population
-    graph = graph_of(config, simulation.participation)
-    setting = setting_of(config, simulation.participation, graph, experiment.model)
+    participation = _sampling(experiment)
+    graph = graph_of(config, participation)
+    setting = setting_of(config, participation, graph, experiment.model)
     level = with_share_of_noise(config.privacy.client, setting, share)
     privacy = config.privacy.model_copy(update={"client": level})
     model, augmentation = experiment.model, augmentation_of(config.data)
@@ -292,7 +303,7 @@ def _quieter(
     again = plant_clients(
         algorithm.with_hyper(hyper),
         population.train,
-        simulation.participation,
+        participation,
         count,
         rng,
         relation=config.privacy.relation,
