@@ -167,7 +167,8 @@ def _rounds(
     done, total = int(state.round), section.rounds
 
     def affordable() -> int:
-        return _affordable(experiment, state, start)
+        spent = is_spent(experiment.simulation.federation, state)
+        return 0 if spent else _affordable(experiment, state, start)
 
     def adapted() -> Start:
         return start._replace(hyper=_after_plateaus(start.hyper, plateaus, history))
@@ -200,7 +201,7 @@ def _rounds(
         rows = _rows(experiment, start, record, info, done)
         # Fewer where others, which run together with this one, wanted fewer.
         done, allowed = done + len(rows), allowed - len(rows)
-        if allowed == 0:
+        if allowed == 0 or is_spent(experiment.simulation.federation, state):
             allowed = affordable()
         if allowed == 0 or done % section.evaluate_every == 0:
             held = _models_at_hand(experiment, state)
@@ -229,8 +230,6 @@ def _after_plateaus(
 
 def _affordable(experiment: Experiment, state: SimulationState, start: Start) -> int:
     """Counts the planned rounds that may still run before a budget is exceeded."""
-    if is_spent(experiment.simulation.federation, _at_hand(experiment, state)):
-        return 0
     return start.accounting.affordable_rounds(
         _at_hand(experiment, state._replace(clients=None)),
         start.key,
