@@ -34,6 +34,7 @@ from fedjax_dp.engine import (
     PrivacyAccounting,
     anderson,
     federation,
+    scheduled,
     serverless,
     several_servers,
     simulation,
@@ -339,6 +340,14 @@ def test_what_has_no_guarantee_is_refused(make, rule):
 def test_bad_budgets_are_refused(options, rule):
     with pytest.raises(ValueError, match=rule):
         within_budgets(bound(), **{"epsilon": 100.0, "dp_delta": DELTAS, **options})
+
+
+def test_prices_that_change_over_rounds_are_refused():
+    fed = limited(budgets_of_plan())
+    rates = scheduled(fed, {"local.learning_rate": [1.0, 0.5]}, 2)
+    assert PrivacyAccounting(rates).rounds_by_client(9.0, 1e-5).shape == (NUM_CLIENTS,)
+    with pytest.raises(ValueError, match="hyper must have no factors of numbers that set what a r"):
+        PrivacyAccounting(scheduled(fed, {"local.noise_multiplier": [1.0, 2.0]}, 2))
 
 
 def test_wrappers_that_do_not_go_around_it_refuse_it():

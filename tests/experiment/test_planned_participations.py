@@ -116,6 +116,12 @@ def test_what_has_no_effect_or_no_guarantee_is_refused(words, rule):
         checked_config(load_config(None, tuple(dict.fromkeys((*TWELVE, *words)))))
 
 
+def test_noise_that_changes_over_rounds_is_refused():
+    config = load_config(None, (*PLANNED, "--schedules.privacy.record.noise_multiplier=cosine"))
+    with pytest.raises(ValueError, match=f"{KEY} must be left out with schedules of local.noise"):
+        parts_of(config)
+
+
 def test_rounds_of_several_prices_are_refused():
     config = load_config(
         None, (*PLANNED, "--algorithm.name=f_cdpfl", "--algorithm.options.num_models=2")

@@ -561,7 +561,7 @@ class PrivacyAccounting:
         Raises:
           ValueError: where no records are protected, or rounds cost a client different amounts.
         """
-        stages = self._events.get("record", [])
+        stages = [prices for each in self._costs for prices in each.events.get("record", ())]
         rule = "have one price for all rounds of a client's records"
         checks.require(len(stages) == 1, "federation", rule, f"{len(stages)} prices")
         ledger = self.ledgers["record"]

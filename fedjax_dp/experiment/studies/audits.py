@@ -45,8 +45,8 @@ from fedjax_dp.experiment.assembly.build import (
 from fedjax_dp.experiment.components.augmentation import augmentation_of
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.components.mechanism import with_share_of_noise
-from fedjax_dp.experiment.components.schedules import with_schedules
 from fedjax_dp.experiment.components.participation import participation_of
+from fedjax_dp.experiment.components.schedules import with_schedules
 from fedjax_dp.experiment.components.secure_aggregation import graph_of
 from fedjax_dp.experiment.schema.config import ObliviousLevel
 from fedjax_dp.models.base import Model
