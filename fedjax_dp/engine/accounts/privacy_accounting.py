@@ -23,6 +23,7 @@ from fedjax_dp.engine.execution.compile import Simulation
 from fedjax_dp.engine.federation import Federation, check_wrapped
 from fedjax_dp.engine.record import RoundRecord, digest_of, priced, require_chargeable
 from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.engine.wrapping import WITHIN_BUDGETS
 from fedjax_dp.privacy.accounting.calibration import (
     calibrate_noise_multiplier,
     calibrate_poisson,
@@ -325,7 +326,13 @@ class PrivacyAccounting:
             return
         self._federation.check_numbers(hyper)
         rounds = sorted(set(priced(hyper).alike()))
-        self._costs, self._hyper = [self._costs_of(hyper.at(t)) for t in rounds], hyper
+        found = [self._costs_of(hyper.at(t)) for t in rounds]
+        if WITHIN_BUDGETS in self._federation.wrappers:
+            rule = "have no factors of numbers that set what a round costs a record"
+            prices = [[event for event, _ in costs.events["record"][0]] for costs in found]
+            is_one = all(each == prices[0] for each in prices)
+            checks.require(is_one, "hyper", rule, sorted(hyper.factors))
+        self._costs, self._hyper = found, hyper
 
     def _costs_of(self, hyper: Hyper) -> "_Costs":
         """Computes what a round with these numbers costs."""

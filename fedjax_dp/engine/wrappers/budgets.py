@@ -13,7 +13,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.made import changed
 from fedjax_dp.data.sampling import limited
-from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting, priced_factors
+from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.round import SimulationState
@@ -93,7 +93,7 @@ def within_budgets(
         start=lambda state: state.outer[-1 - num_inside].by_client,
     )
     parts = {"init": wrapper.init, "cohorts": cohorts, "step": wrapper.step}
-    return federation.wrapped(WITHIN_BUDGETS, **parts, check=wrapper.check)
+    return federation.wrapped(WITHIN_BUDGETS, **parts)
 
 
 def check_claim(claim: RecordClaim | None, name: str) -> None:
@@ -142,13 +142,6 @@ class _WithinBudgets(NamedTuple):
         """Makes the first state."""
         state = self.federation.init(key, layout)
         return state._replace(outer=(RoundsLeft(jnp.asarray(self.left)), *state.outer))
-
-    def check(self, hyper: Any) -> None:
-        """Refuses prices that change over rounds, of which no budget allows a number."""
-        size = int(np.max(self.federation.population.sizes))
-        changing = priced_factors(self.federation.algorithm, size, hyper.factors)
-        rule = "have no factors of numbers that set what a round costs a record"
-        checks.require(not changing, "hyper", rule, sorted(changing))
 
     def step(self, state, hyper, examples, cohort, key, layout=Layout()):
         """Runs the round, and takes it from those that are in its cohort."""
