@@ -19,8 +19,8 @@ from fedjax_dp.data.federated import FederatedData, example_structure
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.accounts.privacy_accounting import calibrate, priced_factors
 from fedjax_dp.engine.federation import init_key
-from fedjax_dp.experiment.components.augmentation import augmentation_of
 from fedjax_dp.engine.wrappers.budgets import check_claim
+from fedjax_dp.experiment.components.augmentation import augmentation_of
 from fedjax_dp.experiment.components.experiment import Population
 from fedjax_dp.experiment.components.mechanism import Setting, client_aggregator, structure_of
 from fedjax_dp.experiment.components.optimizers import local_optimizer, optimizer_numbers
