@@ -508,35 +508,6 @@ def without_amplification(sampler: Sampler) -> Sampler:
     )
 
 
-def limited(sampler: Sampler, most: np.ndarray) -> Sampler:
-    """Draws as another sampler does, without members that were drawn as often as they may be.
-
-    Its state is how often each member may still be drawn. That depends on earlier draws, and
-    nothing is amplified: those drawn are charged, each with the base event.
-    """
-
-    def draw(left, key, step, size, batch_size, limit, capacity, any_of=_itself):
-        state = sampler.init(limit)
-        drawn = sampler.draw(state, key, step, size, batch_size, limit, capacity, any_of)[1]
-        is_real = drawn.is_real & (left[drawn.indices] > 0)
-        order = jnp.argsort(~is_real, stable=True)
-        is_real = is_real[order]
-        indices = jnp.where(is_real, drawn.indices[order], 0)
-        taken = jnp.zeros_like(left).at[indices].add(is_real.astype(left.dtype))
-        return left - taken, Draw(indices, is_real, drawn.overflow)
-
-    return changed(
-        sampler,
-        name=f"{sampler.name}_limited",
-        init=lambda limit: jnp.asarray(most, jnp.int32),
-        draw=draw,
-        analysis=_of_given_draw,
-        charges_all=False,
-        min_drawn=lambda size, batch_size: 0,
-        law=None,
-    )
-
-
 @checked
 def shuffled(*, only_whole: bool = False) -> Sampler:
     """Reads the population in a fresh random order every epoch, in blocks of `batch_size`.

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.made import changed
-from fedjax_dp.data.sampling import limited
+from fedjax_dp.data.sampling import Draw, Sampler
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.layout import Layout
@@ -89,7 +89,7 @@ def within_budgets(
     wrapper = _WithinBudgets(federation, left.astype(np.int32))
     cohorts = dataclasses.replace(
         federation.cohorts,
-        sampling=changed(participation, sampler=limited(participation.sampler, wrapper.left)),
+        sampling=changed(participation, sampler=_limited(participation.sampler, wrapper.left)),
         start=lambda state: state.outer[-1 - num_inside].by_client,
     )
     parts = {"init": wrapper.init, "cohorts": cohorts, "step": wrapper.step}
@@ -130,6 +130,34 @@ def is_spent(federation: Federation, state: SimulationState) -> bool:
     found = [np.asarray(one.by_client) for one in state.outer if isinstance(one, RoundsLeft)]
     has_records = federation.population.sizes > 0
     return bool(found) and not np.any(found[0][has_records] > 0)
+
+
+def _limited(sampler: Sampler, most: np.ndarray) -> Sampler:
+    """Draws as another sampler does, without members that were drawn as often as they may be.
+
+    Its state is how often each may still be drawn: earlier draws decide, and nothing is amplified.
+    """
+
+    def draw(left, key, step, size, batch_size, limit, capacity, any_of=None):
+        state = sampler.init(limit)
+        drawn = sampler.draw(state, key, step, size, batch_size, limit, capacity)[1]
+        is_real = drawn.is_real & (left[drawn.indices] > 0)
+        order = jnp.argsort(~is_real, stable=True)
+        is_real = is_real[order]
+        indices = jnp.where(is_real, drawn.indices[order], 0)
+        taken = jnp.zeros_like(left).at[indices].add(is_real.astype(left.dtype))
+        return left - taken, Draw(indices, is_real, drawn.overflow)
+
+    return changed(
+        sampler,
+        name=f"{sampler.name}_limited",
+        init=lambda limit: jnp.asarray(most, jnp.int32),
+        draw=draw,
+        analysis=lambda base, size, batch_size: base,
+        charges_all=False,
+        min_drawn=lambda size, batch_size: 0,
+        law=None,
+    )
 
 
 class _WithinBudgets(NamedTuple):
