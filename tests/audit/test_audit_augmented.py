@@ -3,7 +3,6 @@
 import audit_cases as cases
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from marks import floats, later, telling
 
@@ -16,7 +15,6 @@ from fedjax_dp.data import augmentation
 pytestmark = [pytest.mark.xdist_group("augmented runs"), floats]
 
 COPIES = 4
-NUMBERS = cases.NUMBERS._replace(noise_multiplier=2.0)
 
 
 def rolled(example, key):
@@ -34,25 +32,31 @@ def apart(rule):
     return rule._replace(micro_batch=micro_batch)
 
 
-def planted(rule_of, num_canaries):
+def planted(rule_of, noise_multiplier):
+    numbers = cases.NUMBERS._replace(noise_multiplier=noise_multiplier)
+
     def make(model):
         trainer = local_trainer(
             model,
-            NUMBERS,
+            numbers,
             sampler=cases.FULL,
             gradient_rule=rule_of(clipped(model)),
             augmentation=augmentation.compose(rolled, num_copies=COPIES),
         )
         return cases.build("dp_sgd", model, "record", trainer)
 
-    return cases.plant_in(plant_records, make, num_canaries=num_canaries)
+    return cases.plant_in(plant_records, make)
 
 
 @telling
-@pytest.mark.parametrize("rule_of", later([apart, lambda rule: rule], but=[apart]))
-def test_canaries_find_copies_that_count_as_records(rule_of):
+@pytest.mark.parametrize(
+    ("rule_of", "noise_multiplier"),
+    # With more noise, so few runs would prove nothing of an honest rule.
+    later([(apart, 2.0), (lambda rule: rule, 0.7)], but=[(apart, 2.0)]),
+)
+def test_canaries_find_copies_that_count_as_records(rule_of, noise_multiplier):
     runs = run_audit(
-        planted(rule_of, 1),
+        planted(rule_of, noise_multiplier),
         jax.random.key(2),
         num_runs=400,
         num_rounds=2,
@@ -62,5 +66,4 @@ def test_canaries_find_copies_that_count_as_records(rule_of):
     found = {result.method for result in results if result.is_violated}
     assert found >= {"threshold", "gaussian"} if rule_of is apart else not found
     # There is something to find where nothing exceeds the claim.
-    assert max(result.epsilon_lower for result in results) > 0.05
-    assert np.all([result.epsilon_claimed < 20 for result in results])
+    assert max(result.epsilon_lower for result in results) > 0.5
