@@ -199,6 +199,7 @@ def test_an_accelerator_reads_a_clipped_update_in_one_pass():
     assert _readers_of_stored("gpu", None) == []
 
 
+@telling
 def test_slots_of_a_draw_that_was_exchanged_may_be_empty():
     def half(*given, **named):
         state, draw = sampling.shuffled().draw(*given, **named)
