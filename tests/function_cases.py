@@ -35,6 +35,8 @@ from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core.registry import grouped, groups_of, options_of
 from fedjax_dp.data import clusters, datasets, mixtures, partition, shifts, statistics
+from fedjax_dp.experiment.running.watcher import Watcher
+from fedjax_dp.experiment.studies.cluster import run_on_cluster
 from fedjax_dp.privacy.reports import auditing
 from fedjax_dp.server import oblivious, secure
 
@@ -367,6 +369,13 @@ _AVERAGED = {"algorithm": lambda: algorithms.fedavg(model(), trainer(), aggregat
 FD, LEDGER = data.FederatedData, privacy.Ledger
 # Calls with more, or with others, than `VALUES` has for them.
 SPECIAL: dict[str, Case] = {
+    # Workers of no points at all.
+    "Cluster": case(
+        experiment.Cluster,
+        lambda **given: run_on_cluster(
+            experiment.Cluster(**given), {}, [], Watcher(), print, print, {}, lambda: True
+        ),
+    ),
     "by_parts": case(servers.by_parts, scales=lambda: {"params": 2.0}),
     # The front door.
     "ExecutionConfig": case(

@@ -115,7 +115,7 @@ def ifca(
         result = trainer.train(trees.take(message, choice), client, hyper.local, key)
         update: PyTree = ModelChoice(choice, result.delta)
         if divisor is not None:
-            count = jax.nn.one_hot(choice, num_models) * (client.size > 0)
+            count = jax.nn.one_hot(choice, num_models) * jnp.float32(client.size > 0)
             update = {"delta": spread(result.delta, count), "count": count}
         return ClientOutput(update, result.weight, choice, result.metrics)
 

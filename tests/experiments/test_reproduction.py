@@ -104,7 +104,7 @@ def read_words(command, monkeypatch, tmp_path):
                 checked_config(point.config)
         raise Read
 
-    def run(study, grid, *_):
+    def run(study, grid, *_, **options):
         assert grid, "no point"
         checked_config(loaded(study, grid[0]))
         raise Read
