@@ -364,7 +364,11 @@ def natural(client_ids: np.ndarray) -> list[np.ndarray]:
 
 @checked
 def split_clients(
-    clients: Sequence[np.ndarray], rng: Seed, *, test_fraction: float = 0.2
+    clients: Sequence[np.ndarray],
+    rng: Seed,
+    *,
+    test_fraction: float = 0.2,
+    labels: np.ndarray | None = None,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Sets a share of every client's examples aside for testing.
 
@@ -375,14 +379,23 @@ def split_clients(
       clients: the rows of each client.
       rng: a NumPy generator, or a seed for one.
       test_fraction: the share, in [0, 1).
+      labels: the class of each row of the pool, `[num_examples]`, if each class of a client is
+        divided by that share: as many of it as the share comes to, rounded down, and one more where
+        the rest of that division is largest, equal ones by chance; None for a draw among all
+        examples of a client, of the same number.
 
     Returns:
       The training rows and the test rows of each client, both in the client's own order.
 
     Raises:
-      ValueError: if the share is out of range, there are no clients, or a row is not an integer.
+      ValueError: if the share is out of range, there are no clients, a row is not an integer, or
+        labels are not one for each row.
     """
-    rows = arrays.rows_of_clients("clients", clients, checks.COUNT_LIMIT)
+    limit = checks.COUNT_LIMIT
+    if labels is not None:
+        checks.require(labels.ndim == 1, "labels", "be one-dimensional", labels.shape)
+        limit = len(labels)
+    rows = arrays.rows_of_clients("clients", clients, limit)
     for i, own in enumerate(rows):
         # A copy would be in both parts.
         arrays.require_once(f"clients[{i}]", own)
@@ -390,10 +403,17 @@ def split_clients(
     rng = np.random.default_rng(rng)
     sizes = np.array([len(own) for own in rows])
     num_test = np.minimum(np.floor(sizes * test_fraction + 0.5), np.maximum(sizes - 1, 0))
-    owner = np.repeat(np.arange(len(clients)), sizes)
-    is_test = _random_rank(owner, sizes, rng) < num_test[owner]
-    flat = np.concatenate(rows)
+    owner, flat = np.repeat(np.arange(len(clients)), sizes), np.concatenate(rows)
     test_sizes = num_test.astype(np.int64)
+    group, group_sizes, quota = owner, sizes, test_sizes
+    if labels is not None:
+        classes, of_row = np.unique(labels[flat], return_inverse=True)
+        count = max(1, len(classes))
+        found, group, group_sizes = np.unique(
+            owner * count + of_row, return_inverse=True, return_counts=True
+        )
+        quota = _by_largest_rest(group_sizes, found // count, sizes, test_sizes, rng)
+    is_test = _random_rank(group, group_sizes, rng) < quota[group]
     return _cut(flat[~is_test], sizes - test_sizes), _cut(flat[is_test], test_sizes)
 
 
@@ -437,6 +457,24 @@ def _random_rank(owner: np.ndarray, sizes: np.ndarray, rng: np.random.Generator)
     rank = np.empty(len(owner), dtype=np.int64)
     rank[order] = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     return rank
+
+
+def _by_largest_rest(
+    counts: np.ndarray,
+    owner: np.ndarray,
+    sizes: np.ndarray,
+    totals: np.ndarray,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """Divides each owner's total over its groups in proportion to their counts; ties by chance."""
+    # Whole numbers, in which equal rests are equal.
+    quota, rest = np.divmod(counts * totals[owner], sizes[owner])
+    order = np.lexsort([rng.permutation(len(counts)), -rest, owner])
+    rank = np.empty_like(order)
+    of_owner = np.bincount(owner, minlength=len(sizes))
+    rank[order] = np.arange(len(counts)) - np.repeat(np.cumsum(of_owner) - of_owner, of_owner)
+    missing = totals - np.bincount(owner, quota, len(sizes)).astype(np.int64)
+    return quota + (rank < missing[owner])
 
 
 def _raise_to_minimum(

@@ -1,7 +1,9 @@
 """Partitions: every row once, sizes and skew as asked, the same for the same seed."""
 
 import functools
+import math
 import time
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -471,3 +473,47 @@ def test_an_unknown_label_is_no_class(make):
 def test_a_row_that_a_client_has_twice_would_be_in_both_parts():
     with pytest.raises(ValueError, match=r"clients\[1\] must hold each row once"):
         partition.split_clients([np.arange(3), np.array([4, 5, 4])], 0)
+
+
+@SETTINGS
+@given(pools(), st.floats(0, 0.99))
+def test_stratified_shares_are_those_of_the_largest_rests(pool, test_fraction):
+    labels, num_clients, seed = pool
+    clients = partition.dirichlet(labels, num_clients, seed, alpha=0.5, min_size=0)
+    plain = partition.split_clients(clients, seed, test_fraction=test_fraction)
+    train, test = partition.split_clients(
+        clients, seed, test_fraction=test_fraction, labels=labels
+    )
+    again = partition.split_clients(clients, seed, test_fraction=test_fraction, labels=labels)
+    for i, rows in enumerate(clients):
+        np.testing.assert_array_equal(np.sort(np.concatenate([train[i], test[i]])), rows)
+        np.testing.assert_array_equal(test[i], again[1][i])
+        total = len(plain[1][i])
+        assert len(test[i]) == total
+        exact = {c: Fraction(int(n) * total, len(rows)) for c, n in counted(labels[rows]).items()}
+        found = {c: counted(labels[test[i]]).get(c, 0) for c in exact}
+        rests = {c: x - math.floor(x) for c, x in exact.items()}
+        # Those with the largest rests have one more, and no other class has.
+        more = [c for c in exact if found[c] > math.floor(exact[c])]
+        assert all(found[c] - math.floor(exact[c]) in (0, 1) for c in exact)
+        others = [rests[c] for c in exact if c not in more]
+        assert min((rests[c] for c in more), default=1) >= max(others, default=0)
+
+
+def counted(labels):
+    return dict(zip(*map(list, np.unique(labels, return_counts=True)), strict=True))
+
+
+def test_equal_rests_of_classes_are_drawn_by_chance():
+    """Ten classes of two examples each, of which four give one: by class number they would be
+    those from 0 to 3 at every client."""
+    labels = np.repeat(np.arange(10), 2)
+    clients = [np.arange(20) + 20 * i for i in range(200)]
+    _, test = partition.split_clients(clients, 3, labels=np.tile(labels, 200))
+    counts = np.bincount(np.concatenate([rows % 20 // 2 for rows in test]), minlength=10)
+    # Binomial of 200 trials at 0.4, within five deviations.
+    assert counts.sum() == 800 and np.abs(counts - 80).max() < 5 * math.sqrt(200 * 0.4 * 0.6)
+    with pytest.raises(ValueError, match=r"labels must be one-dimensional, got \(2, 2\)"):
+        partition.split_clients([np.arange(2)], 0, labels=np.zeros((2, 2)))
+    with pytest.raises(ValueError, match="must"):
+        partition.split_clients([np.arange(3)], 0, labels=np.zeros(2))

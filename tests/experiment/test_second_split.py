@@ -6,6 +6,7 @@ import pytest
 from marks import telling
 from run_folders import SMALL
 
+from fedjax_dp.data.datasets import MissingDataError
 from fedjax_dp.experiment.assembly.assemble import assemble, population_of
 from fedjax_dp.experiment.reading.config_files import load_config
 from fedjax_dp.experiment.running.results import evaluate
@@ -93,3 +94,41 @@ def test_clients_without_test_data_are_left_out_and_counted(name):
     row = evaluate(experiment.evaluator, state, simulation.hyper, 0)
     assert row["clients_without_test_data"] == np.sum(sizes == 0)
     assert np.isfinite([row["mean_client_accuracy"], row["std_client_accuracy"]]).all()
+
+
+def test_stratified_shares_keep_the_mixture_of_each_client():
+    """Both shares, beside the counts of largest rests in NumPy."""
+    words = ("--data.client_test_share=0.3", "--data.client_validation_share=0.25")
+    plain, split = built(*words), built(*words, "--data.stratified=true")
+    for part in ("train", "validation", "client_test"):
+        np.testing.assert_array_equal(getattr(plain, part).sizes, getattr(split, part).sizes)
+    for client in range(plain.train.num_clients):
+        test, validation, train = (
+            np.bincount(getattr(split, part).client(client)["y"], minlength=10)
+            for part in ("client_test", "validation", "train")
+        )
+        for whole, apart in ((test + validation + train, test), (validation + train, validation)):
+            exact = whole * apart.sum() / whole.sum()
+            assert np.abs(apart - exact).max() < 1
+            rests = exact - np.floor(exact)
+            more = apart > exact
+            assert rests[more].min(initial=1) >= rests[~more].max(initial=0) - 1e-12
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (FEW, "data.stratified must be false where no share of each client's examples is held"),
+        (("--data.client_test_share=0",), "data.stratified must be false where no share of each"),
+        (
+            ("--data.name=tiny_shakespeare",),
+            "data.stratified must be false for tiny_shakespeare, whose labels are not classes of",
+        ),
+    ],
+)
+def test_refusals_of_strata(words, message):
+    try:
+        with pytest.raises(ValueError, match=message):
+            built(*words, "--data.stratified=true")
+    except MissingDataError:
+        pytest.skip("the data are not here")

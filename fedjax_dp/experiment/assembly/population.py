@@ -55,6 +55,9 @@ def population_from(
     data, public_x = _hold_out_public(data, section.public_examples, seed)
     is_labelled = data.task == "classification" and data.train["y"].ndim == 1
     entry = PARTITIONS[section.partition]
+    rule = f"be false for {data.name}, whose labels are not classes of examples"
+    fits = is_labelled or not section.stratified
+    checks.require(fits, "data.stratified", rule, section.stratified)
     made = entry.make(Facts(data, section.num_clients, seed), section.partition_options)
     if not entry.changes_examples:
         made = _checked_rows(made, len(data.train["y"]))
@@ -69,6 +72,7 @@ def population_from(
     sharing = statistics.Sharing()
     client_test: FederatedData | None
     own_test: FederatedData | None = None
+    share = 0.0
     chosen: dict[str, Any] = {"partition": section.partition}
     clusters: np.ndarray | None = None
     if isinstance(made, Spread):
@@ -85,15 +89,18 @@ def population_from(
             if not (is_unlabelled or (is_asked and section.client_test_share > 0)):
                 own_test = _own_test(data, ids, names)
         share = section.client_test_share if own_test is None else 0.0
-        train, client_test = _split(data, made, names, share, seed)
+        train, client_test = _split(data, made, names, share, seed, stratified=section.stratified)
         if own_test is not None:
             client_test, chosen["client_test_share"] = own_test, share
         test = _whole_test(data, is_unlabelled)
+    is_drawn = share > 0 or section.client_validation_share > 0
+    rule = "be false where no share of each client's examples is held out"
+    checks.require(is_drawn or not section.stratified, "data.stratified", rule, section.stratified)
     if section.client_validation_share > 0:
         rule = f"be 0 for {section.partition}, which makes its own validation part"
         share = section.client_validation_share
         checks.require(validation is None, "data.client_validation_share", rule, share)
-        train, validation = _validated(train, share, seed)
+        train, validation = _validated(train, share, seed, stratified=section.stratified)
     if section.check_finite:
         for part in (train, client_test, test, validation):
             if part is not None:
@@ -345,12 +352,17 @@ def _split(
     names: tuple[str, ...],
     share: float,
     seed: int,
+    *,
+    stratified: bool,
 ) -> tuple[FederatedData, FederatedData | None]:
     """Holds out a share of each client's examples for testing."""
     if share == 0:
         return FederatedData.from_indices(data.train, clients, names), None
     rng = np.random.default_rng([seed, _SPLIT])
-    train_rows, test_rows = partition.split_clients(clients, rng, test_fraction=share)
+    labels = np.asarray(data.train["y"]) if stratified else None
+    train_rows, test_rows = partition.split_clients(
+        clients, rng, test_fraction=share, labels=labels
+    )
     return (
         FederatedData.from_indices(data.train, train_rows, names),
         FederatedData.from_indices(data.train, test_rows, names),
@@ -358,12 +370,13 @@ def _split(
 
 
 def _validated(
-    train: FederatedData, share: float, seed: int
+    train: FederatedData, share: float, seed: int, *, stratified: bool
 ) -> tuple[FederatedData, FederatedData]:
     """Holds out a share of each client's training examples for validation."""
     rows = [np.arange(a, b) for a, b in itertools.pairwise(train.offsets)]
     rng = np.random.default_rng([seed, _VALIDATION])
-    kept, apart = partition.split_clients(rows, rng, test_fraction=share)
+    labels = np.asarray(train.examples["y"]) if stratified else None
+    kept, apart = partition.split_clients(rows, rng, test_fraction=share, labels=labels)
     parts = (
         FederatedData.from_indices(train.examples, each, train.client_names)
         for each in (kept, apart)

@@ -133,6 +133,9 @@ class DataSection(Section):
         "share of each client's training examples held out for decisions within rounds, such as "
         "when to prune",
     )
+    stratified: bool = _setting(
+        False, "draw both shares class by class, so that each keeps the client's share of classes"
+    )
     client_numbers: PathText | None = _setting(
         None,
         "CSV file of numbers by client: the first column, client, holds their names; each other "
