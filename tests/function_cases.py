@@ -545,7 +545,7 @@ SPECIAL: dict[str, Case] = {
     **{name: case(getattr(models, name), example_x=image) for name, image in _IMAGE_OF.items()},
     **{
         name: case(getattr(models, name), example_x=TEXT)
-        for name in ("char_lstm", "char_transformer", "llama")
+        for name in ("char_lstm", "char_transformer", "llama", "gpt2")
     },
     **{
         name: case(getattr(models, name), labels=np.array([1]))

@@ -10,6 +10,7 @@ from fedjax_dp.models.dense import (
     loss_bounds,
     mlp,
 )
+from fedjax_dp.models.gpt2 import gpt2
 from fedjax_dp.models.language import char_lstm, char_transformer, llama
 from fedjax_dp.models.lora import lora
 from fedjax_dp.models.losses import (
@@ -36,6 +37,7 @@ __all__ = [
     "char_transformer",
     "emnist_cnn",
     "fedavg_cnn",
+    "gpt2",
     "half_squared_error",
     "least_squares",
     "lenet5",

@@ -51,3 +51,14 @@ def check_tokens(example_x: jax.ShapeDtypeStruct) -> None:
     fits = len(example_x.shape) == 1 and jnp.issubdtype(example_x.dtype, jnp.integer)
     rule = "be one row of integer tokens"
     checks.require(fits, "example_x", rule, (example_x.shape, str(example_x.dtype)))
+
+
+def require_positions(x: jax.Array, num_positions: int) -> None:
+    """Requires sequences that a model has positions for."""
+    rule = f"have at most {num_positions} tokens, the positions of the model"
+    checks.require(x.shape[1] <= num_positions, "x", rule, x.shape[1])
+
+
+def require_heads(name: str, size: int, num_heads: int) -> None:
+    """Requires vectors that can be divided among the heads of attention."""
+    checks.require(size % num_heads == 0, name, f"be a multiple of {num_heads} heads", size)

@@ -134,10 +134,8 @@ class _Transformer(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, is_training: bool = False) -> jax.Array:
+        inputs.require_positions(x, self.max_length)
         length = x.shape[1]
-        checks.require(
-            length <= self.max_length, "x", f"have at most {self.max_length} tokens", length
-        )
         init = nn.initializers.normal(0.02)
         x = inputs.tokens(x, self.vocabulary_size)
         table = nn.Embed(self.vocabulary_size, self.width, embedding_init=init, name="embedding")
@@ -194,7 +192,7 @@ def char_transformer(
     Source: Radford and others 2019 (GPT-2) for the layout.
     """
     inputs.check_tokens(example_x)
-    checks.require(width % num_heads == 0, "width", f"be a multiple of {num_heads} heads", width)
+    inputs.require_heads("width", width, num_heads)
     module = _Transformer(
         vocabulary_size=num_classes,
         max_length=example_x.shape[0],
@@ -282,9 +280,12 @@ class _Llama(nn.Module):
     attention: tuple[int, int, int, float]
     epsilon: float
     is_tied: bool
+    num_positions: int | None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
+        if self.num_positions is not None:
+            inputs.require_positions(x, self.num_positions)
         init = nn.initializers.normal(0.02)
         table = nn.Embed(
             self.vocabulary_size, self.hidden_size, embedding_init=init, name="embed_tokens"
@@ -313,12 +314,12 @@ def llama(
     rope_theta: Positive = 10_000.0,
     norm_epsilon: Positive = 1e-5,
     is_tied: bool = False,
+    num_positions: Count | None = None,
 ) -> Model:
     """Builds a decoder of the Llama type, as published checkpoints of these models have it.
 
-    In a configuration, a folder as `model.pretrained` has the values and all options; see
-    `io.params`. Its parameters have the names of such checkpoints, as
-    `params/layers_0/self_attn/q_proj/kernel`.
+    In a configuration, a folder as `model.pretrained` has the values and all options. Its
+    parameters have the names of such checkpoints, as `params/layers_0/self_attn/q_proj/kernel`.
 
     Args:
       example_x: shape and type of one sequence, `[tokens]`, integers; tokens outside the vocabulary
@@ -333,13 +334,14 @@ def llama(
       rope_theta: base of the rotary embeddings' wavelengths.
       norm_epsilon: added to mean squares.
       is_tied: whether the embedding is the last layer too.
+      num_positions: the longest sequence that the model takes; any if None.
 
     Returns:
       The model; outputs are logits of the next token at every position, `[examples, tokens,
       classes]`, and targets are `[examples, tokens]`, -1 for none.
 
     Raises:
-      ValueError: if an argument is out of its range.
+      ValueError: if an argument is out of its range, or the sequence longer than the positions.
 
     Source: Touvron and others 2023 (LLaMA), section 2.2; Ainslie and others 2023 (GQA) for grouped
     queries.
@@ -361,5 +363,6 @@ def llama(
         attention=(num_heads, own_heads, size, float(rope_theta)),
         epsilon=float(norm_epsilon),
         is_tied=is_tied,
+        num_positions=num_positions,
     )
     return Model.from_flax(module, example_x, loss=TOKENS, name="llama")

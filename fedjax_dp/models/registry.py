@@ -13,6 +13,7 @@ from fedjax_dp.core.registry import Registry, options_of
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.cnn import emnist_cnn, fedavg_cnn, lenet5, resnet18, resnet34, thesis_cnn
 from fedjax_dp.models.dense import least_squares, linear_regression, logistic_regression, mlp
+from fedjax_dp.models.gpt2 import gpt2
 from fedjax_dp.models.language import char_lstm, char_transformer, llama
 
 
@@ -45,6 +46,7 @@ FACTORIES: Registry[Callable[..., Model]] = Registry(
             char_lstm,
             char_transformer,
             llama,
+            gpt2,
         )
     },
     _adopted,

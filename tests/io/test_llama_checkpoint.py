@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from fedjax_dp.core import trees
 from fedjax_dp.experiment.assembly.build import _require_whole, build_model
 from fedjax_dp.experiment.schema.config import AdaptersSection, ModelSection
-from fedjax_dp.io.params import llama_options, read_llama
+from fedjax_dp.io.hugging_face import LAYOUTS
 from fedjax_dp.models import llama
 
 VOCABULARY, HIDDEN, WIDTH, LAYERS, HEADS, GROUPS, THETA, EPSILON = 13, 16, 20, 2, 4, 2, 500.0, 1e-3
@@ -30,6 +30,7 @@ CONFIG = {
     "vocab_size": VOCABULARY,
     "tie_word_embeddings": False,
 }
+LLAMA = LAYOUTS["llama"]
 TEXT = jax.ShapeDtypeStruct((7,), jnp.int32)
 TOKENS = np.random.default_rng(1).integers(VOCABULARY, size=(2, 7)).astype(np.int32)
 
@@ -104,7 +105,7 @@ def oracle(arrays, tokens):
 
 
 def built(folder, **options):
-    return llama(TEXT, VOCABULARY, **llama_options(folder), **options)
+    return llama(TEXT, VOCABULARY, **LLAMA.options(folder, VOCABULARY), **options)
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
@@ -112,7 +113,7 @@ def test_logits_of_a_checkpoint_are_those_of_numpy(tmp_path, is_tied):
     arrays = tensors()
     folder = write(tmp_path, arrays, tie_word_embeddings=is_tied)
     model = built(folder)
-    given = read_llama(folder)
+    given = LLAMA.params(folder)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     # Every parameter is in the file, in its shape; others would be refused.
     assert {
@@ -158,29 +159,30 @@ def test_a_configuration_names_the_folder_and_its_adapters(tmp_path):
         ({"rope_parameters": {"rope_theta": 5e5, "factor": 8.0}}, "rope_theta and rope_type alone"),
         ({"attention_bias": True}, "'attention_bias', must be False or absent"),
         ({"hidden_size": ...}, "'hidden_size', must be given"),
+        ({"vocab_size": 14}, "'vocab_size', must be 13, the number of tokens of the data"),
     ],
 )
 def test_checkpoints_of_other_models_are_refused(tmp_path, changes, rule):
     with pytest.raises(ValueError, match=rule):
-        llama_options(write(tmp_path, {}, **changes))
+        LLAMA.options(write(tmp_path, {}, **changes), VOCABULARY)
 
 
 def test_rotary_embeddings_are_read_as_transformers_5_writes_them(tmp_path):
     rotary = {"rope_type": "default", "rope_theta": 7.0}
     folder = write(tmp_path, {}, rope_theta=..., rope_scaling=..., rope_parameters=rotary)
-    expected = llama_options(write(tmp_path, {}, rope_theta=7.0))
+    expected = LLAMA.options(write(tmp_path, {}, rope_theta=7.0), VOCABULARY)
     assert expected["rope_theta"] == 7.0
     write(tmp_path, {}, rope_theta=..., rope_scaling=..., rope_parameters=rotary)
-    assert llama_options(folder) == expected
+    assert LLAMA.options(folder, VOCABULARY) == expected
 
 
 def test_arrays_that_no_such_model_has_are_refused(tmp_path):
     strange = {"model.layers.0.self_attn.q_proj.bias": np.zeros(HIDDEN, np.float32)}
     with pytest.raises(ValueError, match=r"q_proj\.bias.*must be the weight of a module"):
-        read_llama(write(tmp_path, strange))
+        LLAMA.params(write(tmp_path, strange))
     (tmp_path / "model-00001-of-00002.safetensors").write_bytes(b"none")
     with pytest.raises(ValueError, match="intact"):
-        read_llama(tmp_path)
+        LLAMA.params(tmp_path)
 
 
 def test_a_folder_without_one_of_its_files_is_refused(tmp_path):
@@ -188,13 +190,13 @@ def test_a_folder_without_one_of_its_files_is_refused(tmp_path):
     last = "model-00002-of-00002.safetensors"
     index = {"weight_map": {"model.norm.weight": last}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-    assert read_llama(folder)
+    assert LLAMA.params(folder)
     (tmp_path / last).unlink()
     with pytest.raises(ValueError, match=f"hold all files of model.safetensors.index.json.*{last}"):
-        read_llama(folder)
+        LLAMA.params(folder)
     (tmp_path / "model.safetensors.index.json").write_text("[]", encoding="utf-8")
     with pytest.raises(ValueError, match="'weight_map', must be files by array"):
-        read_llama(folder)
+        LLAMA.params(folder)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 from marks import later, telling
 
-from fedjax_dp.models import Model, char_transformer, fedavg_cnn, lora, mlp
+from fedjax_dp.models import Model, char_transformer, fedavg_cnn, gpt2, lora, mlp
 from fedjax_dp.models.per_example import _plan, per_example
 
 FLOATS = jax.ShapeDtypeStruct((5,), jnp.float32)
@@ -68,6 +68,11 @@ MODELS = {
         TOKENS,
         ["params/*/query/kernel", "params/*/dense_in/kernel"],
     ),
+    "gpt2": (
+        lambda: gpt2(TOKENS, 11, hidden_size=8, num_heads=2, num_layers=1),
+        TOKENS,
+        ["params/*/c_attn/kernel", "params/*/c_fc/kernel"],
+    ),
 }
 
 
@@ -85,7 +90,7 @@ def adapted(name, trained=(), **options):
     if one.dtype == jnp.int32:
         x = jax.random.randint(jax.random.key(3), shape, 0, 11)
     y = jnp.array([0, 2, 1, 1])
-    if name == "transformer":
+    if name in ("transformer", "gpt2"):
         y = jnp.mod(x, 3)
     return model, base, low, own, moved, {"x": x, "y": y}
 
@@ -133,7 +138,7 @@ def test_gradients_are_those_through_the_full_kernels(name):
         assert np.abs(y).max() > 1e-6
 
 
-@pytest.mark.parametrize("name", ["mlp", pytest.param("transformer", marks=telling)])
+@pytest.mark.parametrize("name", later(["mlp", "transformer", "gpt2"], but=["mlp"], mark=telling))
 def test_clipped_sums_equal_those_of_single_gradients_and_hold_none_of_the_base(name):
     _, _, low, _, moved, batch = adapted(name)
 

@@ -63,6 +63,14 @@ COUNTS = [
         },
         1_100_048_384,
     ),
+    # GPT-2 small.
+    (
+        "gpt2",
+        CHARS,
+        50_257,
+        {"hidden_size": 768, "num_layers": 12, "num_heads": 12, "num_positions": 1024},
+        124_439_808,
+    ),
 ]
 
 SMALL_IMAGE = jax.ShapeDtypeStruct((8, 8), jnp.uint8)

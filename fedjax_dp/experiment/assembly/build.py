@@ -37,7 +37,8 @@ from fedjax_dp.experiment.schema.config import (
     TrainingSection,
 )
 from fedjax_dp.experiment.schema.constraints import keyed
-from fedjax_dp.io.params import by_path, llama_options, read_llama, read_params
+from fedjax_dp.io.hugging_face import LAYOUTS
+from fedjax_dp.io.params import by_path, read_params
 from fedjax_dp.models import kinds
 from fedjax_dp.models import registry as models
 from fedjax_dp.models.base import Model
@@ -52,8 +53,9 @@ def build_model(section: ModelSection, population: Population, seed: int) -> Mod
     example = example_structure(population.train)
     options, given = dict(section.options), dict[str, np.ndarray]()
     if section.pretrained is not None and os.path.isdir(section.pretrained):
-        options = llama_options(section.pretrained) | options
-        given = read_llama(section.pretrained)
+        layout = LAYOUTS[section.name]
+        options = layout.options(section.pretrained, population.num_classes) | options
+        given = layout.params(section.pretrained)
     elif section.pretrained is not None:
         given = read_params(section.pretrained)
     plain = models.build(section.name, example, population.num_classes, **options)

@@ -50,6 +50,7 @@ from fedjax_dp.experiment.schema.config import (
 )
 from fedjax_dp.experiment.schema.constraints import keyed
 from fedjax_dp.experiment.schema.sections import OptionalSection, given_in
+from fedjax_dp.io.hugging_face import LAYOUTS
 from fedjax_dp.server.masking import check_clipping, check_noise
 from fedjax_dp.server.parts import check_parts, check_shares
 from fedjax_dp.server.registry import AROUND
@@ -330,8 +331,8 @@ def _check_paths(config: Config) -> None:
     """Requires readable files, and folders that can be made."""
     if config.data.data_dir is not None:
         files.require_folder(config.data.data_dir, "data.data_dir")
-    pretrained, is_llama = config.model.pretrained, config.model.name == "llama"
-    if pretrained is not None and not (is_llama and os.path.isdir(pretrained)):
+    pretrained, has_layout = config.model.pretrained, config.model.name in LAYOUTS
+    if pretrained is not None and not (has_layout and os.path.isdir(pretrained)):
         files.require_file(pretrained, "model.pretrained")
     cache = config.execution.compilation_cache
     if cache not in (None, "auto"):

@@ -207,7 +207,7 @@ class ModelSection(Section):
     pretrained: PathText | None = _setting(
         None,
         "file with initial parameters, .safetensors or .npz, with paths such as params/w; for the "
-        "model llama also a folder with config.json and safetensors files",
+        "models llama and gpt2 also a folder with config.json and safetensors files",
     )
     frozen: list[str] = Field(
         default_factory=list,
