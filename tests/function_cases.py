@@ -58,7 +58,7 @@ CollusionResult MaskGraph MaskKeys HeldShares Compute Latencies RoundTimes Avail
 Moment CountedMean FloatOffsets Guarantee LossBounds Node Nodes Journal NotOpenError Script Project
 Report Budget Method KeptTrials Trial Averaged Entry Finish FinishForAll Change Cohorts Wrapper
 Metric Needs Numbers Objective Stages Training Views Choices Coded Form Known SentIf Sparse
-ByClient Unpublished HiddenClusters References ClusterModel
+ByClient Unpublished HiddenClusters References ClusterModel Tokenizer
 """
 HOLD = set(_NAMES.split())
 
@@ -600,6 +600,7 @@ SPECIAL: dict[str, Case] = {
     "describe": case(statistics.describe, clients=ROWS, labels=LABELS),
     "describe_data": case(statistics.describe_data),
     "options of data": case(datasets.options, name="digits"),
+    "tokenizer": case(data.tokenizer, name="bytes"),
     "within_norm": case(
         datasets.within_norm,
         data=lambda: datasets.Dataset(

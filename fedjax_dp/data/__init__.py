@@ -23,12 +23,14 @@ from fedjax_dp.data.sampling import (
     shuffled,
     without_amplification,
 )
+from fedjax_dp.data.tokenizers import Tokenizer, tokenizer
 
 __all__ = [
     "Draw",
     "FederatedData",
     "Participation",
     "Sampler",
+    "Tokenizer",
     "augmentation",
     "clusters",
     "cyclic",
@@ -45,5 +47,6 @@ __all__ = [
     "shifts",
     "shuffled",
     "statistics",
+    "tokenizer",
     "without_amplification",
 ]
