@@ -1,7 +1,8 @@
 """The engine: a federation as a value, and what compiles, lays out and accounts its rounds."""
 
+from fedjax_dp.engine.accounts.calibration import calibrate
 from fedjax_dp.engine.accounts.communication import Communication, communication
-from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting, calibrate
+from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.cohort import Cohort, Examples
 from fedjax_dp.engine.cohorts import Cohorts
 from fedjax_dp.engine.evaluation import Evaluator, evaluator

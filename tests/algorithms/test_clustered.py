@@ -31,7 +31,7 @@ from fedjax_dp.engine import (
     SimulationState,
     simulation,
 )
-from fedjax_dp.engine.accounts.privacy_accounting import _composed, _priced_rounds, calibrate
+from fedjax_dp.engine.accounts.calibration import _composed, _priced_rounds, calibrate
 from fedjax_dp.evaluation import is_minority_found, is_partition_found
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.accounting.ledger import Ledger

@@ -8,7 +8,7 @@ from dp_accounting import rdp
 from fedjax_dp.algorithms import dp_sgd
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer
 from fedjax_dp.data import sampling
-from fedjax_dp.engine.accounts import privacy_accounting as calibration
+from fedjax_dp.engine.accounts import calibration
 from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.accounting.calibration import rounded_up
 
@@ -16,13 +16,12 @@ SIZES = np.array([40, 7, 0, 100, 40])
 ROUNDS, BATCH, DELTA = 6, 8.0, 1e-5
 
 
-def declared():
+def declared(config=LocalConfig(0.1, BATCH, 2, clip_norm=1.0, noise_multiplier=1.0)):
     model = Model.from_functions(
         init=lambda key: {"w": jnp.zeros(3)},
         apply=lambda params, x: x @ params["w"],
         loss="squared_error",
     )
-    config = LocalConfig(0.1, BATCH, 2, clip_norm=1.0, noise_multiplier=1.0)
     return dp_sgd(model, dp_sgd_trainer(model, config, sampler=sampling.poisson()))
 
 
@@ -42,6 +41,24 @@ def test_every_client_spends_its_budget_and_no_more():
             assert budget * (1 - 1e-4) < spent(z, size) <= budget
     assert noise[2] == 1.0, "a client without records pays nothing"
     assert noise.dtype == np.float32
+
+
+def test_a_factor_of_all_rounds_is_calibrated_for():
+    factors = {"local.noise_multiplier": np.array([0.5], np.float32)}
+    hyper = calibration.calibrate(declared(), SIZES, 2.0, DELTA, ROUNDS, factors=factors)
+    for size, z in zip(SIZES, hyper.local.noise_multiplier * np.float32(0.5), strict=True):
+        assert size == 0 or 2.0 * (1 - 1e-4) < spent(z, size) <= 2.0
+
+
+def test_a_factor_that_some_clients_pay_for_is_calibrated_for():
+    sizes, factors = np.array([100, 40]), np.array([1, 2, 3, 0.5, 1, 1], np.float32)
+    epochs = np.array([0.0, 2.0])
+    algorithm = declared(LocalConfig(0.1, BATCH, epochs, clip_norm=1.0, noise_multiplier=1.0))
+    # The number of a wrapper, which the algorithm does not have, sets no price.
+    tables = {"local.num_epochs": factors, "algorithm.leaving_tolerance": factors}
+    assert list(calibration.priced_factors(algorithm, sizes, tables)) == ["local.num_epochs"]
+    hyper = calibration.calibrate(algorithm, sizes, 2.0, DELTA, ROUNDS, factors=tables)
+    assert 2.0 * (1 - 1e-4) < spent(hyper.local.noise_multiplier[1], 40, factors.sum()) <= 2.0
 
 
 def test_alike_clients_share_a_search_and_poisson_runs_are_searched_side_by_side(monkeypatch):

@@ -14,7 +14,8 @@ from small_problem import NUM_CLIENTS, make_data, make_model
 from fedjax_dp.algorithms import dp_sgd, fedavg, fedprox, schedules
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.data import participants, sampling
-from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting, calibrate
+from fedjax_dp.engine.accounts.calibration import calibrate
+from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.execution.compile import simulation
 from fedjax_dp.engine.facts import population_of

@@ -101,6 +101,12 @@ def test_noise_that_is_longer_than_an_update(rows, ratio):
     assert not list(hints.noise_of_clients(ran(rows=rows)))
 
 
+def test_the_noise_of_an_update_of_two_parts_is_that_of_both():
+    words = "--privacy.unit=client", "--algorithm.name=scaffold"
+    (hint,) = hints.noise_of_clients(ran(*words, rows=[row_of_noise(0.1, 0.5)]))
+    assert f"noise of a round is {0.1 * 1300**0.5 / 0.5:.3g} times" in hint.text
+
+
 @pytest.mark.parametrize("noise", [50.0, 1.0])
 def test_noise_that_is_longer_than_what_gradients_add_up_to(noise):
     words = (f"--privacy.record.noise_multiplier={noise}", "--privacy.record.epsilon=none")

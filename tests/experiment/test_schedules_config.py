@@ -12,14 +12,18 @@ from run_folders import NOT_PRIVATE, SMALL
 
 import fedjax_dp as fdp
 from fedjax_dp import experiment
+from fedjax_dp.algorithms.base import Hyper
+from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.experiment import assemble, load_config
 from fedjax_dp.experiment.components.mechanism import Setting, client_aggregator
 from fedjax_dp.experiment.components.schedules import (
     Plateau,
+    after_plateaus,
     described,
     exact_plateaus,
     over_rounds,
     tables_of,
+    without_wrappers,
 )
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading.keys import describe, describe_choice
@@ -202,6 +206,12 @@ def rows_of(values):
     return [{"round": i + 1, "test_loss": value} for i, value in enumerate(values)]
 
 
+def test_an_audit_has_no_curves_of_wrappers_which_it_leaves_out():
+    words = f"--schedules.{RATE}=cosine", "--schedules.acceleration.damping=cosine"
+    config = without_wrappers(read("--acceleration.memory=2", *words))
+    assert list(tables_of(config.schedules, 3)) == ["local.learning_rate"]
+
+
 def test_a_plateau_multiplies_after_so_many_evaluations_without_a_better_value():
     rule = Plateau("test_loss", "smaller", 2, 0.1, 0.5, 0.2)
     # Better by more than 0.1 than the best so far: 3, 2; then none; then 1.
@@ -212,6 +222,16 @@ def test_a_plateau_multiplies_after_so_many_evaluations_without_a_better_value()
     assert larger.of(rows_of([1.0, 2.0, 3.0])) == 1 and larger.of(rows_of([3.0, 2.0, 1.0])) == 0.5
     with pytest.raises(ValueError, match=r"metric of plateau must be one of .*test_loss"):
         rule._replace(metric="los").of(rows_of([1.0]))
+
+
+def test_a_plateau_decides_at_evaluations_alone_as_an_uninterrupted_run_does():
+    hyper = Hyper(LocalConfig(), factors={"local.learning_rate": np.ones(9, np.float32)})
+    rule = {RATE: Plateau("update_norm", "smaller", 1, 0.0, 0.5, 0.01)}
+    rows = [{"update_norm": norm} for norm in (3.0, 2.0, 2.0, 1.0, 5.0, 5.0)]
+    found = [
+        after_plateaus(hyper, rule, rows[:n], 3).factors["local.learning_rate"] for n in range(7)
+    ]
+    assert [float(table[0]) for table in found] == [1, 1, 1, 0.5, 0.5, 0.5, 0.125]
 
 
 def test_a_statement_names_what_changed_and_what_an_exact_metric_decided():

@@ -17,7 +17,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.augmentation import Augmentation
 from fedjax_dp.data.federated import FederatedData, example_structure
 from fedjax_dp.data.participants import Participation
-from fedjax_dp.engine.accounts.privacy_accounting import calibrate, priced_factors
+from fedjax_dp.engine.accounts.calibration import calibrate, priced_factors
 from fedjax_dp.engine.federation import init_key
 from fedjax_dp.engine.wrappers.budgets import check_claim
 from fedjax_dp.experiment.components.augmentation import augmentation_of
@@ -213,7 +213,7 @@ def calibrated(
     is_uniform = algorithm.claims.record is not None and len(algorithm.claims.record.events) == 1
     rounds, factors = setting.num_rounds, setting.factors
     if is_uniform:
-        priced = priced_factors(algorithm, int(np.max(sizes)), factors)
+        priced = priced_factors(algorithm, sizes, factors)
         rule = f"be left out with schedules of {', '.join(sorted(priced))}, which set prices"
         checks.require(planned is None or not priced, KEY, rule, planned)
         factors, rounds = setting.charged_factors(priced, "local.noise_multiplier")

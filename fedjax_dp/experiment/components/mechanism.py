@@ -14,7 +14,7 @@ from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.core import trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.participants import Participation
-from fedjax_dp.engine.accounts.privacy_accounting import with_factors
+from fedjax_dp.engine.accounts.calibration import with_factors
 from fedjax_dp.experiment.schema.config import (
     BoundedLaplaceLevel,
     CentralDiscreteLevel,

@@ -38,6 +38,7 @@ _SECTIONS = {
     "leaving": "algorithm.leaving_",
     "clock": "algorithm.clock_",
 }
+_OF_WRAPPERS = "acceleration", "leaving", "clock"
 _MECHANISM = ("clip_norm", "noise_multiplier")
 # The keys of those that are sections of fixed keys.
 _KEYS = {
@@ -246,13 +247,14 @@ def tables_of(tables: Mapping[str, Any], num_rounds: int) -> dict[str, np.ndarra
 
 
 def after_plateaus(
-    hyper: Hyper, plateaus: Mapping[str, Plateau], rows: Sequence[Mapping[str, Any]]
+    hyper: Hyper, plateaus: Mapping[str, Plateau], rows: Sequence[Mapping[str, Any]], every: int
 ) -> Hyper:
-    """Sets the factors of the next rounds that metrics decide; all tables have the same shape."""
-    factors = dict(hyper.factors)
-    for key, rule in plateaus.items():
+    """Sets the factors that metrics decide, which change after every so many rounds alone."""
+    decided, factors = rows[: len(rows) - len(rows) % every], dict(hyper.factors)
+    for key, rule in plateaus.items() if decided else ():
         name = name_of(key)
-        factors[name] = np.full_like(np.asarray(factors[name]), rule.of(rows))
+        # All tables have the same shape.
+        factors[name] = np.full_like(np.asarray(factors[name]), rule.of(decided))
     return hyper._replace(factors=factors)
 
 
@@ -282,6 +284,13 @@ def exact_plateaus(config: Config) -> list[str]:
         for key, rule in plateaus_of(config).items()
         if not rule.is_private
     ]
+
+
+def without_wrappers(config: Config) -> Config:
+    """Leaves out curves of the numbers of wrappers, for a federation that has none."""
+    entries = entries_of(config.schedules).items()
+    left = {key: table for key, table in entries if key.partition(".")[0] not in _OF_WRAPPERS}
+    return config.model_copy(update={"schedules": left})
 
 
 def with_schedules(config: Config) -> Callable[[Federation], Federation] | None:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.algorithms.base import Hyper
+from fedjax_dp.core import trees
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.running.watcher import large_deltas
 from fedjax_dp.experiment.schema.config import GaussianLevel
@@ -45,7 +46,7 @@ class Ran(NamedTuple):
 
     Attributes:
       experiment: its parts.
-      hyper: the numbers of its rounds.
+      hyper: the numbers of its last round.
       rows: the metrics of its rounds.
       epsilon: ε of each account, by unit.
     """
@@ -118,16 +119,17 @@ def _rounds(values: Sequence[Any]) -> str:
 
 
 def noise_of_clients(ran: Ran) -> Iterator[Hint]:
-    """Compares the noise of a mean with a typical update within the bound."""
-    clip_norm = ran.experiment.client_clip_norm
-    if clip_norm is None:
+    """Compares the noise of a mean with a typical update within the bound, if it has one."""
+    clip_norm, federation = ran.experiment.client_clip_norm, ran.experiment.simulation.federation
+    if clip_norm is None or "aggregator.clip_norm" in federation.hyper.factors:
         return
+    length = math.sqrt(trees.num_parameters(federation.facts.update))
     ratios = []
     for row in ran.rows:
         quantiles, stddev = row.get("update_norm_quantiles"), row.get("noise_stddev")
         typical = min(quantiles[2] or 0.0, float(clip_norm)) if quantiles else 0.0
         if stddev and typical > 0:
-            ratios.append(stddev * math.sqrt(ran.experiment.num_parameters) / typical)
+            ratios.append(stddev * length / typical)
     if ratios and (ratio := float(np.median(ratios))) > 1:
         text = (
             f"privacy.client: the noise of a round is {ratio:.3g} times as long as the median "
@@ -188,6 +190,9 @@ def budget_in_part(ran: Ran) -> Iterator[Hint]:
         level = section.record
         can_plan = unit == "record" and "client" not in section.units
         can_plan &= level.noise_multiplier is None and level.planned_participations is None
+        claim = ran.experiment.simulation.algorithm.claims.record
+        can_plan &= claim is not None and len(claim.events) == 1
+        can_plan &= ran.experiment.config.secure_aggregation.form is None
         if can_plan and ran.experiment.config.participation.sampler != "full_participation":
             text += (
                 "; privacy.record.planned_participations = 'q0.95' calibrates less noise, for as "

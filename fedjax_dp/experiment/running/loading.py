@@ -164,8 +164,7 @@ def load_run(folder: str | pathlib.Path, warn: Callable[[str], None] = warnings.
         accounting.restore(extra["ledgers"])
     rows = [row for row in read_metrics(folder, warn) if row["round"] <= int(state.round)]
     plateaus = plateaus_of(experiment.config)
-    if plateaus and len(rows) >= config.run.evaluate_every:
-        hyper = after_plateaus(hyper, plateaus, rows)
+    hyper = after_plateaus(hyper, plateaus, rows, config.run.evaluate_every)
     return Run(folder, experiment, state, hyper, accounting, rows)
 
 

@@ -113,7 +113,8 @@ def write_results(
     summary |= {"communication": start.traffic.summary()}
     summary |= {"ended": ended, "stopped_by": stopped_by, "warnings": list(warnings)}
     if experiment.config.privacy.units:
-        found = hints_of(Ran(experiment, start.hyper, rows, spent))
+        last = start.hyper.at(max(0, int(state.round) - 1))
+        found = hints_of(Ran(experiment, last, rows, spent))
         summary |= {"hints": [hint.text for hint in found]}
     if section.plots:
         _draw(experiment, state, rows, folder / "plots")

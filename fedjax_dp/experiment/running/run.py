@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.core import checks
 from fedjax_dp.core.decimals import shown
 from fedjax_dp.core.devices import is_distributed, of_first_process
@@ -23,7 +22,7 @@ from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.assembly.devices import more_than_cores
 from fedjax_dp.experiment.components.callbacks import callbacks_of
 from fedjax_dp.experiment.components.experiment import Callback, Deployment, Experiment, Progress
-from fedjax_dp.experiment.components.schedules import Plateau, after_plateaus, plateaus_of
+from fedjax_dp.experiment.components.schedules import after_plateaus, plateaus_of
 from fedjax_dp.experiment.running.environment import environment, use_compilation_cache
 from fedjax_dp.experiment.running.processes import (
     agreed,
@@ -171,7 +170,9 @@ def _rounds(
         return 0 if spent else _affordable(experiment, state, start)
 
     def adapted() -> Start:
-        return start._replace(hyper=_after_plateaus(start.hyper, plateaus, history))
+        hyper = after_plateaus(start.hyper, plateaus, history, section.evaluate_every)
+        # In all processes by the metrics of the first.
+        return start._replace(hyper=of_first_process(hyper))
 
     def stopping(state: SimulationState) -> str | None:
         if not callbacks:
@@ -184,7 +185,7 @@ def _rounds(
 
         return chosen_by_first(choose, list(callbacks))
 
-    if plateaus and done >= section.evaluate_every:
+    if plateaus:
         start = adapted()
     # Computed again once used up: if fewer clients were drawn than allowed for, there is more.
     allowed = affordable()
@@ -219,13 +220,6 @@ def _rounds(
         if done % section.evaluate_every == 0 and (name := stopping(state)):
             return state, start, "callback", name
     return state, start, "interrupted" if done < total else "finished", None
-
-
-def _after_plateaus(
-    hyper: Hyper, plateaus: Mapping[str, Plateau], rows: Sequence[Mapping[str, Any]]
-) -> Hyper:
-    """Sets the factors that metrics decide, for all processes by those of the first."""
-    return of_first_process(after_plateaus(hyper, plateaus, rows))
 
 
 def _affordable(experiment: Experiment, state: SimulationState, start: Start) -> int:

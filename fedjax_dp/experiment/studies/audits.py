@@ -46,7 +46,7 @@ from fedjax_dp.experiment.components.augmentation import augmentation_of
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.components.mechanism import with_share_of_noise
 from fedjax_dp.experiment.components.participation import participation_of
-from fedjax_dp.experiment.components.schedules import with_schedules
+from fedjax_dp.experiment.components.schedules import with_schedules, without_wrappers
 from fedjax_dp.experiment.components.secure_aggregation import graph_of
 from fedjax_dp.experiment.schema.config import ObliviousLevel
 from fedjax_dp.models.base import Model
@@ -161,7 +161,7 @@ def audit_experiment(
             num_rounds=num_rounds,
             execution=execution,
             running=running,
-            wrapper=with_schedules(config),
+            wrapper=with_schedules(without_wrappers(config)),
         )
         bounds += audit(
             seen,
