@@ -481,9 +481,7 @@ def test_stratified_shares_are_those_of_the_largest_rests(pool, test_fraction):
     labels, num_clients, seed = pool
     clients = partition.dirichlet(labels, num_clients, seed, alpha=0.5, min_size=0)
     plain = partition.split_clients(clients, seed, test_fraction=test_fraction)
-    train, test = partition.split_clients(
-        clients, seed, test_fraction=test_fraction, labels=labels
-    )
+    train, test = partition.split_clients(clients, seed, test_fraction=test_fraction, labels=labels)
     again = partition.split_clients(clients, seed, test_fraction=test_fraction, labels=labels)
     for i, rows in enumerate(clients):
         np.testing.assert_array_equal(np.sort(np.concatenate([train[i], test[i]])), rows)
