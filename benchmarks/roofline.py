@@ -58,7 +58,7 @@ SOURCES = (
     ("core/keys.py", "random numbers"),
     ("models/", "other layers and loss"),
     ("clients/gradients.py", "gradients of examples"),
-    ("clients/sgd.py", "update"),
+    ("clients/training_loop.py", "update"),
     ("engine/", "engine"),
 )
 

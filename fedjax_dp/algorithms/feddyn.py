@@ -113,17 +113,14 @@ def feddyn(
         step = trees.where(share > 0, step, trees.zeros_like(step))
         return ServerState(optax.apply_updates(server.params, step), correction), {}
 
-    aggregator, divisor = private_mean, None
-    if aggregator is None:
-        aggregator = per_part({"params": uniform_mean(), "share": scaled_sum(num_clients)})
-    else:
-        divisor = public_divisor(aggregator)
+    divisor = private_mean and public_divisor(private_mean)
+    parts = {"params": uniform_mean(), "share": scaled_sum(num_clients)}
     return FederatedAlgorithm(
         name="feddyn",
         init=init,
         broadcast=lambda server, client: server.params,
         client=client,
-        aggregator=aggregator,
+        aggregator=private_mean or per_part(parts),
         server_step=server_step,
         training=training_of(trainer),
         numbers=Numbers(num_clients=num_clients),

@@ -98,10 +98,8 @@ def ifca(
         "the exponential mechanism",
         trainer.is_private,
     )
-    divisor = None
-    if private_mean is not None:
-        weighted(is_weighted).check_weights(True)
-        divisor = public_divisor(private_mean)
+    weighted(is_weighted).check_weights(private_mean is not None)
+    divisor = private_mean and public_divisor(private_mean)
 
     def init(key):
         return ServerState(jax.vmap(model.init)(jax.random.split(key, num_models)))
@@ -306,9 +304,8 @@ def o_dpcfl(
     check_clusters("clusters", clusters, num_clients)
     num_models = int(max(clusters)) + 1
     table = np.asarray(clusters, np.int32)
-    if private_mean is not None:
-        weighted(is_weighted).check_weights(True)
-        public_divisor(private_mean)
+    weighted(is_weighted).check_weights(private_mean is not None)
+    divisor = private_mean and public_divisor(private_mean)
 
     def init(key):
         start = model.init(key)
@@ -323,12 +320,12 @@ def o_dpcfl(
         result = trainer.train(message, client, hyper.local, key)
         weight = result.weight if is_weighted else (result.weight > 0).astype(jnp.float32)
         update = ModelChoice(Known(cluster_of(client)), result.delta)
-        if private_mean is not None:
+        if divisor is not None:
             update = spread(result.delta, jax.nn.one_hot(cluster_of(client), num_models))
         return ClientOutput(update, weight, own, result.metrics)
 
     def server_step(server, aggregate, hyper, round, key):
-        if private_mean is not None:
+        if divisor is not None:
             sizes = np.bincount(table, minlength=num_models)
             aggregate = by_model(aggregate, jnp.float32(num_clients) * trees.reciprocal(sizes))
         return ServerState(optax.apply_updates(server.models, aggregate)), {}

@@ -92,11 +92,7 @@ def mr_mtl(
         result = trainer.train(own, client, hyper.local, key, **how)
         return ClientOutput(result.delta, jnp.float32(1), result.params, result.metrics)
 
-    aggregator, divisor = private_mean, None
-    if aggregator is None:
-        aggregator = scaled_sum(num_clients)
-    else:
-        divisor = public_divisor(aggregator)
+    divisor = private_mean and public_divisor(private_mean)
 
     def server_step(server, aggregate, hyper, round, key):
         if divisor is not None:
@@ -108,7 +104,7 @@ def mr_mtl(
         init=init,
         broadcast=lambda server, client: server.mean,
         client=client,
-        aggregator=aggregator,
+        aggregator=private_mean or scaled_sum(num_clients),
         server_step=server_step,
         training=training_of(trainer),
         numbers=Numbers(num_clients=num_clients),

@@ -258,9 +258,9 @@ def splitting(
     scheme = _Scheme(
         model, mapped, schedule, is_exact, is_central, is_averaged, is_weighted, weight, is_private
     )
+    weighted(is_weighted).check_weights(is_private)
     if private_mean is not None:
         public_divisor(private_mean)
-        weighted(is_weighted).check_weights(True)
         _check_form(form)
     aggregator = private_mean or per_part({"model": weighted_mean(), "any_client": weighted_mean()})
     return FederatedAlgorithm(

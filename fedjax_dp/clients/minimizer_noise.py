@@ -11,7 +11,7 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.clients.base import LocalConfig, LocalTrainer
-from fedjax_dp.clients.sgd import TrainingLoop
+from fedjax_dp.clients.training_loop import TrainingLoop
 from fedjax_dp.core import checks, products, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.decimals import rounded_down, rounded_up

@@ -29,7 +29,8 @@ from small_problem import (
 from small_problem import SETTINGS as NUMBERS
 
 from fedjax_dp.algorithms import dp_fedavg, fedavg, registry
-from fedjax_dp.clients.sgd import check_noised, dp_sgd_trainer, local_trainer
+from fedjax_dp.clients.optimizers import check_noised
+from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.core import trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data import participants, sampling

@@ -58,20 +58,22 @@ class Plateau(NamedTuple):
     """A number that is multiplied where a metric has stopped improving.
 
     Attributes:
-      metric: a name in `metrics.jsonl`.
-      goal: "smaller" or "larger", the better direction.
-      patience: values in a row without a better one after which the number is multiplied.
-      min_change: the least improvement.
-      factor: what it is multiplied by.
-      least: the least factor in all.
+      metric: a name in `metrics.jsonl`; exact unless it is noised_unclipped_share, so that no ε
+        covers what it decides.
+      goal: whether "smaller" or "larger" is better.
+      patience: values in a row without a better one after which the number is multiplied, at
+        least 1; there is one in each evaluation, or in each round for metrics of rounds.
+      min_change: the least improvement, at least 0.
+      factor: what it is multiplied by, in (0, 1).
+      least: the least factor in all, in (0, 1].
     """
 
-    metric: str
-    goal: str
-    patience: int
-    min_change: float
-    factor: float
-    least: float
+    metric: str = "test_loss"
+    goal: Literal["smaller", "larger"] = "smaller"
+    patience: Count = 5
+    min_change: NonNegative = 0.0
+    factor: ProperFraction = 0.5
+    least: Probability = 1e-4
 
     def of(self, rows: Sequence[Mapping[str, Any]]) -> float:
         """Computes the factor of the rounds after an evaluation, the last of some rows."""
@@ -90,33 +92,6 @@ class Plateau(NamedTuple):
     def is_private(self) -> bool:
         """Whether the metric is computed from noised releases alone."""
         return self.metric in _RELEASED
-
-
-def plateau(
-    *,
-    metric: str = "test_loss",
-    goal: Literal["smaller", "larger"] = "smaller",
-    patience: Count = 5,
-    min_change: NonNegative = 0.0,
-    factor: ProperFraction = 0.5,
-    least: Probability = 1e-4,
-) -> Plateau:
-    """Multiplies the number by a factor where a metric has stopped improving.
-
-    Args:
-      metric: a name in `metrics.jsonl`; exact unless it is noised_unclipped_share, so that no ε
-        covers what it decides.
-      goal: whether "smaller" or "larger" is better.
-      patience: values in a row without a better one after which the number is multiplied, at
-        least 1; there is one in each evaluation, or in each round for metrics of rounds.
-      min_change: the least improvement, at least 0.
-      factor: what it is multiplied by, in (0, 1).
-      least: the least factor in all, in (0, 1].
-
-    Returns:
-      The rule.
-    """
-    return Plateau(metric, goal, patience, min_change, factor, least)
 
 
 def _adopted(curve: Any) -> Callable[..., Curve]:
@@ -141,7 +116,7 @@ CURVES: Registry[Callable[..., Curve | Plateau]] = Registry(
         "inverse": schedules.inverse,
         "inverse_log": schedules.inverse_log,
         "list": schedules.listed,
-        "plateau": plateau,
+        "plateau": Plateau,
     },
     _adopted,
 )

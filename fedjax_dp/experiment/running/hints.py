@@ -81,41 +81,25 @@ _CLIPPED = {
 }
 
 
-def nothing_clipped(ran: Ran) -> Iterator[Hint]:
-    """Finds bounds that no contribution reached."""
-    for unit, noun, shares in _clipped_shares(ran):
-        if max(shares) == 0:
-            text = (
-                f"privacy.{unit}.clip_norm: no {noun} was clipped in {_rounds(shares)}; a smaller "
-                "clip norm would mean less noise"
-            )
-            yield Hint(text, is_exact=True)
-
-
-def everything_clipped(ran: Ran) -> Iterator[Hint]:
-    """Finds bounds that nearly every contribution exceeded."""
-    for unit, noun, shares in _clipped_shares(ran):
-        if min(shares) >= _ALL:
-            text = (
-                f"privacy.{unit}.clip_norm: nearly every {noun} was clipped in {_rounds(shares)}; "
-                "a larger clip norm would keep more of them, with more noise"
-            )
-            yield Hint(text, is_exact=True)
-
-
-def _clipped_shares(ran: Ran) -> Iterator[tuple[str, str, list[float]]]:
-    """Yields the shares of clipped contributions in the rounds that had any, by unit."""
+def clip_norms(ran: Ran) -> Iterator[Hint]:
+    """Finds bounds that no contribution reached, or nearly every one exceeded."""
     level = ran.experiment.config.privacy.client
     is_adaptive = isinstance(level, GaussianLevel) and level.adaptive_clipping
     for unit in ran.units:
         share, count, noun = _CLIPPED[unit]
+        # Rounds without a contribution say nothing.
         found = [row[share] for row in ran.rows if row.get(count) and row.get(share) is not None]
-        if found and not (unit == "client" and is_adaptive):
-            yield unit, noun, found
-
-
-def _rounds(values: Sequence[Any]) -> str:
-    return f"{len(values)} {'round' if len(values) == 1 else 'rounds'}"
+        if not found or (unit == "client" and is_adaptive):
+            continue
+        clipped = f"{noun} was clipped in {len(found)} {'round' if len(found) == 1 else 'rounds'}"
+        if max(found) == 0:
+            text = f"no {clipped}; a smaller clip norm would mean less noise"
+        elif min(found) >= _ALL:
+            text = f"nearly every {clipped}; a larger clip norm would keep more of them, with more "
+            text += "noise"
+        else:
+            continue
+        yield Hint(f"privacy.{unit}.clip_norm: {text}", is_exact=True)
 
 
 def noise_of_clients(ran: Ran) -> Iterator[Hint]:
@@ -226,8 +210,7 @@ def without_a_step(ran: Ran) -> Iterator[Hint]:
 
 
 HINTS: tuple[Callable[[Ran], Iterator[Hint]], ...] = (
-    nothing_clipped,
-    everything_clipped,
+    clip_norms,
     noise_of_clients,
     noise_of_records,
     large_delta,
