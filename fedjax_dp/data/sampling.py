@@ -412,9 +412,9 @@ def cyclic() -> Sampler:
 
     def law(steps, size, batch_size):
         firsts = np.arange(0, size, int(batch_size))
-        turns = -(-(steps - np.arange(len(firsts))) // len(firsts))
-        sizes = np.diff(firsts, append=size)
-        return draw_laws.times(steps, np.maximum(turns, 0), sizes / size)
+        turns = np.maximum(-(-(steps - np.arange(len(firsts))) // len(firsts)), 0)
+        shares = np.diff(firsts, append=size) / size
+        return np.cumsum(np.bincount(turns, weights=shares, minlength=steps + 1))
 
     return _sampler(
         name="cyclic",
@@ -463,11 +463,12 @@ def min_separated(separation: Count) -> Sampler:
         groups = np.arange(separation)
         sizes = -(-(size - groups) // separation)
         turns = np.maximum(-(-(steps - groups) // separation), 0)
-        return draw_laws.mixture(
-            (held / size, draw_laws.binomial(steps, min(batch_size / held, 1.0), int(count)))
+        laws = [
+            held / size * draw_laws.binomial(steps, batch_size / held, int(count))
             for held, count in zip(sizes, turns, strict=True)
             if held > 0
-        )
+        ]
+        return np.sum(laws, axis=0)
 
     return _sampler(
         name="min_separated",

@@ -26,6 +26,8 @@ from fedjax_dp.privacy.claims import OnceClaim, RecordEvent
 
 # A multiplier that no event would have otherwise.
 _PROBE = 1.7320508
+# Numbers of which one client or another pays by its own.
+_OF_STEPS = {f"local.{x}" for x in ("batch_size", "num_epochs", "num_steps", "noise_multiplier")}
 
 
 class _Priced(NamedTuple):
@@ -101,30 +103,26 @@ def events_by_client(
 def priced_factors(
     algorithm: FederatedAlgorithm, sizes: np.ndarray, factors: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Leaves out factors without which all clients' records pay the same in every round."""
+    """Selects the factors of numbers that set what a client's records pay for a round."""
     claim = algorithm.training.record
     if claim is None:
         return {}
-    probed = algorithm.hyper.local._replace(noise_multiplier=_PROBE)
-    host = jax.tree.map(np.asarray, typed(algorithm.hyper._replace(local=probed)))
-    rounds = set(host._replace(factors=factors).alike())
+    largest = int(np.argmax(sizes))
+    host = jax.tree.map(np.asarray, typed(algorithm.hyper)).of_client(largest)
 
-    def prices(some: Mapping[str, np.ndarray], t: int) -> list[Any]:
-        numbers = host._replace(factors=some).at(t)
-        found = [events_by_client(event, sizes, numbers) for event in claim.events]
-        return [(event, clients.tolist()) for each in found for event, clients in each]
+    def prices(numbers: Hyper) -> list[dp_accounting.DpEvent]:
+        return [event(int(sizes[largest]), numbers) for event in claim.events]
 
-    # Numbers of wrappers, which the algorithm does not have, are never priced for records.
-    kept = {
-        name: table
-        for name, table in priced(host._replace(factors=factors)).factors.items()
-        if host.number(name) is not None
-    }
-    for name in list(kept):
-        fewer = {other: table for other, table in kept.items() if other != name}
-        if all(prices(kept, t) == prices(fewer, t) for t in rounds):
-            kept = fewer
-    return kept
+    usual, found = prices(host), {}
+    for name, table in priced(host._replace(factors=factors)).factors.items():
+        numbers = host._replace(factors={name: table})
+        # Wrappers have numbers that the algorithm does not have, and no record pays by.
+        if host.number(name) is not None and (
+            name in _OF_STEPS
+            or any(prices(numbers.at(t)) != usual for t in set(numbers.alike()))
+        ):
+            found[name] = table
+    return found
 
 
 def with_factors(noise: np.ndarray, factors: Mapping[str, Any]) -> np.ndarray:

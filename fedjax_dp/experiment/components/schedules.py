@@ -22,7 +22,7 @@ from fedjax_dp.experiment.schema.config import (
     DiscreteGaussianLevel,
     GaussianLevel,
 )
-from fedjax_dp.experiment.schema.constraints import ready_value, refused
+from fedjax_dp.experiment.schema.constraints import keyed, ready_value, refused
 from fedjax_dp.experiment.schema.options import Fields, fields_of, read_options
 
 _HERE = "schedules"
@@ -195,10 +195,8 @@ def name_of(key: str) -> str:
 def _curve_of(table: Mapping[str, Any], key: str) -> Curve | Plateau:
     """Makes a curve of its table."""
     options = {name: x for name, x in table.items() if name not in ("curve", "warm_up")}
-    try:
+    with keyed(f"{_HERE}.{key}"):
         curve = CURVES[table["curve"]](**options)
-    except ValueError as error:
-        raise ValueError(f"{_HERE}.{key}.{error}") from error
     if isinstance(curve, Plateau) or "warm_up" not in table:
         return curve
     return schedules.warm_up(curve, table["warm_up"])

@@ -118,8 +118,8 @@ def run_on_cluster(
                 ended(number, summary)
 
         watcher.done(0, {})
-        tasks = _tasks(cluster, whole, programs)
-        skipped = _Run(cluster, watcher, note, report, may_start).all_of(tasks, "run")
+        run = _Run(cluster, watcher, note, report, may_start)
+        skipped = run.all_of(_tasks(cluster, whole, programs), "run")
     folders = [job.folder for place, job in wanted.items() if place not in skipped]
     if differing := differing_machines(folders):
         report(
@@ -361,12 +361,15 @@ class _Run:
             if self._error is None:
                 self._error = self._as_raised(each.task, result.host, result.error)
             return
-        is_whole = each.task.parts.keys() == _ended(each.task, result)
-        if not is_whole and not is_ending:
+        is_check, found = each.task.is_check, result.found
+        # Those that were checked, or whose runs were not interrupted.
+        done = {n for n, of in found.items() if is_check or of["ended"] != "interrupted"}
+        if each.task.parts.keys() != done and not is_ending:
             self._retry(each, waiting, f"{result.host} asked it to end")
             return
-        each.rounds = max(each.rounds, _rounds_of(each.task, result))
-        self._note(result.found, result.host)
+        rounds = 0 if is_check else sum(of["rounds"] for of in found.values())
+        each.rounds = max(each.rounds, rounds)
+        self._note(found, result.host)
 
     def _retry(self, each: _Attempt, waiting: list[_Attempt], reason: str) -> None:
         """Has a task run again, unless it dies again and again."""
@@ -407,16 +410,6 @@ class _Run:
             # Without metrics the first time, from which the time left is estimated.
             self._watcher.done(rounds, newest.row if newest is not None and self._rounds else {})
         self._phase, self._rounds = phase, rounds
-
-
-def _ended(task: Task, result: Result) -> set[int]:
-    """Returns the points of a task that were checked, or whose runs were not interrupted."""
-    return {n for n, of in result.found.items() if task.is_check or of["ended"] != "interrupted"}
-
-
-def _rounds_of(task: Task, result: Result) -> int:
-    """Counts the rounds of the points of a task."""
-    return 0 if task.is_check else sum(of["rounds"] for of in result.found.values())
 
 
 def _cancel(attempt: _Attempt) -> None:
