@@ -118,8 +118,7 @@ def priced_factors(
         numbers = host._replace(factors={name: table})
         # Wrappers have numbers that the algorithm does not have, and no record pays by.
         if host.number(name) is not None and (
-            name in _OF_STEPS
-            or any(prices(numbers.at(t)) != usual for t in set(numbers.alike()))
+            name in _OF_STEPS or any(prices(numbers.at(t)) != usual for t in set(numbers.alike()))
         ):
             found[name] = table
     return found
