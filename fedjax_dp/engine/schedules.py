@@ -64,7 +64,7 @@ def require_scheduled(federation: Federation, name: str) -> None:
     hyper = federation.hyper._replace(factors={})
     value = hyper.number(name)
     if value is None or isinstance(value, Hyper | Mapping | tuple):
-        known = sorted(_names(hyper))
+        known = names_of(hyper)
         hint = checks.nearest(name, known)
         raise ValueError(
             f"schedules must name numbers of hyper, got {name!r}; did you mean {hint!r}?"
@@ -83,6 +83,6 @@ def require_scheduled(federation: Federation, name: str) -> None:
     checks.require(not is_whole, "schedules", rule, name)
 
 
-def _names(hyper: Hyper) -> list[str]:
+def names_of(hyper: Hyper) -> list[str]:
     """Lists the dotted names of all numbers."""
-    return [path.replace("/", ".") for path in trees.paths(hyper)]
+    return sorted(path.replace("/", ".") for path in trees.paths(hyper))

@@ -11,11 +11,11 @@ import numpy as np
 from fedjax_dp.algorithms import schedules
 from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.algorithms.schedules import Curve
-from fedjax_dp.core import checks, trees
+from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Count, NonNegative, Probability, ProperFraction
 from fedjax_dp.core.registry import Registry, is_own
 from fedjax_dp.engine.federation import Federation
-from fedjax_dp.engine.schedules import require_scheduled, scheduled
+from fedjax_dp.engine.schedules import names_of, require_scheduled, scheduled
 from fedjax_dp.experiment.schema.config import (
     CentralDiscreteLevel,
     Config,
@@ -285,9 +285,7 @@ def _require_number(federation: Federation, key: str) -> None:
     try:
         require_scheduled(federation, name_of(key))
     except ValueError as error:
-        hyper = federation.hyper._replace(factors={})
-        names = sorted(path.replace("/", ".") for path in trees.paths(hyper))
-        known = []
+        names, known = names_of(federation.hyper._replace(factors={})), []
         for section, start in _SECTIONS.items():
             last = [name.removeprefix(start) for name in names if name.startswith(start)]
             known += [
