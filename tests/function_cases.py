@@ -559,6 +559,13 @@ SPECIAL: dict[str, Case] = {
             "sigmoid_half_squared_error",
         )
     },
+    "ordinal_regression": case(models.ordinal_regression, num_classes=3),
+    **{
+        name: case(getattr(models, name), log_odds=VALUES["logits"], labels=np.array([1]))
+        for name in ("ordinal_cross_entropy", "ordinal_correct")
+    },
+    "poisson_nll": case(models.poisson_nll, log_means=np.zeros(3), counts=np.ones(3)),
+    "weighted": case(models.weighted, class_weights=(1.0, 2.0, 3.0)),
     # Data.
     **{
         of.__name__: case(of, num_clients=2, **own)

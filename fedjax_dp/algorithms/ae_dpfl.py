@@ -15,6 +15,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, NonNegative
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
+from fedjax_dp.models.weights import declared
 from fedjax_dp.server.base import Aggregator, bound_of
 from fedjax_dp.server.mean import scaled_sum
 
@@ -147,11 +148,17 @@ def ae_dpfl(
 
 
 def _num_classes(model: Model, x: jax.Array) -> int:
-    outputs = jax.eval_shape(lambda k: model.predict(model.init(k), x[:1]), jax.random.key(0))
+    outputs = jax.eval_shape(lambda k: _votes(model, model.init(k), x[:1]), jax.random.key(0))
     shape: tuple[int, ...] = getattr(outputs, "shape", ())
     rule = "have logits [examples, classes] or log-odds [examples] as outputs"
     checks.require(len(shape) in (1, 2), "model", rule, shape)
     return 2 if len(shape) == 1 else max(2, shape[1])
+
+
+def _votes(model: Model, params: Any, x: jax.Array) -> Any:
+    """Computes logits of classes, those that are in order too, or log-odds."""
+    loss, outputs = declared(model.loss_fn), model.predict(params, x)
+    return outputs if loss is None else loss.decoded(outputs)
 
 
 def _voter(model: Model, x: jax.Array, block: int, num_classes: int):
@@ -163,7 +170,7 @@ def _voter(model: Model, x: jax.Array, block: int, num_classes: int):
         padded = jnp.pad(queries, (0, num_parts * at_once - block)).reshape(num_parts, at_once)
 
         def part(queries):
-            outputs = model.predict(params, x[jnp.clip(queries, 0, x.shape[0] - 1)])
+            outputs = _votes(model, params, x[jnp.clip(queries, 0, x.shape[0] - 1)])
             if outputs.ndim == 2 and outputs.shape[1] > 1:
                 chosen = jnp.argmax(outputs, axis=1)
             else:

@@ -15,6 +15,7 @@ from fedjax_dp.data import datasets
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.experiment.components.experiment import Population
 from fedjax_dp.experiment.running.loading import Run, load_run, other_data, predict
+from fedjax_dp.models.weights import declared
 
 app = application()
 # The parts of a run's data.
@@ -52,7 +53,9 @@ def command(
     outputs = predict(run.model, params, data)
     leaves = jax.tree.leaves(outputs)
     if output.suffix == ".csv":
-        columns = _columns(outputs, data.examples.get("y"), population)
+        loss = declared(run.model.loss_fn)
+        decoded = outputs if loss is None else loss.decoded(outputs)
+        columns = _columns(decoded, data.examples.get("y"), population)
         output.parent.mkdir(parents=True, exist_ok=True)
         with output.open("w", newline="", encoding="utf-8") as text:
             rows = csv.writer(text, lineterminator="\n")
@@ -87,7 +90,11 @@ def _columns(outputs: Any, labels: Any, population: Population) -> dict[str, lis
     is_number = not population.has_class_labels and scores.size == len(scores)
     rule = "end in .npz unless each example has one class or one number to predict"
     checks.require(is_class or is_number, "--output", rule, f"outputs of shape {scores.shape}")
-    predicted = np.argmax(scores, axis=-1) if is_class else scores.reshape(-1)
+    predicted = scores.reshape(-1)
+    if is_class:
+        # One column is the log-odds of the second of two classes.
+        has_one = scores.shape[1] == 1
+        predicted = (predicted > 0).astype(int) if has_one else np.argmax(scores, axis=-1)
 
     def shown(values: Any) -> list[Any]:
         values = np.asarray(values).tolist()

@@ -22,6 +22,7 @@ from fedjax_dp.data.federated import FederatedData, nested
 from fedjax_dp.evaluation.metrics import Metric, require_fits, terms_of
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.losses import Allowed, reads
+from fedjax_dp.models.weights import unweighted
 
 # The most examples on the device at once; larger data are evaluated in parts.
 _PART_BYTES = 2**28
@@ -96,7 +97,7 @@ def _require(what: str, allowed: Allowed, parts: Iterable[Any], offsets: np.ndar
         others = f", the first of {count} such rows of {start}" if count > 1 else ""
         public = f"{what}[{allowed.name!r}] must {allowed.rule}"
         way_out = "; Loss(…, ignore_label=…) as the loss of the model declares a label to leave out"
-        way_out *= not allowed.are_numbers
+        way_out *= not allowed.numbers
         raise GuardedError(f"{public}, got {first_wrong}{others}{way_out}", public)
 
 
@@ -140,7 +141,7 @@ def _per_example(
     model: Model, metrics: Mapping[str, Metric], params: PyTree, batch: Any, is_real: Any
 ) -> _PerExample:
     outputs, _ = model.apply(params, batch["x"])
-    losses = model.loss_fn(outputs, batch)
+    losses = unweighted(model.loss_fn)(outputs, batch)
     if model.correct_fn is None:
         correct = weight = jnp.zeros_like(losses)
     else:

@@ -12,6 +12,7 @@ from fedjax_dp.core import checks, trees
 from fedjax_dp.core.registry import Registry
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.losses import Batch, Loss, Targets, classes_from
+from fedjax_dp.models.weights import declared, unweighted
 
 _NUM_BINS = 15
 
@@ -32,7 +33,7 @@ class Metric(NamedTuple):
 
 
 # Log-odds of yes or no are logits of two classes.
-_CLASSES: tuple[Targets, ...] = ("classes", "probabilities")
+_CLASSES: tuple[Targets, ...] = ("classes", "ordered", "probabilities")
 
 
 def perplexity() -> Metric:
@@ -152,8 +153,8 @@ def brier_score() -> Metric:
 
 def require_fits(metrics: Mapping[str, Metric], model: Model) -> None:
     """Requires metrics for the targets of a model's loss, where it declares them."""
-    loss = model.loss_fn
-    if not isinstance(loss, Loss) or loss.targets is None:
+    loss = declared(model.loss_fn)
+    if loss is None:
         return
     for name, metric in metrics.items():
         if metric.targets and loss.targets not in metric.targets:
@@ -167,10 +168,10 @@ def terms_of(
     metrics: Mapping[str, Metric], model: Model, outputs: Any, batch: Batch
 ) -> dict[str, jax.Array]:
     """Computes the terms of metrics, each `[examples, k]`."""
-    loss = model.loss_fn
-    is_declared = isinstance(loss, Loss) and loss.targets is not None
+    loss = unweighted(model.loss_fn)
+    is_declared = declared(loss) is not None
     if isinstance(loss, Loss):
-        batch = loss.marked(batch)
+        batch, outputs = loss.marked(batch), loss.decoded(outputs)
     terms = {}
     for name, metric in metrics.items():
         if metric.targets and not is_declared:

@@ -9,6 +9,8 @@ from fedjax_dp.models.dense import (
     logistic_regression,
     loss_bounds,
     mlp,
+    ordinal_regression,
+    poisson_regression,
 )
 from fedjax_dp.models.gpt2 import gpt2
 from fedjax_dp.models.language import char_lstm, char_transformer, llama
@@ -17,6 +19,9 @@ from fedjax_dp.models.losses import (
     IGNORE_LABEL,
     Loss,
     half_squared_error,
+    ordinal_correct,
+    ordinal_cross_entropy,
+    poisson_nll,
     sigmoid_binary_cross_entropy,
     sigmoid_correct,
     sigmoid_half_squared_error,
@@ -26,12 +31,14 @@ from fedjax_dp.models.losses import (
 )
 from fedjax_dp.models.lowering import lower
 from fedjax_dp.models.registry import build, options
+from fedjax_dp.models.weights import Weighted, weighted
 
 __all__ = [
     "IGNORE_LABEL",
     "Loss",
     "LossBounds",
     "Model",
+    "Weighted",
     "build",
     "char_lstm",
     "char_transformer",
@@ -49,6 +56,11 @@ __all__ = [
     "lower",
     "mlp",
     "options",
+    "ordinal_correct",
+    "ordinal_cross_entropy",
+    "ordinal_regression",
+    "poisson_nll",
+    "poisson_regression",
     "resnet18",
     "resnet34",
     "sigmoid_binary_cross_entropy",
@@ -58,4 +70,5 @@ __all__ = [
     "softmax_cross_entropy",
     "squared_error",
     "thesis_cnn",
+    "weighted",
 ]

@@ -7,22 +7,42 @@ from typing import Any, Literal, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.ranges import Count, Decay, Positive
+from fedjax_dp.core.ranges import Count, Decay, Index, Positive
 from fedjax_dp.models import inputs
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.inputs import NumClasses
 from fedjax_dp.models.losses import LossFn, half_squared_error, resolve, targets_of
 
 
-class _Linear(nn.Module):
-    num_outputs: int
+class _Above(nn.Module):
+    """The log-odds of lying above each class but the last: one score, and thresholds in order."""
+
+    num_thresholds: int
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        return nn.Dense(self.num_outputs)(inputs.features(x))
+        # At score 0 all classes start alike.
+        below = np.arange(1, self.num_thresholds + 1)
+        starts = np.log(below / below[::-1])
+        raw = np.log(np.expm1(np.diff(starts)))
+        first = self.param("threshold", nn.initializers.constant(starts[0]), (1,))
+        gaps = self.param("gaps", lambda key: jnp.asarray(raw, jnp.float32))
+        score = nn.Dense(1, use_bias=False)(x)
+        return score - jnp.concatenate([first, first + jnp.cumsum(nn.softplus(gaps))])
+
+
+class _Linear(nn.Module):
+    num_outputs: int
+    is_ordered: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        last = _Above if self.is_ordered else nn.Dense
+        return last(self.num_outputs)(inputs.features(x))
 
 
 class LossBounds(NamedTuple):
@@ -61,7 +81,7 @@ def logistic_regression(
     *,
     single_logit: bool = False,
     gradient_bound: Positive | None = None,
-    loss: Literal["cross_entropy", "squared_error"] = "cross_entropy",
+    loss: Literal["cross_entropy", "squared_error", "binary_cross_entropy"] = "cross_entropy",
 ) -> Model:
     """Builds softmax regression, or binary logistic regression.
 
@@ -76,8 +96,9 @@ def logistic_regression(
       gradient_bound: bounds the L2 norm of every record's gradient: rows, with a 1 for the
         intercept, are scaled down to a norm of the bound, or of 1/√2 of it for logits of all
         classes. Parameters then start at zero. None leaves rows as they are.
-      loss: "cross_entropy", or "squared_error" for half the squared error of the probability, with
-        `single_logit` alone; without a `gradient_bound`, which is for convex losses.
+      loss: "cross_entropy"; "squared_error" for half the squared error of the probability, with
+        `single_logit` alone and without a `gradient_bound`, which is for convex losses; or
+        "binary_cross_entropy", a log-odds of each of several labels that do not exclude each other.
 
     Returns:
       The model; outputs are logits `[examples, classes]`, or `[examples, 1]`.
@@ -86,7 +107,11 @@ def logistic_regression(
       ValueError: if there are too few classes, or more than 2 with `single_logit`, or the loss does
         not fit.
     """
-    num_outputs, name = head(num_classes, single_logit)
+    if loss == "binary_cross_entropy":
+        rule = "be none for loss 'binary_cross_entropy'"
+        checks.require(gradient_bound is None, "gradient_bound", rule, gradient_bound)
+    of_classes = "cross_entropy" if loss == "squared_error" else loss
+    num_outputs, name = head(of_classes, num_classes, single_logit=single_logit)
     if loss == "squared_error":
         rule = "be true for loss 'squared_error', which is of one probability"
         checks.require(single_logit, "single_logit", rule, single_logit)
@@ -134,14 +159,14 @@ def loss_bounds(model: Model) -> LossBounds | None:
 
 
 @checked
-def linear_regression(example_x: jax.ShapeDtypeStruct, *, num_outputs: Count = 1) -> Model:
+def linear_regression(example_x: jax.ShapeDtypeStruct, num_outputs: Count = 1) -> Model:
     """Builds least-squares regression.
 
     It has (features + 1) · outputs parameters.
 
     Args:
       example_x: shape and type of one input, flattened to features.
-      num_outputs: the number of targets of an example, at least 1.
+      num_outputs: the number of targets of an example, at least 1; that of the data in a run.
 
     Returns:
       The model, without an accuracy; outputs are `[examples, outputs]`.
@@ -153,6 +178,52 @@ def linear_regression(example_x: jax.ShapeDtypeStruct, *, num_outputs: Count = 1
         _Linear(num_outputs), example_x, loss="squared_error", name="linear_regression"
     )
     return model._replace(is_quadratic=True)
+
+
+@checked
+def poisson_regression(example_x: jax.ShapeDtypeStruct, num_outputs: Count = 1) -> Model:
+    """Builds a linear model of the logarithms of the means of counts.
+
+    It has (features + 1) · outputs parameters.
+
+    Args:
+      example_x: shape and type of one input, flattened to features.
+      num_outputs: the number of counts of an example, at least 1; that of the data in a run.
+
+    Returns:
+      The model, without an accuracy; outputs are logarithms of means, `[examples, outputs]`.
+
+    Raises:
+      ValueError: if `num_outputs` is below 1.
+
+    Source: McCullagh and Nelder 1989, chapter 6.
+    """
+    module = _Linear(num_outputs)
+    return Model.from_flax(module, example_x, loss="poisson_nll", name="poisson_regression")
+
+
+@checked
+def ordinal_regression(example_x: jax.ShapeDtypeStruct, num_classes: NumClasses) -> Model:
+    """Builds the proportional-odds model of ordered classes.
+
+    The log-odds of lying above class k are a linear function of the features, the same for every
+    class, minus a threshold that grows with k. It has features + classes - 1 parameters.
+
+    Args:
+      example_x: shape and type of one input, flattened to features.
+      num_classes: the number of classes, at least 3.
+
+    Returns:
+      The model; outputs are log-odds in descending order, `[examples, classes - 1]`.
+
+    Raises:
+      ValueError: if there are too few classes.
+
+    Source: McCullagh 1980, section 2.
+    """
+    num_outputs, loss = head("ordinal", num_classes)
+    module = _Linear(num_outputs, is_ordered=True)
+    return Model.from_flax(module, example_x, loss=loss, name="ordinal_regression")
 
 
 @checked
@@ -188,18 +259,43 @@ def least_squares(example_x: jax.ShapeDtypeStruct, *, scale: Positive = 1.0) -> 
     return model._replace(is_quadratic=True)
 
 
-def head(num_classes: int, single_logit: bool) -> tuple[int, str]:
-    """Chooses the outputs and the loss of a classifier; 2 classes may share one log-odds."""
-    if not single_logit:
-        return num_classes, "softmax_cross_entropy"
-    checks.require(num_classes == 2, "num_classes", "be 2 with single_logit", num_classes)
-    return 1, "sigmoid_binary_cross_entropy"
+# The loss of a network by its option: the loss of its outputs, and the fewest classes.
+_HEADS = {
+    "cross_entropy": ("softmax_cross_entropy", 2),
+    "binary_cross_entropy": ("sigmoid_binary_cross_entropy", 2),
+    "ordinal": ("ordinal_cross_entropy", 3),
+    "squared_error": ("squared_error", 0),
+    "poisson": ("poisson_nll", 0),
+}
+
+
+def head(
+    loss: str, num_classes: int, num_outputs: int = 1, *, single_logit: bool = False
+) -> tuple[int, str]:
+    """Chooses the outputs of a network and their loss; 2 classes may share one log-odds."""
+    name, fewest = _HEADS[loss]
+    if fewest == 0:
+        rule = f"be 0 for loss {loss!r}, which is for numbers, not classes"
+        checks.require(num_classes == 0, "num_classes", rule, num_classes)
+    else:
+        why = f" for loss {loss!r}" if num_classes == 0 or loss == "ordinal" else ""
+        rule = f"be an integer of at least {fewest}{why}"
+        checks.require(num_classes >= fewest, "num_classes", rule, num_classes)
+    if single_logit:
+        rule = "be false unless loss is 'cross_entropy'"
+        checks.require(loss == "cross_entropy", "single_logit", rule, single_logit)
+        checks.require(num_classes == 2, "num_classes", "be 2 with single_logit", num_classes)
+        return 1, "sigmoid_binary_cross_entropy"
+    if loss == "ordinal":
+        return num_classes - 1, name
+    return num_outputs if fewest == 0 else num_classes, name
 
 
 class _Mlp(nn.Module):
     hidden_sizes: tuple[int, ...]
     num_outputs: int
     dropout: float
+    is_ordered: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array, *, is_training: bool = False) -> jax.Array:
@@ -207,39 +303,51 @@ class _Mlp(nn.Module):
         for size in self.hidden_sizes:
             x = nn.relu(nn.Dense(size)(x))
             x = nn.Dropout(self.dropout, deterministic=not is_training)(x)
-        return nn.Dense(self.num_outputs)(x)
+        last = _Above if self.is_ordered else nn.Dense
+        return last(self.num_outputs)(x)
 
 
 @checked
 def mlp(
     example_x: jax.ShapeDtypeStruct,
-    num_classes: NumClasses,
+    num_classes: Index,
+    num_outputs: Count = 1,
     *,
     hidden_sizes: Sequence[Count] = (200, 200),
     dropout: Decay = 0.0,
     single_logit: bool = False,
+    loss: Literal[
+        "cross_entropy", "binary_cross_entropy", "ordinal", "squared_error", "poisson"
+    ] = "cross_entropy",
 ) -> Model:
-    """Builds a classifier of dense layers with ReLU between them.
+    """Builds a network of dense layers with ReLU between them.
 
     With sizes n₀ (features), n₁, …, n_L (classes) it has Σ (nᵢ + 1) · nᵢ₊₁ parameters: 199,210 for
     28×28 images of 10 classes and the default layers, the "2NN" of the source.
 
     Args:
       example_x: shape and type of one input, flattened to features.
-      num_classes: the number of classes, at least 2.
-      hidden_sizes: units of each hidden layer; none makes it logistic regression.
+      num_classes: the number of classes, at least 2, or 3 in an order; 0 for numbers and counts.
+      num_outputs: the number of targets of an example, where these are numbers or counts; that of
+        the data in a run.
+      hidden_sizes: units of each hidden layer; none makes it a linear model.
       dropout: share of hidden units dropped in training, in [0, 1).
       single_logit: one log-odds and the binary cross entropy instead of a logit for each class;
         for 2 classes only.
+      loss: "cross_entropy" of classes; "binary_cross_entropy" of several labels, each yes or no;
+        "ordinal", the proportional odds of ordered classes; or "squared_error" of numbers, or
+        "poisson" of counts, one or several.
 
     Returns:
-      The model; outputs are logits `[examples, classes]`, or `[examples, 1]`.
+      The model; outputs are logits `[examples, classes]`, one log-odds `[examples, 1]`, log-odds of
+      lying above each class but the last `[examples, classes - 1]`, or `[examples, outputs]`.
 
     Raises:
       ValueError: if an argument is out of its range.
 
     Source: McMahan and others 2017, section 3.
     """
-    num_outputs, loss = head(num_classes, single_logit)
-    module = _Mlp(tuple(hidden_sizes), num_outputs, inputs.dropout_rate(dropout))
-    return Model.from_flax(module, example_x, loss=loss, name="mlp")
+    width, name = head(loss, num_classes, num_outputs, single_logit=single_logit)
+    rate, is_ordered = inputs.dropout_rate(dropout), loss == "ordinal"
+    module = _Mlp(tuple(hidden_sizes), width, rate, is_ordered)
+    return Model.from_flax(module, example_x, loss=name, name="mlp")

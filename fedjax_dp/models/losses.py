@@ -17,8 +17,10 @@ from fedjax_dp.core.backend import traced_with
 from fedjax_dp.core.trees import PyTree
 
 Batch = Mapping[str, Any]
-Targets = Literal["classes", "probabilities", "numbers"]
+Targets = Literal["classes", "ordered", "probabilities", "numbers", "counts"]
 IGNORE_LABEL = -1
+# The closest that two cumulative log-odds are taken to be; closer or crossing ones count as so far.
+_SMALLEST_GAP = 1e-6
 
 
 class LossFn(Protocol):
@@ -176,6 +178,81 @@ def half_squared_error(outputs: jax.Array, targets: jax.Array) -> jax.Array:
     return jnp.sum(squares.reshape(squares.shape[0], -1), axis=1) / 2
 
 
+@checked
+def ordinal_cross_entropy(log_odds: jax.Array, labels: jax.Array) -> jax.Array:
+    """Computes the cross entropy of ordered classes from the log-odds of lying above each.
+
+    With log-odds `z_k = logit P(y > k)` the chance of class k is `σ(z_{k−1}) − σ(z_k)`, computed
+    as `σ(z_{k−1}) σ(−z_k) (1 − exp(z_k − z_{k−1}))`, which does not cancel.
+
+    Args:
+      log_odds: one less than there are classes, in descending order, `[examples, classes - 1]`;
+        neighbours that are not are read as 1e-6 apart.
+      labels: integer classes from 0, in their order, `[examples]`; others, such as `IGNORE_LABEL`,
+        are left out.
+
+    Returns:
+      Losses in nats, `[examples]`, float32 or better; 0 for a label that is left out.
+
+    Source: McCullagh 1980, proportional odds where the log-odds differ by constants.
+    """
+    valid = _is_ordered(log_odds, labels)
+    _listed("ordered", log_odds, labels)
+    safe = jnp.where(valid, _whole(labels), 0)
+    chances = ordered_log_chances(log_odds)
+    return jnp.where(valid, -jnp.take_along_axis(chances, safe[:, None], axis=-1)[:, 0], 0)
+
+
+def ordered_log_chances(log_odds: jax.Array) -> jax.Array:
+    """Computes the log-chance of each class, `[..., classes]`, from log-odds of lying above."""
+    z = _widen(log_odds)
+    gap = jnp.maximum(z[..., :-1] - z[..., 1:], _SMALLEST_GAP)
+    # Each form where it is exact: near 0 and far from it.
+    is_near = gap < np.log(2)
+    near = jnp.log(-jnp.expm1(-jnp.where(is_near, gap, 1)))
+    far = jnp.log1p(-jnp.exp(-jnp.where(is_near, 1, gap)))
+    between = jax.nn.log_sigmoid(z[..., :-1]) + jax.nn.log_sigmoid(-z[..., 1:])
+    between += jnp.where(is_near, near, far)
+    first, last = jax.nn.log_sigmoid(-z[..., :1]), jax.nn.log_sigmoid(z[..., -1:])
+    return jnp.concatenate([first, between, last], axis=-1)
+
+
+@checked
+def ordinal_correct(log_odds: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Measures whether the most probable of ordered classes is the label.
+
+    Args:
+      log_odds: those of lying above each class but the last, `[examples, classes - 1]`.
+      labels: integer classes, `[examples]`; values outside [0, classes) are left out.
+
+    Returns:
+      Correct answers and their weights, as `softmax_correct` does.
+    """
+    return softmax_correct(ordered_log_chances(log_odds), labels)
+
+
+@checked
+def poisson_nll(log_means: jax.Array, counts: jax.Array) -> jax.Array:
+    """Computes the negative log-likelihood of Poisson counts, averaged over those of each example.
+
+    It is `exp(f) − y f`, without the constant `ln y!`; it is not finite for f above 88.
+
+    Args:
+      log_means: logarithms f of the means, `[examples, ...]`; a last axis of size 1 that the counts
+        lack is dropped.
+      counts: whole numbers y of at least 0, `[examples, ...]`.
+
+    Returns:
+      Losses in nats, `[examples]`, float32 or better; negative values occur.
+
+    Source: McCullagh and Nelder 1989, chapter 6, with the logarithm as link.
+    """
+    log_means = _same_rank(_widen(log_means), counts)
+    _listed("counts", log_means, counts)
+    values = jnp.exp(log_means) - counts.astype(log_means.dtype) * log_means
+    return jnp.mean(_rows(values), axis=1)
+
+
 class _Named(NamedTuple):
     """A loss of the package: its values, its counts for accuracy, and its targets."""
 
@@ -194,33 +271,46 @@ _NAMED = {
     ),
     "squared_error": _Named(squared_error, None, "numbers"),
     "half_squared_error": _Named(half_squared_error, None, "numbers"),
+    "ordinal_cross_entropy": _Named(ordinal_cross_entropy, ordinal_correct, "ordered"),
+    "poisson_nll": _Named(poisson_nll, None, "counts"),
 }
 NAMES = tuple(_NAMED)
 # How accuracy is counted for a function that declares its targets.
 _COUNTS: dict[Targets, Callable[..., Any]] = {
     "classes": softmax_correct,
+    "ordered": ordinal_correct,
     "probabilities": sigmoid_correct,
+}
+# Arrays of numbers that are no labels: those that are right, and the rule in words.
+_NUMBERS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
+    "numbers": (np.isfinite, "finite numbers (leave out examples without a target)"),
+    "counts": (
+        lambda x: np.isfinite(x) & (x >= 0) & (np.floor(x) == x),
+        "counts, which are whole numbers of at least 0",
+    ),
+    "weights": (lambda x: np.isfinite(x) & (x >= 0), "finite weights of at least 0"),
 }
 
 
 class Allowed(NamedTuple):
-    """The targets in one array of the examples, such as "y", that a loss is for.
+    """The values in one array of the examples, such as the targets "y", that a loss is for.
 
-    Classes for `num_classes` outputs; None for probabilities in [0, 1], or any finite numbers. What
-    has the `ignore_label` is left out, as the loss declares or by default.
+    Classes from 0 to `num_classes` - 1; None for probabilities in [0, 1], or the `numbers` that are
+    named. What has the `ignore_label` is left out, as the loss declares or by default.
     """
 
     name: str
     num_classes: int | None
     ignore_label: int | None
     is_declared: bool = True
-    are_numbers: bool = False
+    numbers: Literal["", "numbers", "counts", "weights"] = ""
+    is_ordered: bool = False
 
     def wrong(self, targets: Any) -> np.ndarray:
         """Marks other targets, of the shape of `targets`; NaN is one."""
         targets = np.asarray(targets)
-        if self.are_numbers:
-            return ~np.isfinite(targets)
+        if self.numbers:
+            return ~_NUMBERS[self.numbers][0](targets)
         most = 1 if self.num_classes is None else self.num_classes - 1
         # Two passes without a copy, where all is well.
         if not targets.size or (targets.min() >= 0 and targets.max() <= most):
@@ -231,12 +321,13 @@ class Allowed(NamedTuple):
     @property
     def rule(self) -> str:
         """The rule in words, for an error."""
-        if self.are_numbers:
-            return "hold finite numbers (leave out examples without a target)"
+        if self.numbers:
+            return f"hold {_NUMBERS[self.numbers][1]}"
         if self.num_classes is None:
             return "hold labels 0 and 1, or numbers between them"
         of_classes = f"classes from 0 to {self.num_classes - 1}"
-        return f"hold {of_classes}, as the model has {self.num_classes} outputs"
+        what = "ordered classes" if self.is_ordered else "outputs"
+        return f"hold {of_classes}, as the model has {self.num_classes} {what}"
 
 
 class _Call(NamedTuple):
@@ -270,9 +361,11 @@ class Loss:
     Attributes:
       values: a name from `NAMES`, or `(outputs, batch) -> losses [examples]`.
       targets: what the targets `y` are: "classes", integers from 0, for logits of each class on
-        the last axis of the outputs; "probabilities", numbers in [0, 1] for log-odds of the same
-        shape; or "numbers". Those of a named loss are known; None of a function: nothing is known,
-        so that targets are not checked, and metrics that need classes rely on shapes alone.
+        the last axis of the outputs; "ordered", the same for the log-odds of lying above each class
+        but the last; "probabilities", numbers in [0, 1] for log-odds of the same shape; "numbers";
+        or "counts", whole numbers of at least 0 for logarithms of their means. Those of a named
+        loss are known; None of a function: nothing is known, so that targets are not checked, and
+        metrics that need classes rely on shapes alone.
       ignore_label: a target that means none: a padded token, or an example without a label. A named
         loss and metrics leave it out; a function has to do so itself. None allows no such target,
         except `IGNORE_LABEL` in sequences of classes, with a warning.
@@ -298,7 +391,7 @@ class Loss:
         if self.ignore_label is not None:
             checks.whole("ignore_label", self.ignore_label, at_least=-checks.COUNT_LIMIT)
             rule = "be left out for targets that are no classes or probabilities"
-            is_label = self.targets in ("classes", "probabilities")
+            is_label = self.targets in _COUNTS
             checks.require(is_label, "ignore_label", rule, self.ignore_label)
 
     @property
@@ -332,6 +425,20 @@ class Loss:
         counts = _COUNTS[self.targets]  # type: ignore[index]
         return counts(outputs, targets_of(self.marked(batch)))
 
+    def decoded(self, outputs: PyTree) -> PyTree:
+        """Converts outputs to what metrics and predictions read.
+
+        Args:
+          outputs: the model's outputs, `[examples, ...]`.
+
+        Returns:
+          Logarithms of the chances of ordered classes, `[examples, classes]`; means of counts; any
+          other outputs as they are.
+        """
+        if self.targets == "ordered":
+            return ordered_log_chances(outputs)
+        return jnp.exp(outputs) if self.targets == "counts" else outputs
+
     def marked(self, batch: Batch) -> Batch:
         """Replaces the label to leave out by one that is out of range.
 
@@ -359,10 +466,13 @@ class Loss:
         with traced_with(_CALL, _Call(self, batch, found)):
             yield
 
-    def _allowed(self, name: str, outputs: Any, labels: Any, targets: str) -> Allowed:
+    def _allowed(self, name: str, outputs: Any, labels: Any, targets: Targets) -> Allowed:
         """Describes the targets in an array, from shapes."""
-        if targets == "numbers":
-            return Allowed(name, None, None, are_numbers=True)
+        if targets in ("numbers", "counts"):
+            return Allowed(name, None, None, numbers=targets)
+        if targets == "ordered":
+            _is_ordered(outputs, labels)
+            return Allowed(name, outputs.shape[-1] + 1, self.ignore_label, is_ordered=True)
         if targets == "probabilities":
             _same_rank(outputs, labels)
             return Allowed(name, None, self.ignore_label)
@@ -370,6 +480,13 @@ class Loss:
         if self.ignore_label is None and jnp.ndim(labels) > 1:
             return Allowed(name, outputs.shape[-1], IGNORE_LABEL, is_declared=False)
         return Allowed(name, outputs.shape[-1], self.ignore_label)
+
+
+def listed(allowed: Allowed) -> None:
+    """Lists what another array than the targets may hold, inside `reads`."""
+    found = _FOUND.get()
+    if found is not None:
+        found.append(allowed)
 
 
 # The loss of a sequence of tokens, some of which may be padding.
@@ -474,6 +591,16 @@ def classes_from(labels: Any, logits: Any) -> str:
 def _is_probability(labels: jax.Array) -> jax.Array:
     labels = labels.astype(jnp.float32)
     return (labels >= 0) & (labels <= 1)
+
+
+def _is_ordered(log_odds: jax.Array, labels: jax.Array) -> jax.Array:
+    rule = "be [examples, classes - 1] with one label for each example, as of ordered classes"
+    fits = log_odds.ndim == 2 and labels.shape == log_odds.shape[:1]
+    checks.require(fits, "log-odds", rule, f"{log_odds.shape} for {labels.shape}")
+    is_whole = labels.dtype == bool or jnp.issubdtype(labels.dtype, jnp.integer)
+    checks.require(is_whole, "labels", "be integers, the places of classes", labels.dtype)
+    labels = _whole(labels)
+    return (labels >= 0) & (labels <= log_odds.shape[-1])
 
 
 def _whole(labels: jax.Array) -> jax.Array:

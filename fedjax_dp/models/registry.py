@@ -1,6 +1,7 @@
 """The models that a configuration can name."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,7 +13,14 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.registry import Registry, options_of
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.cnn import emnist_cnn, fedavg_cnn, lenet5, resnet18, resnet34, thesis_cnn
-from fedjax_dp.models.dense import least_squares, linear_regression, logistic_regression, mlp
+from fedjax_dp.models.dense import (
+    least_squares,
+    linear_regression,
+    logistic_regression,
+    mlp,
+    ordinal_regression,
+    poisson_regression,
+)
 from fedjax_dp.models.gpt2 import gpt2
 from fedjax_dp.models.language import char_lstm, char_transformer, llama
 
@@ -28,13 +36,16 @@ def _adopted(own: Any) -> Callable[..., Model]:
     return own
 
 
-# A user's factory is `(example_x, num_classes, *, options…) -> Model` too, or has no `num_classes`.
+# A user's factory is `(example_x, num_classes, num_outputs, *, options…) -> Model` too; of the two
+# numbers it is given those that it names.
 FACTORIES: Registry[Callable[..., Model]] = Registry(
     {
         factory.__name__: factory
         for factory in (
             logistic_regression,
             linear_regression,
+            ordinal_regression,
+            poisson_regression,
             least_squares,
             mlp,
             thesis_cnn,
@@ -53,7 +64,7 @@ FACTORIES: Registry[Callable[..., Model]] = Registry(
 )
 
 # Arguments that the data determine; all other parameters are options.
-GIVEN = ("example_x", "num_classes")
+GIVEN = ("example_x", "num_classes", "num_outputs")
 
 
 @checked
@@ -82,7 +93,7 @@ def build(
     Args:
       name: one of the model names.
       example: shapes and types of one example without the axis of examples, as
-        `data.example_structure` gives them; "x" is read.
+        `data.example_structure` gives them; "x" is read, and of "y" the number of targets.
       num_classes: the number of classes or tokens; regression ignores it.
       **chosen: options of the model, as `options` lists them.
 
@@ -98,9 +109,15 @@ def build(
         checks.require(bool(known), option, f"be left out: {name} has no options", chosen[option])
         checks.one_of(f"option of {name}", option, known)
     factory = FACTORIES[name]
-    takes_classes = "num_classes" in inspect.signature(factory).parameters
-    given = (example["x"], num_classes) if takes_classes else (example["x"],)
-    model = factory(*given, **chosen)
+    sizes = {"num_classes": num_classes, "num_outputs": _num_targets(example)}
+    taken = inspect.signature(factory).parameters
+    given = {name: value for name, value in sizes.items() if name in taken}
+    model = factory(example["x"], **given, **chosen)
     rule = "be a Model, as Model.from_flax and Model.from_nnx return"
     checks.require(isinstance(model, Model), f"the result of {name}", rule, type(model))
     return model
+
+
+def _num_targets(example: Mapping[str, jax.ShapeDtypeStruct]) -> int:
+    """Counts the targets of an example, 1 where there are none."""
+    return math.prod(example["y"].shape) if "y" in example else 1

@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from marks import telling
+from scipy.special import expit, gammaln
+from scipy.stats import poisson
 
 from fedjax_dp.models import losses
 from fedjax_dp.models.losses import Loss
@@ -142,6 +144,69 @@ def test_squared_error_equals_numpy_and_takes_a_column():
     np.testing.assert_allclose(column, (outputs[:, 0] - targets[:, 0]) ** 2, rtol=1e-6)
 
 
+@telling
+def test_ordinal_cross_entropy_is_that_of_differences_of_float64_chances_and_so_is_its_gradient():
+    """P(y > k) = σ(z_k); log-odds up to 60, and neighbours as close as float32 tells apart."""
+    z = np.array([[2, 0.5, -1], [-60, -61, -62], [60, 59, 58], [1, 1 - 2.0**-10, -3]], np.float32)
+    z, y = np.repeat(z, 4, axis=0), np.tile(np.arange(4), 4)
+
+    def oracle(z):
+        # The tails by the smaller of P(y > k) and P(y ≤ k), so that float64 does not cancel.
+        wide = np.float64(z)
+        edges = np.concatenate([np.full((16, 1), np.inf), wide, np.full((16, 1), -np.inf)], 1)
+        above, below = edges[np.arange(16), y], edges[np.arange(16), y + 1]
+        upper = expit(above) - expit(below)
+        lower = expit(-below) - expit(-above)
+        return -np.log(np.where(above > 0, lower, upper))
+
+    def total(z):
+        return jnp.sum(losses.ordinal_cross_entropy(z, y))
+
+    values = losses.ordinal_cross_entropy(z, y)
+    np.testing.assert_allclose(values, oracle(z), rtol=2e-5, atol=1e-6)
+    step = 1e-5
+    for k in range(3):
+        moved = [np.float64(z) + sign * step * np.eye(3)[k] for sign in (1, -1)]
+        slope = (oracle(moved[0]) - oracle(moved[1])) / (2 * step)
+        np.testing.assert_allclose(jax.grad(total)(z)[:, k], slope, rtol=1e-3, atol=1e-4)
+    chances = np.exp(np.float64(losses.ordered_log_chances(z[::4])))
+    np.testing.assert_allclose(chances.sum(axis=1), 1, rtol=1e-5)
+    # Log-odds that cross have a loss and a gradient, and a label to leave out has neither.
+    crossing = np.float32([[0, 1, 2]])
+    assert np.isfinite(losses.ordinal_cross_entropy(crossing, np.array([1])))
+    assert losses.ordinal_cross_entropy(crossing, np.array([-1])) == 0
+    left_out = jax.grad(lambda z: losses.ordinal_cross_entropy(z, np.array([-1]))[0])(crossing)
+    assert not np.any(left_out)
+
+
+def test_ordinal_accuracy_is_that_of_the_most_probable_class():
+    z = np.float32([[2, 1.9, -3], [-1, -2, -3], [4, 3, 2]])
+    correct, weight = losses.ordinal_correct(z, np.array([2, 0, -1]))
+    assert correct.tolist() == [1, 1, 0] and weight.tolist() == [1, 1, 0]
+
+
+def test_poisson_loss_is_that_of_scipy_but_for_a_constant():
+    rates, counts = RNG.uniform(0.1, 30, (6, 2)), RNG.poisson(5, (6, 2))
+    found = losses.poisson_nll(np.log(rates).astype(np.float32), counts)
+    whole = -poisson.logpmf(counts, rates) - gammaln(counts + 1)
+    np.testing.assert_allclose(found, whole.mean(axis=1), rtol=1e-5, atol=1e-5)
+    one = losses.poisson_nll(np.float32([[0.5]]), np.array([3.0]))
+    np.testing.assert_allclose(one, [np.exp(0.5) - 1.5], rtol=1e-6)
+
+
+def test_ordered_classes_and_counts_are_known_before_any_work():
+    (ordered,) = read("ordinal_cross_entropy", np.zeros((4, 3), np.float32), np.zeros(4, int))
+    assert ordered.wrong(np.array([0, 3, 4, -1])).tolist() == [False, False, True, True]
+    assert "from 0 to 3, as the model has 4 ordered classes" in ordered.rule
+    (counts,) = read("poisson_nll", np.zeros((4, 1), np.float32), np.zeros(4, np.float32))
+    given = np.array([0, 2, 0.5, -1, np.nan, np.inf])
+    assert counts.wrong(given).tolist() == [False, False, True, True, True, True]
+    with pytest.raises(ValueError, match="one label for each example"):
+        losses.ordinal_cross_entropy(jnp.zeros((4, 3)), jnp.zeros((4, 3), int))
+    with pytest.raises(ValueError, match="labels must be integers, the places"):
+        losses.ordinal_cross_entropy(jnp.zeros((4, 3)), jnp.zeros(4))
+
+
 def test_shapes_that_would_broadcast_are_errors():
     with pytest.raises(ValueError, match="labels must have shape"):
         losses.softmax_cross_entropy(jnp.zeros((4, 3)), jnp.zeros((4, 1), int))
@@ -225,7 +290,7 @@ def test_the_label_to_leave_out_may_be_a_class():
         (("softmax_cross_entropy", "numbers"), "be left out or be 'classes'"),
         (("squared_error", None, -1), "ignore_label must be left out"),
         ((own_focal, None, -1), "ignore_label must be left out"),
-        ((own_focal, "labels"), "targets must be one of classes, numbers, probabilities"),
+        ((own_focal, "labels"), "targets must be one of classes, counts, numbers, ordered, prob"),
         (("softmax", None), "loss must be one of"),
     ],
 )

@@ -21,7 +21,11 @@ COUNTS = [
     ("logistic_regression", GREY, 10, {}, 7_850),
     ("logistic_regression", TABLE, 2, {"single_logit": True}, 14),
     ("logistic_regression", TABLE, 2, {"single_logit": True, "loss": "squared_error"}, 14),
-    ("linear_regression", TABLE, 0, {"num_outputs": 2}, 28),
+    ("linear_regression", TABLE, 0, {}, 28),
+    ("poisson_regression", TABLE, 0, {}, 28),
+    ("ordinal_regression", TABLE, 5, {}, 13 + 4),
+    ("mlp", TABLE, 0, {"hidden_sizes": (8,), "loss": "squared_error"}, 13 * 8 + 8 + 9 * 2),
+    ("mlp", TABLE, 3, {"hidden_sizes": (8,), "loss": "ordinal"}, 13 * 8 + 8 + 8 + 2),
     ("mlp", GREY, 10, {}, 199_210),
     ("mlp", TABLE, 2, {"hidden_sizes": (8,), "single_logit": True}, 13 * 8 + 8 + 9),
     ("thesis_cnn", GREY, 10, {}, 28_938),
@@ -81,7 +85,9 @@ IMAGES = RNG.integers(256, size=(2, 8, 8)).astype(np.uint8)
 
 @pytest.mark.parametrize(("name", "example", "num_classes", "options", "count"), COUNTS)
 def test_parameter_counts(name, example, num_classes, options, count):
-    model = models.build(name, {"x": example}, num_classes, **options)
+    # Targets are two numbers, where they are numbers.
+    y = jax.ShapeDtypeStruct((2,), jnp.float32)
+    model = models.build(name, {"x": example, "y": y}, num_classes, **options)
     assert model.name == name
     assert trees.num_parameters(jax.eval_shape(model.init, jax.random.key(0))) == count
 

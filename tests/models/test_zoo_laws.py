@@ -27,6 +27,8 @@ SMALL = {
     "logistic_regression": lambda: models.logistic_regression(TABLE, 4),
     "single_logit": lambda: models.logistic_regression(TABLE, 2, single_logit=True),
     "linear_regression": lambda: models.linear_regression(TABLE),
+    "poisson_regression": lambda: models.poisson_regression(TABLE),
+    "ordinal_regression": lambda: models.ordinal_regression(TABLE, 4),
     "mlp": lambda: models.mlp(TABLE, 4, hidden_sizes=(8,)),
     "thesis_cnn": lambda: models.thesis_cnn(SMALL_IMAGE, 4),
     "emnist_cnn": lambda: models.emnist_cnn(SMALL_IMAGE, 4),
@@ -48,7 +50,7 @@ def batch_for(name, num_examples, seed=0):
             "x": rng.integers(9, size=(num_examples, 6)).astype(np.int32),
             "y": rng.integers(-1, 9, size=(num_examples, 6)).astype(np.int32),
         }
-    is_table = name in ("logistic_regression", "single_logit", "linear_regression", "mlp")
+    is_table = name in ("single_logit", "mlp") or name.endswith("_regression")
     x = (
         rng.normal(size=(num_examples, 13)).astype(np.float32)
         if is_table
