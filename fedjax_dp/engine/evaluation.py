@@ -27,7 +27,7 @@ from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.evaluation.clusters import HiddenClusters
 from fedjax_dp.evaluation.evaluate import Evaluation, personal_evaluator, shared_evaluator
-from fedjax_dp.evaluation.metrics import Metric
+from fedjax_dp.evaluation.metrics import AnyMetric
 from fedjax_dp.models.base import Model
 
 # Bytes of training examples that are on the device at once for personal models.
@@ -72,7 +72,7 @@ def evaluator(
     *,
     whole: FederatedData | None = None,
     clients: FederatedData | None = None,
-    metrics: Mapping[str, Metric] = {},
+    metrics: Mapping[str, AnyMetric] = {},
     trainer: LocalTrainer | None = None,
     on_training: bool = False,
     hidden: HiddenClusters | None = None,
@@ -140,7 +140,7 @@ def _of_each(
     model: Model,
     train: FederatedData,
     data: FederatedData,
-    metrics: Mapping[str, Metric],
+    metrics: Mapping[str, AnyMetric],
 ) -> Callable[[SimulationState], Evaluation] | None:
     """Evaluates the model that each client would use on data of the same clients."""
     shared, personal = federation.shared, federation.personal
@@ -181,7 +181,7 @@ def _of_personal(
     model: Model,
     train: FederatedData,
     clients: FederatedData,
-    metrics: Mapping[str, Metric],
+    metrics: Mapping[str, AnyMetric],
 ) -> Callable[..., Evaluation]:
     """Evaluates each client's model; training data and stored states come in parts if large."""
 

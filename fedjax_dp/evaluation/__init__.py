@@ -17,7 +17,7 @@ from fedjax_dp.evaluation.evaluate import (
     summarize,
     wilson_interval,
 )
-from fedjax_dp.evaluation.metrics import Metric
+from fedjax_dp.evaluation.metrics import Metric, RowsMetric
 
 __all__ = [
     "Evaluation",
@@ -25,6 +25,7 @@ __all__ = [
     "HiddenClusters",
     "Metric",
     "References",
+    "RowsMetric",
     "cost_disparity",
     "heterogeneity",
     "is_minority_found",

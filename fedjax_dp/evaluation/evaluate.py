@@ -19,7 +19,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data import disk_arrays
 from fedjax_dp.data.disk_arrays import is_on_disk
 from fedjax_dp.data.federated import FederatedData, nested
-from fedjax_dp.evaluation.metrics import Metric, require_fits, terms_of
+from fedjax_dp.evaluation.metrics import AnyMetric, Metric, RowsMetric, require_fits, terms_of
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.losses import Allowed, reads
 from fedjax_dp.models.weights import unweighted
@@ -115,8 +115,10 @@ class Evaluation(NamedTuple):
       client_loss: mean loss of each client, `[num_clients]`; NaN for a client without examples.
       client_accuracy: accuracy of each client, `[num_clients]`; NaN for a client without examples.
       client_sizes: examples of each client, `[num_clients]`.
-      metrics: other metrics over all examples, by name.
-      client_metrics: the same of each client, `[num_clients]`, by name.
+      metrics: other metrics over all examples, by name; numbers, or tables.
+      client_metrics: the same of each client, by name: `[num_clients]`, NaN where it has no
+        meaning, such as the AUC of a client with one class; or a list of tables.
+      largest_is_worst: the metrics whose larger values are worse.
     """
 
     loss: float
@@ -124,8 +126,9 @@ class Evaluation(NamedTuple):
     client_loss: np.ndarray
     client_accuracy: np.ndarray
     client_sizes: np.ndarray
-    metrics: Mapping[str, float] = {}
-    client_metrics: Mapping[str, np.ndarray] = {}
+    metrics: Mapping[str, Any] = {}
+    client_metrics: Mapping[str, Any] = {}
+    largest_is_worst: frozenset[str] = frozenset()
 
 
 class _PerExample(NamedTuple):
@@ -135,10 +138,11 @@ class _PerExample(NamedTuple):
     correct: Any
     weight: Any
     more: Mapping[str, Any] = {}
+    rows: Mapping[str, Any] = {}  # Of metrics that read those of all examples; never summed.
 
 
 def _per_example(
-    model: Model, metrics: Mapping[str, Metric], params: PyTree, batch: Any, is_real: Any
+    model: Model, metrics: Mapping[str, AnyMetric], params: PyTree, batch: Any, is_real: Any
 ) -> _PerExample:
     outputs, _ = model.apply(params, batch["x"])
     losses = unweighted(model.loss_fn)(outputs, batch)
@@ -156,10 +160,15 @@ def _per_example(
         flags = jnp.reshape(is_real, jnp.shape(is_real) + (1,) * (value.ndim - jnp.ndim(is_real)))
         return jnp.where(flags, jnp.asarray(value, jnp.float32), 0.0)
 
-    return jax.tree.map(real, _PerExample(losses, correct, weight, more))
+    rows = {name: more.pop(name) for name in _of_rows(metrics)}
+    return jax.tree.map(real, _PerExample(losses, correct, weight, more, rows))
 
 
-def _allowed(model: Model, data: FederatedData, metrics: Mapping[str, Metric]) -> list[Allowed]:
+def _of_rows(metrics: Mapping[str, AnyMetric]) -> list[str]:
+    return [name for name, metric in metrics.items() if isinstance(metric, RowsMetric)]
+
+
+def _allowed(model: Model, data: FederatedData, metrics: Mapping[str, AnyMetric]) -> list[Allowed]:
     """Requires targets that fit the loss and metrics that fit both; returns the rules for disk."""
     require_fits(metrics, model)
     each = partial(_per_example, model, metrics, is_real=True)
@@ -177,20 +186,36 @@ def _rows(data: FederatedData, first: int, last: int, allowed: Sequence[Allowed]
     return jax.device_put(nested(arrays))
 
 
-def _result(sums: _PerExample, sizes: np.ndarray, metrics: Mapping[str, Metric]) -> Evaluation:
-    loss, correct, weight, more = jax.tree.map(lambda s: np.asarray(s, dtype=np.float64), sums)
+def _result(sums: _PerExample, data: FederatedData, metrics: Mapping[str, AnyMetric]) -> Evaluation:
+    """Finishes sums by client, `[num_clients, ...]`, and the rows of all examples."""
+    sums = jax.tree.map(lambda s: np.asarray(s, dtype=np.float64), sums)
+    (loss, correct, weight), sizes = sums[:3], data.sizes
 
     def ratio(numerator, denominator):
         return np.where(denominator > 0, numerator / np.maximum(denominator, 1e-30), np.nan)
 
+    whole: dict[str, Any] = {}
+    of_clients: dict[str, Any] = {}
+    for name, metric in metrics.items():
+        if isinstance(metric, Metric):
+            each = sums.more[name]
+            whole[name] = float(metric.finish(each.sum(axis=0)))
+            of_clients[name] = metric.finish(each)
+            continue
+        rows = sums.rows[name][: data.num_examples]
+        whole[name] = metric.finish(rows)
+        found = [metric.finish(own) for own in np.split(rows, data.offsets[1:-1])]
+        is_scalar = isinstance(whole[name], float) and all(isinstance(x, float) for x in found)
+        of_clients[name] = np.array(found) if is_scalar else found
     return Evaluation(
         loss=float(ratio(loss.sum(), sizes.sum())),
         accuracy=float(ratio(correct.sum(), weight.sum())),
         client_loss=ratio(loss, sizes),
         client_accuracy=ratio(correct, weight),
         client_sizes=sizes,
-        metrics={n: float(metrics[n].finish(each.sum(axis=0))) for n, each in more.items()},
-        client_metrics={n: metrics[n].finish(each) for n, each in more.items()},
+        metrics=whole,
+        client_metrics=of_clients,
+        largest_is_worst=frozenset(n for n, m in metrics.items() if m.largest_is_worst),
     )
 
 
@@ -200,7 +225,7 @@ def shared_evaluator(
     data: FederatedData,
     *,
     block_size: Count = 512,
-    metrics: Mapping[str, Metric] = {},
+    metrics: Mapping[str, AnyMetric] = {},
 ) -> Callable[[PyTree], Evaluation]:
     """Compiles the evaluation of one model on the data of every client.
 
@@ -281,8 +306,9 @@ def shared_evaluator(
 
     def evaluate(params: PyTree) -> Evaluation:
         # Summed on the host in float64: a float32 sum over a large client would lose examples.
-        sums = jax.tree.map(by_client, values(params))
-        return _result(sums, data.sizes, metrics)
+        found = values(params)
+        sums = jax.tree.map(by_client, found._replace(rows={}))
+        return _result(sums._replace(rows=found.rows), data, metrics)
 
     return evaluate
 
@@ -295,7 +321,7 @@ def personal_evaluator(
     *,
     block_size: Count = 128,
     in_parts: Callable[..., Iterable[tuple[np.ndarray, tuple[Any, ...]]]] | None = None,
-    metrics: Mapping[str, Metric] = {},
+    metrics: Mapping[str, AnyMetric] = {},
 ) -> Callable[..., Evaluation]:
     """Compiles the evaluation of each client's own model on its own data.
 
@@ -328,24 +354,39 @@ def personal_evaluator(
             return sums_in(examples, starts, sizes, clients, *arguments)
 
     def sums_in(examples, starts, sizes, clients, *arguments):
-        def one_client(index):
+        num_rows = len(jax.tree.leaves(examples)[0])
+
+        def each_at(index, params, i):
+            rows = i * block + jnp.arange(block)
+            where, is_real = starts[index] + rows, rows < sizes[index]
+            batch = jax.tree.map(lambda a: a[jnp.clip(where, 0, len(a) - 1)], examples)
+            each = _per_example(model, metrics, params, batch, is_real)
+            # Rows beyond the client are written nowhere.
+            return each, jnp.where(is_real, where, num_rows)
+
+        def first():
+            return each_at(clients[0], params_of(clients[0], *arguments), jnp.int32(0))[0]
+
+        like = jax.eval_shape(first)
+        zeros = jax.tree.map(lambda v: jnp.zeros(v.shape[1:], v.dtype), like._replace(rows={}))
+
+        def one_client(rows, index):
             params = params_of(index, *arguments)
 
-            def sums_at(i):
-                rows = i * block + jnp.arange(block)
-                where = starts[index] + rows
-                batch = jax.tree.map(lambda a: a[jnp.clip(where, 0, len(a) - 1)], examples)
-                each = _per_example(model, metrics, params, batch, rows < sizes[index])
-                return jax.tree.map(lambda v: jnp.sum(v, axis=0), each)
+            def body(i, carry):
+                total, rows = carry
+                each, where = each_at(index, params, i)
+                sums = jax.tree.map(lambda v: jnp.sum(v, axis=0), each._replace(rows={}))
+                rows = jax.tree.map(lambda a, v: a.at[where].set(v, mode="drop"), rows, each.rows)
+                return jax.tree.map(jnp.add, total, sums), rows
 
-            def body(i, total):
-                return jax.tree.map(jnp.add, total, sums_at(i))
+            num_blocks = -(-sizes[index] // block)
+            sums, rows = jax.lax.fori_loop(0, num_blocks, body, (zeros, rows))
+            return rows, sums
 
-            shapes = jax.eval_shape(sums_at, jnp.int32(0))
-            zeros = jax.tree.map(lambda v: jnp.zeros(v.shape, v.dtype), shapes)
-            return jax.lax.fori_loop(0, -(-sizes[index] // block), body, zeros)
-
-        return jax.lax.map(one_client, clients)
+        empty = jax.tree.map(lambda v: jnp.zeros((num_rows, *v.shape[1:]), v.dtype), like.rows)
+        rows, sums = jax.lax.scan(one_client, empty, clients)
+        return sums._replace(rows=rows)
 
     all_clients = np.arange(data.num_clients, dtype=np.int32)
 
@@ -360,6 +401,7 @@ def personal_evaluator(
 
     def evaluate(*arguments: Any) -> Evaluation:
         totals: Any = None
+        of_all: dict[str, np.ndarray] = {}
         for clients, own in (
             [(all_clients, arguments)] if in_parts is None else in_parts(*arguments)
         ):
@@ -368,11 +410,22 @@ def personal_evaluator(
                 sums = jax.tree.map(np.asarray, sums)
                 if totals is None:
                     totals = jax.tree.map(
-                        lambda s: np.zeros((data.num_clients, *s.shape[1:]), np.float32), sums
+                        lambda s: np.zeros((data.num_clients, *s.shape[1:]), np.float32),
+                        sums._replace(rows={}),
                     )
-                for array, part in zip(jax.tree.leaves(totals), jax.tree.leaves(sums), strict=True):
+                    of_all = {
+                        name: np.zeros((data.num_examples, rows.shape[1]), np.float32)
+                        for name, rows in sums.rows.items()
+                    }
+                for name, rows in sums.rows.items():
+                    for client in few:
+                        here, size = first_rows[client], data.sizes[client]
+                        start = data.offsets[client]
+                        of_all[name][start : start + size] = rows[here : here + size]
+                leaves = jax.tree.leaves(sums._replace(rows={}))
+                for array, part in zip(jax.tree.leaves(totals), leaves, strict=True):
                     array[few] = part
-        return _result(totals, data.sizes, metrics)
+        return _result(totals._replace(rows=of_all), data, metrics)
 
     return evaluate
 
@@ -394,13 +447,19 @@ def summarize(
       `worst_client_accuracy`, `worst_tenth_accuracy` (the mean over the worst tenth of the clients,
       rounded up), `best_client_accuracy`, `accuracy_disparity` (best minus worst),
       `mean_client_accuracy`, `std_client_accuracy`, `worst_client_loss`, and `client_accuracy_qNN`
-      for each quantile; empty if no client has an accuracy.
+      for each quantile; without accuracies if no client has one. Of every metric that is a number,
+      `mean_client_NAME`, `worst_tenth_NAME`, and `clients_without_NAME`, the number of clients with
+      examples for which it has no meaning and which the others leave out, such as those of one
+      class for the AUC.
 
     Source: Malekmohammadi and others 2024 (RC-DPFL), section 5, for the worst accuracy and the
     disparity.
     """
     checks.probability("quantiles", quantiles, allow_zero=True)
-    summary = {}
+    summary: dict[str, float] = {}
+    for name, values in evaluation.client_metrics.items():
+        if isinstance(values, np.ndarray):
+            summary |= _of_metric(name, values, evaluation)
     losses = evaluation.client_loss[evaluation.client_sizes > 0]
     if losses.size:
         summary["worst_client_loss"] = float(losses.max())
@@ -417,6 +476,20 @@ def summarize(
     }
     for q in quantiles:
         summary[f"client_accuracy_q{round(100 * q):02d}"] = float(np.quantile(accuracies, q))
+    return summary
+
+
+def _of_metric(name: str, values: np.ndarray, evaluation: Evaluation) -> dict[str, float]:
+    """Summarises a metric over the clients for which it is a number."""
+    known = values[~np.isnan(values)]
+    is_tested = evaluation.client_sizes > 0
+    summary = {f"clients_without_{name}": int(np.sum(np.isnan(values) & is_tested))}
+    if known.size:
+        worst = np.sort(known)
+        if name in evaluation.largest_is_worst:
+            worst = worst[::-1]
+        summary[f"mean_client_{name}"] = float(known.mean())
+        summary[f"worst_tenth_{name}"] = float(worst[: -(-len(known) // 10)].mean())
     return summary
 
 

@@ -16,7 +16,7 @@ from fedjax_dp.engine.facts import population_of as sizes_and_shapes
 from fedjax_dp.engine.federation import Federation, federation
 from fedjax_dp.engine.layout import ExecutionConfig, Tuned
 from fedjax_dp.engine.model_axis import ModelAxis
-from fedjax_dp.evaluation.metrics import METRICS, Metric, require_fits
+from fedjax_dp.evaluation.metrics import AnyMetric, metrics_of, require_fits
 from fedjax_dp.experiment.assembly.build import (
     build_algorithm,
     build_model,
@@ -80,7 +80,7 @@ class Parts(NamedTuple):
     algorithm: FederatedAlgorithm  # With calibrated noise and messages under masks.
     keys: MaskKeys | None  # Those of masks.
     clock: Clock | None
-    metrics: Mapping[str, Metric]  # Those of evaluations.
+    metrics: Mapping[str, AnyMetric]  # Those of evaluations.
 
 
 def parts_of(config: Config, population: Population | None = None) -> Parts:
@@ -100,7 +100,8 @@ def parts_of(config: Config, population: Population | None = None) -> Parts:
     sections = Sections(privacy, config.participation, config.training)
     require_analysis(sections, train.num_clients, train.sizes)
     model = build_model(config.model, population, config.run.seed)
-    metrics = _metrics_of(config.run, model)
+    metrics = metrics_of(config.run.metrics, population.class_names)
+    require_fits(metrics, model)
     augmentation = fitting_augmentation(config.data, train)
     trainer = build_trainer(config.training, record_level(privacy), model, augmentation)
     setting = setting_of(config, participation, built.graph, model)
@@ -245,13 +246,6 @@ def _chunk_of(section: ExecutionSection) -> int | str | Tuned:
     if section.clients_per_chunk != "tuned" or folder is None or "://" in folder:
         return section.clients_per_chunk
     return Tuned(TrialFiles(pathlib.Path(folder).expanduser() / "layouts"))
-
-
-def _metrics_of(section: RunSection, model: Model) -> dict[str, Metric]:
-    """Returns the metrics by name; refuses those that are not for the model's loss."""
-    metrics = {name.rpartition(":")[2]: METRICS[name]() for name in section.metrics}
-    require_fits(metrics, model)
-    return metrics
 
 
 def _require_client_test(section: EvaluationSection, population: Population) -> None:

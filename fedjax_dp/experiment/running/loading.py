@@ -18,7 +18,7 @@ from fedjax_dp.engine.evaluation import evaluator, of_shared
 from fedjax_dp.engine.facts import examples_of
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.sides import clients_at_server
-from fedjax_dp.evaluation.metrics import METRICS
+from fedjax_dp.evaluation.metrics import metrics_of
 from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.assembly.own_data import (
     Registered,
@@ -207,7 +207,7 @@ def evaluate_run(run: Run, other: Population | None = None) -> dict[str, Any]:
     """
     if other is None:
         return evaluate(run.experiment.evaluator, run.state, run.hyper, run.config.run.seed)
-    metrics = {name.rpartition(":")[2]: METRICS[name]() for name in run.config.run.metrics}
+    metrics = metrics_of(run.config.run.metrics, other.class_names)
     federation = run.experiment.simulation.federation
     made = evaluator(
         federation._replace(views=federation.views._replace(personal=None)),

@@ -98,7 +98,8 @@ class RunSection(Section):
     metrics: list[str] = Field(
         default_factory=list,
         description="metrics besides loss and accuracy: perplexity, f1, mcc, calibration_error, "
-        "brier_score, or your own as package.module:name",
+        "brier_score, auc; confusion and per_class, which are tables; mae, mse and r2 of numbers "
+        "and counts; or your own as package.module:name",
     )
     callbacks: Options = _table(
         "callbacks after evaluations, by name, with their options: early_stopping, mlflow, wandb, "
