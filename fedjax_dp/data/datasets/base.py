@@ -14,7 +14,7 @@ from fedjax_dp.data import arrays as array_checks
 from fedjax_dp.data.disk_arrays import is_on_disk
 from fedjax_dp.data.federated import flat, nested
 
-Task = Literal["classification", "next_token", "regression"]
+Task = Literal["classification", "multi_label", "next_token", "regression"]
 
 ImageDtype = Literal["float32", "uint8"]
 ImageScaling = Literal["unit", "symmetric", "standard"]
@@ -30,15 +30,15 @@ class Dataset:
     Attributes:
       name: the name for `load`.
       train: named arrays `[train examples, ...]`; `x` are inputs, one array or a dict of them, and
-        `y` are targets.
+        `y` are targets. `example_weight`, if there, are factors of the losses of training examples.
       test: the same for the test part.
-      num_classes: the number of classes or tokens of `y`; 0 for regression.
-      task: what `y` means: one class for each example, the next token at each position (-1 marks
-        positions that are not targets), or a number.
+      num_classes: the number of classes or tokens of `y`, or of labels; 0 for regression.
+      task: what `y` means: one class for each example; 0 or 1 for each of several labels; the next
+        token at each position (-1 marks positions that are not targets); or a number, or several.
       train_clients: the natural client of each training example, `[train examples]`, ids that can
         be sorted (integers or text), or None without natural clients.
       test_clients: the same for the test part.
-      class_names: a label for each class, or nothing.
+      class_names: a label for each class, the name of each of several labels, or nothing.
       feature_names: a label for each input column of tabular data, or nothing.
       origin: the set of files it was read from.
       exact_statistics: exact figures of the training part that entered every example, such as the

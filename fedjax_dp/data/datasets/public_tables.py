@@ -200,6 +200,7 @@ def load_heart_disease(
     data_dir: pathlib.Path,
     *,
     scaling: Scaling = "standard",
+    target: Literal["disease", "degree"] = "disease",
     test_fraction: ProperFraction = 0.34,
     seed: Seed = 0,
 ) -> Dataset:
@@ -213,30 +214,34 @@ def load_heart_disease(
     Args:
       scaling: "standard" (zero mean, unit deviation over the pooled training part, missing cells
         from the same statistics) or "range" (fixed ranges, nothing learned from the data).
+      target: "disease" for 0 or 1, or "degree" for the five ordered degrees from 0, healthy, to 4.
       test_fraction: the share of each hospital's patients set aside for testing, in (0, 1).
       seed: chooses these patients.
 
     Returns:
-      Inputs `[n, 22]`, float32, labels (1 for any degree of disease), and the hospital's name as
-      client id.
+      Inputs `[n, 22]`, float32, labels (1 for any degree of disease, or the degree), and the
+      hospital's name as client id.
     """
     located = locate("heart_disease", data_dir)
     tables = [_read_hospital(located.paths[f"processed.{hospital}.data"]) for hospital in HOSPITALS]
     cells = np.concatenate(tables)
     hospitals = np.repeat(np.asarray(HOSPITALS), [len(table) for table in tables])
-    labels = (cells[:, -1] != "0").astype(np.int32)
-    strata = np.char.add(hospitals, labels.astype(str))
+    is_ill = (cells[:, -1] != "0").astype(np.int32)
+    strata = np.char.add(hospitals, is_ill.astype(str))
+    names, labels = ("healthy", "disease"), is_ill
+    if target == "degree":
+        names, labels = _DEGREE.values, cells[:, -1].astype(np.int32)
     train, test = stratified_split(strata, test_fraction, seed)
     x_train, x_test = encode(HEART_DISEASE, cells[train, :-1], cells[test, :-1], scaling)
     return Dataset(
         "heart_disease",
         {"x": x_train, "y": labels[train]},
         {"x": x_test, "y": labels[test]},
-        num_classes=2,
+        num_classes=len(names),
         task="classification",
         train_clients=hospitals[train],
         test_clients=hospitals[test],
-        class_names=("healthy", "disease"),
+        class_names=names,
         feature_names=feature_names(HEART_DISEASE),
         origin=located.source.name,
         exact_statistics=exact_statistics(scaling),

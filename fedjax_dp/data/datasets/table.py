@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_dp.core import checks, disclosure, files
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import LARGEST, SMALLEST, Decay, Seed, fits_float32
-from fedjax_dp.data.datasets.base import Dataset
+from fedjax_dp.data.datasets.base import Dataset, Task
 from fedjax_dp.data.datasets.cells import (
     MISSING_VALUES,
     Column,
@@ -110,7 +110,8 @@ def load(
     data_dir: pathlib.Path | None,
     *,
     path: str,
-    label: str,
+    label: str | Sequence[str],
+    weight: str | None = None,
     client: str | None = None,
     clients_are_files: bool = False,
     features: Sequence[str] = (),
@@ -137,7 +138,10 @@ def load(
       data_dir: where to search for a relative path that is not in the current folder.
       path: the file, ending in .csv, .tsv, .parquet or .arrow (.csv.gz too), or a pattern such as
         hospitals/*.csv of several with the same columns.
-      label: the column to predict.
+      label: the column to predict, or a list of several: numbers in a regression, else labels of
+        two classes each, which do not exclude each other.
+      weight: the column of the weights of examples in the loss of training, numbers of at least 0;
+        test rows may lack it, and evaluations do not read it.
       client: the column that names the client of each row, for the partition "natural", which is
         then the default of a run; without it a partition spreads rows over clients.
       clients_are_files: whether each file is a client. Its name is that of the file without
@@ -151,8 +155,8 @@ def load(
 
     Returns:
       Inputs `[rows, features]`, float32, or a dict of arrays; labels, int32 for classes and float32
-      for numbers, of test rows without labels -1 or NaN; clients' names as in the file, integers as
-      such.
+      for numbers, of test rows without labels -1 or NaN, `[rows, labels]` of several; weights as
+      `example_weight`; clients' names as in the file, integers as such.
 
     Raises:
       ValueError: naming file, row, column, rule and value.
@@ -171,7 +175,10 @@ def load(
         cells = cells._replace(encoding="utf-8")
         column_coding = column_coding._replace(coding=old)  # type: ignore[arg-type]
     reading = _reading(cells, gaps.missing_values, has_text=any(map(is_csv, (*paths, *tests))))
-    roles = {"label": label, "client": client, "split": split}
+    targets = [label] if isinstance(label, str) else list(label)
+    checks.require(bool(targets), "label", "name at least one column", targets)
+    roles = {f"label{f' {i + 1}' * (i > 0)}": name for i, name in enumerate(targets)}
+    roles |= {"weight": weight, "client": client, "split": split}  # type: ignore[dict-item]
     taken = set(roles.values())
 
     def inputs_of(names: Sequence[str]) -> list[str]:
@@ -187,7 +194,7 @@ def load(
     _check_inputs(
         inputs,
         features,
-        inputs if task == "classification" else [*inputs, label],
+        inputs if task == "classification" else [*inputs, *targets],
         cells,
         column_coding,
     )
@@ -197,9 +204,11 @@ def load(
     num_own = int(table.starts[len(paths)])
     absent = {
         name
-        for name in filter(None, (label, client))
+        for name in filter(None, (*targets, weight, client))
         if tests and table.columns[name].is_missing[num_own:].all()
     }
+    is_unlabelled = set(targets) <= absent
+    absent -= set() if is_unlabelled else set(targets)
     for role, name in roles.items():
         if name is not None:
             rows = np.arange(num_own if name in {*absent, split} else table.num_rows)
@@ -208,21 +217,37 @@ def load(
 
     coder = _Coder(table, parts, inputs, gaps, column_coding)
     names, xs = coder.inputs_of_parts()
-    labelled = (parts[0], parts[1][:0]) if label in absent else parts
-    labels, classes = _labels(table.columns[label], labelled, task, coder)
-    if label in absent:
+    labelled = (parts[0], parts[1][:0]) if is_unlabelled else parts
+    of_columns = [_labels(table.columns[name], labelled, task, coder) for name in targets]
+    labels, classes = of_columns[0]
+    made_task: Task = task
+    if len(targets) > 1:
+        labels = [np.stack(each, axis=1) for each in zip(*(y for y, _ in of_columns), strict=True)]
+        if task == "classification":
+            for name, (_, found) in zip(targets, of_columns, strict=True):
+                rule = "have two classes, as one of several labels"
+                disclosure.require(len(found) == 2, f"label {name!r}", rule, found)
+            classes, made_task = tuple(targets), "multi_label"
+    if is_unlabelled:
         unknown = np.nan if task == "regression" else -1
-        labels[1] = np.full(len(parts[1]), unknown, labels[0].dtype)
+        shape = (len(parts[1]), *labels[0].shape[1:])
+        labels[1] = np.full(shape, unknown, labels[0].dtype)
     num_files = len(paths) if clients_are_files else None
     known = num_own if client in absent else table.num_rows
     ids = _client_ids(table, client, num_files, known)
     train, test = ({"x": x, "y": y} for x, y in zip(xs, labels, strict=True))
+    if weight is not None:
+        column, is_absent = table.columns[weight], weight in absent
+        train["example_weight"] = _weights(column, parts[0])
+        test["example_weight"] = (
+            np.ones(len(parts[1]), np.float32) if is_absent else _weights(column, parts[1])
+        )
     return Dataset(
         "table",
         train,
         test,
         num_classes=len(classes),
-        task=task,
+        task=made_task,
         train_clients=None if ids is None else ids[parts[0]],
         test_clients=None if ids is None or client in absent else ids[parts[1]],
         class_names=classes,
@@ -269,7 +294,9 @@ def _check_names(
             disclosure.require_column(option, name, table.files[0], table.columns)
     used = [*(name for name in roles.values() if name is not None), *features]
     twice = sorted({name for name in used if used.count(name) > 1})
-    checks.require(not twice, "label, client, split and features", "be different columns", twice)
+    checks.require(
+        not twice, "label, weight, client, split and features", "be different columns", twice
+    )
 
 
 def _check_options(gaps: Gaps, column_coding: Coding, testing: Testing) -> None:
@@ -386,6 +413,19 @@ def _test_rows(table: Table, kept: np.ndarray, testing: Testing) -> np.ndarray:
         checks.require(0 < count < len(kept), "test_fraction", rule, share)
         is_test[np.random.default_rng(testing.seed).permutation(len(kept))[:count]] = True
     return is_test
+
+
+def _weights(column: Column, rows: np.ndarray) -> np.ndarray:
+    """Returns the weights of rows, `[rows]`, float32."""
+    if column.numbers is None:
+        column.require_one_kind()
+        column.refuse(int(rows[0]), "hold numbers, the weights of examples")
+    values = np.asarray(column.numbers)[rows]
+    wrong = rows[~(np.isfinite(values) & (values >= 0))]
+    if len(wrong):
+        column.refuse(int(wrong[0]), "be a finite weight of at least 0")
+    column.require_float32(rows, values)
+    return values.astype(np.float32)
 
 
 def _client_ids(

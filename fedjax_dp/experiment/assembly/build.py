@@ -43,6 +43,7 @@ from fedjax_dp.models import kinds
 from fedjax_dp.models import registry as models
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.lora import lora
+from fedjax_dp.models.weights import EXAMPLE_WEIGHT, balanced, weighted
 from fedjax_dp.server.base import Aggregator
 from fedjax_dp.server.registry import AGGREGATORS, AROUND
 from fedjax_dp.server.secure import MaskGraph
@@ -59,6 +60,11 @@ def build_model(section: ModelSection, population: Population, seed: int) -> Mod
     elif section.pretrained is not None:
         given = read_params(section.pretrained)
     plain = models.build(section.name, example, population.num_classes, **options)
+    plain = weighted(
+        plain,
+        class_weights=class_weights_of(section, population),
+        example_weights=EXAMPLE_WEIGHT if EXAMPLE_WEIGHT in example else None,
+    )
     model = plain if section.pretrained is None else plain.with_params(given)
     if section.pretrained is not None and os.path.isdir(section.pretrained):
         _require_whole(section, structure_of(plain), given)
@@ -72,6 +78,25 @@ def build_model(section: ModelSection, population: Population, seed: int) -> Mod
     if rank is None:
         return model.freeze(section.frozen, base)
     return lora(model, base, rank=rank, **options)
+
+
+def class_weights_of(section: ModelSection, population: Population) -> tuple[float, ...]:
+    """Returns the weights of classes in their order; nothing without any."""
+    given, key = section.class_weights, "model.class_weights"
+    if given is None:
+        return ()
+    if given == "balanced":
+        rule = "be numbers where there is not one class for each example"
+        checks.require(population.has_class_labels, key, rule, given)
+        with keyed("model"):
+            return balanced(np.asarray(population.train.examples["y"]), population.num_classes)
+    if isinstance(given, Mapping):
+        names, rule = population.class_names, "be a list where classes have no names"
+        checks.require(bool(names), key, rule, dict(given))
+        rule = f"hold a weight for each of {', '.join(names)}, and no others"
+        checks.require(set(given) == set(names), key, rule, sorted(given))
+        return tuple(given[name] for name in names)
+    return tuple(given)  # type: ignore[arg-type]
 
 
 def _require_whole(section: ModelSection, shapes: PyTree, given: Mapping[str, Any]) -> None:

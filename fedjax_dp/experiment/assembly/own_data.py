@@ -157,6 +157,8 @@ def require_own_data(config: Config) -> None:
         ("evaluation.clusters", config.evaluation.clusters, False),
     ):
         checks.require(value == allowed, key, f"be {allowed!r}, {why}", value)
+    weights, rule = config.model.class_weights, f"be numbers, {why}"
+    checks.require(weights != "balanced", "model.class_weights", rule, weights)
     name = config.algorithm.name
     is_pooled = algorithms.ALGORITHMS[name].pools_clients
     checks.require(not is_pooled, "algorithm.name", f"pool no data, {why}", name)

@@ -294,13 +294,14 @@ def _check_labels(data: datasets.Dataset) -> None:
     """Requires labels that are classes, or the marker for no target."""
     if data.task == "regression":
         return
+    most = 1 if data.task == "multi_label" else data.num_classes - 1
     for part, labels in (("train", data.train["y"]), ("test", data.test["y"])):
         num_labelled, num_wrong, first = 0, 0, ""
-        rule = f"be integers from 0 to {data.num_classes - 1}, or {IGNORE_LABEL} for none"
+        rule = f"be integers from 0 to {most}, or {IGNORE_LABEL} for none"
         what = f"the labels of {data.name}, {part} part,"
         checks.require(labels.dtype.kind in "biu", what, rule, labels.dtype)
         for start, some in _blocks(labels):
-            wrong = np.flatnonzero((some < IGNORE_LABEL) | (some >= data.num_classes))
+            wrong = np.flatnonzero((some < IGNORE_LABEL) | (some > most))
             if len(wrong) and not num_wrong:
                 row = start + int(wrong[0] // max(1, some[0].size))
                 first = f"{int(some.ravel()[wrong[0]])} in row {row}"

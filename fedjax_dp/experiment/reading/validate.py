@@ -79,6 +79,9 @@ def validate(config: Config) -> Counted | None:
     algorithms.require_public_inputs(name, config.data.public_examples)
     _check_unused(name, entry, config)
     _check_scaling(config.data, privacy)
+    is_exact = config.model.class_weights == "balanced"
+    rule = "be numbers under privacy: balanced weights count labels exactly, which no ε covers"
+    checks.require(not (privacy.units and is_exact), "model.class_weights", rule, "balanced")
     _check_test_part(config.data)
     _check_release(config)
     _check_inactive(config)

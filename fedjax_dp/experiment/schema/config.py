@@ -214,6 +214,11 @@ class ModelSection(Section):
         default_factory=list,
         description="paths or patterns, such as params/Conv_0/*, of parameters not to train",
     )
+    class_weights: Literal["balanced"] | Each[NonNegative] | ByName[NonNegative] | None = _setting(
+        None,
+        "factors of the losses of training by class: a list in the order of classes, a table by "
+        "their names, or balanced, inverse to their exact counts, which no ε covers",
+    )
     adapters: AdaptersSection = Field(default_factory=AdaptersSection)
 
 
