@@ -483,7 +483,8 @@ def _of_metric(name: str, values: np.ndarray, evaluation: Evaluation) -> dict[st
     """Summarises a metric over the clients for which it is a number."""
     known = values[~np.isnan(values)]
     is_tested = evaluation.client_sizes > 0
-    summary = {f"clients_without_{name}": int(np.sum(np.isnan(values) & is_tested))}
+    summary: dict[str, float] = {}
+    summary[f"clients_without_{name}"] = int(np.sum(np.isnan(values) & is_tested))
     if known.size:
         worst = np.sort(known)
         if name in evaluation.largest_is_worst:

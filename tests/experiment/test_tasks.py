@@ -93,7 +93,7 @@ def test_outputs_follow_the_data_and_weights_the_configuration():
         ),
         (
             (*NUMBERS, "--data.options.label=size", "--model.name=poisson_regression"),
-            r"\['y'\] must hold counts, which are whole numbers of at least 0, got -",
+            r"\['y'\] must hold counts, which are whole numbers of at least 0, got 0.38",
         ),
         (
             (
@@ -124,7 +124,10 @@ def test_outputs_follow_the_data_and_weights_the_configuration():
             ("--data.options.label=kind", "--data.options.weight=yes"),
             "must hold numbers, the weights",
         ),
-        (("--data.options.label=kind", "--data.options.weight=none_such"), "weight .*none_such"),
+        (
+            ("--data.options.label=kind", "--data.options.weight=none_such"),
+            "weight, a column of t.csv, must be .* 'none_such'",
+        ),
         (("--data.options.label=kind", "--data.options.weight=kind"), "be different columns"),
         (("--data.options.label=[]",), "label must name at least one column"),
     ],

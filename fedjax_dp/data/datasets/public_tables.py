@@ -228,7 +228,8 @@ def load_heart_disease(
     hospitals = np.repeat(np.asarray(HOSPITALS), [len(table) for table in tables])
     is_ill = (cells[:, -1] != "0").astype(np.int32)
     strata = np.char.add(hospitals, is_ill.astype(str))
-    names, labels = ("healthy", "disease"), is_ill
+    names: tuple[str, ...] = ("healthy", "disease")
+    labels = is_ill
     if target == "degree":
         names, labels = _DEGREE.values, cells[:, -1].astype(np.int32)
     train, test = stratified_split(strata, test_fraction, seed)

@@ -96,7 +96,7 @@ def class_weights_of(section: ModelSection, population: Population) -> tuple[flo
         rule = f"hold a weight for each of {', '.join(names)}, and no others"
         checks.require(set(given) == set(names), key, rule, sorted(given))
         return tuple(given[name] for name in names)
-    return tuple(given)  # type: ignore[arg-type]
+    return tuple(given)
 
 
 def _require_whole(section: ModelSection, shapes: PyTree, given: Mapping[str, Any]) -> None:
