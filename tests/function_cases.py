@@ -435,7 +435,6 @@ SPECIAL: dict[str, Case] = {
             "bound": {},
             "delta": {},
             "events": {"unit": 0},
-            "would_exceed": {},
             "max_rounds": {"epsilon": 9.0},
             "max_repeats": {"epsilon": 9.0},
         }.items()

@@ -365,57 +365,6 @@ class Ledger:
         return np.stack([self._curves[accountant, k] for k in wanted])
 
     @checked
-    def would_exceed(
-        self,
-        event: DpEvent,
-        epsilon: ArrayLike,
-        dp_delta: ArrayLike,
-        *,
-        units: ArrayLike | None = None,
-        count: int = 1,
-        accountant: str = "rdp",
-    ) -> bool:
-        """Checks whether a charge would take one of its units past a budget.
-
-        Args:
-          event: the event about to run.
-          epsilon: the largest ε allowed, a scalar or `[num_units]`, at least 0, or inf, kept to a
-            relative 1e-9.
-          dp_delta: δ in [0, 1), a scalar or `[num_units]`.
-          units: as for `charge`.
-          count: how often it would run for each of them, at least 0.
-          accountant: as for `epsilon`.
-
-        Returns:
-          Whether any charged unit's ε would exceed its budget.
-        """
-        concerned = self._concerned(units, epsilon, dp_delta)
-        return self._exceeds(concerned, event, count, accountant)
-
-    def _concerned(
-        self, units: ArrayLike | None, epsilon: ArrayLike, dp_delta: ArrayLike
-    ) -> tuple["Ledger", np.ndarray, np.ndarray] | None:
-        """The accounts, ε and δ of the units that a charge concerns; None without units."""
-        index, _ = self._charged(units, 1)
-        index = np.unique(index)
-        budget, deltas = self._budgets(epsilon), self._deltas(dp_delta)
-        return (self._restricted(index), budget[index], deltas[index]) if index.size else None
-
-    @staticmethod
-    def _exceeds(
-        concerned: tuple["Ledger", np.ndarray, np.ndarray] | None,
-        event: DpEvent,
-        count: int,
-        accountant: str,
-    ) -> bool:
-        if concerned is None:
-            return False
-        before, budget, dp_delta = concerned
-        after = before.copy()
-        after.charge(event, count=count)
-        return bool(np.any(after.epsilon(dp_delta, accountant) > budget * (1 + _SLACK)))
-
-    @checked
     def max_rounds(
         self,
         event: DpEvent,
@@ -440,21 +389,18 @@ class Ledger:
           The number of rounds, from 0 to `limit`.
         """
         checks.whole("limit", limit, is_sized=False)
+        index = np.unique(self._charged(units, 1)[0])
+        most, deltas = (self._budgets(epsilon) * (1 + _SLACK))[index], self._deltas(dp_delta)[index]
+        if not index.size:
+            return limit
+        before = self._restricted(index)
 
-        concerned = self._concerned(units, epsilon, dp_delta)
+        def exceeds(counts: np.ndarray, which: np.ndarray) -> np.ndarray:
+            after = before.copy()
+            after.charge(event, count=int(counts[0]))
+            return np.array([np.any(after.epsilon(deltas, accountant) > most)])
 
-        def exceeds(count: int) -> bool:
-            return self._exceeds(concerned, event, count, accountant)
-
-        fits, too_many = 0, 1
-        while not exceeds(too_many):
-            if too_many == limit:
-                return limit
-            fits, too_many = too_many, min(2 * too_many, limit)
-        while too_many - fits > 1:
-            middle = (fits + too_many) // 2
-            fits, too_many = (fits, middle) if exceeds(middle) else (middle, too_many)
-        return fits
+        return int(_most(exceeds, np.zeros(1, np.int64), limit)[0])
 
     @checked
     def max_repeats(
