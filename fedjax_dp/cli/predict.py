@@ -19,7 +19,7 @@ from fedjax_dp.models.weights import declared
 
 app = application()
 # The parts of a run's data.
-PARTS = ("test", "train", "client_test")
+PARTS = ("test", "train", "client_test", "unseen")
 
 
 @answering(app, cls=ConfiguredData)
@@ -28,7 +28,7 @@ def command(
     out: Output,
     folder: Annotated[pathlib.Path, typer.Argument(metavar="DIR", help="A run folder.")],
     output: Annotated[pathlib.Path, typer.Option(help="The new .npz or .csv file.")],
-    part: Annotated[str, typer.Option(help="Examples: test, train or client_test.")] = "test",
+    part: Annotated[str, typer.Option(help=f"Examples: {', '.join(PARTS)}.")] = "test",
     client: Annotated[
         int | None,
         typer.Option(help="A client, for its personal model; by default the shared model."),

@@ -54,6 +54,8 @@ class Evaluator(NamedTuple):
       training: `(state) -> Evaluation` on the training data of each client, of the model that this
         client would use.
       clusters: the clusters of the clients, and the true ones that they are compared with.
+      unseen: `(state) -> Evaluation` of the shared model on the data of each client that never
+        takes part.
     """
 
     whole: Callable[[SimulationState], Evaluation] | None
@@ -62,6 +64,7 @@ class Evaluator(NamedTuple):
     after_local: Callable[..., Evaluation] | None = None
     training: Callable[[SimulationState], Evaluation] | None = None
     clusters: FoundClusters | None = None
+    unseen: Callable[[SimulationState], Evaluation] | None = None
 
 
 @checked
@@ -76,6 +79,7 @@ def evaluator(
     trainer: LocalTrainer | None = None,
     on_training: bool = False,
     hidden: HiddenClusters | None = None,
+    unseen: FederatedData | None = None,
 ) -> Evaluator:
     """Compiles the evaluations of a simulation.
 
@@ -95,6 +99,8 @@ def evaluator(
       on_training: whether to evaluate on `train` too, see `Evaluator.training`; with references
         of hidden clusters it is.
       hidden: the true clusters of the clients, if results are to be compared with them.
+      unseen: data of clients that never take part. They have no states, so that only a shared
+        model can be evaluated on them; without one `Evaluator.unseen` is None.
 
     Returns:
       The evaluator.
@@ -102,12 +108,12 @@ def evaluator(
     Raises:
       ValueError: if the number of clients, or the shape of their examples, differs.
     """
-    for part, held_out in (("whole", whole), ("clients", clients)):
+    for part, held_out in (("whole", whole), ("clients", clients), ("unseen", unseen)):
         if held_out is not None:
             require_same_rows(part, held_out.examples, "training", train.examples)
     federation = simulation.federation if isinstance(simulation, Simulation) else simulation
     shared, personal = federation.shared, federation.personal
-    on_whole = on_clients = after_local = None
+    on_whole = on_clients = after_local = on_unseen = None
     if whole is not None and shared is not None:
         on_whole = _of_shared(shared, shared_evaluator(model, whole, metrics=metrics))
     if clients is not None:
@@ -122,17 +128,21 @@ def evaluator(
             trained = _after(trainer, personal or _always(shared))
             run = _of_personal(trained, model, train, clients, metrics)
             after_local = partial(_with_numbers, run)
+    if unseen is not None and shared is not None:
+        on_unseen = _of_shared(shared, shared_evaluator(model, unseen, metrics=metrics))
     compares = hidden is not None and hidden.references is not None
     has_train = on_training or compares
     on_train = _of_each(federation, model, train, train, metrics) if has_train else None
     is_personal = clients is not None and personal is not None
     found = None if hidden is None else _found(hidden, federation, train)
-    return Evaluator(on_whole, on_clients, is_personal, after_local, on_train, found)
+    return Evaluator(on_whole, on_clients, is_personal, after_local, on_train, found, on_unseen)
 
 
 def of_shared(evaluator: Evaluator) -> Evaluator:
     """Leaves out personal models, for a server that has no client states."""
-    return Evaluator(evaluator.whole, None) if evaluator.is_personal else evaluator
+    if not evaluator.is_personal:
+        return evaluator
+    return Evaluator(evaluator.whole, None, unseen=evaluator.unseen)
 
 
 def _of_each(

@@ -165,7 +165,8 @@ def require_evaluated(config: Config, federation: Federation, population: Popula
     for key, usual in (("personal", "received"), ("training", False), ("clusters", False)):
         value = getattr(config.evaluation, key)
         checks.require(not has_own or value == usual, f"evaluation.{key}", rule, value)
-    tests = [population.test] if has_own else [population.test, population.client_test]
+    tests = [population.test, population.unseen]
+    tests += [] if has_own else [population.client_test]
     lacking = "shared model" if federation.shared is None else "test data"
     is_evaluated = federation.shared is not None and any(each is not None for each in tests)
     rule = f"be left out in a deployment whose server evaluates nothing: it has no {lacking}"

@@ -37,7 +37,8 @@ def accuracy_and_epsilon(rows: list[dict[str, Any]], title: str) -> Figure:
 
     Args:
       rows: the metrics, as `read_metrics` returns them. With `shared_test_accuracy`, which makes
-        `test_accuracy` that of personal models, both are drawn. Different budgets of clients
+        `test_accuracy` that of personal models, both are drawn, and so is `unseen_accuracy`, of
+        clients that never take part. Different budgets of clients
         give a band from `epsilon_UNIT_smallest` to `epsilon_UNIT`.
       title: the title.
 
@@ -52,12 +53,13 @@ def accuracy_and_epsilon(rows: list[dict[str, Any]], title: str) -> Figure:
     top, bottom = parts[0], parts[-1]
     shared = _known(rows, "shared_test_accuracy")
     accuracies = {"personal models" if shared else "test accuracy": _known(rows, "test_accuracy")}
-    for i, (label, points) in enumerate((accuracies | {"shared model": shared}).items()):
+    accuracies |= {"shared model": shared, "unseen clients": _known(rows, "unseen_accuracy")}
+    for i, (label, points) in enumerate(accuracies.items()):
         if points:
             drawing.draw_curve(top, i, *_columns(points), label)
     drawing.set_title(top, title)
     _accuracy_axis(top)
-    if shared:
+    if sum(map(bool, accuracies.values())) > 1:
         drawing.legend_above(top)
     for i, (name, points) in enumerate(curves.items()):
         _epsilon(bottom, i, name.removeprefix("epsilon_"), points, _known(rows, name + _SMALLEST))

@@ -29,6 +29,12 @@ _BY_CLIENT = {
     "standard deviation": "std_client_accuracy",
     "largest loss": "worst_client_loss",
 }
+# By what was evaluated on whose data: beginnings and ends of the names of these figures.
+_KINDS = {
+    "as received": ("", ""),
+    "after local training": ("", "_after_local"),
+    "never took part": ("unseen_", ""),
+}
 _DRAWN_BY_CLIENT = ("best client", "mean", "worst tenth", "worst client")
 # By the meter; and of a deployed run those of the arrays that nodes sent and received.
 _BYTES = {
@@ -149,6 +155,7 @@ def _overview(run: RunFiles) -> str:
     label = f"test accuracy of {whose}" if whose else "test accuracy"
     add(label, run.latest("test_accuracy"))
     add("test accuracy of the shared model", run.latest("shared_test_accuracy"))
+    add("accuracy at clients that never took part", run.latest("unseen_accuracy"))
     for unit in _units(tables):
         spent = run.latest(f"epsilon_{unit}")
         if _is_epsilon(spent):
@@ -206,7 +213,9 @@ def _test_set(run: RunFiles) -> str:
 
 def _learning(run: RunFiles) -> str:
     accuracies = {_test_set(run): "test_accuracy", "shared model": "shared_test_accuracy"}
+    accuracies |= {"unseen clients": "unseen_accuracy"}
     losses = {"training": "train_loss", _test_set(run): "test_loss"}
+    losses |= {"unseen clients": "unseen_loss"}
     return _beside(
         _by_round(
             run, "Accuracy by round", _SHARE, accuracies | {"training set": "training_set_accuracy"}
@@ -277,11 +286,12 @@ def _communication(run: RunFiles) -> str:
 def _clients(run: RunFiles) -> str:
     """Shows the spread of accuracy over clients, by round and at the end."""
     charts, columns = [], {}
-    for kind, suffix in {"as received": "", "after local training": "_after_local"}.items():
-        column = [run.latest(name + suffix) for name in _BY_CLIENT.values()]
+    for kind, (start, end) in _KINDS.items():
+        names = {label: f"{start}{name}{end}" for label, name in _BY_CLIENT.items()}
+        column = [run.latest(name) for name in names.values()]
         if any(map(_is_number, column)):
             columns[kind] = column
-            metrics = {label: _BY_CLIENT[label] + suffix for label in _DRAWN_BY_CLIENT}
+            metrics = {label: names[label] for label in _DRAWN_BY_CLIENT}
             charts.append(_by_round(run, f"Accuracy over clients, {kind}", _SHARE, metrics))
     if not columns:
         return ""

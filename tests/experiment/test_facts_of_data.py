@@ -122,7 +122,7 @@ def test_a_run_with_names_is_resumed_from_what_its_folder_holds(run_folder, monk
 
 def test_the_text_of_a_partition_names_its_clients(data_files):
     config = load_config(None, heart(data_files))
-    text = partition_text(population_of(config).statistics())
+    text = partition_text(population_of(config))
     assert [line.partition(":")[0] for line in text.splitlines()[-4:]] == list(HOSPITALS)
 
 

@@ -45,6 +45,7 @@ from fedjax_dp.experiment.components.secure_aggregation import (
     stated_facts,
     under_masks,
 )
+from fedjax_dp.experiment.components.unseen import key_of
 from fedjax_dp.experiment.components.wrappers import wrapper_of
 from fedjax_dp.experiment.reading.analysis import Sections, require_analysis
 from fedjax_dp.experiment.reading.validate import Counted, counted, validate
@@ -275,6 +276,10 @@ def _evaluator(compiled: Simulation, parts: Parts) -> Evaluator:
         f"be above 0 for {name}, which has no server model to evaluate on the test set",
         config.data.client_test_share,
     )
+    rule = f"be left out for {name}, which has no server model for clients that never take part"
+    has_model = has_server_model or population.unseen is None
+    held_out = config.data.unseen_clients or config.data.unseen_client_share
+    checks.require(has_model, key_of(config.data), rule, held_out)
     return evaluator(
         compiled,
         parts.model,
@@ -285,6 +290,7 @@ def _evaluator(compiled: Simulation, parts: Parts) -> Evaluator:
         trainer=parts.trainer if section.personal == "after_local" else None,
         on_training=section.training,
         hidden=hidden,
+        unseen=population.unseen,
     )
 
 

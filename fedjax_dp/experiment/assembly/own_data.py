@@ -151,6 +151,8 @@ def require_own_data(config: Config) -> None:
     for key, value, allowed in (
         ("data.partition", data.partition, "natural"),
         ("data.client_test_share", data.client_test_share, 0),
+        ("data.unseen_client_share", data.unseen_client_share, 0),
+        ("data.unseen_clients", data.unseen_clients, []),
         ("data.public_examples", data.public_examples, 0),
         ("evaluation.personal", config.evaluation.personal, "received"),
         ("evaluation.training", config.evaluation.training, False),

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from fedjax_dp.experiment.components.partitions import (
     Facts,
     Spread,
 )
+from fedjax_dp.experiment.components.unseen import key_of, unseen_of
 from fedjax_dp.experiment.schema.config import DataSection
 from fedjax_dp.models.losses import IGNORE_LABEL
 
@@ -52,9 +53,12 @@ def population_from(
     if not section.is_divided:
         made_by = section.partition_for(data.train_clients is not None)
         section = section.model_copy(update={"partition": made_by})
+    entry = PARTITIONS[section.partition]
+    unseen: FederatedData | None = None
+    if data.train_clients is not None and not (entry.counts_clients or entry.changes_examples):
+        data, unseen = _without_natural(data, section, seed)
     data, public_x = _hold_out_public(data, section.public_examples, seed)
     is_labelled = data.task == "classification" and data.train["y"].ndim == 1
-    entry = PARTITIONS[section.partition]
     rule = f"be false for {data.name}, whose labels are not classes of examples"
     fits = is_labelled or not section.stratified
     checks.require(fits, "data.stratified", rule, section.stratified)
@@ -75,13 +79,20 @@ def population_from(
     share = 0.0
     chosen: dict[str, Any] = {"partition": section.partition}
     clusters: np.ndarray | None = None
+    names: tuple[str, ...] = ()
+    if entry.counts_clients or entry.changes_examples:
+        apart = unseen_of(section, list(map(str, range(num_made))), seed)
+        if len(apart):
+            rest = np.delete(np.arange(num_made), apart)
+            made, unseen = _without(data, made, apart, rest, key_of(section))
+            # They keep their numbers.
+            names = _numbered(rest)
     if isinstance(made, Spread):
         train, validation, client_test = made.train, made.validation, made.client_test
         clusters = made.clusters
         sharing = statistics.sharing_of(made.rows)
         test = None if client_test is not None else _whole_test(data, is_unlabelled)
     else:
-        names: tuple[str, ...] = ()
         if not entry.counts_clients:
             ids = np.unique(np.asarray(data.train_clients)).tolist()
             names = tuple(data.client_names[i] if data.client_names else str(i) for i in ids)
@@ -102,7 +113,7 @@ def population_from(
         checks.require(validation is None, "data.client_validation_share", rule, share)
         train, validation = _validated(train, share, seed, stratified=section.stratified)
     if section.check_finite:
-        for part in (train, client_test, test, validation):
+        for part in (train, client_test, test, validation, unseen):
             if part is not None:
                 part.check_finite()
     return Population(
@@ -120,6 +131,7 @@ def population_from(
         tuple(data.feature_names),
         chosen=chosen,
         clusters=clusters,
+        unseen=unseen,
     )
 
 
@@ -148,6 +160,11 @@ def _notes(
             f"{what} not determine the clients: the partition "
             f"{section.partition} divides the rows among {train.num_clients} clients of its own; "
             "data.partition = 'natural' takes those of the data"
+        )
+    if data.exact_statistics and (section.unseen_client_share or section.unseen_clients):
+        found.append(
+            f"clients that never take part ({key_of(section)}) are in what was computed of all "
+            f"clients: {'; '.join(data.exact_statistics)}"
         )
     if large := _large_inputs(data, section.name):
         found.append(
@@ -324,11 +341,90 @@ def _hold_out_public(
     checks.require(count < size, "data.public_examples", rule, count)
     order = np.random.default_rng([seed, _PUBLIC]).permutation(size)
     kept = np.sort(order[count:])
-    train = {name: disk_arrays.take(array, kept) for name, array in flat(data.train).items()}
+    train = _take(data.train, kept)
     clients = None if data.train_clients is None else np.asarray(data.train_clients)[kept]
     rest = dataclasses.replace(data, train=train, train_clients=clients)
     inputs = jax.tree.map(lambda x: np.asarray(x[order[:count]]), data.train["x"])
     return rest, inputs
+
+
+def _without_natural(
+    data: datasets.Dataset, section: DataSection, seed: int
+) -> tuple[datasets.Dataset, FederatedData | None]:
+    """Moves the natural clients that never take part out of both parts of a data set."""
+    owner = np.asarray(data.train_clients)
+    ids = np.unique(owner)
+    names = tuple(data.client_names[i] if data.client_names else str(i) for i in ids.tolist())
+    apart = unseen_of(section, names, seed)
+    if not len(apart):
+        return data, None
+    held_out, own = ids[apart], tuple(names[i] for i in apart)
+    is_apart = np.isin(owner, held_out)
+    place = np.searchsorted(held_out, owner[is_apart])
+    rows = [np.flatnonzero(is_apart)[each] for each in partition.by_owner(place, len(held_out))]
+    parts, kept = [FederatedData.from_indices(data.train, rows, own)], np.flatnonzero(~is_apart)
+    rest = dataclasses.replace(data, train=_take(data.train, kept), train_clients=owner[kept])
+    if data.test_clients is not None and not _is_unlabelled(data.test["y"]):
+        test = _own_test(data, held_out.tolist(), own)
+        parts += [] if test is None else [test]
+        tested = np.asarray(data.test_clients)
+        kept = np.flatnonzero(~np.isin(tested, held_out))
+        rest = dataclasses.replace(rest, test=_take(data.test, kept), test_clients=tested[kept])
+    return rest, _joined(parts, own)
+
+
+def _without(
+    data: datasets.Dataset, made: Any, apart: np.ndarray, rest: np.ndarray, key: str
+) -> tuple[Any, FederatedData]:
+    """Moves clients that never take part out of what a partition has made."""
+    names = _numbered(apart)
+    if not isinstance(made, Spread):
+        unseen = FederatedData.from_indices(data.train, [made[i] for i in apart], names)
+        return [made[i] for i in rest], unseen
+    mine, others = (np.concatenate([made.rows[i] for i in some]) for some in (apart, rest))
+    num_shared = int(np.isin(mine, others).sum())
+    rule = "be left out for a partition that gives a record to several clients"
+    checks.require(num_shared == 0, key, rule, f"{num_shared} records of clients that train")
+    parts = [part for part in (made.train, made.validation, made.client_test) if part is not None]
+    unseen = _joined([part.select(apart) for part in parts], names)
+    train, validation, test = (
+        None if part is None else _named(part.select(rest), _numbered(rest))
+        for part in (made.train, made.validation, made.client_test)
+    )
+    assert train is not None
+    clusters = None if made.clusters is None else made.clusters[rest]
+    return Spread(train, validation, test, [made.rows[i] for i in rest], clusters), unseen
+
+
+def _joined(parts: list[FederatedData], names: tuple[str, ...]) -> FederatedData:
+    """Joins several parts of the data of the same clients."""
+    if len(parts) == 1:
+        return _named(parts[0], names)
+    return FederatedData.from_clients(
+        [
+            {
+                name: np.concatenate([flat(part.client(i))[name] for part in parts])
+                for name in parts[0].examples
+            }
+            for i in range(len(names))
+        ],
+        names,
+    )
+
+
+def _numbered(clients: np.ndarray) -> tuple[str, ...]:
+    """Returns the numbers of clients as names."""
+    return tuple(map(str, clients.tolist()))
+
+
+def _named(data: FederatedData, names: tuple[str, ...]) -> FederatedData:
+    """Names the clients of a store."""
+    return dataclasses.replace(data, client_names=names)
+
+
+def _take(examples: Mapping[str, Any], rows: np.ndarray) -> dict[str, Any]:
+    """Takes rows of the arrays of a part, which may be on disk."""
+    return {name: disk_arrays.take(array, rows) for name, array in flat(examples).items()}
 
 
 def _own_test(

@@ -43,6 +43,7 @@ class Population(NamedTuple):
       is_elsewhere: whether the training records are on other machines; `train` then has their sizes
         and shapes alone.
       clusters: the hidden cluster of each client, `[clients]`, or None.
+      unseen: all examples of the clients that never take part, or None; no other part has them.
     """
 
     train: FederatedData
@@ -60,6 +61,7 @@ class Population(NamedTuple):
     is_elsewhere: bool = False
     chosen: Mapping[str, Any] = {}
     clusters: np.ndarray | None = None
+    unseen: FederatedData | None = None
 
     def statistics(self) -> statistics.PartitionStatistics:
         """Describes how examples are spread over clients."""

@@ -8,6 +8,7 @@ from typing import Any
 from fedjax_dp.core import checks, files
 from fedjax_dp.data.datasets.tabular import is_finite
 from fedjax_dp.data.federated import FederatedData
+from fedjax_dp.experiment.components.unseen import num_unseen
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.experiment.schema.constraints import annotation_of, ready_value, values_of
 from fedjax_dp.privacy.accounting.budgets import (
@@ -162,7 +163,7 @@ def with_named_lists(config: Config) -> Config:
     data, epsilon, batches = config.data, config.privacy.record.epsilon, config.training.batch_size
     # Natural clients are counted when the data are read.
     is_known = data.partition != "natural" or "num_clients" in data.model_fields_set
-    count = data.num_clients if is_known else None
+    count = data.num_clients - num_unseen(data, data.num_clients) if is_known else None
     if isinstance(epsilon, str):
         budgets = published_budgets(epsilon, published_count("data.num_clients", count))
         config = _replaced(config, "privacy.record.epsilon", budgets.tolist())

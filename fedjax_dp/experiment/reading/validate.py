@@ -31,6 +31,7 @@ from fedjax_dp.experiment.components.partitions import PARTITIONS
 from fedjax_dp.experiment.components.planned import check_planned
 from fedjax_dp.experiment.components.schedules import check_schedules, entries_of, tables_of
 from fedjax_dp.experiment.components.secure_aggregation import checked_graph
+from fedjax_dp.experiment.components.unseen import check_unseen, num_unseen
 from fedjax_dp.experiment.components.wrappers import check_numbers, check_wrappers
 from fedjax_dp.experiment.reading.analysis import Sections, require_analysis
 from fedjax_dp.experiment.schema.config import (
@@ -83,6 +84,7 @@ def validate(config: Config) -> Counted | None:
     rule = "be numbers under privacy: balanced weights count labels exactly, which no ε covers"
     checks.require(not (privacy.units and is_exact), "model.class_weights", rule, "balanced")
     _check_test_part(config.data)
+    check_unseen(config.data)
     _check_release(config)
     _check_inactive(config)
     epochs, rule = config.evaluation.references.epochs, "be left out without evaluation.clusters"
@@ -167,9 +169,11 @@ def known_clients(config: Config) -> int | None:
     if is_own(data.name) and not data.is_divided:
         return None
     if partition.counts_clients:
-        return data.num_clients
-    count = partition.num_clients_of
-    return None if count is None else count(data.partition_options)
+        return data.num_clients - num_unseen(data, data.num_clients)
+    if partition.num_clients_of is None:
+        return None
+    count = partition.num_clients_of(data.partition_options)
+    return count - num_unseen(data, count)
 
 
 def _check_unused(name: str, entry: Entry, config: Config) -> None:

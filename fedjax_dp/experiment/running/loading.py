@@ -216,6 +216,7 @@ def evaluate_run(run: Run, other: Population | None = None) -> dict[str, Any]:
         whole=other.test,
         clients=other.client_test or other.train,
         metrics=metrics,
+        unseen=other.unseen,
     )
     return evaluate(made, run.state, run.hyper, run.config.run.seed)
 

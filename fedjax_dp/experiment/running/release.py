@@ -85,6 +85,7 @@ _OPEN = {
     "dp_delta_smallest",
     "rounds",
     "num_clients",
+    "num_unseen_clients",
     "num_parameters",
     "parameters",
     "dp_delta_of_shared_record",

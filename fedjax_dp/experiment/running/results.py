@@ -14,12 +14,11 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
 from fedjax_dp.core.files import write_text
 from fedjax_dp.core.packages import PACKAGE, MissingPackageError, libraries
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.data.statistics import PartitionStatistics
 from fedjax_dp.engine.accounts.privacy_accounting import unit_facts
 from fedjax_dp.engine.evaluation import Evaluator
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.evaluation.evaluate import summarize
-from fedjax_dp.experiment.components.experiment import Experiment
+from fedjax_dp.experiment.components.experiment import Experiment, Population
 from fedjax_dp.experiment.components.numbers_by_client import names_of
 from fedjax_dp.experiment.components.participation import participation_of
 from fedjax_dp.experiment.components.planned import planned_of, share_of
@@ -83,6 +82,11 @@ def evaluate(
         found |= summarize(after)
         found |= {f"client_test_{name}": value for name, value in after.metrics.items()}
         row |= {f"{name}_after_local": value for name, value in found.items()}
+    if evaluator.unseen is not None:
+        apart = evaluator.unseen(state)
+        figures = {"loss": apart.loss, "accuracy": apart.accuracy}
+        figures |= {**summarize(apart), **apart.metrics}
+        row |= {f"unseen_{name}": value for name, value in figures.items()}
     if evaluator.training is not None:
         seen = evaluator.training(state)
         row |= {"training_set_loss": seen.loss, "training_set_accuracy": seen.accuracy}
@@ -118,7 +122,7 @@ def write_results(
         summary |= {"hints": [hint.text for hint in found]}
     if section.plots:
         _draw(experiment, state, rows, folder / "plots")
-    write_text(folder / PARTITION_FILE, partition_text(experiment.population.statistics()))
+    write_text(folder / PARTITION_FILE, partition_text(experiment.population))
     not_private = [partition_counts(folder), *also_not_private]
     facts = facts_of(experiment, start.hyper, not_private)
     naming = naming_files(tomllib.loads(start.text), experiment.population.train.client_names)
@@ -170,6 +174,7 @@ def _summary(
         **{f"epsilon_{unit}": float(np.max(each)) for unit, each in spent.items()},
         "rounds": int(state.round),
         "num_clients": experiment.population.train.num_clients,
+        **_of_unseen(experiment),
         "num_parameters": experiment.num_parameters,
         "padding_share": float(np.mean(padding)) if padding else None,
         "clients_per_chunk": experiment.simulation.layout.chunk,
@@ -225,6 +230,12 @@ def _of_last_ten(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Averages accuracy over the last evaluations, since single ones vary."""
     values = [row["test_accuracy"] for row in rows if row.get("test_accuracy") is not None]
     return {"test_accuracy_last_ten": float(np.mean(values[-10:]))} if values else {}
+
+
+def _of_unseen(experiment: Experiment) -> dict[str, int]:
+    """Counts the clients that never took part."""
+    unseen = experiment.population.unseen
+    return {} if unseen is None else {"num_unseen_clients": unseen.num_clients}
 
 
 def _of_clock(rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -295,10 +306,15 @@ def _draw(
     plots.save(figure, folder / "partition.png")
 
 
-def partition_text(statistics: PartitionStatistics) -> str:
+def partition_text(population: Population) -> str:
     """Returns the text of `partition.txt`."""
+    statistics, unseen = population.statistics(), population.unseen
     note = "These figures are exact: no ε covers them."
-    parts = (str(statistics), note, statistics.by_client())
+    apart = ""
+    if unseen is not None:
+        apart = "Clients that never take part, and are not in these figures: "
+        apart += ", ".join(unseen.client_names)
+    parts = (str(statistics), note, apart, statistics.by_client())
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -336,6 +352,7 @@ def facts_of(
             *read_exactly(experiment),
             *_choice_in_sweep(experiment),
             *exact_plateaus(experiment.config),
+            *_evaluated_on_unseen(experiment),
             *also_not_private,
         ],
         "has_personal_models": has_personal_models(experiment),
@@ -385,6 +402,17 @@ def facts_of(
         elif record_level.noise_multiplier is None:
             facts["record"]["assumes_every_round"] = True
     return {unit: each | _stated(experiment, unit) for unit, each in facts.items()}
+
+
+def _evaluated_on_unseen(experiment: Experiment) -> list[str]:
+    """Names the records of clients that never take part, which are in no claim."""
+    unseen = experiment.population.unseen
+    if unseen is None:
+        return []
+    return [
+        f"the {unseen.num_examples} records of {unseen.num_clients} clients that never took part, "
+        "on which models were evaluated exactly"
+    ]
 
 
 def _choice_in_sweep(experiment: Experiment) -> list[str]:

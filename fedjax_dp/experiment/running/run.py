@@ -519,6 +519,8 @@ def summary_in_words(summary: Mapping[str, Any]) -> str:
         parts.append(f"test accuracy of {summary['test_accuracy_of']} {of_all:.4f}")
     if np.isfinite(shared):
         parts.append(f"of the shared model {shared:.4f}")
+    if np.isfinite(summary.get("unseen_accuracy", np.nan)):
+        parts.append(f"of clients that never took part {summary['unseen_accuracy']:.4f}")
     if summary.get("worst_client_accuracy") is not None:
         parts.append(f"worst client {summary['worst_client_accuracy']:.4f}")
     if summary["epsilon"] is not None:

@@ -296,6 +296,7 @@ def fingerprint(population: Population) -> dict[str, dict[str, Any]]:
         "validation": population.validation,
         "clients' test": population.client_test,
         "test": population.test,
+        "unseen clients'": population.unseen,
     }
     found = {name: _facts(part) for name, part in parts.items() if part is not None}
     if population.public_x is not None:

@@ -134,6 +134,15 @@ class DataSection(Section):
         "share of each client's training examples held out for decisions within rounds, such as "
         "when to prune",
     )
+    unseen_client_share: Decay = _setting(
+        0.0,
+        "share of the clients that never take part, drawn by the seed; all their examples are for "
+        "testing, and their figures begin with unseen_",
+    )
+    unseen_clients: list[str] = Field(
+        default_factory=list,
+        description="the same clients by name; those without names are 0, 1 and so on",
+    )
     stratified: bool = _setting(
         False, "draw both shares class by class, so that each keeps the client's share of classes"
     )
