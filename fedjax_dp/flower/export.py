@@ -157,6 +157,8 @@ def _require_deployable(config: Config, keys: Keys) -> None:
 
 def require_evaluated(config: Config, federation: Federation, population: Population) -> None:
     """Refuses evaluations that a server without the clients' models would leave out."""
+    rule = "be 'last' in a deployment, whose server has the newest state alone"
+    checks.require(config.run.keep == "last", "run.keep", rule, config.run.keep)
     name, has_own = config.algorithm.name, federation.personal is not None
     rule = (
         f"be left out in a deployment of {name}: the server evaluates a shared model alone, and "

@@ -24,6 +24,7 @@ from fedjax_dp.engine import layout
 from fedjax_dp.engine.accounts.privacy_accounting import require_public_sizes
 from fedjax_dp.experiment.components.augmentation import augmentation_of
 from fedjax_dp.experiment.components.clock import Clock, clock_of
+from fedjax_dp.experiment.components.keeping import check_kept
 from fedjax_dp.experiment.components.numbers_by_client import KEYS
 from fedjax_dp.experiment.components.optimizers import local_optimizer
 from fedjax_dp.experiment.components.participation import batches_of, participation_of
@@ -85,6 +86,7 @@ def validate(config: Config) -> Counted | None:
     checks.require(not (privacy.units and is_exact), "model.class_weights", rule, "balanced")
     _check_test_part(config.data)
     check_unseen(config.data)
+    check_kept(config.run)
     _check_release(config)
     _check_inactive(config)
     epochs, rule = config.evaluation.references.epochs, "be left out without evaluation.clusters"

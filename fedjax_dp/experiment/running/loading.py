@@ -57,11 +57,12 @@ class Run(NamedTuple):
     Attributes:
       folder: the run folder.
       experiment: its configuration, data, model and simulation.
-      state: the state of the newest intact checkpoint.
+      state: the state of the newest intact checkpoint, or of the best round up to it if that one
+        is kept.
       hyper: the hyperparameters of its rounds.
       accounting: the ledgers of all rounds up to that state; of a deployed run, of all that it has
         sent.
-      metrics: one dict for each of these rounds.
+      metrics: one dict for each of the rounds up to that checkpoint.
     """
 
     folder: pathlib.Path
@@ -153,7 +154,7 @@ def load_run(folder: str | pathlib.Path, warn: Callable[[str], None] = warnings.
     saved, damaged = read_newest(experiment, folder, checkpoints, like, warn)
     checks.require(saved is not None, str(kept), "hold an intact checkpoint", damaged)
     assert saved is not None
-    state, hyper, extra = saved
+    state, hyper, extra, kept = saved
     checkpoints.close()
     if damaged:
         warn(f"{folder} is read as of round {int(state.round)}")
@@ -165,6 +166,7 @@ def load_run(folder: str | pathlib.Path, warn: Callable[[str], None] = warnings.
     rows = [row for row in read_metrics(folder, warn) if row["round"] <= int(state.round)]
     plateaus = plateaus_of(experiment.config)
     hyper = after_plateaus(hyper, plateaus, rows, config.run.evaluate_every)
+    state = state if kept is None else kept.state
     return Run(folder, experiment, state, hyper, accounting, rows)
 
 

@@ -141,6 +141,8 @@ def require_publishable(experiment: Experiment, callbacks: Mapping[str, Callback
     deciding = [name for name, callback in callbacks.items() if not callback.is_private]
     rule = "depend on released models and public facts only if run.release is 'private'"
     checks.require(not deciding, "run.callbacks", rule, deciding)
+    rule = "be 'last' if run.release is 'private': the best round is chosen by an exact metric"
+    checks.require(section.keep == "last", "run.keep", rule, section.keep)
     rule = "be left out: the results of other runs could end this one early"
     checks.require("pruner" not in experiment.stated, name, rule, section.release)
     claims = experiment.simulation.federation.claims

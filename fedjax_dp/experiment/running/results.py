@@ -19,6 +19,7 @@ from fedjax_dp.engine.evaluation import Evaluator
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.evaluation.evaluate import summarize
 from fedjax_dp.experiment.components.experiment import Experiment, Population
+from fedjax_dp.experiment.components.keeping import kept_metric
 from fedjax_dp.experiment.components.numbers_by_client import names_of
 from fedjax_dp.experiment.components.participation import participation_of
 from fedjax_dp.experiment.components.planned import planned_of, share_of
@@ -105,8 +106,13 @@ def write_results(
     ended: Ended = "finished",
     stopped_by: str | None = None,
     also_not_private: Sequence[str] = (),
+    kept: SimulationState | None = None,
 ) -> dict[str, Any]:
-    """Writes summary, statement and plots into the run folder, and the release if configured."""
+    """Writes summary, statement and plots into the run folder, and the release if configured.
+
+    A kept state is evaluated and drawn in place of the last one.
+    """
+    last, state = state, state if kept is None else kept
     folder, accounting = start.folder, start.accounting
     section = experiment.config.run
     # Damage was reported when the logbook was opened.
@@ -114,6 +120,8 @@ def write_results(
     accountant = experiment.config.privacy.accountant
     spent = accounting.epsilon(experiment.dp_delta, accountant)
     summary = _summary(experiment, state, start.hyper, spent, rows) | timing
+    if kept is not None:
+        summary |= {"rounds": int(last.round), "kept_round": int(kept.round)}
     summary |= {"communication": start.traffic.summary()}
     summary |= {"ended": ended, "stopped_by": stopped_by, "warnings": list(warnings)}
     if experiment.config.privacy.units:
@@ -353,6 +361,7 @@ def facts_of(
             *_choice_in_sweep(experiment),
             *exact_plateaus(experiment.config),
             *_evaluated_on_unseen(experiment),
+            *_choice_of_round(experiment),
             *also_not_private,
         ],
         "has_personal_models": has_personal_models(experiment),
@@ -402,6 +411,14 @@ def facts_of(
         elif record_level.noise_multiplier is None:
             facts["record"]["assumes_every_round"] = True
     return {unit: each | _stated(experiment, unit) for unit, each in facts.items()}
+
+
+def _choice_of_round(experiment: Experiment) -> list[str]:
+    """Names the choice of the round whose model a run keeps."""
+    metric = kept_metric(experiment.config.run)
+    if metric is None:
+        return []
+    return [f"the choice of the round whose model was kept, by the exact {metric}"]
 
 
 def _evaluated_on_unseen(experiment: Experiment) -> list[str]:

@@ -13,6 +13,7 @@ import numpy as np
 from fedjax_dp.core import checks
 from fedjax_dp.core.decimals import shown
 from fedjax_dp.core.devices import is_distributed, of_first_process
+from fedjax_dp.engine.client_store import ClientStore
 from fedjax_dp.engine.execution.compile import Simulation
 from fedjax_dp.engine.execution.joint import Finished, Request
 from fedjax_dp.engine.record import RoundInfo, RoundRecord, as_metrics
@@ -22,8 +23,16 @@ from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.assembly.devices import more_than_cores
 from fedjax_dp.experiment.components.callbacks import callbacks_of
 from fedjax_dp.experiment.components.experiment import Callback, Deployment, Experiment, Progress
+from fedjax_dp.experiment.components.keeping import KEY, kept_metric
 from fedjax_dp.experiment.components.schedules import after_plateaus, plateaus_of
 from fedjax_dp.experiment.running.environment import environment, use_compilation_cache
+from fedjax_dp.experiment.running.keeping import (
+    Kept,
+    better,
+    copied,
+    facts_of_kept,
+    with_kept,
+)
 from fedjax_dp.experiment.running.processes import (
     agreed,
     chosen_by_first,
@@ -42,7 +51,14 @@ from fedjax_dp.experiment.running.run_folder import (
     is_deployed,
     require_place,
 )
-from fedjax_dp.experiment.running.starting import Start, accounting_of, fresh, restored, with_sweep
+from fedjax_dp.experiment.running.starting import (
+    Start,
+    accounting_of,
+    first_state,
+    fresh,
+    restored,
+    with_sweep,
+)
 from fedjax_dp.experiment.running.watcher import (
     Health,
     Watcher,
@@ -105,7 +121,7 @@ def steps(
     def seconds() -> float:
         return start.seconds + time.perf_counter() - started
 
-    def save(state: SimulationState) -> None:
+    def save(state: SimulationState, kept: Kept | None) -> None:
         ledgers = start.accounting.to_json()
         require_same("the ledgers", ledgers)
         extra = {
@@ -114,19 +130,21 @@ def steps(
             "seconds": seconds(),
             "config": start.text,
             "frozen": base,
+            "kept": facts_of_kept(kept),
         }
         # Saved before the next round overwrites client state.
-        start.checkpoints.save(experiment.simulation.for_checkpoint(state), start.hyper, extra)
+        whole = with_kept(experiment, experiment.simulation.for_checkpoint(state), kept)
+        start.checkpoints.save(whole, start.hyper, extra)
         known = {METRICS_FILE: logbook.check()}
         seal(start.folder, [f"{CHECKPOINT_FOLDER}/{record_of(int(state.round))}"], known)
 
     if section.secret:
         # From round 0 on, so that no two configurations ever share a root.
-        save(state)
+        save(state, start.kept)
     state, start, ended, stopped_by = yield from _rounds(
         experiment, state, start, logbook, callbacks, health, watcher, save, is_interrupted
     )
-    save(state)
+    save(state, start.kept)
     logbook.close()
     start.checkpoints.close()
     watcher.phase("evaluating and drawing")
@@ -142,6 +160,7 @@ def steps(
         ended,
         stopped_by,
         _ends_not_covered(ended, stopped_by, experiment.stated.get("pruner"), callbacks),
+        None if start.kept is None else start.kept.state,
     )
     return Outcome(start.folder, summary, ended, health.is_futile)
 
@@ -154,12 +173,12 @@ def _rounds(
     callbacks: Mapping[str, Callback],
     health: Health,
     watcher: Watcher,
-    save: Callable[[SimulationState], None],
+    save: Callable[[SimulationState, Kept | None], None],
     is_interrupted: Callable[[], bool],
 ) -> Generator[Request, Finished, tuple[SimulationState, Start, Ended, str | None]]:
     """Asks for blocks of rounds; returns the state, how they ended, and by which callback.
 
-    The start that is returned has the numbers of the next round.
+    The start that is returned has the numbers of the next round, and the best one so far.
     """
     section, plateaus = experiment.config.run, plateaus_of(experiment.config)
     history = list(logbook.rows) if callbacks or plateaus else []
@@ -206,7 +225,9 @@ def _rounds(
             allowed = affordable()
         if allowed == 0 or done % section.evaluate_every == 0:
             held = _models_at_hand(experiment, state)
-            rows[-1] |= evaluate(experiment.evaluator, held, start.hyper, section.seed)
+            found = evaluate(experiment.evaluator, held, start.hyper, section.seed)
+            rows[-1] |= found
+            start = start._replace(kept=better(experiment, start.kept, found, held))
         health.note(rows)
         for row in rows:
             logbook.write(row)
@@ -216,7 +237,7 @@ def _rounds(
             start = adapted()
             allowed = affordable()
         if done % section.checkpoint_every == 0:
-            save(state)
+            save(state, start.kept)
         if done % section.evaluate_every == 0 and (name := stopping(state)):
             return state, start, "callback", name
     return state, start, "interrupted" if done < total else "finished", None
@@ -443,6 +464,7 @@ def checked_health(
     """Requires that an experiment can be published as it asks; warns of what may be unintended."""
     config = experiment.config
     require_publishable(experiment, callbacks)
+    _require_keepable(experiment)
     health = Health(watcher.warn, experiment.simulation.layout.chunk)
     notes = *experiment.population.notes, *without_learning(config.training)
     for note in (*notes, *large_deltas(experiment)):
@@ -457,6 +479,23 @@ def checked_health(
     for text in filter(None, texts):
         health.warn(text)
     return health
+
+
+def _require_keepable(experiment: Experiment) -> None:
+    """Requires of a run that keeps its best round a metric that it has, and a state to copy."""
+    section = experiment.config.run
+    metric = kept_metric(section)
+    if metric is None:
+        return
+    require_one_process(experiment.config.execution, f"{KEY} = {section.keep!r}")
+    held = copied(experiment, first_state(experiment))
+    is_here = not isinstance(held.clients, ClientStore)
+    rule = "be 'last' for client states on disk, from which the clients' models are read"
+    checks.require(is_here, KEY, rule, section.keep)
+    row = evaluate(experiment.evaluator, held, experiment.simulation.hyper, section.seed)
+    known = sorted(k for k, v in row.items() if np.isscalar(v) and not math.isnan(float(v)))
+    rule = f"name a metric that evaluates this run, one of {', '.join(known)}"
+    checks.require(metric in known, KEY, rule, section.keep)
 
 
 def run_by(simulation: Simulation, wanted: Request) -> Finished:
@@ -519,6 +558,8 @@ def summary_in_words(summary: Mapping[str, Any]) -> str:
         parts.append(f"test accuracy of {summary['test_accuracy_of']} {of_all:.4f}")
     if np.isfinite(shared):
         parts.append(f"of the shared model {shared:.4f}")
+    if "kept_round" in summary:
+        parts.append(f"the model is that of round {summary['kept_round']}")
     if np.isfinite(summary.get("unseen_accuracy", np.nan)):
         parts.append(f"of clients that never took part {summary['unseen_accuracy']:.4f}")
     if summary.get("worst_client_accuracy") is not None:

@@ -22,6 +22,7 @@ from fedjax_dp.experiment.components.experiment import Experiment, Population
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading.config_diff import differences
 from fedjax_dp.experiment.running.environment import RANDOM, environment
+from fedjax_dp.experiment.running.keeping import Kept, parted, with_kept
 from fedjax_dp.experiment.schema.config import BoundedLaplaceLevel, Config, CorrelatedGaussianLevel
 from fedjax_dp.experiment.schema.constraints import ConfigError
 from fedjax_dp.io.checkpoint import Checkpoints, require_usable
@@ -188,6 +189,7 @@ class Saved(NamedTuple):
     state: SimulationState
     hyper: Hyper
     extra: dict[str, Any]
+    kept: Kept | None = None
 
 
 def read_newest(
@@ -198,6 +200,7 @@ def read_newest(
     warn: Callable[[str], None],
 ) -> tuple[Saved | None, dict[int, str]]:
     """Reads the newest intact checkpoint of the same run, or None, and names damaged newer ones."""
+    like = with_kept(experiment, like)
     step, damaged = checkpoints.newest_intact(like)
     for rounds, wrong in damaged.items():
         warn(f"the checkpoint of round {rounds} is damaged ({wrong}) and is skipped")
@@ -211,7 +214,9 @@ def read_newest(
         extra = checkpoints.extra(step)
         require_same_config(experiment.written, extra["config"])
         _require_same_base(experiment, extra)
-        saved = Saved(*checkpoints.restore(like, experiment.simulation.hyper, step))
+        whole, hyper, extra = checkpoints.restore(like, experiment.simulation.hyper, step)
+        state, kept = parted(experiment, whole, extra.get("kept"))
+        saved = Saved(state, hyper, extra, kept)
         place = checkpoints.directory / str(step)
         fits = int(saved.state.round) == step
         checks.require(fits, str(place), f"be of round {step}", "another round")

@@ -24,6 +24,7 @@ from fedjax_dp.engine.record import RoundRecord
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.running.keeping import Kept
 from fedjax_dp.experiment.running.processes import folder_of_first, is_first_process, require_same
 from fedjax_dp.experiment.running.release import withdraw_release
 from fedjax_dp.experiment.running.run_folder import (
@@ -65,6 +66,7 @@ class Start(NamedTuple):
     checkpoints: Checkpoints  # Its saved states.
     seconds: float  # Time spent before.
     traffic: ByteTotals  # The bytes of the rounds so far.
+    kept: Kept | None = None  # The best of the rounds so far, if that one is kept.
 
 
 def new_root(section: RunSection) -> PRNGKey:
@@ -171,7 +173,7 @@ def _restored(
     lock: BaseFileLock,
 ) -> tuple[SimulationState, Start]:
     """Resumes a run whose folder is locked."""
-    config, seconds, ledgers, sent = experiment.config, 0.0, None, None
+    config, seconds, ledgers, sent, kept = experiment.config, 0.0, None, None, None
     text = _same_text(experiment)
     require_same_config(experiment.written, (folder / CONFIG_FILE).read_text(encoding="utf-8"))
     checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, is_secret=config.run.secret)
@@ -182,7 +184,7 @@ def _restored(
     hyper, like = experiment.simulation.hyper, experiment.simulation.for_checkpoint(state)
     saved, damaged = read_newest(experiment, folder, checkpoints, like, warn)
     if saved is not None:
-        state, hyper, extra = saved
+        state, hyper, extra, kept = saved
         ledgers, seconds, sent = extra["ledgers"], extra["seconds"], extra["traffic"]
     require_same_rounding(experiment, folder, int(state.round), warn)
     if place != folder and (folder / METRICS_FILE).exists():
@@ -205,7 +207,9 @@ def _restored(
     write_text(place / CONFIG_FILE, text)
     if saved is None or not (place / DATA_FILE).exists():
         write_fingerprint(experiment.population, place / DATA_FILE)
-    return state, Start(place, lock, text, key, hyper, accounting, checkpoints, seconds, traffic)
+    return state, Start(
+        place, lock, text, key, hyper, accounting, checkpoints, seconds, traffic, kept
+    )
 
 
 def _same_text(experiment: Experiment) -> str:

@@ -64,6 +64,9 @@ Name = Annotated[
         "a plain name of letters, digits, spaces and .,=+-_, not beginning with a sign",
     ),
 ]
+Kept = Annotated[
+    str, Pattern(r"last|best:\w+", '"last", or "best:" and a metric, as "best:test_accuracy"')
+]
 Options = dict[str, Any]
 
 
@@ -93,6 +96,11 @@ class RunSection(Section):
     )
     rounds: Count = _setting(30, "number of rounds")
     evaluate_every: Count = _setting(1, "rounds between two evaluations")
+    keep: Kept = _setting(
+        "last",
+        "the round whose model a run ends with: last, or best:NAME by an exact metric of "
+        "evaluations, such as best:test_accuracy",
+    )
     checkpoint_every: Count = _setting(10, "rounds between two checkpoints")
     plots: bool = _setting(True, "draw plots, PNG and PDF, into the run folder at the end")
     metrics: list[str] = Field(

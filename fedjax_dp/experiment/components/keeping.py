@@ -1,0 +1,41 @@
+"""The round whose model a run keeps: the last, or the best by an exact metric."""
+
+import re
+
+from fedjax_dp.core import checks
+from fedjax_dp.experiment.schema.config import RunSection
+
+KEY, _BEST = "run.keep", "best:"
+# Ends of the names of metrics, by which direction is better.
+_LARGER = ("accuracy", "f1", "mcc")
+_SMALLER = ("loss", "perplexity", "calibration_error", "brier_score", "disparity")
+# What evaluations add to these names.
+_ADDED = re.compile(r"(_q\d+)?(_after_local)?$")
+
+
+def kept_metric(section: RunSection) -> str | None:
+    """Returns the metric that decides which round is kept; None for the last one."""
+    return section.keep.removeprefix(_BEST) if section.keep.startswith(_BEST) else None
+
+
+def check_kept(section: RunSection) -> None:
+    """Refuses a metric of which no direction is known to be better."""
+    metric = kept_metric(section)
+    if metric is not None:
+        _is_larger_better(metric)
+
+
+def loss_of(metric: str, value: float) -> float:
+    """Returns a metric with a sign by which smaller is better."""
+    return -value if _is_larger_better(metric) else value
+
+
+def _is_larger_better(metric: str) -> bool:
+    """Whether larger values of a metric are better; a ValueError if that is unknown."""
+    name = _ADDED.sub("", metric)
+    # A spread of accuracies is no accuracy.
+    is_known = name.endswith(_LARGER + _SMALLER) and not name.startswith(("std_", "unseen_std_"))
+    rule = f"name a metric that ends in one of {', '.join(_LARGER + _SMALLER)}, of which one "
+    rule += "direction is known to be better"
+    checks.require(is_known, KEY, rule, f"{_BEST}{metric}")
+    return name.endswith(_LARGER)
