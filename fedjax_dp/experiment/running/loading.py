@@ -154,7 +154,7 @@ def load_run(folder: str | pathlib.Path, warn: Callable[[str], None] = warnings.
     saved, damaged = read_newest(experiment, folder, checkpoints, like, warn)
     checks.require(saved is not None, str(kept), "hold an intact checkpoint", damaged)
     assert saved is not None
-    state, hyper, extra, kept = saved
+    state, hyper, extra, best = saved
     checkpoints.close()
     if damaged:
         warn(f"{folder} is read as of round {int(state.round)}")
@@ -166,7 +166,7 @@ def load_run(folder: str | pathlib.Path, warn: Callable[[str], None] = warnings.
     rows = [row for row in read_metrics(folder, warn) if row["round"] <= int(state.round)]
     plateaus = plateaus_of(experiment.config)
     hyper = after_plateaus(hyper, plateaus, rows, config.run.evaluate_every)
-    state = state if kept is None else kept.state
+    state = state if best is None else best.state
     return Run(folder, experiment, state, hyper, accounting, rows)
 
 
