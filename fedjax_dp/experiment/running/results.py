@@ -112,7 +112,7 @@ def write_results(
 
     A kept state is evaluated and drawn in place of the last one.
     """
-    last, state = state, state if kept is None else kept
+    num_rounds, state = int(state.round), state if kept is None else kept
     folder, accounting = start.folder, start.accounting
     section = experiment.config.run
     # Damage was reported when the logbook was opened.
@@ -121,7 +121,7 @@ def write_results(
     spent = accounting.epsilon(experiment.dp_delta, accountant)
     summary = _summary(experiment, state, start.hyper, spent, rows) | timing
     if kept is not None:
-        summary |= {"rounds": int(last.round), "kept_round": int(kept.round)}
+        summary |= {"rounds": num_rounds, "kept_round": int(kept.round)}
     summary |= {"communication": start.traffic.summary()}
     summary |= {"ended": ended, "stopped_by": stopped_by, "warnings": list(warnings)}
     if experiment.config.privacy.units:

@@ -493,7 +493,7 @@ def _require_keepable(experiment: Experiment) -> None:
     rule = "be 'last' for client states on disk, from which the clients' models are read"
     checks.require(is_here, KEY, rule, section.keep)
     row = evaluate(experiment.evaluator, held, experiment.simulation.hyper, section.seed)
-    known = sorted(k for k, v in row.items() if np.isscalar(v) and not math.isnan(float(v)))
+    known = sorted(k for k, v in row.items() if isinstance(v, int | float) and not math.isnan(v))
     rule = f"name a metric that evaluates this run, one of {', '.join(known)}"
     checks.require(metric in known, KEY, rule, section.keep)
 
