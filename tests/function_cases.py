@@ -540,6 +540,12 @@ SPECIAL: dict[str, Case] = {
         targets="params/*/kernel",
         trained=(),
     ),
+    "generator": case(
+        models.generator,
+        model=lambda: models.char_lstm(TEXT, 5, num_units=2, num_layers=1),
+        num_tokens=2,
+        end=0,
+    ),
     "build of models": case(models.build, name="mlp", example={"x": VECTOR}),
     **{name: case(getattr(models, name), example_x=image) for name, image in _IMAGE_OF.items()},
     **{

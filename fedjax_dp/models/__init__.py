@@ -12,6 +12,7 @@ from fedjax_dp.models.dense import (
     ordinal_regression,
     poisson_regression,
 )
+from fedjax_dp.models.generation import generator
 from fedjax_dp.models.gpt2 import gpt2
 from fedjax_dp.models.language import char_lstm, char_transformer, llama
 from fedjax_dp.models.lora import lora
@@ -44,6 +45,7 @@ __all__ = [
     "char_transformer",
     "emnist_cnn",
     "fedavg_cnn",
+    "generator",
     "gpt2",
     "half_squared_error",
     "least_squares",
