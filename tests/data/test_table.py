@@ -1,6 +1,7 @@
 """User tables: columns by name, required rules, errors that name the cell."""
 
 import gzip
+import json
 import re
 import warnings
 
@@ -69,7 +70,7 @@ def test_columns_by_name_without_any_option(write):
     assert words.startswith("which values occur in 'job', 'smokes', 'ill'")
 
 
-@pytest.mark.parametrize("ending", ["parquet", "arrow", "stream.arrow", "csv.gz", "tsv"])
+@pytest.mark.parametrize("ending", ["parquet", "arrow", "stream.arrow", "jsonl", "csv.gz", "tsv"])
 def test_every_format_has_the_same_result(write, tmp_path, ending):
     write(CSV)
     options = {"client": "hospital", "missing": "mean"}
@@ -84,12 +85,14 @@ def test_every_format_has_the_same_result(write, tmp_path, ending):
     elif ending == "stream.arrow":
         with pa.ipc.new_stream(path, table.schema) as file:
             file.write_table(table)
+    elif ending == "jsonl":
+        write("\n".join(map(json.dumps, table.to_pylist())), path)
     elif ending == "tsv":
         write(CSV.replace(",", "\t"), path)
     else:
         with pa.CompressedOutputStream(path, "gzip") as file:
             file.write(CSV.encode())
-    if ending in ("parquet", "arrow", "stream.arrow"):
+    if ending in ("parquet", "arrow", "stream.arrow", "jsonl"):
         # Truth values are numbers there.
         options["categories"] = {"smokes": ["false", "true"]}
     found = load(path, **options)

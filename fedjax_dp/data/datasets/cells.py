@@ -1,4 +1,4 @@
-"""Tables in CSV, Parquet and Arrow files as columns of numbers and strings."""
+"""Tables in CSV, JSON Lines, Parquet and Arrow files as columns of numbers and strings."""
 
 import codecs
 import collections
@@ -32,7 +32,8 @@ MISSING_VALUES = (
     *("NaN", "nan", "-NaN", "-nan", "null", "NULL", "None"),
 )
 _CSV, _PARQUET, _ARROW = (".csv", ".tsv", ".txt"), (".parquet", ".pq"), (".arrow", ".feather")
-_ENDINGS = (*_CSV, *_PARQUET, *_ARROW)
+_JSON = (".jsonl", ".ndjson")
+_ENDINGS = (*_CSV, *_JSON, *_PARQUET, *_ARROW)
 # Names of numbers with more digits before the point, or zeros after it, have an exponent.
 _MOST_DIGITS, _MOST_ZEROS = 20, 5
 _EXACTLY = decimal.Context(
@@ -49,6 +50,7 @@ _MARKER = re.compile(
 )
 # The characters that may separate cells, and the part of a file that shows it.
 _SEPARATORS = ",;\t|: "
+_MOST_BYTES = (1 << 31) - 1
 _SHOWN_TEXT, _SHOWN_ROWS = 1 << 16, 20
 # More values than this that occur once are not taken for names of categories, if they are most.
 _MOST_ONCE = 5
@@ -218,6 +220,13 @@ class Column:
             values = np.array([*names, None], object)
             columns.append(values[np.asarray(coded.indices.fill_null(len(names)))])
         return np.concatenate(columns)
+
+    def strings(self) -> list[str]:
+        """Returns cells of text as the files have them, but for space around it."""
+        for path, array in zip(self._table.files, self._arrays, strict=True):
+            what, is_text = f"column {self.name!r},", tables.is_text(array.type)
+            disclosure.require(is_text, what, "hold text", str(array.type), where=path)
+        return [text for array in self._arrays for text in array.to_pylist()]
 
     @functools.cached_property
     def numbers(self) -> np.ndarray | None:
@@ -474,6 +483,7 @@ def _read(path: pathlib.Path, reading: Reading) -> Any:
     mark = "\t" if name.endswith(".tsv") else reading.separator
     readers = (
         (_CSV, lambda: _csv(path, mark, reading.encoding), f"separated by {mark!r}"),
+        (_JSON, lambda: _json(path), "hold an object of one level in each line"),
         (_PARQUET, lambda: _parquet(path), "be a Parquet file"),
         (_ARROW, lambda: _arrow(path), "be an Arrow file or stream"),
     )
@@ -507,9 +517,7 @@ def _csv(path: pathlib.Path, mark: str, encoding: str) -> Any:
     import pyarrow as pa
     from pyarrow import csv as arrow_csv
 
-    content = path.read_bytes()
-    if path.name.lower().endswith(".gz"):
-        content = gzip.decompress(content)
+    content = _content(path)
     text = _decoded(path, content, encoding)
     names_mark = _require_separator(path, text, mark)
     if '"' in text:
@@ -587,6 +595,23 @@ def _decoded(path: pathlib.Path, content: bytes, encoding: str) -> str:
         rule = "not be text in utf-8"
         require_of_file(not is_other, what, rule, "text in utf-8", public=public)
     return text.removeprefix("\ufeff")
+
+
+def _content(path: pathlib.Path) -> bytes:
+    """Reads a file of text, decompressed by its name."""
+    content = path.read_bytes()
+    return gzip.decompress(content) if path.name.lower().endswith(".gz") else content
+
+
+def _json(path: pathlib.Path) -> Any:
+    """Reads objects, one a line; a name that a line lacks is a missing cell."""
+    import pyarrow as pa
+    from pyarrow import json as arrow_json
+
+    content = _content(path)
+    # In one block: types are those of its first rows, and no line may be longer than it.
+    block = arrow_json.ReadOptions(block_size=min(len(content) + 1, _MOST_BYTES))
+    return arrow_json.read_json(pa.BufferReader(content), block)
 
 
 def _parquet(path: pathlib.Path) -> Any:

@@ -12,6 +12,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.registry import Registry, grouped, is_own, options_of
 from fedjax_dp.data.datasets import (
     image_files,
+    instructions,
     mnist,
     public_tables,
     shakespeare,
@@ -56,6 +57,7 @@ LOADERS: Registry[Callable[..., Dataset]] = Registry(
         "kddcup99": public_tables.load_kddcup99,
         "credit_card_fraud": public_tables.load_credit_card_fraud,
         "table": table.load,
+        "instructions": instructions.load,
         "parquet": stores.load_parquet,
         "store": stores.load,
     }

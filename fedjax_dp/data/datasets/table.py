@@ -1,4 +1,4 @@
-"""Your own table, in CSV, Parquet or Arrow files, read by column name."""
+"""Your own table, in CSV, JSON Lines, Parquet or Arrow files, read by column name."""
 
 import contextlib
 import dataclasses
@@ -136,8 +136,8 @@ def load(
 
     Args:
       data_dir: where to search for a relative path that is not in the current folder.
-      path: the file, ending in .csv, .tsv, .parquet or .arrow (.csv.gz too), or a pattern such as
-        hospitals/*.csv of several with the same columns.
+      path: the file, ending in .csv, .tsv, .jsonl, .parquet or .arrow (.csv.gz and .jsonl.gz too),
+        or a pattern such as hospitals/*.csv of several with the same columns.
       label: the column to predict, or a list of several: numbers in a regression, else labels of
         two classes each, which do not exclude each other.
       weight: the column of the weights of examples in the loss of training, numbers of at least 0;
@@ -174,7 +174,7 @@ def load(
         warnings.warn(replaced, DeprecationWarning, stacklevel=2)
         cells = cells._replace(encoding="utf-8")
         column_coding = column_coding._replace(coding=old)  # type: ignore[arg-type]
-    reading = _reading(cells, gaps.missing_values, has_text=any(map(is_csv, (*paths, *tests))))
+    reading = reading_of(cells, gaps.missing_values, has_text=any(map(is_csv, (*paths, *tests))))
     targets = [label] if isinstance(label, str) else list(label)
     checks.require(bool(targets), "label", "name at least one column", targets)
     roles = {f"label{f' {i + 1}' * (i > 0)}": name for i, name in enumerate(targets)}
@@ -213,7 +213,7 @@ def load(
         if name is not None:
             rows = np.arange(num_own if name in {*absent, split} else table.num_rows)
             table.columns[name].require_present(rows, f"have a value in every row, as the {role}")
-    parts = _parts(table, num_own, inputs, gaps, testing)
+    parts = rows_of_parts(table, num_own, inputs, gaps, testing)
 
     coder = _Coder(table, parts, inputs, gaps, column_coding)
     names, xs = coder.inputs_of_parts()
@@ -234,7 +234,7 @@ def load(
         labels[1] = np.full(shape, unknown, labels[0].dtype)
     num_files = len(paths) if clients_are_files else None
     known = num_own if client in absent else table.num_rows
-    ids = _client_ids(table, client, num_files, known)
+    ids = client_ids(table, client, num_files, known)
     train, test = ({"x": x, "y": y} for x, y in zip(xs, labels, strict=True))
     if weight is not None:
         column, is_absent = table.columns[weight], weight in absent
@@ -336,7 +336,7 @@ def _require_used(option: str, value: Any, is_used: bool, when: str) -> None:
     checks.require(not value or is_used, option, f"be given only if {when}", value)
 
 
-def _reading(cells: Cells, missing: Sequence[str], *, has_text: bool) -> Reading:
+def reading_of(cells: Cells, missing: Sequence[str], *, has_text: bool) -> Reading:
     """Checks how cells are written."""
     separator, encoding, decimal, thousands, dates = cells
     is_plain = len(separator) == 1 and separator.isascii() and separator not in '"\r\n'
@@ -383,7 +383,7 @@ def _date_rule(option: str, given: Mapping[str, str]) -> DateRule:
     return DateRule(since, form)
 
 
-def _parts(
+def rows_of_parts(
     table: Table, num_own: int, inputs: Sequence[str], gaps: Gaps, testing: Testing
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the rows of both parts; those after the first `num_own` are of test files."""
@@ -428,7 +428,7 @@ def _weights(column: Column, rows: np.ndarray) -> np.ndarray:
     return values.astype(np.float32)
 
 
-def _client_ids(
+def client_ids(
     table: Table, client: str | None, num_training_files: int | None, known: int
 ) -> np.ndarray | None:
     """Returns the client id of each known row, integers if all are; or the name of its file."""
