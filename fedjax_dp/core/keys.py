@@ -38,7 +38,6 @@ class Purpose(enum.IntEnum):
     CLOCK = 19
     SERVERS = 20
     AUGMENTATION = 21
-    GENERATION = 22
 
 
 # The generator of keys that noise may be drawn from. Its words are those of a published cipher, on
