@@ -14,10 +14,10 @@ PROMPTS = np.array([[1, 2, 0], [4, -1, -1]], np.int32)
 
 
 def chain():
-    """Logits of the next token that depend on the running sum of all tokens, padding included."""
+    """Logits of the next token that depend on the running sum of tokens and their number."""
 
     def apply(params, x):
-        return params["table"][jnp.cumsum(x, axis=1) % NUM]
+        return params["table"][jnp.cumsum(x + 1, axis=1) % NUM]
 
     table = np.random.default_rng(0).normal(size=(NUM, NUM)).astype(np.float32)
     model = Model.from_functions(
@@ -36,7 +36,7 @@ def test_greedy_continuations_are_those_of_one_token_at_a_time():
     for row, prompt in zip(found, PROMPTS, strict=True):
         text = prompt[prompt >= 0].tolist()
         for token in row:
-            assert token == np.argmax(table[sum(text) % NUM])
+            assert token == np.argmax(table[(sum(text) + len(text)) % NUM])
             text.append(token)
 
 
@@ -56,12 +56,12 @@ def test_draws_have_the_probabilities_of_the_temperature():
     model, params, table = chain()
     many, temperature = 4000, 0.5
     draws = generator(model, 1)(params, np.full((many, 1), 3, np.int32), KEY, temperature)
-    weights = np.exp(table[3] / temperature)
+    weights = np.exp(table[4] / temperature)
     expected = many * weights / weights.sum()
     found = np.bincount(np.asarray(draws)[:, 0], minlength=NUM)
     # Pearson's statistic with 4 degrees of freedom: above 23.5 once in 10,000.
     assert np.sum((found - expected) ** 2 / expected) < 23.5
-    plain = np.exp(table[3]) / np.exp(table[3]).sum() * many
+    plain = np.exp(table[4]) / np.exp(table[4]).sum() * many
     assert np.sum((found - plain) ** 2 / plain) > 23.5
 
 
