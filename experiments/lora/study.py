@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from experiments.sweep import hardware
+from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.accounts.communication import communication
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.cohort import traced, typed
@@ -96,12 +97,15 @@ def rows_of(base: pathlib.Path, unit: str, method: str, words: Sequence[str]) ->
             state = shared.simulation.init(jax.random.key(0))
             jax.block_until_ready(shared.simulation.compile(state, jax.random.key(0)))
         rows.append({"unit": unit, "method": method, "epsilon": epsilon})
-        rows[-1] |= _measured(shared, experiment, config.run.rounds, config.run.seed) | memory
+        figures, _ = measured(shared, experiment, config.run.rounds, config.run.seed)
+        rows[-1] |= figures | memory
         print(rows[-1], flush=True)
     return rows
 
 
-def _measured(shared: Experiment, own: Experiment, rounds: int, seed: int) -> dict[str, Any]:
+def measured(
+    shared: Experiment, own: Experiment, rounds: int, seed: int
+) -> tuple[dict[str, Any], PyTree]:
     """Runs the rounds of one budget, charges them, and evaluates the last model."""
     sim, hyper, key = shared.simulation, own.simulation.hyper, jax.random.key(seed)
     whole = shared.evaluator.whole
@@ -118,8 +122,9 @@ def _measured(shared: Experiment, own: Experiment, rounds: int, seed: int) -> di
     spent = accounting.epsilon(own.dp_delta)
     sent = communication(sim, record, info)
     clients = int(np.sum(np.asarray(record.clients) >= 0))
-    return {
+    figures = {
         "accuracy_before": before.accuracy,
+        "loss_before": before.loss,
         "accuracy": after.accuracy,
         "loss": after.loss,
         "spent": max((float(np.max(each)) for each in spent.values()), default=None),
@@ -130,6 +135,8 @@ def _measured(shared: Experiment, own: Experiment, rounds: int, seed: int) -> di
         "clients_a_second": clients / seconds,
         "clients_a_cpu_second": clients / cpu,
     }
+    assert sim.federation.shared is not None
+    return figures, sim.federation.shared(state)
 
 
 def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
