@@ -58,7 +58,7 @@ CollusionResult MaskGraph MaskKeys HeldShares Compute Latencies RoundTimes Avail
 Moment CountedMean FloatOffsets Guarantee LossBounds Node Nodes Journal NotOpenError Script Project
 Report Budget Method KeptTrials Trial Averaged Entry Finish FinishForAll Change Cohorts Wrapper
 Metric Needs Numbers Objective Stages Training Views Choices Coded Form Known SentIf Sparse
-ByClient Unpublished HiddenClusters References ClusterModel Tokenizer
+ByClient Unpublished HiddenClusters References ClusterModel Tokenizer Pictures
 """
 HOLD = set(_NAMES.split())
 
@@ -613,6 +613,9 @@ SPECIAL: dict[str, Case] = {
     "describe_data": case(statistics.describe_data),
     "options of data": case(datasets.options, name="digits"),
     "tokenizer": case(data.tokenizer, name="bytes"),
+    "class_names": case(data.class_names, names=["a", "b"]),
+    "images": case(data.images, rule=data.Pictures(image_size=[2, 2])),
+    "texts": case(data.texts, tokenizer=lambda: data.tokenizer("bytes"), sequence_length=4),
     "within_norm": case(
         datasets.within_norm,
         data=lambda: datasets.Dataset(

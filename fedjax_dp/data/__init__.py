@@ -9,6 +9,7 @@ from fedjax_dp.data import (
     shifts,
     statistics,
 )
+from fedjax_dp.data.cell_readers import Pictures, class_names, images, texts
 from fedjax_dp.data.federated import FederatedData, example_structure
 from fedjax_dp.data.participants import Participation, participation
 from fedjax_dp.data.sampling import (
@@ -29,9 +30,11 @@ __all__ = [
     "Draw",
     "FederatedData",
     "Participation",
+    "Pictures",
     "Sampler",
     "Tokenizer",
     "augmentation",
+    "class_names",
     "clusters",
     "cyclic",
     "datasets",
@@ -39,6 +42,7 @@ __all__ = [
     "fixed_size",
     "full_participation",
     "full_participation_first",
+    "images",
     "min_separated",
     "mixtures",
     "participation",
@@ -47,6 +51,7 @@ __all__ = [
     "shifts",
     "shuffled",
     "statistics",
+    "texts",
     "tokenizer",
     "without_amplification",
 ]

@@ -16,6 +16,7 @@ from fedjax_dp.core.ranges import Count
 from fedjax_dp.data import arrays as array_checks
 from fedjax_dp.data import disk_arrays, host_arrays, store_writer, tables
 from fedjax_dp.data.arrays import example_array
+from fedjax_dp.data.cell_readers import Reader
 from fedjax_dp.data.disk_arrays import Blocks, is_on_disk
 from fedjax_dp.data.store_writer import NAMES as _NAMES
 from fedjax_dp.data.store_writer import OFFSETS as _OFFSETS
@@ -467,6 +468,7 @@ class FederatedData:
         *,
         directory: str | pathlib.Path | None = None,
         padding: Mapping[str, Sequence[float]] = {},
+        readers: Mapping[str, Reader] = {},
         batch_size: Count = 4096,
     ) -> "FederatedData":
         """Builds a store from a Hugging Face `datasets` table.
@@ -480,6 +482,8 @@ class FederatedData:
             by `from_parquet`; None for a store in memory.
           padding: for columns of lists of several lengths: the length, and the value that fills
             shorter lists at the end.
+          readers: for arrays of columns that hold no numbers: `data.images`, `data.texts` or
+            `data.class_names`.
           batch_size: how many rows are read at once into a directory.
 
         Returns:
@@ -493,13 +497,21 @@ class FederatedData:
         source = tables.huggingface_parts(table, batch_size)
         chosen = tables.columns_of(source.names, client_column, columns)
         tables.require_padding(padding, chosen)
+        tables.require_readers(readers, chosen)
         if directory is not None:
-            ids = tables.client_ids_of(source, client_column)
-            batches = tables.batches_of(source, client_column, chosen, padding)
+            ids = tables.client_ids_of(source, client_column, chosen)
+            batches = tables.batches_of(source, client_column, chosen, padding, readers)
             write_store(pathlib.Path(directory), ids, batches, keep_order=True)
             return cls.open(directory)
-        examples = {}
+        examples: dict[str, Any] = {}
+        read = {name: chosen[name] for name in readers}
+        if read:
+            parts = [a for _, a in tables.batches_of(source, client_column, read, {}, readers)]
+            checks.require(bool(parts), "table", "hold at least one row", "none")
+            examples |= {n: host_arrays.joined([part[n] for part in parts]) for n in parts[0]}
         for name, column in chosen.items():
+            if name in readers:
+                continue
             rule = "be one column, without a directory"
             checks.require(isinstance(column, str), f"columns[{name!r}]", rule, column)
             examples[name] = tables.column_of(table, str(column), padding.get(str(column)))
@@ -511,11 +523,12 @@ class FederatedData:
     def from_parquet(
         cls,
         path: str | pathlib.Path | Sequence[str | pathlib.Path],
-        client_column: str,
+        client_column: str | None,
         columns: Mapping[str, str | Sequence[str]] | None = None,
         *,
         directory: str | pathlib.Path,
         padding: Mapping[str, Sequence[float]] = {},
+        readers: Mapping[str, Reader] = {},
         batch_size: Count = 4096,
     ) -> "FederatedData":
         """Imports Parquet files into a store on disk, without holding them in memory.
@@ -526,13 +539,17 @@ class FederatedData:
         each client. Needs the extra `table`.
 
         Args:
-          path: a file, a pattern such as "part-*.parquet", or several; all of one schema.
-          client_column: the column that names the client of each row: integers or strings.
+          path: a file, a pattern such as "part-*.parquet", a folder that `save_to_disk` of the
+            `datasets` library wrote, or several; all of one schema.
+          client_column: the column that names the client of each row: integers or strings; None
+            makes one client of all rows.
           columns: for each array of the store the column that it is read from, or a list of columns
             of numbers, side by side as float32; if None, all other columns under their own names.
           directory: an empty or new folder for the store.
           padding: for columns of lists of several lengths: the length, and the value that fills
             shorter lists at the end; longer lists are refused.
+          readers: for arrays of columns that hold no numbers: `data.images`, `data.texts` or
+            `data.class_names`.
           batch_size: how many rows are read at once.
 
         Returns:
@@ -552,8 +569,9 @@ class FederatedData:
         source = tables.parquet_parts(path, batch_size, client_column)
         chosen = tables.columns_of(source.names, client_column, columns)
         tables.require_padding(padding, chosen)
-        ids = tables.client_ids_of(source, client_column)
-        batches = tables.batches_of(source, client_column, chosen, padding)
+        tables.require_readers(readers, chosen)
+        ids = tables.client_ids_of(source, client_column, chosen)
+        batches = tables.batches_of(source, client_column, chosen, padding, readers)
         write_store(pathlib.Path(directory), ids, batches)
         return cls.open(directory)
 

@@ -1,5 +1,6 @@
 """Columns of Arrow tables as arrays, whole or in batches, without a Python object for each cell."""
 
+import contextlib
 import glob
 import os
 import pathlib
@@ -12,12 +13,15 @@ from fedjax_dp.core import checks, disclosure, files
 from fedjax_dp.core.disclosure import GuardedError
 from fedjax_dp.core.packages import needed_for
 from fedjax_dp.data import arrays as array_checks
+from fedjax_dp.data.cell_readers import Cells, Reader
 from fedjax_dp.data.store_writer import Batch
 
 # For each array of a store the column it is read from, or several of them side by side.
 Columns = Mapping[str, str | Sequence[str]]
 # For columns of lists of several lengths: the length of all, and the value at the end of shorter.
 Padding = Mapping[str, Sequence[float]]
+# What `save_to_disk` of the `datasets` library writes: Arrow streams, and a file that names them.
+_ARROW, _STATE = ".arrow", "state.json"
 
 
 class Part(NamedTuple):
@@ -35,16 +39,16 @@ class TableParts(NamedTuple):
     parts: Callable[[Sequence[str]], Iterator[Part]]
 
 
-def parquet_parts(path: Any, batch_size: int, client_column: str) -> TableParts:
-    """Opens Parquet files of one schema; their columns are read `batch_size` rows at a time."""
+def parquet_parts(path: Any, batch_size: int, client_column: str | None) -> TableParts:
+    """Opens Parquet files of one schema, or Arrow streams of folders that `datasets` saved.
+
+    Their columns are read `batch_size` rows at a time.
+    """
     with needed_for("Reading Parquet files", "table"):
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
-    paths, schemas = _parquet_files(path), []
-    for each in paths:
-        with files.reading(each, "be an intact Parquet file", pa.ArrowInvalid, OSError):
-            schemas.append(pq.read_schema(each))
+    paths = files_of(path)
+    schemas = [schema_of(each) for each in paths]
     for each, schema in zip(paths, schemas, strict=True):
         for field in schemas[0]:
             checks.one_of(f"column of {each}", field.name, schema.names)
@@ -55,16 +59,95 @@ def parquet_parts(path: Any, batch_size: int, client_column: str) -> TableParts:
     def parts(columns: Sequence[str]) -> Iterator[Part]:
         for each in paths:
             row = 0
-            with (
-                files.reading(each, "be an intact Parquet file", pa.ArrowInvalid, OSError),
-                pq.ParquetFile(each) as file,
-            ):
-                for batch in file.iter_batches(batch_size, columns=list(columns)):
+            with _intact(each), contextlib.ExitStack() as stack:
+                if each.suffix == _ARROW:
+                    batches = _arrow_batches(stack, each, batch_size, columns)
+                else:
+                    file = stack.enter_context(pq.ParquetFile(each))
+                    batches = file.iter_batches(batch_size, columns=list(columns))
+                for batch in batches:
                     yield Part(batch, str(each), row)
                     row += batch.num_rows
 
-    checks.one_of("client_column", client_column, schemas[0].names)
+    if client_column is not None:
+        checks.one_of("client_column", client_column, schemas[0].names)
     return TableParts(schemas[0].names, parts)
+
+
+def schema_of(path: pathlib.Path) -> Any:
+    """Reads the columns of a Parquet file or of an Arrow stream."""
+    with needed_for("Reading Parquet files", "table"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+    with _intact(path):
+        if path.suffix != _ARROW:
+            return pq.read_schema(path)
+        with pa.memory_map(os.fspath(path)) as source:
+            return pa.ipc.open_stream(source).schema
+
+
+def kind_of(schema: Any, name: str) -> str:
+    """Returns what a column holds: "text", "image" (binary, or with a field of bytes), "other"."""
+    import pyarrow as pa
+
+    kind = schema.field(name).type
+    kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if is_text(kind):
+        return "text"
+    has_bytes = pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
+    is_binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    return "image" if has_bytes or is_binary else "other"
+
+
+def _arrow_batches(
+    stack: contextlib.ExitStack, path: pathlib.Path, batch_size: int, columns: Sequence[str]
+) -> Iterator[Any]:
+    """Reads an Arrow stream, whose own batches may have any size."""
+    import pyarrow as pa
+
+    reader = pa.ipc.open_stream(stack.enter_context(pa.memory_map(os.fspath(path))))
+    for batch in reader:
+        chosen = batch.select(list(dict.fromkeys(columns)))
+        # Offsets of a damaged file would be read beyond their ends.
+        chosen.validate(full=True)
+        for start in range(0, chosen.num_rows, batch_size):
+            yield chosen.slice(start, batch_size)
+
+
+def _intact(path: pathlib.Path) -> contextlib.AbstractContextManager[None]:
+    """Turns errors of pyarrow into one of a damaged file."""
+    import pyarrow as pa
+
+    kind = "Arrow stream" if path.suffix == _ARROW else "Parquet file"
+    return files.reading(path, f"be an intact {kind}", pa.ArrowInvalid, OSError)
+
+
+def saved_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Lists the files of a folder that `save_to_disk` of the `datasets` library wrote."""
+    state = folder / _STATE
+    rule = f"be a folder of one part that `save_to_disk` wrote, which has {_STATE}"
+    parts = sorted(path.parent.name for path in folder.glob(f"*/{_STATE}"))
+    found = f"a folder of {parts}" if parts else "none"
+    checks.require(state.is_file(), str(folder), rule, found)
+    content = files.parse_json(files.read_text(state), state)
+    with files.reading(state, "name its files", TypeError, LookupError, AttributeError):
+        names = [each["filename"] for each in content["_data_files"]]
+        is_selection = bool(content.get("_indices_data_files"))
+    # Other parties may have written the folder: no file outside of it is read.
+    are_inside = bool(names) and all(
+        isinstance(name, str) and name == os.path.basename(name) and name.endswith(_ARROW)
+        for name in names
+    )
+    disclosure.require_of_file(are_inside, str(state), f"name {_ARROW} files of its folder", names)
+    rule = "be of a whole table (`flatten_indices` makes one)"
+    disclosure.require_of_file(not is_selection, str(state), rule, "a selection of rows")
+    for name in names:
+        files.require_file(folder / name, "path")
+        is_link = (folder / name).is_symlink()
+        disclosure.require_of_file(not is_link, str(folder / name), "be no link", "a link")
+    return [folder / name for name in names]
 
 
 def huggingface_parts(table: Any, batch_size: int) -> TableParts:
@@ -93,9 +176,10 @@ def huggingface_parts(table: Any, batch_size: int) -> TableParts:
     return TableParts(list(names), parts)
 
 
-def columns_of(names: Sequence[str], client_column: str, columns: Columns | None) -> Columns:
+def columns_of(names: Sequence[str], client_column: str | None, columns: Columns | None) -> Columns:
     """Chooses the columns of each array; by default each other column is one."""
-    checks.one_of("client_column", client_column, names)
+    if client_column is not None:
+        checks.one_of("client_column", client_column, names)
     columns = columns or {name: name for name in names if name != client_column}
     for column in columns.values():
         for name in _names(column):
@@ -103,20 +187,58 @@ def columns_of(names: Sequence[str], client_column: str, columns: Columns | None
     return columns
 
 
-def client_ids_of(source: TableParts, client_column: str) -> Iterator[np.ndarray]:
-    """Reads the client of each row, and no other column."""
-    for part in source.parts([client_column]):
+def client_ids_of(
+    source: TableParts, client_column: str | None, columns: Columns
+) -> Iterator[np.ndarray]:
+    """Reads the client of each row, and no other column; 0 without such a column."""
+    name = client_column or _names(list(columns.values())[-1])[0]
+    for part in source.parts([name]):
         yield ids_of(part, client_column)
 
 
 def batches_of(
-    source: TableParts, client_column: str, columns: Columns, padding: Padding
+    source: TableParts,
+    client_column: str | None,
+    columns: Columns,
+    padding: Padding,
+    readers: Mapping[str, Reader] = {},
 ) -> Iterator[Batch]:
     """Reads batches of examples with their client ids."""
+    clients = [] if client_column is None else [client_column]
     used = [name for column in columns.values() for name in _names(column)]
-    for part in source.parts(list(dict.fromkeys([client_column, *used]))):
-        arrays = {name: _array(part, column, padding) for name, column in columns.items()}
+    for part in source.parts(list(dict.fromkeys([*clients, *used]))):
+        arrays: dict[str, np.ndarray] = {}
+        for name, column in columns.items():
+            if name in readers:
+                arrays |= readers[name](name, cells_of(part, _names(column)[0]))
+            else:
+                arrays[name] = _array(part, column, padding)
         yield ids_of(part, client_column), arrays
+
+
+def require_readers(readers: Mapping[str, Reader], columns: Columns) -> None:
+    """Requires readers of arrays that are read from one column."""
+    for name in readers:
+        checks.one_of("readers", name, columns)
+        is_one = len(_names(columns[name])) == 1
+        checks.require(is_one, f"columns[{name!r}]", "be one column, for its reader", columns[name])
+
+
+def cells_of(part: Part, name: str) -> Cells:
+    """Returns the cells of a column, which must have no nulls."""
+    import pyarrow as pa
+
+    what, array = _Place(part.origin, name), _whole(part.table.column(name))
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    _require_no_null(what, array, [len(array)], part.first_row)
+    prefix = f"{part.origin}, " if part.origin else ""
+    rule = "hold intact cells, text in UTF-8"
+    with files.reading(f"{prefix}column {name!r},", rule, pa.ArrowInvalid):
+        array.validate(full=True)
+    return Cells(array, lambda i: f"{prefix}column {name!r}, row {part.first_row + i}")
 
 
 def require_padding(padding: Padding, columns: Columns) -> None:
@@ -128,8 +250,10 @@ def require_padding(padding: Padding, columns: Columns) -> None:
         checks.require(fits, f"padding[{name!r}]", "be a length of at least 1 and a value", rule)
 
 
-def ids_of(part: Part, name: str) -> np.ndarray:
-    """Reads the client ids of some rows: integers, text or Booleans."""
+def ids_of(part: Part, name: str | None) -> np.ndarray:
+    """Reads the client ids of some rows: integers, text or Booleans; 0 without a column."""
+    if name is None:
+        return np.zeros(part.table.num_rows, np.int32)
     array = _whole(part.table.column(name))
     what = _Place(part.origin, name)
     _require_no_null(what, array, [len(array)], part.first_row)
@@ -156,8 +280,8 @@ def column_of(
     return values if as_plain is None else values.astype(as_plain, copy=False)
 
 
-def _parquet_files(path: Any) -> list[pathlib.Path]:
-    """Finds the files of a path, a pattern, or a sequence of both."""
+def files_of(path: Any) -> list[pathlib.Path]:
+    """Finds the files of a path, a pattern, a folder of the `datasets` library, or several."""
     paths: list[pathlib.Path] = []
     for named in [path] if isinstance(path, str | pathlib.Path) else path:
         each = os.path.expanduser(named)
@@ -167,8 +291,11 @@ def _parquet_files(path: Any) -> list[pathlib.Path]:
         else:
             matches = [pathlib.Path(each)]
         for match in matches:
-            files.require_file(match, "path")
-        paths += matches
+            if files.kind_of(match, "path") == "folder":
+                paths += saved_files(match)
+            else:
+                files.require_file(match, "path")
+                paths.append(match)
     checks.require(bool(paths), "path", "name at least one file", path)
     return paths
 

@@ -1,6 +1,7 @@
 """Data sets in a store on disk: written once and opened from there, or your own."""
 
 import contextlib
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -12,14 +13,16 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from fedjax_dp.core import checks, files
+from fedjax_dp.core import checks, disclosure, files
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, Index
-from fedjax_dp.data import partition
+from fedjax_dp.data import cell_readers, partition, tables
+from fedjax_dp.data.cell_readers import Pictures, Reader
 from fedjax_dp.data.datasets.base import Dataset, Task
 from fedjax_dp.data.datasets.table import find_files
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.data.store_writer import OFFSETS
+from fedjax_dp.data.tokenizers import BYTES, Tokenizer, require_classes, tokenizer
 
 # What describes a saved data set, and the fields of it.
 _FACTS = "dataset.json"
@@ -31,6 +34,8 @@ _KINDS = {
     "origin": str,
     "exact_statistics": list,
 }
+# More names of classes than this are taken to be texts.
+_MOST_CLASSES = 1000
 
 
 class Source(NamedTuple):
@@ -254,68 +259,193 @@ def _read_facts(path: pathlib.Path) -> dict[str, Any]:
     return {name: tuple(x) if isinstance(x, list) else x for name, x in facts.items()}
 
 
+class Text(NamedTuple):
+    """How a column of text becomes tokens.
+
+    Attributes:
+      text: "bytes", or a `tokenizer.json` of the Hugging Face format (extra `text`), in the current
+        folder or in that of data files; None if the input is no text.
+      sequence_length: tokens of an example; longer texts are cut, shorter ones filled up.
+      text_end: whether the tokenizer's end follows each text.
+    """
+
+    text: str | None = None
+    sequence_length: Count = 128
+    text_end: bool = False
+
+
 @checked
 def load_parquet(
     data_dir: pathlib.Path,
     *,
     path: str,
-    client: str,
     x: Sequence[str],
-    y: str,
+    y: str | None = None,
+    client: str | None = None,
     num_classes: Index = 0,
+    classes: Sequence[str] = (),
     task: Literal["classification", "next_token", "regression"] = "classification",
     test_path: str | None = None,
     padding: Mapping[str, Sequence[float]] = {},
+    pictures: Pictures = Pictures(),
+    texts: Text = Text(),
     store: str | None = None,
 ) -> Dataset:
-    """Loads Parquet files by client, through a store on disk that is written once.
+    """Loads Parquet files or a saved Hugging Face table, through a store that is written once.
 
     The files are read in batches and never held in memory; a later run opens the store. With the
-    partition "natural" and no test share of clients, training reads cohorts from it.
+    partition "natural" and no test share of clients, training reads cohorts from it. Each row is
+    one example, and so one record of the privacy claim: a text longer than `sequence_length` is
+    cut, not divided.
 
-    Guarantee: each example depends only on its own row and the options.
+    Guarantee: each example depends only on its own row and the options; which classes occur is an
+    exact statistic, where labels are text and no classes are declared.
 
     Args:
-      path: a Parquet file, or a pattern such as part-*.parquet of several with one schema.
-      client: the column that names the client of each row, for the partition "natural".
-      x: the input column, of numbers or of lists of one length; or several columns of numbers.
-      y: the target column: classes or tokens from 0, or numbers for regression.
-      num_classes: the number of classes or tokens, known without the data; 0 for regression.
+      path: a Parquet file, a pattern such as part-*.parquet of several with one schema, or a folder
+        that `save_to_disk` of the `datasets` library wrote.
+      x: the input column, of numbers or of lists of one length; or several columns of numbers; or
+        one of images or, with `text`, of texts.
+      y: the target column: classes or tokens from 0, names of classes, or numbers for regression;
+        left out if the target is the next token of a text.
+      client: the column that names the client of each row, for the partition "natural"; without it
+        a partition spreads rows over clients.
+      num_classes: the number of classes or tokens, known without the data; 0 for regression, and
+        where the classes or the tokenizer give it.
+      classes: the names of classes in the order of their numbers; by default those that a Hugging
+        Face table declares, or else those that occur, sorted.
       task: what the target means.
-      test_path: a file, or a pattern, of test rows with the same columns.
+      test_path: files of test rows with the same columns.
       padding: for columns of lists of several lengths: the length, and the value that fills
         shorter lists at the end, such as { tokens = [20, 0] }.
+      pictures: how images become bytes, see `Pictures`.
+      texts: how text becomes tokens, see `Text`.
       store: the folder for stores; by default parquet/ in the data directory. It holds the
         examples, so it is as private as the files.
 
     Returns:
-      Arrays `x` and `y`, memory-mapped, with the clients' ids.
+      Arrays `x` and `y`, memory-mapped, with the clients' ids. Images are bytes, `[height, width,
+      channels]`; texts of a classification are filled up by -1.
     """
-    require_counted(num_classes, task)
     checks.require(len(x) > 0, "x", "name at least one column", list(x))
-    columns = {"x": list(x), "y": y}
     folder = data_dir / "parquet" if store is None else pathlib.Path(store).expanduser()
+    train_paths = _table_files("path", path, data_dir)
+    test_paths = [] if test_path is None else _table_files("test_path", test_path, data_dir)
+    schema = tables.schema_of(train_paths[0])
+    for name in (*x, *([] if y is None else [y])):
+        disclosure.require_column("x and y", name, str(train_paths[0]), schema.names)
+    readers: dict[str, Reader] = {}
+    columns: dict[str, Any] = {"x": list(x)}
+    facts: list[Any] = [list(classes), pictures._asdict()]
+    feature_names: tuple[str, ...] = ()
+    is_language = texts.text is not None and task == "next_token"
+    rule = "be left out, since the targets are the next tokens" if is_language else "be given"
+    checks.require((y is None) == is_language, "y", rule, y)
+    kinds = [tables.kind_of(schema, name) for name in x]
+    if texts.text is not None:
+        checks.require(len(x) == 1 and kinds[0] == "text", "x", "be one column of text", list(x))
+        chosen = _tokenizer(texts.text, data_dir)
+        if is_language:
+            num_classes = num_classes or chosen.size
+            require_classes(chosen, num_classes)
+        readers["x"] = cell_readers.texts(
+            chosen, texts.sequence_length, text_end=texts.text_end, is_target=is_language
+        )
+        facts.append([chosen.digest, *texts[1:]])
+        feature_names = (f"tokens of SHA-256 {chosen.digest}",)
+    else:
+        checks.require(texts == Text(), "sequence_length and text_end", "be given with text", texts)
+        checks.require("text" not in kinds, "text", "be given, as x is a column of text", None)
+    has_images = kinds == ["image"]
+    rule = "be given for a column of images"
+    checks.require(has_images or pictures == Pictures(), "image_size, image_mode", rule, kinds)
+    if has_images:
+        readers["x"] = cell_readers.images(pictures)
+    exact: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    if y is not None:
+        columns["y"] = y
+        names, exact = _classes(schema, y, classes, task, [*train_paths, *test_paths])
+        if names and tables.kind_of(schema, y) == "text":
+            readers["y"] = cell_readers.class_names(names)
+            facts.append(list(names))
+    is_counted = not names or num_classes in (0, len(names))
+    checks.require(
+        is_counted, "num_classes", f"be {len(names)}, the number of classes", num_classes
+    )
+    num_classes = len(names) or num_classes
+    require_counted(num_classes, task)
 
-    def part(name: str, where: str) -> tuple[FederatedData, list[pathlib.Path]]:
-        paths = find_files(name, where, data_dir)
-        choices = {"client": client, "columns": columns, "padding": dict(padding)}
+    def part(paths: list[pathlib.Path]) -> FederatedData:
+        choices = {"client": client, "columns": columns, "padding": dict(padding), "read": facts}
 
         def write(directory: pathlib.Path) -> None:
-            FederatedData.from_parquet(paths, client, columns, directory=directory, padding=padding)
+            FederatedData.from_parquet(
+                paths,
+                client,
+                columns,
+                directory=directory,
+                padding=padding,
+                readers=readers,
+                # Decoded images are large.
+                batch_size=256 if has_images else 4096,
+            )
 
-        return opened(folder, Source(paths, choices), write), paths
+        return opened(folder, Source(paths, choices), write)
 
-    train, paths = part("path", path)
-    test = None
-    if test_path is not None:
-        test, more = part("test_path", test_path)
+    train, test = part(train_paths), None
+    if test_paths:
+        test = part(test_paths)
         require_same_arrays(train, test)
-        paths += more
-    return as_dataset(
+    data = as_dataset(
         "parquet",
         train,
         test,
         num_classes=num_classes,
         task=task,
-        origin=", ".join(map(str, paths)),
+        class_names=names,
+        feature_names=feature_names,
+        origin=", ".join(map(str, [*train_paths, *test_paths])),
+        exact_statistics=exact,
     )
+    if client is not None:
+        return data
+    return dataclasses.replace(data, train_clients=None, test_clients=None, client_names=())
+
+
+def _table_files(name: str, where: str, data_dir: pathlib.Path) -> list[pathlib.Path]:
+    """Finds the files of a path or pattern, or of a folder that `save_to_disk` wrote."""
+    for place in (pathlib.Path(), data_dir):
+        folder = place / os.path.expanduser(where)
+        if files.kind_of(folder, name) == "folder":
+            return tables.saved_files(folder)
+    return find_files(name, where, data_dir)
+
+
+def _tokenizer(text: str, data_dir: pathlib.Path) -> Tokenizer:
+    """Reads a tokenizer file, in the current folder or in that of data files."""
+    if text == BYTES:
+        return tokenizer(text)
+    return tokenizer(str(find_files("text", text, data_dir)[0]))
+
+
+def _classes(
+    schema: Any, y: str, classes: Sequence[str], task: str, paths: list[pathlib.Path]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the names of classes, or none, and the exact statistics that they are of."""
+    is_text, is_classified = tables.kind_of(schema, y) == "text", task == "classification"
+    checks.require(is_classified or not is_text, "y", f"hold numbers, as task is {task!r}", y)
+    checks.require(is_classified or not classes, "classes", "be left out", classes)
+    declared = cell_readers.declared_classes(schema, y) if is_classified else ()
+    fits = not classes or tuple(classes) == (declared or tuple(classes))
+    rule = "be those that the table itself declares, in their order"
+    disclosure.require(fits, "classes", rule, classes)
+    if classes or declared or not is_text:
+        return tuple(classes) or declared, ()
+    found: set[str] = set()
+    for part in tables.parquet_parts(paths, 4096, None).parts([y]):
+        found |= set(cell_readers.texts_of(tables.cells_of(part, y)))
+        rule = f"hold at most {_MOST_CLASSES} names, unless classes lists them"
+        disclosure.require(len(found) <= _MOST_CLASSES, f"column {y!r}", rule, len(found))
+    exact = f"which values occur in {y!r}, since no classes were declared"
+    return tuple(sorted(found)), (exact,)
