@@ -12,6 +12,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.registry import Registry, grouped, is_own, options_of
 from fedjax_dp.data.datasets import (
     image_files,
+    image_folder,
     instructions,
     mnist,
     public_tables,
@@ -32,7 +33,7 @@ from fedjax_dp.data.datasets.catalog import (
 )
 
 # Options that name the client of each row.
-_NAMES_CLIENTS = ("client", "clients_are_files")
+_NAMES_CLIENTS = ("client", "clients_are_files", "clients_are_folders")
 
 # A user's own is also a function `(data_dir, *, options…) -> Dataset`.
 LOADERS: Registry[Callable[..., Dataset]] = Registry(
@@ -59,6 +60,7 @@ LOADERS: Registry[Callable[..., Dataset]] = Registry(
         "table": table.load,
         "instructions": instructions.load,
         "parquet": stores.load_parquet,
+        "image_folder": image_folder.load,
         "store": stores.load,
     }
 )
