@@ -92,7 +92,8 @@ def load(
     exact = "which folders of classes there are, since no classes were declared"
     return Dataset(
         "image_folder",
-        *examples,
+        examples[0],
+        examples[1],
         num_classes=len(names),
         task="classification",
         train_clients=clients[0] if clients_are_folders else None,
