@@ -117,10 +117,9 @@ def _of_file(path: pathlib.Path) -> Tokenizer:
             # An error of the package may quote the text.
             with _reading(f"{place(i)}, read by {path},", "be text that it encodes", quotes=False):
                 ids = np.asarray(own.encode(texts[i]).ids, np.int64)
-            fits = not len(ids) or int(ids.max()) < size
             # A file may put tokens around a text that its vocabulary lacks.
-            rule = f"give ids below {size}, its vocabulary"
-            disclosure.require_of_file(fits, str(path), rule, int(ids.max(initial=0)))
+            rule, largest = f"give ids below {size}, its vocabulary", max(ids.tolist(), default=0)
+            disclosure.require_of_file(largest < size, str(path), rule, largest)
             return ids.astype(np.int32)
 
         return [ids_of(i) for i in range(len(texts))]

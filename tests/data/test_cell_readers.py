@@ -114,9 +114,9 @@ def test_photographs_are_upright(tmp_path):
 
 
 def bomb():
-    """A PNG that claims 2^28 pixels."""
+    """A PNG that claims 81 million pixels, fewer than pillow refuses by itself."""
     content = bytearray(png(GREY[0]))
-    content[16:24] = (1 << 14).to_bytes(4, "big") * 2
+    content[16:24] = (9000).to_bytes(4, "big") * 2
     content[29:33] = zlib.crc32(content[12:29]).to_bytes(4, "big")
     return bytes(content)
 
@@ -133,7 +133,7 @@ def animated():
     [
         (b"secret", "row 5 must be an image"),
         (png(COLORED[0])[:-30], "row 5 must be an intact image"),
-        (bomb(), "row 5(, the image must have at most| must be an image: Image size)"),
+        (bomb(), "row 5, the image must have at most 67108864 pixels"),
         (animated(), "row 5, the image must be one image, not several"),
         (png(GREY[0].astype(np.uint16) * 256), "row 5, the image must be grey or RGB of 8 bits"),
         (png(COLORED[0, ..., :2].copy()), "row 5, the image must be grey or RGB.*got 'LA'"),
