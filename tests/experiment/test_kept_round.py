@@ -80,10 +80,14 @@ def test_personal_models_are_those_of_the_best_round(tmp_path):
 
 def test_directions_are_those_of_the_names():
     larger = ("test_accuracy", "worst_tenth_accuracy", "client_accuracy_q10", "unseen_f1")
+    larger += ("test_auc", "mean_client_r2")
     smaller = ("test_loss", "client_test_loss_after_local", "accuracy_disparity", "test_perplexity")
+    smaller += ("worst_tenth_mae", "test_mse")
     assert all(loss_of(name, 0.25) == -0.25 for name in larger)
     assert all(loss_of(name, 0.25) == 0.25 for name in smaller)
-    for name in ("std_client_accuracy", "unseen_std_client_accuracy", "epsilon_record", "mine"):
+    refused = ("std_client_accuracy", "unseen_std_client_accuracy", "epsilon_record", "mine")
+    refused += ("clients_without_f1", "unseen_clients_without_auc", "test_confusion")
+    for name in refused:
         config = load_config(None, (f"--run.keep=best:{name}",))
         with pytest.raises(ValueError, match=f"run.keep must name a metric .* got 'best:{name}'"):
             checked_config(config)

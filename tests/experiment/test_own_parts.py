@@ -306,6 +306,9 @@ def test_early_stopping_waits_for_something_better(losses, stop):
     assert not callback.is_private
     with pytest.raises(ValueError, match=r"must be one of .*test_loss.*got 'tset_loss'"):
         early_stopping(metric="tset_loss").call(Progress(rows, None, None, None))
+    tables = [row | {"mine": {"a": 1}} for row in rows]
+    with pytest.raises(ValueError, match=r"must be one of \['round', 'test_loss'\], got 'mine'"):
+        early_stopping(metric="mine").call(Progress(tables, None, None, None))
 
 
 @pytest.mark.parametrize(
@@ -325,6 +328,10 @@ def test_early_stopping_waits_for_something_better(losses, stop):
         (f'--run.metrics=["{PARTS}:number"]', "be a Metric"),
         ("--run.callbacks={early_stoping = {}}", "did you mean 'early_stopping'"),
         ("--run.callbacks.early_stopping=3", "must be a table of options, got 3"),
+        (
+            "--run.callbacks.early_stopping.metric=test_confusion",
+            "metric that is one number.*are t",
+        ),
         ("--run.callbacks.early_stopping.patience=0", "patience must be an integer of at leas"),
         ("--data.name=digit", "did you mean 'digits'"),
         (

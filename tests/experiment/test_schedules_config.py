@@ -116,6 +116,10 @@ def test_a_curve_of_ones_own_is_a_function_of_the_round(tmp_path):
         ([f"{RATE}=list"], "must hold 'factors'"),
         ([f"{RATE}.warm_up=30"], f"{RATE}.warm_up must be below run.rounds = 30"),
         ([f"{RATE}={{curve = 'plateau', warm_up = 3}}"], "left out for a plateau"),
+        (
+            [f"{RATE}={{curve = 'plateau', metric = 'client_test_per_class_after_local'}}"],
+            "metric that is one number, .* got 'client_test_per_class_after_local'",
+        ),
     ],
 )
 def test_mistakes_are_refused_as_they_are_read(words, error):

@@ -10,11 +10,12 @@ from fedjax_dp.core.ranges import Count, NonNegative
 from fedjax_dp.core.registry import Registry
 from fedjax_dp.experiment.components import trackers
 from fedjax_dp.experiment.components.experiment import Callback, Progress
+from fedjax_dp.experiment.components.measured import Measured, measured
 
 
 def early_stopping(
     *,
-    metric: str = "test_loss",
+    metric: Measured = "test_loss",
     goal: Literal["smaller", "larger"] = "smaller",
     patience: Count = 5,
     min_change: NonNegative = 0.0,
@@ -22,7 +23,7 @@ def early_stopping(
     """Stops a run whose metric has not improved for some evaluations.
 
     Args:
-      metric: a name in `metrics.jsonl`.
+      metric: a name in `metrics.jsonl`, of a number and not of a table.
       goal: whether "smaller" or "larger" is better.
       patience: evaluations without a better value, at least 1.
       min_change: the least improvement, at least 0.
@@ -32,10 +33,8 @@ def early_stopping(
     """
 
     def call(progress: Progress) -> bool:
-        values = [row[metric] for row in progress.rows if row.get(metric) is not None]
-        known = sorted(name for name, value in progress.rows[-1].items() if np.isscalar(value))
-        checks.require(bool(values), "metric of early_stopping", f"be one of {known}", metric)
-        signed = np.array(values, dtype=float) * (1 if goal == "smaller" else -1)
+        signed = measured(progress.rows, metric, "metric of early_stopping")
+        signed *= 1 if goal == "smaller" else -1
         best, waited = np.inf, 0
         for value in signed:
             is_better = value < best - min_change

@@ -7,8 +7,8 @@ from fedjax_dp.experiment.schema.config import RunSection
 
 KEY, _BEST = "run.keep", "best:"
 # Ends of the names of metrics, by which direction is better.
-_LARGER = ("accuracy", "f1", "mcc")
-_SMALLER = ("loss", "perplexity", "calibration_error", "brier_score", "disparity")
+_LARGER = ("accuracy", "f1", "mcc", "auc", "r2")
+_SMALLER = ("loss", "perplexity", "calibration_error", "brier_score", "disparity", "mae", "mse")
 # What evaluations add to these names.
 _ADDED = re.compile(r"(_q\d+)?(_after_local)?$")
 
@@ -33,8 +33,9 @@ def loss_of(metric: str, value: float) -> float:
 def _is_larger_better(metric: str) -> bool:
     """Whether larger values of a metric are better; a ValueError if that is unknown."""
     name = _ADDED.sub("", metric)
-    # A spread of accuracies is no accuracy.
-    is_known = name.endswith(_LARGER + _SMALLER) and not name.startswith(("std_", "unseen_std_"))
+    # A spread of accuracies is no accuracy, and a number of clients without an AUC is no AUC.
+    is_other = name.removeprefix("unseen_").startswith(("std_", "clients_without_"))
+    is_known = name.endswith(_LARGER + _SMALLER) and not is_other
     rule = f"name a metric that ends in one of {', '.join(_LARGER + _SMALLER)}, of which one "
     rule += "direction is known to be better"
     checks.require(is_known, KEY, rule, f"{_BEST}{metric}")

@@ -16,6 +16,7 @@ from fedjax_dp.core.ranges import Count, NonNegative, Probability, ProperFractio
 from fedjax_dp.core.registry import Registry, is_own
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.schedules import names_of, require_scheduled, scheduled
+from fedjax_dp.experiment.components.measured import Measured, measured
 from fedjax_dp.experiment.schema.config import (
     CentralDiscreteLevel,
     Config,
@@ -58,8 +59,8 @@ class Plateau(NamedTuple):
     """A number that is multiplied where a metric has stopped improving.
 
     Attributes:
-      metric: a name in `metrics.jsonl`; exact unless it is noised_unclipped_share, so that no ε
-        covers what it decides.
+      metric: a name in `metrics.jsonl`, of a number and not of a table; exact unless it is
+        noised_unclipped_share, so that no ε covers what it decides.
       goal: whether "smaller" or "larger" is better.
       patience: values in a row without a better one after which the number is multiplied, at
         least 1; there is one in each evaluation, or in each round for metrics of rounds.
@@ -68,7 +69,7 @@ class Plateau(NamedTuple):
       least: the least factor in all, in (0, 1].
     """
 
-    metric: str = "test_loss"
+    metric: Measured = "test_loss"
     goal: Literal["smaller", "larger"] = "smaller"
     patience: Count = 5
     min_change: NonNegative = 0.0
@@ -77,11 +78,9 @@ class Plateau(NamedTuple):
 
     def of(self, rows: Sequence[Mapping[str, Any]]) -> float:
         """Computes the factor of the rounds after an evaluation, the last of some rows."""
-        values = [row[self.metric] for row in rows if row.get(self.metric) is not None]
-        known = sorted(name for name, x in rows[-1].items() if np.isscalar(x))
-        checks.require(bool(values), "metric of plateau", f"be one of {known}", self.metric)
+        values = measured(rows, self.metric, "metric of plateau")
         best, waited, factor = np.inf, 0, 1.0
-        for value in np.array(values, float) * (1 if self.goal == "smaller" else -1):
+        for value in values * (1 if self.goal == "smaller" else -1):
             is_better = value < best - self.min_change
             best, waited = (value, 0) if is_better else (best, waited + 1)
             if waited == self.patience:
