@@ -15,6 +15,7 @@ from fedjax_dp.data import datasets
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.experiment.components.experiment import Population
 from fedjax_dp.experiment.running.loading import Run, load_run, other_data, predict
+from fedjax_dp.models.losses import Targets
 from fedjax_dp.models.weights import declared
 
 app = application()
@@ -39,7 +40,8 @@ def command(
     `--data.key VALUE` selects other data, which need no labels. An .npz file holds `outputs`, or
     one array for each output, and `y` if the examples have it. A .csv file has the column
     `prediction`, and `label` if the examples have it, as the names of classes or numbers, with one
-    line for each example in the order of the data.
+    line for each example in the order of the data. Of several labels, `prediction_NAME` is 1 for
+    yes and 0 for no; of several numbers, `prediction_0` is the first.
     """
     checks.one_of("--part", part, PARTS)
     is_new = output.suffix in (".npz", ".csv") and not output.exists()
@@ -55,7 +57,8 @@ def command(
     if output.suffix == ".csv":
         loss = declared(run.model.loss_fn)
         decoded = outputs if loss is None else loss.decoded(outputs)
-        columns = _columns(decoded, data.examples.get("y"), population)
+        targets = None if loss is None else loss.targets
+        columns = _columns(decoded, data.examples.get("y"), population, targets)
         output.parent.mkdir(parents=True, exist_ok=True)
         with output.open("w", newline="", encoding="utf-8") as text:
             rows = csv.writer(text, lineterminator="\n")
@@ -83,27 +86,41 @@ def _examples(run: Run, population: Population, part: str) -> FederatedData:
     return known[part]
 
 
-def _columns(outputs: Any, labels: Any, population: Population) -> dict[str, list[Any]]:
-    """Returns the columns of a table of predictions, by class or as numbers."""
+def _columns(
+    outputs: Any, labels: Any, population: Population, targets: Targets | None
+) -> dict[str, list[Any]]:
+    """Returns the columns of a table of predictions: classes, numbers, or one for each target."""
     scores, classes = np.asarray(outputs), population.class_names
-    is_class = population.has_class_labels and scores.ndim == 2
-    is_number = not population.has_class_labels and scores.size == len(scores)
-    rule = "end in .npz unless each example has one class or one number to predict"
-    checks.require(is_class or is_number, "--output", rule, f"outputs of shape {scores.shape}")
-    predicted = scores.reshape(-1)
-    if is_class:
-        # One column is the log-odds of the second of two classes.
-        has_one = scores.shape[1] == 1
-        predicted = (predicted > 0).astype(int) if has_one else np.argmax(scores, axis=-1)
+    is_number = targets in ("numbers", "counts", None) and not population.has_class_labels
+    is_class = population.has_class_labels and targets not in ("numbers", "counts")
+    # Targets of an example, of which there may be several.
+    width = np.shape(population.train.examples["y"])[1:]
+    is_label = targets == "probabilities" and not is_class and len(width) == 1
+    is_shown = (is_class and scores.ndim == 2) or (is_number and scores.size == len(scores))
+    is_shown |= (is_label or is_number) and scores.ndim == 2 and scores.shape[1:] == width
+    rule = "end in .npz unless each example has one class, or numbers or labels, to predict"
+    checks.require(is_shown, "--output", rule, f"outputs of shape {scores.shape}")
+    # One column of log-odds is of the second of two classes, and each of labels is of "yes".
+    is_odds = is_label or (is_class and scores.shape[1] == 1)
+    predicted = (scores > 0).astype(int) if is_odds else scores
+    if is_class and not is_odds:
+        predicted = np.argmax(scores, axis=-1)
 
     def shown(values: Any) -> list[Any]:
         values = np.asarray(values).tolist()
-        if not (is_class and classes):
-            return values
-        return [in_csv(classes[v]) if v >= 0 else "" for v in values]
+        if is_class and classes:
+            return [in_csv(classes[v]) if v >= 0 else "" for v in values]
+        return ["" if is_label and v < 0 else v for v in values]
 
-    known = {} if labels is None else {"label": shown(labels)}
-    return {"prediction": shown(predicted)} | known
+    columns: dict[str, list[Any]] = {}
+    for what, values in (("prediction", predicted), ("label", labels)):
+        if values is None:
+            continue
+        each = np.asarray(values).reshape(len(scores), -1).T
+        names = classes if is_label and classes else range(len(each))
+        ends = [""] if len(each) == 1 else [f"_{name}" for name in names]
+        columns |= {in_csv(what + end): shown(v) for end, v in zip(ends, each, strict=True)}
+    return columns
 
 
 def _answer(

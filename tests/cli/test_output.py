@@ -24,6 +24,7 @@ from fedjax_dp.experiment.running import run as running
 from fedjax_dp.experiment.running.run import Outcome
 from fedjax_dp.io import plots
 from fedjax_dp.io.digests import DiskFull
+from fedjax_dp.models.losses import Loss
 
 PRIVACY = ("--noise-multiplier", "1", "--sampling-rate", "0.1", "--steps", "5", "--delta", "1e-5")
 UNCOVERED = "what is chosen by the loss of records that lie with several of the clients"
@@ -287,12 +288,13 @@ def test_a_figure_is_a_line_of_its_own_where_it_is_quiet(fedjax_dp):
 
 def a_run():
     data = SimpleNamespace(num_examples=4, examples={"x": np.zeros(4), "y": np.arange(4)})
-    population = SimpleNamespace(test=data, train=data, client_test=None)
+    train = SimpleNamespace(num_examples=4, examples=dict(data.examples))
+    population = SimpleNamespace(test=data, train=train, client_test=None, unseen=None)
     return SimpleNamespace(
         config=SimpleNamespace(title="digits", data=SimpleNamespace(name="table")),
         state=SimpleNamespace(round=7),
         experiment=SimpleNamespace(population=population),
-        model=SimpleNamespace(full_params=lambda params: params),
+        model=SimpleNamespace(full_params=lambda params: params, loss_fn=None),
         params={"w": np.ones(2, np.float32)},
     )
 
@@ -357,6 +359,60 @@ def test_predictions_are_a_table_of_names_or_numbers(fedjax_dp, monkeypatch, tmp
     population.test = None
     said = written("f.csv")[1]["error"]
     assert said.startswith("--part must be one of train, as these data have no other parts; new ro")
+
+
+LABELS = np.array([[1, 0], [0, -1], [1, 1], [0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("loss", "has_classes", "names", "scores", "y", "expected"),
+    [
+        (
+            *("sigmoid_binary_cross_entropy", True, ("well", "ill")),
+            *([[2.0], [-1], [0.5], [-3]], [1, 1, 0, -1]),
+            "prediction,label\nill,ill\nwell,ill\nill,well\nwell,\n",
+        ),
+        # Of three degrees, the odds of lying above the first and above the second; the last degree
+        # of the second row has 0.475, and the others 0.450 and 0.075.
+        (
+            *("ordinal_cross_entropy", True, ("low", "mid", "high")),
+            *([[-2.0, -4], [0.2, -0.1], [2, -2], [3, 2]], [0, 1, 1, 2]),
+            "prediction,label\nlow,low\nhigh,mid\nmid,mid\nhigh,high\n",
+        ),
+        (
+            *("poisson_nll", False, ()),
+            *(np.log([[1.0], [2], [4], [0.5]]), [1, 3, 5, 0]),
+            "prediction,label\n1,1\n2,3\n4,5\n0.5,0\n",
+        ),
+        (
+            *("squared_error", False, ()),
+            *([[0.5, 1], [2, 3], [4, 5], [6, 7]], np.arange(8).reshape(4, 2)),
+            "prediction_0,prediction_1,label_0,label_1\n0.5,1,0,1\n2,3,2,3\n4,5,4,5\n6,7,6,7\n",
+        ),
+        (
+            *("sigmoid_binary_cross_entropy", False, ("yes", "no")),
+            *([[2.0, -1], [-0.5, 3], [0.1, 0.2], [-1, -2]], LABELS),
+            "prediction_yes,prediction_no,label_yes,label_no\n1,0,1,0\n0,1,0,\n1,1,1,1\n0,0,0,0\n",
+        ),
+    ],
+)
+def test_predictions_are_those_of_the_loss(
+    fedjax_dp, monkeypatch, tmp_path, loss, has_classes, names, scores, y, expected
+):
+    main.command("predict")
+    module, run = sys.modules["fedjax_dp.cli.predict"], a_run()
+    population, run.model.loss_fn = run.experiment.population, Loss(loss)
+    population.class_names, population.has_class_labels = names, has_classes
+    population.test.examples["y"] = population.train.examples["y"] = np.array(y)
+    monkeypatch.setattr(module, "load_run", lambda folder, warn: run)
+    monkeypatch.setattr(module, "other_data", lambda run, words, **_: None)
+    monkeypatch.setattr(module, "predict", lambda *_: np.array(scores, np.float32))
+    assert fedjax_dp("predict", "runs/x", "--output", tmp_path / "a.csv")[0] == 0
+    rows, wanted = ((text.splitlines()) for text in ((tmp_path / "a.csv").read_text(), expected))
+    assert rows[0] == wanted[0]
+    for row, other in zip(rows[1:], wanted[1:], strict=True):
+        for one, two in zip(row.split(","), other.split(","), strict=True):
+            assert one == two or float(one) == pytest.approx(float(two), rel=1e-6)
 
 
 def test_lists_answer_json(fedjax_dp, monkeypatch, tmp_path):
