@@ -42,7 +42,7 @@ from fedjax_dp.experiment.running.run_folder import (
 )
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.flower.exchange import Scores, ScoresFile
-from fedjax_dp.flower.export import require_evaluated, require_secret_root
+from fedjax_dp.flower.export import require_evaluated, require_server
 from fedjax_dp.flower.grid import GridNodes, registered
 from fedjax_dp.flower.ledger import Budget
 from fedjax_dp.flower.log import LoggedProgress, close
@@ -110,7 +110,7 @@ class OnFlower:
         require_own_data(config)
         # Before nodes are waited for.
         checked_config(config)
-        require_secret_root(config, self._keys)
+        require_server(config, self._keys)
         if folder is not None:
             self._registered = Registered.read(folder / CHECKPOINT_FOLDER / REGISTERED_FILE)
         if self._registered is None:
@@ -135,7 +135,7 @@ class OnFlower:
             would know the root of the server's noise; or for an evaluation that the server cannot
             make: of clients' own models, or metrics where nothing is evaluated.
         """
-        require_secret_root(experiment.config, self._keys)
+        require_server(experiment.config, self._keys)
         federation = experiment.simulation.federation
         require_evaluated(experiment.config, federation, experiment.population)
         rule = "be none in a run whose results are released: no noise protects scores"

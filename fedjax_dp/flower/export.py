@@ -106,7 +106,7 @@ def write_app(
         last two where the data can be read here.
     """
     checks.one_of("keys", keys, get_args(Keys))
-    require_secret_root(config, keys)
+    require_server(config, keys)
     checked_config(config)
     place, runs = pathlib.Path(folder), pathlib.PurePosixPath(output)
     is_free = not place.exists() or (place.is_dir() and not any(place.iterdir()))
@@ -157,8 +157,6 @@ def _require_deployable(config: Config, keys: Keys) -> None:
 
 def require_evaluated(config: Config, federation: Federation, population: Population) -> None:
     """Refuses evaluations that a server without the clients' models would leave out."""
-    rule = "be 'last' in a deployment, whose server has the newest state alone"
-    checks.require(config.run.keep == "last", "run.keep", rule, config.run.keep)
     name, has_own = config.algorithm.name, federation.personal is not None
     rule = (
         f"be left out in a deployment of {name}: the server evaluates a shared model alone, and "
@@ -175,8 +173,10 @@ def require_evaluated(config: Config, federation: Federation, population: Popula
     checks.require(is_evaluated or not config.run.metrics, "run.metrics", rule, config.run.metrics)
 
 
-def require_secret_root(config: Config, keys: str) -> None:
-    """Refuses a root of cohorts and noise that nodes compute from the seed in their TOML."""
+def require_server(config: Config, keys: str) -> None:
+    """Refuses what no server does: keep the best round, or draw from a seed that nodes know."""
+    rule = "be 'last' in a deployment, whose server has the newest state alone"
+    checks.require(config.run.keep == "last", "run.keep", rule, config.run.keep)
     units, is_secret = config.privacy.units, config.run.secret
     rule = (
         f"be true to deploy privacy of {' and '.join(units)}s: the nodes have the configuration, "

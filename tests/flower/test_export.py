@@ -162,6 +162,10 @@ REFUSED = {
         ["--algorithm.name=local_only", "--run.metrics=['f1']"],
         r"run.metrics must be left out in .* evaluates nothing: it has no shared model, got \['f1'",
     ),
+    "the best round": (
+        [FEDAVG, "--run.keep=best:test_loss"],
+        "run.keep must be 'last' in a deployment, .* got 'best:test_loss'",
+    ),
     "masks and secret cohorts": (
         [*PRIVATE, "--secure_aggregation.form=masked"],
         "the aggregator must have no masks in a federation where secret cohorts",

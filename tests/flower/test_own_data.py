@@ -202,9 +202,22 @@ def test_wrong_options_are_refused_before_nodes_are_waited_for(folder):
     for wrong in ({"keys": "devise"}, {"timeout": 0.0}, {"scores": "all"}):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
             run_on(grid, config, folder / "run", own_data=True, **wrong)
-    other = load_config(str(folder / "deployed.toml"), ["--asynchronous.concurrency", "2"])
-    with pytest.raises(ValueError, match="concurrency must be left out without a clock"):
-        run_on(grid, other, folder / "run", own_data=True)
+    for word, message in (
+        ("--asynchronous.concurrency=2", "concurrency must be left out without a clock"),
+        (
+            "--run.keep=best:test_loss",
+            "run.keep must be 'last' in a deployment, .*'best:test_loss'",
+        ),
+        ("--data.unseen_client_share=0.5", r"share must be 0, since nodes read .* got 0\.5"),
+        ("--data.unseen_clients=['a']", r"unseen_clients must be \[\], since .* got \['a'\]"),
+        (
+            "--model.class_weights=balanced",
+            "class_weights must be numbers, since nodes .*'balanced'",
+        ),
+    ):
+        other = load_config(str(folder / "deployed.toml"), ["--run.secret=true", word])
+        with pytest.raises(ValueError, match=message):
+            run_on(grid, other, folder / "run", own_data=True)
 
 
 def test_columns_in_another_order_are_refused(folder, tmp_path):
