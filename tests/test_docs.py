@@ -185,6 +185,8 @@ def test_a_command_line_of_a_page_is_one_that_exists(page, words, tmp_path, monk
         write_named(code)
     for file in re.findall(r"\w+\.safetensors", page.read_text("utf-8")):
         pathlib.Path(file).touch()
+    for folder in re.findall(r"--model\.pretrained=(\S+)", " ".join(words)):
+        pathlib.Path(folder).mkdir()
     name, *rest = words
     if name.startswith("--"):
         assert name in {option for each in get_command(app).params for option in each.opts}

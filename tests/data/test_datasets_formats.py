@@ -380,7 +380,8 @@ class TestRegistry:
         assert len(datasets.available()) == len(set(datasets.available())) >= 12
         for name in datasets.available():
             status = datasets.status(name, tmp_path)
-            has_none = name in ("digits", "table", "instructions", "parquet", "store")
+            own = ("table", "instructions", "parquet", "image_folder", "store")
+            has_none = name in ("digits", *own)
             assert status.is_present == has_none
             assert status.summary and status.licence
             assert bool(status.missing) == bool(status.how_to_get) == (not has_none)

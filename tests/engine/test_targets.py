@@ -116,7 +116,7 @@ def test_targets_of_the_loss_are_accepted(loss, width, y):
     shared_evaluator(model, data)
 
 
-@pytest.mark.parametrize("name", metrics.METRICS)
+@pytest.mark.parametrize("name", [n for n in metrics.METRICS if n not in ("mae", "mse", "r2")])
 @pytest.mark.parametrize("targets", [None, "classes"])
 def test_metrics_of_classes_refuse_soft_labels_before_any_work(name, targets):
     def soft(outputs, batch):

@@ -55,6 +55,7 @@ CHOSEN = {
 # Values of keys for which no value fits by its kind alone.
 NAMED = {
     "run.metrics": ["f1"],
+    "run.keep": "best:test_accuracy",
     "run.callbacks": {"early_stopping": {"patience": 2}},
     "schedules": {"training": {"learning_rate": {"curve": "exponential", "decay": 0.9}}},
     "data.augmentation": {"crop": {"padding": 2}, "flip": {"probability": 0.25}},

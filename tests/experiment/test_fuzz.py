@@ -118,6 +118,8 @@ def _allows(rule, alternatives, value, word):
         return isinstance(value, list)
     if rule.startswith("a published list"):
         return isinstance(value, str) and re.fullmatch(r"Dist[1-9]( \* \d+(\.\d+)?)?", value)
+    if rule.startswith("a kept round"):
+        return isinstance(value, str) and re.fullmatch(r"last|best:\w+", value)
     if rule.startswith("a quantile"):
         return isinstance(value, str) and re.fullmatch(r"q0?\.\d*[1-9]\d*", value)
     if rule == "a path":

@@ -72,7 +72,10 @@ def test_every_point_of_the_clustered_grid_is_valid(file):
 
 
 @pytest.mark.parametrize("file", CONFIGURATIONS, ids=lambda p: f"{p.parent.name}/{p.stem}")
-def test_every_configuration_is_valid_as_it_stands(file):
+def test_every_configuration_is_valid_as_it_stands(file, tmp_path, monkeypatch):
+    # A folder of the reader's.
+    (tmp_path / "gpt2").mkdir()
+    monkeypatch.chdir(tmp_path)
     checked(load_config(file))
 
 

@@ -64,9 +64,7 @@ Name = Annotated[
         "a plain name of letters, digits, spaces and .,=+-_, not beginning with a sign",
     ),
 ]
-Kept = Annotated[
-    str, Pattern(r"last|best:\w+", '"last", or "best:" and a metric, as "best:test_accuracy"')
-]
+Kept = Annotated[str, Pattern(r"last|best:\w+", 'a kept round, as "last" and "best:test_accuracy"')]
 Options = dict[str, Any]
 
 
