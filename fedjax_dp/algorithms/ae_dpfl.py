@@ -15,7 +15,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, NonNegative
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
-from fedjax_dp.models.weights import declared
+from fedjax_dp.models.weights import declared, of_classes_alone
 from fedjax_dp.server.base import Aggregator, bound_of
 from fedjax_dp.server.mean import scaled_sum
 
@@ -74,7 +74,7 @@ def ae_dpfl(
       The algorithm. An input whose classes all have the same count stays unlabelled.
 
     Raises:
-      ValueError: for a number out of range, or outputs of another shape.
+      ValueError: for a number out of range, outputs of another shape, or a loss of numbers.
 
     Source: Zhu and others 2020 (AE-DPFL).
     """
@@ -99,7 +99,8 @@ def ae_dpfl(
         "server_batch_size": Annotated[int, Ge(1), Le(server_batch_size)],
         "server_epochs": NonNegative,
     }
-    learner = local_trainer(model, LocalConfig(*numbers.values()))
+    # Public examples have no weights of their own.
+    learner = local_trainer(of_classes_alone(model), LocalConfig(*numbers.values()))
 
     def init(key):
         params = model.init(key)
@@ -148,6 +149,10 @@ def ae_dpfl(
 
 
 def _num_classes(model: Model, x: jax.Array) -> int:
+    loss = declared(model.loss_fn)
+    is_of_classes = loss is None or loss.targets not in ("numbers", "counts")
+    rule = "have a loss of classes, which clients vote for"
+    checks.require(is_of_classes, "model", rule, getattr(loss, "name", None))
     outputs = jax.eval_shape(lambda k: _votes(model, model.init(k), x[:1]), jax.random.key(0))
     shape: tuple[int, ...] = getattr(outputs, "shape", ())
     rule = "have logits [examples, classes] or log-odds [examples] as outputs"

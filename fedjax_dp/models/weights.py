@@ -76,6 +76,15 @@ def unweighted(loss: LossFn) -> LossFn:
     return loss.loss if isinstance(loss, Weighted) else loss
 
 
+def of_classes_alone(model: Model) -> Model:
+    """Returns a model for examples without weights of their own; weights of classes stay."""
+    loss = model.loss_fn
+    if not isinstance(loss, Weighted):
+        return model
+    kept = dataclasses.replace(loss, example_weights=None) if loss.class_weights else loss.loss
+    return model._replace(loss_fn=kept)
+
+
 @checked
 def weighted(
     model: Model,
