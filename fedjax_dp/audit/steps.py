@@ -170,8 +170,14 @@ def check_cohort(
     structure = FederationFacts(algorithm, population_of(data)).update
     ordinary = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), structure)
     num_clients = data.num_clients if claim.min_participants > 0 else _COHORT
-    run = _round_of(algorithm, ordinary, min(data.num_clients, num_clients))
-    run = jax.jit(run)
+    count = min(data.num_clients, num_clients)
+    cohort, is_last = round_of(algorithm, count), jnp.arange(count) == count - 1
+
+    @jax.jit
+    def run(state, update, weight, is_there, key):
+        updates = jax.tree.map(lambda o, u: jnp.stack([o] * (count - 1) + [u]), ordinary, update)
+        weights = jnp.where(is_last, weight, 1.0)
+        return cohort(state, updates, weights, ~is_last | is_there, key)
 
     def release(*arguments):
         return run(*arguments)[0]
@@ -237,19 +243,22 @@ def check_cohort(
     return results
 
 
-def _round_of(algorithm: FederatedAlgorithm, ordinary: PyTree, num_clients: int) -> Any:
-    """Builds `(state, update, weight, is_there, key) -> (released, info)` of a round."""
-    ids, last = jnp.arange(num_clients, dtype=jnp.int32), num_clients - 1
+def round_of(algorithm: FederatedAlgorithm, num_clients: int) -> Any:
+    """Builds a round of clients whose updates are given.
+
+    It is `(state, updates [clients, ...], weights [clients], is_there [clients], key) ->
+    ((aggregate, state of the aggregator), info)`.
+    """
+    ids = jnp.arange(num_clients, dtype=jnp.int32)
     examples = Examples({}, jnp.zeros_like(ids), jnp.ones_like(ids))
 
     def show(server, aggregate, hyper, round, key):
         return server, {"aggregate": noised_parts(aggregate)}
 
-    def run(state, update, weight, is_there, key):
+    def run(state, updates, weights, is_there, key):
         def client(message, own, client, hyper, key):
-            is_last = client.index == last
-            sent = trees.where(is_last, update, ordinary)
-            return ClientOutput(sent, jnp.where(is_last, weight, 1.0), None)
+            own_update = jax.tree.map(lambda x: x[client.index], updates)
+            return ClientOutput(own_update, weights[client.index], None)
 
         # These clients read no records and have no state.
         declared = algorithm._replace(
@@ -259,7 +268,7 @@ def _round_of(algorithm: FederatedAlgorithm, ordinary: PyTree, num_clients: int)
             client_state=None,
             training=algorithm.training._replace(record=None),
         )
-        fate = jnp.where((ids < last) | is_there, Fate.CONTRIBUTED, Fate.EMPTY).astype(jnp.int8)
+        fate = jnp.where(is_there, Fate.CONTRIBUTED, Fate.EMPTY).astype(jnp.int8)
         after, _, info = run_round(
             declared,
             Layout(),

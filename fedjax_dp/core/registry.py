@@ -110,7 +110,9 @@ def _module_of(name: str) -> tuple[ModuleType, str, str]:
     is_named = bool(place) and attribute.isidentifier()
     if not is_named:
         raise ValueError(f"{name!r} must have the form package.module:name or file.py:name")
-    module = _of_file(pathlib.Path(place), name) if place.endswith(".py") else _module(place, name)
+    module = (
+        module_of_file(pathlib.Path(place), name) if place.endswith(".py") else _module(place, name)
+    )
     return module, place, attribute
 
 
@@ -131,7 +133,8 @@ def _module(place: str, name: str) -> ModuleType:
         raise _failed(name, error) from error
 
 
-def _of_file(path: pathlib.Path, name: str) -> ModuleType:
+def module_of_file(path: pathlib.Path, name: str) -> ModuleType:
+    """Imports a file, once; errors quote the name."""
     path = path.expanduser()
     if not path.is_file():
         raise ValueError(f"{name!r} must name an existing file, and {str(path)!r} does not exist")
