@@ -31,6 +31,7 @@ from fedjax_dp import (
 )
 from fedjax_dp import server as servers
 from fedjax_dp.algorithms.registry import ALGORITHMS, Problem
+from fedjax_dp.audit import conformance
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.core.registry import grouped, groups_of, options_of
@@ -44,7 +45,7 @@ from fedjax_dp.server import oblivious, secure
 # functions that take them check it.
 _NAMES = """
 Aggregator ClientOutput ClientState FederatedAlgorithm Federation LocalTrainer Model
-Participation Sampler SharedModel Simulation SimulationState Stacked Summed HostStep Iterate
+Finding Participation Sampler SharedModel Simulation SimulationState Stacked Summed HostStep Iterate
 Choice ClientData Exact GradientRule PublicClient UpdateContext UpdateTransform Cohort
 Evaluator Examples AdaptiveClipping BandedNoise DiscreteMechanism Mechanism Plan Sensitivity
 ModelChoice Similarity Dataset Masked UpdateWithLoss Callback Config Experiment Run Study Watcher
@@ -198,6 +199,11 @@ def ledger():
     found = privacy.Ledger("record", num_units=2)
     found.charge(dp_accounting.GaussianDpEvent(1.0))
     return found
+
+
+RELEASE = conformance.Release(1.0, 2.0, 10.0)
+TRAINED = conformance.Training(RELEASE, conformance.FixedSize(8, 8), 2)
+SUBJECT = conformance.Accounting("an accountant", lambda rounds, dp_delta: 9.0, TRAINED)
 
 
 @functools.cache
@@ -774,6 +780,49 @@ SPECIAL: dict[str, Case] = {
         update=lambda: TREE,
         weight=1.0,
     )._replace(alone=("update", "weight")),
+    # Claims and functions of others.
+    "Release": case(conformance.Release, noise_stddev=2.0, divisor=10.0),
+    "AdaptiveRelease": case(conformance.AdaptiveRelease, first=RELEASE),
+    "Training of conformance": case(
+        conformance.Training, release=RELEASE, sampling=TRAINED.sampling, rounds=2
+    ),
+    "Poisson": case(conformance.Poisson, num_units=8),
+    **{
+        of.__name__: case(of, num_units=8, size=4)
+        for of in (conformance.FixedSize, conformance.WithReplacement, conformance.Shuffled)
+    },
+    "Masked of conformance": case(conformance.Masked, modulus=64, clients=3),
+    **{
+        of.__name__: case(of, name="a subject", **{what: len}, claim=claim)
+        for of, what, claim in (
+            (conformance.Aggregation, "aggregate", RELEASE),
+            (conformance.WeightedAggregation, "aggregate", RELEASE),
+            (
+                conformance.AdaptiveAggregation,
+                "aggregate",
+                conformance.AdaptiveRelease(RELEASE),
+            ),
+            (conformance.Step, "step", RELEASE),
+            (conformance.Sampling, "draw", TRAINED.sampling),
+            (conformance.Accounting, "epsilon", TRAINED),
+            (conformance.Masking, "mask", conformance.Masked(64, 3)),
+        )
+    },
+    "Run of conformance": case(conformance.Run, name="a subject", run=len, claim=TRAINED),
+    "check": case(conformance.check, lambda **kw: conformance.check(SUBJECT, **kw)),
+    "assert_conforms": case(
+        conformance.assert_conforms, lambda **kw: conformance.assert_conforms(SUBJECT, **kw)
+    ),
+    "Served": case(conformance.Served, file=__file__),
+    "aggregation_of": case(conformance.aggregation_of, name="a", shapes=[(3,)]),
+    "step_of": case(
+        conformance.step_of,
+        name="a",
+        rule=lambda: clients.clipped,
+        config=NUMBERS,
+        shapes=[(3,)],
+    ),
+    "sampling_of": case(conformance.sampling_of, name="a", num_units=8, size=4.0),
     "num_shares": case(servers.num_shares, num_clients=9, cohort_size=3.0),
     "num_soft_rounds": case(servers.num_soft_rounds, num_rounds=9),
     # A decorator, whose functions are the cases.
@@ -783,6 +832,7 @@ SPECIAL: dict[str, Case] = {
         name: Case(getattr(package, name), None)
         for package, names in (
             (datasets, "fetch info load loader status resolve_data_dir"),
+            (conformance, "subjects_of"),
             (
                 experiment,
                 "assemble audit_experiment average_over_seeds evaluate_run grid_points load_config "

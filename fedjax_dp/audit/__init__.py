@@ -1,5 +1,6 @@
 """Audits: lower bounds on ε from attacks on the engine's rounds, compared with the claimed ε."""
 
+from fedjax_dp.audit import conformance
 from fedjax_dp.audit.canaries import plant_clients, plant_records
 from fedjax_dp.audit.canary_records import plant_losses, plant_votes
 from fedjax_dp.audit.collusion import (
@@ -32,6 +33,7 @@ __all__ = [
     "check_gradient_rule",
     "collude",
     "collusion",
+    "conformance",
     "expected_r2",
     "expected_residual",
     "membership_attack",

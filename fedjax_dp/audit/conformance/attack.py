@@ -1,0 +1,170 @@
+"""Attack: a unit that is there or not, in many runs, and the ε that telling them apart proves.
+
+Whether the attack has power is measured on simulations of the claim at half its noise.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from fedjax_dp.audit.conformance.accounting import epsilon_above
+from fedjax_dp.audit.conformance.claims import (
+    FixedSize,
+    Poisson,
+    Release,
+    Training,
+    divisor_of,
+    noise_law,
+    stddev_of,
+)
+from fedjax_dp.audit.conformance.findings import Draws, Finding, Verdict
+from fedjax_dp.audit.conformance.noise import check_draws
+from fedjax_dp.audit.conformance.subjects import Misbehaviour, Run, View, numbers
+from fedjax_dp.privacy.reports import auditing
+
+# A canary's entries, in units of the clip norm: its norm is clipped.
+_STRENGTH = 1e6
+_SIMULATIONS = 20
+# A claim holds at every δ; at a large one, few runs prove more.
+_LARGE_DELTA = 0.1
+
+# `(contribution of the canary [entries], seed) -> [rounds, entries]`.
+Attacked = Callable[[np.ndarray, int], np.ndarray]
+
+
+def check_release(name: str, view: View, draws: Draws, significance: float) -> Iterator[Finding]:
+    """Attacks one release, with and without a unit among rows of zeros."""
+    release = view.claim
+    everyone = FixedSize(release.rows, release.rows)
+    claim = Training(release, everyone, 1)
+
+    def attacked(row: np.ndarray, seed: int) -> np.ndarray:
+        rows = np.zeros((release.rows, release.size), np.float32)
+        rows[-1] = row
+        return view(rows, seed)[None]
+
+    yield _attack(name, attacked, claim, draws, significance)
+
+
+def check_run(subject: Run, draws: Draws, significance: float) -> Iterator[Finding]:
+    """Attacks a whole training, in which the unit is drawn as any other."""
+    claim = subject.claim
+    shape = (claim.rounds, claim.release.size)
+
+    def attacked(row: np.ndarray, seed: int) -> np.ndarray:
+        rows = np.zeros((claim.sampling.num_units, claim.release.size), np.float32)
+        rows[-1] = row
+        return numbers(shape, subject.run, rows, seed)
+
+    yield _attack(subject.name, attacked, claim, draws, significance)
+
+
+def check_rounds(subject: Run, draws: Draws, significance: float) -> Iterator[Finding]:
+    """Tests the noise of all rounds of a training in which nobody contributes."""
+    claim, name = subject.claim, subject.name
+    release, sampling = claim.release, claim.sampling
+    if release.divisor is None and isinstance(sampling, Poisson):
+        sentence = "noise is divided by a number of rows that differs from round to round"
+        yield Finding(name, "noise: standard deviation", "open", sentence)
+        return
+    zeros = np.zeros((sampling.num_units, release.size), np.float32)
+    shape = (claim.rounds, release.size)
+    try:
+        noise = [numbers(shape, subject.run, zeros, seed) for seed in draws.block()]
+    except Misbehaviour as wrong:
+        yield Finding(name, "noise: call", "failed", f"the subject {wrong} on units of zeros")
+        return
+    size = max(1, round(sampling.num_units * sampling.rate))
+    # Rounds are layers, whose noise is independent too.
+    layers, divisor = release.layers * claim.rounds, divisor_of(release, size)
+    rounds = dataclasses.replace(release, layers=layers, divisor=divisor)
+    flat = np.stack(noise).reshape(len(noise), -1)
+    yield from check_draws(name, flat, rounds, significance / 4)
+
+
+def _attack(
+    name: str, attacked: Attacked, claim: Training, draws: Draws, significance: float
+) -> Finding:
+    release, check = claim.release, "attack: lower bound"
+    if release.noise_stddev == 0:
+        return Finding(name, check, "open", "no noise is claimed, so that no ε is")
+    canary = _STRENGTH * _canary(release).astype(np.float32)
+    absent = -canary if release.relation == "replace_one" else np.zeros_like(canary)
+    try:
+        seen = [
+            np.stack([attacked(row, seed) for seed in draws.block(4 * draws.count)])
+            for row in (canary, absent)
+        ]
+    except Misbehaviour as wrong:
+        return Finding(name, check, "failed", f"the subject {wrong} in an attacked run")
+    if not all(np.isfinite(side).all() for side in seen):
+        return Finding(name, check, "failed", "a release of an attacked run is not finite")
+    is_gaussian = release.law == "gaussian" and claim.sampling.rate == 1
+    delta = claim.dp_delta if is_gaussian else _LARGE_DELTA
+    claimed = epsilon_above(claim, claim.rounds, delta)
+    if not math.isfinite(claimed):
+        return Finding(name, check, "open", "no analysis of the claim is known, to compare with")
+
+    def proven(sides: list[np.ndarray]) -> float:
+        scores = _scores(sides, claim)
+        bound = auditing.gaussian_bound if is_gaussian else auditing.threshold_bound
+        return bound(*scores, delta, confidence=1 - significance).epsilon
+
+    found, caught = proven(seen), 0
+    for _ in range(_SIMULATIONS):
+        caught += proven(_simulated(claim, len(seen[0]), draws.rng)) > claimed
+    power = f"at half the noise, {caught} of {_SIMULATIONS} simulated attacks prove more"
+    sentence = f"ε of at least {found:.3g} is proven at δ = {delta:.3g}, claimed {claimed:.3g}"
+    verdict: Verdict = (
+        "failed" if found > claimed else "passed" if 2 * caught > _SIMULATIONS else "open"
+    )
+    if verdict == "open":
+        power += ": more runs are needed"
+    values = found, claimed, 1 - significance
+    return Finding(name, check, verdict, f"{sentence}; {power}", *values)
+
+
+def _scores(sides: list[np.ndarray], claim: Training) -> tuple[np.ndarray, np.ndarray]:
+    """Scores runs `[runs, rounds, entries]`: the log-likelihood ratio of the claim along a line.
+
+    The line is learned from every second run, on which thresholds are chosen too.
+    """
+    release, rate = claim.release, claim.sampling.rate
+    inside, outside = (side[::2].reshape(-1, release.size) for side in sides)
+    direction = auditing.linear_direction(inside, outside)
+    # In units of the claimed noise, from the middle of the runs without the unit.
+    stddev = stddev_of(release, max(1, round(claim.sampling.num_units * rate)))
+    middle = float(np.mean(outside @ direction))
+    shift = release.sensitivity / release.noise_stddev
+    found = []
+    for side in sides:
+        z = (side @ direction - middle) / stddev
+        ratio = np.clip(shift * z - shift**2 / 2, -500, 500)
+        found.append(np.sum(np.log1p(rate * np.expm1(ratio)), axis=1))
+    return found[0], found[1]
+
+
+def _canary(release: Release) -> np.ndarray:
+    """A row of the clip norm: all entries alike, or one alone, which the L1 norm bounds less."""
+    size = release.size
+    return release.clip_norm * (
+        np.eye(size)[0] if release.norm == "l1" else np.full(size, size**-0.5)
+    )
+
+
+def _simulated(claim: Training, runs: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Simulates attacked runs of the claim with half of its noise."""
+    release = claim.release
+    shape = (runs, claim.rounds, release.size)
+    count = max(1, round(claim.sampling.num_units * claim.sampling.rate))
+    law = noise_law(release, stddev_of(release, count) / 2)
+    length = release.clip_norm / divisor_of(release, count)
+    row = _canary(release) * length / release.clip_norm
+    absent = -row if release.relation == "replace_one" else 0 * row
+    sides = []
+    for contribution in (row, absent):
+        is_drawn = rng.random((*shape[:2], 1)) < claim.sampling.rate
+        sides.append(law.rvs(shape, random_state=rng) + is_drawn * contribution)
+    return sides

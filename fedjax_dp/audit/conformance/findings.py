@@ -1,0 +1,91 @@
+"""Findings of checks: verdict, what was measured and allowed, and an input that shows it."""
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+Verdict: TypeAlias = Literal["passed", "failed", "open"]
+# One of the six groups of checks.
+CHECKS = ("contribution", "noise", "sampling", "accounting", "attack", "masks")
+
+
+class Finding(NamedTuple):
+    """What one check found in one subject.
+
+    Attributes:
+      subject: its name.
+      check: the group and the property, such as "noise: law".
+      verdict: "passed", "failed", or "open" if it was not tried or decides nothing.
+      sentence: what was found, or why the check is open.
+      measured: the number that decides, NaN without one.
+      allowed: the largest number allowed, or the expected one, NaN without one.
+      confidence: the probability, at least, that this check does not fail a correct subject.
+      example: the smallest input found that fails, as NumPy code; empty without one.
+    """
+
+    subject: str
+    check: str
+    verdict: Verdict
+    sentence: str
+    measured: float = math.nan
+    allowed: float = math.nan
+    confidence: float = 1.0
+    example: str = ""
+
+
+class Test(NamedTuple):
+    """A statistical test of one number."""
+
+    p_value: float
+    what: str  # What the number is of.
+    measured: float
+    expected: float
+
+
+class Draws:
+    """Blocks of seeds, each used once, and a generator of inputs."""
+
+    def __init__(self, seed: int, purpose: int, count: int):
+        """Begins at seeds of a purpose; `count` is how many a test of noise uses."""
+        self.rng = np.random.default_rng([seed, purpose])
+        self.count = count
+        self._next = int(self.rng.integers(2**29))
+
+    def block(self, count: int | None = None) -> range:
+        """Takes the next seeds."""
+        first = self._next
+        self._next += self.count if count is None else count
+        return range(first, self._next)
+
+
+def judged(
+    subject: str, check: str, tests: Sequence[Test], significance: float, says: str
+) -> Finding:
+    """Fails if the smallest p-value, times the number of tests, is at most the significance.
+
+    `says` is what the tests show if all pass.
+    """
+    worst = min(tests, key=lambda test: test.p_value)
+    is_failed = not worst.p_value * len(tests) > significance
+    sentence = says
+    if is_failed:
+        sentence = (
+            f"{worst.what} is {worst.measured:.4g}, expected {worst.expected:.4g} "
+            f"(p = {worst.p_value:.1g}, the least of {len(tests)})"
+        )
+    return Finding(
+        subject,
+        check,
+        "failed" if is_failed else "passed",
+        sentence,
+        worst.measured,
+        worst.expected,
+        1 - significance,
+    )
+
+
+def two_sided(below: float, above: float) -> float:
+    """The p-value of a statistic, from the probabilities of at most and of at least its value."""
+    return float(min(1.0, 2 * min(below, above)))

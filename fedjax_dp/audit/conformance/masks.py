@@ -1,0 +1,139 @@
+"""Masks: whether they cancel, with drop-outs too, and whether messages are uniform."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from scipy import stats
+
+from fedjax_dp.audit.conformance.findings import Draws, Finding, Test, judged
+from fedjax_dp.audit.conformance.subjects import Array, Masking, Misbehaviour, called
+
+_BINS = 16
+_FINDINGS = 2
+
+
+def check_masks(subject: Masking, draws: Draws, significance: float) -> Iterator[Finding]:
+    """Masks values of several kinds; tests sums, and messages alone and in differences."""
+    claim, name, share = subject.claim, subject.name, significance / _FINDINGS
+    shape, m = (claim.clients, claim.size), claim.modulus
+    values = {
+        "zeros": np.zeros(shape, np.int64),
+        "the largest values": np.full(shape, m - 1, np.int64),
+        "any values": draws.rng.integers(0, m, shape),
+    }
+    for dropped in range(claim.dropped + 1):
+        check = "masks: sum" if dropped == 0 else f"masks: sum, {dropped} dropped out"
+        yield _sums(subject, check, values, dropped, draws)
+    messages = {}
+    try:
+        for what in ("zeros", "the largest values"):
+            nobody = np.zeros(claim.clients, bool)
+            # At least twenty numbers in each bin.
+            seeds = draws.block(max(draws.count, -(-20 * _BINS // claim.size)))
+            drawn = [_masked(subject, values[what], nobody, s)[0] for s in seeds]
+            messages[what] = np.stack(drawn)
+    except Misbehaviour as wrong:
+        yield Finding(name, "masks: uniform", "failed", f"the subject {wrong}")
+        return
+    yield _uniform(subject, messages, share)
+    yield _unrelated(subject, messages["zeros"], share)
+
+
+def _masked(subject: Masking, values: Array, is_dropped: Array, seed: int) -> tuple[Array, Array]:
+    """Calls the subject, and requires integers from 0 to m − 1 of the right shapes."""
+    answer = called(subject.mask, values, is_dropped, seed)
+    claim = subject.claim
+    try:
+        messages, total = (np.asarray(each) for each in answer)
+    except (TypeError, ValueError):
+        raise Misbehaviour("does not return messages and their sum") from None
+    shape = (claim.clients, claim.size)
+    for what, array, needed in (("messages", messages, shape), ("the sum", total, shape[1:])):
+        if array.dtype.kind not in "iu" or array.shape != needed:
+            form = f"{what} as {array.dtype} of shape {array.shape}"
+            raise Misbehaviour(f"returns {form}, not integers of shape {needed}")
+        if array.size and (int(array.min()) < 0 or int(array.max()) >= claim.modulus):
+            raise Misbehaviour(f"returns {what} outside 0 to {claim.modulus} − 1")
+    return messages.astype(np.int64), total.astype(np.int64)
+
+
+def _sums(
+    subject: Masking, check: str, values: dict[str, Array], dropped: int, draws: Draws
+) -> Finding:
+    """Compares sums with those of the values of the clients that stay."""
+    claim, name = subject.claim, subject.name
+    for what, given in values.items():
+        for seed in draws.block(4):
+            gone = draws.rng.choice(claim.clients, dropped, replace=False)
+            is_dropped = np.isin(np.arange(claim.clients), gone)
+            example = (
+                f"values: {what}; is_dropped = np.isin(np.arange({claim.clients}), "
+                f"{sorted(gone.tolist())}); seed = {seed}"
+            )
+            try:
+                _, total = _masked(subject, given, is_dropped, seed)
+            except Misbehaviour as wrong:
+                return Finding(name, check, "failed", f"the subject {wrong}", example=example)
+            expected = np.zeros(claim.size, np.int64)
+            for row in given[~is_dropped]:
+                expected = (expected + row) % claim.modulus
+            off = int(np.sum(total != expected))
+            if off:
+                sentence = f"{off} of {claim.size} entries of the sum are wrong"
+                return Finding(name, check, "failed", sentence, off, 0.0, 1.0, example)
+    return Finding(name, check, "passed", "sums are those of the values", 0.0, 0.0)
+
+
+def _bin_tests(numbers: Array, modulus: int, what: str) -> list[Test]:
+    """Tests whether integers are uniform modulo m, by their highest and their lowest bits."""
+    flat = numbers.ravel()
+    # Where each bin begins, exactly.
+    edges = np.array([-(-modulus * i // _BINS) for i in range(_BINS + 1)], np.int64)
+    high = np.diff(np.searchsorted(np.sort(flat), edges))
+    low = np.bincount(flat % _BINS, minlength=_BINS)
+    residues = np.array([(modulus - i - 1) // _BINS + 1 for i in range(_BINS)])
+    tests = []
+    for part, counts, sizes in (("highest", high, np.diff(edges)), ("lowest", low, residues)):
+        expected = sizes / modulus * flat.size
+        p_value = float(stats.chisquare(counts, expected).pvalue)
+        fullest = float(np.max(counts / expected)) / _BINS
+        text = f"the share of the fullest of {_BINS} bins of the {part} bits of {what}"
+        tests.append(Test(p_value, text, fullest, 1 / _BINS))
+    return tests
+
+
+def _uniform(subject: Masking, messages: dict[str, Array], share: float) -> Finding:
+    """Tests the messages of each client, of zeros and of the largest values."""
+    m = subject.claim.modulus
+    tests = [
+        test
+        for what, drawn in messages.items()
+        for client in range(subject.claim.clients)
+        for test in _bin_tests(drawn[:, client], m, f"messages of client {client} for {what}")
+    ]
+    says = "the messages of every client are uniform"
+    return judged(subject.name, "masks: uniform", tests, share, says)
+
+
+def _unrelated(subject: Masking, drawn: Array, share: float) -> Finding:
+    """Tests differences of messages: of two seeds, of two clients, of two entries."""
+    check, m = "masks: unrelated", subject.claim.modulus
+    distinct = len(np.unique(drawn.reshape(len(drawn), -1), axis=0))
+    if distinct < 0.9 * len(drawn):
+        sentence = f"{len(drawn)} seeds draw {distinct} different masks"
+        return Finding(subject.name, check, "failed", sentence, distinct, len(drawn))
+    # Pairs that share nothing, so that the differences of independent masks are independent.
+    pairs = {"seeds": drawn[1::2] - drawn[: len(drawn) // 2 * 2 : 2]}
+    tests = []
+    for client in range(subject.claim.clients - 1):
+        gap = drawn[:, client + 1] - drawn[:, client]
+        pairs[f"clients {client} and {client + 1}"] = gap
+    if subject.claim.size > 1:
+        last = subject.claim.size // 2 * 2
+        pairs["entries"] = drawn[:, 0, 1:last:2] - drawn[:, 0, :last:2]
+    for what, gap in pairs.items():
+        # A seed's differences may depend on those of other clients: one client at a time.
+        gap = gap[:, 0] if what == "seeds" else gap
+        tests += _bin_tests(gap % m, m, f"differences of messages of {what}")
+    says = "differences of messages of seeds, clients and entries are uniform"
+    return judged(subject.name, check, tests, share, says)

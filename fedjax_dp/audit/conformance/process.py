@@ -1,0 +1,122 @@
+"""Functions that run in another process, in whatever environment it has."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fedjax_dp.audit.conformance import serve
+from fedjax_dp.core import checks
+from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.ranges import Positive
+
+
+class Served:
+    """Functions of a file that another Python runs, such as one with PyTorch.
+
+    The process starts with the first call and runs until this one ends. A call that takes too long,
+    or in which the process dies, raises `RuntimeError`; the next one starts it again.
+    """
+
+    @checked
+    def __init__(
+        self, file: str | os.PathLike, python: str = sys.executable, *, timeout: Positive = 60.0
+    ):
+        """Names the file; it needs NumPy, and not this package.
+
+        Args:
+          file: a Python file with functions of arrays and numbers, which return an array, a number
+            or a sequence of them.
+          python: the interpreter of its environment.
+          timeout: seconds after which a call, starting included, is given up; above 0.
+
+        Raises:
+          ValueError: if there is no such file.
+        """
+        path = pathlib.Path(file)
+        checks.require(path.is_file(), "file", "be an existing file", str(file))
+        self._command = [python, str(pathlib.Path(serve.__file__)), str(path.resolve())]
+        self._timeout = timeout
+        self._process: subprocess.Popen | None = None
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """Refers to a function of the file.
+
+        Args:
+          name: its name.
+
+        Returns:
+          A function that calls it in the other process.
+        """
+
+        def call(*arguments: Any) -> Any:
+            request: dict[str, Any] = {"name": name, "arguments": len(arguments)}
+            request |= {f"argument{i}": np.asarray(a) for i, a in enumerate(arguments)}
+            answer = self._answer(request)
+            if "error" in answer:
+                raise RuntimeError(str(answer["error"]))
+            return serve.unpacked(answer)
+
+        return call
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Sends a request and waits for the answer."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+            )
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        # Ending the process ends reads and writes that wait for it.
+        is_late = threading.Event()
+
+        def give_up() -> None:
+            is_late.set()
+            _end(process)
+
+        timer = threading.Timer(self._timeout, give_up)
+        timer.start()
+        try:
+            serve.write(process.stdin, request)  # type: ignore[arg-type]
+            answer = serve.read(process.stdout)  # type: ignore[arg-type]
+        except (OSError, ValueError, EOFError) as error:
+            self.close()
+            raise RuntimeError(f"its process sent no valid answer: {error}") from error
+        finally:
+            timer.cancel()
+        if answer is None:
+            self.close()
+            late = f"no answer within {self._timeout:g} s" if is_late.is_set() else "it ended"
+            raise RuntimeError(f"its process died: {late}, exit status {process.returncode}")
+        return answer
+
+    def close(self) -> None:
+        """Ends the process, if it runs."""
+        process, self._process = self._process, None
+        if process is not None:
+            _end(process)
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with contextlib.suppress(OSError):
+                    pipe.close()  # type: ignore[union-attr]
+
+    def __del__(self):
+        """Ends the process."""
+        if getattr(self, "_process", None) is not None:
+            self.close()
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Ends a process and those that it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)

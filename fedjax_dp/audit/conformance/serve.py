@@ -1,0 +1,78 @@
+"""Serves the functions of a file to checks in another process; needs NumPy and no other package.
+
+`python serve.py FILE.py` runs FILE and answers requests on its input: eight bytes of length, little
+endian, then an npz file with the name of a function and its arguments. What FILE prints goes to the
+error stream.
+"""
+
+import io
+import os
+import runpy
+import sys
+from typing import Any, BinaryIO
+
+import numpy as np
+
+# The longest message, in bytes.
+LONGEST = 2**31
+
+
+def write(stream: BinaryIO, arrays: dict[str, Any]) -> None:
+    """Writes a message."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    stream.write(buffer.tell().to_bytes(8, "little") + buffer.getvalue())
+    stream.flush()
+
+
+def read(stream: BinaryIO) -> dict[str, Any] | None:
+    """Reads a message; None at the end."""
+    head = stream.read(8)
+    length = int.from_bytes(head, "little")
+    if len(head) < 8:
+        return None
+    if length > LONGEST:
+        raise ValueError(f"a message has {length} bytes, more than {LONGEST}")
+    body = stream.read(length)
+    if len(body) < length:
+        return None
+    with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def packed(value: Any) -> dict[str, Any]:
+    """Writes what a function returned: one array, or a sequence of arrays."""
+    if isinstance(value, (tuple, list)):
+        return {f"part{i}": np.asarray(each) for i, each in enumerate(value)} | {
+            "parts": len(value)
+        }
+    return {"value": np.asarray(value)}
+
+
+def unpacked(arrays: dict[str, Any]) -> Any:
+    """Reads what `packed` wrote."""
+    if "parts" not in arrays:
+        return arrays["value"]
+    return [arrays[f"part{i}"] for i in range(int(arrays["parts"]))]
+
+
+def main(path: str) -> None:
+    """Answers until the input ends."""
+    # The output stream is for answers alone, whatever the file or its libraries print.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    functions = runpy.run_path(path)
+    while (request := read(sys.stdin.buffer)) is not None:
+        try:
+            arguments = [request[f"argument{i}"] for i in range(int(request["arguments"]))]
+            # Scalars arrive as arrays without axes.
+            arguments = [a if a.ndim else a.item() for a in arguments]
+            answer = packed(functions[str(request["name"])](*arguments))
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        write(answers, answer)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

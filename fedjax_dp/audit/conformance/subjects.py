@@ -1,0 +1,241 @@
+"""Subjects: functions of others with what they claim, and how the checks call them."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from fedjax_dp.audit.conformance.claims import (
+    AdaptiveRelease,
+    Masked,
+    Release,
+    SamplingLaw,
+    Training,
+)
+from fedjax_dp.core import checks
+from fedjax_dp.core.argument_checks import check_fields, checked
+from fedjax_dp.core.ranges import Pattern
+from fedjax_dp.core.registry import module_of_file
+
+Array: TypeAlias = np.ndarray
+Name: TypeAlias = Annotated[str, Pattern(r"(?s).*\S.*", "a name")]
+
+
+class Misbehaviour(Exception):
+    """A subject that raised an exception, or returned what is not of the agreed form."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Subject:
+    name: Name
+
+    def __post_init__(self) -> None:
+        """Checks every field."""
+        check_fields(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Aggregation(_Subject):
+    """Turns the updates of a cohort into an aggregate.
+
+    Attributes:
+      name: of the subject in a report.
+      aggregate: `(updates [clients, entries] float32, seed) -> [entries]`; the same seed draws the
+        same noise, if it can.
+      claim: what is claimed of it.
+    """
+
+    aggregate: Callable[[Array, int], Any]
+    claim: Release
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightedAggregation(_Subject):
+    """Turns the updates of a cohort and their weights into an aggregate.
+
+    Attributes:
+      name: of the subject in a report.
+      aggregate: `(updates [clients, entries] float32, weights [clients] float32, seed) ->
+        [entries]`.
+      claim: what is claimed of it, whatever the weights.
+    """
+
+    aggregate: Callable[[Array, Array, int], Any]
+    claim: Release
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveAggregation(_Subject):
+    """Aggregates round after round, each with a clip norm that depends on the rounds before.
+
+    Attributes:
+      name: of the subject in a report.
+      aggregate: `(updates [rounds, clients, entries] float32, seed) -> (aggregates [rounds,
+        entries], clip_norms [rounds])`, from the start; the clip norm of a round is the one that
+        it clipped to.
+      claim: what is claimed of it.
+    """
+
+    aggregate: Callable[[Array, int], Any]
+    claim: AdaptiveRelease
+
+
+@dataclasses.dataclass(frozen=True)
+class Step(_Subject):
+    """Turns the records of a batch into a private gradient.
+
+    The loss of a record x is the inner product of parameters and x, so that its gradient is x.
+
+    Attributes:
+      name: of the subject in a report.
+      step: `(records [records, entries] float32, seed) -> [entries]`.
+      claim: what is claimed of it.
+    """
+
+    step: Callable[[Array, int], Any]
+    claim: Release
+
+
+@dataclasses.dataclass(frozen=True)
+class Run(_Subject):
+    """Runs a whole training: draws units and releases something in every round.
+
+    Attributes:
+      name: of the subject in a report.
+      run: `(contributions [units, entries] float32, seed) -> [rounds, entries]`, all that is
+        released; every unit contributes its row in each round in which it is drawn.
+      claim: what is claimed of it.
+    """
+
+    run: Callable[[Array, int], Any]
+    claim: Training
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling(_Subject):
+    """Draws the units of each round.
+
+    Attributes:
+      name: of the subject in a report.
+      draw: `(rounds, seed) -> [rounds]` arrays of the indices that were drawn.
+      claim: the law that is accounted for.
+    """
+
+    draw: Callable[[int, int], Any]
+    claim: SamplingLaw
+
+
+@dataclasses.dataclass(frozen=True)
+class Accounting(_Subject):
+    """Computes the ε of a training.
+
+    Attributes:
+      name: of the subject in a report.
+      epsilon: `(rounds, dp_delta) -> ε`, as the subject states it.
+      claim: the training that it is stated for.
+    """
+
+    epsilon: Callable[[int, float], Any]
+    claim: Training
+
+
+@dataclasses.dataclass(frozen=True)
+class Masking(_Subject):
+    """Masks the values of clients, and recovers their sum.
+
+    Attributes:
+      name: of the subject in a report.
+      mask: `(values [clients, entries] int64, is_dropped [clients] bool, seed) -> (messages
+        [clients, entries], sum [entries])`, integers from 0 to m − 1: what clients send, and what
+        the server recovers of those that did not drop out.
+      claim: modulus, clients and entries.
+    """
+
+    mask: Callable[[Array, Array, int], Any]
+    claim: Masked
+
+
+Releasing: TypeAlias = Aggregation | WeightedAggregation | AdaptiveAggregation | Step
+Subject: TypeAlias = Releasing | Run | Sampling | Accounting | Masking
+SUBJECTS: tuple[type, ...] = (
+    *(Aggregation, WeightedAggregation, AdaptiveAggregation, Step),
+    *(Run, Sampling, Accounting, Masking),
+)
+
+
+class View(NamedTuple):
+    """What the four releasing kinds share: one release of rows, with weights where it has them."""
+
+    release: Callable[[Array, Array, int], Any]
+    claim: Release
+    has_weights: bool
+
+    def __call__(self, rows: Array, seed: int, weights: Array | None = None) -> Array:
+        """Releases rows of weight 1, or of the weights given; returns `[entries]`, float64."""
+        weights = np.ones(len(rows), np.float32) if weights is None else weights
+        return numbers((self.claim.size,), self.release, rows, weights, seed)
+
+
+def view_of(subject: Releasing) -> View:
+    """Views a subject as a function of rows, weights and a seed; an adaptive one in round 1."""
+    match subject:
+        case WeightedAggregation():
+            return View(subject.aggregate, subject.claim, True)
+        case Step():
+            return View(lambda rows, weights, seed: subject.step(rows, seed), subject.claim, False)
+        case Aggregation():
+            aggregate = subject.aggregate
+            return View(lambda rows, weights, seed: aggregate(rows, seed), subject.claim, False)
+        case AdaptiveAggregation():
+            run = subject.aggregate
+            first = subject.claim.first
+            return View(lambda rows, weights, seed: run(rows[None], seed)[0][0], first, False)
+
+
+def called(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a function of a subject on copies of the arguments; its exceptions are misbehaviour."""
+    copies = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
+    try:
+        return function(*copies)
+    except (Exception, SystemExit) as error:
+        text = " ".join(str(error).split())[:200]
+        raise Misbehaviour(f"raises {type(error).__name__}: {text}") from error
+
+
+def numbers(shape: Sequence[int], function: Callable[..., Any], *arguments: Any) -> Array:
+    """Calls a function that should return numbers of a shape; returns them in float64."""
+    return as_numbers(called(function, *arguments), shape)
+
+
+def as_numbers(value: Any, shape: Sequence[int]) -> Array:
+    """Reads what a subject returned as numbers of a shape, in float64."""
+    try:
+        array = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        raise Misbehaviour(f"returns {type(value).__name__}, not an array of numbers") from None
+    if array.shape != tuple(shape):
+        raise Misbehaviour(f"returns an array of shape {array.shape}, not {tuple(shape)}")
+    return array
+
+
+@checked
+def subjects_of(file: str) -> list[Subject]:
+    """Reads the subjects that a Python file defines.
+
+    Args:
+      file: its path, ending in ".py"; it is run.
+
+    Returns:
+      The values of its top level that are subjects, in order.
+
+    Raises:
+      ValueError: if the file cannot be run or defines none.
+    """
+    checks.require(file.endswith(".py"), "SUBJECT.py", "end in .py", file)
+    module = module_of_file(pathlib.Path(file), file)
+    found: list[Any] = [value for value in vars(module).values() if isinstance(value, SUBJECTS)]
+    kinds = ", ".join(kind.__name__ for kind in SUBJECTS)
+    checks.require(len(found) > 0, "SUBJECT.py", f"define a value of {kinds}", file)
+    return found
