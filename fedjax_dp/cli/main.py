@@ -34,6 +34,8 @@ COMMANDS = {
     "data": "Data sets: list them, fetch them, store them by client.",
     "privacy": "Accounting: ε, calibration, reports, comparisons.",
     "audit": "Audit an experiment: `fedjax-dp audit [FILE.toml] [--section.key VALUE ...]`.",
+    "conformance": "Check whether code keeps its privacy claims: `fedjax-dp conformance "
+    "SUBJECT.py`.",
     "estimate": "Estimate rounds on devices that are not here: `fedjax-dp estimate FILE.toml "
     "--device v5e`.",
     "measure": "Measure this GPU or TPU, for `execution.measured`: `fedjax-dp measure --output "
