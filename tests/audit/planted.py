@@ -1,4 +1,4 @@
-"""Correct subjects in NumPy, and about fifty defects with the check that should find each."""
+"""Correct subjects in NumPy, and sixty defects with the check that should find each."""
 
 import dataclasses
 
