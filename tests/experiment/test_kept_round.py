@@ -1,6 +1,7 @@
 """The model of the best round: that of a run which ends there, also after an interruption."""
 
 import itertools
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from run_folders import DRAWN, SMALL, die_and_resume, execute, metrics, read_jso
 from fedjax_dp.experiment.assembly.assemble import checked_config
 from fedjax_dp.experiment.components.keeping import loss_of
 from fedjax_dp.experiment.reading.config_files import load_config
+from fedjax_dp.experiment.running import keeping
 from fedjax_dp.experiment.running.loading import evaluate_run, load_run
 from fedjax_dp.experiment.running.run import run
 
@@ -76,6 +78,23 @@ def test_personal_models_are_those_of_the_best_round(tmp_path):
             *(jax.tree.leaves(each.params_of(client)) for each in (found, short))
         )
         assert all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "best"),
+    [
+        ("test_loss", [3, np.nan, 1, 2, 1, np.inf], 3),
+        ("test_auc", [0.5, 0.9, 0.9, np.nan, 0.6], 2),
+    ],
+)
+def test_the_first_of_the_best_rounds_is_kept(metric, values, best, monkeypatch):
+    config = load_config(None, (f"--run.keep=best:{metric}",))
+    monkeypatch.setattr(keeping, "copied", lambda experiment, state: state)
+    kept, experiment = None, SimpleNamespace(config=config)
+    for i, value in enumerate(values):
+        state = SimpleNamespace(round=i + 1)
+        kept = keeping.better(experiment, kept, {metric: value}, state)
+    assert (kept.round, kept.value, kept.state.round) == (best, values[best - 1], best)
 
 
 def test_directions_are_those_of_the_names():

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from marks import telling
+from marks import slow, telling
 from run_folders import (
     DRAWN,
     NOT_PRIVATE,
@@ -26,6 +26,7 @@ from fedjax_dp.experiment.reading.config_files import load_config
 from fedjax_dp.experiment.running.loading import load_run
 from fedjax_dp.experiment.running.report import report
 from fedjax_dp.experiment.schema.config import DataSection
+from fedjax_dp.experiment.studies.audits import _plant
 
 SIX = ("--data.num_clients=6", "--run.rounds=2")
 PARTS = "train", "validation", "client_test", "test"
@@ -186,6 +187,18 @@ def test_examples_on_disk_stay_there(tmp_path, form):
 def test_refusals(words, message):
     with pytest.raises(ValueError, match=message):
         assemble(load_config(None, (*SIX, *words)))
+
+
+@slow
+def test_canaries_join_the_clients_that_train():
+    experiment = assemble(load_config(None, (*SIX, "--data.unseen_clients=['4', '1']")))
+    planted = _plant(experiment, "record", 3, "made").data
+    train, unseen = experiment.population.train, experiment.population.unseen
+    assert planted.num_clients == train.num_clients == 4
+    attacked, apart = (
+        {x.tobytes() for x in np.asarray(d.examples["x"])} for d in (planted, unseen)
+    )
+    assert attacked == {x.tobytes() for x in train.examples["x"]} and apart - attacked
 
 
 def test_nodes_with_data_of_their_own_hold_no_clients_out():

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import slow
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils.class_weight import compute_class_weight
 
@@ -12,13 +13,15 @@ from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.gradients import clipped
 from fedjax_dp.clients.gradients import plain as unclipped
-from fedjax_dp.clients.sgd import local_trainer
+from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.core import trees
+from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data import FederatedData, participation
+from fedjax_dp.data.augmentation import compose
 from fedjax_dp.data.sampling import full_participation
-from fedjax_dp.engine import federation
+from fedjax_dp.engine import ExecutionConfig, federation, simulation
 from fedjax_dp.evaluation import shared_evaluator
-from fedjax_dp.models import Loss, weighted
+from fedjax_dp.models import Loss, lora, weighted
 from fedjax_dp.models.weights import balanced
 
 RNG = np.random.default_rng(3)
@@ -93,6 +96,93 @@ def test_a_weight_acts_before_clipping_so_that_no_record_exceeds_the_bound():
         found = float(trees.l2_norm(total.gradient))
         np.testing.assert_allclose(found, min(length, bound), rtol=1e-3)
         assert found <= bound * (1 + 1e-6)
+
+
+def clipped_mean(gradients, weights, bound, count):
+    """Sums gradients by leaf after their weights and their bound, over a count, in float64."""
+    scaled = [g * weights.reshape(-1, *[1] * (g.ndim - 1)) for g in gradients]
+    norms = np.sqrt(sum(np.sum(g.reshape(len(g), -1) ** 2, axis=1) for g in scaled))
+    assert np.any(norms > 2 * bound) and np.any((norms > 0) & (norms < bound / 2))
+    factors = np.minimum(1, bound / norms)
+    return [np.tensordot(factors, g, 1) / count for g in scaled]
+
+
+def slopes(logits, y):
+    chances = np.exp(logits - logits.max(-1, keepdims=True))
+    return chances / chances.sum(-1, keepdims=True) - np.eye(2)[y]
+
+
+WEIGHTS = np.float64(W) * np.array([0.5, 2])[Y]
+BOTH = {"class_weights": (0.5, 2), "example_weights": "example_weight"}
+
+
+@pytest.mark.parametrize(
+    "kind", ["records", *(pytest.param(kind, marks=slow) for kind in ("copies", "adapters"))]
+)
+def test_the_clipped_sum_of_weighted_gradients_is_divided_by_the_public_count(kind):
+    plain, key, x, bound = models.logistic_regression(SHAPE, 2), jax.random.key(4), X[:, None], 0.6
+    params, batch = plain.init(key), {"x": X, "y": Y, "example_weight": W}
+    config = LocalConfig(learning_rate=1.0, batch_size=16, clip_norm=bound, noise_multiplier=0.0)
+    rule = clipped(weighted(plain, **BOTH))
+    kernel, bias = (np.float64(params["params"]["Dense_0"][k]) for k in ("kernel", "bias"))
+    if kind == "copies":
+        shifted = compose(lambda e, k: e | {"x": e["x"] + jax.random.normal(k, (3,))}, num_copies=3)
+        rule = rule.augmented(shifted)
+        x = shifted.copies(batch, jnp.arange(40), fold(key, Purpose.AUGMENTATION))["x"]
+    x = np.float64(x)
+    s = slopes(x @ kernel + bias, Y[:, None])
+    expected = [s.mean(1), np.einsum("nci,nco->nio", x, s) / x.shape[1]]
+    if kind == "adapters":
+        name, (down, up) = "params/Dense_0/kernel", (RNG.normal(size=n) for n in ((3, 1), (1, 2)))
+        adapted = lora(plain, params, rank=1, targets=name, alpha=2.0)
+        rule, params = clipped(weighted(adapted, **BOTH)), adapted.init(key)
+        params["adapters"][name] = {"down": jnp.float32(down), "up": jnp.float32(up)}
+        s = slopes(X @ (kernel + 2 * down @ up) + bias, Y)
+        expected = [
+            2 * X[:, :, None] * (s @ up.T)[:, None],
+            2 * (X @ down)[:, :, None] * s[:, None],
+        ]
+
+    @jax.jit
+    def step(params, batch):
+        total = rule.micro_batch(params, batch, jnp.ones(40, bool), key, config)
+        return rule.release(total.gradient, jnp.int32(40), config, key)
+
+    found = jax.tree.leaves(step(params, batch))
+    expected = clipped_mean(expected, WEIGHTS, bound, 16)
+    for one, two in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6)
+
+
+@slow
+@pytest.mark.parametrize(("placement", "is_on_disk"), [("device", False), ("host", True)])
+def test_streamed_clients_and_their_files_have_their_weights(placement, is_on_disk, tmp_path):
+    plain, bound = models.logistic_regression(SHAPE, 2), 0.6
+    arrays = {"x": X, "y": Y, "example_weight": W}
+    if is_on_disk:
+        for name, array in arrays.items():
+            np.save(tmp_path / f"{name}.npy", array)
+        arrays = {k: np.load(tmp_path / f"{k}.npy", mmap_mode="r") for k in arrays}
+    # Batches are drawn whole, and the noise is below rounding.
+    config = LocalConfig(learning_rate=0.5, batch_size=20, clip_norm=bound, noise_multiplier=1e-9)
+    model = weighted(plain, **BOTH)
+    algorithm = fedavg(model, dp_sgd_trainer(model, config._replace(num_steps=1)))
+    sim = simulation(
+        algorithm,
+        FederatedData(arrays, np.array([0, 20, 40])),
+        participation(full_participation(), 2),
+        ExecutionConfig(clients_per_chunk=1, placement=placement),
+    )
+    start = sim.init(jax.random.key(0))
+    before = jax.device_get(sim.federation.shared(start))["params"]["Dense_0"]
+    end, _, _ = sim.run(start, jax.random.key(1), 1)
+    after = sim.federation.shared(end)["params"]["Dense_0"]
+    kernel, bias = (np.float64(before[k]) for k in ("kernel", "bias"))
+    s = slopes(X @ kernel + bias, Y)
+    # The mean over two clients of sums over their 20 records, all of one bound.
+    steps = clipped_mean([s, np.float64(X)[:, :, None] * s[:, None]], WEIGHTS, bound, 40)
+    for name, step in zip(("bias", "kernel"), steps, strict=True):
+        np.testing.assert_allclose(after[name] - before[name], -0.5 * step, rtol=1e-3, atol=1e-6)
 
 
 def test_evaluations_are_unweighted_and_need_no_weights():

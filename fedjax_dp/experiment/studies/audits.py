@@ -107,6 +107,9 @@ def audit_experiment(
 ) -> AuditReport:
     """Audits an experiment at every unit of privacy that it claims.
 
+    The population that trains is attacked, without clients that never take part, in all rounds; no
+    round is chosen by `run.keep`.
+
     Args:
       experiment: the experiment.
       num_canaries: canaries of a run, at least 1 and at most one for each parameter of the model;
