@@ -556,7 +556,7 @@ SPECIAL: dict[str, Case] = {
     **{name: case(getattr(models, name), example_x=image) for name, image in _IMAGE_OF.items()},
     **{
         name: case(getattr(models, name), example_x=TEXT)
-        for name in ("char_lstm", "char_transformer", "llama", "gpt2")
+        for name in ("char_lstm", "char_transformer", "llama", "gpt2", "bag_of_tokens")
     },
     **{
         name: case(getattr(models, name), labels=np.array([1]))

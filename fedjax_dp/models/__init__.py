@@ -32,6 +32,7 @@ from fedjax_dp.models.losses import (
 )
 from fedjax_dp.models.lowering import lower
 from fedjax_dp.models.registry import build, options
+from fedjax_dp.models.text import bag_of_tokens
 from fedjax_dp.models.weights import Weighted, weighted
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "LossBounds",
     "Model",
     "Weighted",
+    "bag_of_tokens",
     "build",
     "char_lstm",
     "char_transformer",

@@ -23,6 +23,7 @@ from fedjax_dp.models.dense import (
 )
 from fedjax_dp.models.gpt2 import gpt2
 from fedjax_dp.models.language import char_lstm, char_transformer, llama
+from fedjax_dp.models.text import bag_of_tokens
 
 
 def _adopted(own: Any) -> Callable[..., Model]:
@@ -58,6 +59,7 @@ FACTORIES: Registry[Callable[..., Model]] = Registry(
             char_transformer,
             llama,
             gpt2,
+            bag_of_tokens,
         )
     },
     _adopted,

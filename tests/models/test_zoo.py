@@ -75,6 +75,14 @@ COUNTS = [
         {"hidden_size": 768, "num_layers": 12, "num_heads": 12, "num_positions": 1024},
         124_439_808,
     ),
+    ("bag_of_tokens", CHARS, 2, {}, 257 * 16 + 17 * 2),
+    (
+        "bag_of_tokens",
+        CHARS,
+        4,
+        {"vocabulary_size": 90, "embedding_size": 10, "hidden_sizes": (8,)},
+        90 * 10 + 11 * 8 + 9 * 4,
+    ),
 ]
 
 SMALL_IMAGE = jax.ShapeDtypeStruct((8, 8), jnp.uint8)
@@ -211,6 +219,8 @@ def test_dropout_is_an_option_that_acts_in_training_only(name):
         ),
         (lambda: models.char_lstm(TABLE, 80), "be one row of integer tokens"),
         (lambda: models.char_transformer(CHARS, 80, num_heads=5), "multiple of 5 heads"),
+        (lambda: models.bag_of_tokens(TABLE, 2), r"integer tokens, got \(\(13,\), 'float32'\)"),
+        (lambda: models.bag_of_tokens(CHARS, 1), "num_classes must be an integer of at least 2"),
     ],
 )
 def test_bad_input_is_an_error_that_names_argument_rule_and_value(call, words):

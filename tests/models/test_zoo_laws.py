@@ -35,6 +35,7 @@ SMALL = {
     "resnet": small_resnet,
     "char_lstm": lambda: models.char_lstm(WORDS, 9, num_units=8),
     "char_transformer": lambda: models.char_transformer(WORDS, 9, width=8, num_heads=2),
+    "bag_of_tokens": lambda: models.bag_of_tokens(WORDS, 2, vocabulary_size=9, hidden_sizes=(4,)),
 }
 # A table, images.
 QUICK = ("mlp",)
@@ -50,6 +51,9 @@ def batch_for(name, num_examples, seed=0):
             "x": rng.integers(9, size=(num_examples, 6)).astype(np.int32),
             "y": rng.integers(-1, 9, size=(num_examples, 6)).astype(np.int32),
         }
+    if name == "bag_of_tokens":
+        x = rng.integers(-1, 9, size=(num_examples, 6)).astype(np.int32)
+        return {"x": x, "y": rng.integers(2, size=num_examples).astype(np.int32)}
     is_table = name in ("single_logit", "mlp") or name.endswith("_regression")
     x = (
         rng.normal(size=(num_examples, 13)).astype(np.float32)

@@ -20,6 +20,7 @@ from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.accounts.calibration import calibrate, priced_factors
 from fedjax_dp.engine.federation import init_key
 from fedjax_dp.engine.wrappers.budgets import check_claim
+from fedjax_dp.experiment.assembly.population import require_vocabulary
 from fedjax_dp.experiment.components.augmentation import augmentation_of
 from fedjax_dp.experiment.components.experiment import Population
 from fedjax_dp.experiment.components.mechanism import Setting, client_aggregator, structure_of
@@ -60,6 +61,7 @@ def build_model(section: ModelSection, population: Population, seed: int) -> Mod
     elif section.pretrained is not None:
         given = read_params(section.pretrained)
     plain = models.build(section.name, example, population.num_classes, **options)
+    require_vocabulary(section, population)
     plain = weighted(
         plain,
         class_weights=class_weights_of(section, population),

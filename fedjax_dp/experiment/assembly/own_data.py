@@ -15,7 +15,7 @@ from fedjax_dp.data import datasets
 from fedjax_dp.data.datasets import Dataset
 from fedjax_dp.data.datasets.base import Task
 from fedjax_dp.data.federated import FederatedData, flat
-from fedjax_dp.experiment.assembly.population import population_from
+from fedjax_dp.experiment.assembly.population import population_from, require_vocabulary
 from fedjax_dp.experiment.components.experiment import Population
 from fedjax_dp.experiment.schema.config import Config
 
@@ -98,7 +98,9 @@ def own_population(config: Config, path: str) -> tuple[Population, dict[str, Any
     """Reads a node's file or pattern; returns its clients in the order of names, and their kind."""
     require_own_data(config)
     data = _loaded(config, path, "the data of a node")
-    return population_from(data, config.data, config.run.seed), kind_of(data)
+    population = population_from(data, config.data, config.run.seed)
+    require_vocabulary(config.model, population)
+    return population, kind_of(data)
 
 
 def public_test(config: Config, kind: Mapping[str, Any]) -> FederatedData | None:

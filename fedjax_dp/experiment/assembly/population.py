@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, disclosure
+from fedjax_dp.core.registry import is_own
 from fedjax_dp.data import arrays, datasets, disk_arrays, partition, statistics
 from fedjax_dp.data.datasets.registry import option_naming_clients
 from fedjax_dp.data.federated import FederatedData, flat
@@ -19,7 +20,8 @@ from fedjax_dp.experiment.components.partitions import (
     Spread,
 )
 from fedjax_dp.experiment.components.unseen import key_of, unseen_of
-from fedjax_dp.experiment.schema.config import DataSection
+from fedjax_dp.experiment.schema.config import DataSection, ModelSection
+from fedjax_dp.models import registry as models
 from fedjax_dp.models.losses import IGNORE_LABEL
 
 # Purposes of the draws from a seed; those of partitions are 0 and 2.
@@ -28,6 +30,8 @@ _SPLIT, _PUBLIC, _VALIDATION = 1, 3, 4
 _LARGE_INPUT = 100
 # The most clients or columns that a note names.
 _SHOWN = 5
+# The option of models whose number of tokens is not that of classes.
+_VOCABULARY = "vocabulary_size"
 # Rows of labels that are checked at once.
 _CHECKED_ROWS = 1 << 20
 
@@ -133,6 +137,22 @@ def population_from(
         clusters=clusters,
         unseen=unseen,
     )
+
+
+def require_vocabulary(section: ModelSection, population: Population) -> None:
+    """Requires tokens of inputs within the vocabulary of a model with an option for its size."""
+    if is_own(section.name) or _VOCABULARY not in models.options(section.name):
+        return
+    size = (models.options(section.name) | section.options)[_VOCABULARY]
+    fields = ("train", "client_test", "test", "validation", "unseen")
+    parts = [part for name in fields if (part := getattr(population, name)) is not None]
+    inputs = [part.examples["x"] for part in parts if "x" in part.examples]
+    inputs += [] if population.public_x is None else [population.public_x]
+    whole = [array for array in inputs if array.dtype.kind in "iu"]
+    blocks = itertools.chain.from_iterable(map(disk_arrays.parts, whole))
+    largest = max((int(np.max(block)) for block in blocks if block.size), default=0)
+    rule = f"be below {size}, the option {_VOCABULARY} of {section.name}"
+    disclosure.require(largest < size, "the tokens of the data", rule, largest)
 
 
 def _whole_test(data: datasets.Dataset, is_unlabelled: bool) -> FederatedData | None:

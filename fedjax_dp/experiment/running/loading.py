@@ -25,7 +25,7 @@ from fedjax_dp.experiment.assembly.own_data import (
     population_without_records,
     public_test,
 )
-from fedjax_dp.experiment.assembly.population import build_population
+from fedjax_dp.experiment.assembly.population import build_population, require_vocabulary
 from fedjax_dp.experiment.components.experiment import Experiment, Population
 from fedjax_dp.experiment.components.schedules import after_plateaus, plateaus_of
 from fedjax_dp.experiment.reading import config_files
@@ -193,6 +193,7 @@ def other_data(
         for each in (trained, population)
     )
     checks.require(ours == theirs, "the examples", f"have the shapes {ours}", theirs)
+    require_vocabulary(config.model, population)
     return population
 
 
