@@ -149,14 +149,14 @@ def ae_dpfl(
 
 
 def _num_classes(model: Model, x: jax.Array) -> int:
-    loss = declared(model.loss_fn)
-    is_of_classes = loss is None or loss.targets not in ("numbers", "counts")
-    rule = "have a loss of classes, which clients vote for"
-    checks.require(is_of_classes, "model", rule, getattr(loss, "name", None))
     outputs = jax.eval_shape(lambda k: _votes(model, model.init(k), x[:1]), jax.random.key(0))
     shape: tuple[int, ...] = getattr(outputs, "shape", ())
     rule = "have logits [examples, classes] or log-odds [examples] as outputs"
     checks.require(len(shape) in (1, 2), "model", rule, shape)
+    loss = declared(model.loss_fn)
+    is_of_classes = loss is None or loss.targets not in ("numbers", "counts")
+    rule = "have a loss of classes, which clients vote for"
+    checks.require(is_of_classes, "model", rule, getattr(loss, "name", None))
     return 2 if len(shape) == 1 else max(2, shape[1])
 
 

@@ -26,7 +26,9 @@ from fedjax_dp.core import trees
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine import PrivacyAccounting, as_metrics, simulation
+from fedjax_dp.models import poisson_regression, weighted
 from fedjax_dp.models.base import Model
+from fedjax_dp.models.weights import of_classes_alone
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.claims import UnclaimedNoise
 from fedjax_dp.server import by_realised_count, gaussian_mean, laplace_mean, uniform_mean
@@ -312,3 +314,15 @@ def test_outputs_without_classes_are_refused():
     trainer = local_trainer(model, LocalConfig())
     with pytest.raises(ValueError, match="model must have logits"):
         ae_dpfl(model, trainer, public_x=QUERIES)
+    counts = poisson_regression(jax.ShapeDtypeStruct(QUERIES.shape[1:], jnp.float32))
+    with pytest.raises(ValueError, match=r"must have a loss of classes, .* got 'poisson_nll'"):
+        ae_dpfl(counts, trainer, public_x=QUERIES)
+
+
+def test_public_examples_have_no_weights_of_their_own():
+    model = three_class_model()
+    assert of_classes_alone(model) is model
+    assert of_classes_alone(weighted(model, example_weights="w")).loss_fn is model.loss_fn
+    both = weighted(model, class_weights=(1, 2, 3), example_weights="w")
+    kept = of_classes_alone(both).loss_fn
+    assert (kept.class_weights, kept.example_weights) == ((1, 2, 3), None)
