@@ -28,7 +28,8 @@ A `[[claim]]`, a line of the front page, is what the source claims as a whole. I
 place of `of` and `finding`, and a `sentence` for a reader of the source.
 
 The other tables of `claims.toml`, `[block.NAME]`, are for blocks of the folder's README: a query,
-and a line of text for each of its rows, or else the rows as a table. A block stands between
+and a line of text for each of its rows, or else the rows as a table; or the `function`, as
+"module:name", that returns the block's text. A block stands between
 `<!-- generated: NAME -->` and `<!-- end -->`.
 """
 
@@ -38,6 +39,7 @@ import itertools
 import json
 import math
 import pathlib
+import pkgutil
 import re
 import sqlite3
 import statistics
@@ -383,6 +385,8 @@ def block(page: pathlib.Path, name: str) -> str:
         tables = {"claims": claims_table, "summary": summary, "sentences": sentences}
         return {**tables, "card": card.table}[name]()
     block_ = read_claims(page.parent.name)["block"][name]
+    if "function" in block_:
+        return pkgutil.resolve_name(block_["function"])()
     rows = Files(page.parent).rows(block_["rows"])
     if "text" in block_:
         return "\n".join(Text().fill(block_["text"].strip("\n"), row) for row in rows)

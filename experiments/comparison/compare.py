@@ -1,0 +1,331 @@
+"""Runs the standing comparison: every private method on six tasks at equal ε, equally tuned.
+
+    python -m experiments.comparison.compare --minutes 30
+    python -m experiments.comparison.compare --only task=digits,unit=record,epsilon=4,method=dp_sgd
+
+A finished cell is a row of `results/cells.csv`, and is not run again: a second call continues. The
+pieces of work are a task, a unit and a method; within one, all settings, budgets and seeds that
+share a program run as one. `methods.toml` says what is run, `--plan` what is left and its hours.
+
+Settings are chosen by exact accuracy on a seed that is not reported. No ε covers this choice.
+"""
+
+import argparse
+import csv
+import functools
+import itertools
+import json
+import pathlib
+import shutil
+import time
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedjax_dp import __version__
+from fedjax_dp.algorithms.registry import ALGORITHMS
+from fedjax_dp.experiment import Study, read_summaries, sweep
+from fedjax_dp.experiment.studies.sweep import Point
+
+HERE = pathlib.Path(__file__).parent
+CELLS = HERE / "results" / "cells.csv"
+AXES = ("task", "unit", "epsilon", "method")
+METRICS = ("client_test_accuracy", "worst_tenth_accuracy", "accuracy_disparity")
+UNITS = ("record", "client")
+
+
+class Piece(NamedTuple):
+    """The work that one method is for one task and unit."""
+
+    task: str
+    unit: str
+    method: str
+
+
+class Cell(NamedTuple):
+    """A row of the results; one of the tuning seed is a trial."""
+
+    task: str
+    unit: str
+    epsilon: float
+    method: str
+    seed: int
+    setting: str  # The chosen values, or those of the trial, as "key=value key=value".
+    accuracy: float  # Over the test records that clients hold, as all metrics here.
+    worst_tenth: float  # Mean accuracy of the worst tenth of the clients.
+    disparity: float  # Accuracy of the best client minus that of the worst.
+    up: int  # Bytes that all clients sent.
+    seconds: float  # Of the runs that ran together, divided by their number, compilation included.
+    cpu_seconds: float  # The same for processor time.
+    spent: float  # ε by the ledger.
+    covered: str  # The models that ε covers.
+    models: str  # Those whose accuracy this is.
+    version: str
+
+
+@functools.cache
+def plan() -> dict[str, Any]:
+    """Reads what is compared."""
+    return tomllib.loads((HERE / "methods.toml").read_text(encoding="utf-8"))
+
+
+def tasks() -> list[str]:
+    """Lists the tasks in the plan's order."""
+    return list(plan()["task"])
+
+
+def units_of(method: str) -> list[str]:
+    """Lists the units of privacy that a method is run with."""
+    entry = plan()["method"][method]
+    offered = ALGORITHMS[entry.get("algorithm", method)].units
+    return [unit for unit in entry.get("units", UNITS) if unit in offered]
+
+
+def pieces() -> list[Piece]:
+    """Lists all work; methods within tasks, so that a task has results early."""
+    planned = plan()
+    return [
+        Piece(task, unit, method)
+        for task, entry in planned["task"].items()
+        for unit in entry.get("units", UNITS)
+        for method in planned["method"]
+        if unit in units_of(method)
+    ]
+
+
+def settings(piece: Piece) -> list[dict[str, Any]]:
+    """Lists the settings that a method is tried with, each as values of keys."""
+    planned, entry = plan(), plan()["method"][piece.method]
+    grid = entry if {"times", "values"} & entry.keys() else planned["unit"][piece.unit]
+    fixed = planned["unit"][piece.unit]["set"] | entry.get("set", {})
+    base = tomllib.loads(_file(piece.task).read_text(encoding="utf-8"))
+    axes = {key: list(values) for key, values in grid.get("values", {}).items()}
+    for key, factors in grid.get("times", {}).items():
+        section, _, name = key.partition(".")
+        start = fixed[key] if key in fixed else base[section][name]
+        axes[key] = [float(f"{start * factor:.6g}") for factor in factors]
+    found = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    if len(found) != planned["trials"]:
+        raise SystemExit(f"{piece.method} has {len(found)} settings, not {planned['trials']}")
+    return found
+
+
+def point(piece: Piece, epsilon: float, setting: Mapping[str, Any], seed: int) -> Point:
+    """Makes the run of a method with one setting, budget and seed."""
+    planned = plan()
+    entry, names = planned["method"][piece.method], planned["task"][piece.task]["names"]
+    keys = {
+        "algorithm.name": entry.get("algorithm", piece.method),
+        "privacy.unit": piece.unit,
+        f"privacy.{piece.unit}.epsilon": float(epsilon),
+        "run.seed": seed,
+        **planned["unit"][piece.unit]["set"],
+        **entry.get("set", {}),
+        **setting,
+    }
+    words = tuple(f"--{key}={_word(value, names)}" for key, value in keys.items())
+    return Point({"epsilon": f"{epsilon:g}", "setting": as_text(setting), "seed": str(seed)}, words)
+
+
+def _word(value: Any, names: Mapping[str, str]) -> str:
+    if isinstance(value, str):
+        return value.format(**names)
+    return json.dumps(value)
+
+
+def as_text(setting: Mapping[str, Any]) -> str:
+    """Writes a setting in one line."""
+    return " ".join(f"{key}={value:g}" for key, value in setting.items())
+
+
+def _file(task: str) -> pathlib.Path:
+    return HERE / "tasks" / f"{task}.toml"
+
+
+def read_cells(file: pathlib.Path = CELLS) -> list[Cell]:
+    """Reads all rows, trials included."""
+    if not file.is_file():
+        return []
+    types = Cell.__annotations__
+    with file.open(encoding="utf-8", newline="") as lines:
+        return [Cell(**{k: types[k](v) for k, v in row.items()}) for row in csv.DictReader(lines)]
+
+
+def write_cells(cells: Iterable[Cell], file: pathlib.Path = CELLS) -> None:
+    """Writes all rows in the order of the plan; a file that is cut short is never left behind."""
+    order = {name: i for i, name in enumerate([*tasks(), *UNITS, *plan()["method"]])}
+
+    def rank(cell: Cell) -> tuple[Any, ...]:
+        names = order[cell.task], order[cell.unit], order[cell.method]
+        return (*names, cell.epsilon, cell.seed, cell.setting)
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    fresh = file.with_suffix(".new")
+    with fresh.open("w", encoding="utf-8", newline="") as lines:
+        writer = csv.writer(lines, lineterminator="\n")
+        writer.writerow(Cell._fields)
+        writer.writerows(sorted(cells, key=rank))
+    fresh.replace(file)
+
+
+def of_piece(cells: Iterable[Cell], piece: Piece) -> list[Cell]:
+    """Selects the rows of a piece."""
+    return [cell for cell in cells if (cell.task, cell.unit, cell.method) == piece]
+
+
+def missing(piece: Piece, cells: Sequence[Cell], epsilons: Sequence[float]) -> tuple[list, list]:
+    """Lists trials `(ε, setting)` and cells `(ε, seed)` of a piece that have no row."""
+    planned, own = plan(), of_piece(cells, piece)
+    done = {(cell.epsilon, cell.seed) for cell in own}
+    tried = {(c.epsilon, c.setting) for c in own if c.seed == planned["tuning_seed"]}
+    left = [(e, seed) for e in epsilons for seed in planned["seeds"] if (e, seed) not in done]
+    wanted = {e for e, _ in left}
+    trials = [
+        (e, s) for e in epsilons if e in wanted for s in settings(piece) if (e, as_text(s)) not in tried
+    ]
+    return trials, left
+
+
+def chosen(piece: Piece, cells: Sequence[Cell], epsilon: float) -> dict[str, Any] | None:
+    """Returns the best setting on the tuning seed, the first of equals; None if one is missing."""
+    tuning_seed = plan()["tuning_seed"]
+    found = {
+        cell.setting: cell.accuracy
+        for cell in of_piece(cells, piece)
+        if (cell.epsilon, cell.seed) == (epsilon, tuning_seed)
+    }
+    tried = settings(piece)
+    if any(as_text(setting) not in found for setting in tried):
+        return None
+    return max(tried, key=lambda setting: found[as_text(setting)])
+
+
+def run_piece(
+    piece: Piece, epsilons: Sequence[float], output: pathlib.Path, deadline: float, file: pathlib.Path
+) -> None:
+    """Tunes a method and runs its cells; rows are written after each of the two."""
+    tuning_seed = plan()["tuning_seed"]
+    trials, _ = missing(piece, read_cells(file), epsilons)
+    points = [point(piece, epsilon, setting, tuning_seed) for epsilon, setting in trials]
+    _run(piece, points, output, deadline, file)
+    cells = read_cells(file)
+    _, left = missing(piece, cells, epsilons)
+    best = {epsilon: chosen(piece, cells, epsilon) for epsilon, _ in left}
+    points = [point(piece, e, setting, seed) for e, seed in left if (setting := best[e]) is not None]
+    _run(piece, points, output, deadline, file)
+
+
+def _run(
+    piece: Piece, points: Sequence[Point], output: pathlib.Path, deadline: float, file: pathlib.Path
+) -> None:
+    """Runs points together and adds their rows to the file."""
+    if not points:
+        return
+    study = Study(" ".join(piece), _file(piece.task), {}, "", "", {METRICS[0]: 100.0})
+    folder = output / "-".join(piece)
+    started, processor = time.monotonic(), time.process_time()
+    sweep(study, points, folder, seconds=max(deadline - started, 0.0))
+    rows = read_summaries(points, folder)
+    count = max(len(rows), 1)
+    spent = (time.monotonic() - started) / count, (time.process_time() - processor) / count
+    made = [
+        Cell(
+            piece.task,
+            piece.unit,
+            float(row["epsilon"]),
+            piece.method,
+            int(row["seed"]),
+            row["setting"],
+            *(round(float(row[name]), 5) for name in METRICS),
+            row["communication"]["up"]["bytes"],
+            *(round(seconds, 2) for seconds in spent),
+            round(float(row[f"epsilon_{piece.unit}"]), 5),
+            row["covered_models"],
+            row["test_accuracy_of"],
+            __version__,
+        )
+        for row in rows
+    ]
+    write_cells([*read_cells(file), *made], file)
+    # Rows have what the comparison reads.
+    shutil.rmtree(folder)
+
+
+def seconds_of_runs(cells: Sequence[Cell]) -> Mapping[tuple[str, str], float]:
+    """Returns the mean seconds of a run by task and unit; the plan's estimate where none was run."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for cell in cells:
+        found.setdefault((cell.task, cell.unit), []).append(cell.seconds)
+    stated = {
+        (task, unit): seconds
+        for task, entry in plan()["task"].items()
+        for unit, seconds in entry["seconds"].items()
+    }
+    return stated | {key: sum(values) / len(values) for key, values in found.items()}
+
+
+def left_hours(
+    cells: Sequence[Cell], some: Iterable[Piece] | None = None, epsilons: Sequence[float] = ()
+) -> Iterator[tuple[Piece, int, float]]:
+    """Yields pieces that are not finished, with the number of their missing cells and hours."""
+    seconds = seconds_of_runs(cells)
+    for piece in pieces() if some is None else some:
+        trials, left = missing(piece, cells, epsilons or plan()["epsilons"])
+        if left:
+            yield piece, len(left), (len(trials) + len(left)) * seconds[piece[:2]] / 3600
+
+
+def selection(texts: Sequence[str]) -> dict[str, list[str]]:
+    """Reads `axis=value` texts, several in one divided by commas."""
+    found: dict[str, list[str]] = {}
+    planned = plan()
+    known = {
+        "task": tasks(),
+        "unit": [*UNITS],
+        "epsilon": [f"{e:g}" for e in planned["epsilons"]],
+        "method": list(planned["method"]),
+    }
+    for text in ",".join(texts).split(",") if texts else ():
+        axis, _, value = text.partition("=")
+        if axis not in known or value not in known[axis]:
+            raise SystemExit(
+                f"--only must be axis=value with an axis of {', '.join(AXES)} and a value of the "
+                f"plan, {known.get(axis, list(known))}; got {text!r}"
+            )
+        found.setdefault(axis, []).append(value)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs what is missing, until the time is up."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", action="append", default=[], metavar="AXIS=VALUE,…")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start nothing later")
+    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("runs") / "comparison")
+    parser.add_argument("--cells", type=pathlib.Path, default=CELLS, help="the file of rows")
+    parser.add_argument("--plan", action="store_true", help="list what is missing, and its hours")
+    options = parser.parse_args(arguments)
+    only = selection(options.only)
+    epsilons = [float(e) for e in only.get("epsilon", plan()["epsilons"])]
+    some = [p for p in pieces() if all(v in only.get(k, [v]) for k, v in p._asdict().items())]
+    left = list(left_hours(read_cells(options.cells), some, epsilons))
+    if options.plan:
+        for piece, count, hours in left:
+            print(f"{' '.join(piece)}: {count} cells, {hours:.2f} h")
+        print(f"all: {sum(n for _, n, _ in left)} cells, {sum(h for *_, h in left):.1f} h")
+        return
+    deadline, refused = time.monotonic() + 60 * options.minutes, []
+    for piece, *_ in left:
+        if time.monotonic() >= deadline:
+            break
+        try:
+            run_piece(piece, epsilons, options.output, deadline, options.cells)
+        except ValueError as error:
+            refused.append(f"{' '.join(piece)}: {error}")
+            print(f"refused: {refused[-1]}")
+    if refused:
+        raise SystemExit("\n".join(["not run:", *refused]))
+
+
+if __name__ == "__main__":
+    main()
