@@ -98,7 +98,7 @@ def settings(piece: Piece) -> list[dict[str, Any]]:
     planned, entry = plan(), plan()["method"][piece.method]
     grid = entry if {"times", "values"} & entry.keys() else planned["unit"][piece.unit]
     fixed = planned["unit"][piece.unit]["set"] | entry.get("set", {})
-    base = tomllib.loads(_file(piece.task).read_text(encoding="utf-8"))
+    base = tomllib.loads(task_file(piece.task).read_text(encoding="utf-8"))
     axes = {key: list(values) for key, values in grid.get("values", {}).items()}
     for key, factors in grid.get("times", {}).items():
         section, _, name = key.partition(".")
@@ -138,7 +138,8 @@ def as_text(setting: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={value:g}" for key, value in setting.items())
 
 
-def _file(task: str) -> pathlib.Path:
+def task_file(task: str) -> pathlib.Path:
+    """Returns the configuration file of a task."""
     return HERE / "tasks" / f"{task}.toml"
 
 
@@ -156,7 +157,8 @@ def write_cells(cells: Iterable[Cell], file: pathlib.Path = CELLS) -> None:
     order = {name: i for i, name in enumerate([*tasks(), *UNITS, *plan()["method"]])}
 
     def rank(cell: Cell) -> tuple[Any, ...]:
-        names = order[cell.task], order[cell.unit], order[cell.method]
+        # What is no longer in the plan comes last.
+        names = (order.get(name, len(order)) for name in (cell.task, cell.unit, cell.method))
         return (*names, cell.epsilon, cell.seed, cell.setting)
 
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -173,45 +175,43 @@ def of_piece(cells: Iterable[Cell], piece: Piece) -> list[Cell]:
     return [cell for cell in cells if (cell.task, cell.unit, cell.method) == piece]
 
 
-def missing(piece: Piece, cells: Sequence[Cell], epsilons: Sequence[float]) -> tuple[list, list]:
+def missing(
+    piece: Piece, cells: Sequence[Cell], epsilons: Sequence[float]
+) -> tuple[list[tuple[float, Any]], list[tuple[float, int]]]:
     """Lists trials `(ε, setting)` and cells `(ε, seed)` of a piece that have no row."""
     planned, own = plan(), of_piece(cells, piece)
     done = {(cell.epsilon, cell.seed) for cell in own}
-    tried = {(c.epsilon, c.setting) for c in own if c.seed == planned["tuning_seed"]}
     left = [(e, seed) for e in epsilons for seed in planned["seeds"] if (e, seed) not in done]
-    wanted = {e for e, _ in left}
-    trials = [
-        (e, s) for e in epsilons if e in wanted for s in settings(piece) if (e, as_text(s)) not in tried
-    ]
-    return trials, left
+    tried = {(c.epsilon, c.setting) for c in own if c.seed == planned["tuning_seed"]}
+    wanted = itertools.product(dict.fromkeys(e for e, _ in left), settings(piece))
+    return [(e, s) for e, s in wanted if (e, as_text(s)) not in tried], left
 
 
 def chosen(piece: Piece, cells: Sequence[Cell], epsilon: float) -> dict[str, Any] | None:
     """Returns the best setting on the tuning seed, the first of equals; None if one is missing."""
-    tuning_seed = plan()["tuning_seed"]
-    found = {
-        cell.setting: cell.accuracy
-        for cell in of_piece(cells, piece)
-        if (cell.epsilon, cell.seed) == (epsilon, tuning_seed)
-    }
-    tried = settings(piece)
+    key = epsilon, plan()["tuning_seed"]
+    own = [cell for cell in of_piece(cells, piece) if (cell.epsilon, cell.seed) == key]
+    found, tried = {cell.setting: cell.accuracy for cell in own}, settings(piece)
     if any(as_text(setting) not in found for setting in tried):
         return None
     return max(tried, key=lambda setting: found[as_text(setting)])
 
 
 def run_piece(
-    piece: Piece, epsilons: Sequence[float], output: pathlib.Path, deadline: float, file: pathlib.Path
+    piece: Piece,
+    epsilons: Sequence[float],
+    output: pathlib.Path,
+    deadline: float,
+    file: pathlib.Path = CELLS,
 ) -> None:
     """Tunes a method and runs its cells; rows are written after each of the two."""
-    tuning_seed = plan()["tuning_seed"]
+    seed = plan()["tuning_seed"]
     trials, _ = missing(piece, read_cells(file), epsilons)
-    points = [point(piece, epsilon, setting, tuning_seed) for epsilon, setting in trials]
-    _run(piece, points, output, deadline, file)
+    _run(piece, [point(piece, e, setting, seed) for e, setting in trials], output, deadline, file)
     cells = read_cells(file)
     _, left = missing(piece, cells, epsilons)
     best = {epsilon: chosen(piece, cells, epsilon) for epsilon, _ in left}
-    points = [point(piece, e, setting, seed) for e, seed in left if (setting := best[e]) is not None]
+    points = [point(piece, e, found, seed) for e, seed in left if (found := best[e]) is not None]
     _run(piece, points, output, deadline, file)
 
 
@@ -221,7 +221,7 @@ def _run(
     """Runs points together and adds their rows to the file."""
     if not points:
         return
-    study = Study(" ".join(piece), _file(piece.task), {}, "", "", {METRICS[0]: 100.0})
+    study = Study(" ".join(piece), task_file(piece.task), {}, "", "", {METRICS[0]: 100.0})
     folder = output / "-".join(piece)
     started, processor = time.monotonic(), time.process_time()
     sweep(study, points, folder, seconds=max(deadline - started, 0.0))
@@ -252,7 +252,7 @@ def _run(
 
 
 def seconds_of_runs(cells: Sequence[Cell]) -> Mapping[tuple[str, str], float]:
-    """Returns the mean seconds of a run by task and unit; the plan's estimate where none was run."""
+    """Returns the mean seconds of a run by task and unit; the plan's where none was run."""
     found: dict[tuple[str, str], list[float]] = {}
     for cell in cells:
         found.setdefault((cell.task, cell.unit), []).append(cell.seconds)

@@ -124,7 +124,9 @@ def which() -> str:
     """Writes which method to take, and from which it was not different."""
     lines = []
     for (unit, epsilon), ranked in _rankings(read_cells()).items():
-        head = f"- Unit {unit}, ε = {epsilon:g}, {len(ranked.tasks)} tasks ({', '.join(ranked.tasks)})"
+        head = (
+            f"- Unit {unit}, ε = {epsilon:g}, {len(ranked.tasks)} tasks ({', '.join(ranked.tasks)})"
+        )
         best = f"`{ranked.methods[ranked.best]}` has the best mean rank"
         figure = f"{ranked.mean_ranks[ranked.best]:.1f} of {len(ranked.methods)}"
         if math.isnan(ranked.p_value):

@@ -11,7 +11,9 @@ from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading.json_schema import json_schema
 
 ROOT = pathlib.Path(__file__).parents[2]
-FILES = sorted(path for path in ROOT.glob("experiments/*/*.toml") if path.stem != "claims")
+FILES = sorted(
+    path for path in ROOT.glob("experiments/*/*.toml") if path.stem not in ("claims", "methods")
+)
 WORDS = (
     (),
     ("--privacy.client.mechanism=discrete_gaussian", "--privacy.client.bits=auto"),

@@ -19,8 +19,10 @@ from fedjax_dp.experiment.schema.constraints import ConfigError
 from fedjax_dp.experiment.studies import sweep
 
 HERE = pathlib.Path(__file__).parents[2] / "experiments"
-# All but the claims of the sources, which `experiments.reproduction` reads.
-CONFIGURATIONS = sorted(path for path in HERE.glob("*/*.toml") if path.stem != "claims")
+# All but the claims of the sources and the methods of the comparison, which have readers of their own.
+CONFIGURATIONS = sorted(
+    path for path in HERE.glob("*/*.toml") if path.stem not in ("claims", "methods")
+)
 CLUSTERED = [path for path in CONFIGURATIONS if path.parent.name == "clustered_dp"]
 STUDIES = {
     **{f"heterogeneous {name}": study for name, study in heterogeneous.STUDIES.items()},

@@ -1,0 +1,176 @@
+"""The comparison runs what it says, chooses on trials alone, and its ranks are those of a book."""
+
+import numpy as np
+import pytest
+
+from marks import slow, telling
+
+from experiments.comparison import compare, ranks
+from fedjax_dp.algorithms.registry import ALGORITHMS
+from fedjax_dp.experiment import load_config
+from fedjax_dp.experiment.components.numbers_by_client import with_named_lists
+from fedjax_dp.experiment.reading.validate import validate
+
+# Demšar 2006, table 6: AUC of C4.5, with m, with cf, and with both tuned, on 14 data sets.
+AUC = np.array(
+    [
+        [0.763, 0.768, 0.771, 0.798],
+        [0.599, 0.591, 0.590, 0.569],
+        [0.954, 0.971, 0.968, 0.967],
+        [0.628, 0.661, 0.654, 0.657],
+        [0.882, 0.888, 0.886, 0.898],
+        [0.936, 0.931, 0.916, 0.931],
+        [0.661, 0.668, 0.609, 0.685],
+        [0.583, 0.583, 0.563, 0.625],
+        [0.775, 0.838, 0.866, 0.875],
+        [1.000, 1.000, 1.000, 1.000],
+        [0.940, 0.962, 0.965, 0.962],
+        [0.619, 0.666, 0.614, 0.669],
+        [0.972, 0.981, 0.975, 0.975],
+        [0.957, 0.978, 0.946, 0.970],
+    ]
+)
+
+
+PIECE = compare.Piece("digits", "record", "dp_sgd")
+ROW = compare.Cell(
+    *("digits", "record", 1.0, "dp_sgd", 0, "", 0.5, 0.1, 0.2, 8, 2.0, 1.0, 1.0),
+    *("the shared model", "the shared model", "0"),
+)
+
+
+def row(**values):
+    return ROW._replace(**values)
+
+
+def test_ranks_are_those_of_demsar():
+    ranked = ranks.ranking("abcd", [str(i) for i in range(14)], AUC)
+    np.testing.assert_allclose(ranked.mean_ranks, [3.143, 2.000, 2.893, 1.964], atol=5e-4)
+    # His χ² of 9.28 has a p-value of 0.026 and no correction for ties, which makes p smaller.
+    assert 0.015 < ranked.p_value < 0.0258
+    assert ranked.difference == pytest.approx(1.25, abs=0.005)
+    assert ranks.critical_difference(4, 14, 0.10) == pytest.approx(1.12, abs=0.005)
+    # His q of 2.569 and 3.164 for 4 and 10 classifiers, table 5a.
+    assert ranks.critical_difference(10, 55) == pytest.approx(3.164 / np.sqrt(3), abs=1e-3)
+    # C4.5 differs from both that tune m by 1.14 to 1.18, which is below 1.25.
+    assert (ranked.best, ranked.not_different) == (3, ["a", "b", "c"])
+
+
+def test_methods_beyond_the_difference_are_different():
+    scores = np.arange(30.0)[:, None] * 0 + np.array([3.0, 2.0, 1.0]) + np.zeros((30, 3))
+    ranked = ranks.ranking("abc", [str(i) for i in range(30)], scores)
+    assert ranked.not_different == [] and ranked.best == 0
+    # Below five per cent nothing may be called different, whatever the ranks.
+    assert ranked._replace(p_value=0.2).not_different == ["b", "c"]
+    assert np.isnan(ranks.ranking("abc", ["0"], scores[:1]).p_value)
+
+
+def test_an_interval_is_students():
+    # Student's t at 97.5 % and 4 degrees is 2.776.
+    mean, half = ranks.interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert (mean, half) == (3.0, pytest.approx(2.776 * np.sqrt(2.5 / 5), abs=1e-3))
+    assert np.isnan(ranks.interval([1.0])[1])
+
+
+def test_every_method_that_can_protect_is_compared_or_left_out_with_a_reason():
+    planned = compare.plan()
+    private = {n for n in ALGORITHMS if {*compare.UNITS} & {*ALGORITHMS[n].units}}
+    run, left_out = set(planned["method"]), set(planned["left_out"])
+    assert run | left_out == private and not run & left_out
+    assert all(planned["left_out"].values())
+    assert all(compare.units_of(method) for method in run)
+    assert len(planned["task"]) == 6 and planned["tuning_seed"] not in planned["seeds"]
+
+
+@pytest.mark.parametrize("task", compare.tasks())
+def test_every_point_of_the_comparison_is_valid(task):
+    pieces = [piece for piece in compare.pieces() if piece.task == task]
+    assert pieces
+    for piece in pieces:
+        tried = compare.settings(piece)
+        assert len({compare.as_text(setting) for setting in tried}) == compare.plan()["trials"]
+        point = compare.point(piece, 4, tried[-1], 3)
+        config = load_config(compare.task_file(task), point.words)
+        validate(with_named_lists(config))
+        assert config.privacy.unit == piece.unit and config.run.seed == 3
+        assert getattr(config.privacy, piece.unit).epsilon == 4
+
+
+def test_settings_are_chosen_on_trials_alone():
+    texts = [compare.as_text(setting) for setting in compare.settings(PIECE)]
+    trials = [
+        row(epsilon=4.0, seed=100, setting=text, accuracy=accuracy)
+        for text, accuracy in zip(texts, [0.1, 0.4, 0.4, 0.2], strict=True)
+    ]
+    others = [row(epsilon=4.0, setting=texts[3], accuracy=0.9), row(epsilon=2.0, seed=100)]
+    best = compare.chosen(PIECE, trials + others, 4.0)
+    assert compare.as_text(best) == texts[1]
+    assert compare.chosen(PIECE, trials[1:] + others, 4.0) is None
+    left = compare.missing(PIECE, trials + others, [4.0])
+    assert left == ([], [(4.0, seed) for seed in (1, 2, 3, 4)])
+    assert ranks.reported(trials + others) == others[:1]
+
+
+def test_rows_are_read_as_they_were_written(tmp_path):
+    file = tmp_path / "cells.csv"
+    rows = [row(epsilon=8.0, seed=1), row(epsilon=2.0, seed=100, setting="a=1 b=0.3"), row()]
+    compare.write_cells(rows, file)
+    assert compare.read_cells(file) == [rows[2], rows[1], rows[0]]
+
+
+def test_ranks_need_all_seeds_and_the_same_methods():
+    seeds = compare.plan()["seeds"]
+    cells = [
+        row(task=task, method=method, seed=seed, accuracy=accuracy)
+        for task, accuracy in (("digits", 0.5), ("adult", 0.7))
+        for method in ("dp_sgd", "fedprox")
+        for seed in seeds
+        if (task, method, seed) != ("adult", "fedprox", 4)
+    ]
+    ranked = ranks.rank_complete(ranks.complete_means(cells, "record", 1.0))
+    assert ranked.tasks == ("digits",) and ranked.methods == ("dp_sgd", "fedprox")
+    assert ranked.mean_ranks.tolist() == [1.5, 1.5]
+    assert ranks.rank_complete(ranks.complete_means(cells, "client", 1.0)) is None
+
+
+def test_hours_left_count_trials_and_cells_at_measured_seconds():
+    done = [row(epsilon=1.0, seed=seed, seconds=36.0) for seed in compare.plan()["seeds"]]
+    [(_, count, hours)] = compare.left_hours(done, [PIECE], [1.0, 2.0])
+    assert (count, hours) == (5, pytest.approx((4 + 5) * 36 / 3600))
+
+
+def test_an_unknown_selection_is_refused_by_name():
+    assert compare.selection(["task=digits,unit=record", "epsilon=4"]) == {
+        "task": ["digits"],
+        "unit": ["record"],
+        "epsilon": ["4"],
+    }
+    with pytest.raises(SystemExit, match="method=dp_sg"):
+        compare.selection(["method=dp_sg"])
+
+
+@slow
+@telling
+def test_a_piece_is_tuned_run_and_continued(tmp_path, monkeypatch, capsys):
+    small = {"seeds": [0, 1], "epsilons": [8], "trials": 2}
+    planned = compare.plan() | small
+    grid = {"times": {"training.learning_rate": [0.001, 1]}}
+    planned |= {"method": {"dp_sgd": grid, "dp_fedavg": {"units": ["client"], **grid}}}
+    monkeypatch.setattr(compare, "plan", lambda: planned)
+    file, runs = tmp_path / "cells.csv", tmp_path / "runs"
+    words = ["--cells", str(file), "--output", str(runs), "--only", "task=digits"]
+    compare.main([*words, "--minutes", "0"])
+    assert not file.exists()
+    compare.main([*words, "--only", "method=dp_sgd"])
+    cells = compare.read_cells(file)
+    assert [cell.seed for cell in cells] == [0, 1, 100, 100]
+    # A thousandth of the rate learns nothing, so that the other was chosen.
+    assert {cell.setting for cell in cells[:2]} == {"training.learning_rate=0.5"}
+    assert all(7 < cell.spent <= 8 and cell.accuracy > 0.3 for cell in cells[:2])
+    assert not any(runs.iterdir())
+    compare.main(words)
+    again = compare.read_cells(file)
+    assert again[:4] == cells and {cell.unit for cell in again[4:]} == {"client"}
+    capsys.readouterr()
+    compare.main([*words, "--plan"])
+    assert capsys.readouterr().out == "all: 0 cells, 0.0 h\n"
