@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-
-from marks import slow, telling
+from marks import telling
 
 from experiments.comparison import compare, ranks
 from fedjax_dp.algorithms.registry import ALGORITHMS
@@ -149,7 +148,6 @@ def test_an_unknown_selection_is_refused_by_name():
         compare.selection(["method=dp_sg"])
 
 
-@slow
 @telling
 def test_a_piece_is_tuned_run_and_continued(tmp_path, monkeypatch, capsys):
     small = {"seeds": [0, 1], "epsilons": [8], "trials": 2}
