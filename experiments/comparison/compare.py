@@ -93,11 +93,17 @@ def pieces() -> list[Piece]:
     ]
 
 
+def _fixed(piece: Piece) -> dict[str, Any]:
+    """Returns the values of keys that all settings of a method have."""
+    entry = plan()["method"][piece.method]
+    return plan()["unit"][piece.unit]["set"] | entry.get("set", {}) | entry.get(piece.unit, {})
+
+
 def settings(piece: Piece) -> list[dict[str, Any]]:
     """Lists the settings that a method is tried with, each as values of keys."""
     planned, entry = plan(), plan()["method"][piece.method]
     grid = entry if {"times", "values"} & entry.keys() else planned["unit"][piece.unit]
-    fixed = planned["unit"][piece.unit]["set"] | entry.get("set", {})
+    fixed = _fixed(piece)
     base = tomllib.loads(task_file(piece.task).read_text(encoding="utf-8"))
     axes = {key: list(values) for key, values in grid.get("values", {}).items()}
     for key, factors in grid.get("times", {}).items():
@@ -119,8 +125,7 @@ def point(piece: Piece, epsilon: float, setting: Mapping[str, Any], seed: int) -
         "privacy.unit": piece.unit,
         f"privacy.{piece.unit}.epsilon": float(epsilon),
         "run.seed": seed,
-        **planned["unit"][piece.unit]["set"],
-        **entry.get("set", {}),
+        **_fixed(piece),
         **setting,
     }
     words = tuple(f"--{key}={_word(value, names)}" for key, value in keys.items())

@@ -10,27 +10,11 @@ from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.components.numbers_by_client import with_named_lists
 from fedjax_dp.experiment.reading.validate import validate
 
-# Demšar 2006, table 6: AUC of C4.5, with m, with cf, and with both tuned, on 14 data sets.
-AUC = np.array(
-    [
-        [0.763, 0.768, 0.771, 0.798],
-        [0.599, 0.591, 0.590, 0.569],
-        [0.954, 0.971, 0.968, 0.967],
-        [0.628, 0.661, 0.654, 0.657],
-        [0.882, 0.888, 0.886, 0.898],
-        [0.936, 0.931, 0.916, 0.931],
-        [0.661, 0.668, 0.609, 0.685],
-        [0.583, 0.583, 0.563, 0.625],
-        [0.775, 0.838, 0.866, 0.875],
-        [1.000, 1.000, 1.000, 1.000],
-        [0.940, 0.962, 0.965, 0.962],
-        [0.619, 0.666, 0.614, 0.669],
-        [0.972, 0.981, 0.975, 0.975],
-        [0.957, 0.978, 0.946, 0.970],
-    ]
-)
-
-
+# Demšar 2006, table 6: ranks of C4.5, with m, with cf, and with both tuned, on 14 data sets.
+RANKS = """
+4 3 2 1   1 2 3 4   4 1 2 3   4 1 3 2   4 2 3 1   1 2.5 4 2.5   3 2 4 1   2.5 2.5 4 1
+4 3 2 1   2.5 2.5 2.5 2.5   4 2.5 1 2.5   3 2 4 1   4 1 2 3   3 1 4 2
+"""
 PIECE = compare.Piece("digits", "record", "dp_sgd")
 ROW = compare.Cell(
     *("digits", "record", 1.0, "dp_sgd", 0, "", 0.5, 0.1, 0.2, 8, 2.0, 1.0, 1.0),
@@ -43,7 +27,7 @@ def row(**values):
 
 
 def test_ranks_are_those_of_demsar():
-    ranked = ranks.ranking("abcd", [str(i) for i in range(14)], AUC)
+    ranked = ranks.ranking("abcd", "t" * 14, -np.array(RANKS.split(), float).reshape(14, 4))
     np.testing.assert_allclose(ranked.mean_ranks, [3.143, 2.000, 2.893, 1.964], atol=5e-4)
     # His χ² of 9.28 has a p-value of 0.026 and no correction for ties, which makes p smaller.
     assert 0.015 < ranked.p_value < 0.0258
@@ -56,12 +40,12 @@ def test_ranks_are_those_of_demsar():
 
 
 def test_methods_beyond_the_difference_are_different():
-    scores = np.arange(30.0)[:, None] * 0 + np.array([3.0, 2.0, 1.0]) + np.zeros((30, 3))
-    ranked = ranks.ranking("abc", [str(i) for i in range(30)], scores)
+    scores = np.tile([3.0, 2.0, 1.0], (30, 1))
+    ranked = ranks.ranking("abc", "t" * 30, scores)
     assert ranked.not_different == [] and ranked.best == 0
     # Below five per cent nothing may be called different, whatever the ranks.
     assert ranked._replace(p_value=0.2).not_different == ["b", "c"]
-    assert np.isnan(ranks.ranking("abc", ["0"], scores[:1]).p_value)
+    assert np.isnan(ranks.ranking("abc", "t", scores[:1]).p_value)
 
 
 def test_an_interval_is_students():
@@ -84,8 +68,8 @@ def test_every_method_that_can_protect_is_compared_or_left_out_with_a_reason():
 @pytest.mark.parametrize("task", compare.tasks())
 def test_every_point_of_the_comparison_is_valid(task):
     pieces = [piece for piece in compare.pieces() if piece.task == task]
-    assert pieces
-    for piece in pieces:
+    # Tasks differ in data and model, methods in all else.
+    for piece in pieces if task == "digits" else pieces[::9]:
         tried = compare.settings(piece)
         assert len({compare.as_text(setting) for setting in tried}) == compare.plan()["trials"]
         point = compare.point(piece, 4, tried[-1], 3)
