@@ -19,7 +19,7 @@ from fedjax_dp.experiment.schema.constraints import ConfigError
 from fedjax_dp.experiment.studies import sweep
 
 HERE = pathlib.Path(__file__).parents[2] / "experiments"
-# All but the claims of the sources and the methods of the comparison, which have readers of their own.
+# Claims of the sources and methods of the comparison have readers of their own.
 CONFIGURATIONS = sorted(
     path for path in HERE.glob("*/*.toml") if path.stem not in ("claims", "methods")
 )
