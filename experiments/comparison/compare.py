@@ -253,7 +253,7 @@ def _run(
     ]
     write_cells([*read_cells(file), *made], file)
     # Rows have what the comparison reads.
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def seconds_of_runs(cells: Sequence[Cell]) -> Mapping[tuple[str, str], float]:
