@@ -147,7 +147,7 @@ def test_a_piece_is_tuned_run_and_continued(tmp_path, monkeypatch, capsys):
     cells = compare.read_cells(file)
     assert [cell.seed for cell in cells] == [0, 1, 100, 100]
     # A thousandth of the rate learns nothing, so that the other was chosen.
-    assert {cell.setting for cell in cells[:2]} == {"training.learning_rate=0.5"}
+    assert {cell.setting for cell in cells[:2]} == {"training.learning_rate=1"}
     assert all(7 < cell.spent <= 8 and cell.accuracy > 0.3 for cell in cells[:2])
     assert not any(runs.iterdir())
     compare.main(words)
