@@ -93,17 +93,21 @@ def pieces() -> list[Piece]:
     ]
 
 
+def _sources(piece: Piece) -> list[dict[str, Any]]:
+    """Lists the tables with the settings of a piece, of which later ones go first."""
+    planned, entry = plan(), plan()["method"][piece.method]
+    return [planned["unit"][piece.unit], entry, entry.get(piece.unit, {})]
+
+
 def _fixed(piece: Piece) -> dict[str, Any]:
     """Returns the values of keys that all settings of a method have."""
-    entry = plan()["method"][piece.method]
-    return plan()["unit"][piece.unit]["set"] | entry.get("set", {}) | entry.get(piece.unit, {})
+    return {k: v for table in _sources(piece) for k, v in table.get("set", {}).items()}
 
 
 def settings(piece: Piece) -> list[dict[str, Any]]:
     """Lists the settings that a method is tried with, each as values of keys."""
-    planned, entry = plan(), plan()["method"][piece.method]
-    grid = entry if {"times", "values"} & entry.keys() else planned["unit"][piece.unit]
-    fixed = _fixed(piece)
+    grid = [table for table in _sources(piece) if {"times", "values"} & table.keys()][-1]
+    fixed, trials = _fixed(piece), plan()["trials"]
     base = tomllib.loads(task_file(piece.task).read_text(encoding="utf-8"))
     axes = {key: list(values) for key, values in grid.get("values", {}).items()}
     for key, factors in grid.get("times", {}).items():
@@ -111,8 +115,8 @@ def settings(piece: Piece) -> list[dict[str, Any]]:
         start = fixed[key] if key in fixed else base[section][name]
         axes[key] = [float(f"{start * factor:.6g}") for factor in factors]
     found = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-    if len(found) != planned["trials"]:
-        raise SystemExit(f"{piece.method} has {len(found)} settings, not {planned['trials']}")
+    if len(found) != trials:
+        raise SystemExit(f"{piece.method} has {len(found)} settings, not {trials}")
     return found
 
 
