@@ -79,7 +79,7 @@ ALL = leaves(main.get_command(main.app))
 
 
 def test_every_command_answers_json_is_quiet_and_has_a_log_level():
-    assert {path[0] for path in ALL} == set(main.COMMANDS) and len(ALL) == 19
+    assert {path[0] for path in ALL} == set(main.COMMANDS) and len(ALL) == 20
     for path, command in ALL.items():
         options = {name for each in command.params for name in each.opts}
         assert {"--json", "--quiet", "--log-level"} <= options, path
