@@ -1,0 +1,61 @@
+"""NVFlare's privacy filters, as functions of arrays: what one site sends, summed over sites."""
+
+import logging
+
+import numpy as np
+from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
+from nvflare.app_common.filters.svt_privacy import SVTPrivacy
+
+logging.disable(logging.CRITICAL)
+
+LAYERS = (6, 2)
+
+
+def _sent(privacy_filter, row):
+    parts = np.split(np.array(row, np.float64), np.cumsum(LAYERS)[:-1])
+    weights = {f"layer{i}": part for i, part in enumerate(parts)}
+    dxo = DXO(DataKind.WEIGHT_DIFF, weights)
+    data = privacy_filter.process_dxo(dxo, Shareable(), FLContext()).data
+    return np.concatenate([data[name] for name in weights])
+
+
+def _sum(make, rows, seed):
+    np.random.seed(seed)
+    total = np.zeros(sum(LAYERS))
+    for row in rows:
+        total += _sent(make(), row)
+    return total
+
+
+def percentile(rows, seed):
+    return _sum(PercentilePrivacy, rows, seed)
+
+
+def percentile_unit(rows, seed):
+    """With a bound of one on every number."""
+    return _sum(lambda: PercentilePrivacy(gamma=1.0), rows, seed)
+
+
+def _svt():
+    return SVTPrivacy(fraction=0.25, epsilon=1.0, gamma=1.0, tau=0.1, epsilon_release=1.0)
+
+
+def svt(rows, seed):
+    return _sum(_svt, rows, seed)
+
+
+def svt_first(rows, seed):
+    """What the first site sends."""
+    np.random.seed(seed)
+    return _sent(_svt(), rows[0] if len(rows) else np.zeros(sum(LAYERS)))
+
+
+def svt_spent(rounds, dp_delta):
+    """What the filter's accountant states after so many calls."""
+    privacy_filter = _svt()
+    for _ in range(rounds):
+        _sent(privacy_filter, np.ones(sum(LAYERS)))
+    return privacy_filter.get_privacy_spent()
