@@ -791,6 +791,7 @@ SPECIAL: dict[str, Case] = {
         of.__name__: case(of, num_units=8, size=4)
         for of in (conformance.FixedSize, conformance.WithReplacement, conformance.Shuffled)
     },
+    "MaskLaw": case(conformance.MaskLaw, modulus=64),
     "Masked of conformance": case(conformance.Masked, modulus=64, clients=3),
     **{
         of.__name__: case(of, name="a subject", **{what: len}, claim=claim)
@@ -806,6 +807,7 @@ SPECIAL: dict[str, Case] = {
             (conformance.Sampling, "draw", TRAINED.sampling),
             (conformance.Accounting, "epsilon", TRAINED),
             (conformance.Masking, "mask", conformance.Masked(64, 3)),
+            (conformance.MaskSource, "draw", conformance.MaskLaw(64)),
         )
     },
     "Run of conformance": case(conformance.Run, name="a subject", run=len, claim=TRAINED),

@@ -12,12 +12,16 @@ reason, and the exit status is 1.
 
 import argparse
 import pathlib
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 
 HERE = pathlib.Path(__file__).resolve().parent
 PEERS = tuple(sorted(path.stem for path in (HERE / "requirements").glob("*.txt")))
+# A peer's environment without the pins of its versions.
+NEWEST = "-newest"
+_CONFORMANCE = HERE.parent / "conformance" / "requirements"
 _MARK = "installed.txt"
 
 
@@ -32,7 +36,7 @@ def is_installed(peer: str, folder: pathlib.Path) -> bool:
     return (
         python_of(peer, folder).exists()
         and mark.exists()
-        and mark.read_text("utf-8") == _requirements(peer).read_text("utf-8")
+        and mark.read_text("utf-8") == requirements_of(peer)
     )
 
 
@@ -43,9 +47,9 @@ def install(peer: str, folder: pathlib.Path, pip_arguments: Sequence[str] = ()) 
       None, or why it could not be made: the last line of the error.
     """
     target = folder / peer
-    file = _requirements(peer)
+    text = requirements_of(peer)
     make = [sys.executable, "-m", "venv", "--clear", str(target)]
-    fill = [str(python_of(peer, folder)), "-m", "pip", "install", "-r", str(file), *pip_arguments]
+    fill = [str(python_of(peer, folder)), "-m", "pip", "install", *text.split(), *pip_arguments]
     for command in (make, fill):
         try:
             done = subprocess.run(command, capture_output=True, text=True, errors="replace")
@@ -53,7 +57,7 @@ def install(peer: str, folder: pathlib.Path, pip_arguments: Sequence[str] = ()) 
             return str(error)
         if done.returncode != 0:
             return last_line(done.stderr or done.stdout)
-    (target / _MARK).write_text(file.read_text("utf-8"), encoding="utf-8")
+    (target / _MARK).write_text(text, encoding="utf-8")
     return None
 
 
@@ -64,8 +68,12 @@ def last_line(messages: str) -> str:
     return (errors or lines or ["no reason given"])[-1][:300]
 
 
-def _requirements(peer: str) -> pathlib.Path:
-    return HERE / "requirements" / f"{peer}.txt"
+def requirements_of(peer: str) -> str:
+    """Reads what an environment is filled from, a requirement a line."""
+    name = peer.removesuffix(NEWEST)
+    folder = HERE / "requirements" if name in PEERS else _CONFORMANCE
+    text = (folder / f"{name}.txt").read_text("utf-8")
+    return text if name == peer else re.sub("==.*", "", text)
 
 
 def main() -> None:

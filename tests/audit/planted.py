@@ -12,7 +12,9 @@ from fedjax_dp.audit.conformance import (
     Aggregation,
     FixedSize,
     Masked,
+    MaskLaw,
     Masking,
+    MaskSource,
     Poisson,
     Release,
     Run,
@@ -212,6 +214,17 @@ def masking(
         return messages, total % m
 
     return Masking(name, mask, claim)
+
+
+def mask_source(name="correct mask source", bits=62):
+    """Masks of keys that are folded to a seed of so many bits."""
+    claim = MaskLaw(MODULUS)
+
+    def draw(count, seed):
+        seeds = np.random.default_rng(seed).integers(0, 2**bits, count)
+        return np.stack([np.random.default_rng(s).integers(0, MODULUS, claim.size) for s in seeds])
+
+    return MaskSource(name, draw, claim)
 
 
 def replaced(**changes):
@@ -438,6 +451,7 @@ def planted():
     )
     yield masking("masks that drop-outs leave", forgets=True), "masks: sum, 1 dropped out"
     yield masking("masks of 28 bits", bits=28), "masks: uniform"
+    yield mask_source("masks with seeds of 20 bits", bits=20), "masks: repeated"
     yield masking("masks of every round", of_pair=lambda s, i, j: [i, j]), "masks: unrelated"
     yield masking("one mask for all pairs", of_pair=lambda s, i, j: [s]), "masks: unrelated"
     yield masking("masks without a modulus", wraps=False), "masks: sum"

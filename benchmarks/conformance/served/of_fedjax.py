@@ -1,7 +1,10 @@
 """FedJAX's samplers of clients, its aggregator and its clipping, as functions of arrays."""
 
-import fedjax
 import jax
+
+jax.tree_map = jax.tree.map  # FedJAX 0.0.17 calls it by the name that JAX has removed.
+
+import fedjax
 import numpy as np
 
 NAMES = [b"%02d" % i for i in range(32)]

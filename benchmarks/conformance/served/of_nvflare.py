@@ -14,19 +14,23 @@ logging.disable(logging.CRITICAL)
 LAYERS = (6, 2)
 
 
-def _sent(privacy_filter, row):
-    parts = np.split(np.array(row, np.float64), np.cumsum(LAYERS)[:-1])
-    weights = {f"layer{i}": part for i, part in enumerate(parts)}
+def _sent(privacy_filter, row, scalars=False):
+    """What a site sends of an update; with scalars, the last numbers have no axis."""
+    row = np.array(row, np.float64)
+    first = LAYERS[0]
+    weights = {"layer0": row[:first], "layer1": row[first:]}
+    if scalars:
+        weights = {"layer0": row[:first]} | {f"layer{i}": row[i] for i in range(first, len(row))}
     dxo = DXO(DataKind.WEIGHT_DIFF, weights)
     data = privacy_filter.process_dxo(dxo, Shareable(), FLContext()).data
-    return np.concatenate([data[name] for name in weights])
+    return np.concatenate([np.atleast_1d(data[name]) for name in weights])
 
 
-def _sum(make, rows, seed):
+def _sum(make, rows, seed, scalars=False):
     np.random.seed(seed)
     total = np.zeros(sum(LAYERS))
     for row in rows:
-        total += _sent(make(), row)
+        total += _sent(make(), row, scalars)
     return total
 
 
@@ -34,9 +38,8 @@ def percentile(rows, seed):
     return _sum(PercentilePrivacy, rows, seed)
 
 
-def percentile_unit(rows, seed):
-    """With a bound of one on every number."""
-    return _sum(lambda: PercentilePrivacy(gamma=1.0), rows, seed)
+def percentile_scalars(rows, seed):
+    return _sum(PercentilePrivacy, rows, seed, True)
 
 
 def _svt():
@@ -47,10 +50,8 @@ def svt(rows, seed):
     return _sum(_svt, rows, seed)
 
 
-def svt_first(rows, seed):
-    """What the first site sends."""
-    np.random.seed(seed)
-    return _sent(_svt(), rows[0] if len(rows) else np.zeros(sum(LAYERS)))
+def svt_scalars(rows, seed):
+    return _sum(_svt, rows, seed, True)
 
 
 def svt_spent(rounds, dp_delta):

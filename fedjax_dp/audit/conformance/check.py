@@ -21,6 +21,7 @@ from fedjax_dp.audit.conformance.subjects import (
     Accounting,
     AdaptiveAggregation,
     Masking,
+    MaskSource,
     Run,
     Sampling,
     Subject,
@@ -116,6 +117,8 @@ def _checks_of(subject: Subject) -> list[tuple[str, _Check]]:
             return [("accounting", lambda draws, significance: check_accounting(subject))]
         case Masking():
             return [("masks", partial(masks.check_masks, subject))]
+        case MaskSource():
+            return [("masks", partial(masks.check_source, subject))]
     view = view_of(subject)
     groups: list[tuple[str, _Check]] = [
         ("contribution", partial(check_contribution, subject.name, view)),

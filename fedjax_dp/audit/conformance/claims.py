@@ -203,12 +203,38 @@ class Masked:
     def __post_init__(self) -> None:
         """Checks every field."""
         check_fields(self)
-        checks.whole("modulus", self.modulus, at_least=16, is_sized=False)
-        checks.require(self.modulus < 2**62, "modulus", "be below 2^62", self.modulus)
+        _check_modulus(self.modulus)
         checks.whole("clients", self.clients, at_least=3)
         checks.whole("dropped", self.dropped, at_least=0)
         rule = f"be below clients={self.clients}"
         checks.require(self.dropped < self.clients, "dropped", rule, self.dropped)
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskLaw:
+    """Masks that are uniform modulo m and independent of one another.
+
+    Attributes:
+      modulus: m, at least 16 and below 2^62.
+      count: the number of masks that are drawn, at least 64. Repeated masks are found if their
+        seeds have fewer than about 2 log2(count) − 4 bits.
+      size: the number of integers of a mask, at least 1.
+    """
+
+    modulus: int
+    count: Count = 2**12
+    size: Count = 8
+
+    def __post_init__(self) -> None:
+        """Checks every field."""
+        check_fields(self)
+        _check_modulus(self.modulus)
+        checks.whole("count", self.count, at_least=64)
+
+
+def _check_modulus(modulus: int) -> None:
+    checks.whole("modulus", modulus, at_least=16, is_sized=False)
+    checks.require(modulus < 2**62, "modulus", "be below 2^62", modulus)
 
 
 def divisor_of(claim: Release, num_rows: int) -> float:

@@ -1,12 +1,13 @@
 """Masks: whether they cancel, with drop-outs too, and whether messages are uniform."""
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 from scipy import stats
 
 from fedjax_dp.audit.conformance.findings import Draws, Finding, Test, judged
-from fedjax_dp.audit.conformance.subjects import Array, Masking, Misbehaviour, called
+from fedjax_dp.audit.conformance.subjects import Array, Masking, MaskSource, Misbehaviour, called
 
 _BINS = 16
 _FINDINGS = 2
@@ -137,3 +138,39 @@ def _unrelated(subject: Masking, drawn: Array, share: float) -> Finding:
         tests += _bin_tests(gap % m, m, f"differences of messages of {what}")
     says = "differences of messages of seeds, clients and entries are uniform"
     return judged(subject.name, check, tests, share, says)
+
+
+def check_source(subject: MaskSource, draws: Draws, significance: float) -> Iterator[Finding]:
+    """Draws masks, and tests their bits and whether some are equal."""
+    claim, name, share = subject.claim, subject.name, significance / _FINDINGS
+    shape = (claim.count, claim.size)
+    try:
+        drawn = np.asarray(called(subject.draw, claim.count, draws.block(1)[0]))
+        if drawn.dtype.kind not in "iu" or drawn.shape != shape:
+            raise Misbehaviour(f"returns {drawn.dtype} of shape {drawn.shape}, not integers")
+        if int(drawn.min()) < 0 or int(drawn.max()) >= claim.modulus:
+            raise Misbehaviour(f"returns integers outside 0 to {claim.modulus - 1}")
+    except Misbehaviour as wrong:
+        yield Finding(name, "masks: uniform", "failed", f"the subject {wrong}")
+        return
+    drawn = drawn.astype(np.int64)
+    tests = _bin_tests(drawn, claim.modulus, "masks")
+    yield judged(name, "masks: uniform", tests, share, "masks are uniform")
+    yield _repeated(subject, drawn, share)
+
+
+def _repeated(subject: MaskSource, drawn: Array, share: float) -> Finding:
+    """Tests the number of equal pairs of masks, which tells how many bits their seeds have."""
+    claim, check = subject.claim, "masks: repeated"
+    copies = np.unique(drawn, axis=0, return_counts=True)[1].astype(float)
+    equal, pairs = float(np.sum(copies * (copies - 1) / 2)), claim.count * (claim.count - 1) / 2
+    expected = pairs / float(claim.modulus) ** claim.size
+    # By Markov's inequality.
+    p_value = min(1.0, expected / equal) if equal else 1.0
+    most = math.log2(pairs / -math.log(share))
+    says = f"no seeds of fewer than {most:.1f} bits: {equal:.0f} of {pairs:.3g} pairs are equal"
+    if p_value <= share:
+        bits = math.log2(pairs / equal)
+        says = f"{equal:.0f} of {pairs:.3g} pairs of masks are equal, as of seeds of {bits:.1f} bits"
+        return Finding(subject.name, check, "failed", says, equal, expected, 1 - share)
+    return Finding(subject.name, check, "passed", says, equal, expected, 1 - share)

@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_dp.audit.conformance.claims import (
     AdaptiveRelease,
     Masked,
+    MaskLaw,
     Release,
     SamplingLaw,
     Training,
@@ -157,11 +158,25 @@ class Masking(_Subject):
     claim: Masked
 
 
+@dataclasses.dataclass(frozen=True)
+class MaskSource(_Subject):
+    """Draws masks, such as those of the pairs of a cohort whose keys are new.
+
+    Attributes:
+      name: of the subject in a report.
+      draw: `(count, seed) -> [count, entries]`, integers from 0 to m − 1.
+      claim: modulus, count and entries.
+    """
+
+    draw: Callable[[int, int], Any]
+    claim: MaskLaw
+
+
 Releasing: TypeAlias = Aggregation | WeightedAggregation | AdaptiveAggregation | Step
-Subject: TypeAlias = Releasing | Run | Sampling | Accounting | Masking
+Subject: TypeAlias = Releasing | Run | Sampling | Accounting | Masking | MaskSource
 SUBJECTS: tuple[type, ...] = (
     *(Aggregation, WeightedAggregation, AdaptiveAggregation, Step),
-    *(Run, Sampling, Accounting, Masking),
+    *(Run, Sampling, Accounting, Masking, MaskSource),
 )
 
 

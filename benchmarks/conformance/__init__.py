@@ -1,0 +1,1 @@
+"""Other packages, each in its own environment, under the conformance checks."""

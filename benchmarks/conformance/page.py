@@ -1,0 +1,132 @@
+"""From findings to the page of results: what passed first, what failed with input and cause."""
+
+import pathlib
+import tomllib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fedjax_dp.core.foreign_text import in_markdown
+
+HERE = pathlib.Path(__file__).resolve().parent
+TITLES = {
+    "fedjax": "FedJAX",
+    "flower": "Flower",
+    "jax_privacy": "jax-privacy and Optax",
+    "nvflare": "NVFlare",
+    "opacus": "Opacus",
+    "ours": "fedjax_dp",
+    "pfl": "pfl-research",
+    "tensorflow_privacy": "TensorFlow Privacy",
+}
+INTRODUCTION = """# Conformance of other packages
+
+[The conformance checks](../../docs/privacy/conformance.md) on parts of other packages, each in an
+environment of its own: `python -m benchmarks.conformance`, whose
+[subjects](../conformance/subjects) say what is claimed. A claim is that of the package's own pages
+and docstrings: clip norm 1 and noise multiplier 1 unless one says otherwise, small cohorts, layers
+of 6 and 2 numbers. Written from [conformance.json](conformance.json).
+
+*Failed* says that a part did not keep the claim on the input below, on hostile input too, such as
+an update that is not finite. It does not say that a training with ordinary updates is unsafe. What
+a package documents is quoted where it was found. Lines are those of the version above.
+"""
+
+
+def readings(peer: str, python: pathlib.Path) -> list[dict[str, Any]]:
+    """Reads what was found in a package's source, and finds its lines in this environment."""
+    every = tomllib.loads((HERE / "readings.toml").read_text("utf-8"))
+    packages = next((python.parent.parent / "lib").glob("python*/site-packages"))
+    return [reading | {"line": _line(packages, reading)} for reading in every.get(peer, [])]
+
+
+def _line(packages: pathlib.Path, reading: dict[str, Any]) -> int | None:
+    """The number of the line that contains a text, None where it is not there any more."""
+    file = packages / reading["file"]
+    lines = file.read_text("utf-8").splitlines() if file.exists() else []
+    return next((i for i, line in enumerate(lines, 1) if reading["text"] in line), None)
+
+
+def write(results: dict[str, Any], path: pathlib.Path) -> None:
+    """Writes the page."""
+    path.write_text("\n".join(lines(results)) + "\n", encoding="utf-8")
+
+
+def lines(results: dict[str, Any]) -> Iterator[str]:
+    """Writes the lines of the page."""
+    yield INTRODUCTION
+    yield from _row("package", "versions", "date", "passed", "failed", "open")
+    yield from _row(*["---"] * 6)
+    ordered = sorted(results, key=lambda name: (name == "ours", name))
+    for name in ordered:
+        found = results[name]
+        verdicts = [finding["verdict"] for finding in found["findings"]]
+        counts = (str(verdicts.count(v)) for v in ("passed", "failed", "open"))
+        yield from _row(_title(name), ", ".join(found["versions"]), found["date"], *counts)
+    for name in ordered:
+        yield from _section(name, results[name])
+
+
+def _section(name: str, found: dict[str, Any]) -> Iterator[str]:
+    findings = found["findings"]
+    yield f"\n## {_title(name)}\n"
+    yield (
+        f"{found['date']}, {', '.join(found['versions'])}; {found['draws']} draws, confidence "
+        f"{found['confidence']:g} of each run.\n"
+    )
+    subjects = list(dict.fromkeys(f["subject"] for f in findings))
+    yield from _row("subject", "passed", "failed", "open")
+    yield from _row(*["---"] * 4)
+    of = {s: [f for f in findings if f["subject"] == s] for s in subjects}
+    for subject in sorted(subjects, key=lambda s: sum(f["verdict"] == "failed" for f in of[s])):
+        cells = (
+            _checks(f["check"] for f in of[subject] if f["verdict"] == verdict)
+            for verdict in ("passed", "failed", "open")
+        )
+        yield from _row(in_markdown(subject), *cells)
+    failures = [f for f in findings if f["verdict"] == "failed"]
+    if failures:
+        yield "\n### What failed\n"
+    for finding in failures:
+        yield f"**{in_markdown(finding['subject'])}, {finding['check']}**:"
+        yield f"{in_markdown(finding['sentence'])}.\n"
+        if finding["example"]:
+            yield "\n".join(f"    {line}" for line in finding["example"].splitlines()) + "\n"
+        for number in _causes(finding, found["readings"]):
+            yield f"Cause {number}.\n"
+    if any(_causes(f, found["readings"]) for f in failures):
+        yield "### Causes\n"
+    for number, reading in enumerate(found["readings"], 1):
+        if any(number in _causes(f, found["readings"]) for f in failures):
+            place = f"`{reading['file']}`"
+            if reading["line"]:
+                place += f", line {reading['line']}, `{reading['text'].strip()}`"
+            yield f"{number}. {reading['why']} {place}. {reading['documented']}\n"
+
+
+def _causes(finding: dict[str, Any], reads: Sequence[dict[str, Any]]) -> list[int]:
+    """The numbers of the readings that concern a finding."""
+    return [
+        number
+        for number, reading in enumerate(reads, 1)
+        if any(part in finding["subject"] for part in reading["subjects"])
+        and any(part in finding["check"] for part in reading["checks"])
+        and reading.get("says", "") in finding["sentence"]
+    ]
+
+
+def _checks(names: Iterator[str]) -> str:
+    """Names checks, each group once."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        group, _, rest = name.partition(": ")
+        groups.setdefault(group, []).append(rest)
+    return "; ".join(f"*{group}* {', '.join(rest)}" for group, rest in groups.items())
+
+
+def _row(*cells: str) -> Iterator[str]:
+    yield f"| {' | '.join(cells)} |"
+
+
+def _title(name: str) -> str:
+    peer, _, newest = name.partition("-")
+    return TITLES[peer] + (" (newest)" if newest else "")

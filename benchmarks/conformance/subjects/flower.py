@@ -1,0 +1,64 @@
+"""Flower's claims: noise multiplier 1 and clip norm 1 for four clients, as its pages set it up."""
+
+from fedjax_dp.audit.conformance import (
+    Accounting,
+    AdaptiveAggregation,
+    AdaptiveRelease,
+    Aggregation,
+    FixedSize,
+    Masked,
+    Masking,
+    MaskLaw,
+    MaskSource,
+    Poisson,
+    Release,
+    Sampling,
+    Served,
+    Training,
+    WeightedAggregation,
+)
+from fedjax_dp.audit.conformance.subjects import Subject
+
+CLIENTS = 4
+# The mean over the clients that are sampled; whose update is zeros is the neighbour.
+RELEASE = Release(1.0, 1.0, CLIENTS, (6, 2), CLIENTS, "zero_out")
+EVERYBODY = Training(RELEASE, FixedSize(CLIENTS, CLIENTS), 20)
+
+
+def subjects(served: Served) -> list[Subject]:
+    """Lists the subjects."""
+    by, everybody = served.function, EVERYBODY
+    sampled = Release(1.0, 1.0, 50.0)
+    replaced = Release(1.0, 1.0, 50.0, relation="replace_one")
+    adaptive = AdaptiveRelease(
+        Release(1.0, float(by("adaptive_stddev")()), CLIENTS, (6, 2), CLIENTS, "zero_out")
+    )
+    return [
+        Accounting("accountant, no amplification", by("epsilon_accounted"), everybody),
+        Accounting(
+            "accountant, Poisson",
+            by("epsilon_poisson"),
+            Training(sampled, Poisson(1000, 0.05), 100),
+        ),
+        Accounting(
+            "accountant, fixed size",
+            by("epsilon_fixed_size"),
+            Training(replaced, FixedSize(1000, 50), 100),
+        ),
+        Accounting("fixed clipping as set up", by("epsilon_unaccounted"), everybody),
+        Accounting("adaptive clipping as set up", by("epsilon_adaptive"), everybody),
+        Sampling("cohorts of FedAvg", by("cohorts"), FixedSize(64, 8)),
+        WeightedAggregation("fixed clipping, server side", by("fixed_server"), RELEASE),
+        WeightedAggregation(
+            "fixed clipping, server side, no zeros", by("fixed_server_nonzero"), RELEASE
+        ),
+        WeightedAggregation(
+            "fixed clipping, client side, no zeros", by("fixed_client_nonzero"), RELEASE
+        ),
+        Aggregation("fixed clipping with accountant, no zeros", by("fixed_server_accounted"), RELEASE),
+        AdaptiveAggregation("adaptive clipping, server side", by("adaptive_server"), adaptive),
+        AdaptiveAggregation("adaptive clipping, client side", by("adaptive_client"), adaptive),
+        Masking("SecAgg+", by("secagg_plus"), Masked(2**32, 4, 8, dropped=1)),
+        # With seeds of 28 bits, four pairs are expected to be equal.
+        MaskSource("SecAgg+, masks of pairs", by("pairwise_masks"), MaskLaw(2**32, 46_341)),
+    ]
