@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.conformance import page
@@ -25,6 +26,7 @@ from fedjax_dp.audit.conformance import Served, check
 
 HERE = pathlib.Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results" / "conformance.json"
+SUBJECTS = "benchmarks.conformance.subjects"
 OURS = "ours"
 PEERS = (OURS, *sorted(path.stem.removeprefix("of_") for path in (HERE / "served").glob("of_*.py")))
 # Seconds of a call: the first imports the package, and one draws 46,341 masks.
@@ -42,36 +44,49 @@ def versions_of(python: pathlib.Path, requirements: str) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-def examined(environment: str, options: argparse.Namespace, seconds: float) -> dict[str, Any]:
-    """Checks the subjects of a package in an environment."""
+def examined(
+    environment: str, options: argparse.Namespace, end: float
+) -> Iterator[dict[str, Any]]:
+    """Checks the subjects of a package in an environment, one after another."""
     peer = environment.removesuffix(install.NEWEST)
-    python = pathlib.Path(sys.executable)
-    requirements = "fedjax-dp\njax\n"
+    python, requirements = pathlib.Path(sys.executable), "fedjax-dp\njax\n"
     if peer != OURS:
         python = install.python_of(environment, options.folder)
         requirements = install.requirements_of(environment)
     file = HERE / "served" / f"of_{peer}.py" if peer != OURS else HERE / "subjects" / "ours.py"
     served = Served(file, str(python), timeout=TIMEOUT)
-    subjects = importlib.import_module(f"benchmarks.conformance.subjects.{peer}").subjects(served)
-    if options.only:
-        subjects = [s for s in subjects if s.name in options.only]
-    report = check(*subjects, draws=options.draws, budget=seconds)
-    found = report.to_dict()["findings"]
-    reads = page.readings(peer, python) if peer != OURS else []
-    return {
+    about = {
         "date": datetime.date.today().isoformat(),
         "versions": versions_of(python, requirements),
-        "confidence": report.confidence,
+        "confidence": options.confidence,
         "draws": options.draws,
-        "seconds": round(report.seconds),
-        "findings": [{k: plain(v) for k, v in finding.items()} for finding in found],
-        "readings": reads,
+        "readings": page.readings(peer, python) if peer != OURS else [],
     }
+    for subject in importlib.import_module(f"{SUBJECTS}.{peer}").subjects(served):
+        if (options.only and subject.name not in options.only) or time.monotonic() > end:
+            continue
+        print(f"{environment}: {subject.name}", flush=True)
+        report = check(
+            subject,
+            draws=options.draws,
+            confidence=options.confidence,
+            budget=max(1.0, end - time.monotonic()),
+        )
+        found = [
+            {key: plain(value) for key, value in finding.items()}
+            for finding in report.to_dict()["findings"]
+        ]
+        yield about | {"findings": found}
 
 
 def plain(value: Any) -> Any:
     """Makes a number that JSON lacks a text."""
     return str(value) if isinstance(value, float) and value - value != 0 else value
+
+
+def read() -> dict[str, Any]:
+    """Reads what was found so far."""
+    return json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
 
 
 def merged(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, Any]:
@@ -89,6 +104,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0, help="after which none is begun")
     parser.add_argument("--newest", action="store_true", help="versions that are not pinned")
     parser.add_argument("--draws", type=int, default=256, help="seeds of a test of noise")
+    parser.add_argument("--confidence", type=float, default=0.999, help="of each subject's checks")
     parser.add_argument("--folder", type=pathlib.Path, default=install.HERE / ".venvs")
     parser.add_argument("--only", action="append", metavar="NAME", help="check this subject")
     parser.add_argument("--write", action="store_true", help="write the page alone")
@@ -96,12 +112,10 @@ def main() -> None:
     unknown = set(options.peers) - set(PEERS)
     if unknown:
         parser.error(f"unknown peer {sorted(unknown)[0]!r}; there are {', '.join(PEERS)}")
-    results = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
     end, failed = time.monotonic() + 60 * options.minutes, {}
     for peer in () if options.write else options.peers or PEERS:
         environment = peer + (install.NEWEST if options.newest and peer != OURS else "")
-        left = end - time.monotonic()
-        if left <= 0:
+        if time.monotonic() > end:
             failed[environment] = "no time was left"
             continue
         if peer != OURS and not install.is_installed(environment, options.folder):
@@ -110,16 +124,14 @@ def main() -> None:
             if reason is not None:
                 failed[environment] = reason
                 continue
-        print(f"{environment}: checking", flush=True)
         try:
-            found = examined(environment, options, left)
+            for found in examined(environment, options, end):
+                results = read()
+                results[environment] = merged(results.get(environment), found)
+                RESULTS.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n", "utf-8")
         except RuntimeError as error:
             failed[environment] = str(error)
-            continue
-        results[environment] = merged(results.get(environment), found)
-        RESULTS.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n", "utf-8")
-        page.write(results, RESULTS.with_suffix(".md"))
-    page.write(results, RESULTS.with_suffix(".md"))
+    page.write(read(), RESULTS.with_suffix(".md"))
     for environment, reason in failed.items():
         print(f"{environment}: NOT checked. {reason}", flush=True)
     sys.exit(bool(failed))

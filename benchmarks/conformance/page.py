@@ -71,7 +71,7 @@ def _section(name: str, found: dict[str, Any]) -> Iterator[str]:
     yield f"\n## {_title(name)}\n"
     yield (
         f"{found['date']}, {', '.join(found['versions'])}; {found['draws']} draws, confidence "
-        f"{found['confidence']:g} of each run.\n"
+        f"{found['confidence']:g} of each subject's checks.\n"
     )
     subjects = list(dict.fromkeys(f["subject"] for f in findings))
     yield from _row("subject", "passed", "failed", "open")

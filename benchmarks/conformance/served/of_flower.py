@@ -9,11 +9,12 @@ import os
 # Read on import: nothing is sent anywhere.
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 
+import copy
+import importlib
 import logging
 import random
 from types import SimpleNamespace
 
-import flwr.client.mod.secure_aggregation.secaggplus_mod as client_masks
 import flwr.server.workflow.secure_aggregation.secaggplus_workflow as server_masks
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
@@ -40,6 +41,8 @@ from flwr.supercore.privacy_accounting import GaussianPrivacyEvent as Event
 from flwr.supercore.privacy_accounting.rdp_accountant import RdpAccountant
 from flwr.supercore.task_identity import TaskIdentity
 
+# Its package has a function of this name.
+client_masks = importlib.import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")
 logging.getLogger("flwr").setLevel(logging.CRITICAL)
 # Messages carry the run and the node of their process.
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
@@ -209,11 +212,12 @@ class Federation:
         self.messages = np.zeros(values.shape, np.int64)
 
     def send_and_receive(self, messages, *, timeout=None):
-        return [self._reply(message) for message in messages]
+        # As on a wire: the modifier takes entries out of what it receives.
+        return [self._reply(copy.deepcopy(message)) for message in messages]
 
     def _reply(self, message):
         place = message.metadata.dst_node_id - 1
-        stage = message.content.config_records[client_masks.RECORD_KEY_CONFIGS]["stage"]
+        stage = message.content.config_records[client_masks.RECORD_KEY_CONFIGS][client_masks.Key.STAGE]
         is_collected = stage == client_masks.Stage.COLLECT_MASKED_VECTORS
         if is_collected and self.is_dropped[place]:
             return Message(Error(code=0, reason="dropped out"), reply_to=message)
@@ -230,7 +234,7 @@ class Federation:
         reply = client_masks.secaggplus_mod(message, self.contexts[place], train)
         if is_collected:
             sent = reply.content.config_records[client_masks.RECORD_KEY_CONFIGS]
-            self.messages[place] = server_masks.bytes_to_ndarray(sent["masked_parameters"][1])
+            self.messages[place] = server_masks.bytes_to_ndarray(sent[client_masks.Key.MASKED_PARAMETERS][1])
         return reply
 
 
