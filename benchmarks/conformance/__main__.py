@@ -44,9 +44,7 @@ def versions_of(python: pathlib.Path, requirements: str) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-def examined(
-    environment: str, options: argparse.Namespace, end: float
-) -> Iterator[dict[str, Any]]:
+def examined(environment: str, options: argparse.Namespace, end: float) -> Iterator[dict[str, Any]]:
     """Checks the subjects of a package in an environment, one after another."""
     peer = environment.removesuffix(install.NEWEST)
     python, requirements = pathlib.Path(sys.executable), "fedjax-dp\njax\n"

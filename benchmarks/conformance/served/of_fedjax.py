@@ -4,8 +4,8 @@ import jax
 
 jax.tree_map = jax.tree.map  # FedJAX 0.0.17 calls it by the name that JAX has removed.
 
-import fedjax
-import numpy as np
+import fedjax  # noqa: E402
+import numpy as np  # noqa: E402
 
 NAMES = [b"%02d" % i for i in range(32)]
 CLIENTS = fedjax.InMemoryFederatedData({name: {"x": np.zeros((1, 1))} for name in NAMES})
@@ -29,7 +29,7 @@ def clipped_mean(rows, seed):
     clip = fedjax.tree_util.tree_clip_by_global_norm
     aggregator = fedjax.aggregators.mean_aggregator()
     layers = [{"a": row[:6], "b": row[6:]} for row in rows]
-    clients = [(name, clip(tree, 1.0), 1.0) for name, tree in zip(NAMES, layers)]
+    clients = [(name, clip(tree, 1.0), 1.0) for name, tree in zip(NAMES, layers, strict=False)]
     mean, _ = aggregator.apply(clients, aggregator.init())
     return np.concatenate([np.asarray(x) for x in jax.tree.leaves(mean)])
 
@@ -37,6 +37,8 @@ def clipped_mean(rows, seed):
 def weighted_mean(rows, weights, seed):
     clip = fedjax.tree_util.tree_clip_by_global_norm
     aggregator = fedjax.aggregators.mean_aggregator()
-    clients = [(name, clip(row, 1.0), float(w)) for name, row, w in zip(NAMES, rows, weights)]
+    clients = [
+        (name, clip(row, 1.0), float(w)) for name, row, w in zip(NAMES, rows, weights, strict=False)
+    ]
     mean, _ = aggregator.apply(clients, aggregator.init())
     return np.asarray(mean)

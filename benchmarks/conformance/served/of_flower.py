@@ -32,12 +32,12 @@ from flwr.serverapp.strategy import (
     FedAvg,
 )
 from flwr.supercore.primitives.asymmetric import generate_key_pairs
+from flwr.supercore.privacy_accounting import GaussianPrivacyEvent as Event
 from flwr.supercore.privacy_accounting import (
     NeighboringRelation,
     PrivacyConfig,
     SamplingMethod,
 )
-from flwr.supercore.privacy_accounting import GaussianPrivacyEvent as Event
 from flwr.supercore.privacy_accounting.rdp_accountant import RdpAccountant
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -75,7 +75,7 @@ def _round(strategy, modifier, rows, weights, number=1):
     zeros = _record(np.zeros(sum(LAYERS)))
     sent = list(strategy.configure_train(number, zeros, ConfigRecord(), nodes))
     replies = []
-    for message, row, weight in zip(sent, rows, weights):
+    for message, row, weight in zip(sent, rows, weights, strict=False):
         content = {"arrays": _record(row), "metrics": Metrics({"num-examples": float(weight)})}
 
         def train(received, context, content=content):
@@ -101,13 +101,16 @@ def _accountant(method=SamplingMethod.NO_AMPLIFICATION, relation="ADD_OR_REMOVE_
 
 
 def _fixed(kind, modifier, rows, weights, seed, accountant=None):
-    np.random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 (of the strategies)
     random.seed(seed)
     strategy = kind(FedAvg(), 1.0, 1.0, CLIENTS, accountant=accountant)
     return _round(strategy, modifier, rows, weights)
 
 
-SERVER, CLIENT = DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyClientSideFixedClipping
+SERVER, CLIENT = (
+    DifferentialPrivacyServerSideFixedClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+)
 
 
 def fixed_server(rows, weights, seed):
@@ -128,7 +131,7 @@ def fixed_server_accounted(rows, seed):
 
 
 def _adaptive(kind, modifier, rounds, seed):
-    np.random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 (of the strategies)
     random.seed(seed)
     strategy = kind(FedAvg(), 1.0, CLIENTS, 1.0, clipped_count_stddev=COUNT_STDDEV)
     aggregates, norms = [], []
@@ -195,10 +198,12 @@ def cohorts(rounds, seed):
     strategy = FedAvg(fraction_train=0.125)
     zeros = _record(np.zeros(sum(LAYERS)))
     return [
-        np.array([
-            message.metadata.dst_node_id - 1
-            for message in strategy.configure_train(i + 1, zeros, ConfigRecord(), Nodes(64))
-        ])
+        np.array(
+            [
+                message.metadata.dst_node_id - 1
+                for message in strategy.configure_train(i + 1, zeros, ConfigRecord(), Nodes(64))
+            ]
+        )
         for i in range(rounds)
     ]
 
@@ -217,24 +222,30 @@ class Federation:
 
     def _reply(self, message):
         place = message.metadata.dst_node_id - 1
-        stage = message.content.config_records[client_masks.RECORD_KEY_CONFIGS][client_masks.Key.STAGE]
+        stage = message.content.config_records[client_masks.RECORD_KEY_CONFIGS][
+            client_masks.Key.STAGE
+        ]
         is_collected = stage == client_masks.Stage.COLLECT_MASKED_VECTORS
         if is_collected and self.is_dropped[place]:
             return Message(Error(code=0, reason="dropped out"), reply_to=message)
 
         def train(received, context):
-            content = RecordDict({
-                "fitres.parameters": ArrayRecord([self.values[place]]),
-                "fitres.num_examples": Metrics({"num_examples": 1000}),
-                "fitres.metrics": ConfigRecord(),
-                "fitres.status": ConfigRecord({"code": 0, "message": ""}),
-            })
+            content = RecordDict(
+                {
+                    "fitres.parameters": ArrayRecord([self.values[place]]),
+                    "fitres.num_examples": Metrics({"num_examples": 1000}),
+                    "fitres.metrics": ConfigRecord(),
+                    "fitres.status": ConfigRecord({"code": 0, "message": ""}),
+                }
+            )
             return Message(content, reply_to=received)
 
         reply = client_masks.secaggplus_mod(message, self.contexts[place], train)
         if is_collected:
             sent = reply.content.config_records[client_masks.RECORD_KEY_CONFIGS]
-            self.messages[place] = server_masks.bytes_to_ndarray(sent[client_masks.Key.MASKED_PARAMETERS][1])
+            self.messages[place] = server_masks.bytes_to_ndarray(
+                sent[client_masks.Key.MASKED_PARAMETERS][1]
+            )
         return reply
 
 

@@ -25,7 +25,7 @@ class Linear(nn.Module):
 
     def forward(self, records):
         parts = torch.split(records, LAYERS, dim=1)
-        return sum(layer(part) for layer, part in zip(self.layers, parts))[:, 0]
+        return sum(layer(part) for layer, part in zip(self.layers, parts, strict=True))[:, 0]
 
 
 class Training:
@@ -102,7 +102,7 @@ def run(contributions, seed):
     torch.manual_seed(seed)
     training = Training(torch.from_numpy(contributions))
     training.noise.manual_seed(seed)
-    steps = [training.step(batch) for _, (batch,) in zip(range(2), training.loader)]
+    steps = [training.step(batch) for _, (batch,) in zip(range(2), training.loader, strict=False)]
     return np.stack(steps)
 
 

@@ -130,10 +130,12 @@ def banded(number, rows, seed):
     # As its constructor does, which would factorise again.
     mechanism._C_inv_noise = ForwardSubstitution(mechanism.query_matrix, SEPARATION - 1)
     central = CentrallyAppliedPrivacyMechanism(mechanism)
-    releases = np.stack([
-        _sum(central, rows if i == number else rows[:0], (seed + 7919 * i) % 2**31, i)
-        for i in range(ROUNDS)
-    ])
+    releases = np.stack(
+        [
+            _sum(central, rows if i == number else rows[:0], (seed + 7919 * i) % 2**31, i)
+            for i in range(ROUNDS)
+        ]
+    )
     column = mechanism.query_matrix[:, number]
     return column / np.linalg.norm(column) @ (mechanism.query_matrix @ releases)
 

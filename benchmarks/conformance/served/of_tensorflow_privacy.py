@@ -44,7 +44,7 @@ def optimizer_step(records, seed):
     parts = _parts(records)
 
     def loss():
-        return sum(tf.linalg.matvec(part, v) for part, v in zip(parts, variables))
+        return sum(tf.linalg.matvec(part, v) for part, v in zip(parts, variables, strict=True))
 
     optimizer.minimize(loss, variables)
     return -np.concatenate([v.numpy() for v in variables])

@@ -55,7 +55,9 @@ def subjects(served: Served) -> list[Subject]:
         WeightedAggregation(
             "fixed clipping, client side, no zeros", by("fixed_client_nonzero"), RELEASE
         ),
-        Aggregation("fixed clipping with accountant, no zeros", by("fixed_server_accounted"), RELEASE),
+        Aggregation(
+            "fixed clipping with accountant, no zeros", by("fixed_server_accounted"), RELEASE
+        ),
         AdaptiveAggregation("adaptive clipping, server side", by("adaptive_server"), adaptive),
         AdaptiveAggregation("adaptive clipping, client side", by("adaptive_client"), adaptive),
         Masking("SecAgg+", by("secagg_plus"), Masked(2**32, 4, 8, dropped=1)),

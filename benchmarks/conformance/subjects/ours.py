@@ -20,7 +20,7 @@ SHAPES = [(3, 2), (2,)]
 
 
 def epsilon(rounds: int, dp_delta: float) -> float:
-    """States the ε of rounds in which 5 % of 1,000 records are expected.
+    """States the ε of rounds in which 5 % of 1,000 records are expected."""
     event = dp_accounting.PoissonSampledDpEvent(0.05, dp_accounting.GaussianDpEvent(1.0))
     ledger = Ledger("record", "add_remove")
     ledger.charge(event, count=rounds)

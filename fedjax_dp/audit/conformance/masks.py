@@ -171,6 +171,8 @@ def _repeated(subject: MaskSource, drawn: Array, share: float) -> Finding:
     says = f"no seeds of fewer than {most:.1f} bits: {equal:.0f} of {pairs:.3g} pairs are equal"
     if p_value <= share:
         bits = math.log2(pairs / equal)
-        says = f"{equal:.0f} of {pairs:.3g} pairs of masks are equal, as of seeds of {bits:.1f} bits"
+        says = (
+            f"{equal:.0f} of {pairs:.3g} pairs of masks are equal, as of seeds of {bits:.1f} bits"
+        )
         return Finding(subject.name, check, "failed", says, equal, expected, 1 - share)
     return Finding(subject.name, check, "passed", says, equal, expected, 1 - share)

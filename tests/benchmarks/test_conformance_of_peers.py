@@ -1,0 +1,87 @@
+"""The page of conformance results: passes first, each failure with its cause; environments."""
+
+import tomllib
+
+import pytest
+
+from benchmarks.conformance import page
+from benchmarks.conformance.__main__ import OURS, PEERS, merged, plain
+from benchmarks.peers import install
+
+READING = {
+    "subjects": ["step"],
+    "checks": ["noise"],
+    "says": "twice",
+    "file": "package/noise.py",
+    "text": "noise += noise",
+    "why": "It is added twice.",
+    "documented": "Not documented.",
+    "line": 7,
+}
+
+
+def finding(subject, check, verdict, sentence="says"):
+    return {
+        "subject": subject,
+        "check": check,
+        "verdict": verdict,
+        "sentence": sentence,
+        "example": "rows = 1" if verdict == "failed" else "",
+    }
+
+
+def result(findings, readings=()):
+    return {
+        "date": "2026-11-29",
+        "versions": ["flwr 1"],
+        "confidence": 0.999,
+        "draws": 64,
+        "findings": findings,
+        "readings": list(readings),
+    }
+
+
+def test_the_page_has_passes_first_and_the_cause_of_each_failure():
+    findings = [
+        finding("a step", "noise: law", "failed", "noise is there twice"),
+        finding("a step", "noise: seeds", "failed", "seeds are ignored"),
+        finding("a draw", "sampling: pairs", "passed"),
+    ]
+    text = "\n".join(page.lines({"flower": result(findings, [READING]), "ours": result([])}))
+    assert text.index("| a draw | *sampling* pairs |") < text.index("| a step |  | *noise* law")
+    assert text.count("Cause 1.") == 1, "the other sentence has no reading"
+    assert "    rows = 1" in text and "`package/noise.py`, line 7, `noise += noise`" in text
+    assert text.index("## Flower") < text.index("## fedjax_dp")
+
+
+def test_a_subject_that_is_checked_again_replaces_what_was_found():
+    before = result([finding("a", "x", "failed"), finding("b", "x", "passed")])
+    after = merged(before, result([finding("a", "x", "passed")]))
+    assert [(f["subject"], f["verdict"]) for f in after["findings"]] == [
+        ("b", "passed"),
+        ("a", "passed"),
+    ]
+    assert merged(None, after) == after and plain(float("nan")) == "nan" and plain(1.5) == 1.5
+
+
+@pytest.mark.parametrize("peer", [p for p in PEERS if p != OURS])
+def test_an_environment_has_pins_and_the_newest_has_none(peer):
+    pinned, newest = (install.requirements_of(peer + end) for end in ("", install.NEWEST))
+    assert all("==" in line for line in pinned.split()) and "==" not in newest
+    assert [line.split("==")[0] for line in pinned.split()] == newest.split()
+
+
+def test_readings_are_of_packages_with_subjects():
+    readings = tomllib.loads((page.HERE / "readings.toml").read_text("utf-8"))
+    assert set(readings) <= set(PEERS) == set(page.TITLES)
+    for reading in (r for each in readings.values() for r in each):
+        assert set(reading) - {"says"} == set(READING) - {"says", "line"}, reading["file"]
+
+
+def test_lines_are_looked_up_in_the_environment(tmp_path):
+    source = tmp_path / "lib/python3.11/site-packages/flwr/supercore/differential_privacy.py"
+    source.parent.mkdir(parents=True)
+    source.write_text("\n\nscaling_factor = min(1, clipping_norm / input_norm)\n")
+    found = page.readings("flower", tmp_path / "bin" / "python")
+    lines = {r["line"] for r in found if r["file"] == "flwr/supercore/differential_privacy.py"}
+    assert lines == {3, None}
