@@ -110,7 +110,7 @@ def _causes(finding: dict[str, Any], reads: Sequence[dict[str, Any]]) -> list[in
         for number, reading in enumerate(reads, 1)
         if any(part in finding["subject"] for part in reading["subjects"])
         and any(part in finding["check"] for part in reading["checks"])
-        and reading.get("says", "") in finding["sentence"]
+        and any(part in finding["sentence"] for part in reading.get("says", [""]))
     ]
 
 

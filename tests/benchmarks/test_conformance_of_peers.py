@@ -11,7 +11,7 @@ from benchmarks.peers import install
 READING = {
     "subjects": ["step"],
     "checks": ["noise"],
-    "says": "twice",
+    "says": ["twice"],
     "file": "package/noise.py",
     "text": "noise += noise",
     "why": "It is added twice.",

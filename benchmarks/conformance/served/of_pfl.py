@@ -13,7 +13,7 @@ from pfl.internal.ops.selector import set_framework_module
 from pfl.metrics import Metrics
 from pfl.privacy import privacy_accountant as accountants
 from pfl.privacy.adaptive_clipping import AdaptiveClippingGaussianMechanism
-from pfl.privacy.ftrl_mechanism import BandedMatrixFactorizationMechanism
+from pfl.privacy.ftrl_mechanism import BandedMatrixFactorizationMechanism, ForwardSubstitution
 from pfl.privacy.gaussian_mechanism import GaussianMechanism
 from pfl.privacy.laplace_mechanism import LaplaceMechanism
 from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
@@ -93,10 +93,6 @@ def adaptive(rounds, seed):
 
 
 @functools.cache
-def _strategy_matrix():
-    return _banded().query_matrix
-
-
 def _banded():
     os.chdir(tempfile.gettempdir())
     return BandedMatrixFactorizationMechanism(
@@ -113,20 +109,13 @@ def _banded():
     )
 
 
-_BANDED = []
-
-
-def banded(number, rows, seed):
+def _of_round(number, rows, seed):
     """All rounds, of which one has clients, as whoever knows the round looks at them.
 
     Releases times the strategy matrix are the sums times it, plus independent noise; along the
     column of the round, nothing that the releases tell about its sum is lost.
     """
-    if not _BANDED:
-        _BANDED.append(_banded())
-    from pfl.privacy.ftrl_mechanism import ForwardSubstitution
-
-    mechanism = _BANDED[0]
+    mechanism = _banded()
     # As its constructor does, which would factorise again.
     mechanism._C_inv_noise = ForwardSubstitution(mechanism.query_matrix, SEPARATION - 1)
     central = CentrallyAppliedPrivacyMechanism(mechanism)
@@ -141,11 +130,11 @@ def banded(number, rows, seed):
 
 
 def banded_first(rows, seed):
-    return banded(0, rows, seed)
+    return _of_round(0, rows, seed)
 
 
 def banded_last(rows, seed):
-    return banded(ROUNDS - 1, rows, seed)
+    return _of_round(ROUNDS - 1, rows, seed)
 
 
 def _epsilon(kind, rounds, dp_delta):
