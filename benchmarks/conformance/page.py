@@ -39,6 +39,11 @@ def readings(peer: str, python: pathlib.Path) -> list[dict[str, Any]]:
     return [reading | {"line": _line(packages, reading)} for reading in every.get(peer, [])]
 
 
+def note(peer: str) -> str:
+    """Says how a package was set up."""
+    return tomllib.loads((HERE / "readings.toml").read_text("utf-8"))["notes"].get(peer, "")
+
+
 def _line(packages: pathlib.Path, reading: dict[str, Any]) -> int | None:
     """The number of the line that contains a text, None where it is not there any more."""
     file = packages / reading["file"]
@@ -73,6 +78,8 @@ def _section(name: str, found: dict[str, Any]) -> Iterator[str]:
         f"{found['date']}, {', '.join(found['versions'])}; {found['draws']} draws, confidence "
         f"{found['confidence']:g} of each subject's checks.\n"
     )
+    if text := note(name.removesuffix("-newest")):
+        yield f"{text}\n"
     subjects = list(dict.fromkeys(f["subject"] for f in findings))
     yield from _row("subject", "passed", "failed", "open")
     yield from _row(*["---"] * 4)

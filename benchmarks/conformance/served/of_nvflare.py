@@ -43,15 +43,26 @@ def percentile_scalars(rows, seed):
 
 
 def _svt():
-    return SVTPrivacy(fraction=0.25, epsilon=1.0, gamma=1.0, tau=0.1, epsilon_release=1.0)
+    """All numbers are sent, each once, so that each has its noise."""
+    return SVTPrivacy(
+        fraction=1.0, epsilon=1.0, gamma=1.0, tau=0.1, replace=False, epsilon_release=1.0
+    )
 
 
-def svt(rows, seed):
-    return _sum(_svt, rows, seed)
+def _svt_run(contributions, seed, scalars):
+    """One round of one site."""
+    np.random.seed(seed)  # noqa: NPY002 (of the filters)
+    # Parameters without an axis are the last ones of a model, and the first ones that are attacked.
+    sent = _sent(_svt(), contributions[0][::-1], scalars)
+    return sent[None, ::-1]
 
 
-def svt_scalars(rows, seed):
-    return _sum(_svt, rows, seed, True)
+def svt(contributions, seed):
+    return _svt_run(contributions, seed, False)
+
+
+def svt_scalars(contributions, seed):
+    return _svt_run(contributions, seed, True)
 
 
 def svt_spent(rounds, dp_delta):
