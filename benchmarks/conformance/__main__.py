@@ -58,7 +58,6 @@ def examined(environment: str, options: argparse.Namespace, end: float) -> Itera
         "versions": versions_of(python, requirements),
         "confidence": options.confidence,
         "draws": options.draws,
-        "readings": page.readings(peer, python) if peer != OURS else [],
     }
     for subject in importlib.import_module(f"{SUBJECTS}.{peer}").subjects(served):
         if (options.only and subject.name not in options.only) or time.monotonic() > end:
@@ -87,11 +86,16 @@ def read() -> dict[str, Any]:
     return json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
 
 
+def save(results: dict[str, Any]) -> None:
+    """Writes what was found so far."""
+    RESULTS.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n", "utf-8")
+
+
 def merged(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, Any]:
     """Keeps what was found before of subjects that were not checked again."""
     names = {finding["subject"] for finding in after["findings"]}
     old = [f for f in (before or {}).get("findings", []) if f["subject"] not in names]
-    return after | {"findings": old + after["findings"]}
+    return (before or {}) | after | {"findings": old + after["findings"]}
 
 
 def main() -> None:
@@ -126,10 +130,16 @@ def main() -> None:
             for found in examined(environment, options, end):
                 results = read()
                 results[environment] = merged(results.get(environment), found)
-                RESULTS.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n", "utf-8")
+                save(results)
         except RuntimeError as error:
             failed[environment] = str(error)
-    page.write(read(), RESULTS.with_suffix(".md"))
+    results = read()
+    for environment, found in results.items():
+        python = install.python_of(environment, options.folder)
+        if python.exists():
+            found["readings"] = page.readings(environment.removesuffix(install.NEWEST), python)
+    save(results)
+    page.write(results, RESULTS.with_suffix(".md"))
     for environment, reason in failed.items():
         print(f"{environment}: NOT checked. {reason}", flush=True)
     sys.exit(bool(failed))

@@ -90,24 +90,31 @@ def _section(name: str, found: dict[str, Any]) -> Iterator[str]:
             for verdict in ("passed", "failed", "open")
         )
         yield from _row(in_markdown(subject), *cells)
-    failures = [f for f in findings if f["verdict"] == "failed"]
+    failures = [
+        f for f in findings if f["verdict"] == "failed" or _is_read(f, found.get("readings", []))
+    ]
     if failures:
-        yield "\n### What failed\n"
+        yield "\n### What failed, or is open for a reason that was read\n"
     for finding in failures:
         yield f"**{in_markdown(finding['subject'])}, {finding['check']}**:"
         yield f"{in_markdown(finding['sentence'])}.\n"
         if finding["example"]:
             yield "\n".join(f"    {line}" for line in finding["example"].splitlines()) + "\n"
-        for number in _causes(finding, found["readings"]):
+        for number in _causes(finding, found.get("readings", [])):
             yield f"Cause {number}.\n"
-    if any(_causes(f, found["readings"]) for f in failures):
+    if any(_causes(f, found.get("readings", [])) for f in failures):
         yield "### Causes\n"
-    for number, reading in enumerate(found["readings"], 1):
-        if any(number in _causes(f, found["readings"]) for f in failures):
+    for number, reading in enumerate(found.get("readings", []), 1):
+        if any(number in _causes(f, found.get("readings", [])) for f in failures):
             place = f"`{reading['file']}`"
             if reading["line"]:
                 place += f", line {reading['line']}, `{reading['text'].strip()}`"
             yield f"{number}. {reading['why']} {place}. {reading['documented']}\n"
+
+
+def _is_read(finding: dict[str, Any], reads: Sequence[dict[str, Any]]) -> bool:
+    """Whether a finding is open, and a reading says why."""
+    return finding["verdict"] == "open" and bool(_causes(finding, reads))
 
 
 def _causes(finding: dict[str, Any], reads: Sequence[dict[str, Any]]) -> list[int]:
