@@ -100,12 +100,12 @@ def _section(name: str, found: dict[str, Any]) -> Iterator[str]:
         yield f"{in_markdown(finding['sentence'])}.\n"
         if finding["example"]:
             yield "\n".join(f"    {line}" for line in finding["example"].splitlines()) + "\n"
-        for number in _causes(finding, found.get("readings", [])):
+        for number in _causes(finding, reads):
             yield f"Cause {number}.\n"
-    if any(_causes(f, found.get("readings", [])) for f in failures):
+    if any(_causes(f, reads) for f in failures):
         yield "### Causes\n"
-    for number, reading in enumerate(found.get("readings", []), 1):
-        if any(number in _causes(f, found.get("readings", [])) for f in failures):
+    for number, reading in enumerate(reads, 1):
+        if any(number in _causes(f, reads) for f in failures):
             place = f"`{reading['file']}`"
             if reading["line"]:
                 place += f", line {reading['line']}, `{reading['text'].strip()}`"

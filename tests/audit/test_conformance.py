@@ -360,3 +360,18 @@ def mean_with(**claimed):
 def test_what_no_check_can_use_is_refused(call, said):
     with pytest.raises(ValueError, match=said):
         call()
+
+
+def test_a_number_of_rows_that_is_refused_tells_nothing_of_a_unit():
+    """Of both neighbours, where the number is public; a unit's own values must not be refused."""
+    claim = dataclasses.replace(CLAIM, relation="zero_out")
+
+    def picky(rows, seed, bound=math.inf):
+        if len(rows) != claim.rows or np.abs(rows).max() > bound:
+            raise ValueError("refused")
+        return planted.aggregation().aggregate(rows, seed)
+
+    options = {"checks": ["contribution"], "draws": 64}
+    assert not failed(check(Aggregation("picky", picky, claim), **options))
+    too_picky = Aggregation("too picky", partial(picky, bound=1e3), claim)
+    assert "contribution: size of a row" in failed(check(too_picky, **options))
