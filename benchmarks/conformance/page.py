@@ -90,9 +90,8 @@ def _section(name: str, found: dict[str, Any]) -> Iterator[str]:
             for verdict in ("passed", "failed", "open")
         )
         yield from _row(in_markdown(subject), *cells)
-    failures = [
-        f for f in findings if f["verdict"] == "failed" or _is_read(f, found.get("readings", []))
-    ]
+    reads = found.get("readings", [])
+    failures = [f for f in findings if f["verdict"] == "failed" or _is_read(f, reads)]
     if failures:
         yield "\n### What failed, or is open for a reason that was read\n"
     for finding in failures:
