@@ -71,11 +71,15 @@ def _accountant(kind, rounds, dp_delta=1e-5, **options):
     )
 
 
+@functools.cache
+def _scaled():
+    accountant = _accountant(accountants.PLDPrivacyAccountant, 1, noise_scale=0.1)
+    return GaussianMechanism.from_privacy_accountant(accountant, 1.0)
+
+
 def gaussian_scaled(rows, seed):
     """With the noise of an accountant that simulates a cohort ten times as large."""
-    accountant = _accountant(accountants.PLDPrivacyAccountant, 1, noise_scale=0.1)
-    mechanism = GaussianMechanism.from_privacy_accountant(accountant, 1.0)
-    return _sum(CentrallyAppliedPrivacyMechanism(mechanism), rows, seed)
+    return _sum(CentrallyAppliedPrivacyMechanism(_scaled()), rows, seed)
 
 
 def adaptive(rounds, seed):
