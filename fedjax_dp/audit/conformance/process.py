@@ -87,8 +87,9 @@ class Served:
         timer = threading.Timer(self._timeout, give_up)
         timer.start()
         try:
-            serve.write(process.stdin, request)  # type: ignore[arg-type]
-            answer = serve.read(process.stdout)  # type: ignore[arg-type]
+            assert process.stdin is not None and process.stdout is not None
+            serve.write(process.stdin, request)
+            answer = serve.read(process.stdout)
         except (OSError, ValueError, EOFError) as error:
             self.close()
             raise RuntimeError(f"its process sent no valid answer: {error}") from error
@@ -106,9 +107,9 @@ class Served:
         if process is not None:
             _end(process)
             process.wait()
-            for pipe in (process.stdin, process.stdout):
+            for pipe in filter(None, (process.stdin, process.stdout)):
                 with contextlib.suppress(OSError):
-                    pipe.close()  # type: ignore[union-attr]
+                    pipe.close()
 
     def __del__(self):
         """Ends the process."""

@@ -9,7 +9,7 @@ import io
 import os
 import runpy
 import sys
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 
@@ -17,7 +17,7 @@ import numpy as np
 LONGEST = 2**31
 
 
-def write(stream: BinaryIO, arrays: dict[str, Any]) -> None:
+def write(stream: IO[bytes], arrays: dict[str, Any]) -> None:
     """Writes a message."""
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
@@ -25,7 +25,7 @@ def write(stream: BinaryIO, arrays: dict[str, Any]) -> None:
     stream.flush()
 
 
-def read(stream: BinaryIO) -> dict[str, Any] | None:
+def read(stream: IO[bytes]) -> dict[str, Any] | None:
     """Reads a message; None at the end."""
     head = stream.read(8)
     length = int.from_bytes(head, "little")

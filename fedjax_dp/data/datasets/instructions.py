@@ -133,9 +133,9 @@ def load(
 
 def _parsed(template: str) -> list[tuple[str, str | None]]:
     """Divides a template into texts, each with the column after it."""
-    parts: list[tuple[str, str, str, str]] = []
+    parts: list[tuple[str, str | None, str | None, str | None]] = []
     try:
-        parts = list(string.Formatter().parse(template))  # type: ignore[arg-type]
+        parts = list(string.Formatter().parse(template))
     except ValueError as error:
         rule = f"have braces around names of columns, and {{{{ for a brace ({error})"
         checks.require(False, "template", rule, template)

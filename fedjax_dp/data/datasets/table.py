@@ -177,8 +177,10 @@ def load(
     reading = reading_of(cells, gaps.missing_values, has_text=any(map(is_csv, (*paths, *tests))))
     targets = [label] if isinstance(label, str) else list(label)
     checks.require(bool(targets), "label", "name at least one column", targets)
-    roles = {f"label{f' {i + 1}' * (i > 0)}": name for i, name in enumerate(targets)}
-    roles |= {"weight": weight, "client": client, "split": split}  # type: ignore[dict-item]
+    roles: dict[str, str | None] = {
+        f"label{f' {i + 1}' * (i > 0)}": name for i, name in enumerate(targets)
+    }
+    roles |= {"weight": weight, "client": client, "split": split}
     taken = set(roles.values())
 
     def inputs_of(names: Sequence[str]) -> list[str]:
