@@ -393,6 +393,7 @@ def split_clients(
     """
     limit = checks.COUNT_LIMIT
     if labels is not None:
+        labels = np.asarray(labels)
         checks.require(labels.ndim == 1, "labels", "be one-dimensional", labels.shape)
         limit = len(labels)
     rows = arrays.rows_of_clients("clients", clients, limit)

@@ -216,5 +216,5 @@ def test_transformer_equals_numpy(options):
 def test_a_sequence_longer_than_the_transformer_has_positions_is_an_error():
     model = SMALL["char_transformer"]()
     params = model.init(jax.random.key(0))
-    with pytest.raises(ValueError, match="at most 6 tokens, got 7"):
+    with pytest.raises(ValueError, match="at most 6 tokens, the positions of the model, got 7"):
         model.predict(params, np.zeros((1, 7), np.int32))

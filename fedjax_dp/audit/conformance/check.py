@@ -5,6 +5,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -130,7 +131,7 @@ def _checks_of(subject: Subject) -> list[tuple[str, _Check]]:
     return groups
 
 
-def assert_conforms(*subjects: Subject, **options) -> None:
+def assert_conforms(*subjects: Subject, **options: Any) -> None:
     """Checks subjects, for a test.
 
     Args:
