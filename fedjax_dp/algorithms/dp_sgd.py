@@ -137,7 +137,8 @@ def smallest_budget(epsilon: ArrayLike) -> np.ndarray:
       The budgets to calibrate clients to, `[clients]`.
     """
     checks.positive("epsilon", epsilon)
-    return np.full(np.shape(epsilon), np.min(epsilon))
+    budgets = np.asarray(epsilon)
+    return np.full(budgets.shape, np.min(budgets))
 
 
 @checked

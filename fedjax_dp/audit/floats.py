@@ -307,7 +307,7 @@ def many_axes(rank: int, rng: np.random.Generator, most_entries: int) -> tuple[i
 
 def _for_norms(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[np.ndarray, str]:
     """Draws numbers whose sums of squares, or of absolute values, in one chain are inaccurate."""
-    kind = rng.choice(["one number", "one large", "any"], p=[0.4, 0.5, 0.1])
+    kind = str(rng.choice(["one number", "one large", "any"], p=[0.4, 0.5, 0.1]))
     if kind == "one number":
         # Chains of one number round in one direction as long as the exponent of the sum is
         # unchanged.

@@ -4,7 +4,7 @@ import contextlib
 import math
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
@@ -35,7 +35,7 @@ def require_backend() -> None:
     """Starts JAX; refuses settings and platforms that fail, and a fork after JAX has started."""
     require_not_forked()
     require_settings()
-    guard = str(getattr(jax.config, _GUARD, None))
+    guard = str(setting(_GUARD))
     rule = "be 'allow' or 'log': arrays of the host are placed on devices"
     checks.require(not guard.startswith("disallow"), _GUARD, rule, guard)
     try:
@@ -43,16 +43,20 @@ def require_backend() -> None:
     # A platform without its plugin fails an assertion.
     except (RuntimeError, AssertionError) as error:
         reason = str(error).partition("\n")[0] or "it has no plugin in this environment"
-        named = jax.config.jax_platforms  # type: ignore[attr-defined]
+        named = setting("jax_platforms")
         rule = f"name platforms that start on this machine, such as 'cpu' ({reason})"
         checks.require(not named, "JAX_PLATFORMS", rule, named)
         raise ValueError(f"JAX must start on this machine, got the error: {reason}") from error
 
 
+def setting(name: str) -> Any:
+    """Reads a setting of JAX, whose annotations list none; None where this JAX has no such one."""
+    return getattr(jax.config, name, None)
+
+
 def programs_folder() -> str | None:
     """Returns where JAX keeps compiled programs: a path or an address; None if it keeps none."""
-    # JAX's annotations do not list its settings.
-    return jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    return setting("jax_compilation_cache_dir")
 
 
 class Facts(NamedTuple):

@@ -11,7 +11,7 @@ from dp_accounting import DpEvent, NoOpDpEvent
 
 from fedjax_dp.algorithms.base import ClientOutput, FederatedAlgorithm, Hyper, Round
 from fedjax_dp.clients.client_data import ClientData, Exact, PublicClient
-from fedjax_dp.core import checks, jaxprs, trees
+from fedjax_dp.core import backend, checks, jaxprs, trees
 from fedjax_dp.core.inspection import note_finite
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.marks import marks_reaching
@@ -56,7 +56,7 @@ def run_client(
     public = client.public(opener)
     closed, shapes = jax.make_jaxpr(protected, return_shape=True)(message, own, public, key)
     _require_metrics_only(closed, shapes, algorithm.name)
-    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+    if backend.setting("jax_disable_jit"):
         # A debugger can step through Python alone.
         output = protected(message, own, public, key)
     else:

@@ -31,17 +31,12 @@ _MOST_SCORES, _LONGEST_NAME = 100, 100
 # The bytes of reports in one reply, below what a server takes.
 _MOST_SENT = 2**19
 # Types by their names in safetensors files.
-_TYPES = {
-    name: np.dtype(kind)
-    for name, kind in {
-        "F64": np.float64,
-        "F32": np.float32,
-        "F16": np.float16,
-        "BF16": jnp.bfloat16,
-        "BOOL": np.bool_,
-        **{f"I{8 * size}": f"i{size}" for size in (1, 2, 4, 8)},
-        **{f"U{8 * size}": f"u{size}" for size in (1, 2, 4, 8)},
-    }.items()
+_TYPES: dict[str, np.dtype] = {
+    "BF16": np.dtype(jnp.bfloat16),
+    "BOOL": np.dtype(bool),
+    **{f"F{8 * size}": np.dtype(f"f{size}") for size in (2, 4, 8)},
+    **{f"I{8 * size}": np.dtype(f"i{size}") for size in (1, 2, 4, 8)},
+    **{f"U{8 * size}": np.dtype(f"u{size}") for size in (1, 2, 4, 8)},
 }
 # What a server collects, and what a node sends.
 Scores = Literal["none", "exact"]

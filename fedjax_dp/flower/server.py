@@ -462,8 +462,8 @@ class _Server:
     ) -> dict[int, Packet]:
         """Makes the message to each node that holds a drawn client."""
         groups: dict[int, list[int]] = {}
-        for client in drawn.cohort.ids[drawn.fate == Fate.CONTRIBUTED]:
-            groups.setdefault(places[int(client)], []).append(int(client))
+        for i in map(int, drawn.cohort.ids[drawn.fate == Fate.CONTRIBUTED]):
+            groups.setdefault(places[i], []).append(i)
         of_aggregator = self._algorithm.aggregator.broadcast(state.aggregator)
         common = arrays_of(of_aggregator, "aggregator")
         common["public_key"] = _words(drawn.public_key)

@@ -251,7 +251,8 @@ def _plan(fn: Callable[..., Any], leaves: list[jax.Array], example: Any) -> _Pla
     for index, eqn in enumerate(flat.jaxpr.eqns):
         read = jaxprs.variables(eqn)
         owned = [v for v in read if v in owner]
-        if not owned or not any(jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars):
+        made: list[Any] = [v.aval for v in eqn.outvars]
+        if not owned or not any(jnp.issubdtype(x.dtype, jnp.inexact) for x in made):
             continue
         if len(owned) == len(read) and len({owner[v] for v in owned}) == 1:
             owner.update(dict.fromkeys(eqn.outvars, owner[owned[0]]))
@@ -298,7 +299,7 @@ def _evaluate(
 def _view_of(plan: _Plan, site: _Site, leaf: jax.Array) -> jax.Array:
     """Evaluates what depends only on this parameter, up to the operand of its site."""
     jaxpr = plan.closed.jaxpr
-    wanted = jaxpr.eqns[site.equation].invars[site.position]
+    wanted: Any = jaxpr.eqns[site.equation].invars[site.position]
     return jaxprs.compute(wanted, jaxpr.eqns[: site.equation], {jaxpr.invars[site.leaf]: leaf})
 
 

@@ -185,7 +185,8 @@ def scaled_images(
     """Scales both parts from [0, 1]; also names the exact figures that this puts into them."""
     if scaling == "unit":
         return train, test, ()
-    middle, spread, exact = np.float32(0.5), np.float32(0.5), tuple[str, ...]()
+    middle = spread = np.full(train.shape[-1], 0.5, np.float32)
+    exact = tuple[str, ...]()
     rule = f"be 'float32' for the scaling {scaling!r}"
     checks.require(train.dtype == np.float32, "dtype", rule, str(train.dtype))
     if scaling == "standard":

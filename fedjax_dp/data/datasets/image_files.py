@@ -139,11 +139,11 @@ def parse_binary(content: bytes, name: str, num_classes: tuple[int, ...] = (10,)
     fits = len(content) > 0 and len(content) % size == 0
     checks.require(fits, name, f"hold rows of {size} bytes", f"{len(content)} bytes")
     rows = np.frombuffer(content, np.uint8).reshape(-1, size)
-    labels, images = np.split(rows, [len(num_classes)], axis=1)
+    labels, pixels = np.split(rows, [len(num_classes)], axis=1)
     for kind, count in zip(labels.T, num_classes, strict=True):
         rule = f"hold a label from 0 to {count - 1} for each image"
         checks.require(bool(np.all(kind < count)), name, rule, "others")
-    images = images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    images = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(images), labels.astype(np.int32)
 
 

@@ -13,9 +13,8 @@ from chex import PRNGKey
 from jax.sharding import Mesh
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm, HostStep, Hyper
-from fedjax_dp.core import checks
+from fedjax_dp.core import backend, checks
 from fedjax_dp.core.argument_checks import checked
-from fedjax_dp.core.backend import require_settings
 from fedjax_dp.core.devices import is_distributed
 from fedjax_dp.core.forks import require_not_forked
 from fedjax_dp.core.inspection import Watch
@@ -157,7 +156,7 @@ def simulation(
       ValueError: as `federation`, the wrapper and `compile_federation`; without a participation
         and a cohort size, or with both.
     """
-    require_settings()
+    backend.require_settings()
     execution.validate()
     rule = "be given without a participation, and only then"
     fits = (participation is None) == (cohort_size is not None)
@@ -201,7 +200,7 @@ def compile_federation(
       MemoryError: if a round or the client states do not fit, with the estimate.
     """
     require_not_forked()
-    require_settings()
+    backend.require_settings()
     execution.validate()
     check_wrapped(federation)
     splits = {"data": data} | ({} if validation is None else {"validation": validation})
@@ -364,7 +363,7 @@ class _Runner:
     ) -> tuple[SimulationState, RoundRecord, RoundInfo]:
         """Runs rounds, see `Simulation.run`."""
         with explained(self._parts.memory):
-            require_settings()
+            backend.require_settings()
             checks.whole("num_rounds", num_rounds)
             rounds, numbers = self._rounds_by(hyper)
             host_steps = self._parts.federation.algorithm.stages.host_steps
@@ -507,7 +506,7 @@ def _require_distributable(federation: Federation, place: Placement) -> None:
     rule = f"be above {num_own}, or all clients would be of one process"
     is_shared = not has_table or place.num_clients > num_own
     checks.require(is_shared, "the number of clients", rule, place.num_clients)
-    platforms: str | None = jax.config.jax_platforms  # type: ignore[attr-defined]
+    platforms: str | None = backend.setting("jax_platforms")
     rule = "include 'cpu' for client state in host memory of several processes"
     is_on_hosts = not has_table or not platforms or "cpu" in platforms.split(",")
     checks.require(is_on_hosts, "JAX_PLATFORMS", rule, platforms)

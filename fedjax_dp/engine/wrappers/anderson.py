@@ -144,7 +144,7 @@ def check_weights(weights: NormWeights | None, num_clients: int) -> None:
         return
     found = np.asarray(weights, np.float64)
     rule = f"be one number of at least 0 for each of the {num_clients} clients, not all 0"
-    fits = found.shape == (num_clients,) and bool(np.all(found >= 0)) and found.sum() > 0
+    fits = found.shape == (num_clients,) and bool(np.all(found >= 0) and found.sum() > 0)
     checks.require(fits, "weights", rule, weights)
 
 

@@ -491,5 +491,5 @@ def _active(latencies: Latencies, compute: Compute, active: Any, least: int) -> 
     fits = is_active.shape == (num_clients,) and is_active.dtype == bool
     checks.require(fits, "active", rule, active)
     rule = "include a client" if least == 1 else f"include {least} clients or more"
-    checks.require(is_active.sum() >= least, "active", rule, active)
+    checks.require(bool(is_active.sum() >= least), "active", rule, active)
     return is_active
