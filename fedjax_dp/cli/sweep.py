@@ -74,6 +74,14 @@ class Choosing(NamedTuple):
     at_once: Annotated[
         int | None, typer.Option(help="Points that a search chooses together, by default 4.")
     ] = None
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="The database of a search, such as sqlite:///search.db; by default a journal in "
+            "its folder.",
+        ),
+    ] = None
 
     def require_fitting(self) -> None:
         """Refuses options of another way to choose."""
@@ -86,7 +94,12 @@ class Choosing(NamedTuple):
             rule = "be left out with --search: it is an option of --select private"
             checks.require(self.trials_shape is None, "--trials-shape", rule, self.trials_shape)
             return
-        of_search = {"--sampler": self.sampler, "--pruner": self.pruner, "--at-once": self.at_once}
+        of_search = {
+            "--sampler": self.sampler,
+            "--pruner": self.pruner,
+            "--at-once": self.at_once,
+            "--storage": self.storage,
+        }
         names = [name for name, value in of_search.items() if value is not None]
         checks.require(not names, "--search", "be optuna, for options of a search", names)
 
@@ -281,7 +294,8 @@ def _searched(
     with _resumable(out, "search", folder):
         rounds = plan.trials * config.run.rounds
         with where.opened(folder) as cluster, Progress(out, _NAME, rounds) as progress:
-            entries = search(study, plan, folder, overrides, out.note, progress, cluster)
+            more = {"watcher": progress, "cluster": cluster, "database": choosing.storage}
+            entries = search(study, plan, folder, overrides, out.note, **more)
         table = as_rows(entries)
         _write_tables(folder, study, entries, table)
     return _tabled(folder, len(entries), entries, table)

@@ -117,6 +117,22 @@ def test_the_worse_runs_end_early(played, tmp_path):
     assert entries[0]["state"] == "complete" and entries[-1]["state"] == "ended early"
 
 
+def test_a_database_has_the_searches_of_several_folders(played, tmp_path):
+    plan = PLAN._replace(trials=5, is_halving=True, sampler="random")
+    alone = search(STUDY, plan, tmp_path / "alone")
+    database = f"sqlite:///{tmp_path}/search.db"
+    for folder in ("one", "two"):
+        part = plan._replace(trials=4)
+        assert len(search(STUDY, part, tmp_path / folder, database=database)) == 4
+        assert search(STUDY, plan, tmp_path / folder, database=database) == alone
+        assert not (tmp_path / folder / module.STUDY_FILE).exists()
+    assert played == [[0, 1, 2, 3], [4]] * 3
+    for wrong in ("a:secret@b", f"sqlite:///{tmp_path}/secret/search.db", "nothing://a:secret@b/c"):
+        with pytest.raises(ValueError, match=r"^--storage must be the address") as refused:
+            search(STUDY, plan, tmp_path / "three", database=wrong)
+        assert "secret" not in str(refused.value)
+
+
 def test_values_that_are_not_allowed_are_refused_before_any_run(played, tmp_path):
     for space in ({RATE: Span(-1.0, 1.0)}, {NAME: ["fedavg", "fedavgg"]}):
         with pytest.raises(ValueError, match=r"learning_rate|algorithm.name"):

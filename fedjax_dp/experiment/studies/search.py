@@ -23,6 +23,7 @@ from fedjax_dp.io.digests import read_sealed_object
 
 with needed_for("a search", "search"):
     import optuna
+    import sqlalchemy
     from optuna.storages.journal import JournalFileBackend
     from optuna.storages.journal._storage import JournalOperation
     from optuna.trial import TrialState
@@ -82,11 +83,12 @@ def search(
     report: Callable[[str], None] = print,
     watcher: Watcher | None = None,
     cluster: Cluster | None = None,
+    database: str | None = None,
 ) -> list[dict[str, Any]]:
     """Runs points that Optuna chooses, for the highest accuracy on the test data.
 
     Workers of a cluster run those that are chosen together, which this process chooses; a pruner
-    reads and writes the journal from all of them.
+    reads and writes the journal, or the `database` of an address of SQLAlchemy, from all of them.
 
     Nothing that the choice reads is private: the statement of each run says that neither its
     setting, which results of runs before it have chosen, nor the choice among all is covered.
@@ -100,10 +102,11 @@ def search(
     _require_possible(study, plan, words)
     output.mkdir(parents=True, exist_ok=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    journal = output / STUDY_FILE
-    _repair(journal, report)
+    if database is None:
+        _repair(output / STUDY_FILE, report)
     _running.cache_clear()
-    history = _opened(journal)
+    stored = _Stored(str(output.absolute()), database)
+    history = stored.opened()
     _require_same(history, {**plan.facts, "words": list(words)}, output)
     counted = Continued(watcher or Watcher())
     stated = {"sweep": plan.trials, "search": "Optuna"}
@@ -119,7 +122,7 @@ def search(
             number: Job(
                 loaded(study, point),
                 output / f"trial-{number + 1:04d}",
-                {HALVING: _halving(journal, number)} if plan.is_halving else {},
+                {HALVING: _halving(stored, number)} if plan.is_halving else {},
             )
             for number, point in points.items()
         }
@@ -146,16 +149,34 @@ def _values(plan: Plan) -> dict[str, list[str]]:
     }
 
 
-def _opened(journal: pathlib.Path) -> Any:
-    """Opens the search of a journal, which several processes may write; begins it if it is new."""
-    return optuna.create_study(
-        storage=optuna.storages.JournalStorage(_Journal(str(journal))),
-        study_name="search",
-        direction="maximize",
-        # Without a pruner there is no callback that asks for it.
-        pruner=optuna.pruners.SuccessiveHalvingPruner(1),
-        load_if_exists=True,
-    )
+class _Stored(NamedTuple):
+    """The place of a search, which several processes may write; data that workers can be sent."""
+
+    folder: str  # The folder of the search, which has the journal.
+    database: str | None  # The address of a database in place of it, which has several searches.
+
+    def opened(self) -> Any:
+        """Opens the search; begins it if it is new."""
+        return optuna.create_study(
+            storage=self._storage(),
+            study_name="search" if self.database is None else self.folder,
+            direction="maximize",
+            # Without a pruner there is no callback that asks for it.
+            pruner=optuna.pruners.SuccessiveHalvingPruner(1),
+            load_if_exists=True,
+        )
+
+    def _storage(self) -> Any:
+        if self.database is None:
+            journal = pathlib.Path(self.folder) / STUDY_FILE
+            return optuna.storages.JournalStorage(_Journal(str(journal)))
+        try:
+            return optuna.storages.RDBStorage(self.database)
+        except (sqlalchemy.exc.SQLAlchemyError, ImportError, RuntimeError) as error:
+            # The address, and what a driver says of it, may hold a password.
+            rule = f"be the address of a database that can be opened ({type(error).__name__})"
+            shown = self.database.partition(":")[0]
+            raise ValueError(f"--storage must {rule}, got one that begins {shown!r}") from None
 
 
 def _repair(path: pathlib.Path, report: Callable[[str], None]) -> None:
@@ -285,14 +306,14 @@ def _setting(trial: Any, plan: Plan) -> dict[str, str]:
     return values
 
 
-def _halving(journal: pathlib.Path, number: int) -> Callback:
+def _halving(stored: _Stored, number: int) -> Callback:
     """Ends a run early; of data and a function alone, as another process may call it."""
-    return Callback(functools.partial(_is_worse, str(journal.absolute()), number))
+    return Callback(functools.partial(_is_worse, stored, number))
 
 
-def _is_worse(journal: str, number: int, progress: Progress) -> bool:
+def _is_worse(stored: _Stored, number: int, progress: Progress) -> bool:
     """Reports the evaluations of a run, which are the steps of a trial; true ends it."""
-    trial = _running(journal, number)
+    trial = _running(stored, number)
     known = trial.study.trials[number].intermediate_values
     scores = [row[SCORE] for row in progress.rows if row.get(SCORE) is not None]
     for step, score in enumerate(scores, 1):
@@ -303,9 +324,9 @@ def _is_worse(journal: str, number: int, progress: Progress) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def _running(journal: str, number: int) -> Any:
+def _running(stored: _Stored, number: int) -> Any:
     """Opens a trial that runs in this process."""
-    found = _opened(pathlib.Path(journal))
+    found = stored.opened()
     # Its values are drawn; nothing is left to choose.
     found.sampler = optuna.samplers.RandomSampler(seed=0)
     return optuna.trial.Trial(found, found.get_trials(deepcopy=False)[number]._trial_id)
