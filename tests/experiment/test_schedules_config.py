@@ -134,6 +134,14 @@ def test_mistakes_are_refused_as_they_are_read(words, error):
             ["--schedules.privacy.client.clip_norm=cosine"],
             "since privacy.unit = 'record' does not protect a client",
         ),
+        (
+            ["--schedules.privacy.record.noise_multiplier={curve = 'list', factors = [1, 0]}"],
+            r"schedules.privacy.record.noise_multiplier must have factors above 0, .*\[1.*, 0",
+        ),
+        (
+            ["--schedules.training.batch_size={curve = 'linear', final = 2}"],
+            "schedules.training.batch_size must have factors of at most 1",
+        ),
         (["--schedules.training.num_steps=linear"], "be left out without training.num_steps"),
         (
             ["--training.num_steps=3", "--schedules.training.num_epochs=linear"],

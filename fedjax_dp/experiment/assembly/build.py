@@ -242,7 +242,7 @@ def calibrated(
     if is_uniform:
         priced = priced_factors(algorithm, sizes, factors)
         rule = f"be left out with schedules of {', '.join(sorted(priced))}, which set prices"
-        checks.require(planned is None or not priced, KEY, rule, planned)
+        checks.require(planned is None or not priced, KEY, rule, level.planned_participations)
         factors, rounds = setting.charged_factors(priced, "local.noise_multiplier")
     rounds = min(rounds, planned or rounds)
     deltas = np.asarray(level.dp_delta, dtype=np.float64)

@@ -308,6 +308,14 @@ def check_schedules(config: Config) -> None:
             rule = f"be left out without {key}, which its factors would multiply"
             is_given = attrgetter(key)(config) is not None
             checks.require(is_given, here, rule, entries[key])
+        factors = tables_of(config.schedules, config.run.rounds)[name_of(key)]
+        rule = "have factors of at most 1, since arrays are made for the batch size itself"
+        fits = key != "training.batch_size" or np.max(factors) <= 1
+        checks.require(bool(fits), here, rule, entries[key])
+        is_calibrated = name == "noise_multiplier" and attrgetter(key)(config) is None
+        is_above = section.startswith("privacy.") and (is_calibrated or name == "clip_norm")
+        rule = "have factors above 0, as 0 would leave a round without a bound or a finite ε"
+        checks.require(bool(not is_above or np.min(factors) > 0), here, rule, entries[key])
     rule = "be left out with training.num_steps, which replaces epochs"
     fits = training.num_steps is None or "training.num_epochs" not in entries
     checks.require(fits, f"{_HERE}.training.num_epochs", rule, entries.get("training.num_epochs"))
