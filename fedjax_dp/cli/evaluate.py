@@ -1,6 +1,8 @@
 """`fedjax-dp evaluate`: evaluates the model of a run on held-out data."""
 
+import json
 import pathlib
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import numpy as np
@@ -26,10 +28,11 @@ def command(
     run = load_run(folder, out.warn)
     evaluated = evaluate_run(run, other_data(run, context.args))
     rounds = int(run.state.round)
+    # A table is one entry, as NumPy counts.
     lines = [
-        (name, "" if value is None else f"{float(value):.6g}")
+        (name, json.dumps(value) if isinstance(value, Mapping) else f"{float(value):.6g}")
         for name, value in evaluated.items()
-        if np.ndim(value) == 0
+        if value is not None and np.ndim(value) == 0
     ]
 
     def show(out: Output) -> None:

@@ -307,6 +307,7 @@ def test_what_reads_a_run_answers_json(fedjax_dp, monkeypatch, tmp_path):
         if name != "export":
             monkeypatch.setattr(module, "other_data", lambda run, words, **_: None)
     figures = {"test_accuracy": np.float32(0.5), "client_test_accuracy": np.array([1.0, np.nan])}
+    figures["test_confusion"] = {"classes": ["a", "b"], "counts": [[3, 0], [1, 2]]}
     evaluate, predict = (sys.modules[f"fedjax_dp.cli.{name}"] for name in ("evaluate", "predict"))
     monkeypatch.setattr(evaluate, "evaluate_run", lambda run, other: figures)
     monkeypatch.setattr(predict, "predict", lambda model, params, data: np.zeros((4, 10)))
@@ -315,7 +316,8 @@ def test_what_reads_a_run_answers_json(fedjax_dp, monkeypatch, tmp_path):
     assert (found["rounds"], found["figures"]["test_accuracy"]) == (7, 0.5)
     assert found["figures"]["client_test_accuracy"] == [1.0, None]
     _, output, _ = fedjax_dp("evaluate", "runs/x")
-    assert output.splitlines()[1:] == ["figure\tvalue", "test_accuracy\t0.5"]
+    table = 'test_confusion\t{"classes": ["a", "b"], "counts": [[3, 0], [1, 2]]}'
+    assert output.splitlines()[1:] == ["figure\tvalue", "test_accuracy\t0.5", table]
     for command, file in ((["predict"], "a.npz"), (["export", "params"], "b.safetensors")):
         words = (*command, "runs/x", "--output", tmp_path / file)
         found = document(fedjax_dp(*words, "--json")[1])
