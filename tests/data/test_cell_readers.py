@@ -159,7 +159,7 @@ def test_labels_that_no_class_has_are_refused(tmp_path):
         ({"task": "regression"}, "y must hold numbers, as task is 'regression'"),
         ({"num_classes": 4}, "num_classes must be 3, the number of classes, got 4"),
         ({"y": None}, "y must be given, got None"),
-        ({"y": "labl"}, "x and y, a column of .*'label'"),
+        ({"y": "labl"}, "x, y and weight, a column of .*'label'"),
         ({"text": "bytes"}, r"x must be one column of text, got \['a'\]"),
         ({"sequence_length": 3}, "sequence_length and text_end must be given with text"),
         ({"image_mode": "L"}, "image_size, image_mode must be given for a column of images"),

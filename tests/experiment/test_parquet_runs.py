@@ -23,6 +23,7 @@ def words(tmp_path):
         "age": ages[:, 0],
         "pressure": ages[:, 1],
         "ill": (ages[:, 0] > 0).astype(np.int64),
+        "trust": rng.integers(0, 3, 200),
     }
     for name in ("train", "test"):
         pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet", row_group_size=30)
@@ -45,9 +46,13 @@ options.num_classes = 2
     return file
 
 
-def test_the_population_stays_on_disk(words):
-    config = load_config(words)
+def test_the_population_stays_on_disk_with_its_weights(words, tmp_path):
+    config = load_config(words, ["--data.options.weight=trust"])
     made = build_population(config.data, 0)
+    table = pq.read_table(tmp_path / "train.parquet").to_pydict()
+    weights = dict(zip(np.float32(table["age"]), table["trust"], strict=True))
+    wanted = [weights[age] for age in made.train.examples["x"][:, 0]]
+    np.testing.assert_array_equal(made.train.examples["example_weight"], wanted)
     assert isinstance(made.train.examples["x"], np.memmap) and made.train.num_clients == 8
     assert made.train.client_names == tuple(f"user {i}" for i in range(8))
     assert made.test is not None and made.test.num_examples == made.train.num_examples == 200

@@ -281,6 +281,7 @@ def load_parquet(
     path: str,
     x: Sequence[str],
     y: str | None = None,
+    weight: str | None = None,
     client: str | None = None,
     num_classes: Index = 0,
     classes: Sequence[str] = (),
@@ -308,6 +309,8 @@ def load_parquet(
         one of images or, with `text`, of texts.
       y: the target column: classes or tokens from 0, names of classes, or numbers for regression;
         left out if the target is the next token of a text.
+      weight: the column of the weights of examples in the loss of training, numbers of at least 0;
+        all weigh 1 without it.
       client: the column that names the client of each row, for the partition "natural"; without it
         a partition spreads rows over clients.
       num_classes: the number of classes or tokens, known without the data; 0 for regression, and
@@ -332,10 +335,12 @@ def load_parquet(
     train_paths = _table_files("path", path, data_dir)
     test_paths = [] if test_path is None else _table_files("test_path", test_path, data_dir)
     schema = tables.schema_of(train_paths[0])
-    for name in (*x, *([] if y is None else [y])):
-        disclosure.require_column("x and y", name, str(train_paths[0]), schema.names)
+    for name in (*x, *filter(None, (y, weight))):
+        disclosure.require_column("x, y and weight", name, str(train_paths[0]), schema.names)
     readers: dict[str, Reader] = {}
     columns: dict[str, Any] = {"x": list(x)}
+    if weight is not None:
+        columns["example_weight"] = weight
     facts: list[Any] = [list(classes), pictures._asdict()]
     feature_names: tuple[str, ...] = ()
     is_language = texts.text is not None and task == "next_token"
