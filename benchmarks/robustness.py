@@ -1,9 +1,9 @@
-"""What a run survives: kills, full disks, two processes, a million clients, 10,000 rounds.
+"""What runs survive: kills, full disks, two processes, a million clients, lost workers of sweeps.
 
 Every run is a process of its own, `python -m fedjax_dp run`, and what it leaves is compared, bit
 for bit, with what an undisturbed run leaves. A part that fails ends the script with status 1.
 
-    python benchmarks/robustness.py [kills disk two million rounds] [--repeats 10] [--folder DIR]
+    python benchmarks/robustness.py [kills disk two million rounds workers] [--repeats 10]
     python benchmarks/robustness.py jax --python VENV/bin/python
 
 The last runs the quick suite in another environment, such as one with the oldest JAX.
@@ -12,6 +12,7 @@ The last runs the quick suite in another environment, such as one with the oldes
 import argparse
 import contextlib
 import json
+import os
 import pathlib
 import random
 import re
@@ -420,6 +421,66 @@ def rounds(folder: pathlib.Path, repeats: int) -> list[str]:
     return [*lines, f"Killed after {logged:,} rounds and resumed: the same bits."]
 
 
+SMALL = ("--data.num_clients=3", "--run.rounds=40", "--run.checkpoint_every=5")
+GRID = (
+    *("--over", "training.batch_size=8,16", "--over", "training.learning_rate=0.1,0.2,0.5"),
+    *("--over", "run.seed=0,1"),
+)
+SEARCH = ("--search=optuna", "--over", "training.learning_rate=0.01..1:log", "--trials=8")
+
+
+def first_at_work(folder: pathlib.Path, rounds: int) -> int | None:
+    """The process of the first worker that has completed so many rounds of its points."""
+    for file in folder.glob(".workers-*/task-*.json"):
+        with contextlib.suppress(OSError, ValueError):
+            progress = json.loads(file.read_text())
+            if progress["rounds"] >= rounds:
+                return progress["process"]
+    return None
+
+
+def of_runs(folder: pathlib.Path) -> dict[str, Any]:
+    """The table of a sweep and the metrics of its runs, but for the time that they took."""
+    found: dict[str, Any] = {"table": (folder / "table.csv").read_text()}
+    for file in folder.glob("*/metrics.jsonl"):
+        rows = map(json.loads, file.read_text().splitlines())
+        found[file.parent.name] = [
+            {name: row[name] for name in row if not name.startswith("seconds")} for row in rows
+        ]
+    return found
+
+
+def workers(folder: pathlib.Path, repeats: int) -> list[str]:
+    """Twelve points and a search of eight on two workers, one of which SIGKILL ends in between."""
+    lines = []
+    for what, words, middle in (("grid", GRID, 120), ("search", SEARCH, 40)):
+        found = dict[str, Any]()
+        for on, is_killed in ((None, False), ("ray", False), ("ray", True), ("local", True)):
+            name = f"{on or 'one process'}{', one worker killed' * is_killed}"
+            output, started = folder / f"{what}-{len(found)}", time.monotonic()
+            where = () if on is None else (f"--on={on}", "--workers=2")
+            process = subprocess.Popen(
+                command("sweep", *words, *SMALL, *where, "--output", str(output)),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            while is_killed and process.poll() is None:
+                if (worker := first_at_work(output, middle)) is not None:
+                    os.kill(worker, signal.SIGKILL)
+                    break
+                time.sleep(0.02)
+            said = process.communicate()[1]
+            require(process.returncode == 0, said)
+            lost = said.count("a worker died, and another resumes")
+            require(lost == is_killed, f"{name}: {lost} workers died")
+            found[name] = of_runs(output)
+            num_runs = len(found[name]) - 1
+            require(found[name] == found["one process"], f"{what}, {name}: another table")
+            lines.append(f"{what} of {num_runs}, {name}: {time.monotonic() - started:.0f} s.")
+    return [*lines, "All tables, and metrics of all runs, are those of one process."]
+
+
 def of_jax(python: str, tests: list[str]) -> list[str]:
     """The quick suite, or some folders of it, in another environment."""
     code = "import jax, flax, optax; print(jax.__version__, flax.__version__, optax.__version__)"
@@ -439,7 +500,10 @@ def of_jax(python: str, tests: list[str]) -> list[str]:
     return [f"jax {jax}, flax {flax}, optax {optax}, {where}: {done.stdout.splitlines()[-1]}."]
 
 
-PARTS = {"kills": kills, "disk": disk, "two": two, "million": million, "rounds": rounds}
+PARTS = {
+    **{"kills": kills, "disk": disk, "two": two, "million": million},
+    **{"rounds": rounds, "workers": workers},
+}
 
 
 def main() -> None:
