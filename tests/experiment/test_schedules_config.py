@@ -142,6 +142,10 @@ def test_mistakes_are_refused_as_they_are_read(words, error):
             ["--schedules.training.batch_size={curve = 'linear', final = 2}"],
             "schedules.training.batch_size must have factors of at most 1",
         ),
+        (
+            [*CLIENT, "--schedules.algorithm.aggregator_options.noise_multiplier=linear"],
+            "must be schedules.privacy.client.noise_multiplier, the number of the private mean",
+        ),
         (["--schedules.training.num_steps=linear"], "be left out without training.num_steps"),
         (
             ["--training.num_steps=3", "--schedules.training.num_epochs=linear"],

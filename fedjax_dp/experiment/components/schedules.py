@@ -304,6 +304,9 @@ def check_schedules(config: Config) -> None:
         if section.startswith("privacy."):
             rule = f"be left out, since privacy.unit = {privacy.unit!r} does not protect a {unit}"
             checks.require(unit in privacy.units, here, rule, entries[key])
+        rule = f"be {_HERE}.privacy.client.{name}, the number of the private mean"
+        is_twice = section == "algorithm.aggregator_options" and name in _MECHANISM
+        checks.require(not is_twice or "client" not in privacy.units, here, rule, entries[key])
         if section in _KEYS and name != "noise_multiplier":
             rule = f"be left out without {key}, which its factors would multiply"
             is_given = attrgetter(key)(config) is not None
