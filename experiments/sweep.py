@@ -14,6 +14,7 @@ import jax
 from rich.console import Console
 
 from fedjax_dp.experiment import (
+    Cluster,
     Study,
     average_over_seeds,
     grid_points,
@@ -31,6 +32,24 @@ def hardware() -> str:
     if devices[0].platform == "cpu":
         return f"{os.cpu_count()} CPU cores"
     return f"{len(devices)} {devices[0].device_kind}"
+
+
+def add_workers(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of workers, beside which `--output` is."""
+    parser.add_argument(
+        "--on", choices=get_args(executors.On), help="run on workers, as `fedjax-dp sweep --on`"
+    )
+    parser.add_argument("--workers", type=int, default=2, help="those that run at the same time")
+    parser.add_argument(
+        "--worker", action="append", default=[], metavar="NAME=VALUE", help="an option of each"
+    )
+
+
+def workers(known: argparse.Namespace) -> contextlib.AbstractContextManager[Cluster | None]:
+    """Opens the workers that were asked for; None for this process."""
+    if known.on is None:
+        return contextlib.nullcontext()
+    return executors.opened(known.on, known.output, known.workers, known.worker)
 
 
 def main(study: Study, arguments: Sequence[str] | None = None) -> None:
@@ -54,13 +73,7 @@ def main(study: Study, arguments: Sequence[str] | None = None) -> None:
         help="a CSV file of settings by point: columns of axes and of keys",
     )
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no run later")
-    parser.add_argument(
-        "--on", choices=get_args(executors.On), help="run on workers, as `fedjax-dp sweep --on`"
-    )
-    parser.add_argument("--workers", type=int, default=2, help="those that run at the same time")
-    parser.add_argument(
-        "--worker", action="append", default=[], metavar="NAME=VALUE", help="an option of each"
-    )
+    add_workers(parser)
     known, words = parser.parse_known_args(arguments)
     only = {axis: names.split(",") for axis, _, names in (o.partition("=") for o in known.only)}
     console = Console()
@@ -69,11 +82,7 @@ def main(study: Study, arguments: Sequence[str] | None = None) -> None:
         grid = grid_points(study, only, words)
         if known.settings is not None:
             grid, _ = with_settings(grid, known.settings)
-        with contextlib.ExitStack() as stack:
-            cluster = None
-            if known.on is not None:
-                place = known.on, known.output, known.workers, known.worker
-                cluster = stack.enter_context(executors.opened(*place))
+        with workers(known) as cluster:
             sweep(study, grid, known.output, console.print, known.seconds, cluster=cluster)
     except (ValueError, OSError, MemoryError) as error:
         raise SystemExit(f"error: {error}") from None

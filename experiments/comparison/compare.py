@@ -22,9 +22,10 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from experiments.sweep import add_workers, workers
 from fedjax_dp import __version__
 from fedjax_dp.algorithms.registry import ALGORITHMS
-from fedjax_dp.experiment import Study, read_summaries, sweep
+from fedjax_dp.experiment import Cluster, Study, read_summaries, sweep
 from fedjax_dp.experiment.studies.sweep import Point
 
 HERE = pathlib.Path(__file__).parent
@@ -212,20 +213,29 @@ def run_piece(
     output: pathlib.Path,
     deadline: float,
     file: pathlib.Path = CELLS,
+    cluster: Cluster | None = None,
 ) -> None:
     """Tunes a method and runs its cells; rows are written after each of the two."""
+
+    def run(points: Sequence[Point]) -> None:
+        _run(piece, points, output, deadline, file, cluster)
+
     seed = plan()["tuning_seed"]
     trials, _ = missing(piece, read_cells(file), epsilons)
-    _run(piece, [point(piece, e, setting, seed) for e, setting in trials], output, deadline, file)
+    run([point(piece, e, setting, seed) for e, setting in trials])
     cells = read_cells(file)
     _, left = missing(piece, cells, epsilons)
     best = {epsilon: chosen(piece, cells, epsilon) for epsilon, _ in left}
-    points = [point(piece, e, found, seed) for e, seed in left if (found := best[e]) is not None]
-    _run(piece, points, output, deadline, file)
+    run([point(piece, e, found, seed) for e, seed in left if (found := best[e]) is not None])
 
 
 def _run(
-    piece: Piece, points: Sequence[Point], output: pathlib.Path, deadline: float, file: pathlib.Path
+    piece: Piece,
+    points: Sequence[Point],
+    output: pathlib.Path,
+    deadline: float,
+    file: pathlib.Path,
+    cluster: Cluster | None,
 ) -> None:
     """Runs points together and adds their rows to the file."""
     if not points:
@@ -233,7 +243,7 @@ def _run(
     study = Study(" ".join(piece), task_file(piece.task), {}, "", "", {METRICS[0]: 100.0})
     folder = output / "-".join(piece)
     started, processor = time.monotonic(), time.process_time()
-    sweep(study, points, folder, seconds=max(deadline - started, 0.0))
+    sweep(study, points, folder, seconds=max(deadline - started, 0.0), cluster=cluster)
     rows = read_summaries(points, folder)
     count = max(len(rows), 1)
     spent = (time.monotonic() - started) / count, (time.process_time() - processor) / count
@@ -313,6 +323,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("runs") / "comparison")
     parser.add_argument("--cells", type=pathlib.Path, default=CELLS, help="the file of rows")
     parser.add_argument("--plan", action="store_true", help="list what is missing, and its hours")
+    add_workers(parser)
     options = parser.parse_args(arguments)
     only = selection(options.only)
     epsilons = [float(e) for e in only.get("epsilon", plan()["epsilons"])]
@@ -324,14 +335,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"all: {sum(n for _, n, _ in left)} cells, {sum(h for *_, h in left):.1f} h")
         return
     deadline, refused = time.monotonic() + 60 * options.minutes, []
-    for piece, *_ in left:
-        if time.monotonic() >= deadline:
-            break
-        try:
-            run_piece(piece, epsilons, options.output, deadline, options.cells)
-        except ValueError as error:
-            refused.append(f"{' '.join(piece)}: {error}")
-            print(f"refused: {refused[-1]}")
+    with workers(options) as cluster:
+        for piece, *_ in left:
+            if time.monotonic() >= deadline:
+                break
+            try:
+                run_piece(piece, epsilons, options.output, deadline, options.cells, cluster)
+            except ValueError as error:
+                refused.append(f"{' '.join(piece)}: {error}")
+                print(f"refused: {refused[-1]}")
     if refused:
         raise SystemExit("\n".join(["not run:", *refused]))
 
