@@ -294,8 +294,9 @@ def _searched(
     with _resumable(out, "search", folder):
         rounds = plan.trials * config.run.rounds
         with where.opened(folder) as cluster, Progress(out, _NAME, rounds) as progress:
-            more = {"watcher": progress, "cluster": cluster, "database": choosing.storage}
-            entries = search(study, plan, folder, overrides, out.note, **more)
+            entries = search(
+                study, plan, folder, overrides, out.note, progress, cluster, choosing.storage
+            )
         table = as_rows(entries)
         _write_tables(folder, study, entries, table)
     return _tabled(folder, len(entries), entries, table)
