@@ -26,6 +26,8 @@ An `[[item]]`, a row of `rows.md`, has
 
 A `[[claim]]`, a line of the front page, is what the source claims as a whole. It has `claim` in
 place of `of` and `finding`, and a `sentence` for a reader of the source.
+`python -m experiments.reproduction --claim splitting 3` runs the command of the third line of
+`splitting`.
 
 The other tables of `claims.toml`, `[block.NAME]`, are for blocks of the folder's README: a query,
 and a line of text for each of its rows, or else the rows as a table; or the `function`, as
@@ -41,9 +43,12 @@ import math
 import pathlib
 import pkgutil
 import re
+import shlex
 import sqlite3
 import statistics
 import string
+import subprocess
+import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -348,22 +353,39 @@ def claims_table() -> str:
     """Writes what the sources claim, theirs beside ours."""
     lines = []
     for folder in FOLDERS:
-        for claim in claims(folder):
-            lines.append([f"[{folder}]({folder}/README.md)", *_cells(claim[:5])])
-    for i in range(len(lines) - 1, 0, -1):
-        if lines[i][0] == lines[i - 1][0]:
-            lines[i][0] = ""
-    return as_table(("folder", "the source claims", "theirs", "ours", "verdict", "command"), lines)
+        for number, claim in enumerate(claims(folder), start=1):
+            name = f"[{folder}]({folder}/README.md) 1" if number == 1 else number
+            verdict, _, _ = claim.verdict.partition(":")
+            lines.append([name, *_cells((claim.claim, claim.theirs, claim.ours, verdict))])
+    return as_table(("folder, line", "the source claims", "theirs", "ours", "verdict"), lines)
 
 
 def sentences() -> str:
-    """Writes a sentence for each claim, by source."""
+    """Writes a sentence for each claim, by source, with its verdict and command."""
     parts = []
     for folder in FOLDERS:
-        has_run = [claim for claim in claims(folder) if claim.verdict not in VERDICTS[4:]]
-        if lines := [f"- {claim.sentence} (*{claim.verdict}*)" for claim in has_run]:
-            parts.append("\n".join([f"{_source(folder)}:", "", *lines]))
+        lines = [f"**{folder}**: {_source(folder)}.", ""]
+        for number, claim in enumerate(claims(folder), start=1):
+            has_run = claim.verdict not in VERDICTS[4:]
+            text = claim.sentence if has_run else f"{claim.claim}."
+            lines.append(f"{number}. {text} *{claim.verdict.capitalize()}*: {claim.command}")
+        parts.append("\n".join(lines))
     return "\n\n".join(parts)
+
+
+def repeat(folder: str, number: str) -> None:
+    """Runs the command of a claim, by its line on the front page."""
+    if folder not in FOLDERS:
+        raise SystemExit(f"--claim must name one of {', '.join(FOLDERS)}, got {folder!r}")
+    commands = {str(i): claim.command for i, claim in enumerate(claims(folder), start=1)}
+    if number not in commands:
+        raise SystemExit(f"--claim must be a line of {folder}, 1 to {len(commands)}, got {number}")
+    print(commands[number], flush=True)
+    program, *words = shlex.split(commands[number].strip("`"))
+    modules = ["-m", "pytest"] if program == "pytest" else []
+    done = subprocess.run([sys.executable, *modules, *words], cwd=HERE.parent)
+    if done.returncode:
+        raise SystemExit(done.returncode)
 
 
 def summary() -> str:
@@ -411,11 +433,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Writes all pages, or compares them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="fail where a page would change")
-    check = parser.parse_args(arguments).check
+    parser.add_argument(
+        "--claim", nargs=2, metavar=("FOLDER", "LINE"), help="first run the command of a claim"
+    )
+    options = parser.parse_args(arguments)
+    if options.claim:
+        repeat(*options.claim)
     for page in pages():
         text = generate(page)
         if text != page.read_text(encoding="utf-8"):
-            if check:
+            if options.check:
                 raise SystemExit(f"{page} is not what the files say: run it without --check")
             page.write_text(text, encoding="utf-8")
 

@@ -26,6 +26,15 @@ ALGORITHMS = {
 # The paper decomposes the first 200,000 of 11 million parameters.
 _FIRST_BLOCK = {"Robust-HDP": [*ALGORITHMS["Robust-HDP"], "--algorithm.options.num_blocks=1"]}
 BUDGETS = {name: [f"--privacy.record.epsilon={name}"] for name in DISTRIBUTIONS}
+# Every ε is ten times as large there.
+_OF_CIFAR100 = {
+    name: [
+        "--data.name=cifar100",
+        "--model.name=resnet34",
+        f"--privacy.record.epsilon={name} * 10",
+    ]
+    for name in DISTRIBUTIONS
+}
 SEEDS = {str(seed): [f"--run.seed={seed}"] for seed in range(3)}
 ACCURACY = {"test_accuracy": 100.0, "worst_client_accuracy": 100.0}
 # The client that lies about its budget in figure 3.6, and how much it claims of what it has. The
@@ -131,6 +140,16 @@ _FULL = {
             "cifar10",
             "cifar10.toml",
             axes={"distribution": BUDGETS, "algorithm": ALGORITHMS | _FIRST_BLOCK, "seed": SEEDS},
+            metrics={"test_accuracy": 100.0},
+        ),
+        _study(
+            "cifar100",
+            "cifar10.toml",
+            axes={
+                "distribution": _OF_CIFAR100,
+                "algorithm": ALGORITHMS | _FIRST_BLOCK,
+                "seed": SEEDS,
+            },
             metrics={"test_accuracy": 100.0},
         ),
         _study(

@@ -85,7 +85,7 @@ COMMANDS = sorted(
     {
         entry.command.strip("`")
         for folder in reproduction.FOLDERS
-        for entry in reproduction.entries(folder)
+        for entry in [*reproduction.entries(folder), *reproduction.claims(folder)]
         if entry.command
     }
     | {command.text for command in card.commands()}
@@ -217,8 +217,9 @@ def test_numbers_come_from_files_and_verdicts_from_rules(folder):
     assert r"two \| three" in reproduction.source_table("source")
     claim = ("A is best", "far", "90.0", "shown reduced", "`run 90`", "A reaches 90.0.")
     assert reproduction.claims("source") == [claim]
-    assert "| A is best | far | 90.0 | shown reduced | `run 90` |" in reproduction.claims_table()
-    assert "- A reaches 90.0. (*shown reduced*)" in reproduction.sentences()
+    line = "| [source](source/README.md) 1 | A is best | far | 90.0 | shown reduced |"
+    assert line in reproduction.claims_table()
+    assert "1. A reaches 90.0. *Shown reduced*: `run 90`" in reproduction.sentences()
     assert "| all | 1 | 1 | 0 | 1 | 1 | 1 |" in reproduction.summary()
 
 
@@ -274,6 +275,22 @@ def test_blocks_of_a_page_are_written_and_nothing_else(folder, capsys):
     text = page.read_text("utf-8")
     assert "| A | 89.8 |\n| A | 90.2 |" in text and "There are 3 runs." in text
     assert "old" not in text and text.endswith("<!-- end -->\n")
+
+
+def test_a_line_of_the_front_page_runs_its_command(folder, capfd):
+    claims = folder / "claims.toml"
+    text = claims.read_text("utf-8").replace('"run {a:.0f}"', '"python -c print({a:.0f}+1)"')
+    claims.write_text(text, "utf-8")
+    reproduction.main(["--claim", "source", "1"])
+    assert capfd.readouterr().out.splitlines() == ["`python -c print(90+1)`", "91"]
+    claims.write_text(text.replace("print", "exit"), "utf-8")
+    with pytest.raises(SystemExit) as ended:
+        reproduction.main(["--claim", "source", "1"])
+    assert ended.value.code == 91
+    with pytest.raises(SystemExit, match="a line of source, 1 to 1, got 2"):
+        reproduction.main(["--claim", "source", "2"])
+    with pytest.raises(SystemExit, match="one of source, got 'other'"):
+        reproduction.main(["--claim", "other", "1"])
 
 
 def test_a_missing_file_is_an_error(folder):
