@@ -825,6 +825,10 @@ SPECIAL: dict[str, Case] = {
         shapes=[(3,)],
     ),
     "sampling_of": case(conformance.sampling_of, name="a", num_units=8, size=4.0),
+    "masking_of": case(conformance.masking_of, name="a", graph=lambda: secure.all_pairs(3)),
+    "mask_source_of": case(
+        conformance.mask_source_of, name="a", keys=lambda: secure.agreed_keys, count=64
+    ),
     "num_shares": case(servers.num_shares, num_clients=9, cohort_size=3.0),
     "num_soft_rounds": case(servers.num_soft_rounds, num_rounds=9),
     # A decorator, whose functions are the cases.

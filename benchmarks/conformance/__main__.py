@@ -1,11 +1,13 @@
 """Checks other packages, each in its own environment, and writes `results/conformance.md`.
 
-    python -m benchmarks.conformance [PEER ...] [--minutes N] [--newest] [--draws N]
+    python -m benchmarks.conformance [PEER ...] [--minutes N] [--newest] [--draws N] [--resume]
 
 Environments are made as for `benchmarks.peers.install`, whose folder it shares: `--folder` names
 another. `--newest` takes the newest versions in place of those that are pinned. What is found is
 added to `results/conformance.json`, where it replaces what was found for the same environment;
 `--write` only writes the page. `--only NAME` checks one subject; the others' findings stay.
+`--resume` leaves out subjects that were checked with the same versions. Subjects that need more
+draws than `--draws` say so.
 """
 
 import argparse
@@ -57,20 +59,25 @@ def examined(environment: str, options: argparse.Namespace, end: float) -> Itera
         "date": datetime.date.today().isoformat(),
         "versions": versions_of(python, requirements),
         "confidence": options.confidence,
-        "draws": options.draws,
     }
-    for subject in importlib.import_module(f"{SUBJECTS}.{peer}").subjects(served):
-        if (options.only and subject.name not in options.only) or time.monotonic() > end:
+    module = importlib.import_module(f"{SUBJECTS}.{peer}")
+    before = kept(read().get(environment), about) if options.resume else []
+    left = {f["subject"] for f in before if f["sentence"].startswith("not begun")}
+    done = {f["subject"] for f in before} - left
+    for subject in module.subjects(served):
+        is_chosen = subject.name not in done and subject.name in (options.only or [subject.name])
+        if not is_chosen or time.monotonic() > end:
             continue
+        draws = max(options.draws, getattr(module, "DRAWS", {}).get(subject.name, 0))
         print(f"{environment}: {subject.name}", flush=True)
         report = check(
             subject,
-            draws=options.draws,
+            draws=draws,
             confidence=options.confidence,
             budget=max(1.0, end - time.monotonic()),
         )
         found = [
-            {key: plain(value) for key, value in finding.items()}
+            {key: plain(value) for key, value in finding.items()} | {"draws": draws}
             for finding in report.to_dict()["findings"]
         ]
         yield about | {"findings": found}
@@ -91,10 +98,16 @@ def save(results: dict[str, Any]) -> None:
     RESULTS.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n", "utf-8")
 
 
+def kept(before: dict[str, Any] | None, about: dict[str, Any]) -> list[dict[str, Any]]:
+    """Lists what was found before, with the same versions and confidence."""
+    same = before is not None and all(before[k] == about[k] for k in ("versions", "confidence"))
+    return before["findings"] if before is not None and same else []
+
+
 def merged(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, Any]:
     """Keeps what was found before of subjects that were not checked again."""
     names = {finding["subject"] for finding in after["findings"]}
-    old = [f for f in (before or {}).get("findings", []) if f["subject"] not in names]
+    old = [f for f in kept(before, after) if f["subject"] not in names]
     return (before or {}) | after | {"findings": old + after["findings"]}
 
 
@@ -109,6 +122,7 @@ def main() -> None:
     parser.add_argument("--confidence", type=float, default=0.999, help="of each subject's checks")
     parser.add_argument("--folder", type=pathlib.Path, default=install.HERE / ".venvs")
     parser.add_argument("--only", action="append", metavar="NAME", help="check this subject")
+    parser.add_argument("--resume", action="store_true", help="check what was not checked yet")
     parser.add_argument("--write", action="store_true", help="write the page alone")
     options = parser.parse_args()
     unknown = set(options.peers) - set(PEERS)

@@ -75,21 +75,21 @@ def _section(name: str, found: dict[str, Any]) -> Iterator[str]:
     findings = found["findings"]
     yield f"\n## {_title(name)}\n"
     yield (
-        f"{found['date']}, {', '.join(found['versions'])}; {found['draws']} draws, confidence "
-        f"{found['confidence']:g} of each subject's checks.\n"
+        f"{found['date']}, {', '.join(found['versions'])}; confidence {found['confidence']:g} of "
+        "each subject's checks.\n"
     )
     if text := note(name.removesuffix("-newest")):
         yield f"{text}\n"
     subjects = list(dict.fromkeys(f["subject"] for f in findings))
-    yield from _row("subject", "passed", "failed", "open")
-    yield from _row(*["---"] * 4)
+    yield from _row("subject", "draws", "passed", "failed", "open")
+    yield from _row(*["---"] * 5)
     of = {s: [f for f in findings if f["subject"] == s] for s in subjects}
     for subject in sorted(subjects, key=lambda s: sum(f["verdict"] == "failed" for f in of[s])):
         cells = (
             _checks(f["check"] for f in of[subject] if f["verdict"] == verdict)
             for verdict in ("passed", "failed", "open")
         )
-        yield from _row(in_markdown(subject), *cells)
+        yield from _row(in_markdown(subject), str(of[subject][0]["draws"]), *cells)
     reads = found.get("readings", [])
     failures = [f for f in findings if f["verdict"] == "failed" or _is_read(f, reads)]
     if failures:

@@ -7,6 +7,8 @@ import time
 from functools import partial
 from xml.etree import ElementTree
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import planted
 import pytest
@@ -31,6 +33,8 @@ from fedjax_dp.audit.conformance import (
     aggregation_of,
     assert_conforms,
     check,
+    mask_source_of,
+    masking_of,
     sampling_of,
     serve,
     step_of,
@@ -38,6 +42,7 @@ from fedjax_dp.audit.conformance import (
 from fedjax_dp.audit.conformance.accounting import epsilon_bounds
 from fedjax_dp.privacy import make_adaptive_clipping
 from fedjax_dp.privacy.reports.auditing import gaussian_epsilon
+from fedjax_dp.server import secure
 
 DEFECTS = list(planted.planted())
 # One for each group of checks, which the quick suite tries.
@@ -138,6 +143,11 @@ OURS = {
     "fixed size": lambda n: sampling_of(n, data.fixed_size(), 40, 8),
     "shuffled": lambda n: sampling_of(n, data.shuffled(), 40, 8),
     "everyone": lambda n: sampling_of(n, data.full_participation(), 40, 40),
+    "masks": lambda n: masking_of(n, secure.all_pairs(5, dropouts=2)),
+    "masks by agreed keys": lambda n: masking_of(
+        n, secure.random_neighbors(60, dropouts=1, num_neighbors=12), keys=secure.agreed_keys(60)
+    ),
+    "masks of pairs": lambda n: mask_source_of(n, secure.agreed_keys),
 }
 
 
@@ -149,12 +159,29 @@ def test_our_parts_pass_and_their_attacks_have_power(name):
 
 
 @telling
-def test_half_the_noise_in_our_mean_is_found():
+def test_the_noise_of_our_mean_is_as_claimed_and_half_of_it_is_found():
     right, half = (server.gaussian_mean(0.5, z, 8.0) for z in (2.0, 1.0))
     event = right.claim.event(right.numbers)
     wrong = half._replace(claim=half.claim._replace(event=lambda numbers: event))
-    found = failed(check(aggregation_of("half", wrong, [(3,)]), checks=["noise"]))
-    assert found == ["noise: standard deviation", "noise: whoever replies"]
+    found = {
+        name: failed(check(aggregation_of(name, mean, [(3,)]), checks=["noise"]))
+        for name, mean in (("right", right), ("half", wrong))
+    }
+    assert found == {"right": [], "half": ["noise: standard deviation", "noise: whoever replies"]}
+
+
+@telling
+def test_masks_used_twice_and_short_seeds_are_found_in_ours():
+    keys, first = secure.simulated_keys(), jax.random.key(0)
+    again = keys._replace(
+        of_pair=lambda key, i, j: keys.of_pair(first, i, j),
+        of_client=lambda key, i: keys.of_client(first, i),
+    )
+    found = failed(check(masking_of("again", secure.all_pairs(3), keys=again), draws=64))
+    assert "masks: unrelated" in found and "masks: sum" not in found
+    bits = jnp.uint32([2**20 - 1, 0])
+    short = keys._replace(of_pair=lambda key, i, j: keys.of_pair(key, i, j) & bits)
+    assert failed(check(mask_source_of("short", lambda n: short))) == ["masks: repeated"]
 
 
 def test_an_example_is_a_failing_input_as_code():
@@ -334,15 +361,15 @@ def mean_with(**claimed):
         (lambda: check(aggregation(), checks=[]), "checks must name some of"),
         (lambda: check(aggregation(), draws=10), "draws must be an integer of at least 64"),
         (lambda: Release(1.0, 1.0, 8, layers=(0,)), "layers must have 1 to 4096 entries"),
-        (lambda: Release(1.0, 1.0, 8, layers=(3, -1)), "layers must be an integer of at least 0"),
+        (lambda: Release(1.0, 1.0, 8, layers=(3, -1)), "layers must be a tuple, each entry an"),
         (lambda: Release(1.0, 1.0, 8, rows=2), "rows must be an integer of at least 3"),
         (lambda: Release(1.0, 1.0, 0), "divisor must be above 0"),
         (lambda: Release(1.0, math.nan, 8), "noise_stddev must be"),
         (lambda: Release(1.0, 1.0, 8, relation="swap"), "relation must be"),
         (lambda: FixedSize(3, 4), "size must be at most num_units=3"),
         (lambda: Poisson(3, 0.0), r"rate must be in \(0, 1\]"),
-        (lambda: Masked(8, 3), "modulus must be an integer of at least 16"),
-        (lambda: Masked(2**62, 3), r"modulus must be below 2\^62"),
+        (lambda: Masked(8, 3), r"modulus must be an integer in \[16, 2\.3"),
+        (lambda: Masked(2**62, 3), r"modulus must be an integer in \[16, 2\.3"),
         (lambda: Masked(16, 3, dropped=3), "dropped must be below clients=3"),
         (lambda: Aggregation(" ", len, CLAIM), "name must be a name"),
         (lambda: Aggregation("a", 3, CLAIM), "aggregate must be"),

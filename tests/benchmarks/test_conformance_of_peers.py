@@ -1,11 +1,14 @@
 """The page of conformance results: passes first, each failure with its cause; environments."""
 
+import ast
+import importlib
 import tomllib
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.conformance import page
-from benchmarks.conformance.__main__ import OURS, PEERS, merged, plain
+from benchmarks.conformance.__main__ import OURS, PEERS, SUBJECTS, merged, plain
 from benchmarks.peers import install
 
 READING = {
@@ -27,6 +30,7 @@ def finding(subject, check, verdict, sentence="says"):
         "verdict": verdict,
         "sentence": sentence,
         "example": "rows = 1" if verdict == "failed" else "",
+        "draws": 64,
     }
 
 
@@ -35,7 +39,6 @@ def result(findings, readings=()):
         "date": "2026-11-29",
         "versions": ["flwr 1"],
         "confidence": 0.999,
-        "draws": 64,
         "findings": findings,
         "readings": list(readings),
     }
@@ -48,7 +51,8 @@ def test_the_page_has_passes_first_and_the_cause_of_each_failure():
         finding("a draw", "sampling: pairs", "passed"),
     ]
     text = "\n".join(page.lines({"flower": result(findings, [READING]), "ours": result([])}))
-    assert text.index("| a draw | *sampling* pairs |") < text.index("| a step |  | *noise* law")
+    first, second = "| a draw | 64 | *sampling* pairs |", "| a step | 64 |  | *noise* law"
+    assert text.index(first) < text.index(second)
     assert text.count("Cause 1.") == 1, "the other sentence has no reading"
     assert "    rows = 1" in text and "`package/noise.py`, line 7, `noise += noise`" in text
     assert text.index("## Flower") < text.index("## fedjax_dp")
@@ -61,6 +65,7 @@ def test_a_subject_that_is_checked_again_replaces_what_was_found():
         ("b", "passed"),
         ("a", "passed"),
     ]
+    assert merged({**before, "versions": ["flwr 2"]}, after) == after, "of another version"
     assert merged(None, after) == after and plain(float("nan")) == "nan" and plain(1.5) == 1.5
 
 
@@ -69,6 +74,21 @@ def test_an_environment_has_pins_and_the_newest_has_none(peer):
     pinned, newest = (install.requirements_of(peer + end) for end in ("", install.NEWEST))
     assert all("==" in line for line in pinned.split()) and "==" not in newest
     assert [line.split("==")[0] for line in pinned.split()] == newest.split()
+
+
+@pytest.mark.parametrize("peer", [p for p in PEERS if p != OURS])
+def test_subjects_call_functions_that_their_file_has(peer):
+    called = []
+
+    def function(name):
+        called.append(name)
+        return lambda *arguments: 1.0
+
+    module = importlib.import_module(f"{SUBJECTS}.{peer}")
+    names = [subject.name for subject in module.subjects(SimpleNamespace(function=function))]
+    tree = ast.parse((page.HERE / "served" / f"of_{peer}.py").read_text("utf-8"))
+    assert set(called) <= {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert len(set(names)) == len(names) and set(getattr(module, "DRAWS", {})) <= set(names)
 
 
 def test_readings_are_of_packages_with_subjects():

@@ -43,6 +43,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 # Its package has a function of this name.
 client_masks = importlib.import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")
+QUANTIZE, DEQUANTIZE = client_masks.quantize, server_masks.dequantize
 logging.getLogger("flwr").setLevel(logging.CRITICAL)
 # Messages carry the run and the node of their process.
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
@@ -262,17 +263,9 @@ class Cohort:
         return None, {}
 
 
-def secagg_plus(values, is_dropped, seed):
-    """The whole protocol, with integers in place of floats that it would make integers of."""
-    random.seed(seed)
-    sums = []
-
-    def dequantize(arrays, clipping_range, target_range):
-        sums.append(arrays[0])
-        return [array.astype(float) for array in arrays]
-
-    client_masks.quantize = lambda arrays, *ranges: [a.astype(np.int64) for a in arrays]
-    server_masks.dequantize = dequantize
+def _secagg_plus(values, is_dropped, quantize, dequantize):
+    """The whole protocol between two functions; returns what clients sent."""
+    client_masks.quantize, server_masks.dequantize = quantize, dequantize
     federation = Federation(values, is_dropped)
     context = LegacyContext(
         Context(1, 0, {}, RecordDict(), {}),
@@ -287,9 +280,42 @@ def secagg_plus(values, is_dropped, seed):
         server_masks.compat.parameters_to_arrayrecord(model, True)
     )
     server_masks.SecAggPlusWorkflow(1.0, 0.5)(federation, context)
+    return federation.messages
+
+
+def secagg_plus(values, is_dropped, seed):
+    """The protocol with integers in place of floats that it would make integers of."""
+    random.seed(seed)
+    sums = []
+
+    def dequantize(arrays, clipping_range, target_range):
+        sums.append(arrays[0])
+        return [array.astype(float) for array in arrays]
+
+    def quantize(arrays, clipping_range, target_range):
+        return [array.astype(np.int64) for array in arrays]
+
+    messages = _secagg_plus(values, is_dropped, quantize, dequantize)
     if not sums:
         raise RuntimeError("the workflow halted")
-    return federation.messages, sums[0]
+    return messages, sums[0]
+
+
+def secagg_plus_mean(rows, seed):
+    """The mean of floats, of clients that all have the largest weight."""
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 (of the rounding)
+    means = []
+
+    def dequantize(*arguments):
+        # The workflow makes means of these arrays, in place.
+        means.extend(DEQUANTIZE(*arguments))
+        return means
+
+    _secagg_plus(rows, np.zeros(len(rows), bool), QUANTIZE, dequantize)
+    if not means:
+        raise RuntimeError("the workflow halted")
+    return means[0]
 
 
 def pairwise_masks(count, seed):
@@ -303,3 +329,8 @@ def pairwise_masks(count, seed):
                 seed_of_pair = generate_shared_key(keys[i][0], keys[j][1])
                 masks.append(pseudo_rand_gen(seed_of_pair, MODULUS, [(8,)])[0])
     return np.stack(masks)
+
+
+def masks_of_clients(count, seed):
+    """Masks that clients draw for themselves."""
+    return np.stack([pseudo_rand_gen(os.urandom(32), MODULUS, [(8,)])[0] for _ in range(count)])

@@ -23,6 +23,10 @@ CLIENTS = 4
 # The mean over the clients that are sampled; whose update is zeros is the neighbour.
 RELEASE = Release(1.0, 1.0, CLIENTS, (6, 2), CLIENTS, "zero_out")
 EVERYBODY = Training(RELEASE, FixedSize(CLIENTS, CLIENTS), 20)
+# Every number is in a range of −8 to 8 before it is rounded.
+QUANTIZED = Release(64.0, 0.0, CLIENTS, (6, 2), CLIENTS, "zero_out", "l1")
+# An error of a tenth of the noise, which fewer do not show.
+DRAWS = {"adaptive clipping, server side": 256, "adaptive clipping, client side": 256}
 
 
 def subjects(served: Served) -> list[Subject]:
@@ -61,6 +65,8 @@ def subjects(served: Served) -> list[Subject]:
         AdaptiveAggregation("adaptive clipping, server side", by("adaptive_server"), adaptive),
         AdaptiveAggregation("adaptive clipping, client side", by("adaptive_client"), adaptive),
         Masking("SecAgg+", by("secagg_plus"), Masked(2**32, 4, 8, dropped=1)),
-        # With seeds of 28 bits, four pairs are expected to be equal.
+        Aggregation("SecAgg+, mean of floats", by("secagg_plus_mean"), QUANTIZED),
+        # Of seeds of 28 and of 32 bits, four pairs are expected to be equal.
         MaskSource("SecAgg+, masks of pairs", by("pairwise_masks"), MaskLaw(2**32, 46_341)),
+        MaskSource("SecAgg+, masks of clients", by("masks_of_clients"), MaskLaw(2**32, 185_364)),
     ]

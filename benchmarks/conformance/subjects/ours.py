@@ -10,11 +10,14 @@ from fedjax_dp.audit.conformance import (
     Served,
     Training,
     aggregation_of,
+    mask_source_of,
+    masking_of,
     sampling_of,
     step_of,
 )
 from fedjax_dp.audit.conformance.subjects import Subject
 from fedjax_dp.privacy import Ledger, make_adaptive_clipping
+from fedjax_dp.server import secure
 
 SHAPES = [(3, 2), (2,)]
 
@@ -37,6 +40,7 @@ def subjects(served: Served) -> list[Subject]:
         "Laplace mean": server.laplace_mean(1.0, 1.0, 4.0),
         "adaptive clipping": server.adaptive_gaussian_mean(rule, 1.0),
     }
+    graph = secure.all_pairs(4, dropouts=1)
     return [
         Accounting("accountant PLD", epsilon, accounted),
         sampling_of("Poisson sampling", data.poisson(), 32, 4.0),
@@ -44,4 +48,7 @@ def subjects(served: Served) -> list[Subject]:
         sampling_of("shuffled", data.shuffled(), 32, 4),
         step_of("step", clients.clipped, numbers, SHAPES, rows=4),
         *(aggregation_of(name, mean, SHAPES, rows=4) for name, mean in means.items()),
+        masking_of("masks, simulated keys", graph),
+        masking_of("masks, agreed keys", graph, keys=secure.agreed_keys(4)),
+        mask_source_of("masks of pairs, agreed keys", secure.agreed_keys, count=46_341),
     ]

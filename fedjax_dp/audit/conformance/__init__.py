@@ -15,6 +15,8 @@ from fedjax_dp.audit.conformance.claims import (
 from fedjax_dp.audit.conformance.findings import Finding
 from fedjax_dp.audit.conformance.ours import (
     aggregation_of,
+    mask_source_of,
+    masking_of,
     sampling_of,
     step_of,
 )
@@ -58,6 +60,8 @@ __all__ = [
     "aggregation_of",
     "assert_conforms",
     "check",
+    "mask_source_of",
+    "masking_of",
     "sampling_of",
     "step_of",
     "subjects_of",

@@ -43,7 +43,7 @@ def epsilon_bounds(claim: Training, rounds: int, dp_delta: float) -> Bounds:
     return Bounds(_lower(claim, rounds, dp_delta), epsilon_above(claim, rounds, dp_delta))
 
 
-def _loss(release: Release, rate: float, is_replaced: bool) -> pld.PrivacyLossDistribution:
+def _loss(release: Release, rate: float) -> pld.PrivacyLossDistribution:
     """An optimistic privacy loss distribution of a round in which a unit is drawn at a rate."""
     options: dict[str, Any] = {
         "pessimistic_estimate": False,
@@ -51,7 +51,7 @@ def _loss(release: Release, rate: float, is_replaced: bool) -> pld.PrivacyLossDi
         "value_discretization_interval": _INTERVAL,
         "sampling_prob": rate,
         # If a unit is drawn at random, the pair of its row and of zeros, which are neighbours too.
-        "sensitivity": release.clip_norm * (2 if is_replaced and rate == 1 else 1),
+        "sensitivity": release.sensitivity if rate == 1 else release.clip_norm,
     }
     if release.law == "laplace":
         return pld.from_laplace_mechanism(release.noise_stddev / math.sqrt(2), **options)
@@ -59,16 +59,15 @@ def _loss(release: Release, rate: float, is_replaced: bool) -> pld.PrivacyLossDi
 
 
 def _lower(claim: Training, rounds: int, dp_delta: float) -> float:
-    is_replaced = claim.release.relation == "replace_one"
+    rate = claim.sampling.rate
     if isinstance(claim.sampling, Shuffled):
-        # With one batch an epoch there is no order that could protect.
-        epochs, batches = _epochs(claim.sampling, rounds)
+        rounds, batches = _epochs(claim.sampling, rounds)
         if batches > 1:
             return 0.0
-        loss, count = _loss(claim.release, 1.0, is_replaced), epochs
-    else:
-        loss, count = _loss(claim.release, claim.sampling.rate, is_replaced), rounds
-    return float(loss.self_compose(count).get_epsilon_for_delta(dp_delta))
+        # With one batch an epoch there is no order that could protect.
+        rate = 1.0
+    loss = _loss(claim.release, rate).self_compose(rounds)
+    return float(loss.get_epsilon_for_delta(dp_delta))
 
 
 def _epochs(sampling: Shuffled, rounds: int) -> tuple[int, int]:

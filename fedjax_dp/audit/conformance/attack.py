@@ -5,7 +5,7 @@ Whether the attack has power is measured on simulations of the claim at half its
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -30,35 +30,12 @@ _SIMULATIONS = 20
 # A claim holds at every δ; at a large one, few runs prove more.
 _LARGE_DELTA = 0.1
 
-# `(contribution of the canary [entries], seed) -> [rounds, entries]`.
-Attacked = Callable[[np.ndarray, int], np.ndarray]
 
-
-def check_release(name: str, view: View, draws: Draws, significance: float) -> Iterator[Finding]:
-    """Attacks one release, with and without a unit among rows of zeros."""
-    release = view.claim
-    everyone = FixedSize(release.rows, release.rows)
-    claim = Training(release, everyone, 1)
-
-    def attacked(row: np.ndarray, seed: int) -> np.ndarray:
-        rows = np.zeros((release.rows, release.size), np.float32)
-        rows[-1] = row
-        return view(rows, seed)[None]
-
-    yield _attack(name, attacked, claim, draws, significance)
-
-
-def check_run(subject: Run, draws: Draws, significance: float) -> Iterator[Finding]:
-    """Attacks a whole training, in which the unit is drawn as any other."""
-    claim = subject.claim
-    shape = (claim.rounds, claim.release.size)
-
-    def attacked(row: np.ndarray, seed: int) -> np.ndarray:
-        rows = np.zeros((claim.sampling.num_units, claim.release.size), np.float32)
-        rows[-1] = row
-        return numbers(shape, subject.run, rows, seed)
-
-    yield _attack(subject.name, attacked, claim, draws, significance)
+def run_of(name: str, view: View) -> Run:
+    """Views one release as a training of one round, in which everybody takes part."""
+    everyone = FixedSize(view.claim.rows, view.claim.rows)
+    training = Training(view.claim, everyone, 1)
+    return Run(name, lambda rows, seed: view(rows, seed)[None], training)
 
 
 def check_rounds(subject: Run, draws: Draws, significance: float) -> Iterator[Finding]:
@@ -84,12 +61,23 @@ def check_rounds(subject: Run, draws: Draws, significance: float) -> Iterator[Fi
     yield from check_draws(name, flat, rounds, significance / 4)
 
 
-def _attack(
-    name: str, attacked: Attacked, claim: Training, draws: Draws, significance: float
-) -> Finding:
+def check_attack(subject: Run, draws: Draws, significance: float) -> Iterator[Finding]:
+    """Attacks a whole training, in which a unit among others of zeros is drawn as any other."""
+    yield _attack(subject, draws, significance)
+
+
+def _attack(subject: Run, draws: Draws, significance: float) -> Finding:
+    claim, name = subject.claim, subject.name
     release, check = claim.release, "attack: lower bound"
     if release.noise_stddev == 0:
         return Finding(name, check, "open", "no noise is claimed, so that no ε is")
+    shape = (claim.rounds, release.size)
+
+    def attacked(row: np.ndarray, seed: int) -> np.ndarray:
+        rows = np.zeros((claim.sampling.num_units, release.size), np.float32)
+        rows[-1] = row
+        return numbers(shape, subject.run, rows, seed)
+
     canary = _STRENGTH * _canary(release).astype(np.float32)
     absent = -canary if release.relation == "replace_one" else np.zeros_like(canary)
     try:

@@ -110,7 +110,7 @@ def _checks_of(subject: Subject) -> list[tuple[str, _Check]]:
         case Run():
             return [
                 ("noise", partial(attack.check_rounds, subject)),
-                ("attack", partial(attack.check_run, subject)),
+                ("attack", partial(attack.check_attack, subject)),
             ]
         case Sampling():
             return [("sampling", partial(check_sampling, subject))]
@@ -124,7 +124,7 @@ def _checks_of(subject: Subject) -> list[tuple[str, _Check]]:
     groups: list[tuple[str, _Check]] = [
         ("contribution", partial(check_contribution, subject.name, view)),
         ("noise", partial(check_noise, subject.name, view)),
-        ("attack", partial(attack.check_release, subject.name, view)),
+        ("attack", partial(attack.check_attack, attack.run_of(subject.name, view))),
     ]
     if isinstance(subject, AdaptiveAggregation):
         groups.append(("contribution", lambda draws, significance: check_adaptive(subject, draws)))

@@ -2,21 +2,32 @@
 
 import dataclasses
 import math
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
+from annotated_types import Ge, Le, Lt
 from scipy import stats
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import check_fields
-from fedjax_dp.core.ranges import Count, NonNegative, Positive, Probability, ProperFraction
+from fedjax_dp.core.checks import COUNT_LIMIT
+from fedjax_dp.core.ranges import Count, Index, NonNegative, Positive, Probability, ProperFraction
 
 _MOST_ENTRIES = 4096
 
 Relation: TypeAlias = Literal["add_remove", "zero_out", "replace_one"]
+AtLeast3 = Annotated[int, Ge(3), Lt(COUNT_LIMIT)]
+Modulus = Annotated[int, Ge(16), Le(2**61)]
 
 
 @dataclasses.dataclass(frozen=True)
-class Release:
+class _Claim:
+    def __post_init__(self) -> None:
+        """Checks every field."""
+        check_fields(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Release(_Claim):
     """A sum of clipped rows, one for each unit, with noise added once, over a divisor.
 
     Attributes:
@@ -36,18 +47,15 @@ class Release:
     clip_norm: Positive
     noise_stddev: NonNegative
     divisor: Positive | None
-    layers: tuple[int, ...] = (8,)
-    rows: Count = 8
+    layers: tuple[Index, ...] = (8,)
+    rows: AtLeast3 = 8
     relation: Relation = "add_remove"
     norm: Literal["l2", "l1"] = "l2"
     law: Literal["gaussian", "laplace"] = "gaussian"
 
     def __post_init__(self) -> None:
         """Checks every field."""
-        check_fields(self)
-        checks.whole("rows", self.rows, at_least=3)
-        for size in self.layers:
-            checks.whole("layers", size, at_least=0)
+        super().__post_init__()
         # Many releases are in memory together.
         rule = f"have 1 to {_MOST_ENTRIES} entries in all"
         checks.require(0 < self.size <= _MOST_ENTRIES, "layers", rule, self.layers)
@@ -64,7 +72,7 @@ class Release:
 
 
 @dataclasses.dataclass(frozen=True)
-class AdaptiveRelease:
+class AdaptiveRelease(_Claim):
     """A release whose clip norm follows a quantile of the rows' norms, from round to round.
 
     Attributes:
@@ -76,16 +84,11 @@ class AdaptiveRelease:
 
     first: Release
     quantile: ProperFraction = 0.5
-    patience: Count = 50
-
-    def __post_init__(self) -> None:
-        """Checks every field."""
-        check_fields(self)
-        checks.whole("patience", self.patience, at_least=2)
+    patience: Annotated[int, Ge(2), Lt(COUNT_LIMIT)] = 50
 
 
 @dataclasses.dataclass(frozen=True)
-class Poisson:
+class Poisson(_Claim):
     """Draws every unit with the same probability, independently in every round.
 
     Attributes:
@@ -96,26 +99,15 @@ class Poisson:
     num_units: Count
     rate: Probability
 
-    def __post_init__(self) -> None:
-        """Checks every field."""
-        check_fields(self)
-
 
 @dataclasses.dataclass(frozen=True)
-class _Sized:
-    """Draws rounds of one size.
-
-    Attributes:
-      num_units: the number of units, at least 1.
-      size: the number of draws of a round, at least 1.
-    """
-
+class _Sized(_Claim):
     num_units: Count
     size: Count
 
     def __post_init__(self) -> None:
         """Checks every field."""
-        check_fields(self)
+        super().__post_init__()
         rule = f"be at most num_units={self.num_units}"
         checks.require(self.size <= self.num_units, "size", rule, self.size)
 
@@ -164,7 +156,7 @@ SamplingLaw: TypeAlias = Poisson | FixedSize | WithReplacement | Shuffled
 
 
 @dataclasses.dataclass(frozen=True)
-class Training:
+class Training(_Claim):
     """Rounds of one release, each on units that are drawn anew.
 
     Attributes:
@@ -179,62 +171,44 @@ class Training:
     rounds: Count
     dp_delta: ProperFraction = 1e-5
 
-    def __post_init__(self) -> None:
-        """Checks every field."""
-        check_fields(self)
-
 
 @dataclasses.dataclass(frozen=True)
-class Masked:
+class Masked(_Claim):
     """Messages of clients that hide their values in integers modulo m, which cancel in a sum.
 
     Attributes:
-      modulus: m, at least 16 and below 2^62.
+      modulus: m, from 16 to 2^61.
       clients: the number of clients, at least 3.
       size: the number of integers of a message, at least 1.
       dropped: how many clients may drop out after sending their masks, at least 0; below `clients`.
     """
 
-    modulus: int
-    clients: Count
+    modulus: Modulus
+    clients: AtLeast3
     size: Count = 8
-    dropped: int = 0
+    dropped: Index = 0
 
     def __post_init__(self) -> None:
         """Checks every field."""
-        check_fields(self)
-        _check_modulus(self.modulus)
-        checks.whole("clients", self.clients, at_least=3)
-        checks.whole("dropped", self.dropped, at_least=0)
+        super().__post_init__()
         rule = f"be below clients={self.clients}"
         checks.require(self.dropped < self.clients, "dropped", rule, self.dropped)
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskLaw:
+class MaskLaw(_Claim):
     """Masks that are uniform modulo m and independent of one another.
 
     Attributes:
-      modulus: m, at least 16 and below 2^62.
+      modulus: m, from 16 to 2^61.
       count: the number of masks that are drawn, at least 64. Repeated masks are found if their
         seeds have fewer than about 2 log2(count) − 4 bits.
       size: the number of integers of a mask, at least 1.
     """
 
-    modulus: int
-    count: Count = 2**12
+    modulus: Modulus
+    count: Annotated[int, Ge(64), Lt(COUNT_LIMIT)] = 2**12
     size: Count = 8
-
-    def __post_init__(self) -> None:
-        """Checks every field."""
-        check_fields(self)
-        _check_modulus(self.modulus)
-        checks.whole("count", self.count, at_least=64)
-
-
-def _check_modulus(modulus: int) -> None:
-    checks.whole("modulus", modulus, at_least=16, is_sized=False)
-    checks.require(modulus < 2**62, "modulus", "be below 2^62", modulus)
 
 
 def divisor_of(claim: Release, num_rows: int) -> float:

@@ -68,22 +68,14 @@ def judged(
     `says` is what the tests show if all pass.
     """
     worst = min(tests, key=lambda test: test.p_value)
-    is_failed = not worst.p_value * len(tests) > significance
-    sentence = says
-    if is_failed:
-        sentence = (
-            f"{worst.what} is {worst.measured:.4g}, expected {worst.expected:.4g} "
-            f"(p = {worst.p_value:.1g}, the least of {len(tests)})"
-        )
-    return Finding(
-        subject,
-        check,
-        "failed" if is_failed else "passed",
-        sentence,
-        worst.measured,
-        worst.expected,
-        1 - significance,
+    numbers = worst.measured, worst.expected, 1 - significance
+    if worst.p_value * len(tests) > significance:
+        return Finding(subject, check, "passed", says, *numbers)
+    wrong = (
+        f"{worst.what} is {worst.measured:.4g}, expected {worst.expected:.4g} "
+        f"(p = {worst.p_value:.1g}, the least of {len(tests)})"
     )
+    return Finding(subject, check, "failed", wrong, *numbers)
 
 
 def two_sided(below: float, above: float) -> float:

@@ -14,18 +14,27 @@ from fedjax_dp.algorithms.fedavg import fedavg
 from fedjax_dp.audit.conformance.claims import (
     AdaptiveRelease,
     FixedSize,
+    Masked,
+    MaskLaw,
     Poisson,
     Release,
     SamplingLaw,
     Shuffled,
 )
-from fedjax_dp.audit.conformance.subjects import AdaptiveAggregation, Aggregation, Sampling, Step
+from fedjax_dp.audit.conformance.subjects import (
+    AdaptiveAggregation,
+    Aggregation,
+    Masking,
+    MaskSource,
+    Sampling,
+    Step,
+)
 from fedjax_dp.audit.noise import stated_multiplier
 from fedjax_dp.audit.steps import round_of
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.clients.gradients import GradientRule
 from fedjax_dp.clients.sgd import local_trainer
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, sums, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, Size
 from fedjax_dp.data import sampling
@@ -38,7 +47,20 @@ from fedjax_dp.models.base import Model
 from fedjax_dp.privacy.claims import ClientClaim
 from fedjax_dp.privacy.events import DpEvent
 from fedjax_dp.privacy.sensitivities import Sensitivity
-from fedjax_dp.server.base import Summed
+from fedjax_dp.server.base import (
+    Close,
+    Fate,
+    Roster,
+    Sender,
+    Summed,
+    stateless,
+    update_alone,
+)
+from fedjax_dp.server.fixed_point import fixed_point
+from fedjax_dp.server.secure import masks
+from fedjax_dp.server.secure.aggregator import masked
+from fedjax_dp.server.secure.graphs import MaskGraph
+from fedjax_dp.server.secure.key_agreement import MaskKeys
 
 # Checks hand over up to twice the claimed number of rows.
 _SPARE = 2
@@ -185,6 +207,83 @@ def sampling_of(name: str, sampler: Sampler, num_units: Count, size: Size) -> Sa
         return drawn
 
     return Sampling(name, draw, _law(sampler, num_units, size))
+
+
+@checked
+def masking_of(
+    name: str, graph: MaskGraph, *, keys: MaskKeys | None = None, size: Count = 8
+) -> Masking:
+    """Views secure aggregation as a subject: integers of 32 bits under the masks of `masked`.
+
+    Args:
+      name: of the subject.
+      graph: of the pairs that share masks, all of whose clients are notified in every round.
+      keys: the seeds of masks, of clients 0 to n − 1; simulated ones where None.
+      size: integers of a message, at least 1.
+
+    Returns:
+      The subject, whose seeds are the public keys of rounds; as many clients may drop out as the
+      graph allows.
+    """
+    integers = Summed(
+        stateless,
+        lambda state, numbers, update, sender: update,
+        lambda state, numbers, total, close: (state, total, {}),
+        message=update_alone,
+    )
+    clients = jnp.arange(graph.num_clients)
+    aggregator = masked(integers, fixed_point(graph.num_clients), graph, keys=keys)
+    encode, roster = aggregator.encode, Roster(clients, clients >= 0)
+    assert encode is not None
+
+    @jax.jit
+    def round_of_masks(values, is_dropped, key):
+        def message(client, row):
+            return encode((), {}, row, Sender(client, jnp.float32(1), key, key, roster))
+
+        sent = jax.vmap(message)(clients, values)
+        arrived = jax.vmap(trees.where)(is_dropped, trees.zeros_like(sent), sent)
+        fates = jnp.where(is_dropped, Fate.DROPPED, Fate.CONTRIBUTED)
+        close = Close(roster, fates, key, key)
+        total = sums.value(sums.over_first_axis(arrived))
+        return sent[0].values, aggregator.combine((), {}, total, close)[1]
+
+    def mask(values, is_dropped, seed):
+        return round_of_masks(np.uint32(values), is_dropped, jax.random.key(seed))
+
+    return Masking(name, mask, Masked(2**32, graph.num_clients, size, graph.dropouts))
+
+
+@checked
+def mask_source_of(
+    name: str, keys: Callable[[int], MaskKeys], *, count: Count = 2**12, size: Count = 8
+) -> MaskSource:
+    """Views the masks of pairs as a subject, each pair of clients with a seed of its own.
+
+    Args:
+      name: of the subject.
+      keys: `(number of clients) -> seeds`, such as `server.secure.agreed_keys`.
+      count: pairs, each of which draws one mask; at least 64.
+      size: integers of a mask, at least 1.
+
+    Returns:
+      The subject.
+
+    Raises:
+      ValueError: if there are fewer pairs.
+    """
+
+    def draw(count, seed):
+        clients = math.isqrt(2 * count) + 2
+        made, pairs = keys(clients), np.stack(np.tril_indices(clients, -1))[:, :count]
+
+        @jax.jit
+        def drawn(key):
+            return jax.vmap(lambda i, j: masks.stream(made.of_pair(key, i, j), size))(*pairs)
+
+        return np.asarray(drawn(jax.random.key(seed)))
+
+    return MaskSource(name, draw, MaskLaw(2**32, count, size))
 
 
 def _law(sampler: Sampler, num_units: int, size: float) -> SamplingLaw:

@@ -87,7 +87,6 @@ class Served:
         timer = threading.Timer(self._timeout, give_up)
         timer.start()
         try:
-            assert process.stdin is not None and process.stdout is not None
             serve.write(process.stdin, request)
             answer = serve.read(process.stdout)
         except (OSError, ValueError, EOFError) as error:

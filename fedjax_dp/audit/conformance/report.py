@@ -67,13 +67,8 @@ class Report(NamedTuple):
         lines += [_line(row) for row in self.rows()]
         for f in self.findings:
             if f.example:
-                lines += [
-                    "",
-                    f"## {in_markdown(f.subject)}, {f.check}",
-                    "",
-                    f"{in_markdown(f.sentence)}:",
-                    "",
-                ]
+                head = f"## {in_markdown(f.subject)}, {f.check}"
+                lines += ["", head, "", f"{in_markdown(f.sentence)}:", ""]
                 lines += [f"    {_plain(line)}" for line in f.example.splitlines()]
         return "\n".join(lines) + "\n"
 
@@ -81,14 +76,13 @@ class Report(NamedTuple):
         """Writes JUnit XML: a test case for each finding, skipped if it is open."""
         verdicts = [f.verdict for f in self.findings]
         numbers = {
+            "name": "conformance",
+            "tests": str(len(verdicts)),
             "failures": str(verdicts.count("failed")),
             "skipped": str(verdicts.count("open")),
+            "time": f"{self.seconds:.3f}",
         }
-        suite = ElementTree.Element(
-            "testsuite",
-            {"name": "conformance", "tests": str(len(verdicts)), "time": f"{self.seconds:.3f}"}
-            | numbers,
-        )
+        suite = ElementTree.Element("testsuite", numbers)
         for f in self.findings:
             where = {"classname": _plain(f.subject), "name": f.check}
             case = ElementTree.SubElement(suite, "testcase", where)

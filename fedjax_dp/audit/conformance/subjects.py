@@ -198,15 +198,11 @@ def view_of(subject: Releasing) -> View:
     match subject:
         case WeightedAggregation():
             return View(subject.aggregate, subject.claim, True)
-        case Step():
-            return View(lambda rows, weights, seed: subject.step(rows, seed), subject.claim, False)
-        case Aggregation():
-            aggregate = subject.aggregate
-            return View(lambda rows, weights, seed: aggregate(rows, seed), subject.claim, False)
         case AdaptiveAggregation():
-            run = subject.aggregate
-            first = subject.claim.first
+            run, first = subject.aggregate, subject.claim.first
             return View(lambda rows, weights, seed: run(rows[None], seed)[0][0], first, False)
+    release = subject.step if isinstance(subject, Step) else subject.aggregate
+    return View(lambda rows, weights, seed: release(rows, seed), subject.claim, False)
 
 
 def called(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -214,6 +210,8 @@ def called(function: Callable[..., Any], *arguments: Any) -> Any:
     copies = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
     try:
         return function(*copies)
+    except Misbehaviour:
+        raise
     except (Exception, SystemExit) as error:
         text = " ".join(str(error).split())[:200]
         raise Misbehaviour(f"raises {type(error).__name__}: {text}") from error
