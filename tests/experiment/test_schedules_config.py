@@ -18,6 +18,7 @@ from fedjax_dp.experiment import assemble, load_config
 from fedjax_dp.experiment.components.mechanism import Setting, client_aggregator
 from fedjax_dp.experiment.components.schedules import (
     Plateau,
+    _place_of,
     after_plateaus,
     described,
     exact_plateaus,
@@ -216,6 +217,17 @@ def test_points_of_a_sweep_whose_curves_alone_differ_may_share_a_program():
     words = [f"--schedules.{RATE}={curve}" for curve in ("cosine", "inverse", "plateau")]
     assert len({alike(read(word)) for word in words}) == 1
     assert alike(read()) != alike(read(words[0]))
+
+
+def test_options_that_an_aggregator_has_are_found_there():
+    own = Hyper(LocalConfig(), {"server_learning_rate": 1.0}, {"step_size": 0.3})
+    of_part = own._replace(aggregator={"params": {"threshold": 0.4}, "control": {"divisor": 4}})
+    assert _place_of(own, "algorithm.options.step_size") == "aggregator.step_size"
+    key = "algorithm.options.server_learning_rate"
+    assert _place_of(own, key) == "algorithm.server_learning_rate"
+    key = "algorithm.aggregator_options.threshold"
+    assert _place_of(of_part, key) == "aggregator.params.threshold"
+    assert _place_of(own, key) == "aggregator.threshold"
 
 
 def rows_of(values):

@@ -191,6 +191,19 @@ def name_of(key: str) -> str:
     return f"{_SECTIONS[section]}{name}"
 
 
+def _place_of(hyper: Hyper, key: str) -> str:
+    """Returns the dotted name in some numbers of the one at a key, which an aggregator may have.
+
+    An algorithm may hand an option to its own aggregator, and a configured one the part "params".
+    """
+    name = name_of(key)
+    place, _, rest = name.partition(".")
+    within = {"algorithm": f"aggregator.{rest}", "aggregator": f"aggregator.params.{rest}"}
+    own = within.get(place, name)
+    is_elsewhere = hyper.number(name) is None and hyper.number(own) is not None
+    return own if is_elsewhere else name
+
+
 def _curve_of(table: Mapping[str, Any], key: str) -> Curve | Plateau:
     """Makes a curve of its table."""
     options = {name: x for name, x in table.items() if name not in ("curve", "warm_up")}
@@ -224,7 +237,7 @@ def after_plateaus(
     """Sets the factors that metrics decide, which change after every so many rounds alone."""
     decided, factors = rows[: len(rows) - len(rows) % every], dict(hyper.factors)
     for key, rule in plateaus.items() if decided else ():
-        name = name_of(key)
+        name = _place_of(hyper, key)
         # All tables have the same shape.
         factors[name] = np.full_like(np.asarray(factors[name]), rule.of(decided))
     return hyper._replace(factors=factors)
@@ -267,14 +280,15 @@ def without_wrappers(config: Config) -> Config:
 
 def with_schedules(config: Config) -> Callable[[Federation], Federation] | None:
     """Returns the function that gives a federation its curves; None without any."""
-    tables = tables_of(config.schedules, config.run.rounds)
+    tables, entries = tables_of(config.schedules, config.run.rounds), entries_of(config.schedules)
     if not tables:
         return None
 
     def scheduled_as_configured(federation: Federation) -> Federation:
-        for key in entries_of(config.schedules):
+        for key in entries:
             _require_number(federation, key)
-        return scheduled(federation, tables, config.run.rounds)
+        of_keys = {_place_of(federation.hyper, key): tables[name_of(key)] for key in entries}
+        return scheduled(federation, of_keys, config.run.rounds)
 
     return scheduled_as_configured
 
@@ -282,7 +296,7 @@ def with_schedules(config: Config) -> Callable[[Federation], Federation] | None:
 def _require_number(federation: Federation, key: str) -> None:
     """Requires of a key that the run has its number as one that fixes no shape."""
     try:
-        require_scheduled(federation, name_of(key))
+        require_scheduled(federation, _place_of(federation.hyper, key))
     except ValueError as error:
         names, known = names_of(federation.hyper._replace(factors={})), []
         for section, start in _SECTIONS.items():
@@ -305,7 +319,7 @@ def check_schedules(config: Config) -> None:
             rule = f"be left out, since privacy.unit = {privacy.unit!r} does not protect a {unit}"
             checks.require(unit in privacy.units, here, rule, entries[key])
         rule = f"be {_HERE}.privacy.client.{name}, the number of the private mean"
-        is_twice = section == "algorithm.aggregator_options" and name in _MECHANISM
+        is_twice = section.startswith("algorithm.") and name in _MECHANISM
         checks.require(not is_twice or "client" not in privacy.units, here, rule, entries[key])
         if section in _KEYS and name != "noise_multiplier":
             rule = f"be left out without {key}, which its factors would multiply"
