@@ -523,8 +523,8 @@ def clients_do_not_share_noise():
 @clause(_folds_without(keys.Purpose.CENTRAL_NOISE, lambda key, path: (key, path[:1])))
 def rounds_do_not_share_noise():
     data = constant_clients(0.0)
-    after = released(client_level(1.0, 1.0), data, num_rounds=4)
-    assert_stddev(after, np.sqrt(4) / 4)
+    after = released(client_level(1.0, 1.0, expected=1.0), data, num_rounds=4)
+    assert_stddev(after, np.sqrt(4))
 
 
 @clause(

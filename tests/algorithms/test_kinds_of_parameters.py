@@ -82,7 +82,7 @@ def aggregators(model: Model):
     rule = make_adaptive_clipping(2.0, initial_clip_norm=0.5, count_stddev=2.0)
     plan = make_plan(trees.num_parameters(structure), 0.5, 1.2, num_clients=NUM_CLIENTS)
     banded = banded_strategy()
-    gaussian = private.gaussian_mean(0.5, 1.2, 2.0)
+    gaussian = private.gaussian_mean(0.5, 1.2, NUM_CLIENTS)
 
     def combine(state, numbers, stack, close):
         summed = jax.tree.map(

@@ -69,7 +69,7 @@ KINDS = (
     st.integers(-(2**70), 2**70),
     st.floats(),
     st.text(max_size=3),
-    st.just(np.datetime64("NaT")),
+    st.just(np.datetime64("NaT", "s")),
     st.binary(max_size=2),
     st.tuples(st.integers()),
 )

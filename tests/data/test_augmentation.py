@@ -236,7 +236,8 @@ def test_a_copy_depends_on_its_record_row_and_index_alone():
     copies = copies_of(batch, rows, KEY)
     assert copies["x"].shape == (5, 4, 8, 8, 3)
     np.testing.assert_array_equal(copies["y"], np.repeat(np.arange(5), 4).reshape(5, 4))
-    order = np.array([3, 1])
+    # In another order, one of them twice.
+    order = np.array([3, 1, 4, 1, 0])
     part = copies_of(jax.tree.map(lambda a: a[order], batch), rows[order], KEY)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[order]), part, copies)
     fewer = jax.jit(made._replace(num_copies=2).copies)(batch, rows, KEY)
@@ -263,7 +264,10 @@ def widened(example, key):
     return {**example, "x": example["x"].astype(jnp.float16)}
 
 
-IMAGE = {"x": jax.ShapeDtypeStruct((8, 8, 3), jnp.float32), "y": jax.ShapeDtypeStruct((), int)}
+IMAGE = {
+    "x": jax.ShapeDtypeStruct((8, 8, 3), jnp.float32),
+    "y": jax.ShapeDtypeStruct((), jnp.int32),
+}
 
 
 @pytest.mark.parametrize("own", [lost, doubled, widened])

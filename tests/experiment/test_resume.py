@@ -312,6 +312,7 @@ def test_a_finished_run_stays_what_it_is(uninterrupted, finished):
     assert read_json(finished, "summary.json")["seconds"] > saved["seconds"] > 0
 
 
+@pytest.mark.filterwarnings("ignore:.*has changed since it was written:UserWarning")
 def test_a_torn_last_line_of_metrics_is_written_again(uninterrupted, finished):
     """As a crash of the whole computer may leave it: the last lines cut off or gone."""
     shutil.rmtree(finished / "checkpoint" / str(ROUNDS))

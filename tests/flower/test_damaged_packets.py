@@ -101,7 +101,7 @@ def damaged(draw, tree):
 
 @quick
 @given(damaged(WITH_KEY))
-@pytest.mark.filterwarnings("ignore:Reading `.npy`")
+@pytest.mark.filterwarnings("ignore:Reading `.npy`", "ignore:Stored array in format")
 def test_a_damaged_record_is_read_or_a_value_error(record):
     try:
         found = tree_of(packet_of(record).arrays, "sent", WITH_KEY)
