@@ -1,6 +1,7 @@
 """Arrows between layers point right, siblings are strangers: read from the imports themselves."""
 
 import ast
+import functools
 import pathlib
 import re
 
@@ -34,6 +35,7 @@ def layer_of(module: str) -> str:
     return parts[1] if len(parts) > 1 and parts[1] in RANK else "fedjax_dp"
 
 
+@functools.cache
 def imported(source: str, module: str, is_package: bool) -> set[str]:
     """Every module that a source imports, at any depth of nesting, relative ones resolved."""
     found = set()
@@ -46,7 +48,10 @@ def imported(source: str, module: str, is_package: bool) -> set[str]:
             name = ".".join([*base, *([node.module] if node.module else [])])
             # `from fedjax_dp import engine` names a layer only together with what is imported.
             found |= {f"{name}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Call) and "import_module" in ast.unparse(node.func):
+        elif isinstance(node, ast.Call) and "import_module" in (
+            getattr(node.func, "id", None),
+            getattr(node.func, "attr", None),
+        ):
             found |= {a.value for a in node.args if isinstance(a, ast.Constant)}
     return found
 
@@ -226,7 +231,9 @@ def test_declarations_leave_execution_to_the_engine(layer):
 
 def test_importing_flips_no_global_switch():
     for module, path in modules().items():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        # Most modules need not be parsed.
+        tree = ast.parse(text if "update" in text else "")
         functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
         inside = {id(n) for f in ast.walk(tree) if isinstance(f, functions) for n in ast.walk(f)}
         for node in ast.walk(tree):

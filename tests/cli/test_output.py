@@ -1,6 +1,7 @@
 """What all commands share: JSON, quiet, log levels, progress, pipes, help, completion."""
 
 import errno
+import functools
 import io
 import json
 import logging
@@ -75,12 +76,15 @@ def leaves(at, path=()):
     return found
 
 
-ALL = leaves(main.get_command(main.app))
+@functools.cache
+def every_command():
+    return leaves(main.get_command(main.app))
 
 
 def test_every_command_answers_json_is_quiet_and_has_a_log_level():
-    assert {path[0] for path in ALL} == set(main.COMMANDS) and len(ALL) == 20
-    for path, command in ALL.items():
+    found = every_command()
+    assert {path[0] for path in found} == set(main.COMMANDS) and len(found) == 20
+    for path, command in found.items():
         options = {name for each in command.params for name in each.opts}
         assert {"--json", "--quiet", "--log-level"} <= options, path
 
@@ -449,7 +453,7 @@ def test_accounting_answers_json(fedjax_dp, tmp_path, monkeypatch):
 
 
 def test_the_page_lists_every_command():
-    commands = {" ".join(path) for path in ALL} | set(LISTS.values())
+    commands = {" ".join(path) for path in every_command()} | set(LISTS.values())
     assert {name for name in documented() if not name.startswith("-")} >= commands
 
 
@@ -530,6 +534,7 @@ def test_a_negative_value_is_no_option(fedjax_dp):
 
 def test_python_runs_the_package(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["fedjax-dp", "--version"])
+    monkeypatch.delitem(sys.modules, "fedjax_dp.__main__", raising=False)
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("fedjax_dp", run_name="__main__")
     assert ended.value.code == 0 and capsys.readouterr().out.startswith("fedjax-dp ")

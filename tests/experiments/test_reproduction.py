@@ -81,15 +81,15 @@ class Read(Exception):
     """The words of a command have been read."""
 
 
-COMMANDS = sorted(
-    {
+def commands():
+    """Those of all entries and of the card."""
+    of_entries = {
         entry.command.strip("`")
         for folder in reproduction.FOLDERS
         for entry in [*reproduction.entries(folder), *reproduction.claims(folder)]
         if entry.command
     }
-    | {command.text for command in card.commands()}
-)
+    return sorted(of_entries | {command.text for command in card.commands()})
 
 
 def read_words(command, monkeypatch, tmp_path):
@@ -130,7 +130,7 @@ def read_words(command, monkeypatch, tmp_path):
 
 @telling
 def test_every_command_of_the_page_is_read_to_its_last_word(monkeypatch, tmp_path):
-    for number, command in enumerate(COMMANDS):
+    for number, command in enumerate(commands()):
         folder = tmp_path / str(number)
         folder.mkdir()
         with monkeypatch.context() as patch:
