@@ -160,16 +160,19 @@ def test_oracle_9_objectives_near_their_limit_are_fedavg():
     np.testing.assert_allclose(params_of(far), weighted, atol=2e-6)
 
 
-@pytest.mark.parametrize("tilt, kept", [(800.0, 1), (-800.0, 0)])
-def test_a_tilt_beyond_floats_is_cut_off_and_said(tilt, kept):
+def test_a_tilt_beyond_floats_is_cut_off_and_said():
     """e^800 is beyond floats. Losses move along, and later rounds count from where they are."""
     model, trainer, data = given_losses(1.0, 2.0)
     config = trainer.config._replace(learning_rate=np.array([1e-4, 1e-3]))
-    state, info = run(term(model, local_trainer(model, config), tilt=tilt), 12, data)
-    assert np.isfinite(float(state.server.params))
-    assert float(info.server["num_limited"][0]) == 2
-    # In the end R is the one loss that counts, and the step is that client's own.
-    assert float(info.server["tilted_loss"][-1]) == pytest.approx([1.0, 2.0][kept], abs=0.1)
+    sim = simulation(term(model, local_trainer(model, config)), data, joins(2), ALONE)
+    key = jax.random.key(0)
+    for tilt, kept in ((800.0, 2.0), (-800.0, 1.0)):
+        hyper = sim.hyper._replace(algorithm={**sim.hyper.algorithm, "tilt": tilt})
+        state, _, info = sim.run(sim.init(key), key, 12, hyper)
+        assert np.isfinite(float(state.server.params))
+        assert float(info.server["num_limited"][0]) == 2
+        # In the end R is the one loss that counts, and the step is that client's own.
+        assert float(info.server["tilted_loss"][-1]) == pytest.approx(kept, abs=0.1)
 
 
 @pytest.mark.parametrize(
@@ -252,11 +255,13 @@ def test_without_an_exponent_any_loss_is_fine():
     assert float(state.server.params) == pytest.approx(-1.0, rel=1e-6)
 
 
-@pytest.mark.parametrize("q", [0.0, 0.1, 5.0])
-def test_q_ffl_is_finite_at_a_loss_of_zero(q):
+def test_q_ffl_is_finite_at_a_loss_of_zero():
     model, trainer, data = given_losses(0.0, 0.0)
-    state, _ = run(q_ffl(model, trainer, q=q), 1, data)
-    assert np.isfinite(float(state.server.params))
+    sim, key = simulation(q_ffl(model, trainer), data, joins(2), ALONE), jax.random.key(0)
+    for q in (0.0, 0.1, 5.0):
+        hyper = sim.hyper._replace(algorithm={**sim.hyper.algorithm, "q": q})
+        state, *_ = sim.run(sim.init(key), key, 1, hyper)
+        assert np.isfinite(float(state.server.params))
 
 
 # PropFair.

@@ -17,23 +17,40 @@ from fedjax_dp.data import sampling, sparse
 NUM_DRAWS = 20_000
 # The chance of a false alarm in each test below.
 RARE = 1e-5
+# Each once, so that tests share what is compiled for it.
+SAMPLERS = {
+    "poisson": sampling.poisson(),
+    "truncated": sampling.poisson(capacity=3),
+    "fixed_size": sampling.fixed_size(),
+    "full_participation": sampling.full_participation(),
+    "cyclic": sampling.cyclic(),
+    "shuffled": sampling.shuffled(),
+    "shuffled_whole": sampling.shuffled(only_whole=True),
+}
+OF_FOUR = sampling.poisson(capacity=4)
+
+
+@functools.cache
+def membership_of(sampler, limit, capacity):
+    """Compiles one draw for each of many keys, for all sizes of populations and batches."""
+
+    @jax.jit
+    @functools.partial(jax.vmap, in_axes=(0, None, None))
+    def draw(key, size, batch_size):
+        drawn = sampler.draw(sampler.init(limit), key, 0, size, batch_size, limit, capacity)[1]
+        target = jnp.where(drawn.is_real, drawn.indices, limit)
+        count = jnp.zeros(limit, jnp.int32).at[target].add(1, mode="drop")
+        return count, drawn.overflow, jnp.sum(drawn.is_real)
+
+    return draw
 
 
 @functools.cache
 def memberships(sampler, size, batch_size, limit, num_draws=NUM_DRAWS, seed=0):
     """Draws once for each of many keys: who is in, `[draws, limit]`, and what found no slot."""
-    capacity = sampler.capacity(limit, int(np.ceil(batch_size)))
-
-    @jax.jit
-    @jax.vmap
-    def draw(key):
-        state = sampler.init(limit)
-        drawn = sampler.draw(state, key, 0, jnp.int32(size), batch_size, limit, capacity)[1]
-        target = jnp.where(drawn.is_real, drawn.indices, limit)
-        count = jnp.zeros(limit, jnp.int32).at[target].add(1, mode="drop")
-        return count, drawn.overflow, jnp.sum(drawn.is_real)
-
-    counts, overflow, filled = draw(jax.random.split(jax.random.key(seed), num_draws))
+    draw = membership_of(sampler, limit, sampler.capacity(limit, int(np.ceil(batch_size))))
+    keys = jax.random.split(jax.random.key(seed), num_draws)
+    counts, overflow, filled = draw(keys, jnp.int32(size), jnp.asarray(batch_size))
     counts = np.asarray(counts)
     assert counts.max() <= 1, "no member is drawn twice"
     np.testing.assert_array_equal(counts.sum(axis=1), filled)
@@ -47,9 +64,9 @@ def p_of_inclusion(members, rate):
     return stats.chi2.sf(np.sum(z**2), size)
 
 
-@pytest.mark.parametrize("size, batch_size", [(30, 6), (30, 1.5), (7, 6.5)])
+@pytest.mark.parametrize("size, batch_size", [(30, 6.0), (30, 1.5), (7, 6.5)])
 def test_poisson_draws_each_member_at_the_rate(size, batch_size):
-    members, overflow = memberships(sampling.poisson(), size, batch_size, 32)
+    members, overflow = memberships(SAMPLERS["poisson"], size, batch_size, 32)
     assert not members[:, size:].any() and not overflow.any()
     members, rate = members[:, :size], batch_size / size
     assert RARE < p_of_inclusion(members, rate) < 1 - RARE
@@ -59,7 +76,7 @@ def test_poisson_draws_each_member_at_the_rate(size, batch_size):
 
 def test_poisson_counts_are_binomial():
     size, rate = 30, 0.2
-    counts = memberships(sampling.poisson(), 30, 6, 32)[0].sum(axis=1)
+    counts = memberships(SAMPLERS["poisson"], 30, 6.0, 32)[0].sum(axis=1)
 
     def p_value(rate):
         values = np.arange(2, 11)
@@ -78,7 +95,7 @@ def test_poisson_counts_are_binomial():
 
 
 def test_poisson_members_are_independent_of_one_another_and_of_the_last_step():
-    members = memberships(sampling.poisson(), 30, 6, 32)[0][:, :30].astype(float)
+    members = memberships(SAMPLERS["poisson"], 30, 6.0, 32)[0][:, :30].astype(float)
     correlation = np.corrcoef(members.T)
     pairs = correlation[np.triu_indices(30, 1)]
     assert np.abs(pairs).max() < stats.norm.isf(RARE / len(pairs)) / np.sqrt(NUM_DRAWS)
@@ -126,14 +143,14 @@ def test_the_rate_drawn_never_exceeds_the_rate_accounted(capacity, monkeypatch):
 
 @pytest.mark.parametrize("batch_size", [10, 11, 10 - 1e-7, np.float32(10)])
 def test_a_rate_of_one_draws_all_clients_and_is_accounted_so(batch_size):
-    sampler, base = sampling.poisson(), dp_accounting.GaussianDpEvent(1.0)
+    sampler, base = SAMPLERS["poisson"], dp_accounting.GaussianDpEvent(1.0)
     assert memberships(sampler, 10, float(batch_size), 12, 100)[0].sum() == 10 * 100
     assert sampler.event(base, 10, float(batch_size)) == base
 
 
 def test_truncation_returns_a_part_of_the_exact_draw_and_counts_the_rest():
-    exact, _ = memberships(sampling.poisson(), 20, 5, 20)
-    cut, overflow = memberships(sampling.poisson(capacity=4), 20, 5, 20)
+    exact, _ = memberships(SAMPLERS["poisson"], 20, 5, 20)
+    cut, overflow = memberships(OF_FOUR, 20, 5, 20)
     counts = exact.sum(axis=1)
     assert not np.any(cut & ~exact)
     np.testing.assert_array_equal(cut.sum(axis=1), np.minimum(counts, 4))
@@ -144,8 +161,8 @@ def test_truncation_returns_a_part_of_the_exact_draw_and_counts_the_rest():
 @pytest.mark.parametrize("count", [5, 6, 7])
 def test_truncation_returns_a_uniform_subset(count):
     """Of `count` drawn members each is kept with chance 4 / count, wherever it lies."""
-    exact, _ = memberships(sampling.poisson(), 20, 5, 20)
-    cut, _ = memberships(sampling.poisson(capacity=4), 20, 5, 20)
+    exact, _ = memberships(SAMPLERS["poisson"], 20, 5, 20)
+    cut, _ = memberships(OF_FOUR, 20, 5, 20)
     rows = exact.sum(axis=1) == count
     kept = cut[rows][exact[rows]].reshape(-1, count)
     n = len(kept)
@@ -161,7 +178,7 @@ def test_truncation_returns_a_uniform_subset(count):
 
 
 def test_truncation_at_more_than_the_population_is_exact():
-    exact, _ = memberships(sampling.poisson(), 20, 5, 20, 500)
+    exact, _ = memberships(SAMPLERS["poisson"], 20, 5, 20, 500)
     wide, overflow = memberships(sampling.poisson(capacity=50), 20, 5, 20, 500)
     np.testing.assert_array_equal(wide, exact)
     assert not overflow.any()
@@ -169,7 +186,7 @@ def test_truncation_at_more_than_the_population_is_exact():
 
 @pytest.mark.parametrize("size, batch_size", [(20, 5), (9, 1), (20, 19)])
 def test_fixed_size_is_a_uniform_subset(size, batch_size):
-    members, overflow = memberships(sampling.fixed_size(), size, batch_size, 20)
+    members, overflow = memberships(SAMPLERS["fixed_size"], size, batch_size, 20)
     assert np.all(members.sum(axis=1) == batch_size) and not overflow.any()
     assert not members[:, size:].any()
     members, rate = members[:, :size], batch_size / size
@@ -185,28 +202,28 @@ def test_fixed_size_is_a_uniform_subset(size, batch_size):
 
 @pytest.mark.parametrize("size", [0, 1, 3])
 def test_fixed_size_of_more_than_there_are_draws_all(size):
-    members, overflow = memberships(sampling.fixed_size(), size, 5, 8, 50)
+    members, overflow = memberships(SAMPLERS["fixed_size"], size, 5, 8, 50)
     assert members[:, :size].all() and not members[:, size:].any() and not overflow.any()
 
 
 @pytest.mark.parametrize("size", [0, 1, 8])
 def test_full_participation_draws_all(size):
-    members, _ = memberships(sampling.full_participation(), size, 3, 8, 2)
+    members, _ = memberships(SAMPLERS["full_participation"], size, 3, 8, 2)
     assert members[:, :size].all() and not members[:, size:].any()
     assert sampling.full_participation().nominal_size(size, 3) == size
+
+
+@functools.cache
+def step_of(sampler, limit, capacity):
+    return jax.jit(lambda *given: sampler.draw(*given, limit, capacity))
 
 
 def blocks(sampler, size, batch_size, limit, steps, key=0, capacity=None):
     """The members of each of consecutive steps, in order."""
     capacity = sampler.capacity(limit, batch_size) if capacity is None else capacity
-    draw = jax.jit(
-        lambda state, t: sampler.draw(
-            state, jax.random.key(key), t, jnp.int32(size), batch_size, limit, capacity
-        )
-    )
-    state, out = sampler.init(limit), []
+    draw, state, out = step_of(sampler, limit, capacity), sampler.init(limit), []
     for t in range(steps):
-        state, drawn = draw(state, t)
+        state, drawn = draw(state, jax.random.key(key), t, jnp.int32(size), jnp.int32(batch_size))
         out.append(np.asarray(drawn.indices)[np.asarray(drawn.is_real)].tolist())
     return out
 
@@ -214,14 +231,14 @@ def blocks(sampler, size, batch_size, limit, steps, key=0, capacity=None):
 def test_cyclic_reads_blocks_over_and_over_without_randomness():
     expected = [[0, 1, 2], [3, 4, 5], [6]] * 2
     for key in (0, 1):
-        assert blocks(sampling.cyclic(), 7, 3, 10, 6, key) == expected
+        assert blocks(SAMPLERS["cyclic"], 7, 3, 10, 6, key) == expected
 
 
 @pytest.mark.parametrize("size", later([0, 1, 5, 6, 11], but=[0, 11], soon=[5]))
 @pytest.mark.parametrize("batch_size", later([1, 3, 20], but=[3, 20]))
 def test_shuffled_reads_each_example_once_an_epoch(size, batch_size):
     per_epoch = max(1, -(-size // batch_size))
-    got = blocks(sampling.shuffled(), size, batch_size, 12, 3 * per_epoch)
+    got = blocks(SAMPLERS["shuffled"], size, batch_size, 12, 3 * per_epoch)
     epochs = [list(chain(*got[i : i + per_epoch])) for i in range(0, len(got), per_epoch)]
     for epoch in epochs:
         assert sorted(epoch) == list(range(size))
@@ -229,7 +246,7 @@ def test_shuffled_reads_each_example_once_an_epoch(size, batch_size):
     assert max(full) == min(size, batch_size)
     if size >= 5:
         assert epochs[0] != epochs[1] != epochs[2]
-        other = blocks(sampling.shuffled(), size, batch_size, 12, per_epoch, key=1)
+        other = blocks(SAMPLERS["shuffled"], size, batch_size, 12, per_epoch, key=1)
         assert list(chain(*other)) != epochs[0]
 
 
@@ -238,7 +255,7 @@ def test_shuffled_reads_each_example_once_an_epoch(size, batch_size):
 def test_whole_blocks_are_all_that_is_read(size, batch_size):
     """Of each epoch as many whole blocks as there are, of distinct members; else all in one."""
     per_epoch = max(1, size // batch_size)
-    sampler = sampling.shuffled(only_whole=True)
+    sampler = SAMPLERS["shuffled_whole"]
     assert int(sampler.num_steps_per_epoch(np.int32(size), batch_size)) == per_epoch
     got = blocks(sampler, size, batch_size, 12, 3 * per_epoch)
     assert {len(b) for b in got} == {min(size, batch_size)}
@@ -263,17 +280,6 @@ def test_shuffled_orders_are_uniform():
     codes, counts = np.unique(orders @ [64, 16, 4, 1], return_counts=True)
     assert len(codes) == 24
     assert stats.chisquare(counts).pvalue > RARE
-
-
-SAMPLERS = {
-    "poisson": sampling.poisson(),
-    "truncated": sampling.poisson(capacity=3),
-    "fixed_size": sampling.fixed_size(),
-    "full_participation": sampling.full_participation(),
-    "cyclic": sampling.cyclic(),
-    "shuffled": sampling.shuffled(),
-    "shuffled_whole": sampling.shuffled(only_whole=True),
-}
 
 
 @telling
@@ -472,15 +478,16 @@ def test_fixed_size_draws_from_many_are_uniform_subsets(batch_size):
 
 def test_members_drawn_before_are_drawn_again():
     """So many of so few that nearly every draw has to be made again."""
+    num_draws = NUM_DRAWS // 4
     draw = jax.jit(jax.vmap(lambda k: sparse.distinct(k, jnp.int32(20), jnp.int32(9), 12)))
-    rows = np.asarray(draw(jax.random.split(jax.random.key(0), NUM_DRAWS)))[:, :9]
+    rows = np.asarray(draw(jax.random.split(jax.random.key(0), num_draws)))[:, :9]
     assert np.all(np.diff(np.sort(rows, axis=1), axis=1) > 0)
-    members = np.zeros((NUM_DRAWS, 20))
+    members = np.zeros((num_draws, 20))
     np.put_along_axis(members, rows, 1, axis=1)
     pairs = members.T @ members
-    each = 9 / 20 * NUM_DRAWS
+    each = 9 / 20 * num_draws
     assert np.abs(np.diag(pairs) - each).max() < 5 * np.sqrt(each)
-    both = 9 * 8 / (20 * 19) * NUM_DRAWS
+    both = 9 * 8 / (20 * 19) * num_draws
     assert np.abs(pairs[np.triu_indices(20, 1)] - both).max() < 5 * np.sqrt(both)
 
 
@@ -488,7 +495,7 @@ def test_members_drawn_before_are_drawn_again():
 def test_an_epoch_of_many_reads_each_example_once(size):
     batch = 100
     steps = -(-size // batch)
-    read = blocks(sampling.shuffled(), size, batch, ROOM, 2 * steps, 1, batch)
+    read = blocks(SAMPLERS["shuffled"], size, batch, ROOM, 2 * steps, 1, batch)
     for epoch in (read[:steps], read[steps:]):
         assert np.array_equal(np.sort(np.concatenate(epoch)), np.arange(size))
     assert len(read[steps - 1]) == size - (steps - 1) * batch
@@ -544,12 +551,8 @@ def jaxpr_equations(jaxpr):
                 yield from jaxpr_equations(inner)
 
 
-@pytest.mark.parametrize("only_whole", [False, True])
-def test_the_fewest_of_a_shuffled_draw_are_those_of_its_last_block(only_whole):
+@pytest.mark.parametrize("name", ["shuffled", "shuffled_whole"])
+def test_the_fewest_of_a_shuffled_draw_are_those_of_its_last_block(name):
     """A threshold of clients would otherwise be promised that the last round of an epoch misses."""
-    sampler = sampling.shuffled(only_whole=only_whole)
-    state, counts = sampler.init(8), []
-    for step in range(3):
-        state, draw = sampler.draw(state, jax.random.key(0), step, 8, 3, 8, 3)
-        counts.append(int(draw.is_real.sum()))
-    assert sampler.min_drawn(8, 3) == min(counts)
+    counts = [len(block) for block in blocks(SAMPLERS[name], 8, 3, 12, 3)]
+    assert SAMPLERS[name].min_drawn(8, 3) == min(counts)

@@ -82,7 +82,8 @@ def test_private_rounds_of_equal_work():
     _assert_as_on_a_cpu(config, trainer=dp_sgd_trainer)
 
 
-@pytest.mark.parametrize("trainer", [local_trainer, pytest.param(dp_sgd_trainer, marks=telling)])
+@telling
+@pytest.mark.parametrize("trainer", [local_trainer, dp_sgd_trainer])
 def test_one_step_of_clients_that_share_the_servers_parameters(trainer):
     config = LocalConfig(batch_size=8, num_steps=1, clip_norm=0.5, noise_multiplier=1.0)
     _assert_as_on_a_cpu(config, "gpu", trainer=trainer)
@@ -138,8 +139,16 @@ def _lengths_of_scans(closed):
             yield from _lengths_of_scans(body)
 
 
-@pytest.mark.parametrize("trainer", [local_trainer, dp_sgd_trainer])
-@pytest.mark.parametrize("mesh", [None, _TWO], ids=["one", "two"])
+@pytest.mark.parametrize(
+    ("mesh", "trainer"),
+    [
+        pytest.param(None, local_trainer, marks=telling),
+        (None, dp_sgd_trainer),
+        (_TWO, local_trainer),
+        pytest.param(_TWO, dp_sgd_trainer, marks=telling),
+    ],
+    ids=["one-plain", "one-private", "two-plain", "two-private"],
+)
 def test_the_compiler_knows_the_length_of_the_loop_over_steps(mesh, trainer):
     config = LocalConfig(batch_size=2, num_steps=13, clip_norm=0.5, noise_multiplier=1.0)
 

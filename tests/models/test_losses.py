@@ -14,6 +14,13 @@ from fedjax_dp.models.losses import Loss
 RNG = np.random.default_rng(7)
 # A small loss is the difference of two logits of size 10, each rounded to float32.
 ROUNDING = 10 * np.finfo(np.float32).eps
+# Compiled as in a round, and once for all cases of a shape.
+cross_entropy, correct_of = (
+    jax.jit(f) for f in (losses.softmax_cross_entropy, losses.softmax_correct)
+)
+slope_of = jax.jit(
+    jax.value_and_grad(lambda z, labels: jnp.sum(losses.softmax_cross_entropy(z, labels)))
+)
 
 
 def cross_entropy_oracle(logits, labels):
@@ -65,17 +72,15 @@ def test_cross_entropy_equals_numpy_for_classes_and_for_sequences():
 def test_a_label_out_of_range_has_zero_loss_gradient_and_weight(label):
     logits = jnp.asarray(RNG.normal(size=(2, 5)), jnp.float32)
     labels = jnp.array([label, 3])
-    values, gradient = jax.value_and_grad(
-        lambda z: jnp.sum(losses.softmax_cross_entropy(z, labels)), argnums=0
-    )(logits)
+    values, gradient = slope_of(logits, labels)
     np.testing.assert_allclose(values, cross_entropy_oracle(logits, np.array(labels)).sum(), 1e-6)
     assert np.all(gradient[0] == 0) and np.any(gradient[1] != 0)
-    correct, weight = losses.softmax_correct(logits, labels)
+    correct, weight = correct_of(logits, labels)
     assert correct[0] == 0 and weight.tolist() == [0, 1]
 
 
 def test_cross_entropy_of_huge_logits_is_exact():
-    values = losses.softmax_cross_entropy(jnp.array([[1e4, 0.0], [1e4, 0.0]]), jnp.array([0, 1]))
+    values = cross_entropy(jnp.array([[1e4, 0.0], [1e4, 0.0]]), jnp.array([0, 1]))
     assert values.tolist() == [0.0, 1e4]
 
 
@@ -83,14 +88,14 @@ def test_cross_entropy_of_huge_logits_is_exact():
 def test_losses_of_narrow_outputs_are_computed_in_single_precision(dtype):
     logits = jnp.asarray(RNG.normal(size=(8, 5)), dtype)
     labels = RNG.integers(5, size=8)
-    values = losses.softmax_cross_entropy(logits, labels)
+    values = cross_entropy(logits, labels)
     assert values.dtype == jnp.float32
     oracle = cross_entropy_oracle(np.asarray(logits, np.float64), labels)
     np.testing.assert_allclose(values, oracle, rtol=1e-6)
-    binary = losses.sigmoid_binary_cross_entropy(logits[:, 0], labels > 2)
+    binary = jax.jit(losses.sigmoid_binary_cross_entropy)(logits[:, 0], labels > 2)
     oracle = binary_oracle(np.asarray(logits, np.float64)[:, 0], labels > 2)
     np.testing.assert_allclose(binary, oracle, rtol=1e-6)
-    squares = losses.squared_error(logits[:, 0], jnp.asarray(labels))
+    squares = jax.jit(losses.squared_error)(logits[:, 0], labels)
     oracle = (np.asarray(logits, np.float64)[:, 0] - labels) ** 2
     np.testing.assert_allclose(squares, oracle, rtol=1e-6)
 
@@ -181,7 +186,7 @@ def test_ordinal_cross_entropy_is_that_of_differences_of_float64_chances_and_so_
 
 def test_ordinal_accuracy_is_that_of_the_most_probable_class():
     z = np.float32([[2, 1.9, -3], [-1, -2, -3], [4, 3, 2]])
-    correct, weight = losses.ordinal_correct(z, np.array([2, 0, -1]))
+    correct, weight = jax.jit(losses.ordinal_correct)(z, np.array([2, 0, -1]))
     assert correct.tolist() == [1, 1, 0] and weight.tolist() == [1, 1, 0]
 
 
@@ -216,7 +221,7 @@ def test_shapes_that_would_broadcast_are_errors():
 
 def read(loss, outputs, y):
     """The targets that a loss says it is for, from shapes alone."""
-    shapes = [jax.ShapeDtypeStruct(np.shape(x), np.asarray(x).dtype) for x in (outputs, y)]
+    shapes = [jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in (outputs, y)]
     with losses.reads() as found:
         jax.eval_shape(lambda o, y: losses.resolve(loss)[0](o, {"x": o, "y": y}), *shapes)
     return found
@@ -277,9 +282,10 @@ def test_the_label_to_leave_out_may_be_a_class():
     loss_fn, correct_fn = losses.resolve(Loss("softmax_cross_entropy", ignore_label=0))
     with_none = np.where(padded == 0, -1, padded.astype(int))
     expected = cross_entropy_oracle(logits, with_none)
-    np.testing.assert_allclose(loss_fn(logits, {"y": padded}), expected, rtol=1e-6)
+    found = jax.jit(loss_fn)(logits, {"y": padded})
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
     hits = np.where(with_none >= 0, logits.argmax(-1) == with_none, 0).sum(1)
-    correct, weight = correct_fn(logits, {"y": padded})
+    correct, weight = jax.jit(correct_fn)(logits, {"y": padded})
     np.testing.assert_allclose(correct, hits / (with_none >= 0).sum(1), rtol=1e-6)
     assert weight.tolist() == [1, 1, 1]
 
@@ -303,12 +309,9 @@ def test_booleans_are_labels_and_other_kinds_are_refused():
     logits, y = RNG.normal(size=(6, 2)).astype(np.float32), np.arange(6) % 3 == 0
     for array in (y, jnp.asarray(y)):
         np.testing.assert_array_equal(
-            losses.softmax_cross_entropy(logits, array),
-            losses.softmax_cross_entropy(logits, y.astype(np.int32)),
+            cross_entropy(logits, array), cross_entropy(logits, y.astype(np.int32))
         )
-        assert (
-            losses.softmax_correct(logits, array)[0].tolist() == (logits.argmax(-1) == y).tolist()
-        )
+        assert correct_of(logits, array)[0].tolist() == (logits.argmax(-1) == y).tolist()
     with pytest.raises(ValueError, match="labels must be integers or Booleans"):
         losses.softmax_cross_entropy(logits, y.astype(np.float32))
     with pytest.raises(ValueError, match="logits must have 2 classes or more"):

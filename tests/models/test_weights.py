@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from marks import slow
+from scipy.special import softmax
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils.class_weight import compute_class_weight
 
@@ -36,26 +37,35 @@ def with_weights(weights=W, y=Y):
     return FederatedData({"x": X, "y": y, "example_weight": np.asarray(weights)}, OFFSETS)
 
 
+def losses_of(model):
+    return jax.jit(lambda *args, **named: model.losses(*args, **named)[0])
+
+
 def test_losses_are_multiplied_and_sums_are_divided_by_the_number_of_examples():
     plain = models.logistic_regression(SHAPE, 2)
     model = weighted(plain, class_weights=(0.5, 4), example_weights="example_weight")
     params = plain.init(jax.random.key(0))
     batch = {"x": X, "y": Y, "example_weight": W}
-    losses = np.float64(plain.losses(params, batch)[0])
+    losses = np.float64(losses_of(plain)(params, batch))
     expected = losses * np.float64(W) * np.array([0.5, 4])[Y]
-    np.testing.assert_allclose(model.losses(params, batch)[0], expected, rtol=1e-6)
+    np.testing.assert_allclose(losses_of(model)(params, batch), expected, rtol=1e-6)
     mask = np.arange(40) < 7
-    masked = model.losses(params, batch, mask=mask)[0]
+    masked = losses_of(model)(params, batch, mask=mask)
     np.testing.assert_allclose(masked, np.where(mask, expected, 0), rtol=1e-6)
     single = models.logistic_regression(SHAPE, 2, single_logit=True)
-    values = single.losses(start := single.init(jax.random.key(0)), batch)[0]
-    found = weighted(single, class_weights=(0.5, 4)).losses(start, batch)[0]
+    values = losses_of(single)(start := single.init(jax.random.key(0)), batch)
+    found = losses_of(weighted(single, class_weights=(0.5, 4)))(start, batch)
     np.testing.assert_allclose(found, values * np.array([0.5, 4])[Y], rtol=1e-6)
     # A gradient is divided by the number of examples, whatever the weights.
     rule, key = unclipped(model), jax.random.key(1)
-    total = rule.micro_batch(params, batch, np.ones(40, bool), key, None).gradient
-    gradient = rule.release(total, 40, None, key)["params"]["Dense_0"]["kernel"]
-    chances = np.exp(np.float64(jax.nn.log_softmax(plain.predict(params, X))))
+
+    @jax.jit
+    def mean_gradient(params):
+        total = rule.micro_batch(params, batch, jnp.ones(40, bool), key, None).gradient
+        return rule.release(total, 40, None, key)
+
+    gradient = mean_gradient(params)["params"]["Dense_0"]["kernel"]
+    chances = softmax(np.float64(plain.predict(params, X)), axis=1)
     slope = (np.float64(W) * np.array([0.5, 4])[Y])[:, None] * (chances - np.eye(2)[Y])
     np.testing.assert_allclose(gradient, np.float64(X).T @ slope / 40, rtol=1e-4, atol=1e-6)
 
@@ -74,9 +84,10 @@ def test_the_weighted_minimiser_is_that_of_scikit_learn():
         kernel = unflatten(flat)["params"]["Dense_0"]["kernel"]
         return jnp.sum(model.losses(unflatten(flat), batch)[0]) + jnp.sum(kernel**2) / 2
 
+    slopes_of = jax.jit(lambda flat: (jax.grad(objective)(flat), jax.hessian(objective)(flat)))
     for _ in range(12):
-        slope, curvature = jax.grad(objective)(flat), jax.hessian(objective)(flat)
-        flat = flat - jnp.linalg.solve(curvature, slope)
+        slope, curvature = slopes_of(flat)
+        flat = flat - np.linalg.solve(curvature, slope)
     theirs = LogisticRegression(class_weight={0: 1, 1: 3}, tol=1e-8).fit(X, Y, sample_weight=W)
     found = unflatten(flat)["params"]["Dense_0"]
     np.testing.assert_allclose(found["kernel"][:, 0], theirs.coef_[0], rtol=1e-3)
@@ -87,14 +98,18 @@ def test_a_weight_acts_before_clipping_so_that_no_record_exceeds_the_bound():
     plain = models.logistic_regression(SHAPE, 2)
     model, bound = weighted(plain, example_weights="example_weight"), 0.5
     rule, params = clipped(model), plain.init(jax.random.key(0))
+    config = LocalConfig(learning_rate=1.0, batch_size=1, clip_norm=bound, noise_multiplier=1.0)
+
+    @jax.jit
+    def lengths(one):
+        own = jax.grad(lambda p: plain.losses(p, one)[0][0])(params)
+        total = rule.micro_batch(params, one, jnp.array([True]), jax.random.key(0), config)
+        return trees.l2_norm(own), trees.l2_norm(total.gradient)
+
     for weight in (1e-3, 1.0, 1e6):
         one = {"x": X[:1], "y": Y[:1], "example_weight": np.float32([weight])}
-        own = jax.grad(lambda p, one=one: plain.losses(p, one)[0][0])(params)
-        length = float(trees.l2_norm(own)) * weight
-        config = LocalConfig(learning_rate=1.0, batch_size=1, clip_norm=bound, noise_multiplier=1.0)
-        total = rule.micro_batch(params, one, np.array([True]), jax.random.key(0), config)
-        found = float(trees.l2_norm(total.gradient))
-        np.testing.assert_allclose(found, min(length, bound), rtol=1e-3)
+        length, found = (float(x) for x in lengths(one))
+        np.testing.assert_allclose(found, min(length * weight, bound), rtol=1e-3)
         assert found <= bound * (1 + 1e-6)
 
 
