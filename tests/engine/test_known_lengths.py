@@ -56,19 +56,15 @@ def _assert_as_on_a_cpu(config, kind="tpu", **options):
 
 
 # Batches that are not all full, then full ones, one step, none, and more than fit an epoch.
+@telling
 @pytest.mark.parametrize(
     "numbers",
     [
         {"batch_size": 3, "num_epochs": 1},
-        *(
-            pytest.param(numbers, marks=telling)
-            for numbers in (
-                {"batch_size": 4, "num_epochs": 2},
-                {"batch_size": 8, "num_epochs": 1},
-                {"batch_size": 4, "num_steps": 0},
-                {"batch_size": 5, "num_steps": 7},
-            )
-        ),
+        {"batch_size": 4, "num_epochs": 2},
+        {"batch_size": 8, "num_epochs": 1},
+        {"batch_size": 4, "num_steps": 0},
+        {"batch_size": 5, "num_steps": 7},
     ],
 )
 def test_equal_work_is_that_of_any_length(numbers):
@@ -139,16 +135,8 @@ def _lengths_of_scans(closed):
             yield from _lengths_of_scans(body)
 
 
-@pytest.mark.parametrize(
-    ("mesh", "trainer"),
-    [
-        pytest.param(None, local_trainer, marks=telling),
-        (None, dp_sgd_trainer),
-        (_TWO, local_trainer),
-        pytest.param(_TWO, dp_sgd_trainer, marks=telling),
-    ],
-    ids=["one-plain", "one-private", "two-plain", "two-private"],
-)
+@pytest.mark.parametrize("trainer", [local_trainer, pytest.param(dp_sgd_trainer, marks=telling)])
+@pytest.mark.parametrize("mesh", [None, pytest.param(_TWO, marks=telling)], ids=["one", "two"])
 def test_the_compiler_knows_the_length_of_the_loop_over_steps(mesh, trainer):
     config = LocalConfig(batch_size=2, num_steps=13, clip_norm=0.5, noise_multiplier=1.0)
 
