@@ -1,6 +1,7 @@
 """Client state on disk: the bits of memory, only entries that were written, none overwritten."""
 
 import errno
+import functools
 import os
 import shutil
 from collections import namedtuple
@@ -38,6 +39,17 @@ def on_disk(name, folder):
     return CASES[name].simulation(execution("disk", folder))
 
 
+@functools.cache
+def shared(placement):
+    """Compiled once for all tests; each has states in a folder of its own."""
+    return CASES["scaffold"].simulation(execution(placement))
+
+
+def begun(folder):
+    sim = shared("disk")
+    return sim, stored_in(sim.init(KEY), folder)
+
+
 def in_memory(state):
     """The state with all clients' states in memory."""
     if isinstance(state.clients, ClientStore):
@@ -69,7 +81,8 @@ def test_client_state_on_disk_equals_that_in_memory(name, tmp_path):
         with pytest.raises(ValueError, match=r"placement must be 'device' for .*got 'disk'"):
             on_disk(name, tmp_path)
         return
-    expected, _ = ran(CASES[name].simulation(execution("host")))
+    in_host = shared("host") if name == "scaffold" else CASES[name].simulation(execution("host"))
+    expected, _ = ran(in_host)
     found, _ = ran(on_disk(name, tmp_path))
     assert_same(in_memory(found), in_memory(expected))
     assert isinstance(found.clients, ClientStore) == (kept is not None)
@@ -123,9 +136,8 @@ def test_a_checkpoint_finds_its_records_however_long_the_run_continues(tmp_path)
 
 @pytest.mark.parametrize("harm", later(["flip", "cut", "delete"], but=["flip"], mark=telling))
 def test_damaged_records_lose_the_checkpoints_that_refer_to_them(tmp_path, harm):
-    sim = on_disk("scaffold", tmp_path / "rows")
-    checkpoints = Checkpoints(tmp_path / "checkpoint")
-    state, ends = sim.init(KEY), []
+    sim, state = begun(tmp_path / "rows")
+    checkpoints, ends = Checkpoints(tmp_path / "checkpoint"), []
     for _ in range(2):
         state, record = ran(sim, state, (1,))
         ends.append(in_memory(state))
@@ -138,7 +150,7 @@ def test_damaged_records_lose_the_checkpoints_that_refer_to_them(tmp_path, harm)
     path.write_bytes(data[: start + 1] if harm == "cut" else data)
     if harm == "delete":
         path.unlink()
-    like = sim.portable(sim.init(KEY))
+    like = sim.portable(begun(tmp_path / "rows")[1])
     step, damaged = checkpoints.newest_intact(like)
     words = {"flip": "the state of client", "cut": "ends at", "delete": "No such file"}[harm]
     assert words in damaged[2]
@@ -165,8 +177,8 @@ def test_personal_models_are_evaluated_from_disk(tmp_path, monkeypatch):
 
 
 def test_a_donated_state_does_not_read_the_records_of_its_successor(tmp_path):
-    sim = on_disk("scaffold", tmp_path)
-    state, _ = ran(sim)
+    sim, state = begun(tmp_path)
+    state, _ = ran(sim, state)
     before = in_memory(state).clients
     donated = sim.portable(state)
     assert_same(in_memory(donated).clients, before)
@@ -248,7 +260,7 @@ def test_messages_of_cohorts_of_other_widths_are_counted(tmp_path):
 
 
 def test_a_state_on_the_host_is_not_changed_by_later_rounds(tmp_path):
-    sim = CASES["scaffold"].simulation(execution("host"))
+    sim = shared("host")
     state, _ = ran(sim, rounds=(1,))
     kept = sim.portable(state)
     before = jax.tree.map(np.copy, kept)
@@ -268,15 +280,15 @@ def test_trials_of_layouts_leave_the_folder_alone(tmp_path):
 
 
 def test_a_folder_belongs_to_the_newest_state(tmp_path):
-    sim = on_disk("scaffold", tmp_path)
-    first, _ = ran(sim, rounds=(1,))
-    ran(sim, rounds=(1,))
+    sim, state = begun(tmp_path)
+    first, _ = ran(sim, state, (1,))
+    ran(*begun(tmp_path), (1,))
     with pytest.raises(ValueError, match="belong to one simulation at a time"):
         sim.run(first, KEY, 1)
 
 
 def test_client_state_on_disk_needs_a_folder_before_a_run(tmp_path):
-    sim = on_disk("scaffold", None)
+    sim = shared("disk")
     with pytest.raises(
         ValueError, match="folder must be given when client state is stored on disk"
     ):
@@ -293,7 +305,7 @@ def test_client_state_on_disk_needs_a_folder_before_a_run(tmp_path):
 
 def test_work_on_the_host_reads_all_clients_and_nothing_else(tmp_path):
     """Padding of devices is not read."""
-    state, _ = ran(on_disk("scaffold", tmp_path))
+    state, _ = ran(*begun(tmp_path))
     table = in_memory(state).clients
     padded = jax.tree.map(lambda x: np.concatenate([x, x[:2] + 9]), table)
     for kept in (state.clients, Table(table), Table(padded, NUM_CLIENTS)):
@@ -306,8 +318,7 @@ def test_work_on_the_host_reads_all_clients_and_nothing_else(tmp_path):
 
 def test_a_disk_that_is_too_small_is_refused_before_a_round(tmp_path, monkeypatch):
     """Space for six states and the three of a cohort; then, with all written once, for a cohort."""
-    sim = on_disk("scaffold", tmp_path)
-    state = sim.init(KEY)
+    sim, state = begun(tmp_path)
     num_bytes, free = state.clients.file.num_bytes, [0]
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, free[0]))
@@ -337,8 +348,8 @@ def test_a_folder_is_no_file(tmp_path):
 
 
 def test_a_disk_that_is_full_ends_the_run(tmp_path, monkeypatch):
-    sim = on_disk("scaffold", tmp_path)
-    state, _ = ran(sim, rounds=(1,))
+    sim, state = begun(tmp_path)
+    state, _ = ran(sim, state, (1,))
 
     def full(*args):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
