@@ -268,13 +268,12 @@ _CASES = (
     ),
     case(
         "splitting",
-        expected.splitting((1.6, 0.7, 0.6), is_averaged=True, schedule="inverse"),
+        expected.splitting((1.6, 0.7, 0.6), is_averaged=True),
         expected.points,
         alpha=1.6,
         beta=0.7,
         gamma=0.6,
         step_size=expected.STEP_SIZE,
-        schedule="inverse",
         is_averaged=True,
     ),
     case(

@@ -15,7 +15,7 @@ from oracles import (
 )
 from oracles.feddyn import feddyn as feddyn_by_hand
 from oracles.replay import Replay
-from oracles.splitting import FACTORS, ergodic
+from oracles.splitting import ergodic
 from oracles.splitting import splitting as splitting_by_hand
 from oracles.trimmed_mean import trimmed_mean as trimmed
 from small_problem import (
@@ -292,7 +292,7 @@ def propfair(make_train):
     return expect
 
 
-# Of the proximal step in the first round.
+# Of the proximal step.
 STEP_SIZE = 0.8
 
 
@@ -302,22 +302,16 @@ def splitting(
     phi="prox",
     is_averaged=False,
     is_weighted=False,
-    schedule="constant",
     private=None,
 ):
     """The oracle of the splitting scheme; Φ is a proximal step, SGD or DP-SGD."""
-
-    def eta(t):
-        return STEP_SIZE * FACTORS[schedule](t, None)
 
     def expect(run: Run):
         sizes, theta = run.replay.sizes, run.theta
 
         def prox(r, i, u, mean):
-            stiffer = 1 / eta(r) - 1 / STEP_SIZE
-            rates = 1 / (1 / SETTINGS.learning_rate + stiffer)
-            train = run.sgd(SETTINGS._replace(learning_rate=rates), mu=1 / eta(r))
-            return train(mean, r, i, (mean - u) / eta(r))
+            train = run.sgd(mu=1 / STEP_SIZE)
+            return train(mean, r, i, (mean - u) / STEP_SIZE)
 
         def trained(r, i, u, mean):
             return (run.dp_sgd() if phi == "dp_sgd" else run.sgd())(u, r, i)
@@ -334,8 +328,7 @@ def splitting(
         expected = {"params": found.models[-1], "points": start_or_point}
         if is_averaged:
             counts = [sum(weights[i] for i in cohort) > 0 for cohort in cohorts]
-            steps = [eta(r) for r in range(ROUNDS)]
-            expected["average"] = ergodic(theta, found.models, steps, counts)
+            expected["average"] = ergodic(theta, found.models, np.ones(ROUNDS), counts)
         return expected
 
     return expect

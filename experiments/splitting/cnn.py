@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from experiments import sweep
+from fedjax_dp.algorithms import schedules
 
 HERE = pathlib.Path(__file__).parent
 ACCURACY = {"test_accuracy": 100.0}
@@ -50,6 +51,16 @@ _FIVE_STEPS = [
 ]
 _SHORT = ["--run.rounds=10", "--run.evaluate_every=10", "--run.checkpoint_every=10"]
 MIDDLE = {"at most 6 classes": SPLITS["at most 6 classes"]}
+
+
+def _shrinking(curve: schedules.Curve) -> list[str]:
+    """FedProx with steps that shrink from 100; the inverse of the rate 0.1 grows as theirs does."""
+    steps = [float(curve(t)) for t in range(25)]
+    rates = [1 / (1 + 0.1 * (1 / step - 1) / 100) for step in steps]
+    keys = {"algorithm.options.step_size": steps, "training.learning_rate": rates}
+    return _method("splitting", step_size=100.0) + [
+        f"--schedules.{key}={{curve='list', factors={factors}}}" for key, factors in keys.items()
+    ]
 
 
 def _steps() -> dict[str, list[str]]:
@@ -151,8 +162,8 @@ STUDIES = {
                     "η=0.1": _method("splitting", step_size=0.1),
                     "η=1": _method("splitting", step_size=1.0),
                     "η=100": _method("splitting", step_size=100.0),
-                    "100 over ln t": _method("splitting", step_size=100.0, schedule="inverse_log"),
-                    "100 over t": _method("splitting", step_size=100.0, schedule="inverse"),
+                    "100 over ln t": _shrinking(schedules.inverse_log()),
+                    "100 over t": _shrinking(schedules.inverse()),
                     "FedAvg": FEDAVG,
                 },
                 "split": MIDDLE,

@@ -9,8 +9,7 @@ import numpy as np
 import optax
 
 from experiments.splitting.problems import Problem, problem_of
-from fedjax_dp.algorithms import ProximalStep, splitting
-from fedjax_dp.algorithms.schedules import step_factor
+from fedjax_dp.algorithms import ProximalStep, schedules, splitting
 from fedjax_dp.clients import LocalConfig, local_trainer
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine import Layout, anderson, examples_of, federation
@@ -89,12 +88,27 @@ def run(group: Group) -> dict[str, dict[str, np.ndarray]]:
         for label, p, a in zip(group.curves, points, averages, strict=True)
     }
     if group.figure == "2.5":
-        rounds = np.arange(group.setting.num_rounds)
-        factors = step_factor(group.setting.schedule, rounds, group.setting.period)
-        steps = np.broadcast_to(np.asarray(factors, np.float64), rounds.shape)
+        steps = np.asarray(factors(group.setting), np.float64)
         for curve, models in zip(curves.values(), points, strict=True):
             curve["late"] = gaps(late_averages(models, steps))
     return curves
+
+
+def curve_of(schedule: str, period: int | None) -> schedules.Curve:
+    """The step of a round over that of the first."""
+    return {
+        "constant": schedules.constant(),
+        "inverse": schedules.inverse(),
+        "inverse_sqrt": schedules.inverse(power=0.5),
+        "inverse_log10": schedules.inverse_log(base="10"),
+        "exponential": schedules.exponential(every=period or 1, staircase=True),
+    }[schedule]
+
+
+def factors(setting: Setting) -> np.ndarray:
+    """The steps of all rounds over that of the first, `[rounds]`."""
+    curve = curve_of(setting.schedule, setting.period)
+    return schedules.table_of(curve, setting.num_rounds, setting.schedule)
 
 
 def late_averages(models: np.ndarray, steps: np.ndarray) -> np.ndarray:
@@ -134,6 +148,13 @@ def program(setting: Setting) -> Any:
         rate = own.pop("learning_rate", hyper.local.learning_rate)
         local = hyper.local._replace(learning_rate=rate, num_steps=num_steps)
         hyper = hyper._replace(local=local, algorithm={**hyper.algorithm, **own})
+        if setting.schedule != "constant":
+            # Inner steps that are stable in the first round are so in all: 1/rate grows as 1/η.
+            shares = factors(setting)
+            rates = 1 / (1 + rate * (1 / shares - 1) / own["step_size"])
+            hyper = hyper._replace(
+                factors={"algorithm.step_size": shares, "local.learning_rate": rates}
+            )
 
         def body(state, _):
             state, _, _ = fed.run_round(state, hyper, examples, key, layout)
@@ -152,7 +173,7 @@ def _algorithm(setting: Setting) -> Any:
     size = setting.batch_size or int(problem.data.sizes.max())
     is_prox = setting.client_map == "prox"
     is_exact = setting.problem == "ls" and setting.batch_size is None
-    step = ProximalStep(schedule=setting.schedule, period=setting.period)  # type: ignore[arg-type]
+    step = ProximalStep()
     optimizer: Any = optax.sgd
     if is_prox and is_exact:
         step = step._replace(solver="exact")

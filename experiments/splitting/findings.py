@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from experiments.splitting.curves import curve_of
 from experiments.splitting.grid import CONSTANT, FIRST, PERIOD
-from fedjax_dp.algorithms.schedules import step_factor
 
 # A gap counts as reached from here on.
 TOLERANCE = 2e-6
@@ -161,7 +161,7 @@ def _schedules(curves: Curves, figure: str, problem: str) -> list[Row]:
     worse = [label for label in others if ends[label] >= ends["constant"]]
     # The limit of a step is the worse the larger it is: a schedule is better once it is shorter.
     last = {
-        label: FIRST[problem] * float(step_factor(label, own[label]["rounds"][-1], PERIOD))
+        label: FIRST[problem] * float(curve_of(label, PERIOD)(own[label]["rounds"][-1]))
         for label in others
     }
     is_early = bool(worse) and min(last[label] for label in worse) > CONSTANT[problem]

@@ -432,14 +432,14 @@ class Numbers(NamedTuple):
     Attributes:
       values: by name, those that a run starts with.
       ranges: of these numbers, see `core.ranges`.
-      check: `(values, prefix)` raises a ValueError for numbers that are in their ranges and do not
-        fit together; the prefix comes before a number's name.
+      check: `(hyper)` raises a ValueError for numbers of a round that are in their ranges and do
+        not fit together.
       num_clients: the population that they were chosen for; None for any.
     """
 
     values: Mapping[str, Any] = {}
     ranges: Mapping[str, Any] = {}
-    check: Callable[[Mapping[str, Any], str], None] = lambda numbers, prefix: None
+    check: Callable[[Hyper], None] = lambda hyper: None
     num_clients: int | None = None
 
 
@@ -600,17 +600,13 @@ class FederatedAlgorithm(NamedTuple):
         return self._replace(name=name or self.name, numbers=numbers)
 
     def with_numbers(
-        self,
-        values: Mapping[str, Any],
-        ranges_: Mapping[str, Any],
-        check: Callable[[Mapping[str, Any], str], None] | None = None,
+        self, values: Mapping[str, Any], ranges_: Mapping[str, Any]
     ) -> "FederatedAlgorithm":
         """Adds numbers.
 
         Args:
           values: by name.
           ranges_: of these numbers.
-          check: replaces `Numbers.check` if given.
 
         Returns:
           The algorithm; the numbers are checked.
@@ -621,12 +617,11 @@ class FederatedAlgorithm(NamedTuple):
         ranges.check(values, ranges_)
         present = self.numbers
         more = present._replace(
-            values={**present.values, **values},
-            ranges={**present.ranges, **ranges_},
-            check=check or present.check,
+            values={**present.values, **values}, ranges={**present.ranges, **ranges_}
         )
-        more.check(more.values, "")
-        return self._replace(numbers=more)
+        algorithm = self._replace(numbers=more)
+        more.check(algorithm.hyper)
+        return algorithm
 
     def check(self, hyper: Hyper, num_clients: int | None = None) -> None:
         """Checks every number on the host; traced numbers are not checked.
@@ -645,7 +640,7 @@ class FederatedAlgorithm(NamedTuple):
         argument_checks.check_fields(hyper, "hyper.")
         hyper.local.validate(num_clients)
         ranges.check(hyper.algorithm, self.numbers.ranges, "hyper.algorithm.")
-        self.numbers.check(hyper.algorithm, "hyper.algorithm.")
+        self.numbers.check(hyper)
         ranges.check(hyper.aggregator, self.aggregator.ranges, "hyper.aggregator.")
 
 

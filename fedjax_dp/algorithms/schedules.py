@@ -3,8 +3,8 @@
 A curve is a function of the rounds done, 0 before the first, to a factor of at least 0.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -107,7 +107,12 @@ def exponential(*, decay: Positive = 0.5, every: Positive = 1.0, staircase: bool
     Returns:
       The curve.
     """
-    return lambda t: _exponential(t, decay, every, staircase)
+
+    def factor(t: Any) -> Any:
+        # Powers of 2, for halvings, are exact.
+        return (1 / decay) ** -(_of(t).floor(t / every) if staircase else t / every)
+
+    return factor
 
 
 @checked
@@ -126,7 +131,13 @@ def inverse(*, every: Positive = 1.0, power: Positive = 1.0) -> Curve:
 
     Source: Robbins and Monro 1951.
     """
-    return lambda t: _inverse(t / every, power)
+
+    def factor(t: Any) -> Any:
+        if power == 0.5:
+            return 1 / _of(t).sqrt(t / every + 1)
+        return 1 / (t / every + 1) if power == 1 else (t / every + 1) ** -power
+
+    return factor
 
 
 @checked
@@ -141,7 +152,9 @@ def inverse_log(*, base: Literal["e", "10"] = "e") -> Curve:
 
     Source: Malekmohammadi 2025, theorem 3.
     """
-    return lambda t: _inverse_log(t, base)
+    if base == "e":
+        return lambda t: 1 / _of(t).log(t + np.e)
+    return lambda t: 1 / (1 + _of(t).log10(t + 1))
 
 
 @checked
@@ -202,50 +215,3 @@ def table_of(curve: Curve | Sequence[Any] | np.ndarray, num_rounds: int, name: s
 def _of(t: Any) -> Any:
     """Returns the library that computes with t: JAX inside a compiled program, else NumPy."""
     return jnp if isinstance(t, jax.Array) else np
-
-
-def _exponential(t: Any, decay: Any, every: Any, staircase: bool) -> Any:
-    periods = t / every
-    # Powers of 2, for halvings, are exact.
-    return (1 / decay) ** -(_of(t).floor(periods) if staircase else periods)
-
-
-def _inverse(periods: Any, power: float) -> Any:
-    if power == 0.5:
-        return 1 / _of(periods).sqrt(periods + 1)
-    return 1 / (periods + 1) if power == 1 else (periods + 1) ** -power
-
-
-def _inverse_log(t: Any, base: str) -> Any:
-    return 1 / _of(t).log(t + np.e) if base == "e" else 1 / (1 + _of(t).log10(t + 1))
-
-
-# The decays of a step size that an algorithm needs beside the first step, by name.
-Decay: TypeAlias = Literal[
-    "constant", "inverse", "inverse_sqrt", "inverse_log10", "inverse_log", "exponential"
-]
-_DECAYS: Mapping[str, Callable[..., Any]] = {
-    "constant": lambda t, period: _of(t).ones_like(t),
-    "inverse": lambda t, period: _inverse(t, 1),
-    "inverse_sqrt": lambda t, period: _inverse(t, 0.5),
-    "inverse_log10": lambda t, period: _inverse_log(t, "10"),
-    "inverse_log": lambda t, period: _inverse_log(t, "e"),
-    "exponential": lambda t, period: _exponential(t, 0.5, period, True),
-}
-assert set(_DECAYS) == set(get_args(Decay))
-
-
-def check_decay(schedule: str, period: Any) -> None:
-    """Checks that a decay exists, and has a period exactly if it needs one."""
-    checks.one_of("schedule", schedule, _DECAYS)
-    if schedule == "exponential":
-        rule = "be given for the schedule 'exponential': the rounds between two halvings"
-        checks.require(period is not None, "period", rule, period)
-    else:
-        rule = f"be left out for the schedule {schedule!r}; only 'exponential' has one"
-        checks.require(period is None, "period", rule, period)
-
-
-def step_factor(schedule: str, round_index: Any, period: Any = None) -> jax.Array:
-    """Computes the step size of a round over that of the first, in (0, 1], float32."""
-    return _DECAYS[schedule](jnp.asarray(round_index, jnp.float32), period)

@@ -1,6 +1,5 @@
 """Operator splitting: FedAvg, FedProx, FedSplit, FedPi, FedRP and two more as one scheme."""
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +17,7 @@ from fedjax_dp.algorithms.base import (
     ClientState,
     FederatedAlgorithm,
     FinishForAll,
+    Hyper,
     Iterate,
     Needs,
     Numbers,
@@ -26,7 +26,6 @@ from fedjax_dp.algorithms.base import (
     training_of,
     weighted,
 )
-from fedjax_dp.algorithms.schedules import Decay, check_decay, step_factor
 from fedjax_dp.clients.base import LocalTrainer, Objective
 from fedjax_dp.clients.regularizers import (
     Quadratic,
@@ -65,7 +64,6 @@ _RANGES: Mapping[str, Any] = {
     "beta": Relaxation,
     "gamma": Fraction,
     "step_size": Positive,
-    "period": Count,
     "tolerance": NonNegative,
 }
 ClientMap = Literal["prox", "gradient"]
@@ -74,7 +72,7 @@ Form = Literal["decentralised", "centralised"]
 
 
 class Average(NamedTuple):
-    """The average of all models, weighted by step size, and the sum of step sizes over η."""
+    """The average of all models, weighted by step size, and the sum of step sizes."""
 
     mean: PyTree
     weight: jax.Array
@@ -128,22 +126,18 @@ class ProximalStep(NamedTuple):
     """The step of a client's Φ: its size, and how a proximal point is found.
 
     Attributes:
-      step_size: η of the proximal step in the first round, 1 by default; FedProx's μ is 1/η. Local
-        training as Φ has its learning rate instead.
-      schedule: the decay of η, or of the learning rate, over rounds, see `algorithms.schedules`.
-      period: rounds between two halvings, for the schedule "exponential" only.
+      step_size: η of the proximal step, 1 by default; FedProx's μ is 1/η. Local training as Φ has
+        its learning rate instead.
       solver: the solver of proximal steps: local training, or exact for a model with a quadratic
         loss, whose decomposed Hessian is then in the client's state.
       tolerance: norm of the proximal objective's gradient at which local training stops early.
       smoothness: L of the clients' losses if known, else 0; steps of plain SGD must be below 2 / (L
-        + 1/η). They shrink with η to remain stable.
+        + 1/η) in every round.
       inner_memory: τ of Anderson acceleration of the steps to a proximal point, at each client; no
         acceleration by default. For plain SGD without noise; meant for whole batches.
     """
 
     step_size: Positive | None = None
-    schedule: Decay = "constant"
-    period: Count | None = None
     solver: Solver = "local"
     tolerance: NonNegative | None = None
     smoothness: NonNegative = 0.0
@@ -220,8 +214,8 @@ def splitting(
       The algorithm. Its info holds `moved`, the distance that the model moved.
 
     Raises:
-      ValueError: for a number out of its range, a schedule without its period, an inner step that
-        is too long, an exact step of a model that is not quadratic or under a private trainer,
+      ValueError: for a number out of its range, an inner step that is too long, also in a later
+        round or run, an exact step of a model that is not quadratic or under a private trainer,
         accelerated inner steps with a trainer other than plain SGD without noise, a dual weight if
         all points equal the model, a private mean without a public divisor, or, with one, weights
         or the centralised form.
@@ -230,33 +224,29 @@ def splitting(
     to 2.17, with 2.12 and 2.13 for the reflected methods, section 2.4.4 for the dual variable, and
     2.4.5 for FedRP, which is not the random-projection method of the same name.
     """
-    schedule, tolerance = step.schedule, step.tolerance
-    check_decay(schedule, step.period)
     is_prox, is_exact = client_map == "prox", step.solver == "exact"
     step_size = 1.0 if is_prox and step.step_size is None else step.step_size
     numbers: dict[str, Any] = {
-        option: _by_round(option, value)
+        option: _by_round(value)
         for option, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma))
     }
-    options = {"step_size": step_size, "period": step.period, "tolerance": tolerance}
+    options = {"step_size": step_size, "tolerance": step.tolerance}
     numbers |= {option: value for option, value in options.items() if value is not None}
     _check_map(model, trainer, is_prox, step)
-    if is_prox and not is_exact and trainer.is_plain_sgd:
-        _check_inner_step(trainer.config.learning_rate, step_size, step.smoothness)
-    if _is_always(numbers, alpha=2, beta=2, gamma=1) and schedule != "constant":
-        warnings.warn("FedSplit has no guarantee if its step changes over rounds", stacklevel=2)
+    has_rule = is_prox and not is_exact and trainer.is_plain_sgd
+    check = partial(_check_numbers, smoothness=step.smoothness if has_rule else None)
     if dual_weight is not None:
         _check_dual_weight(dual_weight, numbers)
     if not is_prox:
-        mapped = _training(trainer, schedule)
+        mapped = _training(trainer)
     elif is_exact:
-        mapped = _exact_prox(schedule)
+        mapped = _exact_prox
     else:
-        mapped = _trained_prox(model, trainer, schedule, tolerance is not None, step.inner_memory)
+        mapped = _trained_prox(model, trainer, step.tolerance is not None, step.inner_memory)
     weight = 0.0 if dual_weight is None else dual_weight
     is_central, is_private = form == "centralised", private_mean is not None
     scheme = _Scheme(
-        model, mapped, schedule, is_exact, is_central, is_averaged, is_weighted, weight, is_private
+        model, mapped, is_prox, is_exact, is_central, is_averaged, is_weighted, weight, is_private
     )
     weighted(is_weighted).check_weights(is_private)
     if private_mean is not None:
@@ -271,7 +261,7 @@ def splitting(
         aggregator=aggregator,
         server_step=scheme.server_step,
         training=training_of(trainer),
-        numbers=Numbers(check=_check_by_round),
+        numbers=Numbers(check=check),
         views=Views(
             shared=SharedModel(_model_of, _with_model, is_start=not is_averaged),
             personal=None if dual_weight is None else scheme.personal,
@@ -307,7 +297,7 @@ class _Scheme:
 
     model: Model
     mapped: _Map
-    schedule: Decay
+    is_prox: bool
     is_exact: bool
     is_central: bool
     is_averaged: bool
@@ -375,10 +365,12 @@ class _Scheme:
         params = optax.apply_updates(server.params, move)
         average = server.average
         if average is not None:
-            factor = step_factor(self.schedule, round.index, hyper.algorithm.get("period"))
-            factor = jnp.where(any_client, factor, 0.0)
-            weight = average.weight + factor
-            share = factor * trees.reciprocal(weight)
+            # Rates of clients change over rounds by one factor.
+            rate = jnp.mean(hyper.local.learning_rate)
+            step = hyper.algorithm["step_size"] if self.is_prox else rate
+            step = jnp.where(any_client, step, 0.0)
+            weight = average.weight + step
+            share = step * trees.reciprocal(weight)
             mean = jax.tree.map(
                 lambda m, p: m + (share * (p - m)).astype(m.dtype), average.mean, params
             )
@@ -458,51 +450,34 @@ def _check_map(model: Model, trainer: LocalTrainer, is_prox: bool, step: Proxima
         trainer.require_open("accelerated steps would amplify the noise of gradients")
 
 
-def _training(trainer: LocalTrainer, schedule: Decay) -> _Map:
+def _training(trainer: LocalTrainer) -> _Map:
     """Makes Φ by local training from u."""
 
     def mapped(newest, u, quadratic, client, hyper, key):
-        factor = step_factor(schedule, client.round, hyper.algorithm.get("period"))
-        local = hyper.local._replace(learning_rate=hyper.local.learning_rate * factor)
-        result = trainer.train(trees.cast_like(u, newest), client, local, key)
+        result = trainer.train(trees.cast_like(u, newest), client, hyper.local, key)
         return result.delta, result.metrics.of_changed_update()
 
     return mapped
 
 
-def _exact_prox(schedule: Decay) -> _Map:
-    """Makes Φ by the exact proximal step of a quadratic loss."""
-
-    def mapped(newest, u, quadratic, client, hyper, key):
-        numbers = hyper.algorithm
-        step = numbers["step_size"] * step_factor(schedule, client.round, numbers.get("period"))
-        return proximal_move(quadratic, u, step), None
-
-    return mapped
+def _exact_prox(newest, u, quadratic, client, hyper, key):
+    """Moves by the exact proximal step of a quadratic loss, which is Φ."""
+    return proximal_move(quadratic, u, hyper.algorithm["step_size"]), None
 
 
 def _trained_prox(
-    model: Model,
-    trainer: LocalTrainer,
-    schedule: Decay,
-    stops_early: bool,
-    inner_memory: int | None,
+    model: Model, trainer: LocalTrainer, stops_early: bool, inner_memory: int | None
 ) -> _Map:
     """Makes Φ by local training on the proximal objective, from the server's model."""
 
     def mapped(newest, u, quadratic, client, hyper, key):
         local, numbers = hyper.local, hyper.algorithm
-        step = numbers["step_size"] * step_factor(schedule, client.round, numbers.get("period"))
-        stiffer = 1 / step - 1 / numbers["step_size"]
-        # A stable rate remains stable: r (L + 1/η) tends to 1 as 1/η grows, where one step is
-        # enough.
-        rate = local.learning_rate / (1 + local.learning_rate * stiffer)
-        pull = towards(trees.cast_like(u, newest), 1 / step)
+        pull = towards(trees.cast_like(u, newest), 1 / numbers["step_size"])
         if stops_early:
             pull = watched(pull)
         if inner_memory is not None:
             is_buffer = model.is_buffer if model.buffer_keys else None
-            pull = accelerated(pull, rate, memory=inner_memory, is_buffer=is_buffer)
+            pull = accelerated(pull, local.learning_rate, memory=inner_memory, is_buffer=is_buffer)
 
         def is_solved(state):
             return (state.inner if inner_memory else state).norm <= numbers["tolerance"]
@@ -510,7 +485,7 @@ def _trained_prox(
         result = trainer.train(
             newest,
             client,
-            local._replace(learning_rate=rate),
+            local,
             key,
             gradient_transform=pull,
             objective=Objective(until=is_solved if stops_early else None),
@@ -521,20 +496,27 @@ def _trained_prox(
     return mapped
 
 
-def _by_round(option: str, number: Any) -> Any:
+def _by_round(number: Any) -> Any:
     """Reads one number, or a list with one for each round as an array."""
     if not isinstance(number, Sequence) and jnp.ndim(number) == 0:
         return number
     array = jnp.asarray(number, jnp.float32)
-    _check_by_round({option: array}, "")
     return array if checks.is_traced(array) else np.asarray(array)
 
 
-def _check_by_round(numbers: Mapping[str, Any], prefix: str) -> None:
+def _check_numbers(hyper: Hyper, *, smoothness: float | None) -> None:
+    """Checks numbers of a round; without `smoothness` inner steps may have any length."""
     rule = "be one number, or a list with one for each round and at least one"
-    for name in {"alpha", "beta", "gamma"} & set(numbers):
-        shape = jnp.shape(numbers[name])
-        checks.require(len(shape) < 2 and 0 not in shape, f"{prefix}{name}", rule, shape)
+    for name in ("alpha", "beta", "gamma"):
+        shape = jnp.shape(hyper.algorithm[name])
+        checks.require(len(shape) < 2 and 0 not in shape, name, rule, shape)
+    rates, step_size = hyper.local.learning_rate, hyper.algorithm.get("step_size")
+    if smoothness is None or checks.is_traced(rates) or checks.is_traced(step_size):
+        return
+    bound = float(np.min(2 / (smoothness + 1 / np.asarray(step_size, np.float64))))
+    largest = float(np.max(np.asarray(rates, np.float64)))
+    rule = f"be below 2 / (L + 1/step_size) = {bound:g} in an inner step, else it diverges"
+    checks.require(largest < bound, "learning_rate", rule, largest)
 
 
 def _of_round(numbers: Mapping[str, Any], index: Any) -> list[jax.Array]:
@@ -570,15 +552,6 @@ def _read_once(model: Model, own: OwnState, client: Any, params: PyTree) -> Quad
     reads = client.widest(is_new.astype(jnp.int32)) > 0
     factors = jax.lax.cond(reads, lambda: factorise(model, client, params), lambda: own.quadratic)
     return trees.where(is_new, factors, own.quadratic)
-
-
-def _check_inner_step(rate: Any, step_size: Any, smoothness: float) -> None:
-    checks.non_negative("smoothness", smoothness)
-    checks.positive("step_size", step_size)
-    bound = float(np.min(2 / (smoothness + 1 / np.asarray(step_size, np.float64))))
-    largest = float(np.max(np.asarray(rate, np.float64)))
-    rule = f"be below 2 / (L + 1/step_size) = {bound:g} in an inner step, else it diverges"
-    checks.require(largest < bound, "learning_rate", rule, largest)
 
 
 def _check_dual_weight(weight: float, numbers: Mapping[str, Any]) -> None:
@@ -733,8 +706,6 @@ def reflected_fedavg(
     model: Model,
     trainer: LocalTrainer,
     *,
-    schedule: Decay = "constant",
-    period: Count | None = None,
     form: Form = "decentralised",
     is_averaged: bool = False,
     is_weighted: bool = False,
@@ -751,8 +722,6 @@ def reflected_fedavg(
     Args:
       model: the model to train; buffers are only averaged.
       trainer: local training, Φ itself.
-      schedule: the decay of the learning rate over rounds, see `algorithms.schedules`.
-      period: rounds between two halvings, for the schedule "exponential" only.
       form: where u is stored: at each client, or all at the server.
       is_averaged: use the average of all models, weighted by step size, as the model.
       is_weighted: weight clients by number of examples instead of equally.
@@ -769,7 +738,6 @@ def reflected_fedavg(
         trainer,
         beta=2.0,
         client_map="gradient",
-        step=ProximalStep(schedule=schedule, period=period),
         form=form,
         is_averaged=is_averaged,
         is_weighted=is_weighted,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_dp.algorithms import schedules
-from fedjax_dp.algorithms.schedules import step_factor, table_of, warm_up
+from fedjax_dp.algorithms.schedules import table_of, warm_up
 
 ROUNDS = 12
 T = np.arange(ROUNDS, dtype=np.float64)
@@ -72,30 +72,6 @@ def test_a_final_factor_is_reached_after_the_rounds_of_a_curve_and_stays():
         table = table_of(curve, 9, "rate")
         assert table[0] == 1 and table[4] > 0.3
         np.testing.assert_allclose(table[5:], 0.3, rtol=2**-23)
-
-
-# As splitting computed its decays before they became curves.
-OLD = {
-    "constant": lambda t, period: jnp.ones_like(t),
-    "inverse": lambda t, period: 1 / (t + 1),
-    "inverse_sqrt": lambda t, period: 1 / jnp.sqrt(t + 1),
-    "inverse_log10": lambda t, period: 1 / (1 + jnp.log10(t + 1)),
-    "inverse_log": lambda t, period: 1 / jnp.log(t + jnp.e),
-    "exponential": lambda t, period: 2.0 ** -jnp.floor(t / period),
-}
-
-
-@pytest.mark.parametrize("name", OLD)
-def test_decays_inside_an_algorithm_have_the_bits_of_their_expressions(name):
-    rounds, period = jnp.arange(1000, dtype=jnp.int32), jnp.float32(7)
-    given = period if name == "exponential" else None
-
-    def of(function):
-        return np.asarray(jax.jit(function)(rounds, given))
-
-    found = of(lambda t, p: step_factor(name, t, p))
-    wanted = of(lambda t, p: OLD[name](t.astype(jnp.float32), p))
-    np.testing.assert_array_equal(found.view(np.uint32), wanted.view(np.uint32))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Operator splitting on least squares: closed forms, equal forms, and what is refused."""
 
 import itertools
-import warnings
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,17 +10,16 @@ import optax
 import pytest
 from marks import later, telling
 from oracles.splitting import (
-    FACTORS,
     SETTINGS,
     LeastSquares,
     Quadratics,
     accelerated_descent,
+    ergodic,
     splitting,
 )
 
 from fedjax_dp import algorithms
-from fedjax_dp.algorithms import ProximalStep
-from fedjax_dp.algorithms.schedules import step_factor
+from fedjax_dp.algorithms import ProximalStep, schedules
 from fedjax_dp.clients.base import LocalConfig, LocalResult, TrainingMetrics
 from fedjax_dp.clients.client_data import PublicClient
 from fedjax_dp.clients.regularizers import Quadratic, accelerated, proximal_move
@@ -28,7 +27,7 @@ from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.core.registry import grouped
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.data.federated import FederatedData
-from fedjax_dp.engine import simulation
+from fedjax_dp.engine import scheduled, simulation
 from fedjax_dp.models.dense import least_squares, logistic_regression
 
 NUM_CLIENTS, NUM_ROWS, NUM_FEATURES = 5, 20, 4
@@ -306,7 +305,7 @@ def unequal_clients():
     return FederatedData.from_clients(pairs)
 
 
-def from_start(client_map, form, sampler, **options):
+def from_start(client_map, form, sampler, wrapper=None, **options):
     """A simulation of the ragged clients that begins at START."""
     own = least_squares(jax.ShapeDtypeStruct((3,), jnp.float32))
     own = own._replace(init=lambda key: jnp.float32(START))
@@ -316,7 +315,7 @@ def from_start(client_map, form, sampler, **options):
         own, local_trainer(own, config), client_map=client_map, form=form, **exact, **options
     )
     drawn = participants.participation(*sampler)
-    return simulation(algorithm, unequal_clients(), drawn)
+    return simulation(algorithm, unequal_clients(), drawn, wrapper=wrapper)
 
 
 FULL = (sampling.full_participation(), 5)
@@ -394,13 +393,13 @@ def test_every_setting_is_the_equations(client_map, form, is_weighted, sampler):
 
 @telling
 def test_every_number_is_swept_without_a_second_trace():
-    step = ProximalStep(ETA, "exponential", 3, tolerance=1e-3)
+    step = ProximalStep(ETA, tolerance=1e-3)
     sim = simulated(algorithms.splitting(model(), trainer(5), step=step))
     ends = set()
     for name in (None, *sim.hyper.algorithm):
         own = dict(sim.hyper.algorithm)
         if name is not None:
-            own[name] = {"gamma": 0.5, "period": 1, "tolerance": 50.0}.get(name, 0.6 * own[name])
+            own[name] = {"gamma": 0.5, "tolerance": 50.0}.get(name, 0.6 * own[name])
         hyper = sim.hyper._replace(algorithm=own)
         state, _, _ = sim.run(sim.init(KEY), KEY, 4, hyper)
         ends.add(np.asarray(sim.federation.shared(state)).tobytes())
@@ -424,12 +423,42 @@ def test_a_proximal_step_is_where_its_gradient_says():
     np.testing.assert_allclose(-move / ETA, slope, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", FACTORS)
-def test_schedules(name):
-    period = 4 if name == "exponential" else None
-    rounds = np.arange(13)
-    expected = [FACTORS[name](t, period) for t in rounds]
-    np.testing.assert_allclose(step_factor(name, rounds, period), expected, rtol=1e-6)
+@pytest.mark.parametrize("client_map", ["prox", "gradient"])
+def test_a_step_over_rounds_is_that_of_the_equations_and_of_the_weights_of_the_average(client_map):
+    name = "algorithm.step_size" if client_map == "prox" else "local.learning_rate"
+    steps = {name: schedules.exponential(every=2, staircase=True)}
+    wrapper = partial(scheduled, schedules=steps, num_rounds=ROUNDS)
+    numbers = (1.3, 0.4, 0.7)
+    options = dict(zip(NUMBERS, numbers, strict=True))
+    sim = from_start(
+        client_map, "decentralised", PARTIAL, wrapper=wrapper, is_averaged=True, **options
+    )
+    state, record, _ = sim.run(sim.init(KEY), KEY, ROUNDS)
+    factors = 0.5 ** (np.arange(ROUNDS) // 2)
+
+    def phi(t, i, u, mean):
+        if client_map == "prox":
+            return QUADRATICS.proximal(0.7 * factors[t])(t, i, u, mean)
+        return QUADRATICS.gradient_steps(LOCAL_STEPS, RATE * factors[t])(t, i, u, mean)
+
+    weights = (np.array(RAGGED_SIZES) > 0).astype(float)
+    cohorts = [[int(i) for i in row if i >= 0] for row in record.clients]
+    by_round = [np.full(ROUNDS, n) for n in numbers]
+    found = splitting(phi, START, weights, cohorts, by_round, waits=True)
+    average = ergodic(START, found.models, factors, np.ones(ROUNDS))
+    np.testing.assert_allclose(state.server.params, found.models[-1], rtol=0, atol=2e-6)
+    np.testing.assert_allclose(sim.federation.shared(state), average, rtol=0, atol=2e-6)
+    # Equal weights are apart from it.
+    assert np.abs(found.models.mean(axis=0) - average).max() > 1e-3
+
+
+def test_inner_steps_must_fit_the_proximal_step_of_every_round():
+    fed = simulated(algorithms.fedpi(model(), trainer(5), step=ProximalStep(ETA))).federation
+    # 2η is below the rate in round 9; a rate with the same curve fits in all rounds.
+    steps = {"algorithm.step_size": schedules.inverse()}
+    with pytest.raises(ValueError, match=r"in round 9, learning_rate must be below .* = 0\.01"):
+        scheduled(fed, steps, 20)
+    scheduled(fed, {**steps, "local.learning_rate": schedules.inverse()}, 20)
 
 
 def test_record_level_privacy_is_that_of_the_trainer():
@@ -442,8 +471,6 @@ def test_record_level_privacy_is_that_of_the_trainer():
 
 BY_STEPS = {"client_map": "gradient"}
 REFUSED = {
-    "period must be given for the schedule 'exponential'": {"schedule": "exponential"},
-    "period must be left out for the schedule 'inverse'": {"schedule": "inverse", "period": 3},
     "alpha must be": {"alpha": [1.0, 2.5]},
     "gamma must be a number in [0, 1] or a sequence": {"gamma": [1.5]},
     "beta must be one number, or a list with one for each round": {"beta": []},
@@ -474,12 +501,3 @@ def test_exact_steps_ask_for_a_quadratic_loss_and_open_records():
     config = LocalConfig(0.1, batch_size=5, clip_norm=1.0, noise_multiplier=2.0)
     with pytest.raises(ValueError, match="reads records without noise"):
         algorithms.fedpi(model(), dp_sgd_trainer(model(), config), **EXACT)
-
-
-def test_fedsplit_warns_where_its_step_changes():
-    step = ProximalStep(ETA, "inverse", solver="exact")
-    with pytest.warns(UserWarning, match="no guarantee"):
-        algorithms.fedsplit(model(), trainer(), step=step)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        algorithms.fedpi(model(), trainer(), step=step)

@@ -269,7 +269,6 @@ VALUES = {
     "mode": ("inexact",),
     "extension": ("smooth",),
     "client_map": ("prox", "gradient"),
-    "schedule": ("constant",),
     "solver": ("local",),
     "form": ("decentralised", "centralised"),
     **dict.fromkeys(("is_averaged", "is_masked_mean", "looks_ahead", "inherits_mask"), (True,)),

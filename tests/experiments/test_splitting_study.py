@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from drawn import flaws
 from marks import later, slow, telling
-from oracles.splitting import FACTORS, LeastSquares, chapter_data, ergodic
+from oracles.splitting import LeastSquares, chapter_data, ergodic
 
 from experiments.splitting import curves, findings, grid, networks, pictures, study
 from fedjax_dp.io import plots
@@ -61,7 +61,7 @@ def test_an_average_from_the_first_round_on_hurts_and_one_of_the_later_half_does
     draw, rounds = np.random.default_rng(0), 605
     a = draw.normal(size=(4, 40, 3))
     oracle = LeastSquares(a, a @ np.ones(3) + draw.normal(size=(4, 40)))
-    steps = 0.1 * np.array([FACTORS["inverse"](t, None) for t in range(rounds)])
+    steps = 0.1 / np.arange(1, rounds + 1)
     models = models_of(oracle, rounds, steps)
     gap = oracle.gap(models[-1])
     every = oracle.gap(ergodic(None, models, steps, np.ones(rounds))) / gap

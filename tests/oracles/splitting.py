@@ -31,15 +31,6 @@ SETTINGS = {
     "reflected_fedprox": ("prox", 1.0, 2.0, 1.0),
 }
 
-FACTORS = {
-    "constant": lambda t, period: 1.0,
-    "inverse": lambda t, period: 1 / (t + 1),
-    "inverse_sqrt": lambda t, period: (t + 1) ** -0.5,
-    "inverse_log10": lambda t, period: 1 / (1 + np.log10(t + 1)),
-    "inverse_log": lambda t, period: 1 / np.log(t + np.e),
-    "exponential": lambda t, period: 0.5 ** (t // period),
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class Trajectory:
