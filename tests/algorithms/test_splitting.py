@@ -453,10 +453,12 @@ def test_a_step_over_rounds_is_that_of_the_equations_and_of_the_weights_of_the_a
 
 
 def test_inner_steps_must_fit_the_proximal_step_of_every_round():
-    fed = simulated(algorithms.fedpi(model(), trainer(5), step=ProximalStep(ETA))).federation
-    # 2η is below the rate in round 9; a rate with the same curve fits in all rounds.
+    fed = simulated(
+        algorithms.fedpi(model(), trainer(5, 0.0095), step=ProximalStep(ETA))
+    ).federation
+    # 2η is 0.1 / 11 in round 10; a rate with the same curve fits in all rounds.
     steps = {"algorithm.step_size": schedules.inverse()}
-    with pytest.raises(ValueError, match=r"in round 9, learning_rate must be below .* = 0\.01"):
+    with pytest.raises(ValueError, match=r"in round 10, learning_rate must be below .* = 0\.00909"):
         scheduled(fed, steps, 20)
     scheduled(fed, {**steps, "local.learning_rate": schedules.inverse()}, 20)
 
