@@ -600,13 +600,17 @@ class FederatedAlgorithm(NamedTuple):
         return self._replace(name=name or self.name, numbers=numbers)
 
     def with_numbers(
-        self, values: Mapping[str, Any], ranges_: Mapping[str, Any]
+        self,
+        values: Mapping[str, Any],
+        ranges_: Mapping[str, Any],
+        check: Callable[[Hyper], None] | None = None,
     ) -> "FederatedAlgorithm":
         """Adds numbers.
 
         Args:
           values: by name.
           ranges_: of these numbers.
+          check: replaces `Numbers.check` if given.
 
         Returns:
           The algorithm; the numbers are checked.
@@ -617,7 +621,9 @@ class FederatedAlgorithm(NamedTuple):
         ranges.check(values, ranges_)
         present = self.numbers
         more = present._replace(
-            values={**present.values, **values}, ranges={**present.ranges, **ranges_}
+            values={**present.values, **values},
+            ranges={**present.ranges, **ranges_},
+            check=check or present.check,
         )
         algorithm = self._replace(numbers=more)
         more.check(algorithm.hyper)

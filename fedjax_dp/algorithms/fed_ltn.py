@@ -93,7 +93,7 @@ RANGES = {
 }
 
 
-def check_momentum(options: Mapping[str, Any], prefix: str) -> None:
+def check_momentum(options: Mapping[str, Any]) -> None:
     """Requires momentum with which the server converges under constant tickets."""
     mixing, momentum = options["mixing"], options["momentum"]
     if any(checks.is_traced(x) for x in (mixing, momentum)):
@@ -104,12 +104,12 @@ def check_momentum(options: Mapping[str, Any], prefix: str) -> None:
     if not options["looks_ahead"]:
         reach, bound = (2 * np.asarray(momentum) - 1) * kept, "(1 + 1 / (1 - mixing)) / 2"
     rule = f"be below {bound}, where mixing is {mixing}"
-    checks.require(bool(np.all(reach < 1)), f"{prefix}momentum", rule, momentum)
+    checks.require(bool(np.all(reach < 1)), "momentum", rule, momentum)
 
 
 def needs_of_tickets(options: Mapping[str, Any]) -> Needs:
     """Refuses momentum under which the server's recursion diverges."""
-    check_momentum(options, "")
+    check_momentum(options)
     return Needs()
 
 
@@ -334,7 +334,7 @@ def on_tickets(scheme: Scheme) -> FederatedAlgorithm:
     ).with_numbers(
         {name: getattr(options, name) for name in RANGES},
         RANGES,
-        lambda numbers, prefix: check_momentum({**numbers, "looks_ahead": looks_ahead}, prefix),
+        lambda hyper: check_momentum({**hyper.algorithm, "looks_ahead": looks_ahead}),
     )
 
 

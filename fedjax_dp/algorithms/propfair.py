@@ -32,7 +32,7 @@ def proportional(
     """
     checks.one_of("extension", extension, ("smooth", "released", "released_huber"))
     ranges.check({"baseline": baseline, "margin": margin}, {"baseline": Positive})
-    _check_margin({"baseline": baseline, "margin": margin}, "")
+    _check_margin({"baseline": baseline, "margin": margin})
 
     def value(loss, params):
         del params
@@ -115,21 +115,21 @@ def propfair(
     return algorithm._replace(client=client).with_numbers(
         {"baseline": baseline, "margin": margin},
         {"baseline": Positive, "margin": Positive},
-        _check_margin,
+        lambda hyper: _check_margin(hyper.algorithm),
     )
 
 
-def _check_margin(options: Mapping[str, Any], prefix: str) -> None:
+def _check_margin(options: Mapping[str, Any]) -> None:
     """Requires a margin above 0 and below the baseline, unless traced."""
     baseline, margin = options["baseline"], options["margin"]
     if checks.is_traced(baseline) or checks.is_traced(margin):
         return
     rule = f"be above 0 and below the baseline {np.asarray(baseline).tolist()}"
     fits = bool(np.all((np.asarray(margin) > 0) & (np.asarray(margin) < np.asarray(baseline))))
-    checks.require(fits, f"{prefix}margin", rule, margin)
+    checks.require(fits, "margin", rule, margin)
 
 
 def needs_of_propfair(options: Mapping[str, Any]) -> Needs:
     """Refuses a margin that is not below the baseline."""
-    _check_margin(options, "")
+    _check_margin(options)
     return Needs()

@@ -277,7 +277,7 @@ def r_dpcfl(
         aggregator=mean_per_cluster(capacity, num_clients, features=features),
         server_step=_server_step,
         training=training_of(trainer, record=RecordClaim(events, not_covered)),
-        numbers=Numbers(check=_no_larger_than(first_round), num_clients=num_clients),
+        numbers=Numbers(num_clients=num_clients),
         views=views_of_clusters(lambda server, own, client: own),
         client_state=ClientState(init=lambda server: jnp.int32(0), known=lambda own: own),
         stages=Stages(
@@ -285,7 +285,7 @@ def r_dpcfl(
             host_steps=(HostStep(1, cluster, reads_clients=False),),
             choice=choice,
         ),
-    ).with_numbers(numbers, {**RANGES, **_OWN_RANGES})
+    ).with_numbers(numbers, {**RANGES, **_OWN_RANGES}, _no_larger_than(first_round))
 
 
 def _no_larger_than(first_round: FirstRound) -> Callable[[Hyper], None]:
@@ -296,7 +296,7 @@ def _no_larger_than(first_round: FirstRound) -> Callable[[Hyper], None]:
         asked = hyper.algorithm.get("first_batch_size", 0)
         fits = checks.is_traced(asked) or bool(np.all(np.asarray(asked) <= built))
         rule = f"be at most {built}, as it was built"
-        checks.require(fits, "hyper.algorithm.first_batch_size", rule, asked)
+        checks.require(fits, "first_batch_size", rule, asked)
 
     return check
 

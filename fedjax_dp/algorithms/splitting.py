@@ -20,7 +20,6 @@ from fedjax_dp.algorithms.base import (
     Hyper,
     Iterate,
     Needs,
-    Numbers,
     SharedModel,
     Views,
     training_of,
@@ -261,13 +260,12 @@ def splitting(
         aggregator=aggregator,
         server_step=scheme.server_step,
         training=training_of(trainer),
-        numbers=Numbers(check=check),
         views=Views(
             shared=SharedModel(_model_of, _with_model, is_start=not is_averaged),
             personal=None if dual_weight is None else scheme.personal,
         ),
         client_state=scheme.states(),
-    ).with_numbers(numbers, {name: _RANGES[name] for name in numbers})
+    ).with_numbers(numbers, {name: _RANGES[name] for name in numbers}, check)
 
 
 def needs_of_splitting(options: Mapping[str, Any]) -> Needs:
