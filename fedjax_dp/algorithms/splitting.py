@@ -573,7 +573,7 @@ def fedsplit(
     """Declares FedSplit: reflections at the proximal steps of clients, then at their mean.
 
     (α, β, γ) = (2, 2, 1) of `splitting`. It reaches the minimum of the mean loss with a constant
-    step, if that loss is strongly convex.
+    step, if that loss is strongly convex. With a step that changes over rounds it has no guarantee.
 
     Guarantee: as `splitting`.
 

@@ -329,9 +329,7 @@ def test_a_margin_above_the_baseline_is_refused_in_a_sweep_too():
     model = make_model()
     sim = simulation(propfair(model, plain_trainer(model)), make_data(SIZES), joins(6), ALONE)
     numbers = {**sim.hyper.algorithm, "baseline": 0.1, "margin": 0.2}
-    with pytest.raises(
-        ValueError, match=r"hyper\.algorithm\.margin must be above 0 and below .*0.1"
-    ):
+    with pytest.raises(ValueError, match=r"^margin must be above 0 and below .*0.1"):
         sim.run(
             sim.init(jax.random.key(0)), jax.random.key(0), 1, sim.hyper._replace(algorithm=numbers)
         )
