@@ -1,6 +1,6 @@
 """Operator splitting: FedAvg, FedProx, FedSplit, FedPi, FedRP and two more as one scheme."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
@@ -55,9 +55,6 @@ from fedjax_dp.server.parts import public_divisor
 
 # In [0, 2]: 1 is a projection or a proximal step, 2 the reflection at it.
 Relaxation = Annotated[float, Ge(0), Le(2)]
-# One number, or one for each round, the last of which applies to all later rounds.
-Relaxations = Relaxation | Sequence[Relaxation]
-Fractions = Fraction | Sequence[Fraction]
 _RANGES: Mapping[str, Any] = {
     "alpha": Relaxation,
     "beta": Relaxation,
@@ -82,16 +79,12 @@ class ServerState(NamedTuple):
 
     params: PyTree  # z̄, the model.
     average: Average | None  # The ergodic average; None if absent.
-    # Completed rounds, int32, in the centralised form, whose points move at the end of a round;
-    # None in the decentralised form.
-    round: jax.Array | None
 
 
 class Closing(NamedTuple):
-    """The message at the end of a centralised round: z̄, completed rounds, any clients."""
+    """The message at the end of a centralised round: z̄, any clients."""
 
     params: PyTree
-    round: Any
     any_client: jax.Array
 
 
@@ -148,9 +141,9 @@ def splitting(
     model: Model,
     trainer: LocalTrainer,
     *,
-    alpha: Relaxations = 1.0,
-    beta: Relaxations = 1.0,
-    gamma: Fractions = 1.0,
+    alpha: Relaxation = 1.0,
+    beta: Relaxation = 1.0,
+    gamma: Fraction = 1.0,
     client_map: ClientMap = "prox",
     step: ProximalStep = ProximalStep(),
     form: Form = "decentralised",
@@ -194,10 +187,9 @@ def splitting(
       model: the model to train; buffers, such as the statistics of batch norm, are only averaged.
       trainer: local training: Φ itself, or minimisation of the proximal objective from the server's
         model; a private one is record-level privacy inside Φ.
-      alpha: α, the relaxation of a client's Φ, in [0, 2]; or α_t, a list with one number a round,
-        the last of which applies to all later rounds.
-      beta: β, the relaxation of the step to the mean, in [0, 2]; or a list as for `alpha`.
-      gamma: γ, the share of the new point in the next, in [0, 1]; or a list as for `alpha`.
+      alpha: α, the relaxation of a client's Φ, in [0, 2].
+      beta: β, the relaxation of the step to the mean, in [0, 2].
+      gamma: γ, the share of the new point in the next, in [0, 1].
       client_map: Φ, a proximal step or local training.
       step: the step of Φ.
       form: where u is stored: at each client, or all at the server.
@@ -225,15 +217,12 @@ def splitting(
     """
     is_prox, is_exact = client_map == "prox", step.solver == "exact"
     step_size = 1.0 if is_prox and step.step_size is None else step.step_size
-    numbers: dict[str, Any] = {
-        option: _by_round(value)
-        for option, value in (("alpha", alpha), ("beta", beta), ("gamma", gamma))
-    }
+    numbers: dict[str, Any] = {"alpha": alpha, "beta": beta, "gamma": gamma}
     options = {"step_size": step_size, "tolerance": step.tolerance}
     numbers |= {option: value for option, value in options.items() if value is not None}
     _check_map(model, trainer, is_prox, step)
     has_rule = is_prox and not is_exact and trainer.is_plain_sgd
-    check = partial(_check_numbers, smoothness=step.smoothness if has_rule else None)
+    check = partial(_check_inner_step, smoothness=step.smoothness) if has_rule else None
     if dual_weight is not None:
         _check_dual_weight(dual_weight, numbers)
     if not is_prox:
@@ -306,7 +295,7 @@ class _Scheme:
     def init(self, key):
         params = self.model.init(key)
         average = Average(params, jnp.float32(0)) if self.is_averaged else None
-        return ServerState(params, average, jnp.int32(0) if self.is_central else None)
+        return ServerState(params, average)
 
     def states(self) -> ClientState:
         if not self.is_central:
@@ -329,12 +318,11 @@ class _Scheme:
         return Known(server.params) if self.is_central else server.params
 
     def client(self, newest, own, client, hyper, key):
-        alpha, beta, gamma = _of_round(hyper.algorithm, client.round)
-        _, *before = _of_round(hyper.algorithm, client.round - 1)
+        alpha, beta, gamma = _relaxations(hyper)
         quadratic = own.quadratic
         if self.is_exact:
             quadratic = _read_once(self.model, own, client, newest)
-        u = self.point_of(newest, own, before[0] * before[1])
+        u = self.point_of(newest, own, gamma * beta)
         move, metrics = self.mapped(newest, u, quadratic, client, hyper, key)
         z = self.on_weights(lambda u, d: u + alpha * d, lambda u, d: u + d, u, move)
         # A client without examples has weight 0 and its state is unchanged.
@@ -374,14 +362,13 @@ class _Scheme:
             )
             average = Average(mean, weight)
         moved = trees.l2_norm(move)
-        done = None if server.round is None else round.index + 1
-        return ServerState(params, average, done), {"moved": moved}
+        return ServerState(params, average), {"moved": moved}
 
     def closing(self, server, aggregate):
-        return Closing(server.params, Known(server.round), aggregate["any_client"])
+        return Closing(server.params, aggregate["any_client"])
 
     def finish(self, message, own, hyper):
-        _, beta, gamma = _of_round(hyper.algorithm, message.round - 1)
+        _, beta, gamma = _relaxations(hyper)
 
         def of_weight(u, z, mean):
             theta = (1 - beta) * z + beta * mean
@@ -494,22 +481,10 @@ def _trained_prox(
     return mapped
 
 
-def _by_round(number: Any) -> Any:
-    """Reads one number, or a list with one for each round as an array."""
-    if not isinstance(number, Sequence) and jnp.ndim(number) == 0:
-        return number
-    array = jnp.asarray(number, jnp.float32)
-    return array if checks.is_traced(array) else np.asarray(array)
-
-
-def _check_numbers(hyper: Hyper, *, smoothness: float | None) -> None:
-    """Checks numbers of a round; without `smoothness` inner steps may have any length."""
-    rule = "be one number, or a list with one for each round and at least one"
-    for name in ("alpha", "beta", "gamma"):
-        shape = jnp.shape(hyper.algorithm[name])
-        checks.require(len(shape) < 2 and 0 not in shape, name, rule, shape)
-    rates, step_size = hyper.local.learning_rate, hyper.algorithm.get("step_size")
-    if smoothness is None or checks.is_traced(rates) or checks.is_traced(step_size):
+def _check_inner_step(hyper: Hyper, *, smoothness: float) -> None:
+    """Requires inner steps of plain SGD in a round that do not diverge."""
+    rates, step_size = hyper.local.learning_rate, hyper.algorithm["step_size"]
+    if checks.is_traced(rates) or checks.is_traced(step_size):
         return
     bound = float(np.min(2 / (smoothness + 1 / np.asarray(step_size, np.float64))))
     largest = float(np.max(np.asarray(rates, np.float64)))
@@ -517,14 +492,9 @@ def _check_numbers(hyper: Hyper, *, smoothness: float | None) -> None:
     checks.require(largest < bound, "learning_rate", rule, largest)
 
 
-def _of_round(numbers: Mapping[str, Any], index: Any) -> list[jax.Array]:
-    """Reads α, β and γ of a round; before the first, those of the first."""
-
-    def one(number):
-        number = jnp.asarray(number)
-        return number if number.ndim == 0 else number[jnp.clip(index, 0, len(number) - 1)]
-
-    return [one(numbers[name]) for name in ("alpha", "beta", "gamma")]
+def _relaxations(hyper: Hyper) -> list[Any]:
+    """Reads α, β and γ."""
+    return [hyper.algorithm[name] for name in ("alpha", "beta", "gamma")]
 
 
 def _is_always(numbers: Mapping[str, Any], **values: float) -> bool:

@@ -129,12 +129,7 @@ def test_clients_that_agree_have_one_limit(name):
 @pytest.mark.parametrize("form", ["decentralised", "centralised"])
 def test_relaxations_change_by_round(form):
     by_round = ([2.0, 1.5, 1.0], [2.0, 1.0, 0.5, 1.5], [1.0, 0.5])
-    sim = from_start("prox", form, PARTIAL, **dict(zip(NUMBERS, by_round, strict=True)))
-    compared(sim, "prox", form, by_round)
-    # The same list for all is one number for all.
-    compared(sim, "prox", form, ([1.3] * 3, [0.4] * 4, [0.7] * 2))
-    with pytest.raises(ValueError, match="beta must be one number, or a list"):
-        compared(sim, "prox", form, (1.0, [[1.0]], 1.0))
+    compared(from_start("prox", form, PARTIAL), "prox", form, by_round)
 
 
 @telling
@@ -142,11 +137,9 @@ def test_who_holds_the_points_of_absent_clients_matters_only_for_numbers_that_ch
     """With γ = 1 a point is that of the last round of its client, whose β is held with it."""
     runs = {}
     for form in ("centralised", "decentralised"):
-        # Traces once: numbers of one round are a list of four times the same.
-        sim = from_start("prox", form, PARTIAL, beta=[2.0] * 4)
+        sim = from_start("prox", form, PARTIAL, beta=2.0)
         for betas in ([2.0] * 4, [2.0, 1.0, 0.5, 1.5]):
-            numbers = {**sim.hyper.algorithm, "beta": np.float32(betas)}
-            hyper = sim.hyper._replace(algorithm=numbers)
+            hyper = sim.hyper._replace(factors={"algorithm.beta": np.float32(betas) / 2})
             state, record, _ = sim.run(sim.init(KEY), KEY, 4, hyper)
             assert len(np.unique(np.asarray(record.clients)[:2])) > 3, "clients come and go"
             runs[form, betas[1]] = np.asarray(sim.federation.shared(state))
@@ -324,9 +317,14 @@ PARTIAL = (sampling.fixed_size(), 5, 3)
 
 def compared(sim, client_map, form, numbers, *, is_weighted=False, atol=2e-6):
     """Plays rounds one by one; each model must be that of the equations."""
-    own = [np.asarray(n, np.float32) for n in numbers]
-    names = dict(zip(NUMBERS, own, strict=True))
-    hyper = sim.hyper._replace(algorithm={**sim.hyper.algorithm, **names})
+    # The last number of a list holds for all later rounds.
+    by_round = [np.atleast_1d(n) for n in numbers]
+    by_round = [n[np.minimum(np.arange(ROUNDS), len(n) - 1)] for n in by_round]
+    own = {name: np.float32(n[0]) for name, n in zip(NUMBERS, by_round, strict=True)}
+    factors = {
+        f"algorithm.{name}": np.float32(n / n[0]) for name, n in zip(NUMBERS, by_round, strict=True)
+    }
+    hyper = sim.hyper._replace(algorithm={**sim.hyper.algorithm, **own}, factors=factors)
     state, models, cohorts = sim.init(KEY), [], []
     for _ in range(ROUNDS):
         state, record, _ = sim.run(state, KEY, 1, hyper)
@@ -339,9 +337,6 @@ def compared(sim, client_map, form, numbers, *, is_weighted=False, atol=2e-6):
     }[client_map]
     weights = sizes if is_weighted else (sizes > 0).astype(float)
     waits = form == "decentralised"
-    # The last number of a list holds for all later rounds.
-    by_round = [np.broadcast_to(n, 1) if np.ndim(n) == 0 else np.asarray(n) for n in numbers]
-    by_round = [n[np.minimum(np.arange(ROUNDS), len(n) - 1)] for n in by_round]
     expected = splitting(phi, START, weights, cohorts, by_round, waits=waits)
     np.testing.assert_allclose(models, expected.models, rtol=0, atol=atol)
     return cohorts
@@ -473,9 +468,8 @@ def test_record_level_privacy_is_that_of_the_trainer():
 
 BY_STEPS = {"client_map": "gradient"}
 REFUSED = {
-    "alpha must be": {"alpha": [1.0, 2.5]},
-    "gamma must be a number in [0, 1] or a sequence": {"gamma": [1.5]},
-    "beta must be one number, or a list with one for each round": {"beta": []},
+    "alpha must be": {"alpha": 2.5},
+    "gamma must be a number in [0, 1]": {"gamma": 1.5},
     "dual_weight must be left out if beta and gamma are 1": {"dual_weight": 1.0},
     "dual_weight must be 0 or of a size that float32 can": {"beta": 2.0, "dual_weight": 1e39},
     "inner_memory must be left out if Φ is local training": {**BY_STEPS, "inner_memory": 2},

@@ -53,8 +53,8 @@ def splitting(
     """Runs one round a cohort; `numbers` are (α, β, γ), each with one value a round.
 
     All clients update θ_i and u_i in every round. Where absent clients wait, each updates them
-    once, when it takes part again, with the newest z̄ and the numbers of its own last round; of the
-    round before where it has had none.
+    once, when it takes part again, with the newest z̄ and the numbers of its own last round; of
+    this round where it has had none.
     """
     alpha, beta, gamma = (np.broadcast_to(n, len(cohorts)) for n in numbers)
     num_clients = len(weights)
@@ -69,7 +69,7 @@ def splitting(
 
     def resumed(i, t):
         """Where a client that waited begins round t."""
-        return u[i] if t == 0 else updated(i, last[i] if last[i] >= 0 else t - 1)
+        return updated(i, last[i] if last[i] >= 0 else t)
 
     for t, cohort in enumerate(cohorts):
         cohort = [i for i in cohort if weights[i] > 0]
@@ -84,7 +84,7 @@ def splitting(
                 u = np.array([updated(i, t) for i in range(num_clients)])
         models.append(mean)
     if waits:
-        u = np.array([resumed(i, len(cohorts)) for i in range(num_clients)])
+        u = np.array([resumed(i, -1) for i in range(num_clients)])
     return Trajectory(np.array(models), u, last >= 0)
 
 
