@@ -469,7 +469,7 @@ def test_record_level_privacy_is_that_of_the_trainer():
 BY_STEPS = {"client_map": "gradient"}
 REFUSED = {
     "alpha must be": {"alpha": 2.5},
-    "gamma must be a number in [0, 1]": {"gamma": 1.5},
+    "gamma must be in [0, 1]": {"gamma": 1.5},
     "dual_weight must be left out if beta and gamma are 1": {"dual_weight": 1.0},
     "dual_weight must be 0 or of a size that float32 can": {"beta": 2.0, "dual_weight": 1e39},
     "inner_memory must be left out if Φ is local training": {**BY_STEPS, "inner_memory": 2},
