@@ -129,7 +129,9 @@ def test_clients_that_agree_have_one_limit(name):
 @pytest.mark.parametrize("form", ["decentralised", "centralised"])
 def test_relaxations_change_by_round(form):
     by_round = ([2.0, 1.5, 1.0], [2.0, 1.0, 0.5, 1.5], [1.0, 0.5])
-    compared(from_start("prox", form, PARTIAL), "prox", form, by_round)
+    curves = {f"algorithm.{name}": np.ones(ROUNDS) for name in NUMBERS}
+    wrapper = partial(scheduled, schedules=curves, num_rounds=ROUNDS)
+    compared(from_start("prox", form, PARTIAL, wrapper), "prox", form, by_round)
 
 
 @telling
@@ -137,7 +139,8 @@ def test_who_holds_the_points_of_absent_clients_matters_only_for_numbers_that_ch
     """With γ = 1 a point is that of the last round of its client, whose β is held with it."""
     runs = {}
     for form in ("centralised", "decentralised"):
-        sim = from_start("prox", form, PARTIAL, beta=2.0)
+        wrapper = partial(scheduled, schedules={"algorithm.beta": np.ones(4)}, num_rounds=4)
+        sim = from_start("prox", form, PARTIAL, wrapper, beta=2.0)
         for betas in ([2.0] * 4, [2.0, 1.0, 0.5, 1.5]):
             hyper = sim.hyper._replace(factors={"algorithm.beta": np.float32(betas) / 2})
             state, record, _ = sim.run(sim.init(KEY), KEY, 4, hyper)
@@ -321,9 +324,8 @@ def compared(sim, client_map, form, numbers, *, is_weighted=False, atol=2e-6):
     by_round = [np.atleast_1d(n) for n in numbers]
     by_round = [n[np.minimum(np.arange(ROUNDS), len(n) - 1)] for n in by_round]
     own = {name: np.float32(n[0]) for name, n in zip(NUMBERS, by_round, strict=True)}
-    factors = {
-        f"algorithm.{name}": np.float32(n / n[0]) for name, n in zip(NUMBERS, by_round, strict=True)
-    }
+    tables = [np.float32(n / n[0]) for n in by_round]
+    factors = dict(zip(sim.hyper.factors, tables, strict=True)) if sim.hyper.factors else {}
     hyper = sim.hyper._replace(algorithm={**sim.hyper.algorithm, **own}, factors=factors)
     state, models, cohorts = sim.init(KEY), [], []
     for _ in range(ROUNDS):
