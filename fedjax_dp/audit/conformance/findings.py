@@ -76,8 +76,3 @@ def judged(
         f"(p = {worst.p_value:.1g}, the least of {len(tests)})"
     )
     return Finding(subject, check, "failed", wrong, *numbers)
-
-
-def two_sided(below: float, above: float) -> float:
-    """The p-value of a statistic, from the probabilities of at most and of at least its value."""
-    return float(min(1.0, 2 * min(below, above)))

@@ -45,17 +45,21 @@ def _masked(subject: Masking, values: Array, is_dropped: Array, seed: int) -> tu
     answer = called(subject.mask, values, is_dropped, seed)
     claim = subject.claim
     try:
-        messages, total = (np.asarray(each) for each in answer)
+        messages, total = map(np.asarray, answer)
     except (TypeError, ValueError):
         raise Misbehaviour("does not return messages and their sum") from None
-    shape = (claim.clients, claim.size)
-    for what, array, needed in (("messages", messages, shape), ("the sum", total, shape[1:])):
-        if array.dtype.kind not in "iu" or array.shape != needed:
-            form = f"{what} as {array.dtype} of shape {array.shape}"
-            raise Misbehaviour(f"returns {form}, not integers of shape {needed}")
-        if array.size and (int(array.min()) < 0 or int(array.max()) >= claim.modulus):
-            raise Misbehaviour(f"returns {what} outside 0 to {claim.modulus} − 1")
-    return messages.astype(np.int64), total.astype(np.int64)
+    shape, m = (claim.clients, claim.size), claim.modulus
+    return _integers("messages", messages, shape, m), _integers("the sum", total, shape[1:], m)
+
+
+def _integers(what: str, array: Array, shape: tuple[int, ...], modulus: int) -> Array:
+    """Requires integers from 0 to m − 1 of a shape."""
+    if array.dtype.kind not in "iu" or array.shape != shape:
+        form = f"{what} as {array.dtype} of shape {array.shape}"
+        raise Misbehaviour(f"returns {form}, not integers of shape {shape}")
+    if int(array.min()) < 0 or int(array.max()) >= modulus:
+        raise Misbehaviour(f"returns {what} outside 0 to {modulus} − 1")
+    return array.astype(np.int64)
 
 
 def _sums(
@@ -143,17 +147,12 @@ def _unrelated(subject: Masking, drawn: Array, share: float) -> Finding:
 def check_source(subject: MaskSource, draws: Draws, significance: float) -> Iterator[Finding]:
     """Draws masks, and tests their bits and whether some are equal."""
     claim, name, share = subject.claim, subject.name, significance / _FINDINGS
-    shape = (claim.count, claim.size)
     try:
         drawn = np.asarray(called(subject.draw, claim.count, draws.block(1)[0]))
-        if drawn.dtype.kind not in "iu" or drawn.shape != shape:
-            raise Misbehaviour(f"returns {drawn.dtype} of shape {drawn.shape}, not integers")
-        if int(drawn.min()) < 0 or int(drawn.max()) >= claim.modulus:
-            raise Misbehaviour(f"returns integers outside 0 to {claim.modulus - 1}")
+        drawn = _integers("masks", drawn, (claim.count, claim.size), claim.modulus)
     except Misbehaviour as wrong:
         yield Finding(name, "masks: uniform", "failed", f"the subject {wrong}")
         return
-    drawn = drawn.astype(np.int64)
     tests = _bin_tests(drawn, claim.modulus, "masks")
     yield judged(name, "masks: uniform", tests, share, "masks are uniform")
     yield _repeated(subject, drawn, share)

@@ -12,7 +12,7 @@ import numpy as np
 from scipy import stats
 
 from fedjax_dp.audit.conformance.claims import Release, noise_law, stddev_of
-from fedjax_dp.audit.conformance.findings import Draws, Finding, Test, Verdict, judged, two_sided
+from fedjax_dp.audit.conformance.findings import Draws, Finding, Test, Verdict, judged
 from fedjax_dp.audit.conformance.subjects import Misbehaviour, View
 
 # A share of the standard deviation that is rounding.
@@ -74,8 +74,8 @@ def scale_test(noise: np.ndarray, stddev: float, law: str, what: str, centred: b
     # Freedoms of a chi-square law with the variance that this kurtosis gives.
     freedoms = 2 * count / (_KURTOSIS[law] - 1)
     statistic = freedoms * (measured / nearest) ** 2
-    p_value = two_sided(stats.chi2.cdf(statistic, freedoms), stats.chi2.sf(statistic, freedoms))
-    return Test(p_value, f"the standard deviation of {what}", measured, stddev)
+    side = min(stats.chi2.cdf(statistic, freedoms), stats.chi2.sf(statistic, freedoms))
+    return Test(2 * float(side), f"the standard deviation of {what}", measured, stddev)
 
 
 def _standard_deviations(name: str, noise: np.ndarray, claim: Release, share: float) -> Finding:
@@ -92,7 +92,7 @@ def _standard_deviations(name: str, noise: np.ndarray, claim: Release, share: fl
         tests.append(scale_test(noise[:, [j]], stddev, law, f"the noise of entry {j}", True))
     error = stddev / math.sqrt(len(noise))
     for j, mean in enumerate(noise.mean(axis=0)):
-        p_value = two_sided(*[stats.norm.sf(abs(mean) / error)] * 2)
+        p_value = 2 * float(stats.norm.sf(abs(mean) / error))
         tests.append(Test(p_value, f"the mean of the noise of entry {j}", float(mean), 0.0))
     says = f"{tests[0].measured:.4g} over all entries, and as claimed in every layer and entry"
     return judged(name, "noise: standard deviation", tests, share, says)
@@ -123,7 +123,7 @@ def _correlation(one: np.ndarray, other: np.ndarray, what: str) -> Test:
     count = len(one)
     r = float(np.clip(np.mean(one * other), -1, 1))
     t = abs(r) * math.sqrt((count - 2) / max(1 - r * r, 1e-300))
-    return Test(two_sided(*[stats.t.sf(t, count - 2)] * 2), what, r, 0.0)
+    return Test(2 * float(stats.t.sf(t, count - 2)), what, r, 0.0)
 
 
 def _entries(name: str, noise: np.ndarray, claim: Release, share: float) -> Finding:

@@ -8,7 +8,7 @@ import numpy as np
 from scipy import stats
 
 from fedjax_dp.audit.conformance.claims import FixedSize, Poisson, Shuffled, WithReplacement
-from fedjax_dp.audit.conformance.findings import Draws, Finding, Test, judged, two_sided
+from fedjax_dp.audit.conformance.findings import Draws, Finding, Test, judged
 from fedjax_dp.audit.conformance.subjects import Misbehaviour, Sampling, as_numbers, called
 
 # The units drawn in each round.
@@ -76,11 +76,11 @@ def _counts(subject: Sampling, sizes: np.ndarray, share: float) -> Finding:
     flat = sizes.ravel()
     # Bins of about equal probability, at least five expected in each.
     inner = np.unique(law.ppf(np.linspace(0, 1, min(12, len(flat) // 20) + 1)[1:-1]))
-    edges = np.concatenate([[-1], inner, [claim.num_units]])
-    edges = np.unique(edges)
+    edges = np.unique([-1, *inner, claim.num_units])
     expected = np.diff(law.cdf(edges)) * len(flat)
     measured = np.histogram(flat, edges + 0.5)[0]
-    mean = two_sided(*[stats.norm.sf(abs(flat.mean() - law.mean()) / _error(law, flat))] * 2)
+    error = max(float(law.std()), 1e-12) / math.sqrt(len(flat))
+    mean = 2 * float(stats.norm.sf(abs(flat.mean() - law.mean()) / error))
     tests = [Test(mean, "the mean size of a round", float(flat.mean()), float(law.mean()))]
     # A share of empty rounds that is too small shows whether they are drawn again.
     empty, chance = int(np.sum(flat == 0)), float(law.pmf(0))
@@ -92,10 +92,6 @@ def _counts(subject: Sampling, sizes: np.ndarray, share: float) -> Finding:
         tests.append(Test(spread, "the standard deviation of the size of a round", *deviations))
     says = f"sizes of {len(flat)} rounds are binomial"
     return judged(subject.name, check, tests, share, says)
-
-
-def _error(law: stats.rv_discrete, flat: np.ndarray) -> float:
-    return max(float(law.std()), 1e-12) / math.sqrt(len(flat))
 
 
 def _units(subject: Sampling, runs: list[Rounds], watched: np.ndarray, share: float) -> Finding:
