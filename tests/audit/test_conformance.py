@@ -274,6 +274,15 @@ def test_a_process_that_dies_or_sleeps_is_started_again(tmp_path):
     served.close()
 
 
+@slow
+def test_imports_do_not_count_as_a_call(tmp_path):
+    file = tmp_path / "functions.py"
+    file.write_text(FUNCTIONS + "time.sleep(6)\n", "utf-8")
+    served = Served(file, timeout=5.0)
+    assert np.array_equal(served.function("several")([1], np.array([True]))[0], [1])
+    served.close()
+
+
 def test_the_server_needs_numpy_alone():
     assert "fedjax_dp" not in pathlib.Path(serve.__file__).read_text("utf-8")
 

@@ -17,6 +17,10 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Positive
 
+# Seconds that a process may take to start: imports of some frameworks take a minute where others
+# work.
+_START = 600.0
+
 
 class Served:
     """Functions of a file that another Python runs, such as one with PyTorch.
@@ -35,7 +39,7 @@ class Served:
           file: a Python file with functions of arrays and numbers, which return an array, a number
             or a sequence of them.
           python: the interpreter of its environment.
-          timeout: seconds after which a call, starting included, is given up; above 0.
+          timeout: seconds after which a call is given up, above 0; a start has 600.
 
         Raises:
           ValueError: if there is no such file.
@@ -67,15 +71,19 @@ class Served:
         return call
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Sends a request and waits for the answer."""
+        """Sends a request to the process, which is started if it does not run."""
         if self._process is None:
+            pipe = subprocess.PIPE
             self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,
+                self._command, stdin=pipe, stdout=pipe, start_new_session=True
             )
-        process = self._process
+            self._exchange(self._process, {"name": serve.STARTED, "arguments": 0}, _START)
+        return self._exchange(self._process, request, self._timeout)
+
+    def _exchange(
+        self, process: subprocess.Popen, request: dict[str, Any], seconds: float
+    ) -> dict[str, Any]:
+        """Sends a request and waits for the answer, so many seconds at most."""
         assert process.stdin is not None and process.stdout is not None
         # Ending the process ends reads and writes that wait for it.
         is_late = threading.Event()
@@ -84,7 +92,7 @@ class Served:
             is_late.set()
             _end(process)
 
-        timer = threading.Timer(self._timeout, give_up)
+        timer = threading.Timer(seconds, give_up)
         timer.start()
         try:
             serve.write(process.stdin, request)
@@ -96,7 +104,7 @@ class Served:
             timer.cancel()
         if answer is None:
             self.close()
-            late = f"no answer within {self._timeout:g} s" if is_late.is_set() else "it ended"
+            late = f"no answer within {seconds:g} s" if is_late.is_set() else "it ended"
             raise RuntimeError(f"its process died: {late}, exit status {process.returncode}")
         return answer
 
