@@ -188,6 +188,7 @@ def _readers_of_stored(kind, clip_norm):
     return sorted(found.values())
 
 
+@telling
 def test_an_accelerator_reads_a_clipped_update_in_one_pass():
     """Its norm as a metric and whether it is finite are of the array that clipping stores."""
     num_arrays = len(jax.tree.leaves(make_model().init(jax.random.key(0))))

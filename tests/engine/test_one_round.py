@@ -9,8 +9,7 @@ import pytest
 from marks import later, telling
 from own_draws_worker import in_turn
 from small_problem import NUM_CLIENTS, make_data, make_model, plain_trainer, private_trainer
-from test_own_draws import KEY, NOISE, SAMPLERS
-from test_own_draws import bound as bound_anew
+from test_own_draws import KEY, NOISE, SAMPLERS, bound, with_mean
 
 from fedjax_dp import algorithms
 from fedjax_dp.core import trees
@@ -40,16 +39,10 @@ MINE = Wrapper("mine", frozenset({Change.SERVER_STEP}))
 
 
 @functools.cache
-def bound(sampler="poisson"):
-    """The federation around which wrappers are put: what is traced of it, is traced once."""
-    return bound_anew(SAMPLERS[sampler])
-
-
-@functools.cache
 def banded():
     """A federation whose aggregator keeps noise of later rounds."""
     mean = correlated_gaussian_mean(banded_noise(6, 3, min_separation=3), 1.0, NOISE, 2)
-    return bound_anew(sampling.min_separated(3), mean=mean)
+    return with_mean(mean, sampling.min_separated(3))
 
 
 @functools.cache
@@ -370,7 +363,7 @@ def test_client_states_stay_as_their_round_left_them():
 
 def test_rounds_beside_the_one_that_is_wrapped_are_not_released():
     """Of a federation inside it, or of another one with less noise."""
-    fed, cheaper = bound(), bound_anew(mean=gaussian_mean(1.0, 0.01, 2))
+    fed, cheaper = bound(), with_mean(gaussian_mean(1.0, 0.01, 2))
     timed = clocked(fed, **TIMED)
 
     def of_the_inner(run, state, hyper, examples, cohort, key):
@@ -416,7 +409,7 @@ def test_wrappers_with_states_of_their_own_go_around_each_other():
 
 
 def test_a_draw_reads_the_state_of_its_own_wrapper_inside_others():
-    fed = in_turn(bound("full_participation"))
+    fed = in_turn(bound(SAMPLERS["full_participation"]))
     outside = counting(skipping)(clocked(fed, **TIMED))
     state = outside.init(KEY)
     *others, _ = state.outer
@@ -472,7 +465,7 @@ def test_noise_in_shares_needs_the_message_of_each_client():
     structure = jax.eval_shape(model.init, KEY)
     plan = make_plan(4, 1.0, 1.0, num_clients=NUM_CLIENTS, num_shares=NUM_CLIENTS, bits=16)
     mean = discrete_mean(structure, plan, NUM_CLIENTS)
-    shares = bound_anew(SAMPLERS["full_participation"], mean=mean)
+    shares = with_mean(mean, SAMPLERS["full_participation"])
     with pytest.raises(ValueError, match=rf"{PASSED}.*a different cohort.*fate"):
         traced(stepping(of_the_first_alone)(shares))
     late = shares.cohorts.with_fates(lambda state, hyper, cohort: Fate.LATE)
@@ -517,7 +510,7 @@ def test_a_step_that_only_uses_what_is_released_is_let_through(step):
 @telling
 def test_a_wrapped_round_is_the_round():
     """Also where it is called under `jit`, whose cache knows nothing of a trial."""
-    fed = bound("cyclic")
+    fed = bound(SAMPLERS["cyclic"])
     state = fed.init(KEY)
     expected, *_ = jax.jit(fed.run_round)(state, fed.hyper, data(), KEY)
     wrapped = stepping(skipping)(fed)
@@ -532,7 +525,7 @@ def test_a_wrapped_round_is_the_round():
 
 @pytest.mark.parametrize("step", [of_the_first_alone, by_the_number_drawn])
 def test_cohorts_that_are_public_may_be_read(step):
-    traced(stepping(step)(bound("cyclic")))
+    traced(stepping(step)(bound(SAMPLERS["cyclic"])))
 
 
 def test_a_rule_is_asked_about_one_client_at_a_time():
@@ -564,7 +557,7 @@ def test_rules_say_what_they_must_return_and_may_read():
 
 
 def test_a_draw_returns_clients_by_their_indices():
-    fed = bound("cyclic")
+    fed = bound(SAMPLERS["cyclic"])
     drawn = fed.cohorts.given(lambda state, *_: jnp.array([4, -1])).draw(
         fed.init(KEY), fed.hyper, KEY
     )

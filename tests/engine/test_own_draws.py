@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import os
 import pathlib
 import subprocess
@@ -44,13 +45,22 @@ SAMPLERS = {
 }
 
 
-def bound(sampler=SAMPLERS["poisson"], unit="client", mean=None):
-    model, size = make_model(), None if sampler.name == "full_participation" else 2
+@functools.cache
+def bound(sampler=SAMPLERS["poisson"], unit="client"):
+    """A federation that is made once: what is traced of it, is traced once."""
+    model = make_model()
     if unit == "record":
-        algorithm = algorithms.dp_sgd(model, private_trainer(model))
-    else:
-        mean = mean or gaussian_mean(1.0, NOISE, 2)
-        algorithm = algorithms.dp_fedavg(model, plain_trainer(model), aggregator=mean)
+        return bound_to(algorithms.dp_sgd(model, private_trainer(model)), sampler)
+    return with_mean(gaussian_mean(1.0, NOISE, 2), sampler)
+
+
+def with_mean(mean, sampler=SAMPLERS["poisson"]):
+    model = make_model()
+    return bound_to(algorithms.dp_fedavg(model, plain_trainer(model), aggregator=mean), sampler)
+
+
+def bound_to(algorithm, sampler):
+    size = None if sampler.name == "full_participation" else 2
     return federation(
         algorithm, make_data(), participants.participation(sampler, NUM_CLIENTS, size)
     )
@@ -223,11 +233,12 @@ def test_wrappers_that_change_cohorts_are_charged_right_in_every_layout(tmp_path
 def test_a_draw_of_its_own_is_refused_where_a_claim_needs_more():
     mean = correlated_gaussian_mean(banded_noise(6, 3, min_separation=3), 1.0, NOISE, 2)
     with pytest.raises(ValueError, match=r"participation must keep 3 rounds .*'any_draw"):
-        PrivacyAccounting(repeating(bound(SAMPLERS["cyclic"], mean=mean)))
+        PrivacyAccounting(repeating(with_mean(mean, SAMPLERS["cyclic"])))
     model = make_model()
     structure = jax.eval_shape(model.init, KEY)
     plan = make_plan(4, 1.0, 1.0, num_clients=NUM_CLIENTS, num_shares=NUM_CLIENTS, bits=16)
-    shares = bound(SAMPLERS["full_participation"], mean=discrete_mean(structure, plan, NUM_CLIENTS))
+    mean = discrete_mean(structure, plan, NUM_CLIENTS)
+    shares = with_mean(mean, SAMPLERS["full_participation"])
     for other in (repeating(shares), thinned(shares, lambda round_index, clients: clients > 0)):
         with pytest.raises(ValueError, match=f"the updates of at least {NUM_CLIENTS} clients"):
             PrivacyAccounting(other)
@@ -382,7 +393,7 @@ def test_batches_and_cohorts_of_a_sampler_with_another_draw_are_refused():
 
 def quieter(fed):
     """The algorithm of more noise than the step adds."""
-    return bound(mean=gaussian_mean(1.0, 9 * NOISE, 2)).algorithm
+    return with_mean(gaussian_mean(1.0, 9 * NOISE, 2)).algorithm
 
 
 def unclaimed(fed):

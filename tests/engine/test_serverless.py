@@ -36,6 +36,7 @@ def alone(inner, **options):
     return clocked(serverless(inner), **{**ALONE, **options})
 
 
+@telling
 def test_all_clients_make_the_model_that_a_server_would():
     """The round ends when the last client has heard of all others; n (n − 1) messages."""
     sim = timed.simulated(partial(alone, key_seconds=3.0, key_rounds=(1,)))
