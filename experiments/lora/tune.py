@@ -4,6 +4,7 @@ python -m experiments.lora.tune --folder DIR --checkpoint gpt2 --unit client --o
 """
 
 import argparse
+import contextlib
 import csv
 import math
 import os
@@ -85,6 +86,23 @@ def rows_of(checkpoint: str, unit: str, words: Sequence[str], prompt: str) -> li
     return rows
 
 
+def earlier(file: pathlib.Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Reads the rows of earlier calls, without those of a checkpoint and unit that ran anew."""
+
+    def read(text: str) -> Any:
+        for kind in (int, float):
+            with contextlib.suppress(ValueError):
+                return kind(text)
+        return text or None
+
+    if not file.is_file():
+        return []
+    ran = {(row["checkpoint"], row["unit"]) for row in rows}
+    with file.open(newline="", encoding="utf-8") as lines:
+        found = [{name: read(x) for name, x in row.items()} for row in csv.DictReader(lines)]
+    return [row for row in found if (row["checkpoint"], row["unit"]) not in ran]
+
+
 def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
     """Writes the table of the README."""
     lines = [
@@ -113,7 +131,9 @@ def main() -> None:
         epilog="Further words, --section.key=VALUE, override the configuration of every run.",
     )
     parser.add_argument("--folder", type=pathlib.Path, required=True, help="where paths start")
-    parser.add_argument("--output", type=pathlib.Path, required=True)
+    parser.add_argument(
+        "--output", type=pathlib.Path, required=True, help="rows of earlier calls are kept"
+    )
     parser.add_argument("--checkpoint", action="append", default=[], help="folder of a checkpoint")
     parser.add_argument("--unit", action="append", choices=["client", "record"], default=[])
     parser.add_argument("--prompt", default=PROMPT)
@@ -128,7 +148,8 @@ def main() -> None:
         own.append(f"--data.options.tokenizer={pathlib.Path(checkpoint) / 'tokenizer.json'}")
         for unit in known.unit or ["client", "record"]:
             rows += rows_of(name, unit, [*own, *words], known.prompt)
-    note = f"{hardware()}, {time.process_time() - started:.0f} CPU seconds.\n\n"
+    note = f"{hardware()}, {time.process_time() - started:.0f} CPU seconds in the last call.\n\n"
+    rows = [*earlier(output / "tune.csv", rows), *rows]
     with (output / "tune.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
