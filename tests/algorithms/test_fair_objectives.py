@@ -175,13 +175,14 @@ def test_a_tilt_beyond_floats_is_cut_off_and_said():
         assert float(info.server["tilted_loss"][-1]) == pytest.approx(kept, abs=0.1)
 
 
+@telling
 @pytest.mark.parametrize(
     "tilt, losses, risk",
     [
-        pytest.param(1000.0, (2.3, 2.5), 2.5 - np.log(2) / 1000, marks=telling),
-        pytest.param(-1000.0, (2.3, 2.5), 2.3 + np.log(2) / 1000, marks=telling),
+        (1000.0, (2.3, 2.5), 2.5 - np.log(2) / 1000),
+        (-1000.0, (2.3, 2.5), 2.3 + np.log(2) / 1000),
         # All far below where the first round counts from, which is 0.
-        pytest.param(100.0, (-5.0, -6.0), -5 - np.log(2) / 100, marks=telling),
+        (100.0, (-5.0, -6.0), -5 - np.log(2) / 100),
         (1000.0, (2.0, 2.0, 2.0, 3.0), 3 - np.log(4) / 1000),
     ],
 )

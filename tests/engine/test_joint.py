@@ -95,8 +95,8 @@ def test_all_play_as_many_rounds_as_the_fewest_wanted_and_one_call_holds():
     "other",
     [
         dict(cohort=4.0),
-        dict(data=make_data((7, 1, 12, 5, 9, 3))),
-        dict(rounds_per_call=2),
+        pytest.param(dict(data=make_data((7, 1, 12, 5, 9, 3))), marks=telling),
+        pytest.param(dict(rounds_per_call=2), marks=telling),
     ],
 )
 def test_programs_that_differ_in_more_than_numbers_are_refused(other):
