@@ -28,7 +28,8 @@ of 6 and 2 numbers. Written from [conformance.json](conformance.json).
 
 *Failed* says that a part did not keep the claim on the input below, on hostile input too, such as
 an update that is not finite. It does not say that a training with ordinary updates is unsafe. What
-a package documents is quoted where it was found. Lines are those of the version above.
+a package documents is quoted where it was found. Lines are those of the version above. Subjects
+that are not listed have not been checked yet.
 """
 
 
@@ -67,6 +68,9 @@ def lines(results: dict[str, Any]) -> Iterator[str]:
         verdicts = [finding["verdict"] for finding in found["findings"]]
         counts = (str(verdicts.count(v)) for v in ("passed", "failed", "open"))
         yield from _row(_title(name), ", ".join(found["versions"]), found["date"], *counts)
+    missing = [title for peer, title in TITLES.items() if peer not in results]
+    if missing:
+        yield f"\nNot checked yet: {', '.join(missing)}."
     for name in ordered:
         yield from _section(name, results[name])
 

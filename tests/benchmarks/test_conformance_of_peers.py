@@ -56,6 +56,8 @@ def test_the_page_has_passes_first_and_the_cause_of_each_failure():
     assert text.count("Cause 1.") == 1, "the other sentence has no reading"
     assert "    rows = 1" in text and "`package/noise.py`, line 7, `noise += noise`" in text
     assert text.index("## Flower") < text.index("## fedjax_dp")
+    (missing,) = [line for line in text.splitlines() if line.startswith("Not checked yet")]
+    assert "Opacus" in missing and "Flower" not in missing and "fedjax_dp" not in missing
 
 
 def test_a_subject_that_is_checked_again_replaces_what_was_found():
