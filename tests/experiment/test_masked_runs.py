@@ -167,8 +167,8 @@ def test_a_written_configuration_is_read_back():
 def test_masks_change_nothing_but_the_statement(tmp_path):
     """Noise in shares: integers, whose sums are exact without masks too."""
     own = ("privacy.json", "privacy.md", "config.toml", "metrics.jsonl", "secure_aggregation")
-    # Without masks a run also counts clipped updates, which no event covers.
-    own += ("communication", "not_private", "clipped_client_share")
+    # Without masks a run also counts clipped updates, which no event covers, and hints read them.
+    own += ("communication", "not_private", "clipped_client_share", "hints")
     words = [*SIX, *DISCRETE, "--participation.sampler=full_participation"]
     forms = [secure(form=form, graph="random_neighbors") for form in ("masked", "cancelled")]
     for name, more in zip(("plain", "masked", "cancelled"), ([], *forms), strict=True):
