@@ -294,6 +294,7 @@ def test_what_a_page_prints_works_in_the_readers_order(
                 if not data_folder.is_dir():
                     continue
                 words = [str(data_folder) if word == "DATA" else word for word in words]
+                words = [word for word in words if not word.startswith("--run.rounds=")]
                 words.append("--run.rounds=1")
             elif words[0] == "run" and not any(word.startswith(ENDING) for word in words):
                 words.append("--run.rounds=2")
