@@ -131,6 +131,8 @@ def test_a_database_has_the_searches_of_several_folders(played, tmp_path):
         with pytest.raises(ValueError, match=r"^--storage must be the address") as refused:
             search(STUDY, plan, tmp_path / "three", database=wrong)
         assert "secret" not in str(refused.value)
+    with pytest.raises(ValueError, match=r"^--storage must be a file or a server"):
+        search(STUDY, plan, tmp_path / "three", database="sqlite://")
 
 
 def test_values_that_are_not_allowed_are_refused_before_any_run(played, tmp_path):
@@ -248,7 +250,7 @@ def test_a_damaged_journal_is_read_up_to_its_first_damaged_line(tmp_path, how):
 
     def study():
         module._repair(path, warned.append)
-        return module._opened(path)
+        return module._Stored(str(tmp_path), None).opened()
 
     first = study()
     for i in range(5):

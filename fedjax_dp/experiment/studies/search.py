@@ -171,7 +171,13 @@ class _Stored(NamedTuple):
             journal = pathlib.Path(self.folder) / STUDY_FILE
             return optuna.storages.JournalStorage(_Journal(str(journal)))
         try:
-            return optuna.storages.RDBStorage(self.database)
+            url = sqlalchemy.make_url(self.database)
+            in_memory = "sqlite" in url.drivername and url.database in (None, "", ":memory:")
+            rule = "be a file or a server, which several processes can open"
+            checks.require(not in_memory, "--storage", rule, "an SQLite database in memory")
+            # Without a pool no connection is left open at the end.
+            unpooled = {"poolclass": sqlalchemy.pool.NullPool}
+            return optuna.storages.RDBStorage(self.database, engine_kwargs=unpooled)
         except (sqlalchemy.exc.SQLAlchemyError, ImportError, RuntimeError) as error:
             # The address, and what a driver says of it, may hold a password.
             rule = f"be the address of a database that can be opened ({type(error).__name__})"
