@@ -1,11 +1,11 @@
 """FedJAX's samplers of clients, its aggregator and its clipping, as functions of arrays."""
 
 import jax
+import numpy as np
 
 jax.tree_map = jax.tree.map  # FedJAX 0.0.17 calls it by the name that JAX has removed.
 
 import fedjax  # noqa: E402
-import numpy as np  # noqa: E402
 
 NAMES = [b"%02d" % i for i in range(32)]
 CLIENTS = fedjax.InMemoryFederatedData({name: {"x": np.zeros((1, 1))} for name in NAMES})

@@ -1,14 +1,11 @@
 """Opacus's private steps, loaders and accountants, as functions of arrays."""
 
-import warnings
-
 import numpy as np
 import torch
 from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-warnings.filterwarnings("ignore")
 torch.set_num_threads(1)
 
 LAYERS = (6, 2)
