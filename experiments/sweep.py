@@ -35,7 +35,7 @@ def hardware() -> str:
 
 
 def add_workers(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of workers, beside which `--output` is."""
+    """Adds the options of workers, which also need `--output`."""
     parser.add_argument(
         "--on", choices=get_args(executors.On), help="run on workers, as `fedjax-dp sweep --on`"
     )

@@ -6,8 +6,6 @@ A curve is a function of the rounds done, 0 before the first, to a factor of at 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp.core import checks, ranges
@@ -40,7 +38,7 @@ def linear(rounds: Count, *, final: NonNegative = 0.0) -> Curve:
     Returns:
       The curve.
     """
-    return lambda t: 1 + (final - 1) * _of(t).minimum(t, rounds) / rounds
+    return lambda t: 1 + (final - 1) * np.minimum(t, rounds) / rounds
 
 
 @checked
@@ -58,8 +56,8 @@ def cosine(rounds: Count, *, final: NonNegative = 0.0) -> Curve:
     """
 
     def factor(t: Any) -> Any:
-        share = _of(t).minimum(t, rounds) / rounds
-        return final + (1 - final) * (1 + _of(t).cos(np.pi * share)) / 2
+        share = np.minimum(t, rounds) / rounds
+        return final + (1 - final) * (1 + np.cos(np.pi * share)) / 2
 
     return factor
 
@@ -89,7 +87,7 @@ def steps(
 
     def curve(t: Any) -> Any:
         if after is None:
-            return factor ** _of(t).floor(t / every)
+            return factor ** np.floor(t / every)
         return factor ** sum(t >= end for end in after)
 
     return curve
@@ -110,7 +108,7 @@ def exponential(*, decay: Positive = 0.5, every: Positive = 1.0, staircase: bool
 
     def factor(t: Any) -> Any:
         # Powers of 2, for halvings, are exact.
-        return (1 / decay) ** -(_of(t).floor(t / every) if staircase else t / every)
+        return (1 / decay) ** -(np.floor(t / every) if staircase else t / every)
 
     return factor
 
@@ -134,7 +132,7 @@ def inverse(*, every: Positive = 1.0, power: Positive = 1.0) -> Curve:
 
     def factor(t: Any) -> Any:
         if power == 0.5:
-            return 1 / _of(t).sqrt(t / every + 1)
+            return 1 / np.sqrt(t / every + 1)
         return 1 / (t / every + 1) if power == 1 else (t / every + 1) ** -power
 
     return factor
@@ -153,8 +151,8 @@ def inverse_log(*, base: Literal["e", "10"] = "e") -> Curve:
     Source: Malekmohammadi 2025, theorem 3.
     """
     if base == "e":
-        return lambda t: 1 / _of(t).log(t + np.e)
-    return lambda t: 1 / (1 + _of(t).log10(t + 1))
+        return lambda t: 1 / np.log(t + np.e)
+    return lambda t: 1 / (1 + np.log10(t + 1))
 
 
 @checked
@@ -172,7 +170,7 @@ def listed(*, factors: Sequence[NonNegative]) -> Curve:
     """
     checks.require(len(factors) > 0, "factors", "have at least one entry", factors)
     table = np.asarray(factors, np.float64)
-    return lambda t: _of(t).asarray(table)[_of(t).minimum(t, len(table) - 1).astype(np.int32)]
+    return lambda t: np.asarray(table)[np.minimum(t, len(table) - 1).astype(np.int32)]
 
 
 @checked
@@ -193,8 +191,8 @@ def warm_up(curve: Curve, rounds: Count) -> Curve:
     """
 
     def factor(t: Any) -> Any:
-        ramp = (_of(t).minimum(t, rounds) + 1) / (rounds + 1)
-        return ramp * curve(_of(t).maximum(t - rounds, 0))
+        ramp = (np.minimum(t, rounds) + 1) / (rounds + 1)
+        return ramp * curve(np.maximum(t - rounds, 0))
 
     return factor
 
@@ -210,8 +208,3 @@ def table_of(curve: Curve | Sequence[Any] | np.ndarray, num_rounds: int, name: s
         given = np.nan if factor is None else factor
         ranges.check({"factor": given}, _FACTOR, f"{name}: in round {t} the ")
     return np.asarray(found, np.float64).astype(np.float32)
-
-
-def _of(t: Any) -> Any:
-    """Returns the library that computes with t: JAX inside a compiled program, else NumPy."""
-    return jnp if isinstance(t, jax.Array) else np

@@ -486,21 +486,16 @@ def _check_inner_step(hyper: Hyper, *, smoothness: float) -> None:
     rates, step_size = hyper.local.learning_rate, hyper.algorithm["step_size"]
     if checks.is_traced(rates) or checks.is_traced(step_size):
         return
-    bound = float(np.min(2 / (smoothness + 1 / np.asarray(step_size, np.float64))))
-    largest = float(np.max(np.asarray(rates, np.float64)))
-    rule = f"be below 2 / (L + 1/step_size) = {bound:g} in an inner step, else it diverges"
-    checks.require(largest < bound, "learning_rate", rule, largest)
+    bounds = 2 / (smoothness + 1 / np.asarray(step_size, np.float64))
+    pairs = zip(*map(np.ravel, np.broadcast_arrays(rates, bounds)), strict=True)
+    for rate, bound in pairs:
+        rule = f"be below 2 / (L + 1/step_size) = {bound:g} in an inner step, else it diverges"
+        checks.require(rate < bound, "learning_rate", rule, float(rate))
 
 
 def _relaxations(hyper: Hyper) -> list[Any]:
     """Reads α, β and γ."""
     return [hyper.algorithm[name] for name in ("alpha", "beta", "gamma")]
-
-
-def _is_always(numbers: Mapping[str, Any], **values: float) -> bool:
-    """Checks whether numbers are known to have these values in every round."""
-    pairs = [(numbers[name], value) for name, value in values.items()]
-    return not any(checks.is_traced(n) or np.any(np.not_equal(n, v)) for n, v in pairs)
 
 
 def _model_of(server: ServerState) -> PyTree:
@@ -525,8 +520,13 @@ def _read_once(model: Model, own: OwnState, client: Any, params: PyTree) -> Quad
 def _check_dual_weight(weight: float, numbers: Mapping[str, Any]) -> None:
     rule = f"be 0 or of a size that float32 can represent, {SMALLEST:.2g} to {LARGEST:.2g}"
     checks.require(fits_float32(weight), "dual_weight", rule, weight)
-    rule = "be left out if beta and gamma are 1: the point of each client is the model"
-    checks.require(not _is_always(numbers, beta=1, gamma=1), "dual_weight", rule, weight)
+    both = [numbers[name] for name in ("beta", "gamma")]
+    is_model = not any(checks.is_traced(n) or np.any(np.not_equal(n, 1)) for n in both)
+    rule = (
+        "be left out if beta and gamma are 1: the point of each client is the model; "
+        "one that a schedule moves to 1 begins with another number"
+    )
+    checks.require(not is_model, "dual_weight", rule, weight)
 
 
 def fedsplit(

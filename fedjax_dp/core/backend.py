@@ -50,7 +50,7 @@ def require_backend() -> None:
 
 
 def setting(name: str) -> Any:
-    """Reads a setting of JAX, whose annotations list none; None where this JAX has no such one."""
+    """Reads a setting of JAX, whose annotations list none; None if this JAX has no such setting."""
     return getattr(jax.config, name, None)
 
 

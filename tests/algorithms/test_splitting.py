@@ -460,6 +460,16 @@ def test_inner_steps_must_fit_the_proximal_step_of_every_round():
     scheduled(fed, {**steps, "local.learning_rate": schedules.inverse()}, 20)
 
 
+def test_inner_steps_of_several_runs_must_each_fit_their_own_proximal_step():
+    algorithm = algorithms.fedpi(model(), trainer(5, 0.05), step=ProximalStep(0.05))
+    steps, rates = np.array([0.05, 0.5]), np.array([0.05, 0.5])
+    own, local = algorithm.hyper.algorithm, algorithm.hyper.local
+    several = algorithm.hyper._replace(algorithm={**own, "step_size": steps})
+    algorithm.check(several._replace(local=local._replace(learning_rate=rates)))
+    with pytest.raises(ValueError, match=r"learning_rate must be below .* = 0\.1 .*, got 0\.5"):
+        algorithm.check(several._replace(local=local._replace(learning_rate=rates[::-1])))
+
+
 def test_record_level_privacy_is_that_of_the_trainer():
     config = LocalConfig(0.1, batch_size=5, num_steps=3, clip_norm=1.0, noise_multiplier=2.0)
     private = dp_sgd_trainer(model(), config)

@@ -184,6 +184,15 @@ def test_masks_used_twice_and_short_seeds_are_found_in_ours():
     assert failed(check(mask_source_of("short", lambda n: short))) == ["masks: repeated"]
 
 
+def test_masks_that_are_equal_by_chance_show_nothing_about_their_seeds():
+    def fair(count, seed):
+        return np.random.default_rng(seed).integers(0, 16, (count, 1))
+
+    source = conformance.MaskSource("few bits", fair, conformance.MaskLaw(16, 2**12, 1))
+    found = {f.check: f.verdict for f in check(source).findings}
+    assert found == {"masks: uniform": "passed", "masks: repeated": "open"}
+
+
 def test_an_example_is_a_failing_input_as_code():
     """What is printed fails again, and has nothing left to leave out."""
     _, defect = next((c, s) for s, c in DEFECTS if s.name == "layers clipped one by one")

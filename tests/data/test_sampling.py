@@ -478,16 +478,15 @@ def test_fixed_size_draws_from_many_are_uniform_subsets(batch_size):
 
 def test_members_drawn_before_are_drawn_again():
     """So many of so few that nearly every draw has to be made again."""
-    num_draws = NUM_DRAWS // 4
     draw = jax.jit(jax.vmap(lambda k: sparse.distinct(k, jnp.int32(20), jnp.int32(9), 12)))
-    rows = np.asarray(draw(jax.random.split(jax.random.key(0), num_draws)))[:, :9]
+    rows = np.asarray(draw(jax.random.split(jax.random.key(0), NUM_DRAWS)))[:, :9]
     assert np.all(np.diff(np.sort(rows, axis=1), axis=1) > 0)
-    members = np.zeros((num_draws, 20))
+    members = np.zeros((NUM_DRAWS, 20))
     np.put_along_axis(members, rows, 1, axis=1)
     pairs = members.T @ members
-    each = 9 / 20 * num_draws
+    each = 9 / 20 * NUM_DRAWS
     assert np.abs(np.diag(pairs) - each).max() < 5 * np.sqrt(each)
-    both = 9 * 8 / (20 * 19) * num_draws
+    both = 9 * 8 / (20 * 19) * NUM_DRAWS
     assert np.abs(pairs[np.triu_indices(20, 1)] - both).max() < 5 * np.sqrt(both)
 
 

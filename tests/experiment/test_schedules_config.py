@@ -149,6 +149,10 @@ def test_mistakes_are_refused_as_they_are_read(words, error):
         ),
         (["--schedules.training.num_steps=linear"], "be left out without training.num_steps"),
         (
+            ["--schedules.privacy.record.clip_norm={curve = 'list', factors = [1, 0]}"],
+            "schedules.privacy.record.clip_norm must have factors above 0",
+        ),
+        (
             ["--training.num_steps=3", "--schedules.training.num_epochs=linear"],
             "be left out with training.num_steps, which replaces epochs",
         ),
@@ -375,6 +379,28 @@ def test_a_run_with_too_little_noise_in_one_round_stops_at_its_budget(tmp_path):
     words = (*RUN, "--privacy.client.epsilon=4", "--privacy.client.noise_multiplier=2.5")
     outcome = experiment.run(read(*words), tmp_path / "run")
     assert outcome.ended == "budget" and outcome.summary["epsilon"] <= 4.0
+
+
+MASKED = ("--algorithm.aggregator=gradient_mask", "--algorithm.aggregator_options.threshold=0.4")
+OF_MASK = "--schedules.algorithm.aggregator_options.threshold=linear"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--schedules.algorithm.options.noise_multiplier=linear"],
+            "^schedules must be of a number that can change in this run",
+        ),
+        (
+            [*NOT_PRIVATE, *MASKED, OF_MASK, "--schedules.algorithm.options.threshold=cosine"],
+            r"threshold must be of another number than schedules\.algorithm\.\w+\.threshold",
+        ),
+    ],
+)
+def test_numbers_that_a_run_lacks_or_has_by_another_key_are_refused(words, message):
+    with pytest.raises(ValueError, match=message):
+        assemble(read(*SMALL, *words))
 
 
 @slow

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import pickle
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -131,6 +132,9 @@ def test_a_database_has_the_searches_of_several_folders(played, tmp_path):
         with pytest.raises(ValueError, match=r"^--storage must be the address") as refused:
             search(STUDY, plan, tmp_path / "three", database=wrong)
         assert "secret" not in str(refused.value)
+    shutil.rmtree(tmp_path / "one" / "trial-0002")
+    with pytest.raises(ValueError, match=r"must have the runs of its trials.*none in trial-0002"):
+        search(STUDY, plan, tmp_path / "one", database=database)
     with pytest.raises(ValueError, match=r"^--storage must be a file or a server"):
         search(STUDY, plan, tmp_path / "three", database="sqlite://")
 

@@ -500,7 +500,7 @@ def test_each_unit_may_repeat_its_history_within_its_own_budget():
     assert ledger.max_repeats(np.inf, 1e-5, limit=9).tolist() == [9] * 5
     assert ledger.max_repeats(1e-9, 1e-5, limit=9).tolist() == [0, 0, 0, 0, 9]
     # Past the ends of what was tried before.
-    for repeats in (1, 2, 500):
+    for repeats in (1, 2, 3, 499, 500):
         exactly = [Ledger("record", num_units=1) for _ in wanted]
         for unit, one in enumerate(exactly):
             one.charge(ledger.events(unit), count=repeats)

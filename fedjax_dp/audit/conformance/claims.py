@@ -203,7 +203,8 @@ class MaskLaw(_Claim):
       modulus: m, from 16 to 2^61.
       count: the number of masks that are drawn, at least 64. Repeated masks are found if their
         seeds have fewer than about 2 log2(count) − 4 bits.
-      size: the number of integers of a mask, at least 1.
+      size: the number of integers of a mask, at least 1; with m^size below about count^2 masks
+        are equal by chance, and nothing is found about their seeds.
     """
 
     modulus: Modulus

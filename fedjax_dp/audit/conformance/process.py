@@ -17,10 +17,6 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Positive
 
-# Seconds that a process may take to start: imports of some frameworks take a minute where others
-# work.
-_START = 600.0
-
 
 class Served:
     """Functions of a file that another Python runs, such as one with PyTorch.
@@ -31,7 +27,12 @@ class Served:
 
     @checked
     def __init__(
-        self, file: str | os.PathLike, python: str = sys.executable, *, timeout: Positive = 60.0
+        self,
+        file: str | os.PathLike,
+        python: str = sys.executable,
+        *,
+        timeout: Positive = 60.0,
+        start: Positive = 600.0,
     ):
         """Names the file; it needs NumPy, and not this package.
 
@@ -39,7 +40,9 @@ class Served:
           file: a Python file with functions of arrays and numbers, which return an array, a number
             or a sequence of them.
           python: the interpreter of its environment.
-          timeout: seconds after which a call is given up, above 0; a start has 600.
+          timeout: seconds after which a call is given up, above 0.
+          start: seconds after which a start is given up, above 0; on a busy machine the imports of
+            some frameworks take a minute.
 
         Raises:
           ValueError: if there is no such file.
@@ -47,7 +50,7 @@ class Served:
         path = pathlib.Path(file)
         checks.require(path.is_file(), "file", "be an existing file", str(file))
         self._command = [python, str(pathlib.Path(serve.__file__)), str(path.resolve())]
-        self._timeout = timeout
+        self._timeout, self._start = timeout, start
         self._process: subprocess.Popen | None = None
 
     def function(self, name: str) -> Callable[..., Any]:
@@ -77,7 +80,7 @@ class Served:
             self._process = subprocess.Popen(
                 self._command, stdin=pipe, stdout=pipe, start_new_session=True
             )
-            self._exchange(self._process, {"name": serve.STARTED, "arguments": 0}, _START)
+            self._exchange(self._process, {"name": serve.STARTED, "arguments": 0}, self._start)
         return self._exchange(self._process, request, self._timeout)
 
     def _exchange(

@@ -15,7 +15,7 @@ import numpy as np
 
 # The longest message, in bytes.
 LONGEST = 2**31
-# What a call asks for that is answered when all imports are done; no function has this name.
+# The request that is answered once the file has been imported; no function has this name.
 STARTED = "is it started?"
 
 

@@ -192,9 +192,9 @@ def name_of(key: str) -> str:
 
 
 def _place_of(hyper: Hyper, key: str) -> str:
-    """Returns the dotted name in some numbers of the one at a key, which an aggregator may have.
+    """Returns the dotted name in `hyper` of the number at a key.
 
-    An algorithm may hand an option to its own aggregator, and a configured one the part "params".
+    Some options of an algorithm belong to its aggregator, and some of that to the part "params".
     """
     name = name_of(key)
     place, _, rest = name.partition(".")
@@ -287,8 +287,13 @@ def with_schedules(config: Config) -> Callable[[Federation], Federation] | None:
     def scheduled_as_configured(federation: Federation) -> Federation:
         for key in entries:
             _require_number(federation, key)
-        of_keys = {_place_of(federation.hyper, key): tables[name_of(key)] for key in entries}
-        return scheduled(federation, of_keys, config.run.rounds)
+        places = {key: _place_of(federation.hyper, key) for key in entries}
+        for key, place in places.items():
+            same = [other for other in entries if places[other] == place]
+            rule = f"be of another number than {_HERE}.{same[0]}"
+            checks.require(same[0] == key, f"{_HERE}.{key}", rule, entries[key])
+        of_numbers = {place: tables[name_of(key)] for key, place in places.items()}
+        return scheduled(federation, of_numbers, config.run.rounds)
 
     return scheduled_as_configured
 
@@ -311,11 +316,13 @@ def _require_number(federation: Federation, key: str) -> None:
 def check_schedules(config: Config) -> None:
     """Refuses curves of numbers that a run does not have, or that fit nothing else of it."""
     entries, privacy, training = entries_of(config.schedules), config.privacy, config.training
+    tables = tables_of(config.schedules, config.run.rounds)
     for key in entries:
         here = f"{_HERE}.{key}"
         section, _, name = key.rpartition(".")
         unit = section.removeprefix("privacy.")
-        if section.startswith("privacy."):
+        is_of_privacy = unit != section
+        if is_of_privacy:
             rule = f"be left out, since privacy.unit = {privacy.unit!r} does not protect a {unit}"
             checks.require(unit in privacy.units, here, rule, entries[key])
         rule = f"be {_HERE}.privacy.client.{name}, the number of the private mean"
@@ -325,12 +332,12 @@ def check_schedules(config: Config) -> None:
             rule = f"be left out without {key}, which its factors would multiply"
             is_given = attrgetter(key)(config) is not None
             checks.require(is_given, here, rule, entries[key])
-        factors = tables_of(config.schedules, config.run.rounds)[name_of(key)]
+        factors = tables[name_of(key)]
         rule = "have factors of at most 1, since arrays are made for the batch size itself"
         fits = key != "training.batch_size" or np.max(factors) <= 1
         checks.require(bool(fits), here, rule, entries[key])
-        is_calibrated = name == "noise_multiplier" and attrgetter(key)(config) is None
-        is_above = section.startswith("privacy.") and (is_calibrated or name == "clip_norm")
+        # A given noise multiplier may end in rounds without noise.
+        is_above = is_of_privacy and (name == "clip_norm" or attrgetter(key)(config) is None)
         rule = "have factors above 0, as 0 would leave a round without a bound or a finite ε"
         checks.require(bool(not is_above or np.min(factors) > 0), here, rule, entries[key])
     rule = "be left out with training.num_steps, which replaces epochs"

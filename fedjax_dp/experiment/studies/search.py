@@ -108,6 +108,7 @@ def search(
     stored = _Stored(str(output.absolute()), database)
     history = stored.opened()
     _require_same(history, {**plan.facts, "words": list(words)}, output)
+    _require_runs(history, output)
     counted = Continued(watcher or Watcher())
     stated = {"sweep": plan.trials, "search": "Optuna"}
     if plan.is_halving:
@@ -275,6 +276,15 @@ def _require_same(found: Any, facts: Mapping[str, Any], output: pathlib.Path) ->
     differing = [name for name in facts if facts[name] != before.get(name)]
     rule = "be resumed with the same keys, sampler and overrides, or use another folder"
     checks.require(not differing, f"the search in {output}", rule, f"other {differing}")
+
+
+def _require_runs(found: Any, output: pathlib.Path) -> None:
+    """Requires the runs of all trials that have ended, which a database has apart from them."""
+    for trial in found.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)):
+        name = f"trial-{trial.number + 1:04d}"
+        rule = f"have the runs of its trials, or begin in another folder or {STUDY_FILE}"
+        is_there = (output / name / SUMMARY_FILE).is_file()
+        checks.require(is_there, f"the search in {output}", rule, f"none in {name}")
 
 
 def _asked(found: Any, plan: Plan) -> list[Any]:
