@@ -301,15 +301,17 @@ def unequal_clients():
     return FederatedData.from_clients(pairs)
 
 
-def from_start(client_map, form, sampler, wrapper=None, **options):
-    """A simulation of the ragged clients that begins at START."""
+def from_start(phi, form, sampler, wrapper=None, **options):
+    """A simulation of the ragged clients from START, with Φ "prox", "local" or "gradient"."""
     own = least_squares(jax.ShapeDtypeStruct((3,), jnp.float32))
     own = own._replace(init=lambda key: jnp.float32(START))
     config = LocalConfig(learning_rate=RATE, batch_size=5, num_steps=LOCAL_STEPS)
-    exact = {"step": ProximalStep(0.7, solver="exact")} if client_map == "prox" else {}
-    algorithm = algorithms.splitting(
-        own, local_trainer(own, config), client_map=client_map, form=form, **exact, **options
-    )
+    solvers = {"prox": "exact", "local": "local"}
+    if phi in solvers:
+        options["step"] = ProximalStep(0.7, solver=solvers[phi])
+    else:
+        options["client_map"] = phi
+    algorithm = algorithms.splitting(own, local_trainer(own, config), form=form, **options)
     drawn = participants.participation(*sampler)
     return simulation(algorithm, unequal_clients(), drawn, wrapper=wrapper)
 
@@ -420,28 +422,43 @@ def test_a_proximal_step_is_where_its_gradient_says():
     np.testing.assert_allclose(-move / ETA, slope, rtol=1e-4)
 
 
-@pytest.mark.parametrize("client_map", ["prox", "gradient"])
-def test_a_step_over_rounds_is_that_of_the_equations_and_of_the_weights_of_the_average(client_map):
-    name = "algorithm.step_size" if client_map == "prox" else "local.learning_rate"
-    steps = {name: schedules.exponential(every=2, staircase=True)}
+# Φ and the form.
+OVER_ROUNDS = list(
+    itertools.product(["prox", "gradient", "local"], ["decentralised", "centralised"])
+)
+
+
+@pytest.mark.parametrize(
+    ("phi", "form"), later(OVER_ROUNDS, but=[OVER_ROUNDS[0], OVER_ROUNDS[2]], mark=telling)
+)
+def test_a_step_over_rounds_is_that_of_the_equations_and_of_the_weights_of_the_average(phi, form):
+    halved = schedules.exponential(every=2, staircase=True)
+    steps = {"local.learning_rate" if phi == "gradient" else "algorithm.step_size": halved}
+    if phi == "local":
+        # The average has the weights of η, not of the rate of the steps to a proximal point.
+        steps["local.learning_rate"] = schedules.inverse(every=4)
     wrapper = partial(scheduled, schedules=steps, num_rounds=ROUNDS)
     numbers = (1.3, 0.4, 0.7)
     options = dict(zip(NUMBERS, numbers, strict=True))
-    sim = from_start(
-        client_map, "decentralised", PARTIAL, wrapper=wrapper, is_averaged=True, **options
-    )
+    sim = from_start(phi, form, PARTIAL, wrapper=wrapper, is_averaged=True, **options)
     state, record, _ = sim.run(sim.init(KEY), KEY, ROUNDS)
-    factors = 0.5 ** (np.arange(ROUNDS) // 2)
-
-    def phi(t, i, u, mean):
-        if client_map == "prox":
-            return QUADRATICS.proximal(0.7 * factors[t])(t, i, u, mean)
-        return QUADRATICS.gradient_steps(LOCAL_STEPS, RATE * factors[t])(t, i, u, mean)
-
+    rounds = np.arange(ROUNDS)
+    factors = 0.5 ** (rounds // 2)
+    maps = {
+        "prox": [QUADRATICS.proximal(0.7 * f) for f in factors],
+        "gradient": [QUADRATICS.gradient_steps(LOCAL_STEPS, RATE * f) for f in factors],
+        "local": [
+            QUADRATICS.inner_steps(LOCAL_STEPS, RATE / (t / 4 + 1), 0.7 * f)
+            for t, f in zip(rounds, factors, strict=True)
+        ],
+    }[phi]
     weights = (np.array(RAGGED_SIZES) > 0).astype(float)
     cohorts = [[int(i) for i in row if i >= 0] for row in record.clients]
     by_round = [np.full(ROUNDS, n) for n in numbers]
-    found = splitting(phi, START, weights, cohorts, by_round, waits=True)
+    waits = form == "decentralised"
+    found = splitting(
+        lambda t, *at: maps[t](t, *at), START, weights, cohorts, by_round, waits=waits
+    )
     average = ergodic(START, found.models, factors, np.ones(ROUNDS))
     np.testing.assert_allclose(state.server.params, found.models[-1], rtol=0, atol=2e-6)
     np.testing.assert_allclose(sim.federation.shared(state), average, rtol=0, atol=2e-6)

@@ -143,6 +143,17 @@ class Quadratics:
             self.hessians[i] + eye, self.linear[i] + u / eta
         )
 
+    def inner_steps(self, k: int, rate: float, eta: float) -> ClientMap:
+        """k steps from the newest model along −∇ (f_i(x) + ‖x − v‖² / (2 η))."""
+
+        def phi(t, i, u, mean):
+            x = mean
+            for _ in range(k):
+                x = x - rate * (self.gradient(i, x) + (x - u) / eta)
+            return x
+
+        return phi
+
 
 class LeastSquares:
     """Clients with the losses ½‖A_i θ − b_i‖², by H_i = AᵀA and c_i = Aᵀb; float64."""
