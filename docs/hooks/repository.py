@@ -11,6 +11,31 @@ ROOT = pathlib.Path(__file__).parents[2]
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^()\s#]+)(#[^()\s]*)?\)")
 
 
+def on_config(config: Any) -> Any:
+    """Puts the pages in `results/` of a study after its page in the navigation."""
+    config.nav = [
+        {title: _with_results(pages)} for part in config.nav for title, pages in part.items()
+    ]
+    return config
+
+
+def _with_results(pages: list[Any]) -> list[Any]:
+    """The pages of a section, with those in the folder `results/` beside each."""
+    found = []
+    for page in pages:
+        title, place = next(iter(page.items())) if isinstance(page, dict) else ("", page)
+        folder = ROOT / str(place).removesuffix("README.md") / "results"
+        results = sorted(folder.rglob("*.md"))
+        named = [{_title(p.relative_to(folder)): p.relative_to(ROOT).as_posix()} for p in results]
+        found.append({title: [place, *named]} if named else page)
+    return found
+
+
+def _title(path: pathlib.Path) -> str:
+    """The title of a page of results, from its folders and its name."""
+    return ", ".join(path.with_suffix("").parts).replace("_", " ")
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Adds the pages of `experiments/` and `benchmarks/`, and the pictures that any page shows."""
     for folder in ("docs", "experiments", "benchmarks"):
