@@ -19,14 +19,19 @@ def command(
     context: typer.Context,
     out: Output,
     folder: Annotated[pathlib.Path, typer.Argument(metavar="DIR", help="A run folder.")],
+    by_client: Annotated[
+        pathlib.Path | None, typer.Option(help="A new .jsonl file: results of each client.")
+    ] = None,
 ) -> Answer:
     """Evaluate the model of a run: `fedjax-dp evaluate DIR [--data.key VALUE ...]`.
 
-    `--data.key VALUE` selects other data to evaluate the shared model on.
+    `--data.key VALUE` selects other data to evaluate the shared model on. `--by-client FILE.jsonl`
+    writes loss, accuracy and `run.metrics` of each client, one on a line, as `by_client.jsonl` of a
+    run folder has them.
     """
     out.note("reading the run")
     run = load_run(folder, out.warn)
-    evaluated = evaluate_run(run, other_data(run, context.args))
+    evaluated = evaluate_run(run, other_data(run, context.args), by_client)
     rounds = int(run.state.round)
     # A table is one entry, as NumPy counts.
     lines = [

@@ -9,7 +9,7 @@ import numpy as np
 import typer
 
 from fedjax_dp.cli.output import Answer, ConfiguredData, Output, answering, application
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, files
 from fedjax_dp.core.foreign_text import in_csv
 from fedjax_dp.data import datasets
 from fedjax_dp.data.federated import FederatedData
@@ -44,8 +44,7 @@ def command(
     yes and 0 for no; of several numbers, `prediction_0` is the first.
     """
     checks.one_of("--part", part, PARTS)
-    is_new = output.suffix in (".npz", ".csv") and not output.exists()
-    checks.require(is_new, "--output", "be a new file that ends in .npz or .csv", str(output))
+    files.require_new(output, "--output", (".npz", ".csv"))
     out.note("reading the run")
     run = load_run(folder, out.warn)
     other = other_data(run, context.args, needs_test_labels=False)

@@ -9,7 +9,7 @@ import stat
 import tempfile
 import threading
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from fedjax_dp.core import checks
@@ -53,6 +53,13 @@ def require_file(path: Path, name: str) -> None:
         text = checks.shown(os.fspath(path), _SHOWN)
         public = f"{name} must be a file that can be read"
         raise GuardedError(f"{public}, got {text} ({reason})", public)
+
+
+def require_new(path: Path, name: str, endings: Sequence[str]) -> None:
+    """Requires the path of a file that is not there yet, with one of these endings."""
+    is_new = kind_of(path, name) == "missing" and os.fspath(path).endswith(tuple(endings))
+    rule = f"be a new file that ends in {' or '.join(endings)}"
+    checks.require(is_new, name, rule, os.fspath(path))
 
 
 def require_folder(path: Path, name: str, *, writable: bool = False) -> None:

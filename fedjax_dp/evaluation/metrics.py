@@ -317,13 +317,20 @@ def r2() -> RowsMetric:
     return RowsMetric(contribute, finish, _NUMBERS)
 
 
+# What results have besides metrics.
+_TAKEN = ("part", "client", "examples", "loss", "accuracy")
+
+
 def metrics_of(names: Sequence[str], class_names: Sequence[str] = ()) -> dict[str, AnyMetric]:
     """Builds metrics by name; those by class have the names of classes."""
-    made = {}
+    made: dict[str, AnyMetric] = {}
     for name in names:
         factory = METRICS[name]
         is_named = "class_names" in inspect.signature(factory).parameters
-        made[name.rpartition(":")[2]] = factory(class_names) if is_named else factory()
+        short = name.rpartition(":")[2]
+        rule = f"have names of their own, besides {', '.join(_TAKEN)}"
+        checks.require(short not in (*made, *_TAKEN), "metrics", rule, name)
+        made[short] = factory(class_names) if is_named else factory()
     return made
 
 

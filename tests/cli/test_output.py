@@ -313,7 +313,7 @@ def test_what_reads_a_run_answers_json(fedjax_dp, monkeypatch, tmp_path):
     figures = {"test_accuracy": np.float32(0.5), "client_test_accuracy": np.array([1.0, np.nan])}
     figures["test_confusion"] = {"classes": ["a", "b"], "counts": [[3, 0], [1, 2]]}
     evaluate, predict = (sys.modules[f"fedjax_dp.cli.{name}"] for name in ("evaluate", "predict"))
-    monkeypatch.setattr(evaluate, "evaluate_run", lambda run, other: figures)
+    monkeypatch.setattr(evaluate, "evaluate_run", lambda run, other, by_client: figures)
     monkeypatch.setattr(predict, "predict", lambda model, params, data: np.zeros((4, 10)))
     _, output, _ = fedjax_dp("evaluate", "runs/x", "--json")
     found = document(output)

@@ -97,7 +97,7 @@ def test_a_run_is_compared_with_the_clusters_of_its_partition():
     train, held_out = experiment.population.train, experiment.population.client_test
     np.testing.assert_array_equal(experiment.population.clusters, [0, 0, 1])
     state = experiment.simulation.init(jax.random.key(0))
-    row = evaluate(experiment.evaluator, state, experiment.simulation.hyper, 0)
+    row = evaluate(experiment.evaluator, state, experiment.simulation.hyper, 0).figures
     assert (row["clusters_found"], row["minority_found"]) == (0.0, 0.0)
     assert row["clients_matched"] == pytest.approx(2 / 3)
     accuracy = experiment.evaluator.clients(state).client_accuracy

@@ -68,7 +68,8 @@ def test_every_file_of_a_run_folder_has_its_mark(folder):
         assert path.relative_to(folder).parts[0] in marks, path
     by_mark = {m: {name for name, own in marks.items() if own == m} for m in set(marks.values())}
     assert by_mark.pop("exact") == {
-        *("data.json", "digests.json", "metrics.jsonl", "partition.txt", "summary.json"),
+        *("by_client.jsonl", "data.json", "digests.json", "metrics.jsonl"),
+        *("partition.txt", "summary.json"),
         *(["tensorboard"] if (folder / "tensorboard").exists() else []),
     }
     assert by_mark.pop("secret") == {"checkpoint"}

@@ -91,7 +91,7 @@ def test_clients_without_test_data_are_left_out_and_counted(name):
     assert 0 < np.sum(sizes == 0) < len(sizes)
     simulation = experiment.simulation
     state = simulation.init(jax.random.key(0))
-    row = evaluate(experiment.evaluator, state, simulation.hyper, 0)
+    row = evaluate(experiment.evaluator, state, simulation.hyper, 0).figures
     assert row["clients_without_test_data"] == np.sum(sizes == 0)
     assert np.isfinite([row["mean_client_accuracy"], row["std_client_accuracy"]]).all()
 

@@ -1,10 +1,12 @@
 """Tasks from configurations: ordered classes, counts, several outputs, weights, and metrics."""
 
+import json
+
 import numpy as np
 import pytest
 from marks import telling
 from run_folders import execute, read_json
-from sklearn.metrics import confusion_matrix, r2_score, roc_auc_score
+from sklearn.metrics import confusion_matrix, r2_score, recall_score, roc_auc_score
 
 from fedjax_dp.experiment.assembly.assemble import assemble, checked_config, parts_of
 from fedjax_dp.experiment.reading.config_files import load_config
@@ -178,6 +180,26 @@ def test_a_private_run_of_ordered_classes_writes_tables_and_figures_by_client(tm
     again = evaluate_run(loaded)
     assert again["test_auc"] == pytest.approx(summary["test_auc"])
     assert again["test_confusion"] == summary["test_confusion"]
+    lines = (tmp_path / "run" / "by_client.jsonl").read_text("utf-8").splitlines()
+    names, said = held_out.client_names, chances.argmax(1)
+    for name, true, own, line in zip(
+        names, *(np.split(v, held_out.offsets[1:-1]) for v in (y, said)), lines, strict=True
+    ):
+        row = json.loads(line)
+        assert (row["part"], row["client"], row["examples"]) == ("client_test", name, len(true))
+        assert row["accuracy"] == pytest.approx(np.mean(own == true))
+        counts = confusion_matrix(true, own, labels=range(3))
+        assert row["confusion"] == {"classes": ["0", "1", "2"], "counts": counts.tolist()}
+        recall = recall_score(true, own, labels=range(3), average=None, zero_division=np.nan)
+        found = [row["per_class"][str(k)]["recall"] for k in range(3)]
+        np.testing.assert_allclose(np.array(found, float), recall)
+    marks = read_json(tmp_path / "run", "privacy.json")["files"]
+    assert marks["by_client.jsonl"] == "exact"
+    evaluate_run(loaded, by_client=tmp_path / "new" / "again.jsonl")
+    assert (tmp_path / "new" / "again.jsonl").read_text("utf-8").splitlines() == lines
+    for path, kind in (("again.csv", "a new file that ends in .jsonl"), ("t.csv", "a new file")):
+        with pytest.raises(ValueError, match=f"by_client must be {kind}"):
+            evaluate_run(loaded, by_client=path)
 
 
 @telling

@@ -9,12 +9,12 @@ import jax
 import numpy as np
 
 from fedjax_dp.algorithms.base import Hyper
-from fedjax_dp.core import checks, masks
+from fedjax_dp.core import checks, files, masks
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.federated import FederatedData, flat, nested
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.client_store import stored_in
-from fedjax_dp.engine.evaluation import evaluator, of_shared
+from fedjax_dp.engine.evaluation import Evaluator, evaluator, of_shared
 from fedjax_dp.engine.facts import examples_of
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.sides import clients_at_server
@@ -30,7 +30,7 @@ from fedjax_dp.experiment.components.experiment import Experiment, Population
 from fedjax_dp.experiment.components.schedules import after_plateaus, plateaus_of
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.environment import use_compilation_cache
-from fedjax_dp.experiment.running.results import evaluate
+from fedjax_dp.experiment.running.results import by_client_text, evaluate
 from fedjax_dp.experiment.running.run_folder import (
     CHECKPOINT_FOLDER,
     CLIENTS_FOLDER,
@@ -197,22 +197,43 @@ def other_data(
     return population
 
 
-def evaluate_run(run: Run, other: Population | None = None) -> dict[str, Any]:
+def evaluate_run(
+    run: Run, other: Population | None = None, by_client: str | pathlib.Path | None = None
+) -> dict[str, Any]:
     """Evaluates a run's model on held-out data.
 
     Args:
       run: the run.
       other: data to evaluate the shared model on; None for the run's own held-out data, as its
         `[evaluation]` says.
+      by_client: a new file that ends in .jsonl, for the results of each client, as in the file
+        `by_client.jsonl` of a run folder; None for none.
 
     Returns:
       Losses, accuracies, metrics and fairness by name. None of them is private.
+
+    Raises:
+      ValueError: if the file cannot be written, or there are no data of clients to evaluate on.
     """
-    if other is None:
-        return evaluate(run.experiment.evaluator, run.state, run.hyper, run.config.run.seed)
+    if by_client is not None:
+        files.require_new(by_client, "by_client", (".jsonl",))
+    made = run.experiment.evaluator if other is None else _on_others(run, other)
+    has_clients = any((made.clients, made.unseen, made.training))
+    rule = "be left out: there are no held-out data of clients"
+    checks.require(by_client is None or has_clients, "by_client", rule, str(by_client))
+    found = evaluate(made, run.state, run.hyper, run.config.run.seed)
+    if by_client is not None:
+        text = by_client_text(found.parts, other or run.experiment.population)
+        pathlib.Path(by_client).parent.mkdir(parents=True, exist_ok=True)
+        files.write_text(by_client, text)
+    return found.figures
+
+
+def _on_others(run: Run, other: Population) -> Evaluator:
+    """Compiles the evaluations of a run's shared model on other data."""
     metrics = metrics_of(run.config.run.metrics, other.class_names)
     federation = run.experiment.simulation.federation
-    made = evaluator(
+    return evaluator(
         federation._replace(views=federation.views._replace(personal=None)),
         run.model,
         other.train,
@@ -221,7 +242,6 @@ def evaluate_run(run: Run, other: Population | None = None) -> dict[str, Any]:
         metrics=metrics,
         unseen=other.unseen,
     )
-    return evaluate(made, run.state, run.hyper, run.config.run.seed)
 
 
 def predict(model: Model, params: PyTree, data: FederatedData) -> Any:

@@ -35,6 +35,8 @@ from fedjax_dp.io.statement import write_statement
 
 Mark = Literal["public", "covered", "named", "exact", "secret"]
 MODEL_FILE, PARTITION_FILE = "model.safetensors", "partition.txt"
+# Results of each client, and its tables.
+BY_CLIENT_FILE = "by_client.jsonl"
 # By file of a run folder; a folder covers all files in it.
 _MARKS: Mapping[str, Mark] = {
     CONFIG_FILE: "public",
@@ -47,6 +49,7 @@ _MARKS: Mapping[str, Mark] = {
     "privacy.bib": "covered",
     "summary.json": "exact",
     PARTITION_FILE: "exact",
+    BY_CLIENT_FILE: "exact",
     # A digest confirms a guess of the records.
     DATA_FILE: "exact",
     TRACKERS_FILE: "exact",

@@ -1,10 +1,11 @@
 """Writes the results of a run: summary, privacy statement, plots, release."""
 
+import json
 import pathlib
 import tomllib
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.accounts.privacy_accounting import unit_facts
 from fedjax_dp.engine.evaluation import Evaluator
 from fedjax_dp.engine.round import SimulationState
-from fedjax_dp.evaluation.evaluate import summarize
+from fedjax_dp.evaluation.evaluate import Evaluation, summarize
 from fedjax_dp.experiment.components.experiment import Experiment, Population
 from fedjax_dp.experiment.components.keeping import kept_metric
 from fedjax_dp.experiment.components.numbers_by_client import names_of
@@ -26,6 +27,7 @@ from fedjax_dp.experiment.components.planned import planned_of, share_of
 from fedjax_dp.experiment.components.schedules import described, exact_plateaus, over_rounds
 from fedjax_dp.experiment.running.hints import Ran, hints_of
 from fedjax_dp.experiment.running.release import (
+    BY_CLIENT_FILE,
     PARTITION_FILE,
     STATED,
     exact_keys,
@@ -46,7 +48,7 @@ from fedjax_dp.experiment.running.starting import Start
 from fedjax_dp.experiment.schema.config import DiscreteGaussianLevel, GaussianLevel
 from fedjax_dp.io.checkpoint import ROOT_FILE
 from fedjax_dp.io.digests import seal
-from fedjax_dp.io.logbook import read_metrics, write_json
+from fedjax_dp.io.logbook import read_metrics, to_json, write_json
 from fedjax_dp.io.statement import write_statement
 
 # How a run ended: after its last round, or why before it.
@@ -57,15 +59,21 @@ _STATED = (PACKAGE, "jax", "dp-accounting")
 _BOUNDS = ("clip_norm", "batch_size")
 
 
-def evaluate(
-    evaluator: Evaluator, state: SimulationState, hyper: Hyper, seed: int
-) -> dict[str, Any]:
-    """Computes losses, accuracies and fairness of a state, by name."""
+class Evaluated(NamedTuple):
+    """Losses, accuracies and fairness of a state by name, and the parts with results by client."""
+
+    figures: dict[str, Any]
+    parts: dict[str, Evaluation]
+
+
+def evaluate(evaluator: Evaluator, state: SimulationState, hyper: Hyper, seed: int) -> Evaluated:
+    """Evaluates a state on all parts of the data."""
     # The seed is that of the run, never its secret root: no ε covers what evaluations draw.
     row: dict[str, Any] = {}
+    parts: dict[str, Evaluation] = {}
     by_client = seen = None
     if evaluator.clients is not None:
-        by_client = evaluator.clients(state)
+        parts["client_test"] = by_client = evaluator.clients(state)
         row |= {"client_test_loss": by_client.loss, "client_test_accuracy": by_client.accuracy}
         row |= summarize(by_client)
         row["clients_without_test_data"] = int(np.sum(by_client.client_sizes == 0))
@@ -79,22 +87,37 @@ def evaluate(
         row |= {f"{of}_{name}": value for name, value in whole.metrics.items()}
     if evaluator.after_local is not None:
         after = evaluator.after_local(state, hyper, jax.random.key(seed))
+        parts["client_test_after_local"] = after
         found = {"client_test_loss": after.loss, "client_test_accuracy": after.accuracy}
         found |= summarize(after)
         found |= {f"client_test_{name}": value for name, value in after.metrics.items()}
         row |= {f"{name}_after_local": value for name, value in found.items()}
     if evaluator.unseen is not None:
-        apart = evaluator.unseen(state)
+        parts["unseen"] = apart = evaluator.unseen(state)
         figures = {"loss": apart.loss, "accuracy": apart.accuracy}
         figures |= {**summarize(apart), **apart.metrics}
         row |= {f"unseen_{name}": value for name, value in figures.items()}
     if evaluator.training is not None:
-        seen = evaluator.training(state)
+        parts["training_set"] = seen = evaluator.training(state)
         row |= {"training_set_loss": seen.loss, "training_set_accuracy": seen.accuracy}
         row |= {f"training_set_{name}": value for name, value in seen.metrics.items()}
     if (clusters := evaluator.clusters) is not None:
         row |= clusters.hidden.metrics(clusters.assigned(state), by_client, seen)
-    return row
+    return Evaluated(row, parts)
+
+
+def by_client_text(parts: Mapping[str, Evaluation], population: Population) -> str:
+    """Returns a line of JSON for each client of each part, with its metrics and tables."""
+    lines = []
+    for part, found in parts.items():
+        data = population.unseen if part == "unseen" else population.train
+        assert data is not None
+        columns = {"examples": found.client_sizes, "loss": found.client_loss}
+        columns |= {"accuracy": found.client_accuracy, **found.client_metrics}
+        for name, *values in zip(names_of(data), *columns.values(), strict=True):
+            row = {"part": part, "client": name, **dict(zip(columns, values, strict=True))}
+            lines.append(json.dumps(to_json(row)) + "\n")
+    return "".join(lines)
 
 
 def write_results(
@@ -119,7 +142,8 @@ def write_results(
     rows = read_metrics(folder, lambda text: None)
     accountant = experiment.config.privacy.accountant
     spent = accounting.epsilon(experiment.dp_delta, accountant)
-    summary = _summary(experiment, state, start.hyper, spent, rows) | timing
+    evaluated = evaluate(experiment.evaluator, state, start.hyper, section.seed)
+    summary = _summary(experiment, state, evaluated.figures, spent, rows) | timing
     if kept is not None:
         summary |= {"rounds": num_rounds, "kept_round": int(kept.round)}
     summary |= {"communication": start.traffic.summary()}
@@ -129,8 +153,10 @@ def write_results(
         found = hints_of(Ran(experiment, last, rows, spent))
         summary |= {"hints": [hint.text for hint in found]}
     if section.plots:
-        _draw(experiment, state, rows, folder / "plots")
+        _draw(experiment, evaluated.parts.get("client_test"), rows, folder / "plots")
     write_text(folder / PARTITION_FILE, partition_text(experiment.population))
+    if evaluated.parts:
+        write_text(folder / BY_CLIENT_FILE, by_client_text(evaluated.parts, experiment.population))
     not_private = [partition_counts(folder), *also_not_private]
     facts = facts_of(experiment, start.hyper, not_private)
     naming = naming_files(tomllib.loads(start.text), experiment.population.train.client_names)
@@ -154,7 +180,7 @@ def write_results(
     if releases:
         write_release(experiment, state, accounting, folder, summary | infinite, facts)
     write_json(folder / SUMMARY_FILE, summary | infinite)
-    seal(folder, [*STATED, PARTITION_FILE])
+    seal(folder, [*STATED, PARTITION_FILE, BY_CLIENT_FILE])
     return summary
 
 
@@ -167,11 +193,10 @@ def _of_shared_records(claims: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _summary(
     experiment: Experiment,
     state: SimulationState,
-    hyper: Hyper,
+    evaluated: Mapping[str, Any],
     spent: Mapping[str, np.ndarray],
     rows: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    evaluated = evaluate(experiment.evaluator, state, hyper, experiment.config.run.seed)
     algorithm = experiment.simulation.algorithm
     padding = [row["padding_share"] for row in rows if "padding_share" in row]
     summary = {
@@ -271,7 +296,7 @@ def _of_updates(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 def _draw(
     experiment: Experiment,
-    state: SimulationState,
+    found: Evaluation | None,
     rows: list[dict[str, Any]],
     folder: pathlib.Path,
 ) -> None:
@@ -298,18 +323,16 @@ def _draw(
             bound = None
         figure = plots.update_norms(rows, None if bound is None else float(bound), title)
         plots.save(figure, folder / "update_norms.png")
-    if experiment.evaluator.clients is not None:
-        found = experiment.evaluator.clients(state)
-        if np.isfinite(found.client_accuracy).any():
-            train = experiment.population.train
-            figure = plots.client_accuracies(
-                found.client_accuracy,
-                train.sizes,
-                found.client_sizes,
-                title,
-                names=train.client_names,
-            )
-            plots.save(figure, folder / "client_accuracy.png")
+    if found is not None and np.isfinite(found.client_accuracy).any():
+        train = experiment.population.train
+        figure = plots.client_accuracies(
+            found.client_accuracy,
+            train.sizes,
+            found.client_sizes,
+            title,
+            names=train.client_names,
+        )
+        plots.save(figure, folder / "client_accuracy.png")
     figure = plots.labels_by_client(experiment.population.statistics())
     plots.save(figure, folder / "partition.png")
 

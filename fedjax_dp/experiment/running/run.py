@@ -225,7 +225,7 @@ def _rounds(
             allowed = affordable()
         if allowed == 0 or done % section.evaluate_every == 0:
             held = _models_at_hand(experiment, state)
-            found = evaluate(experiment.evaluator, held, start.hyper, section.seed)
+            found = evaluate(experiment.evaluator, held, start.hyper, section.seed).figures
             rows[-1] |= found
             start = start._replace(kept=better(experiment, start.kept, found, held))
         health.note(rows)
@@ -492,7 +492,7 @@ def _require_keepable(experiment: Experiment) -> None:
     is_here = not isinstance(held.clients, ClientStore)
     rule = "be 'last' for client states on disk, from which the clients' models are read"
     checks.require(is_here, KEY, rule, section.keep)
-    row = evaluate(experiment.evaluator, held, experiment.simulation.hyper, section.seed)
+    row = evaluate(experiment.evaluator, held, experiment.simulation.hyper, section.seed).figures
     known = sorted(k for k, v in row.items() if isinstance(v, int | float) and not math.isnan(v))
     rule = f"name a metric that evaluates this run, one of {', '.join(known)}"
     checks.require(metric in known, KEY, rule, section.keep)
