@@ -41,7 +41,8 @@ _QUOTES = ("'", '"')
 # The options of the arguments of a distribution of trials.
 _OPTIONS = {"mean": "--trials", "shape": "--trials-shape"}
 # Names in the summary of a run, and factors for the table.
-_METRICS = {"test_accuracy": 1.0, "worst_client_accuracy": 1.0, "epsilon": 1.0}
+_METRIC = "test_accuracy"
+_METRICS = {_METRIC: 1.0, "worst_client_accuracy": 1.0, "epsilon": 1.0}
 
 
 class Choosing(NamedTuple):
@@ -53,7 +54,14 @@ class Choosing(NamedTuple):
     ] = None
     search: Annotated[
         Literal["optuna"] | None,
-        typer.Option(help="Let Optuna choose the points, by exact accuracy on the test data."),
+        typer.Option(help="Let Optuna choose the points, by exact figures on the test data."),
+    ] = None
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What --search or --select compares, such as test_mae; else test_accuracy.",
+        ),
     ] = None
     trials: Annotated[
         float | None,
@@ -102,6 +110,8 @@ class Choosing(NamedTuple):
         }
         names = [name for name, value in of_search.items() if value is not None]
         checks.require(not names, "--search", "be optuna, for options of a search", names)
+        is_compared = self.metric is None or self.select is not None
+        checks.require(is_compared, "--select or --search", "be given, for --metric", self.metric)
 
 
 class Where(NamedTuple):
@@ -207,7 +217,8 @@ def command(
         checks.require(not shared, "--settings", rule, shared)
     trials, shape = choosing.trials, choosing.trials_shape
     if choosing.select is not None:
-        return _selected(study, grid, folder, _repetition(axes, trials, shape), where, out)
+        drawn = _repetition(axes, trials, shape)
+        return _selected(study, grid, folder, drawn, choosing.metric or _METRIC, where, out)
     both = ("--trials", trials), ("--trials-shape", shape)
     names = [name for name, value in both if value is not None]
     checks.require(not names, "--select or --search", "be given, to have trials", names)
@@ -265,7 +276,7 @@ def _searched(
     def axis_of(word: str) -> tuple[str, Span | Sequence[str]]:
         key, values = _axis(word)
         ends = _ends(word)
-        rule = f"not name {_SEED}: the highest accuracy of a search would be that of a lucky seed"
+        rule = f"not name {_SEED}: the best result of a search would be that of a lucky seed"
         checks.require(key != "seed", "--over", rule, word)
         return key, Span(*ends) if ends else [word.partition("=")[2] for (word,) in values.values()]
 
@@ -288,9 +299,10 @@ def _searched(
         is_halving=choosing.pruner is not None,
         at_once=at_once or 4,
         seed=config.run.seed,
+        metric=choosing.metric or _METRIC,
     )
     folder = output or pathlib.Path("runs") / f"{config.title}-search"
-    study = _study(config.title, file, {})
+    study = _study(config.title, file, {})._replace(metrics={plan.metric: 1.0, **_METRICS})
     with _resumable(out, "search", folder):
         rounds = plan.trials * config.run.rounds
         with where.opened(folder) as cluster, Progress(out, _NAME, rounds) as progress:
@@ -342,13 +354,14 @@ def _selected(
     grid: Sequence[Point],
     folder: pathlib.Path,
     trials: Repetition,
+    metric: str,
     where: Where,
     out: Output,
 ) -> Answer:
     """Chooses among points privately; the number of trials is in no answer."""
     with _resumable(out, "selection", folder), where.opened(folder) as cluster:
         choice = select_privately(
-            study, grid, folder, trials, report=lambda line: None, warn=out.warn, cluster=cluster
+            study, grid, folder, trials, lambda line: None, out.warn, cluster, metric
         )
     if choice is None:
         document = {"folder": str(folder), "chosen": None}

@@ -17,6 +17,7 @@ from fedjax_dp.experiment.running.loading import evaluate_run, load_run
 from fedjax_dp.experiment.running.run import run
 
 LONG = (*DRAWN, "--data.client_test_share=0.3")
+PLATEAU = "--schedules.training.learning_rate={curve = 'plateau'"
 # A rate that makes training jump, so that the best round is none of the first and none of the last.
 ROUGH = ("--training.learning_rate=3", "--run.seed=1")
 
@@ -117,9 +118,17 @@ def test_directions_are_those_of_the_names():
     [
         (
             ("--run.keep=best:train_loss",),
-            "run.keep must name a metric that evaluates this run, one of .*test_accuracy.* got",
+            "the metric of run.keep must be one of .*test_accuracy.* got 'train_loss'",
         ),
-        (("--run.keep=best:unseen_accuracy",), "run.keep must name a metric that evaluates"),
+        (("--run.keep=best:unseen_accuracy",), "metric of run.keep must be one of .*did you mean"),
+        (
+            ("--run.callbacks.early_stopping.metric=tset_loss",),
+            r"early_stopping\.metric must be one of .*num_participants.*did you mean 'test_loss'",
+        ),
+        (
+            (f"{PLATEAU}, metric = 'update_norm_quantiles'}}",),
+            r"schedules\.training\.learning_rate\.metric must be one of .*train_loss",
+        ),
         (
             (
                 *("--run.keep=best:test_accuracy", "--execution.placement=disk"),

@@ -6,8 +6,9 @@ import pickle
 import shutil
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
-from marks import telling
+from marks import slow, telling
 from run_folders import SMALL, read_json
 
 from fedjax_dp.experiment import Study
@@ -29,16 +30,17 @@ ROUNDS = 16
 
 @pytest.fixture
 def played(monkeypatch):
-    """Runs whose accuracy is their learning rate; the numbers of the runs of each batch."""
+    """Runs whose accuracy and loss are their learning rate; the numbers of each batch's runs."""
     batches = []
 
     def run_all(study, jobs, labels, report, watcher, stated, cluster):
         batches.append(sorted(jobs))
         for job in jobs.values():
             rows, rate = [], job.config.training.learning_rate
-            summary = {"test_accuracy": rate, "rounds": ROUNDS, "ended": "finished"}
+            figures = {"test_accuracy": rate, "test_loss": rate}
+            summary = {**figures, "rounds": ROUNDS, "ended": "finished"}
             for done in range(1, ROUNDS + 1):
-                rows.append({"round": done, "test_accuracy": rate})
+                rows.append({"round": done, **figures})
                 experiment = SimpleNamespace(
                     config=SimpleNamespace(run=SimpleNamespace(rounds=ROUNDS))
                 )
@@ -99,9 +101,12 @@ def test_a_search_resumes_with_the_points_of_an_uninterrupted_one(
             search(STUDY, other, tmp_path / "two")
 
 
-def test_the_worse_runs_end_early(played, tmp_path):
+@pytest.mark.parametrize("metric", ["test_accuracy", "test_loss"])
+def test_the_worse_runs_end_early(played, tmp_path, metric):
     """By asynchronous halving: of those at a rung so far the best quarter stays."""
+    is_larger = metric == "test_accuracy"
     plan = PLAN._replace(space={RATE: Span(0.01, 1.0)}, is_halving=True, sampler="random")
+    plan = plan._replace(metric=metric)
     entries = search(STUDY, plan, tmp_path)
     rungs = {1: [], 4: [], 16: []}
     for number in range(1, 11):
@@ -109,13 +114,15 @@ def test_the_worse_runs_end_early(played, tmp_path):
         rate, expected = float(entry[RATE]), ("complete", ROUNDS)
         for rung, there in rungs.items():
             there.append(rate)
-            best = sorted(there, reverse=True)[: max(1, len(there) // 4)]
+            best = sorted(there, reverse=is_larger)[: max(1, len(there) // 4)]
             if rung < ROUNDS and rate not in best:
                 expected = ("ended early", rung)
                 break
         assert (entry["state"], entry["rounds"]) == expected
     assert {e["state"] for e in entries} == {"complete", "ended early"}
     assert entries[0]["state"] == "complete" and entries[-1]["state"] == "ended early"
+    rates = [float(e[RATE]) for e in entries if e["state"] == "complete"]
+    assert len(rates) > 1 and rates == sorted(rates, reverse=is_larger)
 
 
 def test_a_database_has_the_searches_of_several_folders(played, tmp_path):
@@ -221,6 +228,8 @@ def test_the_command_searches_and_writes_a_table(fedjax_dp, played, tmp_path):
         ((*WORDS, "--over", "training.momentum=0..1:log"), "training.momentum|must be a range"),
         (("sweep", "--over", "training.batch_size=2,4", "--pruner=halving"), "--search must be"),
         ((*WORDS, "--at-once", "0"), "--at-once must be"),
+        ((*WORDS, "--metric", "std_client_accuracy"), "--metric must name a metric that ends in"),
+        (("sweep", "--over", "training.batch_size=2,4", "--metric=test_loss"), "--select or"),
     ],
 )
 def test_a_search_that_cannot_be_is_refused_before_any_work(
@@ -248,13 +257,36 @@ def test_the_statement_of_a_run_covers_no_choice(tmp_path):
         assert f"which {HALVING} decided" in said
 
 
+@slow
+def test_a_regression_is_searched_by_its_own_metric(tmp_path):
+    """A metric that no run has is refused before one begins, and leaves a folder for another."""
+    rng = np.random.default_rng(0)
+    rows = [f"{x},{2 * x + 1}" for x in rng.normal(size=60)]
+    (tmp_path / "line.csv").write_text("\n".join(["x,y", *rows]), encoding="utf-8")
+    table = f"{{path = '{tmp_path / 'line.csv'}', label = 'y', task = 'regression'}}"
+    words = (*SMALL, "--data.name=table", f"--data.options={table}", "--privacy.unit=none")
+    words += ("--model.name=linear_regression", "--algorithm.name=fedavg", '--run.metrics=["mae"]')
+    words += ("--data.partition=iid", "--execution.devices=1")
+    plan = Plan({RATE: Span(0.01, 0.5)}, trials=2)
+    quiet = {"words": words, "report": lambda line: None}
+    with pytest.raises(ValueError, match=r"^--metric must be one of .*test_mae.* 'test_accuracy'"):
+        search(STUDY, plan, tmp_path / "found", **quiet)
+    assert not list((tmp_path / "found").glob("trial-*"))
+    entries = search(STUDY, plan._replace(metric="test_mae"), tmp_path / "found", **quiet)
+    errors = [
+        read_json(tmp_path / "found" / f"trial-{e['trial']:04d}", "summary.json")["test_mae"]
+        for e in entries
+    ]
+    assert errors == [e["test_mae"] for e in entries] and errors[0] < errors[1]
+
+
 @pytest.mark.parametrize("how", ["cut", "middle", "flip", "empty", "rubbish"])
 def test_a_damaged_journal_is_read_up_to_its_first_damaged_line(tmp_path, how):
     path, warned = tmp_path / "optuna.journal", []
 
     def study():
         module._repair(path, warned.append)
-        return module._Stored(str(tmp_path), None).opened()
+        return module._Stored(str(tmp_path), None, "test_accuracy").opened()
 
     first = study()
     for i in range(5):

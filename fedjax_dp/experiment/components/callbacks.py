@@ -1,5 +1,6 @@
 """Callbacks by name: early stopping, experiment trackers, and those of users."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -61,6 +62,15 @@ CALLBACKS: Registry[Callable[..., Callback]] = Registry(
     },
     _adopted,
 )
+
+
+def followed(chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Returns by key the metrics that callbacks of a configuration follow."""
+    name, option = early_stopping.__name__, "metric"
+    if name not in chosen:
+        return {}
+    default = inspect.signature(early_stopping).parameters[option].default
+    return {f"run.callbacks.{name}.{option}": chosen[name].get(option, default)}
 
 
 def callbacks_of(chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, Callback]:

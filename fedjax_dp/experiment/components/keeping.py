@@ -22,21 +22,25 @@ def check_kept(section: RunSection) -> None:
     """Refuses a metric of which no direction is known to be better."""
     metric = kept_metric(section)
     if metric is not None:
-        _is_larger_better(metric)
+        require_direction(metric, KEY, section.keep)
 
 
-def loss_of(metric: str, value: float) -> float:
-    """Returns a metric with a sign by which smaller is better."""
-    return -value if _is_larger_better(metric) else value
-
-
-def _is_larger_better(metric: str) -> bool:
-    """Whether larger values of a metric are better; a ValueError if that is unknown."""
+def require_direction(metric: str, key: str, value: str) -> None:
+    """Requires a metric, which the value of a key names, of which one direction is better."""
     name = _ADDED.sub("", metric)
     # A spread of accuracies is no accuracy, and a number of clients without an AUC is no AUC.
     is_other = name.removeprefix("unseen_").startswith(("std_", "clients_without_"))
     is_known = name.endswith(_LARGER + _SMALLER) and not is_other
     rule = f"name a metric that ends in one of {', '.join(_LARGER + _SMALLER)}, of which one "
     rule += "direction is known to be better"
-    checks.require(is_known, KEY, rule, f"{_BEST}{metric}")
-    return name.endswith(_LARGER)
+    checks.require(is_known, key, rule, value)
+
+
+def is_larger_better(metric: str) -> bool:
+    """Whether larger values of a metric are better, of which one direction is known to be."""
+    return _ADDED.sub("", metric).endswith(_LARGER)
+
+
+def loss_of(metric: str, value: float) -> float:
+    """Returns a metric with a sign by which smaller is better."""
+    return -value if is_larger_better(metric) else value

@@ -16,7 +16,7 @@ from fedjax_dp.core.devices import is_distributed, of_first_process
 from fedjax_dp.engine.client_store import ClientStore
 from fedjax_dp.engine.execution.compile import Simulation
 from fedjax_dp.engine.execution.joint import Finished, Request
-from fedjax_dp.engine.record import RoundInfo, RoundRecord, as_metrics
+from fedjax_dp.engine.record import RoundInfo, RoundRecord
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.wrappers.budgets import is_spent
 from fedjax_dp.experiment.assembly.assemble import assemble
@@ -32,6 +32,11 @@ from fedjax_dp.experiment.running.keeping import (
     copied,
     facts_of_kept,
     with_kept,
+)
+from fedjax_dp.experiment.running.metric_names import (
+    followed_metrics,
+    require_metrics,
+    shown_rows,
 )
 from fedjax_dp.experiment.running.processes import (
     agreed,
@@ -303,8 +308,8 @@ def _rows(
 ) -> list[dict[str, Any]]:
     """Charges each round to the ledgers and returns its row of metrics."""
     rows, accountant = [], experiment.config.privacy.accountant
-    shown, sent = as_metrics(record, info), start.traffic.count(record, info)
-    for i in range(len(record.stage)):
+    shown, sent = shown_rows(experiment, record, info), start.traffic.count(record, info)
+    for i, row in enumerate(shown):
         # Read once for each change of numbers that a metric decides.
         one = jax.tree.map(lambda x, i=i: x[i : i + 1], record)
         start.accounting.charge(one, start.hyper if start.hyper.factors else None)
@@ -313,13 +318,6 @@ def _rows(
             (done + i + 1) % experiment.config.run.checkpoint_every == 0
         )
         spent = start.accounting.epsilon(experiment.dp_delta, accountant) if is_asked else {}
-        row = {name: value[i] for name, value in shown.items()}
-        if "record" not in experiment.config.privacy.units:
-            # Gradients of examples have no bound to exceed.
-            row.pop("clipped_example_share", None)
-        if "num_clipped" in row:
-            joined = max(int(row["num_participants"]), 1)
-            row["clipped_client_share"] = float(row["num_clipped"]) / joined
         row |= sent[i]
         for unit, each in spent.items():
             row[f"epsilon_{unit}"] = float(np.max(each))
@@ -465,6 +463,8 @@ def checked_health(
     config = experiment.config
     require_publishable(experiment, callbacks)
     _require_keepable(experiment)
+    if any(followed_metrics(experiment)):
+        require_metrics(experiment, _models_at_hand(experiment, first_state(experiment)))
     health = Health(watcher.warn, experiment.simulation.layout.chunk)
     notes = *experiment.population.notes, *without_learning(config.training)
     for note in (*notes, *large_deltas(experiment)):
@@ -482,20 +482,15 @@ def checked_health(
 
 
 def _require_keepable(experiment: Experiment) -> None:
-    """Requires of a run that keeps its best round a metric that it has, and a state to copy."""
+    """Requires a state to copy of a run that keeps its best round."""
     section = experiment.config.run
-    metric = kept_metric(section)
-    if metric is None:
+    if kept_metric(section) is None:
         return
     require_one_process(experiment.config.execution, f"{KEY} = {section.keep!r}")
     held = copied(experiment, first_state(experiment))
     is_here = not isinstance(held.clients, ClientStore)
     rule = "be 'last' for client states on disk, from which the clients' models are read"
     checks.require(is_here, KEY, rule, section.keep)
-    row = evaluate(experiment.evaluator, held, experiment.simulation.hyper, section.seed).figures
-    known = sorted(k for k, v in row.items() if isinstance(v, int | float) and not math.isnan(v))
-    rule = f"name a metric that evaluates this run, one of {', '.join(known)}"
-    checks.require(metric in known, KEY, rule, section.keep)
 
 
 def run_by(simulation: Simulation, wanted: Request) -> Finished:

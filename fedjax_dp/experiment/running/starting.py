@@ -50,8 +50,8 @@ from fedjax_dp.server.oblivious import noise_messages
 from fedjax_dp.server.secure import mask_messages
 from fedjax_dp.server.secure.aggregator import masks_of
 
-# The number of its runs, what chose their settings, and what ends some of them early.
-_SWEEP_FACTS = ("sweep", "search", "pruner")
+# The number of its runs, what chose their settings, by which metric, and what ends some early.
+_SWEEP_FACTS = ("sweep", "search", "objective", "pruner")
 
 
 class Start(NamedTuple):

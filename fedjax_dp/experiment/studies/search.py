@@ -15,6 +15,8 @@ from fedjax_dp.core import checks, files
 from fedjax_dp.core.packages import needed_for
 from fedjax_dp.experiment.assembly.assemble import checked_config
 from fedjax_dp.experiment.components.experiment import Callback, Progress
+from fedjax_dp.experiment.components.keeping import is_larger_better, loss_of, require_direction
+from fedjax_dp.experiment.running.metric_names import OBJECTIVE, MetricError
 from fedjax_dp.experiment.running.watcher import Watcher
 from fedjax_dp.experiment.studies.batched_runs import Continued, Job
 from fedjax_dp.experiment.studies.cluster import Cluster
@@ -30,7 +32,7 @@ with needed_for("a search", "search"):
 
 # In the folder of a search: Optuna's journal, from which it resumes.
 STUDY_FILE = "optuna.journal"
-SCORE, HALVING = "test_accuracy", "successive_halving"
+HALVING = "successive_halving"
 # The most points that are checked for a listed value.
 _MOST_TRIED = 200
 
@@ -64,6 +66,7 @@ class Plan(NamedTuple):
     is_halving: bool = False  # Whether runs that are not among the best so far end early.
     at_once: int = 4  # The runs that are chosen together, before any of them has a result.
     seed: int = 0  # Of the choices.
+    metric: str = "test_accuracy"  # What is compared; its name says whether larger is better.
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -85,7 +88,7 @@ def search(
     cluster: Cluster | None = None,
     database: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Runs points that Optuna chooses, for the highest accuracy on the test data.
+    """Runs points that Optuna chooses, for the best value of a metric of evaluations.
 
     Workers of a cluster run those that are chosen together, which this process chooses; a pruner
     reads and writes the journal, or the `database` of an address of SQLAlchemy, from all of them.
@@ -94,6 +97,7 @@ def search(
     setting, which results of runs before it have chosen, nor the choice among all is covered.
     """
     files.require_folder(output, "--output", writable=True)
+    require_direction(plan.metric, "--metric", plan.metric)
     for point in _ends(plan):
         config = loaded(study, point._replace(words=(*point.words, *words)))
         rule = "not be combined with --pruner, which ends runs by exact results of others"
@@ -105,12 +109,12 @@ def search(
     if database is None:
         _repair(output / STUDY_FILE, report)
     _running.cache_clear()
-    stored = _Stored(str(output.absolute()), database)
+    stored = _Stored(str(output.absolute()), database, plan.metric)
     history = stored.opened()
     _require_same(history, {**plan.facts, "words": list(words)}, output)
     _require_runs(history, output)
     counted = Continued(watcher or Watcher())
-    stated = {"sweep": plan.trials, "search": "Optuna"}
+    stated = {"sweep": plan.trials, "search": "Optuna", OBJECTIVE: plan.metric}
     if plan.is_halving:
         stated["pruner"] = HALVING
     while trials := _asked(history, plan):
@@ -132,13 +136,20 @@ def search(
         def run(some: Mapping[int, Job], labels: Mapping[int, str] = labels) -> None:
             run_all(study, some, labels, report, watcher=counted, stated=stated, cluster=cluster)
 
-        refused = _run_or_refused(jobs, run)
+        try:
+            refused = _run_or_refused(jobs, run)
+        except MetricError:
+            if not any(trial.state.is_finished() for trial in history.get_trials(deepcopy=False)):
+                # The folder can have a search by another metric.
+                stored.remove()
+            raise
         for trial in trials:
             if trial.number in refused:
                 report(f"{labels[trial.number]}: refused: {refused[trial.number]}")
                 history.tell(trial, state=TrialState.FAIL)
             else:
-                _tell(history, trial, read_sealed_object(jobs[trial.number].folder, SUMMARY_FILE))
+                summary = read_sealed_object(jobs[trial.number].folder, SUMMARY_FILE)
+                _tell(history, trial, summary, plan.metric)
     return _entries(history, plan, output)
 
 
@@ -155,17 +166,26 @@ class _Stored(NamedTuple):
 
     folder: str  # The folder of the search, which has the journal.
     database: str | None  # The address of a database in place of it, which has several searches.
+    metric: str  # What its runs are compared by.
 
     def opened(self) -> Any:
         """Opens the search; begins it if it is new."""
         return optuna.create_study(
             storage=self._storage(),
-            study_name="search" if self.database is None else self.folder,
-            direction="maximize",
+            study_name=self._name,
+            direction="maximize" if is_larger_better(self.metric) else "minimize",
             # Without a pruner there is no callback that asks for it.
             pruner=optuna.pruners.SuccessiveHalvingPruner(1),
             load_if_exists=True,
         )
+
+    def remove(self) -> None:
+        """Removes the search, of which no run has ended."""
+        optuna.delete_study(study_name=self._name, storage=self._storage())
+
+    @property
+    def _name(self) -> str:
+        return "search" if self.database is None else self.folder
 
     def _storage(self) -> Any:
         if self.database is None:
@@ -331,7 +351,8 @@ def _is_worse(stored: _Stored, number: int, progress: Progress) -> bool:
     """Reports the evaluations of a run, which are the steps of a trial; true ends it."""
     trial = _running(stored, number)
     known = trial.study.trials[number].intermediate_values
-    scores = [row[SCORE] for row in progress.rows if row.get(SCORE) is not None]
+    name = stored.metric
+    scores = [row[name] for row in progress.rows if row.get(name) is not None]
     for step, score in enumerate(scores, 1):
         if step not in known:
             trial.report(float(score), step)
@@ -351,7 +372,10 @@ def _running(stored: _Stored, number: int) -> Any:
 def _run_or_refused(
     jobs: Mapping[int, Job], run: Callable[[Mapping[int, Job]], None]
 ) -> dict[int, ValueError]:
-    """Runs experiments together; if one is refused, each alone. Returns the refusals."""
+    """Runs experiments together; if one is refused, each alone. Returns the refusals.
+
+    A metric that none of them has is no mistake of their settings.
+    """
     refused: dict[int, ValueError] = {}
     try:
         run(jobs)
@@ -364,18 +388,17 @@ def _run_or_refused(
                 if job.folder.exists():
                     raise
                 refused[number] = error
+        if all(isinstance(refused.get(number), MetricError) for number in jobs):
+            raise
     return refused
 
 
-def _tell(found: Any, trial: Any, summary: Mapping[str, Any]) -> None:
+def _tell(found: Any, trial: Any, summary: Mapping[str, Any], metric: str) -> None:
     """Records the result of a run."""
-    score = summary.get(SCORE)
-    rule = f"have {SCORE}, which a search maximises"
-    checks.require(score is not None, f"trial {trial.number + 1}", rule, sorted(summary))
-    assert score is not None
+    score = summary.get(metric)
     if summary.get("stopped_by") == HALVING:
         found.tell(trial, state=TrialState.PRUNED)
-    elif math.isfinite(score):
+    elif score is not None and math.isfinite(score):
         found.tell(trial, float(score))
     else:
         found.tell(trial, state=TrialState.FAIL)
@@ -396,8 +419,14 @@ def _entries(found: Any, plan: Plan, output: pathlib.Path) -> list[dict[str, Any
                     trial.state, "failed"
                 ),
                 "rounds": summary.get("rounds"),
-                SCORE: summary.get(SCORE),
+                plan.metric: summary.get(plan.metric),
                 "epsilon": summary.get("epsilon"),
             }
         )
-    return sorted(entries, key=lambda e: (e["state"] != "complete", -(e[SCORE] or 0.0), e["trial"]))
+
+    def place(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+        value = entry[plan.metric]
+        loss = math.inf if value is None else loss_of(plan.metric, value)
+        return entry["state"] != "complete", loss, entry["trial"]
+
+    return sorted(entries, key=place)

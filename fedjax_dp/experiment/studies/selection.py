@@ -1,6 +1,7 @@
 """Chooses among the runs of a grid, with a privacy cost that covers the choice."""
 
 import json
+import math
 import pathlib
 import secrets
 import shutil
@@ -12,6 +13,8 @@ import jax
 
 from fedjax_dp.core import checks, files
 from fedjax_dp.experiment.components.experiment import Experiment
+from fedjax_dp.experiment.components.keeping import loss_of, require_direction
+from fedjax_dp.experiment.running.metric_names import OBJECTIVE, require_metrics
 from fedjax_dp.experiment.running.release import (
     RELEASED,
     STATEMENT_FILES,
@@ -34,8 +37,6 @@ from fedjax_dp.privacy.mechanisms.selection import Repetition
 
 # In the folder of a selection. What was drawn is secret: it shows how many trials there were.
 TRIALS_FILE, CHOSEN_FOLDER, SETTING_FILE = "trials.json", "chosen", "setting.json"
-# A figure on the data set's own test part, which the claim does not protect.
-SCORE = "test_accuracy"
 
 
 class Choice(NamedTuple):
@@ -57,8 +58,11 @@ def select_privately(
     report: Callable[[str], None] = print,
     warn: Callable[[str], None] = warnings.warn,
     cluster: Cluster | None = None,
+    metric: str = "test_accuracy",
 ) -> Choice | None:
     """Runs a random number of trials, each of a point drawn at random, and chooses the best.
+
+    The metric is a figure on the data set's own test part, which the claim does not protect.
 
     Guarantee: the folder `chosen`, which has the model of the chosen run and its setting, has the ε
     of its statement, if nothing else is published: neither other trials nor their number, which the
@@ -68,18 +72,23 @@ def select_privately(
     Source: Papernot and Steinke 2022.
     """
     files.require_folder(output, "--output", writable=True)
+    require_direction(metric, "--metric", metric)
+    rule = "begin with test_, for a private selection: other figures are of records of clients"
+    checks.require(metric.startswith("test_"), "--metric", rule, metric)
     plans = output / "plans"
     jobs = {i: Job(loaded(study, point), plans / point.folder) for i, point in enumerate(grid)}
     experiments = [experiment for _, experiment in assembled(jobs, Watcher())]
     for point, experiment in zip(grid, experiments, strict=True):
         _require_selectable(experiment)
+        of_metric = experiment._replace(stated={**experiment.stated, OBJECTIVE: metric})
+        require_metrics(of_metric, first_state(experiment))
         rule = f"be on the data of {grid[0].name}, whose test part has the scores"
         is_same = experiment.population is experiments[0].population
         checks.require(is_same, f"a trial of {point.name}", rule, "other data")
     planned = _common_cost(grid, experiments)
     for text in dict.fromkeys(text for each in experiments for text in large_deltas(each)):
         warn(text)
-    drawn = _drawn(grid, output, trials)
+    drawn = _drawn(grid, output, trials, metric)
     jobs = {
         i: Job(loaded(study, grid[place]), output / f"trial-{i + 1:04d}")
         for i, place in enumerate(drawn)
@@ -92,7 +101,9 @@ def select_privately(
         checks.require(summary["ended"] == "finished", job.folder.name, rule, summary["ended"])
     if not drawn:
         return None
-    best = max(range(len(drawn)), key=lambda i: summaries[i][SCORE])
+    values = [summary[metric] for summary in summaries]
+    losses = [math.inf if value is None else loss_of(metric, value) for value in values]
+    best = losses.index(min(losses))
     point, experiment = grid[drawn[best]], experiments[drawn[best]]
     folder = output / CHOSEN_FOLDER
     folder.mkdir(exist_ok=True)
@@ -109,7 +120,7 @@ def select_privately(
         {unit: _of_choice(ledger, trials) for unit, ledger in planned.items()},
         experiment.dp_delta,
         experiment.config.privacy.accountant,
-        _facts(experiment, trials, len(grid)),
+        _facts(experiment, trials, len(grid), metric),
         marks | dict.fromkeys(STATEMENT_FILES, "covered"),
     )
     epsilon = {claim["unit"]: float(claim["epsilon"]) for claim in claims}
@@ -149,13 +160,15 @@ def _common_cost(grid: Sequence[Point], experiments: Sequence[Experiment]) -> Ma
     return ledgers[0]
 
 
-def _drawn(grid: Sequence[Point], output: pathlib.Path, trials: Repetition) -> list[int]:
+def _drawn(
+    grid: Sequence[Point], output: pathlib.Path, trials: Repetition, metric: str
+) -> list[int]:
     """Draws the trials, or reads those that an interrupted selection has drawn."""
-    file = output / TRIALS_FILE
-    asked = {"mean": trials.mean, "shape": repr(trials.shape), "points": [p.name for p in grid]}
+    file, names = output / TRIALS_FILE, [point.name for point in grid]
+    asked = {"mean": trials.mean, "shape": repr(trials.shape), "points": names, "metric": metric}
     if file.is_file():
         saved = files.without_digest(files.parse_json(files.read_text(file), file), file)
-        before = {name: saved[name] for name in asked}
+        before = {name: saved.get(name) for name in asked}
         rule = f"be {before} as when the selection began"
         checks.require(before == asked, str(file), rule, asked)
         return list(saved["drawn"])
@@ -173,12 +186,14 @@ def _of_choice(ledger: Ledger, trials: Repetition) -> Ledger:
     return total
 
 
-def _facts(experiment: Experiment, trials: Repetition, points: int) -> dict[str, dict[str, Any]]:
+def _facts(
+    experiment: Experiment, trials: Repetition, points: int, metric: str
+) -> dict[str, dict[str, Any]]:
     """Collects the facts of the statement."""
     facts = facts_of(
         experiment, experiment.simulation.hyper, ["all other trials, and their number"]
     )
-    choice = {"score": SCORE, "points": points, "mean": trials.mean, "shape": trials.shape}
+    choice = {"score": metric, "points": points, "mean": trials.mean, "shape": trials.shape}
     # Each trial has a root of its own; and the server sees all of them, whatever one claims.
     own = {"choice": choice, "trust": "selection"}
     # A budget is that of one trial.

@@ -17,6 +17,7 @@ from fedjax_dp.core.packages import MissingPackageError
 from fedjax_dp.experiment.assembly.devices import offer_devices
 from fedjax_dp.experiment.components.experiment import Callback
 from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.running.metric_names import MetricError
 from fedjax_dp.experiment.running.run_folder import SUMMARY_FILE
 from fedjax_dp.experiment.running.watcher import Watcher
 from fedjax_dp.experiment.schema.constraints import ConfigError
@@ -37,7 +38,15 @@ _PAUSE = 1.0
 # Errors that keep their kind on the way back, the narrower ones first.
 KINDS: dict[str, type[Exception]] = {
     kind.__name__: kind
-    for kind in (ConfigError, DiskFull, ValueError, OSError, MemoryError, MissingPackageError)
+    for kind in (
+        ConfigError,
+        DiskFull,
+        MetricError,
+        ValueError,
+        OSError,
+        MemoryError,
+        MissingPackageError,
+    )
 }
 # What a line of progress shows of the newest metrics.
 _SHOWN = (
