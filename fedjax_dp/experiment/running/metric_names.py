@@ -51,8 +51,9 @@ def require_metrics(experiment: Experiment, state: SimulationState) -> None:
         _require(key, metric, evaluated)
     others = {key: metric for key, metric in of_rows.items() if metric not in evaluated}
     of_rounds = _of_rounds(experiment) if others else None
-    for key, metric in others.items() if of_rounds is not None else ():
-        _require(key, metric, evaluated | of_rounds)
+    if of_rounds is not None:
+        for key, metric in others.items():
+            _require(key, metric, evaluated | of_rounds)
 
 
 def _require(key: str, metric: str, known: Collection[str]) -> None:
