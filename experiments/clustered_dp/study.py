@@ -1,6 +1,6 @@
 """The study of clustered federated learning under record-level privacy: runs, tables, pictures.
 
-python -m experiments.clustered_dp.study run CONFIG --output FOLDER --methods … --epsilons …
+python -m experiments.clustered_dp.study run CONFIG --output FOLDER --methods … [--on local]
 python -m experiments.clustered_dp.study table FOLDER
 python -m experiments.clustered_dp.study draw FOLDER
 python -m experiments.clustered_dp.study time CONFIG --output FILE --methods …
@@ -31,13 +31,19 @@ from experiments.clustered_dp.grid import (
 )
 from experiments.clustered_dp.tables import as_csv, as_markdown, read_results
 from experiments.heterogeneous_dp.first_round import write as write_rows
-from fedjax_dp.evaluation import HiddenClusters, References, summarize
-from fedjax_dp.experiment import Config, Run, assemble, load_run, resume
-from fedjax_dp.experiment import run as run_experiment
+from experiments.sweep import add_workers, workers
+from fedjax_dp.engine.evaluation import Evaluator, FoundClusters
+from fedjax_dp.evaluation import References, summarize
+from fedjax_dp.experiment import Config, Study, WorkerError, assemble, load_run
 from fedjax_dp.experiment.reading.config_diff import REPORTED, completed, require_same, tables_of
 from fedjax_dp.experiment.running.starting import new_root
 from fedjax_dp.experiment.schema.config import EvaluationSection, ReferencesSection
+from fedjax_dp.experiment.studies.batched_runs import Job
+from fedjax_dp.experiment.studies.sweep import run_all
+from fedjax_dp.experiment.studies.worker import summaries_of
 from fedjax_dp.io import plots
+
+STUDY = Study("clustered", None, {}, "", "", {})
 
 # Metrics by the names of the source, with those of a run, and factors: accuracies in percent.
 METRICS_OF_RUNS = {
@@ -54,11 +60,20 @@ METRICS_OF_RUNS = {
 }
 
 
-def reference_of(
-    point: Point, hidden: HiddenClusters | None, arguments: argparse.Namespace
-) -> References:
+def clusters_of(point: Point, arguments: argparse.Namespace) -> tuple[Evaluator, FoundClusters]:
+    """Assembles what compares a run with its true clusters and with models of the same data."""
+    references = ReferencesSection(
+        epochs=arguments.reference_epochs, learning_rate=arguments.reference_learning_rate
+    )
+    evaluation = EvaluationSection(clusters=True, references=references)
+    compared = assemble(point.config.model_copy(update={"evaluation": evaluation})).evaluator
+    assert compared.clusters is not None
+    return compared, compared.clusters
+
+
+def reference_of(point: Point, arguments: argparse.Namespace) -> References:
     """Trains the models to compare with, or reads them where they were trained on the same data."""
-    path = pathlib.Path(arguments.output) / f"{point.reference_name}.json"
+    path = arguments.output / f"{point.reference_name}.json"
     training = {
         "epochs": arguments.reference_epochs,
         "learning_rate": arguments.reference_learning_rate,
@@ -71,41 +86,29 @@ def reference_of(
         its_training = saved.pop("training")
         require_same(path, completed(saved, str(path)) | {"training": its_training}, setting)
         return References(np.array(found["accuracy"]), np.array(found["loss"]))
-    assert hidden is not None and hidden.references is not None
+    hidden = clusters_of(point, arguments)[1].hidden
+    assert hidden.references is not None
     accuracy, loss = hidden.references()
     assert accuracy is not None
     write(path, {"setting": setting, "accuracy": accuracy.tolist(), "loss": loss.tolist()})
     return References(accuracy, loss)
 
 
-def finished(config: Config, folder: pathlib.Path) -> Run:
-    """Runs a configuration until its last round, or resumes it where it was interrupted."""
-    outcome = (
-        resume(folder) if (folder / "config.toml").is_file() else run_experiment(config, folder)
-    )
-    if outcome.ended != "finished":
-        raise SystemExit(f"{folder} ended early ({outcome.ended}); the same command resumes it")
-    return load_run(folder)
+def job_of(point: Point, arguments: argparse.Namespace) -> Job:
+    """Returns the run of a point, whose folder is kept until its result is written."""
+    section = point.config.run
+    changes = {"plots": False, "evaluate_every": section.rounds}
+    changes["checkpoint_every"] = min(arguments.checkpoint_every, section.rounds)
+    config = point.config.model_copy(update={"run": section.model_copy(update=changes)})
+    return Job(config, arguments.output / "unfinished" / point.name)
 
 
-def run_one(point: Point, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Runs one method from one seed, writes what it found, returns the same."""
-    config, output = point.config, pathlib.Path(arguments.output)
-    references = ReferencesSection(
-        epochs=arguments.reference_epochs, learning_rate=arguments.reference_learning_rate
-    )
-    evaluation = EvaluationSection(clusters=True, references=references)
-    compared = assemble(config.model_copy(update={"evaluation": evaluation})).evaluator
-    found = compared.clusters
-    assert found is not None
-    # References of other settings are refused before any work.
-    reference = reference_of(point, found.hidden, arguments)
-    rounds = config.run.rounds
-    section = {"plots": False, "evaluate_every": rounds}
-    section["checkpoint_every"] = min(arguments.checkpoint_every, rounds)
-    folder = output / "unfinished" / point.name
-    run_section = config.run.model_copy(update=section)
-    ran = finished(config.model_copy(update={"run": run_section}), folder)
+def result_of(point: Point, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Evaluates one method from one seed, which ran, writes what it found, returns the same."""
+    config, folder = point.config, job_of(point, arguments).folder
+    compared, found = clusters_of(point, arguments)
+    reference = reference_of(point, arguments)
+    ran = load_run(folder)
     state, accounting = ran.state, ran.accounting
     experiment, sim = ran.experiment, ran.experiment.simulation
     spent = accounting.epsilon(experiment.dp_delta, config.privacy.accountant)["record"]
@@ -152,7 +155,7 @@ def run_one(point: Point, arguments: argparse.Namespace) -> dict[str, Any]:
             "radii": server.radii[:count],
         }
         result["mixture"] = {k: np.round(v, 5).tolist() for k, v in mixture.items()}
-    write(output / f"{point.name}.json", result)
+    write(arguments.output / f"{point.name}.json", result)
     shutil.rmtree(folder)
     return result
 
@@ -175,21 +178,36 @@ def run(arguments: argparse.Namespace) -> None:
     grid = points(
         arguments.config, arguments.methods, arguments.epsilons, arguments.seeds, arguments.set
     )
-    started = time.perf_counter()
+    started, missing = time.perf_counter(), list[Point]()
     for point in grid:
-        done = pathlib.Path(arguments.output) / f"{point.name}.json"
+        done = arguments.output / f"{point.name}.json"
         if done.is_file():
             found = json.loads(done.read_text(encoding="utf-8"))
             saved = completed(found["setting"], str(done))
             require_same(done, saved, tables_of(point.setting), REPORTED)
             require_same(done, {"changes": found["changes"]}, {"changes": list(point.words)})
             print(f"{done} is there already")
-            continue
-        if time.perf_counter() - started > arguments.seconds:
-            break
-        result = run_one(point, arguments)
-        shown = {k: round(v, 2) for k, v in result["metrics"].items()}
-        print(f"{point.name}: {shown} in {result['seconds']:.0f} s", flush=True)
+        else:
+            missing.append(point)
+    with workers(arguments) as cluster:
+        # This process runs one after another, and writes the result of each at its end.
+        for some in [[point] for point in missing] if cluster is None else [missing]:
+            left = arguments.seconds - (time.perf_counter() - started)
+            if left < 0:
+                break
+            for point in some:
+                # References of other settings are refused before any work.
+                reference_of(point, arguments)
+            jobs = {i: job_of(point, arguments) for i, point in enumerate(some)}
+            names = [point.name for point in some]
+            run_all(STUDY, jobs, names, print, left, cluster=cluster)
+            for place, summary in summaries_of(jobs).items():
+                if summary["ended"] != "finished":
+                    raise SystemExit(f"{jobs[place].folder} ended early ({summary['ended']})")
+                point = some[place]
+                result = result_of(point, arguments)
+                shown = {k: round(v, 2) for k, v in result["metrics"].items()}
+                print(f"{point.name}: {shown} in {result['seconds']:.0f} s", flush=True)
 
 
 def table(arguments: argparse.Namespace) -> None:
@@ -244,7 +262,7 @@ def main(words: list[str] | None = None) -> None:
     commands = parser.add_subparsers(required=True)
     one = commands.add_parser("run", help="run methods at budgets from seeds")
     one.add_argument("config")
-    one.add_argument("--output", required=True)
+    one.add_argument("--output", type=pathlib.Path, required=True)
     one.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     one.add_argument(
         "--epsilons",
@@ -264,6 +282,7 @@ def main(words: list[str] | None = None) -> None:
     one.add_argument("--reference-epochs", type=int, default=10)
     one.add_argument("--reference-learning-rate", type=float, default=0.1)
     one.add_argument("--set", action="append", default=[], metavar="--section.key=value")
+    add_workers(one)
     one.set_defaults(do=run)
     other = commands.add_parser("table", help="write a table of what ran")
     other.add_argument("output")
@@ -281,7 +300,7 @@ def main(words: list[str] | None = None) -> None:
     arguments = parser.parse_args(words)
     try:
         arguments.do(arguments)
-    except ValueError as error:
+    except (ValueError, WorkerError) as error:
         raise SystemExit(f"error: {error}") from None
 
 

@@ -2,6 +2,8 @@
 
     python -m experiments.user_level_dp.grids NAME [--on CONFIG] --output DIR [--only AXIS=A,B] …
 
+An `--on` after the configuration names workers, such as ray.
+
 `table1`, `table2` and `table3` start from the paper's settings and show its numbers beside ours as
 long as no further word changes them; all other grids start from any configuration of this folder.
 """
@@ -153,7 +155,8 @@ def sweeps(file: pathlib.Path) -> dict[str, Study]:
 if __name__ == "__main__":
     name, *words = sys.argv[1:]
     base = HERE / "mnist_by_writer.toml"
-    if words[:1] == ["--on"]:
+    # Other values of `--on` name workers.
+    if words[:1] == ["--on"] and words[1:] and words[1].endswith(".toml"):
         base, words = pathlib.Path(words[1]), words[2:]
     is_full = all(not w.startswith("--") or w.startswith(_HARMLESS) for w in words)
     studies = tables(is_full) | sweeps(base)

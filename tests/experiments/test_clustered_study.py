@@ -11,6 +11,7 @@ import pytest
 from experiments.clustered_dp import grid, study, tables
 from fedjax_dp.experiment.reading import config_diff
 from fedjax_dp.experiment.schema.constraints import ConfigError
+from fedjax_dp.experiment.studies import sweep
 from fedjax_dp.io import plots
 
 HERE = pathlib.Path(study.__file__).parent
@@ -90,6 +91,24 @@ def test_results_hold_their_setting_and_are_not_run_again(tmp_path, monkeypatch,
 
 
 @pytest.mark.slow
+def test_workers_find_what_one_process_finds(tmp_path):
+    """The points of two seeds on two workers, as one after another."""
+    pytest.importorskip("submitit")
+    words = ("--methods", "Global", "Local", "--seeds", "0", "1")
+    for name, more in (("one", ()), ("two", ("--on", "local", "--workers", "2"))):
+        run(tmp_path / name, *words, *more)
+    one, two = (
+        {p.name: json.loads(p.read_text()) for p in (tmp_path / name).glob("*.json")}
+        for name in ("one", "two")
+    )
+    assert len(one) == 6 and one.keys() == two.keys()
+    assert not list((tmp_path / "two" / "unfinished").iterdir())
+    for name, result in one.items():
+        for key in result.keys() - {"seconds", "seconds_compiling"}:
+            assert two[name][key] == result[key], (name, key)
+
+
+@pytest.mark.slow
 def test_a_run_that_died_before_its_result_is_not_run_again(tmp_path, monkeypatch):
     whole, folder, name = tmp_path / "whole", tmp_path / "results", "method=Global,epsilon=4,seed=0"
     run(whole, "--epsilons", "4")
@@ -101,7 +120,7 @@ def test_a_run_that_died_before_its_result_is_not_run_again(tmp_path, monkeypatc
         patch.setattr(study, "load_run", die)
         run(folder, "--epsilons", "4")
     assert (folder / "unfinished" / name / "summary.json").is_file()
-    monkeypatch.setattr(study, "run_experiment", die)
+    monkeypatch.setattr(sweep, "run_together", die)
     run(folder, "--epsilons", "4")
     ours, theirs = (json.loads((path / f"{name}.json").read_text()) for path in (folder, whole))
     for key in ("client_accuracy", "metrics", "epsilon_by_client", "train_loss_by_round"):
@@ -133,7 +152,7 @@ def test_results_saved_before_a_key_existed_are_extended(folder, capsys):
     assert "is there already" in capsys.readouterr().out
     [point] = grid.points(folder.parent / "small.toml", ["Global"], [4], [0])
     arguments = argparse.Namespace(output=folder, reference_epochs=1, reference_learning_rate=0.1)
-    assert study.reference_of(point, None, arguments).accuracy.size == 0
+    assert study.reference_of(point, arguments).accuracy.size == 0
     with pytest.raises(SystemExit, match=r"data\.check_finite: True and False"):
         run(folder, "--epsilons", "4", "--set=--data.check_finite=false")
 
@@ -150,11 +169,11 @@ def test_references_of_other_data_are_refused(folder):
         folder.parent / "small.toml", ["Global"], [4], [0], ["--data.partition_options.shift=label"]
     )
     with pytest.raises(ConfigError, match=r"reference,seed=0\.json holds results of other"):
-        study.reference_of(point, None, arguments)
+        study.reference_of(point, arguments)
     arguments.reference_epochs = 2
     [point] = grid.points(folder.parent / "small.toml", ["Global"], [4], [0])
     with pytest.raises(ConfigError, match=r"training\.epochs: 1 and 2"):
-        study.reference_of(point, None, arguments)
+        study.reference_of(point, arguments)
 
 
 def made_up(method, epsilon, seed, accuracy, **changes):
