@@ -1,6 +1,6 @@
 """Times a federation from empty environments: python -m experiments.deployment.from_nothing FOLDER.
 
-Plays the hospitals of docs/how-to/deployment.md on four machines, each a virtual environment and a
+Plays the hospitals of docs/deploy/run.md on four machines, each a virtual environment and a
 home of its own: installs the package in each, then runs the commands of the page until round 1 has
 ended.
 """
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "how-to" / "deployment.md"
+PAGE = ROOT / "docs" / "deploy" / "run.md"
 HOSPITALS, PORT, LONGEST = ("east", "north", "west"), 8000, 1800
 
 
@@ -44,8 +44,7 @@ class Commands(NamedTuple):
 
 def commands_of(page: str) -> Commands:
     """Finds the commands of the page, each by how it begins."""
-    text = page.partition("## Your own data")[0]
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     lines = [(kind, line) for kind, block in blocks for line in _whole_lines(kind, block)]
 
     def one(kind: str, begin: str) -> str:

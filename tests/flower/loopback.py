@@ -20,7 +20,7 @@ import pytest
 _START, _RUN, _END = 600, 1200, 30
 _BIN = pathlib.Path(sys.executable).parent
 _HOST = "127.0.0.1"
-_PAGE = pathlib.Path(__file__).parents[2] / "docs" / "how-to" / "deployment.md"
+_PAGE = pathlib.Path(__file__).parents[2] / "docs" / "deploy" / "trust.md"
 
 
 def free_port() -> int:
@@ -94,7 +94,7 @@ class Loopback:
 
     def _make_secrets(self) -> None:
         """Makes the certificates, and a key for each node and one more, as the page says."""
-        part = _PAGE.read_text().partition("## Encryption and identity")[2]
+        part = _PAGE.read_text().partition("## Certificates and keys")[2]
         *commands, key = part.partition("```sh\n")[2].partition("\n```")[0].splitlines()
         assert "-f node0" in key
         keys = [key.replace("node0", f"node{node}") for node in range(self.num_nodes + 1)]

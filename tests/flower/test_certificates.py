@@ -9,12 +9,12 @@ import threading
 
 import pytest
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "how-to" / "deployment.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "deploy" / "trust.md"
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
 def test_certificates_of_the_page_pass_strict_verification(tmp_path):
-    part = PAGE.read_text().partition("## Encryption and identity")[2]
+    part = PAGE.read_text().partition("## Certificates and keys")[2]
     block = part.partition("```sh\n")[2].partition("\n```")[0]
     commands = block.partition("ssh-keygen")[0].replace("rsa:4096", "rsa:2048")
     subprocess.run(["bash", "-ec", commands], cwd=tmp_path, check=True, capture_output=True)
