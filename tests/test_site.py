@@ -41,32 +41,6 @@ def test_the_site_builds_strictly_and_has_every_public_name(tmp_path):
 
 
 _NAME = r"[^\W\d_][\w’'-]+"
-PEERS = (
-    "ours",
-    "pfl",
-    "flower",
-    ("opacus hooks", "opacus plain"),
-    ("jax_privacy", "jax_privacy 1"),
-)
-WORKLOADS = ("W1", "W1dp", "W4dp", "W3", "W5", "W5nodp")
-
-
-def test_the_first_page_compares_packages_by_figures_that_were_measured():
-    with (ROOT / "benchmarks/results/peers.csv").open(encoding="utf-8") as file:
-        measured = {
-            (row["workload"], row["implementation"]): float(row["ms_per_client"])
-            for row in csv.DictReader(file)
-        }
-    page = (ROOT / "docs/index.md").read_text("utf-8").partition("## Speed compared with others")[2]
-    lines = [line.split("|")[2:-1] for line in page.splitlines() if line.startswith("|")][2:]
-    for workload, cells in zip(WORKLOADS, lines, strict=True):
-        for peer, cell in zip(PEERS, cells, strict=True):
-            names = (peer,) if isinstance(peer, str) else peer
-            (figure,) = [measured[workload, n] for n in names if (workload, n) in measured] or [
-                None
-            ]
-            printed = re.match(r" ([\d.]+)", cell)
-            assert (printed and float(printed[1])) == (figure and float(f"{figure:.3g}"))
 
 
 def test_the_page_on_performance_has_figures_that_were_measured():
