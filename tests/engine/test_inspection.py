@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import test_client_state as counting
 from marks import later, telling
 from small_problem import NUM_CLIENTS, make_data, make_model, plain_trainer, private_trainer
 
@@ -41,11 +42,21 @@ def test_the_first_client_step_and_array_is_named(placement):
     assert sim.layout.chunk == 1
     local = sim.hyper.local
     once = local._replace(num_epochs=np.ones_like(local.num_epochs))
-    sim.run(sim.init(KEY), KEY, 1, sim.hyper._replace(local=once))
+    state, _, _ = sim.run(sim.init(KEY), KEY, 1, sim.hyper._replace(local=once))
+    # A finite update of more than 2^96 is left out of sums.
+    assert state.server.params["slope"] == np.float32(-(1 + 2 + 1) / 3)
     found = r"round 1, client 2, local step 2: the model after the step .*got slope"
     with pytest.raises(NotFinite, match=found) as raised:
         sim.run(sim.init(KEY), KEY, 2)
     assert f"{largest:g}" not in str(raised.value)
+
+
+def test_a_client_of_streamed_examples_is_named():
+    execution = DEBUG._replace(placement="host")
+    sim = simulation(counting.algorithm(), make_data(), counting.PARTICIPATION, execution)
+    found = rf"client {counting.SPOILED}: the update must be finite"
+    with pytest.raises(NotFinite, match=found):
+        sim.run(sim.init(KEY), KEY, 4)
 
 
 @telling

@@ -16,10 +16,12 @@ from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
 from fedjax_dp.core import jaxprs
 from fedjax_dp.core.backend import traced_for
 from fedjax_dp.data import participants, sampling
+from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.execution.compile import simulation
 from fedjax_dp.engine.facts import examples_of
 from fedjax_dp.engine.layout import AXIS, EqualWork, ExecutionConfig, Layout
 from fedjax_dp.engine.round import run_round
+from fedjax_dp.models.base import Model
 from fedjax_dp.server import gaussian_mean
 
 _EQUAL = (8,) * 6
@@ -70,6 +72,20 @@ def _assert_as_on_a_cpu(config, kind="tpu", **options):
 def test_equal_work_is_that_of_any_length(numbers):
     made = _assert_as_on_a_cpu(LocalConfig(**numbers))
     assert made.layout.equal_work is not None
+
+
+def test_equal_work_takes_all_steps_on_all_examples():
+    """Slopes of a linear loss do not change: one epoch in halves moves by twice their mean."""
+    model = Model.from_functions(
+        init=lambda key: jnp.float32(0), apply=jnp.multiply, loss=lambda outputs, targets: outputs
+    )
+    x = np.float32([1, -4, 2, 8, 16, 0.5, -32, 64])
+    client = examples_of(FederatedData.from_clients([{"x": x, "y": x}])).client(0)
+    config = LocalConfig(0.25, batch_size=4, num_epochs=1)
+    with traced_for("tpu"):
+        train = partial(local_trainer(model, config).train, jnp.float32(3), config=config)
+        result = jax.jit(train)(client=client.replace(common_size=8), key=jax.random.key(1))
+    assert result.delta == -0.25 * 2 * x.mean() and result.num_steps == 2
 
 
 @telling

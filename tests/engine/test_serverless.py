@@ -6,9 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import test_client_state as counting
 import timed
 from marks import telling
-from small_problem import NUM_CLIENTS, assert_same_state, make_data, make_model, plain_trainer
+from small_problem import (
+    NUM_CLIENTS,
+    SIZES,
+    assert_same_state,
+    make_data,
+    make_model,
+    plain_trainer,
+)
 
 from fedjax_dp.algorithms import fedavg
 from fedjax_dp.engine import (
@@ -34,6 +42,19 @@ ALONE = {"latencies": BETWEEN, "compute": timed.WORK, "server_seconds": 0.5}
 
 def alone(inner, **options):
     return clocked(serverless(inner), **{**ALONE, **options})
+
+
+def test_rounds_without_a_server_are_those_by_hand():
+    """Also a client whose update is not finite sends a message to each of the others."""
+    one = ExecutionConfig(clients_per_chunk=1)
+    sim = simulation(counting.algorithm(), make_data(), timed.all_join(), one, wrapper=alone)
+    state, record, info = timed.run(sim, 2)
+    params, kept = counting.by_hand(record.clients, finishes=False, all_clients=False)
+    np.testing.assert_allclose(state.server["params"], params, rtol=1e-5)
+    np.testing.assert_allclose(state.clients, kept, rtol=1e-5)
+    assert info.server["num_messages"].tolist() == [30, 30]
+    last = np.max(serverless_times(BETWEEN, timed.WORK, num_steps=np.array(SIZES))) + 0.5
+    np.testing.assert_allclose(info.server["round_seconds"], last, rtol=1e-6)
 
 
 @telling
