@@ -1,8 +1,14 @@
-"""Makes the pages of the reference from the package."""
+"""Makes the pages of the reference from the package, and tables in other pages.
+
+A table stands between `<!-- generated: NAME -->` and `<!-- end -->`. `python
+docs/hooks/reference.py` writes those of the files anew.
+"""
 
 import importlib
 import inspect
 import itertools
+import json
+import pathlib
 import pkgutil
 import re
 import unicodedata
@@ -14,6 +20,7 @@ from mkdocs.structure.files import File, Files
 
 import fedjax_dp
 from fedjax_dp.cli.main import COMMANDS, command
+from fedjax_dp.data import datasets
 from fedjax_dp.experiment.components.catalogue import DESCRIBED, TABLES
 from fedjax_dp.experiment.reading.keys import Row, describe, describe_choice
 from fedjax_dp.privacy.reports.latex import references
@@ -27,6 +34,24 @@ _LINKS = {
 }
 _FIELD = re.compile(r"^  (\w+) = \{(.*)\},$", re.MULTILINE)
 _ACCENTS = {"'": "\u0301", "`": "\u0300", '"': "\u0308", "~": "\u0303", "v": "\u030c"}
+_DOCS = pathlib.Path(__file__).parents[1]
+_BLOCK = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+# The parts of the package in the order in which a study needs them.
+_PARTS = (
+    "data",
+    "models",
+    "clients",
+    "server",
+    "algorithms",
+    "engine",
+    "privacy",
+    "audit",
+    "evaluation",
+    "experiment",
+    "io",
+    "flower",
+    "extending",
+)
 # Options that every command has.
 _OF_ALL = ("as_json", "is_quiet", "log_level", "help")
 
@@ -41,6 +66,46 @@ def on_files(files: Files, config: Any) -> Files:
     for place, text in (api_pages() | made).items():
         files.append(File.generated(config, f"reference/{place}", content=text))
     return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Writes the tables of a page anew."""
+    return generated(markdown)
+
+
+def generated(page: str) -> str:
+    """A page with its tables as the package has them now."""
+    tables = {"datasets": datasets_table, "methods": methods_table}
+    return _BLOCK.sub(lambda found: f"{found[1]}\n{tables[found[2]]()}\n\n{found[3]}", page)
+
+
+def datasets_table() -> str:
+    """The table of data sets."""
+    rows = []
+    for name in datasets.available():
+        about = datasets.info(name)
+        options = [key for key in datasets.options(name) if key.startswith("client")]
+        clients = "yes" if about.names_clients else ", ".join(f"`{key}`" for key in options)
+        files = "; or ".join(_files(source) for source in about.sources)
+        link = f"[`{name}`](configuration.md#data.name={name})"
+        rows.append((link, about.summary, clients, files or "none", about.licence))
+    return _table(("name", "what", "clients", "files", "licence"), rows)
+
+
+def _files(source: Any) -> str:
+    """The files of a source, and whether they can be fetched."""
+    names = ", ".join(f"`{name}`" for name in source.files)
+    return f"`{source.folders[0]}/`: {names}{' (fetched)' if source.downloads else ''}"
+
+
+def methods_table() -> str:
+    """The table of methods, as the tutorial printed it: its test computes it anew."""
+    path = _DOCS / "tutorials" / "choosing-a-method.ipynb"
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    (cell,) = (c for c in cells if "Markdown(methods_table" in "".join(c["source"]))
+    table = "".join(cell["outputs"][0]["data"]["text/markdown"])
+    link = r"[`\1`](configuration.md#algorithm.name=\1)"
+    return re.sub(r"\*\*`(\w+)`\*\*", link, table)
 
 
 def public_packages() -> list[str]:
@@ -62,24 +127,30 @@ def public_names() -> list[list[str]]:
 
 def api_pages() -> dict[str, str]:
     """A page for each part of the package, and one for the names of `fedjax_dp` itself."""
-    parts = [name for name in fedjax_dp.__all__ if inspect.ismodule(getattr(fedjax_dp, name))]
-    pages = {f"api/{part}.md": _part(f"fedjax_dp.{part}") for part in parts}
+    pages = {f"api/{part}.md": _part(f"fedjax_dp.{part}") for part in _PARTS}
     return pages | {"api/index.md": _front()}
 
 
 def _front() -> str:
-    """The page of the names that `fedjax_dp` itself has."""
-    rows, own = [], []
+    """The page of the names that `fedjax_dp` itself has, by part of the package."""
+    rows: dict[str, list[tuple[str, str]]] = {part: [] for part in _PARTS}
+    own: dict[str, list[str]] = {part: [] for part in _PARTS}
     for paths in _sorted(public_names()):
         name = paths[0].removeprefix("fedjax_dp.")
-        if "." in name:
+        value = getattr(fedjax_dp, name, None)
+        if "." in name or inspect.ismodule(value):
             continue
-        value = getattr(fedjax_dp, name)
-        link = f"({name}.md)" if inspect.ismodule(value) else f"[{_defined(paths)}]"
-        rows.append((f"[`{name}`]{link}", _about(value)))
+        # What is of no part makes keys.
+        part = "privacy" if len(paths) == 1 else paths[-1].split(".")[1]
+        rows[part].append((f"[`{name}`][{_defined(paths)}]", _about(value)))
         if len(paths) == 1 and _is_defined(value):
-            own.append(_entry(paths, 2))
-    return "\n\n".join([*_head("fedjax_dp"), _table(("name", "what it does"), rows), *own])
+            own[part].append(_entry(paths, 3))
+    text = _head("fedjax_dp")
+    for part in _PARTS:
+        about = _about(getattr(fedjax_dp, part))
+        table = [_table(("name", "what it does"), rows[part])] if rows[part] else []
+        text += [f"## {part}", f"[All of `{part}`]({part}.md). {about}", *table, *own[part]]
+    return "\n\n".join(text)
 
 
 def _part(part: str) -> str:
@@ -102,7 +173,14 @@ def _head(package: str) -> list[str]:
 
 
 def _sorted(names: list[list[str]]) -> list[list[str]]:
-    return sorted(names, key=lambda paths: paths[-1].rpartition(".")[2].lower())
+    """Names by the alphabet, those that `fedjax_dp` has before others, functions before classes."""
+
+    def place(paths: list[str]) -> tuple[bool, bool, str]:
+        package, _, name = paths[-1].rpartition(".")
+        is_function = inspect.isfunction(getattr(importlib.import_module(package), name))
+        return paths[0].count(".") > 1, not is_function, name.lower()
+
+    return sorted(names, key=place)
 
 
 def _is_defined(value: Any) -> bool:
@@ -238,3 +316,8 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in line) + " |"
         for line in lines
     )
+
+
+if __name__ == "__main__":
+    for page in _DOCS.rglob("*.md"):
+        page.write_text(generated(page.read_text("utf-8")), "utf-8")
