@@ -40,6 +40,14 @@ def test_the_site_builds_strictly_and_has_every_public_name(tmp_path):
     assert all(f'id="{key}"' in listed for key, *_ in reference.describe())
 
 
+def test_tables_of_pages_have_what_is_registered():
+    generated = hook("reference").generated
+    texts = [page.read_text("utf-8") for page in sorted((ROOT / "docs/reference").glob("*.md"))]
+    assert sum("<!-- generated" in text for text in texts) == 2
+    for text in texts:
+        assert generated(text) == text
+
+
 _NAME = r"[^\W\d_][\w’'-]+"
 
 
