@@ -9,6 +9,7 @@ import pathlib
 import re
 import shlex
 import textwrap
+from collections.abc import Iterator
 
 import pytest
 import typer
@@ -83,6 +84,24 @@ def test_every_page_is_in_the_navigation_and_every_section_in_the_readme():
     read_on = (ROOT / "README.md").read_text("utf-8").partition("Read on: ")[2].partition("\n\n")[0]
     sections = {page.partition("/")[0] + "/" if "/" in page else page for page in pages}
     assert set(re.findall(r"\]\(docs/([\w/.-]+)\)", read_on)) == sections
+
+
+def sentences(text: str) -> Iterator[str]:
+    """The sentences of paragraphs and lists, in which a piece of code is one word."""
+    text = re.sub(r"^```.*?^```$|^\$\$.*?^\$\$$", "", text, flags=re.M | re.S)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "code", text))
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*- |#|\||\d+\. )", text):
+        if not paragraph.lstrip().startswith("|"):
+            yield from re.split(r"(?<=[.?!:])[*)]*\s", " ".join(paragraph.split()))
+
+
+@pytest.mark.parametrize("folder", ["start", "how-to", "deploy", "reference"])
+def test_no_sentence_of_a_guide_is_longer_than_thirty_words(folder):
+    words = "word " * 31
+    lengths = [len(each.split()) for each in sentences(f"# A\n\n- {words}\n- Two. {words}")]
+    assert lengths == [2, 32, 2, 31]
+    for page in sorted((ROOT / "docs" / folder).rglob("*.md")):
+        assert not [s for s in sentences(page.read_text("utf-8")) if len(s.split()) > 30], page
 
 
 def programs_of(page: pathlib.Path) -> str:
