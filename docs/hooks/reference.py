@@ -68,11 +68,6 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Writes the tables of a page anew."""
-    return generated(markdown)
-
-
 def generated(page: str) -> str:
     """A page with its tables as the package has them now."""
     tables = {"datasets": datasets_table, "methods": methods_table}
