@@ -645,7 +645,7 @@ class FederatedAlgorithm(NamedTuple):
             checks.require(built_for == num_clients, "num_clients", rule, built_for)
         argument_checks.check_fields(hyper, "hyper.")
         hyper.local.validate(num_clients)
-        ranges.check(hyper.algorithm, self.numbers.ranges, "hyper.algorithm.")
+        ranges.check(hyper.algorithm, self.numbers.ranges)
         self.numbers.check(hyper)
         ranges.check(hyper.aggregator, self.aggregator.ranges, "hyper.aggregator.")
 

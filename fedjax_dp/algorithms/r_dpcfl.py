@@ -296,7 +296,7 @@ def _no_larger_than(first_round: FirstRound) -> Callable[[Hyper], None]:
         asked = hyper.algorithm.get("first_batch_size", 0)
         fits = checks.is_traced(asked) or bool(np.all(np.asarray(asked) <= built))
         rule = f"be at most {built}, as it was built"
-        checks.require(fits, "hyper.algorithm.first_batch_size", rule, asked)
+        checks.require(fits, "first_batch_size", rule, asked)
 
     return check
 

@@ -94,7 +94,7 @@ def check(numbers: Mapping[str, Any], ranges: Mapping[str, Any], prefix: str = "
     """Checks numbers by name, scalars or arrays, against their ranges; traced ones and None pass.
 
     Numbers without a range are not checked; the range of grouped numbers is a mapping. `prefix` is
-    what an error puts before the name, such as "hyper.algorithm.".
+    what an error puts before the name, such as "hyper.aggregator.".
     """
     for name, kind in ranges.items():
         value = numbers.get(name)

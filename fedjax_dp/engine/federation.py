@@ -335,7 +335,7 @@ def federation(
         if not checks.is_traced(asked):
             largest = hyper.local.max_batch_size()
             rule = f"be at most {built}, as it was built"
-            checks.require(largest <= built, "hyper.local.batch_size", rule, largest)
+            checks.require(largest <= built, "batch_size", rule, largest)
 
     hyper_limit = algorithm.hyper.local.max_batch_size()
     check(algorithm.hyper)

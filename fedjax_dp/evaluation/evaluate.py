@@ -155,6 +155,8 @@ def _per_example(
         fits = each.ndim == 2 and each.shape[0] == losses.shape[0]
         rule = f"have a row for each of {losses.shape[0]} examples"
         checks.require(fits, f"the terms of metric {name}", rule, each.shape)
+        fits = not jnp.iscomplexobj(each)
+        checks.require(fits, f"the terms of metric {name}", "be real numbers", each.dtype)
 
     def real(value):
         flags = jnp.reshape(is_real, jnp.shape(is_real) + (1,) * (value.ndim - jnp.ndim(is_real)))

@@ -322,7 +322,7 @@ def test_first_batches_that_do_not_fit_are_refused():
     algorithm = of_one_client(first_batch_size=60)
     numbers = algorithm.hyper.algorithm
     larger = algorithm.hyper._replace(algorithm={**numbers, "first_batch_size": 61})
-    with pytest.raises(ValueError, match=r"algorithm\.first_batch_size must be at most 60"):
+    with pytest.raises(ValueError, match=r"^first_batch_size must be at most 60"):
         algorithm.check(larger)
     config = LocalConfig(batch_size=25, clip_norm=1.0, noise_multiplier=1.0)
     of_all = dp_sgd_trainer(linear_model(), config, sampler=sampling.full_participation())

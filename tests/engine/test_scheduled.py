@@ -175,7 +175,7 @@ def test_correlated_noise_is_scaled_round_by_round():
             "in round 1, hyper.aggregator.clip_norm must be above",
         ),
         ({"aggregator.noise_multiplier": [-1.0]}, "in round 0 the factor must be at least 0"),
-        ({"local.batch_size": [1.0, 2.0]}, "in round 1, hyper.local.batch_size must be at most 4"),
+        ({"local.batch_size": [1.0, 2.0]}, "in round 1, batch_size must be at most 4"),
         ({"local.num_epochs": [[1.0]]}, "must have one factor for each round"),
     ],
 )

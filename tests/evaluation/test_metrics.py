@@ -431,6 +431,9 @@ def test_what_a_metric_adds_must_have_a_row_for_each_example():
     broken = perplexity()._replace(contribute=lambda outputs, batch: outputs.sum())
     with pytest.raises(ValueError, match="the terms of metric odd must have a row for each of"):
         shared_evaluator(model, data, metrics={"odd": broken})(model.init(jax.random.key(0)))
+    broken = perplexity()._replace(contribute=lambda outputs, batch: 1j * outputs)
+    with pytest.raises(ValueError, match=r"terms of metric odd must be real .*complex"):
+        shared_evaluator(model, data, metrics={"odd": broken})
 
 
 def test_metrics_have_names_that_no_other_result_has():
