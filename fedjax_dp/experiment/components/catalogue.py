@@ -19,6 +19,7 @@ from fedjax_dp.experiment.components.partitions import PARTITIONS
 from fedjax_dp.experiment.components.schedules import CURVES, fields_of_curve, read_schedules
 from fedjax_dp.experiment.schema.config import Config as Config
 from fedjax_dp.experiment.schema.constraints import refused
+from fedjax_dp.experiment.schema.moved import moved
 from fedjax_dp.experiment.schema.options import Fields, fields_of, read_options
 from fedjax_dp.experiment.schema.sections import default_section
 from fedjax_dp.models import registry as models
@@ -165,6 +166,8 @@ def _require_known(key: str, name: str, names: Collection[str]) -> None:
     except ValueError as error:
         # A failed import does not know the key that asked for it.
         text = str(error) if key in str(error) else f"{key}: {error}"
+        if now := moved(key, name):
+            text = f"{text.partition('; did you mean')[0]}{now}"
         raise refused(key, text) from None
 
 

@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 from fedjax_dp.core import argument_checks, checks
 from fedjax_dp.core.argument_checks import Rule
 from fedjax_dp.core.ranges import LARGEST, PATH, SMALLEST, fits_float32
+from fedjax_dp.experiment.schema.moved import moved
 
 # How pydantic checks values.
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
@@ -105,7 +106,9 @@ def _check_of(kind: Any) -> Callable[[Any], Any]:
 
 def mistake(key: str, kind: Any, value: Any) -> ConfigError:
     """Makes the error for a value that does not fit its annotation."""
-    return refused(key, str(argument_checks.refusal(key, rule_of(kind), _plain(value))))
+    value = _plain(value)
+    text = str(argument_checks.refusal(key, rule_of(kind), value))
+    return refused(key, text + moved(key, value))
 
 
 def in_python(kind: Any, value: Any) -> Any:

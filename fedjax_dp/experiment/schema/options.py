@@ -19,6 +19,7 @@ from fedjax_dp.experiment.schema.constraints import (
     refused,
     rule_of,
 )
+from fedjax_dp.experiment.schema.moved import moved
 
 Fields = Mapping[str, FieldInfo]
 
@@ -80,13 +81,10 @@ def read_options(fields: Fields, name: str, key: str, values: Mapping[str, Any])
     """Reads the options of a part from the table at a key."""
     for option, value in values.items():
         if option not in fields:
-            hint = checks.nearest(option, fields)
-            raise refused(
-                f"{key}.{option}",
-                f"there is no option {key}.{option} of {name}, "
-                f"got {value!r}; "
-                + (f"did you mean {hint!r}?" if hint else f"{name} has no options"),
-            )
+            here, nearest = f"{key}.{option}", checks.nearest(option, fields)
+            hint = f"; did you mean {nearest!r}?" if nearest else f"; {name} has no options"
+            text = f"there is no option {here} of {name}, got {value!r}{moved(here) or hint}"
+            raise refused(here, text)
     for option, field in fields.items():
         if field.is_required() and option not in values:
             raise refused(

@@ -18,6 +18,7 @@ from fedjax_dp.experiment.schema.constraints import (
     refused,
     require_float32,
 )
+from fedjax_dp.experiment.schema.moved import moved
 
 
 class Section(BaseModel):
@@ -241,5 +242,5 @@ def unknown(
     options = dict[str, Any]
     tables = [name for name, f in fields_below(root) if sections_of(f) or f.annotation == options]
     noun, known = ("section", tables) if is_section else ("key", keys_below(root))
-    hint = checks.nearest(key, [*known, *besides])
-    return refused(key, f"there is no {noun} {key!r}; did you mean {hint!r}?")
+    hint = f"; did you mean {checks.nearest(key, [*known, *besides])!r}?"
+    return refused(key, f"there is no {noun} {key!r}{moved(key) or hint}")
