@@ -8,7 +8,9 @@ import json
 import pathlib
 import re
 import shlex
+import sys
 import textwrap
+import tomllib
 from collections.abc import Iterator
 
 import pytest
@@ -172,6 +174,81 @@ def test_what_a_page_imports_is_public(page):
 )
 def test_a_name_that_is_not_public_is_found(code):
     assert any(map(not_public, names_used(code)))
+
+
+# A command that installs the package, and its extras.
+INSTALLS = re.compile(r"""pip install ([^\n`|]*?["']?(?:fedjax-dp|\.)\[([\w,-]+)\]["']?)""")
+
+
+def test_pages_install_the_package_as_the_page_on_installing_says():
+    """Until a release is on an index, from the repository; messages add to what is installed."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    start = (ROOT / "docs" / "start" / "install.md").read_text("utf-8")
+    (how, names), *_ = INSTALLS.findall(start)
+    for page in READ:
+        for words, wanted in INSTALLS.findall(page.read_text("utf-8")):
+            assert words == how.replace(names, wanted), page
+            assert set(wanted.split(",")) <= extras["optional-dependencies"].keys(), page
+    sources = [
+        p for p in (ROOT / "fedjax_dp").rglob("*.py") if "'fedjax-dp[" in p.read_text("utf-8")
+    ]
+    assert [path.name for path in sources] == ["packages.py"]
+
+
+# Lines that meet the messages of the page on troubleshooting before any work.
+TABLE = "run --data.name=table --data.options.label=ill --data.options.path="
+MEETS = {
+    "there is no key '…'; did you mean '…'?": "run --training.lr 0.1",
+    "participation.cohort_size must be": "run --participation.cohort_size 5",
+    "algorithm.options must hold": "run --algorithm.name=ifca --privacy.unit=client",
+    "privacy.unit must be record": "run --privacy.unit client",
+    "privacy.client.epsilon must": "run --privacy.client.epsilon=3",
+    "privacy.unit must be none": "run --algorithm.name=afl",
+    "shuffled epochs": "run --training.sampler shuffled",
+    "privacy.record.epsilon must allow": "run --privacy.record.noise_multiplier=1 "
+    "--privacy.record.epsilon=0.1",
+    "privacy.relation must": "run --privacy.relation add_remove",
+    "run.secret must": "run --run.release private",
+    "must have a value in every row": TABLE + "gaps.csv",
+    "must hold names that recur": TABLE + "names.csv",
+    "label, a column": TABLE + "gaps.csv --data.options.label=sick",
+    "data.name must be one of": "run --data.name MNIST",
+    "missing: …": "run --data.name cifar10 --data.data_dir .",
+    "needs the package": TABLE + "names.csv",
+    "must be a run folder": "evaluate nothing",
+    "must be a new or an empty folder": "run --output full",
+}
+
+
+@telling
+def test_messages_of_the_page_on_troubleshooting_are_those_of_the_package(
+    fedjax_dp, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("gaps.csv").write_text("age,ill\n3,x\n,y\n")
+    rows = [f"n{i},{'xy'[i % 2]}\n" for i in range(60)]
+    pathlib.Path("names.csv").write_text("name,ill\n" + "".join(rows))
+    (tmp_path / "full" / "run").mkdir(parents=True)
+    page = (ROOT / "docs" / "start" / "troubleshooting.md").read_text("utf-8")
+    messages = [" ".join(m.split()) for m in re.findall(r"^- `([^`]+)`", page, re.MULTILINE)]
+    source = [ast.walk(ast.parse(p.read_text("utf-8"))) for p in (ROOT / "fedjax_dp").rglob("*.py")]
+    texts = {n.value for nodes in source for n in nodes if isinstance(n, ast.Constant)}
+    texts = "\n".join(text for text in texts if isinstance(text, str))
+    met = set()
+    for message in messages:
+        (start,) = [start for start in MEETS if message.startswith(start)] or [None]
+        if start is None:
+            pieces = message.removeprefix("model must ").split("…")
+            assert all(piece.strip(" '%") in texts for piece in pieces), message
+            continue
+        met.add(start)
+        with monkeypatch.context() as blocked:
+            if start == "needs the package":
+                blocked.setitem(sys.modules, "pyarrow", None)
+            status, _, said = fedjax_dp(*shlex.split(MEETS[start]))
+        assert status == 2
+        assert re.search(re.escape(message).replace("…", ".*"), " ".join(said.split())), message
+    assert met == MEETS.keys()
 
 
 def command_lines(code: str) -> list[list[str]]:

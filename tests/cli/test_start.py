@@ -99,7 +99,10 @@ def test_a_package_that_is_missing_is_named_in_one_line(fedjax_dp, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     words = ("run", "--data.name=table", "--data.options.path=t.csv", "--data.options.label=ill")
-    line = "reading t.csv needs pyarrow: pip install 'fedjax-dp[table]'"
+    line = (
+        "reading t.csv needs the package pyarrow, which is not installed: "
+        "pip install 'fedjax-dp[table]'"
+    )
     status, printed, said = fedjax_dp(*words)
     assert (status, printed, said.splitlines()[-1]) == (2, "", f"error: {line}")
     status, printed, said = fedjax_dp(*words, "--json")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from marks import slow, telling
 
+from fedjax_dp.core.packages import MissingPackageError
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.components import trackers
 from fedjax_dp.experiment.components.callbacks import callbacks_of
@@ -101,7 +102,8 @@ def test_trackio_stores_each_round_on_this_machine(folder, monkeypatch, at_exit)
 
 def test_a_tracker_that_is_not_installed_names_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(ValueError, match=r"mlflow needs the extra: pip install 'fedjax-dp\[mlf"):
+    rule = r"the callback mlflow needs the package mlflow, .* pip install 'fedjax-dp\[mlflow\]'"
+    with pytest.raises(MissingPackageError, match=rule):
         callbacks_of({"mlflow": {}})
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from fedjax_dp.core import disclosure, files
 from fedjax_dp.core.disclosure import GuardedError, require_of_file
-from fedjax_dp.core.packages import MissingPackageError
+from fedjax_dp.core.packages import needed_for
 from fedjax_dp.core.ranges import LARGEST, SMALLEST, fits_float32
 from fedjax_dp.data import tables
 from fedjax_dp.data.arrays import APART, EXACT, equal_in_float32, is_large
@@ -636,11 +636,8 @@ def _arrow(path: pathlib.Path) -> Any:
 
 def import_pyarrow(path: pathlib.Path) -> Any:
     """Imports pyarrow for a file, or says how to install it."""
-    try:
+    with needed_for(f"reading {path}", "table"):
         import pyarrow
-    except ImportError as error:
-        message = f"reading {path} needs pyarrow: pip install 'fedjax-dp[table]'"
-        raise MissingPackageError(message) from error
     return pyarrow
 
 

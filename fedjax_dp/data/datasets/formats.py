@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp.core import checks, files
-from fedjax_dp.core.packages import MissingPackageError
+from fedjax_dp.core.packages import needed_for
 
 _IDX_TYPES: dict[int, np.dtype] = {
     0x08: np.dtype(np.uint8),
@@ -110,23 +110,15 @@ def hdf5_clients(
 
 def import_h5py(path: pathlib.Path) -> Any:
     """Imports h5py for a file; the error says how to install it."""
-    try:
+    with needed_for(f"reading {path}", "hdf5"):
         import h5py
-    except ImportError as error:
-        raise MissingPackageError(
-            f"{path} is an HDF5 file, which needs the package h5py: `pip install h5py`"
-        ) from error
     return h5py
 
 
 def pixels_of(content: bytes, place: str, size: tuple[int, int]) -> np.ndarray:
     """Decodes an image of a given width and height to uint8 `[height, width, 3]`."""
-    try:
+    with needed_for("reading image files", "images"):
         from PIL import Image
-    except ImportError as error:
-        raise MissingPackageError(
-            "reading image files needs the package pillow: `pip install 'fedjax-dp[images]'`"
-        ) from error
     damage = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
     with files.reading(place, "be an image", *damage):
         opened = Image.open(io.BytesIO(content))

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 from fedjax_dp.core import checks, files
+from fedjax_dp.core.packages import needed_for
 from fedjax_dp.experiment.components.experiment import Callback, Progress
 from fedjax_dp.io.logbook import FAILED, write_json
 
@@ -84,7 +85,7 @@ def mlflow(*, experiment: str = "fedjax_dp", tracking_uri: str | None = None) ->
       The callback. It stops no run.
 
     Raises:
-      ValueError: without the extra `mlflow`.
+      MissingPackageError: without the extra `mlflow`.
     """
     _package("mlflow")
     tracking = importlib.import_module("mlflow.tracking")
@@ -129,7 +130,7 @@ def wandb(
       The callback. It stops no run.
 
     Raises:
-      ValueError: without the extra `wandb`.
+      MissingPackageError: without the extra `wandb`.
     """
     package = _package("wandb")
 
@@ -166,7 +167,7 @@ def trackio(*, project: str = "fedjax_dp", space_id: str | None = None) -> Callb
       The callback. It stops no run.
 
     Raises:
-      ValueError: without the extra `trackio`.
+      MissingPackageError: without the extra `trackio`.
     """
     package = _package("trackio")
 
@@ -186,11 +187,8 @@ def trackio(*, project: str = "fedjax_dp", space_id: str | None = None) -> Callb
 
 def _package(name: str) -> ModuleType:
     """Imports a tracker, whose extra has its name."""
-    try:
+    with needed_for(f"the callback {name}", name):
         return importlib.import_module(name)
-    except ImportError as error:
-        message = f"the callback {name} needs the extra: pip install 'fedjax-dp[{name}]'"
-        raise ValueError(message) from error
 
 
 def _tracking(tracker: str, start: Callable[[str, str, _Config], _Tracked]) -> Callback:
