@@ -82,7 +82,7 @@ def datasets_table() -> str:
         options = [key for key in datasets.options(name) if key.startswith("client")]
         clients = "yes" if about.names_clients else ", ".join(f"`{key}`" for key in options)
         files = "; or ".join(_files(source) for source in about.sources)
-        link = f"[`{name}`](configuration.md#data.name={name})"
+        link = f"[`{name}`](configuration.md#data.name-{name})"
         rows.append((link, about.summary, clients, files or "none", about.licence))
     return _table(("name", "what", "clients", "files", "licence"), rows)
 
@@ -99,7 +99,7 @@ def methods_table() -> str:
     cells = json.loads(path.read_text("utf-8"))["cells"]
     (cell,) = (c for c in cells if "Markdown(methods_table" in "".join(c["source"]))
     table = "".join(cell["outputs"][0]["data"]["text/markdown"])
-    link = r"[`\1`](configuration.md#algorithm.name=\1)"
+    link = r"[`\1`](configuration.md#algorithm.name-\1)"
     return re.sub(r"\*\*`(\w+)`\*\*", link, table)
 
 
@@ -224,7 +224,7 @@ def configuration() -> str:
         text.append(f"Keys of the table `{table}`, by the part that `{key}` names.")
         for name in choice.names:
             part = choice.names[name]
-            text += [f"### {name} {{ #{key}={name} }}", _about(getattr(part, "factory", part))]
+            text += [f"### {name} {{ #{key}-{name} }}", _about(getattr(part, "factory", part))]
             rows = [_key(row, has_id=False) for row in describe_choice(f"{key}={name}")]
             text.append(_table(heads, rows) if rows else "No options.")
     return "\n\n".join(text)
