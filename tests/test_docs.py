@@ -196,7 +196,7 @@ def test_pages_install_the_package_as_the_page_on_installing_says():
 
 
 # Lines that meet the messages of the page on troubleshooting before any work.
-TABLE = "run --data.name=table --data.options.label=ill --data.options.path="
+TABLE = "run --data.name=table --data.options.label={} --data.options.path={}.csv"
 MEETS = {
     "there is no key '…'; did you mean '…'?": "run --training.lr 0.1",
     "participation.cohort_size must be": "run --participation.cohort_size 5",
@@ -209,12 +209,12 @@ MEETS = {
     "--privacy.record.epsilon=0.1",
     "privacy.relation must": "run --privacy.relation add_remove",
     "run.secret must": "run --run.release private",
-    "must have a value in every row": TABLE + "gaps.csv",
-    "must hold names that recur": TABLE + "names.csv",
-    "label, a column": TABLE + "gaps.csv --data.options.label=sick",
+    "must have a value in every row": TABLE.format("ill", "gaps"),
+    "must hold names that recur": TABLE.format("ill", "names"),
+    "label, a column": TABLE.format("sick", "gaps"),
     "data.name must be one of": "run --data.name MNIST",
     "missing: …": "run --data.name cifar10 --data.data_dir .",
-    "needs the package": TABLE + "names.csv",
+    "needs the package": TABLE.format("ill", "names"),
     "must be a run folder": "evaluate nothing",
     "must be a new or an empty folder": "run --output full",
 }
