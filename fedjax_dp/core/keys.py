@@ -38,6 +38,7 @@ class Purpose(enum.IntEnum):
     CLOCK = 19
     SERVERS = 20
     AUGMENTATION = 21
+    NOISED_EVALUATION = 22
 
 
 # The generator of keys that noise may be drawn from. Its words are those of a published cipher, on

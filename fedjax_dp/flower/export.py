@@ -174,9 +174,11 @@ def require_evaluated(config: Config, federation: Federation, population: Popula
 
 
 def require_server(config: Config, keys: str) -> None:
-    """Refuses what no server does: keep the best round, or draw from a seed that nodes know."""
+    """Refuses what no server does: keep the best round, release metrics, draw from a known seed."""
     rule = "be 'last' in a deployment, whose server has the newest state alone"
     checks.require(config.run.keep == "last", "run.keep", rule, config.run.keep)
+    noise, rule = config.evaluation.noise_multiplier, "be none in a deployment"
+    checks.require(noise is None, "evaluation.noise_multiplier", rule, noise)
     units, is_secret = config.privacy.units, config.run.secret
     rule = (
         f"be true to deploy privacy of {' and '.join(units)}s: the nodes have the configuration, "

@@ -20,6 +20,7 @@ from fedjax_dp.engine.federation import Federation, check_wrapped
 from fedjax_dp.engine.record import RoundRecord, digest_of, priced, require_chargeable
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.engine.wrapping import WITHIN_BUDGETS
+from fedjax_dp.evaluation.noised import NoisedAccuracy
 from fedjax_dp.privacy.accounting.dp_accounting_adapter import require_analysis
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.claims import OnceClaim
@@ -84,11 +85,13 @@ class PrivacyAccounting:
         relation: str = "zero_out",
         accountant: str | None = None,
         hyper: Hyper | None = None,
+        evaluations: NoisedAccuracy | None = None,
     ):
         """Opens the ledgers of a federation; refuses what has no joint analysis.
 
         "add_remove" never holds: a simulation takes rates, steps, divisors and weights from the
-        exact numbers of clients and of their records, which are public.
+        exact numbers of clients and of their records, which are public. Rounds to come are planned
+        with the releases of `evaluations`; those that ran are charged by `charge_evaluation`.
         """
         require_public_sizes(relation)
         bound = federation.federation if isinstance(federation, Simulation) else federation
@@ -102,6 +105,11 @@ class PrivacyAccounting:
         self._read_events(bound.hyper if hyper is None else hyper)
         units = self._costs[0].events
         self.ledgers = {unit: Ledger(unit, relation, num_units[unit]) for unit in units}
+        self._evaluations = evaluations
+        if evaluations is not None:
+            rule = "be None unless clients are protected"
+            checks.require("client" in units, "evaluations", rule, evaluations)
+            require_analysis([evaluations.event()], relation, accountant)
 
     def _read_events(self, hyper: Hyper) -> None:
         """Computes a round's costs from numbers, unless these are the current ones."""
@@ -180,6 +188,13 @@ class PrivacyAccounting:
         for unit, ledger in self.ledgers.items():
             cohorts = None if self._all_pay(unit) else participants
             self._charge(unit, ledger, which, stages, cohorts)
+
+    def charge_evaluation(self) -> None:
+        """Charges a release of `evaluations` that ran, in which all clients took part."""
+        rule = "be given when the accounts are opened"
+        checks.require(self._evaluations is not None, "evaluations", rule, None)
+        assert self._evaluations is not None
+        self.ledgers["client"].charge(self._evaluations.event())
 
     def _costs_that_ran(self, record: RoundRecord) -> np.ndarray:
         """Finds the costs of rounds by the numbers that they ran with, `[rounds]`."""
@@ -311,13 +326,13 @@ class PrivacyAccounting:
         numbers: Hyper,
     ) -> int:
         coming = self._cohorts.coming(state, numbers, key, num_rounds)
-        which = self._costs_to_come(int(state.round), num_rounds)
+        first = int(state.round)
+        which = self._costs_to_come(first, num_rounds)
 
         def exceeds(count: int) -> bool:
             for unit in bounded:
-                after = self.ledgers[unit].copy()
                 drawn = None if coming.clients is None else coming.clients[:count]
-                self._charge(unit, after, which[:count], coming.stages[:count], drawn)
+                after = self._after(unit, first, which[:count], coming.stages[:count], drawn)
                 budget = np.asarray(epsilon[unit], dtype=np.float64) * (1 + _SLACK)
                 if np.any(after.epsilon(dp_delta[unit], accountant) > budget):
                     return True
@@ -377,11 +392,28 @@ class PrivacyAccounting:
           Copies of the ledgers, charged for these rounds too.
         """
         coming = self._cohorts.coming(state, self._federation.hyper, key, num_rounds)
-        which = self._costs_to_come(int(state.round), num_rounds)
-        ledgers = {unit: ledger.copy() for unit, ledger in self.ledgers.items()}
-        for unit, ledger in ledgers.items():
-            self._charge(unit, ledger, which, coming.stages, coming.clients)
-        return ledgers
+        first = int(state.round)
+        which = self._costs_to_come(first, num_rounds)
+        return {
+            unit: self._after(unit, first, which, coming.stages, coming.clients)
+            for unit in self.ledgers
+        }
+
+    def _after(
+        self,
+        unit: str,
+        first: int,
+        which: np.ndarray,
+        stages: np.ndarray,
+        cohorts: np.ndarray | None,
+    ) -> Ledger:
+        """Charges rounds from `first` on, and the releases after them, to a copy of a ledger."""
+        after = self.ledgers[unit].copy()
+        self._charge(unit, after, which, stages, cohorts)
+        if unit == "client" and self._evaluations is not None:
+            count = self._evaluations.num_releases(first, first + len(which))
+            after.charge(self._evaluations.event(), count=count)
+        return after
 
     @overload
     def epsilon(self, dp_delta: float, accountant: str | None = None) -> float: ...

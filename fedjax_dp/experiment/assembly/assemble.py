@@ -34,6 +34,7 @@ from fedjax_dp.experiment.assembly.population import build_population
 from fedjax_dp.experiment.components.clock import Clock, with_latencies
 from fedjax_dp.experiment.components.experiment import Experiment, Population
 from fedjax_dp.experiment.components.mechanism import Setting, plans, structure_of
+from fedjax_dp.experiment.components.noised import check_evaluated
 from fedjax_dp.experiment.components.numbers_by_client import (
     listed,
     names_of,
@@ -280,7 +281,7 @@ def _evaluator(compiled: Simulation, parts: Parts) -> Evaluator:
     has_model = has_server_model or population.unseen is None
     held_out = config.data.unseen_clients or config.data.unseen_client_share
     checks.require(has_model, key_of(config.data), rule, held_out)
-    return evaluator(
+    made = evaluator(
         compiled,
         parts.model,
         population.train,
@@ -292,6 +293,8 @@ def _evaluator(compiled: Simulation, parts: Parts) -> Evaluator:
         hidden=hidden,
         unseen=population.unseen,
     )
+    check_evaluated(config, parts.model, made)
+    return made
 
 
 def _settled(section: ExecutionSection, compiled: Simulation) -> ExecutionSection:

@@ -24,6 +24,7 @@ from fedjax_dp.experiment.assembly.population import require_vocabulary
 from fedjax_dp.experiment.components.augmentation import augmentation_of
 from fedjax_dp.experiment.components.experiment import Population
 from fedjax_dp.experiment.components.mechanism import Setting, client_aggregator, structure_of
+from fedjax_dp.experiment.components.noised import noised_accuracy_of
 from fedjax_dp.experiment.components.optimizers import local_optimizer, optimizer_numbers
 from fedjax_dp.experiment.components.participation import batches_of
 from fedjax_dp.experiment.components.planned import KEY, planned_of
@@ -184,7 +185,8 @@ def setting_of(
     options = algorithms.options_of(name) | config.algorithm.options
     structure = algorithms.ALGORITHMS[name].noised(structure_of(model), options)
     most, factors = config.asynchronous.max_participations, tables_of(config.schedules, rounds)
-    return Setting(participation, structure, rounds, promise, graph, most, factors)
+    noised = noised_accuracy_of(config)
+    return Setting(participation, structure, rounds, promise, graph, most, factors, noised)
 
 
 def build_problem(

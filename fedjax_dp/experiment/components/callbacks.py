@@ -11,7 +11,7 @@ from fedjax_dp.core.ranges import Count, NonNegative
 from fedjax_dp.core.registry import Registry
 from fedjax_dp.experiment.components import trackers
 from fedjax_dp.experiment.components.experiment import Callback, Progress
-from fedjax_dp.experiment.components.measured import Measured, measured
+from fedjax_dp.experiment.components.measured import RELEASED, Measured, measured
 
 
 def early_stopping(
@@ -30,7 +30,7 @@ def early_stopping(
       min_change: the least improvement, at least 0.
 
     Returns:
-      The callback. It is not private: held-out data are read exactly.
+      The callback. It is private if the metric is released with noise; others are exact.
     """
 
     def call(progress: Progress) -> bool:
@@ -42,7 +42,7 @@ def early_stopping(
             best, waited = (value, 0) if is_better else (best, waited + 1)
         return waited >= patience
 
-    return Callback(call)
+    return Callback(call, is_private=metric in RELEASED)
 
 
 def _adopted(own: Any) -> Callable[..., Callback]:

@@ -7,6 +7,7 @@ import numpy as np
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Pattern
+from fedjax_dp.evaluation.noised import METRIC
 
 # A name in `metrics.jsonl`. Tables of built-in metrics are refused by it before data are read;
 # those of a user's metrics when their values are.
@@ -17,6 +18,13 @@ Measured = Annotated[
         "a metric that is one number, such as test_loss; confusion and per_class are tables",
     ),
 ]
+
+# Metrics that are released with noise, by the key that has them released: what follows from them
+# costs no more ε. All others are exact.
+RELEASED: Mapping[str, str] = {
+    "noised_unclipped_share": "privacy.client.adaptive_clipping",
+    METRIC: "evaluation.noise_multiplier",
+}
 
 
 def measured(rows: Sequence[Mapping[str, Any]], metric: str, name: str) -> np.ndarray:

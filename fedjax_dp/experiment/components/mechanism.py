@@ -11,10 +11,11 @@ import numpy as np
 
 from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.clients.base import LocalConfig
-from fedjax_dp.core import trees
+from fedjax_dp.core import checks, trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.accounts.calibration import with_factors
+from fedjax_dp.evaluation.noised import NoisedAccuracy
 from fedjax_dp.experiment.schema.config import (
     BoundedLaplaceLevel,
     CentralDiscreteLevel,
@@ -27,7 +28,9 @@ from fedjax_dp.experiment.schema.config import (
     StaircaseLevel,
 )
 from fedjax_dp.privacy.accounting.calibration import calibrate_noise_multiplier
+from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.claims import ClientClaim
+from fedjax_dp.privacy.events import DpEvent
 from fedjax_dp.privacy.mechanisms.clipping import make_adaptive_clipping
 from fedjax_dp.privacy.mechanisms.distributed import Plan, choose_bits, make_plan
 from fedjax_dp.privacy.mechanisms.mechanism import (
@@ -65,6 +68,7 @@ class Setting(NamedTuple):
     graph: MaskGraph | None = None
     max_participations: int | None = None
     factors: Mapping[str, np.ndarray] = {}  # As of `Hyper`.
+    evaluations: NoisedAccuracy | None = None  # What every client pays besides rounds.
 
     @property
     def cohort(self) -> float:
@@ -128,11 +132,12 @@ def _calibrated(level: ClientLevel, build: Build, setting: Setting) -> float:
     }
     factors, charged = setting.charged_factors(priced, "aggregator.noise_multiplier")
     rounds = Counter(Hyper(LocalConfig(), factors=factors).alike(charged))
+    of_evaluations = _of_evaluations(level, setting)
 
     def run_of(noise_multiplier: float) -> Any:
         mean = build(np.clip(noise_multiplier, least, most).item())
         assert isinstance(mean.claim, ClientClaim)
-        numbers, parts = Hyper(LocalConfig(), {}, mean.numbers, factors), []
+        numbers, parts = Hyper(LocalConfig(), {}, mean.numbers, factors), list(of_evaluations)
         for t, count in rounds.items():
             release = mean.claim.event(numbers.at(t).aggregator)
             event = setting.participation.event(release)
@@ -142,6 +147,20 @@ def _calibrated(level: ClientLevel, build: Build, setting: Setting) -> float:
     assert level.epsilon is not None
     found = calibrate_noise_multiplier(run_of, level.epsilon, level.dp_delta, **setting.promise)
     return float(np.clip(with_factors(np.asarray(found), factors), least, most))
+
+
+def _of_evaluations(level: ClientLevel, setting: Setting) -> list[DpEvent]:
+    """Returns the planned releases of evaluations, which must leave a part of the budget."""
+    if setting.evaluations is None:
+        return []
+    event = setting.evaluations.event(setting.evaluations.num_releases(0, setting.num_rounds))
+    ledger = Ledger("client", setting.promise["relation"])
+    ledger.charge(event)
+    spent = float(np.max(ledger.epsilon(level.dp_delta, setting.promise["accountant"])))
+    rule = f"leave a part of privacy.client.epsilon to rounds: its releases take {spent:.4g} of it"
+    key, multiplier = "evaluation.noise_multiplier", setting.evaluations.noise_multiplier
+    checks.require(level.epsilon is not None and spent < level.epsilon, key, rule, multiplier)
+    return [event]
 
 
 def _builder(level: ClientLevel, setting: Setting) -> Build:

@@ -16,7 +16,7 @@ from fedjax_dp.core.ranges import Count, NonNegative, Probability, ProperFractio
 from fedjax_dp.core.registry import Registry, is_own
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.schedules import names_of, require_scheduled, scheduled
-from fedjax_dp.experiment.components.measured import Measured, measured
+from fedjax_dp.experiment.components.measured import RELEASED, Measured, measured
 from fedjax_dp.experiment.schema.config import (
     CentralDiscreteLevel,
     Config,
@@ -51,16 +51,14 @@ _KEYS = {
     "clock": ("deadline", "dropout"),
 }
 _ON_A_LATTICE = DiscreteGaussianLevel, CentralDiscreteLevel
-# Metrics that are computed from noised releases alone.
-_RELEASED = ("noised_unclipped_share",)
 
 
 class Plateau(NamedTuple):
     """A number that is multiplied where a metric has stopped improving.
 
     Attributes:
-      metric: a name in `metrics.jsonl`, of a number and not of a table; exact unless it is
-        noised_unclipped_share, so that no ε covers what it decides.
+      metric: a name in `metrics.jsonl`, of a number and not of a table; no ε covers what
+        it decides unless it is released with noise.
       goal: whether "smaller" or "larger" is better.
       patience: values in a row without a better one after which the number is multiplied, at
         least 1; there is one in each evaluation, or in each round for metrics of rounds.
@@ -90,7 +88,7 @@ class Plateau(NamedTuple):
     @property
     def is_private(self) -> bool:
         """Whether the metric is computed from noised releases alone."""
-        return self.metric in _RELEASED
+        return self.metric in RELEASED
 
 
 def _adopted(curve: Any) -> Callable[..., Curve]:
@@ -356,18 +354,12 @@ def check_schedules(config: Config) -> None:
 
 def _check_plateaus(config: Config) -> None:
     """Refuses a metric that decides what must be known before a run, or what is published."""
-    level = config.privacy.client
-    is_adaptive = isinstance(level, GaussianLevel) and level.adaptive_clipping
     for key, plateau in plateaus_of(config).items():
         here, name = f"{_HERE}.{key}", key.rpartition(".")[2]
         planned = ("noise_multiplier", "batch_size", "num_epochs", "num_steps")
         rule = "not be a plateau: the privacy of a run is planned before its metrics are known"
         fits = not (config.privacy.units and name in planned)
         checks.require(fits, here, rule, "plateau")
-        rule = "be an exact metric without privacy.client.adaptive_clipping, which releases it"
-        checks.require(
-            is_adaptive or not plateau.is_private, f"{here}.metric", rule, plateau.metric
-        )
-        rule = "be noised_unclipped_share if run.release is 'private': other metrics are exact"
+        rule = f"be {' or '.join(RELEASED)} if run.release is 'private': other metrics are exact"
         fits = config.run.release is None or plateau.is_private
         checks.require(fits, f"{here}.metric", rule, plateau.metric)

@@ -25,6 +25,7 @@ from fedjax_dp.engine.accounts.privacy_accounting import require_public_sizes
 from fedjax_dp.experiment.components.augmentation import augmentation_of
 from fedjax_dp.experiment.components.clock import Clock, clock_of
 from fedjax_dp.experiment.components.keeping import check_kept
+from fedjax_dp.experiment.components.noised import check_followed, check_noised
 from fedjax_dp.experiment.components.numbers_by_client import KEYS
 from fedjax_dp.experiment.components.optimizers import local_optimizer
 from fedjax_dp.experiment.components.participation import batches_of, participation_of
@@ -94,6 +95,8 @@ def validate(config: Config) -> Counted | None:
     checks.require(fits, "evaluation.references.epochs", rule, epochs)
     check_wrappers(config)
     check_schedules(config)
+    check_noised(config)
+    check_followed(config)
     _check_masks(config.secure_aggregation)
     _check_aggregator(config.algorithm, entry, privacy)
     options = algorithms.options_of(name) | config.algorithm.options

@@ -11,7 +11,10 @@ import numpy as np
 
 from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.core import trees
+from fedjax_dp.evaluation.noised import METRIC
 from fedjax_dp.experiment.components.experiment import Experiment
+from fedjax_dp.experiment.components.keeping import kept_metric
+from fedjax_dp.experiment.components.noised import followed_in_rows, noised_accuracy_of
 from fedjax_dp.experiment.running.watcher import large_deltas
 from fedjax_dp.experiment.schema.config import GaussianLevel
 
@@ -21,6 +24,8 @@ _ALL = 0.99
 _USED = 0.9
 # The number of categories of a column from which on it has many.
 _MANY = 100
+# Noise of an accuracy from which on differences of rounds are lost in it.
+_COARSE = 0.1
 
 
 class Hint(NamedTuple):
@@ -209,6 +214,23 @@ def without_a_step(ran: Ran) -> Iterator[Hint]:
         yield Hint(text, is_exact=False)
 
 
+def noised_metric(ran: Ran) -> Iterator[Hint]:
+    """Finds a noised metric that is paid for and decides nothing, or that noise decides."""
+    config = ran.experiment.config
+    noised = noised_accuracy_of(config)
+    if noised is None:
+        return
+    key, count = "evaluation.noise_multiplier", sum(METRIC in row for row in ran.rows)
+    if METRIC not in (kept_metric(config.run), *followed_in_rows(config).values()):
+        text = f"{key}: {count} noised evaluations were released and charged, and no key follows "
+        yield Hint(text + METRIC, is_exact=False)
+    stddev = noised.noise_multiplier / len(ran.sizes)
+    if stddev >= _COARSE:
+        text = f"{key}: the noise of {METRIC} has a standard deviation of {stddev:.2g}; more "
+        text += "clients, or more noise of rounds and less of evaluations, would make it smaller"
+        yield Hint(text, is_exact=False)
+
+
 HINTS: tuple[Callable[[Ran], Iterator[Hint]], ...] = (
     clip_norms,
     noise_of_clients,
@@ -217,6 +239,7 @@ HINTS: tuple[Callable[[Ran], Iterator[Hint]], ...] = (
     budget_in_part,
     many_categories,
     without_a_step,
+    noised_metric,
 )
 
 

@@ -25,7 +25,8 @@ def better(
 ) -> Kept | None:
     """Returns the better of the round kept so far and one that was evaluated; ties keep it."""
     metric = kept_metric(experiment.config.run)
-    if metric is None or not np.isfinite(row[metric]):
+    # A noised metric is not released after a last round out of turn.
+    if metric is None or not np.isfinite(row.get(metric, np.nan)):
         return kept
     value = float(row[metric])
     if kept is not None and loss_of(metric, value) >= loss_of(metric, kept.value):

@@ -10,10 +10,10 @@ import numpy as np
 from fedjax_dp.core import checks
 from fedjax_dp.engine.record import RoundInfo, RoundRecord, as_metrics
 from fedjax_dp.engine.round import SimulationState
-from fedjax_dp.experiment.components.callbacks import followed
+from fedjax_dp.evaluation.noised import METRIC
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.components.keeping import KEY, kept_metric
-from fedjax_dp.experiment.components.schedules import plateaus_of
+from fedjax_dp.experiment.components.noised import followed_in_rows
 from fedjax_dp.experiment.running.results import evaluate
 
 # A fact of a study: the metric that its search compares, which each of its runs must have.
@@ -29,10 +29,8 @@ def followed_metrics(experiment: Experiment) -> tuple[dict[str, str], dict[str, 
     config, objective = experiment.config, experiment.stated.get(OBJECTIVE)
     best = kept_metric(config.run)
     of_evaluations = {f"the metric of {KEY}": best, "--metric": objective}
-    of_rows = {f"schedules.{key}.metric": rule.metric for key, rule in plateaus_of(config).items()}
-    return {k: v for k, v in of_evaluations.items() if v is not None}, of_rows | followed(
-        config.run.callbacks
-    )
+    given = {key: metric for key, metric in of_evaluations.items() if metric is not None}
+    return given, followed_in_rows(config)
 
 
 def require_metrics(experiment: Experiment, state: SimulationState) -> None:
@@ -46,7 +44,8 @@ def require_metrics(experiment: Experiment, state: SimulationState) -> None:
         return
     seed = experiment.config.run.seed
     found = evaluate(experiment.evaluator, state, experiment.simulation.hyper, seed)
-    evaluated = _numbers(found.figures)
+    is_noised = experiment.config.evaluation.noise_multiplier is not None
+    evaluated = _numbers(found.figures) | {METRIC} if is_noised else _numbers(found.figures)
     for key, metric in of_evaluations.items():
         _require(key, metric, evaluated)
     others = {key: metric for key, metric in of_rows.items() if metric not in evaluated}

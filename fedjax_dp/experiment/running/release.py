@@ -12,7 +12,10 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.files import entry_of, write_text
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.round import SimulationState
+from fedjax_dp.evaluation.noised import METRIC
 from fedjax_dp.experiment.components.experiment import Callback, Experiment
+from fedjax_dp.experiment.components.keeping import kept_metric
+from fedjax_dp.experiment.components.measured import RELEASED as NOISED_METRICS
 from fedjax_dp.experiment.components.numbers_by_client import KEYS as CLIENT_KEYS
 from fedjax_dp.experiment.components.trackers import TRACKERS_FILE
 from fedjax_dp.experiment.reading import config_files
@@ -87,6 +90,7 @@ _OPEN = {
     "dp_delta",
     "dp_delta_smallest",
     "rounds",
+    METRIC,
     "num_clients",
     "num_unseen_clients",
     "num_parameters",
@@ -144,8 +148,9 @@ def require_publishable(experiment: Experiment, callbacks: Mapping[str, Callback
     deciding = [name for name, callback in callbacks.items() if not callback.is_private]
     rule = "depend on released models and public facts only if run.release is 'private'"
     checks.require(not deciding, "run.callbacks", rule, deciding)
-    rule = "be 'last' if run.release is 'private': the best round is chosen by an exact metric"
-    checks.require(section.keep == "last", "run.keep", rule, section.keep)
+    rule = f"be 'last' if run.release is 'private', or best:{METRIC}: other metrics are exact"
+    fits = section.keep == "last" or kept_metric(section) in NOISED_METRICS
+    checks.require(fits, "run.keep", rule, section.keep)
     rule = "be left out: the results of other runs could end this one early"
     checks.require("pruner" not in experiment.stated, name, rule, section.release)
     claims = experiment.simulation.federation.claims

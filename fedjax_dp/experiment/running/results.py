@@ -10,17 +10,22 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from chex import PRNGKey
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
 from fedjax_dp.core.files import write_text
+from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.packages import PACKAGE, MissingPackageError, libraries
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.accounts.privacy_accounting import unit_facts
 from fedjax_dp.engine.evaluation import Evaluator
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.evaluation.evaluate import Evaluation, summarize
+from fedjax_dp.evaluation.noised import METRIC
 from fedjax_dp.experiment.components.experiment import Experiment, Population
 from fedjax_dp.experiment.components.keeping import kept_metric
+from fedjax_dp.experiment.components.measured import RELEASED
+from fedjax_dp.experiment.components.noised import noised_accuracy_of
 from fedjax_dp.experiment.components.numbers_by_client import names_of
 from fedjax_dp.experiment.components.participation import participation_of
 from fedjax_dp.experiment.components.planned import planned_of, share_of
@@ -57,6 +62,17 @@ Ended = Literal["finished", "interrupted", "budget", "callback"]
 _STATED = (PACKAGE, "jax", "dp-accounting")
 # Numbers of local training of which a statement has the largest.
 _BOUNDS = ("clip_norm", "batch_size")
+
+
+def released(
+    experiment: Experiment, key: PRNGKey, num_rounds: int, parts: Mapping[str, Evaluation]
+) -> dict[str, float]:
+    """Releases the noised metric of an evaluation, if there is one after so many rounds."""
+    noised = noised_accuracy_of(experiment.config)
+    if noised is None or num_rounds % noised.every != 0:
+        return {}
+    own = fold(key, Purpose.NOISED_EVALUATION, num_rounds)
+    return {METRIC: noised.release(own, parts["client_test"].client_accuracy)}
 
 
 class Evaluated(NamedTuple):
@@ -214,6 +230,7 @@ def _summary(
         **_of_products(experiment),
         **_of_updates(rows),
         **_of_last_ten(rows),
+        **_of_noised(rows, int(state.round)),
         **_of_clock(rows),
     }
     summary |= {name: fact for name, fact in experiment.stated.items() if name != "trust"}
@@ -263,6 +280,12 @@ def _of_last_ten(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Averages accuracy over the last evaluations, since single ones vary."""
     values = [row["test_accuracy"] for row in rows if row.get("test_accuracy") is not None]
     return {"test_accuracy_last_ten": float(np.mean(values[-10:]))} if values else {}
+
+
+def _of_noised(rows: list[dict[str, Any]], num_rounds: int) -> dict[str, float]:
+    """Returns the noised metric that was released of a model, or before it."""
+    found = [row[METRIC] for row in rows if METRIC in row and row["round"] <= num_rounds]
+    return {METRIC: found[-1]} if found else {}
 
 
 def _of_unseen(experiment: Experiment) -> dict[str, int]:
@@ -402,6 +425,8 @@ def facts_of(
     facts = {"client": {name: bound_of_clients} | common, "record": common.copy()}
     for unit, known in unit_facts(experiment.simulation.federation).items():
         facts[unit] |= {**known, "budget": experiment.budget.get(unit)}
+    if (noised := noised_accuracy_of(experiment.config)) is not None:
+        facts["client"]["noised_accuracy"] = noised._asdict()
     if isinstance(level, DiscreteGaussianLevel):
         # Every client adds its share of the noise; the server sees sums only.
         facts["client"]["trust"] = "secure_aggregation"
@@ -439,7 +464,7 @@ def facts_of(
 def _choice_of_round(experiment: Experiment) -> list[str]:
     """Names the choice of the round whose model a run keeps."""
     metric = kept_metric(experiment.config.run)
-    if metric is None:
+    if metric is None or metric in RELEASED:
         return []
     return [f"the choice of the round whose model was kept, by the exact {metric}"]
 

@@ -24,6 +24,7 @@ from fedjax_dp.experiment.assembly.devices import more_than_cores
 from fedjax_dp.experiment.components.callbacks import callbacks_of
 from fedjax_dp.experiment.components.experiment import Callback, Deployment, Experiment, Progress
 from fedjax_dp.experiment.components.keeping import KEY, kept_metric
+from fedjax_dp.experiment.components.noised import noised_accuracy_of
 from fedjax_dp.experiment.components.schedules import after_plateaus, plateaus_of
 from fedjax_dp.experiment.running.environment import environment, use_compilation_cache
 from fedjax_dp.experiment.running.keeping import (
@@ -47,7 +48,7 @@ from fedjax_dp.experiment.running.processes import (
     start_processes,
 )
 from fedjax_dp.experiment.running.release import require_publishable, without_model
-from fedjax_dp.experiment.running.results import Ended, evaluate, write_results
+from fedjax_dp.experiment.running.results import Ended, evaluate, released, write_results
 from fedjax_dp.experiment.running.run_folder import (
     AT_START,
     CHECKPOINT_FOLDER,
@@ -230,7 +231,8 @@ def _rounds(
             allowed = affordable()
         if allowed == 0 or done % section.evaluate_every == 0:
             held = _models_at_hand(experiment, state)
-            found = evaluate(experiment.evaluator, held, start.hyper, section.seed).figures
+            evaluated = evaluate(experiment.evaluator, held, start.hyper, section.seed)
+            found = evaluated.figures | released(experiment, start.key, done, evaluated.parts)
             rows[-1] |= found
             start = start._replace(kept=better(experiment, start.kept, found, held))
         health.note(rows)
@@ -308,11 +310,15 @@ def _rows(
 ) -> list[dict[str, Any]]:
     """Charges each round to the ledgers and returns its row of metrics."""
     rows, accountant = [], experiment.config.privacy.accountant
+    noised = noised_accuracy_of(experiment.config)
     shown, sent = shown_rows(experiment, record, info), start.traffic.count(record, info)
     for i, row in enumerate(shown):
         # Read once for each change of numbers that a metric decides.
         one = jax.tree.map(lambda x, i=i: x[i : i + 1], record)
         start.accounting.charge(one, start.hyper if start.hyper.factors else None)
+        # The evaluation that follows, so that the row has the ε of all that it shows.
+        if noised is not None and (done + i + 1) % noised.every == 0:
+            start.accounting.charge_evaluation()
         # Privacy loss distributions are slow to compose: computed once per checkpoint.
         is_asked = accountant != "pld" or (
             (done + i + 1) % experiment.config.run.checkpoint_every == 0

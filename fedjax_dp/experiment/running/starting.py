@@ -23,6 +23,7 @@ from fedjax_dp.engine.client_store import ClientStore, stored_in
 from fedjax_dp.engine.record import RoundRecord
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment.components.experiment import Experiment
+from fedjax_dp.experiment.components.noised import noised_accuracy_of
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.keeping import Kept
 from fedjax_dp.experiment.running.processes import folder_of_first, is_first_process, require_same
@@ -89,7 +90,8 @@ def accounting_of(
 ) -> PrivacyAccounting:
     """Makes ledgers for the noise in `hyper`: empty, or of rounds that a deployment has sent."""
     privacy = experiment.config.privacy
-    made = PrivacyAccounting(experiment.simulation, privacy.relation, privacy.accountant, hyper)
+    noised, promise = noised_accuracy_of(experiment.config), privacy.promise
+    made = PrivacyAccounting(experiment.simulation, hyper=hyper, evaluations=noised, **promise)
     for record in sent:
         made.charge(record)
     return made

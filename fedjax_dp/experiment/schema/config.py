@@ -96,8 +96,8 @@ class RunSection(Section):
     evaluate_every: Count = _setting(1, "rounds between two evaluations")
     keep: Kept = _setting(
         "last",
-        "the round whose model a run ends with: last, or best:NAME by an exact metric of "
-        "evaluations, such as best:test_accuracy",
+        "the round whose model a run ends with: last, or best:NAME by a metric of evaluations: an "
+        "exact one, such as best:test_accuracy, or best:noised_client_accuracy",
     )
     checkpoint_every: Count = _setting(10, "rounds between two checkpoints")
     plots: bool = _setting(True, "draw plots, PNG and PDF, into the run folder at the end")
@@ -776,7 +776,7 @@ class ReferencesSection(OptionalSection):
 
 
 class EvaluationSection(Section):
-    """The evaluations, exact and for the experimenter; training does not depend on them."""
+    """The evaluations, exact and for the experimenter unless noise is added."""
 
     personal: Literal["received", "after_local"] = _setting(
         "received",
@@ -790,6 +790,11 @@ class EvaluationSection(Section):
         "of the smallest cluster, the minority, and of the others",
     )
     references: ReferencesSection = Field(default_factory=ReferencesSection)
+    noise_multiplier: Positive | None = _setting(
+        None,
+        "release noised_client_accuracy, the clients' mean accuracy, after each evaluation: noise "
+        "standard deviation of the sum; privacy.unit = client is charged for it",
+    )
 
 
 class Config(Section):

@@ -135,6 +135,8 @@ def _require_selectable(experiment: Experiment) -> None:
     require_publishable(experiment, {})
     rule = "have no callbacks, which may end a trial by exact figures"
     checks.require(not section.callbacks, name, rule, list(section.callbacks))
+    noise, rule = experiment.config.evaluation.noise_multiplier, "be none for a private selection"
+    checks.require(noise is None, "evaluation.noise_multiplier", rule, noise)
     units = list(experiment.config.privacy.units)
     checks.require(bool(units), name, "choose among runs that claim privacy", units)
     of_all = experiment.evaluator.whole is not None and not experiment.evaluator.is_personal

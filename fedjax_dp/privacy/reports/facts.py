@@ -98,6 +98,7 @@ def _values(claim: Mapping[str, Any]) -> dict[str, Any]:
     is_of_sums = claim["trusted"] == "server" and "secure_aggregation" in claim
     is_covered = claim["unit"] == "record" and "not_covered" not in claim
     versions = [f"{name} {version}" for name, version in claim.get("versions", {}).items()]
+    noised = claim.get("noised_accuracy", {}).get("noise_multiplier")
     seed = [f"seed {claim['seed']}"] if claim.get("seed") is not None else []
     return {
         **claim,
@@ -128,6 +129,7 @@ def _values(claim: Mapping[str, Any]) -> dict[str, Any]:
         "root": ROOTS[claim["noise_root"]],
         "uncovered": "; ".join(claim["not_private"]),
         "computed": ", ".join(seed + versions),
+        "accuracy_noise": ends("noise_multiplier", noised) if noised else None,
         "changed": "; ".join(claim.get("schedules", ())),
     }
 
@@ -679,6 +681,15 @@ SENTENCES = {
         "planned rounds could have been the last, and ε is that of all of them.",
         r"Training ended early by a rule on released values; $\varepsilon$ is that of all "
         "{planned_rounds} planned rounds.",
+    ),
+    "noised_accuracy": Words(
+        "\n\nThe metric `noised_client_accuracy` is released after each evaluation: the clients' "
+        "accuracies, each in [0, 1], are summed with Gaussian noise of {accuracy_noise} times the "
+        "most that one client adds, over the number of clients. Each release is charged to all "
+        "clients without amplification, and choices by this metric cost no more.",
+        "The clients' mean accuracy was released with Gaussian noise of "
+        "${accuracy_noise}$ times the most that one client adds to the sum, "
+        r"and $\varepsilon$ includes these releases and choices by them.",
     ),
     "kept_by_clients": Words(
         "\n\n{kept_by_clients}",

@@ -1,0 +1,56 @@
+"""The mean accuracy of the clients with noise: a metric that a private run may follow."""
+
+from typing import Any, NamedTuple
+
+import dp_accounting as dpa
+import jax.numpy as jnp
+import numpy as np
+from chex import PRNGKey
+
+from fedjax_dp.privacy import mechanisms
+from fedjax_dp.privacy.events import DpEvent
+from fedjax_dp.privacy.mechanisms import Mechanism
+
+# Its name in rows and summaries.
+METRIC = "noised_client_accuracy"
+# Accuracies are rounded to multiples of this, of which float64 holds the sums of 2^33 clients.
+_UNIT = 2.0**-20
+
+
+class NoisedAccuracy(NamedTuple):
+    """The release of a noised mean of accuracies, after every so many rounds.
+
+    Guarantee: the unit of privacy is one client; all clients take part in each release, which costs
+    one Gaussian event without amplification. One client adds a number in [0, 1] to the sum,
+    whatever its accuracy is said to be; the divisor is the public number of clients. It rests on
+    accuracies each of which depends on the model and on the data of that client alone.
+
+    Attributes:
+      noise_multiplier: standard deviation of the noise of the sum, above 0.
+      every: rounds between two releases.
+    """
+
+    noise_multiplier: float
+    every: int
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The noise and its price, of the same float32."""
+        return mechanisms.gaussian(1.0, float(np.float32(self.noise_multiplier)))
+
+    def event(self, num_releases: int = 1) -> DpEvent:
+        """Returns the event of some releases."""
+        return dpa.SelfComposedDpEvent(self.mechanism.event(), num_releases)
+
+    def num_releases(self, first: int, last: int) -> int:
+        """Counts the releases after the rounds from `first + 1` to `last`."""
+        return last // self.every - first // self.every
+
+    def release(self, key: PRNGKey, client_accuracy: Any) -> float:
+        """Computes the noised mean of accuracies, `[num_clients]`; 0 for one that is not finite."""
+        exact = np.asarray(client_accuracy, np.float64)
+        bounded = np.clip(np.where(np.isfinite(exact), exact, 0.0), 0.0, 1.0)
+        total = float(np.sum(np.round(bounded / _UNIT) * _UNIT))
+        # Added in float64: a float32 sum of many clients would be rounded by more than one adds.
+        noise = float(self.mechanism.add_noise(key, jnp.zeros(())))
+        return (total + noise) / len(exact)
