@@ -200,7 +200,7 @@ def test_mistakes_are_refused_as_they_are_read(words, error):
                 *("--run.release=private", "--run.secret=true"),
                 f"--schedules.{RATE}=plateau",
             ],
-            "be noised_unclipped_share if run.release is 'private'",
+            "be noised_unclipped_share or noised_client_accuracy if run.release is 'private'",
         ),
     ],
 )
