@@ -97,6 +97,10 @@ def test_an_interrupted_selection_resumes_the_trials_that_it_drew(tmp_path):
         (("--run.release=none",), "must have run.release = 'private'"),
         (("--run.callbacks.early_stopping.patience=2",), "must have no callbacks"),
         (("--privacy.accountant=pld",), "privacy.accountant must be"),
+        (
+            ("--evaluation.noise_multiplier=2", "--data.client_test_share=0.2"),
+            "evaluation.noise_multiplier must be none for a private selection",
+        ),
     ],
 )
 def test_a_selection_without_an_analysis_is_refused_before_any_trial(tmp_path, words, rule):
