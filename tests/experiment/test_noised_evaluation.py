@@ -96,8 +96,6 @@ def test_planned_releases_are_calibrated_with_the_rounds(sampler):
             ),
             "of a server that sees updates",
         ),
-        ((NOISE, "--communication.serverless=true"), "one server adds the noise"),
-        ((NOISE, "--communication.servers=[0, 1]"), "one server adds the noise"),
         ((NOISE, "--execution.coordinator=auto"), "be none with several processes"),
         ((NOISE, "--run.evaluate_every=31"), "with run.evaluate_every above run.rounds"),
         (("--evaluation.noise_multiplier=0",), "evaluation.noise_multiplier must be above 0"),

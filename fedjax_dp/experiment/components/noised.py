@@ -42,13 +42,10 @@ def check_noised(config: Config) -> None:
         return
     level = privacy.client
     is_central = not isinstance(level, _OTHER_NOISE) and not level.is_realised
-    is_one = not (config.communication.servers or config.communication.serverless)
     for fits, rule in (
         (privacy.unit == "client", "without privacy.unit = 'client'"),
         (is_central, "without a privacy.client.mechanism of a server that sees updates"),
         (config.secure_aggregation.form is None, "with secure_aggregation, which hides updates"),
-        (is_one, "with communication.servers or serverless: one server adds the noise"),
-        (config.leaving.tolerance is None, "with leaving.tolerance: all clients are evaluated"),
         (config.execution.coordinator is None, "with several processes"),
         (section.evaluate_every <= section.rounds, "with run.evaluate_every above run.rounds"),
     ):
