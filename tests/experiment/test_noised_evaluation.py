@@ -44,16 +44,16 @@ def test_the_noise_is_that_of_the_multiplier():
     clients = np.array([0.5, 0.25, 1.0, 0.0])
 
     def is_noise_of(multiplier, released):
-        # A variance of 300 normal numbers, two-sided at one in a million.
+        # A variance of 64 normal numbers, two-sided at one in a million.
         drawn = (np.array(released) * 4 - 1.75) / multiplier
         low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], len(drawn))
         return low < np.sum(drawn**2) < high and abs(np.mean(drawn)) < 5 / np.sqrt(len(drawn))
 
-    keys = jax.random.split(jax.random.key(7), 300)
+    keys = jax.random.split(jax.random.key(7), 64)
     found = [NoisedAccuracy(3.0, 1).release(key, clients) for key in keys]
     assert is_noise_of(3.0, found)
     assert not is_noise_of(6.0, found) and not is_noise_of(1.5, found)
-    assert len(set(found)) == 300
+    assert len(set(found)) == 64
 
 
 # The largest multiplier that is charged to a client: of all rounds, or of one round in four.
