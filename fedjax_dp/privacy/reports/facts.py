@@ -683,7 +683,7 @@ SENTENCES = {
         "{planned_rounds} planned rounds.",
     ),
     "noised_accuracy": Words(
-        "\n\nThe metric `noised_client_accuracy` is released after each evaluation: the clients' "
+        "\n\nThe metric `noised_client_accuracy` is released after evaluations: the clients' "
         "accuracies, each in [0, 1], are summed with Gaussian noise of {accuracy_noise} times the "
         "most that one client adds, over the number of clients. Each release is charged to all "
         "clients without amplification, and choices by this metric cost no more.",
