@@ -20,7 +20,7 @@ from fedjax_dp.experiment.components.noised import check_evaluated
 from fedjax_dp.experiment.reading.validate import validate
 from fedjax_dp.experiment.schema.config import GaussianLevel
 from fedjax_dp.flower.export import require_server
-from fedjax_dp.privacy.accounting.rdp import orders_of
+from fedjax_dp.privacy.accounting.renyi import orders_of
 
 NOISE = "--evaluation.noise_multiplier=2"
 CLIENT = ("--privacy.unit=client", "--algorithm.name=dp_fedavg")
