@@ -65,7 +65,7 @@ _BOUNDS = ("clip_norm", "batch_size")
 
 
 def released(
-    experiment: Experiment, key: PRNGKey, num_rounds: int, parts: Mapping[str, Evaluation]
+    experiment: Experiment, num_rounds: int, parts: Mapping[str, Evaluation], key: PRNGKey
 ) -> dict[str, float]:
     """Releases the noised metric of an evaluation, if there is one after so many rounds."""
     noised = noised_accuracy_of(experiment.config)

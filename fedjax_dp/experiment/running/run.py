@@ -232,7 +232,7 @@ def _rounds(
         if allowed == 0 or done % section.evaluate_every == 0:
             held = _models_at_hand(experiment, state)
             evaluated = evaluate(experiment.evaluator, held, start.hyper, section.seed)
-            found = evaluated.figures | released(experiment, start.key, done, evaluated.parts)
+            found = evaluated.figures | released(experiment, done, evaluated.parts, start.key)
             rows[-1] |= found
             start = start._replace(kept=better(experiment, start.kept, found, held))
         health.note(rows)
