@@ -1,5 +1,6 @@
 """The mean accuracy of the clients with noise: a metric that a private run may follow."""
 
+import math
 from typing import Any, NamedTuple
 
 import dp_accounting as dpa
@@ -13,8 +14,9 @@ from fedjax_dp.privacy.mechanisms import Mechanism
 
 # Its name in rows and summaries.
 METRIC = "noised_client_accuracy"
-# Accuracies are rounded to multiples of this, of which float64 holds the sums of 2^33 clients.
-_UNIT = 2.0**-20
+# Accuracies and noise are rounded to multiples of 2 to a power, so many bits finer than the noise,
+# which float32 holds, and no finer than this, so that float64 holds the sums of 2^33 clients.
+_BITS, _FINEST = 12, -20
 
 
 class NoisedAccuracy(NamedTuple):
@@ -38,6 +40,11 @@ class NoisedAccuracy(NamedTuple):
         """The noise and its price, of the same float32."""
         return mechanisms.gaussian(1.0, float(np.float32(self.noise_multiplier)))
 
+    @property
+    def unit(self) -> float:
+        """What sums are multiples of, so that no digit of one shows without noise."""
+        return 2.0 ** max(math.frexp(self.noise_multiplier)[1] - _BITS, _FINEST)
+
     def event(self, num_releases: int = 1) -> DpEvent:
         """Returns the event of some releases."""
         return dpa.SelfComposedDpEvent(self.mechanism.event(), num_releases)
@@ -50,7 +57,7 @@ class NoisedAccuracy(NamedTuple):
         """Computes the noised mean of accuracies, `[num_clients]`; 0 for one that is not finite."""
         exact = np.asarray(client_accuracy, np.float64)
         bounded = np.clip(np.where(np.isfinite(exact), exact, 0.0), 0.0, 1.0)
-        total = float(np.sum(np.round(bounded / _UNIT) * _UNIT))
         # Added in float64: a float32 sum of many clients would be rounded by more than one adds.
-        noise = float(self.mechanism.add_noise(key, jnp.zeros(())))
-        return (total + noise) / len(exact)
+        total = np.sum(np.round(bounded / self.unit))
+        noise = np.round(float(self.mechanism.add_noise(key, jnp.zeros(()))) / self.unit)
+        return float((total + noise) * self.unit / len(exact))
