@@ -104,9 +104,8 @@ def sweep_tables(epsilon, dp_delta, **_):
 def selection(epsilon, dp_delta, monkeypatch, tmp_path, **_):
     choice = Choice(tmp_path, Point({"rate": "1"}, ()), tmp_path, {"client": epsilon})
     monkeypatch.setattr(sweep_command, "select_privately", lambda *a, **b: choice)
-    return printed(
-        sweep_command._selected(STUDY, [], tmp_path, None, sweep_command.Where(), _output()).show
-    )
+    given = STUDY, [], tmp_path, None, "test_accuracy", sweep_command.Where(), _output()
+    return printed(sweep_command._selected(*given).show)
 
 
 def _output():
