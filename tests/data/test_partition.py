@@ -514,5 +514,5 @@ def test_equal_rests_of_classes_are_drawn_by_chance():
     assert counts.sum() == 800 and np.abs(counts - 80).max() < 5 * math.sqrt(200 * 0.4 * 0.6)
     with pytest.raises(ValueError, match=r"labels must be one-dimensional, got \(2, 2\)"):
         partition.split_clients([np.arange(2)], 0, labels=np.zeros((2, 2)))
-    with pytest.raises(ValueError, match="must"):
+    with pytest.raises(ValueError, match=r"clients\[0\] must name rows in \[0, 2\), got 2"):
         partition.split_clients([np.arange(3)], 0, labels=np.zeros(2))

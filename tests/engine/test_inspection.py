@@ -53,10 +53,11 @@ def test_the_first_client_step_and_array_is_named(placement):
 
 def test_a_client_of_streamed_examples_is_named():
     execution = DEBUG._replace(placement="host")
-    sim = simulation(counting.algorithm(), make_data(), counting.PARTICIPATION, execution)
+    every = participants.participation(sampling.full_participation(), NUM_CLIENTS)
+    sim = simulation(counting.algorithm(), make_data(), every, execution)
     found = rf"client {counting.SPOILED}: the update must be finite"
     with pytest.raises(NotFinite, match=found):
-        sim.run(sim.init(KEY), KEY, 4)
+        sim.run(sim.init(KEY), KEY)
 
 
 @telling
