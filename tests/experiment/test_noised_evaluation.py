@@ -132,7 +132,7 @@ def test_refusals(words, message):
 
 def test_refusals_of_models_deployments_and_selections():
     config = load_config(None, (*CLIENT, NOISE))
-    model = SimpleNamespace(correct_fn=len)
+    model = SimpleNamespace(correct_fn=len, mixes_examples=True, buffer_keys=("mean",))
     evaluator = SimpleNamespace(clients=len, is_personal=False)
     check_evaluated(config, model, evaluator)
     with pytest.raises(ValueError, match="be none where clients have no test data, got 2"):
@@ -140,7 +140,9 @@ def test_refusals_of_models_deployments_and_selections():
     with pytest.raises(ValueError, match="be none where clients choose or have models"):
         check_evaluated(config, model, SimpleNamespace(clients=len, is_personal=True))
     with pytest.raises(ValueError, match="be none for a model without accuracy"):
-        check_evaluated(config, SimpleNamespace(correct_fn=None), evaluator)
+        check_evaluated(config, SimpleNamespace(**vars(model) | {"correct_fn": None}), evaluator)
+    with pytest.raises(ValueError, match="be none for a model that mixes rows"):
+        check_evaluated(config, SimpleNamespace(**vars(model) | {"buffer_keys": ()}), evaluator)
     with pytest.raises(ValueError, match=r"noise_multiplier must be none in a deployment, got 2"):
         require_server(config, "parity")
 

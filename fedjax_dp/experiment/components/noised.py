@@ -73,5 +73,7 @@ def check_evaluated(config: Config, model: Model, evaluator: Evaluator) -> None:
         (evaluator.clients is not None, "where clients have no test data"),
         (not evaluator.is_personal, "where clients choose or have models of their own"),
         (model.correct_fn is not None, "for a model without accuracy"),
+        # Batch normalisation keeps statistics, and evaluates each example by them alone.
+        (not model.mixes_examples or bool(model.buffer_keys), "for a model that mixes rows"),
     ):
         checks.require(fits, _KEY, f"be none {rule}", noise)
