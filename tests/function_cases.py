@@ -842,7 +842,7 @@ SPECIAL: dict[str, Case] = {
             (
                 experiment,
                 "assemble audit_experiment average_over_seeds evaluate_run grid_points load_config "
-                "load_run read_summaries report resume run sweep",
+                "load_run pack read_summaries report resume run sweep",
             ),
             (
                 flower,

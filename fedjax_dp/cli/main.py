@@ -29,6 +29,7 @@ COMMANDS = {
     "predict": "Write the outputs of a run's model: `fedjax-dp predict DIR --output FILE.npz`.",
     "export": "Export: a run's parameters, or the Flower app of an experiment.",
     "report": "Write a page about a run: `fedjax-dp report DIR [--watch] [--output FILE.html]`.",
+    "pack": "Pack a run folder into one file: `fedjax-dp pack DIR [--release]`.",
     "gateway": "Serve a node's models to a training script: `fedjax-dp gateway --state-dir DIR "
     "[--port N]`.",
     "data": "Data sets: list them, fetch them, store them by client.",

@@ -9,6 +9,10 @@ from .running.loading import (
     evaluate_run as evaluate_run,
     load_run as load_run,
 )
+from .running.pack import (
+    Packed as Packed,
+    pack as pack,
+)
 from .running.report import (
     Report as Report,
     report as report,

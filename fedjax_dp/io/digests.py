@@ -115,13 +115,19 @@ def damage_of(folder: pathlib.Path, name: str) -> str | None:
 
 def read_sealed(folder: pathlib.Path, name: str) -> str:
     """Reads a text file; a ValueError if it is not as `seal` recorded it."""
-    wrong = damage_of(folder, name)
-    if wrong is not None:
-        raise ValueError(
-            f"{folder / name} must be as it was written, but it {wrong}; nearest valid choices: "
-            f"restore it from a copy, or remove {folder / DIGESTS_FILE} to use it as it is"
-        )
+    require_undamaged_files(folder, [name])
     return files.read_text(folder / name)
+
+
+def require_undamaged_files(folder: pathlib.Path, names: Iterable[str] | None = None) -> None:
+    """Requires files, all that `seal` recorded by default, to be as it recorded them."""
+    for name in sealed_names(folder) if names is None else sorted(names):
+        if (wrong := damage_of(folder, name)) is not None:
+            raise ValueError(
+                f"{folder / name} must be as it was written, but it {wrong}; nearest valid "
+                f"choices: restore it from a copy, or remove {folder / DIGESTS_FILE} to use it as "
+                "it is"
+            )
 
 
 def read_sealed_object(folder: pathlib.Path, name: str) -> dict[str, Any]:

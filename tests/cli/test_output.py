@@ -83,7 +83,7 @@ def every_command():
 
 def test_every_command_answers_json_is_quiet_and_has_a_log_level():
     found = every_command()
-    assert {path[0] for path in found} == set(main.COMMANDS) and len(found) == 20
+    assert {path[0] for path in found} == set(main.COMMANDS) and len(found) == 21
     for path, command in found.items():
         options = {name for each in command.params for name in each.opts}
         assert {"--json", "--quiet", "--log-level"} <= options, path

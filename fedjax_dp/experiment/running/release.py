@@ -29,9 +29,10 @@ from fedjax_dp.experiment.running.run_folder import (
     RELEASE_FOLDER,
     REPORT_FILE,
     SCORES_FILE,
+    SUMMARY_FILE,
     SWEEP_FILE,
 )
-from fedjax_dp.io.digests import DIGESTS_FILE, seal
+from fedjax_dp.io.digests import DIGESTS_FILE, read_sealed_object, seal
 from fedjax_dp.io.logbook import METRICS_FILE, write_json
 from fedjax_dp.io.params import write_params
 from fedjax_dp.io.statement import write_statement
@@ -70,6 +71,8 @@ _MARKS: Mapping[str, Mark] = {
     DIGESTS_FILE: "exact",
     METRICS_FILE: "exact",
 }
+CLAIMS_FILE = "privacy.json"
+MAY_BE_PUBLISHED = ("public", "covered")
 STATEMENT_FILES = ("privacy.json", "privacy.md", "privacy.tex", "privacy.bib")
 STATED = (*STATEMENT_FILES, "summary.json")
 # Of a release, besides statement and summary.
@@ -138,6 +141,24 @@ def marks_of(
     # These are written later.
     names = {path.name for path in folder.iterdir()} | {*STATED, DIGESTS_FILE}
     return {name: known.get(name, "exact") for name in sorted(names)}
+
+
+def marks_now(folder: pathlib.Path, tables: Mapping[str, Any]) -> dict[str, Mark]:
+    """Marks what a run folder holds now, by the configuration and the statement of its run."""
+    claims = read_sealed_object(folder, CLAIMS_FILE).get("claims", [])
+    names = [name for claim in claims for name in claim.get("client_names", ())]
+    is_secret = entry_of(tables, "run", "secret") is True
+    return marks_of(folder, is_secret=is_secret, naming=naming_files(tables, names))
+
+
+def publishable_files(folder: pathlib.Path) -> dict[str, str]:
+    """Returns the marks of a release that may be published; none for any other folder."""
+    marks = read_sealed_object(folder, CLAIMS_FILE).get("files", {})
+    if not isinstance(marks, dict):
+        return {}
+    public = {name: mark for name, mark in marks.items() if mark in MAY_BE_PUBLISHED}
+    # The summary of a whole run is exact.
+    return public if {CONFIG_FILE, SUMMARY_FILE} <= public.keys() else {}
 
 
 def require_publishable(experiment: Experiment, callbacks: Mapping[str, Callback]) -> None:

@@ -9,7 +9,12 @@ from fedjax_dp.core import checks, files
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.files import entry_of, write_text
 from fedjax_dp.core.ranges import Positive
-from fedjax_dp.experiment.running.release import marks_of, naming_files, public_summary
+from fedjax_dp.experiment.running.release import (
+    MAY_BE_PUBLISHED,
+    marks_now,
+    public_summary,
+    publishable_files,
+)
 from fedjax_dp.experiment.running.run_folder import (
     CONFIG_FILE,
     ENVIRONMENT_FILE,
@@ -17,16 +22,16 @@ from fedjax_dp.experiment.running.run_folder import (
     REPORT_FILE,
     SCORES_FILE,
     SUMMARY_FILE,
+    ended_summary,
     is_deployed,
     is_in_use,
-    is_run,
+    require_run,
 )
 from fedjax_dp.io.digests import read_sealed, read_sealed_object
 from fedjax_dp.io.logbook import read_metrics
 from fedjax_dp.io.report import RunFiles, report_page
 
-_CLAIMS_FILE, _STATEMENT_FILE = "privacy.json", "privacy.md"
-_MAY_BE_PUBLISHED = ("public", "covered")
+_STATEMENT_FILE = "privacy.md"
 
 
 class Report(NamedTuple):
@@ -76,7 +81,7 @@ def report(
         folder for publication and may not be published.
     """
     place = pathlib.Path(folder).expanduser()
-    _require_run(place)
+    require_run(place)
     page = place / REPORT_FILE if output is None else pathlib.Path(output)
     checks.require(page.suffix == ".html", "output", "end in .html", str(page))
     try:
@@ -92,21 +97,11 @@ def report(
         raise
 
 
-def _require_run(folder: pathlib.Path) -> None:
-    """Requires a run folder; for a folder of several, the error names some."""
-    files.require_folder(folder, "folder")
-    rule = f"be a run folder with a {CONFIG_FILE}, and {ENVIRONMENT_FILE} or {SUMMARY_FILE}"
-    runs = sorted(place.name for place in folder.glob("*") if is_run(place))
-    if runs:
-        rule += f"; {runs[0]!r} in it is one, of {len(runs)}"
-    checks.require(is_run(folder), "folder", rule, str(folder))
-
-
 def _write(folder: pathlib.Path, page: pathlib.Path, every: float | None) -> Report:
     run = _read(folder)
     html, mark = report_page(run, every if run.state == "running" else None)
     above = page.resolve().parents
-    is_apart = mark in _MAY_BE_PUBLISHED or not any(map(_publishable, above))
+    is_apart = mark in MAY_BE_PUBLISHED or not any(map(publishable_files, above))
     rule = f"not be in a folder {RELEASE_FOLDER}: the report of the whole run may not be published"
     checks.require(is_apart, "output", rule, str(page))
     above[0].mkdir(parents=True, exist_ok=True)
@@ -114,38 +109,22 @@ def _write(folder: pathlib.Path, page: pathlib.Path, every: float | None) -> Rep
     return Report(page, run.state, run.rounds, mark)
 
 
-def _publishable(folder: pathlib.Path) -> dict[str, str]:
-    """Returns the marks of a release that may be published; none for any other folder."""
-    marks = read_sealed_object(folder, _CLAIMS_FILE).get("files", {})
-    if not isinstance(marks, dict):
-        return {}
-    public = {name: mark for name, mark in marks.items() if mark in _MAY_BE_PUBLISHED}
-    # The summary of a whole run is exact.
-    return public if {CONFIG_FILE, SUMMARY_FILE} <= public.keys() else {}
-
-
 def _read(folder: pathlib.Path) -> RunFiles:
     """Reads what a report shows; of a release, only files that are marked as publishable."""
-    if marks := _publishable(folder):
+    if marks := publishable_files(folder):
         return _of_release(folder, marks)
     # Asked first: what is read of a run that has ended is final.
     is_running = is_in_use(folder)
     config, rows = read_sealed(folder, CONFIG_FILE), read_metrics(folder)
     tables = files.parse_toml(config, folder / CONFIG_FILE)
-    summary = {} if is_running else read_sealed_object(folder, SUMMARY_FILE)
-    if rows and summary.get("rounds") != rows[-1]["round"]:
-        # The run was resumed and has not ended since: figures and ε of its last end are too small.
-        summary = {}
+    summary = {} if is_running else ended_summary(folder, rows)
     done = summary["rounds"] if "rounds" in summary else rows[-1]["round"] if rows else 0
     state, detail = _state(folder, tables, summary, done, is_running=is_running)
-    claims = read_sealed_object(folder, _CLAIMS_FILE).get("claims", [])
-    names = [name for claim in claims for name in claim.get("client_names", ())]
-    is_secret = entry_of(tables, "run", "secret") is True
     return RunFiles(
         *(state, detail, done, config, read_sealed_object(folder, ENVIRONMENT_FILE), summary),
         read_sealed(folder, _STATEMENT_FILE) if summary else "",
         rows,
-        marks_of(folder, is_secret=is_secret, naming=naming_files(tables, names)),
+        marks_now(folder, tables),
         location=f"Run folder: {folder}",
         scores=_reports(folder / SCORES_FILE),
     )

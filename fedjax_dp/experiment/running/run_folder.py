@@ -45,7 +45,7 @@ NODES_FILE, SCORES_FILE = "nodes.json", "scores.jsonl"
 # The publishable part of a run.
 RELEASE_FOLDER = "release"
 REPORT_FILE = "report.html"
-_LOCK_FILE = ".lock"
+LOCK_FILE = ".lock"
 # In the checkpoint folder of a deployment: what nodes reported of their data, and the rounds that
 # were sent; who was drawn is as secret as checkpoints are.
 REGISTERED_FILE, JOURNAL_FILE = "registered.json", "sent.jsonl"
@@ -58,7 +58,7 @@ def locked(folder: pathlib.Path) -> BaseFileLock:
     """Locks a run folder for this process and makes it if it is missing."""
     # The system releases the lock when the process ends, however it ends.
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / _LOCK_FILE, timeout=_PATIENCE)
+    lock = FileLock(folder / LOCK_FILE, timeout=_PATIENCE)
     try:
         lock.acquire()
     except Timeout:
@@ -90,7 +90,7 @@ def emptied_unless_started(folder: pathlib.Path) -> Iterator[None]:
         for path in folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
-            elif path.name != _LOCK_FILE:
+            elif path.name != LOCK_FILE:
                 path.unlink()
         raise
 
@@ -102,18 +102,35 @@ def is_run(folder: pathlib.Path) -> bool:
     return beside and (folder / CONFIG_FILE).is_file()
 
 
+def require_run(folder: pathlib.Path) -> None:
+    """Requires a run folder; for a folder of several, the error names some."""
+    files.require_folder(folder, "folder")
+    rule = f"be a run folder with a {CONFIG_FILE}, and {ENVIRONMENT_FILE} or {SUMMARY_FILE}"
+    runs = sorted(place.name for place in folder.glob("*") if is_run(place))
+    if runs:
+        rule += f"; {runs[0]!r} in it is one, of {len(runs)}"
+    checks.require(is_run(folder), "folder", rule, str(folder))
+
+
 def is_in_use(folder: pathlib.Path) -> bool:
     """Whether a process has locked a run folder, which a run does until its end."""
-    if not (folder / _LOCK_FILE).is_file():
+    if not (folder / LOCK_FILE).is_file():
         return False
     try:
-        with FileLock(folder / _LOCK_FILE, timeout=0):
+        with FileLock(folder / LOCK_FILE, timeout=0):
             return False
     except Timeout:
         return True
     except OSError:
         # A folder that can only be read, such as a copy.
         return False
+
+
+def ended_summary(folder: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Reads the summary of a run; empty if it has not ended since it was started or resumed."""
+    summary = read_sealed_object(folder, SUMMARY_FILE)
+    # Figures and ε of an earlier end are too small.
+    return {} if rows and summary.get("rounds") != rows[-1]["round"] else summary
 
 
 def is_deployed(folder: pathlib.Path) -> bool:
@@ -129,7 +146,7 @@ def require_free(output: pathlib.Path) -> None:
     if not is_taken:
         files.require_folder(output, "--output", writable=True)
     if kind == "folder":
-        is_taken = any(path.name != _LOCK_FILE for path in output.iterdir())
+        is_taken = any(path.name != LOCK_FILE for path in output.iterdir())
     if is_taken:
         raise ConfigError(
             f"--output {str(output)!r} must be a new or an empty folder; "
