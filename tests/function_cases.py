@@ -58,7 +58,7 @@ StaircaseDpEvent GammaShares GammaSharesDpEvent FixedPoint Iteration SetUp Terms
 CollusionResult MaskGraph MaskKeys HeldShares Compute Latencies RoundTimes Availability
 Moment CountedMean FloatOffsets Guarantee LossBounds Node Nodes Journal NotOpenError Script Project
 Report Budget Method KeptTrials Trial Averaged Entry Finish FinishForAll Change Cohorts Wrapper
-Metric Needs Numbers Objective Stages Training Views Choices Coded Form Known SentIf Sparse
+Packed Metric Needs Numbers Objective Stages Training Views Choices Coded Form Known SentIf Sparse
 ByClient Unpublished HiddenClusters References ClusterModel Tokenizer Pictures RowsMetric Weighted
 """
 HOLD = set(_NAMES.split())
