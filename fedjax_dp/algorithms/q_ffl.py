@@ -76,7 +76,7 @@ def q_ffl(
         instead, with equal weights.
 
     Returns:
-      The algorithm; its info has `step_size`, `Σ f_i^q / Σ h_i`: 1 if q is 0, else less.
+      The algorithm; its info has `step_size`, `Σ f_i^q / Σ h_i`, which is 1 if q is 0, else less.
 
     Raises:
       ValueError: for a private trainer, one that does not take plain SGD steps, a learning rate of

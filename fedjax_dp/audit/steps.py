@@ -355,7 +355,7 @@ def check_choice(
       num_draws: choices on each client, at least 1,000.
 
     Returns:
-      One check: the largest proven log-ratio, compared with ε. Empty without a choice, and for one
+      One check, of the largest proven log-ratio against ε. Empty without a choice, and for one
       that claims nothing.
 
     Raises:

@@ -160,7 +160,7 @@ def add_client_noise(stddev: NonNegative) -> UpdateTransform:
       stddev: standard deviation in parameter units, at least 0.
 
     Returns:
-      The transform. It claims nothing by itself: a claim needs a bound before it.
+      The transform. It claims nothing by itself, since a claim needs a bound before it.
     """
     return _reads_none(
         "add_client_noise",

@@ -448,8 +448,8 @@ class ExecutionConfig(NamedTuple):
           num_devices: the number of devices, or of groups that divide the model.
 
         Returns:
-          The mean number, at least 1: rounded on a CPU, and up elsewhere, where a client that no
-          chunk has room for costs a whole one.
+          The mean number, at least 1. It is rounded on a CPU, and rounded up elsewhere, where a
+          client that no chunk has room for costs a whole one.
         """
         mean = cohort_size / num_devices
         return max(1, round(mean) if self.choices().has_caches else int(np.ceil(mean)))

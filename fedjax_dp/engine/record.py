@@ -263,7 +263,7 @@ def as_metrics(record: RoundRecord, info: RoundInfo) -> dict[str, np.ndarray]:
       info: of the same rounds.
 
     Returns:
-      Arrays by name, `[rounds, ...]`: counts of clients, all of the info, and the stage.
+      Counts of clients, all of the info, and the stage, by name, as arrays `[rounds, ...]`.
     """
     training = {} if info.training is None else info.training._asdict()
     counts = {

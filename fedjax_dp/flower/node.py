@@ -218,7 +218,7 @@ def client_app(
       terms: `(node, population) -> Terms`, what this node requires besides; nothing by default.
 
     Returns:
-      The app, without mods: those of Flower clip and add noise to parameters, not to updates.
+      The app, without Flower's mods, which clip and add noise to parameters and not to updates.
 
     Raises:
       RefusedError: in an error reply, for unknown keys, a plan that differs from the server's, a

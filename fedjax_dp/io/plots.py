@@ -288,7 +288,7 @@ def client_accuracies(
       names: the names of the clients; their numbers if empty.
 
     Returns:
-      The figure: accuracies above, sizes below.
+      The figure, with accuracies above and sizes below.
 
     Raises:
       ValueError: if lengths differ.
@@ -405,7 +405,7 @@ def labels_by_client(
       title: the title, or None.
 
     Returns:
-      The figure: sizes, label shares if there are labels, and a histogram of sizes.
+      The figure of sizes, of label shares if there are labels, and with a histogram of sizes.
     """
     called = _called(statistics.client_names, statistics.num_clients)
     order = np.argsort(-statistics.sizes, kind="stable")
@@ -479,7 +479,7 @@ def round_chart(times: RoundTimes, names: Sequence[str], title: str) -> Figure:
       title: the title.
 
     Returns:
-      The figure: the broadcast on its way, local work, the update on its way, and the next
+      The figure of the broadcast on its way, local work, the update on its way, and the next
       broadcast; late updates are hatched, and inactive clients have no bars.
 
     Raises:

@@ -69,9 +69,9 @@ def softmax_correct(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, ja
       labels: integer classes, `[examples, ...]`; values outside [0, classes) are left out.
 
     Returns:
-      The share of correct labels times the weight, `[examples]`, and the weight, `[examples]`: 1 if
-      an example has a valid label, else 0. The sum of the first over the sum of the second is the
-      accuracy.
+      The share of correct labels times the weight, `[examples]`, and the weight, `[examples]`. The
+      weight is 1 if an example has a valid label, else 0. The sum of the first over the sum of the
+      second is the accuracy.
     """
     valid = _is_class(logits, labels)
     is_known = ~jnp.isnan(jnp.max(logits, axis=-1))

@@ -235,9 +235,9 @@ def sparse_mean(*, is_masked: bool = True) -> Summed:
         the plain mean of FedLTN's listing.
 
     Returns:
-      The aggregator of `Sparse` updates, which refuses all others. Its aggregate is `Sparse`: the
-      mask marks the coordinates that some client keeps; all others are 0. It bounds no update, so
-      noise on the aggregate is refused.
+      The aggregator of `Sparse` updates, which refuses all others. Its aggregate is `Sparse` too;
+      the mask marks the coordinates that some client keeps, and all others are 0. It bounds no
+      update, so noise on the aggregate is refused.
 
     Source: Li and others 2021 (LotteryFL), equation 4.
     """

@@ -71,7 +71,7 @@ def load(
       encoding: that of CSV files, by a name that Python knows.
 
     Returns:
-      Inputs and targets `[rows, sequence_length]`, int32: `x` are tokens, 0 after the end, and `y`
+      Inputs and targets `[rows, sequence_length]`, int32. `x` are tokens, 0 after the end, and `y`
       the token after each, -1 where there is none or it is the prompt's. Space around cells is left
       out.
 

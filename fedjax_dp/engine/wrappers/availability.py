@@ -192,7 +192,7 @@ def all_of(parts: Sequence[Availability]) -> Availability:
       parts: the rules, at least one.
 
     Returns:
-      The availability: a client can be reached where it can be by every rule.
+      The availability, by which a client can be reached where it can be by every rule.
 
     Raises:
       ValueError: without parts, or for parts of different numbers of clients.

@@ -257,7 +257,7 @@ def average_over_seeds(study: Study, rows: Sequence[Mapping[str, Any]]) -> list[
       rows: the summaries, as `read_summaries` returns them.
 
     Returns:
-      For each metric and point: mean, standard deviation, number of seeds, published result.
+      The mean, standard deviation, number of seeds and published result of each metric and point.
     """
     axes = [axis for axis in study.axes if axis != "seed"]
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}

@@ -83,7 +83,7 @@ def clip_by_global_norm(tree: PyTree, clip_norm: Norms) -> tuple[PyTree, jax.Arr
         NaN or not positive makes the result zero.
 
     Returns:
-      `(clipped, norm)`: the clipped tree, and the norm before clipping, a scalar in float32 or
+      `(clipped, norm)`, the clipped tree and the norm before clipping, a scalar in float32 or
       better, inf if the tree was not finite. The norm is not private.
     """
     leaves, treedef = _leaves_of(tree)
@@ -105,7 +105,7 @@ def clip_by_l1_norm(tree: PyTree, clip_norm: Norms) -> tuple[PyTree, jax.Array]:
       clip_norm: the bound, above 0; may be traced; inf means no clipping.
 
     Returns:
-      `(clipped, norm)`: the clipped tree, and the L1 norm before clipping, inf if the tree was not
+      `(clipped, norm)`, the clipped tree and the L1 norm before clipping, inf if the tree was not
       finite. The norm is not private.
     """
     leaves, treedef = _leaves_of(tree)
@@ -191,7 +191,7 @@ def clip_per_layer(tree: PyTree, clip_norm: Norms) -> tuple[PyTree, jax.Array]:
       clip_norm: the bound on the whole tree, above 0; may be traced; inf means no clipping.
 
     Returns:
-      `(clipped, norm)`: the clipped tree, and the norm of the whole tree before clipping, inf if it
+      `(clipped, norm)`, the clipped tree and the norm of the whole tree before clipping, inf if it
       was not finite. The norm is not private.
 
     Source: McMahan and others 2018, section 3 ("per-layer clipping").

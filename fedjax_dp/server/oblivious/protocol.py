@@ -217,7 +217,7 @@ def run_iteration(
         subtracting its masks.
 
     Returns:
-      `(set_up, iteration)`: the state for the next iteration, and the record of this one.
+      `(set_up, iteration)`, the state for the next iteration and the record of this one.
 
     Raises:
       ValueError: if shapes do not fit, or values are too large for the words.
