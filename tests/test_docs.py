@@ -101,7 +101,7 @@ def sentences(text: str) -> Iterator[str]:
 GUIDES = (
     *("docs/" + name for name in ("start", "how-to", "deploy", "reference", "privacy", "methods")),
     *("docs/" + name for name in ("developing", "index.md", "gallery.md", "architecture.md")),
-    *("README.md", "CONTRIBUTING.md", "SECURITY.md"),
+    *("README.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md"),
 )
 
 
