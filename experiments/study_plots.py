@@ -8,7 +8,6 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
-from matplotlib.ticker import NullLocator
 from numpy.typing import ArrayLike
 
 from fedjax_dp.io import drawing
@@ -47,7 +46,7 @@ def accuracy_by_number(
     _draw_levels(axes, levels)
     axes.set_ylabel("test accuracy, %")
     drawing.set_lines_below(axes, label, drawing.words_of_spread(seeds, "bars"))
-    _few_ticks(axes, [float(x) for numbers, _, _ in curves.values() for x in numbers])
+    drawing.tick_numbers(axes, [float(x) for numbers, _, _ in curves.values() for x in numbers])
     drawing.set_title(axes, title)
     axes.grid(alpha=0.25)
     drawing.legend_above(axes)
@@ -58,14 +57,6 @@ def _draw_levels(axes: Axes, levels: Mapping[str, float]) -> None:
     """Draws numbers that are the same everywhere as dotted lines."""
     for name, level in levels.items():
         axes.axhline(level, color=drawing.GREY, linestyle=":", linewidth=1.8, label=name)
-
-
-def _few_ticks(axes: Axes, numbers: Sequence[float]) -> None:
-    """Writes the numbers themselves under the axis where they spread widely and are few."""
-    few = sorted(set(numbers))
-    if min(few) > 0 and drawing.log_where_wide(axes, "x", numbers) and len(few) <= 10:
-        axes.set_xticks(few, [f"{x:g}" for x in few])
-        axes.xaxis.set_minor_locator(NullLocator())
 
 
 def accuracy_by_round(
@@ -173,8 +164,9 @@ def variance_by_setting(
     norm = LogNorm(values.min(), max(values.max(), values.min() * (1 + 1e-9)))
     image = axes.imshow(values, norm=norm, cmap="viridis", aspect="auto")
     for (i, j), value in np.ndenumerate(values):
-        is_dark = norm(value) < 0.6
-        colour = "white" if is_dark else "black"
+        # White and black have the same contrast on a luminance of 0.18.
+        levels = np.asarray(image.cmap(norm(value))[:3]) ** 2.2
+        colour = "white" if levels @ (0.2126, 0.7152, 0.0722) < 0.18 else "black"
         shown = f"{value:.0f}" if 100 <= value < 1e5 else f"{value:.2g}"
         axes.text(j, i, shown, ha="center", va="center", color=colour, fontsize=8)
     axes.set_xticks(range(len(columns)), [f"{c:g}" for c in columns])

@@ -121,6 +121,20 @@ def test_every_source_that_is_cited_by_author_and_year_is_in_the_bibliography():
     assert len(found & known) > 90 and not missing, missing
 
 
+def test_every_picture_of_a_page_or_notebook_is_described_in_words():
+    pages = [ROOT / "README.md", *ROOT.glob("[bde]*/**/*.md")]
+    texts = [text for page in pages for text in _PICTURES.findall(page.read_text("utf-8"))]
+    hooked = hook("notebooks")
+    for notebook in sorted(ROOT.glob("docs/**/*.ipynb")):
+        texts += hooked.texts_of(notebook)
+        source = notebook.read_text("utf-8")
+        assert source.count('"image/png": "') == len(hooked.texts_of(notebook))
+    assert len(texts) > 25 and min(len(text.split()) for text in texts) > 3
+
+
+_PICTURES = re.compile(r"!\[([^\]]*)\]\(")
+
+
 @telling
 def test_links_into_the_repository_become_links_of_the_site_or_names():
     repository = hook("repository")

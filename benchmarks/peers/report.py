@@ -175,36 +175,79 @@ def markdown(rows: Sequence[Row], notes: Sequence[str] = (), left: Sequence[str]
 
 
 def plot(path: pathlib.Path, rows: Sequence[Row]) -> None:
-    """Draws the time per client of every implementation over ours, by workload."""
+    """Draws the time per client of every implementation over ours, by workload, with its range."""
     from fedjax_dp.io import drawing, plots
 
     workloads = list(dict.fromkeys(r.workload for r in rows if r.ours_over_this is not None))
     if not workloads:
         return
-    bars = {w: [r for r in rows if r.workload == w] for w in workloads}
-    height = sum(len(b) + 1 for b in bars.values())
-    figure = drawing.new_figure(0.18 * height + 0.6, drawing.PAGE)
+    groups = {w: [r for r in rows if r.workload == w] for w in workloads}
+    height = sum(len(group) + 1 for group in groups.values())
+    figure = drawing.new_figure(0.19 * height + 0.8, drawing.PAGE)
     axes = figure.subplots()
-    ticks, labels, y = [], [], 0.0
-    for workload, group in bars.items():
+    labels: list[str] = []
+    for workload, group in groups.items():
+        labels.append(WORKLOADS.get(workload, workload))
         for row in group:
-            color = drawing.BLUE if row.implementation == "ours" else "lightgray"
             relative = 1 / row.ours_over_this
-            axes.barh(y, relative, color=color, edgecolor="gray", linewidth=0.5)
-            ms = row.ms_per_client
-            shown = f" {ms:.3g} ms" if ms < 1000 else f" {ms / 1000:.3g} s"
-            axes.text(relative, y, shown, va="center", fontsize=7)
-            ticks.append(y)
-            labels.append(f"{workload}  {row.implementation}")
-            y += 1
-        y += 1
-    axes.set_yticks(ticks, labels, fontsize=7)
-    axes.set_ylim(y - 1, -1)
+            ends = [relative * end / row.seconds for end in (row.seconds_min, row.seconds_max)]
+            is_ours = row.implementation == "ours"
+            colour, mark = (drawing.BLUE, "o") if is_ours else (drawing.RED, "s")
+            y = len(labels)
+            axes.plot(ends, [y, y], color=colour, linewidth=1.2)
+            axes.plot(relative, y, mark, color=colour, markersize=4)
+            axes.text(1.06 * ends[1], y, _time(row.ms_per_client), va="center", fontsize=7)
+            labels.append(PACKAGES.get(row.implementation, row.implementation))
+    axes.set_yticks(range(len(labels)), labels, fontsize=7.5)
+    for label in axes.get_yticklabels():
+        is_heading = label.get_text() not in PACKAGES.values()
+        label.set_fontweight("bold" if is_heading else "normal")
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(labels) - 0.5, -0.7)
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.axvline(1.0, color=drawing.BLUE, linewidth=0.8)
-    axes.set_xlabel("time per client, ours = 1 (log); to the right of 1 is slower than ours")
+    axes.grid(alpha=0.25, axis="x")
+    words = (
+        "time per client over that of fedjax_dp: less is faster",
+        "lines: fastest to slowest round",
+    )
+    drawing.set_lines_below(axes, *words)
     axes.margins(x=0.15)
     plots.save(figure, path)
+
+
+# Headings of a plot, and the packages below them.
+WORKLOADS = {
+    "W1": "W1: CNN, EMNIST's shape",
+    "W1dp": "W1dp: with client-level privacy",
+    "W2": "W2: CNN, CIFAR's shape",
+    "W2dp": "W2dp: with client-level privacy",
+    "W3": "W3: with record-level privacy",
+    "W3nodp": "W3nodp: CNN of 5 × 5 kernels",
+    "W4": "W4: logistic regression",
+    "W4dp": "W4dp: with client-level privacy",
+    "W5": "W5: with record-level privacy",
+    "W5nodp": "W5nodp: ResNet-18",
+}
+PACKAGES = {
+    "ours": "fedjax_dp",
+    "pfl": "pfl-research",
+    "flower": "Flower",
+    "fedjax": "FedJAX",
+    "drjax": "DrJAX",
+    "opacus hooks": "Opacus, hooks",
+    "opacus ghost": "Opacus, ghost clipping",
+    "opacus plain": "PyTorch",
+    "jax_privacy": "JAX Privacy",
+    "jax_privacy 1": "JAX Privacy, one example at a time",
+}
+
+
+def _time(ms: float) -> str:
+    """Writes milliseconds in the unit that suits them."""
+    size, unit = (1e3, "s") if ms >= 1e3 else (1.0, "ms") if ms >= 1 else (1e-3, "µs")
+    return f"{ms / size:.3g} {unit}"
 
 
 def _text(value: Any) -> str:

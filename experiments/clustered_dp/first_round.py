@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 
 from experiments import noise_levels, study_plots
 from experiments.clustered_dp.grid import true_clusters
+from experiments.clustered_dp.pictures import SEPARATION
 from experiments.heterogeneous_dp.first_round import write
 from fedjax_dp.engine import examples_of
 from fedjax_dp.evaluation import is_partition_found
@@ -194,7 +195,7 @@ def scatter(similarity: Similarity, true: np.ndarray, point: Point, seed: int) -
     """Draws updates and the mixture of as many components as there are clusters."""
     features = principal_features(similarity, 2)
     mixture = fit_mixture(features, len(np.unique(true)), seed)
-    title = f"first round with $b^1$ = {point.first}, MSS {mixture.separation:.1f}"
+    title = f"First round with $b^1$ = {point.first}, {SEPARATION} {mixture.separation:.1f}"
     return study_plots.updates_and_mixture(features, true, mixture.means, mixture.radii, title)
 
 
@@ -210,9 +211,9 @@ def curve(rows: Iterable[Row], x: str, y: str) -> tuple[list[float], list[float]
 
 def bands(curves: dict[str, Any], title: str, x: str, y: str, num_seeds: int) -> Figure:
     """Draws curves with bands of one deviation over seeds."""
-    figure = study_plots.accuracy_by_round(curves, title)
+    figure = study_plots.accuracy_by_round(curves, title, label=y)
     axes = figure.axes[0]
-    axes.set_ylabel(y)
+    axes.set_ylim(bottom=0)
     drawing.set_lines_below(axes, x, drawing.words_of_spread([num_seeds], "band"))
     return figure
 
@@ -229,37 +230,50 @@ def draw(found: Sequence[Row], apart: Sequence[Row]) -> dict[str, Figure]:
     by_first = where(four, first=None)
     by_later = where(four, later=None)
     by_budget = {
-        f"N = {n}, $b^{{>1}}$ = {later}": curve(
+        f"{n} images, $b^{{>1}}$ = {later}": curve(
             where(four, num_examples=n, first=n, later=later, epsilon=None), "epsilon", "separation"
         )
         for n, later in itertools.product(SIZES, (32, 16))
     }
     pairs = sorted({row["pair"] for row in apart})
     by_pair = {
-        pair: curve((r for r in apart if r["pair"] == pair), "first", "distance") for pair in pairs
+        "clusters " + pair.replace("-", " and "): curve(
+            (r for r in apart if r["pair"] == pair), "first", "distance"
+        )
+        for pair in pairs
     }
     first, later = "batch size of the first round $b^1$", "later batch size $b^{>1}$"
+    apart_by = f"{SEPARATION} (MSS)"
+    full = "Full first batches"
+    # One curve needs no name.
     shown = {
-        "steps": ({"EM": curve(by_first, "first", "steps")}, "ε = 10", first, "steps of EM"),
+        "steps": ({"": curve(by_first, "first", "steps")}, "ε = 10", first, "steps of EM"),
         "separation_by_later": (
-            {"MSS": curve(by_later, "later", "separation")},
-            "ε = 10",
+            {"": curve(by_later, "later", "separation")},
+            f"{full}, ε = 10",
             later,
-            "MSS",
+            apart_by,
         ),
-        "separation_by_epsilon": (by_budget, "full first batches", "ε", "MSS"),
-        "distances": (by_pair, f"no noise, N = {size}", first, "distance of mean updates"),
+        "separation_by_epsilon": (by_budget, full, "ε", apart_by),
+        "distances": (
+            by_pair,
+            f"No noise, {size} images a client",
+            first,
+            "distance of mean updates",
+        ),
     }
     for count in (2, 3):
         by_models = {
             f"ε = {e:g}": curve(where(found, epsilon=e, components=count), "models", "separation")
             for e in EPSILONS
         }
-        about = f"full first batches, {count} principal components"
-        shown[f"separation_by_models,components={count}"] = by_models, about, "clusters M", "MSS"
+        about = f"{full}, {count} principal components"
+        words = "components of the mixture, M", apart_by
+        shown[f"separation_by_models,components={count}"] = by_models, about, *words
     num_seeds = len({row["seed"] for row in found})
     figures = {name: bands(*parts, num_seeds) for name, parts in shown.items()}
-    figures["distances"].axes[0].set_yscale("log")
+    lowest = min(min(means) for _, means, _ in by_pair.values())
+    figures["distances"].axes[0].set(yscale="log", ylim=(lowest / 1.5, None))
     ticks = {"steps": (*FIRST, size), "distances": (*FIRST, size), "separation_by_later": LATER}
     for name, places in ticks.items():
         axes = figures[name].axes[0]

@@ -13,6 +13,8 @@ from experiments.clustered_dp.tables import DATASETS, over_seeds
 # Metrics of the curves, and what they are the mean accuracy of.
 GROUPS = {"acc_all": "all clients", "acc_maj": "majority", "acc_min": "minority"}
 Results = Sequence[dict[str, Any]]
+# Of a mixture, called MSS.
+SEPARATION = "smallest separation"
 
 
 def draw(results: Results) -> dict[str, Figure]:
@@ -56,7 +58,7 @@ def by_epsilon(results: Results, metric: str) -> tuple[dict[str, Any], int]:
 def mixture(result: dict[str, Any]) -> Figure:
     """Draws the updates of a run's first round with the mixture that was fitted to them."""
     fitted = {name: np.asarray(values) for name, values in result["mixture"].items()}
-    title = f"ε = {result['epsilon']:g}, round 1, MSS {result['separation']:.1f}"
+    title = f"First round, ε = {result['epsilon']:g}, {SEPARATION} {result['separation']:.1f}"
     return study_plots.updates_and_mixture(
         fitted["features"], fitted["true_clusters"], fitted["means"], fitted["radii"], title
     )

@@ -20,6 +20,7 @@ from experiments.heterogeneous_dp import noise
 from experiments.heterogeneous_dp.first_round import Row, read, write
 from experiments.heterogeneous_dp.noise import DELTA, ROUNDS, N
 from experiments.heterogeneous_dp.sweep import ALGORITHMS, LIAR, LIES
+from fedjax_dp.core.titles import title_of
 from fedjax_dp.experiment import Config, assemble, load_config
 from fedjax_dp.experiment.running.run_folder import CONFIG_FILE
 from fedjax_dp.io import plots
@@ -214,8 +215,9 @@ def draw_convergence(rows: Sequence[Row], distribution: str, output: pathlib.Pat
     """Draws figure 3.5 of accuracies by round and seed."""
     curves = _in_order(curves_of(rows, "algorithm", "round", "test_accuracy"))
     seeds = Counter(row["algorithm"] for row in rows if row["round"] == rows[0]["round"])
-    title = f"Budgets of {distribution}"
-    figure = study_plots.accuracy_by_round(curves, title, seeds.values())
+    title = f"MNIST, budgets of {distribution}"
+    named = {title_of(name): curve for name, curve in curves.items()}
+    figure = study_plots.accuracy_by_round(named, title, seeds.values())
     plots.save(figure, output / "accuracy_by_round.png")
 
 

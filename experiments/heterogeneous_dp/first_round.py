@@ -150,7 +150,7 @@ def draw_spectra(values: Sequence[Row]) -> Figure:
         spread = shares.std(axis=0, ddof=1) if len(shares) > 1 else np.zeros(shares.shape[1])
         ranks = range(1, shares.shape[1] + 1)
         curves[f"{matrix}, {name}"] = ranks, shares.mean(axis=0).tolist(), spread.tolist()
-    title = "updates of the first round on MNIST (M) and their low-rank part (L)"
+    title = "Updates of the first round on MNIST (M) and their low-rank part (L)"
     figure = study_plots.accuracy_by_round(curves, title)
     axes = figure.axes[0]
     axes.set(xlabel="rank", ylabel="singular value over the largest of M", yscale="log")

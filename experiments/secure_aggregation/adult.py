@@ -335,13 +335,14 @@ def draw_levels(results: list[dict[str, Any]]) -> Any:
     for i, n in enumerate(sorted({k[1] for k, _ in found})):
         points = sorted((k[3], [one["mcc"][-1] for one in v]) for k, v in found if k[1] == n)
         x, levels = [e for e, _ in points], [statistics.mean(v) for _, v in points]
-        line = drawing.draw_curve(axes, i, x, levels, f"{n} parties")
+        line = drawing.draw_curve(axes, i, x, levels, f"{n:,} parties")
         spread = [statistics.stdev(v) if len(v) > 1 else None for _, v in points]
         drawing.draw_band(axes, line, spread)
     axes.set_xscale("log")
-    axes.set(xlabel="printed ε", ylabel="MCC on the test part")
-    axes.grid(alpha=0.25)
-    drawing.legend_above(axes)
+    axes.set_ylabel("Matthews correlation, test part")
+    seeds = [len(runs) for _, runs in found]
+    drawing.set_lines_below(axes, "printed ε", drawing.words_of_spread(seeds, "bands"))
+    drawing.finish(axes, "Adult, after the last round")
     return figure
 
 
@@ -357,14 +358,18 @@ def draw_rounds(results: list[dict[str, Any]], epsilons: Iterable[float | None])
         published = [(k, v) for k, v in curves if k[0] == "published"]
         for i, (setting, runs) in enumerate(published):
             curve = np.mean([one["mcc"] for one in runs], axis=0)
-            label = f"{setting[1]} parties"
+            label = f"{setting[1]:,} parties"
             line = drawing.draw_curve(axes, i, range(1, len(curve) + 1), curve, label)
             if len(runs) > 1:
                 spread = np.std([one["mcc"] for one in runs], axis=0, ddof=1)
                 drawing.draw_band(axes, line, spread.tolist())
         axes.set(xlabel="round", ylim=(-0.15, 0.6))
-        drawing.set_title(axes, "no noise" if epsilon is None else f"ε = {epsilon:g}")
+        drawing.set_title(
+            axes, "no noise" if epsilon is None else drawing.with_powers(f"ε = {epsilon:g}")
+        )
         axes.grid(alpha=0.25)
-    grid[0].set_ylabel("MCC on the test part")
+    grid[0].set_ylabel("Matthews correlation,\ntest part")
+    seeds = [len(runs) for _, curves in panels for _, runs in curves]
+    drawing.set_lines_below(grid[1], "round", drawing.words_of_spread(seeds, "bands"))
     drawing.legend_below(figure, grid[0], columns=3)
     return figure

@@ -165,7 +165,10 @@ def draw_violins(samples: dict[str, np.ndarray]) -> Any:
     figure = drawing.new_figure()
     axes = figure.subplots()
     places = np.arange(len(DRAWN))
-    axes.violinplot([samples[attack] - samples["values"] for attack in DRAWN], places, widths=0.8)
+    errors = [samples[attack] - samples["values"] for attack in DRAWN]
+    parts = axes.violinplot(errors, places, widths=0.8)
+    for part in (*parts.pop("bodies"), *parts.values()):
+        part.set_color(drawing.BLUE)
     axes.set_xticks(places, [attack.replace("_", "-\n") for attack in DRAWN])
     axes.set(xlabel="attack", ylabel="estimate less actual weight")
     axes.grid(axis="y", alpha=0.25)

@@ -221,12 +221,12 @@ def draw(grown: list[dict[str, Any]], alone: list[dict[str, Any]]) -> Any:
     _draw_curve(right, 0, alone, "federated", "federated, no noise")
     for c in range(CLIENTS):
         _draw_curve(right, 1 + c, alone, f"own_{c + 1}", f"client {c + 1}")
-    for axes, title in ((left, "figure 5-2"), (right, "figure 5-4, without a server")):
-        axes.set(xlabel="iteration", ylim=(0, 1))
-        axes.grid(alpha=0.25)
-        drawing.set_title(axes, title)
+    seeds = [len({row["seed"] for row in rows}) for rows in (grown, alone)]
+    for axes, title in ((left, "With a server (figure 5-2)"), (right, "Without one (figure 5-4)")):
+        axes.set_ylim(0, 1)
+        drawing.set_lines_below(axes, "iteration", drawing.words_of_spread(seeds, "bands"))
+        drawing.finish(axes, title)
         drawing.integer_ticks(axes)
-        axes.legend(loc="lower right", fontsize=8, frameon=False)
     left.set_ylabel("accuracy on 300 digits")
     return figure
 

@@ -25,7 +25,6 @@ TITLES = {
     "B.1": "Cohorts in which each client is with probability p",
     "B.2": "Mini-batches of a fifth of a client's examples",
 }
-_RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 class Curve(NamedTuple):
@@ -89,8 +88,7 @@ def panels_of(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[
                 method, _, label = label.partition(", ")
                 name, label = "2.5" if method == "FedProx" else "2.6", label.replace("_", " ")
             elif figure == "2.7":
-                digits, power = f"{4 * result['H']:.2e}".split("e")
-                panel += f"\nH = {digits} × 10{str(int(power)).translate(_RAISED)}"
+                panel += drawing.with_powers(f"\nH = {4 * result['H']:.2e}")
             elif figure == "2.8":
                 style = _of_method(label, is_plain=not setting["memory"])
                 label += ", τ = 2" if setting["memory"] else ""
@@ -129,5 +127,5 @@ def _last_gaps(axes: Axes, curves: Sequence[Curve]) -> None:
         lines.setdefault(line, []).append((int(k.removeprefix("k = ")), curve["gap"][-1]))
     for i, (line, points) in enumerate(lines.items()):
         steps, gaps = zip(*sorted(points), strict=True)
-        drawing.draw_curve(axes, i, steps, gaps, line, markevery=1)
+        drawing.draw_curve(axes, i, steps, gaps, drawing.with_powers(line), markevery=1)
     axes.set(xscale="log", yscale="log", xlabel="local steps k", ylabel="last gap to the minimum")

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from fedjax_dp.cli.output import Answer, ConfigFile, Configured, Output, answering, application
+from fedjax_dp.core.decimals import in_bytes
 from fedjax_dp.experiment.studies.estimate import Estimate, estimate
 
 app = application()
@@ -35,15 +36,15 @@ def command(
     lines = [
         ("devices", str(estimated.devices)),
         ("fits", "yes" if estimated.fits else f"NO; use a smaller {smaller}"),
-        ("memory of a device", _bytes(estimated.memory_bytes)),
-        ("examples, states, parameters", _bytes(estimated.argument_bytes)),
-        ("temporaries", _bytes(estimated.temporary_bytes)),
+        ("memory of a device", in_bytes(estimated.memory_bytes)),
+        ("examples, states, parameters", in_bytes(estimated.argument_bytes)),
+        ("temporaries", in_bytes(estimated.temporary_bytes)),
         ("clients side by side", str(estimated.clients_per_chunk)),
         ("seconds to compile, here", f"{estimated.trace_seconds + estimated.compile_seconds:.3g}"),
         ("seconds of a round, estimated", f"{estimated.round_seconds:.3g}"),
-        ("read and written in a round", _bytes(estimated.round_bytes)),
+        ("read and written in a round", in_bytes(estimated.round_bytes)),
         ("operations of a round", f"{estimated.round_operations:,.0f}"),
-        *((f"exchanged by {kind}", _bytes(n)) for kind, n in estimated.exchanged_bytes.items()),
+        *((f"exchanged by {kind}", in_bytes(n)) for kind, n in estimated.exchanged_bytes.items()),
     ]
     parts = [
         (part.loops.replace("_", " "), part.kind, f"{part.share:.0%}", f"{part.seconds:.3g}")
@@ -59,11 +60,3 @@ def command(
 
 def _document(found: Estimate) -> dict[str, object]:
     return found._asdict() | {"parts": [part._asdict() for part in found.parts]}
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

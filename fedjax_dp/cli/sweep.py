@@ -16,7 +16,7 @@ from fedjax_dp.core.decimals import shown
 from fedjax_dp.core.files import write_text
 from fedjax_dp.core.packages import MissingPackageError
 from fedjax_dp.experiment.reading.config_files import load_config, overlap, require_key
-from fedjax_dp.experiment.studies import executors
+from fedjax_dp.experiment.studies import executors, paper
 from fedjax_dp.experiment.studies.cluster import Cluster
 from fedjax_dp.experiment.studies.point_settings import with_settings
 from fedjax_dp.experiment.studies.selection import select_privately
@@ -182,8 +182,8 @@ def command(
 
     Each point has a run folder of its own, with its noise, ledger and statement; points that differ
     in numbers alone run together, in one compiled program. The same command resumes a sweep that
-    was interrupted. At the end there are `table.csv`, `table.md`, with means and standard
-    deviations over `run.seed`, and `accuracy.png` with its PDF.
+    was interrupted. At the end there are `table.csv` and `table.md`, with means and standard
+    deviations over `run.seed`, `table.tex` for a paper, and `accuracy.png` with its PDF.
 
     With `--select private --trials M` a random number of trials runs, M on average, each of a point
     drawn at random, and the folder `chosen` has the release of the best with the statement that
@@ -226,9 +226,11 @@ def command(
     with _resumable(out, "sweep", folder):
         with where.opened(folder) as cluster, Progress(out, _NAME, rounds) as progress:
             sweep(study, grid, folder, out.note, watcher=progress, cluster=cluster)
-        entries = average_over_seeds(study, read_summaries(grid, folder))
+        rows = read_summaries(grid, folder)
+        entries = average_over_seeds(study, rows)
         table = as_list(study, entries)
         _write_tables(folder, study, entries, table)
+        write_text(folder / "table.tex", paper.as_latex(study, rows))
         _draw(study, entries, folder / "accuracy.png", out)
     return _tabled(folder, len(grid), entries, table)
 
@@ -429,36 +431,8 @@ def _require_apart(keys: Sequence[str], words: Sequence[str], option: str = "--o
 def _draw(
     study: Study, entries: Sequence[Mapping[str, Any]], file: pathlib.Path, out: Output
 ) -> None:
-    """Draws accuracy by ε, a curve for each point of the other axes."""
+    """Draws the accuracies of a grid, if there is what draws."""
     try:
-        from fedjax_dp.io import plots
+        paper.draw(study, entries, file)
     except MissingPackageError as missing:
         out.note(f"no picture is drawn: {missing}")
-        return
-    axes = [axis for axis in study.axes if axis != "seed" and not axis.endswith(".epsilon")]
-    curves = curves_of(entries, axes)
-    if curves:
-        seeds = [int(entry["seeds"]) for entry in entries if entry["metric"] == "test_accuracy"]
-        plots.save(plots.accuracy_by(curves, "ε", study.name, seeds=seeds), file)
-
-
-def curves_of(
-    entries: Sequence[Mapping[str, Any]], axes: Sequence[str]
-) -> dict[str, tuple[list[float], list[float], list[float | None]]]:
-    """Collects accuracy by ε of points that have both, by their values on other axes."""
-    every = [axis for axis in (entries[0] if entries else ()) if axis not in _COLUMNS]
-    spent = {tuple(e[a] for a in every): e["mean"] for e in entries if e["metric"] == "epsilon"}
-    points: dict[str, list[tuple[float, float, float | None]]] = {}
-    for entry in entries:
-        point = tuple(entry[a] for a in every)
-        if entry["metric"] == "test_accuracy" and point in spent:
-            name = ", ".join(f"{axis} {entry[axis]}" for axis in axes)
-            points.setdefault(name, []).append((spent[point], entry["mean"], entry["std"]))
-    columns = {
-        name: list(zip(*sorted(each, key=lambda p: p[0]), strict=True))
-        for name, each in points.items()
-    }
-    return {name: (list(x), list(y), list(z)) for name, (x, y, z) in columns.items()}
-
-
-_COLUMNS = ("metric", "mean", "std", "seeds", "published")

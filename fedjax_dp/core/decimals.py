@@ -56,6 +56,19 @@ def rounded_down(value: float, digits: int = 4) -> str:
     return _rounded(value, digits, decimal.ROUND_FLOOR)
 
 
+def unit_of_bytes(most: float) -> tuple[float, str]:
+    """Chooses the decimal unit for numbers of bytes up to `most`: its bytes, and its name."""
+    power = min(4, int(math.log10(max(most, 1))) // 3)
+    return 1000.0**power, ("bytes", "kB", "MB", "GB", "TB")[power]
+
+
+def in_bytes(count: float, digits: int = 3) -> str:
+    """Writes a number of bytes in the unit that suits its size."""
+    count = float(f"{count:.{digits}g}")
+    size, unit = unit_of_bytes(count)
+    return f"{count / size:,g} {unit}"
+
+
 def _shortest(value: float) -> float:
     """Returns the float of the shortest decimal that stands for the same float32, if it is one."""
     with np.errstate(over="ignore"):

@@ -12,6 +12,6 @@ from .logbook import read_metrics as read_metrics
 from .logbook import write_json as write_json
 from .trials import read_measured as read_measured
 from .plots import accuracy_and_epsilon as accuracy_and_epsilon
-from .plots import accuracy_by_megabytes as accuracy_by_megabytes
+from .plots import accuracy_by_bytes as accuracy_by_bytes
 from .plots import accuracy_by_seconds as accuracy_by_seconds
 from .trials import TrialFiles as TrialFiles

@@ -3,6 +3,7 @@
 import functools
 import os
 import pathlib
+import re
 from collections.abc import Iterable, Sequence
 from textwrap import wrap
 from typing import Any
@@ -30,21 +31,29 @@ with needed_for("drawing", "plots"):
 
 BLUE, RED = COLOURS[:2]
 GREY = COLOURS[7]
+# Of areas side by side. Source: Petroff 2021, "Accessible color sequences for data visualization",
+# ten colours, which stay apart under simulated colour blindness.
+AREAS = (
+    *("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6"),
+    *("#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd"),
+)
 
 # Widths in inches: texts of 10 points become 6.6 in a column of 8 cm; a page is 17.8 cm wide.
 COLUMN, PAGE = 4.8, 7.0
 # The numbers of colours, marks and dashes make all of the first 56 curves differ.
 MARKERS = "os^DvPX"
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)))
-_WIDTHS = (3.4, 2.4, 1.7, 1.2, 1.0)
+_WIDTHS = (2.8, 2.2, 1.7, 1.2, 1.0)
 _MARKS_ON_A_CURVE = 8
 _LONGEST_NAME = 24
+_MOST_NUMBERS = 10
 # Letters per inch: of titles, labels, names of clients, and legends.
 _TITLE, _LABEL, _NAME, _LEGEND = 10, 9, 16, 13
 # What an entry of a legend takes beside its letters, in inches, and its height in points.
 _SAMPLE, _LINE = 0.65, 13.0
 _SHORTEST_LINE = 10
 _DOTS_PER_INCH = 200
+_RAISED = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 _FONT = "DejaVu Sans"
 # Latin and Greek, punctuation and superscripts, arrows and operators.
 _CHARACTERS = frozenset(
@@ -75,6 +84,19 @@ def draw_curve(
     }
     (line,) = axes.plot(x, y, **style | more)
     return line
+
+
+def draw_points(
+    axes: Axes, names: Sequence[str], values: Sequence[float], deviations: Sequence[float | None]
+) -> None:
+    """Draws a point for each name, one below the other, with a deviation on both sides."""
+    places = np.arange(len(names))
+    errors = [d or 0.0 for d in deviations]
+    bars: dict[str, Any] = {"fmt": "o", "color": BLUE, "ecolor": GREY, "capsize": 3}
+    axes.errorbar(values, places, xerr=errors if any(errors) else None, **bars)
+    lines = ["\n".join(wrap(in_plot(name), _LONGEST_NAME)) or name for name in names]
+    axes.set_yticks(places, lines, fontsize=9)
+    axes.set_ylim(len(names) - 0.5, -0.5)
 
 
 def draw_band(axes: Axes, line: Line2D, deviations: Sequence[float | None]) -> None:
@@ -190,16 +212,14 @@ def _above_zero(values: ArrayLike) -> np.ndarray:
     return array[np.isfinite(array) & (array > 0)]
 
 
-def log_where_wide(
-    axes: Axes, which: str, values: ArrayLike, *, start: float | None = None
-) -> bool:
+def log_where_wide(axes: Axes, which: str, values: ArrayLike) -> bool:
     """Sets a log scale if values spread widely; returns whether it did."""
     if not is_wide_range(values):
         return False
     known = _above_zero(values)
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     axis = axes.xaxis if which == "x" else axes.yaxis
-    if known.max() < 200 * (start or known.min()):
+    if known.max() < 200 * known.min():
         # Powers of ten would label one tick or two.
         axis.set_major_locator(LogLocator(subs=(1, 3), numticks=8))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -207,6 +227,14 @@ def log_where_wide(
     else:
         axis.set_major_locator(LogLocator(numticks=8))
     return True
+
+
+def tick_numbers(axes: Axes, numbers: Sequence[float]) -> None:
+    """Writes the numbers themselves under the axis where they spread widely and are few."""
+    few = sorted({float(f"{x:.3g}") for x in numbers})
+    if min(few) > 0 and log_where_wide(axes, "x", numbers) and len(few) <= _MOST_NUMBERS:
+        axes.set_xticks(few, [f"{x:g}" for x in few])
+        axes.xaxis.set_minor_locator(NullLocator())
 
 
 def integer_ticks(axes: Axes) -> None:
@@ -252,6 +280,15 @@ def shortened(name: str) -> str:
         return in_plot(name)
     half = _LONGEST_NAME // 2
     return in_plot(f"{name[:half]}…{name[1 - half :]}")
+
+
+def with_powers(text: str) -> str:
+    """Writes 5e-06 in a text as 5 × 10⁻⁶."""
+
+    def raised(number: re.Match[str]) -> str:
+        return f"{number[1]} × 10{str(int(number[2])).translate(_RAISED)}"
+
+    return re.sub(r"(\d)e([+-]?\d+)\b", raised, text)
 
 
 def set_lines_below(axes: Axes, *lines: str) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
+from fedjax_dp.core.decimals import unit_of_bytes
 from fedjax_dp.core.packages import needed_for
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.data.statistics import PartitionStatistics
@@ -64,9 +65,11 @@ def accuracy_and_epsilon(rows: list[dict[str, Any]], title: str) -> Figure:
     for i, (name, points) in enumerate(curves.items()):
         _epsilon(bottom, i, name.removeprefix("epsilon_"), points, _known(rows, name + _SMALLEST))
     if curves:
-        bottom.set_ylabel("ε spent")
+        several = len(bottom.get_lines()) > 1
+        bottom.set_ylabel("ε spent" if several else str(bottom.get_lines()[0].get_label()))
         bottom.set_ylim(bottom=0)
-        drawing.legend_above(bottom)
+        if several:
+            drawing.legend_above(bottom)
     _finish_rounds(parts)
     return figure
 
@@ -105,7 +108,7 @@ def _epsilon(axes: Axes, index: int, unit: str, largest: _Points, smallest: _Poi
 
 
 @checked
-def accuracy_by_megabytes(rows: list[dict[str, Any]], title: str) -> Figure:
+def accuracy_by_bytes(rows: list[dict[str, Any]], title: str) -> Figure:
     """Draws test accuracy against the traffic so far.
 
     Args:
@@ -114,19 +117,21 @@ def accuracy_by_megabytes(rows: list[dict[str, Any]], title: str) -> Figure:
       title: the title.
 
     Returns:
-      The figure; a curve for the upload and one for both directions, in MB of 10⁶ bytes.
+      The figure; a curve for the upload and one for both directions, in bytes, kB of 1,000, MB of
+      10⁶ and so on, whichever suits the whole.
     """
     figure = drawing.new_figure()
     axes = figure.subplots()
-    up = np.cumsum([row.get("bytes_up") or 0 for row in rows]) / 1e6
-    both = up + np.cumsum([row.get("bytes_down") or 0 for row in rows]) / 1e6
+    up = np.cumsum([row.get("bytes_up") or 0 for row in rows])
+    both = up + np.cumsum([row.get("bytes_down") or 0 for row in rows])
+    size, unit = unit_of_bytes(float(max(both, default=0)))
     measured = dict(_known(rows, "test_accuracy"))
     is_measured = np.array([row["round"] in measured for row in rows], bool)
     values = list(measured.values())
     if values and all("bytes_up" in row for row in rows):
-        drawing.draw_curve(axes, 0, both[is_measured], values, "up and down")
-        drawing.draw_curve(axes, 1, up[is_measured], values, "up")
-    axes.set_xlabel("MB sent")
+        drawing.draw_curve(axes, 0, both[is_measured] / size, values, "up and down")
+        drawing.draw_curve(axes, 1, up[is_measured] / size, values, "up")
+    axes.set_xlabel(f"{unit} sent")
     axes.set_xlim(left=0)
     _accuracy_axis(axes)
     drawing.finish(axes, title)
@@ -251,14 +256,26 @@ def accuracy_by(
         drawing.draw_band(axes, line, deviations)
     axes.set_ylabel("test accuracy")
     drawing.set_lines_below(axes, label, drawing.words_of_spread(seeds, "band"))
-    drawing.log_where_wide(axes, "x", [v for x, _, _ in curves.values() for v in x])
+    drawing.tick_numbers(axes, [float(v) for x, _, _ in curves.values() for v in x])
     drawing.finish(axes, title)
+    return figure
+
+
+def accuracy_of(
+    points: Mapping[str, tuple[float, float | None]], title: str, *, seeds: Iterable[int] = ()
+) -> Figure:
+    """Draws accuracies by name, `{name: (mean, standard deviation over seeds)}`, as points."""
+    figure = drawing.new_figure(1.3 + 0.3 * len(points))
+    axes = figure.subplots()
+    means, deviations = zip(*points.values(), strict=True)
+    drawing.draw_points(axes, list(points), means, deviations)
+    drawing.set_lines_below(axes, "test accuracy", drawing.words_of_spread(seeds, "bars"))
+    drawing.finish(axes, title, has_legend=False)
     return figure
 
 
 # More clients than this are drawn as a curve with a band.
 _MOST_MARKS = 60
-_MOST_LABELS = 10
 # Parts of a round: neighbours differ in lightness, and the update has the colour of no other.
 _PARTS = tuple(drawing.COLOURS[i] for i in (0, 4, 1, 5))
 # More bars are not legible.
@@ -371,19 +388,20 @@ def _accuracies(axes: Axes, accuracies: np.ndarray, test_sizes: np.ndarray) -> N
 def _sizes(axes: Axes, by_part: dict[str, np.ndarray]) -> None:
     """Draws numbers of examples side by side at the places 0, 1, ..."""
     everything = np.concatenate(list(by_part.values()))
-    is_log = drawing.log_where_wide(axes, "y", everything, start=0.5)
+    is_log = drawing.log_where_wide(axes, "y", everything)
     width = 0.9 / len(by_part)
     for i, (part, sizes) in enumerate(by_part.items()):
         places = np.arange(len(sizes)) + (i - (len(by_part) - 1) / 2) * width
         colour = (drawing.BLUE, drawing.COLOURS[4])[i]
-        # On a logarithmic scale bars begin below 1, so that a single example is visible.
         kept = sizes > 0
-        if len(sizes) > 2 * _MOST_MARKS:
-            axes.plot(np.flatnonzero(kept), sizes[kept], ".", color=colour, label=part, ms=3)
-            continue
-        bottom = 0.5 if is_log else 0.0
-        axes.bar(places[kept], sizes[kept] - bottom, width, bottom, color=colour, label=part)
-    axes.set_ylim(bottom=0.5 if is_log else 0.0)
+        # A bar needs a scale that begins at 0.
+        if is_log or len(sizes) > 2 * _MOST_MARKS:
+            marks = {"marker": drawing.MARKERS[i], "ms": 3 if len(sizes) > _MOST_MARKS else 4}
+            axes.plot(places[kept], sizes[kept], color=colour, label=part, linestyle="", **marks)
+        else:
+            axes.bar(places, sizes, width, color=colour, label=part)
+    if not is_log:
+        axes.set_ylim(bottom=0)
     axes.set_ylabel("examples")
     axes.grid(alpha=0.25, axis="y")
     if len(by_part) > 1:
@@ -438,14 +456,16 @@ def _label_shares(axes: Axes, counts: np.ndarray, labels: Sequence[str]) -> None
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     bottoms = np.cumsum(shares, axis=1) - shares
     places = np.arange(len(counts))
-    # The later a label, the lighter its colour.
-    colours = ListedColormap(colormaps["viridis"](np.linspace(0, 1, len(labels))))
+    # Of more labels than colours, the later one is lighter.
+    is_few = len(labels) <= len(drawing.AREAS)
+    shades = colormaps["cividis"](np.linspace(0, 1, len(labels)))
+    colours = ListedColormap(drawing.AREAS[: len(labels)] if is_few else shades)
     for j, name in enumerate(labels):
         label = drawing.shortened(name)
         axes.bar(places, shares[:, j], 0.9, bottoms[:, j], color=colours(j), label=label)
     axes.set(ylabel="share of the label", ylim=(0, 1))
     figure = axes.get_figure(root=True)
-    if len(labels) <= _MOST_LABELS:
+    if is_few:
         drawing.legend_beside(axes, "label")
     elif figure is not None:
         bar = ScalarMappable(BoundaryNorm(np.arange(len(labels) + 1) - 0.5, len(labels)), colours)

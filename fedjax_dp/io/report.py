@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple, TypeGuard
 
-from fedjax_dp.core.decimals import shown
+from fedjax_dp.core.decimals import in_bytes, shown, unit_of_bytes
 from fedjax_dp.core.files import entry_of
+from fedjax_dp.core.titles import title_of
 from fedjax_dp.io import page
 from fedjax_dp.io.page import Axis, Point, line_chart
 from fedjax_dp.io.statement import MARK_WORDS
@@ -134,10 +135,11 @@ def _mark(run: RunFiles, files: Sequence[str], what: str, kind: str = "") -> str
 
 def _title(run: RunFiles) -> str:
     tables, summary = run.tables, run.summary
-    names = (summary.get("name"), entry_of(tables, "run", "name"), entry_of(tables, "data", "name"))
     algorithm = summary.get("algorithm") or entry_of(tables, "algorithm", "name")
-    name = next(filter(None, names), None)
-    return ": ".join(str(part) for part in (name, algorithm) if part)
+    keys = (entry_of(tables, "data", "name"), algorithm)
+    data, method = (title_of(str(key)) if key else "" for key in keys)
+    name = entry_of(tables, "run", "name") or data or summary.get("name")
+    return ": ".join(str(part) for part in (name, method) if part)
 
 
 def _overview(run: RunFiles) -> str:
@@ -271,16 +273,14 @@ def _participation(run: RunFiles) -> str:
 
 
 def _communication(run: RunFiles) -> str:
-    rows = []
-    for way, name in _BYTES.items():
-        megabytes = [value for _, value in run.curve(name, 1e-6)]
-        if megabytes:
-            total = sum(megabytes)
-            rows.append((way, f"{total:.4g}", f"{total / len(megabytes):.4g}"))
-    if not rows:
+    curves = {way: [sent for _, sent in run.curve(name)] for way, name in _BYTES.items()}
+    sums = {way: (sum(sent), len(sent)) for way, sent in curves.items() if sent}
+    if not sums:
         return ""
-    chart = _by_round(run, "Megabytes by round", Axis("MB", 0.0), _BYTES, scale=1e-6)
-    return _beside(chart, page.table(("direction", "MB in all", "MB in a round"), rows))
+    rows = [(way, in_bytes(total, 4), in_bytes(total / n, 4)) for way, (total, n) in sums.items()]
+    size, unit = unit_of_bytes(max(map(max, filter(None, curves.values()))))
+    chart = _by_round(run, "Traffic by round", Axis(unit, 0.0), _BYTES, scale=1 / size)
+    return _beside(chart, page.table(("direction", "in all", "in a round"), rows))
 
 
 def _clients(run: RunFiles) -> str:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_dp.core.decimals import rounded_down, rounded_up, shown
+from fedjax_dp.core.decimals import in_bytes, rounded_down, rounded_up, shown
 
 
 @settings(max_examples=200, deadline=None)
@@ -67,3 +67,11 @@ def test_the_side_of_a_figure_follows_from_its_name():
     third = float(np.float32(0.1))
     assert (shown("clip_norm", third), shown("epsilon", third)) == ("0.1", "0.1001")
     assert [shown("epsilon", x, decimals=4) for x in ("inf", 4.0)] == ["inf", "4.0000"]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 bytes"), (84, "84 bytes"), (999.6, "1 kB"), (1234, "1.23 kB"), (8.04e12, "8.04 TB")],
+)
+def test_bytes_are_written_in_the_unit_that_suits_them(count, text):
+    assert in_bytes(count) == text

@@ -173,7 +173,7 @@ def test_plots_are_pictures(folder):
 
     names = {path.name for path in (folder / "plots").glob("*.png")}
     assert names == {
-        *("accuracy_epsilon.png", "accuracy_megabytes.png", "client_accuracy.png"),
+        *("accuracy_epsilon.png", "accuracy_bytes.png", "client_accuracy.png"),
         *("partition.png", "update_norms.png"),
     }
     in_papers = {path.name for path in (folder / "plots").glob("*.pdf")}

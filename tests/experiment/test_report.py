@@ -143,14 +143,19 @@ def test_a_page_shows_curves_figures_and_texts_of_its_folder(folder):
     clients = drawn["Clients by round"]
     assert clients.legend == ["drawn", "contributed", "dropped out or late", "update not finite"]
     is_close(clients.curves[1], zip(ROUNDS, (6, 7, 6, 7), strict=True))
-    up, down = drawn["Megabytes by round"].curves
+    up, down = drawn["Traffic by round"].curves
     is_close(up, [(i, 1.5 * i) for i in ROUNDS])
     is_close(down, [(i, 4) for i in ROUNDS])
     is_close(drawn["Accuracy by simulated time"].curves[0], [(20, 0.4), (40, 0.8)])
     is_close(drawn["Accuracy over clients, as received"].curves[0], [(2, 0.1), (4, 0.2)])
     for text in (
-        *("wards: fedprox", "Finished: round 4 of 4.", "ε of one client 3.2 of 3.5"),
-        *("ε of one record 8 of 1 to 8, by client", "a thing & another", "jax 1.2.3", "up 15 3.75"),
+        *("wards: FedProx", "Finished: round 4 of 4.", "ε of one client 3.2 of 3.5"),
+        *(
+            "ε of one record 8 of 1 to 8, by client",
+            "a thing & another",
+            "jax 1.2.3",
+            "up 15 MB 3.75 MB",
+        ),
         *("test accuracy of the shared model 0.8", "contributed 26 6.5", "With ε = 3.2 , by rdp"),
         *("Ward|A 3", 'name = "wards"', "worst client 0.2 0.3125", "All metrics of round 4"),
     ):

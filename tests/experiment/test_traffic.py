@@ -33,7 +33,7 @@ def test_a_run_counts_the_model_down_and_up_again_with_its_weight(folder):
     assert found["both"]["bytes"] == 12 * MODEL + 24
     assert found["both"]["by_type"] == {"float32": 12 * MODEL + 24}
     assert set(found["up"]["by_encoding"].values()) == {6 * (MODEL + 4)}
-    assert (folder / "plots" / "accuracy_megabytes.png").is_file()
+    assert (folder / "plots" / "accuracy_bytes.png").is_file()
 
 
 @telling

@@ -235,7 +235,7 @@ def test_figures_are_drawn_of_what_ran(tmp_path, monkeypatch):
     (axes,) = drawn[f"mixture,{name}.png"].axes
     points = np.concatenate([part.get_offsets() for part in axes.collections])
     np.testing.assert_allclose(points, features)
-    assert axes.get_title() == "ε = 5, round 1, MSS 5.2"
+    assert axes.get_title() == "First round, ε = 5, smallest separation 5.2"
 
 
 def test_a_table_of_mixed_settings_is_refused(tmp_path):

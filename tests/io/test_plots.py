@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from drawn import flaws, visible_share
 
-from fedjax_dp.io import accuracy_and_epsilon, accuracy_by_megabytes, drawing, plots
+from fedjax_dp.io import accuracy_and_epsilon, accuracy_by_bytes, drawing, plots
 
 ROWS = [
     {"round": 1, "test_accuracy": 0.0, "epsilon_record": 1.0},
@@ -101,7 +101,7 @@ def pictures():
     return {
         "sweep": plots.accuracy_by(points, "ε", LONG, seeds=[3]),
         "accuracy_and_epsilon": accuracy_and_epsilon(rows, LONG),
-        "accuracy_by_megabytes": accuracy_by_megabytes(rows, LONG),
+        "accuracy_by_bytes": accuracy_by_bytes(rows, LONG),
         "update_norms": plots.update_norms(rows, 0.3, LONG),
         "epsilon_curves": plots.epsilon_curves({m: (ROUNDS, rising) for m in methods}, LONG),
     }
@@ -225,10 +225,14 @@ def test_one_of_share_and_noise_alone_has_the_lower_part(name):
 
 def test_accuracy_against_what_was_sent_up_to_then(tmp_path):
     sent = [{"bytes_up": 2_000_000, "bytes_down": 1_000_000} | row for row in ROWS]
-    figure = accuracy_by_megabytes(sent, "title")
+    figure = accuracy_by_bytes(sent, "title")
     (axes,) = figure.axes
     assert drawn(axes) == [[[3, 0.0], [9, 0.5]], [[2, 0.0], [6, 0.5]]]
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels == ["up and down", "up"]
+    assert axes.get_xlabel() == "MB sent"
     save(figure, tmp_path)
-    assert drawn(accuracy_by_megabytes([{"round": 1, "bytes_up": 5}], "title").axes[0]) == []
+    few = [row | {"bytes_up": 14, "bytes_down": 14} for row in ROWS]
+    (axes,) = accuracy_by_bytes(few, "title").axes
+    assert axes.get_xlabel() == "bytes sent" and drawn(axes)[0] == [[28, 0.0], [84, 0.5]]
+    assert drawn(accuracy_by_bytes([{"round": 1, "bytes_up": 5}], "title").axes[0]) == []

@@ -1,6 +1,5 @@
 """Chooses a layout: by estimates of memory and operations, or by trials on the work itself."""
 
-import math
 import tempfile
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -14,6 +13,7 @@ from jax.sharding import Mesh
 
 from fedjax_dp.core import checks, files, trees
 from fedjax_dp.core.checks import COUNT_LIMIT
+from fedjax_dp.core.decimals import in_bytes
 from fedjax_dp.core.devices import MODEL_AXIS, memory_of_host, memory_per_device
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.federation import Federation
@@ -53,8 +53,8 @@ class Memory(NamedTuple):
             "frozen parameters",
         )
         parts = sorted(zip(self, names, strict=True), reverse=True)
-        listed = ", ".join(f"{name} {_readable(count)}" for count, name in parts if count)
-        return f"at least {_readable(sum(self))} ({listed})"
+        listed = ", ".join(f"{name} {in_bytes(count)}" for count, name in parts if count)
+        return f"at least {in_bytes(sum(self))} ({listed})"
 
 
 def memory_of(
@@ -89,7 +89,7 @@ def require_memory(memory: Memory, num_devices: int = 1) -> None:
     room = memory_per_device(num_devices)
     if sum(memory) > room:
         raise MemoryError(
-            f"a round must fit in the {_readable(room)} of a device, but takes {memory}"
+            f"a round must fit in the {in_bytes(room)} of a device, but takes {memory}"
         )
 
 
@@ -98,8 +98,8 @@ def require_host_memory(num_clients: int, num_bytes: int) -> None:
     room, needed = memory_of_host(), num_clients * num_bytes
     if needed > room:
         raise MemoryError(
-            f"the states of {num_clients:,} clients, {_readable(num_bytes)} each and "
-            f"{_readable(needed)} in all, must fit the {_readable(room)} of this machine; "
+            f"the states of {num_clients:,} clients, {in_bytes(num_bytes)} each and "
+            f"{in_bytes(needed)} in all, must fit the {in_bytes(room)} of this machine; "
             "placement='disk' stores them in a file, which holds those of participants alone"
         )
 
@@ -121,11 +121,6 @@ def explained(memory: Memory) -> Iterator[None]:
 def _message(error: Exception, memory: Memory) -> str:
     words = str(error).splitlines()[0] if str(error) else "the system has no more memory"
     return f"{words}; a round takes {memory}, and the model's activations"
-
-
-def _readable(count: float) -> str:
-    power = min(4, int(math.log10(max(count, 1))) // 3)
-    return f"{count / 1000**power:,.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
 # By work and candidates.

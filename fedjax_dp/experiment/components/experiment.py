@@ -67,6 +67,9 @@ class Population(NamedTuple):
         """Describes how examples are spread over clients."""
         label = "y" if self.has_class_labels else None
         described = statistics.describe_data(self.train, label)
+        if self.class_names:
+            named = tuple(self.class_names[int(each)] for each in described.labels)
+            described = dataclasses.replace(described, labels=named)
         return dataclasses.replace(described, num_shared=self.sharing.num_shared)
 
     def pooled(self) -> "Population":

@@ -16,6 +16,7 @@ from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
 from fedjax_dp.core.files import write_text
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.packages import PACKAGE, MissingPackageError, libraries
+from fedjax_dp.core.titles import title_of
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.accounts.privacy_accounting import unit_facts
 from fedjax_dp.engine.evaluation import Evaluator
@@ -328,9 +329,10 @@ def _draw(
     except MissingPackageError as missing:
         warnings.warn(f"no plots are drawn: {missing}", stacklevel=2)
         return
-    title = f"{experiment.config.title}: {experiment.simulation.algorithm.name}"
+    name = experiment.config.run.name or title_of(experiment.config.data.name)
+    title = f"{name}: {title_of(experiment.simulation.algorithm.name)}"
     plots.save(plots.accuracy_and_epsilon(rows, title), folder / "accuracy_epsilon.png")
-    plots.save(plots.accuracy_by_megabytes(rows, title), folder / "accuracy_megabytes.png")
+    plots.save(plots.accuracy_by_bytes(rows, title), folder / "accuracy_bytes.png")
     if any("simulated_seconds" in row for row in rows):
         plots.save(plots.accuracy_by_seconds(rows, title), folder / "accuracy_seconds.png")
     clock = experiment.clock

@@ -47,13 +47,13 @@ def _cited(words: Words) -> str:
     return re.sub(r"~\[([^]]*)\]", r"~\\cite{{\1}}", words.paper)
 
 
-def _in_math(numbers: Sequence[str]) -> str:
+def _joined(numbers: Sequence[str]) -> str:
     """Writes numbers between the dollars of a sentence."""
-    return "$ to $".join(map(_mantissa, numbers))
+    return "$ to $".join(map(in_math, numbers))
 
 
-def _mantissa(text: str) -> str:
-    """Writes 1e-05 as 10^{-5} and 2.5e-06 as 2.5 \\cdot 10^{-6}."""
+def in_math(text: str) -> str:
+    """Writes a number for between dollars, 1e-05 as 10^{-5} and 2.5e-06 as 2.5 \\cdot 10^{-6}."""
     mantissa, has_exponent, exponent = text.partition("e")
     if not has_exponent:
         return text
@@ -61,4 +61,4 @@ def _mantissa(text: str) -> str:
     return power if mantissa == "1" else rf"{mantissa} \cdot {power}"
 
 
-_PAPER = Form(_cited, _in_math, in_latex)
+_PAPER = Form(_cited, _joined, in_latex)
