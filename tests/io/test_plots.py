@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 from drawn import flaws, visible_share
+from matplotlib.colors import to_rgb
 
 from fedjax_dp.io import accuracy_and_epsilon, accuracy_by_bytes, drawing, plots
 
@@ -121,6 +122,28 @@ def test_every_curve_has_a_style_of_its_own_with_and_without_colour():
     grey = [(str(line._unscaled_dash_pattern), line.get_marker()) for line in lines[:28]]
     assert len(set(styles)) == 56 and len(set(grey)) == 28
     assert len({line.get_color() for line in lines[:8]}) == 8
+
+
+# Linear light under a missing kind of cones. Source: Machado, Oliveira and Fernandes 2009, table 1.
+BLIND = {
+    "none": np.eye(3),
+    "protan": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    "deutan": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "tritan": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+}
+
+
+@pytest.mark.parametrize("kind", BLIND)
+def test_ten_classes_have_colours_that_stay_apart_under_colour_blindness(kind):
+    """Differences of 15 in CIELAB, where 2.3 is just noticeable; viridis in ten steps has 7."""
+    codes = np.array([to_rgb(colour) for colour in drawing.AREAS])
+    light = np.where(codes <= 0.04045, codes / 12.92, ((codes + 0.055) / 1.055) ** 2.4)
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    seen = np.clip(light @ np.transpose(BLIND[kind]), 0, 1) @ np.transpose(to_xyz)
+    x, y, z = np.cbrt(seen / [0.9505, 1.0, 1.089]).T
+    lab = np.stack([116 * y, 500 * (x - y), 200 * (y - z)], axis=1)
+    apart = np.linalg.norm(lab[:, None] - lab, axis=-1)
+    assert len(apart) == 10 and apart[~np.eye(10, dtype=bool)].min() > 15
 
 
 def test_a_legend_above_keeps_the_size_of_the_axes():
