@@ -188,7 +188,7 @@ def _grow(figure: Figure, lines: int) -> None:
 
 
 def legend_beside(axes: Axes, title: str) -> None:
-    """Puts the legend to the right of the axes."""
+    """Puts the legend to the right of the axes, in the order of what is stacked there."""
     if axes.get_legend_handles_labels()[0]:
         axes.legend(
             loc="upper left",
@@ -198,6 +198,7 @@ def legend_beside(axes: Axes, title: str) -> None:
             fontsize=9,
             title=title,
             title_fontsize=9,
+            reverse=True,
         )
 
 
