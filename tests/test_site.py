@@ -7,6 +7,8 @@ import pathlib
 import re
 import subprocess
 import sys
+from html import unescape
+from types import SimpleNamespace
 
 import pytest
 from marks import slow, telling
@@ -127,8 +129,13 @@ def test_every_picture_of_a_page_or_notebook_is_described_in_words():
     hooked = hook("notebooks")
     for notebook in sorted(ROOT.glob("docs/**/*.ipynb")):
         texts += hooked.texts_of(notebook)
-        source = notebook.read_text("utf-8")
-        assert source.count('"image/png": "') == len(hooked.texts_of(notebook))
+        described = hooked.texts_of(notebook)
+        assert notebook.read_text("utf-8").count('"image/png": "') == len(described)
+        file = SimpleNamespace(src_uri=notebook.name, abs_src_path=str(notebook))
+        html = hooked.on_page_content(
+            f"<img {hooked.NO_TEXT}>" * len(described), SimpleNamespace(file=file), None
+        )
+        assert [unescape(text) for text in re.findall('alt="([^"]*)"', html)] == described
     assert len(texts) > 25 and min(len(text.split()) for text in texts) > 3
 
 

@@ -14,7 +14,7 @@ _log = logging.getLogger("mkdocs.hooks.notebooks")
 _LINK = re.compile(r'href="([^":#]+\.(?:md|ipynb))(#[^"]*)?"')
 
 # What nbconvert writes for every picture: its template does not read the text of an output.
-_NO_TEXT = 'alt="No description has been provided for this image"'
+NO_TEXT = 'alt="No description has been provided for this image"'
 
 
 def on_page_content(html: str, page: Any, files: Files, **_: Any) -> str:
@@ -39,7 +39,7 @@ def on_page_content(html: str, page: Any, files: Files, **_: Any) -> str:
             _log.warning("%s has a picture without alternative text", place)
         return f'alt="{escape(text)}"'
 
-    return re.sub(_NO_TEXT, described, _LINK.sub(rewritten, html))
+    return re.sub(NO_TEXT, described, _LINK.sub(rewritten, html))
 
 
 def texts_of(notebook: Path) -> list[str]:

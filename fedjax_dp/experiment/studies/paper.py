@@ -39,25 +39,25 @@ def as_latex(study: Study, rows: _Rows) -> str:
     axes = _varied(study, rows)
     spent = [n for n in ("epsilon_record", "epsilon_client") if _has(rows, n)]
     spent = spent or [n for n in ("epsilon",) if _has(rows, n)]
-    if spent:
-        # The ε of the statement stands for its budget.
-        axes = [axis for axis in axes if not _is_budget(axis)]
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
-        groups.setdefault(tuple(str(row[a]) for a in _varied(study, rows)), []).append(row)
+        groups.setdefault(tuple(str(row[a]) for a in axes), []).append(row)
     points = list(groups.values())
     metrics = [m for m in study.metrics if m != "epsilon" and _has(rows, m)]
     epsilons = [tuple(_epsilon(group, name) for name in spent) for group in points]
-    one_epsilon = len(set(epsilons)) == 1
     seeds = [len(group) for group in points]
+    budgets = [axis for axis in axes if _is_budget(axis)]
+    if len(set(epsilons)) >= len({tuple(row[a] for a in budgets) for row in rows}):
+        # The ε of the statement stands for its budget.
+        axes = [axis for axis in axes if axis not in budgets]
     columns = {
         in_latex(title_of_key(axis, study.axes)): [_setting(axis, group[0]) for group in points]
         for axis in axes
     }
-    if not one_epsilon:
+    if len(set(epsilons)) > 1:
         names = [f"$\\varepsilon${_level(name, spent)}" for name in spent]
         columns |= dict(zip(names, zip(*epsilons, strict=True), strict=True))
-    if len(set(seeds)) > 1:
+    if len(set(seeds)) > 1 or not metrics:
         columns["seeds"] = [str(n) for n in seeds]
     for metric in metrics:
         columns[_head(metric)] = _figures(points, metric, epsilons)
@@ -66,19 +66,13 @@ def as_latex(study: Study, rows: _Rows) -> str:
     caption = _caption(study, rows, metrics, spent, epsilons, seeds)
     layout = "l" * len(axes) + "r" * (len(columns) - len(axes))
     name = re.sub(r"[^a-z0-9]+", "-", study.name.lower()).strip("-")
-    table = [f"\\begin{{tabular}}{{{layout}}}", *lines, r"\bottomrule", r"\end{tabular}"]
-    return "\n".join(
-        [
-            r"% Needs \usepackage{booktabs}.",
-            r"\begin{table}",
-            r"\centering",
-            f"\\caption{{{caption}}}",
-            f"\\label{{tab:{name}}}",
-            *table,
-            r"\end{table}",
-            "",
-        ]
-    )
+    table = [
+        *(r"% Needs \usepackage{booktabs}.", r"\begin{table}", r"\centering"),
+        *(f"\\caption{{{caption}}}", f"\\label{{tab:{name}}}"),
+        *(f"\\begin{{tabular}}{{{layout}}}", *lines, r"\bottomrule", r"\end{tabular}"),
+        r"\end{table}",
+    ]
+    return "\n".join(table) + "\n"
 
 
 def clear_best(samples: Sequence[Sequence[float]], larger_is_better: bool = True) -> int | None:
