@@ -196,7 +196,7 @@ def plot(path: pathlib.Path, rows: Sequence[Row]) -> None:
             y = len(labels)
             axes.plot(ends, [y, y], color=colour, linewidth=1.2)
             axes.plot(relative, y, mark, color=colour, markersize=4)
-            axes.text(1.06 * ends[1], y, _time(row.ms_per_client), va="center", fontsize=7)
+            axes.text(1.1 * ends[1], y, _time(row.ms_per_client), va="center", fontsize=7)
             labels.append(PACKAGES.get(row.implementation, row.implementation))
     axes.set_yticks(range(len(labels)), labels, fontsize=7.5)
     for label in axes.get_yticklabels():
@@ -220,14 +220,14 @@ def plot(path: pathlib.Path, rows: Sequence[Row]) -> None:
 # Headings of a plot, and the packages below them.
 WORKLOADS = {
     "W1": "W1: CNN, EMNIST's shape",
-    "W1dp": "W1dp: with client-level privacy",
+    "W1dp": "W1dp: the same, client-level privacy",
     "W2": "W2: CNN, CIFAR's shape",
-    "W2dp": "W2dp: with client-level privacy",
-    "W3": "W3: with record-level privacy",
+    "W2dp": "W2dp: the same, client-level privacy",
+    "W3": "W3: CNN of 5 × 5 kernels, record-level privacy",
     "W3nodp": "W3nodp: CNN of 5 × 5 kernels",
     "W4": "W4: logistic regression",
-    "W4dp": "W4dp: with client-level privacy",
-    "W5": "W5: with record-level privacy",
+    "W4dp": "W4dp: the same, client-level privacy",
+    "W5": "W5: ResNet-18, record-level privacy",
     "W5nodp": "W5nodp: ResNet-18",
 }
 PACKAGES = {
@@ -240,7 +240,7 @@ PACKAGES = {
     "opacus ghost": "Opacus, ghost clipping",
     "opacus plain": "PyTorch",
     "jax_privacy": "JAX Privacy",
-    "jax_privacy 1": "JAX Privacy, one example at a time",
+    "jax_privacy 1": "JAX Privacy, micro-batches of 1",
 }
 
 
