@@ -396,8 +396,9 @@ def _sizes(axes: Axes, by_part: dict[str, np.ndarray]) -> None:
         kept = sizes > 0
         # A bar needs a scale that begins at 0.
         if is_log or len(sizes) > 2 * _MOST_MARKS:
-            marks = {"marker": drawing.MARKERS[i], "ms": 3 if len(sizes) > _MOST_MARKS else 4}
-            axes.plot(places[kept], sizes[kept], color=colour, label=part, linestyle="", **marks)
+            size = 3 if len(sizes) > _MOST_MARKS else 4
+            marks: dict[str, Any] = {"marker": drawing.MARKERS[i], "ms": size, "linestyle": ""}
+            axes.plot(places[kept], sizes[kept], color=colour, label=part, **marks)
         else:
             axes.bar(places, sizes, width, color=colour, label=part)
     if not is_log:

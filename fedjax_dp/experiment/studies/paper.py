@@ -56,7 +56,7 @@ def as_latex(study: Study, rows: _Rows) -> str:
     }
     if len(set(epsilons)) > 1:
         names = [f"$\\varepsilon${_level(name, spent)}" for name in spent]
-        columns |= dict(zip(names, zip(*epsilons, strict=True), strict=True))
+        columns |= dict(zip(names, map(list, zip(*epsilons, strict=True)), strict=True))
     if len(set(seeds)) > 1 or not metrics:
         columns["seeds"] = [str(n) for n in seeds]
     for metric in metrics:
@@ -133,13 +133,13 @@ def draw(study: Study, entries: _Rows, file: pathlib.Path) -> None:
         points = {n: (e["mean"], e["std"]) for n, e in zip(names, found, strict=True)}
         plots.save(plots.accuracy_of(points, title, seeds=seeds), file)
         return
-    places = sorted(zip(names, x, found, strict=True), key=lambda each: each[1])
-    curves = {
-        name: tuple(
-            zip(*((at, e["mean"], e["std"]) for n, at, e in places if n == name), strict=True)
-        )
-        for name in dict.fromkeys(names)
-    }
+    curves: dict[str, tuple[list[float], list[float], list[float | None]]]
+    curves = {name: ([], [], []) for name in names}
+    for name, at, entry in sorted(zip(names, x, found, strict=True), key=lambda each: each[1]):
+        places, means, deviations = curves[name]
+        places.append(at)
+        means.append(entry["mean"])
+        deviations.append(entry["std"])
     label = by if by == "ε" else title_of_key(by, study.axes)
     plots.save(plots.accuracy_by(curves, label, title, seeds=seeds), file)
 
@@ -222,7 +222,11 @@ def _figures(points: Sequence[_Rows], metric: str, epsilons: Sequence[Any]) -> l
         if not values:
             cells.append(_MISSING)
             continue
-        mean = f"{np.mean(values):.2f}" if factor > 1 else in_math(shown(metric, np.mean(values)))
+        mean = (
+            f"{np.mean(values):.2f}"
+            if factor > 1
+            else in_math(shown(metric, float(np.mean(values))))
+        )
         text = rf"\mathbf{{{mean}}}" if i in bold else mean
         if len(values) > 1:
             error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
