@@ -117,6 +117,16 @@ def test_no_sentence_of_a_guide_is_longer_than_thirty_words(place):
         assert not [s for s in sentences(page.read_text("utf-8")) if len(s.split()) > 30], page
 
 
+def test_every_main_function_has_an_example():
+    page = (ROOT / "docs" / "reference" / "examples.md").read_text("utf-8")
+    found = re.findall(r"^(`\w+`(?:, `\w+`)*): .*?\n\n```python\n(.*?)^```$", page, re.M | re.S)
+    shown = {name: code for names, code in found for name in re.findall(r"\w+", names)}
+    assert len(found) == len(blocks(ROOT / "docs" / "reference" / "examples.md", "python"))
+    assert all(re.search(rf"\.{name}\b", code) for name, code in shown.items())
+    main = {name for name in fedjax_dp.__all__ if inspect.isfunction(getattr(fedjax_dp, name))}
+    assert main <= shown.keys()
+
+
 def programs_of(page: pathlib.Path) -> str:
     """All Python of a page or a notebook."""
     if page.suffix == ".md":

@@ -4,6 +4,7 @@ A table stands between `<!-- generated: NAME -->` and `<!-- end -->`. `python
 docs/hooks/reference.py` writes those of the files anew.
 """
 
+import functools
 import importlib
 import inspect
 import itertools
@@ -52,6 +53,8 @@ _PARTS = (
     "flower",
     "extending",
 )
+# What a paragraph of the page of examples says of the names that it begins with, and its code.
+_EXAMPLE = re.compile(r"^(`\w+`(?:, `\w+`)*): (.*?)\n\n(```python\n.*?^```)$", re.M | re.S)
 # Options that every command has.
 _OF_ALL = ("as_json", "is_quiet", "log_level", "help")
 
@@ -198,10 +201,24 @@ def _defined(paths: list[str]) -> str:
 
 
 def _entry(paths: list[str], level: int) -> str:
-    """An object's docstring, with an anchor for each of its public paths."""
+    """An object's docstring and example, with an anchor for each of its public paths."""
     path = _defined(paths)
     anchors = "".join(f"[](){{ #{other} }}\n" for other in paths if other != path)
-    return f"{anchors}\n::: {path}\n    options:\n      heading_level: {level}"
+    entry = f"{anchors}\n::: {path}\n    options:\n      heading_level: {level}"
+    return entry + examples().get(paths[0], "")
+
+
+@functools.cache
+def examples() -> dict[str, str]:
+    """The examples of the main functions, by public path."""
+    page = (_DOCS / "reference" / "examples.md").read_text("utf-8")
+    found = {}
+    for names, about, code in _EXAMPLE.findall(page):
+        text = f"\n\n*[Example](../examples.md)*: {about}\n\n{code}"
+        for name in re.findall(r"\w+", names):
+            package = "fedjax_dp" if name in fedjax_dp.__all__ else "fedjax_dp.experiment"
+            found[f"{package}.{name}"] = text
+    return found
 
 
 def configuration() -> str:
