@@ -102,7 +102,7 @@ GUIDES = (
     *("docs/" + name for name in ("start", "how-to", "deploy", "reference", "privacy", "methods")),
     *("docs/" + name for name in ("developing", "index.md", "gallery.md", "architecture.md")),
     *("README.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md"),
-    *sorted(page.relative_to(ROOT).as_posix() for page in ROOT.glob("experiments/*/README.md")),
+    *sorted(page.relative_to(ROOT).as_posix() for page in ROOT.glob("experiments/**/README.md")),
 )
 
 
