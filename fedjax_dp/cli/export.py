@@ -10,6 +10,7 @@ from fedjax_dp.cli.output import Answer, Configured, Output, answering, applicat
 from fedjax_dp.core import checks
 from fedjax_dp.core.packages import needed_for
 from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.running.described import about_model
 from fedjax_dp.experiment.running.loading import load_run
 from fedjax_dp.io.params import FORMATS, form_of, write_params
 
@@ -32,7 +33,9 @@ def params(
 ) -> Answer:
     """Write a run's parameters: `fedjax-dp export params DIR --output FILE.safetensors`.
 
-    Each parameter, trained or frozen, is named by its path; `model.pretrained` reads the file.
+    Each parameter, trained or frozen, is named by its path; `model.pretrained` reads the file. As
+    JSON beside them, except for orbax, are the model with its options, the classes and the encoding
+    of the columns; of a run that claims privacy, public facts alone.
     """
     if form is not None:
         checks.one_of("--format", form, FORMATS)
@@ -41,7 +44,7 @@ def params(
     out.note("reading the run")
     run = load_run(folder, out.warn)
     params = run.params if client is None else run.params_of(client)
-    write_params(output, run.model.full_params(params), form)
+    write_params(output, run.model.full_params(params), form, about_model(run.experiment))
     document = {"file": str(output), "format": form, "client": client}
     return Answer(document, lambda out: out.say(f"wrote {output}"), str(output))
 

@@ -1,5 +1,6 @@
 """Parameters in safetensors files, NumPy archives and Orbax folders."""
 
+import json
 import pathlib
 import zipfile
 from collections.abc import Mapping
@@ -13,11 +14,14 @@ from safetensors import safe_open
 from fedjax_dp.core import checks, files, trees
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.record_file import bytes_of
+from fedjax_dp.io.logbook import to_json
 
 Format = Literal["safetensors", "npz", "orbax"]
 FORMATS = ("safetensors", "npz", "orbax")
 # In the header of a safetensors file.
 DIGEST = "sha256"
+# In that header and, as an array of text, in an .npz file: JSON about the parameters.
+ABOUT = "fedjax_dp"
 # Endings of files; a folder of Orbax has none of these.
 _FORMS: dict[str, Format] = {".safetensors": "safetensors", ".npz": "npz"}
 
@@ -35,8 +39,16 @@ def form_of(path: pathlib.Path, form: str | None) -> Format:
     return form  # type: ignore[return-value]
 
 
-def write_params(path: str | pathlib.Path, params: PyTree, form: Format | None = None) -> None:
-    """Writes parameters to a new file, each leaf under its path: "params/Dense_0/kernel"."""
+def write_params(
+    path: str | pathlib.Path,
+    params: PyTree,
+    form: Format | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes parameters to a new file, each leaf under its path: "params/Dense_0/kernel".
+
+    What is said `about` them is JSON beside the arrays, under the name `ABOUT`; not in orbax.
+    """
     path = pathlib.Path(path).absolute()
     form = form_of(path, form)
     checks.require(not path.exists(), "path", "be new", str(path))
@@ -49,20 +61,24 @@ def write_params(path: str | pathlib.Path, params: PyTree, form: Format | None =
             checkpointer.save(path, jax.tree.map(np.asarray, params))
         return
     unfinished = path.with_name(f"{path.name}.tmp")
+    text = "" if about is None else json.dumps(to_json(about), default=str)
+    rule = f"not be named {ABOUT!r}, which is what is said about them"
+    checks.require(ABOUT not in named, "params", rule, ABOUT)
     if form == "npz":
         for name, array in named.items():
             fits = array.dtype.kind in "biufc"
             checks.require(fits, f"params {name}", "have a NumPy type for npz", array.dtype)
         with unfinished.open("wb") as file:
-            np.savez(file, **named)  # type: ignore[arg-type]
+            np.savez(file, **named, **({ABOUT: np.array(text)} if text else {}))  # type: ignore[arg-type]
         with zipfile.ZipFile(unfinished, "a") as archive:
-            archive.comment = digest_of_arrays(named).encode()
+            archive.comment = digest_of_arrays(named, text).encode()
     else:
         from safetensors.flax import save_file
 
         arrays = {name: jnp.asarray(array) for name, array in named.items()}
-        digest = digest_of_arrays({name: np.asarray(array) for name, array in arrays.items()})
-        save_file(arrays, str(unfinished), metadata={DIGEST: digest})
+        on_host = {name: np.asarray(array) for name, array in arrays.items()}
+        header = {DIGEST: digest_of_arrays(on_host, text)} | ({ABOUT: text} if text else {})
+        save_file(arrays, str(unfinished), metadata=header)
     unfinished.replace(path)
 
 
@@ -78,8 +94,9 @@ def read_params(path: str | pathlib.Path) -> dict[str, np.ndarray]:
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as archive:
                 named = {name: archive[name] for name in archive.files}
+            text = str(named.pop(ABOUT, ""))
             with zipfile.ZipFile(path) as whole:
-                _require(named, whole.comment.decode() or None)
+                _require(named, whole.comment.decode() or None, text)
         else:
             from safetensors.flax import load_file
 
@@ -101,11 +118,15 @@ def digest_of_arrays(named: Mapping[str, np.ndarray], about: str = "") -> str:
 
 
 def require_undamaged(
-    path: str | pathlib.Path, named: Mapping[str, np.ndarray], about: str = ""
+    path: str | pathlib.Path, named: Mapping[str, np.ndarray], about: str | None = None
 ) -> None:
-    """Requires the arrays of a safetensors file to be those of its digest, if it has one."""
+    """Requires the arrays of a safetensors file to be those of its digest, if it has one.
+
+    The digest is also that of `about`, by default of what the file says about its arrays.
+    """
     with safe_open(str(path), "np") as file:
-        _require(named, (file.metadata() or {}).get(DIGEST), about)
+        header = file.metadata() or {}
+    _require(named, header.get(DIGEST), header.get(ABOUT, "") if about is None else about)
 
 
 def _require(named: Mapping[str, np.ndarray], digest: str | None, about: str = "") -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -21,6 +21,36 @@ ImageScaling = Literal["unit", "symmetric", "standard"]
 IMAGE_DTYPES = ("float32", "uint8")
 # Numbers that are scaled to a norm at once, in float64.
 _SCALED_NUMBERS = 1 << 20
+
+
+class Encoding(NamedTuple):
+    """How the cells of a table became inputs and labels, in the words of the table's options.
+
+    Attributes:
+      coding: "one_hot" or "integer".
+      columns: for each input column in order its `name` and, as far as it has them, `range`,
+        `dates`, `categories`, `mean`, `deviation` and `fill`. `exact` lists those of these that
+        were computed from the training part.
+      labels: the same for each label.
+      missing_values: strings that stand for a missing value.
+    """
+
+    coding: str
+    columns: tuple[Mapping[str, Any], ...]
+    labels: tuple[Mapping[str, Any], ...]
+    missing_values: tuple[str, ...]
+
+    def without_exact(self) -> "Encoding":
+        """Leaves out what was computed from data; `exact` still names it.
+
+        Returns:
+          The encoding with public facts alone.
+        """
+        columns, labels = (
+            tuple({k: v for k, v in each.items() if k not in each.get("exact", ())} for each in of)
+            for of in (self.columns, self.labels)
+        )
+        return self._replace(columns=columns, labels=labels)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +76,7 @@ class Dataset:
         depends only on itself and public facts.
       client_names: if clients are numbered from 0 in `train_clients` and `test_clients`, the name
         of each.
+      encoding: how the cells of a table became inputs and labels; None of other data.
     """
 
     name: str
@@ -60,6 +91,7 @@ class Dataset:
     origin: str = ""
     exact_statistics: tuple[str, ...] = ()
     client_names: tuple[str, ...] = ()
+    encoding: Encoding | None = None
 
     def __post_init__(self) -> None:
         """Checks that the parts fit each other, and hold what JAX can compute with."""

@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_dp.core import checks, disclosure, files
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import LARGEST, SMALLEST, Decay, Seed, fits_float32
-from fedjax_dp.data.datasets.base import Dataset, Task
+from fedjax_dp.data.datasets.base import Dataset, Encoding, Task
 from fedjax_dp.data.datasets.cells import (
     MISSING_VALUES,
     Column,
@@ -165,34 +165,20 @@ def load(
     Example:
       `load(None, path="patients.csv", label="ill", client="hospital", gaps=Gaps("drop"))`
     """
-    paths = find_files("path", path, data_dir)
-    test_path, split = testing.test_path, testing.split
-    tests = find_files("test_path", test_path, data_dir) if test_path is not None else []
-    if cells.encoding in ("one_hot", "integer"):
-        old = cells.encoding
-        replaced = f"encoding={old!r} is written coding={old!r}; encoding is that of text"
-        warnings.warn(replaced, DeprecationWarning, stacklevel=2)
-        cells = cells._replace(encoding="utf-8")
-        column_coding = column_coding._replace(coding=old)  # type: ignore[arg-type]
-    reading = reading_of(cells, gaps.missing_values, has_text=any(map(is_csv, (*paths, *tests))))
+    cells, column_coding = _renamed(cells, column_coding)
     targets = [label] if isinstance(label, str) else list(label)
     checks.require(bool(targets), "label", "name at least one column", targets)
+    split = testing.split
     roles: dict[str, str | None] = {
         f"label{f' {i + 1}' * (i > 0)}": name for i, name in enumerate(targets)
     }
     roles |= {"weight": weight, "client": client, "split": split}
-    taken = set(roles.values())
-
-    def inputs_of(names: Sequence[str]) -> list[str]:
-        return list(features) or [name for name in names if name not in taken]
-
-    table = Table(paths, reading, tests, inputs_of)
+    table, num_paths, inputs = _opened(data_dir, path, roles, features, testing, gaps, cells)
     tables = {"categories": column_coding.categories, "ranges": column_coding.ranges}
     _check_names(table, roles, features, {**tables, "fill": gaps.fill, "dates": cells.dates})
     _check_options(gaps, column_coding, testing)
     rule = "be left out if clients_are_files"
     checks.require(client is None or not clients_are_files, "client", rule, client)
-    inputs = inputs_of(list(table.columns))
     _check_inputs(
         inputs,
         features,
@@ -203,11 +189,11 @@ def load(
     for used in dict.fromkeys([*inputs, *filter(None, roles.values())]):
         table.columns[used].require_readable()
     # Rows to predict need neither labels nor clients, and no row of a test file needs `split`.
-    num_own = int(table.starts[len(paths)])
+    num_own = int(table.starts[num_paths])
     absent = {
         name
         for name in filter(None, (*targets, weight, client))
-        if tests and table.columns[name].is_missing[num_own:].all()
+        if num_own < table.num_rows and table.columns[name].is_missing[num_own:].all()
     }
     is_unlabelled = set(targets) <= absent
     absent -= set() if is_unlabelled else set(targets)
@@ -234,7 +220,7 @@ def load(
         unknown = np.nan if task == "regression" else -1
         shape = (len(parts[1]), *labels[0].shape[1:])
         labels[1] = np.full(shape, unknown, labels[0].dtype)
-    num_files = len(paths) if clients_are_files else None
+    num_files = num_paths if clients_are_files else None
     known = num_own if client in absent else table.num_rows
     ids = client_ids(table, client, num_files, known)
     train, test = ({"x": x, "y": y} for x, y in zip(xs, labels, strict=True))
@@ -256,7 +242,72 @@ def load(
         feature_names=names,
         origin=", ".join(table.files),
         exact_statistics=coder.exact(),
+        encoding=Encoding(
+            column_coding.coding,
+            tuple(coder.used[name] for name in inputs),
+            tuple(coder.used[name] for name in targets),
+            tuple(gaps.missing_values),
+        ),
     )
+
+
+def cells_of_test_rows(
+    data_dir: pathlib.Path | None,
+    names: Sequence[str],
+    *,
+    path: str,
+    label: str | Sequence[str],
+    weight: str | None = None,
+    client: str | None = None,
+    features: Sequence[str] = (),
+    testing: Testing = Testing(),
+    gaps: Gaps = Gaps(),
+    column_coding: Coding = Coding(),
+    cells: Cells = Cells(),
+    **unused: Any,
+) -> dict[str, list[Any]]:
+    """Reads columns of the test rows, in their order, as the files have them; options of `load`."""
+    del unused
+    targets = (label,) if isinstance(label, str) else label
+    roles = dict(enumerate((*targets, weight, client, testing.split)))
+    cells, _ = _renamed(cells, column_coding)
+    table, num_paths, inputs = _opened(data_dir, path, roles, features, testing, gaps, cells)
+    for name in names:
+        disclosure.require_column("--copy", name, table.files[-1], table.columns)
+    _, rows = rows_of_parts(table, int(table.starts[num_paths]), inputs, gaps, testing)
+    return {name: [table.columns[name].written(int(row)) for row in rows] for name in names}
+
+
+def _renamed(cells: Cells, column_coding: Coding) -> tuple[Cells, Coding]:
+    """Takes `encoding` for `coding`, as it was called."""
+    if cells.encoding not in ("one_hot", "integer"):
+        return cells, column_coding
+    old = cells.encoding
+    replaced = f"encoding={old!r} is written coding={old!r}; encoding is that of text"
+    warnings.warn(replaced, DeprecationWarning, stacklevel=3)
+    return cells._replace(encoding="utf-8"), column_coding._replace(coding=old)  # type: ignore[arg-type]
+
+
+def _opened(
+    data_dir: pathlib.Path | None,
+    path: str,
+    roles: Mapping[Any, str | None],
+    features: Sequence[str],
+    testing: Testing,
+    gaps: Gaps,
+    cells: Cells,
+) -> tuple[Table, int, list[str]]:
+    """Reads the files of a table, the first of which are not test files; names the inputs."""
+    paths, taken = find_files("path", path, data_dir), set(roles.values())
+    test_path = testing.test_path
+    tests = find_files("test_path", test_path, data_dir) if test_path is not None else []
+    reading = reading_of(cells, gaps.missing_values, has_text=any(map(is_csv, (*paths, *tests))))
+
+    def inputs_of(names: Sequence[str]) -> list[str]:
+        return list(features) or [name for name in names if name not in taken]
+
+    table = Table(paths, reading, tests, inputs_of)
+    return table, len(paths), inputs_of(list(table.columns))
 
 
 def find_files(name: str, path: str, data_dir: pathlib.Path | None) -> list[pathlib.Path]:
@@ -486,6 +537,16 @@ class _Coder:
     column_coding: Coding
     read_off: list[str] = dataclasses.field(default_factory=list)
     has_numbers: bool = False
+    # By column, what `Encoding` says of it.
+    used: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+
+    def note(self, column: Column, *, is_exact: bool = False, **facts: Any) -> None:
+        """Notes how a column is encoded."""
+        noted = self.used.setdefault(column.name, {"name": column.name})
+        if (date := self.table.reading.dates.get(column.name)) is not None:
+            noted["dates"] = {"since": date.since.isoformat(), "format": date.format}
+        exact = [*noted.pop("exact", ()), *(facts if is_exact else ())]
+        noted |= facts | ({"exact": exact} if exact else {})
 
     def _name(self, value: Any) -> str:
         """Writes the value of an option as `Column.texts` writes that of a cell."""
@@ -550,6 +611,7 @@ class _Coder:
         self._require_rule(column)
         assert column.numbers is not None
         column.require_no_dates()
+        self.note(column)
         parts = [column.numbers[rows] for rows in self.rows]
         for rows, part in zip(self.rows, parts, strict=True):
             column.require_float32(rows, part)
@@ -559,18 +621,24 @@ class _Coder:
             rule = f"be a finite number {_SIZES}"
             checks.require(_is_number(value), f"fill.{column.name}", rule, value)
             parts = [np.where(np.isnan(part), float(value), part) for part in parts]
+            self.note(column, fill=float(value))
         elif self.gaps.missing == "mean":
             rule = "have a value in the training part"
             is_known = not np.isnan(train).all()
             disclosure.require(is_known, f"column {column.name!r}", rule, "none")
-            parts = [np.where(np.isnan(part), np.nanmean(train), part) for part in parts]
+            mean = float(np.nanmean(train))
+            parts = [np.where(np.isnan(part), mean, part) for part in parts]
+            self.note(column, is_exact=True, fill=mean)
         if self.column_coding.scaling == "standard":
             shift, scale = float(np.mean(parts[0])), float(np.std(parts[0])) or 1.0
             parts = [(part - shift) / scale for part in parts]
+            self.note(column, is_exact=True, mean=shift, deviation=scale)
         elif self.column_coding.scaling == "range" and not (
             column.is_boolean and column.name not in self.column_coding.ranges
         ):
-            parts = [in_range(self._range(column.name), part) for part in parts]
+            within = self._range(column.name)
+            parts = [in_range(within, part) for part in parts]
+            self.note(column, range=[within.low, within.high])
         ways = "; or read dates by dates, name identifiers in categories, or choose a scaling whose"
         ways += " ranges the column fills, or leave it out of features"
         column.require_apart(np.concatenate(self.rows), np.concatenate(parts), ways)
@@ -600,13 +668,17 @@ class _Coder:
         self._require_rule(column)
         texts = column.texts
         if self.gaps.missing == "fill" and column.name in self.gaps.fill:
-            texts = np.where(column.is_missing, self._name(self.gaps.fill[column.name]), texts)
+            fill = self._name(self.gaps.fill[column.name])
+            texts = np.where(column.is_missing, fill, texts)
+            self.note(column, fill=fill)
         elif self.gaps.missing == "mean":
             known = texts[self.rows[0]][~column.is_missing[self.rows[0]]]
             rule = "have a value in the training part"
             disclosure.require(len(known) > 0, f"column {column.name!r}", rule, "none")
             values, counts = np.unique(known.astype(str), return_counts=True)
-            texts = np.where(column.is_missing, values[np.argmax(counts)], texts)
+            fill = str(values[np.argmax(counts)])
+            texts = np.where(column.is_missing, fill, texts)
+            self.note(column, is_exact=True, fill=fill)
         return self.coded(column, texts)
 
     def coded(self, column: Column, texts: np.ndarray) -> tuple[tuple[str, ...], list[np.ndarray]]:
@@ -628,6 +700,8 @@ class _Coder:
             rule = f"have at most {_MOST_CATEGORIES} different strings; leave it out of features"
             fits = len(values) <= _MOST_CATEGORIES
             disclosure.require(fits, f"column {column.name!r}", rule, len(values))
+        is_declared = column.name in self.column_coding.categories
+        self.note(column, is_exact=not is_declared, categories=list(values))
         number = {value: i for i, value in enumerate(values)}
         for row in used:
             if texts[row] not in number:
@@ -692,6 +766,7 @@ def _labels(
         for each, part in zip(rows, parts, strict=True):
             column.require_float32(each, part)
         column.require_apart(np.concatenate(rows), np.concatenate(parts))
+        coder.note(column)
         return [part.astype(np.float32) for part in parts], ()
     if column.name not in coder.column_coding.categories:
         column.require_one_kind()

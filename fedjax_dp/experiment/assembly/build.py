@@ -54,11 +54,9 @@ from fedjax_dp.server.secure import MaskGraph
 def build_model(section: ModelSection, population: Population, seed: int) -> Model:
     """Builds the model; frozen parameters are those of the file, else the seed's initial ones."""
     example = example_structure(population.train)
-    options, given = dict(section.options), dict[str, np.ndarray]()
+    options, given = model_options(section, population), dict[str, np.ndarray]()
     if section.pretrained is not None and os.path.isdir(section.pretrained):
-        layout = LAYOUTS[section.name]
-        options = layout.options(section.pretrained, population.num_classes) | options
-        given = layout.params(section.pretrained)
+        given = LAYOUTS[section.name].params(section.pretrained)
     elif section.pretrained is not None:
         given = read_params(section.pretrained)
     plain = models.build(section.name, example, population.num_classes, **options)
@@ -81,6 +79,14 @@ def build_model(section: ModelSection, population: Population, seed: int) -> Mod
     if rank is None:
         return model.freeze(section.frozen, base)
     return lora(model, base, rank=rank, **options)
+
+
+def model_options(section: ModelSection, population: Population) -> dict[str, Any]:
+    """Returns the options of the model: those of its folder, if it has one, and those chosen."""
+    if section.pretrained is None or not os.path.isdir(section.pretrained):
+        return dict(section.options)
+    layout = LAYOUTS[section.name]
+    return layout.options(section.pretrained, population.num_classes) | dict(section.options)
 
 
 def class_weights_of(section: ModelSection, population: Population) -> tuple[float, ...]:

@@ -136,6 +136,7 @@ def population_from(
         chosen=chosen,
         clusters=clusters,
         unseen=unseen,
+        encoding=data.encoding,
     )
 
 

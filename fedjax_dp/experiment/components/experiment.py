@@ -10,6 +10,7 @@ import numpy as np
 
 from fedjax_dp.algorithms.references import pool
 from fedjax_dp.data import statistics
+from fedjax_dp.data.datasets.base import Encoding
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.engine.evaluation import Evaluator
 from fedjax_dp.engine.execution.compile import Simulation
@@ -44,6 +45,7 @@ class Population(NamedTuple):
         and shapes alone.
       clusters: the hidden cluster of each client, `[clients]`, or None.
       unseen: all examples of the clients that never take part, or None; no other part has them.
+      encoding: how the cells of a table became inputs and labels, or None.
     """
 
     train: FederatedData
@@ -62,6 +64,7 @@ class Population(NamedTuple):
     chosen: Mapping[str, Any] = {}
     clusters: np.ndarray | None = None
     unseen: FederatedData | None = None
+    encoding: Encoding | None = None
 
     def statistics(self) -> statistics.PartitionStatistics:
         """Describes how examples are spread over clients."""

@@ -2,11 +2,8 @@
 
 import pathlib
 import shutil
-import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
-
-import tomli_w
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.files import entry_of, write_text
@@ -18,7 +15,7 @@ from fedjax_dp.experiment.components.keeping import kept_metric
 from fedjax_dp.experiment.components.measured import RELEASED as NOISED_METRICS
 from fedjax_dp.experiment.components.numbers_by_client import KEYS as CLIENT_KEYS
 from fedjax_dp.experiment.components.trackers import TRACKERS_FILE
-from fedjax_dp.experiment.reading import config_files
+from fedjax_dp.experiment.running.described import about_model, public_config, public_tables
 from fedjax_dp.experiment.running.run_folder import (
     CHECKPOINT_FOLDER,
     CLIENTS_FOLDER,
@@ -126,7 +123,9 @@ def partition_counts(folder: pathlib.Path) -> str:
 def naming_files(tables: Mapping[str, Any], client_names: Sequence[str]) -> list[str]:
     """Lists the files of a run folder that name clients, or files and folders of this machine."""
     by_client = (entry_of(tables, *key.split(".")) for key in CLIENT_KEYS)
-    is_plain = _public(tables) == tables and not any(isinstance(x, Mapping) for x in by_client)
+    is_plain = public_tables(tables) == tables and not any(
+        isinstance(x, Mapping) for x in by_client
+    )
     return [CONFIG_FILE] * (not is_plain) + ["privacy.json", "privacy.md"] * bool(client_names)
 
 
@@ -241,7 +240,7 @@ def write_release(
     shared = experiment.simulation.federation.shared
     if shared is not None:
         params = experiment.model.full_params(shared(state))
-        write_params(into / MODEL_FILE, params)
+        write_params(into / MODEL_FILE, params, about=about_model(experiment))
     marks = {name: mark for name, mark in RELEASED.items() if (into / name).is_file()}
     marks |= dict.fromkeys((*STATED, DIGESTS_FILE), "covered")
     own, accountant = public_facts(facts), experiment.config.privacy.accountant
@@ -258,36 +257,6 @@ def public_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
         if own is not None and whole is not None:
             public[name] = max(own, whole, key=float)
     return public | {"not_private": []}
-
-
-def public_config(experiment: Experiment) -> str:
-    """Returns the configuration as TOML, without client names or folders of files."""
-    # Not `written`, which names clients.
-    return tomli_w.dumps(_public(tomllib.loads(config_files.to_toml(experiment.config))))
-
-
-def _public(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a configuration without folders of files."""
-    public: dict[str, Any] = _without_places(tables)
-    public.get("data", {}).pop("data_dir", None)
-    # Patterns of parameter paths stay.
-    patterns = [("model", "frozen"), ("model", "adapters"), ("execution", "model_rules")]
-    for part, name in patterns:
-        if (kept := entry_of(tables, part, name)) is not None:
-            public[part][name] = kept
-    return public
-
-
-def _without_places(value: Any) -> Any:
-    """Shortens every string that looks like a path to its last part."""
-    if isinstance(value, Mapping):
-        return {_without_places(key): _without_places(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_without_places(each) for each in value]
-    if isinstance(value, str):
-        parts = [part for part in value.replace("\\", "/").split("/") if part]
-        return parts[-1] if parts and parts[-1] != value else value
-    return value
 
 
 def public_facts(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
