@@ -2,7 +2,7 @@
 
 import json
 import pathlib
-from typing import Annotated
+from typing import Annotated, Any
 
 import dp_accounting
 import typer
@@ -11,6 +11,8 @@ from fedjax_dp.cli.output import Answer, Output, answering, application
 from fedjax_dp.core import checks, files
 from fedjax_dp.core.decimals import rounded_up, shown
 from fedjax_dp.io.digests import read_sealed, read_sealed_object
+from fedjax_dp.io.node_ledger import LEDGER_FILE, claim_of_node
+from fedjax_dp.io.statement import section
 from fedjax_dp.privacy.accounting.calibration import bound_of_poisson, calibrate_poisson
 from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.reports.large_delta import large_delta
@@ -124,17 +126,53 @@ def calibrate(
 @answering(app)
 def report(
     out: Output,
-    run: Annotated[pathlib.Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    run: Annotated[
+        pathlib.Path,
+        typer.Argument(metavar="RUN", help=f"A run folder, or a node's {LEDGER_FILE}."),
+    ],
     latex: Annotated[
         bool, typer.Option("--latex", help="Print a LaTeX paragraph and its BibTeX entries.")
     ] = False,
+    delta: Annotated[
+        float | None, typer.Option("--delta", help="δ in (0, 1), for the ledger of a node.")
+    ] = None,
+    accountant: Annotated[
+        str | None,
+        typer.Option(help="For the ledger of a node: rdp (the default), pld or rdp-classic-64."),
+    ] = None,
 ) -> Answer:
-    """Print a run's privacy statement, with the events to recompute ε from."""
+    """Print a run's privacy statement, with the events to recompute ε from.
+
+    Of a node of a deployment, `RUN` is the file ledger.json in its `state-dir`: the statement is
+    then that of the records of its clients, over all runs with this ledger, at `--delta`.
+    """
+    if run.suffix == ".json":
+        return _of_node(run, delta, accountant or "rdp", latex=latex)
+    for option, value in (("--delta", delta), ("--accountant", accountant)):
+        rule = "be left out: the statement of a run has its own"
+        checks.require(value is None, option, rule, value)
     words, data = run / "privacy.md", run / "privacy.json"
     checks.require(
         words.is_file() and data.is_file(), "RUN", "be a folder with privacy.md and .json", str(run)
     )
     text, statement = read_sealed(run, words.name).rstrip(), read_sealed_object(run, data.name)
+    return _stated(text, statement, data, latex=latex)
+
+
+def _of_node(path: pathlib.Path, delta: float | None, accountant: str, *, latex: bool) -> Answer:
+    """Answers with the statement of a node's ledger."""
+    files.require_file(path, "RUN")
+    checks.require(delta is not None, "--delta", "be given for the ledger of a node", None)
+    assert delta is not None
+    checks.require(0 < delta < 1, "--delta", "be in (0, 1)", delta)
+    claim = claim_of_node(path, delta, accountant)
+    about = "The records of a node's clients, over all runs with its ledger.\n"
+    text = "\n".join(["# Privacy\n", about, *section(claim)]).rstrip()
+    return _stated(text, {"claims": [claim]}, path, latex=latex)
+
+
+def _stated(text: str, statement: dict[str, Any], data: pathlib.Path, *, latex: bool) -> Answer:
+    """Answers with a statement in words, or in LaTeX."""
     with files.reading(data, "be a privacy statement as a run writes it", TypeError, LookupError):
         events = [
             f"{claim['unit']}s {history['units']}: {json.dumps(history['event'])}"

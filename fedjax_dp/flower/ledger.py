@@ -25,6 +25,7 @@ from fedjax_dp.engine.facts import Population
 from fedjax_dp.engine.federation import federation
 from fedjax_dp.engine.record import RoundRecord
 from fedjax_dp.flower.plan import Plan
+from fedjax_dp.io.node_ledger import LEDGER_FILE, read_ledger
 from fedjax_dp.io.params import DIGEST, digest_of_arrays, require_undamaged
 from fedjax_dp.privacy.claims import OnceClaim, RecordClaim
 from fedjax_dp.server.base import Fate
@@ -136,7 +137,7 @@ def _prefix(run: str, client: int) -> str:
     return f"run-{run[:_DIGITS]}-client-{client}-round-"
 
 
-_FILE, _LOCK = "ledger.json", "ledger.lock"
+_LOCK = "ledger.lock"
 # A budget that was calibrated to the last bit must not be exceeded by rounding.
 _SLACK = 1e-9
 
@@ -189,9 +190,13 @@ class NodeLedger:
         sizes: Sequence[int],
         folder: pathlib.Path,
         budget: Budget | None = None,
+        keys: str = "device",
     ) -> None:
         """Opens the ledger in the folder of a node whose plan claims privacy for records."""
         self._clients, self._folder, self._budget = np.asarray(clients), folder, budget
+        # Of all runs, as statements have them: records by client, and who drew keys.
+        self._sizes = dict(zip(map(str, clients), map(int, sizes), strict=True))
+        self._keys = {keys}
         if budget is not None:
             budget.validate(plan.num_clients)
         # Clients elsewhere have no records here, and pay nothing.
@@ -233,8 +238,9 @@ class NodeLedger:
             self._accounting.charge(RoundRecord(ids, fates, *whole))  # type: ignore[arg-type]
             self._require_budget(clients)
             accounts = json.loads(self._accounting.to_json())
-            content = {"times": self._times, "accounts": accounts}
-            files.write_private(self._folder / _FILE, json.dumps(content).encode())
+            content = {"times": self._times, "accounts": accounts, "sizes": self._sizes}
+            content = files.with_digest(content | {"keys": sorted(self._keys)})
+            files.write_private(self._folder / LEDGER_FILE, json.dumps(content).encode())
 
     def _must_pay(self, client: int, round: int, run: str) -> bool:
         """Counts a reading of a round; returns whether no round was paid for this often before."""
@@ -246,11 +252,14 @@ class NodeLedger:
         return times[str(round)] > before
 
     def _read(self) -> None:
-        path = self._folder / _FILE
+        path = self._folder / LEDGER_FILE
         if not path.exists():
             return
-        saved = files.parse_json(files.read_text(path), path)
+        saved = read_ledger(path)
         self._times = saved.get("times", {})
+        self._sizes = saved.get("sizes", {}) | self._sizes
+        # Where none are named, the server may have drawn them.
+        self._keys |= set(saved.get("keys", ["parity"]))
         self._accounting.restore(json.dumps(saved["accounts"]))
 
     def _require_budget(self, clients: Sequence[int]) -> None:
@@ -262,7 +271,7 @@ class NodeLedger:
             most = shown("budget", budget[client], 6)
             rule = f"be at most {most}, over all rounds of this node's ledger"
             fits = spent[client] <= budget[client] * (1 + _SLACK)
-            what, where = f"ε of the records of client {client}", str(self._folder / _FILE)
+            what, where = f"ε of the records of client {client}", str(self._folder / LEDGER_FILE)
             disclosure.require(fits, what, rule, spent[client], where=where)
 
     def epsilon(self, dp_delta: float) -> list[float]:

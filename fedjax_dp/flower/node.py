@@ -397,7 +397,8 @@ class _Plans:
         assert node.state_dir is not None
         folder = pathlib.Path(node.state_dir)
         budget = self._planned(node, facts)[1].budget
-        return NodeLedger(plan, node.clients, node.train.sizes.tolist(), folder, budget)
+        sizes = node.train.sizes.tolist()
+        return NodeLedger(plan, node.clients, sizes, folder, budget, node.keys)
 
     def agreement(self, node: Node, facts: Mapping[str, Any], context: Context) -> Agreement | None:
         """Returns the node's part in an agreement on masks; None where there is none."""

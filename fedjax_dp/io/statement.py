@@ -56,9 +56,7 @@ def write_statement(
             "This run claims no privacy: no release of it was clipped, noised and accounted.\n"
         )
     for claim in claims:
-        parts += [f"## {claim['unit'].capitalize()} level\n", in_words(claim)]
-        if len(claim["epsilon_per_unit"]) > 1:
-            parts.append(_table(claim))
+        parts += section(claim)
     if marks:
         parts += ["## Files of this folder\n", _listing(marks)]
     write_text(folder / "privacy.md", "\n".join(parts))
@@ -66,6 +64,12 @@ def write_statement(
     write_text(folder / "privacy.tex", latex)
     write_text(folder / "privacy.bib", bibtex)
     return claims
+
+
+def section(claim: Mapping[str, Any]) -> list[str]:
+    """Writes a claim as parts of a Markdown page, with a table if there are several clients."""
+    parts = [f"## {claim['unit'].capitalize()} level\n", in_words(dict(claim))]
+    return [*parts, _table(claim)] if len(claim["epsilon_per_unit"]) > 1 else parts
 
 
 def _listing(marks: Mapping[str, str]) -> str:

@@ -1,6 +1,8 @@
 """The ledger of a node: what it charges for records, wherever its replies end up."""
 
 import itertools
+import json
+import re
 
 import jax
 import numpy as np
@@ -9,11 +11,12 @@ from cases import CASES
 from federations import NODES, deploy, key
 from flwr.app import Message
 from flwr.clientapp import ClientApp
-from marks import telling
+from marks import slow, telling
 from small_problem import NUM_CLIENTS, NUM_FEATURES, ROUNDS, SIZES, make_data, make_model
 
 from fedjax_dp.algorithms import OutputPerturbation, warm_start_averaging
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer
+from fedjax_dp.core import files
 from fedjax_dp.data import FederatedData, full_participation
 from fedjax_dp.engine import PrivacyAccounting, population_of
 from fedjax_dp.flower import Budget, GridNodes
@@ -208,3 +211,79 @@ def test_a_round_that_is_asked_for_again_is_charged_where_each_record_is_read_on
         ledger_of(plan, tmp_path, clients=(2,)).charge([2], round, 0, run)
         counts += ledger_of(plan, tmp_path, clients=(2,)).num_releases()
     assert counts == [4 * once, 4 * once, 5 * once, 5 * once]
+
+
+def report_of(fedjax_dp, *words):
+    status, output, errors = fedjax_dp("privacy", "report", *words, "--json")
+    return status, json.loads(output), errors
+
+
+@slow
+def test_the_statement_of_a_node_is_that_of_its_ledger(plan, tmp_path, fedjax_dp):
+    ledger = ledger_of(plan, tmp_path)
+    ledger.charge([0, 2], 0, 0)
+    ledger.charge([2], 1, 0)
+    file, delta = tmp_path / "ledger.json", ("--delta", str(DELTA))
+    status, document, errors = report_of(fedjax_dp, file, *delta)
+    assert status == 0 and not errors
+    (claim,) = document["statement"]["claims"]
+    assert claim["epsilon_per_unit"] == ledger.epsilon(DELTA)
+    assert claim["num_compositions"] == ledger.num_releases() and claim["unit"] == "record"
+    assert claim["client_names"] == ["0", "2"] and claim["noise_root"] == "secret"
+    once, twice = claim["num_compositions"]
+    assert twice == 2 * once > 0
+    _, output, _ = fedjax_dp("privacy", "report", file, *delta)
+    rows = re.findall(r"^\| (\d) \| ([\d.]+) \| (\d+) \|", output, re.M)
+    assert [(row[0], int(row[2])) for row in rows] == [("0", once), ("2", twice)]
+    assert [float(row[1]) for row in rows] == pytest.approx(ledger.epsilon(DELTA), rel=1e-4)
+    assert "Each node draws the keys of its clients" in output and "Events, as charged" in output
+    _, output, _ = fedjax_dp("privacy", "report", file, *delta, "--latex")
+    assert "@" in output and r"\varepsilon" in output
+    # Another account needs no smaller ε.
+    _, document, _ = report_of(fedjax_dp, file, *delta, "--accountant", "pld")
+    (tighter,) = document["statement"]["claims"]
+    assert max(tighter["epsilon_per_unit"]) <= max(claim["epsilon_per_unit"])
+    # Keys of the server, once, are those of the statement from then on.
+    NodeLedger(plan, [0], [SIZES[0]], tmp_path, None, "parity").charge([0], 2, 0)
+    ledger_of(plan, tmp_path).charge([0], 3, 0)
+    _, document, _ = report_of(fedjax_dp, file, *delta)
+    (claim,) = document["statement"]["claims"]
+    assert claim["trusted"] == "server" and claim["client_names"] == ["0", "2"]
+
+
+@slow
+def test_a_damaged_ledger_has_no_statement(plan, tmp_path, fedjax_dp):
+    ledger_of(plan, tmp_path).charge([0, 2], 0, 0)
+    file, delta = tmp_path / "ledger.json", ("--delta", str(DELTA))
+    whole = file.read_text("utf-8")
+    content = json.loads(whole)
+    fewer = json.loads(whole)
+    entry = fewer["accounts"]["record"]["entries"][0]
+    entry["count"] = [each - 1 or 9 for each in entry["count"]]
+    without = {name: value for name, value in content.items() if name != "sha256"}
+    other = files.with_digest({**without, "accounts": {"record": {"format": 99}}})
+    for text, message in (
+        (json.dumps(fewer), "must be as it was written, but was damaged"),
+        (whole[: len(whole) // 2], "must be JSON"),
+        (whole[:-1], "must be JSON"),
+        ("", "must be JSON"),
+        ("[]", "must hold an object"),
+        (json.dumps(without), "must have the digest with which nodes write it"),
+        (json.dumps(other), "must be the ledger of a node, as it writes it"),
+        (json.dumps(files.with_digest({})), "must be the ledger of a node, as it writes it"),
+    ):
+        file.write_text(text, "utf-8")
+        status, document, errors = report_of(fedjax_dp, file, *delta)
+        assert status == 2 and f"{file} {message}" in errors and set(document) >= {"error"}, errors
+    file.write_text(json.dumps(fewer), "utf-8")
+    with pytest.raises(ValueError, match=r"ledger.json must be as it was written"):
+        ledger_of(plan, tmp_path)
+    for words, message in (
+        ((file,), "--delta must be given for the ledger of a node"),
+        ((file, "--delta", "1"), "--delta must be in (0, 1)"),
+        ((tmp_path / "none.json", *delta), "RUN must be a file that can be read"),
+        ((tmp_path, *delta), "--delta must be left out: the statement of a run has its own"),
+        ((tmp_path, "--accountant", "pld"), "--accountant must be left out"),
+    ):
+        status, _, errors = report_of(fedjax_dp, *words)
+        assert status == 2 and message in errors, errors
