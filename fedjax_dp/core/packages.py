@@ -1,7 +1,10 @@
 """Packages: the versions that are installed, and the error for an optional one that is not."""
 
 import contextlib
+import importlib.util
+import pathlib
 import re
+import sys
 from collections.abc import Iterator
 from importlib import metadata
 
@@ -20,9 +23,27 @@ def needed_for(what: str, extra: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         raise MissingPackageError(
-            f"{what} needs the package {package}, which is not installed: "
-            f"pip install 'fedjax-dp[{extra}]'"
+            f"{what} needs the package {package}, which is not installed: {_command(extra)}"
         ) from error
+
+
+def installer() -> str:
+    """Writes the command that installs into this environment, up to the name of a package."""
+    python = f'"{sys.executable}"' if " " in sys.executable else sys.executable or "python"
+    # Environments that uv made have no pip.
+    has_pip = importlib.util.find_spec("pip") is not None
+    return f"{python} -m pip install" if has_pip else f"uv pip install --python {python}"
+
+
+def _command(extra: str) -> str:
+    """Writes the command that adds an extra; no index has to know an installed package."""
+    try:
+        metadata.version(PACKAGE)
+        package = f'"{PACKAGE}[{extra}]"'
+    except metadata.PackageNotFoundError:
+        # Imported from a checkout, by its path.
+        package = f'-e "{pathlib.Path(__file__).parents[2]}[{extra}]"'
+    return f"{installer()} {package}"
 
 
 def libraries() -> dict[str, str]:

@@ -10,6 +10,7 @@ from jax.experimental import topologies
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.backend import Facts
+from fedjax_dp.core.packages import installer
 
 _GiB = 2.0**30
 
@@ -135,7 +136,7 @@ def compiler(wanted: Target) -> str:
     module = next((name for name in modules if _is_installed(name)), None)
     if module is None:
         kind = "NVIDIA GPUs" if is_gpu else "TPUs"
-        advice = f"XLA's compiler for {kind} is not installed; run `pip install '{package}'`"
+        advice = f'XLA\'s compiler for {kind} is not installed; run `{installer()} "{package}"`'
         raise ValueError(f"device {wanted.name!r} cannot be compiled for: {advice}")
     return module
 

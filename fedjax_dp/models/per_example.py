@@ -131,7 +131,7 @@ class PerExample(NamedTuple):
 
     An example of weight 0 adds exactly zero to `weighted_sum`, whatever its gradient. The term of
     any other has a norm of at most weight times its entry of `norms`, in any order, up to 1e-3 of
-    the largest such product (docs/privacy/proofs.md, "Clipping in floating point").
+    the largest such product (by the page on proofs, "Clipping in floating point").
     """
 
     losses: jax.Array  # [examples]

@@ -9,7 +9,7 @@ from marks import telling
 from typer.main import get_command
 
 from fedjax_dp.cli import main
-from fedjax_dp.core.packages import libraries
+from fedjax_dp.core.packages import installer, libraries
 
 SLOW = ("jax", "numpy", "scipy", "sklearn", "flax", "optax", "dp_accounting", "matplotlib")
 
@@ -101,7 +101,7 @@ def test_a_package_that_is_missing_is_named_in_one_line(fedjax_dp, monkeypatch, 
     words = ("run", "--data.name=table", "--data.options.path=t.csv", "--data.options.label=ill")
     line = (
         "reading t.csv needs the package pyarrow, which is not installed: "
-        "pip install 'fedjax-dp[table]'"
+        f'{installer()} "fedjax-dp[table]"'
     )
     status, printed, said = fedjax_dp(*words)
     assert (status, printed, said.splitlines()[-1]) == (2, "", f"error: {line}")

@@ -9,7 +9,7 @@ import tomllib
 import pytest
 from marks import slow, telling
 
-from fedjax_dp.core.packages import MissingPackageError
+from fedjax_dp.core.packages import MissingPackageError, installer
 from fedjax_dp.privacy import banded_noise
 
 OPTIONAL = ("jax_privacy", "typer", "matplotlib", "pydantic", "tomli_w", "filelock", "platformdirs")
@@ -48,7 +48,7 @@ def test_extras_that_configurations_alone_use_bring_them():
 def test_correlated_noise_names_its_extra(monkeypatch):
     assert banded_noise(3, 1, min_separation=1).num_rounds == 3
     monkeypatch.setitem(sys.modules, "jax_privacy.matrix_factorization", None)
-    rule = r"correlated noise .* needs the package jax_privacy.*'fedjax-dp\[correlated\]'"
+    rule = r'correlated noise .* needs the package jax_privacy.*"fedjax-dp\[correlated\]"'
     with pytest.raises(MissingPackageError, match=rule):
         banded_noise(3, 2, min_separation=2)
 
@@ -59,7 +59,7 @@ def test_a_simulation_needs_no_extra_and_what_does_names_it():
     ended = without(OPTIONAL, simulation + MISSING)
     result, runs, plots, command = ended.stdout.splitlines()[-4:]
     assert "client" in result
-    words = "needs the package {}, which is not installed: pip install 'fedjax-dp[{}]'"
+    words = "needs the package {}, which is not installed: " + installer() + ' "fedjax-dp[{}]"'
     assert words.format("filelock", "cli") in runs
     assert words.format("matplotlib", "plots") in plots
     assert words.format("typer", "cli") in command

@@ -310,6 +310,17 @@ def test_a_section_cannot_be_a_number(tmp_path):
         load_config(written(tmp_path, "run = 3"))
 
 
+def test_configurations_of_studies_are_found_in_every_folder(tmp_path, monkeypatch):
+    name, own = "experiments/fedavg/mnist.toml", tmp_path / "experiments" / "fedavg"
+    monkeypatch.chdir(tmp_path)
+    assert load_config(name).algorithm.name == "fedavg"
+    with pytest.raises(ConfigError, match=r"no configuration file 'fedavg/mnist\.toml'"):
+        load_config("fedavg/mnist.toml")
+    own.mkdir(parents=True)
+    (own / "mnist.toml").write_text('algorithm.name = "scaffold"')
+    assert load_config(name).algorithm.name == "scaffold"
+
+
 def test_files_that_are_missing_or_broken_are_named(tmp_path):
     missing = tmp_path / "nowhere.toml"
     with pytest.raises(ConfigError) as error:

@@ -102,7 +102,7 @@ def test_trackio_stores_each_round_on_this_machine(folder, monkeypatch, at_exit)
 
 def test_a_tracker_that_is_not_installed_names_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    rule = r"the callback mlflow needs the package mlflow, .* pip install 'fedjax-dp\[mlflow\]'"
+    rule = r'the callback mlflow needs the package mlflow, .* install "fedjax-dp\[mlflow\]"$'
     with pytest.raises(MissingPackageError, match=rule):
         callbacks_of({"mlflow": {}})
 

@@ -34,6 +34,8 @@ _COMMAND_LINE = "command line"
 _COMMAND_OPTIONS = ("output", "resume", "keys", "json", "quiet", "log-level")
 # The most characters of a value in an error.
 _SHOWN = 200
+# The folder of `experiments` in an installation; in a checkout it is beside the package.
+_PACKED = pathlib.Path(__file__).parents[2] / "configurations"
 # The most keys of a section in an error.
 _NAMED = 4
 
@@ -43,7 +45,8 @@ def load_config(path: str | pathlib.Path | None, overrides: Sequence[str] = ()) 
     """Reads a configuration: defaults, then a TOML file, then overrides.
 
     Args:
-      path: a TOML file; None for the defaults alone.
+      path: a TOML file; None for the defaults alone. Files of the studies, such as
+        `experiments/fedavg/mnist.toml`, come with the package and are found in every folder.
       overrides: words of a command line, `--section.key value` or `--section.key=value`. A table
         given as a whole, such as `--model.options={}`, replaces that of the file; if another part
         is named, the file's options of the old one are dropped. `none` for a section that may be
@@ -95,6 +98,10 @@ def _read(path: str | pathlib.Path) -> dict[str, Any]:
     try:
         path = os.path.expanduser(path)
         kind = files.kind_of(path, "the configuration file")
+        if kind == "missing" and pathlib.PurePath(path).parts[:1] == ("experiments",):
+            packed = (_PACKED if _PACKED.is_dir() else _PACKED.parents[1]) / path
+            if files.kind_of(packed, "the configuration file") == "file":
+                path, kind = str(packed), "file"
         is_table = without_ending(str(path)) != str(path)
         rule = "be TOML; a table is read by --data.name=table --data.options.path=FILE"
         checks.require(not is_table, "the configuration file", rule, str(path))

@@ -186,7 +186,7 @@ class Ledger:
           dp_delta: δ in [0, 1), a scalar or `[num_units]`.
           accountant: "rdp", "pld" (tighter and slower; if its lattice cannot resolve a history, the
             smaller of it and "rdp"), or "rdp-classic-64" (orders up to 64 and the conversion of
-            older papers); see docs/privacy/mechanisms.md.
+            older papers).
 
         Returns:
           `[num_units]`, float64; 0 for units without a charge. `bound` names the accountant too.
