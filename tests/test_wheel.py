@@ -227,13 +227,20 @@ def test_the_wheel_works_in_an_empty_environment(version, wheel, tmp_path):
     said["plots"] = done([command, "run", "--run.rounds=1"], tmp_path)
     assert "no plots are drawn" in said["plots"]
     follow("plots")
-    # The main job, and a configuration that comes with the package.
+    # The main job, and the configurations that come with the package.
     done([command, "run", "--output", "main"], tmp_path)
     files = {path.name for path in (tmp_path / "main").iterdir()}
     assert {"summary.json", "privacy.md", "accuracy_epsilon.png"} <= files
     words = ["experiments/comparison/tasks/digits.toml", "--run.rounds=1", "--output=digits"]
     done([command, "run", *words], tmp_path)
     assert (tmp_path / "digits" / "summary.json").is_file()
+    with zipfile.ZipFile(wheel) as opened:
+        names = [n for n in opened.namelist() if n.endswith(".toml") and "/experiments/" in n]
+    names = [name.removeprefix("fedjax_dp/configurations/") for name in names]
+    done(
+        [str(python), "-c", f"import fedjax_dp\nfor name in {names}: fedjax_dp.load_config(name)"],
+        tmp_path,
+    )
     for extra in [name for name in NEEDS if name not in said]:
         follow(extra)
     done([str(python), "-m", "pip", "check"], tmp_path)
