@@ -15,6 +15,8 @@ import zipfile
 import pytest
 from marks import slow
 
+import fedjax_dp
+
 ROOT = pathlib.Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 PYTHONS = [c.split()[-1] for c in PROJECT["classifiers"] if ":: Python ::" in c]
@@ -268,3 +270,10 @@ def test_pages_install_from_an_index_once_a_release_is_there():
     assert with_note(page).splitlines()[2].startswith("Commands that begin with `python -m bench")
     known = page + "This needs a clone of the\nrepository.\n"
     assert with_note(known) == known
+
+
+def test_the_citation_and_the_changelog_are_of_the_version():
+    version = fedjax_dp.__version__
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
+    first = re.search(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.M)[1]
+    assert first in ("Unreleased", version)
