@@ -182,12 +182,7 @@ class Scheme:
 
         def train(params, config, key, mask, pull=None):
             return self.trainer.train(
-                params,
-                client,
-                config,
-                key,
-                gradient_transform=pull,
-                objective=Objective(mask=mask),
+                params, client, config, key, gradient_transform=pull, objective=Objective(mask=mask)
             )
 
         # Batch norm is no part of a ticket, and is rewound to the start of this round.
@@ -239,10 +234,7 @@ class Scheme:
 
 @checked
 def fed_ltn(
-    model: Model,
-    trainer: LocalTrainer,
-    *,
-    tickets: Tickets = Tickets(),
+    model: Model, trainer: LocalTrainer, *, tickets: Tickets = Tickets()
 ) -> FederatedAlgorithm:
     """Declares FedLTN: tickets pruned after training, a server with momentum.
 

@@ -19,9 +19,7 @@ Extension = Literal["smooth", "released", "released_huber"]
 
 
 def proportional(
-    baseline: float | jax.Array,
-    margin: float | jax.Array = 0.2,
-    extension: Extension = "smooth",
+    baseline: float | jax.Array, margin: float | jax.Array = 0.2, extension: Extension = "smooth"
 ) -> Value:
     """Builds `−ln(1 − ℓ/M)`, whose mean over clients proportional fairness minimises.
 

@@ -166,11 +166,7 @@ ALGORITHMS: Registry[Entry] = Registry(
         **_in("afl", _UNPROTECTED, given=_CLIENTS, reason=_BY_LOSS, no_clients=_LOSSES),
         **_in("term", _UNPROTECTED, reason=_BY_LOSS, no_clients=_WEIGHTS),
         **_in(
-            "q_ffl",
-            _UNPROTECTED,
-            reason=_BY_LOSS,
-            no_clients=_WEIGHTS,
-            needs=lambda options: NEEDS,
+            "q_ffl", _UNPROTECTED, reason=_BY_LOSS, no_clients=_WEIGHTS, needs=lambda options: NEEDS
         ),
         **_in("feddyn", _ANY, given=(*_CLIENTS, *_PRIVATE_MEAN)),
         **_in(

@@ -64,10 +64,7 @@ def cosine(rounds: Count, *, final: NonNegative = 0.0) -> Curve:
 
 @checked
 def steps(
-    *,
-    after: Sequence[Count] | None = None,
-    every: Count | None = None,
-    factor: NonNegative = 0.1,
+    *, after: Sequence[Count] | None = None, every: Count | None = None, factor: NonNegative = 0.1
 ) -> Curve:
     """Multiplies the number by a factor after some rounds.
 

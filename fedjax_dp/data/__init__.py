@@ -1,14 +1,6 @@
 """Data of many clients: the ragged store, samplers, partitions, shifts, data sets."""
 
-from fedjax_dp.data import (
-    augmentation,
-    clusters,
-    datasets,
-    mixtures,
-    partition,
-    shifts,
-    statistics,
-)
+from fedjax_dp.data import augmentation, clusters, datasets, mixtures, partition, shifts, statistics
 from fedjax_dp.data.cell_readers import Pictures, class_names, images, texts
 from fedjax_dp.data.federated import FederatedData, example_structure
 from fedjax_dp.data.participants import Participation, participation

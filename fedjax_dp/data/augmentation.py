@@ -177,9 +177,7 @@ def crop(padding: Count, *, mode: Mode = "constant", fill: float = 0.0) -> Trans
 
 @checked
 def flip(
-    probability: Probability = 0.5,
-    *,
-    direction: Literal["horizontal", "vertical"] = "horizontal",
+    probability: Probability = 0.5, *, direction: Literal["horizontal", "vertical"] = "horizontal"
 ) -> Transform:
     """Mirrors images with some probability.
 

@@ -26,13 +26,7 @@ from fedjax_dp.engine.facts import FederationFacts, Population, population_of
 from fedjax_dp.engine.layout import Layout
 from fedjax_dp.engine.one_round import Watched, of_one_round
 from fedjax_dp.engine.record import OTHERS, Fate, RoundInfo, RoundRecord
-from fedjax_dp.engine.round import (
-    ByClient,
-    SimulationState,
-    Unpublished,
-    innermost,
-    run_round,
-)
+from fedjax_dp.engine.round import ByClient, SimulationState, Unpublished, innermost, run_round
 from fedjax_dp.engine.wrapping import BUILT_IN, UNDECLARED, Change, Wrapper
 from fedjax_dp.evaluation.evaluate import require_targets
 from fedjax_dp.privacy.claims import Claims
@@ -300,9 +294,7 @@ class Federation(NamedTuple):
 
 @checked
 def federation(
-    algorithm: FederatedAlgorithm,
-    data: FederatedData | Population,
-    participation: Participation,
+    algorithm: FederatedAlgorithm, data: FederatedData | Population, participation: Participation
 ) -> Federation:
     """Binds an algorithm to a population and a sampling of clients.
 

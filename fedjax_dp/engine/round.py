@@ -347,11 +347,7 @@ _Carry = tuple[PyTree, _Outcome, PyTree]  # The sum, the outcomes and the client
 
 
 def _over_chunks(
-    layout: Layout,
-    slots: _Slots,
-    split: _Split | None,
-    body: Callable[..., _Carry],
-    carry: _Carry,
+    layout: Layout, slots: _Slots, split: _Split | None, body: Callable[..., _Carry], carry: _Carry
 ) -> _Carry:
     """Runs `body(width, c, carry)`: clients that are split, those that run alone, then chunks."""
     chunk, num_slots = layout.chunk, len(slots.ids)

@@ -36,10 +36,7 @@ class HiddenClusters(NamedTuple):
     references: Callable[[], References] | None = None
 
     def metrics(
-        self,
-        assigned: ArrayLike | None,
-        held_out: Evaluation | None,
-        training: Evaluation | None,
+        self, assigned: ArrayLike | None, held_out: Evaluation | None, training: Evaluation | None
     ) -> Mapping[str, float]:
         """Computes what a run reports about clusters; exact, so not private.
 

@@ -87,10 +87,7 @@ def of_classes_alone(model: Model) -> Model:
 
 @checked
 def weighted(
-    model: Model,
-    *,
-    class_weights: Sequence[float] = (),
-    example_weights: str | None = None,
+    model: Model, *, class_weights: Sequence[float] = (), example_weights: str | None = None
 ) -> Model:
     """Weighs the losses that a model is trained by; evaluations stay unweighted.
 

@@ -170,8 +170,7 @@ def noise_aware_mean(
         levels = jnp.where(was_estimated, by_client(estimates.noise_levels, is_new), state.levels)
         weights = inverse_noise_weights(levels[clients], counts)
         aggregate = jax.tree.map(
-            lambda d: jnp.tensordot(weights, d, axes=1, precision=jax.lax.Precision.HIGHEST),
-            update,
+            lambda d: jnp.tensordot(weights, d, axes=1, precision=jax.lax.Precision.HIGHEST), update
         )
         info = {
             "weights": by_client(weights, counts),

@@ -31,11 +31,7 @@ from fedjax_dp.privacy.sensitivities import sensitivity_of_sum
 from fedjax_dp.server.base import Diagnostic, Summed, stateless, update_alone
 
 # The numbers of a private mean.
-RANGES = {
-    "clip_norm": Positive,
-    "noise_multiplier": NonNegative,
-    "expected_cohort_size": Positive,
-}
+RANGES = {"clip_norm": Positive, "noise_multiplier": NonNegative, "expected_cohort_size": Positive}
 # Probability that a Poisson cohort has more clients than shares of noise; such a round is lost.
 _LOST_ROUNDS = 1e-4
 
@@ -424,11 +420,7 @@ def num_shares(num_clients: Count, cohort_size: Positive) -> int:
 
 @checked
 def discrete_mean(
-    structure: PyTree,
-    plan: distributed.Plan,
-    expected_cohort_size: float,
-    *,
-    varies: bool = False,
+    structure: PyTree, plan: distributed.Plan, expected_cohort_size: float, *, varies: bool = False
 ) -> Summed:
     """Builds the mean of DDGauss: rotate, round, noise at the client, sum modulo 2^B.
 

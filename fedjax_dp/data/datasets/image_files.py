@@ -13,13 +13,7 @@ import numpy as np
 from fedjax_dp.core import checks, files
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count, Index
-from fedjax_dp.data.datasets.base import (
-    Dataset,
-    ImageDtype,
-    ImageScaling,
-    as_images,
-    scaled_images,
-)
+from fedjax_dp.data.datasets.base import Dataset, ImageDtype, ImageScaling, as_images, scaled_images
 from fedjax_dp.data.datasets.catalog import Located, locate
 from fedjax_dp.data.datasets.formats import HDF5_DAMAGE, hdf5_clients, import_h5py, pixels_of
 from fedjax_dp.data.datasets.stores import Source, as_dataset, opened

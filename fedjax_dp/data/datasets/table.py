@@ -750,10 +750,7 @@ def _assembled(
 
 
 def _labels(
-    column: Column,
-    rows: tuple[np.ndarray, np.ndarray],
-    task: str,
-    coder: _Coder,
+    column: Column, rows: tuple[np.ndarray, np.ndarray], task: str, coder: _Coder
 ) -> tuple[list[np.ndarray], tuple[str, ...]]:
     """Returns the labels of both parts, and the names of classes."""
     if task == "regression":

@@ -42,10 +42,7 @@ from fedjax_dp.experiment.components.numbers_by_client import (
     with_named_lists,
 )
 from fedjax_dp.experiment.components.partitions import PARTITIONS
-from fedjax_dp.experiment.components.secure_aggregation import (
-    stated_facts,
-    under_masks,
-)
+from fedjax_dp.experiment.components.secure_aggregation import stated_facts, under_masks
 from fedjax_dp.experiment.components.unseen import key_of
 from fedjax_dp.experiment.components.wrappers import wrapper_of
 from fedjax_dp.experiment.reading.analysis import Sections, require_analysis

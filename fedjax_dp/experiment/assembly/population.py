@@ -14,11 +14,7 @@ from fedjax_dp.data import arrays, datasets, disk_arrays, partition, statistics
 from fedjax_dp.data.datasets.registry import option_naming_clients
 from fedjax_dp.data.federated import FederatedData, flat
 from fedjax_dp.experiment.components.experiment import Population
-from fedjax_dp.experiment.components.partitions import (
-    PARTITIONS,
-    Facts,
-    Spread,
-)
+from fedjax_dp.experiment.components.partitions import PARTITIONS, Facts, Spread
 from fedjax_dp.experiment.components.unseen import key_of, unseen_of
 from fedjax_dp.experiment.schema.config import DataSection, ModelSection
 from fedjax_dp.models import registry as models

@@ -12,13 +12,7 @@ from fedjax_dp.core import checks, files
 from fedjax_dp.data.datasets.tabular import is_finite
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.federation import Federation
-from fedjax_dp.engine.wrappers.availability import (
-    Availability,
-    absences,
-    all_of,
-    daily,
-    in_rounds,
-)
+from fedjax_dp.engine.wrappers.availability import Availability, absences, all_of, daily, in_rounds
 from fedjax_dp.engine.wrappers.clock import check_deadline, check_keep, check_rules, clocked
 from fedjax_dp.engine.wrappers.latencies import (
     Compute,

@@ -236,11 +236,7 @@ def plans(level: DiscreteGaussianLevel, setting: Setting) -> Callable[[float], P
         # Before the noise is known, the noise of an ordinary run.
         usual = level.noise_multiplier or 1.0
         bits = choose_bits(
-            size,
-            level.clip_norm,
-            usual,
-            num_clients=count,
-            num_deviations=level.num_deviations,
+            size, level.clip_norm, usual, num_clients=count, num_deviations=level.num_deviations
         )
 
     def build(z: float) -> Plan:
@@ -263,11 +259,7 @@ def _correlated(level: CorrelatedGaussianLevel, setting: Setting) -> Build:
     separation = max(level.bands, setting.participation.separation)
     noise = banded_noise(setting.num_rounds, level.bands, min_separation=separation)
     return lambda z: correlated_gaussian_mean(
-        noise,
-        level.clip_norm,
-        z,
-        setting.cohort,
-        per_layer=level.per_layer,
+        noise, level.clip_norm, z, setting.cohort, per_layer=level.per_layer
     )
 
 

@@ -205,11 +205,7 @@ PARTITIONS: Registry[Partition] = Registry(
             partition.few_classes, _IN_PARTS, kinds=_PARTS, changes_examples=True
         ),
         "class_mixtures": Partition(
-            partition.class_mixtures,
-            _IN_PARTS,
-            {"alpha": 0.5},
-            kinds=_PARTS,
-            changes_examples=True,
+            partition.class_mixtures, _IN_PARTS, {"alpha": 0.5}, kinds=_PARTS, changes_examples=True
         ),
         "common_pool": Partition(
             common_pool, ("pool", "num_clients", "seed"), changes_examples=True

@@ -165,9 +165,7 @@ def wrapper_of(config: Config, model: Model, num_clients: int, clock: Clock | No
         ),
         "communication.serverless": lambda: servers.serverless,
         "communication.servers": lambda: partial(
-            servers.several_servers,
-            servers=servers_of(config, num_clients),
-            exchange_every=period,
+            servers.several_servers, servers=servers_of(config, num_clients), exchange_every=period
         ),
         "asynchronous.concurrency": lambda: _asynchrony(config, clock),
     }

@@ -22,11 +22,7 @@ from fedjax_dp.privacy.mechanisms.distributed import (
     SkellamDpEvent,
 )
 from fedjax_dp.privacy.mechanisms.gamma_shares import GammaSharesDpEvent
-from fedjax_dp.privacy.mechanisms.noise import (
-    BoundedLaplaceDpEvent,
-    PureDpEvent,
-    StaircaseDpEvent,
-)
+from fedjax_dp.privacy.mechanisms.noise import BoundedLaplaceDpEvent, PureDpEvent, StaircaseDpEvent
 from fedjax_dp.privacy.mechanisms.selection import BoundedRangeDpEvent
 
 
@@ -702,8 +698,7 @@ SENTENCES = {
     ),
     "root": Words("\n\n{root}", "{root}"),
     "noise_root_file": Words(
-        "The root is in `{noise_root_file}` of the run folder and nowhere else.",
-        "",
+        "The root is in `{noise_root_file}` of the run folder and nowhere else.", ""
     ),
     "floating_point": Words(
         "\n\n{floating_point}",
