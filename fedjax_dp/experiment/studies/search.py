@@ -44,15 +44,6 @@ class Span(NamedTuple):
     high: int | float  # The larger end.
     is_log: bool = False  # Whether numbers are drawn on a logarithmic scale.
 
-    @property
-    def distribution(self) -> Any:
-        """Optuna's distribution; of whole numbers if both ends are written as such."""
-        is_whole = isinstance(self.low, int) and isinstance(self.high, int)
-        kind: Any = optuna.distributions.FloatDistribution
-        if is_whole:
-            kind = optuna.distributions.IntDistribution
-        return kind(self.low, self.high, log=self.is_log)
-
 
 class Plan(NamedTuple):
     """How points are chosen.
