@@ -320,8 +320,10 @@ class Model(NamedTuple):
         Raises:
           ValueError: if the module holds batch statistics and its `__call__` takes no `mask`.
         """
+        from fedjax_dp.models.nnx_adapters import nnx_functions
+
         require_not_forked()
-        init, apply, buffer_keys, shapes, class_name = adapters.nnx_functions(constructor)
+        init, apply, buffer_keys, shapes, class_name = nnx_functions(constructor)
         model = cls(
             name or class_name.lower(),
             init,

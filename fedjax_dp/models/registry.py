@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-from flax import linen, nnx
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
@@ -28,6 +27,8 @@ from fedjax_dp.models.text import bag_of_tokens
 
 def _adopted(own: Any) -> Callable[..., Model]:
     """Returns a user's factory; refuses a module class, which is only half of a model."""
+    from flax import linen, nnx
+
     is_module = isinstance(own, type) and issubclass(own, linen.Module | nnx.Module)
     rule = (
         "name a function (example_x, num_classes, *, options…) that returns a Model, such as "
