@@ -11,6 +11,8 @@ import pytest
 from marks import telling
 
 from fedjax_dp.data import datasets
+from fedjax_dp.data.datasets import mnist
+from fedjax_dp.data.datasets.base import stratified_split
 from fedjax_dp.data.datasets.catalog import CATALOG, find
 from fedjax_dp.data.datasets.shakespeare import VOCABULARY
 
@@ -299,6 +301,32 @@ def test_digits_are_those_of_scikit_learn():
     theirs = np.column_stack([source.data, source.target])
     np.testing.assert_array_equal(ours[np.lexsort(ours.T)], theirs[np.lexsort(theirs.T)])
     np.testing.assert_allclose(np.bincount(digits.test["y"]), np.bincount(y) * 0.2, atol=1.0)
+
+
+def test_stratified_rows_are_those_of_scikit_learn():
+    from sklearn.model_selection import train_test_split
+
+    rng = np.random.default_rng(0)
+    for seed in range(20):
+        # Equal strata have equal rests, among which the draws decide.
+        sizes = rng.integers(2, 9, 5) if seed % 2 else np.repeat(rng.integers(2, 9), 5)
+        strata = rng.permutation(np.repeat(["a", "b", "c", "d", "e"], sizes))
+        share, rows = rng.uniform(0.25, 0.75), np.arange(len(strata))
+        if min(np.ceil(share * len(rows)), len(rows) - np.ceil(share * len(rows))) < 5:
+            with pytest.raises(ValueError, match="test_fraction must leave both parts"):
+                stratified_split(strata, share, seed)
+            continue
+        theirs = train_test_split(rows, test_size=share, random_state=seed, stratify=strata)
+        for ours, expected in zip(stratified_split(strata, share, seed), theirs, strict=True):
+            np.testing.assert_array_equal(ours, expected)
+    with pytest.raises(ValueError, match="each stratum must have at least 2 records, got 1"):
+        stratified_split(np.array([0, 0, 0, 0, 1]), 0.4, 0)
+
+
+def test_a_changed_file_of_digits_is_refused(monkeypatch):
+    monkeypatch.setattr(mnist, "_DIGITS", "another")
+    with pytest.raises(ValueError, match=r"digits.csv.gz must have the unpacked SHA-256 another"):
+        datasets.load("digits")
 
 
 def test_digits_split_depends_on_the_seed_alone():

@@ -192,15 +192,42 @@ def _scaled_down(x: np.ndarray, norm: float) -> np.ndarray:
 def stratified_split(
     strata: np.ndarray, test_fraction: float, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Holds out the same share of every stratum for testing; returns training and test rows."""
-    # scikit-learn takes longer to import than the rest of this package does.
-    from sklearn.model_selection import train_test_split
+    """Holds out the same share of every stratum for testing; returns training and test rows.
 
+    The rows are those of scikit-learn's `train_test_split`, whose import takes as long as JAX's.
+    """
     checks.require(0 < test_fraction < 1, "test_fraction", "be in (0, 1)", test_fraction)
-    train, test = train_test_split(
-        np.arange(len(strata)), test_size=test_fraction, random_state=seed, stratify=strata
-    )
-    return train, test
+    _, codes, counts = np.unique(strata, return_inverse=True, return_counts=True)
+    num_test = math.ceil(test_fraction * len(strata))
+    smallest = min(num_test, len(strata) - num_test)
+    rule = f"leave both parts at least {len(counts)} records, one of each stratum"
+    checks.require(smallest >= len(counts), "test_fraction", rule, test_fraction)
+    checks.require(counts.min() >= 2, "each stratum", "have at least 2 records", counts.min())
+    draws = np.random.RandomState(seed)
+    for_training = _shares(counts, len(strata) - num_test, draws)
+    for_testing = _shares(counts - for_training, num_test, draws)
+    train, test = [], []
+    rows_of = np.split(np.argsort(codes, kind="stable"), np.cumsum(counts)[:-1])
+    for rows, num_trained, num_tested in zip(rows_of, for_training, for_testing, strict=True):
+        drawn = draws.permutation(rows)
+        train.append(drawn[:num_trained])
+        test.append(drawn[num_trained : num_trained + num_tested])
+    return draws.permutation(np.concatenate(train)), draws.permutation(np.concatenate(test))
+
+
+def _shares(counts: np.ndarray, total: int, draws: np.random.RandomState) -> np.ndarray:
+    """Divides a total in proportion to counts; what rounding leaves goes to the largest rests."""
+    exact = counts / counts.sum() * total
+    shares = np.floor(exact)
+    rests = exact - shares
+    for rest in np.unique(rests)[::-1]:
+        left = int(total - shares.sum())
+        if left <= 0:
+            break
+        # Among equal rests at random.
+        (alike,) = np.nonzero(rests == rest)
+        shares[draws.choice(alike, min(len(alike), left), replace=False)] += 1
+    return shares.astype(int)
 
 
 def as_images(pixels: np.ndarray, dtype: str) -> np.ndarray:

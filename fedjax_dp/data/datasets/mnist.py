@@ -1,6 +1,8 @@
 """MNIST and its relatives: Fashion-MNIST, digits by writer or shifted, EMNIST, FEMNIST."""
 
 import dataclasses
+import hashlib
+import importlib.util
 import pathlib
 import zipfile
 import zlib
@@ -50,6 +52,7 @@ EMNIST_CLASSES = {
 # images [n, 28, 28] as bytes, dark on bright; labels [n]; the writer
 _Writer = tuple[np.ndarray, np.ndarray, str]
 _LEVELS = 16
+_DIGITS = "6ebb3d2fee246a4e99363262ddf8a00a3c41bee6014c373ed9d9216ba7f651b8"
 
 
 def load_mnist(data_dir: pathlib.Path, *, dtype: ImageDtype = "float32") -> Dataset:
@@ -377,15 +380,13 @@ def load_sklearn_digits(
     Returns:
       Images `[n, 8, 8, 1]` and labels 0 to 9, without natural clients.
     """
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    levels = digits.images[..., np.newaxis].astype(np.float32)
+    table = _digits_table()
+    levels = table[:, :-1].reshape(-1, 8, 8, 1).astype(np.float32)
     if dtype == "float32":
         images = levels / np.float32(_LEVELS)
     else:
         images = as_images(np.rint(levels * (255 / _LEVELS)).astype(np.uint8), dtype)
-    labels = digits.target.astype(np.int32)
+    labels = table[:, -1].astype(np.int32)
     train, test = stratified_split(labels, test_fraction, seed)
     return Dataset(
         "digits",
@@ -396,3 +397,15 @@ def load_sklearn_digits(
         class_names=tuple("0123456789"),
         origin="scikit-learn",
     )
+
+
+def _digits_table() -> np.ndarray:
+    """Reads levels and label of each digit from scikit-learn's folder: importing it is slow."""
+    found = importlib.util.find_spec("sklearn")
+    assert found is not None and found.origin is not None
+    path = pathlib.Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    text = maybe_gunzip(path.read_bytes(), str(path))
+    digest = hashlib.sha256(text).hexdigest()
+    checks.require(digest == _DIGITS, str(path), f"have the unpacked SHA-256 {_DIGITS}", digest)
+    numbers = np.fromstring(text.decode().strip().replace("\n", ","), np.int32, sep=",")
+    return numbers.reshape(-1, 65)
