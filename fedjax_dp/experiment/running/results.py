@@ -1,7 +1,10 @@
 """Writes the results of a run: summary, privacy statement, plots, release."""
 
+import contextlib
+import importlib
 import json
 import pathlib
+import threading
 import tomllib
 import warnings
 from collections.abc import Collection, Mapping, Sequence
@@ -316,6 +319,16 @@ def _of_updates(rows: list[dict[str, Any]]) -> dict[str, float]:
         found[name] = [row.get(name) for row in rows]
     known = {name: [v for v in values if v is not None] for name, values in found.items()}
     return {name: float(np.mean(values)) for name, values in known.items() if values}
+
+
+def import_plots() -> None:
+    """Imports what draws in a thread, while programs compile and run; `_draw` reports errors."""
+
+    def work() -> None:
+        with contextlib.suppress(MissingPackageError):
+            importlib.import_module("fedjax_dp.io.plots")
+
+    threading.Thread(target=work, name="imports").start()
 
 
 def _draw(

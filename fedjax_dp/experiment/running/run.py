@@ -48,7 +48,13 @@ from fedjax_dp.experiment.running.processes import (
     start_processes,
 )
 from fedjax_dp.experiment.running.release import require_publishable, without_model
-from fedjax_dp.experiment.running.results import Ended, evaluate, released, write_results
+from fedjax_dp.experiment.running.results import (
+    Ended,
+    evaluate,
+    import_plots,
+    released,
+    write_results,
+)
 from fedjax_dp.experiment.running.run_folder import (
     AT_START,
     CHECKPOINT_FOLDER,
@@ -119,6 +125,8 @@ def steps(
     health.note(logbook.rows)
 
     watcher.phase("compiling")
+    if section.plots:
+        import_plots()
     compiling = time.perf_counter()
     state = jax.block_until_ready((yield Request(state, start.key, start.hyper, 0)).state)
     timing = {"seconds_compiling": time.perf_counter() - compiling}
