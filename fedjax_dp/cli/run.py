@@ -4,7 +4,7 @@ import json
 import pathlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.padding import Padding
@@ -19,15 +19,12 @@ from fedjax_dp.cli.output import (
     application,
     shown_path,
 )
-from fedjax_dp.cli.progress import INTERRUPTED, Progress, ending
-from fedjax_dp.core import checks, files
-from fedjax_dp.experiment.reading import config_files
-from fedjax_dp.experiment.reading.keys import Row, describe, describe_choice
-from fedjax_dp.experiment.running import run as running
-from fedjax_dp.experiment.running.processes import is_first_process, start_processes
-from fedjax_dp.experiment.running.run import Outcome, Watcher, describe_early_end, summary_in_words
-from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, config_of, require_free
-from fedjax_dp.experiment.schema.config import Config
+
+# Imported where it is used, after the first line of progress.
+if TYPE_CHECKING:
+    from fedjax_dp.experiment.reading.keys import Row
+    from fedjax_dp.experiment.running.run import Outcome, Watcher
+    from fedjax_dp.experiment.schema.config import Config
 
 app = application()
 _NAME = "run"
@@ -73,6 +70,15 @@ def command(
         return Answer({"schema": tables}, lambda out: out.answers.print(text), text)
     if keys:
         return _keys([*([] if file is None else [file]), *overrides])
+    out.note("loading libraries")
+    from fedjax_dp.cli.progress import INTERRUPTED, ending
+    from fedjax_dp.core import checks, files
+    from fedjax_dp.experiment.reading import config_files
+    from fedjax_dp.experiment.running import run as running
+    from fedjax_dp.experiment.running.processes import is_first_process, start_processes
+    from fedjax_dp.experiment.running.run import Watcher
+    from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, config_of, require_free
+
     if resume is not None:
         others = [str(word) for word in (file, output) if word is not None]
         rule = "not be combined with a config file or --output, which the resumed run already has"
@@ -97,8 +103,10 @@ def command(
     return answer
 
 
-def shown(config: Config, start: Callable[[Watcher], Outcome], out: Output) -> Answer:
+def shown(config: "Config", start: "Callable[[Watcher], Outcome]", out: Output) -> Answer:
     """Runs an experiment with progress and returns its answer."""
+    from fedjax_dp.cli.progress import Progress
+
     with Progress(out, _NAME, config.run.rounds) as progress:
         outcome = start(progress)
     folder = shown_path(outcome.folder)
@@ -108,13 +116,15 @@ def shown(config: Config, start: Callable[[Watcher], Outcome], out: Output) -> A
     return Answer(document, lambda out: _report(out, outcome), folder, _status(outcome))
 
 
-def _status(outcome: Outcome) -> int:
+def _status(outcome: "Outcome") -> int:
     """Returns 0 at the end, 130 if interrupted, 3 if no client's work entered the model."""
     return 130 if outcome.ended == "interrupted" else 3 if outcome.is_futile else 0
 
 
 def _keys(parts: Sequence[str]) -> Answer:
     """Lists all keys, or the options of parts given as `key=name` or `--key=name`."""
+    from fedjax_dp.experiment.reading.keys import describe, describe_choice
+
     rows = [row for part in parts for row in describe_choice(part.removeprefix("--"))]
     rows = rows if parts else describe()
     heads = ("key", "rule", "default", "meaning")
@@ -122,7 +132,7 @@ def _keys(parts: Sequence[str]) -> Answer:
     return Answer(document, lambda out: _show_keys(out, rows), "\n".join(row[0] for row in rows))
 
 
-def _show_keys(out: Output, rows: Sequence[Row]) -> None:
+def _show_keys(out: Output, rows: "Sequence[Row]") -> None:
     """Prints a block for each key on a terminal, a line for each in a pipe."""
     if not out.answers.is_terminal:
         out.table(("key", "may be", "default", "meaning"), rows)
@@ -135,7 +145,9 @@ def _show_keys(out: Output, rows: Sequence[Row]) -> None:
             out.answers.print(block, soft_wrap=False)
 
 
-def _report(out: Output, outcome: Outcome) -> None:
+def _report(out: Output, outcome: "Outcome") -> None:
+    from fedjax_dp.experiment.running.run import describe_early_end, summary_in_words
+
     summary, folder = outcome.summary, shown_path(outcome.folder)
     if early := describe_early_end(outcome):
         resumed = f"; to resume: fedjax-dp run --resume {folder}"
