@@ -11,7 +11,7 @@ import numpy as np
 from chex import PRNGKey
 from dp_accounting import DpEvent
 
-from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
+from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper, one_stage
 from fedjax_dp.core import argument_checks, checks
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data.participants import Participation
@@ -216,7 +216,9 @@ class Cohorts:
             found = self.algorithm.stages.stage_of(state.server, numbers, round_index)
             return jnp.asarray(found, jnp.int32)
 
-        stages = np.asarray(jax.vmap(stage)(rounds))
+        # Each number of rounds would compile programs of its own.
+        is_one = self.algorithm.stages.stage_of is one_stage
+        stages = np.zeros_like(rounds) if is_one else np.asarray(jax.vmap(stage)(rounds))
         if self.charges_all:
             return Coming(None, stages)
         if self.own is not None:

@@ -76,7 +76,9 @@ class Ran(NamedTuple):
         """The local steps of each client in a round, `[num_clients]`."""
         count = self.experiment.simulation.algorithm.training.steps_of
         local = jax.tree.map(jnp.asarray, self.hyper.local)
-        return np.asarray(count(jnp.arange(len(self.sizes)), jnp.asarray(self.sizes), local))
+        # One program, in place of one for each operation.
+        steps = jax.jit(lambda ids, sizes: count(ids, sizes, local))
+        return np.asarray(steps(np.arange(len(self.sizes)), self.sizes))
 
 
 # The metric of clipped contributions of each unit, and the one that counts contributions.
