@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -70,7 +71,8 @@ def command(
         return Answer({"schema": tables}, lambda out: out.answers.print(text), text)
     if keys:
         return _keys([*([] if file is None else [file]), *overrides])
-    out.note("loading libraries")
+    if "jax" not in sys.modules:
+        out.note("loading libraries")
     from fedjax_dp.cli.progress import INTERRUPTED, ending
     from fedjax_dp.core import checks, files
     from fedjax_dp.experiment.reading import config_files

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedjax_dp.cli import main
+from fedjax_dp.cli import main, progress
 from fedjax_dp.cli.output import LogLevel, Output, logging_at
 from fedjax_dp.experiment.reading import keys
 from fedjax_dp.experiment.running import run as running
@@ -246,9 +246,8 @@ def test_a_run_that_is_ended_at_once_states_the_reason(fedjax_dp, monkeypatch, c
     def leave(status):
         raise SystemExit(status)
 
-    main.command("run")
     monkeypatch.setattr(running, "run", full)
-    monkeypatch.setattr(sys.modules["fedjax_dp.cli.progress"].os, "_exit", leave)
+    monkeypatch.setattr("fedjax_dp.cli.progress.os._exit", leave)
     status, output, errors = fedjax_dp("run", *words)
     assert status == 2 and errors == "error: the disk is full\n"
     assert (document(output)["error"] if words else output) == ("the disk is full" if words else "")
@@ -576,11 +575,9 @@ class Clock:
 
 def progress_lines(rounds, seconds, *, begin=0, is_quiet=False):
     """What a run of so many rounds, each of so many seconds, prints outside a terminal."""
-    main.command("run")
-    progress, output = sys.modules["fedjax_dp.cli.progress"], sys.modules["fedjax_dp.cli.output"]
     text, clock = io.StringIO(), Clock()
     console = Console(file=text, soft_wrap=True, highlight=False)
-    out = output.Output(console, console, is_quiet=is_quiet)
+    out = Output(console, console, is_quiet=is_quiet)
     with progress.Progress(out, "run", rounds, clock) as shown:
         shown.phase("compiling")
         clock.now += 20
@@ -620,8 +617,7 @@ def test_many_rounds_are_few_lines(rounds, seconds, most):
     [(0.2, "0 s"), (59.6, "1 min"), (200, "3 min 20 s"), (7500, "2 h 5 min"), (100_800, "1 d 4 h")],
 )
 def test_a_time_has_its_two_largest_units(seconds, words):
-    main.command("run")
-    assert sys.modules["fedjax_dp.cli.progress"].duration(seconds) == words
+    assert progress.duration(seconds) == words
 
 
 def test_a_warning_is_logged_once_whatever_handlers_libraries_added(capsys):
