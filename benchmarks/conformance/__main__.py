@@ -145,7 +145,7 @@ def main() -> None:
                 results = read()
                 results[environment] = merged(results.get(environment), found)
                 save(results)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError, subprocess.SubprocessError) as error:
             failed[environment] = str(error)
     results = read()
     for environment, found in results.items():

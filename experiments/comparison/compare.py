@@ -6,6 +6,8 @@
 A finished cell is a row of `results/cells.csv`, and is not run again: a second call continues. The
 pieces of work are a task, a unit and a method; within one, all settings, budgets and seeds that
 share a program run as one. `methods.toml` says what is run, `--plan` what is left and its hours.
+A file `own/NAME.py` adds a method: it has `algorithm`, a function or an `Entry`, and may have
+`SETTINGS`, what a method has in `methods.toml`. Larger tasks are run if `--only` names them.
 
 Settings are chosen by exact accuracy on a seed that is not reported. No ε covers this choice.
 """
@@ -15,6 +17,7 @@ import csv
 import functools
 import itertools
 import json
+import os
 import pathlib
 import shutil
 import time
@@ -25,10 +28,12 @@ from typing import Any, NamedTuple
 from experiments.sweep import add_workers, workers
 from fedjax_dp import __version__
 from fedjax_dp.algorithms.registry import ALGORITHMS
+from fedjax_dp.core.registry import module_of_file
 from fedjax_dp.experiment import Cluster, Study, read_summaries, sweep
 from fedjax_dp.experiment.studies.sweep import Point
 
 HERE = pathlib.Path(__file__).parent
+OWN = HERE / "own"
 CELLS = HERE / "results" / "cells.csv"
 AXES = ("task", "unit", "epsilon", "method")
 METRICS = ("client_test_accuracy", "worst_tenth_accuracy", "accuracy_disparity")
@@ -66,13 +71,30 @@ class Cell(NamedTuple):
 
 @functools.cache
 def plan() -> dict[str, Any]:
-    """Reads what is compared."""
-    return tomllib.loads((HERE / "methods.toml").read_text(encoding="utf-8"))
+    """Reads what is compared, methods of one's own after the others."""
+    planned = tomllib.loads((HERE / "methods.toml").read_text(encoding="utf-8"))
+    for file in sorted(OWN.glob("*.py")):
+        if file.stem in planned["method"]:
+            raise SystemExit(f"{file} must have another name: {file.stem} is in methods.toml")
+        place = os.path.relpath(file)
+        settings_of = getattr(module_of_file(file, place), "SETTINGS", {})
+        planned["method"][file.stem] = {"algorithm": f"{place}:algorithm"} | settings_of
+    return planned
 
 
 def tasks() -> list[str]:
     """Lists the tasks in the plan's order."""
     return list(plan()["task"])
+
+
+def larger() -> list[str]:
+    """Lists the tasks that need a card."""
+    return list(plan()["larger"])
+
+
+def _task(name: str) -> dict[str, Any]:
+    """The plan of a task."""
+    return (plan()["task"] | plan()["larger"])[name]
 
 
 def units_of(method: str) -> list[str]:
@@ -82,22 +104,22 @@ def units_of(method: str) -> list[str]:
     return [unit for unit in entry.get("units", UNITS) if unit in offered]
 
 
-def pieces() -> list[Piece]:
-    """Lists all work; methods within tasks, so that a task has results early."""
-    planned = plan()
+def pieces(names: Iterable[str] | None = None) -> list[Piece]:
+    """Lists the work of tasks; methods within tasks, so that a task has results early."""
     return [
         Piece(task, unit, method)
-        for task, entry in planned["task"].items()
-        for unit in entry.get("units", UNITS)
-        for method in planned["method"]
-        if unit in units_of(method)
+        for task in (tasks() if names is None else names)
+        for unit in _task(task).get("units", UNITS)
+        for method in plan()["method"]
+        if unit in units_of(method) and method not in _task(task).get("without", ())
     ]
 
 
 def _sources(piece: Piece) -> list[dict[str, Any]]:
     """Lists the tables with the settings of a piece, of which later ones go first."""
     planned, entry = plan(), plan()["method"][piece.method]
-    return [planned["unit"][piece.unit], entry, entry.get(piece.unit, {})]
+    of_unit = _task(piece.task).get(piece.unit, {})
+    return [planned["unit"][piece.unit], of_unit, entry, entry.get(piece.unit, {})]
 
 
 def _fixed(piece: Piece) -> dict[str, Any]:
@@ -123,8 +145,7 @@ def settings(piece: Piece) -> list[dict[str, Any]]:
 
 def point(piece: Piece, epsilon: float, setting: Mapping[str, Any], seed: int) -> Point:
     """Makes the run of a method with one setting, budget and seed."""
-    planned = plan()
-    entry, names = planned["method"][piece.method], planned["task"][piece.task]["names"]
+    entry, names = plan()["method"][piece.method], _task(piece.task).get("names", {})
     keys = {
         "algorithm.name": entry.get("algorithm", piece.method),
         "privacy.unit": piece.unit,
@@ -164,7 +185,8 @@ def read_cells(file: pathlib.Path = CELLS) -> list[Cell]:
 
 def write_cells(cells: Iterable[Cell], file: pathlib.Path = CELLS) -> None:
     """Writes all rows in the order of the plan; a file that is cut short is never left behind."""
-    order = {name: i for i, name in enumerate([*tasks(), *UNITS, *plan()["method"]])}
+    names = [*tasks(), *larger(), *UNITS, *plan()["method"]]
+    order = {name: i for i, name in enumerate(names)}
 
     def rank(cell: Cell) -> tuple[Any, ...]:
         # What is no longer in the plan comes last.
@@ -277,8 +299,8 @@ def seconds_of_runs(cells: Sequence[Cell]) -> Mapping[tuple[str, str], float]:
         found.setdefault((cell.task, cell.unit), []).append(cell.seconds)
     stated = {
         (task, unit): seconds
-        for task, entry in plan()["task"].items()
-        for unit, seconds in entry["seconds"].items()
+        for task in (*tasks(), *larger())
+        for unit, seconds in _task(task)["seconds"].items()
     }
     return stated | {key: sum(values) / len(values) for key, values in found.items()}
 
@@ -299,7 +321,7 @@ def selection(texts: Sequence[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     planned = plan()
     known = {
-        "task": tasks(),
+        "task": [*tasks(), *larger()],
         "unit": [*UNITS],
         "epsilon": [f"{e:g}" for e in planned["epsilons"]],
         "method": list(planned["method"]),
@@ -327,7 +349,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     only = selection(options.only)
     epsilons = [float(e) for e in only.get("epsilon", plan()["epsilons"])]
-    some = [p for p in pieces() if all(v in only.get(k, [v]) for k, v in p._asdict().items())]
+    of_tasks = pieces(only.get("task"))
+    some = [p for p in of_tasks if all(v in only.get(k, [v]) for k, v in p._asdict().items())]
     left = list(left_hours(read_cells(options.cells), some, epsilons))
     if options.plan:
         for piece, count, hours in left:

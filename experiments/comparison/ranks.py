@@ -6,8 +6,9 @@ intervals by Student's t.
 Source: Demšar 2006, "Statistical comparisons of classifiers over multiple data sets".
 """
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from scipy import stats
 from experiments.comparison.compare import (
     UNITS,
     Cell,
+    larger,
     left_hours,
     pieces,
     plan,
@@ -153,6 +155,67 @@ def ranks_table() -> str:
     return as_table(["method", *(f"{unit}, ε = {e:g}" for unit, e in ranked)], rows)
 
 
+class Duel(NamedTuple):
+    """A source's method and the baseline of its unit at one ε."""
+
+    method: str
+    unit: str
+    epsilon: float
+    # By task: the mean over seeds of the method's accuracy minus the baseline's, and the
+    # half-width of its interval, where both have all seeds.
+    gains: dict[str, tuple[float, float]]
+
+    def tasks_where(self, sign: int) -> dict[str, tuple[float, float]]:
+        """Selects tasks that the method won (1), lost (-1), or whose interval holds 0 (0)."""
+        return {t: g for t, g in self.gains.items() if (abs(g[0]) > g[1]) * np.sign(g[0]) == sign}
+
+
+def duels(cells: Sequence[Cell]) -> Iterator[Duel]:
+    """Compares the methods of the sources with the baseline, on the same seeds."""
+    planned = plan()
+    accuracy = {(*cell[:4], cell.seed): cell.accuracy for cell in reported(cells)}
+    methods = [name for name, entry in planned["method"].items() if "source" in entry]
+    for unit, method, epsilon in itertools.product(UNITS, methods, planned["epsilons"]):
+        gains = {}
+        for task in tasks():
+            ours, base = (
+                [accuracy.get((task, unit, epsilon, name, seed)) for seed in planned["seeds"]]
+                for name in (method, planned["unit"][unit]["baseline"])
+            )
+            if None not in (*ours, *base):
+                gains[task] = interval(np.subtract(ours, base))
+        if gains:
+            yield Duel(method, unit, float(epsilon), gains)
+
+
+def sources_table() -> str:
+    """Writes what the sources' methods win and lose against the baseline."""
+    rows = []
+    for duel in duels(read_cells()):
+        source = plan()["method"][duel.method]["source"]
+        texts = [
+            ", ".join(
+                f"{task} {100 * mean:+.1f} ± {100 * half:.1f}"
+                for task, (mean, half) in duel.tasks_where(sign).items()
+            )
+            for sign in (1, 0, -1)
+        ]
+        name = f"[`{duel.method}`](../{source}/README.md)"
+        rows.append([name, duel.unit, f"{duel.epsilon:g}", *texts])
+    heads = ["method", "unit", "ε", "wins", "ties", "losses"]
+    return as_table(heads, rows) if rows else NOTHING
+
+
+def larger_table() -> str:
+    """Writes the tasks for a card and their hours."""
+    rows = []
+    for task in larger():
+        left = list(left_hours(read_cells(), pieces([task])))
+        cells, hours = sum(n for _, n, _ in left), sum(h for *_, h in left)
+        rows.append([task, len(left), cells, f"{hours:.0f}"])
+    return as_table(["task", "methods, by unit", "cells not run", "hours of a card, a guess"], rows)
+
+
 def _percent(values: Sequence[float]) -> str:
     if not values:
         return ""
@@ -224,7 +287,7 @@ def left_out_table() -> str:
     """Writes which methods and tasks are not compared, and why."""
     planned = plan()
     rows = [[f"`{name}`", reason] for name, reason in planned["left_out"].items()]
-    for task, entry in planned["task"].items():
+    for task, entry in (planned["task"] | planned["larger"]).items():
         if "why" in entry:
             units = [unit for unit in UNITS if unit not in entry["units"]]
             rows.append([f"{task}, unit {', '.join(units)}", entry["why"]])

@@ -1,4 +1,4 @@
-"""Correct subjects in NumPy, and sixty defects with the check that should find each."""
+"""Correct subjects in NumPy, and 75 defects with the check that should find each."""
 
 import dataclasses
 
@@ -92,7 +92,15 @@ def unseeded():
     return lambda seed, rows: rng.normal(0, S, SIZE)
 
 
-def adaptive(name="correct, adaptive", sign=-1.0, power=1.0):
+def adaptive(
+    name="correct, adaptive",
+    sign=-1.0,
+    power=1.0,
+    *,
+    of_round=lambda seed, i: np.random.default_rng([seed, i]).normal(0, S, SIZE),
+    scale=lambda bound: bound,
+    count_stddev=0.5,
+):
     first = dataclasses.replace(CLAIM, noise_stddev=S)
 
     def aggregate(rounds, seed):
@@ -100,11 +108,11 @@ def adaptive(name="correct, adaptive", sign=-1.0, power=1.0):
         for i, rows in enumerate(rounds):
             rows = finite(rows)
             bounds.append(bound)
-            rng = np.random.default_rng([seed, i])
-            noise = rng.normal(0, S * bound, SIZE)
+            noise = of_round(seed, i) * scale(bound)
             outputs.append((clip(rows, bound**power).sum(axis=0) + noise) / D)
             # Of n rows, the share whose norm is at most the bound, with noise.
-            below = np.sum(np.linalg.norm(rows, axis=1) <= bound) + rng.normal(0, 0.5)
+            noise = np.random.default_rng([seed, i, 1]).normal(0, count_stddev)
+            below = np.sum(np.linalg.norm(rows, axis=1) <= bound) + noise
             bound *= np.exp(sign * 0.3 * (below / ROWS - 0.5))
         return np.stack(outputs), np.array(bounds)
 
@@ -151,11 +159,13 @@ def unequal(rng):
 # Whole trainings.
 
 TRAINED = Training(Release(C, 1.0, D, layers=(4,)), Poisson(12, 0.5), 3, 1e-5)
+# Of its rounds, one in fourteen is empty.
+SPARSE = dataclasses.replace(TRAINED, sampling=Poisson(12, 0.2))
 # A training whose sampling amplifies nothing can be attacked with few runs.
 FULL = Training(Release(C, 2.0, D, layers=(4,)), FixedSize(6, 6), 3, 1e-5)
 
 
-def training(name, claim=TRAINED, *, stddev=1.0, rate=None, same=False):
+def training(name, claim=TRAINED, *, stddev=1.0, rate=None, same=False, is_skipped=False):
     release = claim.release
     rate = claim.sampling.rate if rate is None else rate
 
@@ -166,6 +176,7 @@ def training(name, claim=TRAINED, *, stddev=1.0, rate=None, same=False):
             is_drawn = rng.random(len(rows)) < rate
             noise_rng = np.random.default_rng([seed, 0 if same else i, 1])
             noise = noise_rng.normal(0, stddev * release.noise_stddev, release.size)
+            noise *= is_drawn.any() or not is_skipped
             outputs.append((rows[is_drawn].sum(axis=0) + noise) / D)
         return np.stack(outputs)
 
@@ -191,10 +202,20 @@ MODULUS, CLIENTS, ENTRIES = 2**32, 4, 6
 MASKED = Masked(MODULUS, CLIENTS, ENTRIES, dropped=2)
 
 
+def stream_of(key, high, size):
+    return np.random.default_rng(key).integers(0, high, size)
+
+
 def masking(
-    name="correct masks", *, claim=MASKED, bits=32, of_pair=None, forgets=False, wraps=True
+    name="correct masks",
+    *,
+    claim=MASKED,
+    bits=32,
+    of_pair=lambda seed, i, j: [seed, i, j],
+    stream=stream_of,
+    forgets=False,
+    wraps=True,
 ):
-    of_pair = of_pair or (lambda seed, i, j: [seed, i, j])
 
     def mask(values, is_dropped, seed):
         m, n = claim.modulus, claim.clients
@@ -202,9 +223,7 @@ def masking(
         for i in range(n):
             for j in range(i + 1, n):
                 high = min(2**bits, m)
-                masks[i, j] = np.random.default_rng(of_pair(seed, i, j)).integers(
-                    0, high, claim.size
-                )
+                masks[i, j] = stream(of_pair(seed, i, j), high, claim.size)
                 masks[j, i] = -masks[i, j]
         messages = values + masks.sum(axis=1)
         messages = messages % m if wraps else messages
@@ -301,6 +320,60 @@ def _over(count):
 
 def _moving(seed, rows):
     return (gaussian(seed, rows) + gaussian(seed + 1, rows)) / np.sqrt(2)
+
+
+# Layers of one shape, and a larger one.
+LIKE = replaced(layers=(8, 8, 84))
+
+
+def _key_of_shape(seed, rows):
+    of_both = gaussian(seed, rows, 8)
+    return np.concatenate([of_both, of_both, gaussian([seed, 1], rows, 84)])
+
+
+def _counter(seed, rows):
+    return np.random.Generator(np.random.Philox(key=3, counter=seed)).normal(0, S, SIZE)
+
+
+def _cut_off(seed, rows):
+    noise = gaussian(seed, rows, 9 * SIZE, 1.0)
+    # The variance of what is left of a Gaussian within two standard deviations.
+    return noise[np.abs(noise) < 2][:SIZE] * S / np.sqrt(0.77374)
+
+
+def _of_norms(rng=np.random.default_rng(5)):
+    def noise(seed, rows):
+        longest = np.linalg.norm(finite(rows), axis=1).max(initial=0)
+        return rng.normal(0, S * min(1, longest / C or 1), SIZE)
+
+    return noise
+
+
+def _first_chunk_clipped(rows):
+    return np.concatenate([clip(rows[:8]), rows[8:]])
+
+
+def _mean_of_chunks(rows):
+    return rows.sum(axis=0) / max(1, -(-len(rows) // 8))
+
+
+def _cohort_again(rounds, seed):
+    return [fixed(np.random.default_rng([seed, i % 2])) for i in range(rounds)]
+
+
+def _one_order(rounds, seed):
+    order = np.random.default_rng(seed).permutation(UNITS).reshape(-1, DRAWN)
+    return [order[i % len(order)] for i in range(rounds)]
+
+
+def _halves(key, high, size):
+    return np.tile(stream_of(key, high, size // 2), 2)
+
+
+def _shifted(key, high, size):
+    """Numbers of one stream, of which the next seed takes all but the first."""
+    seed, *pair = key
+    return stream_of(pair, high, 1000 + size)[seed % 1000 :][:size]
 
 
 def planted():
@@ -461,3 +534,32 @@ def planted():
     )
     yield training("half the noise of a training", FULL, stddev=0.5), "attack: lower bound"
     yield training("drawn in every round", rate=1.0, stddev=0.6), "attack: lower bound"
+    yield (
+        aggregation("one noise for layers alike", LIKE, noise=_key_of_shape),
+        "noise: independence of entries",
+    )
+    yield aggregation("seeds as a counter", noise=_counter), "noise: independence of seeds"
+    yield aggregation("noise cut off at two deviations", noise=_cut_off), "noise: law"
+    yield aggregation("noise of the rows' norms", noise=_of_norms()), reply
+    others = "contribution: others"
+    yield aggregation("a second chunk not clipped", bound=_first_chunk_clipped), others
+    yield aggregation("the mean of chunks", combine=_mean_of_chunks), "contribution: divisor"
+    yield (
+        aggregation("an imaginary part", divide=lambda total, rows: total / D + 1j * rows.sum()),
+        "contribution: call",
+    )
+    later = "noise: {}, later rounds"
+    yield adaptive("noise of the first clip norm", scale=lambda bound: C), later.format(sd[7:])
+    yield (
+        adaptive(
+            "noise of the round before, negated",
+            of_round=lambda seed, i: gaussian([seed, i // 2], 0) * (-1) ** i,
+        ),
+        later.format("independence of entries"),
+    )
+    yield adaptive("an exact count", count_stddev=0), "noise: clip norm of the next round"
+    yield Sampling("every second cohort", _cohort_again, FixedSize(UNITS, DRAWN)), in_a_row
+    yield Sampling("one order for all epochs", _one_order, Shuffled(UNITS, DRAWN)), in_a_row
+    yield training("no noise in an empty round", SPARSE, is_skipped=True), sd
+    yield masking("masks of half of the entries", stream=_halves), "masks: unrelated"
+    yield masking("masks that overlap", stream=_shifted), "masks: unrelated"

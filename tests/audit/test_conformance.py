@@ -33,6 +33,7 @@ from fedjax_dp.audit.conformance import (
     aggregation_of,
     assert_conforms,
     check,
+    contribution,
     mask_source_of,
     masking_of,
     sampling_of,
@@ -86,7 +87,9 @@ def test_defects_are_found_soon(subject, expected):
 
 
 @pytest.mark.parametrize(
-    ("subject", "expected"), later(DEFECTS, soon=DEFECTS[::4]), ids=lambda x: getattr(x, "name", "")
+    ("subject", "expected"),
+    later(DEFECTS, soon=DEFECTS[:60:4]),
+    ids=lambda x: getattr(x, "name", ""),
 )
 def test_defects_are_found_by_their_check(subject, expected):
     assert expected in failed(check(subject))
@@ -230,9 +233,12 @@ def test_an_epsilon_without_an_analysis_is_left_open():
 
 
 FUNCTIONS = """
-import os, time
+import os, sys, time
 import numpy as np
 print("what a library prints")
+
+def reads():
+    return len(sys.stdin.read())
 
 def mean(rows, seed):
     return rows.sum(axis=0) / 4 + np.random.default_rng(seed).normal(0, 1, 3)
@@ -264,7 +270,43 @@ def test_functions_of_another_process(tmp_path):
         served.function("error")(rows)
     with pytest.raises(RuntimeError, match="KeyError: 'nothing'"):
         served.function("nothing")(rows)
+    assert served.function("reads")() == 0, "its input has no messages"
     served.close()
+
+
+def test_a_process_that_cannot_start_is_no_finding(tmp_path):
+    (tmp_path / "functions.py").touch()
+    step = Served(tmp_path / "functions.py", "/no/python").function("step")
+    with pytest.raises(ValueError, match=r"python must run the file .*/no/python"):
+        check(conformance.Step("served", step, CLAIM), checks=["noise"])
+
+
+@telling
+def test_a_file_that_cannot_be_imported_is_no_finding(tmp_path):
+    file = tmp_path / "functions.py"
+    for text, said in (("import nowhere", "No module named 'nowhere'"), ("exit(0)", "SystemExit")):
+        file.write_text(text, "utf-8")
+        with pytest.raises(ValueError, match=f"file must be one that .*{said}"):
+            Served(file).function("step")(np.ones((2, 3)), 5)
+
+
+def test_an_example_of_slow_calls_is_not_searched_for(monkeypatch):
+    calls = []
+
+    def aggregate(rows, seed):
+        calls.append(len(rows))
+        if np.isnan(rows).any():
+            raise TimeoutError("no answer within 60 s")
+        return np.zeros(SIZE)
+
+    subject = Aggregation("slow", aggregate, dataclasses.replace(CLAIM, noise_stddev=0.0))
+    counts = []
+    for seconds in (20.0, 0.0):
+        monkeypatch.setattr(contribution, "_SHRINK_SECONDS", seconds)
+        calls.clear()
+        assert "contribution: not finite" in failed(check(subject, checks=["contribution"]))
+        counts.append(len(calls))
+    assert counts[1] < counts[0] - 10
 
 
 @telling
@@ -312,6 +354,8 @@ def broken(value):
         ("text", "returns str, not an array of numbers"),
         (None, r"returns an array of shape \(\), not \(8,\)"),
         ([[1], [1, 2]], "returns list, not an array of numbers"),
+        (["1"] * 8, "returns an array of <U1, not of real numbers"),
+        (np.full(8, 1j), "returns an array of complex128, not of real numbers"),
         (SystemExit(3), "raises SystemExit: 3"),
         (RuntimeError("a\nb"), "raises RuntimeError: a b"),
     ],
@@ -388,7 +432,7 @@ def mean_with(**claimed):
         (lambda: Poisson(3, 0.0), r"rate must be in \(0, 1\]"),
         (lambda: Masked(8, 3), r"modulus must be an integer in \[16, 2\.3"),
         (lambda: Masked(2**62, 3), r"modulus must be an integer in \[16, 2\.3"),
-        (lambda: Masked(16, 3, dropped=3), "dropped must be below clients=3"),
+        (lambda: Masked(16, 3, dropped=2), "dropped must leave two of clients=3"),
         (lambda: Aggregation(" ", len, CLAIM), "name must be a name"),
         (lambda: Aggregation("a", 3, CLAIM), "aggregate must be"),
         (

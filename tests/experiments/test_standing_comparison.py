@@ -65,9 +65,9 @@ def test_every_method_that_can_protect_is_compared_or_left_out_with_a_reason():
     assert len(planned["task"]) == 6 and planned["tuning_seed"] not in planned["seeds"]
 
 
-@pytest.mark.parametrize("task", compare.tasks())
+@pytest.mark.parametrize("task", [*compare.tasks(), *compare.larger()])
 def test_every_point_of_the_comparison_is_valid(task):
-    pieces = [piece for piece in compare.pieces() if piece.task == task]
+    pieces = compare.pieces([task])
     # Tasks differ in data and model, methods in all else.
     for piece in pieces if task == "digits" else pieces[::9]:
         tried = compare.settings(piece)
@@ -77,6 +77,44 @@ def test_every_point_of_the_comparison_is_valid(task):
         validate(with_named_lists(config))
         assert config.privacy.unit == piece.unit and config.run.seed == 3
         assert getattr(config.privacy, piece.unit).epsilon == 4
+
+
+def test_a_method_of_ones_own_is_one_file(tmp_path, monkeypatch):
+    page = (compare.HERE / "README.md").read_text("utf-8")
+    (tmp_path / "mine.py").write_text(page.partition("```py\n")[2].partition("```")[0], "utf-8")
+    monkeypatch.setattr(compare, "OWN", tmp_path)
+    planned = compare.plan.__wrapped__()
+    monkeypatch.setattr(compare, "plan", lambda: planned)
+    (piece,) = [p for p in compare.pieces(["digits"]) if p.method == "mine"]
+    tried = compare.settings(piece)
+    assert piece.unit == "record" and len(tried) == 4
+    assert {setting["algorithm.options.momentum"] for setting in tried} == {0.5, 0.9}
+    validate(load_config(compare.task_file("digits"), compare.point(piece, 4, tried[0], 3).words))
+    (tmp_path / "dp_sgd.py").touch()
+    with pytest.raises(SystemExit, match=r"dp_sgd is in methods\.toml"):
+        compare.plan.__wrapped__()
+
+
+def test_wins_and_losses_are_of_intervals_over_the_same_seeds():
+    seeds = compare.plan()["seeds"]
+    cells = [
+        row(task=task, method=method, seed=seed, accuracy=0.5 + 0.1 * seed + gain * (1 + seed % 2))
+        for task, gains in {"digits": 0.01, "adult": -0.01, "cifar10": 0.0}.items()
+        for method, gain in {"dp_sgd": 0.0, "robust_hdp": gains}.items()
+        for seed in seeds
+        if (task, seed) != ("cifar10", 4) or method == "dp_sgd"
+    ]
+    (duel,) = ranks.duels(cells)
+    assert (duel.method, duel.unit, duel.epsilon) == ("robust_hdp", "record", 1.0)
+    # The seeds' own differences cancel; gains of 1 and 2 points are left.
+    mean, half = ranks.interval([0.01, 0.02, 0.01, 0.02, 0.01])
+    won, lost = duel.tasks_where(1), duel.tasks_where(-1)
+    assert [*won] == ["digits"] and won["digits"] == pytest.approx((mean, half))
+    assert [*lost] == ["adult"] and lost["adult"] == pytest.approx((-mean, half))
+    # One seed of the third task is missing.
+    assert not duel.tasks_where(0)
+    tied = duel._replace(gains={"digits": (0.01, 0.01), "adult": (0.0, 0.0)})
+    assert [*tied.tasks_where(0)] == ["digits", "adult"]
 
 
 def test_settings_are_chosen_on_trials_alone():

@@ -1,5 +1,6 @@
-"""Adaptive clipping: whether the clip norm comes closer to the rows, and bounds later rounds."""
+"""Adaptive clipping: whether the clip norm comes closer to the rows, and holds in later rounds."""
 
+import dataclasses
 import math
 from collections.abc import Iterator
 
@@ -8,6 +9,7 @@ import numpy as np
 from fedjax_dp.audit.conformance.claims import divisor_of
 from fedjax_dp.audit.conformance.contribution import rounding_of
 from fedjax_dp.audit.conformance.findings import Draws, Finding, Verdict
+from fedjax_dp.audit.conformance.noise import check_draws
 from fedjax_dp.audit.conformance.subjects import (
     AdaptiveAggregation,
     Array,
@@ -19,9 +21,10 @@ from fedjax_dp.audit.floats import MARGIN
 
 # Norms of rows, in units of the first clip norm.
 _FACTORS = (10.0, 0.1)
-# Independent noises are nearer than this share of their size with a probability below 1e-5, even
-# of one entry.
-_REPEATED = 1e-5
+# Rounds that move the clip norm before two whose noise is looked at.
+_MOVED = 10
+# Seeds of a clip norm.
+_SEEDS = 16
 
 
 def check_adaptive(subject: AdaptiveAggregation, draws: Draws) -> Iterator[Finding]:
@@ -41,14 +44,61 @@ def check_adaptive(subject: AdaptiveAggregation, draws: Draws) -> Iterator[Findi
         try:
             after, _ = _rounds(subject, changed, seed)
             before, norms = _rounds(subject, plain, seed)
-            noise, bounds = _rounds(subject, np.zeros_like(updates[:2]), seed)
         except Misbehaviour as wrong:
             yield Finding(name, check, "failed", f"the subject {wrong}", example=example)
             continue
         yield _approach(name, check, norms, norm, example)
-        if factor == _FACTORS[0] and first.noise_stddev > 0:
-            yield _two_rounds(name, noise / bounds[:, None])
         yield _last_round(subject, before[-1], after[-1], float(norms[-1]), factor, example)
+
+
+def check_later_noise(
+    subject: AdaptiveAggregation, draws: Draws, significance: float
+) -> Iterator[Finding]:
+    """Tests the noise of two rounds without contributions, after rounds that move the clip norm."""
+    name, first = subject.name, subject.claim.first
+    yield _count(subject, draws)
+    if first.noise_stddev == 0:
+        return
+    moving = np.full((_MOVED, first.rows, first.size), _FACTORS[0] * first.clip_norm, np.float32)
+    updates = np.concatenate([moving, np.zeros_like(moving[:2])])
+    noise = []
+    try:
+        for seed in draws.block():
+            released, norms = (each[-2:] for each in _rounds(subject, updates, seed))
+            noise.append((released / norms[:, None] * first.clip_norm).ravel())
+    except Misbehaviour as wrong:
+        yield Finding(name, "noise: later rounds", "failed", f"the subject {wrong}")
+        return
+    # Rounds are layers, whose noise is independent too.
+    both = dataclasses.replace(first, layers=first.layers * 2)
+    for finding in check_draws(name, np.stack(noise), both, significance / 4):
+        yield finding._replace(check=f"{finding.check}, later rounds")
+
+
+def _count(subject: AdaptiveAggregation, draws: Draws) -> Finding:
+    """Requires noise in a clip norm that depends on one row of the round before."""
+    name, first, check = subject.name, subject.claim.first, "noise: clip norm of the next round"
+    rows = np.full((2, first.rows, first.size), 0.01 * first.clip_norm / first.size, np.float32)
+    rows[0, first.rows // 2 :] *= 1e4
+    changed = rows.copy()
+    changed[0, 0] *= 1e4
+    try:
+        found = np.array(
+            [
+                [_rounds(subject, updates, seed)[1][1] for updates in (rows, changed)]
+                for seed in draws.block(_SEEDS)
+            ]
+        )
+    except Misbehaviour as wrong:
+        return Finding(name, check, "failed", f"the subject {wrong}")
+    values, gap = len(np.unique(found[:, 0])), float(np.max(np.abs(found[:, 1] - found[:, 0])))
+    if values > 1 or gap == 0:
+        return Finding(name, check, "passed", "seeds move it too, or no row does")
+    says = f"one row moves it by {gap:.4g}, and {_SEEDS} seeds do not: the count has no noise"
+    shape = f"({first.rows}, {first.size})"
+    example = f"rows = np.full({shape}, {rows[0, 0, 0]:.9g}, np.float32)"
+    example += f"\nrows[{first.rows // 2}:] *= 1e4\nneighbour = rows.copy(); neighbour[0] *= 1e4"
+    return Finding(name, check, "failed", says, gap, 0.0, 1.0, example)
 
 
 def _rounds(subject: AdaptiveAggregation, updates: Array, seed: int) -> tuple[Array, Array]:
@@ -58,15 +108,6 @@ def _rounds(subject: AdaptiveAggregation, updates: Array, seed: int) -> tuple[Ar
         raise Misbehaviour("does not return aggregates and clip norms")
     shape = (len(updates), subject.claim.first.size)
     return as_numbers(answer[0], shape), as_numbers(answer[1], shape[:1])
-
-
-def _two_rounds(name: str, noise: Array) -> Finding:
-    """Requires other noise in the second round than in the first, in units of the clip norms."""
-    gap, size = (float(np.linalg.norm(x)) for x in (noise[1] - noise[0], noise[0]))
-    is_repeated = not gap > _REPEATED * size
-    says = "the second round has " + ("the noise of the first" if is_repeated else "other noise")
-    verdict: Verdict = "failed" if is_repeated else "passed"
-    return Finding(name, "noise: independence of rounds", verdict, says, gap, size)
 
 
 def _approach(name: str, check: str, norms: Array, norm: float, example: str) -> Finding:

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_dp.audit.conformance import attack, masks
 from fedjax_dp.audit.conformance.accounting import check_accounting
-from fedjax_dp.audit.conformance.adaptive import check_adaptive
+from fedjax_dp.audit.conformance.adaptive import check_adaptive, check_later_noise
 from fedjax_dp.audit.conformance.contribution import check_contribution
 from fedjax_dp.audit.conformance.findings import CHECKS, Draws, Finding
 from fedjax_dp.audit.conformance.noise import check_noise
@@ -128,6 +128,7 @@ def _checks_of(subject: Subject) -> list[tuple[str, _Check]]:
     ]
     if isinstance(subject, AdaptiveAggregation):
         groups.append(("contribution", lambda draws, significance: check_adaptive(subject, draws)))
+        groups.append(("noise", partial(check_later_noise, subject)))
     return groups
 
 

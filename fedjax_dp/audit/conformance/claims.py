@@ -75,6 +75,9 @@ class Release(_Claim):
 class AdaptiveRelease(_Claim):
     """A release whose clip norm follows a quantile of the rows' norms, from round to round.
 
+    The noise of a round is in proportion to its clip norm, and independent of other rounds; a clip
+    norm that depends on the rows of the round before does so with noise of its own.
+
     Attributes:
       first: the release of the first round.
       quantile: the share of rows whose norm should be below the clip norm, in (0, 1).
@@ -180,7 +183,8 @@ class Masked(_Claim):
       modulus: m, from 16 to 2^61.
       clients: the number of clients, at least 3.
       size: the number of integers of a message, at least 1.
-      dropped: how many clients may drop out after sending their masks, at least 0; below `clients`.
+      dropped: how many clients may drop out after sending their masks, at least 0; at least two
+        stay, as the sum of one is what it sent.
     """
 
     modulus: Modulus
@@ -191,8 +195,8 @@ class Masked(_Claim):
     def __post_init__(self) -> None:
         """Checks every field."""
         super().__post_init__()
-        rule = f"be below clients={self.clients}"
-        checks.require(self.dropped < self.clients, "dropped", rule, self.dropped)
+        rule = f"leave two of clients={self.clients}"
+        checks.require(self.dropped <= self.clients - 2, "dropped", rule, self.dropped)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -121,7 +121,7 @@ def _uniform(subject: Masking, messages: dict[str, Array], share: float) -> Find
 
 
 def _unrelated(subject: Masking, drawn: Array, share: float) -> Finding:
-    """Tests differences of messages: of two seeds, of two clients, of two entries."""
+    """Tests differences of messages, of two seeds, clients and entries, and equal integers."""
     check, m = "masks: unrelated", subject.claim.modulus
     distinct = len(np.unique(drawn.reshape(len(drawn), -1), axis=0))
     if distinct < 0.9 * len(drawn):
@@ -140,8 +140,19 @@ def _unrelated(subject: Masking, drawn: Array, share: float) -> Finding:
         # A seed's differences may depend on those of other clients: one client at a time.
         gap = gap[:, 0] if what == "seeds" else gap
         tests += _bin_tests(gap % m, m, f"differences of messages of {what}")
+    tests.append(_equal(drawn, m))
     says = "differences of messages of seeds, clients and entries are uniform"
     return judged(subject.name, check, tests, share, says)
+
+
+def _equal(drawn: Array, modulus: int) -> Test:
+    """Tests how many integers of two seeds' messages are equal, wherever they are."""
+    numbers = np.sort(drawn[: len(drawn) // 2 * 2].reshape(len(drawn) // 2, -1), axis=1)
+    pairs = len(numbers) * math.comb(numbers.shape[1], 2)
+    # At most the equal pairs, which are pairwise independent.
+    equal = int(np.sum(numbers[:, 1:] == numbers[:, :-1]))
+    p_value = float(stats.binom.sf(equal - 1, pairs, 1 / modulus))
+    return Test(p_value, "the share of equal pairs of integers", equal / pairs, 1 / modulus)
 
 
 def check_source(subject: MaskSource, draws: Draws, significance: float) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp.audit.conformance import serve
+from fedjax_dp.audit.conformance.subjects import NotStarted
 from fedjax_dp.core import checks
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Positive
@@ -22,7 +23,8 @@ class Served:
     """Functions of a file that another Python runs, such as one with PyTorch.
 
     The process starts with the first call and runs until this one ends. A call that takes too long,
-    or in which the process dies, raises `RuntimeError`; the next one starts it again.
+    or in which the process dies, raises `RuntimeError`; the next one starts it again. A process
+    that cannot be started raises `ValueError`, in a check too: it says nothing about the functions.
     """
 
     @checked
@@ -75,13 +77,25 @@ class Served:
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Sends a request to the process, which is started if it does not run."""
-        if self._process is None:
-            pipe = subprocess.PIPE
-            self._process = subprocess.Popen(
+        process = self._process or self._started()
+        return self._exchange(process, request, self._timeout)
+
+    def _started(self) -> subprocess.Popen:
+        """Starts the process and waits for its imports."""
+        pipe, (python, _, file) = subprocess.PIPE, self._command
+        try:
+            self._process = process = subprocess.Popen(
                 self._command, stdin=pipe, stdout=pipe, start_new_session=True
             )
-            self._exchange(self._process, {"name": serve.STARTED, "arguments": 0}, self._start)
-        return self._exchange(self._process, request, self._timeout)
+            started = {"name": serve.STARTED, "arguments": 0}
+            answer = self._exchange(process, started, self._start)
+        except (OSError, RuntimeError) as error:
+            raise NotStarted(f"python must run the file {file}; {python}: {error}") from error
+        if "error" in answer:
+            self.close()
+            said = str(answer["error"])
+            raise NotStarted(f"file must be one that {python} can run; {file}: {said}")
+        return process
 
     def _exchange(
         self, process: subprocess.Popen, request: dict[str, Any], seconds: float

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from itertools import combinations
 from typing import TypeAlias
 
 import numpy as np
@@ -15,6 +16,8 @@ from fedjax_dp.audit.conformance.subjects import Misbehaviour, Sampling, as_numb
 Rounds: TypeAlias = list[np.ndarray]
 
 _ROUNDS = 4
+# The most batches of an epoch after which the next one is looked at.
+_MOST_BATCHES = 50
 # The most units, and pairs of units, that are watched.
 _WATCHED = 200
 _FINDINGS = 4
@@ -25,7 +28,9 @@ def check_sampling(subject: Sampling, draws: Draws, significance: float) -> Iter
     claim, name, share = subject.claim, subject.name, significance / _FINDINGS
     rounds = _ROUNDS
     if isinstance(claim, Shuffled):
-        rounds = max(2, min(_ROUNDS, claim.num_units // claim.size))
+        batches, rest = divmod(claim.num_units, claim.size)
+        has_next = rest == 0 and 1 < batches <= _MOST_BATCHES
+        rounds = batches + 1 if has_next else max(2, min(_ROUNDS, batches))
     try:
         runs = [_drawn(subject, rounds, seed) for seed in draws.block(2 * draws.count)]
     except Misbehaviour as wrong:
@@ -134,24 +139,34 @@ def _pairs(subject: Sampling, runs: list[Rounds], watched: np.ndarray, share: fl
 
 
 def _rounds(subject: Sampling, runs: list[Rounds], share: float) -> Finding:
-    """Tests how many units are drawn in two rounds in a row."""
+    """Tests how many units are drawn in two rounds of a run, and none in two of an epoch."""
     claim, check = subject.claim, "sampling: rounds in a row"
-    again = sum(np.intersect1d(run[0], run[1]).size for run in runs)
-    trials = len(runs) * claim.num_units
-    measured = again / len(runs)
-    match claim:
-        case Shuffled() if claim.num_units >= 2 * claim.size:
-            if again:
-                sentence = f"{measured:.3g} units are drawn again in the next batch of an epoch"
-                return Finding(subject.name, check, "failed", sentence, measured, 0.0)
-            return Finding(subject.name, check, "passed", "no unit is drawn twice in an epoch")
-        case FixedSize() | Shuffled() if claim.rate == 1:
-            return Finding(subject.name, check, "passed", "every round has all units", 1.0, 1.0)
-        case Shuffled():
+    pairs = list(combinations(range(len(runs[0])), 2))
+    if isinstance(claim, FixedSize | Shuffled) and claim.rate == 1:
+        return Finding(subject.name, check, "passed", "every round has all units", 1.0, 1.0)
+    if isinstance(claim, Shuffled):
+        batches = claim.num_units // claim.size
+        if batches == 1:
             return Finding(subject.name, check, "open", "an epoch has one full batch")
-    # Exact for Poisson sampling, whose units are independent; others vary less.
-    p_value = float(stats.binomtest(again, trials, claim.rate**2).pvalue)
-    expected = claim.num_units * claim.rate**2
-    test = Test(p_value, "the number of units drawn in two rounds in a row", measured, expected)
-    says = "a round does not predict the next"
-    return judged(subject.name, check, [test], share, says)
+        again = sum(_again(runs, pair) for pair in pairs if pair[1] < batches) / len(runs)
+        if again:
+            sentence = f"{again:.3g} units are drawn again in another batch of an epoch"
+            return Finding(subject.name, check, "failed", sentence, again, 0.0)
+        pairs = [pair for pair in pairs if pair == (0, batches)]
+        if not pairs:
+            says = "no unit is drawn twice in an epoch; the next epoch was not looked at"
+            return Finding(subject.name, check, "passed", says)
+    trials, expected = len(runs) * claim.num_units, claim.num_units * claim.rate**2
+    tests = []
+    for pair in pairs:
+        again = _again(runs, pair)
+        # Exact for Poisson sampling, whose units are independent; others vary less.
+        p_value = float(stats.binomtest(again, trials, claim.rate**2).pvalue)
+        what = f"the number of units drawn in both rounds {pair[0]} and {pair[1]}"
+        tests.append(Test(p_value, what, again / len(runs), expected))
+    return judged(subject.name, check, tests, share, "no round predicts another")
+
+
+def _again(runs: list[Rounds], pair: tuple[int, int]) -> int:
+    """The number of units, over all runs, that are drawn in both rounds."""
+    return sum(np.intersect1d(run[pair[0]], run[pair[1]]).size for run in runs)

@@ -60,12 +60,18 @@ def unpacked(arrays: dict[str, Any]) -> Any:
 
 def main(path: str) -> None:
     """Answers until the input ends."""
-    # The output stream is for answers alone, whatever the file or its libraries print.
-    answers = os.fdopen(os.dup(1), "wb")
+    # Both streams are for messages alone, whatever the file or its libraries read and print.
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
-    functions = {STARTED: lambda: True} | runpy.run_path(path)
-    while (request := read(sys.stdin.buffer)) is not None:
+    try:
+        functions = {STARTED: lambda: True} | runpy.run_path(path)
+    except (Exception, SystemExit) as error:
+        read(requests)
+        write(answers, {"error": f"{type(error).__name__}: {error}"})
+        return
+    while (request := read(requests)) is not None:
         try:
             arguments = [request[f"argument{i}"] for i in range(int(request["arguments"]))]
             # Scalars arrive as arrays without axes.

@@ -28,6 +28,10 @@ class Misbehaviour(Exception):
     """A subject that raised an exception, or returned what is not of the agreed form."""
 
 
+class NotStarted(ValueError):
+    """A process of a subject that cannot be started, which is no finding about the subject."""
+
+
 @dataclasses.dataclass(frozen=True)
 class _Subject:
     name: Name
@@ -210,7 +214,7 @@ def called(function: Callable[..., Any], *arguments: Any) -> Any:
     copies = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
     try:
         return function(*copies)
-    except Misbehaviour:
+    except (Misbehaviour, NotStarted):
         raise
     except (Exception, SystemExit) as error:
         text = " ".join(str(error).split())[:200]
@@ -225,9 +229,13 @@ def numbers(shape: Sequence[int], function: Callable[..., Any], *arguments: Any)
 def as_numbers(value: Any, shape: Sequence[int]) -> Array:
     """Reads what a subject returned as numbers of a shape, in float64."""
     try:
-        array = np.asarray(value, np.float64)
+        given = np.asarray(value)
+        array = np.asarray(given, np.float64)
     except (TypeError, ValueError):
         raise Misbehaviour(f"returns {type(value).__name__}, not an array of numbers") from None
+    # NumPy reads texts, and leaves the imaginary part out.
+    if given.dtype.kind in "cmMSU":
+        raise Misbehaviour(f"returns an array of {given.dtype}, not of real numbers")
     if array.shape != tuple(shape):
         raise Misbehaviour(f"returns an array of shape {array.shape}, not {tuple(shape)}")
     return array
@@ -247,7 +255,11 @@ def subjects_of(file: str) -> list[Subject]:
       ValueError: if the file cannot be run or defines none.
     """
     checks.require(file.endswith(".py"), "SUBJECT.py", "end in .py", file)
-    module = module_of_file(pathlib.Path(file), file)
+    try:
+        module = module_of_file(pathlib.Path(file), file)
+    except SystemExit as stop:
+        # Its status may be that of a report without failures.
+        raise ValueError(f"{file!r} must define subjects, and ends the process: {stop}") from None
     found: list[Any] = [value for value in vars(module).values() if isinstance(value, SUBJECTS)]
     kinds = ", ".join(kind.__name__ for kind in SUBJECTS)
     checks.require(len(found) > 0, "SUBJECT.py", f"define a value of {kinds}", file)
