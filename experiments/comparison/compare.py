@@ -364,7 +364,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 break
             try:
                 run_piece(piece, epsilons, options.output, deadline, options.cells, cluster)
-            except ValueError as error:
+            except (ValueError, MemoryError, RuntimeError) as error:
+                # Others may run; RuntimeError is what JAX raises, such as for memory of a device.
                 refused.append(f"{' '.join(piece)}: {error}")
                 print(f"refused: {refused[-1]}")
     if refused:

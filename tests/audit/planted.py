@@ -1,4 +1,4 @@
-"""Correct subjects in NumPy, and 75 defects with the check that should find each."""
+"""Correct subjects in NumPy, and 76 defects with the check that should find each."""
 
 import dataclasses
 
@@ -64,14 +64,15 @@ def aggregation(name="correct", claim=CLAIM, *, of=Aggregation, clean=finite, bo
     return of(name, aggregate, claim)
 
 
-def weighted(name="correct with weights", weigh=lambda rows, w: clip(rows * w)):
+def weighted(
+    name="correct with weights", weigh=lambda rows, w: clip(rows * w), scale=lambda w: 1.0
+):
     def aggregate(rows, weights, seed):
         with_weights = np.column_stack([rows, weights])
         good = np.isfinite(with_weights).all(axis=1, keepdims=True)
         rows, weights = np.where(good, rows, 0), np.where(good[:, 0], weights, 0)[:, None]
-        return (
-            weigh(rows.astype(float), weights.astype(float)).sum(axis=0) + gaussian(seed, 0)
-        ) / D
+        total = weigh(rows.astype(float), weights.astype(float)).sum(axis=0)
+        return (total + gaussian(seed, 0) * scale(weights)) / D
 
     return WeightedAggregation(name, aggregate, CLAIM)
 
@@ -541,6 +542,7 @@ def planted():
     yield aggregation("seeds as a counter", noise=_counter), "noise: independence of seeds"
     yield aggregation("noise cut off at two deviations", noise=_cut_off), "noise: law"
     yield aggregation("noise of the rows' norms", noise=_of_norms()), reply
+    yield weighted("noise of the weights", scale=lambda w: min(1, w.sum())), reply
     others = "contribution: others"
     yield aggregation("a second chunk not clipped", bound=_first_chunk_clipped), others
     yield aggregation("the mean of chunks", combine=_mean_of_chunks), "contribution: divisor"

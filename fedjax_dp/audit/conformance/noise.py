@@ -39,9 +39,11 @@ def check_noise(name: str, view: View, draws: Draws, significance: float) -> Ite
     yield _by_cohort(name, view, noise, draws, share)
 
 
-def releases(view: View, rows: np.ndarray, seeds: range) -> np.ndarray:
-    """Releases the same rows under every seed, `[seeds, entries]`."""
-    return np.stack([view(rows, seed) for seed in seeds])
+def releases(
+    view: View, rows: np.ndarray, seeds: range, weights: np.ndarray | None = None
+) -> np.ndarray:
+    """Releases the same rows, of weight 1 or of these, under every seed, `[seeds, entries]`."""
+    return np.stack([view(rows, seed, weights) for seed in seeds])
 
 
 def check_draws(name: str, noise: np.ndarray, claim: Release, share: float) -> Iterator[Finding]:
@@ -195,12 +197,17 @@ def _by_cohort(name: str, view: View, noise: np.ndarray, draws: Draws, share: fl
         "rows that are all large": np.full_like(zeros, 1e6),
         "large rows that cancel": opposite.astype(np.float32),
     }
+    weights = {what: np.ones(len(rows), np.float32) for what, rows in cohorts.items()}
+    if view.has_weights:
+        for weight in (0.0, 100.0):
+            what = f"rows of weight {weight:g}"
+            cohorts[what], weights[what] = zeros, np.full(claim.rows, weight, np.float32)
     tests = [scale_test(noise, stddev_of(claim, claim.rows), claim.law, f"{claim.rows} rows", True)]
     untried = []
     for what, rows in cohorts.items():
         smaller = len(rows) < claim.rows
         try:
-            drawn = releases(view, rows, draws.block())
+            drawn = releases(view, rows, draws.block(), weights[what])
             if not np.isfinite(drawn).all():
                 raise Misbehaviour("releases what is not finite")
         except Misbehaviour as wrong:
