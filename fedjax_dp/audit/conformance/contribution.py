@@ -61,7 +61,7 @@ def check_contribution(
         cancels = _cancels(view, plain, seed)
     except Misbehaviour as wrong:
         sentence = f"the subject {wrong} on {claim.rows} rows of zeros"
-        yield Finding(name, "contribution: call", "failed", sentence, example=_code_of(plain))
+        yield Finding(name, "contribution: call", "failed", sentence, example=code_of(plain))
         return
     families = [f for f in FAMILIES if f != "weights" or view.has_weights]
     share = significance / (len(families) + 2)
@@ -266,7 +266,7 @@ def _sum(name: str, view: View, cancels: bool, draws: Draws, significance: float
     claim, check = view.claim, "contribution: divisor"
     direction = np.full(claim.size, 1 / math.sqrt(claim.size))
     length = claim.clip_norm / (2 * math.sqrt(claim.size) if claim.norm == "l1" else 2)
-    tests = []
+    tests, examples = [], dict[str, str]()
     if claim.divisor is None and claim.relation == "add_remove":
         sentence = (
             "the divisor is the number of rows, which differs between neighbours under add_remove: "
@@ -284,17 +284,19 @@ def _sum(name: str, view: View, cancels: bool, draws: Draws, significance: float
             gaps = [float((view(short, s) - view(rows, s)) @ direction) for s in seeds]
         except Misbehaviour as wrong:
             if claim.relation == "add_remove" and count <= claim.rows:
-                return Finding(name, check, "failed", f"the subject {wrong} on {count} rows")
+                sentence = f"the subject {wrong} on {count} rows"
+                return Finding(name, check, "failed", sentence, example=code_of(short))
             continue
         measured = float(np.mean(gaps))
         error = stddev_of(claim, count) * math.sqrt(2 / len(gaps)) if not cancels else 0.0
         off = max(0.0, abs(measured - expected) - MARGIN * expected)
         p_value = float(off == 0 if error == 0 else 2 * stats.norm.sf(off / error))
         tests.append(Test(p_value, what, measured, expected))
+        examples[what] = code_of(short)
     if not tests:
         return Finding(name, check, "open", "the subject takes no other number of rows")
     says = "short rows are summed and divided as claimed, for every number of rows"
-    return judged(name, check, tests, significance, says)
+    return judged(name, check, tests, significance, says, examples)
 
 
 def _mean_shift(name: str, view: View, draws: Draws, significance: float) -> Finding:
@@ -393,7 +395,7 @@ def _round(values: np.ndarray) -> np.ndarray:
 
 def as_code(case: Case) -> str:
     """Writes a case as NumPy code."""
-    lines = [_code_of(case.rows)]
+    lines = [code_of(case.rows)]
     if (case.weights != 1).any():
         lines.append(f"weights = np.array({_listed(case.weights)}, np.float32)")
     if case.other is None:
@@ -404,13 +406,18 @@ def as_code(case: Case) -> str:
     return "\n".join(lines)
 
 
-def _code_of(rows: np.ndarray) -> str:
+def code_of(rows: np.ndarray) -> str:
+    """Writes rows as NumPy code."""
     if np.unique(rows).size == 1:
         return f"rows = np.full({rows.shape}, {_number(rows.flat[0])}, np.float32)"
-    if np.count_nonzero(rows) > 24 or rows.size <= 8:
-        return f"rows = np.array([{', '.join(map(_listed, rows))}], np.float32)"
     lines = [f"rows = np.zeros({rows.shape}, np.float32)"]
-    lines += [f"rows[{i}, {j}] = {_number(rows[i, j])}" for i, j in np.argwhere(rows != 0)]
+    for i, row in enumerate(rows):
+        if np.unique(row).size == 1:
+            lines += [f"rows[{i}] = {_number(row[0])}"] if row.any() else []
+        else:
+            lines += [f"rows[{i}, {j}] = {_number(row[j])}" for j in np.flatnonzero(row)]
+    if 0 < rows.size <= 8 or len(lines) > 25:
+        return f"rows = np.array([{', '.join(map(_listed, rows))}], np.float32)"
     return "\n".join(lines)
 
 

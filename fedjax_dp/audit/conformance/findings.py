@@ -1,7 +1,7 @@
 """Findings of checks: verdict, what was measured and allowed, and an input that shows it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -61,11 +61,16 @@ class Draws:
 
 
 def judged(
-    subject: str, check: str, tests: Sequence[Test], significance: float, says: str
+    subject: str,
+    check: str,
+    tests: Sequence[Test],
+    significance: float,
+    says: str,
+    examples: Mapping[str, str] = {},
 ) -> Finding:
     """Fails if the smallest p-value, times the number of tests, is at most the significance.
 
-    `says` is what the tests show if all pass.
+    `says` is what the tests show if all pass; `examples` are inputs by what a test is of.
     """
     worst = min(tests, key=lambda test: test.p_value)
     numbers = worst.measured, worst.expected, 1 - significance
@@ -75,4 +80,4 @@ def judged(
         f"{worst.what} is {worst.measured:.4g}, expected {worst.expected:.4g} "
         f"(p = {worst.p_value:.1g}, the least of {len(tests)})"
     )
-    return Finding(subject, check, "failed", wrong, *numbers)
+    return Finding(subject, check, "failed", wrong, *numbers, examples.get(worst.what, ""))

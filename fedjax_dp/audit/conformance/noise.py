@@ -12,6 +12,7 @@ import numpy as np
 from scipy import stats
 
 from fedjax_dp.audit.conformance.claims import Release, noise_law, stddev_of
+from fedjax_dp.audit.conformance.contribution import code_of
 from fedjax_dp.audit.conformance.findings import Draws, Finding, Test, Verdict, judged
 from fedjax_dp.audit.conformance.subjects import Misbehaviour, View
 
@@ -203,7 +204,7 @@ def _by_cohort(name: str, view: View, noise: np.ndarray, draws: Draws, share: fl
             what = f"rows of weight {weight:g}"
             cohorts[what], weights[what] = zeros, np.full(claim.rows, weight, np.float32)
     tests = [scale_test(noise, stddev_of(claim, claim.rows), claim.law, f"{claim.rows} rows", True)]
-    untried = []
+    untried, examples = [], dict[str, str]()
     for what, rows in cohorts.items():
         smaller = len(rows) < claim.rows
         try:
@@ -213,11 +214,13 @@ def _by_cohort(name: str, view: View, noise: np.ndarray, draws: Draws, share: fl
         except Misbehaviour as wrong:
             # Where the number of rows is public it need not vary, and it may have a limit.
             if len(rows) == claim.rows or (smaller and claim.relation == "add_remove"):
-                return Finding(name, check, "failed", f"the subject {wrong} on {what}")
+                sentence = f"the subject {wrong} on {what}"
+                return Finding(name, check, "failed", sentence, example=code_of(rows))
             untried.append(what)
             continue
         about = f"the noise on {what}"
+        examples[f"the standard deviation of {about}"] = code_of(rows)
         tests.append(scale_test(drawn, stddev_of(claim, len(rows)), claim.law, about, False))
     says = f"the standard deviation is the claimed one for {len(tests)} cohorts"
     says += f"; not for {', '.join(untried)}" if untried else ""
-    return judged(name, check, tests, share, says)
+    return judged(name, check, tests, share, says, examples)
