@@ -1,4 +1,4 @@
-"""Correct subjects in NumPy, and 76 defects with the check that should find each."""
+"""Correct subjects in NumPy, and 78 defects with the check that should find each."""
 
 import dataclasses
 
@@ -100,6 +100,8 @@ def adaptive(
     *,
     of_round=lambda seed, i: np.random.default_rng([seed, i]).normal(0, S, SIZE),
     scale=lambda bound: bound,
+    clean=finite,
+    below=lambda norms: norms <= 1,
     count_stddev=0.5,
 ):
     first = dataclasses.replace(CLAIM, noise_stddev=S)
@@ -107,14 +109,14 @@ def adaptive(
     def aggregate(rounds, seed):
         bound, outputs, bounds = C, [], []
         for i, rows in enumerate(rounds):
-            rows = finite(rows)
             bounds.append(bound)
             noise = of_round(seed, i) * scale(bound)
-            outputs.append((clip(rows, bound**power).sum(axis=0) + noise) / D)
+            outputs.append((clip(finite(rows), bound**power).sum(axis=0) + noise) / D)
             # Of n rows, the share whose norm is at most the bound, with noise.
-            noise = np.random.default_rng([seed, i, 1]).normal(0, count_stddev)
-            below = np.sum(np.linalg.norm(rows, axis=1) <= bound) + noise
-            bound *= np.exp(sign * 0.3 * (below / ROWS - 0.5))
+            norms = np.linalg.norm(clean(rows), axis=1)
+            count = np.sum(below(norms / bound))
+            count += np.random.default_rng([seed, i, 1]).normal(0, count_stddev)
+            bound *= np.exp(sign * 0.3 * (count / ROWS - 0.5))
         return np.stack(outputs), np.array(bounds)
 
     return AdaptiveAggregation(name, aggregate, AdaptiveRelease(first))
@@ -540,6 +542,10 @@ def planted():
         "noise: independence of entries",
     )
     yield aggregation("seeds as a counter", noise=_counter), "noise: independence of seeds"
+    yield (
+        aggregation("seeds of a period", noise=lambda s, r: gaussian(s % 240, r)),
+        "noise: independence of seeds",
+    )
     yield aggregation("noise cut off at two deviations", noise=_cut_off), "noise: law"
     yield aggregation("noise of the rows' norms", noise=_of_norms()), reply
     yield weighted("noise of the weights", scale=lambda w: min(1, w.sum())), reply
@@ -558,6 +564,15 @@ def planted():
             of_round=lambda seed, i: gaussian([seed, i // 2], 0) * (-1) ** i,
         ),
         later.format("independence of entries"),
+    )
+    yield (
+        adaptive(
+            "NaN in the clip norm",
+            clean=lambda rows: rows,
+            below=lambda norms: np.minimum(norms, 1),
+            sign=1.0,
+        ),
+        "contribution: clip norm after rows that are not finite",
     )
     yield adaptive("an exact count", count_stddev=0), "noise: clip norm of the next round"
     yield Sampling("every second cohort", _cohort_again, FixedSize(UNITS, DRAWN)), in_a_row

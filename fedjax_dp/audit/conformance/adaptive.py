@@ -31,6 +31,7 @@ def check_adaptive(subject: AdaptiveAggregation, draws: Draws) -> Iterator[Findi
     """Runs rounds on rows of one norm, then changes one row of the last round."""
     name, first = subject.name, subject.claim.first
     seed = draws.block(1)[0]
+    yield _not_finite(subject, seed)
     for factor in _FACTORS:
         check = f"contribution: clip norm of rows {factor:g} times as long"
         norm = factor * first.clip_norm
@@ -99,6 +100,25 @@ def _count(subject: AdaptiveAggregation, draws: Draws) -> Finding:
     example = f"rows = np.full({shape}, {rows[0, 0, 0]:.9g}, np.float32)"
     example += f"\nrows[{first.rows // 2}:] *= 1e4\nneighbour = rows.copy(); neighbour[0] *= 1e4"
     return Finding(name, check, "failed", says, gap, 0.0, 1.0, example)
+
+
+def _not_finite(subject: AdaptiveAggregation, seed: int) -> Finding:
+    """Requires a clip norm that is finite and above 0 after a row that is not finite."""
+    name, first = subject.name, subject.claim.first
+    check = "contribution: clip norm after rows that are not finite"
+    norms = np.ones(1)
+    for value in (math.nan, math.inf):
+        updates = np.zeros((3, first.rows, first.size), np.float32)
+        updates[0, 0] = value
+        example = f"updates = np.zeros({updates.shape}, np.float32)\nupdates[0, 0] = np.{value}"
+        try:
+            _, norms = _rounds(subject, updates, seed)
+        except Misbehaviour as wrong:
+            return Finding(name, check, "failed", f"the subject {wrong}", example=example)
+        if not (np.isfinite(norms).all() and norms.min() > 0):
+            sentence = f"the clip norms of three rounds are {norms}, the first with one such row"
+            return Finding(name, check, "failed", sentence, example=example)
+    return Finding(name, check, "passed", "it stays finite and above 0", float(norms[-1]))
 
 
 def _rounds(subject: AdaptiveAggregation, updates: Array, seed: int) -> tuple[Array, Array]:

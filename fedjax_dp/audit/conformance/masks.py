@@ -124,7 +124,9 @@ def _unrelated(subject: Masking, drawn: Array, share: float) -> Finding:
     """Tests differences of messages, of two seeds, clients and entries, and equal integers."""
     check, m = "masks: unrelated", subject.claim.modulus
     distinct = len(np.unique(drawn.reshape(len(drawn), -1), axis=0))
-    if distinct < 0.9 * len(drawn):
+    # A client's message is uniform, whatever those of the others are.
+    chance = math.comb(len(drawn), 2) / float(m) ** subject.claim.size
+    if distinct < 0.9 * len(drawn) or (distinct < len(drawn) and chance <= share):
         sentence = f"{len(drawn)} seeds draw {distinct} different masks"
         return Finding(subject.name, check, "failed", sentence, distinct, len(drawn))
     # Pairs that share nothing, so that the differences of independent masks are independent.
