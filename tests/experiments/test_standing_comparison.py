@@ -83,7 +83,8 @@ def test_a_method_of_ones_own_is_one_file(tmp_path, monkeypatch):
     page = (compare.HERE / "README.md").read_text("utf-8")
     (tmp_path / "mine.py").write_text(page.partition("```py\n")[2].partition("```")[0], "utf-8")
     monkeypatch.setattr(compare, "OWN", tmp_path)
-    planned = compare.plan.__wrapped__()
+    read = compare.plan.__wrapped__
+    planned = read()
     monkeypatch.setattr(compare, "plan", lambda: planned)
     (piece,) = [p for p in compare.pieces(["digits"]) if p.method == "mine"]
     tried = compare.settings(piece)
@@ -92,7 +93,7 @@ def test_a_method_of_ones_own_is_one_file(tmp_path, monkeypatch):
     validate(load_config(compare.task_file("digits"), compare.point(piece, 4, tried[0], 3).words))
     (tmp_path / "dp_sgd.py").touch()
     with pytest.raises(SystemExit, match=r"dp_sgd is in methods\.toml"):
-        compare.plan.__wrapped__()
+        read()
 
 
 def test_wins_and_losses_are_of_intervals_over_the_same_seeds():
