@@ -94,7 +94,8 @@ def splitting() -> None:
 def user_level_dp() -> None:
     """Draws accuracy by the axis of each sweep."""
     for table in sorted((HERE / "user_level_dp" / "results").glob("*/table.csv")):
-        user_level.draw_table(table, table.parent)
+        if any(table.parent.glob("accuracy_by_*.png")):
+            user_level.draw_table(table, table.parent)
 
 
 PARTS: dict[str, Callable[[], None]] = {

@@ -329,7 +329,7 @@ def _in_digits(values: list[float]) -> str:
 
 def draw_levels(results: list[dict[str, Any]]) -> Any:
     """Draws the last MCC by printed ε, a curve for each number of parties, as figure 2-4a."""
-    figure = drawing.new_figure()
+    figure = drawing.new_figure(3.6)
     axes = figure.subplots()
     found = [(k, v) for k, v in _by_setting(results).items() if k[2] == "printed"]
     for i, n in enumerate(sorted({k[1] for k, _ in found})):
@@ -341,7 +341,7 @@ def draw_levels(results: list[dict[str, Any]]) -> Any:
     axes.set_xscale("log")
     axes.set_ylabel("Matthews correlation, test part")
     seeds = [len(runs) for _, runs in found]
-    drawing.set_lines_below(axes, "printed ε", drawing.words_of_spread(seeds, "bands"))
+    drawing.set_lines_below(axes, "printed ε", drawing.words_of_spread(seeds, "band"))
     drawing.finish(axes, "Adult, after the last round")
     return figure
 
@@ -352,7 +352,7 @@ def draw_rounds(results: list[dict[str, Any]], epsilons: Iterable[float | None])
         (epsilon, [(k, v) for k, v in _by_setting(results).items() if k[3] == epsilon])
         for epsilon in epsilons
     ]
-    figure = drawing.new_figure(2.9, drawing.PAGE)
+    figure = drawing.new_figure(3.2, drawing.PAGE)
     grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for axes, (epsilon, curves) in zip(grid, panels, strict=True):
         published = [(k, v) for k, v in curves if k[0] == "published"]
@@ -370,6 +370,7 @@ def draw_rounds(results: list[dict[str, Any]], epsilons: Iterable[float | None])
         axes.grid(alpha=0.25)
     grid[0].set_ylabel("Matthews correlation,\ntest part")
     seeds = [len(runs) for _, curves in panels for _, runs in curves]
-    drawing.set_lines_below(grid[1], "round", drawing.words_of_spread(seeds, "bands"))
+    words = "Adult", drawing.words_of_spread(seeds, "bands")
+    figure.suptitle(", ".join(filter(None, words)), fontsize=11)
     drawing.legend_below(figure, grid[0], columns=3)
     return figure
